@@ -322,6 +322,8 @@ def test_an_expiration_stays_one(documents, node, url):
         ({"createDocuments": "maybe"}, "option createDocuments is 'maybe', expected true or false"),
         ({"username": "ada"}, "a username without a password"),
         ({"url": "http://x"}, "begins with http://"),
+        ({"url": "couchbase://h/b?protocol=upr&scope=s"}, "option protocol is 'upr', which knows no collections"),
+        ({"url": "couchbase://h/b?scope=s&collections=a.b"}, "collection 'a.b' is not in scope 's'"),
     ],
 )
 def test_options_that_cannot_be(options, text):

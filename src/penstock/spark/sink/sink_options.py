@@ -13,6 +13,7 @@ from penstock.client.documents.bulk import MAX_BYTES_IN_FLIGHT
 from penstock.errors import UsageError
 from penstock.options import SIZE, TEXT, TRUTH, one_of, option, parsed
 from penstock.spark.source.bucket_options import BucketOptions
+from penstock.spark.source.source_options import selection_of
 from penstock.wire.messages.subdoc import MAX_PATHS
 
 __all__ = ["Operation", "SinkOptions", "SubPath"]
@@ -110,7 +111,7 @@ class SinkOptions(BucketOptions):
         return super().parse({name: text for name, text in given.items() if name.lower() not in _SPARKS_OWN})
 
     def _check(self, given: Collection[str]) -> None:
-        _ = self.address
+        _ = selection_of(self.address, self.address.options.protocol)
         is_subdoc = self.operation is Operation.SUBDOC
         if is_subdoc != bool(self.subdocument):
             raise UsageError(
