@@ -38,7 +38,7 @@ class NodeOptions:
         settings: of each bucket that does not say it otherwise.
         idle_timeout: seconds that a consumer may leave a NOOP unanswered, or, where its dialect has none, may take
             nothing of what is to be sent. A client may take nothing of a large reply for as long.
-        pager_seconds: seconds from one search for expired documents to the next.
+        pager_seconds: seconds from one search for expired documents to the next. Source: kv_engine exp_pager_stime.
         persistence_timeout: seconds that a request waits for the disk.
         login_timeout: seconds in which a connection must log in, if a login is needed.
         frame_timeout: seconds in which a frame that has begun must end.
