@@ -152,6 +152,25 @@ def test_a_stream_begins_without_pandas(module):
 
 
 @pytest.mark.process
+def test_a_node_serves_without_pandas():
+    """Its import would stop all connections for a third of a second, at the first stream or compaction."""
+    code = (
+        "import sys; import numpy as np\n"
+        "from penstock.store.log.segment import gather\n"
+        "from penstock.wire.columns.frame_form import FORMS\n"
+        "from penstock.wire.columns.reframe import reframe\n"
+        "from penstock.wire.messages.dcp import Mutation\n"
+        "frame = Mutation(key=b'\\0k', value=b'v', by_seqno=1).encode()\n"
+        "begins = np.arange(40) * len(frame)\n"
+        "for form in FORMS.values():\n"
+        "    reframe(bytearray(frame * 40), begins, form)\n"
+        "gather(memoryview(frame * 40), begins, np.full(40, len(frame), np.uint32))\n"
+        "print('pyarrow' in sys.modules, 'pandas' in sys.modules)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=PATIENCE) == "True False\n"
+
+
+@pytest.mark.process
 def test_a_mistake_of_ours_is_one_sentence_too():
     code = (
         "import sys; from penstock.cli.base.app import app; from penstock.cli import main\n"

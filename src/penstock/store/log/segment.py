@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.wire.columns.pieces import row_numbers
+
 __all__ = [
     "CUT",
     "Column",
@@ -238,7 +240,7 @@ def values_of(buffer: memoryview, offsets: Column, lengths: Lengths) -> pa.Array
 
 def _take(values: pa.Array, rows: npt.NDArray[np.int32]) -> memoryview:
     """Return these frames' bytes. Several times quicker than copying frame by frame in Python."""
-    _, ends, data = values.take(pa.array(2 * rows)).buffers()
+    _, ends, data = values.take(row_numbers(2 * rows)).buffers()
     return memoryview(data).cast("B")[: int(np.frombuffer(ends, np.int32)[len(rows)])]
 
 

@@ -54,6 +54,11 @@ def repeated(text: str, count: int) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(bounds), pa.py_buffer(data * count)])
 
 
+def row_numbers(numbers: npt.NDArray[np.int32]) -> pa.Array:
+    """Return numbers of rows as Arrow takes them, without the pandas that pa.array would import while a node serves."""
+    return pa.Array.from_buffers(pa.int32(), len(numbers), [None, pa.py_buffer(numbers)])
+
+
 def copies(slab: pa.Buffer, starts: Column, ends: Column, said: Said) -> pa.Array:
     """Return what lies in the slab between each start and end, copied; null where it is not said."""
     count, validity = len(starts), bitmap(said)

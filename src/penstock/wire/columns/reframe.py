@@ -29,6 +29,7 @@ from penstock.wire.codec.frame import (
 )
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.columns.frame_form import STORED_NAMES, Column, FrameForm, Numbers
+from penstock.wire.columns.pieces import row_numbers
 from penstock.wire.columns.shapes import head_dtype
 from penstock.wire.messages.dcp import MUTATION_HEAD, Mutation
 
@@ -165,7 +166,7 @@ def _joined(whole: Column, head_bytes: Column, width: int, places: Column) -> me
 
 @lru_cache(maxsize=64)
 def _every_second(count: int) -> pa.Array:
-    return pa.array(np.arange(count, dtype=np.int32) * 2)
+    return row_numbers(np.arange(count, dtype=np.int32) * 2)
 
 
 @lru_cache(maxsize=64)
@@ -174,7 +175,7 @@ def _interleaved(count: int) -> pa.Array:
     order = np.empty(2 * count, np.int32)
     order[::2] = np.arange(count) * 2
     order[1::2] = 2 * count + 1 + np.arange(count) * 3
-    return pa.array(order)
+    return row_numbers(order)
 
 
 def _one_by_one(data: Buffer, begins: Sequence[int] | Column, form: FrameForm, given: Mapping[str, Numbers]) -> bytes:
