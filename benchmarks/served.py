@@ -14,17 +14,20 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from benchmarks.kept import BUCKETS
 from penstock.node import Node
 from penstock.node.buckets import bucket_storage
 from penstock.node.server.garbage import spare_present_objects
+from penstock.store.bucket_store import BucketStore
 from penstock.store.documents.vbucket import Vbucket
 
 START_SECONDS = 600.0
 _STOP_SECONDS = 120.0
 _IDLE_SECONDS = 10.0
 _PROBE_SECONDS = 0.001
+_CHECKED_EVERY = 4096  # changes
 
 
 class Disk(NamedTuple):
@@ -138,19 +141,32 @@ def _run(pipe: Pipe, wanted: _Wanted) -> None:
     asyncio.run(_serve(pipe, wanted))
 
 
+async def _fill(store: BucketStore, wanted: _Wanted) -> None:
+    noise, value = random.Random(1), b"v" * wanted.value_bytes
+    for number in range(wanted.changes):
+        if wanted.varied:
+            value = noise.randbytes(wanted.value_bytes)
+        if number % _CHECKED_EVERY == 0:
+            await _let_compaction_follow(store)
+        store.vbuckets[number % wanted.vbuckets].set(b"\0key-%09d" % number, value)
+
+
+async def _let_compaction_follow(store: BucketStore) -> None:
+    """Wait until nothing waits for compaction: a store refuses changes that would make it wait for too much."""
+    async with asyncio.timeout(START_SECONDS):
+        while store.log.segments.waiting_bytes:  # noqa: ASYNC110 - the store knows no events
+            await asyncio.sleep(0.001)
+
+
 async def _serve(pipe: Pipe, wanted: _Wanted) -> None:
-    vbuckets, changes, value_bytes, varied, profile, disk = wanted
+    vbuckets, profile, disk = wanted.vbuckets, wanted.profile, wanted.disk
     loop = asyncio.get_running_loop()
     if disk is not None:
-        bucket_storage.__dict__["Bucket"] = BUCKETS[disk.kind]  # all that the node opens
+        patch.object(bucket_storage, "BucketStore", BUCKETS[disk.kind]).start()  # all that the node opens
     spare_present_objects()  # as `penstock serve` does
     node = await Node.start(port=0, vbuckets=vbuckets, data_dir=None if disk is None else disk.directory)
     store = node.buckets["default"].store
-    noise, value = random.Random(1), b"v" * value_bytes
-    for number in range(changes):
-        if varied:
-            value = noise.randbytes(value_bytes)
-        store.vbuckets[number % vbuckets].set(b"\0key-%09d" % number, value)
+    await _fill(store, wanted)
     stopped = asyncio.Event()
     probe = _Probe(loop)
 
