@@ -227,7 +227,7 @@ class RowChanges(VbucketChanges):
         super().__init__(_Index(index.vbucket), log, **keywords)
         self.rows = log.rows
         self.engine = log.engine
-        self.keys.newest = _Keys(log.rows, self.id)
+        self.newest = _Keys(log.rows, self.id)
         self.base = self.id << SEQNO_BITS
         self._prefix = self.id.to_bytes(2)
 

@@ -43,7 +43,7 @@ def opened() -> Iterator[tuple[Place, BucketStore]]:
 
 
 def is_loading(bucket: BucketStore) -> bool:
-    return isinstance(bucket.vbuckets[0].changes.keys.newest, UnloadedKeys)
+    return isinstance(bucket.vbuckets[0].changes.newest, UnloadedKeys)
 
 
 def value(bucket: BucketStore, number: int) -> bytes | None:

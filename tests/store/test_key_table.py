@@ -147,6 +147,6 @@ def test_a_vbucket_of_many_keys_is_rolled_back(opened: tuple[Place, BucketStore]
         vbucket.set(name(4), b"newest")
         values = [None if (item := vbucket.get(name(n))) is None else item.value for n in (4, 5, 6, KEYS)]
         assert values == [b"newest", b"v", b"v", None]
-        assert isinstance(vbucket.changes.keys.newest, UnloadedKeys)
+        assert isinstance(vbucket.changes.newest, UnloadedKeys)
     load(bucket)
     assert (vbucket.changes.keys.count, vbucket.changes.items) == (KEYS, KEYS)

@@ -132,7 +132,7 @@ class Vbucket:
         changes = self.changes
         if changes.behind:
             self.history.try_catch_up()
-        newest = changes.keys.newest.get(key)
+        newest = changes.newest.get(key)
         if newest is None or (found := changes.index.find(newest)) is None:
             return None
         rows, row = found

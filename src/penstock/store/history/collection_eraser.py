@@ -112,5 +112,5 @@ class CollectionEraser:
             rows.dead += rows.lengths_at[row]
         self._changes.items -= int(np.count_nonzero(is_mutation(rows.buffer, offsets)))
         for key in keys(rows.buffer, offsets):
-            del self._changes.keys.newest[key]
+            del self._changes.newest[key]
             self._forget_document(key)

@@ -182,7 +182,7 @@ class VbucketCollections:
             rows, row, _ = modified
             rows.superseded_at[row] = seqno
             rows.dead += rows.lengths_at[row]
-            del changes.keys.newest[modify_key(collection)]
+            del changes.newest[modify_key(collection)]
 
     def reach(self, uid: int) -> None:
         """Take note that the vbucket has all events of a manifest, for as long as the bucket is open."""

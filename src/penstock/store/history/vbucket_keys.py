@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, MutableMapping
+from typing import Protocol
 
 from penstock.store.log.key_search import UnloadedKeys
 from penstock.store.log.key_table import KeyTable
 from penstock.store.log.row_index import RowIndex
 
-__all__ = ["VbucketKeys"]
+__all__ = ["NewestSeqnos", "VbucketKeys"]
 
 _ALIGNED = 16  # bytes, to which objects are rounded up
 _INT_BYTES = 32
 _FREED_PER_ROW = 4  # keys that are freed in the time in which one is read
 
 
-class VbucketKeys:
-    """Of every key of a vbucket the seqno of its newest change, tombstones and system events included.
+class NewestSeqnos(Protocol):
+    """The place of a vbucket's keys.
 
     Attributes:
-        newest: the mapping itself, for a look-up at every command; UnloadedKeys while keys are left to be read.
+        newest: of every key the seqno of its newest change, tombstones and system events included; UnloadedKeys while
+            keys are left to be read.
     """
 
-    __slots__ = ("_index", "newest")
+    newest: MutableMapping[bytes, int]
 
-    def __init__(self, index: RowIndex) -> None:
+
+class VbucketKeys:
+    """Loads, counts and forgets the keys of a vbucket. The mapping itself stands where every command looks it up."""
+
+    __slots__ = ("_index", "_place")
+
+    def __init__(self, index: RowIndex, place: NewestSeqnos) -> None:
         self._index = index
-        self.newest: MutableMapping[bytes, int] = {}
+        self._place = place
 
     @property
     def count(self) -> int:
@@ -37,7 +45,7 @@ class VbucketKeys:
     @property
     def nbytes(self) -> int:
         """An estimate of what the keys occupy: their dict, and for each an object as long as the first, and an int."""
-        newest = self.newest
+        newest = self._place.newest
         a_key = sys.getsizeof(next(iter(newest), b""))
         a_key += -a_key % _ALIGNED
         return sys.getsizeof(newest) + (a_key + _INT_BYTES) * len(newest)
@@ -45,11 +53,11 @@ class VbucketKeys:
     def clear(self) -> None:
         """Forget all keys. Very many of them are freed bit by bit."""
         stale = self._stale()
-        self.newest = {} if stale is None else KeyTable(stale)
+        self._place.newest = {} if stale is None else KeyTable(stale)
 
     def unload(self) -> None:
         """Forget the keys. They are read from the frames again, when they are needed."""
-        self.newest = UnloadedKeys(self._index, self._take, self._stale())
+        self._place.newest = UnloadedKeys(self._index, self._take, self._stale())
 
     def reload(self) -> None:
         """Read all keys from the frames again, now. Takes time in proportion to the vbucket."""
@@ -57,23 +65,23 @@ class VbucketKeys:
 
     def load_some(self) -> int:
         """Go on with keys that are left to be loaded or freed; returns how many rows that took, 0: nothing is left."""
-        if isinstance(self.newest, KeyTable):
-            return -(-self.newest.free_some() // _FREED_PER_ROW)
-        return self.newest.load_some() if isinstance(self.newest, UnloadedKeys) else 0
+        if isinstance(self._place.newest, KeyTable):
+            return -(-self._place.newest.free_some() // _FREED_PER_ROW)
+        return self._place.newest.load_some() if isinstance(self._place.newest, UnloadedKeys) else 0
 
     def loaded(self) -> Mapping[bytes, int]:
         """Return the mapping with all keys in it."""
-        return self.newest.load() if isinstance(self.newest, UnloadedKeys) else self.newest
+        return self._place.newest.load() if isinstance(self._place.newest, UnloadedKeys) else self._place.newest
 
     def forget(self, key: bytes, seqno: int) -> None:
         """Forget a key if its newest change, which was dropped, is the one at `seqno`."""
-        if not isinstance(self.newest, UnloadedKeys) and self.newest.get(key) == seqno:
-            del self.newest[key]
+        if not isinstance(self._place.newest, UnloadedKeys) and self._place.newest.get(key) == seqno:
+            del self._place.newest[key]
 
     def _take(self, newest: MutableMapping[bytes, int]) -> None:
-        self.newest = newest
+        self._place.newest = newest
 
     def _stale(self) -> KeyTable | None:
         """Return the keys that are there, if to free them at once takes long."""
-        newest = self.newest.found if isinstance(self.newest, UnloadedKeys) else self.newest
+        newest = self._place.newest.found if isinstance(self._place.newest, UnloadedKeys) else self._place.newest
         return newest if isinstance(newest, KeyTable) else None
