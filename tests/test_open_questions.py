@@ -1,10 +1,37 @@
-"""docs/open-questions.md: every question has an answer, and the tests that it names exist."""
+"""docs/open-questions.md: every question has an answer, its tests exist, and a node behaves as its sentences say."""
 
 import ast
+import json
 import re
+import ssl
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import fields
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from penstock.errors import UsageError
+from penstock.node import Node
+from penstock.node.auth import User
+from penstock.node.auth.certificates import make_certificates
+from penstock.node.auth.users import account_of
+from penstock.node.auth.users_file import change_users
+from penstock.wire.codec.constants import Feature
+from penstock.wire.codec.flags import OpenFlag, StreamFlag, TapConnectFlag
+from penstock.wire.codec.layout import decode
+from penstock.wire.codec.opcodes import DraftCode, Opcode, UprOpcode
+from penstock.wire.codec.statuses import Status
+from penstock.wire.messages.dcp import Mutation, Open, StreamReq
+from penstock.wire.messages.kv import Get, GetLocked, SelectBucket, Set
+from penstock.wire.messages.tap import TapConnect, TapMutation
+from penstock.wire.messages.upr import UprMutation
+from penstock.wire.messages.upr_draft import DraftMutation
+from tests.node.manifests import ALE, ALES, DEFAULT, LAGER, LAGERS, beers, give, key
+from tests.node.test_login import ITERATIONS, log_in
+from tests.node.wire_client import connected
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "open-questions.md").read_text(encoding="utf-8")
@@ -14,6 +41,12 @@ ROWS = [
     if line.startswith("| ") and not line.startswith(("| the draft says", "| ---"))
 ]
 QUESTIONS = 22
+S = Status
+
+TO_TRY = re.compile(
+    r"not supported|NOT_SUPPORTED|\block|\blog(s)? in\b|\bTLS\b|\busers\b|\bcollections?\b|have no request"
+)
+"""Sentences with one of these words are tried: they went out of date before, when the node learnt something new."""
 
 
 def names_in(file: str) -> set[str]:
@@ -33,3 +66,165 @@ def test_every_question_has_an_answer_and_a_test_that_exists(question, decision,
     assert shown == ", ".join(f"`{file}::{name}`" for file, name in references)
     for file, name in references:
         assert name in names_in(file), f"{file} has no {name}"
+
+
+def no_filters_on_keys_and_values(_: Path) -> None:
+    with running() as node, connected(node) as client:
+        client.open()
+        for name in ("key", "value", "where"):
+            assert client.stream(value=json.dumps({name: "k"}).encode()).specific == S.EINVAL
+
+
+@contextmanager
+def running(**options):
+    with Node.running(["default"], vbuckets=1, **options) as node:
+        yield node
+
+
+def filters_by_collection(_: Path) -> None:
+    with running() as node, connected(node) as client:
+        client.hello(Feature.COLLECTIONS)
+        give(client, 1, DEFAULT, beers(ALE, LAGER))
+        for collection in (ALES, LAGERS, 0):
+            assert client.set(key(collection), b"v").specific == S.SUCCESS
+        client.open()
+        client.control("enable_noop", "true")
+        asked = json.dumps({"collections": [f"{LAGERS:x}"]}).encode()
+        assert client.stream(flags=StreamFlag.TO_LATEST, value=asked).specific == S.SUCCESS
+        assert [each.key for each in client.changes() if isinstance(each, Mutation)] == [key(LAGERS)]
+
+
+def the_default_collection_only(_: Path) -> None:
+    with running() as node, connected(node) as client, connected(node) as tap:
+        client.hello(Feature.COLLECTIONS)
+        give(client, 1, DEFAULT, beers(ALE, LAGER))
+        client.set(key(ALES), b"v")
+        client.set(key(0), b"v")
+        tap.send(TapConnect(key=b"tap", flags=int(TapConnectFlag.DUMP)))
+        mutation = decode(tap.skip_to(opcode=Opcode.TAP_MUTATION))
+        assert mutation.key == key(0)[1:]
+        with pytest.raises(EOFError):
+            tap.skip_to(opcode=Opcode.TAP_MUTATION)
+
+
+def no_takeover_in_dcp(_: Path) -> None:
+    with running() as node, connected(node) as client:
+        assert client.open().stream(flags=StreamFlag.TAKEOVER).specific == S.NOT_SUPPORTED
+
+
+def no_takeover_in_tap(_: Path) -> None:
+    with running() as node, connected(node) as client:
+        flags = TapConnectFlag.LIST_VBUCKETS | TapConnectFlag.TAKEOVER_VBUCKETS
+        client.send(TapConnect(key=b"x", flags=int(flags), value=b"\0\1\0\0"))
+        assert client.receive().specific == S.NOT_SUPPORTED
+        assert client.ended()
+
+
+def no_takeover_elsewhere(_: Path) -> None:
+    assert [code.name for codes in (UprOpcode, DraftCode) for code in codes if "TAKEOVER" in code.name] == []
+
+
+def lock_time_is_a_field(_: Path) -> None:
+    for message in (DraftMutation, UprMutation, Mutation):
+        assert "lock_time" in {field.name for field in fields(message)}
+
+
+def a_lock_is_not_streamed(_: Path) -> None:
+    with running() as node, connected(node) as client:
+        client.set(b"k", b"v")
+        before = client.get(b"k").cas
+        assert client.status(GetLocked(key=b"k")) == S.SUCCESS
+        assert client.set(b"k", b"w").specific == S.KEY_EEXISTS
+        client.open().stream(flags=StreamFlag.TO_LATEST)
+        (mutation,) = (each for each in client.changes() if isinstance(each, Mutation))
+        assert (mutation.cas, mutation.by_seqno, mutation.lock_time) == (before, 1, 0)
+
+
+def no_lock_time_in_tap(_: Path) -> None:
+    assert "lock_time" not in {field.name for field in fields(TapMutation)}
+
+
+def users_in(path: Path) -> Path:
+    with change_users(path / "users.json") as accounts:
+        for name, role in (("reader", "stream_reader[beer]"), ("writer", "data_writer[beer]")):
+            accounts[name] = account_of(User.of(name, [role]), name, ITERATIONS)
+    return path / "users.json"
+
+
+def a_login_comes_first(path: Path) -> None:
+    with Node.running(["beer"], vbuckets=1, users=users_in(path)) as node:
+        for message in (Get(key=b"k"), Set(key=b"k"), Open(key=b"x", flags=OpenFlag.PRODUCER), StreamReq(
+            start_seqno=0, end_seqno=1, vbuuid=0, snap_start=0, snap_end=0
+        )):  # fmt: skip
+            with connected(node) as client:
+                assert client.status(message) == S.EACCESS
+
+
+def roles_decide(path: Path) -> None:
+    with Node.running(["beer", "wine"], vbuckets=1, users=users_in(path)) as node:
+        for name, bucket, selected, opened in (
+            ("reader", "beer", S.SUCCESS, S.SUCCESS),
+            ("reader", "wine", S.EACCESS, S.NO_BUCKET),
+            ("writer", "beer", S.SUCCESS, S.EACCESS),
+        ):
+            with connected(node) as client:
+                assert log_in(client, name, name) == S.SUCCESS
+                assert client.status(SelectBucket(key=bucket.encode())) == selected
+                assert client.status(Open(key=b"x", flags=OpenFlag.PRODUCER)) == opened
+
+
+def a_certificate_logs_in(path: Path) -> None:
+    files = {}
+    for name, made in make_certificates([], "reader", 2, datetime.now(UTC)).items():
+        for kind, pem in ((name, made.certificate), (f"{name}_key", made.key)):
+            files[kind] = path / f"{kind}.pem"
+            files[kind].write_bytes(pem)
+    tls = ssl.create_default_context(cafile=files["ca"])
+    tls.load_cert_chain(files["client"], files["client_key"])
+    given: dict[str, Any] = {"certificate": files["server"], "key": files["server_key"], "client_ca": files["ca"]}
+    with (
+        Node.running(["beer"], vbuckets=1, users=users_in(path), tls_port=0, **given) as node,
+        connected(node, "beer", tls=tls) as client,
+    ):
+        client.open()
+
+
+def loopback_only(_: Path) -> None:
+    with pytest.raises(UsageError), running(host="0.0.0.0"):
+        pass
+
+
+CLAIMS: dict[str, Callable[[Path], None]] = {
+    "Filters on keys and values are not supported: no dialect has a message for them.": no_filters_on_keys_and_values,
+    "A DCP stream request can name a scope or some collections, and its snapshots are complete for them.": (
+        filters_by_collection
+    ),
+    "TAP, UPR and the draft send the default collection only.": the_default_collection_only,
+    "A takeover is not supported in DCP: TAKEOVER of STREAM_REQ gets NOT_SUPPORTED.": no_takeover_in_dcp,
+    "A takeover is not supported in TAP: TAKEOVER_VBUCKETS gets NOT_SUPPORTED, and the connection ends.": (
+        no_takeover_in_tap
+    ),
+    "UPR and the draft have no request for a takeover.": no_takeover_elsewhere,
+    "Mutations of the draft, UPR and DCP carry the field, and consumers deliver it as the column `lock_time`.": (
+        lock_time_is_a_field
+    ),
+    "A client can lock a document on a node, but a lock is not a change and is not streamed.": a_lock_is_not_streamed,
+    "The node therefore sends 0 for its own documents.": a_lock_is_not_streamed,
+    "TAP has no field for it, so the column is null.": no_lock_time_in_tap,
+    "On a node with users, a client logs in before it can read, write or stream.": a_login_comes_first,
+    "The roles of its user decide which buckets, scopes and collections it can stream.": roles_decide,
+    "With TLS a client can log in by its certificate.": a_certificate_logs_in,
+    "Without users a node listens on loopback addresses only.": loopback_only,
+}
+"""A sentence of the page, and what tries it."""
+
+
+@pytest.mark.parametrize(("sentence", "holds"), CLAIMS.items(), ids=[sentence[:50] for sentence in CLAIMS])
+def test_a_node_does_what_the_sentence_says(sentence, holds, tmp_path):
+    assert any(sentence in decision for _, decision, _ in ROWS)
+    holds(tmp_path)
+
+
+def test_each_sentence_about_what_comes_and_goes_is_tried():
+    sentences = [each for _, decision, _ in ROWS for each in re.split(r"(?<=\.) (?=[A-Z])", decision)]
+    assert [each for each in sentences if TO_TRY.search(each) and each not in CLAIMS] == []
