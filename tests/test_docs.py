@@ -1,5 +1,6 @@
 """What the documentation shows runs: python blocks as they stand, console blocks command by command."""
 
+import doctest
 import os
 import re
 import socket
@@ -21,11 +22,17 @@ DEFAULT_PORT = "11210"
 USUAL_PORTS = (DEFAULT_PORT, "8091", "11207")
 
 
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+
+
 def blocks(kind: str) -> list[Any]:
-    """Return the blocks of a kind; docs/cli.md, which is generated, shows how commands are called, not what works."""
+    """Return the blocks of a kind.
+
+    docs/cli.md is left out: it is generated, and shows how commands are called. The tutorial has a test of its own.
+    """
     found = []
     for page in PAGES:
-        if page.name == "cli.md":
+        if page.name in ("cli.md", TUTORIAL.name):
             continue
         for number, match in enumerate(FENCE.finditer(page.read_text(encoding="utf-8"))):
             if match["kind"].strip() == kind:
@@ -59,10 +66,8 @@ def test_spark_block(text, tmp_path):
         run([sys.executable, "-c", script], tmp_path)
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("text", blocks("sh"))
-def test_shell_block(text, tmp_path):
-    """As it stands, but for the ports; what it leaves running is ended."""
+def on_free_ports(text: str) -> str:
+    """Return shell commands with free ports in the place of the usual ones."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in USUAL_PORTS]
         for one in sockets:
@@ -71,8 +76,38 @@ def test_shell_block(text, tmp_path):
     for usual, free in zip(USUAL_PORTS, ports, strict=True):
         text = text.replace(usual, free)
     options = "".join(f" --{name} {port}" for name, port in zip(("port", "http-port"), ports, strict=False))
-    script = "trap 'kill $(jobs -p)' EXIT\n" + text.replace("penstock serve", f"penstock serve{options}")
-    run(["bash", "-e", "-c", script], tmp_path)
+    return text.replace("penstock serve", f"penstock serve{options}")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("text", blocks("sh"))
+def test_shell_block(text, tmp_path):
+    """As it stands, but for the ports; what it leaves running is ended."""
+    run(["bash", "-e", "-c", "trap 'kill $(jobs -p)' EXIT\n" + on_free_ports(text)], tmp_path)
+
+
+@pytest.mark.spark
+def test_tutorial(tmp_path):
+    """All console blocks run in one shell. Each command prints what the page shows; `...` stands for any text."""
+    shown = [
+        (command, output)
+        for block in FENCE.finditer(TUTORIAL.read_text(encoding="utf-8"))
+        if block["kind"] == "console"
+        for command, output in re.findall(r"^\$ ([^\n]*)\n((?:(?!\$ )[^\n]*\n)*)", block["text"], re.MULTILINE)
+    ]
+    assert shown
+    script = "\n".join(
+        f"{command.removesuffix('&')} > {number}.out {'&' if command.endswith('&') else ''}"
+        if ">" not in command
+        else command
+        for number, (command, _) in enumerate(shown)
+    )
+    run(["bash", "-e", "-c", "trap 'kill $(jobs -p)' EXIT\n" + on_free_ports(script)], tmp_path)
+    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    for number, (command, output) in enumerate(shown):
+        if output:
+            printed = (tmp_path / f"{number}.out").read_text()
+            assert doctest.OutputChecker().check_output(output, printed, options), f"$ {command}\n{printed}"
 
 
 @pytest.mark.spark
