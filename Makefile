@@ -10,6 +10,7 @@ BENCHMARKS := $(addprefix benchmarks.,decode encode store kv producer stream dia
 	durable durable_read durable_open durable_pause durable_scaling pauses quota idle login guessing sdk tls subdoc)
 BENCHED := .venv/installed-bench
 MUTATED := .venv/installed-mutation
+DOCUMENTED := .venv/installed-docs
 GENERATORS := $(wildcard tools/generate_*.py)
 
 .PHONY: help
@@ -80,7 +81,7 @@ format: install ## rewrite the code as check wants it, and the generated files
 	$(BIN)/ruff check --fix .
 	@set -e; for generator in $(GENERATORS); do echo "$$generator"; $(BIN)/python $$generator; done
 
-# Kept out of what the tests need, as is what mutation testing needs.
+# Kept out of what the tests need, as is what mutation testing and the site need.
 $(BENCHED): requirements/bench.txt | install
 	PIP_USER=0 $(BIN)/python -m pip --disable-pip-version-check install --quiet --require-hashes --only-binary :all: -r $<
 	@touch $@
@@ -88,6 +89,16 @@ $(BENCHED): requirements/bench.txt | install
 $(MUTATED): requirements/mutation.txt | install
 	PIP_USER=0 $(BIN)/python -m pip --disable-pip-version-check install --quiet --require-hashes --only-binary :all: -r $<
 	@touch $@
+
+$(DOCUMENTED): requirements/docs.txt | install
+	PIP_USER=0 $(BIN)/python -m pip --disable-pip-version-check install --quiet --require-hashes --only-binary :all: -r $<
+	@touch $@
+
+# The theme and MkDocs print advertisements for their successors, which these variables silence.
+.PHONY: docs
+docs: $(DOCUMENTED) ## the site in build/site; warnings are errors
+	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --clean $(ARGS)
+	@echo "Built. Look at it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
 
 .PHONY: bench
 bench: $(BENCHED) others ## every benchmark, one after the other; benchmarks/RESULTS.md has the figures
@@ -106,6 +117,7 @@ lock: ## requirements/*.txt from pyproject.toml and requirements/build.in
 	compile pyproject.toml --extra spark --extra pcap --group dev --output-file requirements/dev.txt; \
 	compile --group bench --constraint requirements/dev.txt --output-file requirements/bench.txt; \
 	compile --group compat --constraint requirements/dev.txt --output-file requirements/compat.txt; \
+	compile --group docs --constraint requirements/dev.txt --output-file requirements/docs.txt; \
 	compile --group mutation --constraint requirements/dev.txt --output-file requirements/mutation.txt
 
 .PHONY: clean

@@ -23,6 +23,7 @@ ASKED = [
     *(("dev.txt", asked) for asked in PROJECT["dependency-groups"]["dev"]),
     *(("bench.txt", asked) for asked in PROJECT["dependency-groups"]["bench"]),
     *(("compat.txt", asked) for asked in PROJECT["dependency-groups"]["compat"]),
+    *(("docs.txt", asked) for asked in PROJECT["dependency-groups"]["docs"]),
     *(("mutation.txt", asked) for asked in PROJECT["dependency-groups"]["mutation"]),
     *(("build.txt", asked) for asked in PROJECT["build-system"]["requires"]),
 ]
@@ -41,7 +42,7 @@ def test_the_benchmarks_change_no_version_that_the_tests_run_on():
     assert {name: measured[name] for name in shared} == {name: tested[name] for name in shared}
 
 
-@pytest.mark.parametrize("lock", ["compat.txt", "mutation.txt"])
+@pytest.mark.parametrize("lock", ["compat.txt", "docs.txt", "mutation.txt"])
 def test_what_is_added_changes_no_version_that_the_tests_run_on(lock):
     tested, others = pins("dev.txt"), pins(lock)
     assert {name: others[name] for name in others.keys() & tested.keys()} == {
@@ -49,7 +50,7 @@ def test_what_is_added_changes_no_version_that_the_tests_run_on(lock):
     }
 
 
-@pytest.mark.parametrize("lock", ["bench.txt", "build.txt", "compat.txt", "dev.txt", "mutation.txt"])
+@pytest.mark.parametrize("lock", ["bench.txt", "build.txt", "compat.txt", "dev.txt", "docs.txt", "mutation.txt"])
 def test_every_pin_has_hashes(lock):
     text = (ROOT / "requirements" / lock).read_text()
     for pin in re.split(r"\n(?=[a-z])", text)[1:]:
