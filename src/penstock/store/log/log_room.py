@@ -57,7 +57,6 @@ class LogRoom:
         self._log = log
         self._quota = log.quota
         self._segments = log.segments
-        self._has_freed = False  # above the quota, since the last look
 
     def make(self, nbytes: int, *, frees: bool = False) -> None:
         """See to it that a frame of nbytes can be appended. Rows may move.
@@ -106,19 +105,17 @@ class LogRoom:
         That is looked at some times while a segment fills.
         """
         quota = self._quota
-        if self._has_freed and not frees:
-            quota.doubt()  # a rewrite may help now
-            self._has_freed = False
+        if quota.is_exceeded and frees:
+            quota.doubt()  # a rewrite may help the next change that frees nothing
+            return
         if quota.look() and quota.is_pressed:
             self._seal_dead()
             self.compact()
             quota.look()
             quota.helps = self._log.compactions.frees() or self.can_delete()
-        if quota.is_exceeded:
-            if not frees:
-                self._segments.active.limit = 0  # so that the next change asks again
-                quota.refuse()
-            self._has_freed = True
+        if quota.is_exceeded and not frees:
+            self._segments.active.limit = 0  # so that the next change asks again
+            quota.refuse()
 
     def _seal_dead(self) -> None:
         """Seal the active segment if compaction can free much of it."""
