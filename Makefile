@@ -33,13 +33,19 @@ PARALLEL := -n auto --dist worksteal
 # The package is compiled once, and not by each of the hundreds of processes that the tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Of use only to the Spark beside it. Without it, Spark starts slower.
+CLASSES := .venv/spark.jsa
+$(CLASSES): requirements/dev.txt tools/archive_classes.py | install
+	@echo "Archiving Spark's classes, once."
+	@$(BIN)/python tools/archive_classes.py $@
+
 .PHONY: test
-test: install ## all tests but the long ones; ARGS='-k rollback' chooses
+test: install $(CLASSES) ## all tests but the long ones; ARGS='-k rollback' chooses
 	@exec $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 .PHONY: quick
-quick: install ## the tests that need no Spark session, no other process and no program of others
-	@exec $(BIN)/python -m pytest $(PARALLEL) -m "not spark and not process and not soak" --hypothesis-profile=quick $(ARGS)
+quick: install ## the tests that take less than a second and need no Spark session and no other process
+	@exec $(BIN)/python -m pytest $(PARALLEL) -m "not spark and not process and not long and not soak" --hypothesis-profile=quick $(ARGS)
 
 .PHONY: others
 others: install ## programs of others, which tests and benchmarks hold a node against
@@ -69,10 +75,11 @@ fuzz: install ## fuzzing; ARGS='--seconds 60 --dialect tap' chooses
 	@exec $(BIN)/python -m fuzz $(ARGS)
 
 .PHONY: check
-check: install ## format, lint, types, generated files
+check: install ## format, lint, types, language, generated files
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(SOURCES)
+	$(BIN)/python tools/check_language.py
 	@set -e; for generator in $(GENERATORS); do echo "$$generator --check"; $(BIN)/python $$generator --check; done
 
 .PHONY: format

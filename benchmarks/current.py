@@ -24,7 +24,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from benchmarks.report import Report, options
 from penstock.spark import Lake
-from penstock.spark.lake.changelog.changelog_writer import commit, write_files
+from penstock.spark.lake.changelog.changelog_writer import commit_batch, write_files
 from penstock.spark.lake.changelog.merge_rules import to_documents
 from penstock.spark.lake.current.current_table import merge_current
 from penstock.spark.lake.current.merge_policy import MergePolicy
@@ -81,7 +81,7 @@ def changes(documents: np.ndarray, seqno: int, value_bytes: int) -> Iterator[pa.
 
 def append(lake: Lake, batch: int, rows: Iterator[pa.RecordBatch]) -> None:
     files = write_files(rows, lake.changelog_table.path, VBUCKETS)
-    commit(lake, "benchmark", batch, files, vbuckets=VBUCKETS)
+    commit_batch(lake, "benchmark", batch, files, vbuckets=VBUCKETS)
 
 
 def ours(directory: Path, documents: int, value_bytes: int, rounds: int) -> list[Merge]:

@@ -29,12 +29,12 @@ from benchmarks.report import Case, Report, interleaved, options
 from penstock.wire.codec import native
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns import run_decoder
-from penstock.wire.columns.heads import Run, StreamContext, heads_of
-from penstock.wire.columns.hop import hop
+from penstock.wire.columns.frame_offsets import find_offsets
+from penstock.wire.columns.heads import Run, StreamContext, gather_heads
 from penstock.wire.columns.message_decoder import decode_messages
 from penstock.wire.columns.schema import CHANGE_SCHEMA, signed64
 from penstock.wire.messages.dcp import MUTATION_HEAD, Mutation
-from penstock.wire.protocol.frame_receiver import Connection, Slab
+from penstock.wire.protocol.frame_receiver import FrameReceiver, Slab
 
 BODY = Struct(">8xI")
 
@@ -127,7 +127,7 @@ EXTENSION = native.extension
 
 
 def by_columns(
-    connection: Connection,
+    connection: FrameReceiver,
     end: int,
     context: StreamContext,
     *,
@@ -144,7 +144,7 @@ def by_columns(
 def compare(report: Report, value_bytes: int, vbuckets: int, rounds: int) -> None:
     slab, context = Slab(), StreamContext(max(vbuckets, 1024))
     end = fill(slab, value_bytes, vbuckets)
-    connection = Connection(slab, runs=Dialect.DCP)
+    connection = FrameReceiver(slab, run_dialect=Dialect.DCP)
     cases: dict[str, Case] = {
         "loop to tuples": lambda: loop_to_tuples(slab, end),
         "loop to Arrow": lambda: loop_to_arrow(slab, end, context),
@@ -181,12 +181,12 @@ def repeat(decode: Callable[[Run], object], run: Run) -> None:
 def short_runs(report: Report, rounds: int) -> None:
     slab, context = Slab(), StreamContext(1024)
     fill(slab, 100, 1)
-    offsets, _ = hop(slab.buffer, 0, 100_000)
+    offsets, _ = find_offsets(slab.buffer, 0, 100_000)
     for count in (1, 2, 5, 10, 20, 30, 40, 60, 100, 200):
         run = Run(slab.buffer, offsets[:count], offsets[count])
         cases: dict[str, Case] = {
-            "loop": partial(repeat, lambda run: run_decoder.batch_of(decode_messages(run, context)), run),
-            "columns": partial(repeat, lambda run: run_decoder.columns_of(run, heads_of(run), context), run),
+            "loop": partial(repeat, lambda run: run_decoder.make_batch(decode_messages(run, context)), run),
+            "columns": partial(repeat, lambda run: run_decoder.decode_columns(run, gather_heads(run), context), run),
             "objects": partial(repeat, lambda run: decode_messages(run, context), run),
         }
         times = interleaved(cases, rounds)

@@ -27,7 +27,7 @@ from penstock.wire.messages.dcp import Mutation, Open, StreamReq
 from penstock.wire.messages.tap import TapConnect, TapOptions
 from penstock.wire.messages.upr import UprStreamReq
 from penstock.wire.messages.upr_draft import DraftStreamReq
-from penstock.wire.protocol.frame_receiver import Connection, Slab
+from penstock.wire.protocol.frame_receiver import FrameReceiver, Slab
 
 VBUCKETS = 64
 MESSAGES_TO_DECODE = 1_000_000
@@ -40,7 +40,7 @@ def decoding(dialect: Dialect, value_bytes: int) -> tuple[int, float]:
     count = slab.nbytes // len(frame)
     sent = reframe(bytearray(frame * count), np.arange(count) * len(frame), FORMS[dialect], opaque=1)
     context = StreamContext(VBUCKETS)
-    connection = Connection(slab, runs=dialect)
+    connection = FrameReceiver(slab, run_dialect=dialect)
 
     def decode() -> None:
         room = connection.get_buffer()

@@ -39,7 +39,7 @@ def open_once(kind: str, directory: Path, vbuckets: int, is_clean: bool) -> Open
     bucket = open_bucket(kind, directory, vbuckets)
     opened = time.perf_counter() - began
     for vbucket in bucket.vbuckets:
-        if not vbucket.history.snapshot(0, MAX_SEQNO).read(7, _FIRST_BYTES).frames:
+        if not vbucket.history.open_snapshot(0, MAX_SEQNO).read(7, _FIRST_BYTES).frame_count:
             raise RuntimeError(f"nothing to stream from vbucket {vbucket.id}")
     ready = time.perf_counter() - began
     while bucket.keys.load_some():

@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from benchmarks.decode import FIELDS, fill
 from benchmarks.report import Case, Report, interleaved, options
+from penstock.wire.columns.frame_offsets import find_offsets
 from penstock.wire.columns.heads import Run, StreamContext
-from penstock.wire.columns.hop import hop
-from penstock.wire.columns.run_decoder import changes_of, decode_run
+from penstock.wire.columns.run_decoder import decode_run, list_changes
 from penstock.wire.columns.run_encoder import Frames, encode_changes, join_columns
 from penstock.wire.messages.dcp import MUTATION_HEAD
 from penstock.wire.protocol.frame_receiver import Slab
@@ -36,7 +36,7 @@ def loop(rows: Rows, opaque: int) -> bytes:
 
 
 def by_row(batch: pa.RecordBatch) -> Frames:
-    return encode_changes(changes_of(batch), repeat(7))
+    return encode_changes(list_changes(batch), repeat(7))
 
 
 def main() -> None:
@@ -48,9 +48,9 @@ def main() -> None:
     for value_bytes in (100,) if chosen.small else (100, 1024):
         slab = Slab()
         end = fill(slab, value_bytes, 64)
-        offsets, _ = hop(slab.buffer, 0, end)
+        offsets, _ = find_offsets(slab.buffer, 0, end)
         batch = decode_run(Run(slab.buffer, offsets, end), StreamContext(1024))
-        changes = changes_of(batch)
+        changes = list_changes(batch)
         rows: Rows = [tuple(getattr(change, name) for name in FIELDS) for change in changes]
         assert join_columns(batch, 7).buffer.to_pybytes() == loop(rows, 7)
         if chosen.small:

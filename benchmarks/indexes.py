@@ -27,7 +27,7 @@ from penstock.spark.dependents.kinds.fulltext import FullText
 from penstock.spark.dependents.kinds.invalidation import Invalidation
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.lake.changelog import changelog_writer as changelog
-from penstock.spark.lake.changelog.changelog_delta import delta_since
+from penstock.spark.lake.changelog.changelog_delta import find_delta
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 VBUCKETS = 1024
@@ -56,7 +56,7 @@ def numbers(report: Report, lake: Lake, documents: int, changed: int) -> None:
     report.row(f"index of {documents} numbers, built", f"{documents / seconds / 1e3:.0f} k documents/s")
     one, hundred = random.integers(0, documents, 200), random.integers(0, documents - 100, 50)
     plan = index.plan(float(one[0]), float(one[0]))
-    report.row("lookup of one number reads", f"{plan.row_groups} row group of {plan.files} file of {plan.of_files}")
+    report.row("lookup of one number reads", f"{plan.row_groups} row group of {plan.files} file of {plan.total_files}")
     report.row("lookup of one number, median", f"{median(lambda at: index.lookup(float(at)), one):.1f} ms")
     report.row("range of 100, median", f"{median(lambda at: index.range(float(at), float(at + 99)), hundred):.1f} ms")
     append(lake, 1, random.choice(documents, changed, replace=False), documents + np.arange(changed))
@@ -108,7 +108,7 @@ def write(lake: Lake, batch: int, documents: np.ndarray, values: pa.Array) -> No
     columns = [known.get(field.name, pa.nulls(count, field.type)) for field in CHANGE_SCHEMA]
     batches = pa.table(columns, schema=CHANGE_SCHEMA).to_batches(max_chunksize=65_536)
     files = changelog.write_files(batches, lake.changelog_table.path, VBUCKETS)
-    changelog.commit(lake, "benchmark", batch, files, vbuckets=VBUCKETS)
+    changelog.commit_batch(lake, "benchmark", batch, files, vbuckets=VBUCKETS)
 
 
 def texts(file: Path | None) -> list[bytes]:
@@ -120,7 +120,7 @@ def texts(file: Path | None) -> list[bytes]:
 
 
 def changelog_id(lake: Lake) -> str:
-    delta = delta_since(lake, None)
+    delta = find_delta(lake, None)
     if delta is None:
         raise RuntimeError("the changelog is gone")
     return delta.changelog_id

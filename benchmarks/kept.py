@@ -27,13 +27,13 @@ import numpy.typing as npt
 from benchmarks.row_engines import installed
 from benchmarks.rowstores import ROW_BUCKETS
 from penstock.store.bucket_store import BucketStore
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.wire.codec.constants import MAX_SEQNO
 
 OURS = "Penstock"
 BUCKETS: dict[str, type[BucketStore]] = {OURS: BucketStore, **ROW_BUCKETS}
 
-COMMIT_COUNT = Settings().commit_count
+COMMIT_COUNT = BucketSettings().commit_count
 NEW = 0.7
 """The share of changes that are of new keys."""
 
@@ -124,9 +124,9 @@ def read_all(bucket: BucketStore) -> Volume:
     """Read everything there is, as a backfill of every vbucket."""
     frames = nbytes = 0
     for vbucket in bucket.vbuckets:
-        snapshot = vbucket.history.snapshot(0, MAX_SEQNO)
-        while (chunk := snapshot.read(7, CHUNK_BYTES)).frames:
-            frames += chunk.frames
+        snapshot = vbucket.history.open_snapshot(0, MAX_SEQNO)
+        while (chunk := snapshot.read(7, CHUNK_BYTES)).frame_count:
+            frames += chunk.frame_count
             nbytes += len(chunk.data)
     return Volume(frames, nbytes)
 

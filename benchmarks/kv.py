@@ -6,11 +6,16 @@ requests a second, on the clock and of the node's CPU time.
 
 The node detects JSON in every value. What that costs is measured as a ratio: the CPU time of SETs of JSON text to that
 of SETs of as many bytes that cannot be JSON, in turns on one node; with and without the datatype JSON in the request.
+
+What a command costs beside reading and writing is measured without a client: frames are given to the handlers of a
+node in this process, kind by kind, and the best round counts. Each is compared with GET, whose handler takes frames as
+they are; those of NOOP, TOUCH and the like receive decoded messages.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import socket
 import statistics
@@ -21,11 +26,26 @@ from typing import Any
 
 from benchmarks.report import Report, options
 from benchmarks.served import Served, served
+from penstock.node import Node
+from penstock.node.server.dispatch import serve_frame
+from penstock.node.server.node_connection import NodeConnection
 from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.flags import Datatype
-from penstock.wire.codec.frame import cut_frame
-from penstock.wire.codec.layout import layout_of
-from penstock.wire.messages.kv import Get, Hello, Set, Touch, pack_features
+from penstock.wire.codec.frame import HEADER_BYTES, Frame, cut_frame
+from penstock.wire.codec.layout import Request, find_layout
+from penstock.wire.messages.kv import (
+    Append,
+    Count,
+    Delete,
+    Get,
+    GetAndTouch,
+    GetMeta,
+    Hello,
+    Noop,
+    Set,
+    Touch,
+    pack_features,
+)
 
 SET_REPLY = 24
 GET_REPLY = 28
@@ -88,9 +108,54 @@ def decoding(report: Report, rounds: int, count: int = 10_000) -> None:
     """Measure what a decoded message costs, which the node's handlers of GET and SET do without."""
     for message in (Get(key=b"key"), Set(key=b"key", value=b"v" * 100), Touch(key=b"key", expiry=0)):
         frame = cut_frame(memoryview(message.encode()), 0)
-        decode = layout_of(frame).message_of
+        decode = find_layout(frame).make_message
         seconds = min(timeit.repeat(partial(decode, frame), timer=time.thread_time, number=count, repeat=rounds))
         report.row(f"decode one {type(message).__name__}", f"{seconds / count * 1e6:.2f} us of CPU")
+
+
+_SERVED_VBUCKETS = 16
+
+
+def served_requests(number: int) -> dict[str, Request]:
+    """Return one request of each kind, in the order in which they are served; the last one deletes the document."""
+    key, vbucket = b"key-%09d" % number, number % _SERVED_VBUCKETS
+    return {
+        "SET": Set(key=key, value=b"v" * 100, vbucket=vbucket),
+        "GET": Get(key=key, vbucket=vbucket),
+        "NOOP": Noop(),
+        "TOUCH": Touch(key=key, expiry=0, vbucket=vbucket),
+        "GAT": GetAndTouch(key=key, expiry=0, vbucket=vbucket),
+        "INCREMENT": Count(key=b"number-" + key, delta=1, initial=0, expiry=0, vbucket=vbucket),
+        "APPEND": Append(key=key, value=b"w", vbucket=vbucket),
+        "GET_META": GetMeta(key=key, vbucket=vbucket),
+        "DELETE": Delete(key=key, vbucket=vbucket),
+    }
+
+
+async def handling(report: Report, rounds: int, count: int = 2000) -> None:
+    """Measure what it costs to find and run the handler of a request."""
+    frames: dict[str, list[Frame]] = {}
+    for number in range(count):
+        for name, request in served_requests(number).items():
+            frames.setdefault(name, []).append(cut_frame(memoryview(request.encode()), 0))
+    node = await Node.start(port=0, http_port=0, vbuckets=_SERVED_VBUCKETS)
+    reader, writer = await asyncio.open_connection("127.0.0.1", node.kv_port)
+    writer.write(Noop().encode())
+    await reader.readexactly(HEADER_BYTES)
+    (connection,) = node.connections.open_connections
+    assert isinstance(connection, NodeConnection)
+    session, best = connection.session, dict.fromkeys(frames, float("inf"))
+    for _ in range(rounds):
+        for name, requests in frames.items():
+            start = time.thread_time()
+            for frame in requests:
+                serve_frame(session, frame)
+            best[name] = min(best[name], time.thread_time() - start)
+    writer.close()
+    await node.stop()
+    for name, seconds in best.items():
+        figures = f"{seconds / count * 1e6:.2f} us of CPU, {seconds / best['GET']:.2f} of a GET"
+        report.row(f"serve one {name}, without a connection", figures)
 
 
 def main() -> None:
@@ -110,6 +175,7 @@ def main() -> None:
     for value_bytes in chosen.json_bytes:
         json_values(report, chosen, chosen.json_keys // chosen.pipelined * chosen.pipelined, value_bytes)
     decoding(report, chosen.rounds)
+    asyncio.run(handling(report, chosen.rounds))
     report.finish()
 
 

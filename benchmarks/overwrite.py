@@ -61,9 +61,9 @@ class Overwritten:
     def compact(self) -> None:
         began = time.process_time()
         while (piece := self.bucket.compactor.next_piece()) is not None:
-            is_rewriting = piece.sources[0].clustered
+            is_rewriting = piece.sources[0].is_clustered
             held = sum(source.size for source in piece.sources)
-            dead = sum(source.dead for source in piece.sources)
+            dead = sum(source.dead_bytes for source in piece.sources)
             piece.run()
             self.peak = max(self.peak, self.memory)
             piece.finish()

@@ -1,5 +1,6 @@
 """Servers as processes of their own: `penstock serve` as users start it, and memcached, with what the system knows of
-their processor time and memory."""
+their processor time and memory.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.node.auth import User
-from penstock.node.auth.users import account_of
+from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
 
 __all__ = ["PASSWORD", "USER", "Process", "memcached", "penstock"]
@@ -57,7 +58,7 @@ def penstock(*options: object) -> Iterator[Process]:
     with ExitStack() as stack:
         users = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "users.json"
         with change_users(users) as accounts:
-            accounts[USER] = account_of(User.of(USER, ["admin"]), PASSWORD)
+            accounts[USER] = make_account(User.from_texts(USER, ["admin"]), PASSWORD)
         given = ["--users", users, "--allow-plain", "--port", 0, "--json", *options]
         command = [sys.executable, "-m", "penstock", "serve", *map(str, given)]
         process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))

@@ -22,14 +22,14 @@ import numpy as np
 
 from benchmarks.row_engines import ENGINES, SEQNO_BITS, Batch, Engine, place_of
 from penstock.store.bucket.bucket_record import BucketRecord
-from penstock.store.bucket_store import BucketStore, new_indexes
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.bucket_store import BucketStore, make_indexes
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.failover_log import FailoverEntry
 from penstock.store.history.frame_chunks import NO_FRAMES, Chunk
 from penstock.store.history.vbucket_changes import CAS, OPCODE, Newest, VbucketChanges
-from penstock.store.history.vbucket_history import History
-from penstock.store.log.change_log import MemoryKeeper, MemoryLog, NoRetention
+from penstock.store.history.vbucket_history import VbucketHistory
+from penstock.store.log.change_log import MemoryLog, MemoryStorage, NoRetention
 from penstock.store.log.compaction import CompactionPlanner
 from penstock.store.log.long_frame import Frame
 from penstock.store.log.rewrite import PurgeRequest
@@ -127,7 +127,9 @@ class RowCompactions(CompactionPlanner):
 
     def __init__(self, log: RowLog, clock: Callable[[], int]) -> None:
         retention = NoRetention(len(log.segments.indexes))
-        super().__init__(log.segments, log.quota, Settings(), keeper=MemoryKeeper(), retention=retention, clock=clock)
+        super().__init__(
+            log.segments, log.quota, BucketSettings(), storage=MemoryStorage(), retention=retention, clock=clock
+        )
         self._engine = log.engine
 
     def next_piece(self, everything: bool, purge: PurgeRequest | None = None) -> None:
@@ -142,7 +144,7 @@ class RowCommits:
         persisted: of each vbucket the seqno up to which it is on disk.
     """
 
-    broken = False
+    is_broken = False
 
     def __init__(self, vbuckets: int, engine: Engine) -> None:
         self.persisted = [0] * vbuckets
@@ -154,11 +156,11 @@ class RowCommits:
         self._writing, self._swapping = Lock(), Lock()
 
     @property
-    def uncommitted(self) -> int:
+    def uncommitted_records(self) -> int:
         return self._uncommitted
 
     @property
-    def unpersisted(self) -> int:
+    def unpersisted_records(self) -> int:
         return self._uncommitted
 
     def frame(self, name: bytes) -> bytes | None:
@@ -205,12 +207,12 @@ class RowLog(MemoryLog):
     durable = True
 
     def __init__(self, vbuckets: int, engine: Engine, clock: Callable[[], int]) -> None:
-        super().__init__(new_indexes(vbuckets), Settings(), segment_bytes=1, clock=clock)
+        super().__init__(make_indexes(vbuckets), BucketSettings(), segment_bytes=1, clock=clock)
         self.engine = engine
         self.rows = self.commits = RowCommits(vbuckets, engine)
         self.compactions = RowCompactions(self, clock)
 
-    def persisted(self, index: RowIndex) -> int | None:
+    def find_persisted_seqno(self, index: RowIndex) -> int | None:
         return self.rows.persisted[index.vbucket]
 
     def close(self) -> None:
@@ -253,10 +255,10 @@ class RowChanges(VbucketChanges):
         """Go on after this change, the newest there is."""
         head = DELETION_HEAD.unpack_from(frame)
         self.high_seqno = self.index.lowest_snapshot_end = head[_BY_SEQNO]
-        self.clock.see(head[CAS])
+        self.clock.observe(head[CAS])
 
 
-class RowHistory(History):
+class RowHistory(VbucketHistory):
     """The history of a vbucket whose changes are rows of an engine."""
 
     __slots__ = ()
@@ -296,13 +298,14 @@ class RowBucket(BucketStore):
         *,
         clock: Callable[[], int],
         new_vbuuid: Callable[[], int],
-        settings: Settings | None = None,
+        settings: BucketSettings | None = None,
     ) -> None:
         log = RowLog(vbuckets, engine, clock)
         self._set_up(name, log, BucketRecord(log), clock=clock, new_vbuuid=new_vbuuid)
-        self.settings = settings or Settings()
+        self.settings = settings or BucketSettings()
         changes = [RowChanges(log, index, clock=clock, changed=self.changed) for index in log.segments.indexes]
-        self.vbuckets[:] = [Vbucket(RowHistory(one, new_vbuuid=new_vbuuid)) for one in changes]
+        writer = self.vbuckets[0].writer
+        self.vbuckets[:] = [Vbucket(RowHistory(one, new_vbuuid=new_vbuuid), writer) for one in changes]
         self._read_branches(log)
 
     def _read_branches(self, log: RowLog) -> None:

@@ -154,7 +154,7 @@ async def _fill(store: BucketStore, wanted: _Wanted) -> None:
 async def _let_compaction_follow(store: BucketStore) -> None:
     """Wait until nothing waits for compaction: a store refuses changes that would make it wait for too much."""
     async with asyncio.timeout(START_SECONDS):
-        while store.log.segments.waiting_bytes:  # noqa: ASYNC110 - the store knows no events
+        while store.log.segments.unclustered_bytes:  # noqa: ASYNC110 - the store knows no events
             await asyncio.sleep(0.001)
 
 
@@ -186,7 +186,7 @@ async def _serve(pipe: Pipe, wanted: _Wanted) -> None:
     profiler = cProfile.Profile()
     if profile:
         profiler.enable()
-    pipe.send((node.kv_port, store.stats().live_bytes, node.http_port))
+    pipe.send((node.kv_port, store.collect_stats().live_bytes, node.http_port))
     await stopped.wait()
     if profile:
         profiler.disable()

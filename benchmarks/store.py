@@ -52,7 +52,7 @@ def resident() -> int:
 def time_pauses(bucket: BucketStore) -> list[float]:
     """Return a list that will get the milliseconds of every seal and rewrite."""
     pauses: list[float] = []
-    make_room = bucket.log.room.make
+    make_room = bucket.log.room.make_room
 
     def timed(nbytes: int, *, frees: bool = False) -> None:
         started = time.perf_counter()
@@ -61,7 +61,7 @@ def time_pauses(bucket: BucketStore) -> list[float]:
         if milliseconds > 1:  # less: there was nothing to do
             pauses.append(milliseconds)
 
-    bucket.log.room.make = timed  # type: ignore[method-assign]
+    bucket.log.room.make_room = timed  # type: ignore[method-assign]
     return pauses
 
 
@@ -77,7 +77,7 @@ def fill(report: Report, bucket: BucketStore, keys: int) -> None:
         with work.timed(len(batch)):
             for vbucket, key in batch:
                 vbucket.set(key, VALUE)
-    frames, estimate = bucket.log.segments.frame_bytes, bucket.stats().index_bytes
+    frames, estimate = bucket.log.segments.frame_bytes, bucket.collect_stats().index_bytes
     report.row("set, new keys", work.rate("commands"))
     report.row("memory beside the frames", f"{(resident() - before - frames) / keys:.0f} B/key")
     report.row("what the node says of it", f"{estimate / keys:.0f} B/key")
@@ -88,9 +88,9 @@ def backfill(report: Report, name: str, bucket: BucketStore) -> None:
     for _ in range(3):
         for vbucket in bucket.vbuckets:
             with work.timed():
-                snapshot = vbucket.history.snapshot(0, MAX_SEQNO)
-                while (chunk := snapshot.read(7, CHUNK)).frames:
-                    work.done += chunk.frames
+                snapshot = vbucket.history.open_snapshot(0, MAX_SEQNO)
+                while (chunk := snapshot.read(7, CHUNK)).frame_count:
+                    work.done += chunk.frame_count
     report.row(f"backfill, {name}", work.rate("frames"))
 
 
@@ -110,7 +110,7 @@ def follow(report: Report, vbucket: Vbucket) -> None:
     work = Work()
     with work.timed(SAMPLE):
         for _ in range(SAMPLE):
-            vbucket.history.snapshot(vbucket.changes.high_seqno - 1, MAX_SEQNO).read(7, CHUNK, CHUNK)
+            vbucket.history.open_snapshot(vbucket.changes.high_seqno - 1, MAX_SEQNO).read(7, CHUNK, CHUNK)
     report.row("snapshot of one change, opened and read", f"{work.seconds / work.done * 1e6:.2f} us")
 
 
@@ -135,7 +135,7 @@ def main() -> None:
     get_and_set(report, "10 k keys", commands(bucket, range(10_000)) * (SAMPLE // 10_000))
     get_and_set(report, "any key", commands(bucket, [random.randrange(chosen.keys) for _ in range(SAMPLE)]))
     pause_row(report, "a seal or rewrite", pauses)
-    stats = bucket.stats()
+    stats = bucket.collect_stats()
     backfill(report, f"{stats.dead_bytes / (stats.live_bytes + stats.dead_bytes):.0%} superseded", bucket)
     follow(report, bucket.vbuckets[0])
     report.finish()

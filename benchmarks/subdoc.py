@@ -24,8 +24,8 @@ from benchmarks.kept import OURS, add_directory, scratch
 from benchmarks.process import PASSWORD, USER, Process, penstock
 from benchmarks.report import Report, interleaved, options
 from benchmarks.served import Disk, served
-from penstock.store.subdoc.attributes import Around, EditedDocument
-from penstock.store.subdoc.command import change, look_up
+from penstock.store.subdoc.attributes import CommandContext, EditedDocument
+from penstock.store.subdoc.command import change_document, run_lookups
 from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame
@@ -44,7 +44,7 @@ from penstock.wire.messages.subdoc import (
     pack_lookup_specs,
     pack_mutation_specs,
 )
-from penstock.wire.protocol.frame_receiver import Connection, Slab
+from penstock.wire.protocol.frame_receiver import FrameReceiver, Slab
 from penstock.wire.values.snappy import deflate
 
 PATIENCE = 60.0
@@ -88,7 +88,7 @@ class Client:
 
     def __init__(self, port: int, *, login: bool = True) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE)
-        self.connection = Connection(Slab(1 << 20), runs=None)
+        self.connection = FrameReceiver(Slab(1 << 20), run_dialect=None)
         if not login:
             self.ask(Hello(value=pack_features([Feature.JSON, Feature.SNAPPY])))
             return
@@ -142,7 +142,7 @@ def commands() -> dict[str, Request | bytes]:
         "16 paths, all over an array of objects": lookups(b"objects", *spread),
         "16 times a[-1] of numbers": lookups(b"numbers", *[b"a[-1]"] * 16),
         "16 keys of an object": lookups(b"fields", *(b"field%07d" % (n * 50_000) for n in range(16))),
-        "GET_COUNT of an object": SubdocLookup.at(b"", key=b"fields").encode(COUNT),
+        "GET_COUNT of an object": SubdocLookup.for_path(b"", key=b"fields").encode(COUNT),
         "one missing key, with MKDIR_P off": changes(b"fields", (UPSERT, 0, b"another", b"1")),
         "ARRAY_ADD_UNIQUE to numbers": unique(),
         "16 upserts": changes(b"objects", *((UPSERT, 0, b"k%d" % n, b'"new"') for n in range(16))),
@@ -152,7 +152,7 @@ def commands() -> dict[str, Request | bytes]:
 
 
 def unique() -> bytes:
-    return SubdocMutation.at(b"a", b'"%f"' % time.time(), key=b"numbers").encode(UNIQUE)
+    return SubdocMutation.for_path(b"a", b'"%f"' % time.time(), key=b"numbers").encode(UNIQUE)
 
 
 def values(document: bytes) -> dict[str, Request | bytes]:
@@ -213,7 +213,7 @@ def measure(report: Report, node: Process, chosen: argparse.Namespace) -> None:
             took.append((time.perf_counter() - began) * 1e3)
             if "UNIQUE" in name:
                 request = unique()
-        repeated = SubdocLookup.at(b"a[0]", key=b"numbers").encode(GET) if "UNIQUE" in name else request
+        repeated = SubdocLookup.for_path(b"a[0]", key=b"numbers").encode(GET) if "UNIQUE" in name else request
         count, p99, longest = beside(node, partial(client.ask, repeated), chosen.seconds)
         report.row(
             name,
@@ -245,13 +245,13 @@ def measure_pauses(report: Report, chosen: argparse.Namespace, where: str, disk:
 def measure_small(report: Report, rounds: int) -> None:
     text = {"id": 1, "name": "some name", "tags": ["a", "b"], "address": {"city": "Town", "geo": [1.5, 2.5]}, "n": 5}
     body = json.dumps(text | {"text": "lorem ipsum " * 60, "list": [{"k": n} for n in range(8)]}).encode()
-    document, around = EditedDocument(body, {}, int(Datatype.JSON)), Around()
+    document, around = EditedDocument(body, {}, int(Datatype.JSON)), CommandContext()
 
     def read(*paths: bytes) -> Callable[[], object]:
-        return lambda: look_up(document, [LookupSpec(GET, 0, path) for path in paths], around)
+        return lambda: run_lookups(document, [LookupSpec(GET, 0, path) for path in paths], around)
 
     def write(*specs: Sequence[object]) -> Callable[[], object]:
-        return lambda: change(document, [MutationSpec(*spec) for spec in specs], 0, around)  # type: ignore[arg-type]
+        return lambda: change_document(document, [MutationSpec(*spec) for spec in specs], 0, around)  # type: ignore[arg-type]
 
     cases = {
         "one path": read(b"address.city"),

@@ -4,10 +4,12 @@
     python -m fuzz --minutes 60 --dialect tap --jobs 2
     python -m fuzz --dialect dcp --side node build/fuzz/dcp-node/found/crash-...    one try again
 
-The time of a dialect is shared among its sides. Needs atheris, which there is for Linux and Python 3.11 to 3.13. What
-was found interesting stays in build/fuzz; each finding is a file, and the command that repeats it is printed.
-build/fuzz/report.json says what was done. Exits with 1 if there is a finding: an error that is no protocol error, a
-defect that a node logged, an answer that is no message, a try that takes 10 seconds or 2 GiB.
+The time of a dialect is shared among its sides. Needs atheris, which exists for Linux and Python 3.11 to 3.13.
+Interesting tries stay in build/fuzz; each finding is a file, and the command that repeats it is printed.
+build/fuzz/report.json has the counts of the run.
+
+The exit status is 1 if there is a finding. Findings are errors other than protocol errors, defects that a node logged,
+and answers that are no messages. A try that takes 10 seconds or 2 GiB is a finding too.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from fuzz.targets import DIALECTS, TARGETS, Target
 WORK = Path("build/fuzz")
 REPORT = WORK / "report.json"
 LONGEST_TRY = 4096  # bytes
-MEMORY = 2048  # MiB; what a try allocates beyond that is a finding
+MEMORY = 2048  # MiB; a try that allocates more is a finding
 PROGRESS_SECONDS = 60
 LOG_SHOWN = 4000  # characters of a failed process's output
 
@@ -36,8 +38,8 @@ def main() -> int:
     if sys.argv[1:2] == ["--inside"]:
         from fuzz.trying import fuzz
 
-        target = _named(sys.argv[2])
-        fuzz(target, _notes(target), _found(target), sys.argv[3:])
+        target = _find_target(sys.argv[2])
+        fuzz(target, _get_notes_path(target), _get_findings_path(target), sys.argv[3:])
         return 0
     chosen = parse_arguments()
     targets = [
@@ -72,11 +74,11 @@ def parse_arguments() -> argparse.Namespace:
 
 def run(target: Target, seconds: int, tries: list[str]) -> dict[str, Any]:
     """Fuzz a target in a process of its own, and return its row of the report."""
-    corpus, found, log = WORK / target.name / "corpus", _found(target), WORK / target.name / "log.txt"
+    corpus, found, log = WORK / target.name / "corpus", _get_findings_path(target), WORK / target.name / "log.txt"
     before = set(found.glob("*"))
     begin = write_tries(target, corpus)
     found.mkdir(parents=True, exist_ok=True)
-    _notes(target).unlink(missing_ok=True)
+    _get_notes_path(target).unlink(missing_ok=True)
     print(f"{target.name}: {begin} tries to begin with, {seconds} s", flush=True)
     limits = [f"-max_total_time={seconds}", f"-max_len={LONGEST_TRY}", f"-rss_limit_mb={MEMORY}", "-timeout=10"]
     where = [f"-artifact_prefix={found}/", "-verbosity=0"]
@@ -89,11 +91,11 @@ def run(target: Target, seconds: int, tries: list[str]) -> dict[str, Any]:
     if status:
         print(log.read_text(encoding="utf-8", errors="replace")[-LOG_SHOWN:], file=sys.stderr)
     for path in files:
-        print(f"{target.name}: a finding; repeat it with\n    {repeat(target, path)}", file=sys.stderr)
+        print(f"{target.name}: a finding; repeat it with\n    {format_repeat_command(target, path)}", file=sys.stderr)
     return {"target": target.name, "status": status, **read_notes(target), "findings": files}
 
 
-def repeat(target: Target, path: str) -> str:
+def format_repeat_command(target: Target, path: str) -> str:
     """Return the command that tries a file again."""
     return f".venv/bin/python -m fuzz --dialect {target.dialect} --side {target.side} {path}"
 
@@ -101,14 +103,14 @@ def repeat(target: Target, path: str) -> str:
 def write_tries(target: Target, corpus: Path) -> int:
     """Write the tries that fuzzing begins with into a directory; return how many there are."""
     corpus.mkdir(parents=True, exist_ok=True)
-    begin = sorted(set(target.tries()))
+    begin = sorted(set(target.list_tries()))
     for number, data in enumerate(begin):
         (corpus / f"begin-{number:04}").write_bytes(data)
     return len(begin)
 
 
 def watch(target: Target, process: subprocess.Popen[bytes]) -> int:
-    """Wait for the end of a process, and say each minute how far it is. Returns its exit status."""
+    """Wait for the end of a process and print its progress each minute. Returns its exit status."""
     began = time.monotonic()
     while True:
         try:
@@ -120,8 +122,9 @@ def watch(target: Target, process: subprocess.Popen[bytes]) -> int:
 
 
 def read_notes(target: Target) -> dict[str, Any]:
+    """Return the progress that a target's process wrote last."""
     try:
-        notes: dict[str, Any] = json.loads(_notes(target).read_text(encoding="utf-8"))
+        notes: dict[str, Any] = json.loads(_get_notes_path(target).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {"tries": 0, "seconds": 0, "seen": {}}
     return notes
@@ -137,15 +140,16 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         )
 
 
-def _named(name: str) -> Target:
+def _find_target(name: str) -> Target:
+    """Return the target of this name."""
     return next(target for target in TARGETS if target.name == name)
 
 
-def _found(target: Target) -> Path:
+def _get_findings_path(target: Target) -> Path:
     return WORK / target.name / "found"
 
 
-def _notes(target: Target) -> Path:
+def _get_notes_path(target: Target) -> Path:
     return WORK / target.name / "notes.json"
 
 

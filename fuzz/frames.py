@@ -1,7 +1,7 @@
 """Change tries as their grammar allows: frame by frame, field by field.
 
-A try is `CUTS` bytes that say how long the first reads are, and the bytes that a peer sends. Most changes keep the
-lengths of a frame right, so that what it says gets past the first checks; some make just the lengths wrong.
+A try is `CUTS` bytes with the lengths of the first reads, then the bytes of a peer. Most changes keep the lengths of a
+frame right, so that its contents get past the first checks. Some changes make only the lengths wrong.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _MEANING = ((1, 1), (5, 1), (6, 2), (12, 4), (16, 8))
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
-    """One frame in the parts that can change each by itself."""
+class FrameParts:
+    """One frame in parts that can be changed alone."""
 
     header: bytes
     extras: bytes
@@ -46,7 +46,7 @@ class Pieces:
     value: bytes
 
     @classmethod
-    def of(cls, frame: bytes) -> Pieces:
+    def split(cls, frame: bytes) -> FrameParts:
         """Return the parts of a frame; a header that is cut short ends with zeros."""
         frame = frame.ljust(HEADER_BYTES, b"\0")
         body = frame[HEADER_BYTES:]
@@ -55,7 +55,7 @@ class Pieces:
         return cls(frame[:HEADER_BYTES], body[:extras], body[extras:key], body[key:])
 
     def join(self) -> bytes:
-        """Return the frame with lengths as its parts have them, as far as the header has room for them."""
+        """Return the frame, with the lengths of its parts in its header as far as the header has room for them."""
         key, extras = len(self.key) & 0xFFFF, len(self.extras) & 0xFF
         body = len(self.extras) + len(self.key) + len(self.value)
         head = self.header[:2] + key.to_bytes(2, "big") + bytes((extras,)) + self.header[5:8] + body.to_bytes(4, "big")
@@ -63,7 +63,7 @@ class Pieces:
 
 
 def cut_frames(data: bytes) -> list[bytes]:
-    """Cut bytes into frames; what is left over at the end is the last one."""
+    """Cut bytes into frames; the last one has the bytes that are left over."""
     frames, at = [], 0
     while at < len(data):
         end = len(data)
@@ -97,7 +97,7 @@ def mutate(data: bytes, longest: int, chance: random.Random, spare: Sequence[byt
 
 
 def change_order(frames: list[bytes], chance: random.Random, spare: Sequence[bytes]) -> None:
-    """Put a frame in, leave one out, repeat one, or let two change places."""
+    """Insert a frame, leave one out, repeat one, or swap two."""
     at = chance.randrange(len(frames))
     match chance.randrange(6):
         case 0 | 1 | 2:
@@ -111,38 +111,38 @@ def change_order(frames: list[bytes], chance: random.Random, spare: Sequence[byt
             frames[at], frames[other] = frames[other], frames[at]
 
 
-def _number(frame: bytes, chance: random.Random, frames: Sequence[bytes]) -> bytes:
-    """Change a number of the header that says nothing of lengths; often to the one that another frame has there."""
+def _change_number(frame: bytes, chance: random.Random, frames: Sequence[bytes]) -> bytes:
+    """Change a number of the header that is not a length; often to the same number of another frame."""
     at, size = chance.choice(_MEANING)
-    return _with_number(frame, at, size, chance, frames)
+    return _replace_number(frame, at, size, chance, frames)
 
 
-def _any_number(frame: bytes, chance: random.Random, frames: Sequence[bytes]) -> bytes:
+def _change_any_number(frame: bytes, chance: random.Random, frames: Sequence[bytes]) -> bytes:
     at, size = chance.choice(_FIELDS)
-    return _with_number(frame, at, size, chance, frames)
+    return _replace_number(frame, at, size, chance, frames)
 
 
-def _opaque(frame: bytes, chance: random.Random, frames: Sequence[bytes]) -> bytes:
-    """Give a frame the opaque of another."""
+def _change_opaque(frame: bytes, chance: random.Random, frames: Sequence[bytes]) -> bytes:
+    """Give a frame the opaque of another frame."""
     other = chance.choice(frames)[12:16]
     return frame[:12] + other + frame[16:] if len(frame) >= HEADER_BYTES and len(other) == 4 else frame
 
 
-def _extras(frame: bytes, chance: random.Random, frames: Sequence[bytes]) -> bytes:
+def _change_extras(frame: bytes, chance: random.Random, frames: Sequence[bytes]) -> bytes:
     """Change a number within the extras, of any of the usual sizes."""
     count = frame[4] if len(frame) >= HEADER_BYTES else 0
     if not count:
         return frame
     size = chance.choice([size for size in (1, 2, 4, 8) if size <= count])
     at = HEADER_BYTES + chance.randrange(0, count - size + 1, min(size, 4))
-    return _with_number(frame, at, size, chance, frames)
+    return _replace_number(frame, at, size, chance, frames)
 
 
-def _part(frame: bytes, chance: random.Random, frames: Sequence[bytes]) -> bytes:
+def _change_part(frame: bytes, chance: random.Random, frames: Sequence[bytes]) -> bytes:
     """Change extras, key or value, and the lengths with them."""
     if len(frame) < HEADER_BYTES:
         return frame
-    pieces, others = Pieces.of(frame), Pieces.of(chance.choice(frames))
+    pieces, others = FrameParts.split(frame), FrameParts.split(chance.choice(frames))
     parts = {"extras": pieces.extras, "key": pieces.key, "value": pieces.value}
     name = chance.choices(tuple(parts), (1, 2, 3))[0]
     old = parts[name]
@@ -158,14 +158,14 @@ def _part(frame: bytes, chance: random.Random, frames: Sequence[bytes]) -> bytes
             chance.choice(WORDS),
         )
     )
-    return Pieces(pieces.header, **{**parts, name: new}).join()
+    return FrameParts(pieces.header, **{**parts, name: new}).join()
 
 
-def _end(frame: bytes, chance: random.Random, frames: Sequence[bytes]) -> bytes:
+def _change_end(frame: bytes, chance: random.Random, frames: Sequence[bytes]) -> bytes:
     return frame[: chance.randrange(len(frame) + 1)]
 
 
-def _with_number(frame: bytes, at: int, size: int, chance: random.Random, frames: Sequence[bytes]) -> bytes:
+def _replace_number(frame: bytes, at: int, size: int, chance: random.Random, frames: Sequence[bytes]) -> bytes:
     if len(frame) < at + size:
         return frame
     old = int.from_bytes(frame[at : at + size], "big")
@@ -184,22 +184,22 @@ def _with_number(frame: bytes, at: int, size: int, chance: random.Random, frames
 
 Changer = Callable[[bytes, random.Random, Sequence[bytes]], bytes]
 CHANGES: tuple[tuple[Changer, int], ...] = (
-    (_part, 30),
-    (_extras, 25),
-    (_number, 20),
-    (_opaque, 10),
-    (_any_number, 10),
-    (_end, 2),
+    (_change_part, 30),
+    (_change_extras, 25),
+    (_change_number, 20),
+    (_change_opaque, 10),
+    (_change_any_number, 10),
+    (_change_end, 2),
 )
-"""What may become of a frame, and how often."""
+"""Changes of a frame, and the weight of each."""
 
 
-def spare_frames(dialect: Dialect, *, requests: bool) -> list[bytes]:
-    """Return frames of a dialect that may be put into a try. requests: only those that a client sends."""
-    from fuzz.corpus import golden, printed, shortest
+def list_spare_frames(dialect: Dialect, *, requests: bool) -> list[bytes]:
+    """Return frames of a dialect that may be inserted into a try. requests: only those that a client sends."""
+    from fuzz.corpus import list_golden, list_printed, list_shortest
 
     frames = chain.from_iterable(
-        cut_frames(data) for data in chain(golden(dialect), printed(dialect), shortest(dialect))
+        cut_frames(data) for data in chain(list_golden(dialect), list_printed(dialect), list_shortest(dialect))
     )
     return sorted({frame for frame in frames if not requests or _is_request(frame)})
 
@@ -208,8 +208,8 @@ def _is_request(frame: bytes) -> bool:
     return len(frame) >= HEADER_BYTES and frame[0] in REQUEST_MAGICS
 
 
-def reads(data: bytes) -> Iterator[bytes]:
-    """Cut a try into what its reads bring."""
+def split_reads(data: bytes) -> Iterator[bytes]:
+    """Cut a try into the bytes of each read."""
     at = CUTS
     for length in data[:CUTS]:
         yield data[at : at + length]

@@ -1,8 +1,8 @@
-"""What is done with the bytes of one try: a client sends them to the HTTP port of a node, and takes what comes back.
+"""One try against the HTTP port of a node: a client sends it, and checks the answers.
 
-Whatever it sends, each answer is a whole HTTP response to a request that was made, none has the status 500, the node
-logs no error of its own, the connection ends when the client has ended its side, and another client is answered
-meanwhile. Tries are requests of all routes; they change request by request, line by line and field by field.
+Each answer must be a whole HTTP response to a request that was made, without status 500. The node must log no error of
+its own. The connection must end when the client has ended its side, and another client must be answered meanwhile.
+Tries are requests of all routes; they change request by request, line by line and field by field.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 from fuzz.corpus import AT_ONCE
-from fuzz.frames import CUTS, reads
-from fuzz.node import WITNESS, Served
-from penstock.node.auth import Attempts
+from fuzz.frames import CUTS, split_reads
+from fuzz.node import WITNESS, ServedNode
+from penstock.node.auth import LoginAttempts
 from penstock.node.http.pages import collection_pages
 from penstock.node.http.pages.http_app import PAGES
 from penstock.node.http.protocol.request_reader import MAX_HEAD_BYTES
@@ -102,28 +102,28 @@ _LINES = (
 _METHODS = (b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE", b"CONNECT", b"get", b"")
 
 
-def tries(dialect: Dialect | None) -> Iterator[bytes]:
-    """Yield a conversation for each route, and some that make what others need first."""
-    begin = [_request(b"POST", b"/pools/default/buckets/default/scopes", b"name=beers")]
-    begin.append(_request(b"POST", b"/pools/default/buckets/default/scopes/beers/collections", b"name=ales"))
+def list_tries(dialect: Dialect | None) -> Iterator[bytes]:
+    """Yield a conversation for each route, and some that first create a resource for later requests."""
+    begin = [_make_request(b"POST", b"/pools/default/buckets/default/scopes", b"name=beers")]
+    begin.append(_make_request(b"POST", b"/pools/default/buckets/default/scopes/beers/collections", b"name=ales"))
     for page in PAGES:
         path = re.sub(r"\{(\w+)\}", lambda found: _PARTS[found[1]].decode(), page.path).encode()
         for form in _FORMS if page.method in ("POST", "PATCH", "PUT") else (b"",):
-            request = _request(page.method.encode(), path, form)
+            request = _make_request(page.method.encode(), path, form)
             yield AT_ONCE + request
             yield AT_ONCE + b"".join(begin) + request
-    yield AT_ONCE + _request(b"GET", b"/whoami") * 20
-    yield AT_ONCE + _chunked(_request(b"POST", b"/pools/default/buckets", b"name=wine&ramQuotaMB=100"))
+    yield AT_ONCE + _make_request(b"GET", b"/whoami") * 20
+    yield AT_ONCE + _divide_into_chunks(_make_request(b"POST", b"/pools/default/buckets", b"name=wine&ramQuotaMB=100"))
 
 
-def _request(method: bytes, path: bytes, body: bytes = b"") -> bytes:
+def _make_request(method: bytes, path: bytes, body: bytes = b"") -> bytes:
     head = b"%s %s HTTP/1.1\r\nHost: 127.0.0.1\r\n" % (method, path)
     if body or method not in (b"GET", b"HEAD"):
         head += b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: %d\r\n" % len(body)
     return head + b"\r\n" + body
 
 
-def _chunked(request: bytes) -> bytes:
+def _divide_into_chunks(request: bytes) -> bytes:
     """Return a request with the body in chunks."""
     head, _, body = request.partition(_END)
     lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(b"content-length")]
@@ -132,15 +132,15 @@ def _chunked(request: bytes) -> bytes:
 
 
 @cache
-def _routes() -> tuple[bytes, ...]:
-    return tuple(data[CUTS:] for data in tries(None))
+def _list_routes() -> tuple[bytes, ...]:
+    return tuple(data[CUTS:] for data in list_tries(None))
 
 
 # Changes
 
 
 def mutate(data: bytes, longest: int, chance: random.Random) -> bytes:
-    """Change a try: one request of it, or which requests there are, or how they are cut into reads."""
+    """Change a try: one of its requests, the list of requests, or the cuts between reads."""
     cuts, requests = data[:CUTS].ljust(CUTS, b"\0"), _split(data[CUTS:])
     for _ in range(chance.choice((1, 1, 1, 2, 4))):
         if chance.random() < 0.1:
@@ -152,7 +152,7 @@ def mutate(data: bytes, longest: int, chance: random.Random) -> bytes:
 
 
 def _split(data: bytes) -> list[bytes]:
-    """Return the requests that a try is made of; what is none is part of the one before."""
+    """Return the requests of a try. Bytes that are no request belong to the request before them."""
     starts = [found.start() for found in _REQUEST.finditer(data)]
     edges = sorted({0, *starts, len(data)})
     return [data[start:end] for start, end in itertools.pairwise(edges)] or [data]
@@ -169,7 +169,7 @@ def _change_line(request: bytes, chance: random.Random) -> list[bytes]:
 
 
 def _change_target(request: bytes, chance: random.Random) -> list[bytes]:
-    """Put another word into the path, or one more."""
+    """Replace a word of the path, or add one."""
     method, _, rest = request.partition(b" ")
     target, space, rest = rest.partition(b" ")
     words = target.split(b"/")
@@ -184,7 +184,7 @@ def _change_method(request: bytes, chance: random.Random) -> list[bytes]:
 
 
 def _change_body(request: bytes, chance: random.Random) -> list[bytes]:
-    """Change a field of the form, or take another form; its length is as it says, mostly."""
+    """Change a field of the form, or use another form. The length is right in most cases."""
     head, _, body = request.partition(_END)
     fields = chance.choice((body, *_FORMS)).split(b"&")
     at = chance.randrange(len(fields))
@@ -208,30 +208,30 @@ _CHANGES: tuple[Callable[[bytes, random.Random], list[bytes]], ...] = (
     _change_method,
     _change_body,
     _change_bytes,
-    lambda request, chance: [_chunked(request)],
+    lambda request, chance: [_divide_into_chunks(request)],
     lambda request, chance: [request, request],
     lambda request, chance: [request[: chance.randrange(len(request) + 1)]],
-    lambda request, chance: [chance.choice(_routes()), request],
+    lambda request, chance: [chance.choice(_list_routes()), request],
     lambda request, chance: [request.replace(b"HTTP/1.1", b"HTTP/1.0")],
     lambda request, chance: [request.replace(b"\r\n", b"\n", chance.randrange(1, 4))],
 )
 
 
-# What a node may do
+# Checks of a node's answers
 
 
 def check(data: bytes, dialect: Dialect | None) -> None:
-    """Raise AssertionError for what a node may not do."""
-    _served().check(data)
+    """Run one try. Raises AssertionError for an invalid reaction of the node."""
+    _get_served().check(data)
 
 
 @cache
-def _served() -> _ServedHttp:
+def _get_served() -> _ServedHttp:
     collection_pages.WAIT_SECONDS = 0.1  # of a request that waits for a manifest to come
     return _ServedHttp()
 
 
-class _ServedHttp(Served):
+class _ServedHttp(ServedNode):
     def choose_port(self) -> int:
         return self.node.http_port
 
@@ -240,11 +240,11 @@ class _ServedHttp(Served):
         for name in tuple(self.node.buckets):
             if name != WITNESS:
                 await self.node.buckets.delete(name)
-        self.node.attempts = Attempts(self.loop.time)
+        self.node.attempts = LoginAttempts(self.loop.time)
 
     async def ask_witness(self) -> None:
         reader, writer = self.witness
-        writer.write(_request(b"GET", b"/pools/default/b/" + WITNESS.encode()))
+        writer.write(_make_request(b"GET", b"/pools/default/b/" + WITNESS.encode()))
         head = await reader.readuntil(_END)
         assert head.startswith(b"HTTP/1.1 200 OK\r\n"), f"another client was answered with {head!r}"
         found = _LENGTH.search(head)
@@ -253,7 +253,7 @@ class _ServedHttp(Served):
 
     def check_replies(self, replied: bytes, data: bytes) -> None:
         statuses = read_statuses(replied)
-        asked = b"".join(reads(data))
+        asked = b"".join(split_reads(data))
         for status in statuses:
             answered[f"HTTP {status}"] += 1
         assert 500 not in statuses, f"an error of the node's own: {replied[:1000]!r}"
@@ -263,7 +263,7 @@ class _ServedHttp(Served):
 
 
 def read_statuses(replied: bytes) -> list[int]:
-    """Return the status of each response, in order. Raises AssertionError for what is no whole response."""
+    """Return the status of each response, in order. Raises AssertionError for bytes that are no whole response."""
     statuses: list[int] = []
     at = 0
     while at < len(replied):
@@ -275,11 +275,11 @@ def read_statuses(replied: bytes) -> list[int]:
         statuses.append(status)
         at = end + len(_END)
         if status >= 200 and status != 204 and not _STATUS_LINE.match(replied, at):  # else it answers HEAD, or is empty
-            at = _end_of_body(replied, at, head)
+            at = _find_end_of_body(replied, at, head)
     return statuses
 
 
-def _end_of_body(replied: bytes, at: int, head: bytes) -> int:
+def _find_end_of_body(replied: bytes, at: int, head: bytes) -> int:
     if at == len(replied):
         return at  # to HEAD
     if _CHUNKED.search(head):

@@ -1,8 +1,8 @@
-"""What is done with the bytes of one try: a client sends them to a node, over a socket, and takes what comes back.
+"""One try against the key-value port of a node: a client sends it over a socket, and checks the answers.
 
-Whatever it sends, the node answers in whole frames that its own layouts know, to requests that were made; it says
-nothing of an error of its own; the connection ends when the client has ended its side; and another client goes on as if
-nothing had been. Each try has a bucket of its own, so that it can be repeated alone.
+The node must answer the requests in whole frames of its own layouts, and must log no error of its own. The connection
+must end when the client has ended its side, and another client must be answered meanwhile. Each try has a bucket of its
+own, so that it can be repeated alone.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from functools import cache
 from typing import Any
 
 from fuzz.corpus import AT_ONCE
-from fuzz.frames import reads
+from fuzz.frames import split_reads
 from penstock.errors import RemoteProtocolError
 from penstock.node import Node
-from penstock.node.auth import Attempts
+from penstock.node.auth import LoginAttempts
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.wire.codec.constants import Dialect
-from penstock.wire.codec.frame import HEADER_BYTES, Frame, frame_length, opcode_name, status_name
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.frame import HEADER_BYTES, Frame, name_opcode, name_status, read_frame_length
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Magic
 from penstock.wire.messages.kv import Noop
-from penstock.wire.protocol.frame_receiver import Connection, Slab
+from penstock.wire.protocol.frame_receiver import FrameReceiver, Slab
 from tests.node.conversations import DOCUMENTS, FIRSTS, SEEDS
 
 SECONDS = 10.0
-"""In which the node must have answered, and ended the connection."""
+"""Time in which the node must have answered, and ended the connection."""
 
 MOST_REPLIED = 64 * 1024 * 1024
 VBUCKETS = 4
@@ -41,8 +41,8 @@ answered: Counter[str] = Counter()
 """How often each opcode was answered with each status."""
 
 
-def tries(dialect: Dialect | None) -> Iterator[bytes]:
-    """Yield conversations to begin with: those of a dialect, and each key-value command behind a document."""
+def list_tries(dialect: Dialect | None) -> Iterator[bytes]:
+    """Yield conversations to begin with: those of a dialect, and each key-value command after a document."""
     prepared = b"".join(message.encode() for message in DOCUMENTS)
     if dialect is not None:
         first, *others = (message.encode() for message in FIRSTS[dialect])
@@ -54,20 +54,20 @@ def tries(dialect: Dialect | None) -> Iterator[bytes]:
 
 
 def check(data: bytes, dialect: Dialect | None) -> None:
-    """Raise AssertionError for what a node may not do. dialect: of no meaning here; the try itself decides it."""
-    _served().check(data)
+    """Run one try. Raises AssertionError for an invalid reaction of the node. The try decides its own dialect."""
+    _get_served().check(data)
 
 
 @cache
-def _served() -> Served:
-    return Served()
+def _get_served() -> ServedNode:
+    return ServedNode()
 
 
-class Served(logging.Handler):
-    """A node and its event loop, on which nothing runs but while there is a try; and the errors that were logged.
+class ServedNode(logging.Handler):
+    """A node, its event loop, which runs only during a try, and the errors that the node logged.
 
     Attributes:
-        errors: what was logged during a try.
+        errors: errors that were logged during a try.
         port: where tries are sent.
     """
 
@@ -91,27 +91,27 @@ class Served(logging.Handler):
 
     def check(self, data: bytes) -> None:
         self.errors.clear()
-        replied = self.loop.run_until_complete(self._converse(data))
+        replied = self.loop.run_until_complete(self._send_try(data))
         assert not self.errors, "\n".join(self.errors)
         self.check_replies(replied, data)
 
     def check_replies(self, replied: bytes, data: bytes) -> None:
-        """Raise AssertionError for answers that a node may not give."""
+        """Raise AssertionError for invalid answers of a node."""
         check_replies(replied, data)
 
     def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.errors.append(f"{context.get('message')}: {context.get('exception')!r}")
 
-    async def _converse(self, data: bytes) -> bytes:
+    async def _send_try(self, data: bytes) -> bytes:
         """Send a try, and return all that was answered until the node had ended the connection."""
         async with asyncio.timeout(SECONDS):
             await self.node.buckets.create(BucketSpec(name="default", vbuckets=VBUCKETS))
             client = socket.socket()
             client.setblocking(False)
             await self.loop.sock_connect(client, ("127.0.0.1", self.port))
-            taking = self.loop.create_task(take_all(self.loop, client))
+            taking = self.loop.create_task(receive_all(self.loop, client))
             try:
-                for piece in reads(data):
+                for piece in split_reads(data):
                     await self.loop.sock_sendall(client, piece)
                 await self.ask_witness()  # meanwhile producers have their turns
                 client.shutdown(socket.SHUT_WR)
@@ -126,20 +126,20 @@ class Served(logging.Handler):
     async def clear(self) -> None:
         """Delete the bucket of the try, and forget its guesses: the logins of the next try would wait for them."""
         await self.node.buckets.delete("default")
-        self.node.attempts = Attempts(self.loop.time)
+        self.node.attempts = LoginAttempts(self.loop.time)
 
     async def ask_witness(self) -> None:
-        """Let another client ask for something, and wait for the answer."""
+        """Let another client send a request, and wait for the answer."""
         request = Noop()
         reader, writer = self.witness
         writer.write(request.encode())
         head = await reader.readexactly(HEADER_BYTES)
         assert head[1] == request.opcode, f"another client was answered with {head.hex()}"
-        await reader.readexactly(frame_length(head, 0) - HEADER_BYTES)
+        await reader.readexactly(read_frame_length(head, 0) - HEADER_BYTES)
 
 
-async def take_all(loop: asyncio.AbstractEventLoop, client: socket.socket) -> bytes:
-    """Return what comes until the node ends the connection."""
+async def receive_all(loop: asyncio.AbstractEventLoop, client: socket.socket) -> bytes:
+    """Return the bytes that the node sends before it ends the connection."""
     taken = bytearray()
     try:
         while data := await loop.sock_recv(client, 1 << 16):
@@ -151,21 +151,21 @@ async def take_all(loop: asyncio.AbstractEventLoop, client: socket.socket) -> by
 
 
 def check_replies(replied: bytes, data: bytes) -> None:
-    """Raise AssertionError for what is no whole frame, for one that no dialect knows, and for one nobody asked for."""
-    asked = opaques_of(b"".join(reads(data)))
-    received = Connection(Slab(1 << 16), runs=None)
+    """Raise AssertionError for bytes that are no whole frame, a frame of no dialect, or an answer without a request."""
+    asked = find_opaques(b"".join(split_reads(data)))
+    received = FrameReceiver(Slab(1 << 16), run_dialect=None)
     for event in received.feed(replied):
         assert isinstance(event, Frame), f"the node sent {event}"
         check_known(event)
         if event.magic in _ANSWERS:
-            answered[f"{opcode_name(event.opcode)} {status_name(event.specific)}"] += 1
+            answered[f"{name_opcode(event.opcode)} {name_status(event.specific)}"] += 1
             assert asked is None or event.opaque in asked, f"the node answered a request that nobody made: {event}"
 
 
-def opaques_of(data: bytes) -> frozenset[int] | None:
-    """Return the opaques of the frames that bytes are made of, None if they are not made of frames alone."""
+def find_opaques(data: bytes) -> frozenset[int] | None:
+    """Return the opaques of the frames in some bytes, None if the bytes are not whole frames alone."""
     opaques = set()
-    for event in Connection(Slab(1 << 16), runs=None).feed(data):
+    for event in FrameReceiver(Slab(1 << 16), run_dialect=None).feed(data):
         if not isinstance(event, Frame):
             return None
         opaques.add(event.opaque)
@@ -179,7 +179,7 @@ def check_known(frame: Frame) -> None:
     faults = []
     for dialect in Dialect:
         try:
-            decode(frame, dialect)
+            decode_frame(frame, dialect)
         except RemoteProtocolError as error:
             faults.append(str(error))
         else:

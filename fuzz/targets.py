@@ -1,4 +1,4 @@
-"""What is fuzzed: the rows that `python -m fuzz` goes through."""
+"""Targets of fuzzing: the rows of `python -m fuzz`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ KEY_VALUE = "kv"
 
 
 class Target(NamedTuple):
-    """One side of a conversation, to which tries are sent.
+    """One side of a conversation, which receives tries.
 
     Attributes:
-        dialect: what is spoken: a dialect of change streams, `kv`, or another protocol.
+        dialect: the protocol: a dialect of change streams, `kv`, or another protocol.
         side: the program that receives the tries: `consumer` or `node`.
-        module: has tries(dialect), check(data, dialect), the counter `answered`, and mutate(data, longest, chance) if
-            its tries are not made of frames.
+        module: has list_tries(dialect), check(data, dialect), the counter `answered`, and mutate(data, longest, chance)
+            if its tries are not made of frames.
     """
 
     dialect: str
@@ -39,30 +39,30 @@ class Target(NamedTuple):
     def spoken(self) -> Dialect | None:
         return Dialect(self.dialect) if self.dialect in frozenset(Dialect) else None
 
-    def tries(self) -> Iterator[bytes]:
+    def list_tries(self) -> Iterator[bytes]:
         """Yield the tries to begin with."""
-        tries: Iterator[bytes] = self._load("fuzz.corpus" if self.side == "consumer" else self.module).tries(
+        tries: Iterator[bytes] = self._load("fuzz.corpus" if self.side == "consumer" else self.module).list_tries(
             self.spoken
         )
         return tries
 
     def mutate(self) -> Callable[[bytes, int, random.Random], bytes]:
-        """Return what changes a try as its grammar allows: the try, the longest result, and the choices to make."""
+        """Return the function that changes a try as its grammar allows: (try, longest result, choices) -> try."""
         if self.dialect == HTTP:
             changed: Callable[[bytes, int, random.Random], bytes] = self._load(self.module).mutate
             return changed
-        from fuzz.frames import mutate, spare_frames
+        from fuzz.frames import list_spare_frames, mutate
 
-        spare = spare_frames(self.spoken or Dialect.DCP, requests=self.side == "node")
+        spare = list_spare_frames(self.spoken or Dialect.DCP, requests=self.side == "node")
         return lambda data, longest, chance: mutate(data, longest, chance, spare)
 
     def check(self) -> Callable[[bytes], None]:
-        """Return what is done with one try."""
+        """Return the function that runs one try."""
         module, spoken = self._load(self.module), self.spoken
         return lambda data: module.check(data, spoken)
 
     def answered(self) -> Counter[str]:
-        """Return the counter of what was noticed: answers of a node, messages that a consumer took."""
+        """Return the counter of reactions: answers of a node, messages that a consumer understood."""
         counter: Counter[str] = self._load(self.module).answered
         return counter
 

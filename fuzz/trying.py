@@ -1,4 +1,4 @@
-"""Make tries for one target, in the process that libFuzzer wants for itself."""
+"""Make tries for one target, in a process of its own, which libFuzzer requires."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from fuzz.targets import Target
 
 SECONDS = 2.0
-"""From one note of progress to the next."""
+"""Seconds between two notes of progress."""
 
 GRAMMAR = 0.9
-"""How many of the tries are changed as their grammar allows; the others are changed anywhere."""
+"""Share of the tries that are changed as their grammar allows; the others are changed anywhere."""
 
 
-class Notes:
-    """Writes down how far a process is: its end is abrupt, so nothing may be left for then."""
+class ProgressNotes:
+    """Writes the progress of a process to a file. The process ends abruptly, so it writes all the time."""
 
     def __init__(self, target: Target, path: Path) -> None:
         self._target = target
@@ -27,8 +27,8 @@ class Notes:
         self._began = self._last = time.monotonic()
         self.tries = 0
 
-    def note(self) -> None:
-        """Count a try, and write from time to time."""
+    def count_try(self) -> None:
+        """Count a try, and write the file from time to time."""
         self.tries += 1
         now = time.monotonic()
         if now - self._last < SECONDS:
@@ -41,8 +41,8 @@ class Notes:
         draft.replace(self._path)
 
 
-def keep(data: bytes, found: Path) -> None:
-    """Write a try that found something; libFuzzer would under the same name, but not for those to begin with."""
+def save_try(data: bytes, found: Path) -> None:
+    """Write a try with a finding. libFuzzer uses the same name, but does not write findings in the first tries."""
     found.mkdir(parents=True, exist_ok=True)
     (found / f"crash-{hashlib.sha1(data).hexdigest()}").write_bytes(data)
 
@@ -51,16 +51,16 @@ def fuzz(target: Target, notes: Path, found: Path, arguments: list[str]) -> None
     """Run libFuzzer with its arguments; does not return.
 
     Args:
-        target: what is fuzzed.
+        target: the target that receives the tries.
         notes: file for the progress.
-        found: directory for tries that found something.
+        found: directory for tries with findings.
         arguments: libFuzzer's own.
     """
     import atheris
 
     with atheris.instrument_imports(include=["penstock", "fuzz.consumer", "fuzz.node", "fuzz.http"]):
         check = target.check()
-    mutate, progress = target.mutate(), Notes(target, notes)
+    mutate, progress = target.mutate(), ProgressNotes(target, notes)
 
     def change(data: bytes, longest: int, seed: int) -> bytes:
         chance = random.Random(seed)
@@ -73,9 +73,9 @@ def fuzz(target: Target, notes: Path, found: Path, arguments: list[str]) -> None
         try:
             check(data)
         except BaseException:
-            keep(data, found)
+            save_try(data, found)
             raise
-        progress.note()
+        progress.count_try()
 
     atheris.Setup([sys.argv[0], *arguments], try_one, custom_mutator=change)
     atheris.Fuzz()

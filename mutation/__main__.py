@@ -1,12 +1,14 @@
-"""Change the modules that decide in small ways, and see whether their tests notice.
+"""Change the modules that decide in small ways, and check that their tests notice each change.
 
-    python -m mutation                        all modules of modules.toml
-    python -m mutation store/history/rollback         this one alone
-    python -m mutation --show store/log/row_index     print survivors without a reason, as rows of survivors.toml
+```sh
+python -m mutation                                # all modules of modules.toml
+python -m mutation store/history/rollback         # one module
+python -m mutation --show store/log/row_index     # print survivors without a reason, as rows of survivors.toml
+```
 
 Each change of the code, a mutant, must make a test fail, or be in survivors.toml with a reason.
-Exits with 1 if a survivor lacks a reason, if a row of survivors.toml names a mutant that is killed or does not exist,
-or if tests kill less than 95 % of all mutants.
+The exit status is 1 if a survivor lacks a reason, or if tests kill less than 95 % of all mutants. It is also 1 if a row
+of survivors.toml names a mutant that is killed or does not exist.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def main() -> int:
         except MutationFailed as error:
             print(error, file=sys.stderr)
             return 1
-    faults = list(judge(outcomes))
+    faults = list(find_faults(outcomes))
     write_report(outcomes, faults, REPORT)
     print_table(outcomes)
     for fault in faults:
@@ -61,8 +63,8 @@ def run_module(watched: Watched, processes: int) -> Outcome:
     return outcome
 
 
-def judge(outcomes: dict[str, Outcome]) -> Iterator[str]:
-    """Yield a sentence for each survivor without a reason, each row without a survivor, and a goal that was missed."""
+def find_faults(outcomes: dict[str, Outcome]) -> Iterator[str]:
+    """Yield a sentence for each survivor without a reason, each row without a survivor, and a missed goal."""
     explained = read_survivors()
     for module, outcome in outcomes.items():
         known = explained.get(module, {})

@@ -1,4 +1,4 @@
-"""Run mutmut on one module, and read what it found."""
+"""Run mutmut on one module, and read its results."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ pytest_add_cli_args=
     {chosen}
 timeout_constant=10
 """
-"""mutmut allows a mutant 15 times what its tests took, and these seconds: a busy machine kills no mutant."""
+"""mutmut allows a mutant 15 times the time of its tests, and these seconds: a busy machine kills no mutant."""
 
 
 class Outcome(NamedTuple):
-    """What became of a module's mutants.
+    """The results of a module's mutants.
 
     Attributes:
         total: how many mutants there are.
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
 
 
 class MutationFailed(Exception):
-    """mutmut did not come to an end; the text is what it printed."""
+    """mutmut ended with an error; the text is its output."""
 
 
 def test_module(watched: Watched, processes: int) -> Outcome:
@@ -69,12 +69,12 @@ def test_module(watched: Watched, processes: int) -> Outcome:
     _run(where, "run", "--max-children", str(processes))
     _run(where, "export-cicd-stats")
     figures = json.loads((where / "mutants" / "mutmut-cicd-stats.json").read_text(encoding="utf-8"))
-    survivors = [_difference(where, name) for name in _alive(_run(where, "results"))]
+    survivors = [_read_difference(where, name) for name in _list_alive(_run(where, "results"))]
     return Outcome(figures["total"], figures["total"] - len(survivors), survivors)
 
 
 def _prepare(watched: Watched) -> Path:
-    """Make a directory of its own for a module, with its settings and nothing of an earlier run."""
+    """Make a directory for a module, with its settings and without files of an earlier run."""
     where = WORK / watched.module.replace("/", ".")
     shutil.rmtree(where, ignore_errors=True)
     where.mkdir(parents=True)
@@ -97,21 +97,21 @@ def _run(where: Path, *arguments: str) -> str:
     return ran.stdout
 
 
-def _alive(results: str) -> Iterator[str]:
+def _list_alive(results: str) -> Iterator[str]:
     for row in LOOKED_AFTER.finditer(results):
         if row["status"] in ALIVE:
             yield row["name"]
 
 
-def _difference(where: Path, name: str) -> Change:
-    """Return how a mutant differs from the code."""
+def _read_difference(where: Path, name: str) -> Change:
+    """Return the difference between a mutant and the code."""
     lines = _run(where, "show", name).splitlines()
     before = (line[1:].strip() for line in lines if line.startswith("-") and not line.startswith("---"))
     after = (line[1:].strip() for line in lines if line.startswith("+") and not line.startswith("+++"))
-    return Change(_function_of(name), " ".join(before), " ".join(after))
+    return Change(_parse_function(name), " ".join(before), " ".join(after))
 
 
-def _function_of(name: str) -> str:
+def _parse_function(name: str) -> str:
     """Return the function of `penstock.store.log.row_index.xǁRowIndexǁcut__mutmut_3`: RowIndex.cut."""
     function = name.rpartition(".")[2].partition("__mutmut")[0]
     return function.removeprefix("xǁ").replace("ǁ", ".") if "ǁ" in function else function.removeprefix("x_")

@@ -1,4 +1,4 @@
-"""The two tables of mutation testing: which tests watch over a module, and which mutants may survive, and why."""
+"""The two tables of mutation testing: the tests of each module, and the mutants that may survive with their reasons."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What every test has: a bound on its time, Ctrl-C, and Hypothesis without timing of its own."""
+"""Rules for every test: a bound on its time, Ctrl-C, and Hypothesis without timing of its own."""
 
+import atexit
+import gc
 import platform
 import signal
 import sys
@@ -9,7 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-# The machines that run this are shared: an example that takes long says nothing about the code.
+from tests.quick_java import quicken_java
+
+# The machines that run this are shared: a slow example is no sign of a fault in the code.
 settings.register_profile("quick", deadline=None, max_examples=10)
 settings.register_profile("default", deadline=None, max_examples=25)
 settings.register_profile("full", deadline=None, max_examples=100)
@@ -29,6 +33,8 @@ settings.load_profile("default")
 # A shell lets commands that it starts in the background ignore Ctrl-C, which some tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+quicken_java()
+
 COMPAT = Path(__file__).parent / "compat"
 SOAK_SECONDS = 4 * 3600.0
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}
@@ -36,7 +42,7 @@ STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}
 MAY_START = {"process", "spark", "soak"}
 
 started: list[str] = []
-"""What has been started since the present test began."""
+"""Processes that were started since the present test began."""
 
 
 def note_start(event: str, arguments: tuple[object, ...]) -> None:
@@ -50,11 +56,23 @@ platform.platform()  # starts `uname` the first time, and nodes ask for it
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """Fail a test that starts a process without a mark that says so."""
+    """Fail a test that starts a process without a mark for it."""
     started.clear()
     yield
     if started and not any(item.get_closest_marker(marker) for marker in MAY_START):
         pytest.fail(f"starts a process, and is not marked `process`: {started}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Hide the collected tests from the garbage collector: a walk over all of them takes more than a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # else extension modules report these objects as leaks
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -66,3 +84,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("spark")
         if any(item.get_closest_marker(marker) for marker in long):
             item.add_marker(pytest.mark.timeout(SOAK_SECONDS))
+    items.sort(key=turn)
+
+
+def turn(item: pytest.Item) -> int:
+    """Put long tests first, so that none begins when the others are done, and those of one Spark session together.
+
+    pytest-xdist gives the first process the first tests. The others take from their end once they have no more.
+    """
+    if "spark" in getattr(item, "fixturenames", ()):
+        return 0
+    return 1 if item.get_closest_marker("spark") else 2 if item.get_closest_marker("process") else 3

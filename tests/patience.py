@@ -3,5 +3,7 @@
 __all__ = ["PATIENCE"]
 
 PATIENCE = 300.0
-"""Seconds that a test waits for an event before it fails. It says that something hangs, and nothing of speed: machines
-that run this have much else to do."""
+"""Seconds that a test waits for an event before it fails.
+
+A failure means that the program hangs, not that it is slow: machines that run this are busy with other work.
+"""

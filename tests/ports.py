@@ -12,14 +12,14 @@ _BELOW_EPHEMERAL = range(20_000, 32_000)
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of 127.0.0.1 that nobody listens on."""
+    """Return free ports of 127.0.0.1."""
     with ExitStack() as stack:
         chosen = random.SystemRandom().sample(_BELOW_EPHEMERAL, 100)
         return [*islice((port for port in chosen if _is_free(stack, port)), count)]
 
 
 def _is_free(stack: ExitStack, port: int) -> bool:
-    """Tell whether a port can be taken, and hold it until the stack is closed."""
+    """Return whether a port is free, and hold a free one until the stack is closed."""
     try:
         stack.enter_context(socket.create_server(("127.0.0.1", port)))
     except OSError:

@@ -10,7 +10,7 @@ from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import LAYOUTS, PRIVATE, Code, Layout, Message, Part
 from penstock.wire.codec.opcodes import DraftCode, Opcode
-from penstock.wire.columns.shapes import SHAPES
+from penstock.wire.columns.data_forms import SHAPES
 from penstock.wire.messages.dcp import COLLECTION_SEPARATOR, Deletion, Mutation, PrototypeMutation, SnapshotMarkerV2
 from penstock.wire.messages.subdoc import SubdocLookup, SubdocMutation
 from tests.golden import GOLDEN_OF, frame_of
@@ -52,7 +52,7 @@ def of_layout(layout: Layout) -> st.SearchStrategy[Message]:
                 datatype=st.just(0) if isinstance(layout.cls.opcode, DraftCode) else unsigned("B"),
                 cas=_part(parts["cas"], unsigned("Q"), 0),
                 key=_part(parts["key"], st.binary(max_size=40), b""),
-                **{layout.third: unsigned("H")},
+                **{layout.specific_name: unsigned("H")},
                 **fields,
                 **(
                     {name: unsigned(code) for name, code in zip(tail[1], tail[0].format[1:], strict=True)}
@@ -112,14 +112,14 @@ def plain_frame(code: Code, layout: Layout) -> Frame:
         value=value,
     )
     try:
-        layout.message_of(frame)
+        layout.make_message(frame)
     except RemoteProtocolError:
         return frame._replace(specific=1)
     return frame
 
 
 def frames() -> st.SearchStrategy[Frame]:
-    """Return frames of any magic whose parts fit their length fields; what they mean is chance."""
+    """Return frames of any magic whose parts fit their length fields; their contents are random."""
     header = {
         "opcode": unsigned("B") | st.sampled_from([int(opcode) for opcode in Opcode]),
         "specific": unsigned("H"),
@@ -141,7 +141,7 @@ def values() -> st.SearchStrategy[bytes]:
 
 
 def changes(vbuckets: st.SearchStrategy[int]) -> st.SearchStrategy[Mutation | Deletion]:
-    """Return what may stand in a run: any key and value, seqnos from 1 to 2^64 - 1 in no order."""
+    """Return messages of a run: any key and value, seqnos from 1 to 2^64 - 1 in no order."""
     common = {
         "vbucket": vbuckets,
         "opaque": unsigned("I"),
@@ -170,20 +170,20 @@ def runs(max_size: int = 100) -> st.SearchStrategy[list[Mutation | Deletion]]:
 def _change_of_form(draw: st.DrawFn, cls: type[Message], vbuckets: st.SearchStrategy[int]) -> Message:
     (layout,) = cls.layouts.values()
     message = draw(of_layout(layout))
-    said: dict[str, Any] = {"vbucket": draw(vbuckets)}
+    fields: dict[str, Any] = {"vbucket": draw(vbuckets)}
     if hasattr(message, "by_seqno"):
-        said["by_seqno"] = max(message.by_seqno, 1)
+        fields["by_seqno"] = max(message.by_seqno, 1)
     if hasattr(message, "nmeta"):
-        said["nmeta"] = draw(st.just(0) | st.integers(0, len(message.value)))
+        fields["nmeta"] = draw(st.just(0) | st.integers(0, len(message.value)))
     if isinstance(message, PrototypeMutation):
         name = draw(st.just("") | st.text(max_size=20)).encode()
         prefix = name + COLLECTION_SEPARATOR if name else b""
-        return replace(message, **said, collection_length=len(name), key=prefix + message.key)
-    return replace(message, **said)
+        return replace(message, **fields, collection_length=len(name), key=prefix + message.key)
+    return replace(message, **fields)
 
 
 def changes_in(dialect: Dialect, vbuckets: st.SearchStrategy[int]) -> st.SearchStrategy[Message]:
-    """Return what may stand in a run of a dialect, in any of its forms."""
+    """Return messages of a run in a dialect, in any of its forms."""
     return st.sampled_from(SHAPES[dialect].forms).flatmap(lambda form: _change_of_form(form.cls, vbuckets))
 
 
@@ -200,7 +200,7 @@ def runs_in(dialect: Dialect, max_size: int = 100) -> st.SearchStrategy[list[Mes
 
 
 TELLING = (2, 3, 4, 10, 11, 24, 25)
-"""Where a frame says how long its parts are, and its seqno; not the body's high bytes, as no buffer is that long."""
+"""Offsets of a frame's lengths and of its seqno; not of the body's high bytes, as no buffer is that long."""
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""One bucket, four consumers: whatever happens to it, each dialect's consumer ends with the documents that it has."""
+"""One bucket and a consumer in each of four dialects: after any actions, each consumer has the bucket's documents."""
 
 import asyncio
 import time
@@ -34,7 +34,7 @@ ACTIONS = st.one_of(
 
 
 class Copy:
-    """What a consumer makes of the changes. `left` is the vbuckets whose last document has not come yet."""
+    """The documents that a consumer has after its changes. `left`: vbuckets whose last document has not come yet."""
 
     def __init__(self) -> None:
         self.documents: dict[int, dict[bytes, tuple[bytes, int]]] = {vb: {} for vb in range(VBUCKETS)}
@@ -79,7 +79,7 @@ async def act(node: Node, bucket: Bucket, action: str, key: str, value: bytes) -
     elif action == "flush":
         await bucket.flush()
     elif action == "cut":
-        for connection in list(node.guests.present):
+        for connection in list(node.connections.open_connections):
             assert isinstance(connection, NodeConnection)
             if connection.session.producer is not None:
                 connection.abort("cut off by the test")
@@ -91,7 +91,7 @@ async def act(node: Node, bucket: Bucket, action: str, key: str, value: bytes) -
 
 
 async def live_through(actions: list[tuple[str, str, bytes]], joined: int) -> None:
-    """Let four consumers follow from the action numbered `joined` on, and compare what they have at the end."""
+    """Let four consumers follow from the action numbered `joined` on, and compare their documents at the end."""
     async with running() as node, penstock.connect(node.url("beer")) as bucket:
         last = {b"last-%d" % number for number in range(40)}  # some in every vbucket
         copies = {dialect: Copy() for dialect in Dialect}
@@ -136,13 +136,13 @@ async def documents_of(bucket: Bucket, keys: set[str]) -> dict[bytes, tuple[byte
 
 @settings(max_examples=scaled(25))
 @given(st.lists(ACTIONS, max_size=60), st.integers(0, 60))
-def test_every_dialect_ends_with_what_the_bucket_has(actions: list[tuple[str, str, bytes]], joined: int) -> None:
+def test_every_dialect_ends_with_the_buckets_documents(actions: list[tuple[str, str, bytes]], joined: int) -> None:
     asyncio.run(live_through(actions, joined))
 
 
 @pytest.mark.soak
 @given(st.lists(ACTIONS, max_size=200), st.integers(0, 200))
-def test_every_dialect_ends_with_what_the_bucket_has_for_long(
+def test_every_dialect_ends_with_the_buckets_documents_for_long(
     actions: list[tuple[str, str, bytes]], joined: int
 ) -> None:
     asyncio.run(live_through(actions, joined))

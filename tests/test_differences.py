@@ -24,7 +24,7 @@ def test_every_recorded_difference_has_a_row():
     assert [name for name, *_ in RECORDED] == list(DIFFERENCES)
 
 
-def test_every_row_says_what_is_done_there_and_here_and_why():
+def test_every_row_has_both_behaviours_and_a_reason():
     assert len(RECORDED) + len(OTHERS) == len(ROWS)
     assert all(all(row) for row in ROWS)
     assert len({row[0] for row in ROWS}) == len(ROWS)

@@ -35,7 +35,7 @@ def within(name: str, packages: set[str]) -> bool:
 
 
 def imported(tree: ast.Module, package: str) -> Iterator[tuple[int, str, str]]:
-    """Yield (line, dotted name, the name it is bound to) of each import; package: what relative ones start from."""
+    """Yield (line, dotted name, the name it is bound to) of each import. Relative imports start from `package`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -79,7 +79,7 @@ def may_import(layer: str, name: str) -> bool:
     target = name.split(".")[1] if "." in name else ""
     if target in FREE | {layer} or layer in {"", "__main__"}:
         return True
-    # What is neither a layer nor free is a public name of the package itself, which knows all but the outermost layers.
+    # Other names are public names of the package itself, which imports all but the outermost layers.
     return layer in RANK and RANK.get(target, RANK["spark"]) < RANK[layer]
 
 
@@ -93,9 +93,8 @@ def modules() -> list[tuple[Path, str, str]]:
     return found
 
 
-@pytest.mark.parametrize(("path", "module", "package"), [pytest.param(*found, id=found[1]) for found in modules()])
-def test_layers(path, module, package):
-    assert violations(path.read_text(), module, package) == []
+def test_layers():
+    assert [line for path, module, package in modules() for line in violations(path.read_text(), module, package)] == []
 
 
 BREAKS = [
@@ -145,12 +144,12 @@ KEEPS = [
 
 
 @pytest.mark.parametrize(("layer", "text"), BREAKS)
-def test_what_breaks_the_rules_is_found(layer, text):
+def test_violations_are_found(layer, text):
     assert len(violations(text, f"penstock.{layer}.module", f"penstock.{layer}")) == 1
 
 
 @pytest.mark.parametrize(("layer", "text"), KEEPS)
-def test_what_keeps_the_rules_is_left_alone(layer, text):
+def test_valid_imports_are_accepted(layer, text):
     module = f"penstock.{layer}.module" if layer else "penstock"
     assert violations(text, module, f"penstock.{layer}".rstrip(".")) == []
 
@@ -198,7 +197,7 @@ def test_an_order_names_all_packages(package):
 
 @pytest.mark.process
 def test_lakes_are_read_without_spark():
-    """Who reads tables with other tools has no Spark, or should not wait for it."""
+    """Users of other tools have no Spark, or do not want to wait for it."""
     packages = [SOURCE / "penstock" / "spark" / name for name in ("lake", "dependents")]
     modules = [
         ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")

@@ -1,4 +1,4 @@
-"""The locks hold what pyproject.toml asks for: a dependency changed without `make lock` shows here."""
+"""The lock files satisfy pyproject.toml: a dependency that was changed without `make lock` fails here."""
 
 import re
 import tomllib
@@ -12,7 +12,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def pins(lock: str) -> dict[str, str]:
-    """Return name -> version of a lock, in which each line that begins with a name pins that one exactly."""
+    """Return name -> version of a lock. Each line of it that begins with a name pins one version."""
     found = re.findall(r"^([a-z0-9-]+)==([^ ;]+)", (ROOT / "requirements" / lock).read_text(), re.MULTILINE)
     return dict(found)
 
@@ -43,7 +43,7 @@ def test_the_benchmarks_change_no_version_that_the_tests_run_on():
 
 
 @pytest.mark.parametrize("lock", ["compat.txt", "docs.txt", "mutation.txt"])
-def test_what_is_added_changes_no_version_that_the_tests_run_on(lock):
+def test_other_locks_have_versions_of_dev_lock(lock):
     tested, others = pins("dev.txt"), pins(lock)
     assert {name: others[name] for name in others.keys() & tested.keys()} == {
         name: tested[name] for name in others.keys() & tested.keys()

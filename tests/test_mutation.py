@@ -1,10 +1,10 @@
-"""The tables of mutation testing name what is there."""
+"""The tables of mutation testing name existing modules, tests and functions."""
 
 from pathlib import Path
 
 import pytest
 
-from mutation.__main__ import judge
+from mutation.__main__ import find_faults
 from mutation.mutants import Outcome
 from mutation.tables import Change, read_modules, read_reasons, read_survivors
 
@@ -34,16 +34,18 @@ def test_survivors_without_a_reason_and_reasons_without_a_survivor_are_faults():
     module, known = next(iter(read_survivors().items()))
     changes = list(known)
     as_explained = Outcome(1000, 1000 - len(changes), changes)
-    assert list(judge({module: as_explained})) == []
+    assert list(find_faults({module: as_explained})) == []
     new = Change("function", "a", "b")
-    assert list(judge({module: as_explained._replace(survivors=[*changes, new])})) == [
+    assert list(find_faults({module: as_explained._replace(survivors=[*changes, new])})) == [
         f"{module}, function: no test notices `b` in place of `a`"
     ]
-    (fault,) = judge({module: as_explained._replace(survivors=changes[1:])})
+    (fault,) = find_faults({module: as_explained._replace(survivors=changes[1:])})
     assert fault.endswith(f"survivors.toml has a mutant that is none: `{changes[0].after}`")
 
 
 def test_too_few_killed_is_a_fault():
     module, known = next(iter(read_survivors().items()))
-    assert list(judge({module: Outcome(100, 94, list(known))})) == ["the tests kill 94 of 100 mutants, less than 95%"]
-    assert list(judge({module: Outcome(100, 95, list(known))})) == []
+    assert list(find_faults({module: Outcome(100, 94, list(known))})) == [
+        "the tests kill 94 of 100 mutants, less than 95%"
+    ]
+    assert list(find_faults({module: Outcome(100, 95, list(known))})) == []

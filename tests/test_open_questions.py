@@ -17,11 +17,11 @@ from penstock.errors import UsageError
 from penstock.node import Node
 from penstock.node.auth import User
 from penstock.node.auth.certificates import make_certificates
-from penstock.node.auth.users import account_of
+from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
 from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.flags import OpenFlag, StreamFlag, TapConnectFlag
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import TAP_OPCODES, DraftCode, Opcode, UprOpcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Mutation, Open, StreamReq
@@ -38,7 +38,7 @@ PAGE = (ROOT / "docs" / "open-questions.md").read_text(encoding="utf-8")
 ROWS = [
     tuple(cell.strip() for cell in line.strip("|").split("|"))
     for line in PAGE.splitlines()
-    if line.startswith("| ") and not line.startswith(("| the draft says", "| ---"))
+    if line.startswith("| ") and not line.startswith(("| statement of the draft", "| ---"))
 ]
 QUESTIONS = 22
 S = Status
@@ -102,7 +102,7 @@ def the_default_collection_only(_: Path) -> None:
         client.set(key(ALES), b"v")
         client.set(key(0), b"v")
         tap.send(TapConnect(key=b"tap", flags=int(TapConnectFlag.DUMP)))
-        mutation = decode(tap.skip_to(opcode=Opcode.TAP_MUTATION))
+        mutation = decode_frame(tap.skip_to(opcode=Opcode.TAP_MUTATION))
         assert mutation.key == key(0)[1:]
         with pytest.raises(EOFError):
             tap.skip_to(opcode=Opcode.TAP_MUTATION)
@@ -154,8 +154,8 @@ def no_lock_time_in_tap(_: Path) -> None:
 
 def users_in(path: Path) -> Path:
     with change_users(path / "users.json") as accounts:
-        for name, role in (("reader", "stream_reader[beer]"), ("writer", "data_writer[beer]")):
-            accounts[name] = account_of(User.of(name, [role]), name, ITERATIONS)
+        for name, role in (("reader", "data_dcp_reader[beer]"), ("writer", "data_writer[beer]")):
+            accounts[name] = make_account(User.from_texts(name, [role]), name, ITERATIONS)
     return path / "users.json"
 
 
@@ -235,15 +235,15 @@ CLAIMS: dict[str, Callable[[Path], None]] = {
     "With TLS a client can log in by its certificate.": a_certificate_logs_in,
     "Without users a node listens on loopback addresses only.": loopback_only,
 }
-"""A sentence of the page, and what tries it."""
+"""Sentence of the page -> the function that tries it on a node."""
 
 
 @pytest.mark.parametrize(("sentence", "holds"), CLAIMS.items(), ids=[sentence[:50] for sentence in CLAIMS])
-def test_a_node_does_what_the_sentence_says(sentence, holds, tmp_path):
+def test_a_node_behaves_as_the_sentence_claims(sentence, holds, tmp_path):
     assert any(sentence in decision for _, decision, _ in ROWS)
     holds(tmp_path)
 
 
-def test_each_sentence_about_what_comes_and_goes_is_tried():
+def test_each_sentence_about_changing_features_is_tried():
     sentences = [each for _, decision, _ in ROWS for each in re.split(r"(?<=\.) (?=[A-Z])", decision)]
     assert [each for each in sentences if TO_TRY.search(each) and each not in CLAIMS] == []

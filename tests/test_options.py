@@ -1,40 +1,41 @@
-"""Declared options: what follows from one field, and what is said of values that it does not take."""
+"""Declared options: the results of one field's declaration, and the errors for invalid values."""
 
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import pytest
 
-from penstock.cli.base.option_parameters import takes_options
+from penstock.cli.base.option_parameters import add_options
 from penstock.errors import UsageError
 from penstock.options import (
+    BOOLEAN,
     FILE,
     INTEGER,
     POSITIVE,
     SECONDS,
     SIZE,
     TEXT,
-    TRUTH,
     check_limits,
+    format_option,
     given_options,
+    list_of,
+    list_options,
     member_of,
     nonempty,
     number,
     one_of,
     option,
-    option_text,
-    options_of,
-    outside_name,
     read_options,
-    shared,
-    shared_values,
+    read_shared_values,
+    shared_option,
     text_list,
+    to_external_name,
     whole_number,
 )
-from penstock.spark.pipeline.definition.toml_tables import TomlPlace, made_of, read
+from penstock.spark.pipeline.definition.toml_tables import TomlPlace, build_dataclass, parse_table
 
 
 class Taste(StrEnum):
@@ -48,6 +49,8 @@ class Taste(StrEnum):
 class Brewing:
     """Some options, and a field that is none."""
 
+    given_in: ClassVar[str] = "the recipe"
+
     hop_grams: float = option(number(0, 500), "grams of hops", default=40.0)
     days_open: int = option(whole_number(1, 30), "days in the open vat", default=7)
     mash_seconds: float = option(number(0, scale=60), "minutes of mashing", default=3600.0, flag="--mash-minutes")
@@ -56,17 +59,8 @@ class Brewing:
     label: str | None = option(FILE, "the picture", default=None, environment="LABEL")
     malts: tuple[str, ...] = option(text_list(), "the malts", default=(), shown="pale")
     secret: str = option(TEXT, "what makes it good", default="nothing", secret=True)
-    filtered: bool = option(TRUTH, "without yeast", default=False)
+    filtered: bool = option(BOOLEAN, "without yeast", default=False)
     inner: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bottling:
-    """Options that are another class's, and of its own."""
-
-    taste: Taste | None = shared(Brewing, example="sweet")
-    days_open: int | None = shared(Brewing, doc="days on the shelf", shown="a week")
-    bottles: int = option(POSITIVE, "how many", default=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +68,18 @@ class Serving:
     """Options of which only those that are given count."""
 
     glasses: int = option(POSITIVE, "how many", default=1)
-    ice: bool = option(TRUTH, "with ice", default=False)
+    ice: bool = option(BOOLEAN, "with ice", default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bottling:
+    """Options that are another class's, and of its own."""
+
+    taste: Taste | None = shared_option(Brewing, example="sweet")
+    days_open: int | None = shared_option(Brewing, doc="days on the shelf", shown="a week")
+    glasses: int | None = shared_option(Serving)
+    bottles: int = option(POSITIVE, "how many", default=1)
+    crates: tuple[int, ...] | None = option(list_of(whole_number(1, 9)), "which crates", default=None, flag="--crate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,28 +92,29 @@ class Order:
 
 
 def test_a_field_gives_all_names():
-    names = {name: (each.outside_name, each.flag) for name, each in options_of(Brewing).items()}
+    names = {name: (each.external_name, each.flag) for name, each in list_options(Brewing).items()}
     assert names["hop_grams"] == ("hopGrams", "--hop-grams")
     assert names["mash_seconds"] == ("mashSeconds", "--mash-minutes")
     assert "inner" not in names
-    assert outside_name("a_bc_d") == "aBcD"
+    assert to_external_name("a_bc_d") == "aBcD"
 
 
 def test_defaults_in_words():
-    words = {name: each.default_text for name, each in options_of(Brewing).items()}
+    words = {name: each.default_text for name, each in list_options(Brewing).items()}
     assert (words["hop_grams"], words["mash_seconds"], words["filtered"]) == ("40", "60", "false")
-    assert (words["taste"], words["yeast"], words["label"]) == ("dry", "of the house", "none")
+    assert (words["taste"], words["yeast"], words["label"]) == ("dry", "of the house", "LABEL of the environment")
 
 
-def test_what_is_shared_is_declared_once():
-    declared = options_of(Bottling)
+def test_shared_option_is_declared_once():
+    declared = list_options(Bottling)
     assert declared["taste"].doc == "the taste"
-    assert declared["taste"].default_text == "of the connection string, else dry"
+    assert declared["taste"].default_text == "of the recipe, else dry"
     assert (declared["days_open"].doc, declared["days_open"].default_text) == (
         "days on the shelf",
-        "of the connection string, else a week",
+        "of the recipe, else a week",
     )
-    assert shared_values(Bottling(taste=Taste.SWEET, bottles=3), Brewing) == {"taste": Taste.SWEET}
+    assert declared["glasses"].default_text == "1"
+    assert read_shared_values(Bottling(taste=Taste.SWEET, bottles=3), Brewing) == {"taste": Taste.SWEET}
 
 
 def test_texts_become_values():
@@ -116,6 +122,7 @@ def test_texts_become_values():
     assert Brewing(**read_options(Brewing, given, "here")) == Brewing(
         hop_grams=100.0, taste=Taste.SWEET, malts=("pale", "black"), filtered=True, yeast="wild"
     )
+    assert read_options(Bottling, {"crates": "3,1"}, "here") == {"crates": (3, 1)}
     assert read_options(Brewing, {"HOPGRAMS": "3"}, "here", any_case=True) == {"hop_grams": 3.0}
     assert "nothing" not in repr(Brewing())
 
@@ -137,7 +144,7 @@ def test_texts_become_values():
         ({"inner": "1"}, "unknown option 'inner' in the cellar"),
     ],
 )
-def test_what_cannot_be_gets_one_sentence(given, sentence):
+def test_invalid_value_raises_one_sentence(given, sentence):
     with pytest.raises(UsageError) as raised:
         read_options(Brewing, given, "in the cellar")
     assert str(raised.value).startswith(sentence)
@@ -153,7 +160,7 @@ def test_kinds_of_options():
         SECONDS.read("n", "86401")
     with pytest.raises(UsageError, match="option n is 'x', expected a whole number"):
         INTEGER.read("n", "x")
-    assert [option_text(value) for value in (True, ("a", "b"), 2.5)] == ["true", "a,b", "2.5"]
+    assert [format_option(value) for value in (True, ("a", "b"), 2.5)] == ["true", "a,b", "2.5"]
 
 
 def test_numbers_of_objects_have_the_same_limits():
@@ -164,23 +171,25 @@ def test_numbers_of_objects_have_the_same_limits():
 
 def test_options_are_keys_of_a_table(tmp_path):
     place = TomlPlace(str(tmp_path / "beer.toml"), "[order]")
-    found = read(Order, place, {"number": 1, "hop_grams": 3, "malts": ["pale", "black"], "filtered": True})
+    found = parse_table(Order, place, {"number": 1, "hop_grams": 3, "malts": ["pale", "black"], "filtered": True})
     assert found.given == {"hop_grams": "3.0", "malts": "pale,black", "filtered": "true"}
-    assert found == made_of(Order, {"number": 1, "hop_grams": 3.0, "malts": ("pale", "black"), "filtered": True})
-    assert read(Order, place, {"number": 1, "label": "mine"}) == Order(number=1, label="mine")
+    assert found == build_dataclass(
+        Order, {"number": 1, "hop_grams": 3.0, "malts": ("pale", "black"), "filtered": True}
+    )
+    assert parse_table(Order, place, {"number": 1, "label": "mine"}) == Order(number=1, label="mine")
     with pytest.raises(UsageError, match=r"\[order\] has an unknown key 'secret'; known are"):
-        read(Order, place, {"number": 1, "secret": "x"})
+        parse_table(Order, place, {"number": 1, "secret": "x"})
     with pytest.raises(UsageError, match=r"\[order\] has no number"):
-        read(Order, place, {})
+        parse_table(Order, place, {})
     with pytest.raises(UsageError, match=r"\[order\] taste is 'sour', expected 'sweet' or 'dry'"):
-        read(Order, place, {"number": 1, "taste": "sour"})
+        parse_table(Order, place, {"number": 1, "taste": "sour"})
 
 
 def test_options_are_parameters_of_a_command():
     found: list[dict[str, Any]] = []
 
-    @takes_options("beer", Brewing)
-    @takes_options("chosen", Serving, only_given=True)
+    @add_options("beer", Brewing)
+    @add_options("chosen", Serving, only_given=True)
     def brew(*, beer: dict[str, Any], chosen: dict[str, Any], loud: bool = False) -> None:
         found.extend((beer, chosen, {"loud": loud}))
 
@@ -188,8 +197,18 @@ def test_options_are_parameters_of_a_command():
     assert parameters["hop_grams"].default == 40.0
     assert parameters["glasses"].default is None
     assert list(parameters)[-1] == "loud"
-    chosen = {name: each.default for name, each in parameters.items()} | {"mash_minutes": 5, "glasses": 2}
+    chosen = {name: each.default for name, each in parameters.items()} | {"mash_seconds": 5, "glasses": 2}
     brew(**chosen)
     beer, serving, rest = found
     assert (beer["mash_seconds"], beer["days_open"], "label" in beer) == (300, 7, False)
     assert (serving, rest) == ({"glasses": 2}, {"loud": False})
+
+
+def test_a_list_is_given_several_times():
+    @add_options("chosen", Bottling)
+    def bottle(*, chosen: dict[str, Any]) -> None:
+        assert chosen == {"crates": [1, 3], "bottles": 1}
+
+    annotation = inspect.signature(bottle).parameters["crates"].annotation
+    assert get_args(annotation)[0] == list[int] | None
+    bottle(taste=None, days_open=None, glasses=None, bottles=1, crates=[1, 3])

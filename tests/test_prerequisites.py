@@ -14,7 +14,7 @@ pytestmark = pytest.mark.process
 PREREQUISITES = Path(__file__).parent.parent / "tools" / "prerequisites"
 GOOD = "3 12 complete /bin/good"
 
-# name, what each Python answers to the probe, commands taken away, PYTHON; then what is printed or what is asked for
+# name, each Python's answer to the probe, missing commands, PYTHON; then the printed path or the requested packages
 MACHINES = [
     ("complete", {"python3": GOOD}, "", "", "/bin/good"),
     ("python3 is old, another is not", {"python3": "3 9 complete /old", "python3.11": GOOD}, "", "", "/bin/good"),
@@ -57,7 +57,7 @@ def test_the_python_to_use_is_printed(tmp_path, pythons, without, python, chosen
 @pytest.mark.parametrize(
     ("pythons", "without", "python", "lack", "packages"), [row[1:] for row in LACKS], ids=[row[0] for row in LACKS]
 )
-def test_what_is_missing_is_named_with_the_command_that_brings_it(tmp_path, pythons, without, python, lack, packages):
+def test_missing_program_is_named_with_its_install_command(tmp_path, pythons, without, python, lack, packages):
     result = run(tmp_path, pythons, without, python)
     assert (result.returncode, result.stdout) == (2, "")
     lines = result.stderr.splitlines()
@@ -67,7 +67,7 @@ def test_what_is_missing_is_named_with_the_command_that_brings_it(tmp_path, pyth
 
 
 def test_the_probe_runs_on_a_real_python(tmp_path):
-    """With the interpreter of this test: what is printed is the one that its environment was made from."""
+    """The interpreter of this test must print the interpreter that its environment was made from."""
     environ = os.environ | {"PYTHON": sys.executable}
     result = subprocess.run([PREREQUISITES], env=environ, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.stdout == f"{Path(sys._base_executable).resolve()}\n"  # type: ignore[attr-defined]

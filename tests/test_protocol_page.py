@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from penstock.wire.codec.constants import Dialect
-from penstock.wire.codec.frame import cut_frame, frame_length
-from penstock.wire.messages.describe import describe
+from penstock.wire.codec.frame import cut_frame, read_frame_length
+from penstock.wire.messages.describe import describe_frame
 
 PAGE = (Path(__file__).parent.parent / "docs" / "protocol.md").read_text(encoding="utf-8")
 CHAPTERS = {"TAP": Dialect.TAP, "UPR draft": Dialect.UPR_DRAFT, "UPR": Dialect.UPR, "DCP": Dialect.DCP}
@@ -35,12 +35,12 @@ def test_the_example_is_the_message_of_its_heading(title, dialect, lines):
     for line in OCTETS.finditer(lines):
         assert int(line["offset"]) == len(data)
         data += bytes.fromhex(line["octets"])
-    assert frame_length(data, 0) == len(data)
-    said = describe(cut_frame(memoryview(data), 0), dialect)
-    assert said.fault is None
-    assert said.reply == (data[0] in (0x81, 0x83))
+    assert read_frame_length(data, 0) == len(data)
+    described = describe_frame(cut_frame(memoryview(data), 0), dialect)
+    assert described.fault is None
+    assert described.reply == (data[0] in (0x81, 0x83))
     if not re.fullmatch(r"[A-Z][a-z]+\w*", title):  # a reply to many commands
-        assert said.name in title or title == "DRAFT_NOT_MY_VBUCKET"
+        assert described.name in title or title == "DRAFT_NOT_MY_VBUCKET"
 
 
 def test_there_are_examples_of_every_dialect():

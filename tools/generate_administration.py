@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-from generated import publish
+from generated import publish, table
 
 from penstock.node.auth import Privilege, RoleName
-from penstock.node.auth.roles import GRANTS
-from penstock.node.commands.bucket_parameters import PARAMETERS, WITHOUT_EFFECT
-from penstock.node.server.dispatch import every_command
+from penstock.node.auth.roles import ROLE_GRANTS
+from penstock.node.commands.bucket_parameters import IGNORED_PREFIXES, PARAMETERS
+from penstock.node.server.dispatch import list_commands
 from penstock.node.session.command_table import Needs
 from penstock.node.stats.stat_group import Argument, StatGroup
 from penstock.node.stats.stat_groups import GROUPS, MISSING
-
-TARGET = Path(__file__).parent.parent / "docs" / "administration.md"
 
 OPENING = """\
 # Administration of a node
@@ -31,8 +26,8 @@ STOP_PERSISTENCE (`cbepctl HOST:PORT stop`) writes no more changes of a bucket t
 
 - Changes stay in memory, and consumers receive them. `persisted_seqno` stands still.
 - STAT shows `ep_flusher_state` as `paused`; `ep_queue_size` counts the changes that are not on disk.
-- A crash loses exactly these changes. Consumers that have received them are told to roll back. A clean stop of the node
-  writes the changes first.
+- A crash loses exactly these changes. Consumers that have received them roll back. A clean stop of the node writes the
+  changes first.
 - Requests that wait for persistence end with ETMPFAIL after the persistence timeout. COMPACT_DB ends with ETMPFAIL.
 - When 256 MiB or four log files wait for the disk, whichever is more, changes end with ETMPFAIL.
 
@@ -43,12 +38,12 @@ EVICT_KEY removes nothing: the node reads values on disk through memory-mapped f
 `Already ejected.` for a document on disk, and KEY_EEXISTS for a document that is not on disk yet.
 
 COMPACT_DB (`cbepctl HOST:PORT compact VBUCKET TS SEQNO DROP`) rewrites all files of the bucket. It drops tombstones of
-that vbucket which are older than TS, up to SEQNO if that is not 0, and all of them if DROP is 1. The newest change of a
-vbucket or collection stays. A stream that has yet to send a dropped tombstone ends with reason ROLLBACK.
+that vbucket that are older than TS, up to SEQNO if that is not 0. It drops all of them if DROP is 1. The newest change
+of a vbucket or collection stays. A stream that has yet to send a dropped tombstone ends with reason ROLLBACK.
 
 ## Memory
 
-`--memory BYTES`, `max_size`, or `ramQuotaMB` over HTTP is the quota of a bucket for what `mem_used` counts:
+`--memory BYTES`, `max_size`, or `ramQuotaMB` over HTTP is the quota of a bucket; `mem_used` counts against it:
 
 - In the background, compaction drops dead frames: deleted documents and old versions. At most about a fifth of all
   frames is dead. Above 85 % of the quota a smaller part suffices.
@@ -57,10 +52,10 @@ vbucket or collection stays. A stream that has yet to send a dropped tombstone e
 - Above the quota changes end with ETMPFAIL while compaction or a commit is about to free memory, otherwise with ENOMEM.
   Deletions and a flush are still taken.
 - Tombstones stay in memory too, for the purge age (`--purge-age`).
-- An ephemeral bucket with `evictionPolicy=nruEviction` (HTTP) deletes documents above 85 % of the quota, down to 75 %:
-  those that were changed longest ago, whether or not they were read since. Streams carry these deletions, and
-  `vb_active_auto_delete_count` counts them. While memory is short their tombstones stay for a minute at most.
-  With `noEviction`, the default, it refuses changes.
+- An ephemeral bucket with `evictionPolicy=nruEviction` (HTTP) deletes documents above 85 % of the quota, down to 75 %.
+  It begins with the documents that were changed longest ago; reads do not count. Streams carry these deletions, and
+  `vb_active_auto_delete_count` counts them. While memory is short their tombstones stay for a minute at most. With
+  `noEviction`, the default, it refuses changes.
 
 ## Parameters
 
@@ -75,13 +70,13 @@ KEY_ENOENT for types checkpoint_param and replication_param.
 
 
 def parameters() -> str:
-    lines = ["| parameter | type | value | sets |", "| --- | --- | --- | --- |"]
+    rows = []
     for name, parameter in sorted(PARAMETERS.items()):
         types = ", ".join(f"{kind.name.lower()}_param" for kind in sorted(parameter.types))
         value = "`true` or `false`" if parameter.highest == 1 else f"{parameter.lowest} to {parameter.highest}"
-        lines.append(f"| `{name}` | {types} | {value} | {parameter.effect} |")
-    prefixes = ", ".join(f"`{prefix}`" for prefix in WITHOUT_EFFECT)
-    return "\n".join(lines) + f"\n\n{IGNORED.format(prefixes=prefixes)}"
+        rows.append((f"`{name}`", types, value, parameter.effect))
+    prefixes = ", ".join(f"`{prefix}`" for prefix in IGNORED_PREFIXES)
+    return f"{table(('parameter', 'type', 'value', 'sets'), rows)}\n{IGNORED.format(prefixes=prefixes)}"
 
 
 STATISTICS = """\
@@ -98,13 +93,13 @@ The groups `dcp`, `upr` and `tap` take options as a JSON object in the value of 
 - `{"stream_format": "json"}` shows one JSON value for each stream, `"skip"` shows no streams.
 - `{"filter": {"user": NAME, "port": NUMBER}}` shows only the connections of that user and port.
 
-What some names mean here:
+The meaning of some names:
 
 - `items_sent` and `total_bytes_sent` of a connection include streams that have ended.
 - `backfill_sent` of a stream counts changes that existed when the stream began, `memory_phase` counts later ones.
-- `mem_used` is what keys, rows and frames of the bucket occupy in memory. Files that are mapped into memory are not
-  part of it: the system takes their pages back when it needs them. Neither are segments that compaction has replaced
-  and that open streams still read: `mem_used` and the quota do not count them, the process has them in memory.
+- `mem_used` is the memory of the keys, rows and frames of the bucket. Files that are mapped into memory are not part of
+  it: the system takes their pages back when it needs them. Segments that compaction has replaced and that open streams
+  still read are in memory too. `mem_used` and the quota do not count them.
 - `ep_oom_errors` counts changes that were refused with ENOMEM, `ep_tmp_oom_errors` those with ETMPFAIL, at the quota.
 - `ep_queue_size` is 0 when all changes are on disk.
 - `reset` sets counters of the bucket to 0, but not the totals of connections.
@@ -114,11 +109,9 @@ Groups that kv_engine has and a node does not have answer NOT_SUPPORTED; unknown
 
 
 def statistics() -> str:
-    rows = "\n".join(
-        f"| {_call(name, group)} | {group.doc}{_privilege(group)} |" for name, group in sorted(GROUPS.items())
-    )
+    rows = [(_call(name, group), f"{group.doc}{_privilege(group)}") for name, group in sorted(GROUPS.items())]
     missing = "\n".join(f"- `{name}`: {group.doc}." for name, group in sorted(MISSING.items()))
-    return f"{STATISTICS}\n| group | shows |\n| --- | --- |\n{rows}\n\n{STATISTICS_END}\n{missing}\n"
+    return f"{STATISTICS}\n{table(('group', 'shows'), rows)}\n{STATISTICS_END}\n{missing}\n"
 
 
 def _call(name: str, group: StatGroup) -> str:
@@ -141,17 +134,17 @@ a node does not serve are not listed.
 
 def privileges() -> str:
     by_needs: dict[Needs, list[str]] = {}
-    for command in every_command():
+    for command in list_commands():
         by_needs.setdefault(command.needs, []).append(command.code.name)
-    lines = ["| privileges | roles | commands |", "| --- | --- | --- |"]
+    rows = []
     for needs in sorted(by_needs, key=_order):
         commands = " ".join(sorted(by_needs[needs]))
-        lines.append(f"| {_needs(needs)} | {_roles(needs)} | {commands} |")
-    return f"{PRIVILEGES}\n" + "\n".join(lines) + "\n"
+        rows.append((_needs(needs), _roles(needs), commands))
+    return f"{PRIVILEGES}\n{table(('privileges', 'roles', 'commands'), rows)}"
 
 
 def _order(needs: Needs) -> list[int]:
-    """Return a key that sorts what needs least to the front."""
+    """Return a key that sorts the fewest privileges to the front."""
     return [] if needs is None else [0, *sorted(privilege.value for privilege in needs)]
 
 
@@ -162,13 +155,9 @@ def _needs(needs: Needs) -> str:
 
 
 def _roles(needs: Needs) -> str:
-    able = [role for role, grant in GRANTS.items() if needs is None or needs <= grant.documents | grant.bucket]
+    able = [role for role, grant in ROLE_GRANTS.items() if needs is None or needs <= grant.documents | grant.bucket]
     return "all" if len(able) == len(RoleName) else ", ".join(f"`{role}`" for role in able)
 
 
-def main() -> int:
-    return publish(TARGET, f"{OPENING}\n{parameters()}\n{statistics()}\n{privileges()}")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    publish({"administration.md": f"{OPENING}\n{parameters()}\n{statistics()}\n{privileges()}"})

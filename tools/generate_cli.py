@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import types
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import typer.main
-from generated import publish
+from generated import publish, table
 
 from penstock.cli.base.app import FIRST_STEPS, app
 from penstock.cli.entry import register_commands
-
-TARGET = Path(__file__).parent.parent / "docs" / "cli.md"
 
 register_commands()
 
@@ -25,25 +21,26 @@ OPENING = """\
 
 <!-- Made by tools/generate_cli.py from the commands themselves; edit those. -->
 
-`penstock COMMAND --help` says the same as this page. Results go to standard output; errors, and what a command says
-about its progress, to standard error. An error is one sentence; `penstock --debug COMMAND …` adds the traceback.
+`penstock COMMAND --help` shows the text of this page. Results go to standard output; errors and progress go to standard
+error. An error is one sentence; `penstock --debug COMMAND …` adds the traceback.
 
 | exit code | means |
 | --- | --- |
 | 0 | success |
 | 1 | failure at run time |
-| 2 | wrong usage: an option, a connection string, a file or a directory that cannot be |
+| 2 | wrong usage: an invalid option, connection string, file or directory |
 | 130 | interrupted by Ctrl-C |
 
-A node that is not there is tried again, with growing pauses, for 30 seconds; `?retrySeconds=N` at the end of the
-connection string changes that. A server without a cluster map, as memcached with its engine alone, needs
+A command tries to connect to a node for 30 seconds, with growing pauses; `?retrySeconds=N` at the end of the connection
+string changes that time. A server without a cluster map, such as memcached with its engine alone, needs
 `?vbucketCount=N` there, unless its statistics show all vbuckets.
 
-A command that the bucket has served waits as long for a bucket that is not there any more: the node may have restarted.
-A command whose first connection finds no bucket fails at once.
+A command that the bucket has served waits for the bucket as long: the node may have restarted. A command whose first
+connection finds no bucket fails at once.
 
-A producer that breaks the order of its change streams, or uses an opaque of no stream, is left with a warning. The
-streams go on from their positions on a new connection. Three times in a row without a new change: exit code 1.
+If a producer breaks the order of its change streams, or uses an opaque of no stream, the command logs a warning. It
+continues the streams from their positions on a new connection. After three such failures in a row without a new change
+it ends with exit code 1.
 """
 
 
@@ -61,7 +58,7 @@ def commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
 def page() -> str:
     found = list(commands(typer.main.get_command(app), "penstock"))
     parts = [OPENING, "First steps:", code("\n".join(FIRST_STEPS))]
-    parts.append("| command | does |\n| --- | --- |\n" + "\n".join(f"| {link(n)} | {summary(c)} |" for n, c in found))
+    parts.append(table(("command", "effect"), [(link(name), summary(command)) for name, command in found]))
     parts += [section(name, command) for name, command in found]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
@@ -77,13 +74,13 @@ def summary(command: Any) -> str:
 def section(name: str, command: Any) -> str:
     arguments = [title(p, command).strip("`") for p in command.params if p.param_type_name == "argument"]
     _, _, lines = command.epilog.partition("\n")
-    rows = [f"| {cell(title(parameter, command))} | {cell(meaning(parameter))} |" for parameter in command.params]
+    rows = [(cell(title(parameter, command)), cell(meaning(parameter))) for parameter in command.params]
     return "\n\n".join(
         [
             f"## {name}",
             command.help,
             code(" ".join([name, "[OPTIONS]", *arguments])),
-            "| option | means |\n| --- | --- |\n" + "\n".join(rows),
+            table(("option", "meaning"), rows).rstrip(),
             code("\n".join(line.removeprefix("$ ").replace("\\[", "[") for line in lines.splitlines())),
         ]
     )
@@ -106,7 +103,7 @@ def title(parameter: Any, command: Any) -> str:
 
 
 def choices(parameter: Any, command: Any) -> str:
-    """Return what a parameter without a metavar takes: one of a few words."""
+    """Return the choices of a parameter without a metavar."""
     kind = typing.get_type_hints(inspect.unwrap(command.callback))[parameter.name]
     if types.NoneType in typing.get_args(kind):  # it may be left out
         kind = typing.get_args(kind)[0]
@@ -127,4 +124,4 @@ def meaning(parameter: Any) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(publish(TARGET, page()))
+    publish({"cli.md": page()})

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from html import escape
-from pathlib import Path
 
 from generated import publish
-
-TARGET = Path(__file__).parent.parent / "docs" / "diagrams"
 
 STYLE = """\
 text { font: 13px sans-serif; fill: #1c2b33; text-anchor: middle }
@@ -201,4 +197,4 @@ def dialects() -> Drawing:
 DRAWINGS: tuple[Callable[[], Drawing], ...] = (life_of_a_change, rollback, snapshots, exactly_once, dialects)
 
 if __name__ == "__main__":
-    sys.exit(max(publish(TARGET / f"{draw.__name__.replace('_', '-')}.svg", draw().svg()) for draw in DRAWINGS))
+    publish({f"diagrams/{draw.__name__.replace('_', '-')}.svg": draw().svg() for draw in DRAWINGS})

@@ -1,30 +1,19 @@
-"""Write the pages of options, statuses, metrics and Python names from the code; with --check only compare them."""
+"""Write the pages of options, statuses and metrics from the code; with --check only compare them."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
 from enum import IntEnum
-from pathlib import Path
 
 from generate_options import TABLES
-from generated import publish
+from generated import publish, table
 from prometheus_client.core import Metric
 
-import penstock
-import penstock.spark
 from penstock.errors import STATUS_ERRORS
-from penstock.spark.pipeline.run.run_metrics import Figures
+from penstock.spark.pipeline.run.run_metrics import PipelineMetrics
+from penstock.spark.pipeline.state.run_progress import DependentProgress, RollbackEvent, SourceProgress
 from penstock.wire.codec.statuses import Status, StreamEndReason, UprEndReason
 
-DOCS = Path(__file__).parent.parent / "docs"
-
 MADE = "<!-- Made by tools/generate_reference.py from the code; edit that. -->\n"
-
-
-def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [header, ("---",) * len(header), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def options() -> str:
@@ -86,6 +75,9 @@ the same request can succeed later.
 
 def metrics() -> str:
     """Return the page of the metrics that a pipeline serves."""
+    figures = PipelineMetrics()
+    dependents = (DependentProgress("current", "current"),)
+    figures.update(SourceProgress(lag=0, last_rollback=RollbackEvent(0.0, ()), dependents=dependents))  # of all samples
     rows = [
         (
             f"`{family.name}{'_total' if family.type == 'counter' else ''}`",
@@ -93,7 +85,7 @@ def metrics() -> str:
             labels(family),
             family.documentation,
         )
-        for family in Figures().collect()
+        for family in figures.collect()
     ]
     return f"""\
 # Metrics
@@ -110,32 +102,11 @@ name an index, a sink or another table that the pipeline keeps up to date.
 
 
 def labels(family: Metric) -> str:
-    """Return the names of a family's labels, which all families of this collector have."""
-    named: tuple[str, ...] = getattr(family, "_labelnames")  # noqa: B009 - the library has no public name for it
-    return ", ".join(f"`{name}`" for name in named)
+    """Return the names of a family's labels."""
+    return ", ".join(f"`{name}`" for name in family.samples[0].labels)
 
 
-def python() -> str:
-    """Return the page from which mkdocstrings makes the reference of all public names."""
-    parts = [
-        "# Python in full\n",
-        MADE,
-        "This page has every public name with its members and their docstrings. [Python names](api.md) is the short\n"
-        "form. Only the built site shows the docstrings.\n",
-    ]
-    for package in (penstock, penstock.spark):
-        parts.append(f"## {package.__name__}\n")
-        names = [name for name in package.__all__ if not name.startswith("__")]
-        parts += [f"::: {package.__name__}.{name}\n" for name in names if package is penstock or not shared(name)]
-    return "\n".join(parts)
-
-
-def shared(name: str) -> bool:
-    """Tell whether `penstock` exports the same object under this name."""
-    return name in penstock.__all__ and getattr(penstock, name) is getattr(penstock.spark, name)
-
-
-PAGES = {"options.md": options, "statuses.md": statuses, "metrics.md": metrics, "python.md": python}
+PAGES = {"options.md": options, "statuses.md": statuses, "metrics.md": metrics}
 
 if __name__ == "__main__":
-    sys.exit(max(publish(DOCS / name, made()) for name, made in PAGES.items()))
+    publish({name: made() for name, made in PAGES.items()})

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent.parent / "docs"
 
 
-def publish(target: Path, text: str) -> int:
-    """Write a page, or with --check say whether it would change. Returns the exit status."""
-    if "--check" not in sys.argv[1:]:
-        target.parent.mkdir(exist_ok=True)
-        target.write_text(text)
-        return 0
-    if target.exists() and target.read_text() == text:
-        return 0
-    print(f"{target} is not what the code says: run python {sys.argv[0]}", file=sys.stderr)
-    return 1
+def publish(pages: Mapping[str, str]) -> None:
+    """Write files of docs/; with --check only compare them, and end with status 1 if one would become different."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--check", action="store_true", help="change nothing, fail if a page would become different")
+    check = parser.parse_args().check
+    stale = [name for name, text in pages.items() if not ((DOCS / name).exists() and (DOCS / name).read_text() == text)]
+    for name in stale:
+        if check:
+            print(f"docs/{name} is not what the code says: run python {sys.argv[0]}", file=sys.stderr)
+        else:
+            (DOCS / name).parent.mkdir(exist_ok=True)
+            (DOCS / name).write_text(pages[name])
+    sys.exit(1 if check and stale else 0)
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> str:
+    """Return a table of Markdown."""
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join(f"| {' | '.join(map(str, row))} |\n" for row in lines)

@@ -1,4 +1,4 @@
-"""Run `penstock demo` and keep what it printed as a picture, docs/demo.svg, for the README.
+"""Run `penstock demo` and keep its output as a picture, docs/demo.svg, for the README.
 
 .venv/bin/python tools/record_demo.py
 """

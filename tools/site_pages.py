@@ -10,7 +10,13 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
-OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/RESULTS.md", "benchmarks/durable_scaling.svg")
+OUTSIDE = (
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "benchmarks/RESULTS.md",
+    "benchmarks/durable_scaling.svg",
+    "benchmarks/spark_scaling.svg",
+)
 """Files outside docs/ that the site has too, beside its front page."""
 
 LINK = re.compile(r"(?<=\]\()(?P<path>[^)#:\s]+)(?P<anchor>#[^)\s]*)?(?=\))")

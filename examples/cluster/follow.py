@@ -1,4 +1,4 @@
-"""Bring a lake up to date with a bucket, on whatever cluster spark-submit names.
+"""Bring a lake up to date with a bucket, on the cluster that spark-submit names.
 
 spark-submit --master spark://HOST:7077 --py-files penstock.zip follow.py couchbase://HOST/BUCKET /shared/lake
 """

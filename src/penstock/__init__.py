@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from penstock import errors
 from penstock.errors import Error, LakeRefused, OperationTimeout, StatusError, Unreachable, UsageError, WriteLost
-from penstock.lazy_names import lazy_names
+from penstock.lazy_names import make_lazy_names
 from penstock.version import __version__
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ _HOMES = {
     "connect": "penstock.client.bucket",
     "read_changes": "penstock.client.blocking",
 }
-"""Where each name is. Loaded when it is first asked for: Arrow takes 0.4 s, which `penstock --help` must not.
-Lake and Pipeline need the extra `spark`."""
+"""Name -> its module, which is imported on the name's first use.
 
-__getattr__, __dir__ = lazy_names(globals(), _HOMES)
+Arrow takes 0.4 s to import, which `penstock --help` must not wait for. Lake and Pipeline need the extra `spark`.
+"""
+
+__getattr__, __dir__ = make_lazy_names(globals(), _HOMES)

@@ -1,26 +1,28 @@
 """Every exception that Penstock raises.
 
-    Error
-      UsageError                a wrong option, connection string, file or table path (exit code 2)
-        BucketNotServed           the node does not have the bucket, or has no cluster map for it; perhaps not yet
-        UnsupportedServer         the server lacks what was asked for: a dialect, or failover logs
-        LakeRefused               the lake belongs to another query
-        StoreRefused              the data directory is another bucket's, in use, too new, or cannot be written to
-      StoreDamaged              a file of a bucket is not as it was written
-      ProtocolError             a rule of the wire was broken
-        LocalProtocolError        by us: nothing was sent, the connection is still good
-        RemoteProtocolError       by the peer: .status is the answer it gets, if it gets one
-          OrderViolation            by a producer, which broke the order of its change stream
-      StatusError               a reply with a non-zero status: .status .opaque .vbucket, and .retriable of its class
-        KeyNotFound, KeyExists, ...  one class for each status in STATUS_ERRORS; any other stays a StatusError
-          VbucketsNotServed            a NotMyVbucket that names all vbuckets that no node serves
-      UntrustedNode             a TLS certificate that is not believed: nothing was sent, no login and no request
-      ConnectionClosed          the connection ended while something was waiting for it
-      OperationTimeout          an answer did not come in time
-      Unreachable               every try within the stated limit failed
-      WriteLost                 a write that is waited for was rolled back, or may have been
+```text
+Error
+  UsageError                a wrong option, connection string, file or table path (exit code 2)
+    BucketNotServed           the node does not have the bucket, or has no cluster map for it; perhaps not yet
+    UnsupportedServer         the server lacks a dialect, or failover logs
+    LakeRefused               the lake belongs to another query
+    StoreRefused              the data directory is another bucket's, in use, too new, or not writable
+  StoreDamaged              a file of a bucket does not have the bytes that were written
+  ProtocolError             a rule of the wire was broken
+    LocalProtocolError        by this program: nothing was sent, the connection is still good
+    RemoteProtocolError       by the peer: .status is the reply that the peer gets, if it gets one
+      OrderViolation            by a producer, which broke the order of its change stream
+  StatusError               a reply with a non-zero status: .status .opaque .vbucket, and .retriable of its class
+    KeyNotFound, KeyExists, ...  one class for each status in STATUS_ERRORS; any other stays a StatusError
+      VbucketsNotServed            a NotMyVbucket that names all vbuckets that no node serves
+  UntrustedNode             a TLS certificate that is not trusted: no login and no request was sent
+  ConnectionClosed          the connection ended while an operation waited for a reply
+  OperationTimeout          the reply did not come in time
+  Unreachable               every attempt within the stated limit failed
+  WriteLost                 a write was rolled back, or may have been, while its durability was awaited
+```
 
-A rollback is part of the protocol and therefore an event, never an exception.
+A rollback is part of the protocol. It is therefore an event, never an exception.
 """
 
 from __future__ import annotations
@@ -33,31 +35,31 @@ class Error(Exception):
 
 
 class UsageError(Error):
-    """The caller gave something that cannot work; the message says what was found and what was expected."""
+    """The caller gave an unusable value; the message names the value found and the values expected."""
 
 
 class BucketNotServed(UsageError):
     """The node does not have the bucket, or has no cluster map for it.
 
-    A node that starts opens its port before it has its buckets, and has a bucket before it has the map. A client that
-    the bucket has served before may therefore try again; a first connection fails at once.
+    A node that starts opens its port before it has its buckets, and has a bucket before it has the map. A client may
+    therefore try again if it has used the bucket before; a first connection fails at once.
     """
 
 
 class UnsupportedServer(UsageError):
-    """The server lacks what was asked for; the message names its release and what to use instead."""
+    """The server lacks a requested feature; the message names its release and the alternative."""
 
 
 class LakeRefused(UsageError):
-    """The tables of this lake were written by another query, or its checkpoint is gone."""
+    """The tables of this lake were written by another query, or its checkpoint no longer exists."""
 
 
 class StoreRefused(UsageError):
-    """A data directory that this process must not, or cannot, use."""
+    """This process must not use, or cannot use, the data directory."""
 
 
 class StoreDamaged(Error):
-    """A file of a bucket is not as it was written; the message names the file and the place."""
+    """A file of a bucket does not have the bytes that were written; the message names the file and the offset."""
 
 
 class ProtocolError(Error):
@@ -65,11 +67,16 @@ class ProtocolError(Error):
 
 
 class LocalProtocolError(ProtocolError):
-    """We were about to break it: nothing was sent."""
+    """This program was about to break a rule: nothing was sent."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer broke it. `status` answers the frame; `fatal` says that the connection cannot go on."""
+    """The peer broke a rule.
+
+    Attributes:
+        status: the status of the reply to the frame.
+        fatal: the connection cannot continue.
+    """
 
     def __init__(self, message: str, *, status: int = 0x04, fatal: bool = True) -> None:
         super().__init__(message)
@@ -78,26 +85,31 @@ class RemoteProtocolError(ProtocolError):
 
 
 class OrderViolation(RemoteProtocolError):
-    """A producer broke the order of a change stream. A new connection may go on where this one stopped.
+    """A producer broke the order of a change stream. A new connection may resume where this one stopped.
 
-    Couchbase 3.1.6 does so when a bucket is flushed: its seqnos begin again under the same vbuuid.
+    Couchbase 3.1.6 does so when a bucket is flushed: its seqnos start at 1 again under the same vbuuid.
 
     Attributes:
-        vbucket: the one that the message names.
-        begins_again: the seqnos begin at 1 again, so nothing that was received of the bucket holds.
+        vbucket: the vbucket that the message names.
+        seqnos_restarted: the seqnos start at 1 again, so nothing that was received of the bucket holds.
     """
 
-    def __init__(self, message: str, *, vbucket: int, status: int = 0x04, begins_again: bool = False) -> None:
+    def __init__(self, message: str, *, vbucket: int, status: int = 0x04, seqnos_restarted: bool = False) -> None:
         super().__init__(message, status=status)
         self.vbucket = vbucket
-        self.begins_again = begins_again
+        self.seqnos_restarted = seqnos_restarted
 
 
 class StatusError(Error):
     """A reply with a non-zero status.
 
-    status: the code on the wire. opaque, vbucket: those of the request, where they are known.
-    body: the reply's value, for statuses whose value says more (a cluster map, a manifest uid).
+    Attributes:
+        status: the status in the reply's header.
+        retriable: the same request may succeed later.
+        explained: the caller gave a message; without one, the message is the name of the class and the status.
+        opaque: the request's opaque, 0 if it is not known.
+        vbucket: the request's vbucket, 0 if it is not known.
+        body: the reply's value, for statuses whose value holds details (a cluster map, a manifest uid).
     """
 
     status: int = 0
@@ -115,30 +127,41 @@ class StatusError(Error):
         self.body = body
 
 
+# Statuses are literal numbers here: penstock.wire, which names them, imports this module.
+
+
 class KeyNotFound(StatusError):
+    """No document has this key."""
+
     status = 0x01
 
 
 class KeyExists(StatusError):
-    """The key is there already, or its cas is not the one given; for a stream: it is open already."""
+    """The key exists already, or its cas is another; of a stream request: the stream is open already."""
 
     status = 0x02
 
 
 class TooBig(StatusError):
+    """The value, or another part of the request, is longer than its limit."""
+
     status = 0x03
 
 
 class InvalidArguments(StatusError):
+    """The request is not well formed."""
+
     status = 0x04
 
 
 class NotStored(StatusError):
+    """There is no document to append to."""
+
     status = 0x05
 
 
 class DeltaBadValue(StatusError):
-    """The document is not a number that could be counted on."""
+    """The document is not a number, so it cannot be incremented."""
 
     status = 0x06
 
@@ -151,7 +174,11 @@ class NotMyVbucket(StatusError):
 
 
 class VbucketsNotServed(NotMyVbucket):
-    """No node serves these vbuckets: they are dead, pending or absent where they should be, or nobody has them."""
+    """No node serves these vbuckets: they are dead, pending, missing on their node, or assigned to no node.
+
+    Attributes:
+        vbuckets: all vbuckets that no node serves.
+    """
 
     def __init__(self, message: str = "", *, vbuckets: tuple[int, ...] = (), **fields: Any) -> None:
         super().__init__(message, vbucket=vbuckets[0] if vbuckets else 0, **fields)
@@ -159,75 +186,95 @@ class VbucketsNotServed(NotMyVbucket):
 
 
 class NoBucket(StatusError):
+    """No bucket is selected on the connection."""
+
     status = 0x08
 
 
 class Locked(StatusError):
-    """Somebody has locked the document, and this is not the lock's cas."""
+    """The document is locked by another client: the request does not have the lock's cas."""
 
     status = 0x09
     retriable = True
 
 
 class NotLocked(StatusError):
+    """The document is not locked."""
+
     status = 0x0E
 
 
 class AuthenticationFailed(StatusError):
-    """The login was refused, or the node could not prove that it knows the user; the message says which."""
+    """The login was refused, or the node could not prove that it knows the user; the message names which."""
 
     status = 0x20
 
 
 class OutOfRange(StatusError):
+    """A number in the request is out of its range."""
+
     status = 0x22
 
 
 class AccessDenied(StatusError):
+    """The user's roles do not have the privilege for this request."""
+
     status = 0x24
 
 
 class UnknownCommand(StatusError):
+    """The server does not know the opcode."""
+
     status = 0x81
 
 
 class OutOfMemory(StatusError):
+    """The server has too little memory for the request at this moment."""
+
     status = 0x82
     retriable = True
 
 
 class NotSupported(StatusError):
+    """The server knows the request, but does not support it."""
+
     status = 0x83
 
 
 class InternalError(StatusError):
+    """The server failed."""
+
     status = 0x84
 
 
 class Busy(StatusError):
+    """The server has too much to do at this moment."""
+
     status = 0x85
     retriable = True
 
 
 class TemporaryFailure(StatusError):
+    """The server cannot serve the request at this moment."""
+
     status = 0x86
     retriable = True
 
 
 class UnknownCollection(StatusError):
-    """There is no such collection, or not any more; body: the uid of the manifest that says so, as JSON."""
+    """The collection does not exist, or was dropped; body: the uid of the bucket's manifest, as JSON."""
 
     status = 0x88
 
 
 class CannotApplyManifest(StatusError):
-    """The manifest of collections contradicts the one that is there."""
+    """The manifest of collections contradicts the bucket's present manifest."""
 
     status = 0x8A
 
 
 class UnknownScope(StatusError):
-    """As UnknownCollection, of a scope."""
+    """The scope does not exist, or was dropped; body: the uid of the bucket's manifest, as JSON."""
 
     status = 0x8C
 
@@ -259,9 +306,10 @@ STATUS_ERRORS: dict[int, type[StatusError]] = {
         UnknownScope,
     )
 }
+"""Status -> the class of its error."""
 
 
-def status_error(
+def make_status_error(
     status: int, message: str = "", *, opaque: int = 0, vbucket: int = 0, body: bytes = b""
 ) -> StatusError:
     """Return the exception of `status`: a subclass where one is registered, StatusError itself otherwise."""
@@ -270,20 +318,20 @@ def status_error(
 
 
 class UntrustedNode(Error):
-    """The certificate that a node shows is not signed by an authority that is believed, or is another node's."""
+    """The node's certificate is not signed by a trusted authority, or is another node's."""
 
 
 class ConnectionClosed(Error):
-    """The connection ended: nothing more arrives on it, and what waits for an answer gets this."""
+    """The connection ended: every operation that waits for a reply on it gets this error."""
 
 
 class OperationTimeout(Error):
-    """No answer within the operation's time."""
+    """No reply came within the operation's time."""
 
 
 class Unreachable(Error):
-    """Every try within the stated limit failed; the message says how long and what the last failure was."""
+    """Every attempt within the stated limit failed; the message names the time spent and the last failure."""
 
 
 class WriteLost(Error):
-    """A write that somebody waits for was rolled back, or nobody can tell any more whether it was."""
+    """A write was rolled back while its durability was awaited, or it is no longer known whether it was."""

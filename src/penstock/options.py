@@ -1,4 +1,4 @@
-"""An option is declared once: a field of a frozen dataclass says what it takes, what it is for and its default.
+"""Declarations of options: a field of a frozen dataclass states an option's type, meaning and default once.
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class ConnectionOptions:
@@ -7,13 +7,13 @@
 
 The field's name gives all spellings: `connectTimeout` in connection strings and in Spark, `connect_timeout` in a TOML
 file, `--connect-timeout` on the command line. Parsing, errors, `--help` and the tables of the pages read the
-declaration. Fields without `option` are not given from outside.
+declaration. Fields without `option` cannot be set by users.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from penstock.errors import UsageError
 
 __all__ = [
     "ANY_TEXT",
+    "BOOLEAN",
     "FILE",
     "INTEGER",
     "PORT",
@@ -29,46 +30,46 @@ __all__ = [
     "SECONDS",
     "SIZE",
     "TEXT",
-    "TRUTH",
     "GivenOptions",
     "Option",
     "OptionType",
     "check_limits",
+    "find_option_group",
+    "format_option",
     "given_options",
-    "group_of",
+    "list_of",
+    "list_options",
     "member_of",
     "nonempty",
     "number",
     "one_of",
     "option",
-    "option_text",
-    "options_of",
-    "outside_name",
     "parsed",
     "read_options",
-    "shared",
-    "shared_values",
+    "read_shared_values",
+    "shared_option",
     "text_list",
+    "to_external_name",
     "whole_number",
 ]
 
 Reader = Callable[[str, str], Any]
-"""Returns the value of an option's text; gets the option's name and the text. Raises UsageError."""
+"""Takes an option's name and text, returns its value. Raises UsageError."""
 
 
-# What options take
+# Types of options
 
 
 @dataclass(frozen=True, slots=True)
 class OptionType:
-    """What an option takes.
+    """The values that an option accepts.
 
     Attributes:
-        read: how the text of a connection string or of Spark is read.
+        read: parses the text of a connection string or of a Spark option.
         value: the type of the value in a TOML file and on the command line.
-        low, high: the limits of a number, None where there is none.
-        metavar: how help shows a value.
-        is_path: a relative path in a TOML file begins at the file's directory.
+        low, high: the limits of a number, both included; None where there is none.
+        metavar: placeholder of a value in help texts.
+        is_path: a relative path in a TOML file starts at the file's directory.
         scale: the factor from the command line's number to the value, where the command line has another unit.
     """
 
@@ -82,12 +83,18 @@ class OptionType:
 
 
 def parsed(read: Reader, value: Any = str, *, metavar: str | None = None, is_path: bool = False) -> OptionType:
-    """Return the type of what a function reads."""
+    """Return the type of options that the function `read` parses."""
     return OptionType(read, value, metavar=metavar, is_path=is_path)
 
 
 def nonempty(expected: str = "", *, metavar: str = "NAME", is_path: bool = False) -> OptionType:
-    """Return the type of a text that is not empty. expected: what it is, for the error."""
+    """Return the type of a text that is not empty.
+
+    Args:
+        expected: describes the text in the error, for example "a file".
+        metavar: placeholder of a value in help texts.
+        is_path: the text is a path.
+    """
 
     def read(name: str, given: str) -> str:
         if not given:
@@ -98,23 +105,32 @@ def nonempty(expected: str = "", *, metavar: str = "NAME", is_path: bool = False
 
 
 def text_list(read: Reader | None = None, *, metavar: str = "NAME") -> OptionType:
-    """Return the type of a list of texts: with commas between them, or given several times on the command line."""
+    """Return the type of a list of texts: separated by commas, or given several times on the command line."""
     return OptionType(read or (lambda _, given: tuple(given.split(","))), tuple[str, ...], metavar=metavar)
+
+
+def list_of(each: OptionType) -> OptionType:
+    """Return the type of a list whose elements have the type `each`. Users write it as they write a `text_list`."""
+
+    def read(name: str, given: str) -> tuple[Any, ...]:
+        return tuple(each.read(name, one) for one in given.split(","))
+
+    return replace(each, read=read, value=tuple[each.value, ...])  # type: ignore[name-defined]
 
 
 def number(
     low: float, high: float | None = None, *, metavar: str = "SECONDS", scale: float | None = None
 ) -> OptionType:
-    """Return the type of a number within limits."""
-    return _numeric(float, low, high, metavar, scale)
+    """Return the type of a number within limits, both included."""
+    return _make_number_type(float, low, high, metavar, scale)
 
 
 def whole_number(low: int, high: int | None = None, *, metavar: str = "N") -> OptionType:
-    """Return the type of a whole number within limits."""
-    return _numeric(int, low, high, metavar, None)
+    """Return the type of a whole number within limits, both included."""
+    return _make_number_type(int, low, high, metavar, None)
 
 
-def _numeric(
+def _make_number_type(
     kind: type[int] | type[float], low: float | None, high: float | None, metavar: str, scale: float | None
 ) -> OptionType:
     expected = "a whole number" if kind is int else "a number"
@@ -129,6 +145,7 @@ def _numeric(
             found = kind(given)
         except ValueError:
             found = kind(least - 1)
+        # int and float also read underscores between digits, and digits of other scripts.
         if not (least <= found <= most and given.isascii() and "_" not in given):
             raise UsageError(f"option {name} is {given!r}, expected {expected}")
         return found
@@ -137,7 +154,7 @@ def _numeric(
 
 
 _MOST = 10**18 - 1
-"""The greatest number without another limit; its negative is the least."""
+"""The greatest number where no other limit is set; its negative is the least."""
 
 _UNITS = {"k": 10, "m": 20, "g": 30}
 
@@ -149,14 +166,14 @@ def _read_size(name: str, given: str) -> int:
     return int(digits) << _UNITS.get(unit, 0)
 
 
-def _read_truth(name: str, given: str) -> bool:
+def _read_boolean(name: str, given: str) -> bool:
     if given not in ("true", "false"):
         raise UsageError(f"option {name} is {given!r}, expected true or false")
     return given == "true"
 
 
 def one_of(*words: str) -> OptionType:
-    """Return the type of one of some words, which may be members of an enumeration."""
+    """Return the type of one of the given words, which may be members of an enumeration."""
 
     def read(name: str, given: str) -> str:
         if given not in words:
@@ -167,7 +184,7 @@ def one_of(*words: str) -> OptionType:
 
 
 def member_of(words: type[StrEnum]) -> OptionType:
-    """Return the type of a member of an enumeration, which is given by its value."""
+    """Return the type of a member of an enumeration. Users give the member's value."""
 
     def read(name: str, given: str) -> StrEnum:
         if given not in words._value2member_map_:
@@ -182,10 +199,10 @@ TEXT = nonempty()
 FILE = nonempty("a file", metavar="FILE", is_path=True)
 SECONDS = number(0.001, 86400.0)
 POSITIVE = whole_number(1)
-INTEGER = _numeric(int, None, None, "N", None)
+INTEGER = _make_number_type(int, None, None, "N", None)
 PORT = whole_number(0, 65535, metavar="PORT")
 SIZE = parsed(_read_size, int | str)
-TRUTH = parsed(_read_truth, bool)
+BOOLEAN = parsed(_read_boolean, bool)
 
 
 # Declarations
@@ -193,52 +210,58 @@ TRUTH = parsed(_read_truth, bool)
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option, as its field declares it.
+    """An option, read from the declaration of its field.
 
     Attributes:
         name: the field's name, which is the key in a TOML file.
-        takes: what it takes.
-        doc: what it is for, in a few words.
-        default: the value without it; MISSING if it is required.
-        shown: the default in words, None where the value says it.
-        example: a text that it takes.
+        option_type: the values that it accepts.
+        doc: its meaning in a few words, for help texts and tables.
+        default: the value if the option is not given; MISSING if it is required.
+        shown: the default in words; None if the value itself is clear.
+        example: a valid text.
         flag: its name on the command line.
-        environment: the variable that has the value where the command line does not.
-        filters: it decides which changes come, so that tables with another value are other tables.
+        environment: the environment variable that holds the value if the command line does not.
+        is_filter: it selects changes, so tables that were filled with another value hold other rows.
     """
 
     name: str
-    takes: OptionType
+    option_type: OptionType
     doc: str
     default: Any
     shown: str | None
     example: str
     flag: str
     environment: str | None
-    filters: bool
+    is_filter: bool
 
     @property
-    def outside_name(self) -> str:
+    def external_name(self) -> str:
         """Its name in connection strings and in Spark."""
-        return outside_name(self.name)
+        return to_external_name(self.name)
 
     @property
     def default_text(self) -> str:
-        """The default in words."""
+        """The default in words, after the name of the environment variable if there is one."""
+        words = self._default_words()
+        if self.environment is None:
+            return words or "none"
+        return f"{self.environment} of the environment" + (f", else {words}" if words else "")
+
+    def _default_words(self) -> str:
         if self.shown is not None:
             return self.shown
         if self.default is None or self.default is MISSING:
-            return "none"
-        value = self.default if self.takes.scale is None else self.default / self.takes.scale
-        return f"{value:.15g}" if isinstance(value, float) else option_text(value)
+            return ""
+        value = self.default if self.option_type.scale is None else self.default / self.option_type.scale
+        return f"{value:.15g}" if isinstance(value, float) else format_option(value)
 
 
 _KEY, _OWNER, _GROUP = "option", "owner of the option", "given options"
-"""What the metadata of a field has: the maker of its option, the class that it is shared with, a group of options."""
+"""Keys of a field's metadata: the function that makes its option, the class that shares the option, and its group."""
 
 
 def option(
-    takes: OptionType,
+    option_type: OptionType,
     doc: str,
     *,
     default: Any = MISSING,
@@ -246,115 +269,147 @@ def option(
     example: str = "",
     flag: str | None = None,
     environment: str | None = None,
-    filters: bool = False,
+    is_filter: bool = False,
     secret: bool = False,
 ) -> Any:
     """Declare a field of a dataclass as an option.
 
     Args:
-        shown: the default in words, if the value does not say it.
-        flag: its name on the command line, if it is not the field's.
-        secret: no representation shows the value.
-        The others are as in Option.
+        option_type: the values that it accepts.
+        doc: its meaning in a few words, for help texts and tables.
+        default: the value if the option is not given; without it, the option is required.
+        shown: the default in words, if the value itself is not clear.
+        example: a valid text.
+        flag: its name on the command line, if it differs from the field's name.
+        environment: the environment variable that holds the value if the command line does not.
+        is_filter: it selects changes, so tables that were filled with another value hold other rows.
+        secret: the value is left out of the dataclass's repr.
+
+    Returns:
+        A dataclass field.
     """
 
     def make(own: Field[Any]) -> Option:
         spelling = flag or "--" + own.name.replace("_", "-")
-        return Option(own.name, takes, doc, own.default, shown, example, spelling, environment, filters)
+        return Option(own.name, option_type, doc, own.default, shown, example, spelling, environment, is_filter)
 
     return field(default=default, repr=not secret, metadata={_KEY: make})
 
 
-def shared(
-    owner: type, *, example: str = "", doc: str | None = None, shown: str | None = None, filters: bool = False
+def shared_option(
+    owner: type, *, example: str = "", doc: str | None = None, shown: str | None = None, is_filter: bool = False
 ) -> Any:
-    """Declare a field as the option of the same name of another class, which counts where this one is not given.
+    """Declare a field as the option of the same name of another class, whose value is used if this one is not given.
 
-    What is not said here is as it is declared there.
+    Everything that is not given here is as the other class declares it. If the other class has an attribute `given_in`,
+    that attribute names the place where its options are set. Otherwise the default is the other class's.
+
+    Returns:
+        A dataclass field with the default None.
     """
 
     def make(own: Field[Any]) -> Option:
-        theirs = options_of(owner)[own.name]
-        words = f"of the connection string, else {shown or theirs.default_text}"
-        return Option(own.name, theirs.takes, doc or theirs.doc, None, words, example, theirs.flag, None, filters)
+        theirs = list_options(owner)[own.name]
+        words, place = shown or theirs.default_text, getattr(owner, "given_in", None)
+        words = words if place is None else f"of {place}, else {words}"
+        return Option(
+            own.name, theirs.option_type, doc or theirs.doc, None, words, example, theirs.flag, None, is_filter
+        )
 
     return field(default=None, metadata={_KEY: make, _OWNER: owner})
 
 
-def shared_values(declared: Any, owner: type) -> dict[str, Any]:
-    """Return the options of another class that an object gives: those that it shares and that are not None."""
+def read_shared_values(declared: Any, owner: type) -> dict[str, Any]:
+    """Return the values of another class's options that an object shares and that are not None, by field name."""
     names = [own.name for own in fields(declared) if own.metadata.get(_OWNER) is owner]
     return {name: value for name in names if (value := getattr(declared, name)) is not None}
 
 
 @cache
-def options_of(owner: Any) -> Mapping[str, Option]:
-    """Return the options that a dataclass declares, by their fields' names, in the order of their declaration."""
+def list_options(owner: Any) -> Mapping[str, Option]:
+    """Return the options that a dataclass declares, by field name, in the order of declaration."""
     return {own.name: own.metadata[_KEY](own) for own in fields(owner) if _KEY in own.metadata}
 
 
 @dataclass(frozen=True, slots=True)
 class GivenOptions:
-    """Which options of another class a TOML table takes as keys: all that it declares, but for some."""
+    """The options of another class that a TOML table accepts as keys.
+
+    Attributes:
+        owner: the class that declares the options.
+        without: field names that the table does not accept.
+    """
 
     owner: type
     without: tuple[str, ...]
 
     def options(self) -> dict[str, Option]:
-        return {name: each for name, each in options_of(self.owner).items() if name not in self.without}
+        """Return the accepted options by field name."""
+        return {name: each for name, each in list_options(self.owner).items() if name not in self.without}
 
 
 def given_options(owner: type, *, without: Iterable[str]) -> Any:
-    """Declare a field that holds the options of another class that a TOML table gives: their texts, by field name."""
+    """Declare a field that holds the options of another class from a TOML table: their texts, by field name.
+
+    Returns:
+        A dataclass field with an empty dict as default.
+    """
     return field(default_factory=dict, hash=False, metadata={_GROUP: GivenOptions(owner, tuple(without))})
 
 
-def group_of(own: Field[Any]) -> GivenOptions | None:
+def find_option_group(own: Field[Any]) -> GivenOptions | None:
     """Return the options that a field holds, None if it was not declared by `given_options`."""
     return own.metadata.get(_GROUP)
 
 
-def outside_name(name: str) -> str:
-    """Return the name of an option in connection strings and in Spark: connect_timeout is connectTimeout there."""
+def to_external_name(name: str) -> str:
+    """Return an option's name in connection strings and in Spark: connectTimeout for connect_timeout."""
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
 
 
-# What is given
+# Values that users give
 
 
 def read_options(owner: type, given: Mapping[str, str], place: str, *, any_case: bool = False) -> dict[str, Any]:
-    """Return the values of options that are given as text, by field name.
+    """Return the values of options that users gave as text, by field name.
 
     Args:
-        given: the texts, by outside name.
-        place: where they are given, for the error.
-        any_case: names are taken in any case.
+        owner: the dataclass that declares the options.
+        given: external name -> text.
+        place: where the options were given, for the error.
+        any_case: names are matched without regard to case.
+
     Raises:
-        UsageError: for an unknown name, and for a text that the option does not take.
+        UsageError: a name is unknown, or an option does not accept its text.
     """
-    fold = str.lower if any_case else str
-    known = {fold(each.outside_name): each for each in options_of(owner).values()}
-    texts_given = {fold(name): str(each) for name, each in given.items()}
+    normalize = str.lower if any_case else str
+    known = {normalize(each.external_name): each for each in list_options(owner).values()}
+    texts_given = {normalize(name): str(each) for name, each in given.items()}
     if unknown := sorted(texts_given.keys() - known.keys()):
-        names = ", ".join(each.outside_name for each in known.values())
+        names = ", ".join(each.external_name for each in known.values())
         raise UsageError(f"unknown option {unknown[0]!r} {place}; known are {names}")
     return {
-        known[name].name: known[name].takes.read(known[name].outside_name, each) for name, each in texts_given.items()
+        known[name].name: known[name].option_type.read(known[name].external_name, each)
+        for name, each in texts_given.items()
     }
 
 
 def check_limits(declared: Any) -> None:
-    """Check the numbers of an object whose class declares options. Raises UsageError for one beyond its limits."""
-    for each in options_of(declared.__class__).values():
-        found, low, high = getattr(declared, each.name), each.takes.low, each.takes.high
+    """Check the numbers of an object whose class declares options.
+
+    Raises:
+        UsageError: a number is beyond its option's limits.
+    """
+    for each in list_options(declared.__class__).values():
+        found, low, high = getattr(declared, each.name), each.option_type.low, each.option_type.high
         if found is None or low is None or high is None:
             continue
         if not low <= found <= high:
             raise UsageError(f"{each.name} is {found}, expected {low:g} to {high:g}")
 
 
-def option_text(value: object) -> str:
+def format_option(value: object) -> str:
     """Return a value as the text of an option."""
     if isinstance(value, bool):
         return "true" if value else "false"

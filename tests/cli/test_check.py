@@ -12,7 +12,7 @@ import penstock
 from penstock import Node
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.checked_json import replace_json
-from penstock.store.disk.log_file import log_name
+from penstock.store.disk.log_file import make_log_name
 from penstock.store.recovery import bucket_directory
 from tests.store.failing import Place, contents
 from tests.store.written import flipped, of_all_kinds, of_one_file, put
@@ -59,7 +59,7 @@ def test_a_torn_end_is_said_and_is_no_damage(run, tmp_path):
     last = written.records[-1]
     code, out, _ = run("check", tmp_path)
     assert code == 0
-    rest = f"{last.end - last.start - 1} bytes from offset {last.start} on are the end of a stop that was not clean"
+    rest = f"{last.end - last.start - 1} bytes from offset {last.start} are an incomplete last write"
     assert out.splitlines()[1] == f"  {written.last}: {rest}"
     torn = {"file": written.last, "offset": last.start, "bytes": last.end - last.start - 1}
     assert run("check", tmp_path, "--json").json["torn"] == torn
@@ -87,7 +87,7 @@ def test_damage_is_said_before_it_is_repaired(run, beer):
 
     code, repaired, err = run("check", beer, "--repair")
     assert (code, err) == (0, "")
-    assert repaired == f"{out}  repaired; what was replaced is in {beer}/damaged\n"
+    assert repaired == f"{out}  repaired; the replaced files are in {beer}/damaged\n"
     assert (beer / "damaged" / segment).read_bytes() == before[segment]
     code, out, _ = run("check", beer)
     assert code == 0
@@ -113,7 +113,7 @@ def test_what_cannot_be_counted_is_said_so(run, beer):
     assert code == 1
     lines = out.splitlines()
     assert lines[1] == f"  {segment.name}: missing, and inventory.json lists it"
-    assert lines[2].startswith("    lost with that: whatever changes there were in vbucket 0 from seqno 1 to ")
+    assert lines[2].startswith("    lost with that: all changes in vbucket 0 from seqno 1 to ")
     assert lines[2].endswith("vbucket 3 from seqno 1 on")
     (loss,) = run("check", beer, "--json").json["damage"]
     assert (loss["offset"], loss["bytes"], loss["lost"][-1]) == (
@@ -145,8 +145,11 @@ def test_a_bucket_in_use_is_left_alone(run, tmp_path):
 @pytest.mark.parametrize(
     ("prepare", "reason"),
     [
-        (lambda path: None, "data is no directory, expected one of a bucket, or of a node's buckets"),
-        (lambda path: path.mkdir(), "data has no bucket in it, expected one of a bucket, or of a node's buckets"),
+        (lambda path: None, "data is no directory, expected the directory of a bucket or a node's data directory"),
+        (
+            lambda path: path.mkdir(),
+            "data has no bucket, expected the directory of a bucket or a node's data directory",
+        ),
         (lambda path: put(path, {"bucket.json": b'{"format": 5}'}), "data: format 5, this version knows 2 to 4"),
     ],
 )
@@ -236,9 +239,9 @@ def test_a_repair_that_was_interrupted_is_ended(run, beer):
     damage(beer, 700)
     (beer / f"{written.last}.repaired").write_bytes(written.files[written.last])
     del said["crc32c"]
-    bucket_directory.write(Directory(beer), said)
+    bucket_directory.write_record(Directory(beer), said)
     code, _, err = run("check", beer)
-    assert (code, err) == (2, f"penstock: {beer}: a repair was interrupted; `penstock check --repair` ends it\n")
+    assert (code, err) == (2, f"penstock: {beer}: a repair was interrupted; finish it with `penstock check --repair`\n")
     code, out, _ = run("check", beer, "--repair")
     assert (code, len(out.splitlines())) == (0, 1)
     assert " is whole: " in out
@@ -283,17 +286,17 @@ async def store(url: str, numbers: range) -> None:
 
 def lose_all(path: Path) -> None:
     """Damage all that says what was in the bucket, one way or another."""
-    (path / log_name(1)).unlink()
+    (path / make_log_name(1)).unlink()
 
 
 def empty_all(path: Path) -> None:
-    (path / log_name(1)).write_bytes(b"")
+    (path / make_log_name(1)).write_bytes(b"")
 
 
 def forget_files(path: Path) -> None:
     """Remove the inventory and the end of the log that it would have told of."""
     (path / "inventory.json").unlink()
-    log = path / log_name(1)
+    log = path / make_log_name(1)
     log.write_bytes(log.read_bytes()[: log.stat().st_size * 2 // 3])
 
 
@@ -331,7 +334,7 @@ def test_a_consumer_hears_of_what_was_lost(run, tmp_path):
             asyncio.run(store(node.url("beer"), range(number * 20, number * 20 + 20)))
             consumer.follow(node.url("beer"))
     assert len(consumer.documents) == 200
-    path = tmp_path / "beer" / log_name(1)
+    path = tmp_path / "beer" / make_log_name(1)
     damage(path.parent, path.stat().st_size // 2)
     with (
         pytest.raises(penstock.errors.StoreDamaged, match="`penstock check` says what can be saved"),

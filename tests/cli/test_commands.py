@@ -156,7 +156,7 @@ def test_a_node_serves_without_pandas():
     """Its import would stop all connections for a third of a second, at the first stream or compaction."""
     code = (
         "import sys; import numpy as np\n"
-        "from penstock.store.log.segment import gather\n"
+        "from penstock.store.log.segment import gather_frames\n"
         "from penstock.wire.columns.frame_form import FORMS\n"
         "from penstock.wire.columns.reframe import reframe\n"
         "from penstock.wire.messages.dcp import Mutation\n"
@@ -164,7 +164,7 @@ def test_a_node_serves_without_pandas():
         "begins = np.arange(40) * len(frame)\n"
         "for form in FORMS.values():\n"
         "    reframe(bytearray(frame * 40), begins, form)\n"
-        "gather(memoryview(frame * 40), begins, np.full(40, len(frame), np.uint32))\n"
+        "gather_frames(memoryview(frame * 40), begins, np.full(40, len(frame), np.uint32))\n"
         "print('pyarrow' in sys.modules, 'pandas' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=PATIENCE) == "True False\n"
@@ -179,7 +179,7 @@ def test_a_mistake_of_ours_is_one_sentence_too():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 1
-    assert done.stderr == "penstock: unexpected KeyError: 'x' (penstock --debug … shows where)\n"
+    assert done.stderr == "penstock: unexpected KeyError: 'x' (penstock --debug … prints the traceback)\n"
 
 
 @pytest.mark.process

@@ -60,6 +60,6 @@ def test_what_cannot_be_compacted(kept, run, node):
     assert "cannot be compacted: it is kept in memory" in said("--url", node.url("beer"))
     assert "no bucket 'wine' in" in said("--data-dir", kept, "--bucket", "wine")
     assert "no bucket 'default' in" in said("--data-dir", kept)
-    assert "--bucket without --data-dir" in said("--bucket", "beer")
+    assert "--bucket needs --data-dir" in said("--bucket", "beer")
     with Node.running(["beer"], 4, data_dir=kept):
         assert "in use by process" in said("--data-dir", kept, "--bucket", "beer")

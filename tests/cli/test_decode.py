@@ -14,17 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.cli.capture import packets
 from penstock.cli.capture.frame_text import (
     CapturedBytes,
-    Cut,
-    Splitter,
-    format_of,
-    lines_of,
-    peekable,
+    FrameSlice,
+    FrameSplitter,
+    detect_format,
+    make_peekable,
     read_hex,
+    read_lines,
     read_raw,
 )
-from penstock.cli.capture.packets import MAX_HELD, MAX_WAITING, Direction, read_packets
+from penstock.cli.capture.packets import MAX_HELD, StreamDirection, read_packets
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import DurabilityLevel
 from penstock.wire.codec.opcodes import Opcode
@@ -116,7 +117,7 @@ COMMANDS = [
         "durability=level PERSIST_TO_MAJORITY timeout_ms 2500 preserve_ttl=true key=k",
     ),
     (
-        (SubdocMutation.at(b"a.b", b"1", key=b"k", flags=1), Opcode.SUBDOC_COUNTER),
+        (SubdocMutation.for_path(b"a.b", b"1", key=b"k", flags=1), Opcode.SUBDOC_COUNTER),
         "path_length=3 flags=MKDIR_P path=a.b content=1 key=k",
     ),
     (
@@ -255,7 +256,7 @@ def test_a_frame_beyond_the_limit_is_never_waited_for(run):
 
 
 WRONG = [
-    ("", 1, "there is no message to decode"),
+    ("", 1, "the input has no message"),
     ("80 0a 0", 2, "an odd number of hex digits, the last one is '0'"),
     ("80 0a\nhello", 2, "line 2: 'h' is no hex digit"),
     ("00000000  80 0a 00 00\n*\n00000010", 2, "line 2: '*', expected offset 00000004"),
@@ -284,7 +285,7 @@ def test_a_capture_of_packets_that_is_none(run):
 
 
 def test_neither_a_file_nor_hex(run, tmp_path):
-    assert run("decode", "missing.bin").err == "penstock: 'missing.bin' is neither a file nor bytes in hex\n"
+    assert run("decode", "missing.bin").err == "penstock: 'missing.bin' is neither an existing file nor bytes in hex\n"
     assert run("decode", "80", "0g").code == 2
     done = run("decode", tmp_path)
     assert (done.code, done.err) == (2, f"penstock: {tmp_path} is a directory, expected a file of frames\n")
@@ -318,10 +319,10 @@ def test_a_reader_that_has_seen_enough(tmp_path):
 @given(st.lists(messages(), min_size=1, max_size=5), st.lists(st.integers(1, 60), min_size=1))
 def test_frames_are_the_same_however_they_arrive(drawn, sizes):
     data = b"".join(message.encode(code) for _, code, message in drawn)
-    whole = list(Splitter().feed(CapturedBytes(data)))
+    whole = list(FrameSplitter().feed(CapturedBytes(data)))
     assert len(whole) == len(drawn)
-    splitter = Splitter()
-    found: list[Cut] = []
+    splitter = FrameSplitter()
+    found: list[FrameSlice] = []
     at = 0
     while at < len(data):
         size = sizes[at % len(sizes)]
@@ -332,7 +333,7 @@ def test_frames_are_the_same_however_they_arrive(drawn, sizes):
 
 @given(st.lists(st.binary(max_size=50)), st.booleans())
 def test_no_bytes_break_the_splitter(pieces, may_begin):
-    splitter = Splitter()
+    splitter = FrameSplitter()
     for piece in pieces:
         for cut in splitter.feed(CapturedBytes(piece, may_begin=may_begin)):
             assert (cut.frame is None) == bool(cut.fault)
@@ -341,16 +342,16 @@ def test_no_bytes_break_the_splitter(pieces, may_begin):
 
 @given(st.binary(max_size=200))
 def test_any_input_is_read_or_refused(data):
-    source = peekable(io.BytesIO(data))
-    shape = format_of(source)
+    source = make_peekable(io.BytesIO(data))
+    shape = detect_format(source)
     assert shape in ("hex", "json", "raw", "pcap")
     with suppress(UsageError):
-        read = read_hex(lines_of(source), "x") if shape == "hex" else read_raw(source)
+        read = read_hex(read_lines(source), "x") if shape == "hex" else read_raw(source)
         assert all(isinstance(chunk, CapturedBytes) for chunk in read)
 
 
 def test_the_longest_line_is_dealt_with_in_pieces():
-    pieces = list(read_hex(lines_of(io.BytesIO(b"80" * 3_000_000)), "x"))
+    pieces = list(read_hex(read_lines(io.BytesIO(b"80" * 3_000_000)), "x"))
     assert len(pieces) == 6
     assert sum(len(piece.data) for piece in pieces) == 3_000_000
 
@@ -368,29 +369,31 @@ def test_segments_in_any_order_and_more_than_once_make_the_same_bytes(data, begi
     segments = [(at, data[at : at + 7]) for at in range(0, len(data), 7)]
     segments += [(at, data[at : at + size]) for at, size in again if at < len(data)]
     chance.shuffle(segments)
-    direction = Direction("C", "x")
-    direction.begin(begin)
-    chunks = [chunk for at, piece in segments for chunk in direction.segment((begin + 1 + at) % 2**32, piece, 0.0)]
+    direction = StreamDirection("C", "x")
+    direction.start(begin)
+    chunks = [chunk for at, piece in segments for chunk in direction.add_segment((begin + 1 + at) % 2**32, piece, 0.0)]
     assert b"".join(chunk.data for chunk in chunks) == data
     assert not any(chunk.missing for chunk in chunks)
 
 
 def test_what_never_comes_is_given_up_at_a_limit_or_once_the_other_end_has_it():
-    direction = Direction("C", "x")
-    direction.begin(0)
-    assert not list(direction.segment(11, b"b", 0.0))
-    assert not list(direction.acknowledged(1))
-    assert [(chunk.data, chunk.missing) for chunk in direction.acknowledged(12)] == [(b"b", 10)]
+    direction = StreamDirection("C", "x")
+    direction.start(0)
+    assert not list(direction.add_segment(11, b"b", 0.0))
+    assert not list(direction.receive_acknowledgement(1))
+    assert [(chunk.data, chunk.missing) for chunk in direction.receive_acknowledgement(12)] == [(b"b", 10)]
     piece = bytes(MAX_HELD // 4)
-    held = [chunk for at in range(5) for chunk in direction.segment(20 + at * len(piece), piece, 0.0)]
+    held = [chunk for at in range(5) for chunk in direction.add_segment(20 + at * len(piece), piece, 0.0)]
     assert [chunk.missing for chunk in held] == [8, 0, 0, 0, 0]
 
 
-def test_no_more_than_so_many_segments_wait_for_one_that_is_missing():
-    direction = Direction("C", "x")
-    direction.begin(0)
-    found = [chunk for at in range(MAX_WAITING + 1) for chunk in direction.segment(2 + at, b"b", 0.0)]
-    assert [chunk.missing for chunk in found] == [1, *[0] * MAX_WAITING]
+def test_no_more_than_so_many_segments_wait_for_one_that_is_missing(monkeypatch):
+    most = 100
+    monkeypatch.setattr(packets, "MAX_WAITING", most)
+    direction = StreamDirection("C", "x")
+    direction.start(0)
+    found = [chunk for at in range(most + 1) for chunk in direction.add_segment(2 + at, b"b", 0.0)]
+    assert [chunk.missing for chunk in found] == [1, *[0] * most]
     assert not direction.held
 
 
@@ -446,7 +449,7 @@ def test_packets(run, capture):
 def test_packets_of_other_ports_are_passed_over(run):
     capture = saved(conversation())
     assert run("decode", "--port", "11210", stdin=capture).code == 0
-    assert run("decode", "--port", "50001", stdin=capture).err == "penstock: there is no message to decode\n"
+    assert run("decode", "--port", "50001", stdin=capture).err == "penstock: the input has no message\n"
 
 
 def test_a_connection_that_speaks_something_else_is_passed_over(run):
@@ -474,10 +477,10 @@ def test_a_network_that_is_not_known(run):
 @given(st.binary(max_size=300))
 def test_no_packet_breaks_the_reader(data):
     for writer in (dpkt.pcap.Writer, dpkt.pcapng.Writer):
-        list(read_packets(peekable(io.BytesIO(saved([data, data[20:]], writer))), "x"))
+        list(read_packets(make_peekable(io.BytesIO(saved([data, data[20:]], writer))), "x"))
     for header in (saved([]), saved([], dpkt.pcapng.Writer)):
         with suppress(UsageError):
-            list(read_packets(peekable(io.BytesIO(header + data)), "x"))
+            list(read_packets(make_peekable(io.BytesIO(header + data)), "x"))
 
 
 # Recorded conversations

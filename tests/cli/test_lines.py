@@ -77,7 +77,7 @@ BAD = [
     (b'{"id": "", "doc": 1}', "a key of 0 bytes, expected 1 to 250"),
     (b'{"id": "%s", "doc": 1}' % (b"k" * 251), "a key of 251 bytes"),
     (b'{"id": "' + "ö".encode() * 126 + b'", "doc": 1}', "a key of 252 bytes"),
-    (b'{"id": "\\ud800", "doc": 1}', "the key has half a surrogate pair (\\ud800), which UTF-8 cannot say"),
+    (b'{"id": "\\ud800", "doc": 1}', "the key has half a surrogate pair (\\ud800), which UTF-8 cannot encode"),
     (b'{"id": "k", "doc": "\\udc7a"}', "half a surrogate pair (\\udc7a)"),
     (b'{"id": "k", "doc": NaN}', "NaN is not JSON"),
     (b'{"id": "k", "doc": -Infinity}', "-Infinity is not JSON"),

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.node import Node
 from penstock.node.auth import User
-from penstock.node.auth.users import account_of
+from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
 
 PASSWORD = "very secret"
@@ -13,7 +13,7 @@ PASSWORD = "very secret"
 @pytest.fixture
 def guarded(tmp_path):
     with change_users(tmp_path / "users.json") as accounts:
-        accounts["ada"] = account_of(User.of("ada", ["admin"]), PASSWORD, 4096)
+        accounts["ada"] = make_account(User.from_texts("ada", ["admin"]), PASSWORD, 4096)
     with Node.running(["beer"], vbuckets=4, users=tmp_path / "users.json") as node:
         yield node
 
@@ -34,7 +34,7 @@ def test_commands_log_in(run, guarded, monkeypatch, tmp_path, command):
     code, _, err = run(*at, stdin=document)
     assert (code, err) == (
         1,
-        f"penstock: {guarded.url('beer')}: there is no such bucket, or it is not for who has not logged in\n",
+        f"penstock: {guarded.url('beer')}: the bucket does not exist, or a client without login may not access it\n",
     )
     monkeypatch.setenv("PENSTOCK_PASSWORD", PASSWORD)
     assert run(*at, "--username", "ada", stdin=document).code == 0
@@ -59,7 +59,7 @@ def test_a_password_is_no_argument(run, guarded):
 def test_a_user_without_a_password(run, monkeypatch, tmp_path, mechanism):
     """A bucket of Couchbase 2.x is a user, who often has an empty password."""
     with change_users(tmp_path / "users.json") as accounts:
-        accounts["beer"] = account_of(User.of("beer", ["admin"]), None)
+        accounts["beer"] = make_account(User.from_texts("beer", ["admin"]), None)
     (tmp_path / "password").write_text("\n")
     with Node.running(
         ["beer"], vbuckets=4, users=tmp_path / "users.json", mechanisms=[mechanism], allow_plain=True

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.bucket.samples import sample_documents
+from penstock.cli.bucket.samples import make_samples
 from penstock.spark import Lake
 from penstock.spark.dependents.dependent import Dependent, catch_up
 from penstock.spark.dependents.kinds.fulltext import FullText
@@ -54,10 +54,10 @@ def test_the_changelog_as_json(run, lake):
 def test_rows_fit_a_narrow_terminal(run, lake, monkeypatch):
     from rich.console import Console
 
-    from penstock.cli.base.text_tables import table_of
+    from penstock.cli.base.text_tables import make_lake_table
 
     console = Console(width=72, record=True)
-    console.print(table_of(lake, "changelog", 10))
+    console.print(make_lake_table(lake, "changelog", 10))
     lines = console.export_text().splitlines()
     assert all(len(line) <= 72 for line in lines)
     assert any(str((3 << 48) + 1) in line for line in lines)
@@ -84,7 +84,7 @@ def test_a_run_that_cannot_be_is_wrong_usage(run, tmp_path, options, sentence):
 
 @pytest.mark.spark
 def test_a_bucket_flows_into_a_lake_until_it_is_stopped(on_beer, node, tmp_path):
-    documents = dict(sample_documents(300, 8))
+    documents = dict(make_samples(300, 8))
     lines = "".join(json.dumps({"id": key, "doc": document}) + "\n" for key, document in documents.items())
     on_beer("load", "-", "--key", "id", "--value", "doc", stdin=lines.encode())
     lake = str(tmp_path / "lake")
@@ -98,7 +98,7 @@ def test_a_bucket_flows_into_a_lake_until_it_is_stopped(on_beer, node, tmp_path)
     on_beer("workload", "--changes", 16, "--mix", "10:5:1", "--rate", 0)
     file = tmp_path / "pipeline.toml"
     file.write_text(f'lake = "lake"\n[source.beer]\nurl = "{node.url("beer")}"\n[metrics]\nport = 0\n')
-    assert on_beer("pipeline", "plan", file, "--json").json["behind"] == 16
+    assert on_beer("pipeline", "plan", file, "--json").json["lag"] == 16
     with started("pipeline", "run", file) as process:
         seen = [first_line(process.stdout)]
         while "rows/s" not in (line := first_line(process.stdout, wait=200)) or "lag 0 " not in line:
@@ -119,9 +119,9 @@ def test_a_bucket_flows_into_a_lake_until_it_is_stopped(on_beer, node, tmp_path)
     assert "Traceback" not in err
     assert rest.endswith("16 rows written; the changelog has 316.\n")
     (found,) = on_beer("pipeline", "status", lake, "--json").json_lines
-    (current,) = found["kept"]
+    (current,) = found["dependents"]
     assert (found["state"], current["pending"], current["size"]["rows"]) == ("ended", 0, 296)
-    assert on_beer("pipeline", "stop", lake).out == f"no run keeps {lake}\n"
+    assert on_beer("pipeline", "stop", lake).out == f"No run writes {lake}\n"
 
 
 @pytest.fixture
@@ -141,11 +141,11 @@ def file(tmp_path, node):
 def test_a_file_is_validated_without_and_with_its_buckets(run, file, node):
     code, out, err = run("pipeline", "validate", file)
     assert (code, err) == (0, "")
-    assert out.startswith(f"{file} is in order: sources a, b; 4 kept behind them; the lake is ")
+    assert out.startswith(f"{file} is valid: sources a, b; 4 dependents; lake ")
     answer = run("pipeline", "validate", file, "--connect", "--json").json
     assert answer["sources"] == ["a", "b"]
     assert [line.partition(": ")[2] for line in answer["buckets"]] == [
-        "16 vbuckets, 0 seqnos", "16 vbuckets, 0 seqnos", "16 vbuckets, to be written to",
+        "16 vbuckets, 0 seqnos", "16 vbuckets, 0 seqnos", "16 vbuckets, target of writes",
     ]  # fmt: skip
     good = file.read_text()
     for old, new, expected, sentence in (
@@ -162,16 +162,16 @@ def test_a_file_is_validated_without_and_with_its_buckets(run, file, node):
 def test_a_plan_says_what_a_run_would_do(run, file, on_beer, node):
     on_beer("load", "-", "--key", "id", stdin=b'{"id": "beer-1"}\n{"id": "brewery-1"}')
     first, second = run("pipeline", "plan", file, "--json").json_lines
-    assert (first["name"], first["behind"], first["filters"]) == (
+    assert (first["name"], first["lag"], first["filters"]) == (
         "a",
         2,
         {"collections": "_default", "key_pattern": "^beer"},
     )
-    assert [(part["name"], part["kind"], part["begins"]) for part in first["parts"]] == [
+    assert [(part["name"], part["kind"], part["is_new"]) for part in first["parts"]] == [
         ("changelog", "delta", True), ("current", "delta", True), ("i", "index", True), ("t", "fulltext", True),
     ]  # fmt: skip
     assert [part["kind"] for part in second["parts"]] == ["delta", "delta", "bucket", "invalidate"]
-    assert (first["lake"]["state"], second["behind"]) == ("new", 0)
+    assert (first["lake"]["state"], second["lag"]) == ("new", 0)
     assert not (file.parent / "two").exists()
     assert second["parts"][-1]["place"] == "http://127.0.0.1:1/drop"
     text = run("pipeline", "plan", file).out
@@ -196,12 +196,12 @@ def test_what_a_run_only_meant_to_make_is_not_there(run, file, node):
     said = {
         "dependents": [asdict(DependentProgress("i", "index")), asdict(DependentProgress("t", "fulltext", pending=3))]
     }
-    replace(control.begin(), ended=True, error="where is none", said=said).write(lake)
+    replace(control.create_run_state(), ended=True, error="where is none", progress=said).write(lake)
     shown = run("pipeline", "status", file).out
     assert "  i              index   not there yet\n" in shown
     assert "  t              fulltext   3 rows pending\n" in shown
     parts = run("pipeline", "plan", file, "--json").json_lines[0]["parts"]
-    assert all(part["begins"] for part in parts)
+    assert all(part["is_new"] for part in parts)
 
 
 def test_tables_are_joined_cleaned_and_removed(run, lake):
@@ -212,7 +212,7 @@ def test_tables_are_joined_cleaned_and_removed(run, lake):
     assert (code, "files on disk" in out) == (0, True)
     assert run("pipeline", "show", lake.path, "current", "--json").out == before
     code, out, err = run("pipeline", "reset", lake.path, "--table", "current")
-    assert (code, out, "nothing was removed; --yes removes it" in err) == (
+    assert (code, out, "nothing was removed; add --yes to remove the files" in err) == (
         2, f"would be removed: {lake.current_table.path}\n", True,
     )  # fmt: skip
     assert run("pipeline", "reset", lake.path, "--table", "current", "--yes").code == 0
@@ -259,7 +259,7 @@ def test_documents_are_found_by_an_index(run, indexed):
         ["value", "key", "vbucket", "seqno", "collection"],
         ["5.1", "pale", "1", "1", "_default._default"],
         ["5.5", "hat", "1", "2", "shop.hats"],
-        ["2", "found;", "there", "may", "be", "more,", "see", "--limit"],
+        ["2", "found;", "limited", "by", "--limit"],
     ]
     assert "2026-01-02T00:00:00+00:00" in run("pipeline", "find", indexed.path, "by_time", "2026-01-02").out
 
@@ -292,7 +292,7 @@ def test_what_an_index_cannot_be_asked(run, indexed, arguments, sentence):
 
 def test_an_index_that_is_not_there_yet(run, lake, file):
     assert "there is no index 'i' in" in (err := run("pipeline", "find", lake.path, "i", "1").err)
-    assert "expected one that a pipeline has kept" in err
+    assert "expected an index that a pipeline has written" in err
     (file.parent / "two" / "a").mkdir(parents=True)
     assert "--source is not given, expected a, b" in run("pipeline", "search", file, "t", "x").err
 
@@ -300,9 +300,9 @@ def test_an_index_that_is_not_there_yet(run, lake, file):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["run"], "expected a pipeline's FILE or --to LAKE, and not both of them"),
-        (["run", "p.toml", "--to", "lake"], "expected a pipeline's FILE or --to LAKE, and not both of them"),
-        (["run", "p.toml", "--trigger", "5"], "--trigger beside a pipeline's file, which says that itself"),
+        (["run"], "expected either a pipeline's FILE or --to LAKE"),
+        (["run", "p.toml", "--to", "lake"], "expected either a pipeline's FILE or --to LAKE"),
+        (["run", "p.toml", "--trigger", "5"], "--trigger cannot be combined with FILE: set it in the file"),
         (["run", "p.toml"], "p.toml: No such file or directory"),
         (["validate", "p.toml"], "p.toml: No such file or directory"),
         (["stop", "nothing"], "there is no lake at "),
@@ -321,11 +321,11 @@ def test_figures_need_a_port_of_their_own(run, tmp_path):
         port = taken.getsockname()[1]
         code, out, err = run("pipeline", "run", "--to", tmp_path / "lake", "--metrics", port)
     assert (code, out) == (2, "")
-    assert f"port {port} of 127.0.0.1 for metrics: Address already in use" in err
+    assert f"cannot serve metrics on port {port} of 127.0.0.1: Address already in use" in err
 
 
 def test_progress_is_lines_or_json_or_stays_in_place(capsys):
-    from penstock.cli.pipeline.progress_display import Display
+    from penstock.cli.pipeline.progress_display import ProgressDisplay
     from penstock.spark.pipeline.state.run_progress import SourceProgress
 
     table = DependentProgress("current", "current", version=3, pending=1_000)
@@ -333,9 +333,12 @@ def test_progress_is_lines_or_json_or_stays_in_place(capsys):
     one = SourceProgress(
         "beer", rows=5_000, lag=12, batches=2, rows_per_second=1_234.5, rollbacks=4, dependents=(table, cache)
     )
-    for display in (Display(as_json=False, on_terminal=False), Display(as_json=True, on_terminal=False)):
+    for display in (
+        ProgressDisplay(as_json=False, on_terminal=False),
+        ProgressDisplay(as_json=True, on_terminal=False),
+    ):
         with display:
-            display.say("Starting.")
+            display.print_line("Starting.")
             for _ in range(3):
                 display.show(one)
     lines = capsys.readouterr().out.splitlines()
@@ -346,7 +349,7 @@ def test_progress_is_lines_or_json_or_stays_in_place(capsys):
     )
     said = json.loads(lines[2])
     assert (said["source"], said["merged"], said["dependents"]["cache"]["failures"]) == ("beer", 3, 2)
-    with Display(as_json=False, on_terminal=True) as display:
+    with ProgressDisplay(as_json=False, on_terminal=True) as display:
         display.show(one)
     shown = capsys.readouterr().out
     assert "5,000" in shown
@@ -357,6 +360,6 @@ def test_progress_is_lines_or_json_or_stays_in_place(capsys):
     ("octets", "text"), [(0, "0 B"), (999, "999 B"), (1_500, "1.5 kB"), (2_340_000, "2.34 MB"), (5e15, "5e+03 TB")]
 )
 def test_sizes_are_read_easily(octets, text):
-    from penstock.cli.pipeline.progress_display import size
+    from penstock.cli.pipeline.progress_display import format_size
 
-    assert size(octets) == text
+    assert format_size(octets) == text

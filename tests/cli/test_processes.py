@@ -45,7 +45,7 @@ def first_line(stream, wait=PATIENCE) -> str:
     return str(stream.readline())
 
 
-NO_USERS = "penstock: no users: everybody on this machine may do everything; to log in: Administrator, password\n"
+NO_USERS = "penstock: no users: every client on this machine has all privileges; to log in: Administrator, password\n"
 
 
 def ended(process, number) -> tuple[int, str, str]:
@@ -105,7 +105,7 @@ def test_serve_keeps_its_bucket_in_a_directory(tmp_path, run):
 def test_what_is_about_a_directory_needs_one(run):
     done = run("serve", "--port", 0, "--retention", 60)
     assert done.code == 2
-    assert "--retention… are about buckets in a --data-dir" in " ".join(done.err.split())
+    assert "--retention… need --data-dir" in " ".join(done.err.split())
 
 
 @pytest.mark.process
@@ -153,7 +153,7 @@ def test_a_disk_that_takes_no_more_is_told_and_waited_for(tmp_path):
             )
             assert client.set(b"k", b"refused").specific == Status.ETMPFAIL
             resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (most, most))
-            assert first_line(node.stderr).endswith("all that was stored is on disk, changes are taken again\n")
+            assert first_line(node.stderr).endswith("all changes are on disk; changes are accepted again\n")
             assert client.set(b"k", b"stored").specific == Status.SUCCESS
             assert ended(node, signal.SIGTERM) == (0, "", "")
 
@@ -194,7 +194,7 @@ def test_serve_ends_when_what_it_follows_is_gone_for_good():
         stack.enter_context(Node.running(["wine"], 4, port=port))
         _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
-    assert f"penstock: cannot follow couchbase://127.0.0.1:{port}/beer any more: " in err
+    assert f"penstock: cannot follow couchbase://127.0.0.1:{port}/beer: " in err
     assert f"(limit 0.3 s); last failure: no bucket 'beer' on couchbase://127.0.0.1:{port}/beer" in err
 
 
@@ -244,7 +244,7 @@ def test_a_node_that_is_waited_for_is_told_once_and_nothing_is_lost(run):
     with started("load", "-", "--key", "id", "--json", PENSTOCK_URL=url) as process:
         said = first_line(process.stderr)
         assert said.startswith(f"penstock: {url} does not serve (")
-        assert said.endswith("trying again for up to 30 s\n")
+        assert said.endswith("retrying for up to 30 s\n")
         with Node.running(["beer"], vbuckets=8, port=port):
             out, err = process.communicate('{"id":1}\n{"id":2}\n', timeout=PATIENCE)
             assert (process.returncode, err) == (0, "")

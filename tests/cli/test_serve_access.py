@@ -69,7 +69,7 @@ def test_users_and_tls(run, users, tmp_path):
         (("--host", "0.0.0.0"), "without users a node listens on a loopback address only"),
         (("--tls-port", 0), "a port for TLS without a certificate"),
         (("--tls-cert", "nowhere.pem", "--tls-key", "nowhere.key", "--tls-port", 0), "nowhere.pem"),
-        (("--users", "nowhere.json"), "nowhere.json: there is no such file"),
+        (("--users", "nowhere.json"), "nowhere.json: no such file"),
         (("--mechanism", "MD5"), "expected some of SCRAM-SHA512"),
         (("--node", "127.0.0.1:1"), "expected this one among them, 127.0.0.1:0"),
         (("--node", "127.0.0.1"), "expected HOST:PORT"),

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.base.show import as_object, json_line, one_line
+from penstock.cli.base.show import format_json_line, format_one_line, make_json_object
 from penstock.wire.columns.schema import Change, Event
 
 
 @given(st.binary(max_size=60), st.integers(2, 30))
 def test_one_line_fits_and_is_printable(content, width):
-    shown = one_line(content, width)
+    shown = format_one_line(content, width)
     assert len(shown) <= width
     assert shown.isprintable()
 
@@ -30,12 +30,12 @@ def test_one_line_fits_and_is_printable(content, width):
     ],
 )
 def test_what_a_terminal_shows_of_bytes(content, shown):
-    assert one_line(content, 10) == shown
+    assert format_one_line(content, 10) == shown
 
 
 @given(st.binary(max_size=20), st.binary(max_size=20))
 def test_bytes_can_be_had_back_from_json(key, value):
-    shown = json.loads(json_line(as_object(Change(1, 2, 3, key=key, value=value)._asdict())))
+    shown = json.loads(format_json_line(make_json_object(Change(1, 2, 3, key=key, value=value)._asdict())))
     for name, content in (("key", key), ("value", value)):
         text, code = shown.get(name), shown.get(f"{name}_base64")
         assert (base64.b64decode(code) if text is None else text.encode()) == content
@@ -44,7 +44,7 @@ def test_bytes_can_be_had_back_from_json(key, value):
 def test_a_change_as_an_object_leaves_out_what_is_null():
     cas = 2**64 - 1
     change = Change(7, 2**63, 2**40, 1, cas, Event.MUTATION, b"k", b"[1]", xattrs={"_sync": b"{}", "raw": b"\xff"})
-    assert as_object(change._asdict()) == {
+    assert make_json_object(change._asdict()) == {
         "vbucket": 7,
         "vbuuid": str(2**63),
         "seqno": 2**40,
@@ -59,7 +59,7 @@ def test_a_change_as_an_object_leaves_out_what_is_null():
 
 
 def test_a_row_of_a_table_has_signed_numbers_that_are_shown_unsigned():
-    assert as_object({"cas": -1, "vbuuid": -(2**63), "xattrs": [("a", b"1")]}) == {
+    assert make_json_object({"cas": -1, "vbuuid": -(2**63), "xattrs": [("a", b"1")]}) == {
         "cas": str(2**64 - 1),
         "vbuuid": str(2**63),
         "xattrs": {"a": "1"},

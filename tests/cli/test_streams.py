@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.client.topology.missing import ranges_of
+from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.messages.upr import UprStreamReq
 from tests.node.wire_client import connected
@@ -33,7 +33,7 @@ def test_list(on_beer, followers):
 
 @pytest.mark.parametrize(("numbers", "text"), [([], ""), ([7], "7"), ([0, 1, 2], "0-2"), ([5, 1, 0, 3, 5], "0-1,3,5")])
 def test_ranges(numbers, text):
-    assert ranges_of(numbers) == text
+    assert format_ranges(numbers) == text
 
 
 def test_list_as_json(on_beer, followers):

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from penstock.node.auth.server_tls import server_context
+from penstock.node.auth.server_tls import make_server_context
 
 NAMES = ["ca.key", "ca.pem", "client.key", "client.pem", "server.key", "server.pem"]
 
@@ -24,7 +24,7 @@ def test_six_files_that_a_node_can_be_given(run, tmp_path):
     assert (done.code, done.err) == (0, "")
     assert sorted(contents(directory)) == NAMES
     assert {mode(path) for path in directory.glob("*.key")} == {0o600}
-    server_context(directory / "server.pem", directory / "server.key", directory / "ca.pem")
+    make_server_context(directory / "server.pem", directory / "server.key", directory / "ca.pem")
     assert f"--tls-port 11207 --tls-cert '{directory}/server.pem' --tls-key '{directory}/server.key'" in done.out
     assert "couchbases://localhost/default?ca=" in done.out
     assert "some%20where/ca.pem" in done.out
@@ -53,9 +53,9 @@ def test_what_is_there_stays_unless_it_is_to_go(run, tmp_path):
     before = contents(tmp_path)
     done = run("tls", "init", tmp_path)
     assert (done.code, done.out) == (2, "")
-    assert "is there already; --force makes all of them anew" in done.err
+    assert "exists; --force replaces all files" in done.err
     (tmp_path / "ca.pem").unlink()
-    assert "ca.key is there already" in run("tls", "init", tmp_path).err
+    assert "ca.key exists" in run("tls", "init", tmp_path).err
     assert contents(tmp_path) == {name: content for name, content in before.items() if name != "ca.pem"}
     (tmp_path / "server.key").chmod(0o644)
     assert run("tls", "init", tmp_path, "--force").code == 0

@@ -34,24 +34,24 @@ def test_added_with_a_password_from_a_pipe(on_users, path, ending):
     done = on_users("user", "add", "alice", *roles, stdin=b"wonder land" + ending)
     assert done == (0, "alice: data_reader[beer] data_writer[beer:s]\n", "")
     users = UsersFile(path)
-    user = users.check("alice", "wonder land")
+    user = users.authenticate("alice", "wonder land")
     assert user is not None
     assert list(map(str, user.roles)) == ["data_reader[beer]", "data_writer[beer:s]"]
-    assert users.check("alice", "wonderland") is None
+    assert users.authenticate("alice", "wonderland") is None
 
 
 def test_added_without_a_password(on_users, path):
-    done = on_users("user", "add", "beer", "--role", "stream_reader[beer]", "--no-password")
-    assert done == (0, "beer: stream_reader[beer]\n", "")
+    done = on_users("user", "add", "beer", "--role", "data_dcp_reader[beer]", "--no-password")
+    assert done == (0, "beer: data_dcp_reader[beer]\n", "")
     users = UsersFile(path)
-    assert users.check("beer", "") is not None
-    assert users.check("beer", "beer") is None
+    assert users.authenticate("beer", "") is not None
+    assert users.authenticate("beer", "beer") is None
 
 
 def test_a_password_and_none_are_one_too_many(on_users, path):
     options = ("--role", "admin", "--no-password", "--password-file", "-")
     done = on_users("user", "add", "beer", *options, stdin=b"secret")
-    assert (done.code, done.err) == (2, "penstock: --no-password and --password-file, expected one of them\n")
+    assert (done.code, done.err) == (2, "penstock: --no-password cannot be combined with --password-file\n")
     assert not path.exists()
 
 
@@ -63,7 +63,7 @@ def test_added_with_a_password_from_a_file(run, path, tmp_path, source):
     options = ("--role", "admin", "--users", path, "--password-file", where, "--json")
     done = run("user", "add", "root", *options, stdin="naïve".encode())
     assert (done.code, done.err, done.json) == (0, "", {"user": "root", "roles": ["admin"]})
-    assert UsersFile(path).check("root", "naïve") is not None
+    assert UsersFile(path).authenticate("root", "naïve") is not None
 
 
 def prompted(path, *lines):
@@ -94,7 +94,7 @@ def test_added_with_a_password_that_is_asked_for(path):
     code, seen = prompted(path, b"wonderland", b"wonderland")
     assert (code, "alice: admin" in seen) == (0, True)
     assert "wonderland" not in seen
-    assert UsersFile(path).check("alice", "wonderland") is not None
+    assert UsersFile(path).authenticate("alice", "wonderland") is not None
 
 
 @pytest.mark.usefixtures("alice")
@@ -102,10 +102,10 @@ def test_another_password_and_other_roles_only_when_that_is_said(on_users, path)
     before = path.read_bytes()
     done = on_users("user", "add", "alice", "--role", "admin", stdin=b"mirror")
     assert (done.code, done.out) == (2, "")
-    assert "--replace gives them another password" in done.err
+    assert "--replace replaces the password" in done.err
     assert path.read_bytes() == before
     assert on_users("user", "add", "alice", "--role", "admin", "--replace", stdin=b"mirror").code == 0
-    assert UsersFile(path).check("alice", "wonderland") is None
+    assert UsersFile(path).authenticate("alice", "wonderland") is None
     assert on_users("user", "list").lines == ["alice  admin"]
 
 
@@ -134,7 +134,11 @@ def test_removed(on_users):
 ADD = ("user", "add", "bob", "--role")
 WRONG = [
     (("user", "add", "bob"), b"x", "Missing option '--role'"),
-    ((*ADD, "king"), b"x", "role 'king': expected data_reader, data_writer, stream_reader, replicator, admin"),
+    (
+        (*ADD, "king"),
+        b"x",
+        "role 'king': expected data_reader, data_writer, data_dcp_reader, replication_target, admin",
+    ),
     ((*ADD, "data_reader"), b"x", "or data_reader[*] for all buckets"),
     ((*ADD, "admin"), b"", "standard input: 0 lines, expected one: the password"),
     ((*ADD, "admin"), b"\n", "password of 0 bytes"),
@@ -146,8 +150,8 @@ WRONG = [
     ((*ADD, "admin", "--password-file", "/none"), b"", "/none: the password cannot be read: No such file"),
     (("user", "add", "b\x07b", "--role", "admin"), b"hunter2", "RFC 4013"),
     (("user", "add", "b" * 129, "--role", "admin"), b"hunter2", "user name of 129 bytes, expected 1 to 128"),
-    (("user", "list"), b"", "there is no such file; `penstock user add NAME"),
-    (("user", "remove", "alice"), b"", "there is no such file"),
+    (("user", "list"), b"", "no such file; `penstock user add NAME"),
+    (("user", "remove", "alice"), b"", "no such file"),
 ]
 
 
@@ -173,7 +177,7 @@ def test_a_file_of_something_else(on_users, path):
     for command in (("user", "list"), ("user", "remove", "x"), (*ADD, "admin")):
         done = on_users(*command, stdin=b"x")
         assert (done.code, done.out) == (2, "")
-        assert "no file of users" in done.err
+        assert "not a file of users" in done.err
     assert path.read_text() == "{}"
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Node, connect
-from penstock.cli.bucket.random_changes import Mix, Workload, live_keys
+from penstock.cli.bucket.random_changes import ChangeMix, Workload, read_live_keys
 from penstock.errors import Error, UsageError
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
@@ -22,13 +22,13 @@ SHARES = st.integers(0, 30)
 
 @given(st.tuples(SHARES, SHARES, SHARES).filter(any), st.integers(1, 3))
 def test_every_round_of_a_mix_is_exact(shares, rounds):
-    mix = Mix(*shares)
-    kinds = collections.Counter(itertools.islice(mix.kinds(), rounds * sum(mix)))
+    mix = ChangeMix(*shares)
+    kinds = collections.Counter(itertools.islice(mix.generate_kinds(), rounds * sum(mix)))
     assert (kinds["update"], kinds["delete"], kinds["insert"]) == tuple(rounds * share for share in shares)
 
 
 def test_the_kinds_of_a_mix_are_interleaved():
-    first = "".join(kind[0] for kind in itertools.islice(Mix(4, 2, 2).kinds(), 8))
+    first = "".join(kind[0] for kind in itertools.islice(ChangeMix(4, 2, 2).generate_kinds(), 8))
     assert (first[:4].count("u"), first[:4].count("d"), first[:4].count("i")) == (2, 1, 1)
 
 
@@ -51,7 +51,7 @@ def test_documents_of_a_server_without_dcp_are_changed(run, release, warning):
 @pytest.mark.parametrize("text", ["", "1", "1:2", "0:0:0", "1:2:3:4", "-1:2:3", "a:b:c", "1:2:٣", "1.5:1:1"])
 def test_what_is_no_mix(text):
     with pytest.raises(UsageError, match="expected update:delete:insert"):
-        Mix.parse(text)
+        ChangeMix.parse(text)
 
 
 async def filled(bucket, count):
@@ -118,7 +118,7 @@ def test_the_rate_is_kept_to_the_change(node):
     async def change():
         async with connect(node.url("beer")) as bucket:
             await filled(bucket, 300)  # a bunch changes each document once, and may have all the changes
-            engine = Workload(bucket, await live_keys(bucket), mix=Mix(1, 0, 0), rate=1000, seed=1)
+            engine = Workload(bucket, await read_live_keys(bucket), mix=ChangeMix(1, 0, 0), rate=1000, seed=1)
             seen: list[int] = []
             tally = await engine.run(asyncio.Event(), seconds=0.3, report=lambda tally: seen.append(tally.changes))
             return tally, seen
@@ -132,7 +132,7 @@ def test_the_rate_is_kept_to_the_change(node):
 def test_a_stop_ends_it(node):
     async def run_and_stop():
         async with connect(node.url("beer")) as bucket:
-            engine = Workload(bucket, [], mix=Mix(), rate=500, seed=1)
+            engine = Workload(bucket, [], mix=ChangeMix(), rate=500, seed=1)
             stop = asyncio.Event()
             async with asyncio.timeout(PATIENCE):
                 return await engine.run(stop, report=lambda tally: stop.set())
@@ -144,7 +144,7 @@ def test_values_that_are_no_objects_get_a_sample(node):
     async def change():
         async with connect(node.url("beer")) as bucket:
             await bucket.upsert_many([("a", b"\xff"), ("b", b"[1]"), ("c", b'{"revision":"x"}')])
-            engine = Workload(bucket, await live_keys(bucket), mix=Mix(1, 0, 0), rate=0, seed=1)
+            engine = Workload(bucket, await read_live_keys(bucket), mix=ChangeMix(1, 0, 0), rate=0, seed=1)
             await engine.run(asyncio.Event(), changes=3)
             return [json.loads(document.value)["name"] for document in await bucket.get_many("abc") if document]
 
@@ -154,7 +154,7 @@ def test_values_that_are_no_objects_get_a_sample(node):
 def test_nothing_to_change_is_an_error(node):
     async def start():
         async with connect(node.url("beer")) as bucket:
-            Workload(bucket, [], mix=Mix(1, 1, 0), rate=0)
+            Workload(bucket, [], mix=ChangeMix(1, 1, 0), rate=0)
 
     with pytest.raises(Error, match="no documents to change"):
         asyncio.run(start())
@@ -163,11 +163,11 @@ def test_nothing_to_change_is_an_error(node):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--docs", "x", "--rate", 3], "--rate is for changes"),
-        (["--docs", "x", "--mix", "1:1:1"], "--mix is for changes"),
+        (["--docs", "x", "--rate", 3], "--rate cannot be combined with --docs"),
+        (["--docs", "x", "--mix", "1:1:1"], "--mix cannot be combined with --docs"),
         (["--docs", "missing/x"], "missing/x cannot be written"),
         (["--docs", "."], ". cannot be written"),
-        (["--count", 3], "--count says how many documents --docs writes"),
+        (["--count", 3], "--count without --docs"),
         (["--mix", "1:2"], "expected update:delete:insert"),
         (["--keys", "missing.jsonl"], "missing.jsonl cannot be read"),
     ],

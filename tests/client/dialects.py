@@ -3,7 +3,7 @@
 from itertools import count
 
 from penstock.client.feeds.feed import Feed, StreamTarget
-from penstock.store.history.rollback import StreamRequest, rollback_point
+from penstock.store.history.rollback import StreamRequest, find_rollback_point
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.layout import Message
 from penstock.wire.codec.statuses import Status
@@ -46,7 +46,7 @@ class Upr:
     """What a producer of UPR says."""
 
     dialect = Dialect.UPR
-    log_request: type[Message] = UprGetFailoverLog
+    make_log_request: type[Message] = UprGetFailoverLog
     stream_request: type[Message] = UprStreamReq
     start_message: type[Message] = UprStreamStart
     snapshot_start_message: type[Message] = UprSnapshotStart
@@ -111,7 +111,7 @@ class Draft(Upr):
     """What a producer of the draft says."""
 
     dialect = Dialect.UPR_DRAFT
-    log_request = DraftGetFailoverLog
+    make_log_request = DraftGetFailoverLog
     stream_request = DraftStreamReq
     start_message = DraftStreamStart
     snapshot_start_message = DraftSnapshotStart
@@ -155,19 +155,19 @@ class Consumer(Receiver):
 
     def ask(self) -> list[Message]:
         """Return the requests that are due, as a producer reads them."""
-        requests = self.feed.requests(lambda: next(self.opaques))
+        requests = self.feed.take_requests(lambda: next(self.opaques))
         return messages_in(b"".join(request.encode() for request in requests), self.feed.dialect)
 
     def ask_log(self):
         (request,) = self.ask()
-        assert isinstance(request, self.speaker.log_request)
+        assert isinstance(request, self.speaker.make_log_request)
         return request
 
     def ask_stream(self):
         """Return the stream request and the log request that follows it."""
         request, log = self.ask()
         assert isinstance(request, self.speaker.stream_request)
-        assert isinstance(log, self.speaker.log_request)
+        assert isinstance(log, self.speaker.make_log_request)
         return request, log
 
     def decide(self, log=LOG):
@@ -204,4 +204,4 @@ def answer_of(log, high_seqno, purge_seqno, request):
         snap_start=request.start_seqno,
         snap_end=request.start_seqno,
     )
-    return rollback_point(log, high_seqno, purge_seqno, asked)
+    return find_rollback_point(log, high_seqno, purge_seqno, asked)

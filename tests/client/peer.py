@@ -14,7 +14,7 @@ from penstock.wire.codec.frame import Frame, join_frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import pack_features, pack_vb_seqnos
-from penstock.wire.protocol.frame_receiver import Connection, Slab
+from penstock.wire.protocol.frame_receiver import FrameReceiver, Slab
 from tests.patience import PATIENCE
 
 
@@ -111,7 +111,7 @@ class Peer(asyncio.Protocol):
     def __init__(self, script):
         self.script = script
         self.requests = []
-        self.incoming = Connection(Slab(1 << 16), runs=None)
+        self.incoming = FrameReceiver(Slab(1 << 16), run_dialect=None)
         self.lost = asyncio.Event()
 
     def connection_lost(self, exc):

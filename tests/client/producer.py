@@ -19,7 +19,7 @@ from penstock.wire.messages.dcp import (
     pack_rollback,
 )
 from penstock.wire.messages.kv import FailoverEntry, pack_failover_log
-from penstock.wire.protocol.frame_receiver import Connection, Slab
+from penstock.wire.protocol.frame_receiver import FrameReceiver, Slab
 from tests.client.receiver import Receiver, messages_in
 
 LOG = (FailoverEntry(11, 0),)
@@ -81,7 +81,7 @@ class Asking(Receiver):
 
     def ask(self):
         """Return the stream requests that are due, by vbucket."""
-        return self.feed.requests(lambda: next(self.opaques))
+        return self.feed.take_requests(lambda: next(self.opaques))
 
     def ask_one(self):
         (request,) = self.ask()
@@ -96,7 +96,7 @@ class Consumer(Asking):
         self.charged = self.acknowledged = 0
 
     def give(self, *messages):
-        for frame in Connection(Slab(1 << 16), runs=None).feed(b"".join(messages)):
+        for frame in FrameReceiver(Slab(1 << 16), run_dialect=None).feed(b"".join(messages)):
             assert isinstance(frame, Frame)
             if frame.magic == Magic.REQUEST and frame.opcode != Opcode.DCP_NOOP:
                 self.charged += frame.size

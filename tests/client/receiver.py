@@ -5,17 +5,17 @@ from typing import Any
 
 from penstock.wire.codec.constants import MAX_SEQNO, Dialect
 from penstock.wire.codec.frame import Frame
-from penstock.wire.codec.layout import Message, decode
+from penstock.wire.codec.layout import Message, decode_frame
 from penstock.wire.columns.schema import Change
-from penstock.wire.protocol.frame_receiver import Connection, Slab
+from penstock.wire.protocol.frame_receiver import FrameReceiver, Slab
 
 
 def messages_in(data: bytes, dialect: Dialect) -> list[Message]:
     """Return bytes taken apart, as the other side reads them."""
     messages = []
-    for frame in Connection(Slab(1 << 16), runs=None).feed(data):
+    for frame in FrameReceiver(Slab(1 << 16), run_dialect=None).feed(data):
         assert isinstance(frame, Frame)
-        messages.append(decode(frame, dialect))
+        messages.append(decode_frame(frame, dialect))
     return messages
 
 
@@ -31,10 +31,10 @@ class Receiver:
         self.connect()
 
     def connect(self):
-        self.incoming = Connection(Slab(1 << 18), runs=self.feed.dialect)
+        self.incoming = FrameReceiver(Slab(1 << 18), run_dialect=self.feed.dialect)
 
     def reconnect(self):
-        self.feed.connection_lost()
+        self.feed.forget_connection()
         self.connect()
 
     def give(self, *messages):
@@ -48,7 +48,7 @@ class Receiver:
             count -= 1
             delivery = self.feed.deliveries.popleft()
             found += delivery.changes
-            self.take(self.feed.consumed(delivery))
+            self.take(self.feed.acknowledge(delivery))
         self.rows += found
         return found
 

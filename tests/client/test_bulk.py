@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from penstock import Node, connect
 from penstock.client.connect.address import parse_address
 from penstock.client.documents.bulk import NO_ANSWER, BulkWriter
-from penstock.client.documents.document import vbucket_of
-from penstock.client.documents.write_requests import OPAQUES, WriteRows, encode, vbuckets_of
+from penstock.client.documents.document import compute_vbucket
+from penstock.client.documents.write_requests import OPAQUES, WriteRows, compute_vbuckets, encode_writes
 from penstock.errors import AccessDenied, UnknownCollection, Unreachable, UsageError
 from penstock.node.cluster.topology import NodePlace
 from penstock.wire.codec.constants import MAX_VALUE
@@ -43,9 +43,9 @@ def test_columns_become_what_messages_are(rows, data):
     prefix, options = data.draw(st.sampled_from([b"", b"\0", b"\x81\x02"])), data.draw(st.sampled_from([None, 2]))
     number = {"flags": flags, "expiry": times, "rev_seqno": revs, "new_cas": cases}
     fields = {name: np.array(each, np.uint64) for name, each in number.items()}
-    found = encode(
+    found = encode_writes(
         WriteRows(
-            form=SetWithMeta,
+            message_type=SetWithMeta,
             opcode=np.where(np.array(stores, bool), Opcode.SET_WITH_META, Opcode.DEL_WITH_META),
             keys=pa.array(keys, pa.binary()),
             values=pa.array(values, pa.binary()),
@@ -55,18 +55,23 @@ def test_columns_become_what_messages_are(rows, data):
         1000,
     )
     for place, (key, _, stored, flag, time, rev, cas) in enumerate(rows):
-        head = {"opaque": OPAQUES + place, "vbucket": vbucket_of(key, 1000), "key": prefix + key, "options": options}
+        head = {
+            "opaque": OPAQUES + place,
+            "vbucket": compute_vbucket(key, 1000),
+            "key": prefix + key,
+            "options": options,
+        }
         said = {**head, "value": values[place], "flags": flag, "rev_seqno": rev, "new_cas": cas}
         message = SetWithMeta(expiry=time, **said) if stored else DelWithMeta(delete_time=time, **said)
         assert found.frames[place].as_py() == message.encode()
-    assert vbuckets_of(pa.array(keys, pa.binary()), 1000).tolist() == [vbucket_of(key, 1000) for key in keys]
+    assert compute_vbuckets(pa.array(keys, pa.binary()), 1000).tolist() == [compute_vbucket(key, 1000) for key in keys]
 
 
 def test_some_rows_have_no_extras():
     stores = np.array([True, False, True])
     keys, values = pa.array([b"a", b"b", b"c"]), pa.array([b"1", b"", b"3"])
     rows = WriteRows(
-        form=Set,
+        message_type=Set,
         opcode=np.where(stores, Opcode.ADD, Opcode.DELETE),
         keys=keys,
         values=values,
@@ -75,14 +80,14 @@ def test_some_rows_have_no_extras():
         cas=np.array([0, 5, 0]),
     )
     where: list[dict[str, Any]] = [
-        {"opaque": OPAQUES + place, "vbucket": vbucket_of(key, 4)} for place, key in enumerate([b"a", b"b", b"c"])
+        {"opaque": OPAQUES + place, "vbucket": compute_vbucket(key, 4)} for place, key in enumerate([b"a", b"b", b"c"])
     ]
     expected = [
         Add(key=b"a", value=b"1", flags=7, **where[0]).encode(Opcode.ADD),
         Delete(key=b"b", cas=5, **where[1]).encode(),
         Add(key=b"c", value=b"3", flags=7, **where[2]).encode(Opcode.ADD),
     ]
-    assert encode(rows, 4).frames.to_pylist() == expected
+    assert encode_writes(rows, 4).frames.to_pylist() == expected
 
 
 # Real nodes
@@ -92,13 +97,13 @@ def rows_of(documents, opcode=Opcode.SET, **more):
     keys, values = zip(*documents, strict=True)
     more = {"fields": {"flags": 0, "expiry": 0}, **more}
     return WriteRows(
-        form=Set, opcode=opcode, keys=pa.array(keys, pa.binary()), values=pa.array(values, pa.binary()), **more
+        message_type=Set, opcode=opcode, keys=pa.array(keys, pa.binary()), values=pa.array(values, pa.binary()), **more
     )
 
 
 async def write(writer, documents, opcode=Opcode.SET, **more):
-    prefix = await writer.prefix("_default", "_default")
-    return await writer.write(encode(rows_of(documents, opcode, prefixes=prefix, **more), writer.vbuckets))
+    prefix = await writer.find_key_prefix("_default", "_default")
+    return await writer.write(encode_writes(rows_of(documents, opcode, prefixes=prefix, **more), writer.vbuckets))
 
 
 def numbered(first, behind, size=0):
@@ -145,7 +150,7 @@ async def test_every_row_that_fails_is_told_with_its_reason(running):
 async def test_a_collection_that_is_not_there(running):
     async with BulkWriter(parse_address(running.url())) as writer:
         with pytest.raises(UnknownCollection, match=r"no collection '_default\.wine'"):
-            await writer.prefix("_default", "wine")
+            await writer.find_key_prefix("_default", "wine")
 
 
 @in_loop
@@ -153,7 +158,7 @@ async def test_what_is_locked_is_tried_again_and_told_in_the_end(running):
     async with BulkWriter(parse_address(running.url(retrySeconds=0.3))) as writer, connect(running.url()) as bucket:
         await write(writer, numbered(0, 3))
         with connected(running.node, "beer") as client:
-            vbucket = vbucket_of(b"k1", 4)
+            vbucket = compute_vbucket(b"k1", 4)
             assert client.status(GetLocked(key=b"k1", vbucket=vbucket, lock_time=20)) == Status.SUCCESS
         outcomes = await write(writer, [(b"k0", b"new"), (b"k1", b"new"), (b"k2", b"new")])
         assert {place: fault.status for place, fault in outcomes.faults.items()} == {1: Status.LOCKED}
@@ -177,7 +182,7 @@ async def test_each_node_gets_what_it_has():
             assert [each and each.value for each in await bucket.get_many(key for key, _ in documents)] == [
                 value for _, value in documents
             ]
-            assert 50_000 < writer.most_in_flight <= 100_000
+            assert 50_000 < writer.peak_in_flight <= 100_000
         assert all(
             sum(vbucket.changes.high_seqno for vbucket in node.buckets["beer"].store.vbuckets) > 1000 for node in nodes
         )
@@ -203,8 +208,8 @@ async def test_a_vbucket_that_moved_is_written_to_where_it_is_now():
         async with BulkWriter(parse_address(one.url())) as writer:
             assert not (await write(writer, documents)).status.any()
         for script, vbucket in ((one, 0), (two, 1)):
-            expected = [key for key, _ in documents if vbucket_of(key, 2) == vbucket]
-            assert [key for key in keys_of(script, Opcode.SET) if vbucket_of(key, 2) == vbucket] == expected
+            expected = [key for key, _ in documents if compute_vbucket(key, 2) == vbucket]
+            assert [key for key in keys_of(script, Opcode.SET) if compute_vbucket(key, 2) == vbucket] == expected
 
 
 @in_loop
@@ -277,7 +282,7 @@ async def test_a_connection_that_ends_is_made_again_for_what_may_be_sent_twice()
     for again, expected in ((True, {Status.SUCCESS}), (False, {NO_ANSWER})):
         seen.clear()
         async with Script(answer) as script, BulkWriter(parse_address(script.url())) as writer:
-            outcomes = await write(writer, numbered(0, 7), again=again)
+            outcomes = await write(writer, numbered(0, 7), repeatable=again)
             assert {*outcomes.status.tolist()} == expected
             assert len(seen) == (14 if again else 7)
             if not again:
@@ -328,7 +333,7 @@ async def test_no_more_bytes_are_under_way_than_allowed():
     async with Script(answer) as script, BulkWriter(parse_address(script.url()), limit) as writer:
         assert not (await write(writer, [*numbered(0, 500, 300), (b"long", bytes(30_000)), *numbered(0, 5)])).faults
         assert most == 30_000 + 36  # sent alone
-        assert writer.most_in_flight == most
+        assert writer.peak_in_flight == most
         most = 0
         assert not (await write(writer, numbered(0, 500, 300))).faults
         assert limit // 2 < most <= limit

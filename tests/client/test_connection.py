@@ -7,7 +7,7 @@ import pytest
 from penstock.client.connect import pending_calls
 from penstock.client.connect.address import parse_address
 from penstock.client.connect.client_session import open_session
-from penstock.client.connect.link import NodeLink
+from penstock.client.connect.node_link import NodeLink
 from penstock.errors import (
     AccessDenied,
     BucketNotServed,
@@ -49,7 +49,7 @@ async def test_replies_in_any_order_find_their_requests():
     async with Script(answer) as script:
         link = await linked(script)
         one, two = await asyncio.gather(
-            link.requests([get("a"), get("b")], PATIENCE), link.requests([get("c")], PATIENCE)
+            link.request_many([get("a"), get("b")], PATIENCE), link.request_many([get("c")], PATIENCE)
         )
         assert [frame.value for frame in (*one, *two)] == [b"a", b"b", b"c"]
         await link.close()
@@ -70,9 +70,9 @@ async def test_statistics_among_other_requests():
 
     async with Script(answer) as script:
         link = await linked(script)
-        getting = asyncio.ensure_future(link.requests([get("a"), get("b")], PATIENCE))
+        getting = asyncio.ensure_future(link.request_many([get("a"), get("b")], PATIENCE))
         await asked.wait()
-        assert [frame.key for frame in await link.collect(Stat(), PATIENCE)] == [b"name0", b"name1", b"name2"]
+        assert [frame.key for frame in await link.collect_replies(Stat(), PATIENCE)] == [b"name0", b"name1", b"name2"]
         assert [frame.value for frame in await getting] == [b"a", b"b"]
         await link.close()
 
@@ -95,7 +95,7 @@ async def test_statistics_without_end(monkeypatch, name, limit, value, found):
     async with Script(answer) as script:
         link = await linked(script)
         with pytest.raises(RemoteProtocolError, match=f"the answer to STAT is too large: {found}"):
-            await link.stats("", PATIENCE)
+            await link.request_stats("", PATIENCE)
         assert link.closed.done()
         await link.close()
 
@@ -105,7 +105,7 @@ async def test_statistics_that_are_refused():
     async with Script(lambda peer, frame: reply(frame, Status.KEY_ENOENT)) as script:
         link = await linked(script)
         with pytest.raises(KeyNotFound, match=r"STAT b'nope': KEY_ENOENT"):
-            await link.collect(Stat(key=b"nope"), PATIENCE)
+            await link.collect_replies(Stat(key=b"nope"), PATIENCE)
         await link.close()
 
 
@@ -146,9 +146,9 @@ async def test_a_peer_that_does_not_read_is_timed_out_as_well():
         link = await linked(script)
         big = [Set(key=b"k", value=bytes(1 << 20))] * 20
         with pytest.raises(OperationTimeout):
-            await link.requests(big, 0.2)
+            await link.request_many(big, 0.2)
         with pytest.raises(ConnectionClosed):
-            await link.requests(big, PATIENCE)
+            await link.request_many(big, PATIENCE)
         await link.close()
 
 
@@ -162,8 +162,8 @@ async def test_a_peer_that_hangs_up_wakes_everybody():
         link = await linked(script)
         found = await asyncio.gather(
             link.request(get("a"), PATIENCE),
-            link.requests([get("b"), get("c")], PATIENCE),
-            link.collect(Stat(), PATIENCE),
+            link.request_many([get("b"), get("c")], PATIENCE),
+            link.collect_replies(Stat(), PATIENCE),
             return_exceptions=True,
         )
         assert [type(each) for each in found] == [ConnectionClosed] * 3
@@ -184,8 +184,8 @@ async def test_a_connection_that_has_ended_takes_anything_and_answers_nothing():
         with pytest.raises(ConnectionClosed, match="it was closed on this side"):
             await link.request(get("a"), PATIENCE)
         with pytest.raises(ConnectionClosed):
-            await link.collect(Stat(), PATIENCE)
-        assert await link.requests([], PATIENCE) == []
+            await link.collect_replies(Stat(), PATIENCE)
+        assert await link.request_many([], PATIENCE) == []
 
 
 @in_loop
@@ -193,7 +193,7 @@ async def test_what_cannot_be_encoded_is_not_sent_and_the_connection_is_still_go
     async with Script(lambda peer, frame: reply(frame)) as script:
         link = await linked(script)
         with pytest.raises(LocalProtocolError):
-            await link.requests([get("a"), Get(key=b"b", vbucket=1 << 16)], PATIENCE)
+            await link.request_many([get("a"), Get(key=b"b", vbucket=1 << 16)], PATIENCE)
         assert (await link.request(get("c"), PATIENCE)).specific == Status.SUCCESS
         assert [frame.key for frame in script.peers[0].requests] == [b"c"]
         await link.close()
@@ -203,8 +203,8 @@ async def test_what_cannot_be_encoded_is_not_sent_and_the_connection_is_still_go
 async def test_opaques_begin_again_before_they_do_not_fit():
     async with Script(lambda peer, frame: reply(frame, value=frame.key)) as script:
         link = await linked(script)
-        link.take_opaque(0x7FFF_FFFF - 3)
-        frames = await link.requests([get(text) for text in "abcd"], PATIENCE)
+        link.allocate_opaque(0x7FFF_FFFF - 3)
+        frames = await link.request_many([get(text) for text in "abcd"], PATIENCE)
         assert [frame.value for frame in frames] == [b"a", b"b", b"c", b"d"]
         await link.close()
 
@@ -276,7 +276,7 @@ async def test_a_session_knows_its_vbuckets():
             Opcode.SELECT_BUCKET,
             Status.EACCESS,
             AccessDenied,
-            "it is not for who has not logged in",
+            "a client without login may not access it",
         ),
         (Opcode.SELECT_BUCKET, Status.UNKNOWN_COMMAND, UnknownCommand, "SELECT_BUCKET"),
         (Opcode.GET_CLUSTER_CONFIG, Status.UNKNOWN_COMMAND, BucketNotServed, "has no cluster map"),

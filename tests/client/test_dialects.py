@@ -15,7 +15,7 @@ from penstock.client.feeds.stream_position import Position
 from penstock.errors import ConnectionClosed, UsageError
 from penstock.wire.codec.constants import Dialect, VbucketState
 from penstock.wire.codec.flags import OpenFlag
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.schema import Change, Event
@@ -162,7 +162,7 @@ async def test_positions_of_one_dialect_go_on_in_another(running, protocol):
 async def test_a_failover_is_a_new_branch_and_loses_nothing(running, protocol):
     async with following(running, protocol, 200) as here:
         for state in (VbucketState.REPLICA, VbucketState.ACTIVE):
-            await here.bucket._requests.call([SetVbucket(vbucket=vb, state=state) for vb in range(4)])
+            await here.bucket._requests.send_requests([SetVbucket(vbucket=vb, state=state) for vb in range(4)])
         await here.bucket.upsert_many(documents(200, 300))
         await here.until(documents(0, 300))
         logs = await here.bucket.failover_logs(range(4))
@@ -229,7 +229,7 @@ async def test_what_cannot_be_asked_for(running, arguments, options, found):
 @in_loop
 async def test_an_old_server_is_asked_for_less(refusal):
     def answer(peer, frame):
-        message = decode(frame) if frame.opcode == Opcode.DCP_OPEN else None
+        message = decode_frame(frame) if frame.opcode == Opcode.DCP_OPEN else None
         if frame.opcode == Opcode.DCP_STREAM_REQ:
             asked.set()
             return b""
@@ -261,7 +261,7 @@ async def test_the_kernel_watches_where_the_dialect_does_not(running, protocol):
         await bucket.upsert("k", b"")
         async with await bucket.stream() as stream:
             await anext(stream.changes())
-            (connection,) = stream._connections.by_via.values()
+            (connection,) = stream._connections.by_id.values()
             link = connection.link
             sock = link.transport.socket
             assert bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)) == (protocol != "dcp")

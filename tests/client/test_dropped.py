@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import connect
-from penstock.client.connect.dropped import DropReason, describe_drops
+from penstock.client.connect.dropped_frames import DropReason, describe_drops
 from penstock.client.feeds.feed import EndRule, StreamTarget
 from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.errors import OrderViolation
 from penstock.wire.codec.frame import Frame, join_frame
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.messages.dcp import DcpReply, SeqnoAdvanced, StreamReq
 from tests.client import dialects
@@ -116,13 +116,13 @@ def outdated_log(many):
 FEEDS = {
     DropReason.CLOSED_STREAM: closed_stream,
     DropReason.EARLIER_STREAM: earlier_stream,
-    DropReason.BEHIND_END: behind_end,
+    DropReason.AFTER_END: behind_end,
     DropReason.RECEIVED_BEFORE: received_before,
-    DropReason.BEHIND_VIOLATION: behind_violation,
+    DropReason.AFTER_VIOLATION: behind_violation,
     DropReason.REPEATED_ADVANCE: repeated_advance,
-    DropReason.STATE: state,
+    DropReason.VBUCKET_STATE: state,
     DropReason.STREAM_START: stream_start,
-    DropReason.REMARK: remark,
+    DropReason.TAP_OPAQUE: remark,
     DropReason.UNEXPECTED_REPLY: unexpected_reply,
     DropReason.OUTDATED_LOG: outdated_log,
 }
@@ -130,7 +130,7 @@ FEEDS = {
 PUSH = join_frame(Frame(Magic.SERVER_REQUEST, 0x01, opaque=9, value=b"[" * 100_000))
 LINKS = {
     DropReason.PUSHED: PUSH,
-    DropReason.NOBODY_LISTENS: noop(7),
+    DropReason.NO_STREAM: noop(7),
     DropReason.UNEXPECTED_REPLY: DcpReply(opaque=4000).encode(Opcode.GET),
 }
 
@@ -153,8 +153,8 @@ def test_what_is_left_out_is_acknowledged(make, many):
     """The producer's account of the window: nothing stays open for ever."""
     feed, _ = make(many)
     while feed.deliveries:
-        feed.consumed(feed.deliveries.popleft())
-    acknowledged = feed.leave()
+        feed.acknowledge(feed.deliveries.popleft())
+    acknowledged = feed.take_last_acknowledgement()
     assert int.from_bytes(acknowledged[-4:], "big") > 24 * many
 
 
@@ -179,7 +179,7 @@ async def test_a_stream_counts_over_all_of_its_connections(caplog):
     def answer(peer, frame):
         if frame.opcode != Opcode.DCP_STREAM_REQ:
             return None
-        request = decode(frame)
+        request = decode_frame(frame)
         assert isinstance(request, StreamReq)
         if request.start_seqno == 0:
             return accept(request) + PUSH + marker(request, 1, 9) + mutations(request, 1, 2, 2, 3)
@@ -193,14 +193,17 @@ async def test_a_stream_counts_over_all_of_its_connections(caplog):
         changes = stream.changes()
         assert [(await anext(changes)).seqno for _ in range(3)] == [1, 2, 3]
         counted = stream.dropped
-        assert counted == {DropReason.PUSHED: 2, DropReason.BEHIND_VIOLATION: 2}
-    (line,) = [each for each in caplog.messages if "not handed out" in each]
-    assert line.endswith(f"not handed out: {describe_drops(counted)}")
+        assert counted == {DropReason.PUSHED: 2, DropReason.AFTER_VIOLATION: 2}
+    (line,) = [each for each in caplog.messages if "not delivered" in each]
+    assert line.endswith(f"not delivered: {describe_drops(counted)}")
 
 
 def test_counts_as_text():
     assert describe_drops({}) == ""
-    assert describe_drops({DropReason.PUSHED: 3, DropReason.STATE: 0}) == "3 pushed by the server without a request"
+    assert (
+        describe_drops({DropReason.PUSHED: 3, DropReason.VBUCKET_STATE: 0})
+        == "3 pushed by the server without a request"
+    )
 
 
 # Nothing is left out without a count

@@ -4,8 +4,14 @@ import json
 
 import pytest
 
+from penstock.client.feeds.collection_selection import (
+    CollectionSelection,
+    KnownCollections,
+    StreamContent,
+    parse_manifest,
+    qualify_name,
+)
 from penstock.client.feeds.feed import StreamTarget
-from penstock.client.feeds.selection import KnownCollections, Selection, StreamContent, qualified, read_manifest
 from penstock.errors import RemoteProtocolError, UnknownCollection, UsageError
 from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.codec.flags import Datatype
@@ -25,7 +31,7 @@ KNOWN = KnownCollections(
 )
 
 
-EVERYTHING = Selection()
+EVERYTHING = CollectionSelection()
 
 
 def opened(wanted=None, known=KNOWN, selection=EVERYTHING, xattrs=False):
@@ -175,10 +181,10 @@ def test_an_event_that_nobody_asked_for():
 
 
 FILTERS = [
-    (Selection(), b""),
-    (Selection("inventory"), b'{"scope": "9"}'),
-    (Selection("inventory", ("hotel", "inventory.airline")), b'{"collections": ["8", "80"]}'),
-    (Selection("", ("inventory.hotel", "_default", "_default._default")), b'{"collections": ["0", "80"]}'),
+    (CollectionSelection(), b""),
+    (CollectionSelection("inventory"), b'{"scope": "9"}'),
+    (CollectionSelection("inventory", ("hotel", "inventory.airline")), b'{"collections": ["8", "80"]}'),
+    (CollectionSelection("", ("inventory.hotel", "_default", "_default._default")), b'{"collections": ["0", "80"]}'),
 ]
 
 
@@ -190,7 +196,7 @@ def test_the_filter_of_stream_requests(selection, value):
 
 def test_a_filter_stays_what_it_was():
     """Under the same name there may be another collection later; that is not what the positions are of."""
-    consumer, request = opened(selection=Selection("inventory", ("hotel",)))
+    consumer, request = opened(selection=CollectionSelection("inventory", ("hotel",)))
     consumer.reconnect()
     consumer.feed.use_collections(KnownCollections({"inventory": 9}, {("inventory", "hotel"): HIGH}))
     assert consumer.ask_one().value == request.value
@@ -202,7 +208,7 @@ def test_a_filter_stays_what_it_was():
 
 
 def test_a_stream_ends_when_all_that_it_is_of_is_gone():
-    consumer, request = opened(selection=Selection("inventory"))
+    consumer, request = opened(selection=CollectionSelection("inventory"))
     ended = event(request, 5, SystemEventKind.COLLECTION_END, system_event.DroppedCollection(6, 9, HOTEL))
     rows = consumer.get(marker(request, 1, 5), ended, end(request, StreamEndReason.FILTER_EMPTY))
     assert [row.event for row in rows] == [Event.END_COLLECTION]
@@ -210,11 +216,11 @@ def test_a_stream_ends_when_all_that_it_is_of_is_gone():
 
 
 MISSING = [
-    (Selection("nope"), KNOWN, "the bucket has no scope 'nope'"),
-    (Selection("inventory", ("nope",)), KNOWN, "the bucket has no collection 'inventory.nope'"),
-    (Selection("", ("hotel",)), KNOWN, "the bucket has no collection '_default.hotel'"),
-    (Selection("inventory"), None, "collections of a node that has none"),
-    (Selection("", ("inventory.hotel",)), None, "collections of a node that has none"),
+    (CollectionSelection("nope"), KNOWN, "the bucket has no scope 'nope'"),
+    (CollectionSelection("inventory", ("nope",)), KNOWN, "the bucket has no collection 'inventory.nope'"),
+    (CollectionSelection("", ("hotel",)), KNOWN, "the bucket has no collection '_default.hotel'"),
+    (CollectionSelection("inventory"), None, "collections of a node that has none"),
+    (CollectionSelection("", ("inventory.hotel",)), None, "collections of a node that has none"),
 ]
 
 
@@ -225,7 +231,7 @@ def test_what_is_not_there(selection, known, text):
 
 
 def test_the_default_collection_is_there_without_collections():
-    consumer, request = opened(known=None, selection=Selection("", ("_default",)))
+    consumer, request = opened(known=None, selection=CollectionSelection("", ("_default",)))
     assert request.value == b""
     consumer, _ = opened()
     with pytest.raises(UsageError, match="of a node that has none"):
@@ -242,18 +248,18 @@ def test_the_default_collection_is_there_without_collections():
     ],
 )
 def test_names(name, scope, expected):
-    assert qualified(name, scope) == expected
+    assert qualify_name(name, scope) == expected
 
 
 @pytest.mark.parametrize("name", ["", ".", "a.", ".a", "a.b.c"])
 def test_names_that_cannot_be(name):
     with pytest.raises(UsageError, match=r"expected name or scope\.name"):
-        qualified(name)
+        qualify_name(name)
 
 
 def test_a_collection_of_another_scope():
     with pytest.raises(UsageError, match=r"collection 'b\.c' is not in scope 'a'"):
-        Selection("a", ("c", "b.c"))
+        CollectionSelection("a", ("c", "b.c"))
 
 
 def test_a_manifest():
@@ -265,7 +271,7 @@ def test_a_manifest():
             {"name": "s", "uid": "a", "collections": []},
         ],
     }
-    known = read_manifest(json.dumps(manifest).encode())
+    known = parse_manifest(json.dumps(manifest).encode())
     assert known.scopes == {"_default": 0, "_system": 8, "s": 10}
     assert known.collections == {("_default", "_default"): 0, ("_system", "_query"): 9}
 
@@ -285,7 +291,7 @@ BAD_MANIFESTS = [
 @pytest.mark.parametrize("manifest", BAD_MANIFESTS)
 def test_a_manifest_that_is_none(manifest):
     with pytest.raises(RemoteProtocolError, match="collections manifest of"):
-        read_manifest(manifest)
+        parse_manifest(manifest)
 
 
 # Extended attributes
@@ -308,15 +314,15 @@ def test_extended_attributes_where_they_are_wanted():
 
 def test_each_connection_is_acknowledged_what_came_by_it():
     consumer = consumer_of({3: StreamTarget(), 5: StreamTarget()}, window=1 << 10)
-    consumer.feed.vias.update({3: 0, 5: 1})
+    consumer.feed.connection_ids.update({3: 0, 5: 1})
     one, two = consumer.ask()
     acks = []
-    for via, request in ((0, one), (1, two)):
+    for connection_id, request in ((0, one), (1, two)):
         data = accept(request) + marker(request, 1, 9) + mutation(request, 1, value=b"v" * (1 << 10))
-        acks.append(consumer.feed.receive(consumer.incoming.feed(data), via))
+        acks.append(consumer.feed.receive(consumer.incoming.feed(data), connection_id))
     assert acks == [b"", b""]
     first, second = consumer.feed.deliveries
-    assert (first.via, second.via) == (0, 1)
+    assert (first.connection_id, second.connection_id) == (0, 1)
     for delivery in (second, first):
-        acks.append(consumer.feed.consumed(delivery))
+        acks.append(consumer.feed.acknowledge(delivery))
     assert [int.from_bytes(ack[-4:], "big") for ack in acks[2:]] == [first.nbytes, first.nbytes]

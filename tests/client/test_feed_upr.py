@@ -33,8 +33,8 @@ both = pytest.mark.parametrize("speaker", SPEAKERS, ids=[speaker.dialect.value f
 def test_the_log_is_asked_for_in_front_of_a_stream_and_behind(speaker):
     consumer = consumer_of(speaker, {3: StreamTarget(end_seqno=9), 5: StreamTarget(position=AT_20)})
     logs = consumer.ask()
-    assert [type(request) for request in logs] == [speaker.log_request] * 2
-    assert consumer.feed.unanswered(0)
+    assert [type(request) for request in logs] == [speaker.make_log_request] * 2
+    assert consumer.feed.count_unanswered(0)
     consumer.give(speaker.log(logs[1], NEWER[1:]))
     request, again = consumer.ask()
     assert (request.vbucket, request.start_seqno, request.end_seqno) == (5, 20, MAX_SEQNO)
@@ -66,11 +66,11 @@ def test_a_request_names_the_branch_in_which_it_begins(speaker, seqno, entry):
 def test_an_opaque_that_is_pending_is_not_given_again(speaker):
     consumer = consumer_of(speaker)
     opaque = consumer.ask_log().opaque
-    consumer.feed.connection_lost()
-    first = consumer.feed.requests(lambda: opaque)[0]
+    consumer.feed.forget_connection()
+    first = consumer.feed.take_requests(lambda: opaque)[0]
     consumer.give(speaker.log(first))
     again = iter([opaque, opaque, opaque + 1])
-    request, log = consumer.feed.requests(lambda: next(again))
+    request, log = consumer.feed.take_requests(lambda: next(again))
     assert (request.opaque, log.opaque) == (opaque, opaque + 1)
 
 
@@ -455,7 +455,7 @@ def test_giving_up_leaves_the_stream_alone_that_has_an_opaque_of_an_earlier_conn
     opaques = [1, 2, 3, 4, 5, 6]
 
     def ask():
-        return consumer.feed.requests(lambda: opaques.pop(0))
+        return consumer.feed.take_requests(lambda: opaques.pop(0))
 
     three, four = ask()
     consumer.give(speaker.log(three), speaker.log(four))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock import connect
 from penstock.errors import Error
 from penstock.wire.codec.constants import Dialect, Feature
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Opcode, UprOpcode
 from penstock.wire.messages.dcp import StreamReq
 from penstock.wire.messages.kv import pack_features, pack_vb_seqnos
@@ -39,7 +39,7 @@ MANY = 40
 def dcp(peer, frame):
     if frame.opcode != Opcode.DCP_STREAM_REQ:
         return None
-    request = decode(frame)
+    request = decode_frame(frame)
     assert isinstance(request, StreamReq)
     first = request.start_seqno
     data = accept(request) + noop(7)
@@ -50,9 +50,9 @@ def dcp(peer, frame):
 
 def upr(peer, frame):
     if frame.opcode == UprOpcode.UPR_GET_FAILOVER_LOG:
-        return UPR.log(decode(frame, Dialect.UPR), LOG)
+        return UPR.log(decode_frame(frame, Dialect.UPR), LOG)
     if frame.opcode == UprOpcode.UPR_STREAM_REQ:
-        request = decode(frame, Dialect.UPR)
+        request = decode_frame(frame, Dialect.UPR)
         assert isinstance(request, UprStreamReq)
         seqnos = range(request.start_seqno + 1, MANY + 1)
         return UPR.accept(request) + UPR.snapshot(request, *seqnos) + UPR.end(request)

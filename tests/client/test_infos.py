@@ -6,7 +6,7 @@ import pytest
 
 from penstock import Node, connect
 from penstock.client.bucket import Bucket
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.observe import CompactDb
 from tests.client.peer import in_loop
@@ -51,7 +51,7 @@ async def test_after_a_new_history(node):
 
 @in_loop
 async def test_a_purge_alone_is_found_where_it_matters(tmp_path):
-    storage = {"data_dir": tmp_path, "settings": Settings(purge_age=0)}
+    storage = {"data_dir": tmp_path, "settings": BucketSettings(purge_age=0)}
     with Node.running(["beer"], vbuckets=2, **storage) as node:
         async with connect(node.url("beer")) as bucket:
             await write(bucket, 20)
@@ -66,5 +66,5 @@ async def test_a_purge_alone_is_found_where_it_matters(tmp_path):
                     if all(info.purge_seqno for info in fresh.values()):
                         break
             assert await bucket.vbucket_infos(None, known) == known
-            assert await bucket.vbucket_infos(None, known, unsure=[1]) == {0: known[0], 1: fresh[1]}
+            assert await bucket.vbucket_infos(None, known, recheck=[1]) == {0: known[0], 1: fresh[1]}
             assert fresh[1].purge_seqno > 0 == known[1].purge_seqno

@@ -7,12 +7,12 @@ import pytest
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import parse_address
 from penstock.client.connect.handshake import Purpose
+from penstock.client.feeds.collection_selection import StreamContent
 from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
-from penstock.client.feeds.selection import StreamContent
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.session_pool import SessionPool
 from penstock.wire.codec.constants import Dialect
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.messages.dcp import DcpNoop
 from tests.client.peer import Script, in_loop
@@ -191,7 +191,7 @@ async def test_one_that_waits_answers_for_itself():
 
     async with Script(answer) as script:
         address, kept = parse_address(script.url()), kept_for()
-        assert await kept.vbuckets(address, Purpose(stream_name="one")) == 2
+        assert await kept.count_vbuckets(address, Purpose(stream_name="one")) == 2
         (peer,) = script.peers
         peer.transport.write(DcpNoop(opaque=7).encode())
         await answered.wait()
@@ -207,9 +207,9 @@ async def test_the_number_of_vbuckets_costs_no_connection_of_its_own(running):
         await fill(bucket)
         before = await reader.total()
         purpose = Purpose(stream_name="one")
-        assert await kept.vbuckets(bucket.address, purpose) == VBUCKETS
+        assert await kept.count_vbuckets(bucket.address, purpose) == VBUCKETS
         assert await reader.read() == 100
-        assert await kept.vbuckets(bucket.address, purpose) == VBUCKETS
+        assert await kept.count_vbuckets(bucket.address, purpose) == VBUCKETS
         assert await reader.total() == before + 1
     kept.close()
 
@@ -222,7 +222,7 @@ async def test_streams_over_any_of_them_have_opaques_that_were_not_used_there():
     def answer(peer, frame):
         if frame.opcode != Opcode.DCP_STREAM_REQ:
             return None
-        request = decode(frame)
+        request = decode_frame(frame)
         # The snapshot reaches behind the end that is asked for, so that the reader closes the stream.
         return accept(request) + marker(request, 1, 9) + mutations(request, 5)
 

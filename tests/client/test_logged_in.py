@@ -7,7 +7,12 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock import Node, connect, read_changes
-from penstock.client.connect.credentials import Credentials, credentials_file, credentials_from, password_file
+from penstock.client.connect.credentials import (
+    Credentials,
+    read_credentials_file,
+    read_password_file,
+    resolve_credentials,
+)
 from penstock.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -19,7 +24,7 @@ from penstock.errors import (
 )
 from penstock.node.auth import User
 from penstock.node.auth.certificates import make_certificates
-from penstock.node.auth.users import account_of
+from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
@@ -35,7 +40,7 @@ def directory(tmp_path_factory):
     path = tmp_path_factory.mktemp("login")
     with change_users(path / "users.json") as accounts:
         for name, roles in ROLES.items():
-            accounts[name] = account_of(User.of(name, roles), PASSWORD, 4096)
+            accounts[name] = make_account(User.from_texts(name, roles), PASSWORD, 4096)
     for number in ("", "other-"):
         for name, made in make_certificates([], "ada", 2, datetime.now(UTC)).items():
             (path / f"{number}{name}.pem").write_bytes(made.certificate)
@@ -113,10 +118,12 @@ async def test_a_login_that_is_refused_is_not_tried_again(guarded, caplog, name)
 
 @in_loop
 async def test_nobody_is_not_let_in(guarded):
-    with pytest.raises(AccessDenied, match=r"/beer: .* or it is not for who has not logged in$"):
+    with pytest.raises(AccessDenied, match=r"/beer: .* or a client without login may not access it$"):
         async with connect(plain(guarded)):
             pass
-    with pytest.raises(AccessDenied, match=r"/wine: there is no such bucket, or it is not for 'bob'$") as caught:
+    with pytest.raises(
+        AccessDenied, match=r"/wine: the bucket does not exist, or user 'bob' may not access it$"
+    ) as caught:
         async with connect(plain(guarded).replace("beer", "wine"), username="bob", password=PASSWORD):
             pass
     assert PASSWORD not in str(caught.value)
@@ -134,9 +141,7 @@ async def test_who_may_only_read_cannot_write(guarded):
 @in_loop
 async def test_a_certificate_that_is_not_believed(guarded, directory, ca):
     options = {} if ca is None else {"ca": directory / ca}
-    with pytest.raises(
-        UntrustedNode, match=f"^127.0.0.1:{guarded.tls_port} shows a certificate that is not believed: "
-    ):
+    with pytest.raises(UntrustedNode, match=f"^the certificate of 127.0.0.1:{guarded.tls_port} is not trusted: "):
         async with connect(encrypted(guarded, **options), username="ada", password=PASSWORD):
             pass
 
@@ -317,18 +322,18 @@ async def test_mechanisms_that_nobody_has():
 
 def test_credentials_from_arguments_and_the_environment():
     known = {"PENSTOCK_USERNAME": "env", "PENSTOCK_PASSWORD": "its"}
-    assert credentials_from(None, None) is None
-    assert credentials_from(None, None, {"PENSTOCK_PASSWORD": "its"}) is None
-    assert credentials_from(None, None, {"PENSTOCK_USERNAME": ""}) is None
-    assert credentials_from(None, None, known) == Credentials("env", "its")
-    assert credentials_from("ada", None, known) == Credentials("ada", "its")
-    assert credentials_from("ada", "p", known) == Credentials("ada", "p")
-    assert credentials_from("beer", "", known) == Credentials("beer", "")
-    assert credentials_from("beer", None, {"PENSTOCK_PASSWORD": ""}) == Credentials("beer", "")
+    assert resolve_credentials(None, None) is None
+    assert resolve_credentials(None, None, {"PENSTOCK_PASSWORD": "its"}) is None
+    assert resolve_credentials(None, None, {"PENSTOCK_USERNAME": ""}) is None
+    assert resolve_credentials(None, None, known) == Credentials("env", "its")
+    assert resolve_credentials("ada", None, known) == Credentials("ada", "its")
+    assert resolve_credentials("ada", "p", known) == Credentials("ada", "p")
+    assert resolve_credentials("beer", "", known) == Credentials("beer", "")
+    assert resolve_credentials("beer", None, {"PENSTOCK_PASSWORD": ""}) == Credentials("beer", "")
     with pytest.raises(UsageError, match="a username without a password"):
-        credentials_from("ada", None)
+        resolve_credentials("ada", None)
     with pytest.raises(UsageError, match="a password without a username"):
-        credentials_from(None, "p")
+        resolve_credentials(None, "p")
 
 
 @pytest.mark.parametrize(("username", "password"), [("", "p"), ("u\0", "p"), ("u", "p\0"), ("u", "\ud800p")])
@@ -341,9 +346,9 @@ def test_credentials_that_cannot_be(username, password):
 def test_a_password_file(tmp_path):
     file = tmp_path / "password"
     file.write_text(f"{PASSWORD}\n")
-    assert password_file(str(file)) == PASSWORD
+    assert read_password_file(str(file)) == PASSWORD
     file.write_text("\n")
-    assert password_file(str(file)) == ""
+    assert read_password_file(str(file)) == ""
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"one\ntwo\n", b"\xff\xfe", b"x" * 5000])
@@ -351,18 +356,18 @@ def test_a_file_that_is_no_password(tmp_path, content):
     file = tmp_path / "password"
     file.write_bytes(content)
     with pytest.raises(UsageError, match=str(file)) as caught:
-        password_file(str(file))
+        read_password_file(str(file))
     assert len(str(caught.value)) < len(str(file)) + 80
     with pytest.raises(UsageError, match="No such file"):
-        password_file(str(tmp_path / "none"))
+        read_password_file(str(tmp_path / "none"))
 
 
 def test_a_credentials_file(tmp_path):
     file = tmp_path / "login.json"
     file.write_text('{"username": "ada", "password": "very secret"}')
-    assert credentials_file(str(file)) == Credentials("ada", PASSWORD)
+    assert read_credentials_file(str(file)) == Credentials("ada", PASSWORD)
     for wrong in ('{"username": "ada"}', "[]", '"very secret"', '{"username":"ada","password":["very secret"]}'):
         file.write_text(wrong)
         with pytest.raises(UsageError, match=r"expected .*username") as caught:
-            credentials_file(str(file))
+            read_credentials_file(str(file))
         assert PASSWORD not in str(caught.value)

@@ -11,10 +11,10 @@ from penstock.client.connect.sasl_login import (
     PlainLogin,
     ScramLogin,
     choose_login,
-    names_of,
+    parse_mechanisms,
 )
 from penstock.errors import AccessDenied, RemoteProtocolError, UsageError
-from penstock.wire.values.saslprep import prepared
+from penstock.wire.values.saslprep import prepare_text
 from penstock.wire.values.scram import SCRAM
 
 ALL = [PLAIN, CRAM_MD5, *SCRAM]
@@ -42,7 +42,7 @@ EXAMPLES = [
 @pytest.mark.parametrize(("mechanism", "nonce", "challenge", "final", "verifier"), EXAMPLES)
 def test_the_examples_of_the_specifications(mechanism, nonce, challenge, final, verifier):
     login = ScramLogin([mechanism], "user", "pencil", nonce=nonce)
-    assert login.initial() == f"n,,n=user,r={nonce}".encode()
+    assert login.make_initial() == f"n,,n=user,r={nonce}".encode()
     assert login.step(challenge.encode()) == final.encode()
     login.finish(verifier.encode())
     login.finish(verifier.encode() + b",x=extension")
@@ -53,7 +53,7 @@ def test_the_examples_of_the_specifications(mechanism, nonce, challenge, final, 
 
 def test_cram_md5_answers_as_the_example_of_rfc_2195():
     login = CramLogin("tim", "tanstaaftanstaaf")
-    assert login.initial() == b""
+    assert login.make_initial() == b""
     challenge = b"<1896.697170952@postoffice.reston.mci.net>"
     assert login.step(challenge) == b"tim b913a602c7eda7a495b4e6e7334d3890"
     login.finish(b"Authenticated")
@@ -86,14 +86,14 @@ def test_nothing_in_common(offered, said):
 
 
 def test_a_list_of_mechanisms():
-    assert names_of(b"SCRAM-SHA512 scram-sha1  PLAIN\n") == ["SCRAM-SHA512", "SCRAM-SHA1", "PLAIN"]
-    assert names_of(b"") == []
-    assert names_of(b"\xff") == ["\ufffd"]
+    assert parse_mechanisms(b"SCRAM-SHA512 scram-sha1  PLAIN\n") == ["SCRAM-SHA512", "SCRAM-SHA1", "PLAIN"]
+    assert parse_mechanisms(b"") == []
+    assert parse_mechanisms(b"\xff") == ["\ufffd"]
 
 
 def test_plain():
     login = PlainLogin("user", "pa ss")
-    assert login.initial() == b"\0user\0pa ss"
+    assert login.make_initial() == b"\0user\0pa ss"
     login.finish(b"Authenticated")
     with pytest.raises(RemoteProtocolError, match="only one step"):
         login.step(b"r=x")
@@ -103,19 +103,19 @@ def test_plain():
 
 
 def test_names_are_escaped_and_prepared():
-    assert b"n=a=2Cb=3Dc,r=" in ScramLogin(ALL, "a,b=c", "p").initial()
-    assert ScramLogin(ALL, "\u2168", "p").initial().startswith(b"n,,n=IX,")  # RFC 4013, section 3
-    assert prepared("I\u00adX") == "IX"
+    assert b"n=a=2Cb=3Dc,r=" in ScramLogin(ALL, "a,b=c", "p").make_initial()
+    assert ScramLogin(ALL, "\u2168", "p").make_initial().startswith(b"n,,n=IX,")  # RFC 4013, section 3
+    assert prepare_text("I\u00adX") == "IX"
     for refused in ("\u0007", "\u0627\u0031", "\U0001f600"):
         with pytest.raises(UsageError, match="RFC 4013") as caught:
-            prepared(f"secret{refused}")
+            prepare_text(f"secret{refused}")
         assert "secret" not in str(caught.value)
     with pytest.raises(UsageError, match="empty"):
         ScramLogin(ALL, "\u00ad", "p")
 
 
 def test_each_login_has_its_own_nonce():
-    assert ScramLogin(ALL, "u", "p").initial() != ScramLogin(ALL, "u", "p").initial()
+    assert ScramLogin(ALL, "u", "p").make_initial() != ScramLogin(ALL, "u", "p").make_initial()
 
 
 LIES = [

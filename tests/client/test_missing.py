@@ -6,11 +6,17 @@ import pytest
 
 from penstock import Node, connect, read_changes
 from penstock.client.connect.address import parse_address
-from penstock.client.documents.document import vbucket_of
-from penstock.client.topology.missing import MissingReport, check_numbers, not_served, ranges_of, vbuckets_named
+from penstock.client.documents.document import compute_vbucket
+from penstock.client.topology.missing_vbuckets import (
+    MissingReport,
+    check_vbucket_numbers,
+    format_ranges,
+    make_not_served_error,
+    parse_group_vbuckets,
+)
 from penstock.errors import NotMyVbucket, Unreachable, UsageError, VbucketsNotServed
 from penstock.wire.codec.constants import VbucketState
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import StreamReq
@@ -46,7 +52,7 @@ async def fill(url, count=80):
     stored = documents(0, count)
     async with connect(url) as bucket:
         await bucket.upsert_many(stored)
-    found = [vbucket_of(key.encode(), VBUCKETS) for key, _ in stored]
+    found = [compute_vbucket(key.encode(), VBUCKETS) for key, _ in stored]
     return {vbucket: found.count(vbucket) for vbucket in range(VBUCKETS)}
 
 
@@ -69,36 +75,36 @@ async def count_rows(url, **how):
     ],
 )
 def test_the_error_names_them(missing, count, sentence):
-    error = not_served(missing, count, ADDRESS)
+    error = make_not_served_error(missing, count, ADDRESS)
     assert str(error) == sentence
     assert error.vbuckets == tuple(missing)
     assert isinstance(error, NotMyVbucket)
     assert error.retriable
-    assert str(not_served(missing, count, ADDRESS, "h:1: refused")) == f"{sentence} (h:1: refused)"
+    assert str(make_not_served_error(missing, count, ADDRESS, "h:1: refused")) == f"{sentence} (h:1: refused)"
 
 
 def test_the_error_says_why_where_that_is_known():
-    assert str(not_served([3], 8, ADDRESS, "no node is left")).endswith(" (no node is left)")
+    assert str(make_not_served_error([3], 8, ADDRESS, "no node is left")).endswith(" (no node is left)")
 
 
 def test_they_fail_a_read_unless_they_are_skipped():
     with pytest.raises(
         VbucketsNotServed, match=r"^vbucket 1 \(1 of 2\) is not served by couchbase://127.0.0.1:11210/beer$"
     ):
-        MissingReport(ADDRESS).check(range(2), {0: 0}, 2)
+        MissingReport(ADDRESS).select_served(range(2), {0: 0}, 2)
     report = MissingReport(ADDRESS)
     assert report.missing == ()
-    assert report.check([1], {0: 5, 1: 6}, 2) == {1: 6}
+    assert report.select_served([1], {0: 5, 1: 6}, 2) == {1: 6}
 
 
 @pytest.mark.parametrize("vbucket", [-1, 8, 9])
 def test_numbers_that_no_vbucket_has(vbucket):
     with pytest.raises(UsageError, match=rf"^vbucket {vbucket} of couchbase://127.0.0.1:11210/beer, which has 8$"):
-        check_numbers([0, 7, vbucket], 8, ADDRESS)
+        check_vbucket_numbers([0, 7, vbucket], 8, ADDRESS)
 
 
 def test_numbers_that_vbuckets_have():
-    check_numbers(range(8), 8, ADDRESS)
+    check_vbucket_numbers(range(8), 8, ADDRESS)
 
 
 @pytest.mark.parametrize(
@@ -120,22 +126,22 @@ def test_numbers_that_vbuckets_have():
     ],
 )
 def test_the_vbucket_that_statistics_are_about(group, numbers):
-    assert vbuckets_named(group) == numbers
+    assert parse_group_vbuckets(group) == numbers
 
 
 @pytest.mark.parametrize(
     ("numbers", "text"), [([], ""), ([4], "4"), ([5, 4], "4-5"), ([1, 3, 4, 4, 5, 9], "1,3-5,9"), ([0, 2], "0,2")]
 )
 def test_numbers_as_ranges(numbers, text):
-    assert ranges_of(numbers) == text
-    assert ranges_of(numbers, "; ") == text.replace(",", "; ")
+    assert format_ranges(numbers) == text
+    assert format_ranges(numbers, "; ") == text.replace(",", "; ")
 
 
 def test_each_change_of_what_is_left_out_is_reported_once(caplog):
     report = MissingReport(SKIPPING)
     served = dict.fromkeys(range(4), 0)
     for found in ({0: 0, 1: 0}, {0: 0, 1: 0}, {0: 0, 1: 0, 2: 0}, served, served):
-        assert report.check(range(4), found, 4) == found
+        assert report.select_served(range(4), found, 4) == found
     assert [message.partition(" by ")[0] for message in caplog.messages] == [
         "vbuckets 2-3 (2 of 4) are not served",
         "vbucket 3 (1 of 4) is not served",
@@ -160,7 +166,7 @@ async def test_a_read_up_to_now_fails_with_their_numbers(node, how, state):
     set_state(node, 3, state)
     set_state(node, 5, state)
     with pytest.raises(Unreachable, match=r"did not serve for .*: vbuckets 3, 5 \(2 of 8\) are not served by"):
-        await count_rows(node.url("beer") + "?retrySeconds=0.2", **how)
+        await count_rows(node.url("beer") + "?retrySeconds=0.05", **how)
     rows, missing = await count_rows(node.url("beer") + "?retrySeconds=0.2", vbuckets=[0, 1], **how)
     assert (rows.keys(), missing) == ({0, 1}, ())
 
@@ -173,7 +179,7 @@ async def test_a_read_that_skips_them_reports_them(node, how, state, caplog):
     rows, missing = await count_rows(node.url("beer") + "?missingVbuckets=skip", **how)
     assert (rows, missing) == ({vbucket: count for vbucket, count in counts.items() if vbucket != 3}, (3,))
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        f"vbucket 3 (1 of 8) is not served by {node.url('beer')}: left out (missingVbuckets=skip)"
+        f"vbucket 3 (1 of 8) is not served by {node.url('beer')}: skipped (missingVbuckets=skip)"
     ]
 
 
@@ -243,7 +249,9 @@ async def test_they_are_waited_for(protocol):
         Script(lambda peer, frame: answer(peer, frame) if is_look(frame) else None, VBUCKETS) as script,
         connect(script.url()) as bucket,
     ):
-        served = await (bucket.reports.served_by_tap if protocol == "tap" else bucket.reports.served)(range(VBUCKETS))
+        served = await (bucket.reports.dumped_vbuckets if protocol == "tap" else bucket.reports.served_seqnos)(
+            range(VBUCKETS)
+        )
     assert served == dict.fromkeys(range(VBUCKETS), 0 if protocol == "tap" else 7)
     assert len(looks) > 3
 
@@ -255,7 +263,7 @@ async def test_a_tap_server_that_reports_no_states_is_believed():
         Script(lambda peer, frame: reply(frame, refused[frame.opcode]) if frame.opcode in refused else None) as script,
         connect(script.url()) as bucket,
     ):
-        assert await bucket.reports.served_by_tap([0, 1]) == {0: 0, 1: 0}
+        assert await bucket.reports.dumped_vbuckets([0, 1]) == {0: 0, 1: 0}
 
 
 # Following without them
@@ -268,7 +276,7 @@ async def test_a_stream_that_is_refused_does_not_hold_up_the_others():
 
     def answer(peer, frame):
         if frame.opcode == Opcode.DCP_STREAM_REQ:
-            request = decode(frame)
+            request = decode_frame(frame)
             assert isinstance(request, StreamReq)
             if request.vbucket == 0:
                 return refuse(request, Status.NOT_MY_VBUCKET)

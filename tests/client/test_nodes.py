@@ -7,12 +7,12 @@ from contextlib import ExitStack
 import pytest
 
 from penstock import Node, connect
-from penstock.client.connect.cluster_map import ClusterMap, read_map
-from penstock.client.documents.document import vbucket_of
+from penstock.client.connect.cluster_map import ClusterMap, parse_cluster_map
+from penstock.client.documents.document import compute_vbucket
 from penstock.errors import KeyExists, NotMyVbucket, RemoteProtocolError, Unreachable, UsageError
 from penstock.node.cluster.topology import NodePlace
 from penstock.wire.codec.constants import VbucketState
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import StreamReq
@@ -51,7 +51,7 @@ MAPS = [
 
 @pytest.mark.parametrize(("said", "how", "expected"), MAPS)
 def test_maps(said, how, expected):
-    found = read_map(said, HERE, **how)
+    found = parse_cluster_map(said, HERE, **how)
     assert found == ClusterMap(*expected)
     assert found.vbuckets == len(expected[1])
 
@@ -70,12 +70,12 @@ BAD_MAPS = [
 @pytest.mark.parametrize(("said", "text"), BAD_MAPS)
 def test_maps_that_cannot_be(said, text):
     with pytest.raises(RemoteProtocolError, match=text):
-        read_map(said, HERE)
+        parse_cluster_map(said, HERE)
 
 
 def test_tls_where_a_node_has_none():
     with pytest.raises(RemoteProtocolError, match="cluster map without a TLS port of b:2"):
-        read_map(config(["a:1", "b:2"], [0], nodesExt=EXTENDED), HERE, tls=True)
+        parse_cluster_map(config(["a:1", "b:2"], [0], nodesExt=EXTENDED), HERE, tls=True)
 
 
 # Real nodes
@@ -142,7 +142,9 @@ async def test_changes_come_from_all_of_them(url, protocol):
         async with await bucket.stream("now", protocol=protocol) as stream:
             found = stream.changes()
             for vbucket in range(VBUCKETS):
-                key = next(f"n{number}" for number in range(1000) if vbucket_of(b"n%d" % number, VBUCKETS) == vbucket)
+                key = next(
+                    f"n{number}" for number in range(1000) if compute_vbucket(b"n%d" % number, VBUCKETS) == vbucket
+                )
                 await bucket.upsert(key, protocol.encode())
                 change = await anext(found)
                 assert (change.vbucket, change.key) == (vbucket, key.encode())
@@ -155,7 +157,7 @@ async def test_only_nodes_with_something_to_say_are_connected_to(nodes, url):
     async with connect(url) as bucket, await bucket.stream(vbuckets=[0]) as stream:
         await bucket.upsert_many(documents(0, 50))
         await anext(stream.changes())
-        assert len(stream._connections.by_via) == 2  # of the node that was named, and of the one that has it
+        assert len(stream._connections.by_id) == 2  # of the node that was named, and of the one that has it
     async with connect(url) as bucket:
         assert await bucket.stats("vbucket-seqno")
 
@@ -183,7 +185,7 @@ async def test_a_vbucket_that_is_on_no_node_is_waited_for(nodes, url):
         with connected(nodes[0], "beer") as client:
             assert client.status(SetVbucket(vbucket=0, state=state)) == Status.SUCCESS
 
-    key = next(f"n{number}" for number in range(1000) if vbucket_of(b"n%d" % number, VBUCKETS) == 0)
+    key = next(f"n{number}" for number in range(1000) if compute_vbucket(b"n%d" % number, VBUCKETS) == 0)
     async with connect(url) as bucket:
         await bucket.upsert(key, b"v")
         set_state(VbucketState.DEAD)
@@ -257,7 +259,7 @@ async def test_a_vbucket_that_moved_is_asked_for_where_it_is_now():
             return None
 
         one.answer = moved
-        keys = {vbucket_of(b"k%d" % number, 2): b"k%d" % number for number in range(20)}
+        keys = {compute_vbucket(b"k%d" % number, 2): b"k%d" % number for number in range(20)}
         async with connect(one.url()) as bucket:
             await bucket.insert(keys[0], b"")
             await bucket.insert(keys[1], b"")
@@ -289,7 +291,7 @@ async def test_streams_follow_a_vbucket_that_moves():
         def answer(peer, frame):
             if frame.opcode != Opcode.DCP_STREAM_REQ:
                 return None
-            request = decode(frame)
+            request = decode_frame(frame)
             assert isinstance(request, StreamReq)
             asked.append((name, request.vbucket, request.start_seqno))
             first = accept(request) + marker(request, request.start_seqno, request.start_seqno + 1)
@@ -345,8 +347,8 @@ async def test_statistics_are_those_of_whoever_has_the_vbucket_in_the_newest_map
             expected = {"vb_0:high_seqno": "1", "vb_1:high_seqno": "2"}
             assert await bucket.reports.seqno_stats() == expected
             let_have((two, one), [1, 0])  # where they were, by other numbers
-            bucket._nodes.map_is_old()
+            bucket._nodes.invalidate_map()
             assert await bucket.reports.seqno_stats() == expected
             let_have((one, two), [0, 1])
-            bucket._nodes.map_is_old()
+            bucket._nodes.invalidate_map()
             assert (await bucket.reports.seqno_stats(1))["vb_1:high_seqno"] == "2"

@@ -7,9 +7,9 @@ from itertools import count
 import pytest
 
 from penstock import connect
-from penstock.client.documents.document import vbucket_of
+from penstock.client.documents.document import compute_vbucket
 from penstock.errors import Unreachable, VbucketsNotServed
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.schema import Change
@@ -45,7 +45,7 @@ class Cluster:
         keys: list[str] = []
         while len(keys) < many:
             key = f"k{next(self._numbers)}"
-            vbucket = vbucket_of(key.encode(), VBUCKETS)
+            vbucket = compute_vbucket(key.encode(), VBUCKETS)
             if vbucket in vbuckets:
                 keys.append(key)
         await bucket.upsert_many((key, b"v") for key in keys)
@@ -149,7 +149,7 @@ def cluster_of(*scripts):
 
 
 def request_in(frame):
-    request = decode(frame)
+    request = decode_frame(frame)
     assert isinstance(request, StreamReq)
     return request
 
@@ -179,8 +179,8 @@ def silent_from(opcode):
 @pytest.mark.parametrize(
     ("opcode", "options"),
     [
-        (Opcode.HELLO, {"connectTimeout": 0.3}),
-        (Opcode.DCP_OPEN, {"connectTimeout": 0.3}),
+        pytest.param(Opcode.HELLO, {"connectTimeout": 0.3}, marks=pytest.mark.long),
+        pytest.param(Opcode.DCP_OPEN, {"connectTimeout": 0.3}, marks=pytest.mark.long),
         (Opcode.DCP_STREAM_REQ, {"operationTimeout": 0.3}),
     ],
     ids=lambda value: getattr(value, "name", ""),

@@ -3,24 +3,24 @@
 import numpy as np
 import pytest
 
-from penstock.client.connect.dropped import Dropped, DropReason
-from penstock.client.feeds.order import (
-    Opaques,
+from penstock.client.connect.dropped_frames import DropCounter, DropReason
+from penstock.client.feeds.stream_order import (
     RunPart,
-    behind_snapshot,
-    foreign_vbucket,
+    StreamOpaques,
+    check_run_order,
     is_flush,
-    not_above,
-    take_parts,
-    wrong_snapshot,
+    make_beyond_snapshot_error,
+    make_foreign_vbucket_error,
+    make_seqno_order_error,
+    make_snapshot_error,
 )
 from penstock.errors import OrderViolation
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.flags import SnapshotFlag
 from penstock.wire.codec.statuses import Status
-from penstock.wire.columns.heads import Heads, Run, heads_of
+from penstock.wire.columns.heads import Heads, Run, gather_heads
 from penstock.wire.messages.dcp import Mutation, SnapshotMarker
-from penstock.wire.protocol.frame_receiver import Connection, Slab
+from penstock.wire.protocol.frame_receiver import FrameReceiver, Slab
 
 
 def heads(*rows: tuple[int, int, int]) -> Heads:
@@ -28,9 +28,9 @@ def heads(*rows: tuple[int, int, int]) -> Heads:
     changes = (
         Mutation(vbucket=vbucket, opaque=opaque, by_seqno=seqno, key=b"k").encode() for vbucket, opaque, seqno in rows
     )
-    for event in Connection(Slab(1 << 16), runs=Dialect.DCP).feed(b"".join(changes)):
+    for event in FrameReceiver(Slab(1 << 16), run_dialect=Dialect.DCP).feed(b"".join(changes)):
         assert isinstance(event, Run)
-        return heads_of(event)
+        return gather_heads(event)
     raise AssertionError("no run")
 
 
@@ -71,10 +71,10 @@ def test_a_run_is_cut_where_another_stream_or_a_lower_seqno_follows(what, rows, 
 
     def take(part):
         taken.append(part)
-        return part.least, part.most
+        return part.first_seqno, part.last_seqno
 
-    dropped = Dropped()
-    assert take_parts(heads(*rows), take, dropped) == (None, None)
+    dropped = DropCounter()
+    assert check_run_order(heads(*rows), take, dropped) == (None, None)
     assert taken == parts
     assert not dropped.frames
 
@@ -82,52 +82,52 @@ def test_a_run_is_cut_where_another_stream_or_a_lower_seqno_follows(what, rows, 
 def test_a_row_is_handed_out_if_it_is_wanted():
     rows = [*((0, 1, seqno) for seqno in (3, 5, 7, 9)), *((1, 2, seqno) for seqno in (1, 2)), (2, 3, 8)]
     wanted = {0: (6, 8), 1: (1, 0), 2: (8, 8)}
-    dropped = Dropped()
-    keep, violation = take_parts(heads(*rows), lambda part: wanted[part.vbucket], dropped)
+    dropped = DropCounter()
+    keep, violation = check_run_order(heads(*rows), lambda part: wanted[part.vbucket], dropped)
     assert violation is None
     # What take says of none, it has counted itself.
-    assert dropped.frames == {DropReason.RECEIVED_BEFORE: 2, DropReason.BEHIND_END: 1}
+    assert dropped.frames == {DropReason.RECEIVED_BEFORE: 2, DropReason.AFTER_END: 1}
     assert keep is not None
     assert keep.tolist() == [False, False, True, False, False, False, True]
     assert keep.dtype == np.bool_
 
 
 def test_each_row_that_had_come_before_is_counted():
-    dropped = Dropped()
-    take_parts(heads((0, 1, 5), (0, 1, 6), (0, 1, 7)), lambda part: (7, 7), dropped)
+    dropped = DropCounter()
+    check_run_order(heads((0, 1, 5), (0, 1, 6), (0, 1, 7)), lambda part: (7, 7), dropped)
     assert dropped.frames == {DropReason.RECEIVED_BEFORE: 2}
 
 
 def test_no_row_is_handed_out_behind_a_violation():
     def take(part):
         if part.vbucket == 1:
-            raise not_above(part.vbucket, part.least, 7)
-        return (part.least, part.most) if part.vbucket != 3 else (9, 9)
+            raise make_seqno_order_error(part.vbucket, part.first_seqno, 7)
+        return (part.first_seqno, part.last_seqno) if part.vbucket != 3 else (9, 9)
 
     rows = [(0, 1, 5), (3, 4, 8), (3, 4, 9), (1, 2, 6), (1, 2, 7), (2, 3, 1)]
-    dropped = Dropped()
-    keep, violation = take_parts(heads(*rows), take, dropped)
+    dropped = DropCounter()
+    keep, violation = check_run_order(heads(*rows), take, dropped)
     assert keep is not None
     assert keep.tolist() == [True, False, True, False, False, False]
-    assert dropped.frames == {DropReason.RECEIVED_BEFORE: 1, DropReason.BEHIND_VIOLATION: 3}
+    assert dropped.frames == {DropReason.RECEIVED_BEFORE: 1, DropReason.AFTER_VIOLATION: 3}
     assert keep.dtype == np.bool_
     assert str(violation) == "vbucket 1: by_seqno 6 after 7"
 
 
 def test_a_violation_counts_whatever_the_seqnos():
     def take(*_):
-        raise foreign_vbucket(1, 0, "change")
+        raise make_foreign_vbucket_error(1, 0, "change")
 
     for seqno in range(1, 4):
-        keep, violation = take_parts(heads((0, 1, seqno)), take, Dropped())
+        keep, violation = check_run_order(heads((0, 1, seqno)), take, DropCounter())
         assert violation is not None
         assert keep is not None
         assert keep.tolist() == [False]
 
 
 def test_an_opaque_that_no_stream_had_is_a_violation():
-    dropped = Dropped()
-    opaques = Opaques(dropped)
+    dropped = DropCounter()
+    opaques = StreamOpaques(dropped)
     assert opaques.earlier == 0
     opaques.add(5)
     opaques.check(5, 7, "change", 3)
@@ -142,8 +142,8 @@ def test_an_opaque_that_no_stream_had_is_a_violation():
 
 
 def test_opaques_of_an_earlier_user_of_the_connection_are_no_violation():
-    dropped = Dropped()
-    opaques = Opaques(dropped)
+    dropped = DropCounter()
+    opaques = StreamOpaques(dropped)
     opaques.earlier = 4
     opaques.check(3, 7, "change")
     assert dropped.frames == {DropReason.EARLIER_STREAM: 1}
@@ -177,19 +177,31 @@ def test_which_snapshot_shows_a_flush(what, start, end, flags, last, least, flus
 
 
 VIOLATIONS = [
-    (lambda: not_above(3, 5, 7), "vbucket 3: by_seqno 5 after 7", 3, Status.ERANGE, False),
-    (lambda: behind_snapshot(3, 9, 7), "vbucket 3: by_seqno 9 behind its snapshot's end 7", 3, Status.EINVAL, False),
-    (lambda: wrong_snapshot(3, 5, 4, 7), "vbucket 3: snapshot 5..4 after seqno 7", 3, Status.ERANGE, False),
+    (lambda: make_seqno_order_error(3, 5, 7), "vbucket 3: by_seqno 5 after 7", 3, Status.ERANGE, False),
     (
-        lambda: wrong_snapshot(3, 1, 4, 7, begins_again=True),
+        lambda: make_beyond_snapshot_error(3, 9, 7),
+        "vbucket 3: by_seqno 9 behind its snapshot's end 7",
+        3,
+        Status.EINVAL,
+        False,
+    ),
+    (lambda: make_snapshot_error(3, 5, 4, 7), "vbucket 3: snapshot 5..4 after seqno 7", 3, Status.ERANGE, False),
+    (
+        lambda: make_snapshot_error(3, 1, 4, 7, is_flushed=True),
         *("vbucket 3: snapshot 1..4 after seqno 7", 3, Status.ERANGE, True),
     ),
-    (lambda: foreign_vbucket(3, 4, "change"), "change of vbucket 3 under the opaque of 4", 4, Status.EINVAL, False),
+    (
+        lambda: make_foreign_vbucket_error(3, 4, "change"),
+        "change of vbucket 3 under the opaque of 4",
+        4,
+        Status.EINVAL,
+        False,
+    ),
 ]
 
 
-@pytest.mark.parametrize(("make", "text", "vbucket", "status", "begins_again"), VIOLATIONS)
-def test_what_a_violation_says(make, text, vbucket, status, begins_again):
+@pytest.mark.parametrize(("make", "text", "vbucket", "status", "is_flushed"), VIOLATIONS)
+def test_what_a_violation_says(make, text, vbucket, status, is_flushed):
     error = make()
     assert isinstance(error, OrderViolation)
-    assert (str(error), error.vbucket, error.status, error.begins_again) == (text, vbucket, status, begins_again)
+    assert (str(error), error.vbucket, error.status, error.seqnos_restarted) == (text, vbucket, status, is_flushed)

@@ -9,11 +9,11 @@ import pytest
 
 import penstock
 from penstock import connect
-from penstock.cli.node.streams import _reports
-from penstock.client.connect.address import MOST_PORT, parse_address
-from penstock.client.connect.cluster_map import NOBODY, read_map
-from penstock.client.connect.link import text_of
-from penstock.client.feeds.selection import read_manifest
+from penstock.cli.node.streams import _read_reports
+from penstock.client.connect.address import MAX_PORT, parse_address
+from penstock.client.connect.cluster_map import NO_NODE, parse_cluster_map
+from penstock.client.connect.node_link import read_error_text
+from penstock.client.feeds.collection_selection import parse_manifest
 from penstock.errors import Error, RemoteProtocolError, Unreachable
 from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.frame import Frame
@@ -51,11 +51,13 @@ REPORT = {
 
 
 def check_map(text, *, tls=False):
-    found = read_map(text, HERE, tls=tls)
+    found = parse_cluster_map(text, HERE, tls=tls)
     if found is not None:
         assert 0 < len(found.owners) <= 65536
-        assert all(NOBODY <= owner < len(found.places) for owner in found.owners)
-        assert all(0 < port <= MOST_PORT and host.isprintable() and len(host) < 256 for host, port in found.places[1:])
+        assert all(NO_NODE <= owner < len(found.endpoints) for owner in found.owners)
+        assert all(
+            0 < port <= MAX_PORT and host.isprintable() and len(host) < 256 for host, port in found.endpoints[1:]
+        )
 
 
 def check_tls_map(text):
@@ -63,7 +65,7 @@ def check_tls_map(text):
 
 
 def check_manifest(text):
-    found = read_manifest(text)
+    found = parse_manifest(text)
     assert all(0 <= each < 1 << 32 for each in (*found.scopes.values(), *found.collections.values()))
     assert all(scope in found.scopes for scope, _ in found.collections)
 
@@ -162,13 +164,13 @@ def test_any_value_at_any_key(name, path):
 )
 def test_maps_beyond_their_bounds(said, found):
     with pytest.raises(RemoteProtocolError, match=found):
-        read_map(json.dumps({"vBucketServerMap": said}).encode(), HERE)
+        parse_cluster_map(json.dumps({"vBucketServerMap": said}).encode(), HERE)
 
 
 def test_of_two_equal_keys_the_later_one_counts():
     text = json.dumps(CONFIG).replace('"rev": 7', '"name": "wine"').encode()
     assert text.count(b'"name"') == 2
-    found = read_map(text, HERE)
+    found = parse_cluster_map(text, HERE)
     assert found is not None
     assert found.bucket == "beer"
 
@@ -189,11 +191,11 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("value", "text"), REFUSALS)
 def test_words_of_a_refusal(value, text):
-    assert text_of(Frame(Magic.RESPONSE, Opcode.GET, Status.EINVAL, value=value)) == text
+    assert read_error_text(Frame(Magic.RESPONSE, Opcode.GET, Status.EINVAL, value=value)) == text
 
 
 def test_the_body_of_not_my_vbucket_is_not_read():
-    assert text_of(Frame(Magic.RESPONSE, Opcode.GET, Status.NOT_MY_VBUCKET, value=b"[" * 200)) == ""
+    assert read_error_text(Frame(Magic.RESPONSE, Opcode.GET, Status.NOT_MY_VBUCKET, value=b"[" * 200)) == ""
 
 
 # Over a socket
@@ -252,8 +254,8 @@ async def test_reports_of_streams_that_are_none(text):
         return stats_reply(frame, {"stream": text}) if frame.key == b"streams" else None
 
     async with Script(answer) as script:
-        with pytest.raises(Error, match="does not list its streams: it is no Penstock node"):
-            await _reports(parse_address(script.url()))
+        with pytest.raises(Error, match="does not list its streams: expected a Penstock node"):
+            await _read_reports(parse_address(script.url()))
 
 
 # Where it is read

@@ -8,7 +8,7 @@ import pytest
 from penstock import connect
 from penstock.client.streams.stream_connection import tolerated_silence
 from penstock.errors import OrderViolation, RemoteProtocolError, Unreachable
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import DcpNoop, StreamReq
@@ -21,7 +21,7 @@ def producer(serve):
 
     def answer(peer, frame):
         if frame.opcode == Opcode.DCP_STREAM_REQ:
-            request = decode(frame)
+            request = decode_frame(frame)
             assert isinstance(request, StreamReq)
             return serve(peer, request)
         return None
@@ -100,7 +100,7 @@ async def test_a_producer_that_only_breaks_the_order_is_an_error(caplog):
     assert isinstance(error, OrderViolation)
     assert str(error) == "vbucket 0: change under opaque 7, which no stream of this connection has had"
     assert [record.getMessage() for record in caplog.records] == [
-        f"{script.url().partition('?')[0]} broke the order of its streams ({error}); connecting again"
+        f"{script.url().partition('?')[0]} violated the order of its streams ({error}); reconnecting"
     ] * 2
 
 
@@ -236,6 +236,7 @@ def test_the_tolerated_silence_widens_with_each_timeout_up_to_a_bound(noop_inter
     assert tolerated_silence(noop_interval, 10**9) == seconds[-1]
 
 
+@pytest.mark.long
 @in_loop
 async def test_a_peer_that_is_always_late_with_its_noops_keeps_its_second_connection():
     """Its first sign of life comes after 2.5 s, as it looks no more often, though 1 s was agreed on."""

@@ -19,17 +19,17 @@ from penstock.client.feeds.stream_position import (
     UNKNOWN_END,
     Position,
     SnapshotEnd,
-    accepted,
-    advance_to,
-    position_at_end,
-    reconciled,
-    roll_back,
-    stream_request,
-    without_branch,
+    adopt_log,
+    advance_position,
+    leave_branch,
+    make_end_position,
+    make_stream_request,
+    reconcile_position,
+    roll_back_position,
 )
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.store.history.failover_log import FailoverEntry, create_entry
-from penstock.store.history.rollback import StreamRequest, range_error, rollback_point
+from penstock.store.history.rollback import StreamRequest, find_range_error, find_rollback_point
 from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import Deletion, Mutation
@@ -66,7 +66,7 @@ INSIDE = Position(seqno=9, vbuuid=11, snap_start=6, snap_end=12, history=2, ends
     ],
 )
 def test_a_rollback_goes_to_the_newest_complete_snapshot(position, requested_seqno, seqno):
-    back = roll_back(position, requested_seqno)
+    back = roll_back_position(position, requested_seqno)
     assert back.seqno == back.snap_start == back.snap_end == seqno
     assert back.history == position.history
     assert back.ends == tuple(end for end in position.ends if end.seqno <= seqno)
@@ -74,39 +74,39 @@ def test_a_rollback_goes_to_the_newest_complete_snapshot(position, requested_seq
 
 
 def test_changes_move_a_position_through_its_snapshots():
-    position = advance_to(BEGINNING, 4, 8, LOG)
+    position = advance_position(BEGINNING, 4, 8, LOG)
     assert position == Position(seqno=4, vbuuid=11, snap_start=0, snap_end=8)
-    position = advance_to(position, 8, 8, LOG)
+    position = advance_position(position, 8, 8, LOG)
     assert position == Position(seqno=8, vbuuid=11, snap_start=8, snap_end=8, ends=ends(8))
-    position = advance_to(position, 12, 15, LOG)
+    position = advance_position(position, 12, 15, LOG)
     assert position == Position(seqno=12, vbuuid=22, snap_start=8, snap_end=15, ends=ends(8))
 
 
 def test_a_snapshot_behind_a_complete_one_begins_at_its_end():
-    position = advance_to(Position(seqno=9, vbuuid=11, snap_start=6, snap_end=9), 12, 15, LOG)
+    position = advance_position(Position(seqno=9, vbuuid=11, snap_start=6, snap_end=9), 12, 15, LOG)
     assert position == Position(seqno=12, vbuuid=22, snap_start=9, snap_end=15)
 
 
 def test_the_end_of_a_snapshot_names_the_branch_it_was_received_in():
-    assert advance_to(replace(AT_END, seqno=14), 15, 15, LOG).vbuuid == 22
-    assert advance_to(replace(INSIDE, seqno=11), 12, 12, LOG).vbuuid == 22
+    assert advance_position(replace(AT_END, seqno=14), 15, 15, LOG).vbuuid == 22
+    assert advance_position(replace(INSIDE, seqno=11), 12, 12, LOG).vbuuid == 22
 
 
 def test_an_interrupted_snapshot_begins_where_it_began():
-    position = advance_to(replace(INSIDE, seqno=7), 8, 14, LOG)
+    position = advance_position(replace(INSIDE, seqno=7), 8, 14, LOG)
     assert (position.snap_start, position.snap_end) == (6, 14)
 
 
 def test_a_position_remembers_the_newest_sixteen_ends():
     position = BEGINNING
     for seqno in range(1, 40):
-        position = advance_to(position, seqno, seqno, LOG)
+        position = advance_position(position, seqno, seqno, LOG)
     assert [end.seqno for end in position.ends] == list(range(24, 40))
 
 
 def test_a_position_learns_the_names_of_its_producers_branches():
     position = replace(AT_END, seqno=15, snap_start=15, snap_end=15, ends=ends(3, 12, 15))
-    agreed = accepted(position, LOG)
+    agreed = adopt_log(position, LOG)
     assert (agreed.vbuuid, agreed.ends) == (22, (SnapshotEnd(3, 11), SnapshotEnd(12, 22), SnapshotEnd(15, 22)))
 
 
@@ -121,19 +121,19 @@ def test_a_position_learns_the_names_of_its_producers_branches():
     ],
 )
 def test_the_request_that_goes_on(position, end_seqno, fields):
-    request = stream_request(7, position, end_seqno, opaque=5)
+    request = make_stream_request(7, position, end_seqno, opaque=5)
     assert (request.vbucket, request.opaque, request.flags) == (7, 5, 0)
     found = (request.start_seqno, request.end_seqno, request.vbuuid, request.snap_start, request.snap_end)
     assert found == fields
-    assert stream_request(7, position, end_seqno) == replace(request, opaque=0)
-    assert stream_request(7, position) == replace(request, opaque=0, end_seqno=MAX_SEQNO)
+    assert make_stream_request(7, position, end_seqno) == replace(request, opaque=0)
+    assert make_stream_request(7, position) == replace(request, opaque=0, end_seqno=MAX_SEQNO)
 
 
 def test_the_position_behind_everything_there_is():
-    assert position_at_end(VbucketInfo(LOG, 20)) == Position(
+    assert make_end_position(VbucketInfo(LOG, 20)) == Position(
         seqno=20, vbuuid=22, snap_start=20, snap_end=20, ends=(SnapshotEnd(20, 22),)
     )
-    assert position_at_end(VbucketInfo((FailoverEntry(11, 0),), 0)) == BEGINNING
+    assert make_end_position(VbucketInfo((FailoverEntry(11, 0),), 0)) == BEGINNING
 
 
 THREE = (SnapshotEnd(3, 11), SnapshotEnd(12, 22), SnapshotEnd(18, 22), SnapshotEnd(25, 33))
@@ -164,18 +164,18 @@ def of(*log):
     ],
 )
 def test_a_consumer_decides_by_itself_where_the_producer_cannot(position, log, seqno, requested_seqno):
-    found = reconciled(position, log)
+    found = reconcile_position(position, log)
     assert (found.position.seqno, found.requested_seqno) == (seqno, requested_seqno)
     assert found.position.history == position.history
     assert found.position.is_complete == (found.position.seqno != 30)
-    assert reconciled(found.position, log) == (found.position, None)
+    assert reconcile_position(found.position, log) == (found.position, None)
 
 
 @pytest.mark.parametrize(
     ("position", "seqno"), [(COMPLETE, 18), (CUT_OFF, 18), (replace(COMPLETE, ends=THREE[3:]), 0), (BEGINNING, 0)]
 )
 def test_without_its_branch_a_position_is_in_the_one_before(position, seqno):
-    back = without_branch(position)
+    back = leave_branch(position)
     assert (back.seqno, back.vbuuid) == (seqno, 22 if seqno else 0)
     assert back.is_complete
 
@@ -297,8 +297,8 @@ class Failovers(RuleBasedStateMachine):
         request = StreamRequest(
             start_seqno=asked.start_seqno, vbuuid=asked.vbuuid, snap_start=snap_start, snap_end=snap_end
         )
-        assert range_error(request) is None
-        return rollback_point(self.producer.log, self.producer.high_seqno, self.producer.purge_seqno, request)
+        assert find_range_error(request) is None
+        return find_rollback_point(self.producer.log, self.producer.high_seqno, self.producer.purge_seqno, request)
 
     def message(self, seqno, key, version):
         """Return a change, as a message of the open stream."""
@@ -351,7 +351,7 @@ class UprFailovers(Failovers):
     def connect(self):
         for _ in range(90):
             for request in self.consumer.ask():
-                if isinstance(request, self.speaker.log_request):
+                if isinstance(request, self.speaker.make_log_request):
                     self.give(self.speaker.log(request, self.producer.log))
                 elif (point := self.answer(request, request.start_seqno, request.start_seqno)) is None:
                     self.request = request

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.client.feeds.resume_policy import FOLLOW, PinnedBranch, Resumption, is_whole_end
+from penstock.client.feeds.resume_policy import FOLLOW, PinnedBranch, Resumption, is_complete_end
 from penstock.client.feeds.stream_position import BEGINNING, Position, SnapshotEnd
 from penstock.store.history.failover_log import FailoverEntry
 
@@ -45,7 +45,7 @@ def test_which_history_may_be_read(policy, log, accepted):
     ],
 )
 def test_a_rollback(policy, position, seqno, decision):
-    assert policy.after_rollback(position, seqno) == decision
+    assert policy.decide_on_rollback(position, seqno) == decision
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_rollback(policy, position, seqno, decision):
     ],
 )
 def test_an_unknown_branch(policy, position, decision):
-    assert policy.after_unknown_branch(position) == decision
+    assert policy.decide_on_unknown_branch(position) == decision
 
 
 @pytest.mark.parametrize(
@@ -74,17 +74,17 @@ def test_an_unknown_branch(policy, position, decision):
     ],
 )
 def test_a_log_in_front_of_the_request(policy, position, log, decision):
-    assert policy.with_log(position, log) == decision
+    assert policy.decide_on_log(position, log) == decision
 
 
 @pytest.mark.parametrize(("policy", "decision"), [(FOLLOW, Resumption(COMPLETE)), (PINNED, None), (FROM_0, None)])
 def test_a_log_that_changed_as_the_stream_began(policy, decision):
-    assert policy.after_new_log(COMPLETE) == decision
+    assert policy.decide_on_new_log(COMPLETE) == decision
 
 
 @pytest.mark.parametrize(("policy", "decision"), [(FOLLOW, Resumption(ZERO, 0)), (PINNED, None), (FROM_0, None)])
 def test_a_flush(policy, decision):
-    assert policy.after_flush(COMPLETE) == decision
+    assert policy.decide_on_flush(COMPLETE) == decision
 
 
 @pytest.mark.parametrize(
@@ -98,4 +98,4 @@ def test_a_flush(policy, decision):
     ],
 )
 def test_the_end_of_a_stream(position, end_seqno, is_whole, ended):
-    assert is_whole_end(position, end_seqno, is_whole=is_whole) is ended
+    assert is_complete_end(position, end_seqno, is_whole=is_whole) is ended

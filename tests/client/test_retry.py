@@ -7,7 +7,7 @@ import pytest
 
 from penstock import Node, connect
 from penstock.client.connect.address import parse_address
-from penstock.client.connect.retry import LONGEST_DELAY, Retry, is_lasting, may_mend, retrying
+from penstock.client.connect.retry import LONGEST_DELAY, Retry, is_bucket_missing, is_retriable, run_with_retry
 from penstock.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -61,14 +61,14 @@ FAILURES = [
 
 @pytest.mark.parametrize(("error", "at_first", "later"), FAILURES, ids=lambda value: type(value).__name__)
 def test_what_another_attempt_may_mend(error, at_first, later):
-    assert (may_mend(error, has_served=False), may_mend(error, has_served=True)) == (at_first, later)
+    assert (is_retriable(error, has_served=False), is_retriable(error, has_served=True)) == (at_first, later)
 
 
 @pytest.mark.parametrize(
     ("error", "lasting"), [(NoBucket("none"), True), (BucketNotServed("none"), True), (OSError(), False)]
 )
 def test_which_failure_may_last(error, lasting):
-    assert is_lasting(error) is lasting
+    assert is_bucket_missing(error) is lasting
 
 
 def fail(retry, clock, times=1000):
@@ -94,8 +94,8 @@ def test_each_absence_is_told_once(clock, caplog):
     assert not caplog.messages
     fail_for_good(retry, clock)
     (message,) = caplog.messages
-    assert message == f"{ADDRESS} does not serve (refused); trying again for up to 30 s"
-    retry.succeeded()
+    assert message == f"{ADDRESS} does not serve (refused); retrying for up to 30 s"
+    retry.reset()
     fail_for_good(retry, clock)
     assert len(caplog.messages) == 2
 
@@ -114,14 +114,14 @@ def test_a_warning_comes_after_a_second_and_no_sooner(clock, caplog):
 def test_a_warning_names_no_limit_where_there_is_none(clock, caplog):
     retry = Retry(math.inf, clock)
     fail(retry, clock, times=10)
-    assert caplog.messages == [f"{ADDRESS} does not serve (refused); trying again"]
+    assert caplog.messages == [f"{ADDRESS} does not serve (refused); retrying"]
 
 
 def test_each_delay_is_twice_the_one_before_up_to_the_longest(clock):
     retry = Retry(30.0, clock)
     delays = [retry.next_delay(OSError("refused"), ADDRESS) for _ in range(8)]
     assert delays == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, LONGEST_DELAY, LONGEST_DELAY]
-    retry.succeeded()
+    retry.reset()
     assert retry.next_delay(OSError("refused"), ADDRESS) == 0.05
 
 
@@ -138,8 +138,8 @@ def test_a_third_broken_order_in_a_row_is_an_error(clock, caplog):
     for _ in range(2):
         for _ in range(2):
             retry.next_delay(broken, ADDRESS)
-        retry.succeeded()
-    assert caplog.messages == [f"{ADDRESS} broke the order of its streams ({broken}); connecting again"] * 4
+        retry.reset()
+    assert caplog.messages == [f"{ADDRESS} violated the order of its streams ({broken}); reconnecting"] * 4
     for _ in range(2):
         retry.next_delay(broken, ADDRESS)
         retry.next_delay(OSError("refused"), ADDRESS)  # a failure in between changes nothing
@@ -162,13 +162,13 @@ def test_what_has_lasted_has_all_of_its_time_again_but_its_violations_count(cloc
     violation = OrderViolation("seqno 3 after 4", vbucket=1)
     retry.next_delay(violation, ADDRESS)
     clock.now += 29
-    retry.lasted()
+    retry.restart_timer()
     assert retry.next_delay(violation, ADDRESS) == pytest.approx(0.05)
     clock.now += 29
-    retry.lasted()
+    retry.restart_timer()
     with pytest.raises(OrderViolation):
         retry.next_delay(violation, ADDRESS)
-    retry.succeeded()
+    retry.reset()
     assert fail_for_good(retry, clock) == pytest.approx(30.0)
 
 
@@ -196,7 +196,7 @@ def attempts(*outcomes):
 
 def test_attempts_go_on_until_one_succeeds():
     attempt, had = attempts(OSError("refused"), ConnectionClosed("closed"), NoBucket("not yet"), "there")
-    assert asyncio.run(retrying(attempt, ADDRESS, lambda: True)) == "there"
+    assert asyncio.run(run_with_retry(attempt, ADDRESS, lambda: True)) == "there"
     assert len(had) == 4
 
 
@@ -212,7 +212,7 @@ def test_attempts_go_on_until_one_succeeds():
 def test_a_failure_that_no_attempt_mends_is_raised_at_once(error, options):
     attempt, had = attempts(error, "there")
     with pytest.raises(type(error)):
-        asyncio.run(retrying(attempt, ADDRESS, **options))
+        asyncio.run(run_with_retry(attempt, ADDRESS, **options))
     assert had == [error]
 
 
@@ -222,7 +222,7 @@ def test_attempts_end_at_the_limit_of_the_address():
     with pytest.raises(
         Unreachable, match=r"^couchbase://127.0.0.1:11210/beer\S* did not serve for .* \(limit 0.12 s\)"
     ):
-        asyncio.run(retrying(attempt, address))
+        asyncio.run(run_with_retry(attempt, address))
     assert 2 <= len(had) <= 4
 
 

@@ -8,11 +8,11 @@ from itertools import count
 import pytest
 
 from penstock import Node, connect
-from penstock.client.documents.document import vbucket_of
+from penstock.client.documents.document import compute_vbucket
 from penstock.client.feeds.feed import EndRule, StreamTarget
 from penstock.client.feeds.stream_position import BEGINNING
 from penstock.errors import RemoteProtocolError, Unreachable, UsageError
-from penstock.wire.columns.run_decoder import changes_of
+from penstock.wire.columns.run_decoder import list_changes
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 from tests.client.peer import Process, documents, in_loop
 
@@ -24,7 +24,7 @@ class Table:
         self.rows = []
 
     def add(self, batch):
-        self.rows += changes_of(batch)
+        self.rows += list_changes(batch)
 
     @property
     def identities(self):
@@ -111,7 +111,7 @@ async def test_some_vbuckets_up_to_some_seqnos(running):
 @in_loop
 async def test_an_end_that_is_still_to_come_is_waited_for(running):
     async with connect(running.url()) as bucket:
-        key = next(f"k{number}" for number in count() if vbucket_of(b"k%d" % number, 4) == 2)
+        key = next(f"k{number}" for number in count() if compute_vbucket(b"k%d" % number, 4) == 2)
         reading = asyncio.ensure_future(read(bucket, "beginning", {2: 3}))
         for number in range(3):
             await bucket.upsert(key, b"%d" % number)
@@ -145,7 +145,7 @@ async def test_objects_and_batches_are_the_same(running):
         await bucket.upsert_many(documents(0, 200))
         changes = [change async for change in bucket.changes("beginning", "now")]
         batches = [batch async for batch in bucket.batches("beginning", "now")]
-        assert sorted(changes) == sorted(change for batch in batches for change in changes_of(batch))
+        assert sorted(changes) == sorted(change for batch in batches for change in list_changes(batch))
 
 
 # Going on
@@ -243,7 +243,7 @@ async def test_saved_positions_of_a_history_that_is_gone(running, again):
 
 @in_loop
 async def test_a_rolled_back_vbucket_still_ends_at_its_seqno(running):
-    key = next(f"k{number}" for number in count() if vbucket_of(b"k%d" % number, 4) == 2)
+    key = next(f"k{number}" for number in count() if compute_vbucket(b"k%d" % number, 4) == 2)
     async with connect(running.url()) as bucket:
         await bucket.upsert_many([(key, b"old")] * 5)
         table, positions = await read(bucket, "beginning", {2: 5})

@@ -26,9 +26,9 @@ from penstock.wire.messages.tap import (
     TapOpaqueMessage,
     TapReply,
     TapVbucketSet,
-    unpack_options,
+    unpack_tap_options,
 )
-from penstock.wire.protocol.frame_receiver import Connection, Slab
+from penstock.wire.protocol.frame_receiver import FrameReceiver, Slab
 from tests.client.receiver import Receiver
 
 ACK = int(TapFlag.ACK)
@@ -69,7 +69,7 @@ def close(vbucket, **fields):
 class Consumer(Receiver):
     def reconnect(self):
         super().reconnect()
-        self.feed.requests(lambda: 1)
+        self.feed.take_requests(lambda: 1)
 
     def consume(self, count=MAX_SEQNO):
         for delivery in self.feed.deliveries:
@@ -85,7 +85,7 @@ class Consumer(Receiver):
 
 def consumer_of(chosen=range(8), **options):
     consumer = Consumer(TapFeed(8, chosen, window=1 << 16, **options))
-    consumer.feed.requests(lambda: 1)
+    consumer.feed.take_requests(lambda: 1)
     return consumer
 
 
@@ -116,20 +116,20 @@ ALWAYS = TapConnectFlag.SUPPORT_ACK | TapConnectFlag.FIX_FLAG_BYTEORDER
 )
 def test_what_a_connection_asks_for(options, chosen, flags, value):
     feed = TapFeed(8, chosen, window=1, **options)
-    (request,) = feed.requests(lambda: 1)
+    (request,) = feed.take_requests(lambda: 1)
     assert isinstance(request, TapConnect)
     assert (request.key, request.flags, request.value) == (b"", ALWAYS | flags, value)
-    assert unpack_options(ALWAYS | flags, request.value).pack() == value
-    assert not feed.requests(lambda: 2)
-    feed.connection_lost()
-    assert feed.requests(lambda: 3)[0].value == value
+    assert unpack_tap_options(ALWAYS | flags, request.value).pack() == value
+    assert not feed.take_requests(lambda: 2)
+    feed.forget_connection()
+    assert feed.take_requests(lambda: 3)[0].value == value
 
 
 @pytest.mark.parametrize(("chosen", "options"), [([], {}), ([1], {"from_now": True, "until_now": True})])
 def test_nothing_is_asked_for(chosen, options):
     feed = TapFeed(8, chosen, window=1, **options)
     assert feed.is_done
-    assert not feed.requests(lambda: 1)
+    assert not feed.take_requests(lambda: 1)
 
 
 def test_a_vbucket_that_the_bucket_does_not_have():
@@ -277,15 +277,15 @@ def test_another_connection_cuts_off_only_what_it_announces(many):
     consumer = consumer_of([2, 3, 4])
     consumer.get(begin(2), mutations(2, many), begin(3), mutations(3, many))
     consumer.reconnect()
-    assert consumer.feed.can_go_on
-    assert consumer.feed.troubled == {2, 3, 4}
+    assert consumer.feed.can_resume
+    assert consumer.feed.recovering == {2, 3, 4}
     assert not consumer.consume()
     found = consumer.get(begin(3), mutations(3, many), begin(4), mutations(4, 1))
     assert found[0] == rollback(3, 1)
     assert [row.history for row in found[1:]] == [1] * many + [0]
-    assert consumer.feed.troubled
+    assert consumer.feed.recovering
     assert [row.history for row in consumer.get(mutations(2, many))] == [0] * many
-    assert not consumer.feed.troubled
+    assert not consumer.feed.recovering
 
 
 @pytest.mark.parametrize("announced", [begin(2), TapFlush().encode()])
@@ -298,9 +298,9 @@ def test_a_vbucket_that_is_empty_now_is_cut_off_as_well(announced):
 
 def test_what_comes_from_now_on_cannot_go_on():
     feed = TapFeed(8, range(8), window=1, from_now=True)
-    assert feed.can_go_on
-    feed.requests(lambda: 1)
-    assert not feed.can_go_on
+    assert feed.can_resume
+    feed.take_requests(lambda: 1)
+    assert not feed.can_resume
 
 
 # The end
@@ -315,7 +315,7 @@ def dumper(before, messages, chosen=range(8)):
     consumer = Consumer(TapFeed(8, chosen, window=1 << 16, until_now=True))
     assert consumer.feed.dump.needs_counts
     assert not consumer.feed.dump.set_counts(before)
-    consumer.feed.requests(lambda: 1)
+    consumer.feed.take_requests(lambda: 1)
     consumer.give(*messages)
     assert not consumer.feed.dump.needs_counts
     return consumer
@@ -335,14 +335,14 @@ def dumper(before, messages, chosen=range(8)):
 def test_a_dump_without_counts_ends_with_its_connection(messages, whole):
     """ep-engine 2.5.1 mostly leaves out CLOSE_BACKFILL; where it says some, all have to be there."""
     consumer = dumper(None, messages)
-    assert consumer.feed.dump.connection_ended()
+    assert consumer.feed.dump.record_connection_end()
     consumer.feed.dump.set_counts(None)
     assert consumer.feed.is_done == whole
     assert (consumer.feed.failures.newest is None) == whole
 
 
 def test_a_dump_that_says_nothing_at_all_is_lost():
-    assert not dumper(None, []).feed.dump.connection_ended()
+    assert not dumper(None, []).feed.dump.record_connection_end()
 
 
 @pytest.mark.parametrize("many", [3, 100])
@@ -362,17 +362,17 @@ def test_a_dump_that_says_nothing_at_all_is_lost():
 )
 def test_a_dump_ends_when_the_counts_say_so(many, before, after, again):
     consumer = dumper(before, [begin(2), mutations(2, many), begin(3), mutations(3, many)])
-    assert consumer.feed.dump.connection_ended()
+    assert consumer.feed.dump.record_connection_end()
     assert consumer.feed.dump.needs_counts
     assert not consumer.feed.dump.set_counts(after)
     assert {row.event for row in consumer.consume()} == {Event.MUTATION}
     assert consumer.feed.is_done == (not again)
     assert (consumer.feed.failures.newest is None) == (not again)
-    consumer.feed.connection_lost()
+    consumer.feed.forget_connection()
     consumer.feed.dump.set_counts(after)
     assert [(row.event, row.vbucket) for row in consumer.consume()] == [(Event.ROLLBACK, vb) for vb in again if vb != 5]
-    requests = consumer.feed.requests(lambda: 2)
-    assert [list(unpack_options(each.flags, each.value).vbuckets or ()) for each in requests] == (
+    requests = consumer.feed.take_requests(lambda: 2)
+    assert [list(unpack_tap_options(each.flags, each.value).vbuckets or ()) for each in requests] == (
         [again] if again else []
     )
 
@@ -385,10 +385,10 @@ def deletions(vbucket, many):
 def test_expired_documents_that_are_counted_a_moment_longer_make_no_second_dump(many):
     """ep-engine 2.5.1 sends them as deletions, and deletes them behind that."""
     consumer = dumper(counts(vb2=2 * many), [begin(2), mutations(2, many), deletions(2, many)])
-    consumer.feed.dump.connection_ended()
+    consumer.feed.dump.record_connection_end()
     consumer.feed.dump.set_counts(counts(vb2=2 * many))
     assert not consumer.feed.is_done
-    consumer.feed.connection_lost()
+    consumer.feed.forget_connection()
     consumer.feed.dump.set_counts(counts(vb2=many))
     assert consumer.feed.is_done
     assert {row.event for row in consumer.consume()} == {Event.MUTATION, Event.DELETION}
@@ -396,39 +396,39 @@ def test_expired_documents_that_are_counted_a_moment_longer_make_no_second_dump(
 
 def test_a_dump_that_was_lost_goes_on_with_the_vbuckets_that_lack_documents():
     consumer = dumper(counts(vb2=3, vb3=3), [begin(2), mutations(2, 3), begin(3), mutations(3, 1)])
-    consumer.feed.connection_lost()
+    consumer.feed.forget_connection()
     assert consumer.feed.dump.needs_counts
     consumer.feed.dump.set_counts(counts(vb2=3, vb3=3))
     assert consumer.consume()[-1] == rollback(3, 1)
-    (request,) = consumer.feed.requests(lambda: 2)
-    assert unpack_options(request.flags, request.value).vbuckets == (3,)
+    (request,) = consumer.feed.take_requests(lambda: 2)
+    assert unpack_tap_options(request.flags, request.value).vbuckets == (3,)
     consumer.give(begin(3), mutations(3, 3))
-    consumer.feed.dump.connection_ended()
+    consumer.feed.dump.record_connection_end()
     consumer.feed.dump.set_counts(counts(vb2=4, vb3=3))
     assert consumer.feed.is_done
 
 
 def test_a_dump_leaves_out_vbuckets_that_are_not_served():
     feed = TapFeed(8, range(3), window=1, until_now=True)
-    assert feed.needs_end == {0, 1, 2}
-    feed.leave_out(1)
+    assert feed.pending_ends == {0, 1, 2}
+    feed.skip_vbucket(1)
     feed.set_end(0, 0)
     feed.set_end(2, 0)
-    assert not feed.needs_end
-    (request,) = feed.requests(lambda: 1)
-    assert unpack_options(request.flags or 0, request.value).vbuckets == (0, 2)
+    assert not feed.pending_ends
+    (request,) = feed.take_requests(lambda: 1)
+    assert unpack_tap_options(request.flags or 0, request.value).vbuckets == (0, 2)
     for vbucket in (0, 2):
         assert not feed.is_done
-        feed.leave_out(vbucket)
+        feed.skip_vbucket(vbucket)
     assert feed.is_done
 
 
 def test_a_dump_that_was_lost_when_all_was_there_is_not_asked_for_again():
     consumer = dumper(counts(vb2=3), [begin(2), mutations(2, 3)])
-    consumer.feed.connection_lost()
+    consumer.feed.forget_connection()
     consumer.feed.dump.set_counts(counts(vb2=3))
     assert consumer.feed.is_done
-    assert not consumer.feed.requests(lambda: 2)
+    assert not consumer.feed.take_requests(lambda: 2)
 
 
 @pytest.mark.parametrize("counted", [counts(vb2=5), None])
@@ -436,11 +436,11 @@ def test_dumps_that_bring_no_more_are_an_error(counted):
     consumer = dumper(counted, [begin(2), mutations(2, 1)])
     found = r"vbucket 2: 1 of 5" if counted else "closed the connection during a backfill"
     for _ in range(5):
-        consumer.feed.connection_lost()
+        consumer.feed.forget_connection()
         consumer.feed.dump.set_counts(counted)
-        consumer.feed.requests(lambda: 2)
+        consumer.feed.take_requests(lambda: 2)
         consumer.give(begin(2), mutations(2, 1))
-    consumer.feed.connection_lost()
+    consumer.feed.forget_connection()
     with pytest.raises(Unreachable, match=rf"5 TAP dumps in a row brought no more: .*{found}"):
         consumer.feed.dump.set_counts(counted)
 
@@ -449,10 +449,10 @@ def test_dumps_that_bring_more_each_time_go_on():
     """What is on disk lags behind what is counted."""
     consumer = dumper(counts(vb2=20), [begin(2), mutations(2, 1)])
     for many in range(2, 20):
-        consumer.feed.connection_lost()
+        consumer.feed.forget_connection()
         consumer.feed.dump.set_counts(counts(vb2=20))
         assert not consumer.feed.is_done
-        consumer.feed.requests(lambda: 2)
+        consumer.feed.take_requests(lambda: 2)
         consumer.give(begin(2), mutations(2, many))
 
 
@@ -463,7 +463,7 @@ def follower(before, *messages):
     consumer = Consumer(TapFeed(8, range(8), window=1 << 16))
     assert consumer.feed.dump.needs_counts
     assert not consumer.feed.dump.set_counts(before)
-    consumer.feed.requests(lambda: 1)
+    consumer.feed.take_requests(lambda: 1)
     consumer.give(*messages)
     return consumer.feed
 
@@ -477,14 +477,14 @@ def test_a_stream_without_a_backfill_is_reported(messages):
     warning = feed.dump.set_counts(counts(vb2=101, vb3=14, vb4=0))
     assert re.search(r"has \d+ of 115 documents \(vbucket 2: \d+ of 101, vbucket 3: \d of 14\)", warning)
     assert not feed.dump.needs_counts
-    assert not feed.dump.unsettled
+    assert not feed.dump.is_unsettled
 
 
 def test_a_stream_that_sends_nothing_is_checked_when_it_is_quiet():
     feed = follower(counts(vb2=1), remark(0, TapOpaque.ENABLE_AUTO_NACK))
     assert not feed.dump.needs_counts
-    assert feed.dump.unsettled
-    feed.dump.settle()
+    assert feed.dump.is_unsettled
+    feed.dump.record_silence()
     assert feed.dump.needs_counts
     assert "0 of 1 documents (vbucket 2: 0 of 1)" in feed.dump.set_counts(counts(vb2=1))
 
@@ -493,18 +493,18 @@ def test_a_vbucket_that_begins_anew_while_it_is_counted_is_checked_at_its_end():
     """What it had is cut off by then: it would seem to have nothing."""
     feed = follower(counts(vb2=41), begin(2), mutations(2, 41), close(2))
     assert feed.dump.needs_counts
-    feed.receive(Connection(Slab(1 << 16), runs=feed.dialect).feed(begin(2)))
+    feed.receive(FrameReceiver(Slab(1 << 16), run_dialect=feed.dialect).feed(begin(2)))
     assert not feed.dump.set_counts(counts(vb2=41))
-    feed.receive(Connection(Slab(1 << 16), runs=feed.dialect).feed(mutations(2, 40) + close(2)))
+    feed.receive(FrameReceiver(Slab(1 << 16), run_dialect=feed.dialect).feed(mutations(2, 40) + close(2)))
     assert feed.dump.needs_counts
     assert "40 of 41 documents" in feed.dump.set_counts(counts(vb2=41))
 
 
 def test_a_backfill_is_not_checked_before_its_end():
     feed = follower(counts(vb2=3), begin(2), mutations(2, 3), begin(3), close(2))
-    assert not feed.dump.unsettled
+    assert not feed.dump.is_unsettled
     assert not feed.dump.needs_counts
-    feed.receive(Connection(Slab(1 << 16), runs=feed.dialect).feed(close(3)))
+    feed.receive(FrameReceiver(Slab(1 << 16), run_dialect=feed.dialect).feed(close(3)))
     assert feed.dump.needs_counts
     assert not feed.dump.set_counts(counts(vb2=3, vb3=0))
 
@@ -525,14 +525,14 @@ def test_expired_documents_are_not_missed(many):
 def test_what_comes_from_now_on_is_not_checked():
     feed = TapFeed(8, range(8), window=1, from_now=True)
     assert not feed.dump.needs_counts
-    feed.requests(lambda: 1)
-    assert not feed.dump.unsettled
+    feed.take_requests(lambda: 1)
+    assert not feed.dump.is_unsettled
 
 
 def test_without_an_end_a_connection_that_ends_is_lost():
     consumer = consumer_of()
     consumer.get(begin(2), close(2))
-    assert not consumer.feed.dump.connection_ended()
+    assert not consumer.feed.dump.record_connection_end()
 
 
 def test_a_refusal_that_may_mend_and_one_for_good():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import connect
-from penstock.client.documents.document import vbucket_of
+from penstock.client.documents.document import compute_vbucket
 from penstock.client.documents.mutation_tokens import MutationToken, NewestTokens
 from penstock.errors import KeyExists, KeyNotFound, NotStored
 from penstock.node import Node
@@ -39,7 +39,7 @@ async def test_every_kind_of_write(url):
         assert bucket.tokens() == ()
         await bucket.upsert("k", b"one")
         (token,) = bucket.tokens()
-        assert token == (vbucket_of(b"k", VBUCKETS), token.vbuuid, 1)
+        assert token == (compute_vbucket(b"k", VBUCKETS), token.vbuuid, 1)
         cas = await bucket.upsert("k", b"two")
         await bucket.replace("k", b"three", cas=cas)
         assert bucket.tokens() == await told(bucket)
@@ -136,7 +136,7 @@ def test_the_order_of_replies_on_a_branch_does_not_matter(tokens, step):
     for start in range(0, len(tokens), step):
         pairs = [answered(*token) for token in tokens[start : start + step]]
         found.remember([request for request, _ in pairs], [frame for _, frame in pairs])
-    assert found.newest() == ((1, 9, 2**40), (5, 9, 2**40))
+    assert found.list_newest() == ((1, 9, 2**40), (5, 9, 2**40))
 
 
 def test_what_is_no_write_has_no_token():
@@ -145,4 +145,4 @@ def test_what_is_no_write_has_no_token():
     for kind, status in ((Get, 0), (Delete, Status.KEY_ENOENT)):
         request, frame = answered(3, 9, 1, kind, status)
         found.remember([request], [frame])
-    assert found.newest() == ()
+    assert found.list_newest() == ()

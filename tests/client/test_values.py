@@ -5,21 +5,21 @@ from dataclasses import replace
 import pytest
 
 from penstock import Node, connect
-from penstock.client.feeds.selection import StreamContent
+from penstock.client.feeds.collection_selection import StreamContent
 from penstock.client.tap.tap_feed import TapFeed
 from penstock.client.topology.item_counts import ItemCount
 from penstock.errors import RemoteProtocolError
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.columns.run_decoder import SMALL_RUN
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import Mutation
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.messages.tap import TapMutation
-from penstock.wire.protocol.frame_receiver import Connection, Slab
+from penstock.wire.protocol.frame_receiver import FrameReceiver, Slab
 from penstock.wire.values.snappy import deflate
 from tests.client.peer import Script, in_loop, reply
 from tests.client.producer import deletion, marker, mutations, opened
@@ -75,9 +75,9 @@ async def test_extended_attributes_come_without_the_values_behind_them():
 def compressed(*frames):
     """Return change messages with the value that they have, compressed."""
     found = []
-    for frame in Connection(Slab(1 << 20), runs=None).feed(b"".join(frames)):
+    for frame in FrameReceiver(Slab(1 << 20), run_dialect=None).feed(b"".join(frames)):
         assert isinstance(frame, Frame)
-        message = decode(frame)
+        message = decode_frame(frame)
         assert isinstance(message, Mutation)
         packed = replace(message, value=deflate(message.value), datatype=Datatype.SNAPPY | Datatype.JSON)
         found.append(packed.encode())
@@ -101,7 +101,7 @@ def test_a_stream_gives_compressed_values_inflated(many):
 @pytest.mark.parametrize("many", [1, MANY])
 def test_tap_gives_compressed_values_inflated(many):
     consumer = Receiver(TapFeed(8, range(8), window=1 << 16))
-    consumer.feed.requests(lambda: 1)
+    consumer.feed.take_requests(lambda: 1)
     message = TapMutation(vbucket=3, key=b"k", value=deflate(b"{}"), datatype=Datatype.SNAPPY | Datatype.JSON)
     rows = consumer.get(*[message.encode()] * many)
     assert [(row.value, row.datatype) for row in rows] == [(b"{}", Datatype.JSON)] * many
@@ -113,10 +113,10 @@ def test_a_tap_dump_counts_compressed_documents(many):
     consumer = Receiver(TapFeed(8, range(8), window=1 << 16, until_now=True))
     counted = {3: ItemCount(many)}
     consumer.feed.dump.set_counts(counted)
-    consumer.feed.requests(lambda: 1)
+    consumer.feed.take_requests(lambda: 1)
     message = TapMutation(vbucket=3, key=b"k", value=deflate(b'"%s"' % bytes(99)), datatype=Datatype.SNAPPY)
     assert len(consumer.get(*[message.encode()] * many)) == many
-    assert consumer.feed.dump.connection_ended()
+    assert consumer.feed.dump.record_connection_end()
     consumer.feed.dump.set_counts(counted)
     assert consumer.feed.is_done
     assert consumer.feed.failures.newest is None

@@ -9,7 +9,7 @@ import pytest
 from penstock.node import Node
 from penstock.node.auth import User
 from penstock.node.auth.certificates import make_certificates
-from penstock.node.auth.users import account_of
+from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Flush
@@ -56,8 +56,8 @@ def tls_node(tmp_path_factory):
         (directory / f"{name}.pem").write_bytes(made.certificate)
         (directory / f"{name}.key").write_bytes(made.key)
     with change_users(directory / "users.json") as accounts:
-        accounts["alice"] = account_of(User.of("alice", ["admin"]), "wonderland")
-        accounts["reader"] = account_of(User.of("reader", ["data_reader[*]"]), "only-that")
+        accounts["alice"] = make_account(User.from_texts("alice", ["admin"]), "wonderland")
+        accounts["reader"] = make_account(User.from_texts("reader", ["data_reader[*]"]), "only-that")
     options = {
         "users": directory / "users.json",
         "certificate": directory / "server.pem",

@@ -27,7 +27,7 @@ BENCHMARKS = [
 
 
 @pytest.mark.parametrize(("benchmark", "options", "rows"), BENCHMARKS, ids=[row[0] for row in BENCHMARKS])
-def test_a_benchmark_runs(benchmark, options, rows):
+def test_benchmark_runs(benchmark, options, rows):
     need("couchbase")
     need("bmemcached")
     program("memcached")

@@ -20,7 +20,7 @@ def client(open_node):
     client.disconnect_all()
 
 
-def test_documents(client):
+def test_documents_are_stored_read_and_deleted(client):
     assert client.set("k", "value")
     assert client.get("k") == "value"
     assert not client.add("k", "other")
@@ -31,7 +31,7 @@ def test_documents(client):
     assert not client.replace("k", "nowhere")
 
 
-def test_a_version_is_stored_over_only_once(client):
+def test_cas_guards_a_store(client):
     client.set("k", "1")
     value, cas = client.gets("k")
     assert value == "1"
@@ -40,7 +40,7 @@ def test_a_version_is_stored_over_only_once(client):
     assert client.get("k") == "2"
 
 
-def test_many_at_once(client):
+def test_many_documents_are_stored_and_read(client):
     documents = {f"key-{number}": f"value {number}" * 50 for number in range(500)}
     assert client.set_multi(documents) == []  # those that failed
     assert client.get_multi([*documents, "nowhere"]) == documents
@@ -48,7 +48,7 @@ def test_many_at_once(client):
     assert client.get_multi(list(documents)) == {}
 
 
-def test_large_documents(client):
+def test_large_documents_are_stored_and_read(client):
     large = {f"large-{number}": bytes([number]) * (18 << 20) for number in range(3)}
     for key, value in large.items():
         assert client.set(key, value, compress_level=0)
@@ -57,14 +57,14 @@ def test_large_documents(client):
     assert client.get("large-1") == b"x" * (18 << 20)
 
 
-def test_counters(client):
+def test_counters_count(client):
     assert client.incr("n", 1, default=5) == 5
     assert client.incr("n", 3) == 8
     assert client.decr("n", 10) == 0
     assert client.get("n") == "0"
 
 
-def test_statistics(client):
+def test_statistics_are_read(client):
     client.set("k", "v")
     (stats,) = client.stats().values()
     assert int(stats["curr_items"]) == 1
@@ -79,21 +79,21 @@ def encrypted(tls_node):
     return {"servers": (tls_node.url.removeprefix("couchbases://"),), "tls_context": context, "socket_timeout": 10}
 
 
-def test_logging_in(encrypted):
+def test_login_succeeds(encrypted):
     client = bmemcached.Client(username="alice", password="wonderland", **encrypted)
     assert client.set("bmemcached", "v")
     assert client.get("bmemcached") == "v"
     client.disconnect_all()
 
 
-def test_a_wrong_password(encrypted):
+def test_wrong_password_is_refused(encrypted):
     client = bmemcached.Client(username="alice", password="looking-glass", **encrypted)
     with pytest.raises(MemcachedException, match="32"):  # AUTH_ERROR
         client.get("bmemcached")
     client.disconnect_all()
 
 
-def test_without_logging_in(encrypted):
+def test_commands_without_a_login_are_refused(encrypted):
     client = bmemcached.Client(**encrypted)
     with pytest.raises(MemcachedException, match="36"):  # EACCESS
         client.get("bmemcached")

@@ -70,7 +70,7 @@ def keys_of(lines, event):
         pytest.param("passing", False, id="ephemeral"),
     ],
 )
-def test_a_group_follows_and_goes_on_where_it_was(tmp_path, bucket, on_disk):
+def test_consumer_group_resumes(tmp_path, bucket, on_disk):
     options = ["--data-dir", tmp_path / "data"] if on_disk else []
     with Serving.running("--vbuckets", VBUCKETS, *options) as serving:
         if bucket != "default":
@@ -91,7 +91,7 @@ def test_a_group_follows_and_goes_on_where_it_was(tmp_path, bucket, on_disk):
                 read_keys(program, "mutation", {"meanwhile"})
 
 
-def test_over_tls_a_password_needs_no_option(tls_node):
+def test_password_over_tls_needs_no_option(tls_node):
     url = f"{tls_node.url}/default?ca={tls_node.files / 'ca.pem'}"
 
     async def write_one(key):

@@ -159,7 +159,7 @@ def running(suite, serving, log):
 
 
 @pytest.mark.parametrize("suite", [KV, DCP], ids=["key-value", "DCP"])
-def test_a_suite_passes_but_for_what_is_listed(logs, suite):
+def test_suite_passes_except_listed_tests(logs, suite):
     log = logs[suite.test]
     results = {test: result for result, test in RESULT.findall(log.read_text(errors="replace"))}
     not_passed = {test: result for test, result in results.items() if result != "PASS" and test not in suite.races}

@@ -47,13 +47,13 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("options", "status"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
-def test_curl_gets_an_answer(base, options, status):
+def test_curl_reads_a_page(base, options, status):
     path, *more = options
     head, _ = curl(base, path, *more, data=LONG_BODY if "@-" in more else b"")
     assert int(head.split(b" ", 2)[1]) == status
 
 
-def test_curl_sends_forms(open_node):
+def test_curl_sends_a_form(open_node):
     base = f"http://127.0.0.1:{open_node.http_port}", None
     chunked = ["--header", "Transfer-Encoding: chunked"]
     for options in ([], chunked):
@@ -63,7 +63,7 @@ def test_curl_sends_forms(open_node):
         assert head.startswith(b"HTTP/1.1 200 OK")
 
 
-def test_urllib3_keeps_its_connections(open_node):
+def test_urllib3_reuses_its_connections(open_node):
     with urllib3.PoolManager(maxsize=8, retries=False, timeout=PATIENCE) as pool, ThreadPoolExecutor(8) as threads:
         url = f"http://127.0.0.1:{open_node.http_port}"
         statuses = threads.map(lambda _: pool.request("GET", f"{url}/pools/default/b/default").status, range(200))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.node.auth import User
-from penstock.node.auth.users import account_of
+from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import SelectBucket
@@ -42,7 +42,7 @@ def serving(request, tmp_path):
         yield serving
 
 
-def test_a_bucket_is_read_up_to_now(serving):
+def test_consumer_reads_a_bucket_up_to_now(serving):
     with connected(serving) as client:
         keys = [f"k{number}" for number in range(DOCUMENTS)]
         write(client, *keys)
@@ -53,7 +53,7 @@ def test_a_bucket_is_read_up_to_now(serving):
     assert events == expected | {("deletion", "_default._default.k0")}
 
 
-def test_a_consumer_follows(serving):
+def test_consumer_follows_changes(serving):
     with Program.running(command(serving, "never")) as program, connected(serving) as client:
         program.read_until(lambda lines: "streaming default" in lines)
         for key in ("a", "b", "c"):
@@ -61,12 +61,12 @@ def test_a_consumer_follows(serving):
             read_until(program, key)
 
 
-def test_a_consumer_that_loses_its_role_gets_nothing_more(tmp_path):
+def test_consumer_without_its_role_gets_no_changes(tmp_path):
     """The client reports why its streams end, asks for them again, and gives up with what the node answers."""
     users = tmp_path / "users.json"
     with change_users(users) as accounts:
-        accounts["root"] = account_of(User.of("root", ["admin"]), "root's")
-        accounts["alice"] = account_of(User.of("alice", ["stream_reader[default]"]), "alice's")
+        accounts["root"] = make_account(User.from_texts("root", ["admin"]), "root's")
+        accounts["alice"] = make_account(User.from_texts("alice", ["data_dcp_reader[default]"]), "alice's")
     with Serving.running("--vbuckets", VBUCKETS, "--users", users) as serving, connected(serving) as client:
         assert log_in(client, "root") == Status.SUCCESS
         assert client.status(SelectBucket(key=b"default")) == Status.SUCCESS
@@ -75,7 +75,9 @@ def test_a_consumer_that_loses_its_role_gets_nothing_more(tmp_path):
             write(client, "before")
             read_until(program, "before")
             with change_users(users) as accounts:
-                accounts["alice"] = replace(accounts["alice"], user=User.of("alice", ["stream_reader[default:other]"]))
+                accounts["alice"] = replace(
+                    accounts["alice"], user=User.from_texts("alice", ["data_dcp_reader[default:other]"])
+                )
             lines = program.read_until(lambda lines: any("LOST_PRIVILEGES" in line for line in lines))
             write(client, *(f"after{number}" for number in range(VBUCKETS)))
             rest, status = program.read_rest()
@@ -83,7 +85,7 @@ def test_a_consumer_that_loses_its_role_gets_nothing_more(tmp_path):
         assert {line.split()[0] for line in (*lines, *rest)} == {"end"}
 
 
-def test_a_consumer_is_rolled_back_by_a_node_that_lost_everything():
+def test_restarted_node_rolls_the_consumer_back():
     with Serving.running("--vbuckets", VBUCKETS) as serving, Program.running(command(serving, "never")) as program:
         with connected(serving) as client:
             write(client, "lost")

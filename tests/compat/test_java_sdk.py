@@ -11,7 +11,7 @@ ACTS = ["documents", "durability", "parts", "collections", "buckets", "transacti
 
 
 @pytest.mark.parametrize("place", ["node", "durable_node"])
-def test_a_session(request, place):
+def test_java_sdk_session_passes(request, place):
     node = request.getfixturevalue(place)
     command = [*java_program("Sdk"), node.url, node.user, node.password, "default"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)

@@ -10,7 +10,7 @@ SESSION = Path(__file__).parent / "npm" / "session.js"
 ACTS = ["documents", "parts", "collections", "together"]
 
 
-def test_a_session(node):
+def test_node_sdk_session_passes(node):
     command = [program("node"), str(SESSION), node.url, node.user, node.password]
     environment = npm_package("couchbase")
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)

@@ -63,7 +63,7 @@ def another_cluster(node):
     cluster.close()
 
 
-def test_a_large_document_from_beginning_to_end(collection):
+def test_large_document_is_stored_changed_and_deleted(collection):
     text = "y" * (18 << 20)
     inserted = collection.insert("large", {"n": 1, "text": text})
     found = collection.get("large")
@@ -91,7 +91,7 @@ def test_a_large_document_from_beginning_to_end(collection):
         collection.get("large")
 
 
-def test_a_document_from_beginning_to_end(collection):
+def test_document_is_stored_changed_and_deleted(collection):
     inserted = collection.insert("k", {"n": 1})
     found = collection.get("k")
     assert found.content_as[dict] == {"n": 1}
@@ -106,14 +106,14 @@ def test_a_document_from_beginning_to_end(collection):
         collection.get("k")
 
 
-def test_a_change_is_told_where_it_is_in_the_history(collection, bucket):
+def test_change_returns_a_mutation_token(collection, bucket):
     first, second = (collection.upsert("k", n).mutation_token() for n in range(2))
     assert first.bucket_name == bucket.name
     assert (first.partition_id, first.partition_uuid) == (second.partition_id, second.partition_uuid)
     assert second.sequence_number > first.sequence_number
 
 
-def test_what_must_not_be_is_refused(collection):
+def test_invalid_operations_are_refused(collection):
     collection.upsert("k", 1)
     cas = collection.get("k").cas
     with pytest.raises(DocumentExistsException):
@@ -129,7 +129,7 @@ def test_what_must_not_be_is_refused(collection):
     assert collection.get("k").cas == cas
 
 
-def test_a_document_as_it_is(collection):
+def test_raw_documents_are_kept(collection):
     binary, text = bytes(range(256)), "über den Dächern"
     collection.upsert("binary", binary, UpsertOptions(transcoder=RawBinaryTranscoder()))
     collection.upsert("text", text, UpsertOptions(transcoder=RawStringTranscoder()))
@@ -137,18 +137,18 @@ def test_a_document_as_it_is(collection):
     assert collection.get("text", GetOptions(transcoder=RawStringTranscoder())).value == text
 
 
-def test_a_document_that_the_client_compresses(collection):
+def test_compressed_document_is_stored(collection):
     large = {"lines": ["the same again and again"] * 20_000}
     collection.upsert("large", large)
     assert collection.get("large").content_as[dict] == large
 
 
-def test_a_part_of_a_document(collection):
+def test_document_parts_are_read_and_changed(collection):
     collection.upsert("k", {"a": 1, "b": {"c": 2, "d": 3}})
     assert collection.get("k", GetOptions(project=["a", "b.c"])).content_as[dict] == {"a": 1, "b": {"c": 2}}
 
 
-def test_appending_and_prepending(collection):
+def test_append_and_prepend_extend_a_document(collection):
     raw = RawStringTranscoder()
     collection.upsert("k", "b", UpsertOptions(transcoder=raw))
     collection.binary().append("k", "c")
@@ -158,7 +158,7 @@ def test_appending_and_prepending(collection):
         collection.binary().append("nowhere", "c")
 
 
-def test_counters(collection):
+def test_counters_count(collection):
     binary = collection.binary()
     assert binary.increment("n", IncrementOptions(initial=SignedInt64(7))).content == 7
     assert binary.increment("n", IncrementOptions(delta=DeltaValue(5))).content == 12
@@ -175,7 +175,7 @@ def expiry_of(collection, key):
     return None if found is None else found.timestamp()
 
 
-def test_times_to_live(collection, now):
+def test_expiry_is_set_and_changed(collection, now):
     collection.upsert("k", 1, UpsertOptions(expiry=timedelta(hours=1)))
     assert expiry_of(collection, "k") == pytest.approx(now() + 3600, abs=60)
     collection.touch("k", timedelta(hours=2))
@@ -190,14 +190,14 @@ def test_times_to_live(collection, now):
         collection.touch("nowhere", timedelta(hours=1))
 
 
-def test_a_document_that_expires(collection, until):
+def test_expired_document_is_not_found(collection, until):
     collection.upsert("k", 1, UpsertOptions(expiry=timedelta(seconds=1)))
     until(lambda: not collection.exists("k").exists)
     with pytest.raises(DocumentNotFoundException):
         collection.get("k")
 
 
-def test_locks(collection):
+def test_locked_document_refuses_changes(collection):
     collection.upsert("k", 1)
     locked = collection.get_and_lock("k", timedelta(seconds=20))
     assert locked.value == 1
@@ -214,7 +214,7 @@ def test_locks(collection):
 
 
 @pytest.mark.parametrize("level", DURABLE)
-def test_durable_writes_to_a_bucket_on_disk(durable_collection, level):
+def test_bucket_on_disk_accepts_durable_writes(durable_collection, level):
     durable = ServerDurability(level)
     cas = durable_collection.upsert("k", 1, UpsertOptions(durability=durable)).cas
     assert durable_collection.replace("k", 2, ReplaceOptions(cas=cas, durability=durable)).success
@@ -224,11 +224,11 @@ def test_durable_writes_to_a_bucket_on_disk(durable_collection, level):
 
 
 @pytest.mark.parametrize("level", DURABLE)
-def test_durable_writes_to_a_bucket_in_memory(collection, level):
+def test_bucket_in_memory_accepts_durable_writes(collection, level):
     assert collection.upsert("k", 1, UpsertOptions(durability=ServerDurability(level))).success
 
 
-def test_an_ephemeral_bucket_persists_nothing(another_cluster):
+def test_ephemeral_bucket_persists_nothing(another_cluster):
     settings = CreateBucketSettings(name="passing", bucket_type=BucketType.EPHEMERAL, ram_quota_mb=100, num_replicas=0)
     another_cluster.buckets().create_bucket(settings)
     collection = another_cluster.bucket("passing").default_collection()
@@ -239,7 +239,7 @@ def test_an_ephemeral_bucket_persists_nothing(another_cluster):
     another_cluster.buckets().drop_bucket("passing")
 
 
-def test_a_majority_that_there_is_not(another_cluster):
+def test_impossible_majority_is_reported(another_cluster):
     """A bucket with a replica needs two nodes for it."""
     another_cluster.buckets().create_bucket(CreateBucketSettings(name="replicated", num_replicas=1, ram_quota_mb=100))
     collection = another_cluster.bucket("replicated").default_collection()
@@ -250,7 +250,7 @@ def test_a_majority_that_there_is_not(another_cluster):
     another_cluster.buckets().drop_bucket("replicated")
 
 
-def test_many_documents_at_once(collection):
+def test_many_documents_are_stored_and_read(collection):
     documents = {f"key-{number}": {"n": number, "text": "x" * number} for number in range(1000)}
     assert collection.upsert_multi(documents).all_ok
     found = collection.get_multi(list(documents))
@@ -261,7 +261,7 @@ def test_many_documents_at_once(collection):
     assert isinstance(missing.exceptions["nowhere"], DocumentNotFoundException)
 
 
-def test_bounds_of_keys_and_values(collection):
+def test_limits_of_keys_and_values_are_reported(collection):
     raw = RawBinaryTranscoder()
     for length in (1, 246):
         collection.upsert("k" * length, length)
@@ -281,26 +281,26 @@ def test_ping_and_diagnostics(cluster, bucket, collection):
     assert cluster.diagnostics().state is ClusterState.Online
 
 
-def test_a_replica_that_there_is_not(collection):
+def test_missing_replica_is_reported(collection):
     collection.upsert("k", 1)
     assert collection.get_any_replica("k").value == 1
     assert [(found.value, found.is_replica) for found in collection.get_all_replicas("k")] == [(1, False)]
 
 
-def test_a_bucket_that_there_is_not(another_cluster):
+def test_missing_bucket_is_reported(another_cluster):
     """The client asks again until its time is over: a bucket may be on its way."""
     with pytest.raises((BucketNotFoundException, UnAmbiguousTimeoutException)):
         another_cluster.bucket("nowhere")
 
 
 @pytest.mark.parametrize("user", ["alice", "nobody"])
-def test_a_wrong_password(tls_node, user):
+def test_wrong_password_is_refused(tls_node, user):
     options = ClusterOptions(PasswordAuthenticator(user, "wrong"), timeout_options=PATIENCE)
     with pytest.raises(AuthenticationException):
         Cluster(tls_node.plain_url, options)
 
 
-def test_over_tls(tls_node, connected):
+def test_client_connects_over_tls(tls_node, connected):
     cluster = connected(tls_node.url, "alice", "wonderland", cert_path=str(tls_node.files / "ca.pem"))
     collection = cluster.bucket("default").default_collection()
     collection.upsert("over TLS", {"n": 1})
@@ -308,7 +308,7 @@ def test_over_tls(tls_node, connected):
     assert [scope.name for scope in cluster.bucket("default").collections().get_all_scopes()] == ["_default"]
 
 
-def test_a_certificate_instead_of_a_password(tls_node, connected):
+def test_client_certificate_logs_in(tls_node, connected):
     files = {
         name: str(tls_node.files / file)
         for name, file in (("cert_path", "client.pem"), ("key_path", "client.key"), ("trust_store_path", "ca.pem"))
@@ -318,13 +318,13 @@ def test_a_certificate_instead_of_a_password(tls_node, connected):
     assert collection.get("by certificate").value == 1
 
 
-def test_without_a_certificate_to_believe(tls_node):
+def test_untrusted_certificate_is_refused(tls_node):
     options = ClusterOptions(PasswordAuthenticator("alice", "wonderland"), timeout_options=PATIENCE)
     with pytest.raises((CouchbaseException, UnAmbiguousTimeoutException)):
         Cluster(tls_node.url, options)
 
 
-def test_who_may_only_read(tls_node, connected):
+def test_reader_cannot_write(tls_node, connected):
     connected(tls_node.plain_url, "alice", "wonderland").bucket("default").default_collection().upsert("read me", 1)
     collection = connected(tls_node.plain_url, "reader", "only-that").bucket("default").default_collection()
     assert collection.get("read me").value == 1
@@ -333,7 +333,7 @@ def test_who_may_only_read(tls_node, connected):
     assert collection.get("read me").value == 1
 
 
-def test_documents_of_two_nodes(connected):
+def test_documents_of_two_nodes_are_reached(connected):
     """Each has half of the vbuckets: the client finds the one that has a document by the cluster map."""
     (first, first_http), (second, second_http) = free_ports(2), free_ports(2)
     nodes = [f"--node=127.0.0.1:{kv}:{http}" for kv, http in ((first, first_http), (second, second_http))]

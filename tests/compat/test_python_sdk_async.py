@@ -14,7 +14,7 @@ DOCUMENTS = 10_000
 TASKS = 32
 
 
-def test_ten_thousand_documents_by_32_tasks_at_once(node):
+def test_32_tasks_store_ten_thousand_documents(node):
     asyncio.run(write_and_read(node))
 
 

@@ -31,7 +31,7 @@ from couchbase.options import ClusterOptions  # noqa: E402
 
 from penstock.node import Node  # noqa: E402
 from penstock.node.auth import User  # noqa: E402
-from penstock.node.auth.users import account_of  # noqa: E402
+from penstock.node.auth.users import make_account  # noqa: E402
 from penstock.node.auth.users_file import change_users  # noqa: E402
 
 GONE = (KeyspaceNotFoundException, CollectionNotFoundException, ScopeNotFoundException, UnAmbiguousTimeoutException)
@@ -48,7 +48,7 @@ def names(manager):
     return {f"{scope.name}.{one.name}" for scope in manager.get_all_scopes() for one in scope.collections}
 
 
-def test_collections_from_beginning_to_end(bucket, manager, collection):
+def test_collections_are_created_changed_and_dropped(bucket, manager, collection):
     manager.create_scope("brewing")
     manager.create_collection("brewing", "beers")
     manager.create_collection("brewing", "hops")
@@ -72,7 +72,7 @@ def test_collections_from_beginning_to_end(bucket, manager, collection):
         beers.get("k", timeout=SHORT)
 
 
-def test_what_there_is_or_is_not(manager):
+def test_existing_and_missing_collections_are_reported(manager):
     manager.create_scope("twice")
     with pytest.raises(ScopeAlreadyExistsException):
         manager.create_scope("twice")
@@ -88,7 +88,7 @@ def test_what_there_is_or_is_not(manager):
     manager.drop_scope("twice")
 
 
-def test_a_collection_in_which_documents_expire(bucket, manager, until):
+def test_collection_max_ttl_expires_documents(bucket, manager, until):
     manager.create_scope("short")
     manager.create_collection("short", "lived", CreateCollectionSettings(max_expiry=timedelta(seconds=1)))
     (scope,) = [scope for scope in manager.get_all_scopes() if scope.name == "short"]
@@ -102,7 +102,7 @@ def test_a_collection_in_which_documents_expire(bucket, manager, until):
     manager.drop_scope("short")
 
 
-def test_buckets_from_beginning_to_end(cluster, until):
+def test_buckets_are_created_changed_and_dropped(cluster, until):
     manager = cluster.buckets()
     settings = CreateBucketSettings(
         name="made", bucket_type=BucketType.EPHEMERAL, ram_quota_mb=100, num_replicas=0, flush_enabled=True
@@ -130,7 +130,7 @@ def test_buckets_from_beginning_to_end(cluster, until):
         manager.drop_bucket("made")
 
 
-def test_the_buckets_that_were_there_from_the_beginning(cluster):
+def test_initial_buckets_are_listed(cluster):
     assert {"default", "beer"} <= {one.name for one in cluster.buckets().get_all_buckets()}
 
 
@@ -142,10 +142,10 @@ def test_bucket_settings_that_were_read_can_be_sent_back(cluster):
     assert buckets.get_bucket("beer") == settings
 
 
-def test_users_from_beginning_to_end(tmp_path):
+def test_users_are_created_changed_and_dropped(tmp_path):
     path = tmp_path / "users.json"
     with change_users(path) as accounts:
-        accounts["root"] = account_of(User.of("root", ["admin"]), "wonderland")
+        accounts["root"] = make_account(User.from_texts("root", ["admin"]), "wonderland")
     with Node.running(["beer"], vbuckets=16, users=path) as node:
         cluster = Cluster(
             f"couchbase://127.0.0.1:{node.kv_port}", ClusterOptions(PasswordAuthenticator("root", "wonderland"))

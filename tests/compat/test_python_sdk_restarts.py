@@ -30,7 +30,8 @@ DURABLE = UpsertOptions(
 
 class Traffic:
     """Writers, each with keys of its own, whose values only grow. written: by key, the newest that was acknowledged;
-    tried: the newest that was sent. A reader finds none of them older than it must be."""
+    tried: the newest that was sent. A reader finds none of them older than it must be.
+    """
 
     def __init__(self, collection):
         self.collection = collection
@@ -105,7 +106,7 @@ class Traffic:
         pytest.param(120, marks=pytest.mark.soak),
     ],
 )
-def test_a_long_stay(connected, tmp_path, seconds):
+def test_client_survives_restarts_and_changes(connected, tmp_path, seconds):
     with Serving.running("--vbuckets", 64, "--data-dir", tmp_path / "data") as serving:
         traffic = Traffic(connected(serving.url).bucket("default").default_collection())
         with ThreadPoolExecutor(WRITERS + 1) as pool:

@@ -29,7 +29,7 @@ def beer(collection):
     return collection
 
 
-def test_looking_up(beer):
+def test_lookup_returns_parts(beer):
     found = beer.lookup_in(
         "beer",
         [
@@ -46,7 +46,7 @@ def test_looking_up(beer):
     assert found.content_as[int](5) == 2
 
 
-def test_looking_up_what_is_not_there(beer):
+def test_lookup_of_missing_paths_is_reported(beer):
     found = beer.lookup_in("beer", [SD.get("ibu"), SD.get("name[0]"), SD.get("name")])
     with pytest.raises(PathNotFoundException):
         found.content_as[str](0)
@@ -57,7 +57,7 @@ def test_looking_up_what_is_not_there(beer):
         beer.lookup_in("nowhere", [SD.get("name")])
 
 
-def test_mutating(beer):
+def test_mutation_changes_parts(beer):
     changed = beer.mutate_in(
         "beer",
         [
@@ -99,13 +99,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("specs", "error"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
-def test_all_or_nothing(beer, specs, error):
+def test_failed_mutation_changes_nothing(beer, specs, error):
     with pytest.raises(error):
         beer.mutate_in("beer", specs)
     assert beer.get("beer").content_as[dict] == BEER
 
 
-def test_storing_what_was_not_there(collection):
+def test_mutation_creates_documents(collection):
     insert, upsert = (MutateInOptions(store_semantics=how) for how in (StoreSemantics.INSERT, StoreSemantics.UPSERT))
     collection.mutate_in("new", [SD.upsert("a", 1)], insert)
     with pytest.raises(DocumentExistsException):
@@ -117,7 +117,7 @@ def test_storing_what_was_not_there(collection):
         collection.mutate_in("nowhere", [SD.upsert("a", 1)])
 
 
-def test_extended_attributes(beer):
+def test_extended_attributes_are_read_and_written(beer):
     beer.mutate_in("beer", [SD.upsert("_sync.rev", 7, xattr=True, create_parents=True), SD.upsert("abv", 6)])
     found = beer.lookup_in("beer", [SD.get("_sync.rev", xattr=True), SD.get("abv"), SD.exists("_sync")])
     assert (found.content_as[int](0), found.content_as[int](1), found.exists(2)) == (7, 6, False)
@@ -141,7 +141,7 @@ def test_macros_are_filled_in(beer):
     assert len(bytes.fromhex(meta["crc"].removeprefix("0x"))) == 4
 
 
-def test_what_is_known_about_a_document(beer, now):
+def test_virtual_attributes_describe_a_document(beer, now):
     cas = beer.touch("beer", timedelta(hours=1)).cas
     macros = [LookupInMacro.cas, LookupInMacro.expiry_time, LookupInMacro.is_deleted, LookupInMacro.value_size_bytes]
     found = beer.lookup_in("beer", [SD.get(macro(), xattr=True) for macro in [*macros, LookupInMacro.document]])
@@ -152,7 +152,7 @@ def test_what_is_known_about_a_document(beer, now):
     assert found.content_as[dict](4)["CAS"] == found.content_as[str](0)
 
 
-def test_a_document_that_is_not_json(collection):
+def test_document_that_is_not_json_is_refused(collection):
     from couchbase.options import UpsertOptions
     from couchbase.transcoder import RawBinaryTranscoder
 
@@ -162,12 +162,12 @@ def test_a_document_that_is_not_json(collection):
         found.content_as[str](0)
 
 
-def test_a_value_that_is_no_number_for_a_counter(beer):
+def test_counter_of_another_value_is_refused(beer):
     with pytest.raises((InvalidValueException, PathMismatchException)):
         beer.mutate_in("beer", [SD.increment("tags", 1)])
 
 
-def test_lists_maps_sets_and_queues(collection):
+def test_data_structures_work(collection):
     lines = collection.couchbase_list("list")
     lines.append("b")
     lines.prepend("a")

@@ -35,7 +35,7 @@ def balances(accounts):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_all_of_it(cluster, accounts, level):
+def test_transaction_commits_all_changes(cluster, accounts, level):
     def logic(attempt):
         transfer(accounts, attempt, 7)
         attempt.insert(accounts, "note", {"amount": 7})
@@ -48,7 +48,7 @@ def test_all_of_it(cluster, accounts, level):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_or_nothing(cluster, accounts, level):
+def test_failed_transaction_changes_nothing(cluster, accounts, level):
     def logic(attempt):
         attempt.insert(accounts, "note", {"amount": 11})
         attempt.remove(attempt.get(accounts, "closed"))
@@ -63,7 +63,7 @@ def test_or_nothing(cluster, accounts, level):
     assert accounts.get("note").content_as[dict] == {}
 
 
-def test_somebody_changes_a_document_meanwhile(cluster, accounts):
+def test_concurrent_change_repeats_the_transaction(cluster, accounts):
     def logic(attempt):
         found = attempt.get(accounts, "alice")
         accounts.upsert("alice", {"balance": 20})

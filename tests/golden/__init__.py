@@ -1,4 +1,4 @@
-"""Frames written by hand from the protocol's layout tables: (what it is, message, the frame's bytes in hex).
+"""Frames written by hand from the protocol's layout tables: (description, message, the frame's bytes in hex).
 
 The header is spaced as: magic opcode key-length, extras-length datatype vbucket/status, body length, opaque, cas.
 Then come the framing extras, the extras field by field, engine-private data, key and value.
@@ -12,14 +12,14 @@ GOLDEN: list[tuple[str, Message, str]] = [
     *(*kv.ROWS, *subdoc.ROWS, *collections.ROWS, *login.ROWS, *session.ROWS, *observe.ROWS),
     *(*dcp.ROWS, *tap.ROWS),
 ]
-"""What has its opcode to itself: key-value commands, DCP and TAP."""
+"""Rows whose opcodes have one meaning in all dialects: key-value commands, DCP and TAP."""
 
 GOLDEN_OF: dict[Dialect, list[tuple[str, Message, str]]] = {
     Dialect.DCP: GOLDEN,
     Dialect.UPR: upr.ROWS,
     Dialect.UPR_DRAFT: upr_draft.ROWS,
 }
-"""By the dialect in which they are read."""
+"""Dialect -> its rows."""
 
 
 def frame_of(hexadecimal: str) -> bytes:

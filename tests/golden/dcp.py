@@ -2,7 +2,7 @@
 
 from penstock.wire.codec.layout import Message
 from penstock.wire.messages import dcp, kv
-from penstock.wire.messages.dcp_values import CachedDocument, pack_cached
+from penstock.wire.messages.dcp_values import CachedDocument, pack_cached_documents
 
 ROWS: list[tuple[str, Message, str]] = [
     (
@@ -334,7 +334,9 @@ ROWS: list[tuple[str, Message, str]] = [
     (
         "cache transfer of one key",
         dcp.CacheTransfer(
-            vbucket=5, opaque=2, value=pack_cached([CachedDocument(b"\0k", cas=1, by_seqno=2, rev_seqno=3, datatype=1)])
+            vbucket=5,
+            opaque=2,
+            value=pack_cached_documents([CachedDocument(b"\0k", cas=1, by_seqno=2, rev_seqno=3, datatype=1)]),
         ),
         "80660000 00000005 0000002a 00000002 0000000000000000 0000000000000001 0000000000000002 0000000000000003"
         "00000000 00000000 00000000 0002 01 00 006b",

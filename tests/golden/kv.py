@@ -511,7 +511,7 @@ UNDER_SEVERAL: list[tuple[str, tuple[Opcode, ...], Message, str]] = [
         f"0005 1e000007 00000024 00000009 0000000000000000 {META_BYTES} 00000002 0001 68656c6c6f 01",
     ),
 ]
-"""What frames of several opcodes have in common: (which form it is, opcodes, message, the bytes behind the opcode)."""
+"""Frames of several opcodes, without the opcode: (form, opcodes, message, the bytes after the opcode)."""
 
 ROWS: list[Row] = [
     *COMMANDS,

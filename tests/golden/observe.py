@@ -1,4 +1,4 @@
-"""The commands about what is on disk."""
+"""The commands about storage."""
 
 from penstock.wire.codec.layout import Message
 from penstock.wire.messages import observe

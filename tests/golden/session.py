@@ -1,4 +1,4 @@
-"""The commands about a node, and what it says of its own accord."""
+"""The commands about a node, and the requests that a node sends to its clients."""
 
 from penstock.wire.codec.layout import Message
 from penstock.wire.messages import cluster

@@ -37,12 +37,12 @@ LOOKUPS: list[Row] = [
     for row in (
         (
             f"{name} at a path",
-            SubdocLookup.at(b"a.b", vbucket=7, opaque=9, key=b"doc"),
+            SubdocLookup.for_path(b"a.b", vbucket=7, opaque=9, key=b"doc"),
             f"80{opcode:02x}0003 03000007 00000009 00000009 0000000000000000 0003 00 646f63 612e62",
         ),
         (
             f"{name} at an attribute, of a deleted document",
-            SubdocLookup.at(b"_a[0]", opaque=9, key=b"doc", flags=4, doc_flags=4),
+            SubdocLookup.for_path(b"_a[0]", opaque=9, key=b"doc", flags=4, doc_flags=4),
             f"80{opcode:02x}0003 04000000 0000000c 00000009 0000000000000000 0005 04 04 646f63 5f615b305d",
         ),
     )
@@ -54,22 +54,22 @@ MUTATIONS: list[Row] = [
     for row in (
         (
             name,
-            SubdocMutation.at(b"a.b", b"12", vbucket=7, opaque=9, cas=42, key=b"doc"),
+            SubdocMutation.for_path(b"a.b", b"12", vbucket=7, opaque=9, cas=42, key=b"doc"),
             f"80{opcode:02x}0003 03000007 0000000b 00000009 000000000000002a 0003 00 646f63 612e62 3132",
         ),
         (
             f"{name}, flags of the document",
-            SubdocMutation.at(b"a.b", b"12", opaque=9, key=b"doc", flags=1, doc_flags=1),
+            SubdocMutation.for_path(b"a.b", b"12", opaque=9, key=b"doc", flags=1, doc_flags=1),
             f"80{opcode:02x}0003 04000000 0000000c 00000009 0000000000000000 0003 01 01 646f63 612e62 3132",
         ),
         (
             f"{name}, expiry",
-            SubdocMutation.at(b"a.b", b"12", opaque=9, key=b"doc", expiry=3600),
+            SubdocMutation.for_path(b"a.b", b"12", opaque=9, key=b"doc", expiry=3600),
             f"80{opcode:02x}0003 07000000 0000000f 00000009 0000000000000000 0003 00 00000e10 646f63 612e62 3132",
         ),
         (
             f"{name}, expiry and flags of the document",
-            SubdocMutation.at(b"a", b"12", opaque=9, key=b"doc", flags=0x14, expiry=0, doc_flags=2),
+            SubdocMutation.for_path(b"a", b"12", opaque=9, key=b"doc", flags=0x14, expiry=0, doc_flags=2),
             f"80{opcode:02x}0003 08000000 0000000e 00000009 0000000000000000 0001 14 00000000 02 646f63 61 3132",
         ),
     )
@@ -81,22 +81,22 @@ REMOVALS: list[Row] = [
     for row in (
         (
             name,
-            SubdocMutation.at(b"a.b", vbucket=7, opaque=9, cas=42, key=b"doc"),
+            SubdocMutation.for_path(b"a.b", vbucket=7, opaque=9, cas=42, key=b"doc"),
             f"80{opcode:02x}0003 03000007 00000009 00000009 000000000000002a 0003 00 646f63 612e62",
         ),
         (
             f"{name}, flags of the document",
-            SubdocMutation.at(b"a.b", opaque=9, key=b"doc", flags=4, doc_flags=4),
+            SubdocMutation.for_path(b"a.b", opaque=9, key=b"doc", flags=4, doc_flags=4),
             f"80{opcode:02x}0003 04000000 0000000a 00000009 0000000000000000 0003 04 04 646f63 612e62",
         ),
         (
             f"{name}, expiry",
-            SubdocMutation.at(b"a.b", opaque=9, key=b"doc", expiry=3600),
+            SubdocMutation.for_path(b"a.b", opaque=9, key=b"doc", expiry=3600),
             f"80{opcode:02x}0003 07000000 0000000d 00000009 0000000000000000 0003 00 00000e10 646f63 612e62",
         ),
         (
             f"{name}, expiry and flags of the document",
-            SubdocMutation.at(b"a", opaque=9, key=b"doc", flags=4, expiry=0, doc_flags=4),
+            SubdocMutation.for_path(b"a", opaque=9, key=b"doc", flags=4, expiry=0, doc_flags=4),
             f"80{opcode:02x}0003 08000000 0000000c 00000009 0000000000000000 0001 04 00000000 04 646f63 61",
         ),
     )

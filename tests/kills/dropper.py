@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 
 from penstock.store.bucket_store import BucketStore
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.disk.bucket_files import Directory
 from penstock.wire.values.collection_key import pack_collection_id
 from tests.kills.writer import Doom, Doomed
@@ -23,7 +23,7 @@ from tests.kills.writer import Doom, Doomed
 __all__ = ["NOW", "open_bucket"]
 
 NOW = 1_700_000_000 * 10**9
-_SETTINGS = Settings(segment_bytes=8192, purge_age=0.0)
+_SETTINGS = BucketSettings(segment_bytes=8192, purge_age=0.0)
 _MOST = 4  # collections
 
 

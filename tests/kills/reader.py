@@ -40,7 +40,7 @@ def find_end(bucket: BucketStore, life: Life, expected: Expected, on_disk: int |
 
     on_disk: how many the writer has said to be on disk, None if it has not even said that the bucket was open.
     """
-    clean, torn = "not clean" not in bucket.recovered, "cut off" in bucket.recovered
+    clean, torn = "not clean" not in bucket.recovery_summary, "cut off" in bucket.recovery_summary
     faces = [(v.history.state, v.history.failover_log, v.history.whole_seqno, _last_frame(v)) for v in bucket.vbuckets]
 
     def differs(vbucket: ExpectedVbucket) -> bool:
@@ -68,12 +68,13 @@ def find_end(bucket: BucketStore, life: Life, expected: Expected, on_disk: int |
                 )
             if (done or 0) > (on_disk or 0) + _AHEAD:
                 break
-    raise Mismatch(f"{life}: {bucket.recovered}; {on_disk} turns are on disk, closest is {closest}")
+    raise Mismatch(f"{life}: {bucket.recovery_summary}; {on_disk} turns are on disk, closest is {closest}")
 
 
 def _positions(expected: Expected, life: Life) -> Iterator[tuple[int | None, int | None]]:
     """Yield, for each place at which the log can end, how many turns are complete (None: it is not open yet), and in
-    which vbucket the last record was."""
+    which vbucket the last record was.
+    """
     yield None, None
     for vbucket in expected.opening(vbuuids(life.number, WRITER)):
         yield None, vbucket
@@ -98,7 +99,7 @@ def _last_frame(vbucket: Vbucket) -> bytes:
 def check(bucket: BucketStore, life: Life, expected: Expected) -> None:
     """Raise Mismatch unless the bucket holds what is expected."""
     assert isinstance(bucket.log, DurableLog)
-    names = bucket.log.directory.names()
+    names = bucket.log.directory.list_names()
     if left := [name for name in names if name.endswith(".new")]:
         raise Mismatch(f"{life}: left over: {left}")
     chance = random.Random(life.number)
@@ -159,10 +160,10 @@ def _check_views(vbucket: Vbucket, wanted: ExpectedVbucket, purged: set[int], ch
     ends = [high, *(chance.randint(0, high) for _ in range(_VIEWS))]
     for end in ends:
         start = 0 if end == high else chance.randint(0, end)
-        snapshot = vbucket.history.snapshot(start, end)
+        snapshot = vbucket.history.open_snapshot(start, end)
         begin, last = snapshot.start_seqno, snapshot.end_seqno
         found = bytearray()
-        while (chunk := snapshot.read(0, 1 << 20)).frames:
+        while (chunk := snapshot.read(0, 1 << 20)).frame_count:
             found += chunk.data
         view = [change for change in wanted.view(begin, last) if change.seqno not in purged]
         if found != b"".join(change.frame for change in view):

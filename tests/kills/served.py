@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.node import Node
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from tests.patience import PATIENCE
 
 __all__ = ["VBUCKETS", "Command", "serve"]
@@ -24,10 +24,10 @@ VBUCKETS = 16
 
 def serve(path: str, segment_bytes: int) -> None:
     """Run a node until somebody puts an end to it. On stdout comes `port N`."""
-    asyncio.run(_serve(Path(path), Settings(segment_bytes=segment_bytes)))
+    asyncio.run(_serve(Path(path), BucketSettings(segment_bytes=segment_bytes)))
 
 
-async def _serve(path: Path, settings: Settings) -> None:
+async def _serve(path: Path, settings: BucketSettings) -> None:
     node = await Node.start(port=0, buckets=["beer"], vbuckets=VBUCKETS, data_dir=path, settings=settings)
     os.write(1, b"port %d\n" % node.kv_port)
     await node.wait_closed()

@@ -61,7 +61,7 @@ def check(bucket: BucketStore, said: Said) -> None:
     collections = bucket.manifests.current.collections
     for vbucket in bucket.vbuckets:
         assert vbucket.collections.ids == collections.keys()
-        assert vbucket.collections.manifest().says_the_same_as(bucket.manifests.current)
+        assert vbucket.collections.read_manifest().has_same_content(bucket.manifests.current)
         counts = dict.fromkeys(collections, 0)
         for change in read_all(Snapshot(vbucket.index, 0, vbucket.changes.high_seqno)):
             collection, key = split_collection_key(change.key)

@@ -9,8 +9,8 @@ from penstock.store.bucket_store import BucketStore
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.durable_log import DurableLog
 from penstock.store.disk.inventory import INVENTORY
-from penstock.store.disk.log_file import log_name
-from penstock.store.disk.sealed_segment import segment_ids
+from penstock.store.disk.log_file import make_log_name
+from penstock.store.disk.sealed_segment import parse_segment_ids
 from penstock.store.log.records import RECORD_BYTES
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.columns.schema import Event
@@ -21,7 +21,7 @@ class WithoutNames(Directory):
     """Gives no segment its name."""
 
     def rename(self, old: str, new: str) -> None:
-        if segment_ids(new) is not None:
+        if parse_segment_ids(new) is not None:
             raise OSError(EIO, "no names today")
         super().rename(old, new)
 
@@ -44,9 +44,9 @@ def test_a_part_of_a_snapshot_never_seems_to_be_all_of_it(tmp_path: Path) -> Non
             Event.MUTATION, b"k%d" % seqno, b"v", cas=seqno, rev_seqno=1, seqno=seqno, snapshot_end=2
         )
     bucket.log.commits.run()
-    names = "bucket.json", INVENTORY, log_name(1)
+    names = "bucket.json", INVENTORY, make_log_name(1)
     files = {name: bucket.log.directory.read(name) for name in names}
-    data = files[log_name(1)]
+    data = files[make_log_name(1)]
     bucket.close()
     seen = set()
     for end in [*range(began, len(data), RECORD_BYTES), len(data)]:  # no record is shorter
@@ -54,7 +54,7 @@ def test_a_part_of_a_snapshot_never_seems_to_be_all_of_it(tmp_path: Path) -> Non
         path.mkdir()
         for name in names:
             (path / name).write_bytes(files[name])
-        (path / log_name(1)).write_bytes(data[:end])
+        (path / make_log_name(1)).write_bytes(data[:end])
         bucket = opened(path)
         (vbucket,) = bucket.vbuckets
         seen.add((vbucket.changes.high_seqno, vbucket.history.whole_seqno))
@@ -64,9 +64,9 @@ def test_a_part_of_a_snapshot_never_seems_to_be_all_of_it(tmp_path: Path) -> Non
 
 def cluster(bucket: BucketStore) -> None:
     """Make a segment of its own of each log file but the active one."""
-    bucket.log.room.seal()
+    bucket.log.room.seal_active()
     bucket.log.commits.run()
-    while not all(segment.clustered for segment in bucket.log.segments.sealed):
+    while not all(segment.is_clustered for segment in bucket.log.segments.sealed):
         rewrite_one(bucket)
         bucket.log.commits.run()
 
@@ -78,12 +78,12 @@ def rewrite_one(bucket: BucketStore, *, everything: bool = False) -> None:
     assert piece.finish()
 
 
-def test_what_was_cut_off_stays_so_while_a_new_segment_has_no_name(tmp_path: Path) -> None:
+def test_cut_changes_stay_cut_while_a_new_segment_has_no_name(tmp_path: Path) -> None:
     bucket = opened(tmp_path / "beer")
     (vbucket,) = bucket.vbuckets
     for number in range(4):
         vbucket.set(b"%d" % number, b"v")
-        bucket.log.room.seal()
+        bucket.log.room.seal_active()
     cluster(bucket)
     vbucket.set_state(VbucketState.REPLICA)
     vbucket.rollback(2)
@@ -94,12 +94,12 @@ def test_what_was_cut_off_stays_so_while_a_new_segment_has_no_name(tmp_path: Pat
     bucket.close()
     bucket = opened(tmp_path / "beer", WithoutNames)
     rewrite_one(bucket, everything=True)
-    bucket.log.room.seal()
+    bucket.log.room.seal_active()
     bucket.log.commits.run()
     assert bucket.log.room.fault is not None
     assert isinstance(bucket.log, DurableLog)
     bucket.log.directory.unlock()
     bucket = opened(tmp_path / "beer")
     (vbucket,) = bucket.vbuckets
-    assert [message.key for message in read_all(vbucket.history.snapshot(0, 4))] == [b"0", b"1", b"a", b"b"]
+    assert [message.key for message in read_all(vbucket.history.open_snapshot(0, 4))] == [b"0", b"1", b"a", b"b"]
     bucket.close()

@@ -1,5 +1,6 @@
 """A node that is killed under load has all that it said to be on disk when it is started again, and consumers that go
-on where they were end with what it has."""
+on where they were end with what it has.
+"""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ import pytest
 from penstock.client.bucket import connect
 from penstock.client.connect.address import parse_address
 from penstock.client.connect.client_session import open_session
-from penstock.client.connect.link import NodeLink
-from penstock.client.documents.document import vbucket_of
+from penstock.client.connect.node_link import NodeLink
+from penstock.client.documents.document import compute_vbucket
 from penstock.client.feeds.stream_position import Position
 from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages.kv import GetAllVbSeqnos, SeqnoPersistence, unpack_vb_seqnos
@@ -26,7 +26,7 @@ from tests.patience import PATIENCE
 pytestmark = pytest.mark.process
 
 _KEYS = [b"key %d" % number for number in range(200)]
-_VBUCKETS = {vbucket_of(key, VBUCKETS) for key in _KEYS}
+_VBUCKETS = {compute_vbucket(key, VBUCKETS) for key in _KEYS}
 
 Positions = dict[int, Position]
 
@@ -98,7 +98,7 @@ async def _high_seqnos(port: int) -> dict[int, int]:
 
 async def _persist(link: NodeLink) -> None:
     seqnos = unpack_vb_seqnos((await link.request(GetAllVbSeqnos(), PATIENCE)).value)
-    await link.requests([SeqnoPersistence(vbucket=vb, seqno=seqno) for vb, seqno in seqnos.items()], PATIENCE)
+    await link.request_many([SeqnoPersistence(vbucket=vb, seqno=seqno) for vb, seqno in seqnos.items()], PATIENCE)
 
 
 async def _read(port: int, start: Positions | None = None) -> tuple[list[Change], Positions]:

@@ -81,7 +81,7 @@ def test_killed_while_it_is_made(doom: Doom, nursery: Nursery, tmp_path: Path) -
         assert (vbucket.changes.high_seqno, vbucket.changes.items) == (0, 0)
         assert vbucket.set(b"key", b"value").seqno == 1
     bucket.close()
-    assert "not clean" not in open_bucket(life._replace(doom=None), Clock(0), READER).recovered
+    assert "not clean" not in open_bucket(life._replace(doom=None), Clock(0), READER).recovery_summary
 
 
 @pytest.mark.soak

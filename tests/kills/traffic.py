@@ -15,8 +15,8 @@ from itertools import count
 from penstock.client.bucket import Bucket, connect
 from penstock.client.connect.address import parse_address
 from penstock.client.connect.client_session import open_session
-from penstock.client.connect.link import NodeLink
-from penstock.client.documents.document import vbucket_of
+from penstock.client.connect.node_link import NodeLink
+from penstock.client.documents.document import compute_vbucket
 from penstock.client.feeds.stream_position import Position
 from penstock.errors import ConnectionClosed, Unreachable
 from penstock.store.history.failover_log import MAX_ENTRIES, FailoverLog
@@ -97,7 +97,7 @@ class Traffic:
         indexes: dict[bytes, int] = {}
         for _ in range(_AT_ONCE):
             key = self._chance.choice(_KEYS)
-            vbucket = vbucket_of(key, VBUCKETS)
+            vbucket = compute_vbucket(key, VBUCKETS)
             value = None
             if self._chance.random() < 0.8:
                 value = b"%d " % next(self._numbers) + bytes(self._chance.randrange(_LARGEST_VALUE))
@@ -106,14 +106,16 @@ class Traffic:
             )
             self._sent[key].append(value)
             indexes[key] = len(self._sent[key]) - 1
-        await link.requests(requests, PATIENCE, accept=(Status.KEY_ENOENT,))
+        await link.request_many(requests, PATIENCE, accept=(Status.KEY_ENOENT,))
         self._answered |= indexes
 
     async def _confirm(self, link: NodeLink) -> None:
         while True:
             answered = dict(self._answered)
             seqnos = unpack_vb_seqnos((await link.request(GetAllVbSeqnos(), PATIENCE)).value)
-            await link.requests([SeqnoPersistence(vbucket=vb, seqno=seqno) for vb, seqno in seqnos.items()], PATIENCE)
+            await link.request_many(
+                [SeqnoPersistence(vbucket=vb, seqno=seqno) for vb, seqno in seqnos.items()], PATIENCE
+            )
             self._on_disk, self._seqnos_on_disk = answered, seqnos
             self.confirmed += 1
 

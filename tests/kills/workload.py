@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
 
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 
 __all__ = ["COMMANDS", "NANOSECONDS", "PLANS", "Operation", "Plan", "Turn", "began", "is_copy", "turns"]
 
@@ -35,20 +35,22 @@ class Plan:
     key's revisions count on: every change comes with its own.
     """
 
-    settings: Settings
+    settings: BucketSettings
     vbuckets: int = 16
     forgets: bool = True
     purges: bool = False
 
 
 PLANS = {
-    "keeps all": Plan(Settings(segment_bytes=_SEGMENT_BYTES, purge_age=_LONG, retention_seconds=None), forgets=False),
-    "forgets": Plan(Settings(segment_bytes=_SEGMENT_BYTES, purge_age=_LONG)),
-    "forgets late": Plan(
-        Settings(segment_bytes=_SEGMENT_BYTES, purge_age=_LONG, retention_seconds=None, retention_bytes=65536)
+    "keeps all": Plan(
+        BucketSettings(segment_bytes=_SEGMENT_BYTES, purge_age=_LONG, retention_seconds=None), forgets=False
     ),
-    "many vbuckets": Plan(Settings(segment_bytes=8 * _SEGMENT_BYTES, purge_age=_LONG), vbuckets=128),
-    "purges": Plan(Settings(segment_bytes=_SEGMENT_BYTES, purge_age=2.0), purges=True),
+    "forgets": Plan(BucketSettings(segment_bytes=_SEGMENT_BYTES, purge_age=_LONG)),
+    "forgets late": Plan(
+        BucketSettings(segment_bytes=_SEGMENT_BYTES, purge_age=_LONG, retention_seconds=None, retention_bytes=65536)
+    ),
+    "many vbuckets": Plan(BucketSettings(segment_bytes=8 * _SEGMENT_BYTES, purge_age=_LONG), vbuckets=128),
+    "purges": Plan(BucketSettings(segment_bytes=_SEGMENT_BYTES, purge_age=2.0), purges=True),
 }
 
 
@@ -131,7 +133,8 @@ class _Source:
 
     def snapshot(self, gaps: tuple[int, ...] = (0, 0, 0, 1, 5)) -> dict[str, Any]:
         """Return a part of a snapshot: changes, each with how many seqnos are left out in front of it, and how many
-        are still to come behind them."""
+        are still to come behind them.
+        """
         number = self.chance.randint(1, 6)
         changes = [self.change() | {"gap": self.chance.choice(gaps)} for _ in range(number)]
         return {"changes": changes, "rest": self.chance.choice((0, 0, 1, 10))}

@@ -156,7 +156,7 @@ class _Disk:
             self._commit = self._committer.submit(self._bucket.log.commits.run)
             self._bucket.keys.load_some()
         if not self._looks % _LOOKS_BETWEEN_PASSES:
-            self._bucket.log.room.seal()
+            self._bucket.log.room.seal_active()
             self._passing = True
         self._compact()
 

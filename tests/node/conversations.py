@@ -1,4 +1,4 @@
-"""Requests of every kind: what a client may say to a node first, and what at any time."""
+"""Requests of every kind: those that may open a conversation, and those that are valid at any time."""
 
 from typing import Any
 
@@ -73,8 +73,8 @@ SEEDS: list[bytes] = [
         *(SaslAuth(key=b"PLAIN", value=b"\0u\0p"), SaslAuth(key=b"SCRAM-SHA1", value=b"n,,n=u,r=x"), ListBuckets()),
         *(SaslStep(key=b"SCRAM-SHA1", value=b"c=biws,r=xy,p=AAAA"), GetRandomKey(), GetKeys(key=b"k")),
         *(GetClusterConfig(epoch=1, revision=1), GetReplica(key=b"key"), CompactDb(), Flush()),
-        SubdocLookup.at(b"a.b[0]", key=b"key"),
-        SubdocMutation.at(b"a.b", b'{"c":1}', key=b"key", flags=PathFlag.MKDIR_P, doc_flags=DocFlag.MKDOC).encode(
+        SubdocLookup.for_path(b"a.b[0]", key=b"key"),
+        SubdocMutation.for_path(b"a.b", b'{"c":1}', key=b"key", flags=PathFlag.MKDIR_P, doc_flags=DocFlag.MKDOC).encode(
             Opcode.SUBDOC_DICT_UPSERT
         ),
         MultiLookup(key=b"key", value=pack_lookup_specs([LookupSpec(Opcode.SUBDOC_GET, PathFlag.XATTR, b"$document")])),
@@ -91,10 +91,10 @@ FIRSTS: dict[Dialect, list[Message]] = {
     Dialect.UPR: [UprGetFailoverLog(), UprStreamReq(start_seqno=0, end_seqno=9, key=b"group")],
     Dialect.DCP: [Open(key=b"fuzz", flags=OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES), StreamReq(**ASK)],
 }
-"""What a conversation in each dialect begins with, and how it may go on."""
+"""The first requests of each dialect, and requests that may follow."""
 
 DOCUMENTS: list[Message] = [
     *(Set(key=b"key", value=b'{"a":{"b":[1,2]}}', datatype=1), Set(key=b"k", value=b"1"), Delete(key=b"gone")),
     SetManifest(value=MANIFEST),
 ]
-"""What fills a bucket so that the others have something to be about."""
+"""Requests that fill a bucket, so that other requests have documents."""

@@ -27,9 +27,9 @@ def key(collection, name=b"k"):
     return pack_collection_id(collection) + name
 
 
-def wish(**said):
-    return json.dumps(said).encode()
+def make_filter_value(**fields):
+    return json.dumps(fields).encode()
 
 
 def ids(*collections):
-    return wish(collections=[f"{collection:x}" for collection in collections])
+    return make_filter_value(collections=[f"{collection:x}" for collection in collections])

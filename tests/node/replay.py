@@ -1,9 +1,9 @@
 """The client's side of recorded conversations with a real server, played to our node over real sockets.
 
-A recording becomes a script of steps: what the client sends, what the server sends, the connection's end, and what
-happened beside the conversation. The player goes through it and compares frame by frame. What is chosen freely by
-either server (cas, vbuuids, times, opaques of its own) has another name here than there: the first time a recorded
-value is seen it is bound to ours, and from then on the two must go together, in what the client sends as well.
+A recording becomes a script of steps: frames of the client, frames of the server, the connection's end, and events
+beside the conversation. The player compares frame by frame. Each server chooses some values freely: cas, vbuuids,
+times, and its own opaques. The first time that a recorded value occurs, it is bound to our value. From then on, each
+stands for the other, also in frames of the client.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from penstock.node import Node
 from penstock.wire.codec.flags import TapFlag
-from penstock.wire.codec.frame import BODY_LENGTH, HEADER, HEADER_BYTES, Frame, cut_frame, join_frame, opcode_name
+from penstock.wire.codec.frame import BODY_LENGTH, HEADER, HEADER_BYTES, Frame, cut_frame, join_frame, name_opcode
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Noop
@@ -34,7 +34,7 @@ CAPTURES = Path(__file__).parents[1] / "captures"
 NAMES = sorted(path.stem for path in CAPTURES.glob("*.json"))
 
 LATER = 10 * 365 * 86400
-"""Seconds between the recording's clock and ours: what was to expire then is not to expire while we replay it."""
+"""Seconds between the recording's clock and ours. Documents of the recording must not expire during the replay."""
 
 SEND, EXPECT, CLOSED, CLOSES, DO, REMARK = "send", "expect", "closed", "closes", "do", "remark"
 """The kinds of steps: the client sends; the server sends; the server has closed; the client closes; an action."""
@@ -51,7 +51,7 @@ STREAM_REQ = Struct(">IIQQQQQ")
 _SET = Struct(">II")
 ENTRY = Struct(">QQ")
 LOGS = (Opcode.DCP_STREAM_REQ, Opcode.DCP_GET_FAILOVER_LOG)
-NOW = struct.pack(">Q", 0x6B0023D1)  # what the one recording that asks for a backfill from now on says
+NOW = struct.pack(">Q", 0x6B0023D1)  # date in the only recording that asks for a backfill from now on
 _OPAQUE = slice(12, 16)  # of a frame
 _TURNS = 6
 _A_MONTH = 30 * 86400
@@ -61,7 +61,7 @@ NOTHING = Frame(0, 0)
 
 
 class Mismatch(AssertionError):
-    """Our node did something else than the recording says."""
+    """The node behaves differently from the recording."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def cut(data: bytes) -> Frame:
 
 
 def header(data: bytes) -> Frame:
-    """Return what the header of a request says; its parts need not fit."""
+    """Return the header of a request, without a check of its parts."""
     magic, opcode, _, _, datatype, specific, _, opaque, cas = HEADER.unpack_from(data)
     return Frame(magic, opcode, specific, datatype, opaque, cas)
 
@@ -115,17 +115,17 @@ def recording(name: str) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-# What is compared
+# Comparing frames
 
 Part = tuple[str, Any, str]
 """The name of a part of a frame, its value, and the kind of name that the value is; "" where it must be the same."""
 
 
 def parts(frame: Frame) -> Iterator[Part]:
-    """Yield what of a frame is compared, in order."""
+    """Yield the compared parts of a frame, in order."""
     response = frame.magic == Magic.RESPONSE
     yield "magic", frame.magic, ""
-    yield "opcode", opcode_name(frame.opcode), ""
+    yield "opcode", name_opcode(frame.opcode), ""
     yield "status" if response else "vbucket", frame.specific, ""
     yield "datatype", frame.datatype, ""
     if frame.opcode not in TAP or response:
@@ -254,7 +254,7 @@ class Peer:
         try:
             self.socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
-            """Whoever reads next finds out."""
+            """Ignore the error: the next reader finds it."""
 
     def close(self) -> None:
         self.socket.close()
@@ -350,7 +350,7 @@ class Player:
         peer.close()
 
     def _unexpected(self, peer: Peer) -> str | None:
-        """Return what the node has sent that was not waited for. That the next NOOP is due says nothing."""
+        """Return the frames of the node that no step expects, but NOOPs."""
         try:
             while (frame := peer.receive(0)) is not None:
                 if frame[:2] != (Magic.REQUEST, Opcode.NOOP):
@@ -360,16 +360,16 @@ class Player:
         return "the end"
 
     def _settle(self) -> None:
-        """Wait until the node has dealt with what was sent to it, and said what it has to say by itself.
+        """Wait until the node has processed all requests, and has sent all that it sends by itself.
 
-        That takes it no more turns of its event loop than it needs to answer another connection so often: to accept a
-        connection, to begin it, to read from it, to send what that brings.
+        It needs a turn of its event loop to accept a connection, to start it, to read, and to send. Answering another
+        connection as often takes at least as many turns.
         """
         for _ in range(_TURNS):
             self.side.ask(Noop())
 
     def _translate(self, step: Step) -> bytes:
-        """Return what the client sends, with the names that the things it speaks of have here."""
+        """Return the frame that the client sends, with the names of this node's objects."""
         kind, opaque = f"opaque of {step.connection}", header(step.data).opaque
         if step.data[0] == Magic.REQUEST:
             self.bindings.bind(kind, opaque, opaque)  # unless it is the server's own
@@ -396,7 +396,7 @@ def _expiry(recorded: int) -> int:
 
 
 def _runs(script: Iterable[Step], by_vbucket: bool) -> Iterator[Script]:
-    """Cut a script into steps that go together: what is sent without a break, with by_vbucket also what comes so."""
+    """Cut a script into runs of steps: frames sent without a break; with by_vbucket also frames received so."""
     run: Script = []
     for step in script:
         together = step.kind == SEND or (step.kind == EXPECT and by_vbucket)

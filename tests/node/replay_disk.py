@@ -36,9 +36,9 @@ ON_DISK: dict[str, str | None] = {
 
 @contextmanager
 def node_of(name: str) -> Iterator[Node]:
-    """Run a node that has what the recorded server had when the conversation began."""
+    """Run a node with the documents that the recorded server had at the start."""
     if name.startswith("defengine_"):
-        with Node.running(["another"]) as node:
+        with Node.running(["another"], vbuckets=VBUCKETS) as node:
             create = node.buckets.create(BucketSpec(name="default", kind="memcached"))
             asyncio.run_coroutine_threadsafe(create, node.loop).result(PATIENCE)
             yield node
@@ -69,7 +69,7 @@ def _on_disk(path: Path) -> Iterator[Node]:
 
 
 def _kill(path: Path, name: str) -> None:
-    """Let another process build what there was, and kill it when that is on disk."""
+    """Let another process build the documents, and kill it when they are on disk."""
     command = [sys.executable, "-m", "tests.node.replay_disk", str(path), name]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:

@@ -1,6 +1,6 @@
-"""Edits of a script: what makes of a conversation with the recorded server one with ours.
+"""Edits of a script: they turn a conversation with the recorded server into one with our node.
 
-An edit takes a script and returns another; where there is nothing for it to do, an equal one.
+An edit takes a script and returns a new one, which may be equal.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def acknowledged(steps: Script) -> Script:
 
 
 def acknowledges(steps: Sequence[Step]) -> bool:
-    """Tell whether the client of a recording answers what asks for that."""
+    """Return whether the client of a recording answers messages that ask for it."""
     asked = {step.frame.opaque for step in steps if step.kind == EXPECT and is_tap(step.frame)}
     return any(
         step.kind == SEND and step.data[0] == Magic.RESPONSE and header(step.data).opaque in asked for step in steps
@@ -160,7 +160,7 @@ def after_do(message: TapMessage) -> Edit:
 
 
 def only_new(steps: Script) -> Script:
-    """Leave out what was there before."""
+    """Leave out changes from before the conversation."""
     return [step for step in steps if step.live or not (step.kind == EXPECT and is_item(step.frame))]
 
 
@@ -185,14 +185,14 @@ def goes_on(steps: Script) -> Script:
 
 
 def second_like_first(steps: Script) -> Script:
-    """Let the second connection that takes a name be sent at once what the first one was, which is closed."""
+    """Let the second connection of a name be served at once like the first one, which is closed."""
     place = next(place for place, step in enumerate(steps) if step.kind == CLOSED)
     again = [replace(step, connection="second") for step in steps if step.kind == EXPECT]
     return [*steps[: place + 1], *again, *steps[place + 1 :]]
 
 
 def to_the_end(steps: Script) -> Script:
-    """Let a stream end at the first change that is not below the end that it was asked for, with what counts there."""
+    """Let a stream end at the first change at or above its end seqno, with the bytes that count for it."""
     for stream in streams(steps):
         shown = list(changes_of(steps, stream))
         over = [step for step in shown[1:] if stream.start < stream.end <= seqno(step.frame)]
@@ -214,7 +214,7 @@ def to_the_end(steps: Script) -> Script:
 
 
 def answered(status: Status) -> Edit:
-    """Let the server answer with this status what made it close the connection, and all that follows."""
+    """Let the server answer with this status where it closed the connection, and drop all that follows."""
 
     def edit(steps: Script) -> Script:
         end = next(index for index, step in enumerate(steps) if step.kind == CLOSED)
@@ -230,7 +230,7 @@ def answered(status: Status) -> Edit:
 
 
 def _refusal(step: Step, status: Status) -> Step:
-    """Return the answer to a request that is refused; a failover log is told without OPEN, too."""
+    """Return the refusal of a request. The failover log needs no OPEN."""
     request = header(step.data)
     reply = Frame(Magic.RESPONSE, request.opcode, status, opaque=request.opaque)
     if request.opcode == Opcode.DCP_GET_FAILOVER_LOG:
@@ -251,7 +251,7 @@ def instead(index: int, **fields: Any) -> Edit:
 def statistics(ours: Mapping[str, str | None]) -> Edit:
     """Let the server send more statistics, in another order, and other values of some kinds.
 
-    ours: by kind what it sends instead; None: nothing; "": something.
+    ours: by kind, the value that our node sends; None: no value; "": any value.
     """
 
     def edit(steps: Script) -> Script:
@@ -273,7 +273,7 @@ def statistics(ours: Mapping[str, str | None]) -> Edit:
 
 
 def both(*edits: Edit) -> Edit:
-    """Edit what another edit has made."""
+    """Apply several edits, one after the other."""
 
     def edit(steps: Script) -> Script:
         for each_of_them in edits:
@@ -311,7 +311,7 @@ def closed(connection: str) -> Edit:
 
 
 def at_once(index: int) -> Edit:
-    """Let the client send a request before it has read what stands in front of it."""
+    """Let the client send a request before it has read the previous frames."""
 
     def edit(steps: Script) -> Script:
         place = next(place for place, step in enumerate(steps) if step.index == index)

@@ -1,7 +1,7 @@
-"""What happened beside a conversation: what other clients did to the server meanwhile.
+"""Events beside a conversation: actions of other clients.
 
-Mostly that can be read off what the server sent: a change that was not there when the conversation began is made when
-its turn has come. The table holds what cannot be seen.
+Most of them show in frames of the server: a change that is newer than the start of the conversation is made before its
+frame. The table has the actions that no frame shows.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def script(name: str) -> Script:
 
 
 def hurried(data: bytes) -> bytes:
-    """Return what the client sends, with a tenth of the time that it is ready to wait."""
+    """Return the client's frame, with a tenth of its timeout."""
     second = Control(key=b"set_noop_interval", value=b"1")
     if data[HEADER_BYTES:] != second.encode()[HEADER_BYTES:]:
         return data
@@ -123,7 +123,7 @@ def _request(change: Frame) -> Request:
 
 
 def happen_over_tap(change: Frame, player: Player) -> None:
-    """Let another client make a change that a TAP stream shows, and what has to be before it."""
+    """Let another client make a change that a TAP stream shows, and the changes that must precede it."""
     write = Set(key=change.key, value=change.value, vbucket=change.specific)
     if change.opcode == Opcode.TAP_MUTATION:
         *_, flags, _ = TAP_ITEM.unpack(change.extras)
@@ -156,8 +156,8 @@ def become(vbucket: int, *states: VbucketState) -> Action:
     return ask(*(SetVbucket(vbucket=vbucket, state=state) for state in states))
 
 
-def said(request: Request, value: bytes) -> Action:
-    """Return the action by which another client is told a value that begins so."""
+def await_value(request: Request, value: bytes) -> Action:
+    """Return an action that waits until another client gets a value with this start."""
 
     def act(player: Player) -> None:
         reply = player.side.ask(request)
@@ -167,8 +167,8 @@ def said(request: Request, value: bytes) -> Action:
     return act
 
 
-def told(group: str, name: str, value: int) -> Action:
-    """Return the action by which another client is told a statistic."""
+def await_statistic(group: str, name: str, value: int) -> Action:
+    """Return an action that waits until another client gets a statistic."""
 
     def act(player: Player) -> None:
         if (found := player.side.stats(group).get(name)) != str(value):
@@ -225,35 +225,38 @@ ACTIONS: dict[str, dict[int, Sequence[Action]]] = {
         6: [become(1, R, A), grow(1, C1, 15)],
     },
     "dcp_flow_control_accounting": {
-        9: [told("dcp", "eq_dcpq:count:unacked_bytes", 194), told("dcp", "eq_dcpq:count:total_bytes_sent", 194)],
+        9: [
+            await_statistic("dcp", "eq_dcpq:count:unacked_bytes", 194),
+            await_statistic("dcp", "eq_dcpq:count:total_bytes_sent", 194),
+        ],
         # The second stream is shorter here than there, since it ends where it was to end.
-        18: [told("dcp", "eq_dcpq:count:unacked_bytes", 194 + 44 + 43 + 28)],
+        18: [await_statistic("dcp", "eq_dcpq:count:unacked_bytes", 194 + 44 + 43 + 28)],
     },
     "dcp_noop_without_stream": {6: [lives]},
     "dcp_requests_during_stream": {
         0: [ask(*(Set(key=b"key %d" % number, value=bytes(100), vbucket=3) for number in range(2000)))],
         4: [in_the_middle],
     },
-    "dcp_rollback_purged": {5: [ask(CompactDb(vbucket=2)), told("vbucket-seqno 2", "vb_2:purge_seqno", 9)]},
+    "dcp_rollback_purged": {5: [ask(CompactDb(vbucket=2)), await_statistic("vbucket-seqno 2", "vb_2:purge_seqno", 9)]},
     "dcp_state_change_stream_end": {4: [become(3, R)], 7: [become(3, D)], 10: [become(3, P)], 13: [become(3, A)]},
-    "dcp_takeover": {14: [said(GetVbucket(vbucket=4), bytes((0, 0, 0, D)))]},
+    "dcp_takeover": {14: [await_value(GetVbucket(vbucket=4), bytes((0, 0, 0, D)))]},
     "dcp_vbucket_deleted": {4: [become(2, D)], 6: [ask(DelVbucket(vbucket=2))]},
     "stats_dcp": {0: [stream_for_statistics]},
     "stats_dcp-vbtakeover_4_statconn": {0: [stream_for_statistics]},
     "tap_change_vb_filter": {37: [ask(ChangeVbFilter(key=b"replication_x", value=pack_checkpoints(((0, 1), (4, 0)))))]},
     "tap_checkpoint": {40: [ask(*LIVE1)]},
     "tap_checkpoint_crossing": {
-        19: [said(CreateCheckpoint(), bytes((*bytes(7), 3)))],
-        28: [said(CreateCheckpoint(), bytes((*bytes(7), 4)))],
-        34: [said(LastClosedCheckpoint(), bytes((*bytes(7), 3)))],
+        19: [await_value(CreateCheckpoint(), bytes((*bytes(7), 3)))],
+        28: [await_value(CreateCheckpoint(), bytes((*bytes(7), 4)))],
+        34: [await_value(LastClosedCheckpoint(), bytes((*bytes(7), 3)))],
     },
     "tap_flush": {49: [ask(Flush())]},
     "tap_keys_only_live": {25: [ask(*LIVE1)]},
     "tap_registered": {51: [ask(DeregisterTapClient(key=b"reg1"))]},
     "tap_support_ack": {35: [ask(*LIVE1)]},
     "tap_support_ack_unanswered": {4: [ask(*LIVE1)]},
-    "tap_takeover": {15: [said(GetVbucket(vbucket=2), bytes((0, 0, 0, D)))]},
-    "tap_takeover_noack": {7: [said(GetVbucket(vbucket=3), bytes((0, 0, 0, D)))]},
-    "tapcons_vbucket_set": {4: [said(GetVbucket(vbucket=30), bytes((0, 0, 0, P)))]},
+    "tap_takeover": {15: [await_value(GetVbucket(vbucket=2), bytes((0, 0, 0, D)))]},
+    "tap_takeover_noack": {7: [await_value(GetVbucket(vbucket=3), bytes((0, 0, 0, D)))]},
+    "tapcons_vbucket_set": {4: [await_value(GetVbucket(vbucket=30), bytes((0, 0, 0, P)))]},
 }
-"""By recording and frame what others did before it, or were told, where no frame tells."""
+"""By recording and frame: actions of other clients before the frame, where no frame shows them."""

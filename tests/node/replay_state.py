@@ -1,7 +1,7 @@
-"""What was in the real server when a conversation began.
+"""The documents of the real server at the start of a conversation.
 
-Mostly that can be read off what the server sent: of each branch of history (a vbuuid) every change that any recording
-shows, and per recording which branch a vbucket was on and how far. The tables hold what cannot be seen.
+Most of them show in frames of the server. Recordings show the changes of each branch of history (a vbuuid), and each
+recording shows the branch and the seqno of its vbuckets. The tables have the documents that no frame shows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from penstock.node import Node
 from penstock.node.session.tap_settings import TapSettings
 from penstock.store.documents.vbucket import Vbucket
-from penstock.store.history.failover_log import branch_at
+from penstock.store.history.failover_log import find_branch
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.frame import HEADER_BYTES, Frame
 from penstock.wire.codec.opcodes import Magic, Opcode
@@ -41,10 +41,10 @@ from tests.node.replay import (
 
 VBUCKETS = 128
 AT_ONCE = 0.15
-"""Seconds in which a stream's first snapshot comes, if what it shows was there when the stream was asked for."""
+"""Seconds in which a stream's first snapshot comes, if it existed when the stream was requested."""
 
 LONG_AGO = 1
-"""When documents were deleted, in epoch seconds: nothing shows it, and a compaction may drop what is so old."""
+"""Deletion time of documents, in epoch seconds: no frame shows it, and a compaction may purge old tombstones."""
 
 CHANGES = (Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION)
 
@@ -150,7 +150,7 @@ def is_item(frame: Frame) -> bool:
 
 
 def build(node: Node, name: str) -> None:
-    """Make the node's bucket what the real server's was. To be called on the node's loop."""
+    """Fill the node's bucket as the real server's was. Call it on the node's loop."""
     steps = recording(name)
     vbuckets = node.buckets["default"].store.vbuckets
     there = starts(name, steps)
@@ -159,7 +159,7 @@ def build(node: Node, name: str) -> None:
         for stream in streams(steps)
         for step in changes_of(steps, stream)
         if step.frame.opcode in CHANGES
-        for vbuuid in (stream.log[0].vbuuid, branch_at(stream.log, seqno(step.frame)).vbuuid)
+        for vbuuid in (stream.log[0].vbuuid, find_branch(stream.log, seqno(step.frame)).vbuuid)
     }
     for vbucket in vbuckets:
         start = there.get(vbucket.id)
@@ -177,10 +177,10 @@ def build(node: Node, name: str) -> None:
         for number, item in enumerate(documents, 1):
             apply_tap(vbuckets[vbid], number, item)
     for vbid, checkpoint in open_checkpoints(steps).items():
-        checkpoints = node.buckets["default"].tap.checkpoints(vbuckets[vbid])
+        checkpoints = node.buckets["default"].tap.get_checkpoints(vbuckets[vbid])
         if checkpoint != checkpoints.open_id:
-            checkpoints.begin(1)  # what was before is not known
-            checkpoints.begin(checkpoint)
+            checkpoints.open_checkpoint(1)  # earlier checkpoints are unknown
+            checkpoints.open_checkpoint(checkpoint)
     node.tap = SETTINGS.get(name, node.tap)
 
 
@@ -217,7 +217,7 @@ def apply(vbucket: Vbucket, frame: Frame) -> None:
 
 
 def tap_items(steps: Sequence[Step], seconds: float = AT_ONCE) -> dict[int, list[Frame]]:
-    """Return by vbucket what a TAP stream showed in so many seconds, each document the first time that it came."""
+    """Return by vbucket the documents of a TAP stream within some seconds, each at its first time."""
     found: dict[int, dict[bytes, Frame]] = {}
     for step in steps:
         frame = step.frame
@@ -250,7 +250,7 @@ def apply_tap(vbucket: Vbucket, number: int, frame: Frame) -> None:
     )
 
 
-# What cannot be seen
+# Documents that no recording shows
 
 K0, DISK, C1 = 0x8D290AF8AE37, 0xA7C7C6E2EFCE, 0x45831B52CFFF  # branches
 A, R, P, D = VbucketState.ACTIVE, VbucketState.REPLICA, VbucketState.PENDING, VbucketState.DEAD
@@ -273,7 +273,7 @@ STARTS: dict[str, dict[int, Start]] = {
     "stats_vbucket": {vbucket: Start(state=R if vbucket == 3 else A) for vbucket in range(6)},
     "stats_vbucket-seqno_1": {1: Start((FailoverEntry(C1, 10),), 15)},
 }
-"""By recording and vbucket what was there, where the beginning of its streams does not tell."""
+"""By recording and vbucket: changes from before, where the start of its streams does not show them."""
 
 EXPIRED = frozenset((b"e1",))
 """Documents whose time was over when they were asked for."""

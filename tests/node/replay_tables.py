@@ -1,4 +1,4 @@
-"""Where our node differs from the recorded server on purpose, as edits of its scripts, and what it cannot do yet."""
+"""Deliberate differences of our node from the recorded server, as edits of its scripts, and unsupported recordings."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ STATISTICS: dict[str, str | None] = {
         )
     ),
 }
-"""By kind what our node says instead of what the recorded server said."""
+"""By kind: the text of our node in place of the recorded server's."""
 
 
 DIFFERENCES: dict[str, Difference] = {

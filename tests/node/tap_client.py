@@ -8,7 +8,7 @@ from penstock.node import Node
 from penstock.node.session.tap_settings import TapSettings
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.flags import TapConnectFlag, TapFlag
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import DelVbucket
@@ -44,7 +44,7 @@ class TapClient(WireClient):
     def tap(self):
         """Return the next message of the stream, answered if it asks for that."""
         frame = self.receive()
-        message = decode(frame) if frame.opcode == Opcode.NOOP else decode(frame, Dialect.TAP)
+        message = decode_frame(frame) if frame.opcode == Opcode.NOOP else decode_frame(frame, Dialect.TAP)
         if self.acks and isinstance(message, TapMessage) and message.tap_flags & TapFlag.ACK:
             self.answer(message)
         return message
@@ -82,7 +82,7 @@ def short(message):
     return f"{message.vbucket}{name}{int.from_bytes(message.value, 'big') or ''}"
 
 
-def told(messages):
+def summarize(messages):
     return " ".join(map(short, messages))
 
 
@@ -95,7 +95,7 @@ def tapping(node, name=b"", flags=0, **options):
         client.close()
 
 
-# What the tests of streams begin with: the bucket `default` of four vbuckets, two of them deleted
+# The bucket of stream tests: `default` of four vbuckets, two of them deleted
 
 DUMP = F.BACKFILL | F.DUMP
 FUTURE = 2**64 - 1

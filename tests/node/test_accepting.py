@@ -1,4 +1,4 @@
-"""A node whose process may open few files: it says so, keeps its connections, and takes new ones when it can."""
+"""A node with few file descriptors: it logs a warning, keeps its connections, and accepts new ones later."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.node import Node
-from penstock.node.transport.acceptor import most_connections
+from penstock.node.transport.acceptor import limit_connections
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Noop
 from tests.node.wire_client import connected
@@ -45,7 +45,7 @@ def serving(soft, hard):
 
 
 def end(process):
-    """End a process, and return what it has logged."""
+    """End a process, and return its log."""
     process.terminate()
     _, log = process.communicate(timeout=PATIENCE)
     return log
@@ -56,7 +56,7 @@ def files_of(process):
 
 
 @pytest.mark.process
-def test_the_soft_limit_is_raised_and_a_low_one_is_reported():
+def test_node_raises_soft_file_limit_and_reports_a_low_one():
     with serving(64, 1000) as (process, node):
         assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (1000, 1000)
         with ExitStack() as stack:
@@ -68,7 +68,7 @@ def test_the_soft_limit_is_raised_and_a_low_one_is_reported():
 
 
 @pytest.mark.process
-def test_without_file_descriptors_a_node_keeps_its_connections_and_takes_others_later():
+def test_node_without_file_descriptors_keeps_connections_and_accepts_later():
     with serving(1000, 1000) as (process, node), connected(node) as known, ExitStack() as stack:
         assert known.status(Noop()) == S.SUCCESS
         most = files_of(process) + 5
@@ -91,20 +91,23 @@ def test_without_file_descriptors_a_node_keeps_its_connections_and_takes_others_
 
 
 @pytest.mark.parametrize(("wanted", "places"), [(100, 100), (5000, 5000)])
-def test_as_many_as_are_wanted(wanted, places, caplog):
+def test_connection_limit_follows_file_limit(wanted, places, caplog):
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] > 6000, "this machine lets a process open too few files"
     caplog.set_level("INFO")
-    assert most_connections(wanted) == places
+    assert limit_connections(wanted) == places
     assert not caplog.records
 
 
 def transports_of(node):
-    over_http, over_kv = tuple(node.http.connections), tuple(node.guests.present)  # at once: the node's thread goes on
+    over_http, over_kv = (
+        tuple(node.http.connections),
+        tuple(node.connections.open_connections),
+    )  # at once: the node's thread goes on
     return [*(one.transport for one in over_http), *(one._transport for one in over_kv)]
 
 
 @pytest.mark.parametrize("port", ["kv_port", "http_port"])
-def test_replies_do_not_wait_for_acknowledgements(port):
+def test_replies_do_not_wait_for_tcp_acknowledgements(port):
     with Node.running(vbuckets=1) as node, socket.create_connection((node.host, getattr(node, port))) as client:
         client.sendall(b"GET /pools HTTP/1.1\r\n" if port == "http_port" else Noop().encode()[:10])
         while not (transports := transports_of(node)):

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.node.transport.address_shares import AddressShares, network_of
+from penstock.node.transport.address_shares import AddressShares, get_network
 
 
 def take_all(shares, addresses):
-    """Let addresses take places in turn until none gets one more; return what each of them holds."""
-    while sum(shares.take(address) for address in addresses):  # all of them, in every round
+    """Let addresses take places in turn until none gets one more; return the places of each."""
+    while sum(shares.take_place(address) for address in addresses):  # all of them, in every round
         continue
-    return [shares.held(address) for address in addresses]
+    return [shares.count_places(address) for address in addresses]
 
 
 @pytest.mark.parametrize(
@@ -22,44 +22,44 @@ def test_addresses_get_equal_shares(places, count, each):
     assert take_all(AddressShares(places), [f"10.0.0.{n}" for n in range(count)]) == [each] * count
 
 
-def test_an_address_that_came_first_leaves_room():
+def test_first_address_leaves_room_for_others():
     shares = AddressShares(100)
     assert take_all(shares, ["10.0.0.1"]) == [50]
     assert take_all(shares, ["10.0.0.2"]) == [25]
-    assert shares.take("10.0.0.3")
-    assert not shares.take("10.0.0.1")
+    assert shares.take_place("10.0.0.3")
+    assert not shares.take_place("10.0.0.1")
 
 
-def test_a_place_that_is_given_back_can_be_taken():
+def test_freed_place_can_be_taken_again():
     shares = AddressShares(4)
     assert take_all(shares, ["10.0.0.1"]) == [2]
-    shares.give_back("10.0.0.1")
-    assert (shares.held("10.0.0.1"), len(shares)) == (1, 1)
-    assert shares.take("10.0.0.1")
-    assert not shares.take("10.0.0.1")
+    shares.free_place("10.0.0.1")
+    assert (shares.count_places("10.0.0.1"), len(shares)) == (1, 1)
+    assert shares.take_place("10.0.0.1")
+    assert not shares.take_place("10.0.0.1")
 
 
-def test_fewer_places_count_from_the_next_one_on():
+def test_lower_number_of_places_applies_to_next_place():
     shares = AddressShares(100)
     take_all(shares, ["10.0.0.1"])
     shares.places = 10
-    assert not shares.take("10.0.0.2")
+    assert not shares.take_place("10.0.0.2")
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from("abcd"))), st.integers(0, 12))
-def test_no_history_takes_more_than_there_is(steps, places):
+def test_addresses_never_take_more_than_all_places(steps, places):
     shares = AddressShares(places)
     held = dict.fromkeys("abcd", 0)
     for taking, address in steps:
         if taking:
             free = places - sum(held.values())
-            assert shares.take(address) == (held[address] < free)
+            assert shares.take_place(address) == (held[address] < free)
             held[address] += held[address] < free
         elif held[address]:
-            shares.give_back(address)
+            shares.free_place(address)
             held[address] -= 1
         assert len(shares) == sum(held.values()) <= places
-    assert {address: shares.held(address) for address in held} == held
+    assert {address: shares.count_places(address) for address in held} == held
 
 
 @pytest.mark.parametrize(
@@ -75,5 +75,5 @@ def test_no_history_takes_more_than_there_is(steps, places):
         ("", ""),
     ],
 )
-def test_a_host_is_one_address(address, network):
-    assert network_of(address) == network
+def test_addresses_of_a_host_share_one_network(address, network):
+    assert get_network(address) == network

@@ -1,4 +1,4 @@
-"""Strangers: who has not logged in costs little, is told little, is noted once, and keeps nobody from being served."""
+"""Unauthenticated connections: they cost little, learn little, are logged once, and do not block other clients."""
 
 import logging
 import resource
@@ -13,13 +13,17 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from penstock.node import Node
-from penstock.node.auth import User
-from penstock.node.auth.users import account_of
+from penstock.node.auth import User, login_attempts
+from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
 from penstock.node.auth.verifier import MIN_ITERATIONS
-from penstock.node.server.connection_limits import MAX_BEFORE_LOGIN, MOST_BEHIND_LOGIN, UNREAD_BEFORE_LOGIN
+from penstock.node.server.connection_limits import (
+    MAX_FRAME_BEFORE_LOGIN,
+    MAX_REQUESTS_BEHIND_LOGIN,
+    MAX_UNREAD_BEFORE_LOGIN,
+)
 from penstock.node.session import connection_registry
-from penstock.node.session.connection_registry import MOST_STRANGERS
+from penstock.node.session.connection_registry import MAX_UNAUTHENTICATED
 from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.frame import HEADER, Frame
 from penstock.wire.codec.opcodes import Magic, Opcode
@@ -40,7 +44,7 @@ RIGHT, WRONG = b"\0alice\0wonderland", b"\0alice\0looking-glass"
 def users(tmp_path_factory):
     path = tmp_path_factory.mktemp("users") / "users.json"
     with change_users(path) as accounts:
-        accounts["alice"] = account_of(User.of("alice", ["admin"]), "wonderland", MIN_ITERATIONS)
+        accounts["alice"] = make_account(User.from_texts("alice", ["admin"]), "wonderland", MIN_ITERATIONS)
     return path
 
 
@@ -55,26 +59,31 @@ def running(users):
 
 
 @pytest.fixture
+def checked_often(monkeypatch):
+    monkeypatch.setattr(connection_registry, "_CHECK_SECONDS", 0.02)
+
+
+@pytest.fixture
 def node(running):
     with running() as node:
         yield node
 
 
 @pytest.fixture
-def stranger(node):
+def unauthenticated(node):
     with connected(node) as client:
         yield client
 
 
 @pytest.fixture(autouse=True)
 def log(caplog):
-    """What the node logs. Whatever a stranger does, no defect of ours may come to light."""
+    """The log of the node. No unauthenticated client may cause an internal error."""
     caplog.set_level(logging.INFO, "penstock.node")
     yield caplog
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def said(log, text):
+def count_lines(log, text):
     """Return how often something was logged."""
     return sum(text in record.getMessage() for record in list(log.records))
 
@@ -98,7 +107,7 @@ def until(node, question):
         assert time.monotonic() < deadline, "it never became so"
 
 
-# What is answered
+# Replies before the login
 
 
 def auth(mechanism, value=b""):
@@ -109,7 +118,7 @@ ANSWERS = [
     ("nothing in particular", Noop(), S.SUCCESS),
     ("the version", Version(), S.SUCCESS),
     ("how to log in", SaslListMechs(), S.SUCCESS),
-    ("what statuses mean", GetErrorMap(version=2), S.SUCCESS),
+    ("the error map", GetErrorMap(version=2), S.SUCCESS),
     ("a document", Get(key=b"k"), S.EACCESS),
     ("a document to be stored", Set(key=b"k"), S.EACCESS),
     ("statistics", Stat(), S.EACCESS),
@@ -117,7 +126,7 @@ ANSWERS = [
     ("a bucket that there is not", SelectBucket(key=b"nowhere"), S.EACCESS),
     ("which buckets there are", Frame(Magic.REQUEST, Opcode.LIST_BUCKETS), S.EACCESS),
     ("where vbuckets are", Frame(Magic.REQUEST, Opcode.GET_CLUSTER_CONFIG), S.EACCESS),
-    ("what nobody knows", Frame(Magic.REQUEST, 0xEE), S.EACCESS),
+    ("an unknown opcode", Frame(Magic.REQUEST, 0xEE), S.EACCESS),
     ("a change stream", Frame(Magic.REQUEST, Opcode.DCP_OPEN, extras=bytes(8), key=b"name"), S.EACCESS),
     ("features, an odd number of bytes of them", Hello(value=b"\0\4\0"), S.EINVAL),
     ("another mechanism", auth(b"KERBEROS"), S.AUTH_ERROR),
@@ -129,70 +138,73 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(("what", "message", "status"), ANSWERS, ids=[row[0] for row in ANSWERS])
-def test_what_a_stranger_is_answered(stranger, what, message, status):
-    stranger.ask(Hello(value=pack_features([Feature.XERROR])))
-    assert Status(stranger.status(message)) == status
-    assert log_in(stranger) == S.SUCCESS  # the connection is as good as before
-    assert stranger.set(b"k", b"v").specific == S.SUCCESS
+@pytest.mark.parametrize(("case", "message", "status"), ANSWERS, ids=[row[0] for row in ANSWERS])
+def test_requests_before_login_get_their_status(unauthenticated, case, message, status):
+    unauthenticated.ask(Hello(value=pack_features([Feature.XERROR])))
+    assert Status(unauthenticated.status(message)) == status
+    assert log_in(unauthenticated) == S.SUCCESS  # the connection is as good as before
+    assert unauthenticated.set(b"k", b"v").specific == S.SUCCESS
 
 
 @pytest.mark.parametrize("message", [auth(b"KERBEROS"), auth(b"PLAIN", b"bob\0alice\0wonderland")])
-def test_logins_that_nobody_waits_for_do_not_fill_the_log(stranger, log, message):
-    stranger.send(*[message] * 20, Noop())
-    assert [stranger.receive().specific for _ in range(21)] == [S.AUTH_ERROR] * 20 + [S.SUCCESS]
-    assert said(log, "refused") == 1
+def test_abandoned_logins_do_not_fill_the_log(unauthenticated, log, message):
+    unauthenticated.send(*[message] * 20, Noop())
+    assert [unauthenticated.receive().specific for _ in range(21)] == [S.AUTH_ERROR] * 20 + [S.SUCCESS]
+    assert count_lines(log, "refused") == 1
 
 
-def test_steps_out_of_order(stranger):
+def test_sasl_steps_out_of_order_are_refused(unauthenticated):
     first = SaslAuth(key=b"SCRAM-SHA1", value=b"n,,n=alice,r=N")
     step = SaslStep(key=b"SCRAM-SHA1", value=b"c=biws,r=N,p=AAAA")
-    assert stranger.status(first) == S.AUTH_CONTINUE
-    assert stranger.status(step) == S.EINVAL
-    assert stranger.status(step) == S.EINVAL
-    assert stranger.status(first) == S.AUTH_CONTINUE
-    assert stranger.status(Get(key=b"k")) == S.EACCESS
-    assert stranger.status(SaslStep(key=b"SCRAM-SHA256", value=b"c=biws,r=N,p=AAAA")) == S.EINVAL
-    assert log_in(stranger) == S.SUCCESS
+    assert unauthenticated.status(first) == S.AUTH_CONTINUE
+    assert unauthenticated.status(step) == S.EINVAL
+    assert unauthenticated.status(step) == S.EINVAL
+    assert unauthenticated.status(first) == S.AUTH_CONTINUE
+    assert unauthenticated.status(Get(key=b"k")) == S.EACCESS
+    assert unauthenticated.status(SaslStep(key=b"SCRAM-SHA256", value=b"c=biws,r=N,p=AAAA")) == S.EINVAL
+    assert log_in(unauthenticated) == S.SUCCESS
 
 
-def test_an_agent_with_a_long_name_is_kept_in_part(node, stranger):
-    assert stranger.status(Hello(key=b"a" * 4000, value=b"")) == S.SUCCESS
-    assert run(node, lambda: [len(connection.session.agent) for connection in node.guests.present]) == [250]
+def test_long_agent_name_is_truncated(node, unauthenticated):
+    assert unauthenticated.status(Hello(key=b"a" * 4000, value=b"")) == S.SUCCESS
+    assert run(node, lambda: [len(connection.session.agent) for connection in node.connections.open_connections]) == [
+        250
+    ]
 
 
-def test_a_wrong_password_takes_longer_each_time(node, log):
+def test_wrong_password_takes_longer_each_time(node, log, monkeypatch):
     """The waits are at least those that the failures come to; the right password has to wait as well."""
-    failures = 5
+    failures, first = 5, 0.01
+    monkeypatch.setattr(login_attempts, "FIRST_SECONDS", first)
     started = time.monotonic()
     with connected(node) as client, connected(node) as other:
         for number in range(failures):
             assert log_in(client, WRONG) == S.AUTH_ERROR
             assert other.status(Noop()) == S.SUCCESS
-            assert said(log, "refused") == number + 1
+            assert count_lines(log, "refused") == number + 1
         client.send(SaslAuth(key=b"PLAIN", value=RIGHT))
-        assert other.status(Noop()) == S.SUCCESS  # nobody else waits
+        assert other.status(Noop()) == S.SUCCESS  # no other client waits
         assert client.receive().specific == S.SUCCESS
-    assert time.monotonic() - started >= sum(0.05 * 2**number for number in range(failures))
+    assert time.monotonic() - started >= sum(first * 2**number for number in range(failures))
     assert "looking-glass" not in log.text
 
 
-def test_who_has_logged_in_is_nobody_while_trying_to_be_another(stranger):
-    assert log_in(stranger) == S.SUCCESS
-    assert stranger.status(auth(b"SCRAM-SHA1", b"n,,n=bob,r=N")) == S.AUTH_CONTINUE
-    assert stranger.status(Get(key=b"k")) == S.EACCESS
+def test_new_sasl_exchange_ends_previous_login(unauthenticated):
+    assert log_in(unauthenticated) == S.SUCCESS
+    assert unauthenticated.status(auth(b"SCRAM-SHA1", b"n,,n=bob,r=N")) == S.AUTH_CONTINUE
+    assert unauthenticated.status(Get(key=b"k")) == S.EACCESS
 
 
-# What is not waited for
+# Limits of bytes
 
 
-@pytest.mark.parametrize("length", [MAX_BEFORE_LOGIN + 1, 2**31 - 1, 2**32 - 1])
-def test_a_length_without_measure_ends_the_connection(node, stranger, length):
+@pytest.mark.parametrize("length", [MAX_FRAME_BEFORE_LOGIN + 1, 2**31 - 1, 2**32 - 1])
+def test_oversized_length_ends_connection(node, unauthenticated, length):
     """And nothing is set aside for it, before anybody has logged in."""
     tracemalloc.start()
     try:
-        stranger.send(HEADER.pack(Magic.REQUEST, Opcode.SET, 3, 8, 0, 0, length, 1, 0) + bytes(1000))
-        assert stranger.ended()
+        unauthenticated.send(HEADER.pack(Magic.REQUEST, Opcode.SET, 3, 8, 0, 0, length, 1, 0) + bytes(1000))
+        assert unauthenticated.ended()
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -201,53 +213,53 @@ def test_a_length_without_measure_ends_the_connection(node, stranger, length):
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_long_frame_ends_the_connection_however_it_arrives(node, stranger, whole):
-    frame = Hello(key=b"a" * (MAX_BEFORE_LOGIN - 24 + 1), value=b"").encode()
-    stranger.send(*([frame] if whole else [frame[:100], frame[100:]]))
-    assert stranger.ended()
+def test_oversized_frame_ends_connection_in_one_piece_or_many(node, unauthenticated, whole):
+    frame = Hello(key=b"a" * (MAX_FRAME_BEFORE_LOGIN - 24 + 1), value=b"").encode()
+    unauthenticated.send(*([frame] if whole else [frame[:100], frame[100:]]))
+    assert unauthenticated.ended()
     assert serves(node)
 
 
-def test_a_frame_of_the_longest_kind_is_answered(stranger):
-    assert stranger.status(Hello(key=b"a" * (MAX_BEFORE_LOGIN - 24), value=b"")) == S.SUCCESS
+def test_longest_allowed_frame_is_answered(unauthenticated):
+    assert unauthenticated.status(Hello(key=b"a" * (MAX_FRAME_BEFORE_LOGIN - 24), value=b"")) == S.SUCCESS
 
 
-def test_what_follows_a_guess_is_not_hoarded(node, log):
+def test_requests_behind_a_login_are_limited(node, log):
     """A guess waits for its answer; a client pipelines some requests behind it, and no more."""
     with connected(node) as client, connected(node) as flooding:
         for _ in range(3):
             assert log_in(client, WRONG) == S.AUTH_ERROR
-        client.send(SaslAuth(key=b"PLAIN", value=RIGHT), *[Noop()] * MOST_BEHIND_LOGIN)
+        client.send(SaslAuth(key=b"PLAIN", value=RIGHT), *[Noop()] * MAX_REQUESTS_BEHIND_LOGIN)
         with suppress(ConnectionError):
             flooding.send(SaslAuth(key=b"PLAIN", value=WRONG), *[Noop()] * 50_000)
         assert flooding.ended()
-        assert said(log, f"expected at most {MOST_BEHIND_LOGIN}") == 1
-        replies = [client.receive() for _ in range(1 + MOST_BEHIND_LOGIN)]
+        assert count_lines(log, f"expected at most {MAX_REQUESTS_BEHIND_LOGIN}") == 1
+        replies = [client.receive() for _ in range(1 + MAX_REQUESTS_BEHIND_LOGIN)]
         assert {frame.specific for frame in replies} == {S.SUCCESS}
 
 
-def test_who_reads_no_replies_is_ended(node, log):
+def test_client_that_reads_no_replies_is_disconnected(node, log):
     with connected(node, receive_buffer=4096) as client:
         request = GetErrorMap(version=2).encode()
         with suppress(ConnectionError):
             while True:
                 client.send(request * 100)
-        assert said(log, "does not read its replies") == 1
+        assert count_lines(log, "does not read its replies") == 1
     assert serves(node)
 
 
-def test_unread_replies_are_bounded(node, stranger):
+def test_unread_replies_are_limited(node, unauthenticated):
     """As many as a client may pipeline are answered: the system's buffers take them."""
-    times = 4 * UNREAD_BEFORE_LOGIN // 9000
-    stranger.send(GetErrorMap(version=2).encode() * times)
+    times = 4 * MAX_UNREAD_BEFORE_LOGIN // 9000
+    unauthenticated.send(GetErrorMap(version=2).encode() * times)
     for _ in range(times):
-        assert stranger.receive().specific == S.SUCCESS
+        assert unauthenticated.receive().specific == S.SUCCESS
 
 
 # Shares of addresses
 
 
-def test_one_address_does_not_take_all_connections(running, log):
+def test_one_address_cannot_take_all_connections(running, log):
     with running(most_connections=6) as node, ExitStack() as stack:
         crowd = [stack.enter_context(connected(node)) for _ in range(3)]
         for client in crowd:
@@ -255,17 +267,17 @@ def test_one_address_does_not_take_all_connections(running, log):
         for _ in range(2):
             with connected(node) as refused:
                 assert refused.ended()
-        assert said(log, "127.0.0.1 has 3 of at most 6 connections") == 1
+        assert count_lines(log, "127.0.0.1 has 3 of at most 6 connections") == 1
         other = stack.enter_context(connected(node, address="127.0.0.2"))
         assert log_in(other) == S.SUCCESS
         crowd[0].hang_up()
-        until(node, lambda: len(node.guests.present) == 3)
+        until(node, lambda: len(node.connections.open_connections) == 3)
         assert log_in(stack.enter_context(connected(node))) == S.SUCCESS
         assert stack.enter_context(connected(node)).ended()
 
 
-def test_strangers_of_one_address_end_none_of_another(running, monkeypatch):
-    monkeypatch.setattr(connection_registry, "MOST_STRANGERS", 8)
+def test_unauthenticated_connections_end_only_those_of_their_address(running, monkeypatch):
+    monkeypatch.setattr(connection_registry, "MAX_UNAUTHENTICATED", 8)
     with running() as node, ExitStack() as stack:
         other = stack.enter_context(connected(node, address="127.0.0.2"))
         assert other.status(Noop()) == S.SUCCESS
@@ -276,8 +288,8 @@ def test_strangers_of_one_address_end_none_of_another(running, monkeypatch):
             assert log_in(client) == S.SUCCESS
 
 
-def test_each_address_gets_in_where_all_places_are_taken(running, monkeypatch):
-    monkeypatch.setattr(connection_registry, "MOST_STRANGERS", 2)
+def test_each_address_can_connect_when_all_places_are_taken(running, monkeypatch):
+    monkeypatch.setattr(connection_registry, "MAX_UNAUTHENTICATED", 2)
     with running() as node, ExitStack() as stack:
         crowd = [stack.enter_context(connected(node, address=f"127.0.0.{n}")) for n in range(2, 6)]
         assert crowd[0].ended()
@@ -285,36 +297,38 @@ def test_each_address_gets_in_where_all_places_are_taken(running, monkeypatch):
         assert [log_in(client) for client in crowd[2:]] == [S.SUCCESS] * 2
 
 
-def test_who_does_not_log_in_is_ended(running, log):
+@pytest.mark.usefixtures("checked_often")
+def test_client_without_login_is_disconnected(running, log):
     with running(login_timeout=0.3) as node, connected(node) as silent, connected(node) as busy:
         with suppress(EOFError, ConnectionError):
             while True:
                 busy.ask(Noop())
         assert silent.ended()
-        assert said(log, "no login within 0.3 s") == 2
+        assert count_lines(log, "no login within 0.3 s") == 2
         assert serves(node)
 
 
-def test_who_has_logged_in_may_stay(running):
+def test_client_with_login_stays_connected(running):
     with running(login_timeout=0.2) as node, connected(node) as user, connected(node) as silent:
         assert log_in(user) == S.SUCCESS
         assert silent.ended()
         assert user.status(Noop()) == S.SUCCESS
 
 
+@pytest.mark.usefixtures("checked_often")
 @pytest.mark.parametrize("known", [False, True])
-def test_a_frame_that_never_ends(running, log, known):
+def test_incomplete_frame_ends_connection(running, log, known):
     """However steadily its bytes come."""
     with running(frame_timeout=0.3) as node, connected(node) as slow, connected(node) as other:
         if known:
             assert log_in(slow) == S.SUCCESS
-        slow.send(HEADER.pack(Magic.REQUEST, Opcode.NOOP, 0, 0, 0, 0, MAX_BEFORE_LOGIN // 2, 1, 0))
+        slow.send(HEADER.pack(Magic.REQUEST, Opcode.NOOP, 0, 0, 0, 0, MAX_FRAME_BEFORE_LOGIN // 2, 1, 0))
         deadline = time.monotonic() + PATIENCE
         while not select.select([slow.socket], [], [], 0.02)[0]:
             assert time.monotonic() < deadline, "the node listens for ever"
             slow.socket.send(b"x")
         assert slow.ended()
-        assert said(log, "a frame that did not end within 0.3 s") == 1
+        assert count_lines(log, "an incomplete frame for 0.3 s") == 1
         assert other.status(Noop()) == S.SUCCESS
         assert serves(node)
 
@@ -344,7 +358,7 @@ def descriptors(wanted):
 
 
 @pytest.mark.process
-def test_a_crowd_that_says_half_a_word(running, log):
+def test_node_serves_others_beside_a_crowd_of_incomplete_frames(running, log):
     """Each of them in another process, so that each side needs one descriptor for each."""
     count = descriptors(HALF_OPEN)
     assert count >= 2000, "this machine lets a process have too few files open"
@@ -356,14 +370,14 @@ def test_a_crowd_that_says_half_a_word(running, log):
             try:
                 assert select.select([process.stdout], [], [], 120)[0], "the crowd did not come in time"
                 assert process.stdout.readline() == b"there\n"
-                until(node, lambda: node.guests.total >= count)
-                assert run(node, lambda: len(node.guests.present)) <= MOST_STRANGERS // 2 + 1
-                turned_away = said(log, "it had not logged in")
-                assert turned_away >= count - MOST_STRANGERS // 2
+                until(node, lambda: node.connections.total >= count)
+                assert run(node, lambda: len(node.connections.open_connections)) <= MAX_UNAUTHENTICATED // 2 + 1
+                turned_away = count_lines(log, "no login yet")
+                assert turned_away >= count - MAX_UNAUTHENTICATED // 2
                 assert serves(node)
             finally:
                 process.stdin.close()
-        until(node, lambda: not node.guests.present)
+        until(node, lambda: not node.connections.open_connections)
         assert serves(node)
     repeated = Counter(record.getMessage() for record in log.records if record.levelno >= logging.WARNING)
     assert not repeated

@@ -13,7 +13,7 @@ from penstock.node import Node
 from penstock.node.buckets.bucket_list import MAX_BUCKETS
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.node.cluster.topology import NodePlace
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Flush, GetClusterConfig, Noop, SelectBucket, SetVbucket
@@ -38,7 +38,7 @@ def delete(node, name):
 
 WRONG = [
     ({"name": "with space"}, "'with space'"),
-    ({"name": ".."}, "dots alone"),
+    ({"name": ".."}, "other characters than dots"),
     ({"name": "~beer"}, "'~beer'"),
     ({"kind": "sasl"}, "'sasl'"),
     ({"vbuckets": 3}, "3 vbuckets"),
@@ -55,7 +55,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("fields", "found"), WRONG)
-def test_wrong_specs_get_one_sentence(fields, found):
+def test_invalid_specs_are_refused_in_one_sentence(fields, found):
     with pytest.raises(UsageError, match="expected") as raised:
         BucketSpec(**{"name": "beer", **fields})
     assert found in str(raised.value)
@@ -71,27 +71,27 @@ SPECS = [
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_spec_is_what_was_kept_of_it(spec):
-    kept = json.loads(json.dumps(spec.properties()))
-    assert BucketSpec.of("beer", spec.vbuckets, {**kept, "of a later version": 1}) == spec
+def test_spec_is_restored_from_its_properties(spec):
+    kept = json.loads(json.dumps(spec.list_properties()))
+    assert BucketSpec.from_properties("beer", spec.vbuckets, {**kept, "of a later version": 1}) == spec
 
 
 @pytest.mark.parametrize("properties", [{"kind": 5}, {"max_ttl": "x"}, {"quota_bytes": []}, {"flush_enabled": "maybe"}])
-def test_properties_that_are_none_of_a_bucket(properties):
+def test_invalid_properties_are_refused(properties):
     with pytest.raises(UsageError):
-        BucketSpec.of("beer", 4, properties)
+        BucketSpec.from_properties("beer", 4, properties)
 
 
-def test_a_spec_says_what_differs_from_other_buckets():
-    base = Settings(memory_bytes=9, retention_seconds=3.0, conflict_resolution="lww")
-    assert BucketSpec(name="beer").settings(base) == base
+def test_properties_list_only_differences_from_the_defaults():
+    base = BucketSettings(memory_bytes=9, retention_seconds=3.0, conflict_resolution="lww")
+    assert BucketSpec(name="beer").make_settings(base) == base
     own = BucketSpec(name="beer", conflict_resolution="seqno", quota_bytes=5, retention_seconds=0.0, max_ttl=7)
-    settings = own.settings(base)
+    settings = own.make_settings(base)
     assert (settings.conflict_resolution, settings.memory_bytes, settings.max_ttl) == ("seqno", 5, 7)
     assert settings.retention_seconds == 0.0
 
 
-def test_a_bucket_is_made_used_and_deleted(node):
+def test_bucket_is_created_used_and_deleted(node):
     create(node, "wine", conflict_resolution="lww")
     with connected(node, "wine") as client, connected(node, "beer") as other:
         assert client.set(b"k", b"v").specific == S.SUCCESS
@@ -106,7 +106,7 @@ def test_a_bucket_is_made_used_and_deleted(node):
         assert client.get(b"k").specific == S.KEY_ENOENT
 
 
-def test_the_streams_of_a_deleted_bucket_end(node):
+def test_deleted_bucket_closes_its_streams(node):
     create(node, "wine")
     with connected(node, "wine") as client:
         client.open()
@@ -115,18 +115,18 @@ def test_the_streams_of_a_deleted_bucket_end(node):
         assert client.ended()
 
 
-def test_what_cannot_be_made_or_deleted(node):
-    with pytest.raises(UsageError, match="there is a bucket 'beer' already"):
+def test_invalid_creations_and_deletions_are_refused(node):
+    with pytest.raises(UsageError, match="bucket 'beer' exists already"):
         create(node, "beer")
-    with pytest.raises(UsageError, match="no bucket 'wine'; there is default, beer"):
+    with pytest.raises(UsageError, match="no bucket 'wine'; expected one of default, beer"):
         delete(node, "wine")
     for number in range(MAX_BUCKETS - 2):
         create(node, f"one-{number}", vbuckets=1)
-    with pytest.raises(UsageError, match=f"there are {MAX_BUCKETS} buckets"):
+    with pytest.raises(UsageError, match=f"{MAX_BUCKETS} buckets exist"):
         create(node, "wine")
 
 
-def test_at_the_same_time_a_bucket_is_made_once(node):
+def test_concurrent_creations_make_one_bucket(node):
     async def all_at_once():
         making = [node.buckets.create(BucketSpec(name="wine", vbuckets=1)) for _ in range(10)]
         return await asyncio.gather(*making, return_exceptions=True)
@@ -135,25 +135,25 @@ def test_at_the_same_time_a_bucket_is_made_once(node):
     assert sorted(isinstance(one, UsageError) for one in made) == [False] + [True] * 9
 
 
-def test_a_node_that_stops_makes_no_more_buckets():
+def test_stopping_node_creates_no_bucket():
     async def run():
         node = await Node.start(port=0, vbuckets=4)
         await node.stop()
-        with pytest.raises(UsageError, match="stops"):
+        with pytest.raises(UsageError, match="stopping"):
             await node.buckets.create(BucketSpec(name="wine", vbuckets=4))
 
     asyncio.run(run())
 
 
-def test_a_bucket_of_a_node_that_follows_stays(node):
+def test_mirror_bucket_cannot_be_deleted(node):
     with Node.running(follow=node.url("beer")) as follower:
-        with pytest.raises(UsageError, match="follows"):
+        with pytest.raises(UsageError, match="mirrors"):
             delete(follower, "beer")
         assert "beer" in follower.buckets
 
 
 @pytest.mark.parametrize("kind", ["couchbase", "ephemeral", "memcached"])
-def test_what_is_kept_of_a_bucket(tmp_path, kind):
+def test_bucket_directory_keeps_the_spec(tmp_path, kind):
     spec = BucketSpec(name="wine", kind=kind, vbuckets=8, flush_enabled=False, replicas=1, quota_bytes=1 << 30)
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
         made = on_loop(node, node.buckets.create(spec))
@@ -182,7 +182,7 @@ def test_what_is_kept_of_a_bucket(tmp_path, kind):
         assert list(node.buckets) == ["default"]
 
 
-def test_what_a_kill_leaves_of_a_deleted_bucket_is_removed(tmp_path):
+def test_remains_of_a_deleted_bucket_are_removed_at_the_start(tmp_path):
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path):
         pass
     (tmp_path / "beer").rename(tmp_path / "~beer-0badcafe")
@@ -195,29 +195,29 @@ def test_what_a_kill_leaves_of_a_deleted_bucket_is_removed(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"half", "wine", "notes.txt"}
 
 
-def test_a_copy_of_a_bucket_is_left_alone(tmp_path, caplog):
+def test_copied_bucket_directory_is_left_alone(tmp_path, caplog):
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path):
         pass
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "bucket.json").write_bytes((tmp_path / "beer" / "bucket.json").read_bytes())
     with Node.running(data_dir=tmp_path) as node:
         assert list(node.buckets) == ["beer"]
-    assert "says that it is bucket beer: it is left alone" in caplog.text
+    assert "is a copy of bucket beer: it is ignored" in caplog.text
 
 
-def test_two_nodes_share_a_data_directory_but_no_bucket(tmp_path, caplog):
+def test_two_nodes_can_share_a_data_directory_but_no_bucket(tmp_path, caplog):
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as first:
         create(first, "fleeting", kind="ephemeral")
         with Node.running(["wine"], vbuckets=4, data_dir=tmp_path) as second:
             assert list(second.buckets) == ["wine"]
-            assert caplog.text.count("is left out") == 2
+            assert caplog.text.count("was not opened") == 2
             with pytest.raises(StoreRefused, match="in use"):
                 create(second, "fleeting", kind="ephemeral")
     with pytest.raises(StoreRefused, match="4 vbuckets, not"), Node.running(["beer"], data_dir=tmp_path, vbuckets=16):
         pass
 
 
-def test_a_bucket_that_does_not_say_what_it_is(tmp_path, caplog):
+def test_bucket_directory_without_a_readable_record_is_reported(tmp_path, caplog):
     with Node.running(["beer", "wine"], vbuckets=4, data_dir=tmp_path) as node:
         node.buckets["wine"].store.record.set_properties({"kind": "tape"})
     (tmp_path / "beer" / "bucket.json").write_text("{}")
@@ -228,10 +228,10 @@ def test_a_bucket_that_does_not_say_what_it_is(tmp_path, caplog):
     caplog.clear()
     with Node.running(["water"], vbuckets=4, data_dir=tmp_path) as node:
         assert list(node.buckets) == ["water"]
-    assert caplog.text.count("a bucket is left out") == 2
+    assert caplog.text.count("a bucket was not opened") == 2
 
 
-def test_a_flush_is_up_to_the_bucket(node):
+def test_flush_depends_on_the_bucket_setting(node):
     create(node, "open", flush_enabled=True)
     create(node, "shut", flush_enabled=False)
     for name, status in (("open", S.SUCCESS), ("shut", S.NOT_SUPPORTED)):
@@ -239,7 +239,7 @@ def test_a_flush_is_up_to_the_bucket(node):
             client.set(b"k", b"v")
             assert client.status(Flush()) == status
             assert (client.get(b"k").specific == S.SUCCESS) is (name == "shut")
-    with pytest.raises(NotSupported, match="may not be flushed"):
+    with pytest.raises(NotSupported, match="flush is disabled"):
         on_loop(node, node.buckets.flush("shut"))
     with connected(node, "open") as client:
         client.set(b"k", b"v")
@@ -248,18 +248,18 @@ def test_a_flush_is_up_to_the_bucket(node):
 
 
 async def changing(node, spec):
-    node.buckets.change(spec)
+    node.buckets.change_spec(spec)
 
 
-def test_a_bucket_is_changed_while_it_runs(tmp_path):
+def test_running_bucket_can_be_changed(tmp_path):
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
         served = node.buckets["beer"]
-        before = served.map.revision
+        before = served.cluster_map.revision
         changed = BucketSpec(name="beer", vbuckets=4, quota_bytes=1 << 30, flush_enabled=False, replicas=1, max_ttl=9)
         on_loop(node, changing(node, changed))
         assert served.store.settings.memory_bytes == 1 << 30
         assert served.store.settings.max_ttl == 9
-        assert not served.may_be_flushed
+        assert not served.can_be_flushed
         with connected(node, "beer") as client:
             said = json.loads(client.ask(GetClusterConfig()).value)
         assert said["rev"] > before
@@ -268,7 +268,7 @@ def test_a_bucket_is_changed_while_it_runs(tmp_path):
         assert node.buckets["beer"].spec == changed
 
 
-def test_a_plain_cache_has_one_vbucket_and_takes_everything(node):
+def test_plain_cache_has_one_vbucket_and_accepts_all_vbuckets(node):
     create(node, "cache", kind="memcached", vbuckets=1024)
     with connected(node, "cache") as client:
         for number in range(10):
@@ -302,7 +302,7 @@ asyncio.run(run())
 
 
 @pytest.mark.process
-def test_a_kill_leaves_buckets_whole_or_none(tmp_path):
+def test_killed_node_leaves_whole_buckets_or_none(tmp_path):
     data_dir = tmp_path / "data"
     state: dict[int, str] = {}
     for life, lines in enumerate((1, 2, 5, 6, 13)):
@@ -349,7 +349,7 @@ def two_nodes(ports=(1, 2)):
 
 
 @pytest.mark.parametrize("this", [0, 1])
-def test_a_node_has_its_share_of_the_vbuckets(this):
+def test_node_owns_its_share_of_the_vbuckets(this):
     with (
         Node.running(["beer"], vbuckets=8, nodes=two_nodes(), this_node=this) as node,
         connected(node, "beer") as client,
@@ -374,11 +374,11 @@ def test_a_node_has_its_share_of_the_vbuckets(this):
     ("options", "found"),
     [
         ({"nodes": two_nodes(), "this_node": 2}, "node 2 of 2"),
-        ({"nodes": two_nodes((1, 1))}, "two nodes in one place"),
+        ({"nodes": two_nodes((1, 1))}, "two nodes have the same address"),
         ({"nodes": two_nodes(), "vbuckets": 2048}, "at most 1024"),
         ({"nodes": two_nodes(), "vbuckets": 1}, "at least one for each"),
     ],
 )
-def test_nodes_that_cannot_be_together(options, found):
+def test_invalid_node_lists_are_refused(options, found):
     with pytest.raises(UsageError, match=found), Node.running(["beer"], **options):
         pass

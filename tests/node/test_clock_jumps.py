@@ -16,7 +16,7 @@ JUMPS = (1, 30, HOUR, DAY, 40 * DAY)
 
 
 class SystemClock:
-    """What time.time_ns and time.time say, moved by `seconds`."""
+    """Moves the results of time.time_ns and time.time by `seconds`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds = 0
@@ -36,7 +36,7 @@ def node(request, system_clock, tmp_path):
         yield node
 
 
-def test_a_stream_goes_on_and_no_cas_goes_back(node, system_clock):
+def test_clock_jump_keeps_streams_and_cas_order(node, system_clock):
     chance = random.Random(7)
     with connected(node) as writer, connected(node) as consumer:
         consumer.open().stream()
@@ -53,7 +53,7 @@ def test_a_stream_goes_on_and_no_cas_goes_back(node, system_clock):
 
 
 @pytest.mark.parametrize("jump", [DAY, -DAY])
-def test_a_lock_is_not_over_because_the_clock_has_jumped(node, system_clock, jump):
+def test_clock_jump_does_not_end_a_lock(node, system_clock, jump):
     with connected(node) as holder, connected(node) as other:
         holder.set(b"k", b"v")
         locked = holder.ask(GetLocked(key=b"k", lock_time=30))
@@ -63,7 +63,7 @@ def test_a_lock_is_not_over_because_the_clock_has_jumped(node, system_clock, jum
         assert other.set(b"k", b"y").specific == Status.SUCCESS
 
 
-def test_what_has_expired_stays_away(node, system_clock):
+def test_clock_jump_does_not_restore_expired_documents(node, system_clock):
     with connected(node) as client:
         client.set(b"k", b"v", expiry=HOUR)
         system_clock.seconds -= DAY
@@ -75,7 +75,7 @@ def test_what_has_expired_stays_away(node, system_clock):
         assert client.status(Noop()) == Status.SUCCESS
 
 
-def test_cas_goes_on_from_where_it_was_after_a_restart(system_clock, tmp_path):
+def test_cas_continues_after_a_restart(system_clock, tmp_path):
     with Node.running(["default"], vbuckets=2, data_dir=tmp_path) as node, connected(node) as client:
         system_clock.seconds = DAY
         before = client.set(b"k", b"v").cas

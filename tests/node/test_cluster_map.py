@@ -7,7 +7,7 @@ import pytest
 
 from penstock.node import Node
 from penstock.wire.codec.constants import Feature, VbucketState
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Magic, Opcode, ServerOpcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Get, GetClusterConfig, Hello, Noop, SelectBucket, SetVbucket, pack_features
@@ -60,7 +60,7 @@ def test_a_change_is_pushed(beer):
         other.ask(SetVbucket(state=VbucketState.DEAD, vbucket=3))
         frame = client.receive()
         assert (frame.magic, frame.opcode) == (Magic.SERVER_REQUEST, ServerOpcode.CLUSTERMAP_CHANGE_NOTIFICATION)
-        pushed: Any = decode(frame)
+        pushed: Any = decode_frame(frame)
         said = json.loads(pushed.value)
         assert (pushed.key, pushed.epoch, pushed.revision) == (b"beer", said["revEpoch"], said["rev"])
         assert said["vBucketServerMap"]["vBucketMap"][3] == [-1]
@@ -76,13 +76,13 @@ def test_a_change_is_pushed_behind_a_large_reply(beer, kind):
         hello(client, F.DUPLEX, kind)
         client.set(b"k", bytes(18 << 20))
         client.send(Get(key=b"k"))
-        while not any(connection.bytes_unsent for connection in beer.guests.present):
+        while not any(connection.bytes_unsent for connection in beer.connections.open_connections):
             assert other.status(Noop()) == Status.SUCCESS
         for vbucket in 2, 3:
             other.ask(SetVbucket(state=VbucketState.DEAD, vbucket=vbucket))
         rev = config(other)["rev"]
         assert client.receive().opcode == Opcode.GET
-        pushed: Any = decode(client.receive())
+        pushed: Any = decode_frame(client.receive())
         assert pushed.revision == rev
         client.send(Noop())
         assert client.receive().opcode == Opcode.NOOP  # once
@@ -93,7 +93,7 @@ def test_in_brief_it_is_its_revision_alone(beer):
         hello(client, F.DUPLEX, F.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF, F.CLUSTERMAP_CHANGE_NOTIFICATION)
         client.ask(SelectBucket(key=b"beer"))
         other.ask(SetVbucket(state=VbucketState.DEAD, vbucket=3))
-        pushed: Any = decode(client.receive())
+        pushed: Any = decode_frame(client.receive())
         assert (pushed.value, pushed.revision) == (b"", config(client)["rev"])
 
 

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from penstock.node import Node
 from penstock.wire.codec.constants import Feature, SystemEventKind
 from penstock.wire.codec.flags import StreamFlag
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Deletion, Mutation, SnapshotMarker, SystemEvent
 from penstock.wire.messages.system_event import unpack_system_event
 from penstock.wire.values.collection_key import split_collection_key
 from tests.examples import scaled
-from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, ids, key, wish
+from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, ids, key, make_filter_value
 from tests.node.wire_client import connected
 
 KEYS = st.sampled_from([b"a", b"b", b"c"])
@@ -33,7 +33,7 @@ VIEWS = {
     "all": (b"", {0, ALES, LAGERS}),
     "ales": (ids(ALES), {ALES}),
     "lagers and default": (ids(LAGERS, 0), {LAGERS, 0}),
-    "scope": (wish(scope=f"{BEERS:x}"), {ALES, LAGERS}),
+    "scope": (make_filter_value(scope=f"{BEERS:x}"), {ALES, LAGERS}),
 }
 
 
@@ -71,7 +71,7 @@ class Bucket:
 @example(  # the end of a collection is the newest of its scope
     steps=[("set", ALES, b"a"), ("set", LAGERS, b"a"), ("drop", ALES, b"a")], views=["scope"], window=None
 )
-def test_every_consumer_has_what_is_its_own(steps, views, window):
+def test_consumers_receive_the_collections_of_their_filters(steps, views, window):
     with Node.running(vbuckets=1) as node, connected(node) as writer:
         writer.hello(Feature.COLLECTIONS)
         left = {ALES: ALE, LAGERS: LAGER}
@@ -106,6 +106,6 @@ def test_every_consumer_has_what_is_its_own(steps, views, window):
                 bucket = Bucket()
                 while (frame := consumer.receive()).opcode != Opcode.DCP_STREAM_END:
                     consumer.acknowledge(frame.size)
-                    bucket.take(decode(frame), value is None)
+                    bucket.take(decode_frame(frame), value is None)
                 assert bucket.seqno == bucket.end
                 assert bucket.documents == {each: v for each, v in documents.items() if each[0] in owners}

@@ -7,10 +7,10 @@ import pytest
 
 from penstock.node import Node
 from penstock.node.auth import User
-from penstock.node.auth.users import account_of
+from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
 from penstock.wire.codec.constants import Feature, VbucketState
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.collections import GetCollectionId, GetManifest, GetScopeId, SetManifest
 from penstock.wire.messages.kv import (
@@ -57,7 +57,7 @@ def set_manifest(client, manifest):
     return client.status(SetManifest(value=json.dumps(manifest).encode()))
 
 
-def test_a_new_manifest_is_answered_when_all_vbuckets_have_it():
+def test_set_manifest_answers_when_all_vbuckets_have_it():
     with Node.running(vbuckets=1024) as node, connected(node) as client, connected(node) as other:
         for one in (client, other):
             one.hello(Feature.COLLECTIONS)
@@ -74,30 +74,30 @@ def test_a_new_manifest_is_answered_when_all_vbuckets_have_it():
 
 
 @pytest.mark.parametrize("disabled", ["before", "meanwhile"])
-def test_a_dropped_collection_is_erased_without_the_expiry_pager(disabled):
+def test_dropped_collection_is_erased_without_the_expiry_pager(disabled):
     with Node.running(vbuckets=1) as node, connected(node) as client:
         client.hello(Feature.COLLECTIONS)
         assert set_manifest(client, MANIFEST) == S.SUCCESS
-        store, upkeep = node.buckets["default"].store, node.buckets["default"].upkeep
-        vbucket, pages = store.vbuckets[0], run(node, lambda: upkeep.pages)
+        store, maintenance = node.buckets["default"].store, node.buckets["default"].maintenance
+        vbucket, pages = store.vbuckets[0], run(node, lambda: maintenance.pager_runs)
 
         def drop_many():  # more than one slice erases
             for number in range(20_000):
                 vbucket.set(prefixed(ALES, b"%d" % number), b"")
             vbucket.set(prefixed(LAGERS, b"over"), b"", expiry=1_000_000_000)
             if disabled == "before":
-                upkeep.set_pager(enabled=False)
+                maintenance.set_pager(enabled=False)
             store.rollout.set_manifest(store.manifests.current.without_collection("beers", "ales"))
-            upkeep.spread()
+            maintenance.roll_out()
             assert vbucket.collections.eraser.is_due
-            upkeep.set_pager(enabled=False)
+            maintenance.set_pager(enabled=False)
 
         run(node, drop_many)
-        while run(node, lambda: vbucket.collections.eraser.is_due or upkeep.next_page is not None):
+        while run(node, lambda: vbucket.collections.eraser.is_due or maintenance.next_pager_run is not None):
             pass
-        assert run(node, lambda: (vbucket.changes.items, upkeep.pages)) == (1, pages)
-        run(node, lambda: upkeep.set_pager(seconds=0.001, enabled=True))
-        while run(node, lambda: vbucket.changes.items or upkeep.pages == pages):
+        assert run(node, lambda: (vbucket.changes.items, maintenance.pager_runs)) == (1, pages)
+        run(node, lambda: maintenance.set_pager(seconds=0.001, enabled=True))
+        while run(node, lambda: vbucket.changes.items or maintenance.pager_runs == pages):
             pass
 
 
@@ -110,12 +110,12 @@ def modern(node):
         yield client
 
 
-def test_what_there_is_to_begin_with(client):
+def test_new_bucket_has_the_default_collection(client):
     said = json.loads(client.ask(GetManifest()).value)
     assert said == {"uid": "0", "scopes": MANIFEST["scopes"][:1]}
 
 
-def test_the_manifest_is_what_was_set(modern, client):
+def test_get_manifest_returns_the_manifest_that_was_set(modern, client):
     assert json.loads(modern.ask(GetManifest()).value) == MANIFEST
     assert json.loads(client.ask(GetManifest()).value) == MANIFEST
 
@@ -125,14 +125,14 @@ def test_the_manifest_is_what_was_set(modern, client):
     ("path", "found"),
     [(b"beers.ales", ALES), (b"beers.lagers", LAGERS), (b".", 0), (b"._default", 0), (b"_default._default", 0)],
 )
-def test_a_collection_s_id(modern, path, found, as_key):
-    reply: Any = decode(modern.ask(GetCollectionId(key=path) if as_key else GetCollectionId(value=path)))
+def test_get_collection_id_finds_a_path(modern, path, found, as_key):
+    reply: Any = decode_frame(modern.ask(GetCollectionId(key=path) if as_key else GetCollectionId(value=path)))
     assert (reply.manifest_uid, reply.collection_id) == (1, found)
 
 
 @pytest.mark.parametrize(("path", "found"), [(b"beers", BEERS), (b"beers.any", BEERS), (b"_default", 0), (b"", 0)])
-def test_a_scope_s_id(modern, path, found):
-    reply: Any = decode(modern.ask(GetScopeId(value=path)))
+def test_get_scope_id_finds_a_scope(modern, path, found):
+    reply: Any = decode_frame(modern.ask(GetScopeId(value=path)))
     assert (reply.manifest_uid, reply.scope_id) == (1, found)
 
 
@@ -149,14 +149,14 @@ def test_a_scope_s_id(modern, path, found):
         (SetManifest(value=json.dumps({**MANIFEST, "uid": "0"}).encode()), S.ERANGE),
     ],
 )
-def test_what_is_refused(modern, message, status):
+def test_invalid_requests_are_refused(modern, message, status):
     reply = modern.ask(message)
     assert reply.specific == status
     if status in (S.UNKNOWN_COLLECTION, S.UNKNOWN_SCOPE):
         assert json.loads(reply.value)["manifest_uid"] == "1"
 
 
-def test_each_collection_has_documents_of_its_own(modern, client):
+def test_collections_have_separate_documents(modern, client):
     for collection in (0, ALES, LAGERS):
         assert modern.set(prefixed(collection, b"k"), b"of %d" % collection).specific == S.SUCCESS
     for collection in (0, ALES, LAGERS):
@@ -181,7 +181,7 @@ def test_each_collection_has_documents_of_its_own(modern, client):
         (prefixed(ALES, b"k" * 247), S.EINVAL),
     ],
 )
-def test_keys_that_can_and_cannot_be(modern, key, status):
+def test_key_lengths_are_limited(modern, key, status):
     reply = modern.get(key)
     assert reply.specific == status
     if status == S.UNKNOWN_COLLECTION:
@@ -189,7 +189,7 @@ def test_keys_that_can_and_cannot_be(modern, key, status):
     assert modern.set(key).specific == (S.SUCCESS if status == S.KEY_ENOENT else status)
 
 
-def test_what_was_dropped_is_gone_at_once(modern):
+def test_dropped_collection_is_unknown_at_once(modern):
     modern.set(prefixed(ALES, b"k"), b"v")
     modern.set(prefixed(LAGERS, b"k"), b"v")
     assert set_manifest(modern, without(MANIFEST, "ales")) == S.SUCCESS
@@ -199,14 +199,14 @@ def test_what_was_dropped_is_gone_at_once(modern):
         pass
 
 
-def test_the_default_collection_can_be_dropped(modern, client):
+def test_default_collection_can_be_dropped(modern, client):
     client.set(b"k", b"v")
     assert set_manifest(modern, without(MANIFEST, "_default")) == S.SUCCESS
     assert client.get(b"k").specific == S.UNKNOWN_COLLECTION
     assert client.set(b"k").specific == S.UNKNOWN_COLLECTION
 
 
-def test_seqnos_by_collection(modern, client):
+def test_seqnos_of_collections_are_returned(modern, client):
     modern.set(prefixed(ALES, b"k"), vbucket=3)
     client.set(b"k", vbucket=4)
 
@@ -224,12 +224,12 @@ def test_seqnos_by_collection(modern, client):
     assert 3 not in seqnos(modern, GetAllVbSeqnos())
 
 
-def test_a_role_may_be_about_one_collection(tmp_path):
+def test_role_can_cover_one_collection(tmp_path):
     path = tmp_path / "users.json"
     roles = ["data_reader[default:beers]", "data_writer[default:beers:ales]"]
     with change_users(path) as accounts:
         for name, some in {"root": ["admin"], "brewer": roles}.items():
-            accounts[name] = account_of(User.of(name, some), f"{name}'s", ITERATIONS)
+            accounts[name] = make_account(User.from_texts(name, some), f"{name}'s", ITERATIONS)
     with Node.running(vbuckets=1, users=path) as node, connected(node) as root, connected(node) as brewer:
         for client, name in ((root, "root"), (brewer, "brewer")):
             client.ask(Hello(value=pack_features([Feature.COLLECTIONS])))
@@ -250,8 +250,8 @@ def test_a_role_may_be_about_one_collection(tmp_path):
 def test_statistics_show_the_collections_of_a_user(tmp_path):
     path = tmp_path / "users.json"
     with change_users(path) as accounts:
-        for name, some in {"root": ["admin"], "taster": ["stream_reader[default:beers:ales]"]}.items():
-            accounts[name] = account_of(User.of(name, some), f"{name}'s", ITERATIONS)
+        for name, some in {"root": ["admin"], "taster": ["data_dcp_reader[default:beers:ales]"]}.items():
+            accounts[name] = make_account(User.from_texts(name, some), f"{name}'s", ITERATIONS)
     with Node.running(vbuckets=1, users=path) as node, connected(node) as root, connected(node) as taster:
         for client, name in ((root, "root"), (taster, "taster")):
             client.ask(Hello(value=pack_features([Feature.COLLECTIONS])))

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 
 from penstock.node import Node
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
@@ -16,7 +16,7 @@ from tests.node.wire_client import connected, until_stat
 
 S = Status
 VBUCKETS = 4
-SMALL = Settings(segment_bytes=64 * 1024)
+SMALL = BucketSettings(segment_bytes=64 * 1024)
 KEYS = 40
 
 
@@ -53,8 +53,8 @@ def size(client):
     return int(client.stats()["ep_db_file_size"])
 
 
-def test_on_demand_all_that_counts_no_more_goes(tmp_path):
-    with running(tmp_path, Settings()) as node, connected(node) as client:
+def test_compact_command_drops_all_dead_records(tmp_path):
+    with running(tmp_path, BucketSettings()) as node, connected(node) as client:
         overwrite(client, 20)
         until_stat(client, "ep_queue_size", 0)
         before, grown = contents(client), size(client)
@@ -69,7 +69,7 @@ def test_on_demand_all_that_counts_no_more_goes(tmp_path):
         assert contents(client) == before
 
 
-def test_by_itself_as_soon_as_half_of_a_file_counts_no_more(client):
+def test_compaction_starts_at_half_dead_segments(client):
     grown = 0
     for _ in range(100):
         overwrite(client, 5)
@@ -79,7 +79,7 @@ def test_by_itself_as_soon_as_half_of_a_file_counts_no_more(client):
     assert int(client.stats()["ep_compactions"]) > 0
 
 
-def test_requests_behind_it_wait_and_others_do_not(node, client):
+def test_compaction_delays_only_requests_behind_it(node, client):
     overwrite(client, 20)
     client.send(CompactDb(), Noop())
     with connected(node) as other:
@@ -94,11 +94,11 @@ def test_requests_behind_it_wait_and_others_do_not(node, client):
         assert answered.specific in (S.EBUSY, S.SUCCESS)
 
 
-def test_one_at_a_time(node, client):
+def test_second_compaction_is_refused(node, client):
     overwrite(client, 5)
     compactor = node.buckets["default"].compactor
     answers: list[object] = []
-    node.loop.call_soon_threadsafe(lambda: compactor.everything(b"reply").begin(answers.append))
+    node.loop.call_soon_threadsafe(lambda: compactor.compact_all(b"reply").begin(answers.append))
     assert client.status(CompactDb()) in (S.EBUSY, S.SUCCESS)
 
 
@@ -110,18 +110,18 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("request_", "status"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
-def test_refused(client, request_, status):
+def test_invalid_compactions_are_refused(client, request_, status):
     assert client.status(request_) == status
     assert client.status(Noop()) == S.SUCCESS
 
 
-def test_in_memory_there_is_nothing_to_compact():
+def test_bucket_in_memory_cannot_be_compacted():
     with Node.running(vbuckets=VBUCKETS) as node, connected(node) as client:
         assert client.status(CompactDb()) == S.NOT_SUPPORTED
 
 
-def test_deletions_go_at_their_age(tmp_path):
-    with running(tmp_path, Settings(purge_age=0)) as node, connected(node) as client:
+def test_tombstones_are_dropped_at_the_purge_age(tmp_path):
+    with running(tmp_path, BucketSettings(purge_age=0)) as node, connected(node) as client:
         for number in range(100):
             client.set(b"key-%d" % number)
             client.delete(b"key-%d" % number)
@@ -144,8 +144,8 @@ DROPPED = [  # of 4 deletions in vbucket 0 at the seqnos 2, 4, 6 and 8, and as m
 
 
 @pytest.mark.parametrize(("fields", "purged"), [row[1:] for row in DROPPED], ids=[row[0] for row in DROPPED])
-def test_deletions_go_sooner_where_the_request_says_so(tmp_path, fields, purged):
-    with running(tmp_path, Settings()) as node, connected(node) as client:
+def test_request_can_drop_tombstones_earlier(tmp_path, fields, purged):
+    with running(tmp_path, BucketSettings()) as node, connected(node) as client:
         for vbucket in (0, 1):
             for number in range(4):
                 client.set(b"key-%d" % number, vbucket=vbucket)
@@ -160,7 +160,7 @@ def test_deletions_go_sooner_where_the_request_says_so(tmp_path, fields, purged)
         assert client.stats("vbucket-seqno 0")["vb_0:high_seqno"] == "8"
 
 
-def test_a_disk_that_is_full_is_told_to_who_asked(node, client):
+def test_full_disk_is_reported_to_the_client(node, client):
     overwrite(client, 3)
     become(node, "default", FullDirectory)
     assert client.status(CompactDb()) == S.ETMPFAIL
@@ -168,7 +168,7 @@ def test_a_disk_that_is_full_is_told_to_who_asked(node, client):
     assert contents(client)[0] is not None
 
 
-def test_a_stop_in_the_middle_leaves_nothing_behind(tmp_path):
+def test_stop_during_a_compaction_leaves_no_files(tmp_path):
     with running(tmp_path) as node, connected(node) as client:
         overwrite(client, 20)
         before = contents(client)

@@ -27,7 +27,7 @@ def modern(node):
         yield client
 
 
-def test_a_compressed_value_is_kept_as_it_came(modern):
+def test_compressed_value_is_stored_unchanged(modern):
     packed = deflate(TEXT)
     assert modern.set(b"k", packed, datatype=D.SNAPPY | D.JSON).specific == Status.SUCCESS
     read = modern.get(b"k")
@@ -35,7 +35,7 @@ def test_a_compressed_value_is_kept_as_it_came(modern):
 
 
 @pytest.mark.parametrize(("features", "datatype"), [((), 0), ((F.JSON,), D.JSON)])
-def test_who_has_not_agreed_on_compression_gets_it_inflated(client, modern, features, datatype):
+def test_client_without_snappy_gets_inflated_values(client, modern, features, datatype):
     modern.set(b"k", deflate(TEXT), datatype=D.SNAPPY | D.JSON)
     hello(client, *features)
     read = client.get(b"k")
@@ -45,12 +45,12 @@ def test_who_has_not_agreed_on_compression_gets_it_inflated(client, modern, feat
 @pytest.mark.parametrize(
     "value", [b"", b"\xff\xff\xff\xff\x0f", b"\x80\x80\x80\x80\x08x", deflate(TEXT)[:-1], b"\x05abc"]
 )
-def test_what_only_claims_to_be_compressed_is_refused(modern, value):
+def test_invalid_compressed_value_is_refused(modern, value):
     assert modern.set(b"bad", value, datatype=D.SNAPPY).specific in (Status.EINVAL, Status.E2BIG)
     assert modern.get(b"bad").specific == Status.KEY_ENOENT
 
 
-def test_pieces_are_put_to_what_is_compressed(modern):
+def test_compressed_value_can_be_extended(modern):
     modern.set(b"k", deflate(b"abc"), datatype=D.SNAPPY)
     assert modern.status(Append(key=b"k", value=deflate(b"def"), datatype=D.SNAPPY)) == Status.SUCCESS
     read = modern.get(b"k")
@@ -62,7 +62,7 @@ def test_pieces_are_put_to_what_is_compressed(modern):
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_readers_see_no_extended_attributes(client, modern, compressed):
+def test_readers_get_no_extended_attributes(client, modern, compressed):
     value = pack_xattrs({"_sync": b"{}", "mine": b"1"}, TEXT)
     datatype = D.XATTR | D.JSON
     if compressed:
@@ -74,13 +74,13 @@ def test_readers_see_no_extended_attributes(client, modern, compressed):
     assert modern.meta(b"x").value_datatype == datatype
 
 
-def test_a_document_brings_no_extended_attributes_with_it(modern):
+def test_set_cannot_bring_extended_attributes(modern):
     assert modern.status(Set(key=b"k", value=pack_xattrs({"a": b"1"}), datatype=D.XATTR)) == Status.EINVAL
 
 
 @pytest.mark.parametrize("opcode", [Opcode.SET, Opcode.REPLACE])
 @pytest.mark.parametrize("compressed", [False, True])
-def test_a_document_that_is_replaced_leaves_its_extended_attributes(modern, opcode, compressed):
+def test_replaced_document_keeps_only_system_attributes(modern, opcode, compressed):
     value, datatype = pack_xattrs({"_sync": b"{}", "mine": b"1"}, b"old"), D.XATTR
     if compressed:
         value, datatype = deflate(value), datatype | D.SNAPPY
@@ -88,9 +88,9 @@ def test_a_document_that_is_replaced_leaves_its_extended_attributes(modern, opco
     new, new_datatype = (deflate(b"new"), D.SNAPPY) if compressed else (b"new", 0)
     assert modern.ask(Set(key=b"x", value=new, datatype=new_datatype).encode(opcode)).specific == Status.SUCCESS
     assert modern.get(b"x").value == b"new"
-    assert modern.ask(SubdocLookup.at(b"mine", key=b"x", flags=PathFlag.XATTR)).value == b"1"
+    assert modern.ask(SubdocLookup.for_path(b"mine", key=b"x", flags=PathFlag.XATTR)).value == b"1"
     assert modern.meta(b"x").value_datatype == D.XATTR
 
 
-def test_inflating_gives_what_was_compressed():
+def test_inflated_value_equals_the_original():
     assert inflate(deflate(TEXT)) == TEXT

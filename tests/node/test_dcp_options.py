@@ -1,4 +1,4 @@
-"""What a DCP consumer may ask for beside the changes themselves, and how they look then."""
+"""Options of a DCP consumer, and the messages that they change."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from penstock.node.streams.dcp_controls import CONTROLS
 from penstock.node.streams.ext_metadata import SECTION
-from penstock.node.streams.not_yet import NOT_YET
+from penstock.node.streams.unsupported_requests import UNSUPPORTED
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.flags import OpenFlag, StreamFlag, TapConnectFlag
 from penstock.wire.codec.frame import Frame
@@ -47,7 +47,7 @@ TOMBSTONES = [
 
 @pytest.mark.parametrize("count", [0, 100])
 @pytest.mark.parametrize(("flags", "expiries", "deletion", "expiration"), TOMBSTONES)
-def test_tombstones(node, client, consumer, flags, expiries, deletion, expiration, count):
+def test_tombstones_have_the_agreed_form(node, client, consumer, flags, expiries, deletion, expiration, count):
     fill(client, count)
     consumer.open(flags=F.PRODUCER | flags)
     if expiries:
@@ -70,7 +70,7 @@ def client_time(client) -> int:
     return int(client.stats()["time"])
 
 
-def test_the_expiry_opcode_may_be_taken_back(client, consumer):
+def test_expiry_opcode_can_be_disabled(client, consumer):
     consumer.open(flags=F.PRODUCER | F.INCLUDE_DELETE_TIMES)
     for value, expected in (("true", Expiration), ("false", DeletionV2)):
         consumer.control("enable_expiry_opcode", value)
@@ -90,7 +90,7 @@ VALUES = [
 
 @pytest.mark.parametrize("count", [1, 100])
 @pytest.mark.parametrize(("flags", "value", "datatype"), VALUES)
-def test_streams_without_values(consumer, flags, value, datatype, count):
+def test_stream_without_values_has_keys_only(consumer, flags, value, datatype, count):
     consumer.open(flags=F.PRODUCER | flags)
     for number in range(count):
         consumer.set(b"%d" % number, b"{}", datatype=1, flags=7)
@@ -100,7 +100,7 @@ def test_streams_without_values(consumer, flags, value, datatype, count):
     assert {(change.value, change.datatype, change.flags) for change in changes} == {(value, datatype, 7)}
 
 
-def test_extended_meta_data(client, consumer):
+def test_extended_metadata_follows_values(client, consumer):
     fill(client, 40)
     consumer.open()
     assert consumer.control("enable_ext_metadata", "true") == S.SUCCESS
@@ -119,7 +119,7 @@ def stream_frames(client) -> Iterator[Frame]:
         yield frame
 
 
-def test_extended_meta_data_counts_for_flow_control(client, consumer):
+def test_extended_metadata_counts_for_flow_control(client, consumer):
     for number in range(50):
         client.set(b"%d" % number, bytes(100))
     consumer.open()
@@ -135,7 +135,7 @@ def test_extended_meta_data_counts_for_flow_control(client, consumer):
     assert consumer.message().reason == StreamEndReason.OK
 
 
-def test_the_newer_status_codes(consumer):
+def test_v7_statuses_are_sent_if_enabled(consumer):
     consumer.open()
     assert consumer.close_stream(1) == S.KEY_ENOENT
     assert consumer.control("v7_dcp_status_codes", "true") == S.SUCCESS
@@ -156,7 +156,7 @@ LATE = [
 
 
 @pytest.mark.parametrize(("v7", "status", "ignored"), LATE)
-def test_what_a_consumer_may_say_of_a_message_that_came_late(consumer, v7, status, ignored):
+def test_responses_to_a_closed_stream_are_accepted(consumer, v7, status, ignored):
     consumer.open()
     if v7:
         consumer.control("v7_dcp_status_codes", "true")
@@ -167,7 +167,7 @@ def test_what_a_consumer_may_say_of_a_message_that_came_late(consumer, v7, statu
         assert consumer.ended()
 
 
-def test_a_replica_has_streams_unless_only_an_active_vbucket_is_wanted(client, consumer):
+def test_replica_has_streams_without_active_vb_only(client, consumer):
     client.set(b"k")
     client.ask(SetVbucket(state=VbucketState.REPLICA))
     consumer.open()
@@ -179,7 +179,7 @@ def test_a_replica_has_streams_unless_only_an_active_vbucket_is_wanted(client, c
 
 
 @pytest.mark.parametrize("state", [VbucketState.PENDING, VbucketState.DEAD])
-def test_pending_and_dead_vbuckets_have_no_streams(client, consumer, state):
+def test_pending_and_dead_vbuckets_refuse_streams(client, consumer, state):
     client.set(b"k")
     client.ask(SetVbucket(state=state))
     consumer.open()
@@ -189,7 +189,7 @@ def test_pending_and_dead_vbuckets_have_no_streams(client, consumer, state):
     assert consumer.stream().specific == S.SUCCESS
 
 
-def test_a_flush_ends_streams(client, consumer):
+def test_flush_ends_streams(client, consumer):
     client.set(b"k")
     consumer.open().stream()
     assert [consumer.message().opcode for _ in range(2)] == [Opcode.DCP_SNAPSHOT_MARKER, Opcode.DCP_MUTATION]
@@ -206,9 +206,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in NOT_YET if name not in TapConnectFlag.__members__])
-def test_what_is_refused_for_now(consumer, name):
-    status, _ = NOT_YET[name]
+@pytest.mark.parametrize("name", [name for name in UNSUPPORTED if name not in TapConnectFlag.__members__])
+def test_unsupported_requests_are_refused(consumer, name):
+    status, _ = UNSUPPORTED[name]
     if name in CONTROLS:
         consumer.open()
         assert consumer.control(name, "true") == status
@@ -220,7 +220,7 @@ def test_what_is_refused_for_now(consumer, name):
     assert consumer.status(Noop()) == S.SUCCESS
 
 
-def test_a_live_change_without_options_is_as_it_was_stored(client, consumer):
+def test_live_change_without_options_is_sent_as_stored(client, consumer):
     consumer.open().stream(opaque=9)
     stored = client.set(b"k", b"v", flags=3)
     consumer.message()

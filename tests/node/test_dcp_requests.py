@@ -1,4 +1,4 @@
-"""What a stream connection may ask for, and what it is told: opening, settings, stream requests, closing."""
+"""Requests of a DCP connection and their replies: opening, settings, stream requests, closing."""
 
 from typing import Any
 
@@ -53,8 +53,8 @@ OPENS = [
 ]
 
 
-@pytest.mark.parametrize(("what", "message", "status"), OPENS, ids=[row[0] for row in OPENS])
-def test_open(client, what, message, status):
+@pytest.mark.parametrize(("case", "message", "status"), OPENS, ids=[row[0] for row in OPENS])
+def test_open_checks_flags_name_and_value(client, case, message, status):
     assert Status(client.status(message)) == status
     assert client.status(Noop()) == S.SUCCESS
 
@@ -72,12 +72,12 @@ EARLY = [
 
 
 @pytest.mark.parametrize("message", EARLY)
-def test_nothing_goes_before_open(client, message):
+def test_requests_before_open_are_refused(client, message):
     assert client.status(message) == S.EINVAL
     assert client.status(Noop()) == S.SUCCESS
 
 
-def test_a_failover_log_is_told_before_open_and_the_connection_stays_as_it_was(client):
+def test_failover_log_before_open_sets_no_dialect(client):
     log = client.ask(DcpGetFailoverLog(vbucket=2)).value
     assert len(log) == 16
     assert client.status(DcpGetFailoverLog(vbucket=64)) == S.NOT_MY_VBUCKET
@@ -96,13 +96,13 @@ RAW_ONLY = [
 
 
 @pytest.mark.parametrize("message", RAW_ONLY)
-def test_no_request_has_a_datatype(consumer, message):
+def test_requests_with_a_datatype_are_refused(consumer, message):
     frame = cut_frame(memoryview(message.encode()), 0)
     assert consumer.status(frame._replace(datatype=Datatype.JSON)) == S.EINVAL
     assert consumer.stream().specific == S.SUCCESS
 
 
-def test_a_second_open_is_refused(consumer):
+def test_second_open_is_refused(consumer):
     assert consumer.status(Open(key=b"another", flags=1)) == S.EINVAL
     assert consumer.stream().specific == S.SUCCESS
 
@@ -111,7 +111,7 @@ WRONG_ROLE = [0x51, 0x55, 0x56, 0x57, 0x58, 0x59, 0x5A, 0x5B, 0x5C, 0x5F, 0x60, 
 
 
 @pytest.mark.parametrize("opcode", WRONG_ROLE)
-def test_what_only_producers_send_ends_the_connection(consumer, opcode):
+def test_producer_message_ends_connection(consumer, opcode):
     forms = LAYOUTS[Dialect.DCP][Magic.REQUEST][opcode]
     frame = plain_frame(Opcode(opcode), forms[max(forms)])
     if opcode == Opcode.DCP_SET_VBUCKET_STATE:
@@ -120,7 +120,7 @@ def test_what_only_producers_send_ends_the_connection(consumer, opcode):
     assert consumer.ended()
 
 
-def test_what_only_producers_send_is_refused_where_it_is_malformed(consumer):
+def test_malformed_producer_message_is_refused(consumer):
     assert consumer.status(Frame(Magic.REQUEST, Opcode.DCP_MUTATION, extras=bytes(28), key=b"k")) == S.EINVAL
     assert consumer.status(Frame(Magic.REQUEST, 0x61, extras=bytes(8))) == S.EINVAL
     for state in (0, 5):
@@ -170,12 +170,12 @@ CONTROLS = [
 
 
 @pytest.mark.parametrize(("key", "value", "status"), CONTROLS)
-def test_control(consumer, key, value, status):
+def test_control_accepts_known_settings(consumer, key, value, status):
     assert Status(consumer.control(key, value)) == status
 
 
 @pytest.mark.parametrize("parts", [{"key": b"enable_noop"}, {"value": b"true"}])
-def test_control_wants_a_key_and_a_value(consumer, parts):
+def test_control_needs_a_key_and_a_value(consumer, parts):
     assert consumer.status(Frame(Magic.REQUEST, Opcode.DCP_CONTROL, **parts)) == S.EINVAL
 
 
@@ -200,8 +200,8 @@ STREAMS = [
 ]
 
 
-@pytest.mark.parametrize(("what", "fields", "status"), STREAMS, ids=[row[0] for row in STREAMS])
-def test_stream_requests(client, consumer, what, fields, status):
+@pytest.mark.parametrize(("case", "fields", "status"), STREAMS, ids=[row[0] for row in STREAMS])
+def test_stream_requests_get_their_status(client, consumer, case, fields, status):
     for _ in range(3):
         client.set(b"k")
     reply = consumer.ask(StreamReq(**{**ASK, "opaque": 99, **fields}))
@@ -210,7 +210,7 @@ def test_stream_requests(client, consumer, what, fields, status):
         assert reply.value == b""
 
 
-def test_a_stream_request_with_short_extras(consumer):
+def test_stream_request_with_short_extras_is_refused(consumer):
     assert consumer.status(Frame(Magic.REQUEST, Opcode.DCP_STREAM_REQ, extras=bytes(40))) == S.EINVAL
 
 
@@ -222,7 +222,7 @@ def test_xattrs_need_noop(client):
     assert client.stream().specific == S.SUCCESS
 
 
-def test_one_stream_a_vbucket(consumer):
+def test_second_stream_of_a_vbucket_is_refused(consumer):
     assert consumer.stream(1).specific == S.SUCCESS
     assert consumer.stream(1).specific == S.KEY_EEXISTS
     assert consumer.stream(2).specific == S.SUCCESS
@@ -249,8 +249,8 @@ ROLLBACKS = [
 ]
 
 
-@pytest.mark.parametrize(("what", "vbuuid", "snap", "start", "point"), ROLLBACKS, ids=[row[0] for row in ROLLBACKS])
-def test_rollbacks(node, client, consumer, what, vbuuid, snap, start, point):
+@pytest.mark.parametrize(("case", "vbuuid", "snap", "start", "point"), ROLLBACKS, ids=[row[0] for row in ROLLBACKS])
+def test_stream_requests_roll_back(node, client, consumer, case, vbuuid, snap, start, point):
     for number in range(10):
         client.set(b"key %d" % number)
     vbucket = node.buckets["default"].store.vbuckets[0]
@@ -267,7 +267,7 @@ def test_rollbacks(node, client, consumer, what, vbuuid, snap, start, point):
         assert consumer.stream(0).specific == S.SUCCESS
 
 
-def test_the_failover_log(node, consumer):
+def test_failover_log_lists_the_branches(node, consumer):
     log = node.buckets["default"].store.vbuckets[3].history.failover_log
     assert unpack_failover_log(consumer.ask(DcpGetFailoverLog(vbucket=3)).value) == log
     refused = consumer.ask(DcpGetFailoverLog(vbucket=16))
@@ -282,8 +282,8 @@ ENDS_AT_ONCE = [
 ]
 
 
-@pytest.mark.parametrize(("what", "fields"), ENDS_AT_ONCE, ids=[row[0] for row in ENDS_AT_ONCE])
-def test_streams_that_end_at_once(client, consumer, what, fields):
+@pytest.mark.parametrize(("case", "fields"), ENDS_AT_ONCE, ids=[row[0] for row in ENDS_AT_ONCE])
+def test_stream_without_changes_ends_at_once(client, consumer, case, fields):
     client.set(b"k")
     request = StreamReq(**{**ASK, "opaque": 99, **fields})
     assert consumer.status(request) == S.SUCCESS
@@ -292,7 +292,7 @@ def test_streams_that_end_at_once(client, consumer, what, fields):
 
 
 @pytest.mark.parametrize("flag", [StreamFlag.TO_LATEST, StreamFlag.DISK_ONLY])
-def test_a_stream_up_to_now_has_everything(client, consumer, flag):
+def test_stream_to_latest_has_everything(client, consumer, flag):
     for number in range(5):
         client.set(b"key %d" % number)
     assert consumer.stream(end=2, flags=flag).specific == S.SUCCESS
@@ -302,14 +302,14 @@ def test_a_stream_up_to_now_has_everything(client, consumer, flag):
     assert [change.by_seqno for change in changes] == [1, 2, 3, 4, 5]
 
 
-def test_a_bucket_in_memory_counts_as_persisted(node, client, consumer):
+def test_disk_only_stream_of_a_bucket_in_memory_has_everything(node, client, consumer):
     client.set(b"k")
     vbuuid = node.buckets["default"].store.vbuckets[0].history.vbuuid
     assert consumer.stream(start=1, vbuuid=vbuuid, flags=StreamFlag.DISK_ONLY).specific == S.SUCCESS
     assert consumer.message().reason == 0
 
 
-def test_a_stream_from_now_on_has_only_what_follows(client, consumer):
+def test_stream_from_latest_has_only_new_changes(client, consumer):
     client.set(b"before")
     assert consumer.stream(flags=StreamFlag.FROM_LATEST).specific == S.SUCCESS
     client.set(b"after")
@@ -318,7 +318,7 @@ def test_a_stream_from_now_on_has_only_what_follows(client, consumer):
     assert (change.key, change.by_seqno) == (b"after", 2)
 
 
-def test_a_second_connection_of_the_same_name_ends_the_first(node, client, consumer):
+def test_second_connection_of_a_name_ends_the_first(node, client, consumer):
     consumer.stream()
     with connected(node) as second:
         second.open("consumer")
@@ -329,19 +329,19 @@ def test_a_second_connection_of_the_same_name_ends_the_first(node, client, consu
         assert client.stats()["ep_dcp_producer_count"] == "1"
 
 
-def test_the_same_name_in_another_bucket_is_another(node, consumer):
+def test_buckets_have_their_own_producer_names(node, consumer):
     with connected(node, "beer") as second:
         second.open("consumer")
         assert consumer.status(Noop()) == S.SUCCESS
 
 
-def test_open_turns_json_on_and_nothing_else(consumer):
+def test_open_enables_only_json(consumer):
     stored = [consumer.set(b"k%d" % datatype, b"{}", datatype=datatype).specific for datatype in (1, 2, 4, 0x81, 0x80)]
     assert stored == [S.SUCCESS, S.EINVAL, S.EINVAL, S.EINVAL, S.EINVAL]
     assert consumer.get(b"k1").datatype == 1
 
 
-def test_json_is_not_told_where_it_was_not_agreed_on(client, consumer):
+def test_json_datatype_is_hidden_without_agreement(client, consumer):
     consumer.set(b"k", b"{}", datatype=1)
     assert client.get(b"k").datatype == 0
     consumer.stream()
@@ -349,7 +349,7 @@ def test_json_is_not_told_where_it_was_not_agreed_on(client, consumer):
     assert consumer.message().datatype == 1
 
 
-def test_key_value_requests_are_served_on_a_stream_connection(consumer):
+def test_stream_connection_serves_key_value_requests(consumer):
     consumer.stream()
     assert consumer.set(b"k", b"v").specific == S.SUCCESS
     assert consumer.get(b"k").value == b"v"

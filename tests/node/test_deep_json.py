@@ -44,7 +44,7 @@ def with_meta(value, datatype=0):
 
 
 @pytest.mark.parametrize("deep", DEEP)
-def test_a_document_is_stored_as_binary(client, deep):
+def test_deep_document_is_stored_as_binary(client, deep):
     for message in (Set(key=b"k", value=deep), Set(key=b"k", value=deep, datatype=Datatype.JSON), with_meta(deep)):
         assert client.status(message) == S.SUCCESS
         answer = client.ask(Get(key=b"k"))
@@ -53,10 +53,10 @@ def test_a_document_is_stored_as_binary(client, deep):
 
 
 @pytest.mark.parametrize("deep", DEEP)
-def test_paths_lead_into_no_document_that_is_too_deep(client, deep):
+def test_paths_into_deep_documents_are_refused(client, deep):
     client.set(b"k", deep)
-    assert client.ask(SubdocLookup.at(b"a", key=b"k").encode(GET)).specific == S.SUBDOC_DOC_E2DEEP
-    assert client.ask(SubdocMutation.at(b"a", b"1", key=b"k").encode(UPSERT)).specific == S.SUBDOC_DOC_E2DEEP
+    assert client.ask(SubdocLookup.for_path(b"a", key=b"k").encode(GET)).specific == S.SUBDOC_DOC_E2DEEP
+    assert client.ask(SubdocMutation.for_path(b"a", b"1", key=b"k").encode(UPSERT)).specific == S.SUBDOC_DOC_E2DEEP
     answer = client.ask(MultiLookup(key=b"k", value=pack_lookup_specs([(GET, 0, b"a"), (GET, 0, b"[0]")])))
     assert answer.specific == S.SUBDOC_MULTI_PATH_FAILURE
     assert [status for status, _ in unpack_lookup_results(answer.value)] == [S.SUBDOC_DOC_E2DEEP] * 2
@@ -64,17 +64,17 @@ def test_paths_lead_into_no_document_that_is_too_deep(client, deep):
 
 @pytest.mark.parametrize("deep", DEEP)
 @pytest.mark.parametrize(("opcode", "path", "flags"), [(UPSERT, b"a", 0), (UPSERT, b"x", XATTR), (PUSH, b"l", 0)])
-def test_values_that_are_too_deep_are_put_nowhere(client, deep, opcode, path, flags):
+def test_deep_values_are_refused(client, deep, opcode, path, flags):
     client.set(b"k", b'{"l":[]}')
-    request = SubdocMutation.at(path, deep, key=b"k", flags=flags)
+    request = SubdocMutation.for_path(path, deep, key=b"k", flags=flags)
     assert client.ask(request.encode(opcode)).specific == S.SUBDOC_VALUE_ETOODEEP
     assert client.get(b"k").value == b'{"l":[]}'
 
 
-def test_an_attribute_that_is_too_deep(client):
+def test_deep_attributes_are_refused(client):
     value = pack_xattrs({"x": DEEP[0]}, b"{}")
     assert client.status(with_meta(value, Datatype.XATTR)) == S.SUCCESS
-    assert client.ask(SubdocLookup.at(b"x", key=b"k", flags=XATTR).encode(GET)).specific == S.SUBDOC_DOC_E2DEEP
+    assert client.ask(SubdocLookup.for_path(b"x", key=b"k", flags=XATTR).encode(GET)).specific == S.SUBDOC_DOC_E2DEEP
 
 
 REQUESTS = [
@@ -86,5 +86,5 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("message", "status"), REQUESTS)
-def test_requests(client, message, status):
+def test_deep_json_in_requests_is_refused(client, message, status):
     assert client.status(message) == status

@@ -1,4 +1,4 @@
-"""Which dialect a connection speaks: as its first change-stream request says, or its listener."""
+"""The dialect of a connection: detected from its first change-stream request, or set by its listener."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from penstock.node.session.node_options import PINS
 from penstock.wire.codec.constants import MAX_SEQNO, Dialect
 from penstock.wire.codec.flags import OpenFlag
 from penstock.wire.codec.frame import Frame
-from penstock.wire.codec.layout import Message, decode
+from penstock.wire.codec.layout import Message, decode_frame
 from penstock.wire.codec.opcodes import Magic, Opcode, UprOpcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Mutation, Open, PrototypeMutation, SnapshotMarker, StreamReq
@@ -18,7 +18,7 @@ from penstock.wire.messages.kv import Noop, Set
 from penstock.wire.messages.tap import TapConnect
 from penstock.wire.messages.upr import UprGetFailoverLog, UprStreamReq, UprStreamStart
 from penstock.wire.messages.upr_draft import DraftGetFailoverLog, DraftMalformed, DraftOk, DraftStreamReq
-from penstock.wire.protocol.dialect_detection import detect
+from penstock.wire.protocol.dialect_detection import detect_dialect
 from tests.node.wire_client import as_bytes, connected
 
 S = Status
@@ -34,11 +34,15 @@ ROWS = [(dialect, message) for dialect, messages in FIRST.items() for message in
 
 
 def spoken(node) -> list[Dialect]:
-    return [dialect for connection in node.guests.present if (dialect := connection.session.dialect) is not None]
+    return [
+        dialect
+        for connection in node.connections.open_connections
+        if (dialect := connection.session.dialect) is not None
+    ]
 
 
 @pytest.mark.parametrize(("dialect", "message"), ROWS)
-def test_the_first_request_decides(node, client, dialect, message):
+def test_first_request_decides_the_dialect(node, client, dialect, message):
     client.send(message, Noop())
     client.skip_to(opcode=Opcode.NOOP)
     assert spoken(node) == [dialect]
@@ -47,9 +51,9 @@ def test_the_first_request_decides(node, client, dialect, message):
 
 
 @pytest.mark.parametrize(("dialect", "message"), ROWS)
-def test_detection_is_the_same_wherever_it_is_done(dialect, message):
+def test_detect_dialect_agrees_with_the_node(dialect, message):
     frame = message._frame(message.opcode)
-    assert detect(frame) == dialect
+    assert detect_dialect(frame) == dialect
 
 
 UNDECIDED = [
@@ -65,8 +69,8 @@ UNDECIDED = [
 ]
 
 
-@pytest.mark.parametrize(("what", "message", "status"), UNDECIDED, ids=[row[0] for row in UNDECIDED])
-def test_what_decides_nothing(node, client, what, message, status):
+@pytest.mark.parametrize(("case", "message", "status"), UNDECIDED, ids=[row[0] for row in UNDECIDED])
+def test_other_requests_decide_no_dialect(node, client, case, message, status):
     assert client.status(message) == status
     assert spoken(node) == []
     assert client.status(UprGetFailoverLog()) == S.SUCCESS
@@ -81,9 +85,9 @@ DRAFTLIKE = [
 
 
 @pytest.mark.parametrize("frame", DRAFTLIKE)
-def test_what_can_only_be_the_draft_is_answered_in_its_words(client, frame):
+def test_draft_request_is_answered_in_the_draft_form(client, frame):
     client.send(frame)
-    assert decode(client.receive(), Dialect.UPR_DRAFT) == DraftMalformed()
+    assert decode_frame(client.receive(), Dialect.UPR_DRAFT) == DraftMalformed()
     assert client.status(Noop()) == S.SUCCESS
 
 
@@ -91,7 +95,7 @@ OTHERS = [(mine, message) for mine in (Dialect.UPR, Dialect.DCP) for other, mess
 
 
 @pytest.mark.parametrize(("mine", "message"), OTHERS)
-def test_another_dialect_s_request_is_refused(client, mine, message):
+def test_request_of_another_dialect_is_refused(client, mine, message):
     assert client.status(FIRST[mine][0]) == S.SUCCESS
     client.send(message._replace(opaque=77) if isinstance(message, Frame) else as_bytes(message)[:12] + b"\0\0\0\x4d")
     client.send(as_bytes(message)[16:])
@@ -100,14 +104,14 @@ def test_another_dialect_s_request_is_refused(client, mine, message):
     assert client.status(Noop()) == S.SUCCESS
 
 
-def test_json_stays_a_document_beside_every_dialect(client):
+def test_json_documents_are_stored_beside_every_dialect(client):
     client.open()
     stored = client.set(b"k", b"{}", datatype=1)
     assert (stored.specific, client.get(b"k").value) == (S.SUCCESS, b"{}")
 
 
 @pytest.mark.parametrize("pin", [None, *PINS])
-def test_a_listener_may_be_pinned(pin):
+def test_listener_can_be_pinned(pin):
     dialect = PINS[pin][0] if pin else None
     with Node.running(vbuckets=4, pin=pin) as node:
         for other, message in ROWS:
@@ -124,27 +128,27 @@ def test_a_listener_may_be_pinned(pin):
                 assert producers <= ({other} if dialect in {None, other} else set())
 
 
-def test_a_pinned_listener_takes_the_draft_s_request_of_no_kind_as_one():
+def test_draft_listener_answers_an_unknown_kind_with_malformed():
     with Node.running(vbuckets=4, pin="upr-draft") as node, connected(node) as client:
         client.send(Frame(Magic.REQUEST, 0x01, opaque=0x0A))
-        assert decode(client.receive(), Dialect.UPR_DRAFT) == DraftMalformed(opaque=0x0A)
+        assert decode_frame(client.receive(), Dialect.UPR_DRAFT) == DraftMalformed(opaque=0x0A)
         client.send(DraftStreamReq(**ASK, opaque=1))
-        assert decode(client.receive(), Dialect.UPR_DRAFT) == DraftOk(opaque=1)
+        assert decode_frame(client.receive(), Dialect.UPR_DRAFT) == DraftOk(opaque=1)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"pin": "udp"}, r"pin 'udp': expected tap, .*, dcp-prototype"),
-        ({"protocol": "tap"}, "protocol 'tap' with nothing to follow; what a listener is held to is its pin"),
+        ({"protocol": "tap"}, "protocol 'tap' without a bucket to follow; to serve only one dialect, use pin"),
     ],
 )
-def test_another_pin_is_refused_and_a_protocol_with_nothing_to_follow(options, message):
+def test_unknown_pin_and_protocol_without_follow_are_refused(options, message):
     with pytest.raises(UsageError, match=message), Node.running(**options):
         pytest.fail("it runs")
 
 
-def test_the_prototype_of_collections():
+def test_prototype_listener_sends_prototype_mutations():
     with Node.running(vbuckets=4, pin="dcp-prototype") as node, connected(node) as client:
         for number in range(100):
             client.set(b"%d" % number, b"value")
@@ -165,11 +169,11 @@ def test_the_prototype_of_collections():
         assert not isinstance(changes[99], Mutation)
 
 
-def test_streams_of_two_dialects_at_once(node, client):
+def test_two_dialects_stream_at_once(node, client):
     with connected(node) as dcp, connected(node) as upr:
         dcp.open().stream()
         assert upr.status(UprStreamReq(**ASK)) == S.SUCCESS
-        assert decode(upr.receive(), Dialect.UPR) == UprStreamStart()
+        assert decode_frame(upr.receive(), Dialect.UPR) == UprStreamStart()
         client.set(b"k", b"v")
         assert (dcp.message().end_seqno, dcp.message().key) == (1, b"k")
         assert [upr.receive().opcode for _ in range(3)] == [
@@ -179,7 +183,7 @@ def test_streams_of_two_dialects_at_once(node, client):
         ]
 
 
-def test_a_dcp_stream_request_needs_its_open_on_a_pinned_listener():
+def test_dcp_stream_request_needs_open_on_a_pinned_listener():
     with Node.running(vbuckets=4, pin="dcp") as node, connected(node) as client:
         assert client.status(StreamReq(**ASK)) == S.EINVAL
         assert client.status(UprGetFailoverLog()) == S.EINVAL

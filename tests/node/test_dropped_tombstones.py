@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.node import Node
-from penstock.node.tap.tap_stream import opaque_message
+from penstock.node.tap.tap_stream import make_opaque_message
 from penstock.wire.codec.constants import Dialect, TapOpaque
 from penstock.wire.codec.flags import StreamFlag
 from penstock.wire.codec.opcodes import Opcode
@@ -63,7 +63,7 @@ def until(said, condition):
     return messages
 
 
-def test_dcp_ends_the_stream_for_a_rollback(node, client):
+def test_dcp_ends_the_stream_with_a_rollback(node, client):
     client.set(b"a", bytes(100))
     client.set(b"b", bytes(100))
     with connected(node) as consumer:
@@ -86,17 +86,17 @@ def test_dcp_ends_the_stream_for_a_rollback(node, client):
     [(Dialect.UPR, UprStreamReq, UprStreamEnd), (Dialect.UPR_DRAFT, DraftStreamReq, DraftStateChanged)],
     ids=["upr", "draft"],
 )
-def test_upr_says_that_the_state_has_changed(node, client, dialect, request_, end):
+def test_upr_ends_the_stream_with_a_state_change(node, client, dialect, request_, end):
     store_large(client)
     with closing(UprClient(node, dialect, receive_buffer=1 << 16)) as consumer:
         consumer.send(stream_request(request_))
-        until(lambda: consumer.said()[0], lambda message: message.key == b"a")
+        until(lambda: consumer.read_messages()[0], lambda message: message.key == b"a")
         drop_a_tombstone(client)
-        said = until(lambda: consumer.said()[0], lambda message: isinstance(message, end))
+        said = until(lambda: consumer.read_messages()[0], lambda message: isinstance(message, end))
         assert b"last" not in [message.key for message in said]
 
 
-def test_tap_begins_the_vbucket_anew(node, client):
+def test_tap_restarts_the_vbucket(node, client):
     store_large(client)
     with closing(TapClient(node, receive_buffer=1 << 16)) as tap:
         tap.join(flags=F.BACKFILL, backfill=0)
@@ -105,17 +105,17 @@ def test_tap_begins_the_vbucket_anew(node, client):
         said = until(tap.tap, lambda message: message.key == b"last")
         keys = [message.key for message in said]
         assert (keys.count(b"a"), keys.count(b"large-0"), keys.count(b"last")) == (1, 2, 1)
-        begins = opaque_message(TapOpaque.INITIAL_VBUCKET_STREAM).engine_private
+        begins = make_opaque_message(TapOpaque.INITIAL_VBUCKET_STREAM).engine_private
         again = len(said) - 1 - [getattr(message, "engine_private", b"") for message in reversed(said)].index(begins)
         assert keys.index(b"a") < again < keys.index(b"last")
 
 
-def test_tap_begins_anew_for_a_refused_deletion_that_is_gone(node, client):
+def test_tap_restarts_the_vbucket_of_a_purged_refused_deletion(node, client):
     client.set(b"a")
     settings(node, backoff_period=0)
     with closing(TapClient(node)) as tap:
         tap.join(flags=F.BACKFILL | F.SUPPORT_ACK, backfill=0, acks=True)
-        closed = opaque_message(TapOpaque.CLOSE_BACKFILL).engine_private
+        closed = make_opaque_message(TapOpaque.CLOSE_BACKFILL).engine_private
         for _ in range(2):  # vbuckets
             until(tap.tap, lambda message: getattr(message, "engine_private", b"") == closed)
         tap.acks = False
@@ -129,11 +129,11 @@ def test_tap_begins_anew_for_a_refused_deletion_that_is_gone(node, client):
         said = until(tap.tap, lambda message: message.key == b"last")
         if getattr(said[0], "key", b"") == b"last":  # on its way before the answer
             said += until(tap.tap, lambda message: message.key == b"last")
-        begins = opaque_message(TapOpaque.INITIAL_VBUCKET_STREAM).engine_private
+        begins = make_opaque_message(TapOpaque.INITIAL_VBUCKET_STREAM).engine_private
         assert begins in [getattr(message, "engine_private", b"") for message in said]
 
 
-def test_consumers_that_need_no_tombstone_go_on(node, client):
+def test_consumers_that_need_no_tombstone_continue(node, client):
     """One that has nothing yet, one that asked not to care, and one that has the deletion."""
     client.set(b"a")
     client.set(b"b")

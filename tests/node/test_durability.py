@@ -25,14 +25,14 @@ def durable(tmp_path):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_on_disk_every_level_can_be_had(durable, level):
+def test_bucket_on_disk_supports_every_level(durable, level):
     assert durable.status(Set(key=b"k", value=b"1", framing=framing(level))) == S.SUCCESS
     if level > L.MAJORITY:
         stats = durable.stats("vbucket-seqno 0")
         assert stats["vb_0:last_persisted_seqno"] == stats["vb_0:high_seqno"] == "1"
 
 
-def test_every_command_that_changes_a_document_can_ask_for_it(durable):
+def test_every_change_can_be_durable(durable):
     said = framing(L.PERSIST_TO_MAJORITY, 5000)
     for message in (
         Add(key=b"k", value=b"1", framing=said),
@@ -45,7 +45,7 @@ def test_every_command_that_changes_a_document_can_ask_for_it(durable):
 
 
 @pytest.mark.parametrize("message", [Get(key=b"k", framing=framing(L.MAJORITY)), Noop(framing=framing(L.MAJORITY))])
-def test_others_cannot(durable, message):
+def test_other_commands_refuse_durability(durable, message):
     assert durable.status(message) == S.EINVAL
 
 
@@ -56,7 +56,7 @@ IN_MEMORY = [
 
 
 @pytest.mark.parametrize(("kind", "expected"), IN_MEMORY)
-def test_the_bucket_type_decides_in_memory(node, client, kind, expected):
+def test_bucket_type_decides_the_levels_in_memory(node, client, kind, expected):
     node.buckets["default"].spec = BucketSpec(name="default", kind=kind)
     assert [client.status(Set(key=b"k", framing=framing(level))) for level in LEVELS] == expected
 
@@ -70,7 +70,7 @@ def test_the_bucket_type_decides_in_memory(node, client, kind, expected):
         ({"kind": "memcached"}, S.NOT_SUPPORTED),
     ],
 )
-def test_what_the_bucket_does_not_have(node, client, spec, status):
+def test_unsupported_levels_are_refused(node, client, spec, status):
     node.buckets["default"].spec = BucketSpec(name="default", **spec)
     assert client.status(Set(key=b"refused", framing=framing(L.MAJORITY))) == status
     assert client.get(b"refused").specific == S.KEY_ENOENT
@@ -91,6 +91,6 @@ def test_what_the_bucket_does_not_have(node, client, spec, status):
         (pack_request_infos(RequestInfos(barrier=True)), S.SUCCESS),
     ],
 )
-def test_what_framing_extras_say(client, infos, status):
+def test_durability_framing_extras_are_checked(client, infos, status):
     assert client.status(Set(key=b"k", framing=infos)) == status
     assert client.status(Noop()) == S.SUCCESS

@@ -1,4 +1,4 @@
-"""The value of a stream request, whatever is in it, and filters that follow what happens to collections."""
+"""The value of a stream request, and filters that follow events of collections."""
 
 import json
 
@@ -9,26 +9,28 @@ from hypothesis import strategies as st
 
 from penstock.errors import StatusError
 from penstock.node.streams.stream_filter import FilterRequest, StreamFilter, read_filter_request
-from penstock.store.history.event_frames import packed_events
+from penstock.store.history.event_frames import pack_events
 from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.system_event import CreatedCollection, CreatedScope, DroppedCollection, DroppedScope
 
 K = SystemEventKind
 NAMES = st.sampled_from(["uid", "sid", "collections", "scope", "purge_seqno", "cts", "whatever"])
-SAID = st.recursive(
+JSON_VALUES = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just("a")),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
     max_leaves=6,
 )
-VALUES = st.binary(max_size=40) | st.dictionaries(NAMES, SAID, max_size=3).map(lambda said: json.dumps(said).encode())
+VALUES = st.binary(max_size=40) | st.dictionaries(NAMES, JSON_VALUES, max_size=3).map(
+    lambda document: json.dumps(document).encode()
+)
 
 
 @given(VALUES)
 @example(b"9" * 5000)
 @example(b'{"sid":' + b"9" * 5000 + b"}")
 @example(b'{"purge_seqno":"' + b"9" * 5000 + b'"}')
-def test_any_value_is_read_or_refused(value):
+def test_any_request_value_is_read_or_refused(value):
     found = read_or_refused(value)
     if isinstance(found, FilterRequest):
         assert found.collections is None or all(0 <= one < 2**32 for one in found.collections)
@@ -45,7 +47,7 @@ def read_or_refused(value):
 
 
 @pytest.mark.parametrize(
-    ("value", "wish"),
+    ("value", "expected"),
     [
         (b"", FilterRequest()),
         (b"{}", FilterRequest()),
@@ -55,20 +57,20 @@ def read_or_refused(value):
         (b'{"purge_seqno":"18446744073709551615"}', FilterRequest(purge_seqno=2**64 - 1)),
     ],
 )
-def test_what_a_value_says(value, wish):
-    assert read_filter_request(value) == wish
+def test_request_value_is_decoded(value, expected):
+    assert read_filter_request(value) == expected
 
 
-def told(kind, subject):
-    (event,) = packed_events([(kind, subject)])
+def make_event(kind, subject):
+    (event,) = pack_events([(kind, subject)])
     return event
 
 
-BEGINS = told(K.COLLECTION_BEGIN, CreatedCollection(1, 8, 9, "ales"))
-CHANGES = told(K.COLLECTION_MODIFY, CreatedCollection(1, 8, 9, "ales", max_ttl=1))
-ENDS = told(K.COLLECTION_END, DroppedCollection(1, 8, 9))
-CREATES = told(K.SCOPE_CREATE, CreatedScope(1, 8, "beers"))
-DROPS = told(K.SCOPE_DROP, DroppedScope(1, 8))
+BEGINS = make_event(K.COLLECTION_BEGIN, CreatedCollection(1, 8, 9, "ales"))
+CHANGES = make_event(K.COLLECTION_MODIFY, CreatedCollection(1, 8, 9, "ales", max_ttl=1))
+ENDS = make_event(K.COLLECTION_END, DroppedCollection(1, 8, 9))
+CREATES = make_event(K.SCOPE_CREATE, CreatedScope(1, 8, "beers"))
+DROPS = make_event(K.SCOPE_DROP, DroppedScope(1, 8))
 EVENTS = (CREATES, BEGINS, CHANGES, ENDS, DROPS)
 
 FILTERS = [
@@ -82,22 +84,22 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize(("make", "tells", "ends"), [pytest.param(*row, id=name) for name, *row in FILTERS])
-def test_which_events_are_told(make, tells, ends):
+@pytest.mark.parametrize(("make", "sent", "ends"), [pytest.param(*row, id=name) for name, *row in FILTERS])
+def test_filter_sends_events_of_its_collections(make, sent, ends):
     chosen = make()
-    assert [chosen.take(event) for event in EVENTS] == tells
+    assert [chosen.apply_event(event) for event in EVENTS] == sent
     assert chosen.is_empty == ends
 
 
-def test_a_scope_has_what_begins_in_it_until_that_ends():
+def test_scope_filter_follows_its_collections():
     chosen, owners = StreamFilter([], scope=8), np.array([0, 9, 10, -1])
-    assert chosen.of(owners).tolist() == [False] * 4
-    chosen.take(BEGINS)
-    assert chosen.of(owners).tolist() == [False, True, False, False]
-    chosen.take(ENDS)
-    assert not chosen.of(owners).any()
+    assert chosen.select(owners).tolist() == [False] * 4
+    chosen.apply_event(BEGINS)
+    assert chosen.select(owners).tolist() == [False, True, False, False]
+    chosen.apply_event(ENDS)
+    assert not chosen.select(owners).any()
     assert not chosen.is_empty
 
 
-def test_a_key_of_no_collection_is_nobody_s():
-    assert StreamFilter().of(np.array([-1, 0])).tolist() == [False, True]
+def test_key_of_an_unknown_collection_is_not_sent():
+    assert StreamFilter().select(np.array([-1, 0])).tolist() == [False, True]

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import TemporaryFailure
 from penstock.node import Node
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.definition.manifest import DEFAULT_MANIFEST
 from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.frame import Frame
@@ -55,7 +55,7 @@ def watch_turns(node):
 
 
 @pytest.mark.parametrize("opcode", [Opcode.FLUSH, Opcode.FLUSHQ])
-def test_a_flush_is_answered_when_all_is_empty_and_others_have_their_turns(node, client, opcode):
+def test_flush_answers_when_all_vbuckets_are_empty_and_lets_others_run(node, client, opcode):
     fill(client)
     left = watch_turns(node)
     client.send(Frame(Magic.REQUEST, opcode), Noop())
@@ -66,7 +66,7 @@ def test_a_flush_is_answered_when_all_is_empty_and_others_have_their_turns(node,
     assert len(set(left)) > 2, "all vbuckets were emptied in one turn"
 
 
-def test_a_flush_by_management_takes_turns_too(node, client):
+def test_flush_over_http_lets_others_run(node, client):
     fill(client)
     left = watch_turns(node)
     asyncio.run_coroutine_threadsafe(node.buckets.flush("default"), node.loop).result(PATIENCE)
@@ -74,7 +74,7 @@ def test_a_flush_by_management_takes_turns_too(node, client):
     assert len(set(left)) > 2
 
 
-def test_what_is_stored_behind_a_flush_stays(node, client):
+def test_changes_behind_a_flush_stay(node, client):
     """By a client that may overtake it, too, and in a vbucket that has yet to be emptied."""
     fill(client)
     client.hello(Feature.UNORDERED_EXECUTION)
@@ -85,7 +85,7 @@ def test_what_is_stored_behind_a_flush_stays(node, client):
     assert client.stats()["curr_items"] == "1"
 
 
-def test_a_stream_that_is_opened_meanwhile_ends_when_its_vbucket_is_emptied(node, client):
+def test_stream_opened_during_a_flush_ends_with_its_vbucket(node, client):
     fill(client)
     run(node, node.buckets["default"].store.rollout.begin_flush)
     with connected(node) as consumer:
@@ -96,7 +96,7 @@ def test_a_stream_that_is_opened_meanwhile_ends_when_its_vbucket_is_emptied(node
     assert client.status(Flush()) == S.SUCCESS
 
 
-def test_a_disk_that_fails_meanwhile_ends_a_flush(tmp_path):
+def test_failing_disk_ends_a_flush(tmp_path):
     with running(tmp_path, NEVER) as node, connected(node) as client:
         for number in range(4):
             client.set(b"k", b"old", vbucket=number)
@@ -105,8 +105,8 @@ def test_a_disk_that_fails_meanwhile_ends_a_flush(tmp_path):
 
         def begin():
             bucket.flush()
-            bucket.upkeep.when_spread(answers.append)
-            bucket.store.rollout.spread(1)
+            bucket.maintenance.call_after_rollout(answers.append)
+            bucket.store.rollout.catch_up_some(1)
             bucket.store.log.directory.__class__ = FullDirectory
             bucket.store.log.commits.run()
 
@@ -127,13 +127,13 @@ def test_a_disk_that_fails_meanwhile_ends_a_flush(tmp_path):
         assert client.stats()["curr_items"] == "0"
 
 
-def test_a_full_bucket_with_collections_is_flushed(node, client):
+def test_full_bucket_with_collections_can_be_flushed(node, client):
     fill(client)
     served = node.buckets["default"]
     run(node, lambda: served.change_manifest(DEFAULT_MANIFEST.with_collection("_default", "c")))
     assert client.status(Flush()) == S.SUCCESS
     fill(client)
-    run(node, lambda: served.store.set_settings(Settings(memory_bytes=0)))
+    run(node, lambda: served.store.set_settings(BucketSettings(memory_bytes=0)))
     while client.set(b"k", b"v" * 100_000).specific == S.SUCCESS:
         pass
     assert client.status(Flush()) == S.SUCCESS

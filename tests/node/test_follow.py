@@ -18,7 +18,7 @@ from penstock.client.connect.credentials import Credentials
 from penstock.errors import AccessDenied, Error, Unreachable, UsageError
 from penstock.node import Node
 from penstock.node.auth import User
-from penstock.node.auth.users import account_of
+from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
 from penstock.node.buckets.vbucket_events import VbucketEvent
 from penstock.node.mirror import delivery_writer
@@ -62,7 +62,7 @@ def documents(node):
     return {
         (vbucket.id, key): item._replace(seqno=0)
         for vbucket in served.store.vbuckets
-        for key in list(vbucket.changes.keys.loaded())
+        for key in list(vbucket.changes.keys.load_all())
         if (item := vbucket.get(key)) is not None
     }
 
@@ -110,7 +110,7 @@ def lose(node, number, seqno):
         vbucket.history.failover_log = create_entry(
             vbucket.history.failover_log, 2**40 + next(vbuuids), vbucket.changes.high_seqno
         )
-        served.tell(vbucket, VbucketEvent.STATE_CHANGED)
+        served.report_event(vbucket, VbucketEvent.STATE_CHANGED)
 
     run(node, go_back)
 
@@ -174,7 +174,7 @@ def read(url, protocol):
 
 
 @pytest.mark.parametrize("protocol", DIALECTS)
-def test_every_consumer_gets_from_the_bridge_what_it_gets_from_the_original(protocol):
+def test_consumers_receive_the_same_from_bridge_and_upstream(protocol):
     with original() as first:
         write(first.url("beer"), fill)
         with bridge(first, protocol) as second:
@@ -192,7 +192,7 @@ def test_every_consumer_gets_from_the_bridge_what_it_gets_from_the_original(prot
                 assert found == expected != {}
 
 
-def test_a_bridge_can_be_followed_by_a_bridge():
+def test_bridge_can_follow_a_bridge():
     with ExitStack() as nodes:
         first = nodes.enter_context(original())
         chain = [first]
@@ -206,7 +206,7 @@ def test_a_bridge_can_be_followed_by_a_bridge():
 
 
 @pytest.mark.parametrize("protocol", DIALECTS)
-def test_its_vbuckets_are_replicas(protocol):
+def test_mirrored_vbuckets_are_replicas(protocol):
     with original() as first, bridge(first, protocol) as second, connected(second, "beer") as client:
         assert client.get(b"k").specific == Status.NOT_MY_VBUCKET
         assert client.set(b"k", b"v").specific == Status.NOT_MY_VBUCKET
@@ -219,7 +219,7 @@ def test_its_vbuckets_are_replicas(protocol):
 
 
 @pytest.mark.parametrize("protocol", DIALECTS)
-def test_a_flush(protocol):
+def test_flush_of_the_upstream_empties_the_copy(protocol):
     with original() as first, bridge(first, protocol) as second:
         write(first.url("beer"), fill)
         follow(second, first, protocol)
@@ -238,7 +238,7 @@ def test_a_flush(protocol):
 
 
 @pytest.mark.parametrize("protocol", DIALECTS)
-def test_an_original_that_comes_back_with_another_history(protocol):
+def test_restarted_upstream_with_another_history_is_copied(protocol):
     with original() as first:
         port = first.kv_port
         write(first.url("beer"), fill)
@@ -258,7 +258,7 @@ def test_an_original_that_comes_back_with_another_history(protocol):
 
 
 @pytest.mark.parametrize("protocol", STREAMED)
-def test_a_rollback_goes_back_no_further_than_it_has_to(protocol):
+def test_rollback_goes_back_to_the_common_point(protocol):
     with original() as first, bridge(first, protocol) as second:
 
         async def one_by_one(bucket):
@@ -277,7 +277,7 @@ def test_a_rollback_goes_back_no_further_than_it_has_to(protocol):
 
 
 @pytest.mark.parametrize("protocol", STREAMED)
-def test_a_copy_that_cannot_go_back_so_far_begins_anew(tmp_path, protocol):
+def test_copy_that_cannot_roll_back_restarts_from_zero(tmp_path, protocol):
     """It has no older versions any more; what the original sends then is not all that it needs."""
     with original() as first, bridge(first, protocol, data_dir=tmp_path) as second:
         with connected(first, "beer") as client:
@@ -293,7 +293,7 @@ def test_a_copy_that_cannot_go_back_so_far_begins_anew(tmp_path, protocol):
 
 
 @pytest.mark.parametrize("protocol", STREAMED)
-def test_no_snapshot_ends_where_the_original_has_hidden_something(protocol):
+def test_snapshots_end_where_the_upstream_hides_nothing(protocol):
     with original() as first:
         with connected(first, "beer") as client:
             for key in (b"a", b"b", b"a"):
@@ -306,7 +306,7 @@ def test_no_snapshot_ends_where_the_original_has_hidden_something(protocol):
 
 
 @pytest.mark.parametrize("protocol", STREAMED)
-def test_a_promoted_vbucket_is_not_followed_until_it_is_a_replica_again(protocol):
+def test_promoted_vbucket_is_followed_again_as_a_replica(protocol):
     with original() as first, bridge(first, protocol) as second, connected(second, "beer") as client:
         write(first.url("beer"), fill)
         follow(second, first, protocol)
@@ -323,13 +323,31 @@ def test_a_promoted_vbucket_is_not_followed_until_it_is_a_replica_again(protocol
         follow(second, first, protocol)
 
 
-def test_what_others_write_to_a_copy_does_not_last():
+def test_foreign_writes_to_a_copy_are_rolled_back():
     with original() as first, bridge(first, "dcp") as second:
         vbucket = second.buckets["beer"].store.vbuckets[0]
         run(
             second, lambda: [vbucket.incoming.apply(Event.MUTATION, b"k%d" % n, cas=1, rev_seqno=1) for n in range(100)]
         )
         write(first.url("beer"), fill)
+        follow(second, first, "dcp")
+
+
+def test_foreign_writes_between_connections_are_rolled_back():
+    with original() as first, bridge(first, "dcp") as second:
+        write(first.url("beer"), fill)
+        follow(second, first, "dcp")
+        copies, vbucket = second.bridge.copies, second.buckets["beer"].store.vbuckets[0]
+        run(second, lambda: copies.mirrored.discard(0))  # as where the connection has ended
+        write(first.url("beer"), lambda bucket: fill(bucket, 1))
+        expected = run(first, lambda: histories(first)[1:])
+        until(second, lambda: histories(second)[1:] == expected)
+
+        def intrude():
+            vbucket.incoming.apply(Event.MUTATION, b"own", cas=1, rev_seqno=1)
+            copies.restart.set()
+
+        run(second, intrude)
         follow(second, first, "dcp")
 
 
@@ -358,7 +376,7 @@ class Intruder:
         self.vbucket.incoming.apply(Event.MUTATION, b"own", cas=1, rev_seqno=1)
 
 
-def test_what_others_write_to_a_copy_while_it_is_compared_does_not_last(monkeypatch):
+def test_foreign_writes_during_a_comparison_are_rolled_back(monkeypatch):
     monkeypatch.setattr(delivery_writer, "_SLICE_SECONDS", 0.0)
     with original() as first, bridge(first, "dcp") as second:
         write(first.url("beer"), fill)
@@ -372,7 +390,7 @@ def test_what_others_write_to_a_copy_while_it_is_compared_does_not_last(monkeypa
         follow(second, first, "dcp")
 
 
-def test_a_promoted_vbucket_over_tap():
+def test_promoted_vbucket_is_not_followed_over_tap():
     with original() as first, bridge(first, "tap") as second, connected(second, "beer") as client:
         write(first.url("beer"), fill)
         follow(second, first, "tap")
@@ -388,7 +406,7 @@ def test_a_promoted_vbucket_over_tap():
         follow(second, first, "tap")
 
 
-def test_all_promoted_and_one_given_back():
+def test_demoted_vbucket_is_followed_again():
     with original() as first, bridge(first, "dcp") as second:
         for number in range(VBUCKETS):
             set_state(second, number, ACTIVE)
@@ -399,7 +417,7 @@ def test_all_promoted_and_one_given_back():
         assert run(second, lambda: [high for _, high, *_ in histories(second)[:3]]) == [0, 0, 0]
 
 
-def test_a_failover_that_loses_nothing_is_no_rollback():
+def test_failover_without_loss_is_no_rollback():
     with original() as first, bridge(first, "dcp") as second:
         write(first.url("beer"), fill)
         follow(second, first, "dcp")
@@ -413,7 +431,7 @@ def test_a_failover_that_loses_nothing_is_no_rollback():
 # What it says
 
 
-def test_it_says_whom_it_follows():
+def test_statistics_show_the_upstream():
     with original() as first, bridge(first, "upr") as second:
         write(first.url("beer"), fill)
         follow(second, first, "upr")
@@ -427,7 +445,7 @@ def test_it_says_whom_it_follows():
             assert frame.specific == Status.KEY_ENOENT
 
 
-def test_the_dialect_may_stand_in_the_connection_string():
+def test_connection_string_can_choose_the_dialect():
     with original() as first, Node.running(follow=first.url("beer") + "?protocol=upr-draft") as second:
         assert second.bridge is not None
         assert second.bridge.dialect == "upr-draft"
@@ -436,14 +454,14 @@ def test_the_dialect_may_stand_in_the_connection_string():
 # What cannot be followed
 
 
-def test_an_original_that_is_not_there():
+def test_missing_upstream_is_reported():
     with original() as first:
         url = first.url("beer")
     with pytest.raises(Unreachable, match=r"limit 0\.01 s"), Node.running(follow=url + "?retrySeconds=0.01"):
         pass
 
 
-def test_a_server_without_the_dialect_cannot_be_followed():
+def test_server_without_the_dialect_cannot_be_followed():
     with (
         original() as first,
         OldServer(first, COUCHBASE_2_5) as server,
@@ -462,7 +480,7 @@ def test_a_server_without_the_dialect_cannot_be_followed():
         ("http://", None, None, "expected couchbase://"),
     ],
 )
-def test_what_cannot_be_followed(url, buckets, protocol, message):
+def test_unsuitable_upstreams_are_refused(url, buckets, protocol, message):
     with (
         original() as first,
         pytest.raises(UsageError, match=message),
@@ -482,7 +500,7 @@ def test_what_cannot_be_followed(url, buckets, protocol, message):
         (["beer"], 2 * VBUCKETS, "8 vbuckets now, it had 4"),
     ],
 )
-def test_following_ends_where_no_retry_helps(buckets, vbuckets, message):
+def test_lasting_error_ends_following(buckets, vbuckets, message):
     with original() as first:
         stack = ExitStack()
         second = stack.enter_context(Node.running(follow=first.url("beer") + "?retrySeconds=0.3"))
@@ -503,7 +521,7 @@ def test_following_ends_where_no_retry_helps(buckets, vbuckets, message):
         assert read(second.url("beer"), "dcp")  # it goes on serving
 
 
-def test_it_has_other_buckets_as_well():
+def test_bridge_node_serves_other_buckets():
     with original() as first, Node.running(["own"], 8, follow=first.url("beer")) as second:
         assert {name: len(served.store.vbuckets) for name, served in second.buckets.items()} == {"own": 8, "beer": 4}
         write(second.url("own"), fill)
@@ -528,7 +546,7 @@ events = st.lists(
 @pytest.mark.parametrize("protocol", DIALECTS)
 @settings(max_examples=scaled(15), suppress_health_check=[HealthCheck.too_slow])
 @given(events)
-def test_whatever_happens_it_becomes_like_the_original(protocol, happening):
+def test_copy_converges_to_the_upstream(protocol, happening):
     with Node.running(["beer"], 2) as first, bridge(first, protocol) as second:
         with connected(first, "beer") as client:
             for kind, what, vbucket in happening:
@@ -551,10 +569,10 @@ def test_whatever_happens_it_becomes_like_the_original(protocol, happening):
         follow(second, first, protocol)
 
 
-def test_a_bucket_that_asks_for_a_login_is_followed(tmp_path):
+def test_upstream_with_a_login_is_followed(tmp_path):
     path = tmp_path / "users.json"
     with change_users(path) as accounts:
-        accounts["bridge"] = account_of(User.of("bridge", ["stream_reader[beer]"]), "bridge's", 4096)
+        accounts["bridge"] = make_account(User.from_texts("bridge", ["data_dcp_reader[beer]"]), "bridge's", 4096)
     with Node.running(["beer"], vbuckets=4, users=path) as first:
         address = parse_address(first.url("beer"), Credentials("bridge", "bridge's"))
         with Node.running(follow=address) as second, connected(second, "beer") as client:

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import RemoteProtocolError
-from penstock.node.mirror.arrived_row import arrived
+from penstock.node.mirror.received_change import convert_change
 from penstock.store.documents.conflict import Meta
 from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.flags import Datatype, OpenFlag, StreamFlag
@@ -61,10 +61,10 @@ def attributes(node):
 
 def follow(second, first):
     expected, there = run(first, lambda: (history(first), manifest(first)))
-    until(second, lambda: history(second) == expected and manifest(second).says_the_same_as(there))
+    until(second, lambda: history(second) == expected and manifest(second).has_same_content(there))
 
 
-def test_the_copy_has_what_the_original_has():
+def test_copy_has_the_collections_of_the_upstream():
     with original() as first, connected(first, "beer") as writer:
         writer.hello(Feature.COLLECTIONS)
         give(writer, 1, DEFAULT, beers(ALE, LAGER))
@@ -86,7 +86,7 @@ def test_the_copy_has_what_the_original_has():
 
 
 @pytest.mark.parametrize("protocol", ["upr", "tap"])
-def test_dialects_without_collections_bring_the_default_one(protocol):
+def test_dialects_without_collections_fill_the_default_collection(protocol):
     with original() as first, connected(first, "beer") as writer:
         writer.hello(Feature.COLLECTIONS)
         give(writer, 1, DEFAULT, beers(ALE))
@@ -107,6 +107,6 @@ WRONG = [
 
 
 @pytest.mark.parametrize("change", WRONG)
-def test_rows_that_cannot_be_stored(change):
+def test_invalid_rows_are_refused(change):
     with pytest.raises(RemoteProtocolError, match="vbucket 3: "):
-        arrived(change)
+        convert_change(change)

@@ -7,7 +7,8 @@ import pytest
 
 from penstock.errors import UsageError
 from penstock.node import Node
-from penstock.store.definition.bucket_settings import Settings
+from penstock.node.buckets import flusher
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.statuses import Status
 from tests.node.disks import FullDirectory, become, copy_files
@@ -15,7 +16,7 @@ from tests.node.test_follow import DIALECTS, STREAMED, VBUCKETS, fill, follow, i
 from tests.node.watch import run
 from tests.node.wire_client import connected, until_stat
 
-SMALL = Settings(segment_bytes=64 * 1024)
+SMALL = BucketSettings(segment_bytes=64 * 1024)
 
 
 @contextmanager
@@ -25,7 +26,7 @@ def bridge(node, protocol, path, settings=SMALL):
 
 
 @pytest.mark.parametrize("protocol", STREAMED)
-def test_after_a_stop_only_what_is_new_comes_over(tmp_path, protocol):
+def test_restarted_bridge_fetches_only_new_changes(tmp_path, protocol):
     with original() as first:
         write(first.url("beer"), fill)
         for turn in range(3):
@@ -36,7 +37,7 @@ def test_after_a_stop_only_what_is_new_comes_over(tmp_path, protocol):
                 assert (second.bridge.copies.changes == 1) is bool(turn)
 
 
-def test_over_tap_every_start_begins_anew(tmp_path):
+def test_restarted_bridge_over_tap_restarts_from_zero(tmp_path):
     with original() as first:
         write(first.url("beer"), fill)
         for _ in range(2):
@@ -45,8 +46,11 @@ def test_over_tap_every_start_begins_anew(tmp_path):
 
 
 @pytest.mark.parametrize("protocol", DIALECTS)
-def test_whenever_it_dies_its_copy_becomes_like_the_original(tmp_path, protocol):
-    with original() as first, bridge(first, protocol, tmp_path / "data", Settings(commit_seconds=0.001)) as second:
+def test_killed_bridge_converges_to_the_upstream(tmp_path, protocol):
+    with (
+        original() as first,
+        bridge(first, protocol, tmp_path / "data", BucketSettings(commit_seconds=0.001)) as second,
+    ):
         for turn in range(6):
             write(first.url("beer"), partial(fill, turn=turn))
             copy_files(second, "beer", tmp_path / f"copy-{turn}")
@@ -56,7 +60,8 @@ def test_whenever_it_dies_its_copy_becomes_like_the_original(tmp_path, protocol)
 
 
 @pytest.mark.parametrize("protocol", DIALECTS)
-def test_while_its_disk_is_full_it_waits(tmp_path, protocol):
+def test_bridge_waits_while_its_disk_is_full(tmp_path, protocol, monkeypatch):
+    monkeypatch.setattr(flusher, "_RETRY_SECONDS", 0.05)
     with original() as first, bridge(first, protocol, tmp_path) as second:
         write(first.url("beer"), fill)
         follow(second, first, protocol)
@@ -72,20 +77,20 @@ def test_while_its_disk_is_full_it_waits(tmp_path, protocol):
         assert second.bridge.connections == connections
 
 
-def test_a_bridge_whose_memory_is_used_up_waits_and_lives_on(caplog):
+def test_bridge_waits_while_its_memory_is_full(caplog):
     with original() as first:
         write(first.url("beer"), lambda bucket: bucket.upsert_many([(f"key-{n}", bytes(1 << 20)) for n in range(8)]))
-        with Node.running(follow=first.url("beer"), settings=Settings(memory_bytes=1)) as second:
+        with Node.running(follow=first.url("beer"), settings=BucketSettings(memory_bytes=1)) as second:
             with connected(second, "beer") as client:
                 while not caplog.messages:
                     client.stats("follow")
                 assert client.stats("follow")["connected"] == "true"
             assert second.bridge is not None
             assert not second.bridge.task.done()
-    assert caplog.messages[0].startswith(f"bucket beer takes nothing from {first.url('beer')}: ")
+    assert caplog.messages[0].startswith(f"bucket beer refuses changes of {first.url('beer')}: ")
 
 
-def test_a_vbucket_that_was_made_active_stays_so(tmp_path):
+def test_promoted_vbucket_stays_active_after_a_restart(tmp_path):
     with original() as first:
         write(first.url("beer"), fill)
         with bridge(first, "dcp", tmp_path) as second:
@@ -98,7 +103,7 @@ def test_a_vbucket_that_was_made_active_stays_so(tmp_path):
             until_stat(client, "vbuckets", 3, "follow")
 
 
-def test_a_bucket_of_its_own_is_not_given_up_for_a_copy(tmp_path):
+def test_own_bucket_is_not_replaced_by_a_copy(tmp_path):
     with Node.running(["beer"], VBUCKETS, data_dir=tmp_path) as node, connected(node, "beer") as client:
         client.set(b"k", b"own")
     with original() as first:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from penstock.node import Node
 from penstock.store.history.failover_log import create_entry
-from penstock.store.history.rollback import common_seqno
-from penstock.wire.codec.layout import decode
+from penstock.store.history.rollback import find_common_seqno
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.dcp import StreamReq
 from penstock.wire.messages.kv import FailoverEntry, pack_failover_log
@@ -36,7 +36,7 @@ class Original(Script):
         if frame.opcode == Opcode.GET_FAILOVER_LOG:
             return reply(frame, value=pack_failover_log(LOG))
         if frame.opcode == Opcode.DCP_STREAM_REQ:
-            request = decode(frame)
+            request = decode_frame(frame)
             assert isinstance(request, StreamReq)
             self.asked.append((request.start_seqno, request.vbuuid, request.snap_start, request.snap_end))
             return self.serve(peer, request)
@@ -54,7 +54,7 @@ async def copy_of(script):
 
 
 @in_loop
-async def test_what_is_in_the_middle_of_a_snapshot_is_not_served_and_comes_again():
+async def test_incomplete_snapshot_is_not_served_and_fetched_again():
     def serve(peer, request):
         if request.start_seqno:
             return accept(request, LOG) + marker(request, 3, 900) + mutations(request, 5, 900)
@@ -64,16 +64,16 @@ async def test_what_is_in_the_middle_of_a_snapshot_is_not_served_and_comes_again
     async with Original(serve) as script, copy_of(script) as (_, watch, vbucket):
         await watch.until(lambda: vbucket.changes.high_seqno == 399)
         assert vbucket.history.whole_seqno == 2
-        assert [vbucket.history.snapshot(0, end).end_seqno for end in (1, 2, 3, 399)] == [1, 2, 2, 2]
+        assert [vbucket.history.open_snapshot(0, end).end_seqno for end in (1, 2, 3, 399)] == [1, 2, 2, 2]
         script.peers[-1].transport.abort()
         await watch.until(lambda: vbucket.history.whole_seqno == 900)
         assert script.asked == [(0, 0, 0, 0), (2, 11, 2, 2)]
-        assert [vbucket.history.snapshot(0, end).end_seqno for end in (1, 5, 900)] == [900, 900, 900]
+        assert [vbucket.history.open_snapshot(0, end).end_seqno for end in (1, 5, 900)] == [900, 900, 900]
         assert vbucket.changes.items == 4
 
 
 @in_loop
-async def test_a_log_is_the_copys_before_anything_is_stored():
+async def test_failover_log_is_stored_before_changes():
     newer = (FailoverEntry(12, 0), FailoverEntry(11, 0))
 
     def serve(peer, request):
@@ -85,7 +85,7 @@ async def test_a_log_is_the_copys_before_anything_is_stored():
 
 
 @in_loop
-async def test_an_upstream_without_its_history_begins_anew():
+async def test_upstream_without_its_history_is_copied_from_zero():
     def serve(peer, request):
         if request.start_seqno:
             return rollback(request, 1)
@@ -105,7 +105,7 @@ async def test_an_upstream_without_its_history_begins_anew():
 
 
 @in_loop
-async def test_garbage_ends_it():
+async def test_garbage_ends_following():
     def serve(peer, request):
         return accept(request, LOG) + marker(request, 1, 2) + mutations(request, 3)
 
@@ -148,7 +148,7 @@ def act(history, done):
 
 @given(acts, st.integers(0, 30), acts, acts)
 @example([("write", 1), ("write", 1), ("back", 0)], 0, [], [("back", 1)])  # a log that is ahead of the changes
-def test_two_histories_are_the_same_up_to_where_one_left_their_last_common_branch(before, seqno, own, theirs):
+def test_common_seqno_is_the_end_of_the_last_common_branch(before, seqno, own, theirs):
     original = Branching()
     act(original, before)
     seqno = min(seqno, len(original.changes))
@@ -162,11 +162,11 @@ def test_two_histories_are_the_same_up_to_where_one_left_their_last_common_branc
         if mine != other:
             break
         same += 1
-    assert common_seqno(copy.log, len(copy.changes), original.log) == same
+    assert find_common_seqno(copy.log, len(copy.changes), original.log) == same
 
 
 @in_loop
-async def test_an_upstream_that_is_flushed_without_a_word_is_copied_anew():
+async def test_silently_flushed_upstream_is_copied_from_zero():
     """As Couchbase 3.1.6: seqnos begin at 1 again under the same vbuuid, and a position of before would be accepted."""
 
     def serve(peer, request):

@@ -36,7 +36,7 @@ def has(node, changes):
 
 
 @pytest.mark.process
-def test_a_node_that_is_away_holds_up_only_its_own_vbuckets(cluster):
+def test_unreachable_node_delays_only_its_own_vbuckets(cluster):
     everything = {*range(VBUCKETS)}
     with Node.running(follow=cluster.url(0, 1)) as copy:
         bridge = copy.buckets["beer"].bridge

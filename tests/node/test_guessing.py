@@ -1,4 +1,4 @@
-"""What guessing tells an attacker, measured on a node in a process of its own."""
+"""Information that an attacker gets by guessing, measured on a node in a process of its own."""
 
 from statistics import median
 
@@ -16,13 +16,13 @@ def node():
         yield node
 
 
-def test_the_time_of_an_answer_does_not_tell_whether_a_user_exists(node):
+def test_answer_time_does_not_reveal_users(node):
     """The bounds are six standard deviations of that share for so many samples."""
     found = enumeration(node, times=5000, verdicts=500)
-    shares = {what: share_above(known, unknown) for what, (known, unknown) in found.items()}
+    shares = {kind: share_above(known, unknown) for kind, (known, unknown) in found.items()}
     assert abs(shares["a challenge"] - 0.5) < 0.035, shares
     assert abs(shares["a refusal"] - 0.5) < 0.11, shares
 
 
-def test_an_innocent_login_does_not_wait_for_guesses_from_its_address(node):
+def test_login_does_not_wait_for_guesses_from_its_address(node):
     assert median(innocent(node, crowd=32, times=30)) < 0.1

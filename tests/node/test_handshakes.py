@@ -1,4 +1,4 @@
-"""What a connection with TLS costs, idle or not even there yet."""
+"""The cost of a TLS connection, idle or before its handshake."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from penstock.errors import UsageError
 from penstock.node import Node
 from penstock.node.auth.certificates import make_certificates
 from penstock.node.transport import tls_handshakes
-from penstock.node.transport.encryption import READ_BYTES
+from penstock.node.transport.tls_connection import READ_BYTES
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Get, Noop
 from tests.node.watch import run
@@ -42,7 +42,7 @@ def certificates(tmp_path):
 
 @contextmanager
 def serving(certificates, **options):
-    """Run a node; yield it, and what its clients believe."""
+    """Run a node; yield it, and the context of its clients."""
     context = ssl.create_default_context(cafile=certificates / "ca")
     files = {"certificate": certificates / "pem", "key": certificates / "key"}
     with Node.running(vbuckets=1, tls_port=0, **files, **options) as node:
@@ -72,7 +72,7 @@ def test_an_idle_connection_keeps_a_small_buffer(encrypted):
 
 
 @pytest.mark.parametrize("nbytes", [4 * READ_BYTES, 18 << 20])
-def test_what_is_longer_than_the_buffer_arrives(encrypted, nbytes):
+def test_message_longer_than_the_buffer_arrives(encrypted, nbytes):
     node, context = encrypted
     value = bytes(range(256)) * (nbytes // 256)
     with connected(node, tls=context) as client:
@@ -81,8 +81,8 @@ def test_what_is_longer_than_the_buffer_arrives(encrypted, nbytes):
         assert [client.receive().value for _ in range(3)] == [value, b"", value]
 
 
-def test_peers_that_say_nothing_cost_little(encrypted):
-    """A peer's part is a socket; what is set aside for it is the node's."""
+def test_silent_tls_peers_need_little_memory(encrypted):
+    """The memory of the node is compared with the sockets of the peers."""
     node, context = encrypted
     with ExitStack() as stack, connected(node, tls=context) as client:
         tracemalloc.start()
@@ -99,8 +99,8 @@ def test_peers_that_say_nothing_cost_little(encrypted):
     assert each < 8 * 1024
 
 
-def test_only_so_many_say_nothing_at_once(certificates, monkeypatch):
-    monkeypatch.setattr(tls_handshakes, "MOST_SILENT", 6)
+def test_silent_tls_peers_are_limited(certificates, monkeypatch):
+    monkeypatch.setattr(tls_handshakes, "MAX_SILENT", 6)
     with serving(certificates) as (node, context), ExitStack() as stack:
         address = (node.host, node.tls_port)
         silent = [stack.enter_context(socket.create_connection(address, PATIENCE)) for _ in range(4)]
@@ -115,9 +115,9 @@ HELLO = bytes.fromhex("1603010200010001fc0303")  # the beginning of a ClientHell
 
 
 @pytest.mark.parametrize("port", ["tls_port", "https_port"])
-def test_only_so_many_shake_hands_at_once(certificates, monkeypatch, port):
-    """One of another address does not count. What has not begun yet does not, either."""
-    monkeypatch.setattr(tls_handshakes, "MOST_HANDSHAKES", 6)
+def test_simultaneous_handshakes_are_limited(certificates, monkeypatch, port):
+    """A peer of another address does not count, nor does one without a ClientHello."""
+    monkeypatch.setattr(tls_handshakes, "MAX_HANDSHAKES", 6)
     with serving(certificates) as (node, context), ExitStack() as stack:
         address = (node.host, getattr(node, port))
         silent = stack.enter_context(socket.create_connection(address, PATIENCE))
@@ -161,8 +161,8 @@ def is_open(peer):
 
 
 @pytest.mark.parametrize("pieces", [1, 7, 1000])
-def test_a_handshake_in_pieces(encrypted, pieces):
-    """However the bytes of a client arrive, it is served; and it may close in the middle of what it is sent."""
+def test_handshake_in_pieces_succeeds(encrypted, pieces):
+    """A client is served in any case; and it may close while it gets a reply."""
     node, context = encrypted
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
@@ -198,7 +198,7 @@ def test_a_handshake_in_pieces(encrypted, pieces):
 @pytest.mark.parametrize(
     "sent", [bytes(24), b"\x80\x0a" + bytes(22), b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff" + bytes(99)]
 )
-def test_what_is_no_handshake_ends_the_connection(encrypted, sent):
+def test_bytes_without_handshake_end_connection(encrypted, sent):
     node, context = encrypted
     with socket.create_connection((node.host, node.tls_port), PATIENCE) as peer:
         peer.sendall(sent)
@@ -207,7 +207,7 @@ def test_what_is_no_handshake_ends_the_connection(encrypted, sent):
         assert client.status(Noop()) == Status.SUCCESS
 
 
-def test_what_is_damaged_on_the_way_ends_the_connection(encrypted):
+def test_damaged_record_ends_connection(encrypted):
     node, context = encrypted
     with connected(node, tls=context) as client, socket.socket(fileno=os.dup(client.socket.fileno())) as raw:
         assert client.status(Noop()) == Status.SUCCESS
@@ -216,7 +216,7 @@ def test_what_is_damaged_on_the_way_ends_the_connection(encrypted):
         assert drained(raw)
 
 
-def test_a_client_that_reads_late_gets_all_of_it(encrypted):
+def test_late_reader_gets_the_whole_reply(encrypted):
     """The node pauses in between: more is asked for than it holds for one connection."""
     node, context = encrypted
     value, times = b"v" * 1_000_000, 12
@@ -235,7 +235,7 @@ def ended(peer):
         return True
 
 
-def test_a_node_that_stops_waits_for_no_handshake(encrypted):
+def test_stopping_node_does_not_wait_for_handshakes(encrypted):
     node, _ = encrypted
     peer = socket.create_connection((node.host, node.tls_port), PATIENCE)
     asyncio.run_coroutine_threadsafe(node.stop(), node.loop).result(PATIENCE)
@@ -244,7 +244,7 @@ def test_a_node_that_stops_waits_for_no_handshake(encrypted):
 
 
 @pytest.mark.parametrize("another", [False, True], ids=["removed", "another added"])
-def test_a_ca_that_is_removed_counts_no_more(certificates, another):
+def test_certificates_of_a_removed_ca_are_refused(certificates, another):
     """Neither for new connections, with or without a session of before, nor for those that are open."""
     (certificates / "cas").write_bytes((certificates / "ca").read_bytes())
     with serving(certificates, client_ca=certificates / "cas") as (node, context), ExitStack() as stack:
@@ -282,7 +282,7 @@ def shaken(node, context, session):
         yield encrypted
 
 
-def test_a_reload_that_fails_changes_nothing(certificates):
+def test_failed_reload_changes_nothing(certificates):
     (certificates / "cas").write_bytes((certificates / "ca").read_bytes())
     with serving(certificates, client_ca=certificates / "cas") as (node, _):
         certified = ssl.create_default_context(cafile=certificates / "ca")

@@ -52,7 +52,7 @@ VALUES = [
 
 @pytest.mark.parametrize(("opcode", "form"), STORES, ids=[opcode.name for opcode, _ in STORES])
 @pytest.mark.parametrize("claim", [0, D.JSON, D.SNAPPY, D.JSON | D.SNAPPY])
-def test_a_store_has_the_datatype_of_its_value_whatever_the_client_claims(client, reader, opcode, form, claim):
+def test_stored_datatype_is_detected_from_the_value(client, reader, opcode, form, claim):
     if claim:
         client.hello(F.JSON, F.SNAPPY)
     packed = claim & D.SNAPPY
@@ -69,12 +69,12 @@ def test_a_store_has_the_datatype_of_its_value_whatever_the_client_claims(client
         assert reader.get(key).datatype == expected | packed
 
 
-def test_a_reader_without_json_gets_the_value_as_raw(client, reader):
+def test_client_without_json_gets_raw_values(client, reader):
     client.set(b"k", b"{}")
     assert (client.get(b"k").datatype, reader.get(b"k").datatype) == (0, D.JSON)
 
 
-def test_a_compressed_claim_is_checked(client, reader):
+def test_datatype_of_a_compressed_value_is_checked(client, reader):
     client.hello(F.SNAPPY, F.JSON)
     bomb = b"\xff\xff\xff\xff\x0f" + b"\0" * 10
     for message in (
@@ -87,7 +87,7 @@ def test_a_compressed_claim_is_checked(client, reader):
 
 
 @pytest.mark.parametrize("opcode", [Op.APPEND, Op.PREPEND])
-def test_a_value_that_grows_becomes_json_and_no_json(client, reader, opcode):
+def test_append_updates_the_datatype(client, reader, opcode):
     pieces = [b"[", b"1", b"]"] if opcode is Op.APPEND else [b"]", b"1", b"["]
     client.set(b"k", pieces[0])
     found = [stored_datatype(reader)]
@@ -97,7 +97,7 @@ def test_a_value_that_grows_becomes_json_and_no_json(client, reader, opcode):
     assert found == [0, 0, D.JSON, 0]
 
 
-def test_a_counter_is_json(client, reader):
+def test_counter_is_json(client, reader):
     client.ask(Count(key=b"k", delta=1, initial=5))
     assert stored_datatype(reader) == D.JSON
     client.set(b"k", b" 5 apples")
@@ -108,7 +108,7 @@ def test_a_counter_is_json(client, reader):
 
 @pytest.mark.parametrize("body", [b"{}", b"text"])
 @pytest.mark.parametrize("packed", [0, D.SNAPPY])
-def test_the_body_behind_extended_attributes_is_looked_at(reader, body, packed):
+def test_body_behind_extended_attributes_is_inspected(reader, body, packed):
     value = pack_xattrs({"a": b"1"}, body)
     message = SetWithMeta(
         key=b"k", value=deflate(value) if packed else value, datatype=D.XATTR | D.JSON | packed, **META
@@ -120,14 +120,14 @@ def test_the_body_behind_extended_attributes_is_looked_at(reader, body, packed):
     assert stored_datatype(reader) == D.XATTR | (D.JSON & ~expected)
 
 
-def test_a_part_of_a_document_makes_it_json(reader):
-    message = SubdocMutation.at(b"a", b"1", key=b"k", flags=0, doc_flags=DocFlag.MKDOC)
+def test_subdoc_change_updates_the_datatype(reader):
+    message = SubdocMutation.for_path(b"a", b"1", key=b"k", flags=0, doc_flags=DocFlag.MKDOC)
     assert reader.status(message.encode(Op.SUBDOC_DICT_UPSERT)) == Status.SUCCESS
     assert stored_datatype(reader) == D.JSON
 
 
 @pytest.mark.parametrize(("body", "expected"), VALUES[:-1])
-def test_a_whole_body_of_a_multi_mutation_is_looked_at(reader, body, expected):
+def test_body_of_a_multi_mutation_is_inspected(reader, body, expected):
     specs = [
         MutationSpec(Op.SUBDOC_DICT_UPSERT, PathFlag.XATTR | PathFlag.MKDIR_P, b"a", b"1"),
         MutationSpec(Op.SET, 0, b"", body),
@@ -145,7 +145,7 @@ def test_tap_has_no_datatype_before_hello(node, reader, value, expected):
     assert stored_datatype(reader) == expected
 
 
-def test_streams_have_the_bit_without_hello(client):
+def test_streams_have_the_json_bit_without_hello(client):
     client.set(b"json", b'{"a":1}')
     client.set(b"text", b"text")
     client.open().stream(end=2)

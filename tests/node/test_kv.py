@@ -82,7 +82,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("what", "frame", "status"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_what_is_refused_and_leaves_the_connection_good(node, client, what, frame, status):
+def test_refused_requests_keep_the_connection(node, client, what, frame, status):
     client.set(b"there", b"value")
     client.send(frame)
     reply = client.receive()
@@ -100,7 +100,7 @@ def test_what_is_refused_and_leaves_the_connection_good(node, client, what, fram
     assert client.get(b"there").value == b"value"
 
 
-def test_a_document_comes_back_as_it_was_stored(client):
+def test_document_is_returned_as_it_was_stored(client):
     stored = client.set(b"key", b"\x00value\xff", flags=0xDEADBEEF, vbucket=7)
     found = client.get(b"key", vbucket=7, opaque=0xFFFFFFFF)
     assert (stored.specific, stored.extras, stored.key, stored.value) == (S.SUCCESS, b"", b"", b"")
@@ -110,35 +110,35 @@ def test_a_document_comes_back_as_it_was_stored(client):
 
 
 @pytest.mark.parametrize("length", [1, MAX_KEY])
-def test_the_shortest_and_the_longest_key(client, length):
+def test_shortest_and_longest_keys_are_accepted(client, length):
     assert client.set(b"k" * length).specific == S.SUCCESS
     assert client.get(b"k" * length).value == b""
 
 
-def test_the_longest_value(client):
+def test_longest_value_is_accepted(client):
     value = bytes(range(256)) * (MAX_VALUE // 256)
     assert client.set(b"big", value).specific == S.SUCCESS
     assert client.get(b"big").value == value
 
 
-def test_a_request_with_empty_framing_extras_is_an_ordinary_one(client):
+def test_empty_framing_extras_are_accepted(client):
     client.set(b"k", b"v")
     assert client.ask(Frame(Magic.ALT_REQUEST, Opcode.GET, key=b"k")).value == b"v"
 
 
-def test_getk_answers_with_the_key(client):
+def test_getk_returns_the_key(client):
     client.set(b"key", b"value")
     found = client.ask(request(Opcode.GETK, key=b"key"))
     assert (found.key, found.value, found.extras) == (b"key", b"value", bytes(4))
 
 
-def test_a_miss_of_getk_has_the_key(client):
+def test_getk_miss_returns_the_key(client):
     missed = client.ask(request(Opcode.GETK, key=b"nowhere"))
     assert (missed.specific, missed.key, missed.value, missed.extras) == (S.KEY_ENOENT, b"nowhere", b"", b"")
 
 
 @pytest.mark.parametrize("opcode", [Opcode.SET, Opcode.REPLACE])
-def test_a_deleted_document_has_no_cas_to_store_with(client, opcode):
+def test_cas_of_a_deleted_document_is_refused(client, opcode):
     stored = client.set(b"k")
     client.hello(Feature.MUTATION_SEQNO)
     for cas in (stored.cas, client.delete(b"k").cas, 1):
@@ -146,7 +146,7 @@ def test_a_deleted_document_has_no_cas_to_store_with(client, opcode):
         assert client.status(refused) == S.KEY_ENOENT
 
 
-def test_a_recreated_document_counts_on_from_its_own_tombstone(client):
+def test_recreated_document_continues_the_revisions_of_its_tombstone(client):
     for _ in range(3):
         client.set(b"other")
     client.delete(b"other")
@@ -157,7 +157,7 @@ def test_a_recreated_document_counts_on_from_its_own_tombstone(client):
     assert (client.meta(b"k").rev_seqno, client.meta(b"new").rev_seqno) == (3, 1)
 
 
-def test_cas_guards_a_store_and_a_delete(client):
+def test_cas_guards_stores_and_deletions(client):
     first = client.set(b"k", b"1")
     second = client.set(b"k", b"2", cas=first.cas)
     assert second.cas > first.cas
@@ -167,7 +167,7 @@ def test_cas_guards_a_store_and_a_delete(client):
     assert client.get(b"k").specific == S.KEY_ENOENT
 
 
-def test_only_who_said_hello_is_told_the_cas_of_a_deletion(client):
+def test_deletion_returns_a_cas_only_after_hello(client):
     client.set(b"k")
     assert client.delete(b"k").cas == 0  # as memcached answers
     client.ask(Hello(value=pack_features([Feature.SELECT_BUCKET])))
@@ -176,7 +176,7 @@ def test_only_who_said_hello_is_told_the_cas_of_a_deletion(client):
 
 
 @pytest.mark.parametrize("opcode", [Opcode.SET, Opcode.ADD])
-def test_a_document_whose_time_was_over_when_it_came_is_gone_at_the_next_access(client, opcode):
+def test_document_stored_expired_is_deleted_at_the_next_access(client, opcode):
     message = Set(key=b"k", value=b"v", expiry=1_600_000_000)
     assert client.status(message.encode(opcode)) == S.SUCCESS
     assert client.stats()["curr_items"] == "1"
@@ -184,7 +184,7 @@ def test_a_document_whose_time_was_over_when_it_came_is_gone_at_the_next_access(
     assert client.stats()["curr_items"] == "0"
 
 
-def test_add_and_replace(client):
+def test_add_and_replace_check_whether_the_document_exists(client):
     assert client.ask(request(Opcode.ADD, key=b"k", extras=FLAGS_AND_EXPIRY, value=b"1")).specific == S.SUCCESS
     assert client.ask(request(Opcode.REPLACE, key=b"k", extras=FLAGS_AND_EXPIRY, value=b"2")).specific == S.SUCCESS
     assert client.get(b"k").value == b"2"
@@ -192,7 +192,7 @@ def test_add_and_replace(client):
     assert client.status(Add(key=b"k", value=b"3")) == S.SUCCESS
 
 
-def test_quiet_forms_speak_only_of_what_is_unexpected(client):
+def test_quiet_commands_answer_only_errors(client):
     client.send(
         request(Opcode.SETQ, key=b"a", extras=FLAGS_AND_EXPIRY, value=b"1", opaque=1),
         request(Opcode.ADDQ, key=b"b", extras=FLAGS_AND_EXPIRY, value=b"2", opaque=2),
@@ -213,7 +213,7 @@ def test_quiet_forms_speak_only_of_what_is_unexpected(client):
     ]
 
 
-def test_tokens_name_the_branch_and_the_seqno_once_they_were_asked_for(client):
+def test_mutation_tokens_are_sent_once_agreed_on(client):
     assert client.set(b"k").extras == b""
     client.ask(Hello(value=pack_features([Feature.MUTATION_SEQNO])))
     log = unpack_failover_log(client.ask(request(Opcode.GET_FAILOVER_LOG)).value)
@@ -223,7 +223,7 @@ def test_tokens_name_the_branch_and_the_seqno_once_they_were_asked_for(client):
     assert client.set(b"k").extras == b""
 
 
-def test_replies_come_in_the_order_of_the_requests(client):
+def test_replies_keep_the_order_of_the_requests(client):
     count = 20_000
     for start in range(0, count, 1000):
         client.send(
@@ -234,7 +234,7 @@ def test_replies_come_in_the_order_of_the_requests(client):
     assert [client.receive().value for _ in range(count)] == [b"v%d" % n for n in range(count)]
 
 
-def test_a_frame_whose_parts_do_not_fit_is_refused_and_the_next_one_served(client):
+def test_inconsistent_frame_is_refused_and_the_next_one_served(client):
     client.send(HEADER.pack(Magic.REQUEST, Opcode.GET, 10, 0, 0, 0, 4, 5, 0) + b"abcd", Noop(opaque=6))
     replies = [client.receive(), client.receive()]
     assert [(r.opcode, r.opaque, r.specific) for r in replies] == [
@@ -254,7 +254,7 @@ CLOSED = [
 
 
 @pytest.mark.parametrize(("what", "data"), CLOSED, ids=[row[0] for row in CLOSED])
-def test_what_closes_the_connection_without_an_answer(node, client, what, data):
+def test_invalid_headers_close_the_connection(node, client, what, data):
     client.send(Noop(), data)
     assert client.receive().opcode == Opcode.NOOP
     assert client.ended()
@@ -262,7 +262,7 @@ def test_what_closes_the_connection_without_an_answer(node, client, what, data):
         assert other.status(Noop()) == S.SUCCESS
 
 
-def test_quit_is_answered_unless_it_is_quiet(node):
+def test_quit_is_answered_unless_quiet(node):
     with connected(node) as client:
         client.send(Set(key=b"k"), Quit(), Set(key=b"never"))
         assert [client.receive().opcode for _ in range(2)] == [Opcode.SET, Opcode.QUIT]
@@ -274,14 +274,14 @@ def test_quit_is_answered_unless_it_is_quiet(node):
         assert client.get(b"never").specific == S.KEY_ENOENT
 
 
-def test_without_a_bucket():
+def test_commands_without_a_bucket_are_refused():
     with Node.running(["beer"], vbuckets=4) as node, connected(node) as client:
         for message in (Get(key=b"k"), Set(key=b"k"), Delete(key=b"k"), request(Opcode.GET_ALL_VB_SEQNOS)):
             assert client.status(message) == S.NO_BUCKET
         assert client.status(Noop()) == S.SUCCESS
 
 
-def test_half_a_frame_is_waited_for_while_others_are_served(node, client):
+def test_half_a_frame_does_not_delay_others(node, client):
     data = join_frame(request(Opcode.SET, key=b"k", extras=FLAGS_AND_EXPIRY, value=b"v" * 100_000))
     with connected(node) as other:
         for start, end in ((0, 1), (1, 30), (30, 70_000), (70_000, 100_033)):
@@ -292,7 +292,7 @@ def test_half_a_frame_is_waited_for_while_others_are_served(node, client):
     assert client.get(b"k").value == b"v" * 100_000
 
 
-def test_a_document_may_keep_its_time(client):
+def test_preserved_expiry_is_kept(client):
     keep = pack_request_infos(RequestInfos(preserve_ttl=True))
     client.ask(Set(key=b"k", expiry=1000))
     expiry = client.meta(b"k").expiry

@@ -25,7 +25,7 @@ from tests.node.wire_client import connected
 S = Status
 
 
-def test_a_replica_is_read_as_one(client):
+def test_get_replica_reads_replicas(client):
     client.set(b"k", b"v", flags=7, vbucket=2)
     assert client.status(GetReplica(key=b"k", vbucket=2)) == S.NOT_MY_VBUCKET
     client.ask(SetVbucket(state=VbucketState.REPLICA, vbucket=2))
@@ -35,7 +35,7 @@ def test_a_replica_is_read_as_one(client):
     assert client.status(GetReplica(key=b"nothing", vbucket=2)) == S.KEY_ENOENT
 
 
-def test_a_random_key(client):
+def test_get_random_key_returns_a_document(client):
     assert client.status(GetRandomKey()) == S.KEY_ENOENT
     stored = {b"k%d" % number: b"v%d" % number for number in range(50)}
     for number, (key, value) in enumerate(stored.items()):
@@ -50,7 +50,7 @@ def test_a_random_key(client):
     assert client.status(GetRandomKey(collection_id=8)) == S.EINVAL
 
 
-def test_a_random_key_of_a_collection(modern):  # noqa: F811
+def test_get_random_key_reads_one_collection(modern):  # noqa: F811
     modern.set(b"\0of the default one", b"v")
     modern.set(prefixed(ALES, b"k"), b"v", vbucket=5)
     assert modern.ask(GetRandomKey(collection_id=ALES)).key == prefixed(ALES, b"k")
@@ -59,7 +59,7 @@ def test_a_random_key_of_a_collection(modern):  # noqa: F811
     assert modern.status(GetRandomKey(collection_id=77)) == S.UNKNOWN_COLLECTION
 
 
-def test_extended_attributes_come_with_it_where_they_are_wanted(node):
+def test_get_random_key_can_return_extended_attributes(node):
     features = (Feature.XATTR, Feature.JSON, Feature.SNAPPY_EVERYWHERE, Feature.GET_RANDOM_KEY_INCLUDE_XATTR)
     value, datatype = pack_xattrs({"a": b"1"}, b"{}"), Datatype.XATTR | Datatype.JSON
     with connected(node) as client:
@@ -72,7 +72,7 @@ def test_extended_attributes_come_with_it_where_they_are_wanted(node):
         assert (body.value, body.datatype) == (b"{}", Datatype.JSON)
 
 
-def test_keys_in_order(client):
+def test_get_keys_lists_keys_in_order(client):
     for number in (3, 1, 2, 5, 4):
         client.ask(Set(key=b"k%d" % number))
     client.delete(b"k2")
@@ -91,12 +91,12 @@ def test_keys_in_order(client):
         (Frame(0x80, Opcode.GET_KEYS), S.EINVAL),
     ],
 )
-def test_keys_that_there_are_not(client, message, status):
+def test_get_keys_without_a_match_is_refused(client, message, status):
     client.set(b"k")
     assert client.status(message) == status
 
 
-def test_keys_of_a_collection(modern):  # noqa: F811
+def test_get_keys_lists_one_collection(modern):  # noqa: F811
     for collection in (0, ALES, LAGERS):
         modern.set(prefixed(collection, b"k"))
     assert list(unpack_key_list(modern.ask(GetKeys(key=prefixed(ALES, b"a"))).value)) == [prefixed(ALES, b"k")]

@@ -46,7 +46,7 @@ def lock(client, **fields):
     return reply
 
 
-def test_who_locks_a_document_gets_it_with_a_cas_of_its_own(client, other):
+def test_get_locked_returns_a_lock_cas(client, other):
     stored = client.set(b"k", b"v", flags=7)
     locked = lock(client)
     assert (locked.value, locked.extras, locked.key) == (b"v", b"\0\0\0\7", b"")
@@ -85,7 +85,7 @@ WITHOUT_CAS = [
 @pytest.mark.parametrize(
     ("opcode", "message"), WRITES + WITHOUT_CAS, ids=[opcode.name for opcode, _ in WRITES + WITHOUT_CAS]
 )
-def test_a_locked_document_does_not_change(client, other, opcode, message):
+def test_locked_document_refuses_changes(client, other, opcode, message):
     client.set(b"k", b"5")
     lock(client)
     for each, status in ((client, S.KEY_EEXISTS), (other, S.LOCKED)):
@@ -95,7 +95,7 @@ def test_a_locked_document_does_not_change(client, other, opcode, message):
 
 
 @pytest.mark.parametrize(("opcode", "message"), WRITES, ids=[opcode.name for opcode, _ in WRITES])
-def test_with_the_locks_cas_it_does_and_is_locked_no_more(client, other, opcode, message):
+def test_change_with_the_lock_cas_unlocks(client, other, opcode, message):
     client.set(b"k", b"5")
     client.send(replace(message, cas=lock(client).cas).encode(opcode), Noop())
     while (reply := client.receive()).opcode != Opcode.NOOP:
@@ -105,7 +105,7 @@ def test_with_the_locks_cas_it_does_and_is_locked_no_more(client, other, opcode,
     assert other.set(b"k").specific == S.SUCCESS
 
 
-def test_unlocking_what_is_not_locked(client, other):
+def test_unlock_of_an_unlocked_document_is_refused(client, other):
     cas = client.set(b"k").cas
     for each, status in ((client, S.ETMPFAIL), (other, S.NOT_LOCKED)):
         assert each.status(Unlock(key=b"k", cas=cas)) == status
@@ -137,14 +137,14 @@ def test_what_is_refused(client, what, message, status):
 
 
 @pytest.mark.parametrize("seconds", [0, 1, 30, 31, 2**32 - 1])
-def test_any_time_is_a_time_to_lock_for(client, seconds):
+def test_every_lock_time_is_accepted(client, seconds):
     client.set(b"k", b"v")
     locked = lock(client, lock_time=seconds)
     assert client.status(Set(key=b"k")) == S.KEY_EEXISTS
     assert client.status(Set(key=b"k", cas=locked.cas)) == S.SUCCESS
 
 
-def test_a_vbucket_that_changes_its_state_has_no_locks(client):
+def test_state_change_releases_locks(client):
     client.set(b"k", b"v", vbucket=3)
     lock(client, vbucket=3)
     for state in (VbucketState.REPLICA, VbucketState.ACTIVE):
@@ -152,7 +152,7 @@ def test_a_vbucket_that_changes_its_state_has_no_locks(client):
     assert client.status(Set(key=b"k", vbucket=3)) == S.SUCCESS
 
 
-def test_a_lock_is_no_change_that_anyone_is_sent(client, consumer):
+def test_locks_are_not_streamed(client, consumer):
     client.set(b"k", b"v")
     stored = client.get(b"k").cas
     client.ask(Unlock(key=b"k", cas=lock(client).cas))
@@ -161,7 +161,7 @@ def test_a_lock_is_no_change_that_anyone_is_sent(client, consumer):
     assert (marker.end_seqno, mutation.cas) == (1, stored)
 
 
-def test_a_lock_is_counted_as_a_read(client):
+def test_lock_is_counted_as_a_read(client):
     client.set(b"k", b"v")
     lock(client)
     client.ask(GetLocked(key=b"nowhere"))

@@ -54,7 +54,7 @@ def last_write_wins(node):
 
 
 @pytest.mark.parametrize(("version", "nbytes"), [(None, 20), (0, 20), (1, 20), (2, 21)])
-def test_meta_data_of_a_document(client, version, nbytes):
+def test_document_metadata_is_returned(client, version, nbytes):
     expiry = int(time.time()) + 1000
     client.set(b"k")
     stored = client.set(b"k", b"v", flags=0xDEADBEEF, expiry=expiry)
@@ -64,7 +64,7 @@ def test_meta_data_of_a_document(client, version, nbytes):
 
 
 @pytest.mark.parametrize("opcode", [Opcode.GET_META, Opcode.GETQ_META])
-def test_meta_data_of_a_tombstone(client, opcode):
+def test_tombstone_metadata_is_returned(client, opcode):
     client.ask(Hello(value=pack_features([Feature.JSON])))  # who agrees on nothing is told no cas of a deletion
     client.set(b"k", b"v", flags=7)
     before = int(time.time())
@@ -76,13 +76,13 @@ def test_meta_data_of_a_tombstone(client, opcode):
     assert before <= when <= int(time.time())
 
 
-def test_meta_data_of_what_has_expired(client):
+def test_metadata_of_an_expired_document_is_returned(client):
     client.set(b"k", b"v", expiry=1_600_000_000)
     assert (client.meta(b"k").deleted, client.meta(b"k").rev_seqno) == (1, 2)
     assert client.status(Get(key=b"k")) == S.KEY_ENOENT
 
 
-def test_a_miss_is_answered_unless_quiet(client):
+def test_miss_is_answered_unless_quiet(client):
     client.send(GetMeta(key=b"k"), GetMeta(key=b"k").encode(Opcode.GETQ_META), Noop())
     replies = [client.receive(), client.receive()]
     assert [(reply.opcode, reply.specific, reply.extras) for reply in replies] == [
@@ -105,7 +105,7 @@ FORMS = [
 
 @pytest.mark.parametrize("opcode", SETTING)
 @pytest.mark.parametrize(("form", "fields"), FORMS)
-def test_a_document_comes_in_every_form(client, consumer, opcode, form, fields):
+def test_every_store_command_stores_the_document(client, consumer, opcode, form, fields):
     expiry = int(time.time()) + 1000
     value = b"value" + bytes(fields.get("nmeta", 0))
     client.send(setting(opcode, form, value=value, expiry=expiry, **fields), Noop())
@@ -131,7 +131,7 @@ DEL_FORMS = [
 @pytest.mark.parametrize("opcode", DELETING)
 @pytest.mark.parametrize("there", [False, True])
 @pytest.mark.parametrize(("form", "fields"), DEL_FORMS)
-def test_a_deletion_comes_in_every_form(client, opcode, form, there, fields):
+def test_every_delete_command_deletes_the_document(client, opcode, form, there, fields):
     if there:
         client.set(b"k", b"v")
     client.send(deleting(opcode, form, delete_time=1_600_000_000, **fields), Noop())
@@ -144,7 +144,7 @@ def test_a_deletion_comes_in_every_form(client, opcode, form, there, fields):
 
 
 @pytest.mark.parametrize(("options", "event"), [(0, Opcode.DCP_DELETION), (F.IS_EXPIRATION, Opcode.DCP_EXPIRATION)])
-def test_it_is_kept_what_removed_a_document(node, client, options, event):
+def test_reason_of_a_deletion_is_kept(node, client, options, event):
     client.ask(deleting(options=options, delete_time=1_600_000_000))
     with connected(node) as consumer:
         consumer.open(flags=OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES)
@@ -155,14 +155,14 @@ def test_it_is_kept_what_removed_a_document(node, client, options, event):
     assert removal.delete_time == 1_600_000_000
 
 
-def test_tokens_name_the_seqno_here(client):
+def test_tokens_have_the_local_seqno(client):
     client.ask(Hello(value=pack_features([Feature.MUTATION_SEQNO])))
     client.set(b"other")
     replies = [client.ask(setting()), client.ask(deleting(rev_seqno=6))]
     assert [struct.unpack(">QQ", reply.extras)[1] for reply in replies] == [2, 3]
 
 
-def test_later_changes_have_a_greater_cas(client):
+def test_later_changes_have_a_higher_cas(client):
     ahead = (int(time.time()) + 3600) * 10**9
     client.ask(setting(new_cas=ahead))
     assert client.set(b"k").cas > ahead
@@ -181,7 +181,7 @@ CONFLICTS = [
 @pytest.mark.parametrize("make", [setting, deleting])
 @pytest.mark.parametrize(("rev_seqno", "cas", "by_seqno", "by_last_write"), CONFLICTS)
 @pytest.mark.parametrize("lww", [False, True])
-def test_conflicts(node, client, make, rev_seqno, cas, by_seqno, by_last_write, lww):
+def test_conflicts_are_resolved(node, client, make, rev_seqno, cas, by_seqno, by_last_write, lww):
     options = F.FORCE_ACCEPT if lww else 0
     if lww:
         last_write_wins(node)
@@ -193,25 +193,25 @@ def test_conflicts(node, client, make, rev_seqno, cas, by_seqno, by_last_write, 
 
 
 @pytest.mark.parametrize("options", [SKIP, F.FORCE_WITH_META])
-def test_conflicts_are_not_looked_at_if_that_is_asked_for(client, options):
+def test_conflict_resolution_can_be_skipped(client, options):
     client.ask(setting())
     assert client.status(setting(rev_seqno=1, new_cas=9, options=options)) == S.SUCCESS
     assert (client.meta(b"k").cas, client.meta(b"k").rev_seqno) == (9, 1)
 
 
 @pytest.mark.parametrize("make", [setting, deleting])
-def test_a_reply_has_the_cas_that_was_stored(client, make):
+def test_reply_has_the_stored_cas(client, make):
     reply = client.ask(make())
     assert (reply.specific, reply.cas, client.meta(b"k").cas) == (S.SUCCESS, CAS, CAS)
 
 
-def test_a_cas_of_its_own_instead_of_the_one_it_comes_with(client):
+def test_cas_can_be_regenerated(client):
     stored = client.ask(setting(new_cas=0, options=SKIP | F.REGENERATE_CAS))
     assert stored.specific == S.SUCCESS
     assert stored.cas == client.get(b"k").cas > CAS
 
 
-def test_add_stores_only_where_there_is_nothing(client):
+def test_add_stores_only_missing_documents(client):
     assert client.status(setting(Opcode.ADD_WITH_META)) == S.SUCCESS
     for options in (0, SKIP):
         assert client.status(setting(Opcode.ADD_WITH_META, rev_seqno=9, options=options)) == S.KEY_EEXISTS
@@ -219,7 +219,7 @@ def test_add_stores_only_where_there_is_nothing(client):
     assert client.status(setting(Opcode.ADD_WITH_META, rev_seqno=9)) == S.SUCCESS
 
 
-def test_the_headers_cas_is_of_the_document_here(client):
+def test_header_cas_guards_the_local_document(client):
     assert client.status(setting(cas=1)) == S.KEY_ENOENT
     assert client.status(deleting(cas=1)) == S.KEY_ENOENT
     there = client.set(b"k").cas
@@ -232,7 +232,7 @@ def test_the_headers_cas_is_of_the_document_here(client):
 XATTRS = pack_xattrs({"_sync": b"1"})
 
 
-def test_extended_attributes(node, client):
+def test_extended_attributes_are_stored(node, client):
     served(node, client).datatypes = 7
     fields = {"datatype": Datatype.XATTR, "new_cas": CAS}
     assert client.status(setting(value=XATTRS + b"body", **fields)) == S.SUCCESS
@@ -245,7 +245,7 @@ def test_extended_attributes(node, client):
     assert client.status(deleting(value=b"v", rev_seqno=7, datatype=Datatype.SNAPPY)) == S.EINVAL
 
 
-def test_of_two_that_are_the_same_the_one_with_attributes_stays(node, client):
+def test_document_with_attributes_wins_a_tie(node, client):
     served(node, client).datatypes = 7
     assert client.status(setting(value=b"v")) == S.SUCCESS
     assert client.status(setting(value=XATTRS, datatype=Datatype.XATTR)) == S.SUCCESS
@@ -271,13 +271,13 @@ OPTIONS = [
 @pytest.mark.parametrize("make", [setting, deleting])
 @pytest.mark.parametrize(("options", "by_seqno", "by_last_write"), OPTIONS)
 @pytest.mark.parametrize("lww", [False, True])
-def test_options_that_fit(node, client, make, options, by_seqno, by_last_write, lww):
+def test_consistent_options_are_accepted(node, client, make, options, by_seqno, by_last_write, lww):
     if lww:
         last_write_wins(node)
     assert client.status(make(options=options)) == (by_last_write if lww else by_seqno)
 
 
-def test_where_the_last_write_wins_that_has_to_be_said(node, client):
+def test_lww_bucket_requires_force_accept(node, client):
     last_write_wins(node)
     for frame in (setting(), setting(form=OldSetWithNmeta, nmeta=0), deleting()):
         assert client.status(frame) == S.EINVAL
@@ -307,7 +307,7 @@ REFUSED = [
 ]
 
 
-def test_a_compressed_document_has_the_limit_of_its_datatype(node):
+def test_compressed_document_has_the_limit_of_its_datatype(node):
     """A client's reader has the same one: what goes in comes out."""
     packed = pack_xattrs({"_a": b"1"}, bytes(MAX_VALUE))
     rows = [
@@ -322,7 +322,7 @@ def test_a_compressed_document_has_the_limit_of_its_datatype(node):
 
 
 @pytest.mark.parametrize(("what", "message", "status"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_what_is_refused(client, what, message, status):
+def test_invalid_requests_are_refused(client, what, message, status):
     client.send(message, Noop())
     refused = client.receive()
     assert (refused.specific, refused.cas, refused.extras) == (status, 0, b"")
@@ -330,13 +330,13 @@ def test_what_is_refused(client, what, message, status):
     assert client.stats()["curr_items"] == "0"
 
 
-def test_the_biggest_value_may_have_meta_data_behind_it(client):
+def test_largest_value_can_have_extended_metadata(client):
     value = bytes(MAX_VALUE + 2)
     assert client.status(setting(form=OldSetWithNmeta, value=value, nmeta=2)) == S.SUCCESS
     assert client.status(setting(form=OldSetWithNmeta, value=value, nmeta=1, rev_seqno=6)) == S.E2BIG
 
 
-def test_they_are_counted_as_stores_and_deletions(client):
+def test_meta_commands_are_counted_as_stores_and_deletions(client):
     client.send(setting(Opcode.SETQ_WITH_META), deleting(Opcode.DELQ_WITH_META, rev_seqno=6))
     stats = client.stats()
     assert (stats["cmd_set"], stats["cmd_delete"]) == ("1", "1")

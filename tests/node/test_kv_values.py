@@ -8,7 +8,7 @@ import pytest
 from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, Feature
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Append, Count, CountReply, Get, Hello, Noop, pack_features
@@ -38,7 +38,7 @@ def number(reply: Frame) -> int:
 # Counters
 
 
-def test_a_counter_begins_with_its_initial_number_and_counts_on(client):
+def test_counter_starts_at_its_initial_value(client):
     begun = client.ask(count(delta=3, initial=10))
     assert (number(begun), begun.extras, begun.key, begun.datatype) == (10, b"", b"", 0)
     stored = client.get(b"k")
@@ -67,21 +67,21 @@ COUNTS = [
 
 
 @pytest.mark.parametrize(("there", "opcode", "delta", "then"), COUNTS)
-def test_the_edges_of_a_counter(client, there, opcode, delta, then):
+def test_counter_wraps_and_stops_at_its_limits(client, there, opcode, delta, then):
     client.set(b"k", there)
     assert number(client.ask(count(opcode, delta=delta))) == then
     assert client.get(b"k").value == b"%d" % then
 
 
 @pytest.mark.parametrize("opcode", [Opcode.INCREMENT, Opcode.DECREMENT])
-def test_no_counter_is_made_if_none_is_wanted(client, opcode):
+def test_counter_is_not_created_if_not_requested(client, opcode):
     assert client.status(count(opcode, expiry=MAKE_NONE)) == S.KEY_ENOENT
     assert client.status(Get(key=b"k")) == S.KEY_ENOENT
     client.set(b"k", b"5")
     assert client.status(count(opcode, expiry=MAKE_NONE)) == S.SUCCESS
 
 
-def test_a_counter_keeps_its_expiry_and_flags(client):
+def test_counter_keeps_its_expiry_and_flags(client):
     expiry = int(time.time()) + 1000
     client.set(b"k", b"5", flags=7, expiry=expiry)
     client.ask(count(expiry=5))
@@ -89,7 +89,7 @@ def test_a_counter_keeps_its_expiry_and_flags(client):
     assert (meta.expiry, meta.flags, meta.rev_seqno) == (expiry, 7, 2)
 
 
-def test_a_new_counters_expiry_counts_from_now(client):
+def test_relative_expiry_of_a_new_counter_counts_from_now(client):
     before = int(time.time())
     client.ask(count(expiry=1000))
     assert before + 1000 <= client.meta(b"k").expiry <= int(time.time()) + 1000
@@ -99,7 +99,7 @@ def test_a_new_counters_expiry_counts_from_now(client):
     "value",
     [b"", b" ", b"one", b"-1", b"+", b"+ 1", b"++1", b"1.5", b"1\0", b"\x001", b"%d" % 2**64, b"1" * 21, b"1" * 5000],
 )
-def test_what_is_no_number_is_not_counted(client, value):
+def test_value_that_is_no_number_is_refused(client, value):
     client.set(b"k", value)
     refused = client.ask(count())
     assert (refused.specific, refused.value) == (S.DELTA_BADVAL, b"")
@@ -109,7 +109,7 @@ def test_what_is_no_number_is_not_counted(client, value):
 # What grows
 
 
-def test_a_value_grows_at_both_ends(client):
+def test_append_and_prepend_extend_a_value(client):
     first = client.set(b"k", b"m", flags=7)
     second = client.ask(append(value=b"z"))
     third = client.ask(append(Opcode.PREPEND, value=b"a"))
@@ -118,7 +118,7 @@ def test_a_value_grows_at_both_ends(client):
     assert client.status(append(value=b"")) == S.SUCCESS
 
 
-def test_what_grows_keeps_its_expiry(client):
+def test_extended_value_keeps_its_expiry(client):
     expiry = int(time.time()) + 1000
     client.set(b"k", b"m", expiry=expiry)
     client.ask(append(value=b"z"))
@@ -126,13 +126,13 @@ def test_what_grows_keeps_its_expiry(client):
 
 
 @pytest.mark.parametrize("opcode", [Opcode.APPEND, Opcode.PREPEND])
-def test_growth_over_one_version(client, opcode):
+def test_append_checks_the_cas(client, opcode):
     old, new = client.set(b"k", b"1").cas, client.set(b"k", b"2").cas
     assert client.status(append(opcode, value=b"3", cas=old)) == S.KEY_EEXISTS
     assert client.status(append(opcode, value=b"3", cas=new)) == S.SUCCESS
 
 
-def test_a_document_grows_up_to_the_limit(client):
+def test_value_can_be_extended_up_to_the_limit(client):
     client.set(b"k", bytes(MAX_VALUE - 1))
     assert client.status(append(value=b"12")) == S.E2BIG
     assert client.status(append(value=b"1")) == S.SUCCESS
@@ -140,7 +140,7 @@ def test_a_document_grows_up_to_the_limit(client):
     assert len(client.get(b"k").value) == MAX_VALUE
 
 
-def test_a_compressed_document_grows_up_to_the_limit_too(node, client):
+def test_compressed_value_can_be_extended_up_to_the_limit(node, client):
     """Beyond it, no frame would take the document: neither a reader nor a stream would ever get past it."""
     with connected(node) as modern:
         modern.hello(Feature.SNAPPY)
@@ -150,14 +150,14 @@ def test_a_compressed_document_grows_up_to_the_limit_too(node, client):
     assert len(client.get(b"k").value) == MAX_VALUE
 
 
-def test_a_compressed_document_is_no_larger_than_another(node):
+def test_compressed_value_has_the_same_limit(node):
     with connected(node) as modern:
         modern.hello(Feature.SNAPPY)
         for nbytes, status in ((MAX_VALUE, S.SUCCESS), (MAX_VALUE + 1, S.EINVAL)):
             assert modern.set(b"k", deflate(bytes(nbytes)), datatype=Datatype.SNAPPY).specific == status
 
 
-def test_what_has_grown_is_json_no_more(node, client):
+def test_extended_json_is_no_longer_json(node, client):
     served(node, client).datatypes = Datatype.JSON
     client.set(b"k", b"[1]", datatype=Datatype.JSON)
     assert client.get(b"k").datatype == Datatype.JSON
@@ -198,7 +198,7 @@ def test_what_is_refused(client, what, request_, status):
     assert client.status(Get(key=b"k")) == S.KEY_ENOENT
 
 
-def test_quiet_forms_do_the_same_and_say_nothing(client):
+def test_quiet_commands_have_the_same_effect_without_a_reply(client):
     client.send(
         count(Opcode.INCREMENTQ, initial=5),
         count(Opcode.INCREMENTQ, delta=3),
@@ -210,15 +210,15 @@ def test_quiet_forms_do_the_same_and_say_nothing(client):
     assert client.receive().value == b"271"
 
 
-def test_replies_have_a_token_once_it_was_asked_for(client):
+def test_replies_have_tokens_once_agreed_on(client):
     client.ask(Hello(value=pack_features([Feature.MUTATION_SEQNO])))
     replies = [client.ask(frame) for frame in (count(initial=5), count(), append(value=b"1"), count())]
     assert [struct.unpack(">QQ", reply.extras)[1] for reply in replies] == [1, 2, 3, 4]
-    counted = decode(replies[3])
+    counted = decode_frame(replies[3])
     assert isinstance(counted, CountReply)
     assert (counted.seqno, number(replies[3])) == (4, 62)
 
 
-def test_they_are_counted_as_stores(client):
+def test_value_commands_are_counted_as_stores(client):
     client.send(count(Opcode.INCREMENTQ), append(Opcode.APPENDQ, value=b"1"))
     assert client.stats()["cmd_set"] == "2"

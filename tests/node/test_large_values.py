@@ -1,4 +1,4 @@
-"""Large values: a thread works on them, requests keep their order, and what others do meanwhile counts."""
+"""Large values: a thread works on them, requests keep their order, and changes by others count."""
 
 import asyncio
 import json
@@ -11,9 +11,9 @@ import pytest
 
 from penstock.node import Node
 from penstock.node.server.connection_limits import TURN_BYTES
-from penstock.node.session.large_values import LARGE
-from penstock.node.session.parked_requests import PARKED_BYTES
-from penstock.node.session.value_workers import _MOST_WAITING
+from penstock.node.session.large_values import LARGE_VALUE_BYTES
+from penstock.node.session.parked_requests import MAX_PARKED_BYTES
+from penstock.node.session.value_workers import _MAX_PENDING
 from penstock.wire.codec.constants import DurabilityLevel, Feature, FrameInfoId
 from penstock.wire.codec.constants import VbucketState as State
 from penstock.wire.codec.flags import Datatype, DocFlag, OpenFlag, PathFlag
@@ -77,12 +77,12 @@ def unordered(node):
         yield client
 
 
-def counter(by=b"1", **said):
-    return SubdocMutation.at(b"n", by, key=b"k", **said).encode(COUNTER)
+def counter(by=b"1", **fields):
+    return SubdocMutation.for_path(b"n", by, key=b"k", **fields).encode(COUNTER)
 
 
-def lookup(path=b"n", opcode=GET, **said):
-    return SubdocLookup.at(path, key=b"k", **said).encode(opcode)
+def lookup(path=b"n", opcode=GET, **fields):
+    return SubdocLookup.for_path(path, key=b"k", **fields).encode(opcode)
 
 
 @contextmanager
@@ -103,11 +103,11 @@ def all_threads_busy(node):
 
 def wait_for_work(node, client, count=1):
     """Ask a client's connection something until the node has so many large values beside the two that keep it busy."""
-    while node.workers.waiting < 2 + count:
+    while node.workers.pending_values < 2 + count:
         assert client.status(Noop()) == S.SUCCESS
 
 
-# What is answered is what a small document's command is answered
+# A large document is answered like a small one
 
 
 SAME = [
@@ -118,10 +118,10 @@ SAME = [
     lookup(b"a["),
     counter(b"-7"),
     counter(b"no number"),
-    SubdocMutation.at(b"a", b"3", key=b"k").encode(PUSH),
-    SubdocMutation.at(b"a", b"2", key=b"k").encode(UNIQUE),
-    SubdocMutation.at(b"new.deep", b'{"b":1}', key=b"k", flags=PathFlag.MKDIR_P).encode(UPSERT),
-    SubdocMutation.at(b"_x", b"1", key=b"k", flags=PathFlag.XATTR).encode(UPSERT),
+    SubdocMutation.for_path(b"a", b"3", key=b"k").encode(PUSH),
+    SubdocMutation.for_path(b"a", b"2", key=b"k").encode(UNIQUE),
+    SubdocMutation.for_path(b"new.deep", b'{"b":1}', key=b"k", flags=PathFlag.MKDIR_P).encode(UPSERT),
+    SubdocMutation.for_path(b"_x", b"1", key=b"k", flags=PathFlag.XATTR).encode(UPSERT),
     MultiLookup(key=b"k", value=pack_lookup_specs([(GET, 0, b"n"), (GET, 0, b"no"), (GET, PathFlag.XATTR, b"_x")])),
     MultiMutation(key=b"k", value=pack_mutation_specs([(COUNTER, 0, b"n", b"1"), (UPSERT, 0, b"a", b"[]")])),
     MultiMutation(key=b"k", value=pack_mutation_specs([(COUNTER, 0, b"n", b"1"), (UPSERT, 0, b"n.x", b"[]")])),
@@ -130,7 +130,7 @@ SAME = [
 
 @pytest.mark.parametrize("request_", SAME, ids=map(str, range(len(SAME))))
 @pytest.mark.parametrize("compressed", [False, True])
-def test_answers_are_those_of_a_small_document(modern, request_, compressed):
+def test_large_document_is_answered_like_a_small_one(modern, request_, compressed):
     answers, documents = [], []
     for filling in ("", FILLING):
         value = json.dumps({"n": 5, "a": [1, 2], "filling": filling}).encode()
@@ -153,13 +153,13 @@ def test_answers_are_those_of_a_small_document(modern, request_, compressed):
     [
         (BIG, Datatype.JSON),
         (BIG[:-1], 0),
-        (json.dumps("ü" * LARGE, ensure_ascii=False).encode(), Datatype.JSON),
-        (b'"' + b"\xff" * LARGE + b'"', 0),
-        (b'["\\ud800' + b"x" * LARGE + b'"]', Datatype.JSON),
-        (b"[" * LARGE + b"]" * LARGE, 0),
+        (json.dumps("ü" * LARGE_VALUE_BYTES, ensure_ascii=False).encode(), Datatype.JSON),
+        (b'"' + b"\xff" * LARGE_VALUE_BYTES + b'"', 0),
+        (b'["\\ud800' + b"x" * LARGE_VALUE_BYTES + b'"]', Datatype.JSON),
+        (b"[" * LARGE_VALUE_BYTES + b"]" * LARGE_VALUE_BYTES, 0),
     ],
 )
-def test_json_is_detected(modern, value, datatype):
+def test_large_json_is_detected(modern, value, datatype):
     modern.set(b"k", value)
     read = modern.get(b"k")
     assert (read.value, read.datatype) == (value, datatype)
@@ -168,7 +168,7 @@ def test_json_is_detected(modern, value, datatype):
 
 
 @pytest.mark.parametrize(("opcode", "expected"), [(Opcode.APPEND, BIG + b" "), (Opcode.PREPEND, b" " + BIG)])
-def test_a_large_document_becomes_longer(node, modern, other, opcode, expected):
+def test_large_document_can_be_extended(node, modern, other, opcode, expected):
     modern.set(b"k", BIG)
     assert modern.ask(Append(key=b"k", value=b" ").encode(opcode)).specific == S.SUCCESS
     read = modern.get(b"k")
@@ -179,14 +179,14 @@ def test_a_large_document_becomes_longer(node, modern, other, opcode, expected):
         other.set(b"k", b"1")
     assert modern.receive().specific == S.SUCCESS
     assert sorted(other.get(b"k").value) == sorted(b"17")
-    longer = Append(key=b"k", value=b"x" * LARGE, cas=1).encode(opcode)
+    longer = Append(key=b"k", value=b"x" * LARGE_VALUE_BYTES, cas=1).encode(opcode)
     assert modern.ask(longer).specific == S.KEY_EEXISTS
 
 
 # Order
 
 
-def test_answers_come_in_the_order_of_the_requests(modern):
+def test_replies_keep_the_order_of_the_requests(modern):
     modern.send(Set(key=b"k", value=BIG, opaque=1), Get(key=b"k", opaque=2), counter(opaque=3), lookup(opaque=4))
     modern.send(Set(key=b"k", value=b"[]", opaque=5), Get(key=b"k", opaque=6), Noop(opaque=7))
     answers = [modern.receive() for _ in range(7)]
@@ -195,7 +195,7 @@ def test_answers_come_in_the_order_of_the_requests(modern):
     assert [answers[at].value for at in (1, 2, 3, 5)] == [BIG, b"6", b"6", b"[]"]
 
 
-def test_others_are_served_meanwhile(node, modern, other):
+def test_other_clients_are_served_meanwhile(node, modern, other):
     modern.set(b"k", BIG)
     with all_threads_busy(node):
         modern.send(lookup(opaque=1), Noop(opaque=2))
@@ -204,7 +204,7 @@ def test_others_are_served_meanwhile(node, modern, other):
     assert [modern.receive().opaque for _ in range(2)] == [1, 2]
 
 
-def test_a_client_that_takes_any_order_gets_the_rest_first(node, unordered, other):
+def test_unordered_client_gets_small_replies_first(node, unordered, other):
     unordered.set(b"k", BIG)
     with all_threads_busy(node):
         unordered.send(lookup(opaque=1), Noop(opaque=2))
@@ -225,10 +225,10 @@ def test_large_replies_keep_their_order(modern):
     assert [answer.value for answer in answers] == [b"", HUGE, b"", HUGE, b""]
 
 
-def test_a_large_reply_is_what_the_document_was(node, modern, other):
+def test_large_reply_holds_the_document_of_the_request_time(node, modern, other):
     modern.set(b"k", HUGE)
     modern.send(Get(key=b"k"))
-    while not any(connection.bytes_unsent for connection in node.guests.present):
+    while not any(connection.bytes_unsent for connection in node.connections.open_connections):
         assert other.status(Noop()) == S.SUCCESS
     for filling in (b"1" * len(HUGE), b"2" * len(HUGE), b"3"):
         other.set(b"k", filling)
@@ -236,17 +236,17 @@ def test_a_large_reply_is_what_the_document_was(node, modern, other):
     assert modern.get(b"k").value == b"3"
 
 
-def test_a_client_that_goes_away_lets_go_of_what_was_to_be_sent(node, modern, other):
+def test_closed_client_frees_its_unsent_replies(node, modern, other):
     modern.set(b"k", HUGE)
     with connected(node) as client:
         client.send(Get(key=b"k"))
-        while not any(connection.bytes_unsent for connection in node.guests.present):
+        while not any(connection.bytes_unsent for connection in node.connections.open_connections):
             assert other.status(Noop()) == S.SUCCESS
-    while any(connection.bytes_unsent for connection in node.guests.present):
+    while any(connection.bytes_unsent for connection in node.connections.open_connections):
         assert other.status(Noop()) == S.SUCCESS
 
 
-def test_all_is_sent_before_a_connection_ends(modern):
+def test_large_replies_are_sent_before_the_connection_ends(modern):
     modern.set(b"k", HUGE)
     modern.send(Get(key=b"k"), Quit())
     assert modern.receive().value == HUGE
@@ -254,7 +254,7 @@ def test_all_is_sent_before_a_connection_ends(modern):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_reply_is_as_long_as_a_frame_at_most(modern, count):
+def test_reply_is_limited_to_a_frame(modern, count):
     modern.set(b"k", HUGE)
     answer = modern.ask(MultiLookup(key=b"k", value=pack_lookup_specs([(Opcode.GET, 0, b"")] * count)))
     assert answer.specific == (S.SUCCESS if count == 1 else S.E2BIG)
@@ -262,16 +262,17 @@ def test_a_reply_is_as_long_as_a_frame_at_most(modern, count):
         assert unpack_lookup_results(answer.value) == [(S.SUCCESS, HUGE)]
 
 
-def test_large_documents_on_disk(tmp_path):
+@pytest.mark.long
+def test_large_documents_are_read_from_disk(tmp_path):
     attributes = pack_xattrs({"_x": b"1"})
-    with Node.running(data_dir=tmp_path) as node, connected(node) as client:
+    with Node.running(vbuckets=16, data_dir=tmp_path) as node, connected(node) as client:
         client.set(b"plain", HUGE)
         hello(client)
         client.ask(Set(key=b"packed", value=deflate(HUGE), datatype=Datatype.SNAPPY))
         client.set(b"attributes", HUGE)
-        path = SubdocMutation.at(b"_x", b"1", key=b"attributes", flags=PathFlag.XATTR).encode(UPSERT)
+        path = SubdocMutation.for_path(b"_x", b"1", key=b"attributes", flags=PathFlag.XATTR).encode(UPSERT)
         assert client.ask(path).specific == S.SUCCESS
-    with Node.running(data_dir=tmp_path) as node, connected(node) as client:
+    with Node.running(vbuckets=16, data_dir=tmp_path) as node, connected(node) as client:
         for key in (b"plain", b"packed", b"attributes"):
             assert client.get(key).value == HUGE
         hello(client)
@@ -280,8 +281,8 @@ def test_large_documents_on_disk(tmp_path):
         assert value.removeprefix(attributes) == HUGE
 
 
-def with_meta(value, **said):
-    return SetWithMeta(key=b"k", value=value, rev_seqno=9, new_cas=77, flags=5, expiry=0, **said)
+def with_meta(value, **fields):
+    return SetWithMeta(key=b"k", value=value, rev_seqno=9, new_cas=77, flags=5, expiry=0, **fields)
 
 
 STORES = [
@@ -298,9 +299,9 @@ STORES = [
 
 @pytest.mark.parametrize("store", STORES, ids=map(str, range(len(STORES))))
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_threads_look_at_values_to_be_stored(tmp_path, store, on_disk):
+def test_threads_inspect_large_values(tmp_path, store, on_disk):
     data_dir = tmp_path if on_disk else None
-    with Node.running(data_dir=data_dir) as node, connected(node) as client, connected(node) as other:
+    with Node.running(vbuckets=16, data_dir=data_dir) as node, connected(node) as client, connected(node) as other:
         hello(client)
         with all_threads_busy(node):
             client.send(store)
@@ -312,9 +313,9 @@ def test_threads_look_at_values_to_be_stored(tmp_path, store, on_disk):
         assert bool(client.meta(b"k").value_datatype & Datatype.JSON) == is_json
 
 
-def test_attributes_stay_when_a_large_document_is_replaced(modern):
+def test_replaced_large_document_keeps_system_attributes(modern):
     modern.set(b"k", HUGE)
-    path = SubdocMutation.at(b"_x", b"1", key=b"k", flags=PathFlag.XATTR).encode(UPSERT)
+    path = SubdocMutation.for_path(b"_x", b"1", key=b"k", flags=PathFlag.XATTR).encode(UPSERT)
     assert modern.ask(path).specific == S.SUCCESS
     modern.set(b"k", HUGE[:-1] + b" }")
     assert modern.get(b"k").value == HUGE[:-1] + b" }"
@@ -326,10 +327,10 @@ def test_attributes_stay_when_a_large_document_is_replaced(modern):
     assert unpack_lookup_results(modern.ask(deleted).value) == [(S.SUCCESS, b"1")]
 
 
-# What others do meanwhile
+# Changes by others meanwhile
 
 
-def test_no_change_is_lost(node):
+def test_concurrent_large_changes_are_all_kept(node):
     clients, each = 4, 5
     with connected(node) as first:
         first.set(b"k", BIG)
@@ -359,7 +360,7 @@ MEANWHILE = [
 
 
 @pytest.mark.parametrize(("meanwhile", "with_cas", "status", "left"), MEANWHILE)
-def test_a_document_that_changes_meanwhile(node, modern, other, meanwhile, with_cas, status, left):
+def test_change_is_repeated_if_the_document_changed_meanwhile(node, modern, other, meanwhile, with_cas, status, left):
     stored = modern.set(b"k", BIG)
     with all_threads_busy(node):
         modern.send(counter(cas=stored.cas if with_cas else 0))
@@ -379,7 +380,7 @@ def test_a_document_that_changes_meanwhile(node, modern, other, meanwhile, with_
         (Open(key=b"name", flags=OpenFlag.PRODUCER), S.NOT_SUPPORTED),
     ],
 )
-def test_what_requests_are_served_with_changes_behind_them(node, unordered, other, meanwhile, status):
+def test_connection_state_changes_after_parked_requests(node, unordered, other, meanwhile, status):
     """Nor is anything behind the change served before it, in any order."""
     with all_threads_busy(node):
         unordered.send(Set(key=b"k", value=BIG, opaque=1), meanwhile, Noop(opaque=3))
@@ -389,10 +390,10 @@ def test_what_requests_are_served_with_changes_behind_them(node, unordered, othe
     assert other.get(b"k").value == BIG
 
 
-# What stands in the framing extras still counts when a request is served again
+# Framing extras still count when a request is served again
 
 
-def test_a_large_change_is_durable(tmp_path):
+def test_large_change_can_be_durable(tmp_path):
     durable = pack_request_infos(RequestInfos(durability=Durability(DurabilityLevel.PERSIST_TO_MAJORITY, 5000)))
     with Node.running(vbuckets=4, data_dir=tmp_path) as node, connected(node) as client:
         assert client.status(Set(key=b"k", value=BIG, framing=durable)) == S.SUCCESS
@@ -403,7 +404,7 @@ def test_a_large_change_is_durable(tmp_path):
         assert stats["vb_0:last_persisted_seqno"] == stats["vb_0:high_seqno"] == "2"
 
 
-def test_a_large_change_keeps_the_expiry(modern):
+def test_large_change_keeps_the_expiry(modern):
     soon = int(time.time()) + 500
     framing = pack_framing([(FrameInfoId.PRESERVE_TTL, b"")])
     modern.set(b"k", BIG, expiry=soon)
@@ -415,60 +416,61 @@ def test_a_large_change_keeps_the_expiry(modern):
 # Bounds
 
 
-def test_a_client_that_goes_away_is_forgotten(node, modern, other):
+def test_closed_client_is_forgotten(node, modern, other):
     modern.set(b"k", BIG)
     with all_threads_busy(node):
         modern.send(counter())
         wait_for_work(node, other)
         modern.hang_up()
-        while node.workers.waiting > 2:
+        while node.workers.pending_values > 2:
             other.status(Noop())
     assert json.loads(other.get(b"k").value)["n"] == 5
 
 
-def test_only_so_many_large_values_wait(node, other):
+@pytest.mark.long
+def test_number_of_waiting_large_values_has_a_limit(node, other):
     other.set(b"k", BIG)
     with ExitStack() as stack:
-        each = PARKED_BYTES // (len(BIG) + 2) + 1
-        clients = [stack.enter_context(connected(node)) for _ in range(_MOST_WAITING // each + 1)]
+        each = MAX_PARKED_BYTES // (len(BIG) + 2) + 1
+        clients = [stack.enter_context(connected(node)) for _ in range(_MAX_PENDING // each + 1)]
         with all_threads_busy(node):
             for client in clients:
                 hello(client, Feature.UNORDERED_EXECUTION)
                 client.send(*[lookup()] * 256)
             refused = clients[-1].receive()
-            assert (refused.specific, node.workers.waiting) == (S.ETMPFAIL, _MOST_WAITING)
+            assert (refused.specific, node.workers.pending_values) == (S.ETMPFAIL, _MAX_PENDING)
         assert clients[0].receive().specific == S.SUCCESS
 
 
-def test_a_client_that_takes_any_order_has_so_many_bytes_worked_on(node, unordered, other):
-    most = PARKED_BYTES // len(BIG) + 1
+def test_bytes_of_an_unordered_client_have_a_limit(node, unordered, other):
+    most = MAX_PARKED_BYTES // len(BIG) + 1
     unordered.set(b"k", BIG)
     with all_threads_busy(node):
         unordered.send(*[lookup(opaque=1)] * 2 * most, Noop(opaque=2))
         wait_for_work(node, other, most)
         assert int(other.stats()["ep_requests_waiting"]) == most + 1
-        assert node.workers.waiting == 2 + most
+        assert node.workers.pending_values == 2 + most
     answers = [unordered.receive() for _ in range(2 * most + 1)]
     assert answers[0].opaque == 1
     assert {answer.specific for answer in answers} == {S.SUCCESS}
 
 
-def test_documents_to_be_inflated_count_with_their_full_length(node, modern, other):
+def test_compressed_documents_count_inflated(node, modern, other):
     packed = deflate(HUGE)
     modern.ask(Set(key=b"k", value=packed, datatype=Datatype.SNAPPY))
-    most = PARKED_BYTES // len(HUGE) + 1
-    assert len(packed) * 2 * most < PARKED_BYTES
+    most = MAX_PARKED_BYTES // len(HUGE) + 1
+    assert len(packed) * 2 * most < MAX_PARKED_BYTES
     with connected(node) as client:
         client.hello(Feature.UNORDERED_EXECUTION)
         with all_threads_busy(node):
             client.send(*[Get(key=b"k")] * 2 * most)
             wait_for_work(node, other, most)
             assert int(other.stats()["ep_requests_waiting"]) == most
-            assert node.workers.waiting == 2 + most
+            assert node.workers.pending_values == 2 + most
         assert {client.receive().value == HUGE for _ in range(2 * most)} == {True}
 
 
-def test_work_that_ends_gives_a_client_no_further_turns(node, unordered):
+def test_finished_work_gives_a_client_no_extra_turns(node, unordered):
     """Between two turns of a connection everybody else has one, however much ends meanwhile."""
     requests, works = 20_000, 60
     in_a_turn = TURN_BYTES // 256
@@ -485,7 +487,7 @@ def test_work_that_ends_gives_a_client_no_further_turns(node, unordered):
 
     with all_threads_busy(node):
         unordered.send(*[lookup()] * works)
-        while node.workers.waiting < 2 + works:
+        while node.workers.pending_values < 2 + works:
             unordered.status(Noop())
         asked = asyncio.run_coroutine_threadsafe(most_at_once(), node.loop)
         unordered.send(*[Get(key=b"none").encode(Opcode.GETQ)] * requests)
@@ -493,19 +495,23 @@ def test_work_that_ends_gives_a_client_no_further_turns(node, unordered):
     assert asked.result(PATIENCE) <= 2 * in_a_turn
 
 
-def test_a_node_stops_while_large_values_wait():
+def test_node_stops_with_waiting_large_values():
     with Node.running(vbuckets=1) as node, connected(node) as client, connected(node) as other:
         client.set(b"k", BIG)
         with all_threads_busy(node):
             client.send(*[lookup()] * 3)
             wait_for_work(node, other)
-    assert node.workers.waiting == 0
+    assert node.workers.pending_values == 0
 
 
-def test_results_of_many_lookups(modern):
-    big = json.dumps({"a": list(range(LARGE // 4))}).encode()
+def test_large_lookup_results_are_returned(modern):
+    big = json.dumps({"a": list(range(LARGE_VALUE_BYTES // 4))}).encode()
     modern.set(b"k", big)
     specs = [(GET, 0, b"a[-1]"), (COUNT, 0, b"a"), *[(GET, 0, b"a[%d]" % at) for at in range(14)]]
     answer = modern.ask(MultiLookup(key=b"k", value=pack_lookup_specs(specs)))
     results = [value for _, value in unpack_lookup_results(answer.value)]
-    assert results == [b"%d" % (LARGE // 4 - 1), b"%d" % (LARGE // 4), *(b"%d" % at for at in range(14))]
+    assert results == [
+        b"%d" % (LARGE_VALUE_BYTES // 4 - 1),
+        b"%d" % (LARGE_VALUE_BYTES // 4),
+        *(b"%d" % at for at in range(14)),
+    ]

@@ -3,7 +3,7 @@ import logging
 from penstock.node.transport.log_limit import LogLimit
 
 
-def test_one_line_a_minute_tells_how_many_were_left_out(caplog):
+def test_limited_log_counts_the_omitted_lines(caplog):
     now = 100.0
     limit = LogLimit(logging.getLogger("penstock.node"), lambda: now)
     for number in range(5):

@@ -13,10 +13,11 @@ from scramp import ScramClient  # type: ignore[import-untyped]
 
 from penstock.errors import UsageError
 from penstock.node import Node
-from penstock.node.auth import User
+from penstock.node.auth import User, users_file
 from penstock.node.auth.certificates import make_certificates
-from penstock.node.auth.users import account_of
+from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
+from penstock.node.session import connection_registry
 from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.flags import PathFlag
 from penstock.wire.codec.opcodes import Opcode
@@ -47,7 +48,7 @@ ROLES = {
     "root": ["admin"],
     "reader": ["data_reader[beer]"],
     "writer": ["data_writer[beer]"],
-    "follower": ["stream_reader[beer]"],
+    "follower": ["data_dcp_reader[beer]"],
 }
 
 
@@ -56,7 +57,7 @@ def users(tmp_path_factory):
     path = tmp_path_factory.mktemp("users") / "users.json"
     with change_users(path) as accounts:
         for name, roles in ROLES.items():
-            accounts[name] = account_of(User.of(name, roles), f"{name}'s", ITERATIONS)
+            accounts[name] = make_account(User.from_texts(name, roles), f"{name}'s", ITERATIONS)
     return path
 
 
@@ -80,7 +81,7 @@ def log_in(client, name, password=None, mechanism="SCRAM-SHA512"):
     return reply.specific
 
 
-def test_before_login_there_is_nothing_but_that(guarded):
+def test_only_login_commands_work_before_login(guarded):
     with connected(guarded) as client:
         assert client.ask(SaslListMechs()).value == b"SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1"
         assert client.status(Noop()) == S.SUCCESS
@@ -94,7 +95,7 @@ def test_before_login_there_is_nothing_but_that(guarded):
             assert (reply.specific, reply.value) == (S.EACCESS, b""), message
 
 
-def test_no_command_but_those_is_served_before_login(guarded):
+def test_other_commands_are_refused_before_login(guarded):
     """Whatever its frame looks like."""
     before = {
         *(Opcode.NOOP, Opcode.VERSION, Opcode.QUIT, Opcode.QUITQ, Opcode.HELLO, Opcode.GET_ERROR_MAP),
@@ -110,12 +111,14 @@ def test_no_command_but_those_is_served_before_login(guarded):
 
 
 @pytest.mark.parametrize("password", ["", "another"])
-def test_a_user_without_a_password_chooses_the_bucket_of_its_name(tmp_path, password):
+def test_user_without_a_password_gets_the_bucket_of_the_same_name(tmp_path, password):
     """As the tools of Couchbase 2.x log in: PLAIN, the bucket's name, an empty password, and no SELECT_BUCKET."""
     users = tmp_path / "users.json"
     with change_users(users) as accounts:
-        accounts["beer"] = account_of(User.of("beer", ["data_reader[beer]", "data_writer[beer]"]), None, ITERATIONS)
-        accounts["wine"] = account_of(User.of("wine", ["data_reader[wine]"]), "wine's", ITERATIONS)
+        accounts["beer"] = make_account(
+            User.from_texts("beer", ["data_reader[beer]", "data_writer[beer]"]), None, ITERATIONS
+        )
+        accounts["wine"] = make_account(User.from_texts("wine", ["data_reader[wine]"]), "wine's", ITERATIONS)
     with Node.running(["default", "beer", "wine"], vbuckets=4, users=users, allow_plain=True) as node:
         with connected(node) as client:
             login = SaslAuth(key=b"PLAIN", value=b"\0beer\0" + password.encode())
@@ -139,12 +142,12 @@ def test_a_user_without_a_password_chooses_the_bucket_of_its_name(tmp_path, pass
         (b"\xff", b"", S.EINVAL),
     ],
 )
-def test_cram_md5_is_for_users_without_a_password(tmp_path, name, password, status):
+def test_cram_md5_logs_in_users_without_a_password(tmp_path, name, password, status):
     """cbtransfer of Couchbase 2.5.1 knows nothing else, and asks for no list."""
     users = tmp_path / "users.json"
     with change_users(users) as accounts:
-        accounts["beer"] = account_of(User.of("beer", ["data_reader[beer]"]), None, ITERATIONS)
-        accounts["wine"] = account_of(User.of("wine", ["data_reader[wine]"]), "wine's", ITERATIONS)
+        accounts["beer"] = make_account(User.from_texts("beer", ["data_reader[beer]"]), None, ITERATIONS)
+        accounts["wine"] = make_account(User.from_texts("wine", ["data_reader[wine]"]), "wine's", ITERATIONS)
     with Node.running(["beer", "wine"], vbuckets=4, users=users, allow_plain=True) as node, connected(node) as client:
         assert client.ask(SaslListMechs()).value == b"SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN"
         challenge = client.ask(SaslAuth(key=b"CRAM-MD5"))
@@ -154,13 +157,13 @@ def test_cram_md5_is_for_users_without_a_password(tmp_path, name, password, stat
         assert client.status(Get(key=b"k")) == (S.KEY_ENOENT if status == S.SUCCESS else S.EACCESS)
 
 
-def test_cram_md5_is_refused_where_plain_is(guarded):
+def test_cram_md5_is_refused_without_plain(guarded):
     with connected(guarded) as client:
         assert client.status(SaslAuth(key=b"CRAM-MD5")) == S.AUTH_ERROR
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA512", "SCRAM-SHA256", "SCRAM-SHA1"])
-def test_who_logs_in_has_what_the_roles_give(guarded, mechanism):
+def test_login_grants_the_privileges_of_the_roles(guarded, mechanism):
     with connected(guarded) as client:
         assert log_in(client, "root", mechanism=mechanism) == S.SUCCESS
         assert client.ask(ListBuckets()).value == b"beer default wine"
@@ -177,7 +180,7 @@ def test_who_logs_in_has_what_the_roles_give(guarded, mechanism):
         ("follower", S.SUCCESS, S.EACCESS, S.SUCCESS, S.SUCCESS),
     ],
 )
-def test_a_role_is_held_to(guarded, name, get, set_, stream, stats):
+def test_role_limits_commands(guarded, name, get, set_, stream, stats):
     with connected(guarded) as root:
         log_in(root, "root")
         root.ask(SelectBucket(key=b"beer"))
@@ -202,7 +205,7 @@ ADMINISTRATION = [
 
 
 @pytest.mark.parametrize("message", ADMINISTRATION, ids=[f"{type(one).__name__}{one.key!r}" for one in ADMINISTRATION])
-def test_administration_is_for_administrators(guarded, message):
+def test_administration_needs_the_admin_role(guarded, message):
     for name in ("root", "follower"):
         with connected(guarded) as client:
             log_in(client, name)
@@ -210,15 +213,15 @@ def test_administration_is_for_administrators(guarded, message):
             assert (client.status(message) == S.EACCESS) == (name == "follower")
 
 
-def test_a_wrong_password_is_refused_and_makes_the_next_one_wait(guarded, caplog):
+def test_wrong_password_delays_the_next_login(guarded, caplog):
     caplog.set_level(logging.INFO)
     with connected(guarded) as client:
         assert log_in(client, "root", "sesame") == S.AUTH_ERROR
         assert log_in(client, "nobody") == S.AUTH_ERROR
-        assert guarded.attempts.delay("127.0.0.1", "root") > 0
+        assert guarded.attempts.get_delay("127.0.0.1", "root") > 0
         assert client.status(Get(key=b"k")) == S.EACCESS
         assert log_in(client, "root") == S.SUCCESS
-        assert guarded.attempts.delay("127.0.0.1", "root") == 0
+        assert guarded.attempts.get_delay("127.0.0.1", "root") == 0
     said = [record.getMessage() for record in caplog.records if "login" in record.getMessage()]
     assert len(said) == 2
     assert "sesame" not in " ".join(said)
@@ -236,14 +239,14 @@ def test_a_wrong_password_is_refused_and_makes_the_next_one_wait(guarded, caplog
         (SaslAuth(key=b"SCRAM-SHA512", value=b"garbage"), S.EINVAL),
     ],
 )
-def test_what_is_no_login(guarded, message, status):
+def test_invalid_logins_are_refused(guarded, message, status):
     with connected(guarded) as client:
         assert client.status(message) == status
         assert client.status(Get(key=b"k")) == S.EACCESS
         assert log_in(client, "root") == S.SUCCESS
 
 
-def test_logging_in_anew_ends_what_was(guarded):
+def test_second_login_replaces_the_first(guarded):
     with connected(guarded) as client:
         log_in(client, "root")
         client.ask(SelectBucket(key=b"wine"))
@@ -253,18 +256,20 @@ def test_logging_in_anew_ends_what_was(guarded):
         assert client.status(Get(key=b"k")) == S.NO_BUCKET
 
 
-def test_streams_belong_to_who_opened_them(guarded):
+def test_streams_end_with_their_user(guarded):
     with connected(guarded) as client:
         log_in(client, "root")
         assert client.status(Open(key=b"name", flags=1)) == S.SUCCESS
         assert client.status(SaslAuth(key=b"SCRAM-SHA512", value=b"n,,n=root,r=abc")) == S.NOT_SUPPORTED
 
 
-def test_who_is_removed_is_out_within_a_moment(tmp_path):
+def test_removed_user_loses_access_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(users_file, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(connection_registry, "_CHECK_SECONDS", 0.02)
     path = tmp_path / "users.json"
     with change_users(path) as accounts:
-        accounts["alice"] = account_of(User.of("alice", ["admin"]), "alice's", ITERATIONS)
-        accounts["bob"] = account_of(User.of("bob", ["admin"]), "bob's", ITERATIONS)
+        accounts["alice"] = make_account(User.from_texts("alice", ["admin"]), "alice's", ITERATIONS)
+        accounts["bob"] = make_account(User.from_texts("bob", ["admin"]), "bob's", ITERATIONS)
     with (
         Node.running(vbuckets=1, users=path) as node,
         connected(node) as alice,
@@ -290,17 +295,21 @@ def test_who_is_removed_is_out_within_a_moment(tmp_path):
     ],
     ids=["that take writing away", "of another bucket"],
 )
-def test_other_roles_never_choose_another_bucket(tmp_path, roles, get, set_):
+def test_changed_roles_do_not_select_another_bucket(tmp_path, monkeypatch, roles, get, set_):
     """A client goes on without a look at its bucket: what it stores must not end up in `default`."""
+    monkeypatch.setattr(users_file, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(connection_registry, "_CHECK_SECONDS", 0.02)
     path = tmp_path / "users.json"
     with change_users(path) as accounts:
-        accounts["alice"] = account_of(User.of("alice", ["data_reader[*]", "data_writer[*]"]), "alice's", ITERATIONS)
+        accounts["alice"] = make_account(
+            User.from_texts("alice", ["data_reader[*]", "data_writer[*]"]), "alice's", ITERATIONS
+        )
     with Node.running(["default", "beer"], vbuckets=1, users=path) as node, connected(node) as client:
         assert log_in(client, "alice") == S.SUCCESS
         assert client.status(SelectBucket(key=b"beer")) == S.SUCCESS
         assert client.set(b"k").specific == S.SUCCESS
         with change_users(path) as accounts:
-            accounts["alice"] = replace(accounts["alice"], user=User.of("alice", roles))
+            accounts["alice"] = replace(accounts["alice"], user=User.from_texts("alice", roles))
         while (status := client.set(b"k").specific) == S.SUCCESS:
             assert not node.buckets["default"].store.vbuckets[0].changes.items
         assert (client.get(b"k").specific, status) == (get, set_)
@@ -311,29 +320,29 @@ def test_other_roles_never_choose_another_bucket(tmp_path, roles, get, set_):
     [
         (["data_reader[beer]"], b'["mine"]'),
         (["data_reader[beer]", "data_writer[*]"], b'["mine"]'),
-        (["data_reader[beer]", "stream_reader[wine]"], b'["mine"]'),
-        (["data_reader[beer]", "stream_reader[beer:_default:other]"], b'["mine"]'),
-        (["stream_reader[beer:_default:_default]"], b'["_sync","mine"]'),
-        (["replicator[*]"], b'["_sync","mine"]'),
+        (["data_reader[beer]", "data_dcp_reader[wine]"], b'["mine"]'),
+        (["data_reader[beer]", "data_dcp_reader[beer:_default:other]"], b'["mine"]'),
+        (["data_dcp_reader[beer:_default:_default]"], b'["_sync","mine"]'),
+        (["replication_target[*]"], b'["_sync","mine"]'),
         (["admin"], b'["_sync","mine"]'),
     ],
 )
-def test_names_of_system_attributes_need_a_privilege(tmp_path, roles, names):
+def test_listing_system_attributes_needs_a_privilege(tmp_path, roles, names):
     path = tmp_path / "users.json"
     with change_users(path) as accounts:
-        accounts["root"] = account_of(User.of("root", ["admin"]), "root's", ITERATIONS)
-        accounts["alice"] = account_of(User.of("alice", roles), "alice's", ITERATIONS)
+        accounts["root"] = make_account(User.from_texts("root", ["admin"]), "root's", ITERATIONS)
+        accounts["alice"] = make_account(User.from_texts("alice", roles), "alice's", ITERATIONS)
     with Node.running(["beer", "wine"], vbuckets=1, users=path) as node, connected(node) as client:
         assert client.status(Hello(value=pack_features([Feature.XATTR]))) == S.SUCCESS
         assert log_in(client, "root") == S.SUCCESS
         assert client.status(SelectBucket(key=b"beer")) == S.SUCCESS
         client.set(b"k", b"{}")
         for name in (b"_sync", b"mine"):
-            upsert = SubdocMutation.at(name, b"1", key=b"k", flags=PathFlag.XATTR)
+            upsert = SubdocMutation.for_path(name, b"1", key=b"k", flags=PathFlag.XATTR)
             assert client.ask(upsert.encode(Opcode.SUBDOC_DICT_UPSERT)).specific == S.SUCCESS
         assert log_in(client, "alice") == S.SUCCESS
         assert client.status(SelectBucket(key=b"beer")) == S.SUCCESS
-        request = SubdocLookup.at(b"$XTOC", key=b"k", flags=PathFlag.XATTR)
+        request = SubdocLookup.for_path(b"$XTOC", key=b"k", flags=PathFlag.XATTR)
         assert client.ask(request.encode(Opcode.SUBDOC_GET)).value == names
 
 
@@ -341,19 +350,19 @@ def test_names_of_system_attributes_need_a_privilege(tmp_path, roles, names):
     ("roles", "read", "written"),
     [
         (["data_reader[beer]", "data_writer[beer]"], S.EACCESS, S.EACCESS),
-        (["stream_reader[beer]", "data_writer[beer]"], S.SUCCESS, S.EACCESS),
-        (["data_reader[beer]", "data_writer[beer]", "stream_reader[beer:_default:other]"], S.EACCESS, S.EACCESS),
-        (["replicator[beer]"], S.SUCCESS, S.SUCCESS),
+        (["data_dcp_reader[beer]", "data_writer[beer]"], S.SUCCESS, S.EACCESS),
+        (["data_reader[beer]", "data_writer[beer]", "data_dcp_reader[beer:_default:other]"], S.EACCESS, S.EACCESS),
+        (["replication_target[beer]"], S.SUCCESS, S.SUCCESS),
         (["admin"], S.SUCCESS, S.SUCCESS),
     ],
 )
-def test_attributes_of_the_system_need_a_privilege(tmp_path, roles, read, written):
+def test_system_attributes_need_a_privilege(tmp_path, roles, read, written):
     path = tmp_path / "users.json"
     with change_users(path) as accounts:
-        accounts["root"] = account_of(User.of("root", ["admin"]), "root's", ITERATIONS)
-        accounts["alice"] = account_of(User.of("alice", roles), "alice's", ITERATIONS)
-    upsert = SubdocMutation.at(b"_sync", b"1", key=b"k", flags=PathFlag.XATTR).encode(Opcode.SUBDOC_DICT_UPSERT)
-    get = SubdocLookup.at(b"_sync", key=b"k", flags=PathFlag.XATTR).encode(Opcode.SUBDOC_GET)
+        accounts["root"] = make_account(User.from_texts("root", ["admin"]), "root's", ITERATIONS)
+        accounts["alice"] = make_account(User.from_texts("alice", roles), "alice's", ITERATIONS)
+    upsert = SubdocMutation.for_path(b"_sync", b"1", key=b"k", flags=PathFlag.XATTR).encode(Opcode.SUBDOC_DICT_UPSERT)
+    get = SubdocLookup.for_path(b"_sync", key=b"k", flags=PathFlag.XATTR).encode(Opcode.SUBDOC_GET)
     with Node.running(["beer"], vbuckets=1, users=path) as node, connected(node) as client:
         assert client.status(Hello(value=pack_features([Feature.XATTR]))) == S.SUCCESS
         assert log_in(client, "root") == S.SUCCESS
@@ -363,11 +372,11 @@ def test_attributes_of_the_system_need_a_privilege(tmp_path, roles, read, writte
         assert log_in(client, "alice") == S.SUCCESS
         assert client.status(SelectBucket(key=b"beer")) == S.SUCCESS
         assert (client.status(get), client.status(upsert)) == (read, written)
-        absent = SubdocLookup.at(b"_sync", key=b"none", flags=PathFlag.XATTR).encode(Opcode.SUBDOC_GET)
+        absent = SubdocLookup.for_path(b"_sync", key=b"none", flags=PathFlag.XATTR).encode(Opcode.SUBDOC_GET)
         assert client.status(absent) == S.KEY_ENOENT  # a document is looked for first
 
 
-def test_without_users_nobody_has_to_and_one_can(node, client):
+def test_login_is_optional_without_users(node, client):
     assert client.ask(SaslListMechs()).value == b"SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN"
     assert client.set(b"k", b"v").specific == S.SUCCESS
     assert log_in(client, "Administrator", "password") == S.SUCCESS
@@ -376,23 +385,24 @@ def test_without_users_nobody_has_to_and_one_can(node, client):
     assert served(node, client).user == "Administrator"
 
 
-def test_without_users_there_is_no_way_in_from_elsewhere():
+def test_public_node_without_users_is_refused():
     with pytest.raises(UsageError, match="penstock user add"), Node.running(host="0.0.0.0"):
         pass
 
 
-def test_with_users_there_is(users):
+def test_public_node_with_users_starts(users):
     with Node.running(host="0.0.0.0", users=users, vbuckets=1) as node:
         assert node.kv_port
 
 
-def test_nothing_long_is_waited_for_before_login(guarded):
+def test_long_frames_are_refused_before_login(guarded):
     with connected(guarded) as client:
         client.send(bytes((0x80, Opcode.HELLO, 0, 0, 0, 0, 0, 0)) + (2 << 20).to_bytes(4, "big") + bytes(12))
         assert client.ended()
 
 
-def test_who_does_not_log_in_goes(users):
+def test_connection_without_a_login_ends(users, monkeypatch):
+    monkeypatch.setattr(connection_registry, "_CHECK_SECONDS", 0.02)
     with Node.running(users=users, vbuckets=1, login_timeout=0.1) as node, connected(node) as client:
         assert client.ended()
 
@@ -416,7 +426,7 @@ def encrypted(users, certificates):
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "TLS"])
-def test_half_a_frame_is_too_long_once_the_login_is_lost(encrypted, certificates, is_encrypted, caplog):
+def test_lost_login_limits_the_frame_under_way(encrypted, certificates, is_encrypted, caplog):
     """More of it was kept than a connection may send before its login: that once stopped a node with TLS."""
     tls = ssl.create_default_context(cafile=certificates["ca"]) if is_encrypted else None
     half = Set(key=b"k", value=bytes(20_000)).encode()[:15_000]
@@ -431,7 +441,7 @@ def test_half_a_frame_is_too_long_once_the_login_is_lost(encrypted, certificates
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def test_with_tls_a_password_may_be_sent(encrypted, certificates):
+def test_plain_is_accepted_over_tls(encrypted, certificates):
     with connected(encrypted, tls=ssl.create_default_context(cafile=certificates["ca"])) as client:
         assert client.ask(SaslListMechs()).value == b"SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN"
         assert client.status(Get(key=b"k")) == S.EACCESS
@@ -443,7 +453,7 @@ def test_with_tls_a_password_may_be_sent(encrypted, certificates):
         assert b"PLAIN" not in client.ask(SaslListMechs()).value
 
 
-def test_each_listener_has_mechanisms_of_its_own(users, certificates):
+def test_listeners_have_separate_mechanisms(users, certificates):
     files = {"certificate": certificates["server"], "key": certificates["server_key"]}
     own: dict[str, Any] = {"mechanisms": ["SCRAM-SHA1"], "tls_mechanisms": ["PLAIN"]}
     with Node.running(users=users, vbuckets=1, tls_port=0, **files, **own) as node:
@@ -455,7 +465,7 @@ def test_each_listener_has_mechanisms_of_its_own(users, certificates):
             assert encrypted.ask(SaslListMechs()).value == b"PLAIN"
 
 
-def test_a_certificate_logs_its_owner_in(encrypted, certificates):
+def test_client_certificate_logs_in(encrypted, certificates):
     context = ssl.create_default_context(cafile=certificates["ca"])
     context.load_cert_chain(certificates["client"], certificates["client_key"])
     with connected(encrypted, "beer", tls=context) as client:
@@ -464,7 +474,7 @@ def test_a_certificate_logs_its_owner_in(encrypted, certificates):
         assert client.set(b"k").specific == S.EACCESS
 
 
-def test_old_versions_of_tls_are_refused(encrypted, certificates):
+def test_old_tls_versions_are_refused(encrypted, certificates):
     context = ssl.create_default_context(cafile=certificates["ca"])
     with pytest.deprecated_call():
         context.maximum_version = ssl.TLSVersion.TLSv1_1
@@ -476,7 +486,7 @@ def test_old_versions_of_tls_are_refused(encrypted, certificates):
         wrapped.do_handshake()
 
 
-def test_a_certificate_is_read_anew(encrypted, certificates, tmp_path):
+def test_certificate_is_reloaded(encrypted, certificates, tmp_path):
     context = ssl.create_default_context(cafile=certificates["ca"])
     with connected(encrypted, tls=context) as before:
         made = make_certificates([], "reader", 2, datetime.now(UTC))
@@ -490,7 +500,7 @@ def test_a_certificate_is_read_anew(encrypted, certificates, tmp_path):
             assert after.status(Noop()) == S.SUCCESS
 
 
-def test_a_peer_that_never_shakes_hands_holds_nobody_up(encrypted, certificates):
+def test_peer_without_a_handshake_delays_no_other_client(encrypted, certificates):
     with socket.create_connection((encrypted.host, encrypted.tls_port)) as silent:
         silent.sendall(b"\x80\x0a" + bytes(22))  # not TLS at all
         with connected(encrypted, tls=ssl.create_default_context(cafile=certificates["ca"])) as client:

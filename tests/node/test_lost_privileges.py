@@ -7,43 +7,50 @@ import pytest
 from penstock import connect
 from penstock.errors import AccessDenied
 from penstock.node import Node
-from penstock.node.auth import User
-from penstock.node.auth.users import account_of
+from penstock.node.auth import User, users_file
+from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
+from penstock.node.session import connection_registry
 from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.frame import join_frame
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status, StreamEndReason
 from penstock.wire.messages.dcp import StreamEnd
 from penstock.wire.messages.kv import Noop, SelectBucket
 from tests.client.peer import in_loop
 from tests.node.http.web_client import WebClient
-from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, ids, key, wish
+from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, ids, key, make_filter_value
 from tests.node.test_login import ITERATIONS, log_in
 from tests.node.wire_client import connected
 
-ALL, SCOPE, ALE_ROLE = "stream_reader[default]", "stream_reader[default:beers]", "stream_reader[default:beers:ales]"
+ALL, SCOPE, ALE_ROLE = (
+    "data_dcp_reader[default]",
+    "data_dcp_reader[default:beers]",
+    "data_dcp_reader[default:beers:ales]",
+)
 
 ROWS = [
     ("whole bucket, only a scope left", b"", [SCOPE], True),
     ("whole bucket, two roles instead", b"", [ALL, ALE_ROLE], False),
-    ("scope, only a collection left", wish(scope=f"{BEERS:x}"), [ALE_ROLE], True),
-    ("scope, only the scope left", wish(scope=f"{BEERS:x}"), [SCOPE], False),
+    ("scope, only a collection left", make_filter_value(scope=f"{BEERS:x}"), [ALE_ROLE], True),
+    ("scope, only the scope left", make_filter_value(scope=f"{BEERS:x}"), [SCOPE], False),
     ("collections, one left", ids(ALES, LAGERS), [ALE_ROLE], True),
     ("collection that is left", ids(ALES), [ALE_ROLE], False),
     ("collection, reading is left", ids(ALES), ["data_reader[default]"], True),
-    ("collection, another bucket is left", ids(ALES), ["stream_reader[other]"], True),
+    ("collection, another bucket is left", ids(ALES), ["data_dcp_reader[other]"], True),
     ("collection, no user", ids(ALES), None, True),
 ]
 
 
 @pytest.fixture
-def users(tmp_path):
+def users(tmp_path, monkeypatch):
+    monkeypatch.setattr(users_file, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(connection_registry, "_CHECK_SECONDS", 0.02)
     path = tmp_path / "users.json"
     with change_users(path) as accounts:
         for name, roles in {"root": ["admin"], "alice": [ALL]}.items():
-            accounts[name] = account_of(User.of(name, roles), f"{name}'s", ITERATIONS)
+            accounts[name] = make_account(User.from_texts(name, roles), f"{name}'s", ITERATIONS)
     return path
 
 
@@ -67,13 +74,13 @@ def consumer(client, name="alice"):
 def next_end(client):
     while (frame := client.receive()).opcode != Opcode.DCP_STREAM_END:
         continue
-    end = decode(frame)
+    end = decode_frame(frame)
     assert isinstance(end, StreamEnd)
     return end
 
 
 @pytest.mark.parametrize(("value", "roles", "ends"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
-def test_a_stream_ends_when_its_privilege_is_lost(node, users, value, roles, ends):
+def test_lost_privilege_ends_the_stream(node, users, value, roles, ends):
     root = WebClient(node, ("root", "root's"))
     with connected(node) as client:
         assert consumer(client).stream(value=value).specific == Status.SUCCESS
@@ -82,7 +89,7 @@ def test_a_stream_ends_when_its_privilege_is_lost(node, users, value, roles, end
             assert root.delete("/settings/rbac/users/local/alice").status == 200
         else:
             with change_users(users) as accounts:
-                accounts["alice"] = replace(accounts["alice"], user=User.of("alice", roles))
+                accounts["alice"] = replace(accounts["alice"], user=User.from_texts("alice", roles))
         if ends:
             assert next_end(client).reason == StreamEndReason.LOST_PRIVILEGES
             assert client.stream(vbucket=1, value=value).specific in (
@@ -98,7 +105,7 @@ def test_a_stream_ends_when_its_privilege_is_lost(node, users, value, roles, end
             assert client.stream(vbucket=1, value=value).specific == Status.SUCCESS
 
 
-def test_nothing_is_sent_after_the_loss_whatever_waited_for_room(node, users):
+def test_nothing_is_sent_after_a_lost_privilege(node, users):
     """Stream ids make frames longer than they are in the log, so that some wait for room in the window."""
     window = 4000
     with connected(node) as root, connected(node) as other, connected(node) as client:
@@ -109,13 +116,13 @@ def test_nothing_is_sent_after_the_loss_whatever_waited_for_room(node, users):
         consumer(client)
         assert client.control("connection_buffer_size", str(window)) == Status.SUCCESS
         assert client.control("enable_stream_id", "true") == Status.SUCCESS
-        assert client.stream(value=wish(sid=1)).specific == Status.SUCCESS
+        assert client.stream(value=make_filter_value(sid=1)).specific == Status.SUCCESS
         received = 0
         while received < window:
             received += len(join_frame(client.receive()))
         assert consumer(other, "other").stream().specific == Status.SUCCESS
         with change_users(users) as accounts:
-            accounts["alice"] = replace(accounts["alice"], user=User.of("alice", [ALE_ROLE]))
+            accounts["alice"] = replace(accounts["alice"], user=User.from_texts("alice", [ALE_ROLE]))
         assert next_end(other).reason == StreamEndReason.LOST_PRIVILEGES  # by now, both have lost the role
         assert client.status(Noop()) == Status.SUCCESS
         assert not client.frames  # the end waits for room too
@@ -125,20 +132,20 @@ def test_nothing_is_sent_after_the_loss_whatever_waited_for_room(node, users):
         assert end.reason == StreamEndReason.LOST_PRIVILEGES
 
 
-def test_other_streams_of_the_connection_go_on(node, users):
+def test_other_streams_of_the_connection_continue(node, users):
     with connected(node) as client:
         assert consumer(client).stream(0, value=ids(ALES)).specific == Status.SUCCESS
         assert client.stream(1, value=ids(LAGERS)).specific == Status.SUCCESS
         with change_users(users) as accounts:
-            accounts["alice"] = replace(accounts["alice"], user=User.of("alice", [ALE_ROLE]))
+            accounts["alice"] = replace(accounts["alice"], user=User.from_texts("alice", [ALE_ROLE]))
         end = next_end(client)
         assert (end.vbucket, end.reason) == (1, StreamEndReason.LOST_PRIVILEGES)
         assert client.stream(0, value=ids(ALES)).specific == Status.KEY_EEXISTS
 
 
-def test_a_stream_tells_nothing_of_collections_that_the_user_may_not_see(node, users):
+def test_stream_hides_invisible_collections(node, users):
     with change_users(users) as accounts:
-        accounts["alice"] = replace(accounts["alice"], user=User.of("alice", [ALE_ROLE]))
+        accounts["alice"] = replace(accounts["alice"], user=User.from_texts("alice", [ALE_ROLE]))
     with connected(node) as client, connected(node) as root:
         assert consumer(client).stream(value=ids(ALES)).specific == Status.SUCCESS
         assert log_in(root.hello(Feature.COLLECTIONS), "root") == Status.SUCCESS
@@ -154,24 +161,24 @@ def test_a_stream_tells_nothing_of_collections_that_the_user_may_not_see(node, u
     assert told == [b"ales"]
 
 
-def test_a_client_without_collections_loses_its_connection(node, users):
+def test_client_without_collections_loses_its_connection(node, users):
     """Its end would have to be OK, which looks as if all had been sent."""
     with connected(node) as client:
         assert log_in(client, "alice") == Status.SUCCESS
         assert client.status(SelectBucket(key=b"default")) == Status.SUCCESS
         assert client.open("alice").stream().specific == Status.SUCCESS
         with change_users(users) as accounts:
-            accounts["alice"] = replace(accounts["alice"], user=User.of("alice", ["data_reader[default]"]))
+            accounts["alice"] = replace(accounts["alice"], user=User.from_texts("alice", ["data_reader[default]"]))
         assert client.ended()
 
 
 @in_loop
-async def test_our_client_says_what_happened(node, users):
+async def test_client_reports_the_lost_privilege(node, users):
     url = f"couchbase://127.0.0.1:{node.kv_port}/default"
     async with connect(url, username="alice", password="alice's") as bucket:
         changes = bucket.changes()
         await anext(changes)  # an event of the collections
         with change_users(users) as accounts:
-            accounts["alice"] = replace(accounts["alice"], user=User.of("alice", [ALE_ROLE]))
+            accounts["alice"] = replace(accounts["alice"], user=User.from_texts("alice", [ALE_ROLE]))
         with pytest.raises(AccessDenied, match="the user lost the privilege to stream it"):
             [change async for change in changes]

@@ -1,4 +1,4 @@
-"""What connections cost a node in a process of its own: those that are half open, and those that are idle."""
+"""The cost of half-open and of idle connections, for a node in a process of its own."""
 
 import resource
 from functools import partial
@@ -37,7 +37,7 @@ COUNTS = [400, pytest.param(4096, marks=pytest.mark.soak)]
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize(("port", "sent"), [row[1:] for row in HALF_OPEN], ids=[row[0] for row in HALF_OPEN])
-def test_half_open_connections(node, files, port, sent, count):
+def test_node_serves_many_half_open_connections(node, files, port, sent, count):
     """Those of a whole ClientHello cost more, but there may be fewer of them."""
     more, _ = growth(node, count, partial(half_open, node.ready[port], sent))
     each = ALLOWED if count == 4096 or sent != HALF_OPEN[2][2] else 4 * ALLOWED
@@ -46,7 +46,7 @@ def test_half_open_connections(node, files, port, sent, count):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
-def test_ten_thousand_idle_connections(node, files, tls):
+def test_node_serves_ten_thousand_idle_connections(node, files, tls):
     count = 10_000
     if files < count + 500:
         pytest.skip(f"a process may open {files} files here")

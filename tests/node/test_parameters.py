@@ -1,4 +1,4 @@
-"""SET_PARAM: what each parameter changes, and what is refused."""
+"""SET_PARAM: the effect of each parameter, and refusals."""
 
 import pytest
 
@@ -33,25 +33,25 @@ SHOWN = [
 
 @pytest.mark.parametrize("kind", [P.FLUSH, P.CONFIG], ids=["flush", "config"])
 @pytest.mark.parametrize(("name", "value", "shown"), SHOWN, ids=[row[0] for row in SHOWN])
-def test_what_is_set_is_what_the_configuration_shows(client, kind, name, value, shown):
+def test_config_statistics_show_set_parameters(client, kind, name, value, shown):
     assert set_param(client, kind, name, value) == S.SUCCESS
     assert client.stats("config")[shown] == value
 
 
-def test_a_longest_time_to_live_applies_to_the_next_document(client):
+def test_max_ttl_applies_to_the_next_document(client):
     assert set_param(client, P.FLUSH, "max_ttl", "1000000") == S.SUCCESS
     client.set(b"k")
     assert int(client.meta(b"k").expiry) > 0
 
 
-def test_a_quota_that_is_too_small_refuses_the_next_change(client):
+def test_small_quota_refuses_the_next_change(client):
     client.set(b"k")
     assert set_param(client, P.FLUSH, "max_size", "1") == S.SUCCESS
     statuses = {client.set(b"k%d" % number, bytes(1_000_000)).specific for number in range(70)}
     assert statuses == {S.SUCCESS, S.ENOMEM}
 
 
-def test_the_expiry_pager_runs_at_another_interval_and_not_at_all(client):
+def test_expiry_pager_interval_and_switch_are_applied(client):
     client.ask(Set(key=b"k", expiry=1_000_000_000))  # long ago
     assert set_param(client, P.FLUSH, "exp_pager_enabled", "false") == S.SUCCESS
     assert set_param(client, P.FLUSH, "exp_pager_stime", "1") == S.SUCCESS
@@ -60,7 +60,7 @@ def test_the_expiry_pager_runs_at_another_interval_and_not_at_all(client):
     until_stat(client, "ep_num_expiry_pager_runs", 1)
 
 
-def test_tombstones_of_a_shorter_purge_age_go(client):
+def test_shorter_purge_age_drops_tombstones(client):
     for number in range(3):
         client.set(b"k%d" % number)
         client.delete(b"k%d" % number)
@@ -73,14 +73,14 @@ def test_tombstones_of_a_shorter_purge_age_go(client):
     assert purged == "4"
 
 
-def test_how_long_requests_wait_for_the_disk(client):
+def test_persistence_timeout_is_applied(client):
     assert set_param(client, P.FLUSH, "seqno_persistence_timeout", "0") == S.SUCCESS
     assert client.status(StopPersistence()) == S.SUCCESS
     client.set(b"k")
     assert client.status(SeqnoPersistence(seqno=1)) == S.ETMPFAIL
 
 
-def test_the_highest_cas_of_one_vbucket(client):
+def test_max_cas_is_applied_to_one_vbucket(client):
     high = 2**63
     assert set_param(client, P.VBUCKET, "max_cas", str(high), vbucket=1) == S.SUCCESS
     assert client.set(b"k", vbucket=1).cas > high
@@ -89,7 +89,7 @@ def test_the_highest_cas_of_one_vbucket(client):
 
 
 @pytest.mark.parametrize("name", ["bfilter_enabled", "defragmenter_interval", "alog_sleep_time"])
-def test_parameters_of_tasks_that_do_not_run_here(client, name):
+def test_parameters_without_effect_are_accepted(client, name):
     assert set_param(client, P.FLUSH, name, "1") == S.SUCCESS
 
 
@@ -114,7 +114,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("kind", "name", "value", "status"), [row[1:] for row in REFUSED], ids=[r[0] for r in REFUSED])
-def test_refused(client, kind, name, value, status):
+def test_invalid_parameters_are_refused(client, kind, name, value, status):
     assert set_param(client, kind, name, value) == status
 
 
@@ -127,11 +127,11 @@ def test_refused(client, kind, name, value, status):
     ],
     ids=["without a type", "without a name", "without a value"],
 )
-def test_cut_short(client, frame):
+def test_long_values_are_cut_in_errors(client, frame):
     assert client.status(frame) == S.EINVAL
 
 
-def test_in_memory_nothing_waits_for_the_disk():
+def test_persistence_timeout_is_refused_in_memory():
     with Node.running(vbuckets=4) as node, connected(node) as client:
         assert set_param(client, P.FLUSH, "seqno_persistence_timeout", "1") == S.NOT_SUPPORTED
         assert set_param(client, P.FLUSH, "max_ttl", "1") == S.SUCCESS

@@ -14,10 +14,10 @@ import pytest
 
 from penstock.errors import TemporaryFailure
 from penstock.node import Node
-from penstock.node.auth import Attempts, User, password_checks
-from penstock.node.auth.login_attempts import MOST_SECONDS
-from penstock.node.auth.password_checks import Passwords
-from penstock.node.auth.users import account_of
+from penstock.node.auth import LoginAttempts, User, password_checks
+from penstock.node.auth.login_attempts import MAX_SECONDS
+from penstock.node.auth.password_checks import PasswordChecker
+from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Get
@@ -34,7 +34,7 @@ S = Status
 def users(tmp_path):
     path = tmp_path / "users.json"
     with change_users(path) as accounts:
-        accounts["alice"] = account_of(User.of("alice", ["admin"]), "wonderland")
+        accounts["alice"] = make_account(User.from_texts("alice", ["admin"]), "wonderland")
     return path
 
 
@@ -52,9 +52,9 @@ def ask_in_order(asked, close=False, attempts=None):
 
     async def work():
         loop = asyncio.get_running_loop()
-        waiting = Passwords(loop, attempts or Attempts(loop.time))
+        waiting = PasswordChecker(loop, attempts or LoginAttempts(loop.time))
         try:
-            answers = [waiting.ask(who[0], who[1:], partial(check, who, n)) for n, who in enumerate(asked)]
+            answers = [waiting.check(who[0], who[1:], partial(check, who, n)) for n, who in enumerate(asked)]
             gate.set()
             if close:
                 waiting.close()
@@ -66,37 +66,37 @@ def ask_in_order(asked, close=False, attempts=None):
     return asyncio.run(work()), checked
 
 
-def test_each_address_has_its_turn():
+def test_addresses_take_turns():
     answers, checked = ask_in_order("aaaabbc")
     assert [address for address, _ in checked] == list("aabcaba")
     assert [number for address, number in checked if address == "a"] == [0, 1, 2, 3]
     assert answers == [True, False, True, False, True, False, True]
 
 
-def test_each_account_of_an_address_has_its_turn():
+def test_accounts_of_an_address_take_turns():
     _, checked = ask_in_order(["a1", "a1", "a1", "b1", "a2", "a2", "b1"])
     assert [who for who, _ in checked] == ["a1", "a1", "b1", "a2", "b1", "a1", "a2"]
 
 
-def test_guesses_whose_answers_would_wait_for_too_long_are_not_checked():
+def test_guesses_with_full_queues_are_not_checked():
     """Those that were asked while there was room, too: the ones before them were wrong meanwhile."""
 
     async def work():
         loop = asyncio.get_running_loop()
-        attempts = Attempts(loop.time)
-        waiting = Passwords(loop, attempts)
+        attempts = LoginAttempts(loop.time)
+        waiting = PasswordChecker(loop, attempts)
 
         def wrong():
             for _ in range(10):
-                loop.call_soon_threadsafe(partial(attempts.judge, "a", "root", right=False))
+                loop.call_soon_threadsafe(partial(attempts.record, "a", "root", is_right=False))
             return False
 
         try:
-            answers = [waiting.ask("a", "root", wrong), waiting.ask("a", "root", lambda: True)]
-            answers.append(waiting.ask("a", "alice", lambda: True))
+            answers = [waiting.check("a", "root", wrong), waiting.check("a", "root", lambda: True)]
+            answers.append(waiting.check("a", "alice", lambda: True))
             found = await asyncio.wait_for(asyncio.gather(*answers, return_exceptions=True), PATIENCE)
             with pytest.raises(TemporaryFailure, match="too many wrong passwords from a"):
-                waiting.ask("a", "root", lambda: True)
+                waiting.check("a", "root", lambda: True)
             return found
         finally:
             waiting.close()
@@ -105,15 +105,15 @@ def test_guesses_whose_answers_would_wait_for_too_long_are_not_checked():
     assert (first, type(second), alice) == (False, TemporaryFailure, True)
 
 
-def test_none_is_checked_once_it_is_closed():
+def test_closed_checker_checks_no_password():
     answers, checked = ask_in_order("abc", close=True)
     assert len(checked) == 1  # which was under way
     assert all(isinstance(answer, asyncio.CancelledError) for answer in answers[1:])
 
 
-def test_too_many_are_refused(monkeypatch):
-    monkeypatch.setattr(password_checks, "MOST_OF_ONE", 2)
-    monkeypatch.setattr(password_checks, "MOST_WAITING", 3)
+def test_number_of_waiting_passwords_has_a_limit(monkeypatch):
+    monkeypatch.setattr(password_checks, "MAX_WAITING_OF_ADDRESS", 2)
+    monkeypatch.setattr(password_checks, "MAX_WAITING", 3)
     for asked, refused in (("aaa", False), ("aaaa", True), ("aaabc", True), ("aaab", False)):
         if refused:
             with pytest.raises(TemporaryFailure):
@@ -122,19 +122,19 @@ def test_too_many_are_refused(monkeypatch):
             ask_in_order(asked)
 
 
-def test_who_has_gone_is_not_waited_for():
+def test_cancelled_check_is_skipped():
     async def work():
         loop = asyncio.get_running_loop()
-        waiting, gate, asked = Passwords(loop, Attempts(loop.time)), threading.Event(), threading.Event()
+        waiting, gate, asked = PasswordChecker(loop, LoginAttempts(loop.time)), threading.Event(), threading.Event()
 
         def check():
             asked.set()
             return True
 
         try:
-            first = waiting.ask("a", "", lambda: gate.wait(PATIENCE))
-            gone = waiting.ask("b", "", check)
-            last = waiting.ask("c", "", lambda: not asked.is_set())
+            first = waiting.check("a", "", lambda: gate.wait(PATIENCE))
+            gone = waiting.check("b", "", check)
+            last = waiting.check("c", "", lambda: not asked.is_set())
             gone.cancel()
             gate.set()
             return await asyncio.wait_for(asyncio.gather(first, last), PATIENCE)
@@ -144,10 +144,11 @@ def test_who_has_gone_is_not_waited_for():
     assert asyncio.run(work()) == [True, True]
 
 
-def test_others_are_served_while_passwords_are_checked(tmp_path):
+@pytest.mark.long
+def test_other_clients_are_served_during_password_checks(tmp_path):
     """Twenty guesses take the checking thread some seconds. Nobody else waits for more than a few of them."""
     with change_users(tmp_path / "users.json") as accounts:
-        accounts["alice"] = account_of(User.of("alice", ["admin"]), "wonderland", MAX_ITERATIONS)
+        accounts["alice"] = make_account(User.from_texts("alice", ["admin"]), "wonderland", MAX_ITERATIONS)
     with ExitStack() as stack:
         node = stack.enter_context(
             Node.running(["default"], vbuckets=1, users=tmp_path / "users.json", allow_plain=True)
@@ -156,14 +157,14 @@ def test_others_are_served_while_passwords_are_checked(tmp_path):
         assert known.status(SaslAuth(key=b"PLAIN", value=b"\0alice\0wonderland")) == S.SUCCESS
         for number, guess in enumerate(guesses):
             guess.send(SaslAuth(key=b"PLAIN", value=b"\0alice\0guess %d" % number))
-        assert run(node, lambda: node.guests.total) == 21
+        assert run(node, lambda: node.connections.total) == 21
         assert known.set(b"k", b"v").specific == S.SUCCESS
         assert (
-            run(node, lambda: node.attempts.delay("127.0.0.1", "alice")) < MOST_SECONDS
+            run(node, lambda: node.attempts.get_delay("127.0.0.1", "alice")) < MAX_SECONDS
         )  # not all are known to be wrong yet
 
 
-def test_the_right_password_and_the_wrong_one(users):
+def test_plain_login_checks_the_password(users):
     with Node.running(vbuckets=1, users=users, allow_plain=True) as node, connected(node) as client:
         for password, status in ((b"wonderland", S.SUCCESS), (b"looking-glass", S.AUTH_ERROR), (b"", S.AUTH_ERROR)):
             assert client.status(SaslAuth(key=b"PLAIN", value=b"\0alice\0" + password)) == status
@@ -179,7 +180,7 @@ SCRAM_FIRST = SaslAuth(key=b"SCRAM-SHA256", value=b"n,,n=root,r=N")
 def refused_before(node, times, account="root"):
     """Count so many wrong passwords from 127.0.0.1, as if connections that have left had sent them."""
     for _ in range(times):
-        run(node, lambda: node.attempts.judge("127.0.0.1", account, right=False))
+        run(node, lambda: node.attempts.record("127.0.0.1", account, is_right=False))
 
 
 def scram_guess(client):
@@ -190,8 +191,10 @@ def scram_guess(client):
     client.send(SaslStep(key=b"SCRAM-SHA256", value=b"c=biws,%s,p=%s" % (nonce, b64encode(bytes(32)))))
 
 
-@pytest.mark.parametrize("scram", [False, True], ids=["PLAIN", "SCRAM"])
-def test_guesses_at_the_same_time_queue_and_an_innocent_login_does_not(users, scram):
+@pytest.mark.parametrize(
+    "scram", [pytest.param(False, id="PLAIN"), pytest.param(True, id="SCRAM", marks=pytest.mark.long)]
+)
+def test_concurrent_guesses_are_queued_apart_from_other_logins(users, scram):
     """The guesses' answers are at least as late as they would be on one connection; the login comes before them."""
     with Node.running(vbuckets=1, users=users, allow_plain=True) as node, ExitStack() as stack:
         crowd = [stack.enter_context(connected(node)) for _ in range(6)]
@@ -207,11 +210,11 @@ def test_guesses_at_the_same_time_queue_and_an_innocent_login_does_not(users, sc
         for client in crowd:
             assert client.receive().specific == S.AUTH_ERROR
         assert time.monotonic() - started >= 0.05 + 0.1 + 0.2 + 0.4 + 0.8
-        assert run(node, lambda: node.attempts.delay("127.0.0.1", "root")) == 1.6  # the login has reset nothing
+        assert run(node, lambda: node.attempts.get_delay("127.0.0.1", "root")) == 1.6  # the login has reset nothing
 
 
 @pytest.mark.parametrize("scram", [False, True], ids=["PLAIN", "SCRAM"])
-def test_where_too_many_answers_wait_a_guess_is_not_checked(users, scram):
+def test_full_queue_refuses_a_guess(users, scram):
     with Node.running(vbuckets=1, users=users, allow_plain=True) as node, connected(node) as client:
         refused_before(node, 10)
         if scram:
@@ -222,7 +225,7 @@ def test_where_too_many_answers_wait_a_guess_is_not_checked(users, scram):
         assert client.status(SaslAuth(key=b"PLAIN", value=b"\0alice\0wonderland")) == S.SUCCESS
 
 
-def test_guesses_over_http_and_kv_are_counted_together(users):
+def test_http_and_kv_guesses_are_counted_together(users):
     with Node.running(vbuckets=1, users=users, allow_plain=True) as node:
         url = f"http://{node.host}:{node.http_port}/pools/default"
 
@@ -238,9 +241,9 @@ def test_guesses_over_http_and_kv_are_counted_together(users):
                     return error.code
 
         assert [ask("root", "guess"), ask("alice", "wonderland")] == [401, 200]
-        assert run(node, lambda: node.attempts.delay("127.0.0.1", "root")) == 0.05
+        assert run(node, lambda: node.attempts.get_delay("127.0.0.1", "root")) == 0.05
         with connected(node) as client:
             assert client.status(SaslAuth(key=b"PLAIN", value=b"\0root\0guess")) == S.AUTH_ERROR
-        assert run(node, lambda: node.attempts.delay("127.0.0.1", "root")) == 0.1
+        assert run(node, lambda: node.attempts.get_delay("127.0.0.1", "root")) == 0.1
         refused_before(node, 8)
         assert [ask("root", "guess"), ask("alice", "wonderland")] == [503, 200]

@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 
 from penstock.node import Node
+from penstock.node.buckets import flusher
 from penstock.node.buckets.bucket_spec import BucketSpec
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.wire.codec.constants import DurabilityLevel, KeyState, VbucketState
 from penstock.wire.codec.flags import OpenFlag
 from penstock.wire.codec.frame import Frame
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Open
@@ -38,7 +39,7 @@ from tests.node.wire_client import WireClient, connected, until_stat
 
 S = Status
 VBUCKETS = 4
-NEVER = Settings(commit_seconds=3600, commit_count=10**9)
+NEVER = BucketSettings(commit_seconds=3600, commit_count=10**9)
 """No commit but for those who wait for one."""
 
 
@@ -68,7 +69,7 @@ def persisted(client, vbucket=0):
 # Commits
 
 
-def test_whoever_waits_does_not_wait_for_others(client):
+def test_waiting_request_does_not_wait_for_others(client):
     for number in range(3):
         client.set(b"k%d" % number)
     assert persisted(client) == 0
@@ -78,8 +79,8 @@ def test_whoever_waits_does_not_wait_for_others(client):
     assert client.status(SeqnoPersistence(seqno=0, vbucket=1)) == S.SUCCESS
 
 
-def test_as_much_as_is_to_be_committed_together_is_committed_at_once(tmp_path):
-    with running(tmp_path, Settings(commit_seconds=3600, commit_count=10)) as node, connected(node) as client:
+def test_full_commit_starts_at_once(tmp_path):
+    with running(tmp_path, BucketSettings(commit_seconds=3600, commit_count=10)) as node, connected(node) as client:
         for number in range(9):
             client.set(b"k%d" % number)
         assert persisted(client) == 0
@@ -88,7 +89,7 @@ def test_as_much_as_is_to_be_committed_together_is_committed_at_once(tmp_path):
         assert persisted(client) == 10
 
 
-def test_how_much_is_committed_together_changes_with_the_settings(node, client):
+def test_commit_size_follows_the_settings(node, client):
     client.set(b"k0")
     assert persisted(client) == 0
     run(node, lambda: node.buckets["default"].store.set_settings(replace(NEVER, commit_count=2)))
@@ -97,7 +98,7 @@ def test_how_much_is_committed_together_changes_with_the_settings(node, client):
     assert persisted(client) == 2
 
 
-def test_a_single_change_is_committed_soon(tmp_path):
+def test_single_change_is_committed_soon(tmp_path):
     with running(tmp_path) as node, connected(node) as client:
         began = int(client.stats()["time"])
         client.set(b"k")
@@ -112,7 +113,7 @@ def test_a_single_change_is_committed_soon(tmp_path):
         assert int(stats["ep_db_file_size"]) == sum(path.stat().st_size for path in (tmp_path / "default").iterdir())
 
 
-def test_a_change_of_state_is_committed_too(tmp_path):
+def test_state_change_is_committed(tmp_path):
     with running(tmp_path) as node, connected(node) as client:
         assert client.status(SetVbucket(vbucket=1, state=VbucketState.REPLICA)) == S.SUCCESS
         until_stat(client, "ep_commit_num", 1)
@@ -121,7 +122,7 @@ def test_a_change_of_state_is_committed_too(tmp_path):
 # OBSERVE
 
 
-def test_a_document_from_memory_to_disk(client):
+def test_observe_follows_a_document_to_disk(client):
     (cas,) = {client.set(b"k").cas}
     assert observe(client, b"k", b"other") == [(KeyState.NOT_PERSISTED, cas), (KeyState.NOT_FOUND, 0)]
     assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
@@ -135,12 +136,12 @@ def test_a_document_from_memory_to_disk(client):
     assert observe(client, b"k") == [(KeyState.NOT_FOUND, 0)]
 
 
-def test_documents_of_several_vbuckets_and_how_long_it_takes(client):
+def test_observe_reports_several_vbuckets_and_the_delay(client):
     client.set(b"a", vbucket=1)
     client.set(b"b", vbucket=2)
     assert client.status(SeqnoPersistence(seqno=1, vbucket=1)) == S.SUCCESS
     client.set(b"c", vbucket=2)
-    reply = decode(client.ask(Observe(value=pack_keys([(2, b"c"), (1, b"a"), (2, b"b"), (1, b"b")]))))
+    reply = decode_frame(client.ask(Observe(value=pack_keys([(2, b"c"), (1, b"a"), (2, b"b"), (1, b"b")]))))
     assert isinstance(reply, ObserveReply)
     assert [(found.vbucket, found.key, found.state) for found in unpack_observed_keys(reply.value)] == [
         (2, b"c", KeyState.NOT_PERSISTED),
@@ -163,13 +164,13 @@ BAD_OBSERVE = [
 
 
 @pytest.mark.parametrize(("value", "status"), [row[1:] for row in BAD_OBSERVE], ids=[row[0] for row in BAD_OBSERVE])
-def test_observe_refused(client, value, status):
+def test_invalid_observe_is_refused(client, value, status):
     assert client.status(Frame(Magic.REQUEST, Opcode.OBSERVE, value=value)) == status
     assert client.status(Noop()) == S.SUCCESS
 
 
 @pytest.mark.parametrize("state", VbucketState)
-def test_copies_are_observed_and_dead_vbuckets_are_not(node, client, state):
+def test_replicas_can_be_observed_and_dead_vbuckets_not(node, client, state):
     client.set(b"k")
     vbuuid = node.buckets["default"].store.vbuckets[0].history.vbuuid
     assert client.status(SetVbucket(state=state)) == S.SUCCESS
@@ -189,7 +190,7 @@ IN_MEMORY = [
 
 
 @pytest.mark.parametrize(("kind", "told", "stored", "deleted", "seqno"), IN_MEMORY)
-def test_the_bucket_type_decides_what_is_persisted_in_memory(kind, told, stored, deleted, seqno):
+def test_bucket_type_decides_the_persisted_seqno_in_memory(kind, told, stored, deleted, seqno):
     """go-dcp, the Kafka and Spark connectors hold changes of a `couchbase` bucket back until they are persisted."""
     with Node.running(vbuckets=VBUCKETS) as node, connected(node) as client:
         bucket = node.buckets["default"]
@@ -209,7 +210,7 @@ def test_the_bucket_type_decides_what_is_persisted_in_memory(kind, told, stored,
 
 
 @pytest.mark.parametrize("kind", ["couchbase", "ephemeral"])
-def test_in_memory_seqno_persistence_is_about_what_is_stored(kind):
+def test_seqno_persistence_in_memory_covers_stored_changes(kind):
     with Node.running(vbuckets=VBUCKETS) as node, connected(node) as client:
         node.buckets["default"].spec = BucketSpec(name="default", kind=kind)
         client.set(b"k")
@@ -226,7 +227,7 @@ def parked(client, other, *requests):
     until_stat(other, "ep_persistence_waiters", 1)
 
 
-def test_a_change_that_is_still_to_come_and_requests_behind_it_wait(client, other):
+def test_wait_for_a_future_change_delays_later_requests(client, other):
     parked(client, other, Set(key=b"a"), SeqnoPersistence(seqno=2), Delete(key=b"a"), Noop())
     assert client.receive().opcode == Opcode.SET
     assert not client.frames
@@ -242,7 +243,7 @@ def test_a_change_that_is_still_to_come_and_requests_behind_it_wait(client, othe
     assert persisted(client) == 2
 
 
-def test_many_wait_and_each_is_told(node, client):
+def test_many_waiting_requests_are_all_answered(node, client):
     with connected(node) as first, connected(node) as second:
         first.send(SeqnoPersistence(seqno=2), Noop())
         second.send(SeqnoPersistence(seqno=1), SeqnoPersistence(seqno=3))
@@ -264,14 +265,14 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("happens", "status"), [row[1:] for row in ENDS], ids=[row[0] for row in ENDS])
-def test_a_wait_ends_with_what_it_was_for(client, other, happens, status):
+def test_wait_ends_when_its_vbucket_is_lost(client, other, happens, status):
     parked(client, other, SeqnoPersistence(seqno=9), Noop())
     assert other.status(happens) == S.SUCCESS
     assert client.receive().specific == status
     assert client.receive().opcode == Opcode.NOOP
 
 
-def test_a_wait_for_a_vbucket_goes_on_when_another_one_changes(client, other):
+def test_wait_continues_when_another_vbucket_changes(client, other):
     parked(client, other, SeqnoPersistence(seqno=1))
     assert other.status(DelVbucket(vbucket=1)) == S.SUCCESS
     assert other.stats()["ep_persistence_waiters"] == "1"
@@ -279,13 +280,13 @@ def test_a_wait_for_a_vbucket_goes_on_when_another_one_changes(client, other):
     assert client.receive().specific == S.SUCCESS
 
 
-def test_a_wait_has_a_bound(tmp_path):
+def test_wait_has_a_timeout(tmp_path):
     with running(tmp_path, NEVER, persistence_timeout=0.05) as node, connected(node) as client:
         assert client.status(SeqnoPersistence(seqno=1)) == S.ETMPFAIL
         assert client.stats()["ep_persistence_waiters"] == "0"
 
 
-def test_a_connection_that_ends_waits_no_more(client, other):
+def test_closed_connection_ends_its_waits(client, other):
     client.open("same")
     parked(client, other, SeqnoPersistence(seqno=1))
     assert other.status(Open(key=b"same", flags=OpenFlag.PRODUCER)) == S.SUCCESS  # which ends the older one
@@ -293,14 +294,14 @@ def test_a_connection_that_ends_waits_no_more(client, other):
     assert other.stats()["ep_persistence_waiters"] == "0"
 
 
-def test_a_peer_that_goes_away_is_noticed_while_its_request_waits(node, other):
+def test_closed_peer_is_noticed_during_a_wait(node, other):
     with connected(node) as client:
         parked(client, other, SeqnoPersistence(seqno=1))
     until_stat(other, "ep_persistence_waiters", 0)
     until_stat(other, "curr_connections", 1)
 
 
-def test_what_comes_in_several_reads_behind_a_parked_request_stays_in_order(client, other):
+def test_requests_behind_a_parked_one_keep_their_order(client, other):
     parked(client, other, SeqnoPersistence(seqno=1))
     requests = [Set(key=b"k", value=b"%d" % number, opaque=number) for number in range(1, 40)]
     for turn, request in enumerate(requests):
@@ -314,7 +315,7 @@ def test_what_comes_in_several_reads_behind_a_parked_request_stays_in_order(clie
     assert other.get(b"k").value == b"39"
 
 
-def test_a_node_stops_while_somebody_waits(tmp_path):
+def test_node_stops_during_a_wait(tmp_path):
     with running(tmp_path, NEVER) as node:
         client = WireClient(node)
         with connected(node) as other:
@@ -323,13 +324,13 @@ def test_a_node_stops_while_somebody_waits(tmp_path):
     client.close()
 
 
-def test_a_vbucket_that_is_not_active_has_nobody_waiting(client):
+def test_wait_for_an_inactive_vbucket_is_refused(client):
     assert client.status(SeqnoPersistence(seqno=1, vbucket=VBUCKETS)) == S.NOT_MY_VBUCKET
     assert client.status(SetVbucket(vbucket=1, state=VbucketState.REPLICA)) == S.SUCCESS
     assert client.status(SeqnoPersistence(seqno=0, vbucket=1)) == S.NOT_MY_VBUCKET
 
 
-def test_a_stream_goes_on_while_a_request_of_its_connection_waits(client, other):
+def test_stream_continues_while_a_request_waits(client, other):
     client.open()
     assert client.stream().specific == S.SUCCESS
     parked(client, other, SeqnoPersistence(seqno=2))
@@ -341,7 +342,7 @@ def test_a_stream_goes_on_while_a_request_of_its_connection_waits(client, other)
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_a_tap_checkpoint_is_waited_for(client, other, on_disk):
+def test_tap_checkpoint_persistence_is_awaited(client, other, on_disk):
     client.set(b"k")
     if on_disk:  # then no commit comes that could answer
         assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
@@ -356,7 +357,7 @@ def test_a_tap_checkpoint_is_waited_for(client, other, on_disk):
 # Statistics of a vbucket
 
 
-def test_a_vbucket_tells_what_is_on_disk(client):
+def test_statistics_show_the_persisted_seqno(client):
     client.set(b"a")
     assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
     client.set(b"b")
@@ -389,7 +390,8 @@ def logged(caplog, level):
     return [record.getMessage() for record in caplog.records if record.levelno == level]
 
 
-def test_a_full_disk_refuses_changes_until_there_is_room(tmp_path, caplog):
+def test_full_disk_refuses_changes_until_there_is_room(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(flusher, "_RETRY_SECONDS", 0.05)
     with running(tmp_path) as node, connected(node) as client:
         client.set(b"k", b"before")
         assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
@@ -408,12 +410,13 @@ def test_a_full_disk_refuses_changes_until_there_is_room(tmp_path, caplog):
         assert client.stats()["ep_storage_fault"] == ""
     begun, ended = logged(caplog, logging.WARNING)
     assert begun.startswith("bucket default: the disk does not take what is to be written: No space left on device;")
-    assert ended == "bucket default: all that was stored is on disk, changes are taken again"
+    assert ended == "bucket default: all changes are on disk; changes are accepted again"
     with running(tmp_path) as node, connected(node) as client:
         assert client.get(b"k").value == b"after"
 
 
-def test_a_read_only_file_system_refuses_changes_and_serves_reads(tmp_path):
+def test_read_only_file_system_refuses_changes_and_serves_reads(tmp_path, monkeypatch):
+    monkeypatch.setattr(flusher, "_RETRY_SECONDS", 0.05)
     with running(tmp_path) as node, connected(node) as client, connected(node) as consumer:
         client.set(b"k", b"before")
         assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
@@ -436,7 +439,7 @@ def test_a_read_only_file_system_refuses_changes_and_serves_reads(tmp_path):
         assert client.get(b"k").value == b"after"
 
 
-def test_a_stop_while_the_disk_is_full_says_what_is_lost(tmp_path, caplog):
+def test_stop_with_a_full_disk_reports_the_loss(tmp_path, caplog):
     with running(tmp_path) as node, connected(node) as client:
         client.set(b"k", b"kept")
         assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
@@ -450,7 +453,7 @@ def test_a_stop_while_the_disk_is_full_says_what_is_lost(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("moved", [False, True])
-def test_a_directory_that_is_deleted_underneath_is_noticed_by_the_next_commit(tmp_path, caplog, moved):
+def test_deleted_directory_is_noticed_by_the_next_commit(tmp_path, caplog, moved):
     with running(tmp_path, NEVER) as node, connected(node) as client:
         client.set(b"k", b"kept")
         assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
@@ -474,7 +477,7 @@ def test_a_directory_that_is_deleted_underneath_is_noticed_by_the_next_commit(tm
     assert len([line for line in said if "was deleted, moved" in line]) <= 2  # when it happens, and at the end
 
 
-def test_nothing_is_confirmed_after_a_sync_has_failed(tmp_path, caplog):
+def test_failed_sync_stops_all_confirmations(tmp_path, caplog):
     with running(tmp_path, NEVER) as node, connected(node) as client, connected(node) as other:
         client.set(b"k", b"kept")
         assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
@@ -487,20 +490,20 @@ def test_nothing_is_confirmed_after_a_sync_has_failed(tmp_path, caplog):
         assert client.set(b"k").specific == S.ETMPFAIL
         assert client.get(b"k").value == b"lost"
         assert client.stats()["ep_flusher_state"] == "stopped"
-        run(node, node.buckets["default"].look)
+        run(node, node.buckets["default"].notify_and_compact)
         assert client.status(SeqnoPersistence(seqno=1)) == S.ETMPFAIL
         assert persisted(client) == 1
     said = logged(caplog, logging.ERROR)
     assert len(said) == 2
     assert said[0].startswith("bucket default: a sync has failed (Input/output error)")
-    assert "until the node is started again" in said[0]
+    assert "until the node is restarted" in said[0]
     with running(tmp_path) as node, connected(node) as client:
         assert client.get(b"k").specific == S.SUCCESS
         assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
         assert client.set(b"k").specific == S.SUCCESS
 
 
-def test_the_cas_of_a_lock_comes_to_disk_by_itself(tmp_path):
+def test_lock_cas_is_persisted(tmp_path):
     with running(tmp_path) as node, connected(node) as client:
         client.set(b"k")
         until_stat(client, "ep_flusher_todo", 0)

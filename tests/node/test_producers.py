@@ -1,4 +1,4 @@
-"""What the node says of its producers, how one is ended by its name, and what becomes of peers that are gone."""
+"""Reports of producers, closing a producer by name, and the end of dead peers."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ FIRSTS: dict[str, list[Message]] = {
         StreamReq(**ASK, vbucket=3, vbuuid=0, snap_start=0, snap_end=0),
     ],
 }
-"""What begins a stream of vbucket 3 in each dialect."""
+"""The first requests for a stream of vbucket 3 in each dialect."""
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def address(client) -> str:
     return f"{host}:{port}"
 
 
-def test_every_producer_is_listed(node, client, consumer, upr):
+def test_each_producer_is_listed(node, client, consumer, upr):
     client.set(b"k", b"v", vbucket=3)
     consumer.stream(3, end=8, opaque=42)
     assert upr.ask(Hello(key=b"agent/1")).specific == S.SUCCESS
@@ -81,15 +81,15 @@ def test_every_producer_is_listed(node, client, consumer, upr):
     anonymous = found["upr:anon_1"]
     assert (anonymous["label"], anonymous["agent"]) == (f"anonymous@{address(upr)}", "agent/1")
     assert anonymous["streams"][0]["details"]["group"] == "group"
-    assert [report.to_json()["name"] for report in on_loop(node, node.streams, "default")] == ["consumer", "anon_1"]
+    assert [report.to_dict()["name"] for report in on_loop(node, node.streams, "default")] == ["consumer", "anon_1"]
 
 
-def test_filters_are_told(client):
+def test_reports_name_the_filters(client):
     client.open("keys", OpenFlag.PRODUCER | OpenFlag.NO_VALUE).stream()
     assert reports(client)["dcp:keys"]["streams"][0]["filters"] == ["values"]
 
 
-def test_statistics_of_each_producer(client, consumer, upr):
+def test_statistics_describe_each_producer(client, consumer, upr):
     consumer.control("connection_buffer_size", "1000")
     consumer.control("enable_noop", "true")
     consumer.stream(4)
@@ -124,7 +124,7 @@ def test_statistics_of_each_producer(client, consumer, upr):
     assert client.stats("tap")["ep_tap_count"] == "0"
 
 
-def test_statistics_by_prefix(node, client):
+def test_statistics_can_be_limited_to_a_prefix(node, client):
     client.set(b"k")
     with connected(node) as first, connected(node) as second, connected(node) as third:
         for name, consumer in (("replication:a", first), ("replication:b", second), ("xdcr", third)):
@@ -139,7 +139,7 @@ def test_statistics_by_prefix(node, client):
 
 
 @pytest.mark.parametrize(("dialect", "family"), [("tap", "tap"), ("upr-draft", "upr"), ("upr", "upr"), ("dcp", "dcp")])
-def test_every_dialect_tells_its_vbuckets_and_leaves_nothing_behind(node, client, dialect, family):
+def test_each_dialect_reports_its_vbuckets_and_leaves_nothing_behind(node, client, dialect, family):
     def left():
         return {name: value for name, value in client.stats(f"{family}agg").items() if value != "0"}
 
@@ -155,11 +155,11 @@ def test_every_dialect_tells_its_vbuckets_and_leaves_nothing_behind(node, client
 
 
 @pytest.mark.parametrize("group", ["dcp 4", "streams x", "dcpagg " + ":" * 17])
-def test_groups_that_take_no_such_argument(client, group):
+def test_statistics_groups_refuse_unknown_arguments(client, group):
     assert client.status(Stat(key=group.encode())) == S.EINVAL
 
 
-def test_a_producer_is_ended_by_its_name(node, client, consumer, upr):
+def test_producer_can_be_closed_by_name(node, client, consumer, upr):
     upr.ask(UprGetFailoverLog())
     assert client.status(CloseProducer(key=b"consume")) == S.KEY_ENOENT
     assert client.status(CloseProducer(key=b"consumer")) == S.SUCCESS
@@ -173,7 +173,7 @@ def test_a_producer_is_ended_by_its_name(node, client, consumer, upr):
         on_loop(node, node.streams, "wine")
 
 
-def test_who_has_no_name_takes_nobodys(node, client):
+def test_unnamed_producer_takes_no_existing_name(node, client):
     named = TapClient(node).join(b"anon_1")
     named.tap()
     with tapping(node) as tap:
@@ -182,7 +182,7 @@ def test_who_has_no_name_takes_nobodys(node, client):
         named.close()
 
 
-def test_a_name_may_be_had_once_in_each_dialect(node, client):
+def test_name_is_unique_within_a_dialect(node, client):
     client.open("anon_1")
     with connected(node) as upr:
         upr.ask(UprGetFailoverLog())
@@ -195,7 +195,7 @@ def test_a_name_may_be_had_once_in_each_dialect(node, client):
 BACKLOG = ("streams_ready", "items_remaining", "total_backlog_size", "unacked_bytes")
 
 
-def test_nothing_is_left_to_do_on_an_idle_system(node, client, consumer, upr):
+def test_idle_node_has_no_pending_work(node, client, consumer, upr):
     with connected(node) as draft:
         consumer.control("connection_buffer_size", "1000000")
         consumer.stream(1)
@@ -229,7 +229,7 @@ def drain(client):
 
 
 @pytest.mark.parametrize("dialect", FIRSTS)
-def test_a_peer_that_takes_nothing_is_given_up(dialect):
+def test_peer_that_reads_nothing_is_disconnected(dialect):
     with Node.running(vbuckets=4, idle_timeout=0.2) as node, connected(node) as client:
         for number in range(30):
             client.set(b"%d" % number, bytes(1 << 20), vbucket=3)
@@ -245,39 +245,39 @@ def test_a_peer_that_takes_nothing_is_given_up(dialect):
 
 
 @pytest.mark.parametrize("dialect", [None, *FIRSTS])
-def test_a_peer_that_takes_nothing_of_a_large_reply_is_given_up(dialect):
+def test_peer_that_reads_nothing_of_a_large_reply_is_disconnected(dialect):
     with Node.running(vbuckets=4, idle_timeout=0.2) as node, connected(node) as client:
         client.set(b"k", bytes(18 << 20))
         with connected(node, receive_buffer=4096) as stuck:
             stuck.send(*FIRSTS.get(dialect, ()), Get(key=b"k", opaque=7))
-            while not any(connection.bytes_unsent for connection in node.guests.present):
+            while not any(connection.bytes_unsent for connection in node.connections.open_connections):
                 client.status(Noop())
             patience = time.monotonic() + PATIENCE
-            while len(node.guests.present) > 1 and time.monotonic() < patience:
+            while len(node.connections.open_connections) > 1 and time.monotonic() < patience:
                 client.status(Noop())
-            assert len(node.guests.present) == 1
+            assert len(node.connections.open_connections) == 1
 
 
-def test_a_peer_that_takes_its_time_is_not(node):
+def test_slow_peer_stays_connected(node):
     node.idle_timeout = 0.5
     with connected(node) as client, connected(node, receive_buffer=4096) as slow:
-        for number in range(20):
+        for number in range(12):
             client.set(b"%d" % number, bytes(1 << 20))
         slow.send(UprStreamReq(**ASK, opaque=1))
         keys: set[bytes] = set()
-        while len(keys) < 20:
+        while len(keys) < 12:
             keys |= {slow.receive().key} - {b""}
             since = time.monotonic()
             while time.monotonic() < since + 0.06:
                 client.status(Noop())
-        assert keys == {b"%d" % number for number in range(20)}
+        assert keys == {b"%d" % number for number in range(12)}
 
 
-def test_accepted_sockets_are_kept_alive(node, client):
+def test_accepted_sockets_have_keepalive(node, client):
     client.status(Noop())
 
     def option():
-        (connection,) = node.guests.present
+        (connection,) = node.connections.open_connections
         sock = connection._transport.get_extra_info("socket")
         return sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.node import Node
 from penstock.node.buckets.bucket_spec import BucketSpec
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Deletion, Mutation
 from penstock.wire.messages.kv import Flush, GetLocked
@@ -24,7 +24,7 @@ TRIES = 100_000
 
 @contextmanager
 def running(**options):
-    settings = Settings(memory_bytes=QUOTA)
+    settings = BucketSettings(memory_bytes=QUOTA)
     with Node.running(["default"], 4, settings=settings, **options) as node, connected(node) as client:
         yield client
 
@@ -49,7 +49,7 @@ def memory(client):
     return {name: int(value) for name, value in client.stats("memory").items()}
 
 
-def test_what_is_full_of_documents_refuses_changes_for_good_and_counts_them():
+def test_bucket_full_of_documents_refuses_changes_and_counts_them():
     with running() as client:
         assert fill(client) > 100
         assert {client.set(b"more", VALUE).specific for _ in range(200)} == {S.ENOMEM}
@@ -58,7 +58,7 @@ def test_what_is_full_of_documents_refuses_changes_for_good_and_counts_them():
         assert said["mem_used"] > QUOTA
 
 
-def test_what_was_deleted_can_be_stored_again():
+def test_space_of_deleted_documents_is_reused():
     with running() as client:
         stored = fill(client)
         assert {client.delete(b"key-%d" % number).specific for number in range(stored)} == {S.SUCCESS}
@@ -66,14 +66,14 @@ def test_what_was_deleted_can_be_stored_again():
         assert memory(client)["ep_log_live_bytes"] > QUOTA // 2
 
 
-def test_what_was_flushed_can_be_stored_again():
+def test_space_of_flushed_documents_is_reused():
     with running() as client:
         stored = fill(client)
         assert client.status(Flush()) == S.SUCCESS
         assert fill(client) > 0.9 * stored
 
 
-def test_documents_that_are_overwritten_have_room_below_the_quota():
+def test_overwritten_documents_fit_below_the_quota():
     with running() as client:
         assert {store(client, b"key-%d" % (number % 50)) for number in range(1000)} == {S.SUCCESS}
         said = memory(client)
@@ -81,32 +81,37 @@ def test_documents_that_are_overwritten_have_room_below_the_quota():
         assert said["ep_oom_errors"] == 0
 
 
-def test_deletions_are_taken_above_the_quota_but_new_keys_are_not():
+def test_deletions_are_accepted_above_the_quota_and_new_keys_refused():
     with running() as client:
         fill(client)
         assert client.delete(b"key-0").specific == S.SUCCESS
         assert client.set(b"a new one").specific in (S.ENOMEM, S.ETMPFAIL)
 
 
-def test_a_larger_quota_counts_at_once():
-    with Node.running(["default"], 4, settings=Settings(memory_bytes=QUOTA)) as node, connected(node) as client:
+def test_larger_quota_applies_at_once():
+    with Node.running(["default"], 4, settings=BucketSettings(memory_bytes=QUOTA)) as node, connected(node) as client:
         fill(client)
-        node.loop.call_soon_threadsafe(node.buckets["default"].store.set_settings, Settings(memory_bytes=4 * QUOTA))
+        node.loop.call_soon_threadsafe(
+            node.buckets["default"].store.set_settings, BucketSettings(memory_bytes=4 * QUOTA)
+        )
         assert S.SUCCESS in (client.set(b"more", VALUE).specific for _ in range(TRIES))
 
 
-def test_collections_begin_everywhere_once_there_is_room_again():
+def test_collections_start_everywhere_once_there_is_room():
     """Nobody reads or writes the vbuckets meanwhile, which would let each of them write its events."""
-    with Node.running(["default"], 4, settings=Settings(memory_bytes=QUOTA)) as node, connected(node) as client:
+    with Node.running(["default"], 4, settings=BucketSettings(memory_bytes=QUOTA)) as node, connected(node) as client:
         fill(client)
         before = int(client.stats("vbucket-seqno")["vb_3:high_seqno"])
         give(client, 1, DEFAULT, beers(ALE))
         assert int(client.stats("vbucket-seqno")["vb_3:high_seqno"]) == before
-        node.loop.call_soon_threadsafe(node.buckets["default"].store.set_settings, Settings(memory_bytes=4 * QUOTA))
+        node.loop.call_soon_threadsafe(
+            node.buckets["default"].store.set_settings, BucketSettings(memory_bytes=4 * QUOTA)
+        )
         until_stat(client, "vb_3:high_seqno", before + 2, group="vbucket-seqno")
 
 
-def test_a_bucket_on_disk_may_have_ten_times_its_quota(tmp_path):
+@pytest.mark.long
+def test_bucket_on_disk_can_exceed_its_quota_ten_times(tmp_path):
     count = 10 * QUOTA // len(VALUE)
     with running(data_dir=tmp_path) as client:
         assert {store(client, b"key-%d" % number) for number in range(count)} == {S.SUCCESS}
@@ -116,10 +121,10 @@ def test_a_bucket_on_disk_may_have_ten_times_its_quota(tmp_path):
         assert all(client.get(b"key-%d" % number).value == VALUE for number in range(count))
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
-def test_dead_frames_are_dropped_beyond_a_fifth(tmp_path, on_disk):
+@pytest.mark.parametrize("on_disk", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_dead_frames_above_a_fifth_are_dropped(tmp_path, on_disk):
     """A few documents change again and again, and many never do."""
-    settings = Settings(segment_bytes=256 * 1024)
+    settings = BucketSettings(segment_bytes=256 * 1024)
     where = {"data_dir": tmp_path} if on_disk else {}
     with Node.running(["default"], 4, settings=settings, **where) as node, connected(node) as client:
         for number in range(2000):
@@ -143,7 +148,7 @@ def ephemeral(eviction):
         yield node
 
 
-def test_an_ephemeral_bucket_refuses_new_documents():
+def test_full_ephemeral_bucket_refuses_new_documents():
     with ephemeral("noEviction") as node, connected(node, "wine") as client:
         stored = fill(client)
         assert all(client.get(b"key-%d" % number).specific == S.SUCCESS for number in range(stored))
@@ -151,7 +156,7 @@ def test_an_ephemeral_bucket_refuses_new_documents():
         assert client.stats("config")["ep_ephemeral_full_policy"] == "fail_new_data"
 
 
-def test_an_ephemeral_bucket_deletes_its_oldest_documents():
+def test_full_ephemeral_bucket_deletes_its_oldest_documents():
     count = 5 * QUOTA // len(VALUE)
     with ephemeral("nruEviction") as node, connected(node, "wine") as client:
         assert {store(client, b"key-%d" % number) for number in range(count)} == {S.SUCCESS}
@@ -164,7 +169,7 @@ def test_an_ephemeral_bucket_deletes_its_oldest_documents():
         assert memory(client)["mem_used"] < 1.2 * QUOTA
 
 
-def test_streams_show_the_deletions_of_a_full_bucket():
+def test_streams_send_the_deletions_of_a_full_bucket():
     """The documents that a stream has sent and not deleted are those that there are."""
     count = 2 * QUOTA // len(VALUE)
     with ephemeral("nruEviction") as node, connected(node, "wine") as client, connected(node, "wine") as consumer:
@@ -185,7 +190,7 @@ def test_streams_show_the_deletions_of_a_full_bucket():
         assert 0 < len(there) < count
 
 
-def test_documents_that_are_locked_stay():
+def test_locked_documents_are_not_deleted():
     with ephemeral("nruEviction") as node, connected(node, "wine") as client:
         assert client.set(b"locked").specific == S.SUCCESS
         assert client.status(GetLocked(key=b"locked", lock_time=30)) == S.SUCCESS

@@ -14,7 +14,7 @@ from tests.node.replay_tables import DIFFERENCES, LOOSE, NOT_YET
 MISSING = {name: capability for capability, names in NOT_YET.items() for name in names}
 REPLAYED = [name for name in NAMES if name not in MISSING]
 SHORT = 0.2
-"""Seconds: what comes later than that is not there, where it is expected that something is not."""
+"""Seconds after which a frame counts as missing, where it is expected to be missing."""
 
 
 def with_marks(rows):
@@ -23,7 +23,7 @@ def with_marks(rows):
 
 
 def edited(name):
-    """Return the script of what our node does, and the names of the differences in it."""
+    """Return the script of our node's behaviour, and the names of its differences."""
     steps, found = script(name), []
     for difference, entry in DIFFERENCES.items():
         if entry.where is None or name in entry.where:
@@ -45,26 +45,26 @@ def replay(name, steps, **options):
 
 
 @pytest.mark.parametrize("name", with_marks((name,) for name in REPLAYED))
-def test_replay(name):
+def test_node_replays_recordings(name):
     steps, _ = edited(name)
     replay(name, steps)
 
 
 @pytest.mark.parametrize("name", sorted(MISSING))
-def test_what_is_missing_is_noticed(name):
+def test_replay_of_an_unsupported_recording_fails(name):
     """Where this fails, a capability has come: take the recording out of NOT_YET."""
     with pytest.raises(Mismatch):
         replay(name, edited(name)[0], patience=SHORT)
 
 
-def test_each_recording_is_there_and_missing_once():
+def test_each_unsupported_recording_is_listed_once():
     assert len(NAMES) == 179
     assert Counter(name for names in NOT_YET.values() for name in names) == Counter(set(MISSING) & set(NAMES))
 
 
 @pytest.mark.parametrize("difference", DIFFERENCES)
-def test_each_difference_occurs(difference):
-    """An edit that changes nothing, or no recording that is replayed, says nothing about our node."""
+def test_each_listed_difference_occurs(difference):
+    """An edit must change a script that is replayed, else it shows nothing."""
     changed = {name for name in REPLAYED if difference in edited(name)[1]}
     expected = DIFFERENCES[difference].where
     assert changed == set(expected) if expected is not None else changed
@@ -81,13 +81,13 @@ def occurrences():
 
 
 @pytest.mark.parametrize(("difference", "name"), with_marks(occurrences()))
-def test_without_a_difference_the_replay_fails(difference, name, monkeypatch):
+def test_replay_fails_without_its_differences(difference, name, monkeypatch):
     monkeypatch.delitem(DIFFERENCES, difference)
     with pytest.raises(Mismatch):
         replay(name, edited(name)[0], patience=SHORT)
 
 
-def altered(steps, what):
+def altered(steps, change):
     """Return a script in which something is not as it was recorded."""
     last = max(place for place, step in enumerate(steps) if step.kind == EXPECT)
     before, step, after = steps[:last], steps[last], steps[last + 1 :]
@@ -99,16 +99,16 @@ def altered(steps, what):
         "another opaque": [*before, step.change(opaque=4711), *after],
         "an end": [*before, step, *(s.__class__(CLOSED, s.connection) if s.kind == CLOSES else s for s in after)],
         "no request": [s for s in steps if s.kind != SEND or s.index != max(t.index for t in steps if t.kind == SEND)],
-    }[what]
+    }[change]
 
 
 @pytest.mark.parametrize(
-    "what",
+    "change",
     ["a frame more", "a frame less", "another status", "another value", "another opaque", "an end", "no request"],
 )
 @pytest.mark.parametrize("name", ["dcp_bad_flog_ext", "dcp_start_0_end_0"])
-def test_a_wrong_recording_is_noticed(name, what):
+def test_replay_of_an_altered_recording_fails(name, change):
     steps, _ = edited(name)
     replay(name, steps)
     with pytest.raises(Mismatch):
-        replay(name, altered(steps, what), patience=SHORT)
+        replay(name, altered(steps, change), patience=SHORT)

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import StoreDamaged, StoreRefused, UsageError
 from penstock.node import Node
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.wire.codec.constants import MAX_SEQNO, Dialect, Feature, VbucketState
 from penstock.wire.codec.flags import SnapshotFlag
 from penstock.wire.codec.opcodes import Opcode
@@ -28,7 +28,7 @@ from tests.node.wire_client import connected, until_stat
 
 S = Status
 VBUCKETS = 8
-SMALL = Settings(segment_bytes=64 * 1024)
+SMALL = BucketSettings(segment_bytes=64 * 1024)
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def changes_of(node, number, *, dead):
     vbucket = node.buckets["beer"].store.vbuckets[number]
     if dead:
         return messages_in(
-            run(node, lambda: vbucket.history.snapshot(0, vbucket.changes.high_seqno).read(0, 1 << 20).data),
+            run(node, lambda: vbucket.history.open_snapshot(0, vbucket.changes.high_seqno).read(0, 1 << 20).data),
             Dialect.DCP,
         )
     with connected(node, "beer") as consumer:
@@ -94,7 +94,7 @@ def fill(client, turn=0):
     assert client.status(DelVbucket(vbucket=4)) == S.SUCCESS
 
 
-def test_after_a_stop_everything_is_as_it_was(tmp_path):
+def test_stopped_node_restores_everything(tmp_path):
     with running(tmp_path, settings=SMALL) as node, on_beer(node) as client:
         fill(client)
         before, config = contents(client), json.loads(client.ask(GetClusterConfig()).value)
@@ -102,7 +102,7 @@ def test_after_a_stop_everything_is_as_it_was(tmp_path):
     assert {4}.isdisjoint(before)
     for _ in range(2):
         with running(tmp_path, settings=SMALL) as node, on_beer(node) as client:
-            assert node.buckets["beer"].store.recovered.startswith("229 changes in ")
+            assert node.buckets["beer"].store.recovery_summary.startswith("229 changes in ")
             assert contents(client) == before
             later = json.loads(client.ask(GetClusterConfig()).value)
             assert all(
@@ -116,7 +116,7 @@ def test_after_a_stop_everything_is_as_it_was(tmp_path):
             assert again["curr_items"] == stats["curr_items"]
 
 
-def test_a_flush_is_kept_too(tmp_path):
+def test_flush_survives_a_restart(tmp_path):
     with running(tmp_path) as node, on_beer(node) as client:
         fill(client)
         assert client.status(Flush()) == S.SUCCESS
@@ -127,7 +127,7 @@ def test_a_flush_is_kept_too(tmp_path):
         assert client.stats()["curr_items"] == "1"
 
 
-def test_a_consumer_goes_on_where_it_was_after_a_stop(tmp_path):
+def test_consumer_resumes_after_a_stop(tmp_path):
     with running(tmp_path) as node, on_beer(node) as client:
         for _ in range(5):
             client.set(b"k")
@@ -139,7 +139,7 @@ def test_a_consumer_goes_on_where_it_was_after_a_stop(tmp_path):
         assert [change.by_seqno for change in client.changes() if change.opcode == Opcode.DCP_MUTATION] == [6]
 
 
-def test_what_was_there_before_a_restart_is_a_backfill_from_disk(tmp_path):
+def test_changes_before_a_restart_are_a_disk_backfill(tmp_path):
     disk, memory = (flag | SnapshotFlag.CHECKPOINT for flag in (SnapshotFlag.DISK, SnapshotFlag.MEMORY))
     with running(tmp_path) as node, on_beer(node) as client, connected(node, "beer") as consumer:
         client.set(b"before")
@@ -167,8 +167,8 @@ def survivor_of(node, target):
         yield client
 
 
-def test_after_a_death_there_is_what_was_confirmed_and_consumers_are_told(tmp_path):
-    never = Settings(commit_seconds=3600)
+def test_killed_node_keeps_confirmed_changes_and_rolls_consumers_back(tmp_path):
+    never = BucketSettings(commit_seconds=3600)
     with running(tmp_path / "data", settings=never) as node, on_beer(node) as client:
         for _ in range(5):
             client.set(b"k", b"confirmed")
@@ -188,9 +188,9 @@ def test_after_a_death_there_is_what_was_confirmed_and_consumers_are_told(tmp_pa
             assert [change.by_seqno for change in survivor.changes() if change.opcode == Opcode.DCP_MUTATION] == [6]
 
 
-def test_whenever_it_dies_no_confirmed_change_is_lost(tmp_path):
+def test_killed_node_loses_no_confirmed_change(tmp_path):
     """Copies are taken between any two commits, while others are being made and files are being rewritten."""
-    settings = Settings(commit_seconds=0.001, segment_bytes=16 * 1024)
+    settings = BucketSettings(commit_seconds=0.001, segment_bytes=16 * 1024)
     with running(tmp_path / "data", settings=settings) as node, on_beer(node) as client:
         for turn in range(8):
             for number in range(60):
@@ -220,26 +220,26 @@ def refused(path, error, *words, buckets=("beer",), **options):
         assert word in said
 
 
-def test_one_node_at_a_time_has_a_directory(tmp_path):
+def test_bucket_directory_is_used_by_one_node_at_a_time(tmp_path):
     with running(tmp_path):
         refused(tmp_path, StoreRefused, "beer", "in use by process")
     with running(tmp_path):
         pass
 
 
-def test_a_bucket_with_another_number_of_vbuckets(tmp_path):
+def test_different_number_of_vbuckets_is_refused(tmp_path):
     with running(tmp_path):
         pass
     with pytest.raises(StoreRefused, match="8 vbuckets, not 16"), Node.running(["beer"], 16, data_dir=tmp_path):
         pass
 
 
-def test_a_data_directory_that_is_a_file(tmp_path):
+def test_file_as_data_directory_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     refused(tmp_path / "file", StoreRefused, "file/beer", "cannot be written to")
 
 
-def test_a_damaged_bucket_lets_go_of_those_opened_before(tmp_path):
+def test_damaged_bucket_closes_those_opened_before(tmp_path):
     with running(tmp_path, ("beer", "wine"), settings=SMALL) as node, connected(node, "wine") as client:
         for number in range(300):
             client.set(b"key-%d" % number, bytes(1000))
@@ -253,12 +253,12 @@ def test_a_damaged_bucket_lets_go_of_those_opened_before(tmp_path):
         assert client.set(b"k").specific == S.SUCCESS
 
 
-def test_wrong_options(tmp_path):
-    refused(tmp_path, UsageError, "dots alone", buckets=("..",))
+def test_invalid_options_are_refused(tmp_path):
+    refused(tmp_path, UsageError, "other characters than dots", buckets=("..",))
     assert not list(tmp_path.iterdir())
 
 
-def test_several_buckets_each_have_a_directory(tmp_path):
+def test_each_bucket_has_a_directory(tmp_path):
     for turn in range(2):
         with running(tmp_path / "made" / "here", ("beer", "wine")) as node:
             for name in ("beer", "wine"):
@@ -271,8 +271,11 @@ def test_several_buckets_each_have_a_directory(tmp_path):
 # Memory
 
 
-def test_a_bucket_in_memory_that_may_take_up_no_more_refuses_changes():
-    with Node.running(["beer"], VBUCKETS, settings=Settings(memory_bytes=8 << 20)) as node, on_beer(node) as client:
+def test_full_bucket_in_memory_refuses_changes():
+    with (
+        Node.running(["beer"], VBUCKETS, settings=BucketSettings(memory_bytes=8 << 20)) as node,
+        on_beer(node) as client,
+    ):
         statuses = [client.set(b"key-%d" % number, bytes(1 << 20)).specific for number in range(20)]
         assert statuses[0] == S.SUCCESS
         assert statuses[-1] in {S.ETMPFAIL, S.ENOMEM}
@@ -284,7 +287,7 @@ def test_a_bucket_in_memory_that_may_take_up_no_more_refuses_changes():
 # Keys and expiries
 
 
-def test_keys_are_loaded_behind_the_first_requests(tmp_path):
+def test_keys_are_loaded_after_the_first_requests(tmp_path):
     with running(tmp_path) as node, on_beer(node) as client:
         fill(client)
     with running(tmp_path) as node, on_beer(node) as client:
@@ -300,20 +303,20 @@ def until_deleted(consumer):
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_documents_expire_without_being_asked_for(tmp_path, on_disk):
+def test_expiry_pager_deletes_unread_documents(tmp_path, on_disk):
     where = {"data_dir": tmp_path} if on_disk else {}
     with Node.running(["beer"], VBUCKETS, **where) as node, on_beer(node) as client:
         client.set(b"over", expiry=1_000_000_000)
         client.set(b"not yet", expiry=4_000_000_000)
         client.open()
         assert client.stream(end=MAX_SEQNO).specific == S.SUCCESS
-        run(node, node.buckets["beer"].upkeep.page)
+        run(node, node.buckets["beer"].maintenance.run_pager)
         assert until_deleted(client).key == b"over"
         stats = client.stats()
         assert (stats["curr_items"], stats["ep_num_expiry_pager_runs"]) == ("1", "1")
 
 
-def test_the_expiry_pager_comes_by_itself(tmp_path):
+def test_expiry_pager_runs_at_its_interval(tmp_path):
     with running(tmp_path, pager_seconds=0.01) as node, on_beer(node) as client:
         client.open()
         assert client.stream(end=MAX_SEQNO).specific == S.SUCCESS

@@ -1,4 +1,4 @@
-"""Whatever a peer does, the node goes on serving the others, and holds no more of it than it has to."""
+"""No peer can stop the node from serving others, or make it hold more than its limits."""
 
 import logging
 import random
@@ -37,7 +37,7 @@ def shared():
 
 @pytest.fixture(autouse=True)
 def no_internal_error(caplog):
-    """Garbage is the peer's fault: whatever it is, no defect of ours may come to light."""
+    """Garbage is the peer's fault: it must never cause an internal error."""
     yield
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
@@ -60,7 +60,7 @@ FUZZ = settings(max_examples=scaled(150), suppress_health_check=[HealthCheck.fun
 
 @FUZZ
 @given(data=st.binary(max_size=300))
-def test_any_bytes(shared, data):
+def test_node_survives_any_bytes(shared, data):
     survives(shared, data)
 
 
@@ -77,7 +77,7 @@ def test_any_bytes(shared, data):
     body=st.binary(min_size=1, max_size=60),
     first=st.sampled_from([None, *(messages[0] for messages in FIRSTS.values())]),
 )
-def test_any_header(shared, magic, opcode, lengths, datatype, vbucket, body, first):
+def test_node_survives_any_header(shared, magic, opcode, lengths, datatype, vbucket, body, first):
     key, extras, rest = lengths
     total = max(key + extras + rest - 20, 0)
     body = (body * (total // len(body) + 1))[:total]
@@ -87,7 +87,7 @@ def test_any_header(shared, magic, opcode, lengths, datatype, vbucket, body, fir
 
 @pytest.mark.parametrize("dialect", Dialect)
 @pytest.mark.parametrize("seed", range(20))
-def test_changed_conversations(shared, seed, dialect):
+def test_node_survives_changed_conversations(shared, seed, dialect):
     chance = random.Random(seed)
     first, *others = [message.encode() for message in FIRSTS[dialect]]
     frames = chance.choices([*SEEDS, *others * 5], k=60)
@@ -103,8 +103,8 @@ def flood(client, data):
         client.socket.sendall(data)
 
 
-def test_a_peer_that_does_not_read_is_not_read_from(shared):
-    """It may ask for gigabytes: the node answers what fits into its buffers, and stops listening to it."""
+def test_node_stops_reading_from_a_peer_that_does_not_read(shared):
+    """The client may request gigabytes: the node fills its buffers, and stops reading."""
     value = bytes(1 << 20)
     request = Get(key=b"big").encode()
     with connected(shared) as other, connected(shared, receive_buffer=4096) as client:
@@ -123,7 +123,7 @@ def test_a_peer_that_does_not_read_is_not_read_from(shared):
             other.status(Noop())
 
 
-def test_a_consumer_that_does_not_read_holds_a_buffer_not_the_bucket(shared):
+def test_consumer_that_does_not_read_holds_only_a_buffer(shared):
     with connected(shared) as writer, connected(shared, receive_buffer=4096) as consumer:
         for number in range(60):
             writer.set(b"large %d" % number, bytes(1 << 20), vbucket=1)
@@ -135,7 +135,7 @@ def test_a_consumer_that_does_not_read_holds_a_buffer_not_the_bucket(shared):
         assert [consumer.message().by_seqno for _ in range(60)] == list(range(1, 61))
 
 
-def test_a_consumer_that_vanishes_in_the_middle_of_a_stream(shared):
+def test_vanished_consumer_leaves_no_stream(shared):
     with connected(shared) as writer:
         for number in range(20):
             writer.set(b"large %d" % number, bytes(1 << 20), vbucket=2)
@@ -151,7 +151,7 @@ def test_a_consumer_that_vanishes_in_the_middle_of_a_stream(shared):
         assert writer.stats()["ep_bytes_unsent"] == "0"
 
 
-def test_a_read_full_of_requests_does_not_hold_up_the_others(shared):
+def test_long_read_does_not_delay_other_connections(shared):
     """Five thousand times all statistics are ten megabytes; another connection has its turns in between."""
     with connected(shared) as other, connected(shared, receive_buffer=4096) as greedy:
         greedy.send(*[Stat(key=b"vbucket-seqno")] * 5000, Noop())
@@ -165,7 +165,7 @@ def test_a_read_full_of_requests_does_not_hold_up_the_others(shared):
         assert ends == 5000
 
 
-def test_a_defect_of_ours_is_told_and_ends_only_that_connection(node, client, caplog, monkeypatch):
+def test_internal_error_is_reported_and_ends_only_its_connection(node, client, caplog, monkeypatch):
     def broken(connection, frame):
         raise ConnectionClosed("this cannot be")
 

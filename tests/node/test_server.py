@@ -30,14 +30,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("options", "found"), WRONG)
-def test_wrong_options_get_one_sentence(options, found):
+def test_invalid_options_raise_one_sentence(options, found):
     with pytest.raises(UsageError, match=r"expected|users|twice") as raised, Node.running(**options):
         pass
     assert found in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_a_port_that_is_taken():
+def test_taken_port_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(Error, match=f"cannot listen on 127.0.0.1 port {port}"), Node.running(port=port):
@@ -50,7 +50,7 @@ def test_a_port_that_is_taken():
 @pytest.mark.parametrize(
     ("host", "address"), [("127.0.0.1", "127.0.0.1"), ("localhost", "127.0.0.1"), ("::1", "[::1]")]
 )
-def test_url(host, address):
+def test_url_names_host_port_and_bucket(host, address):
     try:
         with Node.running(["beer", "wine"], vbuckets=1, host=host) as node:
             assert node.url("beer") == f"couchbase://{address}:{node.kv_port}/beer"
@@ -62,7 +62,7 @@ def test_url(host, address):
         pytest.skip("no IPv6 on this machine")
 
 
-def test_the_port_is_free_again_after_a_stop():
+def test_port_is_free_after_a_stop():
     with Node.running(vbuckets=1) as node, connected(node) as client:
         port = node.kv_port
         assert client.status(Noop()) == Status.SUCCESS
@@ -71,7 +71,7 @@ def test_the_port_is_free_again_after_a_stop():
         assert client.status(Noop()) == Status.SUCCESS
 
 
-def test_a_stop_ends_connections_and_leaves_no_task():
+def test_stop_ends_connections_and_leaves_no_task():
     async def run():
         node = await Node.start(port=0, vbuckets=4)
         loop = asyncio.get_running_loop()
@@ -87,17 +87,17 @@ def test_a_stop_ends_connections_and_leaves_no_task():
         ended = await asyncio.wait_for(loop.run_in_executor(None, use), PATIENCE)
         await asyncio.wait_for(node.wait_closed(), PATIENCE)
         assert ended == (True, True)
-        assert not node.guests.present
+        assert not node.connections.open_connections
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(run())
 
 
-def test_a_stop_does_not_wait_for_a_peer_that_does_not_read():
+def test_stop_does_not_wait_for_a_peer_that_does_not_read():
     with Node.running(vbuckets=1) as node:
         client = WireClient(node, receive_buffer=4096)
         client.set(b"k", bytes(16 << 20))
         client.send(*[Get(key=b"k")] * 4)
         assert len(client.socket.recv(1)) == 1
     client.close()
-    assert not node.guests.present
+    assert not node.connections.open_connections

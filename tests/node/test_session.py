@@ -46,17 +46,17 @@ HELLOS = [
 
 
 @pytest.mark.parametrize(("wanted", "granted"), HELLOS)
-def test_hello_grants_what_is_there_and_was_asked_for(client, wanted, granted):
+def test_hello_grants_requested_features_of_the_node(client, wanted, granted):
     reply = client.ask(Hello(key=b'{"a":"agent","i":"1/2"}', value=pack_features(wanted)))
     assert (reply.specific, unpack_features(reply.value)) == (S.SUCCESS, granted)
 
 
-def test_hello_begins_anew_each_time(node, client):
+def test_hello_replaces_the_features_of_the_last_one(node, client):
     client.ask(Hello(value=pack_features([Feature.MUTATION_SEQNO, Feature.SNAPPY, Feature.XERROR])))
     client.ask(Hello(value=pack_features([Feature.JSON])))
     connection = served(node, client)
     assert (connection.features, connection.datatypes) == ({Feature.JSON}, Datatype.JSON)
-    assert (connection.tokens, connection.xerror) == (False, False)
+    assert (connection.sends_tokens, connection.xerror) == (False, False)
 
 
 REFUSED = [
@@ -90,17 +90,17 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("what", "message", "status"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_what_is_refused(client, what, message, status):
+@pytest.mark.parametrize(("case", "message", "status"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_invalid_session_requests_are_refused(client, case, message, status):
     assert client.status(message) == status
     assert client.status(Version()) == S.SUCCESS
 
 
-def test_the_version_begins_with_a_release(client):
+def test_version_starts_with_a_release(client):
     assert client.ask(Version()).value.startswith(b"7.6.0-penstock-")
 
 
-def test_buckets_are_apart(node):
+def test_buckets_have_their_own_documents(node):
     with connected(node) as client:
         client.set(b"k", b"of default")
         assert client.status(SelectBucket(key=b"beer")) == S.SUCCESS
@@ -112,13 +112,13 @@ def test_buckets_are_apart(node):
         assert client.get(b"k").value == b"of default"
 
 
-def test_a_stream_connection_keeps_its_bucket(node):
+def test_stream_connection_keeps_its_bucket(node):
     with connected(node, "beer") as client:
         client.open()
         assert client.status(SelectBucket(key=b"default")) == S.NOT_SUPPORTED
 
 
-def test_the_cluster_map_has_what_clients_insist_on(node):
+def test_cluster_map_has_the_fields_that_clients_need(node):
     with connected(node, "beer") as client:
         config = json.loads(client.ask(GetClusterConfig()).value)
     assert config["name"] == "beer"
@@ -140,7 +140,7 @@ def test_the_cluster_map_has_what_clients_insist_on(node):
     assert vbuckets["vBucketMap"] == [[0]] * 16
 
 
-def test_what_there_is_without_a_bucket():
+def test_requests_without_a_bucket_get_their_status():
     with Node.running(["beer"], vbuckets=1) as node, connected(node) as client:
         assert client.status(ListBuckets()) == S.SUCCESS
         assert client.status(Frame(Magic.REQUEST, Opcode.STAT)) == S.NO_BUCKET
@@ -152,12 +152,12 @@ def test_buckets_are_listed():
         assert client.ask(ListBuckets()).value == b"beer wine"
 
 
-def test_how_much_is_logged_is_not_for_clients_to_say(client):
+def test_clients_cannot_set_the_log_level(client):
     assert client.status(Verbosity(level=2)) == S.SUCCESS
 
 
 @pytest.mark.parametrize(("state", "there"), [(None, True), (0, True), (1, True), (2, False), (3, False), (4, False)])
-def test_all_seqnos(client, state, there):
+def test_all_seqnos_are_returned(client, state, there):
     for vbucket in (1, 3, 3):
         client.set(b"k", vbucket=vbucket)
     seqnos = unpack_vb_seqnos(client.ask(GetAllVbSeqnos(state=state)).value)
@@ -166,7 +166,7 @@ def test_all_seqnos(client, state, there):
 
 
 @pytest.mark.parametrize("state", range(5))
-def test_all_seqnos_by_state_and_collection(client, state):
+def test_all_seqnos_can_be_limited_to_a_state_and_a_collection(client, state):
     for vbucket, other in ((3, V.REPLICA), (4, V.PENDING), (5, V.DEAD)):
         client.set(b"k", vbucket=vbucket)
         assert client.status(SetVbucket(vbucket=vbucket, state=other)) == S.SUCCESS
@@ -182,7 +182,7 @@ def test_all_seqnos_by_state_and_collection(client, state):
     assert unpack_vb_seqnos(client.ask(GetCollectionSeqnos(state=state)).value) == of_state[state]
 
 
-def test_all_seqnos_of_what_there_is_not(client):
+def test_all_seqnos_of_an_unknown_collection_are_refused(client):
     for collection in (1, 8, 0xFFFFFFFF):
         assert client.status(GetCollectionSeqnos(collection_id=collection)) == S.UNKNOWN_COLLECTION
     for request in (GetAllVbSeqnos(state=5), GetCollectionSeqnos(state=5, collection_id=8)):
@@ -190,7 +190,7 @@ def test_all_seqnos_of_what_there_is_not(client):
     assert client.status(Frame(Magic.REQUEST, Opcode.GET_ALL_VB_SEQNOS, extras=bytes(5))) == S.EINVAL
 
 
-def test_observe_seqno_knows_the_branch_and_those_before(node, client):
+def test_observe_seqno_knows_current_and_earlier_branches(node, client):
     vbucket = node.buckets["default"].store.vbuckets[5]
     for _ in range(3):
         client.set(b"k", vbucket=5)
@@ -211,7 +211,7 @@ def test_every_vbucket_has_a_branch_of_its_own(client):
     assert len({log[0].vbuuid for log in logs}) == 16
 
 
-def test_default_statistics_count(client):
+def test_default_statistics_count_commands(client):
     client.set(b"a", b"12345")
     client.set(b"b")
     client.get(b"a")
@@ -225,7 +225,7 @@ def test_default_statistics_count(client):
     assert stats["version"].startswith("7.6.0")
 
 
-def test_seqno_statistics(client):
+def test_seqno_statistics_list_each_vbucket(client):
     client.set(b"a", vbucket=3)
     log = unpack_failover_log(client.ask(GetFailoverLog(vbucket=3)).value)
     stats = client.stats("vbucket-seqno 3")
@@ -247,7 +247,7 @@ def test_seqno_statistics(client):
     assert stats.items() <= everything.items()
 
 
-def test_statistics_of_collections(node, client):
+def test_collection_statistics_are_returned(node, client):
     client.set(b"a")
     client.hello(Feature.COLLECTIONS)
     give(client, 1, DEFAULT, beers(ALE, LAGER))
@@ -276,14 +276,14 @@ def test_statistics_of_collections(node, client):
     assert [scopes[f"0x{BEERS:x}:{name}"] for name in ("name", "collections", "items")] == ["beers", "2", "1"]
 
 
-def test_statistics_of_a_bucket(node, client):
+def test_bucket_statistics_are_returned(node, client):
     assert client.stats("uuid") == {"uuid": client.stats()["ep_uuid"]}
     config = client.stats("config")
     assert (config["ep_bucket_type"], config["ep_max_vbuckets"]) == ("persistent", "16")
     assert config["ep_conflict_resolution_type"] == "seqno"
 
 
-def test_failover_statistics(client):
+def test_failover_statistics_list_the_branches(client):
     log = unpack_failover_log(client.ask(GetFailoverLog(vbucket=3)).value)
     assert client.stats("failovers 3") == {
         "vb_3:num_entries": "1",

@@ -56,14 +56,14 @@ MAYBE_EMPTY = ["reset", "kvtimings", "runtimes", "stat-timings", "timings", "str
 
 
 @pytest.mark.parametrize("name", sorted(GROUPS.keys() - {"follow"}))
-def test_every_group_answers_with_names_and_values(client, name):
+def test_every_group_returns_names_and_values(client, name):
     client.set(b"k")
     assert client.stats(f"{name} {ARGUMENTS[name]}" if name in ARGUMENTS else name) or name in MAYBE_EMPTY
     assert client.status(Noop()) == S.SUCCESS
 
 
 @pytest.mark.parametrize("name", sorted(MISSING))
-def test_what_kv_engine_has_and_a_node_has_not(client, name):
+def test_missing_groups_are_refused(client, name):
     client.hello(Feature.XERROR, Feature.JSON)
     for group in (name, f"{name} 0"):
         refused = client.ask(Stat(key=group.encode()))
@@ -111,7 +111,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("group", "expected"), REFUSED)
-def test_refused(client, group, expected):
+def test_invalid_stat_requests_are_refused(client, group, expected):
     assert status(client, group) == expected
     assert client.status(Noop()) == S.SUCCESS
 
@@ -119,7 +119,7 @@ def test_refused(client, group, expected):
 # The bucket as a whole
 
 
-def test_names_that_tools_wait_for(client):
+def test_statistics_have_the_names_that_tools_need(client):
     client.set(b"k")
     persist(client, 1)
     stats = client.stats()
@@ -146,7 +146,7 @@ def test_names_that_tools_wait_for(client):
     assert stats["ep_dbname"] == client.stats("config")["ep_dbname"]
 
 
-def test_in_memory_there_is_no_flusher():
+def test_bucket_in_memory_shows_no_flusher():
     with Node.running(vbuckets=VBUCKETS) as node, connected(node) as client:
         client.set(b"k")
         stats = client.stats()
@@ -159,7 +159,7 @@ def test_in_memory_there_is_no_flusher():
         assert status(client, "vkey k 0") == S.NOT_SUPPORTED
 
 
-def test_an_ephemeral_bucket_commits_nothing():
+def test_ephemeral_bucket_shows_no_commits():
     with Node.running(vbuckets=VBUCKETS) as node, connected(node) as client:
         bucket = node.buckets["default"]
         run(node, lambda: setattr(bucket, "spec", replace(bucket.spec, kind="ephemeral")))
@@ -167,13 +167,13 @@ def test_an_ephemeral_bucket_commits_nothing():
         assert "ep_commit_num" not in client.stats()
 
 
-def test_documents_that_have_expired_are_counted(client):
+def test_expired_documents_are_counted(client):
     client.ask(Set(key=b"k", expiry=1_000_000_000))  # long ago
     assert client.get(b"k").specific == S.KEY_ENOENT
     assert client.stats()["vb_active_expired"] == "1"
 
 
-def test_memory_grows_with_documents_and_is_what_the_whole_says(client):
+def test_memory_statistics_grow_with_documents(client):
     before = {name: int(value) for name, value in client.stats("memory").items()}
     for n in range(100):
         client.set(b"k%d" % n, bytes(1000))
@@ -186,7 +186,7 @@ def test_memory_grows_with_documents_and_is_what_the_whole_says(client):
     assert {name: int(whole[name]) for name in after} == after
 
 
-def test_what_lies_in_mapped_files_is_not_in_memory(client):
+def test_mapped_files_do_not_count_as_memory(client):
     for n in range(100):
         client.set(b"k%d" % n, bytes(1000))
     before = int(client.stats("memory")["mem_used"])
@@ -196,7 +196,7 @@ def test_what_lies_in_mapped_files_is_not_in_memory(client):
     assert memory["mem_used"] < before - 100_000
 
 
-def test_reset_begins_counting_anew(client, other):
+def test_reset_sets_counters_to_zero(client, other):
     client.set(b"k")
     client.get(b"k")
     other.open("c").stream(end=1)
@@ -212,7 +212,7 @@ def test_reset_begins_counting_anew(client, other):
 # One document
 
 
-def test_a_document(client):
+def test_key_statistics_describe_a_document(client):
     client.ask(Set(key=b"k", value=b"v", flags=7, vbucket=1))
     persist(client, 1, vbucket=1)
     found = client.stats("key k 1")
@@ -230,7 +230,7 @@ def test_a_document(client):
     assert status(client, "key k 0") == S.KEY_ENOENT
 
 
-def test_a_document_that_is_not_on_disk(node, client):
+def test_vkey_reports_a_dirty_document(node, client):
     flusher = node.buckets["default"].flusher
     run(node, lambda: flusher.pause(b""))
     client.set(b"k")
@@ -238,7 +238,7 @@ def test_a_document_that_is_not_on_disk(node, client):
     assert client.stats("vkey k 0")["key_valid"] == "dirty"
 
 
-def test_a_document_of_a_named_collection(node, client):
+def test_key_statistics_accept_a_collection(node, client):
     give(client, 1, DEFAULT, beers(ALE))
     with connected(node) as named:
         named.hello(Feature.COLLECTIONS)
@@ -261,7 +261,7 @@ def test_a_document_of_a_named_collection(node, client):
 # Producers
 
 
-def test_totals_of_a_connection_never_go_down(client, other):
+def test_producer_totals_never_decrease(client, other):
     for n in range(10):
         client.set(b"k%d" % n)
     other.open("c")
@@ -279,7 +279,7 @@ def test_totals_of_a_connection_never_go_down(client, other):
     assert client.stats("dcpagg :")[":total:items_sent"] == "30"
 
 
-def test_acknowledged_bytes_are_those_that_the_consumer_says(client, other):
+def test_acknowledged_bytes_are_shown(client, other):
     client.set(b"k", bytes(100))
     other.open("c").control("connection_buffer_size", "1000")
     other.stream()
@@ -298,7 +298,7 @@ def stream_stats(client, name="c", vbucket=0):
     return {key.removeprefix(prefix): text for key, text in client.stats("dcp").items() if key.startswith(prefix)}
 
 
-def test_a_stream_tells_what_was_there_before_and_what_came_live(client, other):
+def test_stream_statistics_separate_backfill_and_live(client, other):
     for n in range(3):
         client.set(b"k%d" % n)
     other.open("c").stream()
@@ -314,7 +314,7 @@ def test_a_stream_tells_what_was_there_before_and_what_came_live(client, other):
     assert [stats[name] for name in wanted] == ["3", "1", "4", "4", "false"]
 
 
-def test_a_stream_that_begins_at_the_end_has_no_backfill(client, other):
+def test_stream_from_the_end_has_no_backfill(client, other):
     client.set(b"k")
     vbuuid = int(client.stats("vbucket-seqno 0")["vb_0:uuid"])
     other.open("c").stream(start=1, vbuuid=vbuuid)
@@ -335,7 +335,7 @@ def dcp_as(client, options, datatype=Datatype.JSON):
     return frame.specific if frame.specific else found
 
 
-def test_streams_as_json_as_names_or_not_at_all(client, other):
+def test_stream_format_is_json_names_or_skip(client, other):
     client.hello(Feature.JSON)
     client.set(b"k")
     other.open("c").stream()
@@ -354,7 +354,7 @@ def test_streams_as_json_as_names_or_not_at_all(client, other):
         assert set(legacy) < set(dcp_as(client, options))
 
 
-def test_producers_by_user_and_port(node, client, other):
+def test_producers_are_filtered_by_user_and_port(node, client, other):
     client.hello(Feature.JSON)
     other.open("c")
     shown = [
@@ -372,24 +372,24 @@ def test_producers_by_user_and_port(node, client, other):
     [(b"{", Datatype.JSON), (b"{}", Datatype.RAW), (b"\xff", Datatype.JSON), (b"[" * 4096, Datatype.JSON)],
     ids=["cut short", "of another datatype", "no text", "without an end"],
 )
-def test_a_value_that_is_no_json(client, value, datatype):
+def test_invalid_json_value_is_refused(client, value, datatype):
     client.hello(Feature.JSON)
     assert dcp_as(client, value, datatype) == S.EINVAL
 
 
-def test_a_value_has_a_limit(client):
+def test_value_length_is_limited(client):
     client.hello(Feature.JSON)
     assert "ep_dcp_count" in dcp_as(client, b"{}" + b" " * 4094)
     assert dcp_as(client, b"{}" + b" " * 4095) == S.E2BIG
 
 
-def test_a_value_is_passed_over_by_other_groups(client):
+def test_other_groups_ignore_the_value(client):
     client.hello(Feature.JSON)
     client.send(Frame(0x80, Stat.opcode, datatype=int(Datatype.JSON), key=b"uuid", value=b'{"a":1}'))
     assert client.receive().key == b"uuid"
 
 
-def test_takeover_of_a_vbucket(client, other):
+def test_takeover_statistics_estimate_the_rest(client, other):
     for n in range(3):
         client.set(b"k%d" % n)
     client.delete(b"k0")
@@ -417,7 +417,7 @@ def test_takeover_of_a_vbucket(client, other):
     }
 
 
-def test_tap_clients_that_are_away_are_listed(node, client):
+def test_absent_tap_clients_are_listed(node, client):
     with connected(node) as tap:
         tap.send(TapConnect(key=b"r", flags=TapConnectFlag.REGISTERED_CLIENT))
         client.set(b"k")
@@ -437,7 +437,7 @@ def test_tap_clients_that_are_away_are_listed(node, client):
 # Histograms and tasks
 
 
-def test_histograms_are_as_cbstats_reads_them(client):
+def test_histograms_have_the_form_that_cbstats_reads(client):
     client.set(b"k")
     persist(client, 1)
     client.stats("uuid")
@@ -450,7 +450,7 @@ def test_histograms_are_as_cbstats_reads_them(client):
     assert sum(int(text) for name, text in client.stats("stat-timings").items() if re.match(r"uuid_\d", name)) == 1
 
 
-def test_tasks(client):
+def test_background_tasks_are_listed(client):
     client.set(b"k")
     persist(client, 1)
     found = client.stats("tasks")
@@ -465,7 +465,7 @@ def test_tasks(client):
 # Long answers
 
 
-def test_an_answer_of_many_slices_is_the_same(tmp_path, monkeypatch):
+def test_sliced_reply_is_complete(tmp_path, monkeypatch):
     with Node.running(["default"], 1024) as node, connected(node) as client, connected(node) as other:
         for vbucket in range(1024):
             client.set(b"k", vbucket=vbucket)
@@ -481,7 +481,8 @@ def test_an_answer_of_many_slices_is_the_same(tmp_path, monkeypatch):
         assert len(found) > 10_000
 
 
-def test_nothing_overtakes_a_long_answer(monkeypatch):
+@pytest.mark.long
+def test_requests_do_not_overtake_a_long_reply(monkeypatch):
     """Many answers of one connection at a time would leave the others hardly a turn."""
     monkeypatch.setattr(stat_answer, "_SLICE_SECONDS", 0.0)
     with Node.running(["default"], 1024) as node, connected(node) as client:
@@ -492,7 +493,7 @@ def test_nothing_overtakes_a_long_answer(monkeypatch):
         assert client.receive().opcode == Noop.opcode
 
 
-def test_a_vbucket_that_is_gone_meanwhile_is_left_out(monkeypatch):
+def test_vbucket_deleted_meanwhile_is_left_out(monkeypatch):
     monkeypatch.setattr(stat_answer, "_SLICE_SECONDS", 0.0)
     with Node.running(["default"], 1024) as node, connected(node) as client, connected(node) as other:
         client.send(*[Stat(key=b"vbucket-details")] * 3)
@@ -504,7 +505,7 @@ def test_a_vbucket_that_is_gone_meanwhile_is_left_out(monkeypatch):
         assert "vb_1023" not in client.stats("vbucket")
 
 
-def test_who_goes_away_during_a_long_answer_leaves_nothing_behind(monkeypatch):
+def test_closed_client_ends_a_long_reply(monkeypatch):
     monkeypatch.setattr(stat_answer, "_SLICE_SECONDS", 0.0)
     with Node.running(["default"], 1024) as node:
         for _ in range(3):

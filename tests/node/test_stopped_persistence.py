@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 
 from penstock.node import Node
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.log import log_room
 from penstock.wire.codec.flags import StreamFlag
 from penstock.wire.codec.frame import Frame
@@ -22,7 +22,7 @@ VBUCKETS = 4
 
 @contextmanager
 def running(path, *, settings=None, patience=30.0):
-    settings = settings or Settings()
+    settings = settings or BucketSettings()
     with Node.running(["default"], VBUCKETS, data_dir=path, settings=settings, persistence_timeout=patience) as node:
         yield node
 
@@ -60,7 +60,7 @@ def persist(client, seqno):
     assert client.status(SeqnoPersistence(seqno=seqno)) == S.SUCCESS
 
 
-def test_a_stream_of_what_is_on_disk_ends_there(node, client):
+def test_stream_of_the_disk_ends_at_the_persisted_seqno(node, client):
     """As kv_engine, adjustSeqnosForStreamRequest: the end is the persisted seqno, and nothing begins behind it."""
     client.set(b"kept")
     persist(client, 1)
@@ -77,7 +77,7 @@ def test_a_stream_of_what_is_on_disk_ends_there(node, client):
     start(client)
 
 
-def test_the_persisted_seqno_stands_still_until_the_start(client):
+def test_persisted_seqno_stays_until_the_start(client):
     client.set(b"before")
     persist(client, 1)
     stop(client)
@@ -92,7 +92,7 @@ def test_the_persisted_seqno_stands_still_until_the_start(client):
     assert client.stats()["ep_queue_size"] == "0"
 
 
-def test_the_files_hold_exactly_what_was_persisted_before_the_stop(tmp_path, node, client):
+def test_files_hold_exactly_the_changes_before_the_stop(tmp_path, node, client):
     client.set(b"before", b"1")
     client.set(b"now and then", b"1")
     persist(client, 2)
@@ -107,7 +107,7 @@ def test_the_files_hold_exactly_what_was_persisted_before_the_stop(tmp_path, nod
         assert reader.stats("failovers 0")["vb_0:num_entries"] == "2"
 
 
-def test_closing_the_bucket_persists_the_rest(tmp_path):
+def test_closing_persists_the_rest(tmp_path):
     with running(tmp_path) as node, connected(node) as client:
         stop(client)
         client.set(b"k", b"v")
@@ -116,12 +116,12 @@ def test_closing_the_bucket_persists_the_rest(tmp_path):
         assert client.stats("failovers 0")["vb_0:num_entries"] == "1"
 
 
-def test_requests_for_the_disk_wait_for_the_start_and_not_for_ever(tmp_path):
+def test_persistence_waits_end_at_the_start_or_a_timeout(tmp_path):
     with running(tmp_path, patience=0.05) as node, connected(node) as client:
         stop(client)
         client.set(b"k")
         assert client.status(SeqnoPersistence(seqno=1)) == S.ETMPFAIL
-        run(node, lambda: setattr(node.buckets["default"].flusher.waits, "patience", 30.0))
+        run(node, lambda: setattr(node.buckets["default"].flusher.waits, "timeout", 30.0))
         client.send(SeqnoPersistence(seqno=1))
         with connected(node) as other:
             until_stat(other, "ep_persistence_waiters", 1)
@@ -129,7 +129,7 @@ def test_requests_for_the_disk_wait_for_the_start_and_not_for_ever(tmp_path):
         assert client.receive().specific == S.SUCCESS
 
 
-def test_while_it_is_stopped_nothing_is_compacted(client):
+def test_stopped_bucket_is_not_compacted(client):
     client.set(b"k")
     stop(client)
     assert client.status(CompactDb()) == S.ETMPFAIL
@@ -137,9 +137,9 @@ def test_while_it_is_stopped_nothing_is_compacted(client):
     assert client.status(CompactDb()) == S.SUCCESS
 
 
-def test_at_the_quota_changes_are_refused_until_the_start(tmp_path, monkeypatch):
-    monkeypatch.setattr(log_room, "_BEHIND", 256 * 1024)
-    with running(tmp_path, settings=Settings(segment_bytes=64 * 1024)) as node, connected(node) as client:
+def test_full_bucket_refuses_changes_until_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(log_room, "_MOST_WAITING_BYTES", 256 * 1024)
+    with running(tmp_path, settings=BucketSettings(segment_bytes=64 * 1024)) as node, connected(node) as client:
         stop(client)
         statuses = [client.set(b"k%d" % number, bytes(10_000)).specific for number in range(60)]
         kept = statuses.index(S.ETMPFAIL)
@@ -151,7 +151,7 @@ def test_at_the_quota_changes_are_refused_until_the_start(tmp_path, monkeypatch)
         assert S.SUCCESS in later  # as soon as a file has been clustered
 
 
-def test_stopping_and_starting_twice(client):
+def test_second_stop_or_start_is_refused(client):
     assert client.status(StartPersistence()) == S.EINVAL
     stop(client)
     assert client.status(StopPersistence()) == S.EINVAL
@@ -159,7 +159,7 @@ def test_stopping_and_starting_twice(client):
     assert client.status(StartPersistence()) == S.EINVAL
 
 
-def test_a_disk_that_is_full_is_not_tried_while_it_is_stopped(node, client):
+def test_full_disk_is_not_retried_while_stopped(node, client):
     client.set(b"k")
     persist(client, 1)
     become(node, "default", FullDirectory)
@@ -178,21 +178,21 @@ def test_a_disk_that_is_full_is_not_tried_while_it_is_stopped(node, client):
     [(StopPersistence(), S.EINVAL), (StartPersistence(), S.EINVAL), (EvictKey(key=b"k"), S.NOT_SUPPORTED)],
     ids=["stop", "start", "evict"],
 )
-def test_in_memory_there_is_nothing_to_stop(request_, status):
+def test_bucket_in_memory_cannot_be_stopped(request_, status):
     with Node.running(vbuckets=VBUCKETS) as node, connected(node) as client:
         client.set(b"k")
         assert client.status(request_) == status
 
 
 @pytest.mark.parametrize("request_", [StopPersistence, StartPersistence], ids=["stop", "start"])
-def test_neither_takes_a_key_or_a_value(client, request_):
+def test_stop_and_start_refuse_keys_and_values(client, request_):
     opcode = request_.opcode
     assert client.status(Frame(0x80, opcode, key=b"k")) == S.EINVAL
     assert client.status(Frame(0x80, opcode, value=b"v")) == S.EINVAL
     assert client.stats()["ep_flusher_state"] == "running"
 
 
-def test_a_value_is_evicted_once_it_is_on_disk(client):
+def test_value_is_evicted_once_on_disk(client):
     assert client.status(EvictKey(key=b"k")) == S.KEY_ENOENT
     client.set(b"k", b"v")
     persist(client, 1)

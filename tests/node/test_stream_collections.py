@@ -1,4 +1,4 @@
-"""Streams of buckets with collections: what who sees, and how a snapshot ends whose last change is somebody else's."""
+"""Streams with collections: visible changes, and ends of snapshots whose last change is invisible."""
 
 import json
 from contextlib import closing
@@ -8,7 +8,7 @@ import pytest
 
 from penstock.node import Node
 from penstock.node.auth import User
-from penstock.node.auth.users import account_of
+from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
 from penstock.wire.codec.constants import Dialect, Feature, SystemEventKind
 from penstock.wire.codec.flags import OpenFlag, StreamFlag, TapConnectFlag, TapFlag
@@ -25,13 +25,13 @@ from penstock.wire.messages.dcp import (
     StreamEnd,
     SystemEvent,
 )
-from penstock.wire.messages.dcp_values import framing_of
+from penstock.wire.messages.dcp_values import pack_stream_id
 from penstock.wire.messages.kv import Noop, SelectBucket, Set
 from penstock.wire.messages.system_event import CreatedCollection, CreatedScope, DroppedCollection, unpack_system_event
 from penstock.wire.messages.tap import TapConnect, TapMutation, TapOptions
 from penstock.wire.messages.upr import UprMutation, UprStreamReq
 from penstock.wire.values.collection_key import split_collection_key
-from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, ids, key, wish
+from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, ids, key, make_filter_value
 from tests.node.test_login import ITERATIONS, log_in
 from tests.node.upr_client import UprClient
 from tests.node.wire_client import connected
@@ -64,17 +64,17 @@ def legacy(node, writer):
 
 
 def to_now(consumer, **asked):
-    """Stream what there is; return the messages, without the end."""
+    """Stream up to now; return the messages, without the end."""
     assert consumer.stream(flags=StreamFlag.TO_LATEST, **asked).specific == S.SUCCESS
     return list(consumer.changes())
 
 
 def seen(messages):
-    """What came, as (kind, seqno, key or name)."""
+    """Received messages as (kind, seqno, key or name)."""
     return [(type(each).__name__, getattr(each, "by_seqno", None) or each.end_seqno, each.key) for each in messages]
 
 
-def test_up_to_latest_is_up_to_the_newest_change_of_the_collections(node, writer, modern):
+def test_to_latest_ends_at_the_newest_change_of_the_collections(node, writer, modern):
     """As kv_engine, adjustSeqnosForStreamRequest: nothing begins behind it."""
     writer.set(key(LAGERS), b"l")
     writer.set(key(0), b"d")
@@ -85,7 +85,7 @@ def test_up_to_latest_is_up_to_the_newest_change_of_the_collections(node, writer
     assert modern.stream(start=5, **asked).specific == S.ERANGE
 
 
-def test_all_with_events(writer, modern):
+def test_unfiltered_stream_has_system_events(writer, modern):
     writer.set(key(0))
     writer.set(key(LAGERS), b"v")
     marker, scope, ale, lager, first, second = to_now(modern)
@@ -97,20 +97,20 @@ def test_all_with_events(writer, modern):
     ]
     assert unpack_system_event(scope.event, scope.version, scope.key, scope.value) == CreatedScope(0, BEERS, "beers")
     assert unpack_system_event(ale.event, ale.version, ale.key, ale.value) == CreatedCollection(0, BEERS, ALES, "ales")
-    said = unpack_system_event(lager.event, lager.version, lager.key, lager.value)
-    assert said == CreatedCollection(1, BEERS, LAGERS, "lagers", max_ttl=100)
+    decoded = unpack_system_event(lager.event, lager.version, lager.key, lager.value)
+    assert decoded == CreatedCollection(1, BEERS, LAGERS, "lagers", max_ttl=100)
     assert [(each.key, each.value) for each in (first, second)] == [(key(0), b""), (key(LAGERS), b"v")]
 
 
-def test_events_as_tables(modern):
+def test_system_events_can_be_flatbuffers(modern):
     assert modern.control("flatbuffers_system_events", "true") == S.SUCCESS
     _, scope, _, lager = to_now(modern)
     assert (scope.version, lager.version) == (2, 2)
-    said = unpack_system_event(lager.event, lager.version, lager.key, lager.value)
-    assert said == CreatedCollection(1, BEERS, LAGERS, "lagers", max_ttl=100)
+    decoded = unpack_system_event(lager.event, lager.version, lager.key, lager.value)
+    assert decoded == CreatedCollection(1, BEERS, LAGERS, "lagers", max_ttl=100)
 
 
-def test_who_knows_no_collections_sees_the_default_one_in_snapshots_that_end_with_it(writer, legacy):
+def test_consumer_without_collections_gets_snapshots_of_the_default_one(writer, legacy):
     for collection in (0, ALES, 0, LAGERS):
         writer.set(key(collection, b"%d" % collection))
     writer.set(key(0, b"last"))
@@ -129,25 +129,26 @@ def test_who_knows_no_collections_sees_the_default_one_in_snapshots_that_end_wit
     assert (type(gone), gone.key, gone.by_seqno) == (Deletion, b"last", 11)
 
 
-def test_who_knows_no_collections_is_told_nothing_where_there_is_nothing(writer, legacy):
+def test_consumer_without_collections_gets_no_empty_snapshot(writer, legacy):
     assert to_now(legacy) == []
     writer.set(key(ALES))
     assert to_now(legacy) == []
 
 
 @pytest.mark.parametrize("end", [4, 5, 6, 7])
-def test_an_end_at_somebody_else_s_change(writer, legacy, end):
+def test_stream_ends_at_a_change_of_another_collection(writer, legacy, end):
     for collection in (0, ALES, ALES, 0):
         writer.set(key(collection, b"%d" % collection), b"v")
     writer.set(key(0, b"another"))
     legacy.stream(end=end)
     marker, *changes = legacy.changes()
-    # The change at 4 is superseded by that at 7 in whatever goes so far.
+    # The change at 4 is superseded by the change at 7 in every snapshot that reaches 7.
     expected = {4: [4], 5: [4], 6: [4], 7: [7]}[end]
     assert (marker.end_seqno, [change.by_seqno for change in changes]) == (expected[-1], expected)
 
 
-def test_an_end_far_behind_the_last_change_that_is_seen(writer, legacy):
+@pytest.mark.long
+def test_stream_ends_far_behind_the_last_visible_change(writer, legacy):
     writer.set(key(0, b"first"))
     for number in range(70_000):
         writer.send(Set(key=key(ALES, b"%d" % (number % 7)), opaque=number))
@@ -165,15 +166,15 @@ FILTERS = [
     (ids(LAGERS), [(LAGERS, b"l")], [b"lagers"], 6),
     (ids(0), [(0, b"d")], [], 4),
     (ids(0, LAGERS), [(0, b"d"), (LAGERS, b"l")], [b"lagers"], 6),
-    (wish(scope=f"{BEERS:x}"), [(LAGERS, b"l"), (ALES, b"a")], [b"beers", b"ales", b"lagers"], 7),
-    (wish(scope="0"), [(0, b"d")], [], 4),
+    (make_filter_value(scope=f"{BEERS:x}"), [(LAGERS, b"l"), (ALES, b"a")], [b"beers", b"ales", b"lagers"], 7),
+    (make_filter_value(scope="0"), [(0, b"d")], [], 4),
     (b"{}", [(0, b"d"), (LAGERS, b"l"), (ALES, b"a")], [b"beers", b"ales", b"lagers"], 7),
-    (wish(uid="1"), [(0, b"d"), (LAGERS, b"l"), (ALES, b"a")], [b"beers", b"ales", b"lagers"], 7),
+    (make_filter_value(uid="1"), [(0, b"d"), (LAGERS, b"l"), (ALES, b"a")], [b"beers", b"ales", b"lagers"], 7),
 ]
 
 
 @pytest.mark.parametrize(("value", "documents", "events", "end"), FILTERS)
-def test_filters(writer, modern, value, documents, events, end):
+def test_filter_selects_changes(writer, modern, value, documents, events, end):
     for collection, name in ((0, b"d"), (ALES, b"old"), (LAGERS, b"l"), (ALES, b"a")):
         writer.set(key(collection, name))
     marker, *messages = to_now(modern, value=value)
@@ -184,7 +185,7 @@ def test_filters(writer, modern, value, documents, events, end):
     assert messages[-1].by_seqno == marker.end_seqno
 
 
-def test_the_end_of_a_snapshot_that_is_all_somebody_else_s(writer, modern):
+def test_snapshot_without_visible_changes_has_an_end(writer, modern):
     writer.set(key(ALES))
     modern.stream(value=ids(0))
     assert seen([modern.message() for _ in range(2)]) == [("SnapshotMarker", 4, b""), ("SeqnoAdvanced", 4, b"")]
@@ -197,8 +198,8 @@ def test_the_end_of_a_snapshot_that_is_all_somebody_else_s(writer, modern):
     assert {type(each) for each in messages[:-1]} <= {SnapshotMarker, SeqnoAdvanced}
 
 
-def test_a_scope_s_stream_follows_what_begins_in_it_and_ends_with_it(writer, modern):
-    modern.stream(value=wish(scope=f"{BEERS:x}"))
+def test_scope_stream_follows_its_collections_and_ends_with_the_scope(writer, modern):
+    modern.stream(value=make_filter_value(scope=f"{BEERS:x}"))
     assert [each.key for each in (modern.message() for _ in range(4))] == [b"", b"beers", b"ales", b"lagers"]
     stout = {"name": "stouts", "uid": "200"}
     elsewhere = {"name": "wines", "uid": "201", "collections": [{"name": "reds", "uid": "202"}]}
@@ -208,8 +209,8 @@ def test_a_scope_s_stream_follows_what_begins_in_it_and_ends_with_it(writer, mod
     messages: list[Any] = []
     while not (messages and isinstance(messages[-1], Mutation)):
         messages.append(modern.message())
-    told = [each.key for each in messages if isinstance(each, SystemEvent | Mutation)]
-    assert told == [b"stouts", key(0x200, b"new")]
+    sent_keys = [each.key for each in messages if isinstance(each, SystemEvent | Mutation)]
+    assert sent_keys == [b"stouts", key(0x200, b"new")]
     give(writer, 3, DEFAULT, elsewhere)
     while not isinstance(messages[-1], StreamEnd):
         messages.append(modern.message())
@@ -218,20 +219,20 @@ def test_a_scope_s_stream_follows_what_begins_in_it_and_ends_with_it(writer, mod
     assert messages[-1].reason == R.FILTER_EMPTY
 
 
-def test_a_stream_ends_when_its_last_collection_is_dropped(writer, modern):
+def test_stream_ends_when_its_last_collection_is_dropped(writer, modern):
     modern.stream(value=ids(ALES, LAGERS))
     assert [each.key for each in (modern.message() for _ in range(3))] == [b"", b"ales", b"lagers"]
     give(writer, 2, DEFAULT, beers(LAGER))
     _, ended = modern.message(), modern.message()
-    said = unpack_system_event(ended.event, ended.version, ended.key, ended.value)
-    assert (ended.key, said) == (b"", DroppedCollection(2, BEERS, ALES))
+    decoded = unpack_system_event(ended.event, ended.version, ended.key, ended.value)
+    assert (ended.key, decoded) == (b"", DroppedCollection(2, BEERS, ALES))
     give(writer, 3, DEFAULT)
     messages = list(modern.changes())
     assert [each.event for each in messages if isinstance(each, SystemEvent)] == [K.COLLECTION_END]
     assert modern.stream(value=ids(ALES)).specific == S.UNKNOWN_COLLECTION
 
 
-def test_the_default_collection_may_be_dropped(node, writer, legacy):
+def test_streams_follow_the_drop_of_the_default_collection(node, writer, legacy):
     legacy.stream()
     with connected(node) as other:
         other.open("other")
@@ -240,7 +241,7 @@ def test_the_default_collection_may_be_dropped(node, writer, legacy):
         assert other.stream().specific == S.UNKNOWN_COLLECTION
 
 
-def test_who_knows_no_tables_is_not_told_that_a_collection_has_changed(node, writer, modern):
+def test_modify_event_needs_flatbuffers(node, writer, modern):
     with connected(node) as client:
         client.hello(Feature.COLLECTIONS).open("with tables")
         for name in ("enable_noop", "flatbuffers_system_events"):
@@ -253,12 +254,12 @@ def test_who_knows_no_tables_is_not_told_that_a_collection_has_changed(node, wri
         assert seen([modern.message() for _ in range(2)]) == [("SnapshotMarker", 4, b""), ("SeqnoAdvanced", 4, b"")]
         marker, event = client.message(), client.message()
         assert (marker.end_seqno, event.by_seqno, event.event, event.version) == (4, 4, K.COLLECTION_MODIFY, 2)
-        said = unpack_system_event(event.event, event.version, event.key, event.value)
-        assert said == CreatedCollection(2, BEERS, ALES, "ales", max_ttl=7)
+        decoded = unpack_system_event(event.event, event.version, event.key, event.value)
+        assert decoded == CreatedCollection(2, BEERS, ALES, "ales", max_ttl=7)
 
 
 def everything(node, *controls):
-    """Return the events that a consumer is told that starts at 0 and has made these settings."""
+    """Return the events that a consumer with these settings gets from 0 on."""
     with connected(node) as client:
         client.hello(Feature.COLLECTIONS).open(f"with {controls}")
         for name in ("enable_noop", *controls):
@@ -268,7 +269,7 @@ def everything(node, *controls):
         return [(each.by_seqno, each.event, each.key) for each in messages if isinstance(each, SystemEvent)]
 
 
-def test_a_collection_that_has_changed_has_begun_for_who_starts_at_0(node, writer):
+def test_modified_collection_is_created_for_a_new_consumer(node, writer):
     give(writer, 2, DEFAULT, beers({**ALE, "maxTTL": 6}, LAGER))
     give(writer, 3, DEFAULT, beers({**ALE, "maxTTL": 7}, LAGER))
     begun = [(1, K.SCOPE_CREATE, b"beers"), (2, K.COLLECTION_BEGIN, b"ales"), (3, K.COLLECTION_BEGIN, b"lagers")]
@@ -286,44 +287,44 @@ REFUSED = [
     (b"[" * 100_000, S.EINVAL),
     (b'{"collections":' + b"[" * 100_000 + b"]" * 100_000 + b"}", S.EINVAL),
     (b"\xff", S.EINVAL),
-    (wish(whatever=1), S.EINVAL),
-    (wish(collections=[]), S.EINVAL),
-    (wish(collections="8"), S.EINVAL),
-    (wish(collections=[8]), S.EINVAL),
-    (wish(collections=["x"]), S.EINVAL),
-    (wish(collections=["123456789"]), S.EINVAL),
-    (wish(collections=["8"], scope="8"), S.EINVAL),
-    (wish(scope=8), S.EINVAL),
-    (wish(uid=1), S.EINVAL),
-    (wish(purge_seqno=1), S.EINVAL),
-    (wish(purge_seqno="-1"), S.EINVAL),
-    (wish(purge_seqno=str(2**64)), S.EINVAL),
-    (wish(cts=1), S.EINVAL),
-    (wish(sid="1"), S.EINVAL),
-    (wish(sid=True), S.EINVAL),
-    (wish(sid=0), S.DCP_STREAMID_INVALID),
-    (wish(sid=65536), S.DCP_STREAMID_INVALID),
-    (wish(sid=1), S.DCP_STREAMID_INVALID),
-    (wish(collections=["7"]), S.UNKNOWN_COLLECTION),
-    (wish(collections=["0", "ffffffff"]), S.UNKNOWN_COLLECTION),
-    (wish(scope="9"), S.UNKNOWN_SCOPE),
+    (make_filter_value(unknown=1), S.EINVAL),
+    (make_filter_value(collections=[]), S.EINVAL),
+    (make_filter_value(collections="8"), S.EINVAL),
+    (make_filter_value(collections=[8]), S.EINVAL),
+    (make_filter_value(collections=["x"]), S.EINVAL),
+    (make_filter_value(collections=["123456789"]), S.EINVAL),
+    (make_filter_value(collections=["8"], scope="8"), S.EINVAL),
+    (make_filter_value(scope=8), S.EINVAL),
+    (make_filter_value(uid=1), S.EINVAL),
+    (make_filter_value(purge_seqno=1), S.EINVAL),
+    (make_filter_value(purge_seqno="-1"), S.EINVAL),
+    (make_filter_value(purge_seqno=str(2**64)), S.EINVAL),
+    (make_filter_value(cts=1), S.EINVAL),
+    (make_filter_value(sid="1"), S.EINVAL),
+    (make_filter_value(sid=True), S.EINVAL),
+    (make_filter_value(sid=0), S.DCP_STREAMID_INVALID),
+    (make_filter_value(sid=65536), S.DCP_STREAMID_INVALID),
+    (make_filter_value(sid=1), S.DCP_STREAMID_INVALID),
+    (make_filter_value(collections=["7"]), S.UNKNOWN_COLLECTION),
+    (make_filter_value(collections=["0", "ffffffff"]), S.UNKNOWN_COLLECTION),
+    (make_filter_value(scope="9"), S.UNKNOWN_SCOPE),
 ]
 
 
 @pytest.mark.parametrize(("value", "status"), REFUSED)
-def test_values_that_are_refused(modern, value, status):
+def test_invalid_filters_are_refused(modern, value, status):
     reply = modern.stream(value=value)
     assert Status(reply.specific) == status
     if status in (S.UNKNOWN_COLLECTION, S.UNKNOWN_SCOPE):
         assert json.loads(reply.value) == {"manifest_uid": "1"}
-    assert modern.stream(value=wish(uid="1", whatever=[], cts={}, purge_seqno="5")).specific == S.SUCCESS
+    assert modern.stream(value=make_filter_value(uid="1", unknown=[], cts={}, purge_seqno="5")).specific == S.SUCCESS
 
 
-def test_who_knows_no_collections_must_not_name_any(legacy):
+def test_filter_without_collections_is_refused(legacy):
     assert legacy.stream(value=b"{}").specific == S.EINVAL
 
 
-def test_noops_must_be_on(node, writer):
+def test_collections_need_noops(node, writer):
     with connected(node) as client:
         client.hello(Feature.COLLECTIONS).open("quiet")
         assert client.stream().specific == S.NOT_SUPPORTED
@@ -331,7 +332,7 @@ def test_noops_must_be_on(node, writer):
         assert client.stream().specific == S.SUCCESS
 
 
-def test_what_is_agreed_on_behind_open_changes_no_stream(writer, legacy):
+def test_hello_after_open_changes_no_stream(writer, legacy):
     legacy.hello(Feature.COLLECTIONS)
     writer.set(key(ALES))
     writer.set(key(0))
@@ -339,17 +340,17 @@ def test_what_is_agreed_on_behind_open_changes_no_stream(writer, legacy):
     assert [each.key for each in to_now(legacy)] == [b"", b"k"]
 
 
-def test_several_streams_of_a_vbucket(node, writer, modern):
+def test_vbucket_can_have_several_streams(node, writer, modern):
     assert modern.control("enable_stream_id", "true") == S.SUCCESS
     writer.set(key(ALES))
     writer.set(key(LAGERS))
     for stream_id, collection in ((1, ALES), (0xFFFF, LAGERS)):
-        value = wish(collections=[f"{collection:x}"], sid=stream_id)
+        value = make_filter_value(collections=[f"{collection:x}"], sid=stream_id)
         assert modern.stream(value=value, opaque=stream_id).specific == S.SUCCESS
         assert modern.stream(value=value).specific == S.KEY_EEXISTS
         assert modern.stream(value=ids(collection)).specific == S.DCP_STREAMID_INVALID
         messages = [modern.message() for _ in range(4 if collection == ALES else 3)]
-        assert {(each.opaque, each.framing) for each in messages} == {(stream_id, framing_of(stream_id))}
+        assert {(each.opaque, each.framing) for each in messages} == {(stream_id, pack_stream_id(stream_id))}
         assert isinstance(messages[0], SnapshotMarker)
         assert messages[2].key == key(collection)
     reports = [
@@ -359,22 +360,22 @@ def test_several_streams_of_a_vbucket(node, writer, modern):
     ]
     assert reports == [(("collections",), 1), (("collections",), 0xFFFF)]
     assert modern.status(CloseStream()) == S.DCP_STREAMID_INVALID
-    assert modern.status(CloseStream(framing=framing_of(2))) == S.DCP_STREAMID_INVALID
-    assert modern.status(CloseStream(vbucket=1, framing=framing_of(1))) == S.KEY_ENOENT
-    assert modern.status(CloseStream(framing=framing_of(1))) == S.SUCCESS
+    assert modern.status(CloseStream(framing=pack_stream_id(2))) == S.DCP_STREAMID_INVALID
+    assert modern.status(CloseStream(vbucket=1, framing=pack_stream_id(1))) == S.KEY_ENOENT
+    assert modern.status(CloseStream(framing=pack_stream_id(1))) == S.SUCCESS
     assert modern.control("send_stream_end_on_client_close_stream", "true") == S.SUCCESS
-    assert modern.status(CloseStream(framing=framing_of(0xFFFF))) == S.SUCCESS
-    assert modern.message() == StreamEnd(opaque=0xFFFF, framing=framing_of(0xFFFF), reason=R.CLOSED)
+    assert modern.status(CloseStream(framing=pack_stream_id(0xFFFF))) == S.SUCCESS
+    assert modern.message() == StreamEnd(opaque=0xFFFF, framing=pack_stream_id(0xFFFF), reason=R.CLOSED)
 
 
-def test_stream_ids_without_having_asked_for_them(modern):
-    assert modern.status(CloseStream(framing=framing_of(1))) == S.DCP_STREAMID_INVALID
+def test_stream_id_needs_its_setting(modern):
+    assert modern.status(CloseStream(framing=pack_stream_id(1))) == S.DCP_STREAMID_INVALID
 
 
-def test_the_framing_counts_for_flow_control(node, writer, modern):
+def test_framing_extras_count_for_flow_control(node, writer, modern):
     modern.control("enable_stream_id", "true")
     modern.control("connection_buffer_size", "1")
-    modern.stream(value=wish(sid=3))
+    modern.stream(value=make_filter_value(sid=3))
     for size in (44 + 3, 37 + 3 + 5 + 12, 37 + 3 + 4 + 16, 37 + 3 + 6 + 20):
         frame = modern.receive()
         assert frame.size == size
@@ -382,7 +383,7 @@ def test_the_framing_counts_for_flow_control(node, writer, modern):
         modern.acknowledge(size)
 
 
-def test_markers_that_tell_the_purge_seqno(writer, legacy, modern):
+def test_markers_have_the_purge_seqno(writer, legacy, modern):
     assert legacy.control("max_marker_version", "2.2") == S.NOT_SUPPORTED
     assert modern.control("max_marker_version", "2.2") == S.SUCCESS
     modern.stream()
@@ -398,7 +399,7 @@ def test_markers_that_tell_the_purge_seqno(writer, legacy, modern):
 
 
 @pytest.mark.parametrize("collections", [True, False])
-def test_without_what_was_deleted_before(node, writer, collections):
+def test_first_snapshot_can_skip_deletions(node, writer, collections):
     writer.set(key(0, b"kept"))
     writer.set(key(0, b"gone"))
     writer.delete(key(0, b"gone"))
@@ -419,14 +420,14 @@ def test_without_what_was_deleted_before(node, writer, collections):
 
 
 @pytest.mark.parametrize("count", [1, 40])
-def test_upr_and_tap_see_the_default_collection(node, writer, count):
+def test_upr_and_tap_send_the_default_collection(node, writer, count):
     names = [b"%d" % number for number in range(count)]
     for name in names:
         for collection in (ALES, 0, LAGERS):
             writer.set(key(collection, name), b"v")
     with closing(UprClient(node, Dialect.UPR)) as upr:
         upr.send(UprStreamReq(start_seqno=0, end_seqno=3 + 3 * count, opaque=1))
-        _, *messages = upr.said(4 + count)
+        _, *messages = upr.read_messages(4 + count)
         assert [each.key for each in messages if isinstance(each, UprMutation)] == names
     options = TapOptions(TapConnectFlag.SUPPORT_ACK)
     with connected(node) as tap:
@@ -443,17 +444,17 @@ def test_upr_and_tap_see_the_default_collection(node, writer, count):
         assert found == [*names, b"new"]
 
 
-# Who may see what
+# Privileges
 
 ALLOWED = [
-    ("stream_reader[default]", {"all", "beers", "ales", "lagers", "default", "bare"}),
-    ("stream_reader[default:beers]", {"beers", "ales", "lagers"}),
-    ("stream_reader[default:beers:ales]", {"ales"}),
-    ("stream_reader[default:_default:_default]", {"default", "bare"}),
+    ("data_dcp_reader[default]", {"all", "beers", "ales", "lagers", "default", "bare"}),
+    ("data_dcp_reader[default:beers]", {"beers", "ales", "lagers"}),
+    ("data_dcp_reader[default:beers:ales]", {"ales"}),
+    ("data_dcp_reader[default:_default:_default]", {"default", "bare"}),
 ]
 ASKED = {
     "all": b"",
-    "beers": wish(scope=f"{BEERS:x}"),
+    "beers": make_filter_value(scope=f"{BEERS:x}"),
     "ales": ids(ALES),
     "lagers": ids(LAGERS),
     "default": ids(0),
@@ -463,27 +464,27 @@ ASKED = {
 
 
 @pytest.mark.parametrize(("role", "allowed"), ALLOWED)
-def test_users_stream_what_is_theirs(tmp_path, role, allowed):
+def test_users_stream_only_allowed_collections(tmp_path, role, allowed):
     path = tmp_path / "users.json"
     with change_users(path) as accounts:
-        for name, roles in {"root": ["admin"], "reader": [role, "stream_reader[beer]"]}.items():
-            accounts[name] = account_of(User.of(name, roles), f"{name}'s", ITERATIONS)
+        for name, roles in {"root": ["admin"], "reader": [role, "data_dcp_reader[beer]"]}.items():
+            accounts[name] = make_account(User.from_texts(name, roles), f"{name}'s", ITERATIONS)
     with Node.running(["default", "beer"], vbuckets=1, users=path) as node, connected(node) as root:
         assert log_in(root.hello(Feature.COLLECTIONS), "root") == S.SUCCESS
         assert root.status(SelectBucket(key=b"default")) == S.SUCCESS
         give(root, 1, DEFAULT, beers(ALE, LAGER))
         found = set()
-        for what, value in ASKED.items():
+        for name, value in ASKED.items():
             with connected(node) as client:
                 if value is not None:
                     client.hello(Feature.COLLECTIONS)
                 assert log_in(client, "reader") == S.SUCCESS
                 client.ask(SelectBucket(key=b"default"))
-                client.open(what.replace(" ", "-")).control("enable_noop", "true")
-                client.ask(SelectBucket(key=b"beer"))  # which makes no difference: all of that one is the user's
+                client.open(name.replace(" ", "-")).control("enable_noop", "true")
+                client.ask(SelectBucket(key=b"beer"))  # no difference: the user has the whole bucket
                 status = client.stream(value=value or b"").specific
                 assert status in {S.SUCCESS, S.EACCESS, S.UNKNOWN_COLLECTION, S.UNKNOWN_SCOPE}
-                found |= {what} if status == S.SUCCESS else set()
+                found |= {name} if status == S.SUCCESS else set()
         assert found - {"ales and lagers"} == allowed
         assert ("ales and lagers" in found) == ({"ales", "lagers"} <= allowed)
         with connected(node) as client:

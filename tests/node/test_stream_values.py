@@ -1,4 +1,4 @@
-"""What streams make of values: extended attributes, compression, and what connections have agreed on."""
+"""Values in streams: extended attributes, compression, and agreed datatypes."""
 
 import asyncio
 from contextlib import closing
@@ -10,7 +10,7 @@ from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.store.documents.conflict import Meta
 from penstock.wire.codec.constants import Dialect, Feature
 from penstock.wire.codec.flags import Datatype, OpenFlag, StreamFlag, TapConnectFlag
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import CloseStream, Control, DcpGetFailoverLog, Mutation, Open, StreamReq
@@ -91,7 +91,7 @@ def plain(value, datatype):
     ("features", "flags", "documents", "gone"),
     [pytest.param(*row, id=name) for name, *row in SEEN],
 )
-def test_values_are_as_agreed_on(filled, features, flags, documents, gone):
+def test_values_have_the_agreed_form(filled, features, flags, documents, gone):
     with connected(filled) as consumer:
         consumer.hello(*features).open(flags=F.PRODUCER | flags).control("enable_noop", "true")
         consumer.stream(flags=StreamFlag.TO_LATEST)
@@ -100,7 +100,7 @@ def test_values_are_as_agreed_on(filled, features, flags, documents, gone):
         assert found == [*documents, gone]
 
 
-def test_values_may_be_compressed_on_the_way(filled):
+def test_values_can_be_compressed_for_the_stream(filled):
     with connected(filled) as consumer:
         consumer.hello(Feature.SNAPPY).open()
         assert consumer.control("force_value_compression", "true") == S.SUCCESS
@@ -110,7 +110,7 @@ def test_values_may_be_compressed_on_the_way(filled):
         assert (gone.value, gone.datatype) == (b"", 0)
 
 
-def test_compression_has_to_be_agreed_on(node):
+def test_compression_needs_snappy(node):
     with connected(node) as consumer:
         consumer.open()
         assert consumer.control("force_value_compression", "true") == S.EINVAL
@@ -119,7 +119,7 @@ def test_compression_has_to_be_agreed_on(node):
             assert consumer.control("force_value_compression", value) == S.SUCCESS
 
 
-def test_the_old_name_of_compression_compresses_nothing(filled):
+def test_old_compression_setting_has_no_effect(filled):
     """Releases 4.5 to 5.1 take it without SNAPPY: they keep values as they are stored."""
     with connected(filled) as consumer:
         consumer.open()
@@ -129,14 +129,14 @@ def test_the_old_name_of_compression_compresses_nothing(filled):
         assert {change.datatype & Z for change in changes} == {0}
 
 
-def test_deleted_attributes_have_to_be_asked_for(node):
+def test_deleted_user_xattrs_need_their_flag(node):
     for flags, status in ((F.INCLUDE_XATTRS, S.EINVAL), (F.INCLUDE_XATTRS | 0x100, S.SUCCESS)):
         with connected(node) as consumer:
             consumer.open(flags=F.PRODUCER | flags)
             assert consumer.control("include_deleted_user_xattrs", "true") == status
 
 
-def test_what_grows_on_the_way_waits_for_room(filled):
+def test_inflated_values_wait_for_the_window(filled):
     """Compressed values that are sent inflated: no frame goes out before the window has room for its first byte."""
     with connected(filled) as client, connected(filled) as consumer:
         consumer.open()
@@ -147,20 +147,20 @@ def test_what_grows_on_the_way_waits_for_room(filled):
             frame = consumer.receive()
             assert int(client.stats()["ep_dcp_unacked_bytes"]) < 300 + frame.size
             consumer.acknowledge(frame.size)
-            if isinstance(message := decode(frame), Mutation):
+            if isinstance(message := decode_frame(frame), Mutation):
                 values.append(message.value)
         assert values == [BODY] * 4
 
 
-def test_upr_knows_neither(filled):
+def test_upr_sends_plain_values(filled):
     with closing(UprClient(filled, Dialect.UPR)) as consumer:
         consumer.hello(Feature.SNAPPY, Feature.XATTR, Feature.JSON)
         consumer.send(UprStreamReq(start_seqno=0, end_seqno=5, opaque=1))
-        mutations = [each for each in consumer.said(3 + len(STORED)) if isinstance(each, UprMutation)]
+        mutations = [each for each in consumer.read_messages(3 + len(STORED)) if isinstance(each, UprMutation)]
         assert [(each.value, each.datatype) for each in mutations] == [(BODY, J)] * 4
 
 
-def test_tap_knows_neither(filled):
+def test_tap_sends_plain_values(filled):
     options = TapOptions(TapConnectFlag.DUMP)
     with connected(filled) as consumer:
         consumer.hello(Feature.SNAPPY, Feature.XATTR)
@@ -190,7 +190,7 @@ def test_unordered_execution_and_streams_exclude_each_other(node):
         assert client.status(Noop()) == S.SUCCESS
 
 
-def test_a_plain_cache_has_no_streams(node):
+def test_plain_cache_refuses_streams(node):
     create = node.buckets.create(BucketSpec(name="cache", kind="memcached"))
     asyncio.run_coroutine_threadsafe(create, node.loop).result(PATIENCE)
     for request in (

@@ -1,4 +1,4 @@
-"""Streams as a consumer sees them: what comes, in which order, and when it stops."""
+"""Streams as a consumer sees them: their messages, the order of these, and their end."""
 
 import threading
 from dataclasses import replace
@@ -21,7 +21,7 @@ MARKER_BYTES = 44
 END_BYTES = 28
 
 
-def test_from_the_beginning_to_now_and_on(client, consumer):
+def test_stream_sends_the_history_and_then_new_changes(client, consumer):
     stored = [client.set(b"a", b"1", vbucket=3, flags=7), client.set(b"b", b"2", vbucket=3)]
     stored += [client.set(b"a", b"3", vbucket=3)]
     client.delete(b"b", vbucket=3)
@@ -41,14 +41,14 @@ def test_from_the_beginning_to_now_and_on(client, consumer):
     assert change == replace(new, flags=0xDEADBEEF, expiry=4_000_000_000, datatype=Datatype.JSON)
 
 
-def test_the_reply_comes_before_the_stream(client, consumer):
+def test_reply_precedes_the_stream(client, consumer):
     client.set(b"k")
     consumer.stream(opaque=5)
     assert consumer.frames == [] or consumer.frames[0].opcode == Opcode.DCP_SNAPSHOT_MARKER
     assert consumer.message().opcode == Opcode.DCP_SNAPSHOT_MARKER
 
 
-def test_a_stream_with_an_end_ends_exactly_there(client, consumer):
+def test_stream_ends_exactly_at_its_end_seqno(client, consumer):
     for number in range(10):
         client.set(b"key %d" % number)
     consumer.stream(end=4)
@@ -57,7 +57,7 @@ def test_a_stream_with_an_end_ends_exactly_there(client, consumer):
     assert [change.by_seqno for change in changes] == [1, 2, 3, 4]
 
 
-def test_a_stream_with_an_end_waits_for_it(client, consumer):
+def test_stream_waits_for_its_end_seqno(client, consumer):
     client.set(b"k")
     consumer.stream(end=3)
     assert (consumer.message().end_seqno, consumer.message().by_seqno) == (1, 1)
@@ -68,7 +68,7 @@ def test_a_stream_with_an_end_waits_for_it(client, consumer):
     assert client.stats()["ep_dcp_num_running_streams"] == "0"
 
 
-def test_resume_where_it_stopped(client, consumer):
+def test_stream_resumes_at_its_last_seqno(client, consumer):
     for number in range(10):
         client.set(b"key %d" % number)
     log = unpack_failover_log(consumer.stream(end=6).value)
@@ -80,8 +80,8 @@ def test_resume_where_it_stopped(client, consumer):
     assert [change.by_seqno for change in changes] == [7, 8, 9, 10]
 
 
-def test_a_snapshot_that_was_broken_off_is_completed(client, consumer):
-    """What the consumer has of it lacks the first version of `a`, which only the change at 8 replaces."""
+def test_resumed_stream_completes_a_partial_snapshot(client, consumer):
+    """The consumer's part lacks the first version of `a`, which only the change at 8 replaces."""
     for number in range(10):
         client.set(b"a" if number in {1, 7} else b"key %d" % number)
     log = unpack_failover_log(consumer.stream(end=1).value)
@@ -92,7 +92,7 @@ def test_a_snapshot_that_was_broken_off_is_completed(client, consumer):
     assert [change.by_seqno for change in changes] == [5, 6, 7, 8]
 
 
-def test_all_vbuckets_with_one_burst_of_requests(node, client):
+def test_burst_of_requests_opens_all_vbuckets(node, client):
     for number in range(1000):
         client.send(Set(key=b"key %d" % number, value=b"x" * 500, vbucket=number % 16, opaque=number))
     assert [client.receive().opaque for _ in range(1000)] == list(range(1000))
@@ -114,7 +114,7 @@ def test_all_vbuckets_with_one_burst_of_requests(node, client):
     assert set(ends.values()) == {StreamEndReason.OK}
 
 
-def test_a_snapshot_is_served_exactly_while_writes_go_on():
+def test_snapshot_is_exact_during_writes():
     """Each document comes in the version it had at the snapshot's end, though a writer supersedes them meanwhile."""
     count = 20_000
     with Node.running(vbuckets=1) as node, connected(node) as writer:
@@ -153,7 +153,7 @@ def write(client, numbers, value, until=None):
             assert client.receive().specific == S.SUCCESS
 
 
-def test_close_stream_says_no_more(client, consumer):
+def test_closed_stream_sends_nothing_more(client, consumer):
     client.set(b"k")
     consumer.stream()
     assert (consumer.message().end_seqno, consumer.message().by_seqno) == (1, 1)
@@ -164,7 +164,7 @@ def test_close_stream_says_no_more(client, consumer):
     assert client.stats()["ep_dcp_num_running_streams"] == "0"
 
 
-def test_close_stream_says_the_end_where_that_was_asked_for(client, consumer):
+def test_closed_stream_sends_its_end_if_enabled(client, consumer):
     consumer.control("send_stream_end_on_client_close_stream", "true")
     consumer.stream(opaque=5)
     assert consumer.close_stream() == S.SUCCESS
@@ -187,7 +187,7 @@ def test_close_stream_says_the_end_where_that_was_asked_for(client, consumer):
 
 
 def barrier(consumer):
-    """Return what comes before the reply to a request: all that the window allows, once the node has had its turns."""
+    """Return the frames before the reply to a request: all that the window allows, after the node's turns."""
     before = []
     for _ in range(3):
         assert consumer.status(Noop()) == S.SUCCESS
@@ -196,7 +196,7 @@ def barrier(consumer):
     return before
 
 
-def test_flow_control_charges_whole_frames_and_overshoots_by_one(client, consumer):
+def test_flow_control_counts_whole_frames_and_exceeds_the_window_by_one(client, consumer):
     for number in range(5):
         client.set(b"key %d" % number, b"v" * 100)
     size = 55 + 5 + 100
@@ -215,7 +215,7 @@ def test_flow_control_charges_whole_frames_and_overshoots_by_one(client, consume
     assert client.stats()["ep_dcp_unacked_bytes"] == str(END_BYTES)
 
 
-def test_the_window_can_be_changed_and_taken_away(client, consumer):
+def test_window_can_be_changed_and_removed(client, consumer):
     for number in range(5):
         client.set(b"key %d" % number)
     consumer.control("connection_buffer_size", "1")
@@ -227,7 +227,7 @@ def test_the_window_can_be_changed_and_taken_away(client, consumer):
     assert len(barrier(consumer)) == 4
 
 
-def test_a_deletion_is_charged_as_it_is(client, consumer):
+def test_deletion_counts_with_its_own_length(client, consumer):
     client.set(b"key")
     client.delete(b"key")
     consumer.control("connection_buffer_size", "1000")
@@ -236,7 +236,7 @@ def test_a_deletion_is_charged_as_it_is(client, consumer):
     assert client.stats()["ep_dcp_unacked_bytes"] == str(MARKER_BYTES + 45 + END_BYTES)
 
 
-def test_small_windows_deliver_everything(client, consumer):
+def test_small_window_delivers_everything(client, consumer):
     for number in range(200):
         client.set(b"key %d" % number, b"v" * (number * 7 % 90), vbucket=number % 2)
     consumer.control("connection_buffer_size", "150")
@@ -263,7 +263,7 @@ def impatient():
         yield node
 
 
-def test_noops_come_without_a_stream(impatient):
+def test_noops_are_sent_without_a_stream(impatient):
     with connected(impatient) as consumer:
         consumer.open().control("set_noop_interval", "0.1")
         consumer.control("enable_noop", "true")
@@ -271,7 +271,7 @@ def test_noops_come_without_a_stream(impatient):
         assert consumer.ended()  # it is not answered
 
 
-def test_noops_come_even_with_a_full_window(impatient):
+def test_noops_are_sent_with_a_full_window(impatient):
     with connected(impatient) as consumer:
         consumer.open().set(b"k")
         consumer.control("set_noop_interval", "0.1")
@@ -285,7 +285,7 @@ def test_noops_come_even_with_a_full_window(impatient):
         assert consumer.stats()["ep_dcp_unacked_bytes"] == str(MARKER_BYTES)
 
 
-def test_a_noop_that_is_not_answered_ends_the_connection(impatient):
+def test_unanswered_noop_ends_connection(impatient):
     with connected(impatient) as consumer:
         consumer.open().control("set_noop_interval", "0.1")
         consumer.control("enable_noop", "true")
@@ -295,7 +295,7 @@ def test_a_noop_that_is_not_answered_ends_the_connection(impatient):
 
 
 @pytest.mark.parametrize("opaque", [0, 10_000_002])
-def test_an_answer_to_another_noop_ends_the_connection(impatient, opaque):
+def test_answer_to_an_unknown_noop_ends_connection(impatient, opaque):
     with connected(impatient) as consumer:
         consumer.open().control("set_noop_interval", "0.1")
         consumer.control("enable_noop", "true")
@@ -320,7 +320,7 @@ RESPONSES = [
 
 
 @pytest.mark.parametrize(("opcode", "status", "goes_on"), RESPONSES)
-def test_what_a_consumer_may_say_of_messages(consumer, opcode, status, goes_on):
+def test_consumer_responses_continue_or_end_the_connection(consumer, opcode, status, goes_on):
     consumer.stream()
     consumer.send(Frame(Magic.RESPONSE, opcode, status, opaque=1))
     if goes_on:
@@ -329,7 +329,7 @@ def test_what_a_consumer_may_say_of_messages(consumer, opcode, status, goes_on):
         assert consumer.ended()
 
 
-def test_nothing_turns_and_nothing_waits_on_an_idle_node(node, client, consumer):
+def test_idle_node_takes_no_turns(node, client, consumer):
     """Turns are counted: on an idle node there are none, with streams open and changes behind them."""
     for vbucket in range(16):
         client.set(b"k", vbucket=vbucket)

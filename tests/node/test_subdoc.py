@@ -65,11 +65,11 @@ def modern(node):
 
 
 def look(client, opcode, path, flags=0, *, key=b"k", **said):
-    return client.ask(SubdocLookup.at(path, key=key, flags=flags, **said).encode(opcode))
+    return client.ask(SubdocLookup.for_path(path, key=key, flags=flags, **said).encode(opcode))
 
 
 def change(client, opcode, path, value=b"", flags=0, *, key=b"k", **said):
-    return client.ask(SubdocMutation.at(path, value, key=key, flags=flags, **said).encode(opcode))
+    return client.ask(SubdocMutation.for_path(path, value, key=key, flags=flags, **said).encode(opcode))
 
 
 def look_all(client, *specs, **said):
@@ -92,7 +92,7 @@ def attributes(client, *names, **said):
 # Lookups
 
 
-def test_a_part_is_read(modern):
+def test_lookup_returns_a_part(modern):
     stored = modern.set(b"k", TEXT)
     found = look(modern, GET, b"a[1]")
     assert (found.specific, found.value, found.datatype) == (S.SUCCESS, b'{"b": null}', D.JSON)
@@ -103,7 +103,7 @@ def test_a_part_is_read(modern):
     assert look(modern, EXISTS, b"m").specific == S.SUBDOC_PATH_ENOENT
 
 
-def test_who_knows_no_json_is_told_of_none(client):
+def test_client_without_json_gets_no_json_datatype(client):
     client.set(b"k", TEXT)
     found = look(client, GET, b"n")
     assert (found.value, found.datatype) == (b"5", 0)
@@ -111,7 +111,7 @@ def test_who_knows_no_json_is_told_of_none(client):
     assert (missing.specific, missing.value) == (S.SUBDOC_PATH_ENOENT, b"")
 
 
-def test_who_knows_json_is_told_why(modern):
+def test_client_with_json_gets_an_error_context(modern):
     modern.set(b"k", TEXT)
     refused = look(modern, GET, b"n.x")
     assert refused.specific == S.SUBDOC_PATH_MISMATCH
@@ -133,27 +133,27 @@ NOT_READ = [
 
 
 @pytest.mark.parametrize(("key", "path", "said", "status"), NOT_READ)
-def test_what_is_not_read(modern, key, path, said, status):
+def test_invalid_lookups_are_refused(modern, key, path, said, status):
     modern.set(b"k", TEXT)
     modern.set(b"plain", b"text")
     assert look(modern, GET, path, key=key, **said).specific == status
 
 
-def test_a_path_ends_within_the_value(client):
+def test_path_cannot_exceed_the_value(client):
     bad = Frame(Magic.REQUEST, GET, extras=b"\0\5\0", key=b"k", value=b"a.b")
     assert client.status(bad) == S.EINVAL
     assert client.status(bad._replace(opcode=UPSERT)) == S.EINVAL
     assert client.status(bad._replace(extras=b"\0\2\0")) == S.EINVAL  # a lookup has nothing behind the path
 
 
-def test_requests_are_as_they_are(modern):
+def test_requests_with_datatypes_are_refused(modern):
     modern.set(b"k", TEXT)
     for datatype in (D.JSON, D.SNAPPY):
         assert look(modern, GET, b"n", datatype=datatype).specific == S.EINVAL
         assert change(modern, UPSERT, b"n", b"1", datatype=datatype).specific == S.EINVAL
 
 
-def test_compressed_documents_are_read_and_stored_inflated(modern):
+def test_compressed_documents_are_stored_inflated(modern):
     modern.set(b"k", deflate(TEXT), datatype=D.SNAPPY | D.JSON)
     assert look(modern, GET, b"n").value == b"5"
     assert change(modern, UPSERT, b"n", b"6").specific == S.SUCCESS
@@ -161,7 +161,7 @@ def test_compressed_documents_are_read_and_stored_inflated(modern):
     assert (after.value, after.datatype) == (TEXT.replace(b"5", b"6"), D.JSON)
 
 
-def test_many_lookups(modern):
+def test_multi_lookup_returns_all_results(modern):
     stored = modern.set(b"k", TEXT, flags=7)
     reply = modern.ask(MultiLookup(key=b"k", value=pack_lookup_specs([(GET, 0, b"n"), (EXISTS, 0, b"n")])))
     assert (reply.specific, reply.cas, reply.datatype) == (S.SUCCESS, stored.cas, 0)
@@ -174,7 +174,7 @@ def test_many_lookups(modern):
     assert reply.specific == S.SUBDOC_INVALID_COMBO
 
 
-def test_the_virtual_document(modern):
+def test_virtual_document_is_read(modern):
     expiry = int(time.time()) + 1000
     stored = modern.set(b"k", TEXT, flags=7, expiry=expiry)
     shown, vbucket = attributes(modern, b"$document", b"$vbucket.HLC")
@@ -189,7 +189,7 @@ def test_the_virtual_document(modern):
 # Changes
 
 
-def test_a_part_is_changed(modern):
+def test_mutation_changes_a_part(modern):
     before = modern.set(b"k", TEXT, flags=9)
     changed = change(modern, UPSERT, b"a[1].c", b"[ ]")
     assert (changed.specific, changed.value, changed.datatype) == (S.SUCCESS, b"", 0)
@@ -205,12 +205,12 @@ def test_a_part_is_changed(modern):
     assert change(modern, DELETE, b"a").specific == S.SUBDOC_PATH_ENOENT
 
 
-def test_there_are_tokens_for_those_who_want_them(client):
+def test_replies_have_tokens_once_agreed_on(client):
     client.set(b"k", b"{}")
     assert change(client, UPSERT, b"a", b"1").extras == b""
 
 
-def test_a_document_is_changed_in_one_version_only(modern):
+def test_cas_guards_a_mutation(modern):
     stored = modern.set(b"k", TEXT)
     assert change(modern, UPSERT, b"n", b"1", cas=stored.cas + 1).specific == S.KEY_EEXISTS
     assert change(modern, UPSERT, b"n", b"1", cas=stored.cas).specific == S.SUCCESS
@@ -218,7 +218,7 @@ def test_a_document_is_changed_in_one_version_only(modern):
     assert change(modern, UPSERT, b"n", b"1", cas=5, key=b"no").specific == S.KEY_ENOENT
 
 
-def test_a_locked_document(modern):
+def test_locked_document_refuses_mutations(modern):
     modern.set(b"k", TEXT)
     lock = modern.ask(GetLocked(key=b"k")).cas
     for said in ({}, {"cas": 5}, {"cas": 2**64 - 1}):
@@ -231,7 +231,7 @@ def test_a_locked_document(modern):
     assert look(modern, GET, b"n").value == b"1"
 
 
-def test_a_document_is_made(modern):
+def test_mutation_can_create_a_document(modern):
     assert change(modern, UPSERT, b"a.b", b"1").specific == S.KEY_ENOENT
     made = change(modern, UPSERT, b"a.b", b"1", doc_flags=MKDOC)
     assert made.specific == S.SUCCESS
@@ -243,7 +243,7 @@ def test_a_document_is_made(modern):
     assert modern.get(b"list").value == b"[1,2]"
 
 
-def test_many_changes(modern):
+def test_multi_mutation_changes_all_parts(modern):
     reply = change_all(modern, (UPSERT, 0, b"a.b", b"1"), (COUNTER, 0, b"n", b"5"), doc_flags=MKDOC)
     assert (reply.specific, len(reply.extras), reply.datatype) == (S.SUCCESS, 16, 0)
     assert unpack_mutation_results(reply.value) == [MutationResult(1, 0, b"5")]
@@ -262,7 +262,7 @@ def expiry_of(client, key=b"k"):
     return client.meta(key).expiry
 
 
-def test_a_change_brings_an_expiry_or_takes_it(modern):
+def test_mutation_sets_or_removes_the_expiry(modern):
     soon = int(time.time()) + 500
     modern.set(b"k", TEXT, expiry=soon)
     assert change(modern, UPSERT, b"n", b"1").specific == S.SUCCESS
@@ -277,7 +277,7 @@ def test_a_change_brings_an_expiry_or_takes_it(modern):
     assert abs(expiry_of(modern) - time.time() - 100) < 60
 
 
-def test_an_expiry_is_preserved_if_that_is_asked_for(modern):
+def test_preserved_expiry_is_kept(modern):
     soon = int(time.time()) + 500
     modern.set(b"k", TEXT, expiry=soon)
     for key, expected in ((b"k", soon), (b"new", soon + 7)):
@@ -288,14 +288,14 @@ def test_an_expiry_is_preserved_if_that_is_asked_for(modern):
         assert expiry_of(modern, key) == expected
 
 
-def test_a_document_has_an_end(modern):
+def test_expired_document_is_not_found(modern):
     half = b'"' + b"x" * (MAX_VALUE // 2) + b'"'
     assert change(modern, UPSERT, b"a", half, doc_flags=MKDOC).specific == S.SUCCESS
     assert change(modern, UPSERT, b"b", half).specific == S.E2BIG
     assert look(modern, EXISTS, b"b").specific == S.SUBDOC_PATH_ENOENT
 
 
-def test_a_document_gets_the_flags_that_stand_behind_an_expiry(modern):
+def test_multi_mutation_sets_the_flags(modern):
     """As in the transactions of Couchbase's clients."""
     modern.set(b"k", TEXT, flags=9)
     for said in ({"user_flags": 7}, {"user_flags": 8, "doc_flags": ACCESS}):
@@ -308,7 +308,7 @@ def test_a_document_gets_the_flags_that_stand_behind_an_expiry(modern):
 # Extended attributes
 
 
-def test_attributes_need_the_feature(client):
+def test_attributes_need_the_xattr_feature(client):
     client.set(b"k", TEXT)
     assert look(client, GET, b"_sync", XATTR).specific == S.NOT_SUPPORTED
     assert look_all(client, (GET, XATTR, b"_sync"), (GET, 0, b"n"))[0] == S.NOT_SUPPORTED
@@ -316,7 +316,7 @@ def test_attributes_need_the_feature(client):
     assert look_all(client, (GET, 0, b"n")) == (S.SUCCESS, [(S.SUCCESS, b"5")])
 
 
-def test_attributes_are_beside_the_document(modern):
+def test_attributes_are_separate_from_the_body(modern):
     modern.set(b"k", TEXT)
     assert change(modern, UPSERT, b"_sync.rev", b'"1-a"', XATTR | MKDIR_P).specific == S.SUCCESS
     assert change_all(modern, (UPSERT, XATTR, b"mine", b"[1]"), (UPSERT, 0, b"n", b"6")).specific == S.SUCCESS
@@ -330,7 +330,7 @@ def test_attributes_are_beside_the_document(modern):
     assert attributes(modern, b"_sync") == [{"rev": "1-a"}]  # the document's, whatever its value is
 
 
-def test_attributes_that_came_from_elsewhere(modern):
+def test_attributes_of_other_clusters_are_read(modern):
     value = deflate(pack_xattrs({"_sync": b'{"rev":3}'}, TEXT))
     datatype = D.SNAPPY | D.XATTR | D.JSON
     meta = SetWithMeta(key=b"k", value=value, datatype=datatype, new_cas=time.time_ns(), rev_seqno=4, flags=0, expiry=0)
@@ -341,7 +341,7 @@ def test_attributes_that_came_from_elsewhere(modern):
     assert modern.meta(b"k").value_datatype == D.XATTR | D.JSON
 
 
-def test_a_change_writes_down_its_own_cas_and_seqno(modern):
+def test_macros_expand_to_cas_and_seqno(modern):
     specs = [
         (UPSERT, MACROS, b"_m", b'"${Mutation.CAS}"'),
         (UPSERT, MACROS | MKDIR_P, b"t.seqno", b'"${Mutation.seqno}"'),
@@ -357,7 +357,7 @@ def test_a_change_writes_down_its_own_cas_and_seqno(modern):
     assert int(attributes(modern, b"t.seqno")[0], 16) == 2
 
 
-def test_bytes_in_attributes(modern):
+def test_binary_attributes_are_stored(modern):
     agreed = modern.ask(Hello(value=pack_features([F.JSON, F.XATTR, F.SUBDOC_BINARY_XATTR])))
     assert F.SUBDOC_BINARY_XATTR in unpack_features(agreed.value)
     binary = XATTR | PathFlag.BINARY
@@ -372,7 +372,7 @@ def test_bytes_in_attributes(modern):
 # Deleted documents
 
 
-def test_attributes_of_deleted_documents(modern):
+def test_attributes_of_deleted_documents_are_kept(modern):
     modern.set(b"k", TEXT)
     specs = [(UPSERT, XATTR, b"_s", b"1"), (UPSERT, XATTR, b"user", b"2"), (Opcode.DELETE, 0, b"")]
     gone = change_all(modern, *specs)
@@ -395,7 +395,7 @@ def test_attributes_of_deleted_documents(modern):
     assert look_all(modern, (GET, XATTR, b"_s"), key=b"never", doc_flags=ACCESS)[0] == S.KEY_ENOENT
 
 
-def test_a_document_that_begins_as_a_deleted_one_and_is_revived(modern):
+def test_document_created_as_deleted_can_be_revived(modern):
     flags = AS_DELETED | ADD | ACCESS
     staged = change_all(modern, (UPSERT, XATTR | MKDIR_P, b"txn.op", b'{"x":1}'), doc_flags=flags)
     assert staged.specific == S.SUBDOC_SUCCESS_DELETED
@@ -417,7 +417,7 @@ def test_a_document_that_begins_as_a_deleted_one_and_is_revived(modern):
     assert again.specific == S.SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS
 
 
-def test_a_deleted_document_is_not_revived_by_who_does_not_see_it(modern):
+def test_mutation_without_access_deleted_does_not_revive(modern):
     assert (
         change_all(modern, (UPSERT, XATTR, b"t", b"1"), doc_flags=AS_DELETED | ADD).specific == S.SUBDOC_SUCCESS_DELETED
     )
@@ -428,7 +428,7 @@ def test_a_deleted_document_is_not_revived_by_who_does_not_see_it(modern):
     assert again.specific == S.SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS
 
 
-def test_a_staged_insert_is_changed_by_its_cas(modern):
+def test_cas_guards_a_staged_insert(modern):
     """gocbcore's transactions insert and then replace with the flags CREATE_AS_DELETED|ACCESS_DELETED and a cas."""
     staged = change_all(modern, (UPSERT, XATTR, b"txn", b"1"), doc_flags=AS_DELETED | ADD | ACCESS)
     changed = change_all(modern, (UPSERT, XATTR, b"txn", b"2"), doc_flags=AS_DELETED | ACCESS, cas=staged.cas)
@@ -442,7 +442,7 @@ def test_a_staged_insert_is_changed_by_its_cas(modern):
     assert single.specific == S.EINVAL
 
 
-def test_a_deleted_document_has_no_body(modern):
+def test_deleted_document_has_no_body(modern):
     change(modern, UPSERT, b"t", b"1", XATTR, doc_flags=AS_DELETED | MKDOC)
     refused = change(modern, TO_BODY, b"t", flags=XATTR, doc_flags=ACCESS)
     assert refused.specific == S.SUBDOC_DELETED_DOCUMENT_CANT_HAVE_VALUE
@@ -452,7 +452,7 @@ def test_a_deleted_document_has_no_body(modern):
     assert unpack_mutation_results(with_body.value) == [MutationResult(0, S.SUBDOC_DOC_NOTJSON)]
 
 
-def test_streams_get_the_attributes_of_tombstones(modern, node):
+def test_streams_send_the_attributes_of_tombstones(modern, node):
     modern.set(b"k", TEXT)
     gone = change_all(modern, (UPSERT, XATTR, b"_s", b"1"), (Opcode.DELETE, 0, b""))
     with connected(node) as consumer:
@@ -468,7 +468,7 @@ def test_streams_get_the_attributes_of_tombstones(modern, node):
 # Replicas
 
 
-def test_lookups_in_a_replica(modern):
+def test_lookup_reads_a_replica(modern):
     modern.set(b"k", TEXT)
     replica = {"doc_flags": DocFlag.REPLICA_READ}
     assert look(modern, GET, b"n", **replica).specific == S.NOT_MY_VBUCKET
@@ -506,7 +506,7 @@ def anything(draw):
 
 @settings(max_examples=scaled(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(requests=st.lists(anything(), min_size=1, max_size=8))
-def test_whatever_is_asked_is_answered(modern, requests):
+def test_random_requests_are_answered(modern, requests):
     modern.set(b"json", b'{"a":[1]}')
     modern.set(b"k", b"text")
     modern.send(*requests, Noop())

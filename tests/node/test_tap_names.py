@@ -1,4 +1,4 @@
-"""TAP consumers with a name: who takes whose place, and who goes on where it was."""
+"""TAP consumers with a name: one replaces another, and continues at its position."""
 
 from penstock.node.tap import tap_commands as tap_module
 from penstock.wire.codec.flags import TapFlag
@@ -9,34 +9,34 @@ from penstock.wire.messages.tap import (
     TapConnect,
 )
 from tests.node import tap_client
-from tests.node.tap_client import BACKFILL, DUMP, FUTURE, F, settings, short, tapping, told
+from tests.node.tap_client import BACKFILL, DUMP, FUTURE, F, settings, short, summarize, tapping
 from tests.node.wire_client import connected
 
 node, client = tap_client.node, tap_client.client  # the fixtures
 
 
-def test_an_older_connection_of_that_name_ends(node, client):
+def test_new_connection_ends_the_older_one_of_its_name(node, client):
     with tapping(node, b"x") as older, tapping(node, b"x") as newer:
-        assert told(newer.taps(7)) == BACKFILL
-        assert told(older.rest()) in (BACKFILL, "")
+        assert summarize(newer.taps(7)) == BACKFILL
+        assert summarize(older.rest()) in (BACKFILL, "")
 
 
-def test_connections_without_a_name_are_apart(node, client):
+def test_connections_without_a_name_are_independent(node, client):
     with tapping(node) as one, tapping(node) as other:
-        assert told(one.taps(7)) == told(other.taps(7)) == BACKFILL
+        assert summarize(one.taps(7)) == summarize(other.taps(7)) == BACKFILL
 
 
-def test_a_second_connect_on_a_connection_begins_anew(node, client):
+def test_second_connect_starts_from_zero(node, client):
     with tapping(node, b"x", flags=F.BACKFILL, backfill=FUTURE) as tap:
         tap.join(b"x")
-        assert told(tap.taps(7)) == BACKFILL
+        assert summarize(tap.taps(7)) == BACKFILL
     both = TapConnect(key=b"y", flags=0).encode() + TapConnect(key=b"z", flags=int(DUMP), value=bytes(8)).encode()
     with tapping(node, b"x", flags=F.BACKFILL, backfill=FUTURE) as tap:
         tap.send(both)
-        assert told(tap.rest()) == BACKFILL
+        assert summarize(tap.rest()) == BACKFILL
 
 
-def test_a_registered_client_goes_on_where_it_was(node, client):
+def test_registered_client_continues_at_its_position(node, client):
     flags = F.REGISTERED_CLIENT | F.SUPPORT_ACK
     with tapping(node, b"r", flags) as tap:
         tap.taps(8)
@@ -45,13 +45,13 @@ def test_a_registered_client_goes_on_where_it_was(node, client):
         tap.acks = False
         client.set(b"e")
         assert short(tap.tap()) == "0+e"
-        assert tap.status(Noop()) == Status.SUCCESS  # what was answered has arrived
+        assert tap.status(Noop()) == Status.SUCCESS  # the answers have arrived
     client.set(b"f")
     with tapping(node, b"r", flags) as tap:
-        assert told(tap.taps(3)) == "0opaque0 0+e 0+f", "e was not answered"
+        assert summarize(tap.taps(3)) == "0opaque0 0+e 0+f", "e was not answered"
 
 
-def test_a_second_live_connection_of_a_registered_client_goes_on_where_the_first_is(node, client):
+def test_second_connection_of_a_registered_client_continues_the_first(node, client):
     flags = F.REGISTERED_CLIENT | F.SUPPORT_ACK
     with tapping(node, b"r", flags) as first:
         first.taps(8)
@@ -62,26 +62,26 @@ def test_a_second_live_connection_of_a_registered_client_goes_on_where_the_first
         first.answer(answered)
         assert first.status(Noop()) == Status.SUCCESS
         with tapping(node, b"r", flags) as second:
-            assert told(second.taps(2)) == "0opaque0 0+e", "d was answered, e was not"
+            assert summarize(second.taps(2)) == "0opaque0 0+e", "d was answered, e was not"
             assert first.ended()
             client.set(b"f")
             assert short(second.tap()) == "0+f"
             assert second.status(Noop()) == Status.SUCCESS
     client.set(b"g")
     with tapping(node, b"r", flags) as third:
-        assert told(third.taps(2)) == "0opaque0 0+g"
+        assert summarize(third.taps(2)) == "0opaque0 0+g"
     assert [*node.buckets["default"].tap.clients] == [b"r"]
 
 
-def test_a_checkpoint_list_may_be_left_out(node, client):
+def test_checkpoint_list_is_optional(node, client):
     """cbadm-tap-registration of Couchbase 2.x: a date, then no list of CHECKPOINT but the byte of REGISTERED_CLIENT."""
     flags = F.BACKFILL | F.CHECKPOINT | F.REGISTERED_CLIENT | F.SUPPORT_ACK
     with tapping(node, b"r", flags, backfill=0xFFFFFFFF, closed_only=True) as tap:
-        assert told(tap.taps(2)) == "0opaque0 0opaque2"
-    assert node.buckets["default"].tap.clients[b"r"].registered
+        assert summarize(tap.taps(2)) == "0opaque0 0opaque2"
+    assert node.buckets["default"].tap.clients[b"r"].is_registered
 
 
-def test_a_registered_client_that_was_sent_away_goes_on_where_it_was(node, client):
+def test_registered_client_continues_after_a_forced_end(node, client):
     with tapping(node, b"r", F.REGISTERED_CLIENT) as tap:
         tap.taps(7)
         assert client.status(CloseProducer(key=b"r")) == Status.SUCCESS
@@ -91,17 +91,17 @@ def test_a_registered_client_that_was_sent_away_goes_on_where_it_was(node, clien
         assert short(tap.tap()) == "0+d"
 
 
-def test_a_client_whose_connection_was_replaced_is_not_forgotten(node, client):
+def test_client_with_a_replaced_connection_is_kept(node, client):
     settings(node, keepalive=1000)
     with tapping(node, b"x") as first:
         first.taps(7)
         with tapping(node, b"x") as second:
             assert first.ended()
             assert second.status(Noop()) == Status.SUCCESS
-            assert node.buckets["default"].tap.clients[b"x"].forget is None, "it is here"
+            assert node.buckets["default"].tap.clients[b"x"].forget_timer is None, "it is here"
 
 
-def test_a_backfill_that_was_broken_off_goes_on(node, client):
+def test_interrupted_backfill_continues(node, client):
     settings(node, ack_interval=10, ack_window_size=2)
     for number in range(100):
         client.set(b"%d" % number, vbucket=1)
@@ -117,7 +117,7 @@ def test_a_backfill_that_was_broken_off_goes_on(node, client):
         assert short(tap.tap()) == "1opaque8"
 
 
-def test_what_was_refused_comes_again_on_the_next_connection(node, client):
+def test_refused_changes_are_sent_on_the_next_connection(node, client):
     settings(node, backoff_period=1000)
     flags = F.REGISTERED_CLIENT | F.SUPPORT_ACK | F.BACKFILL
     with tapping(node, b"r", flags, backfill=FUTURE, acks=False) as tap:
@@ -129,10 +129,10 @@ def test_what_was_refused_comes_again_on_the_next_connection(node, client):
         tap.answer(other)
         assert tap.status(Noop()) == Status.SUCCESS
     with tapping(node, b"r", flags, backfill=FUTURE) as tap:
-        assert told(tap.taps(2)) == "0opaque0 0+d"
+        assert summarize(tap.taps(2)) == "0opaque0 0+d"
 
 
-def test_what_was_refused_is_not_owed_of_a_vbucket_that_is_not_asked_for(node, client):
+def test_refused_changes_of_an_unrequested_vbucket_are_dropped(node, client):
     settings(node, backoff_period=1000)
     flags = F.REGISTERED_CLIENT | F.SUPPORT_ACK | F.BACKFILL
     with tapping(node, b"r", flags, backfill=FUTURE, acks=False) as tap:
@@ -142,49 +142,49 @@ def test_what_was_refused_is_not_owed_of_a_vbucket_that_is_not_asked_for(node, c
         assert tap.status(Noop()) == Status.SUCCESS
     with tapping(node, b"r", flags | F.LIST_VBUCKETS, backfill=FUTURE, vbuckets=(1,)) as tap:
         client.set(b"e", vbucket=1)
-        assert told(tap.taps(2)) == "0opaque0 1+e"
+        assert summarize(tap.taps(2)) == "0opaque0 1+e"
 
 
-def test_a_registered_client_is_forgotten_when_asked(node, client):
+def test_deregistered_client_is_forgotten(node, client):
     with tapping(node, b"r", F.REGISTERED_CLIENT) as tap:
         tap.taps(7)
     assert client.status(DeregisterTapClient(key=b"r")) == Status.SUCCESS
     assert client.status(DeregisterTapClient(key=b"r")) == Status.SUCCESS
     with tapping(node, b"r", F.REGISTERED_CLIENT) as tap:
-        assert told(tap.taps(7)) == BACKFILL
+        assert summarize(tap.taps(7)) == BACKFILL
         client.status(DeregisterTapClient(key=b"r"))
         assert tap.ended()
     assert node.buckets["default"].tap.clients == {}
 
 
-def test_a_named_client_may_come_back_in_time(node, client):
+def test_named_client_can_return_within_keepalive(node, client):
     settings(node, keepalive=1000)
     with tapping(node, b"x") as tap:
         tap.taps(7)
         assert tap.status(Noop()) == Status.SUCCESS
     client.set(b"d")
     with tapping(node, b"x") as tap:
-        assert told([tap.tap()]) == "0+d"
+        assert summarize([tap.tap()]) == "0+d"
 
 
-def test_a_named_client_that_is_late_begins_anew(node, client):
+def test_late_named_client_starts_from_zero(node, client):
     with tapping(node, b"x") as tap:
         tap.taps(7)
     with tapping(node, b"x") as tap:
-        assert told(tap.taps(7)) == BACKFILL
+        assert summarize(tap.taps(7)) == BACKFILL
 
 
-def test_a_client_whose_history_is_gone_begins_anew(node, client):
+def test_client_of_a_lost_history_starts_from_zero(node, client):
     with tapping(node, b"r", F.REGISTERED_CLIENT) as tap:
         tap.taps(7)
         assert tap.status(Noop()) == Status.SUCCESS
     client.status(Flush())
     client.set(b"d")
     with tapping(node, b"r", F.REGISTERED_CLIENT) as tap:
-        assert told(tap.taps(5)) == "0opaque1 1opaque1 0+d 0opaque8 1opaque8"
+        assert summarize(tap.taps(5)) == "0opaque1 1opaque1 0+d 0opaque8 1opaque8"
 
 
-def test_only_so_many_clients_are_kept(node, client, monkeypatch):
+def test_kept_clients_are_limited(node, client, monkeypatch):
     monkeypatch.setattr(tap_module, "MAX_CLIENTS", 1)
     with tapping(node, b"r", F.REGISTERED_CLIENT) as tap, connected(node) as other:
         tap.taps(7)

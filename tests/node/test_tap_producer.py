@@ -20,21 +20,21 @@ from penstock.wire.messages.tap import (
     pack_checkpoints,
 )
 from tests.node import tap_client
-from tests.node.tap_client import BACKFILL, DUMP, FUTURE, F, settings, short, tapping, told
+from tests.node.tap_client import BACKFILL, DUMP, FUTURE, F, settings, short, summarize, tapping
 from tests.node.wire_client import connected
 
 node, client = tap_client.node, tap_client.client  # the fixtures
 
 
-def test_everything_and_then_what_comes(node, client):
+def test_stream_sends_the_history_and_then_new_changes(node, client):
     with tapping(node) as tap:
-        assert told(tap.taps(7)) == BACKFILL
+        assert summarize(tap.taps(7)) == BACKFILL
         client.set(b"d", vbucket=1)
         client.delete(b"a", vbucket=0)
-        assert told(tap.taps(2)) == "1+d 0-a"
+        assert summarize(tap.taps(2)) == "1+d 0-a"
 
 
-def test_a_mutation_has_all_its_fields(node, client):
+def test_mutation_has_all_fields(node, client):
     item = client.get(b"a")
     with tapping(node, flags=F.FIX_FLAG_BYTEORDER) as tap:
         _, _, mutation, deletion, *_ = tap.taps(7)
@@ -51,35 +51,35 @@ def test_a_mutation_has_all_its_fields(node, client):
     assert (deletion.engine_private, deletion.ttl, deletion.tap_flags) == (bytes.fromhex("0000000000000002"), 255, 0)
 
 
-def test_item_flags_are_in_reverse_unless_asked_for(node, client):
+def test_item_flags_are_reversed_by_default(node, client):
     with tapping(node) as tap:
         mutation = tap.until(b"a")[-1]
     assert (mutation.flags, mutation.tap_flags) == (0xEFBEADDE, 0)
 
 
-def test_keys_only(node, client):
+def test_keys_only_leaves_out_values(node, client):
     with tapping(node, flags=F.REQUEST_KEYS_ONLY) as tap:
         _, _, mutation, deletion, *_ = tap.taps(7)
     assert (mutation.key, mutation.value, mutation.tap_flags) == (b"a", b"", TapFlag.NO_VALUE)
     assert deletion.tap_flags == 0
 
 
-def test_a_dump_ends_with_the_connection(node, client):
+def test_dump_ends_with_the_connection(node, client):
     with tapping(node, flags=DUMP, backfill=0) as tap:
-        assert told(tap.rest()) == BACKFILL
+        assert summarize(tap.rest()) == BACKFILL
 
 
-def test_a_dump_has_no_empty_vbucket_and_no_copies(node, client):
+def test_dump_leaves_out_empty_vbuckets_and_copies(node, client):
     for vbucket, state in ((2, 1), (1, 2)):
         client.ask(SetVbucket(vbucket=vbucket, state=state))
     with tapping(node, flags=DUMP, backfill=0) as tap:
-        assert told(tap.rest()) == "0opaque1 0+a 0-b 0opaque8"
+        assert summarize(tap.rest()) == "0opaque1 0+a 0-b 0opaque8"
 
 
-def test_without_dump_copies_are_streamed_too(node, client):
+def test_stream_includes_copies(node, client):
     client.ask(SetVbucket(vbucket=1, state=2))
     with tapping(node) as tap:
-        assert told(tap.taps(7)) == BACKFILL
+        assert summarize(tap.taps(7)) == BACKFILL
 
 
 @pytest.mark.parametrize(
@@ -91,50 +91,50 @@ def test_without_dump_copies_are_streamed_too(node, client):
         ((), BACKFILL),
     ],
 )
-def test_a_list_of_vbuckets(node, client, vbuckets, expected):
+def test_list_of_vbuckets_limits_the_stream(node, client, vbuckets, expected):
     with tapping(node, flags=DUMP | F.LIST_VBUCKETS, backfill=0, vbuckets=vbuckets) as tap:
-        assert told(tap.rest()) == expected
+        assert summarize(tap.rest()) == expected
 
 
 @pytest.mark.parametrize("backfill", [FUTURE, 2**40])
-def test_a_date_in_the_future_means_what_comes_from_now_on(node, client, backfill):
+def test_future_backfill_date_sends_only_new_changes(node, client, backfill):
     with tapping(node, flags=F.BACKFILL, backfill=backfill) as tap:
         assert tap.status(Noop()) == Status.SUCCESS
         client.set(b"d", vbucket=1)
-        assert told([tap.tap()]) == "1+d"
+        assert summarize([tap.tap()]) == "1+d"
 
 
-def test_a_date_in_the_past_means_everything(node, client):
+def test_past_backfill_date_sends_everything(node, client):
     with tapping(node, flags=F.BACKFILL, backfill=1_000_000) as tap:
-        assert told(tap.taps(7)) == BACKFILL
+        assert summarize(tap.taps(7)) == BACKFILL
 
 
 # Acknowledgements
 
 
-def test_with_acks(node, client):
+def test_stream_with_acks_asks_for_answers(node, client):
     with tapping(node, b"x", flags=F.SUPPORT_ACK) as tap:
         messages = tap.taps(8)
-        assert told(messages) == "0opaque0 " + BACKFILL
+        assert summarize(messages) == "0opaque0 " + BACKFILL
         assert [message.opaque for message in messages] == list(range(1, 9))
         assert [message.tap_flags for message in messages] == [1, 1, 1, 0, 0, 1, 1, 1]
         client.set(b"d")
         assert (short(live := tap.tap()), live.tap_flags) == ("0+d", TapFlag.ACK)
 
 
-def test_no_data_while_an_opaque_is_unanswered(node, client):
+def test_unanswered_opaque_blocks_data(node, client):
     with tapping(node, flags=F.SUPPORT_ACK, acks=False) as tap:
         opaques = tap.taps(3)
-        assert told(opaques) == "0opaque0 0opaque1 1opaque1"
+        assert summarize(opaques) == "0opaque0 0opaque1 1opaque1"
         for opaque in opaques[:2]:
             tap.answer(opaque)
         assert tap.status(Noop()) == Status.SUCCESS
         assert tap.frames == []
         tap.answer(opaques[2])
-        assert told(tap.taps(3)) == "0+a 0-b 1+c"
+        assert summarize(tap.taps(3)) == "0+a 0-b 1+c"
 
 
-def test_the_backfill_ends_once_it_is_answered(node, client):
+def test_backfill_ends_once_it_is_answered(node, client):
     with tapping(node, flags=F.SUPPORT_ACK | DUMP, backfill=0, acks=False) as tap:
         for opaque in tap.taps(3):
             tap.answer(opaque)
@@ -143,14 +143,14 @@ def test_the_backfill_ends_once_it_is_answered(node, client):
         assert tap.frames == []
         tap.answer(data[-1])
         ends = tap.taps(2)
-        assert told(ends) == "0opaque8 1opaque8"
+        assert summarize(ends) == "0opaque8 1opaque8"
         tap.answer(ends[0])
         assert tap.status(Noop()) == Status.SUCCESS
         tap.answer(ends[1])
         assert tap.ended()
 
 
-def test_the_window(node, client):
+def test_window_limits_unanswered_messages(node, client):
     settings(node, ack_interval=10, ack_window_size=2)
     for number in range(100):
         client.set(b"%d" % number, vbucket=1)
@@ -168,7 +168,7 @@ def test_the_window(node, client):
 
 
 @pytest.mark.parametrize("status", [Status.EBUSY, Status.ETMPFAIL])
-def test_what_is_refused_for_the_moment_comes_again(node, client, status):
+def test_temporarily_refused_change_is_sent_again(node, client, status):
     settings(node, backoff_period=0)
     with tapping(node, flags=F.SUPPORT_ACK | F.BACKFILL, backfill=FUTURE, acks=False) as tap:
         tap.answer(tap.tap())
@@ -182,7 +182,7 @@ def test_what_is_refused_for_the_moment_comes_again(node, client, status):
         assert short(tap.tap()) == "0+e"
 
 
-def test_a_refused_opaque_comes_again_first(node, client):
+def test_refused_opaque_is_sent_again_first(node, client):
     settings(node, backoff_period=0)
     with tapping(node, flags=F.SUPPORT_ACK | F.LIST_VBUCKETS, vbuckets=(1,), acks=False) as tap:
         _zero, one = tap.taps(2)
@@ -193,7 +193,7 @@ def test_a_refused_opaque_comes_again_first(node, client):
         assert short(tap.tap()) == "1+c"
 
 
-def test_a_refused_change_that_was_replaced_is_not_sent_again(node, client):
+def test_superseded_refused_change_is_not_sent_again(node, client):
     settings(node, backoff_period=0)
     with tapping(node, flags=F.SUPPORT_ACK | F.BACKFILL, backfill=FUTURE, acks=False) as tap:
         tap.answer(tap.tap())
@@ -207,7 +207,7 @@ def test_a_refused_change_that_was_replaced_is_not_sent_again(node, client):
         assert (new.value, short(tap.tap())) == (b"new", "0+e")
 
 
-def test_backing_off_holds_everything_back(node, client):
+def test_backoff_delays_all_messages(node, client):
     settings(node, backoff_period=1000)
     with tapping(node, flags=F.SUPPORT_ACK | F.BACKFILL, backfill=FUTURE, acks=False) as tap:
         tap.answer(tap.tap(), Status.EBUSY)
@@ -216,27 +216,27 @@ def test_backing_off_holds_everything_back(node, client):
         assert tap.frames == []
 
 
-def test_any_other_status_ends_the_connection(node, client):
+def test_any_other_status_ends_connection(node, client):
     with tapping(node, flags=F.SUPPORT_ACK, acks=False) as tap:
         tap.answer(tap.taps(3)[0], Status.EINVAL)
         assert tap.ended()
 
 
-def test_an_unknown_opaque_is_passed_over(node, client):
+def test_answer_with_unknown_opaque_is_ignored(node, client):
     with tapping(node, flags=F.SUPPORT_ACK, acks=False) as tap:
         first = tap.tap()
         tap.answer(replace(first, opaque=0x7777), Status.EINVAL)
-        assert told(tap.taps(2)) == "0opaque1 1opaque1"
+        assert summarize(tap.taps(2)) == "0opaque1 1opaque1"
         assert tap.status(Noop()) == Status.SUCCESS
 
 
-def test_who_never_answers_is_gone(node, client):
+def test_consumer_that_never_answers_is_disconnected(node, client):
     settings(node, ack_grace_period=0)
     with tapping(node, flags=F.SUPPORT_ACK, acks=False) as tap:
-        assert told(tap.rest()) in ("0opaque0 0opaque1 1opaque1", "")
+        assert summarize(tap.rest()) in ("0opaque0 0opaque1 1opaque1", "")
 
 
-def test_an_idle_connection_gets_noops(node, client):
+def test_idle_connection_gets_noops(node, client):
     settings(node, noop_interval=0.01)
     with tapping(node, flags=F.BACKFILL, backfill=FUTURE) as tap:
         for _ in range(2):
@@ -247,52 +247,52 @@ def test_an_idle_connection_gets_noops(node, client):
 # Checkpoints
 
 
-def test_checkpoints_begin_and_end(node, client):
+def test_checkpoints_are_announced(node, client):
     flags = F.CHECKPOINT | F.LIST_VBUCKETS
     with tapping(node, flags=flags, vbuckets=(0,), checkpoints=((0, 1),)) as tap:
-        assert told(tap.taps(4)) == "0opaque2 0checkpointstart2 0+a 0-b"
+        assert summarize(tap.taps(4)) == "0opaque2 0checkpointstart2 0+a 0-b"
         reply = client.ask(CreateCheckpoint())
         assert reply.value == bytes.fromhex("0000000000000003 0000000000000002")
-        assert told(tap.taps(2)) == "0checkpointend2 0checkpointstart3"
+        assert summarize(tap.taps(2)) == "0checkpointend2 0checkpointstart3"
         client.set(b"d")
-        assert told([tap.tap()]) == "0+d"
+        assert summarize([tap.tap()]) == "0+d"
         assert client.ask(LastClosedCheckpoint()).value[-1] == 2
 
 
-def test_checkpoints_after_a_backfill(node, client):
+def test_checkpoints_follow_the_backfill(node, client):
     with tapping(node, flags=F.CHECKPOINT | F.SUPPORT_ACK, checkpoints=()) as tap:
         expected = f"0opaque0 0opaque2 {BACKFILL} 0checkpointstart2 1checkpointstart2"
         messages = tap.taps(11)
-        assert told(messages) == expected
+        assert summarize(messages) == expected
         assert [message.tap_flags for message in messages[-2:]] == [TapFlag.ACK] * 2
 
 
-def test_from_the_checkpoint_after_the_one_that_was_closed(node, client):
+def test_stream_starts_after_the_closed_checkpoint(node, client):
     client.ask(CreateCheckpoint())
     client.set(b"d")
     flags = F.CHECKPOINT | F.LIST_VBUCKETS
     with tapping(node, flags=flags, vbuckets=(0,), checkpoints=((0, 2),)) as tap:
-        assert told(tap.taps(3)) == "0opaque2 0checkpointstart3 0+d"
+        assert summarize(tap.taps(3)) == "0opaque2 0checkpointstart3 0+d"
 
 
 @pytest.mark.parametrize("closed", [0, 3, 2**64 - 1])
-def test_an_unknown_checkpoint_means_everything(node, client, closed):
+def test_unknown_checkpoint_sends_everything(node, client, closed):
     client.ask(CreateCheckpoint())
     flags = F.CHECKPOINT | F.LIST_VBUCKETS
     with tapping(node, flags=flags, vbuckets=(0,), checkpoints=((0, closed),)) as tap:
-        assert told(tap.taps(6)) == "0opaque2 0opaque1 0+a 0-b 0opaque8 0checkpointstart3"
+        assert summarize(tap.taps(6)) == "0opaque2 0opaque1 0+a 0-b 0opaque8 0checkpointstart3"
 
 
-def test_closed_checkpoints_only(node, client):
+def test_closed_only_stops_at_the_open_checkpoint(node, client):
     flags = F.REGISTERED_CLIENT | F.CHECKPOINT | F.LIST_VBUCKETS
     with tapping(node, b"r", flags, vbuckets=(0,), checkpoints=((0, 1),), closed_only=True) as tap:
-        assert told(tap.taps(2)) == "0opaque2 0opaque3"
+        assert summarize(tap.taps(2)) == "0opaque2 0opaque3"
         client.set(b"d")
         client.ask(CreateCheckpoint())
-        assert told(tap.taps(6)) == "0checkpointstart2 0+a 0-b 0+d 0checkpointend2 0opaque3"
+        assert summarize(tap.taps(6)) == "0checkpointstart2 0+a 0-b 0+d 0checkpointend2 0opaque3"
 
 
-def test_persistence_of_checkpoints(client):
+def test_checkpoint_persistence_is_reported(client):
     assert client.status(CheckpointPersistence(checkpoint_id=1)) == Status.SUCCESS
     assert client.status(CheckpointPersistence(checkpoint_id=2)) == Status.ETMPFAIL
     assert client.status(CheckpointPersistence(checkpoint_id=1, vbucket=9)) == Status.NOT_MY_VBUCKET
@@ -301,61 +301,61 @@ def test_persistence_of_checkpoints(client):
 # What happens to vbuckets
 
 
-def test_a_flush(node, client):
+def test_flush_is_announced_once(node, client):
     with tapping(node) as tap:
         tap.taps(7)
         client.status(Flush())
         client.set(b"d")
         flush, change = tap.taps(2)
-        assert told([flush, change]) == "0flush 0+d"
+        assert summarize([flush, change]) == "0flush 0+d"
         assert flush.engine_private == b""
 
 
-def test_a_flush_is_told_to_a_stream_of_some_vbuckets_as_well(node, client):
+def test_flush_is_announced_to_a_stream_of_some_vbuckets(node, client):
     with tapping(node, flags=F.LIST_VBUCKETS, vbuckets=(1,)) as tap:
-        assert "opaque1" in told(tap.taps(1))
+        assert "opaque1" in summarize(tap.taps(1))
         assert client.status(Flush()) == Status.SUCCESS
         client.set(b"d", vbucket=0)
         client.set(b"e", vbucket=1)
-        assert told(tap.until(b"e")).endswith("0flush 1+e")
+        assert summarize(tap.until(b"e")).endswith("0flush 1+e")
 
 
-def test_a_vbucket_that_comes_and_goes(node, client):
+def test_stream_follows_created_and_deleted_vbuckets(node, client):
     with tapping(node) as tap:
         tap.taps(7)
         client.ask(SetVbucket(vbucket=2, state=1))
-        assert told(tap.taps(2)) == "2opaque1 2opaque8"
+        assert summarize(tap.taps(2)) == "2opaque1 2opaque8"
         client.set(b"d", vbucket=2)
-        assert told([tap.tap()]) == "2+d"
+        assert summarize([tap.tap()]) == "2+d"
         client.ask(DelVbucket(vbucket=2))
         client.set(b"e")
-        assert told([tap.tap()]) == "0+e"
+        assert summarize([tap.tap()]) == "0+e"
 
 
-def test_another_filter(node, client):
+def test_change_filter_selects_other_vbuckets(node, client):
     flags = F.CHECKPOINT | F.LIST_VBUCKETS | F.SUPPORT_ACK
     with tapping(node, b"x", flags, vbuckets=(0,), checkpoints=((0, 1),)) as tap:
-        assert told(tap.taps(5)) == "0opaque0 0opaque2 0checkpointstart2 0+a 0-b"
+        assert summarize(tap.taps(5)) == "0opaque0 0opaque2 0checkpointstart2 0+a 0-b"
         changed = ChangeVbFilter(key=b"x", value=pack_checkpoints([(1, 0)]))
         assert client.stats("tap")["eq_tapq:x:vb_filter"] == "0"
         assert client.status(changed) == Status.SUCCESS
         assert client.stats("tap")["eq_tapq:x:vb_filter"] == "1"
-        assert told(tap.taps(5)) == "0opaque4 1opaque1 1+c 1opaque8 1checkpointstart2"
+        assert summarize(tap.taps(5)) == "0opaque4 1opaque1 1+c 1opaque8 1checkpointstart2"
         client.set(b"d", vbucket=0)
         client.set(b"e", vbucket=1)
-        assert told([tap.tap()]) == "1+e"
+        assert summarize([tap.tap()]) == "1+e"
 
 
-def test_a_filter_of_nothing_is_none(node, client):
+def test_empty_filter_selects_all_vbuckets(node, client):
     with tapping(node, b"x", F.LIST_VBUCKETS, vbuckets=(0,)) as tap:
-        assert told(tap.taps(4)) == "0opaque1 0+a 0-b 0opaque8"
+        assert summarize(tap.taps(4)) == "0opaque1 0+a 0-b 0opaque8"
         assert client.status(ChangeVbFilter(key=b"x", value=pack_checkpoints([]))) == Status.SUCCESS
-        assert told(tap.taps(4)) == "0opaque4 1opaque1 1+c 1opaque8"
+        assert summarize(tap.taps(4)) == "0opaque4 1opaque1 1+c 1opaque8"
         client.set(b"d", vbucket=0)
-        assert told([tap.tap()]) == "0+d"
+        assert summarize([tap.tap()]) == "0+d"
 
 
-def test_remarks_do_not_pile_up_before_a_consumer_that_takes_none(node, client):
+def test_waiting_notices_are_limited(node, client):
     settings(node, backoff_period=1000)
     with tapping(node, b"x", F.SUPPORT_ACK, acks=False) as tap:
         tap.answer(tap.tap(), Status.EBUSY)
@@ -366,7 +366,7 @@ def test_remarks_do_not_pile_up_before_a_consumer_that_takes_none(node, client):
     assert client.stats("tap")["ep_tap_count"] == "0"
 
 
-def test_flushes_that_nobody_was_told_of_are_one(node, client):
+def test_unsent_flushes_are_announced_once(node, client):
     settings(node, ack_interval=1, ack_window_size=1)
     with tapping(node, b"x", F.SUPPORT_ACK | F.BACKFILL, backfill=FUTURE, acks=False) as tap:
         first = tap.tap()
@@ -375,31 +375,31 @@ def test_flushes_that_nobody_was_told_of_are_one(node, client):
         client.set(b"d")
         tap.acks = True
         tap.answer(first)
-        assert told(tap.taps(2)) == "0flush 0+d"
+        assert summarize(tap.taps(2)) == "0flush 0+d"
 
 
 @pytest.mark.parametrize(
     ("key", "value", "status"),
     [(b"y", pack_checkpoints([]), Status.KEY_ENOENT), (b"x", b"\0\2\0\0", Status.EINVAL)],
 )
-def test_a_filter_that_cannot_be(node, client, key, value, status):
+def test_invalid_filter_is_refused(node, client, key, value, status):
     with tapping(node, b"x") as tap:
         tap.tap()
         assert client.status(ChangeVbFilter(key=key, value=value)) == status
 
 
-def test_reset_of_the_chain(node, client):
+def test_reset_replication_chain_restarts_streams(node, client):
     with tapping(node) as tap:
-        assert told(tap.taps(7)) == BACKFILL
+        assert summarize(tap.taps(7)) == BACKFILL
         assert client.status(ResetReplicationChain()) == Status.SUCCESS
-        assert told(tap.taps(7)) == BACKFILL
+        assert summarize(tap.taps(7)) == BACKFILL
 
 
-# What cannot be
+# Invalid and unsupported options
 
 
 @pytest.mark.parametrize("value", [b"", b"\0\0\0\0"])
-def test_a_date_that_is_cut_off_ends_the_connection_without_a_word(node, value):
+def test_truncated_backfill_date_ends_connection_without_reply(node, value):
     with connected(node) as client:
         client.send(TapConnect(key=b"x", flags=int(F.BACKFILL), value=value))
         assert client.ended()
@@ -414,7 +414,7 @@ def test_a_date_that_is_cut_off_ends_the_connection_without_a_word(node, value):
         (F.LIST_VBUCKETS | F.TAKEOVER_VBUCKETS, b"\0\1\0\1"),
     ],
 )
-def test_what_is_not_supported_ends_the_connection(node, flags, value):
+def test_unsupported_options_end_connection(node, flags, value):
     with connected(node) as client:
         client.send(TapConnect(key=b"x", flags=int(flags), value=value))
         refusal = client.receive()
@@ -423,13 +423,13 @@ def test_what_is_not_supported_ends_the_connection(node, flags, value):
 
 
 @pytest.mark.parametrize(("flags", "value"), [(F(0), b"junkjunk"), (F(0), b""), (F.CHECKPOINT, b"")])
-def test_what_is_passed_over(node, client, flags, value):
+def test_options_without_effect_are_ignored(node, client, flags, value):
     with connected(node) as other:
         other.send(TapConnect(key=b"x", flags=int(flags) | 0xFFFFFE00, value=value))
         assert other.receive().opcode == Opcode.TAP_OPAQUE
 
 
-def test_many_changes_arrive_in_columns(node, client):
+def test_many_changes_are_encoded_in_columns(node, client):
     for number in range(5000):
         client.send(
             Frame(Magic.REQUEST, Opcode.SETQ, 1, extras=bytes(8), key=b"key %d" % number, value=b"x" * (number % 50))
@@ -444,7 +444,7 @@ def test_many_changes_arrive_in_columns(node, client):
     assert changes[-1].tap_flags & TapFlag.ACK
 
 
-def test_statistics(node, client):
+def test_statistics_describe_the_connection(node, client):
     stats = client.stats("tap")
     assert stats["ep_tap_count"] == "0"
     assert (stats["ep_tap_noop_interval"], stats["ep_tap_ack_interval"]) == ("200", "1000")
@@ -455,7 +455,7 @@ def test_statistics(node, client):
         assert stats["eq_tapq:x:stream_0_state"] == "live"
 
 
-def test_statistics_of_checkpoints(node, client):
+def test_checkpoint_statistics_are_returned(node, client):
     client.ask(CreateCheckpoint())
     client.set(b"d")
     with tapping(node, b"x") as tap:
@@ -468,7 +468,7 @@ def test_statistics_of_checkpoints(node, client):
         assert client.stats("checkpoint")["vb_1:num_checkpoint_items"] == "1"
 
 
-def test_an_idle_system_has_no_backlog(node, client):
+def test_idle_node_has_no_backlog(node, client):
     with tapping(node, b"x", flags=F.SUPPORT_ACK) as tap:
         tap.taps(8)
         assert tap.status(Noop()) == Status.SUCCESS

@@ -1,4 +1,4 @@
-"""TAP messages sent to the node: what becomes of them, and what is answered."""
+"""TAP messages to the node: their effects and their answers."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from penstock.wire.messages.tap import (
     TapVbucketSet,
 )
 from tests.node import tap_client
-from tests.node.tap_client import FUTURE, F, short, tapping, told
+from tests.node.tap_client import FUTURE, F, short, summarize, tapping
 from tests.node.wire_client import connected
 
 ACK = TapFlag.ACK
@@ -38,8 +38,8 @@ def client(node):
 
 
 def mutation(**fields):
-    said: dict[str, Any] = {"key": b"k", "value": b"v", "cas": 0x99, "engine_private": REV_7, "tap_flags": ACK}
-    return TapMutation(**(said | fields))
+    defaults: dict[str, Any] = {"key": b"k", "value": b"v", "cas": 0x99, "engine_private": REV_7, "tap_flags": ACK}
+    return TapMutation(**(defaults | fields))
 
 
 def opaque(command, **fields):
@@ -51,44 +51,44 @@ def state(number, **fields):
 
 
 def checkpoint(cls, number, **fields):
-    said = {"key": b"checkpoint", "value": number.to_bytes(8, "big"), "tap_flags": ACK, "flags": 0, "expiry": 0}
-    return cls(**(said | fields))
+    defaults = {"key": b"checkpoint", "value": number.to_bytes(8, "big"), "tap_flags": ACK, "flags": 0, "expiry": 0}
+    return cls(**(defaults | fields))
 
 
 def vbucket(node, number=0):
     return node.buckets["default"].store.vbuckets[number]
 
 
-def test_a_mutation_is_kept_as_it_was_there(node, client):
+def test_mutation_is_stored_with_its_metadata(node, client):
     flags = ACK | TapFlag.NETWORK_BYTE_ORDER
     reply = client.ask(mutation(opaque=5, flags=0xDEADBEEF, expiry=4_000_000_000, tap_flags=flags))
     assert (reply.specific, reply.opaque, reply.value) == (Status.SUCCESS, 5, b"")
     assert vbucket(node).get(b"\0k")[:6] == (0x99, 0xDEADBEEF, 0, b"v", 4_000_000_000, 7)
 
 
-def test_item_flags_come_in_reverse_unless_it_says_otherwise(node, client):
+def test_item_flags_are_reversed_without_network_byte_order(node, client):
     client.ask(mutation(flags=0x06000002))
     assert vbucket(node).get(b"\0k").flags == 0x02000006
 
 
 @pytest.mark.parametrize(("private", "rev_seqno"), [(b"", 1), (b"\0\0", 1), (REV_7[:8], 7), (REV_7, 7), (REV_7 * 5, 7)])
-def test_engine_private_data_of_any_length(node, client, private, rev_seqno):
+def test_engine_private_data_can_have_any_length(node, client, private, rev_seqno):
     assert client.status(mutation(engine_private=private)) == Status.SUCCESS
     assert vbucket(node).get(b"\0k").rev_seqno == rev_seqno
 
 
-def test_an_older_revision_is_kept_too(node, client):
+def test_older_revision_is_stored_too(node, client):
     client.ask(mutation())
     assert client.status(mutation(value=b"old", cas=0x98, engine_private=bytes(7) + b"\3\0")) == Status.SUCCESS
     assert vbucket(node).get(b"\0k").value == b"old"
 
 
-def test_without_a_cas_it_gets_one(node, client):
+def test_mutation_without_cas_gets_one(node, client):
     client.ask(mutation(cas=0))
     assert vbucket(node).get(b"\0k").cas > 0
 
 
-def test_without_ack_success_is_not_answered(node, client):
+def test_success_without_ack_is_not_answered(node, client):
     client.send(mutation(tap_flags=0))
     client.send(mutation(key=b"l", tap_flags=0, ttl=0, opaque=3))
     refusal = client.receive()
@@ -97,7 +97,7 @@ def test_without_ack_success_is_not_answered(node, client):
 
 
 @pytest.mark.parametrize("vbucket", [3, 4, 99])
-def test_an_unknown_vbucket(client, vbucket):
+def test_unknown_vbucket_is_refused(client, vbucket):
     client.ask(SetVbucket(vbucket=3, state=VbucketState.DEAD))
     for message in (mutation(vbucket=vbucket), TapDelete(key=b"k", vbucket=vbucket), opaque(1, vbucket=vbucket)):
         reply = client.ask(message)
@@ -105,24 +105,24 @@ def test_an_unknown_vbucket(client, vbucket):
 
 
 @pytest.mark.parametrize("message", [mutation(ttl=0), TapDelete(key=b"k", ttl=0), TapFlush(ttl=0), opaque(1, ttl=0)])
-def test_no_hop_left(client, message):
+def test_message_without_ttl_is_refused(client, message):
     assert client.status(message) == Status.EINVAL
     assert client.status(mutation(ttl=1)) == Status.SUCCESS
 
 
 @pytest.mark.parametrize("message", [mutation(key=b"k" * 251), TapDelete(key=b"k" * 251, tap_flags=ACK)])
-def test_a_key_that_is_too_long(client, message):
+def test_long_key_is_refused(client, message):
     assert client.status(message) == Status.EINVAL
 
 
-def test_engine_private_data_that_is_not_there(client):
+def test_missing_engine_private_data_is_refused(client):
     cut = bytearray(mutation(engine_private=b"").encode())
     cut[24:26] = b"\xff\xff"
     client.send(bytes(cut))
     assert client.receive().specific == Status.EINVAL
 
 
-def test_a_delete(node, client):
+def test_deletion_is_stored(node, client):
     client.set(b"k", b"v")
     assert client.status(TapDelete(key=b"k", cas=0x99, engine_private=REV_7[:8], tap_flags=ACK)) == Status.SUCCESS
     assert client.get(b"k").specific == Status.KEY_ENOENT
@@ -131,7 +131,7 @@ def test_a_delete(node, client):
     assert vbucket(node).changes.high_seqno == high, "there was nothing to delete"
 
 
-def test_a_flush(node, client):
+def test_flush_empties_all_vbuckets(node, client):
     client.set(b"k")
     client.ask(mutation(vbucket=1))
     assert client.status(TapFlush(tap_flags=ACK)) == Status.SUCCESS
@@ -139,37 +139,37 @@ def test_a_flush(node, client):
 
 
 @pytest.mark.parametrize("command", [0, 2, 3, 7, 8, 99])
-def test_remarks_that_change_nothing(node, client, command):
+def test_opaque_messages_without_effect_are_accepted(node, client, command):
     client.set(b"k")
     assert client.status(opaque(command)) == Status.SUCCESS
     assert vbucket(node).changes.items == 1
 
 
-def test_a_remark_of_a_wrong_length_is_passed_over(node, client):
+def test_opaque_message_of_wrong_length_is_ignored(node, client):
     client.set(b"k")
     assert client.status(opaque(1, engine_private=b"\0\1")) == Status.SUCCESS
     assert vbucket(node).changes.items == 1
 
 
-def test_the_beginning_of_a_backfill_empties_the_vbucket(node, client):
+def test_start_of_a_backfill_empties_the_vbucket(node, client):
     client.ask(mutation(vbucket=1))
     assert client.status(opaque(1, vbucket=1)) == Status.SUCCESS
     assert vbucket(node, 1).changes.items == 0
 
 
-def test_a_vbucket_state(client):
+def test_vbucket_state_is_set(client):
     assert client.status(state(3, vbucket=1)) == Status.SUCCESS
     assert client.ask(GetVbucket(vbucket=1)).value == b"\0\0\0\3"
     assert client.status(state(3, vbucket=99)) == Status.NOT_MY_VBUCKET
 
 
 @pytest.mark.parametrize("private", [b"", b"\3", b"\0\0\0\0", b"\0\0\0\5", b"\0\0\0\0\3"])
-def test_a_wrong_vbucket_state_ends_the_connection(client, private):
+def test_invalid_vbucket_state_ends_connection(client, private):
     client.send(state(0, engine_private=private))
     assert client.ended()
 
 
-def test_a_session(client):
+def test_receiver_follows_a_whole_session(client):
     """A copy of a vbucket is made, and follows the checkpoints of its producer."""
     messages = [opaque(0), opaque(2), state(2, vbucket=1), opaque(1, vbucket=1)]
     messages += [mutation(vbucket=1, key=b"s%d" % number) for number in range(3)]
@@ -182,14 +182,14 @@ def test_a_session(client):
     assert client.ask(CreateCheckpoint(vbucket=1)).value[:8] == (7).to_bytes(8, "big")
 
 
-def test_checkpoints_of_an_active_vbucket_are_its_own(client):
+def test_active_vbucket_keeps_its_own_checkpoints(client):
     for cls in (TapCheckpointStart, TapCheckpointEnd):
         assert client.status(checkpoint(cls, 9)) == Status.SUCCESS
         assert client.status(checkpoint(cls, 9, value=b"")) == Status.SUCCESS
     assert client.ask(LastClosedCheckpoint()).value[-1] == 1
 
 
-def test_the_form_of_the_documentation(client):
+def test_checkpoint_in_the_documented_form_is_accepted(client):
     id_of_5 = (5).to_bytes(8, "big")
     short_form = TapCheckpointStart(vbucket=1, engine_private=id_of_5, tap_flags=ACK)
     assert client.status(short_form) == Status.SUCCESS
@@ -204,7 +204,7 @@ def test_the_form_of_the_documentation(client):
         checkpoint(TapCheckpointEnd, 5, vbucket=1),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_ends_the_connection(client, message):
+def test_unexpected_checkpoint_ends_connection(client, message):
     client.send(message)
     assert client.ended()
 
@@ -216,7 +216,7 @@ def test_a_checkpoint_that_does_not_fit_ends_the_connection(client, message):
         checkpoint(TapCheckpointStart, 2**63, vbucket=1),
     ],
 )
-def test_a_number_behind_which_there_is_none(client, message):
+def test_number_without_successor_is_refused(client, message):
     """Kept, it would leave no number to this node's own changes and checkpoints."""
     assert client.status(message) == Status.ERANGE
     assert client.status(SetVbucket(vbucket=1, state=VbucketState.ACTIVE)) == Status.SUCCESS
@@ -227,7 +227,7 @@ def test_a_number_behind_which_there_is_none(client, message):
 # From node to node
 
 
-def test_a_change_goes_on_with_a_hop_less(node, client):
+def test_relayed_change_has_a_lower_ttl(node, client):
     with tapping(node, flags=F.BACKFILL, backfill=FUTURE) as tap:
         assert tap.status(Noop()) == Status.SUCCESS
         client.ask(mutation(ttl=200))
@@ -238,7 +238,7 @@ def test_a_change_goes_on_with_a_hop_less(node, client):
     assert [(short(change), change.ttl) for change in changes] == [("0+k", 199), ("0+own", 255), ("0+last", 1)]
 
 
-def test_documents_without_hops_left_are_not_promised(node, client):
+def test_documents_with_expired_ttl_are_not_counted(node, client):
     client.set(b"own")
     assert client.stats("vbucket-details 0")["vb_0:tap_items"] == "1"
     client.ask(mutation(key=b"spent", ttl=1))
@@ -247,7 +247,7 @@ def test_documents_without_hops_left_are_not_promised(node, client):
 
 
 @pytest.mark.parametrize("losing", [[Flush()], [DelVbucket(), SetVbucket(state=VbucketState.ACTIVE)]])
-def test_hops_and_checkpoints_go_with_the_history(node, client, losing):
+def test_lost_history_removes_ttls_and_checkpoints(node, client, losing):
     client.ask(mutation(ttl=1))
     client.ask(CreateCheckpoint())
     for message in losing:
@@ -258,29 +258,29 @@ def test_hops_and_checkpoints_go_with_the_history(node, client, losing):
         assert [(short(message), message.ttl) for message in tap.rest()][1] == ("0+own", 255)
 
 
-def test_checkpoints_go_on_at_once(node, client):
-    """A consumer of the copy is told of a checkpoint when the copy is, not with the next change."""
+def test_received_checkpoints_are_announced_at_once(node, client):
+    """A consumer of the copy gets a checkpoint when the copy does, not with the next change."""
     flags = F.CHECKPOINT | F.LIST_VBUCKETS
     with tapping(node, flags=flags, vbuckets=(1,)) as tap:
-        assert told(tap.taps(3)) == "0opaque2 1opaque1 1opaque8"
+        assert summarize(tap.taps(3)) == "0opaque2 1opaque1 1opaque8"
         client.ask(checkpoint(TapCheckpointStart, 5, vbucket=1))
         client.ask(mutation(vbucket=1))
         tap.until(b"k")
         client.ask(checkpoint(TapCheckpointEnd, 5, vbucket=1))
         client.ask(checkpoint(TapCheckpointStart, 6, vbucket=1))
-        assert told(tap.taps(2)) == "1checkpointend5 1checkpointstart6"
+        assert summarize(tap.taps(2)) == "1checkpointend5 1checkpointstart6"
 
 
-def test_what_was_here_before_goes_no_further(node, client):
+def test_returned_change_is_not_relayed(node, client):
     with tapping(node, flags=F.BACKFILL, backfill=FUTURE) as tap:
         assert tap.status(Noop()) == Status.SUCCESS
         for _ in range(2):
             client.ask(mutation())
         client.set(b"own")
-        assert told(tap.taps(2)) == "0+k 0+own"
+        assert summarize(tap.taps(2)) == "0+k 0+own"
 
 
-def test_one_node_feeds_another(node, client):
+def test_node_feeds_another_node(node, client):
     for number in range(300):
         client.set(b"key %d" % number, b"%d" % number, flags=number)
     client.delete(b"key 5")

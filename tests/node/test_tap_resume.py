@@ -1,4 +1,4 @@
-"""Whatever breaks, a registered consumer has in the end what the node has; and a slow one costs no memory."""
+"""A registered consumer has in the end all documents of the node, after any failure; a slow one costs no memory."""
 
 from collections.abc import Iterable
 from itertools import cycle
@@ -11,7 +11,7 @@ from penstock.node.session.tap_settings import TapSettings
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.flags import TapFlag
 from penstock.wire.codec.frame import Frame
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Delete, Flush, Noop, Set
@@ -40,8 +40,11 @@ ANSWERS = st.sampled_from(["yes", "yes", "yes", "yes", "later", "fail"])
 
 
 class Consumer:
-    """Keeps what it is sent. answers: what it does with the messages that ask for an answer, in turn; where it fails,
-    this and all that follows on the connection is lost.
+    """Keeps the documents that it receives.
+
+    Attributes:
+        answers: its reaction to each message that asks for an answer. After a failure, it loses the message and all
+            that follow on the connection.
     """
 
     def __init__(self, node: Node, answers: Iterable[str]) -> None:
@@ -55,7 +58,7 @@ class Consumer:
         self.failed = False
 
     def look(self) -> None:
-        """Deal with what has come, and with what the answers brought."""
+        """Process the received messages, and the effects of the answers."""
         for _ in range(4):
             self.client.ask(Noop())
             frames, self.client.frames = self.client.frames, []
@@ -64,7 +67,7 @@ class Consumer:
                     self.take(frame)
 
     def take(self, frame: Frame) -> None:
-        message = decode(frame, Dialect.TAP)
+        message = decode_frame(frame, Dialect.TAP)
         asked = bool(getattr(message, "tap_flags", 0) & TapFlag.ACK)
         answer = next(self.answers) if asked else "yes"
         self.failed = answer == "fail"
@@ -85,7 +88,7 @@ class Consumer:
             self.client.answer(message)
 
 
-def test_a_consumer_has_everything_in_the_end():
+def test_consumer_has_everything_in_the_end():
     with Node.running(vbuckets=2) as node, connected(node) as client:
         # Small, so that a few changes fill the window.
         node.tap = TapSettings(backoff_period=0, ack_interval=2, ack_window_size=2)
@@ -129,7 +132,7 @@ def test_a_consumer_has_everything_in_the_end():
         check()
 
 
-def test_a_slow_consumer_costs_no_memory():
+def test_slow_consumer_needs_no_memory():
     with Node.running(vbuckets=4) as node, connected(node) as client:
         value = b"x" * 4000
         for number in range(5000):

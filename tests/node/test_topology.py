@@ -17,14 +17,14 @@ from penstock.node.cluster.topology import (
     EPOCH,
     NodePlace,
     Topology,
-    at_host,
-    bucket_map,
-    dump,
-    node_map,
+    build_bucket_map,
+    build_node_map,
+    dump_json,
+    insert_host,
+    next_revision,
     parse_places,
-    revised,
 )
-from penstock.node.session.hello_features import GRANTED
+from penstock.node.session.hello_features import SUPPORTED_FEATURES
 from penstock.store.bucket_store import BucketStore
 from penstock.wire.codec.constants import Feature, VbucketState
 from tests.patience import PATIENCE
@@ -37,22 +37,22 @@ def store(vbuckets=16):
 
 
 def map_of(topology, bucket, **options):
-    return bucket_map(topology, bucket.vbuckets, name="beer", uuid="ab" * 16, manifest_uid=0x1F, **options)
+    return build_bucket_map(topology, bucket.vbuckets, name="beer", uuid="ab" * 16, manifest_uid=0x1F, **options)
 
 
 @given(nodes=st.integers(1, 20), power=st.integers(0, 10))
-def test_every_vbucket_has_one_owner_and_the_split_is_even(nodes, power):
+def test_vbuckets_are_split_evenly(nodes, power):
     vbuckets = 1 << power
     places = tuple(NodePlace(kv=port) for port in range(1, nodes + 1))
-    owned = [Topology(places, this).owned(vbuckets) for this in range(nodes)]
+    owned = [Topology(places, this).list_owned(vbuckets) for this in range(nodes)]
     assert [vbucket for some in owned for vbucket in some] == list(range(vbuckets))
     assert max(map(len, owned)) - min(map(len, owned)) <= 1
     for this, some in enumerate(owned):
-        assert all(Topology(places).owner(vbucket, vbuckets) == this for vbucket in some)
+        assert all(Topology(places).find_owner(vbucket, vbuckets) == this for vbucket in some)
 
 
-def test_one_node_has_all_and_is_where_it_was_dialled():
-    said = map_of(Topology().moved(NodePlace(kv=11210, mgmt=8091)), store())
+def test_single_node_owns_all_vbuckets_at_the_dialled_host():
+    said = map_of(Topology().with_own_place(NodePlace(kv=11210, mgmt=8091)), store())
     assert said["nodes"] == [{"hostname": "$HOST:8091", "ports": {"direct": 11210}}]
     assert said["nodesExt"] == [{"services": {"kv": 11210, "mgmt": 8091}, "thisNode": True}]
     assert said["vBucketServerMap"] == {
@@ -65,9 +65,9 @@ def test_one_node_has_all_and_is_where_it_was_dialled():
     assert said["nodeLocator"] == "vbucket"
 
 
-def test_a_node_shows_its_own_vbuckets_while_they_are_active_and_those_of_others_always():
+def test_map_lists_own_active_vbuckets_and_all_others():
     bucket = store()
-    mine = Topology(THREE, 1).owned(16)
+    mine = Topology(THREE, 1).list_owned(16)
     assert list(mine) == [6, 7, 8, 9, 10]
     for vbucket, state in zip((0, 6, 7, 8), (2, 2, 3, 4), strict=True):
         bucket.vbuckets[vbucket].set_state(VbucketState(state))
@@ -94,21 +94,26 @@ OF_FEATURES = {
 }
 
 
-def test_the_map_says_what_connections_can_agree_on():
+def test_map_lists_the_capabilities():
     said = set(map_of(Topology(), store())["bucketCapabilities"])
-    assert said & OF_FEATURES.keys() == {name for name, feature in OF_FEATURES.items() if feature in GRANTED}
+    assert said & OF_FEATURES.keys() == {name for name, feature in OF_FEATURES.items() if feature in SUPPORTED_FEATURES}
 
 
-def test_a_bucket_on_one_node_has_its_own_uuid_and_on_several_one_of_all():
-    assert Topology().bucket_uuid("beer", "ab") == "ab"
-    moved = Topology(THREE, 1).moved(NodePlace(host="127.0.0.1", kv=2000, kv_tls=2002, mgmt=2003))
-    known = {topology.bucket_uuid("beer", "ab") for topology in (Topology(THREE), Topology(THREE, 2), moved)}
+def test_bucket_on_several_nodes_has_one_uuid():
+    assert Topology().make_bucket_uuid("beer", "ab") == "ab"
+    moved = Topology(THREE, 1).with_own_place(NodePlace(host="127.0.0.1", kv=2000, kv_tls=2002, mgmt=2003))
+    known = {topology.make_bucket_uuid("beer", "ab") for topology in (Topology(THREE), Topology(THREE, 2), moved)}
     assert len(known) == 1
-    assert len({*known, Topology(THREE).bucket_uuid("wine", "ab"), Topology(THREE[:2]).bucket_uuid("beer", "ab")}) == 3
+    assert (
+        len(
+            {*known, Topology(THREE).make_bucket_uuid("wine", "ab"), Topology(THREE[:2]).make_bucket_uuid("beer", "ab")}
+        )
+        == 3
+    )
 
 
-def test_a_plain_cache_has_no_vbuckets_to_be_found_by():
-    said = map_of(Topology(THREE), store(1), plain_cache=True)
+def test_plain_cache_map_has_no_vbuckets():
+    said = map_of(Topology(THREE), store(1), is_plain_cache=True)
     assert said["nodeLocator"] == "ketama"
     assert "vBucketServerMap" not in said
     assert [place["hostname"] for place in said["nodes"]] == ["127.0.0.1:1001", "127.0.0.1:2001", "127.0.0.1:3001"]
@@ -126,21 +131,21 @@ def test_a_plain_cache_has_no_vbuckets_to_be_found_by():
         ),
     ],
 )
-def test_services(place, services):
-    assert place.services() == services
-    (said,) = node_map(Topology((place,)))["nodesExt"]
+def test_services_list_the_ports(place, services):
+    assert place.list_services() == services
+    (said,) = build_node_map(Topology((place,)))["nodesExt"]
     assert said["services"] == services
 
 
 @pytest.mark.parametrize(
     ("host", "joined", "bare"), [("db.example", "db.example:1", "db.example"), ("::1", "[::1]:1", "::1")]
 )
-def test_the_host_that_was_dialled(host, joined, bare):
-    text = dump(map_of(Topology().moved(NodePlace(kv=1)), store(2)))
-    there, here = json.loads(at_host(text, host)), json.loads(text)
+def test_dialled_host_is_inserted(host, joined, bare):
+    text = dump_json(map_of(Topology().with_own_place(NodePlace(kv=1)), store(2)))
+    there, here = json.loads(insert_host(text, host)), json.loads(text)
     assert there["vBucketServerMap"]["serverList"] == [joined]
-    assert b"$HOST" not in at_host(text, host)
-    fixed = json.loads(dump(map_of(Topology((NodePlace(host=host, kv=1),)), store(2))))
+    assert b"$HOST" not in insert_host(text, host)
+    fixed = json.loads(dump_json(map_of(Topology((NodePlace(host=host, kv=1),)), store(2))))
     assert fixed["nodesExt"][0].pop("hostname") == bare
     assert fixed == there != here
 
@@ -153,13 +158,13 @@ WRONG = [
     (lambda: Topology(THREE, -1), "node -1 of 3"),
     (lambda: Topology(()), "node 0 of 0"),
     (lambda: Topology((NodePlace(host="a", kv=1), NodePlace(host="a", kv=1))), "a:1, a:1"),
-    (lambda: Topology(THREE).check(2048), "2048 vbuckets on 3 nodes"),
-    (lambda: Topology(THREE).check(2), "2 vbuckets on 3 nodes"),
+    (lambda: Topology(THREE).check_vbuckets(2048), "2048 vbuckets on 3 nodes"),
+    (lambda: Topology(THREE).check_vbuckets(2), "2 vbuckets on 3 nodes"),
 ]
 
 
 @pytest.mark.parametrize(("make", "found"), WRONG)
-def test_wrong_topologies_get_one_sentence(make, found):
+def test_invalid_topologies_are_refused_in_one_sentence(make, found):
     with pytest.raises(UsageError, match=found):
         make()
 
@@ -171,7 +176,7 @@ NODES = ["127.0.0.1:11210:8091", "db.example:11211", "[::1]:11212:8092:11207:180
     ("host", "port", "this"),
     [("127.0.0.1", 11210, 0), ("0.0.0.0", 11211, 1), ("::1", 11212, 2), ("::1", 11210, 3)],
 )
-def test_nodes_as_they_are_written(host, port, this):
+def test_node_texts_are_parsed(host, port, this):
     places, found = parse_places(NODES, host, port)
     assert found == this
     assert places == (
@@ -193,21 +198,21 @@ def test_nodes_as_they_are_written(host, port, this):
         (["a:11210", "b:11210"], "127.0.0.1:11210"),
     ],
 )
-def test_nodes_that_cannot_be_read(texts, found):
+def test_invalid_node_texts_are_refused(texts, found):
     with pytest.raises(UsageError, match="expected") as raised:
         parse_places(texts, "127.0.0.1", 11210)
     assert found in str(raised.value)
 
 
-def test_one_node_may_have_as_many_vbuckets_as_there_are_numbers():
-    Topology().check(65536)
-    Topology().check(1)
+def test_single_node_can_have_65536_vbuckets():
+    Topology().check_vbuckets(65536)
+    Topology().check_vbuckets(1)
 
 
 @given(revision=st.integers(0, 2**40), now=st.integers(0, 2**62))
-def test_a_revision_only_grows_and_is_not_behind_the_clock(revision, now):
-    assert revised(revision, now) > revision
-    assert revised(revision, now) >= now // 1_000_000
+def test_revision_grows_and_follows_the_clock(revision, now):
+    assert next_revision(revision, now) > revision
+    assert next_revision(revision, now) >= now // 1_000_000
 
 
 class Changing:
@@ -224,10 +229,10 @@ class Changing:
 
     def set(self, value):
         self.value = value
-        self.map.change()
+        self.map.invalidate()
 
 
-def test_a_map_is_made_once_for_each_revision():
+def test_map_is_built_once_a_revision():
     changing = Changing()
     first = changing.map.text
     assert json.loads(first) == {"rev": changing.map.revision, "revEpoch": EPOCH, "value": 0}
@@ -242,7 +247,7 @@ def test_a_map_is_made_once_for_each_revision():
     assert changing.built == 2
 
 
-def test_a_change_that_changes_nothing_is_no_revision():
+def test_unchanged_map_keeps_its_revision():
     changing = Changing()
     before = changing.map.text
     changing.set(0)
@@ -250,7 +255,7 @@ def test_a_change_that_changes_nothing_is_no_revision():
     assert json.loads(before)["rev"] == changing.map.revision
 
 
-def test_what_a_peer_knows():
+def test_known_revisions_are_recognized():
     changing = Changing()
     old = changing.map.revision
     assert changing.map.is_known(EPOCH, old)
@@ -262,7 +267,7 @@ def test_what_a_peer_knows():
     assert not changing.map.is_known(EPOCH, old)
 
 
-def test_watchers_are_told_once_for_the_changes_of_one_turn():
+def test_watchers_are_notified_once_a_turn():
     async def run():
         changing, told = Changing(), []
         unwatch = changing.map.watch(lambda: told.append(changing.map.text))
@@ -287,7 +292,7 @@ def test_watchers_are_told_once_for_the_changes_of_one_turn():
     asyncio.run(run())
 
 
-def test_many_watchers_are_told_in_turns_and_each_of_the_newest_map():
+def test_many_watchers_are_notified_in_turns_of_the_newest_map():
     async def run():
         changing, told = Changing(), defaultdict(list)
 
@@ -315,7 +320,7 @@ def test_many_watchers_are_told_in_turns_and_each_of_the_newest_map():
     asyncio.run(asyncio.wait_for(run(), PATIENCE))
 
 
-def test_who_watches_late_is_told_of_what_comes_then():
+def test_late_watcher_is_notified_of_later_changes():
     async def run():
         changing, first, second = Changing(), [], []
         changing.map.watch(lambda: first.append(changing.value))

@@ -1,9 +1,9 @@
-"""Replies in any order, for clients that have agreed on it: what waits for the disk holds nothing else up."""
+"""Unordered replies, for clients that have agreed on them: requests that wait for the disk delay no others."""
 
 import pytest
 
 from penstock.node import Node
-from penstock.node.session.parked_requests import MOST_PARKED
+from penstock.node.session.parked_requests import MAX_PARKED
 from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
@@ -17,7 +17,7 @@ def durable(tmp_path):
         yield node
 
 
-def test_a_request_that_waits_is_overtaken(durable):
+def test_other_requests_overtake_a_parked_one(durable):
     with connected(durable) as client:
         client.ask(Hello(value=pack_features([Feature.UNORDERED_EXECUTION])))
         client.send(SeqnoPersistence(seqno=1, opaque=1), Noop(opaque=2))
@@ -26,27 +26,27 @@ def test_a_request_that_waits_is_overtaken(durable):
         assert [client.receive().opaque for _ in range(2)] == [3, 1]
 
 
-def test_without_that_it_is_not(durable):
+def test_ordered_connection_keeps_the_order(durable):
     with connected(durable) as client, connected(durable) as other:
         client.send(SeqnoPersistence(seqno=1, opaque=1), Noop(opaque=2))
         other.set(b"k")
         assert [client.receive().opaque for _ in range(2)] == [1, 2]
 
 
-def test_only_so_many_wait_at_once(durable):
+def test_parked_requests_are_limited(durable):
     with connected(durable) as client, connected(durable) as other:
         client.ask(Hello(value=pack_features([Feature.UNORDERED_EXECUTION])))
-        client.send(*[SeqnoPersistence(seqno=1)] * MOST_PARKED, Noop())
-        while int(other.stats()["ep_persistence_waiters"]) < MOST_PARKED:
+        client.send(*[SeqnoPersistence(seqno=1)] * MAX_PARKED, Noop())
+        while int(other.stats()["ep_persistence_waiters"]) < MAX_PARKED:
             other.status(Noop())
         assert int(other.stats()["ep_requests_waiting"]) > 0
         other.set(b"k")
-        answers = [client.receive() for _ in range(MOST_PARKED + 1)]
+        answers = [client.receive() for _ in range(MAX_PARKED + 1)]
         assert answers[0].opcode == Opcode.SEQNO_PERSISTENCE
         assert {answer.specific for answer in answers} == {Status.SUCCESS}
 
 
-def test_a_client_that_goes_away_waits_for_nothing(durable):
+def test_disconnected_client_leaves_no_parked_request(durable):
     with connected(durable) as other:
         with connected(durable) as client:
             client.ask(Hello(value=pack_features([Feature.UNORDERED_EXECUTION])))

@@ -1,4 +1,4 @@
-"""UPR as it was first written down, over sockets: the failover log, stream requests, and what a stream says."""
+"""UPR, the first version, over sockets: the failover log, stream requests, and messages of streams."""
 
 from contextlib import closing
 from functools import partial
@@ -8,7 +8,7 @@ import pytest
 
 from penstock.wire.codec.constants import MAX_SEQNO, Dialect, VbucketState
 from penstock.wire.codec.frame import Frame
-from penstock.wire.codec.layout import LAYOUTS, decode
+from penstock.wire.codec.layout import LAYOUTS, decode_frame
 from penstock.wire.codec.opcodes import Magic, UprOpcode
 from penstock.wire.codec.statuses import Status, UprEndReason
 from penstock.wire.messages.kv import DelVbucket, Flush, Noop, SetVbucket, unpack_failover_log
@@ -46,7 +46,7 @@ def vbuuid(client, vbucket=0) -> int:
     return unpack_failover_log(client.ask(UprGetFailoverLog(vbucket=vbucket)).value)[0].vbuuid
 
 
-def test_the_failover_log(node, client, consumer):
+def test_failover_log_lists_the_branches(node, client, consumer):
     log = node.buckets["default"].store.vbuckets[3].history.failover_log
     reply = consumer.ask(UprGetFailoverLog(vbucket=3, opaque=OPAQUE))
     assert (reply.specific, reply.opaque, reply.extras, reply.key) == (S.SUCCESS, OPAQUE, b"", b"")
@@ -60,7 +60,7 @@ def test_the_failover_log(node, client, consumer):
         assert (refused.specific, refused.value) == (S.NOT_MY_VBUCKET, b"")
 
 
-def test_a_stream_from_beginning_to_now_and_on(client, consumer):
+def test_stream_sends_the_history_and_then_new_changes(client, consumer):
     first = client.set(b"a", b"1", vbucket=2, flags=7, expiry=4_000_000_000)
     client.set(b"b", b"2", vbucket=2)
     client.delete(b"b", vbucket=2)
@@ -69,7 +69,7 @@ def test_a_stream_from_beginning_to_now_and_on(client, consumer):
     assert (reply.specific, reply.extras, reply.value) == (S.SUCCESS, b"", b"")
     same: dict[str, Any] = {"vbucket": 2, "opaque": OPAQUE}
     common = {**same, "by_seqno": 1, "rev_seqno": 1, "flags": 7, "expiry": 4_000_000_000}
-    assert consumer.said(5) == [
+    assert consumer.read_messages(5) == [
         UprStreamStart(**same),
         UprSnapshotStart(**same),
         UprMutation(**common, key=b"a", value=b"1", cas=first.cas),
@@ -77,48 +77,48 @@ def test_a_stream_from_beginning_to_now_and_on(client, consumer):
         UprSnapshotEnd(**same),
     ]
     live = client.set(b"c", b"3", vbucket=2)
-    assert consumer.said(3) == [
+    assert consumer.read_messages(3) == [
         UprSnapshotStart(**same),
         UprMutation(**same, key=b"c", value=b"3", cas=live.cas, by_seqno=4, rev_seqno=1),
         UprSnapshotEnd(**same),
     ]
 
 
-def test_an_expiry_is_told_as_one(client, consumer):
+def test_expiration_has_its_own_message(client, consumer):
     client.set(b"k", expiry=PAST)
     assert client.get(b"k").specific == S.KEY_ENOENT
     consumer.ask(ask())
-    *_, change, _ = consumer.said(4)
+    *_, change, _ = consumer.read_messages(4)
     assert isinstance(change, UprExpiration)
     assert (change.key, change.by_seqno, change.rev_seqno) == (b"k", 2, 2)
 
 
-def test_a_stream_with_an_end(client, consumer):
+def test_stream_ends_at_its_end_seqno(client, consumer):
     for number in range(5):
         client.set(b"%d" % number)
     consumer.ask(ask(end=3))
-    *_, snapshot_end, end = consumer.said(7)
+    *_, snapshot_end, end = consumer.read_messages(7)
     assert isinstance(snapshot_end, UprSnapshotEnd)
     assert end == UprStreamEnd(opaque=OPAQUE, reason=UprEndReason.OK)
     consumer.ask(ask(start=3, end=3, vbuuid=vbuuid(consumer)))
-    assert consumer.said(2) == [UprStreamStart(opaque=OPAQUE), UprStreamEnd(opaque=OPAQUE, reason=0)]
+    assert consumer.read_messages(2) == [UprStreamStart(opaque=OPAQUE), UprStreamEnd(opaque=OPAQUE, reason=0)]
 
 
-def test_many_changes_go_out_in_columns(client, consumer):
+def test_many_changes_are_encoded_in_columns(client, consumer):
     for number in range(300):
         client.set(b"key %d" % number, b"%d" % number)
     consumer.ask(ask(end=300))
-    start, snapshot, *changes, _, end = consumer.said(304)
+    start, snapshot, *changes, _, end = consumer.read_messages(304)
     assert [change.by_seqno for change in changes] == list(range(1, 301))
     assert [change.value for change in changes] == [b"%d" % number for number in range(300)]
     assert {change.opaque for change in (start, snapshot, *changes, end)} == {OPAQUE}
 
 
-def test_a_datatype_that_was_not_agreed_on_is_not_told(client, consumer):
+def test_datatype_is_hidden_without_agreement(client, consumer):
     client.open()
     client.set(b"k", b"{}", datatype=1)
     consumer.ask(ask(end=1))
-    change = consumer.said(3)[2]
+    change = consumer.read_messages(3)[2]
     assert (change.value, change.datatype) == (b"{}", 0)
 
 
@@ -136,8 +136,8 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("what", "fields", "status"), REFUSALS, ids=[row[0] for row in REFUSALS])
-def test_stream_requests(client, consumer, what, fields, status):
+@pytest.mark.parametrize(("case", "fields", "status"), REFUSALS, ids=[row[0] for row in REFUSALS])
+def test_stream_requests_get_their_status(client, consumer, case, fields, status):
     for _ in range(3):
         client.set(b"k")
     assert consumer.status(UprGetFailoverLog()) == S.SUCCESS
@@ -146,7 +146,7 @@ def test_stream_requests(client, consumer, what, fields, status):
     assert consumer.status(Noop()) == S.SUCCESS
 
 
-def test_one_stream_a_vbucket_and_many_of_a_group(consumer):
+def test_group_can_have_many_streams_but_a_vbucket_one(consumer):
     assert consumer.status(ask(1, key=b"group", opaque=1)) == S.SUCCESS
     assert consumer.status(ask(1, key=b"group", opaque=2)) == S.KEY_EEXISTS
     assert consumer.status(ask(2, key=b"group", opaque=3)) == S.SUCCESS
@@ -161,54 +161,54 @@ def test_rollback(node, client, consumer):
     for branch, start, point in ((1111, 5, 3), (2222, 12, 10)):
         reply = consumer.ask(ask(start=start, vbuuid=branch))
         assert (reply.specific, len(reply.extras), reply.value) == (S.ROLLBACK, 8, b"")
-        message = decode(reply, Dialect.UPR)
+        message = decode_frame(reply, Dialect.UPR)
         assert isinstance(message, UprStreamReply)
         assert message.rollback() == point
     assert consumer.status(ask(start=3, vbuuid=1111)) == S.SUCCESS
-    assert consumer.said(3)[2].by_seqno == 4
+    assert consumer.read_messages(3)[2].by_seqno == 4
 
 
 @pytest.mark.parametrize("state", [VbucketState.REPLICA, VbucketState.DEAD, None])
-def test_a_change_of_state_ends_the_stream(client, consumer, state):
+def test_state_change_ends_stream(client, consumer, state):
     client.set(b"k")
     consumer.ask(ask())
-    consumer.said(4)
+    consumer.read_messages(4)
     client.ask(DelVbucket() if state is None else SetVbucket(state=state))
-    assert consumer.said(1) == [UprStreamEnd(opaque=OPAQUE, reason=UprEndReason.STATE_CHANGED)]
+    assert consumer.read_messages(1) == [UprStreamEnd(opaque=OPAQUE, reason=UprEndReason.STATE_CHANGED)]
 
 
-def test_a_flush_is_said_and_the_stream_goes_on(client, consumer):
+def test_flush_is_announced_and_stream_continues(client, consumer):
     client.set(b"old")
     old = vbuuid(consumer)
     consumer.ask(ask())
-    consumer.said(4)
+    consumer.read_messages(4)
     client.ask(Flush())
-    assert consumer.said(1) == [UprFlush(opaque=OPAQUE)]
+    assert consumer.read_messages(1) == [UprFlush(opaque=OPAQUE)]
     assert vbuuid(consumer) != old
     client.set(b"new")
-    _, change, _ = consumer.said(3)
+    _, change, _ = consumer.read_messages(3)
     assert (change.key, change.by_seqno) == (b"new", 1)
 
 
-def test_a_flush_in_the_middle_of_a_snapshot(node, client):
+def test_flush_interrupts_a_snapshot(node, client):
     for number in range(60):
         client.set(b"%d" % number, bytes(1 << 20))
     with closing(UprClient(node, Dialect.UPR, receive_buffer=4096)) as slow:
         slow.ask(ask())
-        slow.said(3)
+        slow.read_messages(3)
         client.ask(Flush())
         client.set(b"new")
         seqnos = []
-        while not isinstance(message := slow.said(1)[0], UprFlush):
+        while not isinstance(message := slow.read_messages(1)[0], UprFlush):
             seqnos.append(message.by_seqno)
         assert seqnos == list(range(2, 2 + len(seqnos)))
         assert len(seqnos) < 59
-        assert isinstance(slow.said(1)[0], UprSnapshotStart)
-        assert slow.said(1)[0].key == b"new"
+        assert isinstance(slow.read_messages(1)[0], UprSnapshotStart)
+        assert slow.read_messages(1)[0].key == b"new"
 
 
 @pytest.mark.parametrize("opcode", [opcode for opcode in UprOpcode if opcode > UprOpcode.UPR_GET_FAILOVER_LOG])
-def test_what_only_producers_send_ends_the_connection(consumer, opcode):
+def test_producer_message_ends_connection(consumer, opcode):
     consumer.ask(UprGetFailoverLog())
     forms = LAYOUTS[Dialect.UPR][Magic.REQUEST][opcode]
     assert consumer.status(Frame(Magic.REQUEST, opcode, extras=bytes(48), key=b"k")) == S.EINVAL, "malformed"
@@ -216,9 +216,9 @@ def test_what_only_producers_send_ends_the_connection(consumer, opcode):
     assert consumer.ended()
 
 
-def test_a_response_ends_the_connection(client, consumer):
+def test_response_ends_connection(client, consumer):
     client.set(b"k")
     consumer.ask(ask())
-    consumer.said(4)
+    consumer.read_messages(4)
     consumer.send(Frame(Magic.RESPONSE, UprOpcode.UPR_MUTATION))
     assert consumer.ended()

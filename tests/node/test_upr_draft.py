@@ -1,4 +1,4 @@
-"""The UPR draft over sockets: it has no statuses, and what a producer sends has the magic of a response."""
+"""The UPR draft over sockets: it has no statuses, and its producers send messages with the magic of a response."""
 
 from contextlib import closing
 from functools import partial
@@ -9,7 +9,7 @@ import pytest
 from penstock.node.streams import stream_producer
 from penstock.wire.codec.constants import MAX_SEQNO, Dialect, VbucketState
 from penstock.wire.codec.frame import Frame
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import DelVbucket, Flush, Noop, Set, SetVbucket, unpack_failover_log
@@ -46,10 +46,10 @@ ask = partial(stream_request, DraftStreamReq, opaque=0x2D)
 
 def answer(client, *messages):
     client.send(*messages)
-    return client.said()[0]
+    return client.read_messages()[0]
 
 
-def test_the_failover_log(node, client, consumer):
+def test_failover_log_lists_the_branches(node, client, consumer):
     log = node.buckets["default"].store.vbuckets[12].history.failover_log
     found = answer(consumer, DraftGetFailoverLog(vbucket=12, opaque=0x2D))
     assert isinstance(found, DraftFailoverLog)
@@ -60,7 +60,7 @@ def test_the_failover_log(node, client, consumer):
 
 
 @pytest.mark.parametrize("reserved", [None, 0])
-def test_a_stream(client, consumer, reserved):
+def test_stream_sends_snapshots(client, consumer, reserved):
     stored = client.set(b"mykey", b"myvalue", vbucket=12, flags=9, expiry=4_000_000_000)
     client.set(b"other", vbucket=12)
     client.delete(b"other", vbucket=12)
@@ -68,7 +68,7 @@ def test_a_stream(client, consumer, reserved):
     same: dict[str, Any] = {"vbucket": 12, "opaque": 0x2D}
     consumer.send(ask(12, key=b"replication_12", reserved=reserved))
     common = {**same, "by_seqno": 1, "rev_seqno": 1, "flags": 9, "expiry": 4_000_000_000}
-    assert consumer.said(6) == [
+    assert consumer.read_messages(6) == [
         DraftOk(**same),
         DraftStreamStart(**same),
         DraftSnapshotStart(**same),
@@ -77,16 +77,20 @@ def test_a_stream(client, consumer, reserved):
         DraftSnapshotEnd(**same),
     ]
     client.set(b"live", vbucket=12)
-    assert [type(message) for message in consumer.said(3)] == [DraftSnapshotStart, DraftMutation, DraftSnapshotEnd]
+    assert [type(message) for message in consumer.read_messages(3)] == [
+        DraftSnapshotStart,
+        DraftMutation,
+        DraftSnapshotEnd,
+    ]
 
 
-def test_many_changes_and_an_end(client, consumer):
+def test_stream_sends_many_changes_and_its_end(client, consumer):
     for number in range(300):
         client.set(b"key %d" % number, b"%d" % number)
     client.set(b"k", expiry=PAST)
     client.get(b"k")
     consumer.send(ask(end=302))
-    *_, last, snapshot_end, end = consumer.said(306)
+    *_, last, snapshot_end, end = consumer.read_messages(306)
     assert isinstance(last, DraftExpiration)
     assert (last.key, last.by_seqno, last.flags, last.expiry) == (b"k", 302, 0, 0)
     assert (snapshot_end, end) == (DraftSnapshotEnd(opaque=0x2D), DraftStreamEnd(opaque=0x2D))
@@ -102,8 +106,8 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("what", "fields", "expected"), REFUSALS, ids=[row[0] for row in REFUSALS])
-def test_stream_requests(client, consumer, what, fields, expected):
+@pytest.mark.parametrize(("case", "fields", "expected"), REFUSALS, ids=[row[0] for row in REFUSALS])
+def test_stream_requests_get_their_status(client, consumer, case, fields, expected):
     for _ in range(3):
         client.set(b"k")
     request = DraftStreamReq(**{"start_seqno": 0, "end_seqno": MAX_SEQNO, "opaque": 5, **fields})
@@ -119,46 +123,46 @@ def test_rollback(node, client, consumer):
     consumer.send(ask(start=5, vbuuid=1111))
     frame = consumer.receive()
     assert frame.value == (3).to_bytes(8, "big")
-    assert decode(frame, Dialect.UPR_DRAFT) == DraftRollback(opaque=0x2D, rollback_seqno=3)
+    assert decode_frame(frame, Dialect.UPR_DRAFT) == DraftRollback(opaque=0x2D, rollback_seqno=3)
 
 
-def test_a_vbucket_may_have_several_streams_but_a_request_one(client, consumer):
+def test_vbucket_can_have_several_streams_but_a_request_one(client, consumer):
     client.set(b"k")
     assert answer(consumer, ask(opaque=1)) == DraftOk(opaque=1)
-    consumer.said(4)
+    consumer.read_messages(4)
     assert answer(consumer, ask(1, opaque=1)) == DraftMalformed(vbucket=1, opaque=1)
     assert answer(consumer, DraftGetFailoverLog(opaque=1)) == DraftMalformed(opaque=1)
     assert answer(consumer, ask(opaque=2)) == DraftOk(opaque=2)
-    assert {message.opaque for message in consumer.said(4)} == {2}
+    assert {message.opaque for message in consumer.read_messages(4)} == {2}
     client.ask(SetVbucket(state=VbucketState.REPLICA))
-    assert {message.opaque for message in consumer.said(2)} == {1, 2}
+    assert {message.opaque for message in consumer.read_messages(2)} == {1, 2}
 
 
-def test_a_connection_has_only_so_many_streams(consumer, monkeypatch):
+def test_streams_of_a_connection_are_limited(consumer, monkeypatch):
     monkeypatch.setattr(stream_producer, "MAX_STREAMS", 2)
     for number in (1, 2):
         assert answer(consumer, ask(opaque=number)) == DraftOk(opaque=number)
-        consumer.said()  # its start
+        consumer.read_messages()  # its start
     assert answer(consumer, ask(opaque=3)) == DraftMalformed(opaque=3)
 
 
-def test_the_id_of_a_stream_that_ended_is_free(client, consumer):
+def test_id_of_an_ended_stream_can_be_used_again(client, consumer):
     client.set(b"k")
     for _ in range(2):
         consumer.send(ask(end=1))
-        assert consumer.said(6)[-1] == DraftStreamEnd(opaque=0x2D)
+        assert consumer.read_messages(6)[-1] == DraftStreamEnd(opaque=0x2D)
 
 
-def test_flush_and_change_of_state(client, consumer):
+def test_flush_and_state_change_are_announced(client, consumer):
     client.set(b"k")
     consumer.send(ask())
-    consumer.said(5)
+    consumer.read_messages(5)
     client.ask(Flush())
-    assert consumer.said() == [DraftFlush(opaque=0x2D)]
+    assert consumer.read_messages() == [DraftFlush(opaque=0x2D)]
     client.set(b"new")
-    assert consumer.said(3)[1].by_seqno == 1
+    assert consumer.read_messages(3)[1].by_seqno == 1
     client.ask(SetVbucket(state=VbucketState.DEAD))
-    assert consumer.said() == [DraftStateChanged(opaque=0x2D)]
+    assert consumer.read_messages() == [DraftStateChanged(opaque=0x2D)]
 
 
 MALFORMED = [
@@ -174,21 +178,21 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize(("what", "frame"), MALFORMED, ids=[row[0] for row in MALFORMED])
-def test_what_cannot_be_understood(consumer, what, frame):
+@pytest.mark.parametrize(("case", "frame"), MALFORMED, ids=[row[0] for row in MALFORMED])
+def test_malformed_requests_get_the_malformed_reply(consumer, case, frame):
     answer(consumer, DraftGetFailoverLog())
     assert answer(consumer, frame) == DraftMalformed(vbucket=12, opaque=0x0A)
     assert consumer.status(Noop()) == Status.SUCCESS
 
 
-def test_parts_that_do_not_fit(consumer):
+def test_body_with_wrong_lengths_gets_the_malformed_reply(consumer):
     answer(consumer, DraftGetFailoverLog())
     frame = bytearray(DraftStreamReq(start_seqno=0, end_seqno=0, opaque=9).encode())
     frame[2:4] = b"\xff\xff"
     assert answer(consumer, bytes(frame)) == DraftMalformed(opaque=9)
 
 
-def test_documents_are_stored_beside_it(consumer):
+def test_draft_connection_stores_documents(consumer):
     answer(consumer, DraftGetFailoverLog())
     assert consumer.status(Set(key=b"k", value=b"v")) == Status.SUCCESS
     assert consumer.get(b"k").value == b"v"

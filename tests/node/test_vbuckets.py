@@ -64,7 +64,7 @@ CONVERSATION = [
 ]
 
 
-def test_a_vbucket_comes_and_goes(client):
+def test_vbucket_is_created_and_deleted(client):
     client.status(DelVbucket())
     for sent, status, value in CONVERSATION:
         client.send(bytes.fromhex(sent))
@@ -104,7 +104,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("what", "message", "status"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_what_is_refused_changes_nothing(client, what, message, status):
+def test_refused_requests_change_nothing(client, what, message, status):
     client.set(b"k", b"v")
     before = failover_log(client, 0)
     assert client.status(message) == status
@@ -124,7 +124,7 @@ TOPOLOGIES = [
 
 
 @pytest.mark.parametrize(("value", "status"), TOPOLOGIES)
-def test_a_topology_is_taken_note_of(client, consumer, value, status):
+def test_topology_is_accepted(client, consumer, value, status):
     message = SetVbucket(vbucket=5, state=REPLICA, value=value, datatype=Datatype.JSON)
     assert consumer.status(message) == status
     assert state(client, 5) == (REPLICA if status == S.SUCCESS else ACTIVE)
@@ -132,7 +132,7 @@ def test_a_topology_is_taken_note_of(client, consumer, value, status):
 
 @pytest.mark.parametrize("form", [SetVbucket, OldSetVbucket, OldestSetVbucket])
 @pytest.mark.parametrize("new", list(VbucketState))
-def test_documents_are_served_by_active_vbuckets_only(client, form, new):
+def test_only_active_vbuckets_serve_documents(client, form, new):
     client.set(b"k", b"v", vbucket=3)
     assert client.status(form(vbucket=3, state=new)) == S.SUCCESS
     assert state(client, 3) == new
@@ -142,7 +142,7 @@ def test_documents_are_served_by_active_vbuckets_only(client, form, new):
     assert client.delete(b"k", vbucket=3).specific == expected
 
 
-def test_becoming_active_begins_a_branch(client):
+def test_activation_starts_a_branch(client):
     client.set(b"k", b"v", vbucket=3)
     (first,) = failover_log(client, 3)
     set_state(client, 3, ACTIVE)
@@ -155,7 +155,7 @@ def test_becoming_active_begins_a_branch(client):
     assert client.get(b"k", vbucket=3).value == b"v"
 
 
-def test_statistics_tell_the_states(client):
+def test_statistics_show_the_states(client):
     client.set(b"k", vbucket=1)
     client.set(b"k", vbucket=2)
     for vbucket, new in ((2, REPLICA), (3, PENDING), (4, DEAD), (5, DEAD)):
@@ -174,7 +174,7 @@ def test_statistics_tell_the_states(client):
         assert unpack_vb_seqnos(client.ask(GetAllVbSeqnos(state=asked)).value).keys() == vbuckets
 
 
-def test_a_change_of_state_ends_the_stream_and_another_may_follow(client, consumer):
+def test_state_change_ends_a_stream_and_permits_another(client, consumer):
     new = REPLICA
     client.set(b"k", b"v", vbucket=3)
     consumer.stream(3, opaque=1)
@@ -193,7 +193,7 @@ def test_a_change_of_state_ends_the_stream_and_another_may_follow(client, consum
 
 
 @pytest.mark.parametrize("new", [PENDING, DEAD])
-def test_a_vbucket_that_becomes_pending_or_dead_ends_its_stream_for_good(client, consumer, new):
+def test_pending_or_dead_vbucket_permits_no_stream(client, consumer, new):
     consumer.stream(3, opaque=1)
     set_state(client, 3, new)
     assert consumer.message() == StreamEnd(vbucket=3, opaque=1, reason=StreamEndReason.STATE_CHANGED)
@@ -201,14 +201,14 @@ def test_a_vbucket_that_becomes_pending_or_dead_ends_its_stream_for_good(client,
     assert unpack_failover_log(consumer.ask(DcpGetFailoverLog(vbucket=3)).value) == failover_log(client, 3)
 
 
-def test_a_stream_may_ask_for_an_active_vbucket(client, consumer):
+def test_stream_can_require_an_active_vbucket(client, consumer):
     set_state(client, 3, REPLICA)
     assert consumer.stream(3, flags=StreamFlag.ACTIVE_VB_ONLY).specific == S.NOT_MY_VBUCKET
     set_state(client, 3, ACTIVE)
     assert consumer.stream(3, flags=StreamFlag.ACTIVE_VB_ONLY).specific == S.SUCCESS
 
 
-def test_what_was_not_sent_before_the_end_is_not_sent(client, consumer):
+def test_changes_after_the_end_of_a_stream_are_not_sent(client, consumer):
     for number in range(100):
         client.set(b"%d" % number, b"v" * 1000, vbucket=3)
     assert consumer.control("connection_buffer_size", "100") == S.SUCCESS
@@ -220,7 +220,7 @@ def test_what_was_not_sent_before_the_end_is_not_sent(client, consumer):
     assert consumer.message().reason == StreamEndReason.STATE_CHANGED
 
 
-def test_a_vbucket_that_was_deleted_ends_its_stream_and_begins_anew(client, consumer):
+def test_deleted_vbucket_ends_its_stream_and_restarts_at_zero(client, consumer):
     client.set(b"k", b"v", vbucket=2)
     old = failover_log(client, 2)
     consumer.stream(2, start=1, vbuuid=old[0].vbuuid)
@@ -239,7 +239,7 @@ def test_a_vbucket_that_was_deleted_ends_its_stream_and_begins_anew(client, cons
 
 
 @pytest.mark.parametrize("delay", [None, 0])
-def test_a_flush_empties_active_vbuckets_and_begins_them_anew(client, consumer, delay):
+def test_flush_empties_active_vbuckets_and_starts_new_histories(client, consumer, delay):
     for vbucket in range(16):
         client.set(b"k", b"v", vbucket=vbucket)
     set_state(client, 7, REPLICA)
@@ -260,7 +260,7 @@ def test_a_flush_empties_active_vbuckets_and_begins_them_anew(client, consumer, 
     assert [consumer.message().end_seqno, consumer.message().key] == [1, b"new"]
 
 
-def test_a_quiet_flush_is_not_answered(client):
+def test_quiet_flush_is_not_answered(client):
     client.set(b"k")
     client.send(request(Opcode.FLUSHQ), Noop())
     assert client.receive().opcode == Opcode.NOOP
@@ -274,7 +274,7 @@ def test_other_buckets_are_not_flushed(node, client):
         assert other.get(b"k").value == b"v"
 
 
-def test_a_consumer_that_is_gone_is_told_nothing(node, client):
+def test_closed_consumer_is_not_notified(node, client):
     with connected(node) as consumer:
         consumer.open("gone").stream(3)
         consumer.hang_up()
@@ -285,7 +285,7 @@ def test_a_consumer_that_is_gone_is_told_nothing(node, client):
 # Expiry
 
 
-def test_touch_and_get_and_touch(client, consumer):
+def test_touch_and_get_and_touch_change_the_expiry(client, consumer):
     stored = client.set(b"k", b"v", flags=5)
     consumer.stream(start=1, vbuuid=failover_log(client, 0)[0].vbuuid)
     touched = client.ask(Touch(key=b"k", expiry=4_000_000_000))
@@ -299,7 +299,7 @@ def test_touch_and_get_and_touch(client, consumer):
     assert (consumer.message().end_seqno, consumer.message().expiry) == (3, 0)
 
 
-def test_gatq_says_nothing_of_a_miss(client):
+def test_gatq_does_not_answer_a_miss(client):
     client.set(b"k", b"v")
     client.send(
         request(Opcode.GATQ, key=b"nowhere", extras=bytes(4)),
@@ -320,7 +320,7 @@ ACCESSES = [
 
 
 @pytest.mark.parametrize("access", ACCESSES, ids=[Opcode(row.opcode).name for row in ACCESSES])
-def test_a_document_whose_time_is_over_is_gone_and_streams_hear_of_it(client, consumer, access):
+def test_expired_document_is_deleted_and_streamed(client, consumer, access):
     stored = client.set(b"k", b"v", expiry=PAST)
     consumer.stream()
     marker, mutation = consumer.message(), consumer.message()
@@ -334,7 +334,7 @@ def test_a_document_whose_time_is_over_is_gone_and_streams_hear_of_it(client, co
     assert client.stats()["curr_items"] == "0"
 
 
-def test_an_add_in_the_place_of_one_whose_time_is_over(client):
+def test_add_replaces_an_expired_document(client):
     client.set(b"k", b"v", expiry=PAST)
     assert client.status(request(Opcode.ADD, key=b"k", extras=bytes(8), value=b"new")) == S.SUCCESS
     assert client.get(b"k").value == b"new"

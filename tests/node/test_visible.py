@@ -7,9 +7,9 @@ import pytest
 
 from penstock.node import Node
 from penstock.node.auth import ANONYMOUS, User
-from penstock.node.auth.users import account_of
+from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
-from penstock.node.buckets.visible_manifest import visible_manifest
+from penstock.node.buckets.visible_manifest import filter_manifest
 from penstock.store.definition.manifest import DEFAULT_MANIFEST
 from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.statuses import Status
@@ -46,8 +46,8 @@ ROWS = [
     (["data_reader[*]"], ALL),
     (["data_reader[default]"], ALL),
     (["data_writer[default]"], ALL),
-    (["stream_reader[default]"], ALL),
-    (["replicator[default]"], ALL),
+    (["data_dcp_reader[default]"], ALL),
+    (["replication_target[default]"], ALL),
     (["data_reader[other]"], {}),
     ([], {}),
     (["data_reader[default:beers]"], {"beers": ["ales", "lagers"]}),
@@ -56,7 +56,7 @@ ROWS = [
     (["data_reader[default:beers:none]"], {}),
     (["data_reader[default:none]"], {}),
     (["data_reader[default:_default]"], {"_default": ["_default"]}),
-    (["stream_reader[default:beers:lagers]", "data_writer[default:wines]"], {"beers": ["lagers"], "wines": ["reds"]}),
+    (["data_dcp_reader[default:beers:lagers]", "data_writer[default:wines]"], {"beers": ["lagers"], "wines": ["reds"]}),
     (["data_reader[other]", "data_writer[default:wines:reds]"], {"wines": ["reds"]}),
     (["data_reader[default:beers:ales]", "data_reader[default:beers]"], {"beers": ["ales", "lagers"]}),
 ]
@@ -67,16 +67,16 @@ def names(manifest):
 
 
 @pytest.mark.parametrize(("roles", "expected"), ROWS, ids=[" ".join(row[0]) or "none" for row in ROWS])
-def test_a_user_sees_what_the_roles_are_about(roles, expected):
-    seen = visible_manifest(MANIFEST, User.of("alice", roles), "default")
+def test_user_sees_the_collections_of_the_roles(roles, expected):
+    seen = filter_manifest(MANIFEST, User.from_texts("alice", roles), "default")
     assert names(seen) == expected
     assert seen.uid == MANIFEST.uid
     assert all(seen.find(scope, one) == MANIFEST.find(scope, one) for scope, ones in expected.items() for one in ones)
 
 
-def test_without_users_all_is_seen_and_before_login_nothing():
-    assert visible_manifest(MANIFEST, ANONYMOUS, "default") is MANIFEST
-    assert names(visible_manifest(MANIFEST, None, "default")) == {}
+def test_open_node_shows_all_collections_and_login_is_required_otherwise():
+    assert filter_manifest(MANIFEST, ANONYMOUS, "default") is MANIFEST
+    assert names(filter_manifest(MANIFEST, None, "default")) == {}
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +84,8 @@ def guarded(tmp_path_factory):
     """A node on which `alice` may read and stream one collection, with a document in each."""
     path = tmp_path_factory.mktemp("users") / "users.json"
     with change_users(path) as accounts:
-        for name, roles in {"root": ["admin"], "alice": ["stream_reader[default:beers:ales]"]}.items():
-            accounts[name] = account_of(User.of(name, roles), f"{name}'s", ITERATIONS)
+        for name, roles in {"root": ["admin"], "alice": ["data_dcp_reader[default:beers:ales]"]}.items():
+            accounts[name] = make_account(User.from_texts(name, roles), f"{name}'s", ITERATIONS)
     with Node.running(["default", "other"], vbuckets=4, users=path, allow_plain=True) as node:
         with logged_in(node, "root") as root:
             node.loop.call_soon_threadsafe(node.buckets["default"].change_manifest, MANIFEST)
@@ -130,7 +130,7 @@ SAME = [
 
 
 @pytest.mark.parametrize(("hidden", "unknown"), [row[1:] for row in SAME], ids=[row[0] for row in SAME])
-def test_what_a_user_may_not_see_is_unknown(guarded, hidden, unknown):
+def test_invisible_collections_are_unknown(guarded, hidden, unknown):
     with logged_in(guarded, "alice") as alice:
         first, second = alice.ask(hidden), alice.ask(unknown)
     assert first.specific in (Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE)
@@ -138,7 +138,7 @@ def test_what_a_user_may_not_see_is_unknown(guarded, hidden, unknown):
 
 
 @pytest.mark.parametrize("wish", [{"collections": ["%x"]}, {"scope": "%x"}], ids=["collections", "scope"])
-def test_a_stream_of_what_a_user_may_not_see_is_unknown(guarded, wish):
+def test_stream_of_an_invisible_collection_is_unknown(guarded, wish):
     hidden = json.dumps(wish) % (WINES if "scope" in wish else REDS)
     unknown = json.dumps(wish) % 0x99
     with logged_in(guarded, "alice") as alice:
@@ -152,7 +152,7 @@ def test_a_stream_of_what_a_user_may_not_see_is_unknown(guarded, wish):
     "group",
     ["collections", "collections-details", "scopes", "scopes-details", "collections-details 0", "dcp", "streams"],
 )
-def test_statistics_name_only_what_a_user_sees(guarded, group):
+def test_statistics_list_only_visible_collections(guarded, group):
     with logged_in(guarded, "root") as root, logged_in(guarded, "alice") as alice:
         root.open("all").stream(value=json.dumps({"collections": [f"{REDS:x}"]}).encode())
         shown = alice.stats(group)
@@ -165,7 +165,7 @@ def test_statistics_name_only_what_a_user_sees(guarded, group):
     }
 
 
-def test_the_manifest_has_the_same_uid_and_fewer_entries(guarded):
+def test_filtered_manifest_keeps_the_uid(guarded):
     with logged_in(guarded, "alice") as alice:
         manifest = json.loads(alice.ask(GetManifest()).value)
     over_http = WebClient(guarded, ("alice", "alice's")).said("/pools/default/buckets/default/scopes")
@@ -177,7 +177,7 @@ def test_the_manifest_has_the_same_uid_and_fewer_entries(guarded):
     assert [scope["name"] for scope in whole["scopes"]] == list(ALL)
 
 
-def test_documents_are_counted_as_far_as_a_user_sees_them(guarded):
+def test_item_counts_cover_visible_collections(guarded):
     counts = [
         WebClient(guarded, (name, f"{name}'s")).said("/pools/default/buckets/default")["basicStats"]["itemCount"]
         for name in ("root", "alice")
@@ -185,7 +185,7 @@ def test_documents_are_counted_as_far_as_a_user_sees_them(guarded):
     assert counts == [4, 1]
 
 
-def test_the_documents_of_a_node_too(guarded):
+def test_node_item_counts_cover_visible_collections(guarded):
     found = {
         name: {document["nodes"][0]["interestingStats"]["curr_items"] for document in node_documents(guarded, name)}
         for name in ("root", "alice")

@@ -1,7 +1,7 @@
 """The consumer's end of a UPR connection, for tests; and of the draft's, which has other messages in the same order."""
 
 from penstock.wire.codec.constants import MAX_SEQNO
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from tests.node.wire_client import WireClient
 
 
@@ -12,9 +12,9 @@ class UprClient(WireClient):
         super().__init__(node, **options)
         self.dialect = dialect
 
-    def said(self, count=1):
+    def read_messages(self, count=1):
         """Return the next messages."""
-        return [decode(self.receive(), self.dialect) for _ in range(count)]
+        return [decode_frame(self.receive(), self.dialect) for _ in range(count)]
 
 
 def stream_request(form, vbucket=0, start=0, end=MAX_SEQNO, **fields):

@@ -6,7 +6,7 @@ from tests.patience import PATIENCE
 
 
 def run(node, work):
-    """Return what `work` returns on the node's event loop, where all but its address belongs."""
+    """Return the result of `work` on the node's event loop, which owns all of the node but its address."""
 
     async def on_loop():
         return work()
@@ -15,7 +15,7 @@ def run(node, work):
 
 
 class Watch:
-    """Is told of everything that happens to a bucket."""
+    """Records every event of a bucket."""
 
     def __init__(self, served):
         self.served = served
@@ -30,7 +30,7 @@ class Watch:
             while not condition():
                 self.happened.clear()
                 for vbucket in self.served.store.vbuckets:
-                    self.served.wait(Waiter(vbucket, self.happened))
+                    self.served.add_waiting_stream(Waiter(vbucket, self.happened))
                 await self.happened.wait()
         self.served.listeners.discard(self)
 

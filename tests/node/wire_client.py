@@ -1,4 +1,4 @@
-"""A blocking client made of the wire's messages and one socket: what tests talk to a node with."""
+"""A blocking test client, made of the wire's messages and one socket."""
 
 import errno
 import socket
@@ -10,12 +10,12 @@ from typing import Any
 from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.codec.flags import OpenFlag
 from penstock.wire.codec.frame import Frame, join_frame
-from penstock.wire.codec.layout import Message, decode
+from penstock.wire.codec.layout import Message, decode_frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import BufferAck, CloseStream, Control, Open, StreamReq
 from penstock.wire.messages.kv import Delete, Get, GetMeta, Hello, Noop, SelectBucket, Set, Stat, pack_features
-from penstock.wire.protocol.frame_receiver import Connection, Slab
+from penstock.wire.protocol.frame_receiver import FrameReceiver, Slab
 from tests.patience import PATIENCE
 
 
@@ -32,7 +32,7 @@ class WireClient:
         self.socket.connect((node.host, node.kv_port if tls is None else node.tls_port))
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_hostname=node.host)
-        self.connection = Connection(Slab(1 << 16), runs=None)
+        self.connection = FrameReceiver(Slab(1 << 16), run_dialect=None)
         self.frames: list[Frame] = []
         self.opaques = count(1)
         if bucket is not None:
@@ -68,10 +68,10 @@ class WireClient:
         return self.ask(message).specific
 
     def skip_to(self, **header) -> Frame:
-        """Return the next frame whose header says this; those in front of it are dropped."""
+        """Return the next frame with these header fields; earlier frames are dropped."""
         while True:
             frame = self.receive()
-            if all(getattr(frame, name) == said for name, said in header.items()):
+            if all(getattr(frame, name) == value for name, value in header.items()):
                 return frame
 
     def ended(self) -> bool:
@@ -110,8 +110,8 @@ class WireClient:
             found[frame.key.decode()] = frame.value.decode()
 
     def meta(self, key, **fields) -> Any:
-        """Return the meta data of a document, with all that a version of GET_META says."""
-        return decode(self.ask(GetMeta(**{"key": key, "version": 2, **fields})))
+        """Return the metadata of a document, with all fields of a version of GET_META."""
+        return decode_frame(self.ask(GetMeta(**{"key": key, "version": 2, **fields})))
 
     # DCP
 
@@ -148,12 +148,12 @@ class WireClient:
         self.send(BufferAck(nbytes=nbytes))
 
     def message(self) -> Message:
-        return decode(self.receive())
+        return decode_frame(self.receive())
 
     def changes(self) -> Iterator[Message]:
         """Yield the messages of streams up to and without the next STREAM_END."""
         while (frame := self.receive()).opcode != Opcode.DCP_STREAM_END:
-            yield decode(frame)
+            yield decode_frame(frame)
 
     def hang_up(self):
         """End the connection, and wait until the node has forgotten it: only then it closes its end."""
@@ -173,7 +173,7 @@ def served(node, client):
     """Return the node's session of a connection."""
     assert client.status(Noop()) == Status.SUCCESS  # so that the node has noticed it
     host, port = client.socket.getsockname()
-    sessions = (connection.session for connection in node.guests.present)
+    sessions = (connection.session for connection in node.connections.open_connections)
     (found,) = (session for session in sessions if session.peer == f"{host}:{port}")
     return found
 

@@ -1,4 +1,4 @@
-"""What the tests of source and pipeline share: a blocking bucket, micro-batches without Spark, a bad network."""
+"""Helpers for tests of source and pipeline: a blocking bucket, micro-batches without Spark, a failing network."""
 
 import asyncio
 import json
@@ -20,14 +20,11 @@ from penstock.spark.runtime.data_source import DcpDataSource
 from penstock.spark.source.readers import DcpStreamReader, FilteringReader
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
-# Java compiles less and starts sooner: no setting for real work.
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-
 Contents = dict[bytes, tuple[int, bytes]]
 
 
 class Documents:
-    """A bucket, blocking, that remembers the keys it was given."""
+    """A bucket with blocking calls, which remembers the keys of all stored documents."""
 
     def __init__(self, loop: LoopThread, bucket: Bucket) -> None:
         self.loop = loop
@@ -79,7 +76,7 @@ def numbered(first: int, behind: int, text: str = "value", size: int = 0) -> dic
 
 
 class MicroBatches:
-    """Calls a stream reader as Spark does: offsets and limits as JSON, each task in a reader that knows nothing."""
+    """Calls a stream reader as Spark does: offsets and limits pass through JSON, and each task has a new reader."""
 
     def __init__(self, url: str, **options: str) -> None:
         self.options = {"url": url, **options}
@@ -91,12 +88,12 @@ class MicroBatches:
         return source.streamReader(source.schema())
 
     def restart(self) -> None:
-        """Go on in a new process, as it were: with the offset that was logged and nothing else."""
+        """Continue as a new process does: with the logged offset and a new reader."""
         self.reader.stop()
         self.reader = self._reader()
 
     def step(self) -> pa.Table | None:
-        """Run the next batch; None if Spark would not run one."""
+        """Run the next batch and return its rows, None if Spark would not run a batch."""
         if self.start is None:
             self.start = _through_json(self.reader.initialOffset())
         end = _through_json(self.reader.latestOffset(self.start, self.reader.getDefaultReadLimit()))
@@ -109,7 +106,7 @@ class MicroBatches:
         return pa.Table.from_batches(rows, to_arrow_schema(schema, timezone="UTC"))
 
     def all(self, most: int = 1000) -> list[pa.Table]:
-        """Run batches until there is nothing to do."""
+        """Run batches until there are no changes left, and return the rows of each batch."""
         tables: list[pa.Table] = []
         for _ in range(most):
             table = self.step()
@@ -120,7 +117,7 @@ class MicroBatches:
 
 
 def planned(url: str, *filters: Filter, **options: str) -> list[Any]:
-    """Plan a batch read as Spark does; return its partitions. filters: taken if the option filterPushdown says so."""
+    """Plan a batch read as Spark does and return its partitions; filters apply if the option filterPushdown is on."""
     source = DcpDataSource({"url": url, **options})
     reader = source.reader(source.schema())
     if isinstance(reader, FilteringReader):
@@ -130,7 +127,7 @@ def planned(url: str, *filters: Filter, **options: str) -> list[Any]:
 
 
 def read_batch(url: str, *filters: Filter, **options: str) -> pa.Table:
-    """Run a batch read as Spark does, each task in a reader that knows nothing."""
+    """Run a batch read as Spark does, each task in a new reader, and return the rows."""
     source = DcpDataSource({"url": url, **options})
     schema = source.schema()
     rows = [batch for part in planned(url, *filters, **options) for batch in source.reader(schema).read(part)]
@@ -149,7 +146,7 @@ def current_of(lake: Lake) -> Contents:
 
 
 def check_changelog(lake: Lake) -> pa.Table:
-    """Return the changelog; fails if a row is there twice."""
+    """Return the changelog's rows; fails if a row occurs twice."""
     rows = read_changelog(lake)
     places = list(zip(*(rows[name].to_pylist() for name in ("vbucket", "history", "seqno", "event")), strict=True))
     assert len(places) == len(set(places))
@@ -159,8 +156,15 @@ def check_changelog(lake: Lake) -> pa.Table:
 class Proxy:
     """A network between clients and a node, which can be cut.
 
-    cut_after: bytes from the node after which a connection is cut; None: never. cuts, refused: how often it happened.
-    passed: bytes from the node.
+    Attributes:
+        cut_after: bytes from the node after which a connection is cut, None for no limit.
+        cuts: number of connections that were cut by this limit.
+        refused: number of refused connections.
+        passed: bytes that came from the node.
+        refusing: number of next connections to refuse; a cut sets it to 2.
+        is_down: whether all new connections are refused.
+        on_refusal: called after each refusal.
+        port: the port that clients connect to.
     """
 
     def __init__(self, loop: LoopThread, port: int) -> None:
@@ -203,7 +207,7 @@ class Proxy:
             writer.transport.abort()
 
     async def _ended(self) -> None:
-        """Wait for all that is connected to be told so: a client may keep a connection for later."""
+        """Wait until all connections have ended; a client may keep an idle connection."""
         while self._serving:
             await asyncio.wait([*self._serving])
 
@@ -249,7 +253,7 @@ class Proxy:
 
 
 def generated(count: int) -> dict[str, bytes]:
-    """Return documents like the real ones: nested, with text beyond ASCII, slashes, quotes and control characters."""
+    """Return documents like those of beer-sample: nested, with non-ASCII text, slashes, quotes and line ends."""
     return {
         f"bräu/{number}": compact(
             {"name": f"Bräu №{number}\u2028", "abv": number / 10, "tags": ['"', "\\", "/", "\n"] * 3}

@@ -23,7 +23,8 @@ from penstock.client.blocking import LoopThread
 from penstock.spark.runtime.java import java_environment
 from penstock.spark.shipping import PACKAGES
 from tests.patience import PATIENCE
-from tests.spark.buckets import QUICK_JAVA, Proxy
+from tests.quick_java import QUICK_SPARK
+from tests.spark.buckets import Proxy
 
 SPARK_HOME = Path(pyspark.__file__).parent
 
@@ -90,7 +91,7 @@ class Cluster:
         """Run a cluster whose executors have a Python without penstock, each process on whatever port is free."""
         directory.mkdir()
         environment = environment_with(bare_python(directory / "python"))
-        environment |= {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA}
+        environment |= {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": QUICK_SPARK}
         start = [str(SPARK_HOME / "bin" / "spark-class"), "org.apache.spark.deploy"]
         options = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
         with ExitStack() as stack:
@@ -119,14 +120,14 @@ class Cluster:
             "spark.driver.memory": "512m",
             "spark.executor.memory": "512m",
             "spark.ui.enabled": "false",
-            "spark.executor.extraJavaOptions": QUICK_JAVA,
+            "spark.executor.extraJavaOptions": QUICK_SPARK,
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # both executors are there when the first job starts
         }
         directory = Path(tempfile.mkdtemp(prefix="driver-", dir=self.directory))
         (directory / "spark-defaults.conf").write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
         here = {"PYTHONPATH": str(Path(penstock.__file__).parents[1]), "SPARK_CONF_DIR": str(directory)}
-        java = {"JDK_JAVA_OPTIONS": QUICK_JAVA, "PYSPARK_PYTHON": "python3"}
-        everything = environment_with(Path(sys.executable)) | here | java | dict(environment)
+        here |= {"PYSPARK_PYTHON": "python3"}
+        everything = environment_with(Path(sys.executable)) | here | dict(environment)
         return Daemon(directory / "driver.log", command, everything)
 
     def said(self) -> str:

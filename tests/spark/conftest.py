@@ -1,4 +1,3 @@
-import os
 from typing import Any
 
 import pytest
@@ -8,13 +7,12 @@ from penstock.node import Node
 from penstock.spark import Lake
 from penstock.spark.runtime.spark_session import local_session
 from tests.patience import PATIENCE
-from tests.spark.buckets import QUICK_JAVA, Documents, MicroBatches
+from tests.spark.buckets import Documents, MicroBatches
 
 
 @pytest.fixture(scope="session")
 def spark():
-    """One session for all: it takes longer to start than most tests to run."""
-    os.environ["JDK_JAVA_OPTIONS"] = QUICK_JAVA
+    """Return one session for all tests, because it takes longer to start than most tests take to run."""
     session = local_session(2)
     yield session
     session.stop()
@@ -38,7 +36,7 @@ def documents(node):
 
 @pytest.fixture
 def follow():
-    """Makes stream readers that run micro-batches without Spark."""
+    """Return a function that creates stream readers, which run micro-batches without Spark."""
     queries = []
 
     def start(url, **options):

@@ -10,8 +10,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from penstock.spark import register
-from penstock.spark.pipeline.definition.definition import of_one
-from penstock.spark.pipeline.run.pipeline_run import run
+from penstock.spark.pipeline.definition.definition import define_bucket_pipeline
+from penstock.spark.pipeline.run.pipeline_run import run_pipeline
 
 
 def main(server: str, url: str, lake: str, other: str) -> None:
@@ -26,7 +26,7 @@ def main(server: str, url: str, lake: str, other: str) -> None:
 
     register(spark)
     tell("registered", changes.load().count())
-    (progress,) = run(of_one(other, url=url), available_now=True, spark=spark)
+    (progress,) = run_pipeline(define_bucket_pipeline(other, url=url), available_now=True, spark=spark)
     tell("run", progress.rows)
     spark.stop()
 

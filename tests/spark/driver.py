@@ -1,10 +1,14 @@
 """A pipeline that kills itself: `python -m tests.spark.driver FILE POINT`, in a process group of its own.
 
-POINT is where, in the third batch that the process plans or the third fold that it makes:
-`written`, the changelog's files are written and not committed; `committed`, they are, and Spark has not logged the
-batch's end; `folding`, the current table's files are written and not committed; `driver`, as `written`, but nothing
-except the driver's Python is killed, so that Spark's Java is left to itself in the middle of a commit. `never`.
-Each line on standard output tells how many rows the changelog has gained.
+The process counts from its start and kills itself in its third batch or third merge. POINT is one of:
+
+- `written`: the changelog's files are written, but not committed.
+- `committed`: they are committed, but Spark has not logged the end of the batch.
+- `merging`: the current table's files are written, but not committed.
+- `driver`: as `written`, but only the driver's Python is killed, and Spark's Java continues in the middle of a commit.
+- `never`: the process does not kill itself.
+
+Each line on standard output is the number of rows that the changelog has gained.
 """
 
 import os
@@ -17,9 +21,9 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from penstock.spark import Lake
-from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, prepare
+from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, prepare_merge
 from penstock.spark.pipeline.definition.definition import read_definition
-from penstock.spark.pipeline.run.pipeline_run import run
+from penstock.spark.pipeline.run.pipeline_run import run_pipeline
 from penstock.spark.pipeline.state.run_progress import SourceProgress
 from penstock.spark.runtime.changelog_sink import ChangelogSink, ChangelogWriter
 
@@ -27,13 +31,13 @@ POINT, DRIVER, BATCH = "PENSTOCK_TEST_POINT", "PENSTOCK_TEST_DRIVER", "PENSTOCK_
 
 
 def kill_all() -> None:
-    """Kill driver, Java and this process at once."""
+    """Kill the driver, Java and this process at once."""
     os.killpg(int(os.environ[DRIVER]), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class KillingWriter(ChangelogWriter):
-    """Runs in a process of Spark's that has the environment of the driver."""
+    """Kills processes around its commit; it runs in a process of Spark that has the driver's environment."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         point = os.environ[POINT] if batchId >= int(os.environ[BATCH]) else "never"
@@ -49,27 +53,27 @@ class KillingWriter(ChangelogWriter):
 class KillingSink(ChangelogSink):
     def streamWriter(self, schema: StructType, overwrite: bool) -> ChangelogWriter:
         writer = super().streamWriter(schema, overwrite)
-        return KillingWriter(writer.lake, writer.checkpoint, writer.query, writer.vbuckets)
+        return KillingWriter(writer.lake, writer.checkpoint, writer.query_id, writer.vbuckets)
 
 
-class Folds:
-    """Takes the place of `catch_up`."""
+class KillingMerge:
+    """Replaces `merge_current`, and kills the process before its third commit."""
 
     def __init__(self, point: str) -> None:
-        self.left = 3 if point == "folding" else -1
+        self.remaining = 3 if point == "merging" else -1
 
     def __call__(self, lake: Lake) -> MergeProgress:
-        step = prepare(lake)
+        step = prepare_merge(lake)
         if not isinstance(step, PreparedMerge):
             return step
-        self.left -= 1
-        if not self.left:
+        self.remaining -= 1
+        if not self.remaining:
             kill_all()
         step.commit()
         return step.progress
 
 
-def tell(progress: SourceProgress) -> None:
+def print_progress(progress: SourceProgress) -> None:
     sys.stdout.write(f"{progress.rows}\n")
     sys.stdout.flush()
 
@@ -81,8 +85,8 @@ def main(file: str, point: str) -> None:
     os.environ |= {POINT: point, DRIVER: str(os.getpid()), BATCH: str(max(known, default=-1) + 3)}
     patch = pytest.MonkeyPatch()
     patch.setattr("penstock.spark.runtime.spark_session.ChangelogSink", KillingSink)
-    patch.setattr("penstock.spark.lake.current.current_table.merge_current", Folds(point))
-    run(definition, report=tell)
+    patch.setattr("penstock.spark.lake.current.current_table.merge_current", KillingMerge(point))
+    run_pipeline(definition, report=print_progress)
 
 
 if __name__ == "__main__":

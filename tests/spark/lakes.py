@@ -1,8 +1,8 @@
-"""Changelog rows for tests, what they leave by a model of their own, and a driver that can be killed.
+"""Changelog rows for tests, a model of the documents that the rows leave, and a driver that can be killed.
 
-Run as a program, `python -m tests.spark.lakes LAKE BATCHES POINT BATCH` works like a Spark driver: it logs a batch,
-runs it, logs its end, folds, and after a restart runs again the batch whose end is not logged. It kills itself at POINT
-of BATCH; `timer:SECONDS` kills it by a timer instead, wherever it is then.
+As a program, `python -m tests.spark.lakes LAKE BATCHES POINT BATCH` works like a Spark driver: it logs a batch, runs
+the batch, logs its end, and merges. After a restart it repeats the batch whose end is not logged. The driver kills
+itself at POINT of BATCH. With `timer:SECONDS` as POINT, a timer kills it at any point.
 """
 
 import os
@@ -19,7 +19,7 @@ import pyarrow as pa
 from penstock.spark import Lake
 from penstock.spark.lake.changelog import changelog_writer as changelog
 from penstock.spark.lake.current import current_table as current
-from penstock.spark.lake.reading.lake_readers import documents, read_changelog
+from penstock.spark.lake.reading.lake_readers import read_changelog, read_documents
 from penstock.spark.lake.tables.delta_table import DataFile, open_dataset
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 from penstock.wire.columns.schema import CHANGE_SCHEMA
@@ -36,7 +36,7 @@ Documents = dict[tuple[int, int, bytes], tuple[int, bytes]]
 def row(
     vbucket: int, seqno: int, key: bytes | None = b"", value: bytes | None = b"", event: str = "mutation", **more
 ) -> Row:
-    """Return a change; cas is told from vbucket, history and seqno, so that no two rows share one."""
+    """Return a change whose CAS is computed from vbucket, history and seqno, so that no two rows share a CAS."""
     history = more.get("history", 0)
     cas = (vbucket << 48) + (history << 32) + seqno
     if event != "mutation":
@@ -66,11 +66,11 @@ def write(lake: Lake, rows: Iterable[Row], *, step: int = 1000) -> list[DataFile
 
 
 def append(lake: Lake, batch_id: int, rows: Iterable[Row]) -> bool:
-    return changelog.commit(lake, QUERY, batch_id, write(lake, rows), vbuckets=VBUCKETS)
+    return changelog.commit_batch(lake, QUERY, batch_id, write(lake, rows), vbuckets=VBUCKETS)
 
 
 def checkpoint(path: Path, query: str = QUERY, batches: int = 0) -> None:
-    """Lay down what Spark leaves of a query that has planned `batches` batches."""
+    """Write the checkpoint files that Spark leaves after it has planned `batches` batches of a query."""
     (path / "offsets").mkdir(parents=True, exist_ok=True)
     (path / "metadata").write_text(f'{{"id":"{query}"}}')
     for batch in range(batches):
@@ -78,7 +78,7 @@ def checkpoint(path: Path, query: str = QUERY, batches: int = 0) -> None:
 
 
 def model(rows: Iterable[Row]) -> Documents:
-    """Play the rows, in their order, as the bucket did: a rollback takes the newest changes back one by one."""
+    """Return the documents after the given rows, in their order; a rollback undoes the newest changes one by one."""
     logs: dict[object, list[Row]] = {}
     for change in rows:
         log = logs.setdefault(change["vbucket"], [])
@@ -101,7 +101,7 @@ def model(rows: Iterable[Row]) -> Documents:
 
 
 def as_documents(rows: pa.Table) -> Documents:
-    """Return rows of the current table; fails if a document has two."""
+    """Return rows of the current table by document; fails if a document has two rows."""
     found: Documents = {}
     for line in rows.to_pylist():
         key = line["key_bytes"] if line["key"] is None else line["key"].encode()
@@ -111,10 +111,10 @@ def as_documents(rows: pa.Table) -> Documents:
     return found
 
 
-def folded(lake: Lake) -> pa.Table:
-    """Return what the files of the current table hold, with nothing merged on read."""
+def read_table_documents(lake: Lake) -> pa.Table:
+    """Return the documents in the files of the current table, without pending changes."""
     table = lake.current_table.open()
-    files = lake.current_table.paths(lake.current_table.files(table)) if table is not None else []
+    files = lake.current_table.list_paths(lake.current_table.list_files(table)) if table is not None else []
     return open_dataset(files, CURRENT_COLUMNS).to_table()
 
 
@@ -125,11 +125,11 @@ def identities(lake: Lake) -> list[tuple[int, int, int]]:
 
 
 def orphans(lake: Lake) -> list[str]:
-    """Return the data files of both tables that are in neither."""
+    """Return the data files on disk that neither table's log names."""
     found = []
     for part in (lake.changelog_table, lake.current_table):
         opened = part.open()
-        live = set(part.paths(part.files(opened))) if opened is not None else set()
+        live = set(part.list_paths(part.list_files(opened))) if opened is not None else set()
         found += [str(path) for path in part.path.rglob("*.parquet") if "_delta_log" not in path.parts]
         found = [path for path in found if path not in live]
     return found
@@ -151,20 +151,20 @@ def batch_rows(batch: int) -> list[Row]:
 
 
 def steps(lake: Lake, batch: int) -> Iterator[str]:
-    """Run one batch as a driver does, and say after each step which it was."""
+    """Run one batch as a driver does, and yield the name of each step after it is done."""
     (lake.checkpoint / "offsets" / str(batch)).touch()
     yield "planned"
     files = write(lake, batch_rows(batch))
     yield "written"
-    changelog.commit(lake, QUERY, batch, files, vbuckets=VBUCKETS)
+    changelog.commit_batch(lake, QUERY, batch, files, vbuckets=VBUCKETS)
     yield "committed"
     (lake.checkpoint / "commits" / str(batch)).touch()
     yield "logged"
-    fold = current.prepare(lake)
-    yield "fold written"
-    if isinstance(fold, current.PreparedMerge):
-        fold.commit()
-    yield "folded"
+    merge = current.prepare_merge(lake)
+    yield "merge written"
+    if isinstance(merge, current.PreparedMerge):
+        merge.commit()
+    yield "merged"
 
 
 def drive(path: str, batches: int, point: str, where: int) -> None:
@@ -191,11 +191,11 @@ def run_driver(lake: Lake, batches: int, point: str = "never", where: int = 0) -
 
 
 def check_driven(lake: Lake, batches: int) -> None:
-    """Assert that `batches` batches are in the lake, each row once, and that current is what they leave."""
+    """Assert that the lake has all rows of `batches` batches once, and the documents that these rows leave."""
     rows = [change for batch in range(batches) for change in batch_rows(batch)]
     assert identities(lake) == sorted((r["vbucket"], r["history"], r["seqno"]) for r in rows)
-    assert as_documents(folded(lake)) == model(rows)
-    assert documents(lake).num_rows == len(model(rows))
+    assert as_documents(read_table_documents(lake)) == model(rows)
+    assert read_documents(lake).num_rows == len(model(rows))
 
 
 def delays(seed: int, count: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""A bucket's whole life on disk, followed into tables: loads, changes, kills with a tail in memory, a restored copy."""
+"""A bucket on disk, followed into tables: loads, changes, kills with unsaved changes in memory, a restored copy."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.spark.running import running
 BEER = Path(__file__).parents[3] / "shared" / "data" / "beer-sample.jsonl"
 VBUCKETS = 64
 PAST = 31 * 86400
-"""An expiry that is a moment of 1970."""
+"""An expiry time in 1970, in seconds since the epoch; 30 days and less would be relative to now."""
 
 pytestmark = pytest.mark.spark
 
 
 class Served:
-    """`penstock serve` as a process that can be killed and started anew on the same port."""
+    """`penstock serve` as a process that can be killed and restarted on the same port."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -37,7 +37,7 @@ class Served:
 
     @classmethod
     @contextmanager
-    def of(cls, directory: Path) -> Iterator[Served]:
+    def running(cls, directory: Path) -> Iterator[Served]:
         served = cls(directory)
         served.start()
         try:
@@ -50,7 +50,7 @@ class Served:
         return f"couchbase://127.0.0.1:{self.port}/beer"
 
     def start(self, *options: str) -> None:
-        """options: further ones of the command."""
+        """Start the command with further options."""
         where = ["--port", str(self.port), "--http-port", "0", "--data-dir", str(self.directory), "--json"]
         command = [sys.executable, "-m", "penstock", "serve", "--bucket", "beer", "--vbuckets", str(VBUCKETS)]
         self._process = subprocess.Popen(
@@ -58,7 +58,7 @@ class Served:
         )
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE)
-        assert ready, "the node did not say that it serves"
+        assert ready, "the node did not report that it serves"
         self.port = int(json.loads(self._process.stdout.readline())["kv_port"])
 
     def end(self, number: signal.Signals) -> None:
@@ -79,7 +79,7 @@ class Served:
 
 
 def beers() -> dict[str, bytes]:
-    """Return the sample's documents, or as many that look like them where it is not there."""
+    """Return the documents of beer-sample, or the same number of generated ones where the sample is missing."""
     if not BEER.exists():
         return generated(7_303)
     lines = map(json.loads, BEER.read_text("utf-8").splitlines())
@@ -89,7 +89,7 @@ def beers() -> dict[str, bytes]:
 def test_the_tables_are_the_bucket_through_kills_and_restored_copies(spark, lake, tmp_path):
     stored = beers()
     keys = sorted(stored)
-    with Served.of(tmp_path / "data") as node, Documents.of(node.url) as documents:
+    with Served.running(tmp_path / "data") as node, Documents.of(node.url) as documents:
 
         def is_followed() -> bool:
             return current_of(lake) == documents.contents()
@@ -105,7 +105,7 @@ def test_the_tables_are_the_bucket_through_kills_and_restored_copies(spark, lake
             assert len(documents.contents()) == len(stored) - 600
             run.until(is_followed)
 
-            # Everything up to here is on disk; of what comes now nothing is, but the tables have it.
+            # All changes up to here are on disk. Later changes are only in memory, but the tables have them.
             node.restart("--commit-ms", "3600000", "--commit-count", "1000000000")
             before = documents.contents()
             documents.store(numbered(0, 300, "in memory only"))
@@ -116,9 +116,9 @@ def test_the_tables_are_the_bucket_through_kills_and_restored_copies(spark, lake
             assert documents.contents() == before
             run.until(is_followed)
             lost = rollbacks(lake)
-            assert lost, "the node lost what the tables had, and nobody said so"
+            assert lost, "the node lost changes that the tables had, and no rollback was written"
 
-            # A copy of a directory that is being written, in whose place it comes back later.
+            # The directory is copied while the node writes to it; later the copy replaces the directory.
             shutil.copytree(node.directory, tmp_path / "copy")
             before = documents.contents()
             documents.store(dict.fromkeys(keys[3000:3500], b"after the copy"))

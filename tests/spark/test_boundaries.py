@@ -1,4 +1,4 @@
-"""Consistent states of a changelog: against a bucket of one vbucket with all its branches, read as badly as may be."""
+"""Boundaries of a changelog, compared with a model of one vbucket with all its branches and interrupted reads."""
 
 import random
 from dataclasses import dataclass, field
@@ -12,13 +12,13 @@ from penstock.spark.lake.changelog.boundaries import (
     Boundary,
     RollbackPoint,
     SnapshotRows,
-    boundaries,
-    evidence,
-    newest_boundary,
-    rows_below,
-    state,
+    collect_evidence,
+    find_boundaries,
+    find_newest_boundary,
+    merge_at_boundaries,
+    select_rows_below,
 )
-from penstock.spark.source.offsets import Offset, Proven, VbucketOffset
+from penstock.spark.source.offsets import Offset, ProvenEnd, VbucketOffset
 from tests.examples import scaled
 from tests.spark.lakes import Row, as_documents, rollback, row, table
 
@@ -27,7 +27,7 @@ Log = list[tuple[int, bytes, bytes | None]]
 
 
 def contents(log: Log, seqno: int, *, part: bool) -> dict[bytes, bytes]:
-    """Return the documents at a seqno; part: without those that the lake leaves out."""
+    """Return the documents at a seqno; `part` excludes the key that the lake leaves out."""
     found: dict[bytes, bytes] = {}
     for at, key, value in log:
         if at <= seqno and not (part and key == KEYS[-1]):
@@ -40,10 +40,19 @@ def contents(log: Log, seqno: int, *, part: bool) -> dict[bytes, bytes]:
 
 @dataclass
 class Story:
-    """A vbucket and its reader. exact: snapshots end where the reader wants to end. part: the lake leaves a key out.
+    """A model of one vbucket and of its reader.
 
-    logs: of every branch, by vbuuid, also of those that are gone. rows: the changelog. ends: after each batch, its end,
-    how many rows there were, and whether all of it was read.
+    Attributes:
+        chance: source of all random choices.
+        exact: whether snapshots end at the end of the planned batch.
+        part: whether the lake leaves a key out.
+        failovers: whether the vbucket may fail over.
+        vbuuid: identity of the newest branch.
+        logs: vbuuid -> changes of that branch, including abandoned branches.
+        rows: rows of the changelog.
+        at: position of the reader.
+        ends: for each batch its end, the number of rows by then, and whether the batch was read completely.
+        common: highest seqno that the newest branch shares with the branch of the last plan.
     """
 
     chance: random.Random
@@ -55,7 +64,7 @@ class Story:
     rows: list[Row] = field(default_factory=list)
     at: VbucketOffset = field(default_factory=VbucketOffset)
     ends: list[tuple[VbucketOffset, int, bool]] = field(default_factory=list)
-    common: int = 1 << 60  # of the newest branch with the one of the last plan
+    common: int = 1 << 60  # above any seqno: no failover since the last plan
 
     @property
     def log(self) -> Log:
@@ -87,7 +96,7 @@ class Story:
         end, before = self.at.seqno, len(self.rows)
         self.write()
         if self.failovers and self.chance.random() < 0.1:
-            self.fail_over()  # and the task sees it
+            self.fail_over()  # the task notices the failover and reads nothing
             self.ends.append((self.at, before, False))
             return
         found = [row for row in self.read(self.at.start, end) if row["seqno"] <= end]
@@ -101,7 +110,7 @@ class Story:
     def plan(self) -> bool:
         old, proven = self.at, self.at.proven
         if old.seqno > old.start and self.vbuuid == old.vbuuid:
-            proven = (*proven, Proven(old.seqno, self.high))[-4:]
+            proven = (*proven, ProvenEnd(old.seqno, self.high))[-4:]
         while proven and max(proven[-1].high, proven[-1].end) > self.common:
             proven = proven[:-1]
         self.common = 1 << 60
@@ -118,7 +127,7 @@ class Story:
         return True
 
     def read(self, start: int, end: int) -> list[Row]:
-        """Return what the producer sends: one snapshot up to where it likes, or several."""
+        """Return the rows that the producer sends, in one snapshot or several, whose ends the producer chooses."""
         last = end if self.exact else self.chance.randint(end, self.high)
         if start >= last:
             return []
@@ -139,23 +148,23 @@ class Story:
         return found
 
 
-def told(story: Story, number: int, *, offset: bool) -> tuple[Boundary | None, dict[bytes, bytes]]:
-    """Return the state as of a batch's end: with the offset and all rows there are by now, or from the rows of then."""
+def read_state(story: Story, number: int, *, offset: bool) -> tuple[Boundary | None, dict[bytes, bytes]]:
+    """Return boundary and documents of a batch's end, from its offset and all rows or only from the rows by then."""
     at, count, _ = story.ends[number]
     rows = table(story.rows if offset else story.rows[:count])
     given = Offset((at,)) if offset else None
-    found = {key: value for (_, _, key), (_, value) in as_documents(state(rows, given)).items()}
-    return boundaries(rows, given).get(0), found
+    found = {key: value for (_, _, key), (_, value) in as_documents(merge_at_boundaries(rows, given)).items()}
+    return find_boundaries(rows, given).get(0), found
 
 
 @given(st.randoms(use_true_random=False), st.booleans(), st.booleans(), st.booleans(), st.booleans())
 @settings(max_examples=scaled(150), deadline=None)
-def test_a_state_is_the_buckets_at_that_seqno(chance, exact, part, failovers, offset):
+def test_state_at_a_boundary_equals_the_bucket(chance, exact, part, failovers, offset):
     story = Story(chance, exact, part, failovers)
     for _ in range(chance.randrange(2, 14)):
         story.step()
     for number, (at, _, _) in enumerate(story.ends):
-        boundary, found = told(story, number, offset=offset)
+        boundary, found = read_state(story, number, offset=offset)
         if boundary is None:
             assert found == {}
         elif offset or not part:
@@ -167,13 +176,13 @@ def test_a_state_is_the_buckets_at_that_seqno(chance, exact, part, failovers, of
 @given(st.randoms(use_true_random=False), st.booleans())
 @settings(max_examples=scaled(30), deadline=None)
 def test_every_end_is_a_boundary_where_snapshots_end_there(chance, offset):
-    """So it is with a node of ours, of whose bucket nothing is left out."""
+    """A Penstock node ends its snapshots there, and this lake leaves no key out."""
     story = Story(chance, exact=True, part=False, failovers=False)
     for _ in range(8):
         story.step()
     for number, (at, _, whole) in enumerate(story.ends):
         assert whole
-        assert told(story, number, offset=offset)[0] == Boundary(0, at.seqno)
+        assert read_state(story, number, offset=offset)[0] == Boundary(0, at.seqno)
 
 
 def snapshot(*seqnos: int, history: int = 0) -> SnapshotRows:
@@ -207,15 +216,15 @@ BOUNDARIES = [
     ("made good", [snapshot(3, 9, 0, 9), snapshot(6, 10, 5, 10, history=1)], [RollbackPoint(1, 5)], None, 10),
     ("rolled back to 0", [snapshot(3, 9, 0, 9), snapshot(1, 2, 0, 2, history=1)], [RollbackPoint(1, 0)], None, 2),
     ("not behind a position", [snapshot(3, 9, 0, 9), snapshot(10, 12, 9, 12)], [], VbucketOffset(0, 1, 11), 9),
-    ("at a proven end", [], [], VbucketOffset(0, 1, 20, (Proven(9, 9), Proven(15, 20))), 9),
+    ("at a proven end", [], [], VbucketOffset(0, 1, 20, (ProvenEnd(9, 9), ProvenEnd(15, 20))), 9),
     (
         "from a proven end to its high",
         [snapshot(13, 15, 12, 15), snapshot(16, 20, 15, 20)],
         [],
-        VbucketOffset(0, 1, 20, (Proven(12, 17), Proven(15, 20))),
+        VbucketOffset(0, 1, 20, (ProvenEnd(12, 17), ProvenEnd(15, 20))),
         20,
     ),
-    ("not as far as that", [snapshot(13, 16, 12, 16)], [], VbucketOffset(0, 1, 16, (Proven(12, 17),)), None),
+    ("not as far as that", [snapshot(13, 16, 12, 16)], [], VbucketOffset(0, 1, 16, (ProvenEnd(12, 17),)), None),
 ]
 
 
@@ -223,21 +232,21 @@ BOUNDARIES = [
     ("snapshots", "cuts", "at", "expected"), [pytest.param(*case, id=name) for name, *case in BOUNDARIES]
 )
 def test_boundaries(snapshots: Any, cuts: Any, at: Any, expected: Any):
-    assert newest_boundary(snapshots, cuts, at) == expected
-    assert newest_boundary(snapshots[::-1], cuts[::-1], at) == expected
+    assert find_newest_boundary(snapshots, cuts, at) == expected
+    assert find_newest_boundary(snapshots[::-1], cuts[::-1], at) == expected
 
 
 # From rows
 
 HIGHEST = -1
-"""The highest seqno, 2**64 - 1, as a column has it."""
+"""The highest seqno, 2**64 - 1, in a column of signed 64-bit integers."""
 
 
 def of(seqno: int, start: int | None, end: int | None, vbucket: int = 0, history: int = 0) -> Row:
     return row(vbucket, seqno, b"%d" % seqno, history=history, snapshot_start=start, snapshot_end=end)
 
 
-def test_evidence():
+def test_evidence_has_snapshots_and_rollbacks():
     rows = [
         *(of(seqno, 1, 9) for seqno in (4, 2, 9)),
         of(12, None, 12),
@@ -247,7 +256,7 @@ def test_evidence():
         rollback(0, 9, 1),
         rollback(3, None, 2, "flush"),
     ]
-    snapshots, cuts = evidence(table(rows))
+    snapshots, cuts = collect_evidence(table(rows))
     nowhere = 1 << 64
     assert {vbucket: sorted(found) for vbucket, found in snapshots.items()} == {
         0: [
@@ -261,18 +270,18 @@ def test_evidence():
     assert cuts == {0: [RollbackPoint(1, 9)], 3: [RollbackPoint(2, 0)]}
 
 
-def test_a_position_has_seen_the_rollbacks_of_its_own_history():
+def test_position_applies_rollbacks_of_its_history():
     rows = table([of(9, 0, 9), of(12, 9, 12), rollback(0, 9, 1)])
-    assert boundaries(rows, Offset((VbucketOffset(1, 1, 12),))) == {0: Boundary(1, 9)}
-    assert boundaries(rows, Offset((VbucketOffset(0, 1, 12),))) == {0: Boundary(0, 12)}
-    assert boundaries(rows) == {0: Boundary(1, 9)}
+    assert find_boundaries(rows, Offset((VbucketOffset(1, 1, 12),))) == {0: Boundary(1, 9)}
+    assert find_boundaries(rows, Offset((VbucketOffset(0, 1, 12),))) == {0: Boundary(0, 12)}
+    assert find_boundaries(rows) == {0: Boundary(1, 9)}
 
 
 def test_a_boundary_has_the_history_of_the_position():
-    assert boundaries(table([of(9, 0, 9)]), Offset((VbucketOffset(2, 1, 9),))) == {0: Boundary(2, 9)}
+    assert find_boundaries(table([of(9, 0, 9)]), Offset((VbucketOffset(2, 1, 9),))) == {0: Boundary(2, 9)}
 
 
-def test_the_rows_below_boundaries():
+def test_rows_below_boundaries_are_selected():
     high = 2**63
     rows = [
         of(5, 0, 5, vbucket=1),
@@ -286,7 +295,7 @@ def test_the_rows_below_boundaries():
         of(1, 0, 1, vbucket=3),
         rollback(7, 0, 1),
     ]
-    kept = rows_below(table(rows), {1: Boundary(1, 5), 5: Boundary(0, high)})
+    kept = select_rows_below(table(rows), {1: Boundary(1, 5), 5: Boundary(0, high)})
     assert kept.equals(table([rows[0], rows[2], rows[5]]))
-    assert rows_below(table(rows[:1]), {1: Boundary(0, 5)}).num_rows == 1
-    assert rows_below(table([]), {}).num_rows == 0
+    assert select_rows_below(table(rows[:1]), {1: Boundary(0, 5)}).num_rows == 1
+    assert select_rows_below(table([]), {}).num_rows == 0

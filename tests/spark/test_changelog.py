@@ -1,4 +1,4 @@
-"""The changelog: what is in it after batches that were written, committed, repeated, given up and killed."""
+"""The changelog after batches that were written, committed, repeated, aborted and killed."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ from pyspark.sql.types import BinaryType, StructType
 from penstock.errors import LakeRefused, UsageError
 from penstock.spark import Lake
 from penstock.spark.lake.changelog import changelog_writer as changelog
-from penstock.spark.lake.changelog.changelog_writer import abort, commit, split, write_files
+from penstock.spark.lake.changelog.changelog_writer import abort_batch, commit_batch, split_by_range, write_files
 from penstock.spark.lake.reading.lake_readers import count_rows, read_changelog
 from penstock.spark.lake.tables import delta_table as delta
 from penstock.spark.runtime.changelog_sink import ChangelogSink
@@ -39,17 +39,17 @@ def rows(batch, count=40):
 def test_a_batch_is_split_by_range_and_keeps_its_order(numbers, count):
     numbers = [number % count for number in numbers]
     batch = pa.record_batch({"vbucket": pa.array(numbers, pa.int32()), "at": list(range(len(numbers)))})
-    parts = list(split(batch, count))
+    parts = list(split_by_range(batch, count))
     assert [part for part, _ in parts] == sorted({number * 16 // count for number in numbers})
     for part, piece in parts:
         wanted = [(number, at) for at, number in enumerate(numbers) if number * 16 // count == part]
         assert list(zip(*piece.to_pydict().values(), strict=True)) == wanted
 
 
-def test_files_hold_their_range_and_the_log_says_what_is_in_them(lake):
+def test_files_hold_their_range_and_the_log_has_their_statistics(lake):
     assert append(lake, 0, rows(1, 200))
     opened = lake.changelog_table.open()
-    files = lake.changelog_table.files(opened)
+    files = lake.changelog_table.list_files(opened)
     assert sorted(file.vbucket_range for file in files) == list(range(16))
     assert sum(file.rows for file in files) == 200
     for file in files:
@@ -82,23 +82,23 @@ def test_big_batches_become_several_row_groups_and_files(lake, monkeypatch):
     many = [row(n % VBUCKETS, n + 1, b"key %d" % n, bytes(100)) for n in range(30_000)]
     files = write(lake, many, step=7_000)
     assert len(files) > 16
-    assert max(pq.ParquetFile(path).num_row_groups for path in lake.changelog_table.paths(files)) > 1
-    assert commit(lake, QUERY, 0, files, vbuckets=VBUCKETS)
+    assert max(pq.ParquetFile(path).num_row_groups for path in lake.changelog_table.list_paths(files)) > 1
+    assert commit_batch(lake, QUERY, 0, files, vbuckets=VBUCKETS)
     assert lakes.identities(lake) == sorted((r["vbucket"], 0, r["seqno"]) for r in many)
 
 
-def test_columns_in_another_order_or_type_are_put_right(lake):
+def test_columns_are_reordered_and_cast(lake):
     wide = table(rows(1)).select(CHANGE_SCHEMA.names[::-1])
     wide = wide.set_column(wide.schema.get_field_index("key"), "key", wide["key"].cast(pa.large_binary()))
     files = write_files(wide.to_batches(), lake.changelog_table.path, VBUCKETS)
-    assert commit(lake, QUERY, 0, files, vbuckets=VBUCKETS)
+    assert commit_batch(lake, QUERY, 0, files, vbuckets=VBUCKETS)
     assert sorted(read_changelog(lake)["seqno"].to_pylist()) == [r["seqno"] for r in rows(1)]
 
 
 def test_no_file_is_left_when_writing_fails(lake):
     def batches():
         yield from table(rows(1)).to_batches()
-        raise ConnectionError("the node is gone")
+        raise ConnectionError("the node was closed")
 
     with pytest.raises(ConnectionError):
         write_files(batches(), lake.changelog_table.path, VBUCKETS)
@@ -121,15 +121,15 @@ except OSError as error:
 
 
 @pytest.mark.process
-def test_no_file_is_left_on_a_disk_that_is_full_and_the_reason_is_told(lake):
-    """A limit of this size stands for it: a file that cannot be written cannot be closed either."""
+def test_full_disk_leaves_no_file_and_is_reported(lake):
+    """A file size limit stands for the full disk: in both cases the file can neither be written nor closed."""
     run = [sys.executable, "-c", _FULL.format(path=str(lake.path))]
     done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=lakes.ROOT, timeout=PATIENCE)
     assert os.strerror(errno.EFBIG) in done.stdout
     assert not list(lake.path.rglob("*.parquet"))
 
 
-def test_a_batch_that_is_run_again_adds_nothing_and_leaves_no_files(lake):
+def test_repeated_batch_adds_nothing_and_leaves_no_files(lake):
     assert append(lake, 0, rows(0))
     assert append(lake, 1, rows(1))
     assert not append(lake, 1, rows(1))
@@ -138,7 +138,7 @@ def test_a_batch_that_is_run_again_adds_nothing_and_leaves_no_files(lake):
     assert lakes.orphans(lake) == []
 
 
-def test_a_batch_without_rows_is_remembered_too(lake):
+def test_empty_batch_is_recorded(lake):
     assert append(lake, 0, [])
     assert count_rows(lake.changelog_table) == 0
     assert read_changelog(lake).num_rows == 0
@@ -148,35 +148,35 @@ def test_a_batch_without_rows_is_remembered_too(lake):
     assert count_rows(lake.changelog_table) == 40
 
 
-def test_giving_up_a_batch_removes_its_files_and_no_others(lake):
+def test_aborted_batch_removes_only_its_files(lake):
     append(lake, 0, rows(0))
     files = write(lake, rows(1))
-    abort(lake, files)
+    abort_batch(lake, files)
     assert lakes.orphans(lake) == []
     assert count_rows(lake.changelog_table) == 40
 
 
-def test_giving_up_before_the_first_commit_leaves_nothing(lake):
-    abort(lake, write(lake, rows(0)))
+def test_abort_before_the_first_commit_leaves_nothing(lake):
+    abort_batch(lake, write(lake, rows(0)))
     assert lakes.orphans(lake) == []
     assert append(lake, 0, rows(0))
 
 
-def test_giving_up_a_batch_whose_commit_landed_keeps_it(lake):
-    """Spark calls abort with the same messages when commit raises, also if it raised after the table had changed."""
+def test_abort_after_the_commit_keeps_the_batch(lake):
+    """Spark calls abort with the same messages when commit raises, even after commit has changed the table."""
     files = write(lake, rows(0))
-    commit(lake, QUERY, 0, files, vbuckets=VBUCKETS)
-    abort(lake, files)
+    commit_batch(lake, QUERY, 0, files, vbuckets=VBUCKETS)
+    abort_batch(lake, files)
     assert lakes.identities(lake) == sorted((r["vbucket"], 0, r["seqno"]) for r in rows(0))
 
 
-def test_of_two_drivers_that_commit_the_same_batch_one_wins(lake):
-    """The first of them was thought dead. Nothing holds the two apart but Delta's log."""
+def test_one_of_two_drivers_commits_the_batch(lake):
+    """A driver that was taken for dead commits beside its successor; only Delta's log separates the two."""
     barrier = Barrier(2)
 
     def both(batch, files):
         barrier.wait(PATIENCE)
-        return commit(Lake(lake.path), QUERY, batch, files, vbuckets=VBUCKETS)
+        return commit_batch(Lake(lake.path), QUERY, batch, files, vbuckets=VBUCKETS)
 
     with ThreadPoolExecutor(2) as pool:
         for batch in range(8):
@@ -190,12 +190,13 @@ def test_another_query_or_another_bucket_size_is_refused(lake):
     append(lake, 0, rows(0))
     files = write(lake, rows(1))
     with pytest.raises(LakeRefused, match="another query"):
-        commit(lake, "0b3f", 1, files, vbuckets=VBUCKETS)
+        commit_batch(lake, "0b3f", 1, files, vbuckets=VBUCKETS)
     with pytest.raises(LakeRefused, match="64 vbuckets, and this one has 1024"):
-        commit(lake, QUERY, 1, files, vbuckets=1024)
+        commit_batch(lake, QUERY, 1, files, vbuckets=1024)
     assert count_rows(lake.changelog_table) == 40
 
 
+@pytest.mark.long
 def test_many_commits_keep_the_log_short_and_the_transaction_known(lake, monkeypatch):
     monkeypatch.setitem(lake.changelog_table.configuration, "delta.logRetentionDuration", "interval 0 seconds")
     for batch in range(120):
@@ -207,7 +208,7 @@ def test_many_commits_keep_the_log_short_and_the_transaction_known(lake, monkeyp
     assert not append(lake, 119, rows(119, 3))
 
 
-KILLS = [("written", 0), ("committed", 0), ("fold written", 0), ("written", 3), ("committed", 4), ("fold written", 4)]
+KILLS = [("written", 0), ("committed", 0), ("merge written", 0), ("written", 3), ("committed", 4), ("merge written", 4)]
 
 
 @pytest.mark.process
@@ -255,7 +256,7 @@ def test_the_sink_takes_its_query_from_the_checkpoint(lake):
 
 
 @pytest.mark.parametrize(
-    ("options", "without", "says"),
+    ("options", "without", "message"),
     [
         ({"path": ""}, (), "no option path"),
         ({"checkpointLocation": ""}, (), "no option checkpointLocation"),
@@ -265,8 +266,8 @@ def test_the_sink_takes_its_query_from_the_checkpoint(lake):
         ({"path": "s3://bucket/lake"}, (), "expected a directory"),
     ],
 )
-def test_a_wrong_sink_is_one_sentence(lake, options, without, says):
-    with pytest.raises(UsageError, match=says):
+def test_invalid_sink_raises_one_sentence(lake, options, without, message):
+    with pytest.raises(UsageError, match=message):
         sink(lake, **options).streamWriter(change_type(*without), False)
 
 
@@ -279,5 +280,5 @@ def test_the_sink_needs_the_metadata_of_a_query(lake):
 
 
 def test_ranges_cover_the_bucket_evenly():
-    counts = np.bincount(changelog.vbucket_ranges(pa.array(range(1024), pa.int32()), 1024))
+    counts = np.bincount(changelog.compute_ranges(pa.array(range(1024), pa.int32()), 1024))
     assert counts.tolist() == [64] * 16

@@ -1,4 +1,4 @@
-"""The changelog as plain Parquet files: each batch is there once for whoever reads the directory, through kills too."""
+"""The changelog as plain Parquet files: readers of the directory see each batch once, also after kills."""
 
 import pickle
 import signal
@@ -18,7 +18,7 @@ from penstock.errors import LakeRefused, UsageError
 from penstock.spark import Lake
 from penstock.spark.lake.changelog import plain_changelog as plain
 from penstock.spark.lake.changelog.changelog_writer import write_files
-from penstock.spark.lake.changelog.plain_changelog import abort, commit
+from penstock.spark.lake.changelog.plain_changelog import abort_batch, commit_batch
 from penstock.spark.lake.tables import plain_manifests
 from penstock.spark.runtime.changelog_sink import ChangelogSink
 from penstock.wire.columns.schema import CHANGE_SCHEMA
@@ -38,16 +38,16 @@ def rows(batch, count=40):
     return [row(n % VBUCKETS, 1000 * batch + n, b"k%d" % n, b"v%d" % batch) for n in range(count)]
 
 
-def written(lake, batch):
-    return write_files(table(rows(batch)).to_batches(), plain.pending(lake), VBUCKETS)
+def write_batch(lake, batch):
+    return write_files(table(rows(batch)).to_batches(), plain.locate_pending(lake), VBUCKETS)
 
 
 def append(lake, batch):
-    return commit(lake, QUERY, batch, written(lake, batch), vbuckets=VBUCKETS)
+    return commit_batch(lake, QUERY, batch, write_batch(lake, batch), vbuckets=VBUCKETS)
 
 
-def found(root):
-    """Return what a reader finds who knows nothing of manifests."""
+def read_directory(root):
+    """Return the rows that a reader without knowledge of manifests finds."""
     parts = [pq.ParquetFile(path).read() for path in root.glob("*/*.parquet")]
     return pa.concat_tables(parts) if parts else CHANGE_SCHEMA.empty_table()
 
@@ -56,57 +56,57 @@ def identities(columns):
     return sorted(zip(*(columns[name] for name in IDENTITY), strict=True))
 
 
-def wanted(*batches):
+def list_identities(*batches):
     return sorted((r["vbucket"], r["history"], r["seqno"]) for batch in batches for r in rows(batch))
 
 
-def pending(lake):
-    return list(plain.pending(lake).rglob("*.parquet"))
+def list_pending_files(lake):
+    return list(plain.locate_pending(lake).rglob("*.parquet"))
 
 
 def test_readers_of_the_directory_find_committed_rows_only(lake, root):
-    files = written(lake, 0)
-    assert found(root).num_rows == 0
-    assert commit(lake, QUERY, 0, files, vbuckets=VBUCKETS)
-    written(lake, 1)
-    assert found(root).sort_by("seqno").select(CHANGE_SCHEMA.names).to_pylist() == table(rows(0)).to_pylist()
+    files = write_batch(lake, 0)
+    assert read_directory(root).num_rows == 0
+    assert commit_batch(lake, QUERY, 0, files, vbuckets=VBUCKETS)
+    write_batch(lake, 1)
+    assert read_directory(root).sort_by("seqno").select(CHANGE_SCHEMA.names).to_pylist() == table(rows(0)).to_pylist()
     pattern = f"{root}/*/*.parquet"
-    assert identities(pl.read_parquet(pattern, hive_partitioning=False).to_dict(as_series=False)) == wanted(0)
-    assert identities(duckdb.read_parquet(pattern).to_arrow_table().to_pydict()) == wanted(0)
+    assert identities(pl.read_parquet(pattern, hive_partitioning=False).to_dict(as_series=False)) == list_identities(0)
+    assert identities(duckdb.read_parquet(pattern).to_arrow_table().to_pydict()) == list_identities(0)
 
 
-def test_a_batch_that_is_run_again_adds_nothing_and_leaves_no_files(lake, root):
+def test_repeated_plain_batch_adds_nothing_and_leaves_no_files(lake, root):
     assert append(lake, 0)
     assert append(lake, 1)
     assert not append(lake, 1)
     assert not append(lake, 0)
-    assert identities(found(root).to_pydict()) == wanted(0, 1)
-    assert pending(lake) == []
+    assert identities(read_directory(root).to_pydict()) == list_identities(0, 1)
+    assert list_pending_files(lake) == []
 
 
-def test_giving_up_a_batch_removes_its_files_and_no_others(lake, root):
+def test_aborted_plain_batch_removes_only_its_files(lake, root):
     append(lake, 0)
-    abort(lake, written(lake, 1))
-    assert pending(lake) == []
-    files = written(lake, 1)
-    commit(lake, QUERY, 1, files, vbuckets=VBUCKETS)
-    abort(lake, files)
-    assert identities(found(root).to_pydict()) == wanted(0, 1)
+    abort_batch(lake, write_batch(lake, 1))
+    assert list_pending_files(lake) == []
+    files = write_batch(lake, 1)
+    commit_batch(lake, QUERY, 1, files, vbuckets=VBUCKETS)
+    abort_batch(lake, files)
+    assert identities(read_directory(root).to_pydict()) == list_identities(0, 1)
 
 
-def test_of_two_drivers_that_commit_the_same_batch_one_wins(lake, root):
+def test_one_of_two_drivers_commits_the_plain_batch(lake, root):
     barrier = Barrier(2)
 
     def both(batch, files):
         barrier.wait(PATIENCE)
-        return commit(lake, QUERY, batch, files, vbuckets=VBUCKETS)
+        return commit_batch(lake, QUERY, batch, files, vbuckets=VBUCKETS)
 
     with ThreadPoolExecutor(2) as pool:
         for batch in range(6):
-            tasks = [pool.submit(both, batch, written(lake, batch)) for _ in range(2)]
+            tasks = [pool.submit(both, batch, write_batch(lake, batch)) for _ in range(2)]
             assert sorted(task.result(PATIENCE) for task in tasks) == [False, True]
-    assert identities(found(root).to_pydict()) == wanted(*range(6))
-    assert pending(lake) == []
+    assert identities(read_directory(root).to_pydict()) == list_identities(*range(6))
+    assert list_pending_files(lake) == []
 
 
 def test_manifests_stay_few(lake, root, monkeypatch):
@@ -114,7 +114,7 @@ def test_manifests_stay_few(lake, root, monkeypatch):
     for batch in range(8):
         append(lake, batch)
     assert sorted(int(path.stem) for path in (root / plain_manifests.BATCHES).iterdir()) == [5, 6, 7]
-    assert found(root).num_rows == 8 * 40
+    assert read_directory(root).num_rows == 8 * 40
 
 
 DRIVER = """
@@ -140,9 +140,9 @@ def test_a_driver_killed_at_any_moment_loses_and_repeats_nothing(lake, root, tmp
         command = [sys.executable, "-c", DRIVER, str(lake.path), str(ended), str(batches), str(seconds)]
         deaths.append(subprocess.run(command, cwd=lakes.ROOT, timeout=PATIENCE, check=False).returncode)
         done = int(ended.read_text() or 0)
-        assert set(wanted(*range(done))) <= set(identities(found(root).to_pydict()))
+        assert set(list_identities(*range(done))) <= set(identities(read_directory(root).to_pydict()))
     assert deaths == [-signal.SIGALRM] * 3 + [0]
-    assert identities(found(root).to_pydict()) == wanted(*range(batches))
+    assert identities(read_directory(root).to_pydict()) == list_identities(*range(batches))
 
 
 def test_a_lake_of_plain_files_has_one_owner(lake):
@@ -151,9 +151,9 @@ def test_a_lake_of_plain_files_has_one_owner(lake):
     append(lake, 1)
     lake.check_owner("parquet")
     with pytest.raises(LakeRefused, match="another query"):
-        commit(lake, "0b3f", 2, [], vbuckets=VBUCKETS)
+        commit_batch(lake, "0b3f", 2, [], vbuckets=VBUCKETS)
     with pytest.raises(LakeRefused, match="64 vbuckets, and this one has 1024"):
-        commit(lake, QUERY, 2, [], vbuckets=1024)
+        commit_batch(lake, QUERY, 2, [], vbuckets=1024)
     with pytest.raises(UsageError, match="'_batches', which is not"):
         lake.check_owner()
     (lake.checkpoint / "metadata").write_text('{"id":"another"}')
@@ -161,14 +161,14 @@ def test_a_lake_of_plain_files_has_one_owner(lake):
         lake.check_owner("parquet")
 
 
-def test_a_delta_table_is_no_place_for_plain_files(lake):
+def test_plain_files_are_refused_in_a_delta_table(lake):
     lakes.append(lake, 0, rows(0))
-    for refused in (lambda: lake.check_owner("parquet"), lambda: commit(lake, QUERY, 1, [], vbuckets=VBUCKETS)):
+    for refused in (lambda: lake.check_owner("parquet"), lambda: commit_batch(lake, QUERY, 1, [], vbuckets=VBUCKETS)):
         with pytest.raises(UsageError, match="expected a changelog of plain Parquet files"):
             refused()
 
 
-def test_the_sink_writes_plain_files_when_told(lake, root):
+def test_sink_with_format_parquet_writes_plain_files(lake, root):
     checkpoint(lake.checkpoint)
     struct = StructType()
     for name in CHANGE_SCHEMA.names:
@@ -180,8 +180,8 @@ def test_the_sink_writes_plain_files_when_told(lake, root):
         message = pickle.loads(pickle.dumps(writer.write(iter(table(rows(batch)).to_batches()))))
         writer.commit([message, None], batch)
     writer.abort([writer.write(iter(table(rows(2)).to_batches()))], 2)
-    assert identities(found(root).to_pydict()) == wanted(0, 1)
-    assert pending(lake) == []
+    assert identities(read_directory(root).to_pydict()) == list_identities(0, 1)
+    assert list_pending_files(lake) == []
     with pytest.raises(UsageError, match="tableFormat 'csv'; expected one of delta, parquet"):
         ChangelogSink({**options, "tableFormat": "csv"}).streamWriter(struct, False)
 
@@ -191,6 +191,6 @@ def test_spark_reads_the_directory(spark, tmp_path):
     lake = Lake(tmp_path / "lake")
     append(lake, 0)
     append(lake, 1)
-    written(lake, 2)
+    write_batch(lake, 2)
     lines = spark.read.parquet(str(lake.changelog_table.path)).select(*IDENTITY).collect()
-    assert sorted(tuple(line) for line in lines) == wanted(0, 1)
+    assert sorted(tuple(line) for line in lines) == list_identities(0, 1)

@@ -14,7 +14,7 @@ from penstock.client.connect.address import parse_address
 from penstock.client.connect.credentials import Credentials
 from penstock.node import Node
 from penstock.node.auth import User
-from penstock.node.auth.users import account_of
+from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
 from penstock.spark.shipping import write_archive
 from tests.patience import PATIENCE
@@ -33,7 +33,7 @@ LOGIN = {"PENSTOCK_USERNAME": "ada", "PENSTOCK_PASSWORD": PASSWORD}
 def documents(tmp_path):
     """A bucket that wants a login."""
     with change_users(tmp_path / "users.json") as accounts:
-        accounts["ada"] = account_of(User.of("ada", ["admin"]), PASSWORD, 4096)
+        accounts["ada"] = make_account(User.from_texts("ada", ["admin"]), PASSWORD, 4096)
     with Node.running(["default"], vbuckets=16, users=tmp_path / "users.json") as node, LoopThread() as loop:
         bucket = Bucket(parse_address(node.url("default"), Credentials("ada", PASSWORD)))
         loop.run(bucket.__aenter__())

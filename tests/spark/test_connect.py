@@ -11,7 +11,7 @@ import penstock
 from penstock.spark import Lake
 from penstock.spark.lake.current.current_table import merge_current
 from tests.patience import PATIENCE
-from tests.spark.buckets import QUICK_JAVA, check_changelog, current_of, numbered
+from tests.spark.buckets import check_changelog, current_of, numbered
 from tests.spark.cluster import SPARK_HOME, Daemon, environment_with
 
 pytestmark = pytest.mark.spark
@@ -31,7 +31,6 @@ def server(tmp_path, environment):
         "spark.connect.grpc.binding.port": "0",
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.driver.memory": "768m",
-        "spark.driver.extraJavaOptions": QUICK_JAVA,
         "spark.ui.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
     }

@@ -1,4 +1,4 @@
-"""The current table: the pure fold against a model, and the table against the pure fold."""
+"""The current table: merged rows compared with a model, and the table compared with merged rows."""
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from penstock.spark import Lake
 from penstock.spark.lake.changelog import changelog_delta as delta
-from penstock.spark.lake.changelog.changelog_delta import delta_since
-from penstock.spark.lake.changelog.changelog_writer import commit, write_files
+from penstock.spark.lake.changelog.changelog_delta import find_delta
+from penstock.spark.lake.changelog.changelog_writer import commit_batch, write_files
 from penstock.spark.lake.changelog.merge_rules import merge_changes
 from penstock.spark.lake.current import current_table as current
-from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, merge_current, prepare
+from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, merge_current, prepare_merge
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.maintenance.lake_vacuum import vacuum
-from penstock.spark.lake.reading.lake_readers import count_documents, count_rows, documents, read_current
+from penstock.spark.lake.reading.lake_readers import count_documents, count_rows, read_current, read_documents
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, CURRENT_SCHEMA
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.examples import scaled
@@ -40,28 +40,28 @@ HAPPENINGS = [
 @st.composite
 def histories(draw, most=40):
     """Rows of a changelog in their order: three vbuckets that change, delete, roll back, flush, drop collections."""
-    heads = {vbucket: [0, 0] for vbucket in (0, 3, 63)}  # seqno, history
+    heads = {vbucket: [0, 0] for vbucket in (0, 3, 63)}  # vbucket: [seqno, history]
     rows = []
     for number in range(draw(st.integers(0, most))):
         vbucket = draw(st.sampled_from(sorted(heads)))
         seqno, history = heads[vbucket]
-        what = draw(st.sampled_from(HAPPENINGS))
-        if what in ("rollback", "flush"):
-            back = 0 if what == "flush" else draw(st.integers(0, seqno))
+        event = draw(st.sampled_from(HAPPENINGS))
+        if event in ("rollback", "flush"):
+            back = 0 if event == "flush" else draw(st.integers(0, seqno))
             heads[vbucket] = [back, history + 1]
-            rows.append(rollback(vbucket, back, history + 1, what))
+            rows.append(rollback(vbucket, back, history + 1, event))
             continue
         heads[vbucket][0] = seqno = seqno + draw(st.integers(1, 3))
-        ends = what in ("begin_collection", "end_collection")
+        ends = event in ("begin_collection", "end_collection")
         key = None if ends else draw(st.sampled_from(KEYS))
         collection = draw(st.sampled_from([8, 9] if ends else [0, 8, 9, None]))
         value = draw(st.sampled_from([b"", b"%d" % number]))
-        rows.append(row(vbucket, seqno, key, value, what, history=history, collection_id=collection))
+        rows.append(row(vbucket, seqno, key, value, event, history=history, collection_id=collection))
     return rows
 
 
 @given(histories(), st.randoms(use_true_random=False))
-def test_the_fold_is_what_a_bucket_would_hold(rows, random):
+def test_merged_rows_equal_the_model(rows, random):
     wanted = model(rows)
     assert as_documents(merge_changes(table(rows))) == wanted
     random.shuffle(rows)
@@ -70,7 +70,7 @@ def test_the_fold_is_what_a_bucket_would_hold(rows, random):
 
 @settings(max_examples=scaled(40))
 @given(histories(), st.data())
-def test_folding_in_any_groups_is_folding_at_once(rows, data):
+def test_merging_in_batches_equals_merging_at_once(rows, data):
     ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})
     with TemporaryDirectory() as directory:
         tables = Lake(directory)
@@ -80,17 +80,17 @@ def test_folding_in_any_groups_is_folding_at_once(rows, data):
             assert count_documents(tables) == len(model(rows[:end]))
             if data.draw(st.booleans()):
                 merge_current(tables)
-                assert as_documents(lakes.folded(tables)) == model(rows[:end])
+                assert as_documents(lakes.read_table_documents(tables)) == model(rows[:end])
         merge_current(tables)
         if rows:
-            assert lakes.folded(tables).sort_by("cas").equals(merge_changes(table(rows)).sort_by("cas"))
+            assert lakes.read_table_documents(tables).sort_by("cas").equals(merge_changes(table(rows)).sort_by("cas"))
             assert tables.current().sort_by("cas").equals(merge_changes(table(rows)).sort_by("cas"))
 
 
 @settings(max_examples=scaled(40))
 @given(histories(), st.data())
-def test_a_copy_that_takes_in_news_and_what_was_lost_is_the_bucket(rows, data):
-    """A copy elsewhere knows single documents: it cannot put a vbucket's in place of what it has of that vbucket."""
+def test_copy_with_deltas_and_lost_documents_equals_the_bucket(rows, data):
+    """A copy applies changes of single documents; it cannot replace all documents of a vbucket at once."""
     ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})
     copy: dict[tuple[int, int, bytes], tuple[int, bytes]] = {}
     known: tuple[str, int] | None = None
@@ -100,10 +100,10 @@ def test_a_copy_that_takes_in_news_and_what_was_lost_is_the_bucket(rows, data):
             append(tables, batch, rows[start:end])
             if data.draw(st.booleans()) and end < len(rows):
                 continue
-            came = delta_since(tables, known if data.draw(st.booleans()) else None)
+            came = find_delta(tables, known if data.draw(st.booleans()) else None)
             assert came is not None
             for part in came.ranges:
-                changes, lost = came.read(part).changes.to_pylist(), came.lost(part).to_pylist()
+                changes, lost = came.read_range(part).changes.to_pylist(), came.find_lost_documents(part).to_pylist()
                 touched = [(line["vbucket"], line["collection_id"], line["key"]) for line in [*changes, *lost]]
                 assert len(touched) == len(set(touched))
                 for identity, line in zip(touched, changes + [{"event": "deletion"}] * len(lost), strict=True):
@@ -170,14 +170,15 @@ STORIES = [
 
 
 @pytest.mark.parametrize(("rows", "wanted"), [story[1:] for story in STORIES], ids=[story[0] for story in STORIES])
-def test_stories(tmp_path, rows, wanted):
+def test_merged_history_equals_expected_documents(tmp_path, rows, wanted):
     assert {identity[2]: value for identity, (_, value) in as_documents(merge_changes(table(rows))).items()} == wanted
     tables = Lake(tmp_path)
     for batch, change in enumerate(rows):
         append(tables, batch, [change])
         merge_current(tables)
     assert (
-        not rows or dict(zip(*documents(tables).select(["key", "value"]).to_pydict().values(), strict=True)) == wanted
+        not rows
+        or dict(zip(*read_documents(tables).select(["key", "value"]).to_pydict().values(), strict=True)) == wanted
     )
 
 
@@ -199,24 +200,25 @@ def tables(tmp_path):
         (1, 8_000_000, 600, True),
     ],
 )
-def test_when_a_merge_is_due(pending, rows, age, due):
-    assert MergePolicy(age_seconds=600).due(pending, rows, age) == due
+def test_policy_decides_when_a_merge_is_due(pending, rows, age, due):
+    assert MergePolicy(age_seconds=600).is_due(pending, rows, age) == due
 
 
-def test_pending_changes_wait_for_the_policy_and_are_seen_all_the_same(tables):
+def test_readers_see_pending_changes_before_the_merge(tables):
     policy = MergePolicy(rows=4, share=0.5, age_seconds=3600)
     append(tables, 0, [row(n, 1, b"%d" % n, b"0") for n in range(1, 4)])
-    assert merge_current(tables, policy) == MergeProgress(0, changes=3, rewritten=False)  # nothing was known before
+    # The table does not exist yet, so the first merge ignores the policy.
+    assert merge_current(tables, policy) == MergeProgress(0, changes=3, rewritten=False)
     append(tables, 1, [row(1, 2, b"1", b"1"), rollback(2, 0, 1), row(9, 1, b"9", b"1")])
     assert merge_current(tables, policy) == MergeProgress(0, pending=3)
-    assert lakes.folded(tables).num_rows == count_documents(tables) == 3
+    assert lakes.read_table_documents(tables).num_rows == count_documents(tables) == 3
     wanted = {(1, 0, b"1"): b"1", (3, 0, b"3"): b"0", (9, 0, b"9"): b"1"}
     assert {identity: value for identity, (_, value) in as_documents(tables.current()).items()} == wanted
     assert read_current(tables, 2)["key"].to_pylist() == ["1", "3"]
     assert tables.current(["key"], where=pc.field("value") == b"1").to_pydict() == {"key": ["1", "9"]}
     append(tables, 2, [row(9, 2, b"9", event="deletion")])
     assert merge_current(tables, policy) == MergeProgress(2, changes=4, rolled_back=1)
-    assert lakes.folded(tables).num_rows == count_documents(tables) == 2
+    assert lakes.read_table_documents(tables).num_rows == count_documents(tables) == 2
     append(tables, 3, [row(1, 3, b"1", b"3")])
     assert merge_current(tables, policy).pending == 1
     assert merge_current(tables, MergePolicy(age_seconds=0)) == MergeProgress(3, changes=1)
@@ -228,7 +230,7 @@ def test_many_small_files_do_not_wait_for_many_rows(tables):
         assert merge_current(tables, MergePolicy(files=3)).pending == [0, 1, 2, 0][batch]
 
 
-def test_what_catch_up_says(tables):
+def test_merge_reports_its_progress(tables):
     assert merge_current(tables) == MergeProgress(-1)
     append(tables, 0, [row(1, 1, b"a"), row(40, 1, b"b")])
     append(tables, 1, [row(1, 2, b"c")])
@@ -244,20 +246,21 @@ def test_what_catch_up_says(tables):
 def test_one_document_touches_only_its_range(tables):
     append(tables, 0, [row(n % 64, n, b"k%d" % n, b"0") for n in range(1, 641)])
     merge_current(tables)
-    before = {file.path for file in tables.current_table.files(tables.current_table.open())}
+    before = {file.path for file in tables.current_table.list_files(tables.current_table.open())}
     append(tables, 1, [row(9, 700, b"k9", b"1")])
     merge_current(tables)
-    after = {file.path for file in tables.current_table.files(tables.current_table.open())}
+    after = {file.path for file in tables.current_table.list_files(tables.current_table.open())}
     assert len(before) == len(after) == 16
     assert len(before & after) == 15
 
 
-def test_files_stay_few_when_every_fold_adds_documents(tables):
+@pytest.mark.long
+def test_files_stay_few_when_every_merge_adds_documents(tables):
     for batch in range(30):
         append(tables, batch, [row(n, batch + 1, b"%d of %d" % (n, batch)) for n in range(0, 64, 4)])
         merge_current(tables)
     assert count_rows(tables.current_table) == 30 * 16
-    assert len(tables.current_table.files(tables.current_table.open())) == 16
+    assert len(tables.current_table.list_files(tables.current_table.open())) == 16
 
 
 def test_a_large_file_without_a_changed_document_stays(tables, monkeypatch):
@@ -267,45 +270,46 @@ def test_a_large_file_without_a_changed_document_stays(tables, monkeypatch):
     for batch in range(1, 4):
         append(tables, batch, [row(1, 100 * batch + n, b"new %d of %d" % (n, batch)) for n in range(6)])
         merge_current(tables)
-    assert sorted(file.rows for file in tables.current_table.files(tables.current_table.open())) == [6, 12, 20]
+    assert sorted(file.rows for file in tables.current_table.list_files(tables.current_table.open())) == [6, 12, 20]
     assert count_rows(tables.current_table) == 38
 
 
 def test_superseded_files_leave_the_disk(tables, monkeypatch):
     monkeypatch.setattr(current, "VACUUM_EVERY", 5)
     monkeypatch.setitem(tables.current_table.configuration, "delta.deletedFileRetentionDuration", "interval 0 seconds")
-    for batch in range(20):
+    for batch in range(12):
         append(tables, batch, [row(1, batch + 1, b"a", b"%d" % batch)])
         merge_current(tables)
     assert len(lakes.orphans(tables)) <= 5
-    assert documents(tables)["value"].to_pylist() == [b"19"]
+    assert read_documents(tables)["value"].to_pylist() == [b"11"]
 
 
-def test_a_fold_that_was_never_committed_counts_for_nothing(tables):
+def test_uncommitted_merge_has_no_effect(tables):
     append(tables, 0, [row(1, 1, b"a", b"1")])
-    prepare(tables)
+    prepare_merge(tables)
     append(tables, 1, [row(1, 2, b"a", b"2")])
     merge_current(tables)
-    prepare(tables)
-    assert as_documents(lakes.folded(tables)) == model([row(1, 2, b"a", b"2")])
+    prepare_merge(tables)
+    assert as_documents(lakes.read_table_documents(tables)) == model([row(1, 2, b"a", b"2")])
 
 
-def test_of_two_folds_at_once_one_fails(tables):
+def test_one_of_two_concurrent_merges_fails(tables):
     append(tables, 0, [row(1, 1, b"a", b"1")])
     merge_current(tables)
     append(tables, 1, [row(1, 2, b"a", b"2")])
-    first, second = prepare(tables), prepare(tables)
+    first, second = prepare_merge(tables), prepare_merge(tables)
     assert isinstance(first, PreparedMerge)
     assert isinstance(second, PreparedMerge)
     first.commit()
     with pytest.raises(DeltaError):
         second.commit()
-    assert as_documents(lakes.folded(tables)) == model([row(1, 2, b"a", b"2")])
+    assert as_documents(lakes.read_table_documents(tables)) == model([row(1, 2, b"a", b"2")])
     assert merge_current(tables) == MergeProgress(1)
 
 
-def test_readers_beside_merges_and_clean_ups_see_one_state(tables):
-    """Every batch gives all documents the same value, so a reader that sees two has seen half of a batch."""
+@pytest.mark.long
+def test_readers_see_one_state_during_merges_and_vacuums(tables):
+    """Every batch sets all documents to one value, so a reader that sees two values has seen half a batch."""
     batches = 24
 
     def keep():
@@ -321,7 +325,7 @@ def test_readers_beside_merges_and_clean_ups_see_one_state(tables):
     with ThreadPoolExecutor(1) as pool:
         keeping = pool.submit(keep)
         while not keeping.done():
-            for read in (tables.current, lambda: read_current(tables, 5), lambda: documents(tables)):
+            for read in (tables.current, lambda: read_current(tables, 5), lambda: read_documents(tables)):
                 values = set(read()["value"].to_pylist())
                 assert len(values) == 1
                 seen.append(int(values.pop()))
@@ -330,29 +334,30 @@ def test_readers_beside_merges_and_clean_ups_see_one_state(tables):
     assert set(tables.current()["value"].to_pylist()) == {b"%d" % (batches - 1)}
 
 
-def test_a_fold_comes_again_when_the_changelogs_log_was_cut_off(tables, monkeypatch):
-    """Delta forgets old commits at its checkpoints; what current has not folded by then is read from the files."""
+@pytest.mark.long
+def test_expired_log_makes_the_merge_read_everything(tables, monkeypatch):
+    """Delta removes old commits when it writes a checkpoint; versions not merged by then are read from the files."""
     monkeypatch.setitem(tables.changelog_table.configuration, "delta.logRetentionDuration", "interval 0 seconds")
     append(tables, 0, [row(1, 1, b"a", b"1"), row(1, 2, b"b", b"2")])
     merge_current(tables)
     for batch in range(1, 60):
         append(tables, batch, [row(1, batch + 2, b"a", event="deletion")])
-    assert tables.changelog_table.added_since(tables.changelog_table.open(), 0) is None
+    assert tables.changelog_table.list_added_since(tables.changelog_table.open(), 0) is None
     progress = merge_current(tables)
     assert progress.rewritten
-    assert as_documents(lakes.folded(tables)) == model([row(1, 2, b"b", b"2")])
+    assert as_documents(lakes.read_table_documents(tables)) == model([row(1, 2, b"b", b"2")])
 
 
-def test_current_of_another_changelog_is_computed_anew(tables, tmp_path):
+def test_current_of_another_changelog_is_computed_again(tables, tmp_path):
     append(tables, 0, [row(1, 1, b"a", b"1"), row(60, 1, b"b", b"1")])
     merge_current(tables)
     tables.changelog_table.path.rename(tmp_path / "elsewhere")
     append(tables, 0, [row(1, 1, b"c", b"3")])
     assert merge_current(tables) == MergeProgress(0, changes=1, rewritten=True)
-    assert as_documents(lakes.folded(tables)) == model([row(1, 1, b"c", b"3")])
+    assert as_documents(lakes.read_table_documents(tables)) == model([row(1, 1, b"c", b"3")])
 
 
-def test_versions_without_rows_do_not_hold_the_fold_back(tables, monkeypatch):
+def test_versions_without_rows_advance_the_merged_version(tables, monkeypatch):
     monkeypatch.setattr(current, "IDLE_VERSIONS", 3)
     append(tables, 0, [row(1, 1, b"a", b"1")])
     for batch in range(1, 8):
@@ -362,16 +367,16 @@ def test_versions_without_rows_do_not_hold_the_fold_back(tables, monkeypatch):
     assert tables.current_table.open().transaction_version(name) == 7
 
 
-def test_a_pool_that_overflows_drops_superseded_rows_on_the_way(tables, monkeypatch):
+def test_full_pool_drops_superseded_rows(tables, monkeypatch):
     monkeypatch.setattr(delta, "POOL_BYTES", 2_000)
     rows = [row(1, n, b"k%d" % (n % 7), b"%d" % n, "deletion" if n % 11 == 0 else "mutation") for n in range(1, 500)]
     for batch in range(5):
         append(tables, batch, rows[batch * 100 : batch * 100 + 100])
     merge_current(tables)
-    assert as_documents(lakes.folded(tables)) == model(rows)
+    assert as_documents(lakes.read_table_documents(tables)) == model(rows)
 
 
-def test_a_large_fold_equals_the_pure_one(tables):
+def test_large_merge_equals_the_model(tables):
     random = np.random.default_rng(7)
     count = 60_000
     vbuckets = random.integers(0, 64, count).astype(np.int32)
@@ -394,10 +399,10 @@ def test_a_large_fold_equals_the_pure_one(tables):
     for batch in range(3):
         part = rows.slice(batch * 20_000, 20_000).cast(CHANGE_SCHEMA)
         files = write_files(part.to_batches(), tables.changelog_table.path, 64)
-        commit(tables, lakes.QUERY, batch, files, vbuckets=64)
+        commit_batch(tables, lakes.QUERY, batch, files, vbuckets=64)
         merge_current(tables)
     wanted = merge_changes(rows.cast(CHANGE_SCHEMA)).sort_by("seqno")
-    assert lakes.folded(tables).sort_by("seqno").equals(wanted)
+    assert lakes.read_table_documents(tables).sort_by("seqno").equals(wanted)
 
 
 def test_the_schemas_agree():

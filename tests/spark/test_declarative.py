@@ -20,7 +20,7 @@ from penstock.spark.declarative import IS_DELETE, SEQUENCE, current_by_cdc, docu
 from penstock.spark.lake.changelog.merge_rules import IDENTITY, merge_changes
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, MERGE_SCHEMA
 from tests.patience import PATIENCE
-from tests.spark.buckets import QUICK_JAVA, Documents, numbered
+from tests.spark.buckets import Documents, numbered
 from tests.spark.cluster import SPARK_HOME, environment_with
 from tests.spark.lakes import Documents as LakeDocuments
 from tests.spark.lakes import Row, as_documents, rollback, row, table
@@ -152,7 +152,6 @@ class Project:
             "PENSTOCK_URL": url,
             "PYTHONPATH": str(Path(penstock.__file__).parents[1]),
             "PYSPARK_PYTHON": "python3",
-            "JDK_JAVA_OPTIONS": QUICK_JAVA,
             "SPARK_TESTING": "1",  # its Connect server takes a port that is free
         }
         command = [str(SPARK_HOME / "bin" / "spark-pipelines"), "run", "--conf", "spark.sql.catalogImplementation=hive"]

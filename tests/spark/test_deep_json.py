@@ -17,11 +17,11 @@ import sys
 import pyarrow as pa
 from penstock.spark.values import json_columns
 from penstock.spark.dependents import json_paths as paths
-from penstock.spark.dependents.value_types import value_type_of
+from penstock.spark.dependents.value_types import find_value_type
 
 opening, closing, most, how = sys.argv[1].encode(), sys.argv[2].encode(), int(sys.argv[3]), sys.argv[4]
 if most:
-    json_columns.MOST_OPENED = paths.MOST_OPENED = most
+    json_columns.MAX_OPENED = paths.MAX_BRACKETS = most
 deep = b'{"n":1,"d":' + opening * LEVELS + b"1" + closing * LEVELS + b"}"
 values = pa.array([deep, *[b'{"n":1}'] * 200], pa.binary())
 if how == "infer":
@@ -31,7 +31,7 @@ elif how == "parse":
     assert columns.field("n").to_pylist()[1:] == [1] * 200
     assert (rest[0].as_py().encode(), rest.null_count) == (deep, 200)
 else:
-    found = paths.extract(values, ("n",), value_type_of("long"))
+    found = paths.extract_values(values, ("n",), find_value_type("long"))
     assert found.values.to_pylist() == [1] * 200
 print("read")
 """.replace("LEVELS", str(LEVELS))

@@ -1,4 +1,4 @@
-"""Full-text indexes: answers equal a scan of the documents, whatever happened to them."""
+"""Full-text indexes: answers equal a scan of the documents after any changes."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from penstock.errors import Error, UsageError
 from penstock.spark import Lake
 from penstock.spark.dependents.dependent import Dependent, catch_up
 from penstock.spark.dependents.kinds.fulltext import FullText
-from penstock.spark.lake.changelog.changelog_delta import delta_since
+from penstock.spark.lake.changelog.changelog_delta import find_delta
 from tests.examples import scaled
 from tests.patience import PATIENCE
 from tests.spark.lakes import ROOT, append, model, rollback, row
@@ -32,7 +32,7 @@ SENTENCES = st.lists(st.sampled_from(WORDS), max_size=4).map(" ".join)
 
 
 def words_of(text):
-    """Return the words as the tokenizer sees these: lower case, without accents."""
+    """Return the words of a text as the tokenizer does: in lower case, without accents."""
     return [word.lower().replace("é", "e") for word in re.findall(r"\w+", text)]
 
 
@@ -72,7 +72,7 @@ def strings(value):
 
 
 def scanned(rows, has, *, of_name=False):
-    """Return the identities of the documents for whose strings `has` holds."""
+    """Return the identities of the documents whose strings satisfy `has`."""
     found = set()
     for identity, (_, value) in model(rows).items():
         try:
@@ -108,10 +108,10 @@ def test_answers_equal_a_scan(rows, sentences, data):
 
 
 def check(index):
-    """Assert that the index is of just the texts that are kept."""
+    """Assert that SQLite finds the index consistent with the texts that it stores."""
     connection = sqlite3.connect(index.path)
     connection.execute("INSERT INTO search (search, rank) VALUES ('integrity-check', 1)")
-    assert connection.execute("SELECT count(*) FROM documents").fetchone() == (index.rows(),)
+    assert connection.execute("SELECT count(*) FROM documents").fetchone() == (index.count_rows(),)
     connection.close()
 
 
@@ -135,7 +135,7 @@ def test_an_index_follows_through_a_rollback(lake, index):
     assert catch_up(follower, lake) == 2
     assert index.matches("stout OR ale OR wheat") == {(1, 0, b"a"), (1, 0, b"b")}
     assert index.position() == (lake.changelog_table.open().metadata().id, 2)
-    assert index.rows() == 2
+    assert index.count_rows() == 2
 
 
 def test_the_best_come_first_with_the_words_shown(lake, index):
@@ -171,21 +171,21 @@ STRANGE = [
 
 
 @pytest.mark.parametrize(("value", "wanted"), STRANGE)
-def test_strange_documents(lake, value, wanted):
+def test_unusual_documents_have_text(lake, value, wanted):
     index = FullText(lake, "all")
     append(lake, 0, [row(1, 1, b"a", value)])
     catch_up(index, lake)
     assert {word: bool(index.matches(word)) for word in wanted} == wanted
     append(lake, 1, [row(1, 2, b"a", b"{}")])
     catch_up(index, lake)
-    assert index.rows() == 0
+    assert index.count_rows() == 0
     check(index)
 
 
 @pytest.mark.parametrize(
     "query", ["", '"open', "AND", "hop AND", "absent : hop", "(", "hop)", "^", "\ud800", "a\0b", "*"]
 )
-def test_a_bad_query_is_told_in_one_sentence(lake, index, query):
+def test_invalid_query_raises_one_sentence(lake, index, query):
     append(lake, 0, [described(1, "hop")])
     catch_up(index, lake)
     with pytest.raises(UsageError, match=r"^the query is .*; expected words,") as caught:
@@ -195,7 +195,7 @@ def test_a_bad_query_is_told_in_one_sentence(lake, index, query):
         index.matches(query)
 
 
-def test_misuse_is_told(lake, index, tmp_path):
+def test_invalid_index_is_refused(lake, index, tmp_path):
     with pytest.raises(UsageError, match="there is no full-text index"):
         index.search("hop")
     append(lake, 0, [described(1, "hop")])
@@ -214,7 +214,7 @@ def test_misuse_is_told(lake, index, tmp_path):
         catch_up(broken, lake)
 
 
-def test_readers_go_on_beside_the_writer(lake, index):
+def test_readers_continue_during_a_transaction(lake, index):
     append(lake, 0, [described(1, "old")])
     catch_up(index, lake)
     writer = sqlite3.connect(index.path, isolation_level=None)
@@ -226,7 +226,7 @@ def test_readers_go_on_beside_the_writer(lake, index):
         writer.close()
 
 
-def test_searches_while_news_are_taken_in_see_all_of_a_version_or_nothing(lake, index):
+def test_searches_see_whole_versions_while_deltas_are_applied(lake, index):
     append(lake, 0, [described(n, "version 0", b"%d" % n) for n in range(1, 200)])
     catch_up(index, lake)
     seen, done = [], threading.Event()
@@ -246,9 +246,9 @@ def test_searches_while_news_are_taken_in_see_all_of_a_version_or_nothing(lake, 
     assert all(len(snippets) == 199 and len(set(snippets)) == 1 for snippets in seen)
 
 
-def test_old_news_do_not_undo_newer(lake, index):
+def test_older_delta_does_not_undo_a_newer_one(lake, index):
     append(lake, 0, [described(1, "old")])
-    old = delta_since(lake, None)
+    old = find_delta(lake, None)
     assert old is not None
     append(lake, 1, [described(2, "new")])
     catch_up(index, lake)
@@ -264,20 +264,20 @@ from penstock.spark.dependents.kinds import fulltext
 from penstock.spark import Lake
 
 lake = Lake(sys.argv[1])
-remember = fulltext._remember
+remember = fulltext._write_settings
 
 def killed(connection, **values):
     remember(connection, **values)
     if values.get("version") == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
-fulltext._remember = killed
+fulltext._write_settings = killed
 catch_up(fulltext.FullText(lake, "descriptions", ["description"]), lake)
 """
 
 
 @pytest.mark.process
-def test_killed_before_the_commit_nothing_was_taken_in(lake, index):
+def test_kill_before_the_commit_leaves_no_change(lake, index):
     append(lake, 0, [described(n, "old", b"%d" % n) for n in range(100)])
     catch_up(index, lake)
     append(lake, 1, [described(100 + n, "new", b"%d" % n) for n in range(100)])

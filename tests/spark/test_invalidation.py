@@ -1,4 +1,4 @@
-"""Cache invalidation: what is told suffices, it is told at least once, and nothing of values or secrets is."""
+"""Cache invalidation: messages are complete, are delivered at least once, and have no values or secrets."""
 
 import base64
 import json
@@ -25,7 +25,7 @@ from penstock.errors import Error, Unreachable, UsageError
 from penstock.spark import Lake
 from penstock.spark.dependents.dependent import Dependent, catch_up
 from penstock.spark.dependents.kinds.invalidation import Invalidation
-from penstock.spark.lake.changelog.changelog_delta import delta_since
+from penstock.spark.lake.changelog.changelog_delta import find_delta
 from tests.examples import scaled
 from tests.patience import PATIENCE
 from tests.spark.lakes import ROOT, append, model, rollback, row
@@ -36,7 +36,7 @@ SECRET = "Bearer tenpence"
 
 
 class Cache:
-    """A receiver: documents by identity, which messages take out."""
+    """A cache that receives messages; each message removes documents, which are stored by identity."""
 
     def __init__(self):
         self.documents = {}
@@ -45,37 +45,37 @@ class Cache:
         keys = {key.encode() for key in message.get("keys", [])}
         keys |= {base64.b64decode(key) for key in message.get("keys_base64", [])}
 
-        def goes(vbucket, collection, key):
+        def is_removed(vbucket, collection, key):
             if not message.get("everything"):
                 return collection == message["collection_id"] and key in keys
             if "vbuckets" in message:
                 return vbucket in message["vbuckets"]
             return message.get("collection_id", collection) == collection
 
-        self.documents = {identity: found for identity, found in self.documents.items() if not goes(*identity)}
+        self.documents = {identity: found for identity, found in self.documents.items() if not is_removed(*identity)}
 
 
-def news_of(lake, known):
-    delta = delta_since(lake, known)
+def read_delta(lake, known):
+    delta = find_delta(lake, known)
     assert delta is not None
     return delta
 
 
 @settings(max_examples=scaled(30))
 @given(histories(), st.data())
-def test_whatever_a_cache_still_has_is_so(rows, data):
-    """The cache reads through after each step, so that it holds all that counted then."""
+def test_cache_never_has_outdated_documents(rows, data):
+    """After each step the cache is filled with all documents of that time."""
     ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})
     with TemporaryDirectory() as directory:
         lake, cache, known = Lake(directory), Cache(), None
-        told = Invalidation(
+        invalidation = Invalidation(
             lake, "cache", NOWHERE, batch_size=data.draw(st.integers(1, 3)), knows_vbuckets=data.draw(st.booleans())
         )
         for batch, (start, end) in enumerate(pairwise(ends)):
             append(lake, batch, rows[start:end])
-            delta = news_of(lake, known)
+            delta = read_delta(lake, known)
             known = (delta.changelog_id, delta.version)
-            for message in told.messages(delta):
+            for message in invalidation.build_messages(delta):
                 assert len(message.get("keys", [])) + len(message.get("keys_base64", [])) <= 3
                 cache.apply(json.loads(json.dumps(message)))
             wanted = model(rows[:end])
@@ -84,7 +84,7 @@ def test_whatever_a_cache_still_has_is_so(rows, data):
 
 
 def since(lake, version):
-    return news_of(lake, (changelog_id(lake), version))
+    return read_delta(lake, (changelog_id(lake), version))
 
 
 def in_beer(seqno, key, vbucket=1, **more):
@@ -96,52 +96,52 @@ DEFAULT = {"collection_id": 0, "scope": None, "collection": None}
 
 
 @pytest.fixture
-def told(lake):
+def invalidation_to_nowhere(lake):
     append(lake, 0, [in_beer(n, b"beer %d" % n) for n in range(1, 4)] + [row(40, 1, b"a", b"{}")])
     return Invalidation(lake, "cache", NOWHERE, batch_size=2)
 
 
-def test_keys_by_collection_in_batches(lake, told):
+def test_keys_by_collection_in_batches(lake, invalidation_to_nowhere):
     append(lake, 1, [in_beer(5, b"x"), in_beer(6, b"\xff"), in_beer(7, b"z", event="deletion"), row(1, 8, b"y")])
-    assert list(told.messages(since(lake, 0))) == [
+    assert list(invalidation_to_nowhere.build_messages(since(lake, 0))) == [
         {**BEER, "keys": ["x"], "keys_base64": ["/w=="]},
         {**DEFAULT, "keys": ["y"], "keys_base64": []},
         {**BEER, "keys": ["z"], "keys_base64": []},
     ]
 
 
-def test_a_rollback_tells_what_it_took_away_too(lake, told):
+def test_rollback_sends_keys_of_lost_documents(lake, invalidation_to_nowhere):
     append(lake, 1, [rollback(1, 2, 1)])
-    keys = [key for message in told.messages(since(lake, 0)) for key in message["keys"]]
+    keys = [key for message in invalidation_to_nowhere.build_messages(since(lake, 0)) for key in message["keys"]]
     assert sorted(keys) == ["beer 1", "beer 2", "beer 3"]
 
 
-def test_a_rollback_is_short_for_who_knows_vbuckets(lake):
+def test_rollback_sends_vbuckets_to_servers_that_know_them(lake):
     append(lake, 0, [row(1, n, b"%d" % n) for n in range(1, 50)])
     append(lake, 1, [rollback(1, 20, 1), row(2, 1, b"other", history=0)])
-    told = Invalidation(lake, "cache", NOWHERE, knows_vbuckets=True)
-    assert list(told.messages(since(lake, 0))) == [
+    invalidation = Invalidation(lake, "cache", NOWHERE, knows_vbuckets=True)
+    assert list(invalidation.build_messages(since(lake, 0))) == [
         {"everything": True, "vbuckets": [1], "of_vbuckets": 64},
         {**DEFAULT, "keys": ["other"], "keys_base64": []},
     ]
 
 
-def test_a_collection_that_ends_is_told_once(lake, told):
+def test_ended_collection_is_sent_once(lake, invalidation_to_nowhere):
     append(lake, 1, [in_beer(10 + n, None, vbucket, event="end_collection") for n, vbucket in enumerate([1, 20, 63])])
-    messages = list(told.messages(since(lake, 0)))
+    messages = list(invalidation_to_nowhere.build_messages(since(lake, 0)))
     assert [(message["everything"], message["collection_id"]) for message in messages] == [(True, 8)]
 
 
-def test_everything_at_first_and_where_a_list_is_too_long(lake, told):
-    assert list(told.messages(news_of(lake, None))) == [{"everything": True}]
+def test_first_delta_and_long_lists_are_sent_as_everything(lake, invalidation_to_nowhere):
+    assert list(invalidation_to_nowhere.build_messages(read_delta(lake, None))) == [{"everything": True}]
     append(lake, 1, [row(1, 10 + n, b"%d" % n) for n in range(6)])
-    assert len(list(told.messages(since(lake, 0)))) == 3
-    told = Invalidation(lake, "cache", NOWHERE, most_keys=5)
-    assert list(told.messages(since(lake, 0))) == [{"everything": True}]
+    assert len(list(invalidation_to_nowhere.build_messages(since(lake, 0)))) == 3
+    few_keys = Invalidation(lake, "cache", NOWHERE, most_keys=5)
+    assert list(few_keys.build_messages(since(lake, 0))) == [{"everything": True}]
 
 
 def without_values(path):
-    """Overwrite all values in a parquet file, and extended attributes with them."""
+    """Overwrite all values and extended attributes in a Parquet file with zeros."""
     footer, text = pq.read_metadata(path), bytearray(path.read_bytes())
     for group in (footer.row_group(number) for number in range(footer.num_row_groups)):
         for column in (group.column(number) for number in range(group.num_columns)):
@@ -151,19 +151,26 @@ def without_values(path):
     path.write_bytes(text)
 
 
-def test_values_are_not_read(lake, told):
+def test_values_are_not_read(lake, invalidation_to_nowhere):
     rows = [row(1, 10 + n, b"%d" % n, b"value %d" % n) for n in range(6)]
     append(lake, 1, [*rows, rollback(1, 12, 1), in_beer(20, None, 2, event="end_collection")])
-    wanted = list(told.messages(since(lake, 0)))
+    wanted = list(invalidation_to_nowhere.build_messages(since(lake, 0)))
     for path in lake.changelog_table.path.rglob("vbucket_range=*/*.parquet"):
         without_values(path)
-    assert list(told.messages(since(lake, 0))) == wanted
+    assert list(invalidation_to_nowhere.build_messages(since(lake, 0))) == wanted
     with pytest.raises(OSError, match=r"Corrupt|corrupt|deserialize|Invalid|decompress"):
-        since(lake, 0).read(0)
+        since(lake, 0).read_range(0)
 
 
 class Server(ThreadingHTTPServer):
-    """Answers requests by a script, then with 204. requests: (headers, message) of each, told by `came`."""
+    """An HTTP server that answers requests by a script, and with 204 after the script's end.
+
+    Attributes:
+        script: the next answers: a status, (status, body, headers), "hang", "cut", or a function that returns one.
+        requests: (headers, message) of each request.
+        came: notified after each request.
+        released: set at the end of the test; ends answers that hang.
+    """
 
     daemon_threads = True
 
@@ -238,7 +245,7 @@ def server():
 
 @pytest.fixture
 def invalidation(lake, server):
-    """One that has told everything of a first version, to a server that has forgotten it."""
+    """Return an invalidation that has sent version 0; the server's record of messages is empty again."""
     append(lake, 0, [row(1, 1, b"a", b"{}")])
     made = Invalidation(lake, "cache", server.url, batch_size=2, backoff=0.001, timeout=20)
     assert catch_up(made, lake) == 0
@@ -258,7 +265,7 @@ def keys_of(messages):
     return [key for message in messages for key in message["keys"]]
 
 
-def test_what_came_is_told_over_one_connection_and_remembered(lake, server, invalidation):
+def test_deltas_are_posted_over_one_connection_and_the_position_is_stored(lake, server, invalidation):
     follower: Dependent = invalidation
     assert catch_up(follower, lake) == 1
     assert keys_of(server.messages) == ["0", "1", "2", "3", "4"]
@@ -273,16 +280,16 @@ FAILURES = [500, 503, 429, (429, b"", {"Retry-After": "0"}), (503, b"", {"Retry-
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=str)
-def test_a_failure_is_tried_again(lake, server, invalidation, failure):
+def test_failed_request_is_retried(lake, server, invalidation, failure):
     server.script.extend([204, failure, failure, 200])
     assert catch_up(invalidation, lake) == 1
     assert keys_of(server.messages) == ["0", "1", *["2", "3"] * 3, "4"]
 
 
-def test_a_server_that_does_not_come_back_is_left_for_later(lake, server, invalidation):
+def test_unreachable_server_keeps_the_position(lake, server, invalidation):
     server.script.extend([204, 503, 503, 503, (503, b"tired " * 100, {})])
     before = invalidation.position()
-    with pytest.raises(Unreachable, match="took no batch in 4 tries; the last: status 503: 'tired") as caught:
+    with pytest.raises(Unreachable, match="accepted no batch in 4 attempts; the last: status 503: 'tired") as caught:
         catch_up(invalidation, lake)
     assert "by=keys" not in str(caught.value)
     assert len(str(caught.value)) < 500
@@ -292,7 +299,7 @@ def test_a_server_that_does_not_come_back_is_left_for_later(lake, server, invali
     assert sorted(set(keys_of(server.messages))) == ["0", "1", "2", "3", "4", "later"]
 
 
-def test_a_refusal_is_not_tried_again(lake, server, invalidation):
+def test_refused_request_is_not_retried(lake, server, invalidation):
     server.script.append((400, b"no such cache\n" * 100, {}))
     before = invalidation.position()
     with pytest.raises(Error, match=r"/drop refused a batch with status 400: 'no such cache"):
@@ -301,7 +308,7 @@ def test_a_refusal_is_not_tried_again(lake, server, invalidation):
     assert invalidation.position() == before
 
 
-def test_the_answer_of_one_who_accepts_may_be_of_any_length(lake, server, invalidation):
+def test_response_to_an_accepted_request_may_have_any_length(lake, server, invalidation):
     server.script.extend([(200, b"thanks", {}), (200, b"x" * (1 << 20), {})])
     assert catch_up(invalidation, lake) == 1
     assert keys_of(server.messages) == ["0", "1", "2", "3", "4"]
@@ -313,21 +320,21 @@ def test_a_redirection_is_not_followed(lake, server, invalidation):
         catch_up(invalidation, lake)
 
 
-def test_a_server_that_hangs_is_waited_for_no_longer_than_said(lake, server, invalidation):
+def test_silent_server_ends_at_the_timeout(lake, server, invalidation):
     server.script.extend(["hang", "hang"])
     hasty = Invalidation(lake, "cache", server.url, timeout=0.1, retries=1, backoff=0)
-    with pytest.raises(Unreachable, match="2 tries; the last: Read timed out"):
+    with pytest.raises(Unreachable, match="2 attempts; the last: Read timed out"):
         catch_up(hasty, lake)
     hasty.close()
     assert catch_up(invalidation, lake) == 1
 
 
-def test_a_server_that_is_away_and_comes_back(lake, tmp_path):
+def test_returning_server_gets_all_changes(lake, tmp_path):
     append(lake, 0, [row(1, 1, b"a", b"{}")])
     with socket.create_server(("127.0.0.1", 0)) as one:
         port = one.getsockname()[1]
     away = Invalidation(lake, "cache", f"http://127.0.0.1:{port}/", retries=1, backoff=0)
-    with pytest.raises(Unreachable, match=r"2 tries; the last: .*refused"):
+    with pytest.raises(Unreachable, match=r"2 attempts; the last: .*refused"):
         catch_up(away, lake)
     assert away.position() is None
     with serving() as server:
@@ -337,7 +344,7 @@ def test_a_server_that_is_away_and_comes_back(lake, tmp_path):
         back.close()
 
 
-def test_headers_come_from_a_file_or_the_environment_and_go_nowhere_else(lake, server, tmp_path, monkeypatch, caplog):
+def test_headers_from_file_or_environment_stay_secret(lake, server, tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.DEBUG)
     append(lake, 0, [row(1, 1, b"a", b"{}")])
     file = tmp_path / "headers"
@@ -345,15 +352,21 @@ def test_headers_come_from_a_file_or_the_environment_and_go_nowhere_else(lake, s
     monkeypatch.setenv("CACHE_HEADERS", f"authorization: {SECRET}")
     for name, where in (("one", {"headers_file": file}), ("two", {"headers_env": "CACHE_HEADERS"})):
         server.script.append(400)
-        told = Invalidation(lake, name, server.url, **where)
+        invalidation = Invalidation(lake, name, server.url, **where)
         with pytest.raises(Error) as caught:
-            catch_up(told, lake)
+            catch_up(invalidation, lake)
         headers = {key.lower(): value for key, value in server.requests[-1][0].items()}
         assert headers["authorization"] == SECRET
         assert headers["content-type"] == "application/json"
-        assert catch_up(told, lake) == 0
-        told.close()
-        for text in (str(caught.value), repr(told), repr(vars(told)), caplog.text, told.path.read_text()):
+        assert catch_up(invalidation, lake) == 0
+        invalidation.close()
+        for text in (
+            str(caught.value),
+            repr(invalidation),
+            repr(vars(invalidation)),
+            caplog.text,
+            invalidation.path.read_text(),
+        ):
             assert "tenpence" not in text
 
 
@@ -369,14 +382,14 @@ BAD = [
     ({"name": "a/b"}, "the name is"),
     ({"headers_file": "/nowhere/headers"}, "No such file"),
     ({"headers_env": "NOT_THERE_AT_ALL"}, "the environment has no NOT_THERE_AT_ALL"),
-    ({"headers_env": "BROKEN"}, "line 1 is no header"),
-    ({"headers_env": "HOST"}, "line 1 is Host"),
+    ({"headers_env": "BROKEN"}, "line 1 is not a header"),
+    ({"headers_env": "HOST"}, "line 1 sets Host"),
     ({"headers_env": "HOST", "headers_file": "x"}, "expected one of them"),
 ]
 
 
 @pytest.mark.parametrize(("given", "wanted"), BAD, ids=str)
-def test_misuse_is_told(lake, monkeypatch, given, wanted):
+def test_invalid_invalidation_is_refused(lake, monkeypatch, given, wanted):
     monkeypatch.setenv("BROKEN", "tenpence")
     monkeypatch.setenv("HOST", "Host: elsewhere")
     with pytest.raises(UsageError, match=wanted) as caught:
@@ -384,9 +397,9 @@ def test_misuse_is_told(lake, monkeypatch, given, wanted):
     assert "tenpence" not in str(caught.value)
 
 
-def test_a_broken_position_is_told(lake, invalidation):
+def test_damaged_position_file_is_reported(lake, invalidation):
     invalidation.path.write_text("{")
-    with pytest.raises(Error, match="remove it, and everything will be invalidated"):
+    with pytest.raises(Error, match="remove it, then all keys are invalidated"):
         invalidation.position()
 
 
@@ -403,8 +416,8 @@ catch_up(Invalidation(lake, "cache", sys.argv[2], batch_size=2), lake)
 
 @pytest.mark.process
 @pytest.mark.parametrize("accepted", [0, 1, 2])
-def test_killed_between_a_request_and_the_position_it_is_told_again(lake, server, invalidation, accepted):
-    """The server kills its client when it has the last of some requests, and before it answers."""
+def test_kill_before_the_position_is_stored_repeats_the_request(lake, server, invalidation, accepted):
+    """The server kills the client after the given number of answers, before it answers the next request."""
     before = invalidation.position()
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, lake.path, server.url], cwd=ROOT)
 

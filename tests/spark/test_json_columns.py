@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.spark.values.json_columns import FEW, differences, evolution, from_ddl, infer, parse, to_ddl
+from penstock.spark.values.json_columns import MIN_BATCH_VALUES, differences, evolution, from_ddl, infer, parse, to_ddl
 from tests.examples import scaled
 
 # A reading of its own: whole values by json.loads, what does not fit as a value again.
@@ -105,12 +105,12 @@ def test_a_value_does_not_change_its_neighbours(of, documents, odd, chance):
     written = [json.dumps(each).encode() for each in documents]
     known = [json.dumps(fitted(each, of)[0]).encode() for each in documents]
     values: list[bytes | None] = [*written, *odd]
-    values += [chance.choice(known if chance.random() < 0.9 else written) for _ in range(2 * FEW + 3)]
+    values += [chance.choice(known if chance.random() < 0.9 else written) for _ in range(2 * MIN_BATCH_VALUES + 3)]
     chance.shuffle(values)
     batch = pa.array(values, pa.binary())
     columns, rest = parse(batch, of)
     # So few values are looked at one by one.
-    alone = [parse(batch.slice(at, FEW), of) for at in range(0, len(batch), FEW)]
+    alone = [parse(batch.slice(at, MIN_BATCH_VALUES), of) for at in range(0, len(batch), MIN_BATCH_VALUES)]
     assert columns.equals(pa.concat_arrays([each for each, _ in alone]))
     assert rest.equals(pa.concat_arrays([each for _, each in alone]))
     columns.validate(full=True)
@@ -161,7 +161,7 @@ ODD_SCHEMA = "a BIGINT, n BIGINT, f DOUBLE, s STRING, o STRUCT<x: BIGINT>, l ARR
 
 
 @pytest.mark.parametrize(("value", "document", "rest"), ODD)
-@pytest.mark.parametrize("crowd", [0, 3 * FEW])
+@pytest.mark.parametrize("crowd", [0, 3 * MIN_BATCH_VALUES])
 def test_odd_values(value, document, rest, crowd):
     schema = from_ddl(ODD_SCHEMA)
     columns, left = parse(pa.array([*([b'{"n":1}'] * crowd), value], pa.binary()), schema)
@@ -195,7 +195,7 @@ def test_deep_and_large_values_break_nothing():
 def test_inferred_schemas_hold_what_they_were_inferred_from(documents, odd, crowded):
     """Nothing is left but values of conflicting types, numbers of no type, and what has no type: nulls, {} and []."""
     values = [json.dumps(each).encode() for each in documents]
-    schema = infer(pa.array([*values * (2 * FEW if crowded else 1), *odd], pa.binary()))
+    schema = infer(pa.array([*values * (2 * MIN_BATCH_VALUES if crowded else 1), *odd], pa.binary()))
     known = infer(pa.array(values, pa.binary()))
     if not odd:
         assert schema == known
@@ -238,7 +238,7 @@ INFERRED = [
 
 
 @pytest.mark.parametrize(("values", "ddl"), INFERRED)
-@pytest.mark.parametrize("times", [1, FEW])
+@pytest.mark.parametrize("times", [1, MIN_BATCH_VALUES])
 def test_inferred(values, ddl, times):
     assert to_ddl(infer(pa.array(values * times, pa.binary()))) == ddl
 
@@ -296,7 +296,7 @@ def test_differences_in_words():
     assert differences(old, new) == [
         "a was BIGINT and is DOUBLE",
         "o.x was BIGINT and is STRING",
-        "o.y is gone",
+        "o.y was removed",
         "l[] was BIGINT and is STRING",
         "n BOOLEAN is new",
     ]
@@ -357,7 +357,8 @@ def test_a_type_that_json_does_not_give():
 
 def test_floats_of_32_bits():
     columns, rest = parse(
-        pa.array([b'{"f":0.1}', b'{"f":16777217}', b'{"f":1e39}', b'{"f":16777218}'] * FEW), from_ddl("f FLOAT")
+        pa.array([b'{"f":0.1}', b'{"f":16777217}', b'{"f":1e39}', b'{"f":16777218}'] * MIN_BATCH_VALUES),
+        from_ddl("f FLOAT"),
     )
     found = columns.field("f").to_pylist()[:4]
     assert math.isclose(found[0], 0.1, rel_tol=1e-6)

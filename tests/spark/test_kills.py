@@ -1,6 +1,6 @@
-"""Kill the pipeline's processes at the worst moments, while the bucket changes, and let it go on each time.
+"""Kill the pipeline's processes at the worst moments, while the bucket changes, and restart the pipeline each time.
 
-Two indexes and another bucket hang off the changelog, and must be as the bucket is in the end.
+Two indexes and another bucket depend on the changelog, and must equal the bucket in the end.
 """
 
 import json
@@ -21,10 +21,10 @@ from penstock.spark import Lake
 from penstock.spark.dependents.kinds.fulltext import FullText
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.pipeline.definition.definition import read_definition
-from penstock.spark.pipeline.run.pipeline_run import run
-from penstock.spark.pipeline.state.lake_status import status_of
+from penstock.spark.pipeline.run.pipeline_run import run_pipeline
+from penstock.spark.pipeline.state.lake_status import read_status
 from tests.patience import PATIENCE
-from tests.spark.buckets import QUICK_JAVA, Documents, check_changelog, current_of
+from tests.spark.buckets import Documents, check_changelog, current_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +52,7 @@ url = "{copy}"
 
 
 class Pipeline(NamedTuple):
-    """A pipeline from one bucket to its tables and to another bucket. file: that declares it."""
+    """A pipeline from one bucket to its tables and to another bucket, and the file that declares it."""
 
     file: Path
     documents: Documents
@@ -77,11 +77,10 @@ class Driver:
 
     def __init__(self, pipeline: Pipeline, point: str) -> None:
         command = [sys.executable, "-m", "tests.spark.driver", str(pipeline.file), point]
-        environment = os.environ | {"JDK_JAVA_OPTIONS": QUICK_JAVA}
         self.log = pipeline.file.with_name("driver.log")
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=log, start_new_session=True
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, start_new_session=True
             )
         self.has_written = threading.Event()
         self._reader = threading.Thread(target=self._read)
@@ -97,13 +96,13 @@ class Driver:
     def kill(self, *, java: bool) -> None:
         os.killpg(self.process.pid, signal.SIGKILL) if java else self.process.kill()
 
-    def killed(self) -> None:
-        """Wait for the end of the driver's Python, and see that it was killed."""
+    def wait_until_killed(self) -> None:
+        """Wait for the end of the driver's Python process, and assert that it was killed."""
         assert self.process.wait(PATIENCE) == -signal.SIGKILL, self.log.read_text()
         self._reader.join(PATIENCE)
 
     def clean_up(self) -> None:
-        """Wait until Java has found out that its driver is gone."""
+        """Wait until Java has noticed that its driver was killed, and has ended."""
         deadline = time.monotonic() + PATIENCE
         while _group_lives(self.process.pid):
             if time.monotonic() > deadline:
@@ -121,7 +120,7 @@ def _group_lives(group: int) -> bool:
 
 
 class Workload:
-    """Changes documents of one name until told to stop: each phase its own, so that what it lost stays lost."""
+    """Changes documents until it is stopped; each phase has its own keys, so that no later phase hides a loss."""
 
     def __init__(self, documents: Documents, phase: int) -> None:
         self._documents = documents
@@ -152,11 +151,11 @@ def document(number: int, phase: int) -> bytes:
 
 
 def check(pipeline: Pipeline) -> None:
-    """The changelog has each change once and the newest of every key; all that hangs off it is as the bucket is."""
+    """Assert that the changelog has each change once, the newest of every key, and dependents equal to the bucket."""
     documents, lake = pipeline.documents, pipeline.lake
     changes = check_changelog(lake)
     rows = list(zip(*(changes[name].to_pylist() for name in ("vbucket", "seqno", "key", "cas")), strict=True))
-    assert len(rows) == len({row[:2] for row in rows})  # nothing was rolled back: history is 0 all along
+    assert len(rows) == len({row[:2] for row in rows})  # (vbucket, seqno) is unique because no rollback occurred
     assert set(changes["history"].to_pylist()) == {0}
     assert documents.newest() <= set(rows)
     held = documents.contents()
@@ -176,20 +175,20 @@ def check(pipeline: Pipeline) -> None:
 
 
 def state(lake: Lake) -> tuple[int, int, int]:
-    """Return the newest batch of the changelog, the newest that Spark has logged as done, and the version folded."""
+    """Return the changelog's newest batch, the newest batch that Spark has logged as done, and the merged version."""
     changelog, current = lake.changelog_table.open(), lake.current_table.open()
-    query = lake.query_id()
+    query = lake.read_query_id()
     assert changelog is not None
     assert query is not None
     done = max(
         (int(entry.name) for entry in (lake.checkpoint / "commits").iterdir() if entry.name.isdigit()), default=-1
     )
-    folded = current.transaction_version(str(changelog.metadata().id)) if current is not None else None
-    return changelog.transaction_version(query) or 0, done, -1 if folded is None else folded
+    merged = current.transaction_version(str(changelog.metadata().id)) if current is not None else None
+    return changelog.transaction_version(query) or 0, done, -1 if merged is None else merged
 
 
 def kill_at(pipeline: Pipeline, phase: int, point: str, *, delay: float = 0.0) -> None:
-    """Run a driver on a changing bucket until it kills itself at `point`, or for `never` is killed some time later."""
+    """Run a driver on a changing bucket until it kills itself at `point`, or is killed after `delay` seconds."""
     driver = Driver(pipeline, point)
     try:
         with Workload(pipeline.documents, phase):
@@ -198,7 +197,7 @@ def kill_at(pipeline: Pipeline, phase: int, point: str, *, delay: float = 0.0) -
                 with pytest.raises(subprocess.TimeoutExpired):
                     driver.process.wait(delay)
                 driver.kill(java=phase % 2 == 0)
-            driver.killed()
+            driver.wait_until_killed()
     finally:
         if driver.process.poll() is None:
             driver.kill(java=True)
@@ -206,20 +205,20 @@ def kill_at(pipeline: Pipeline, phase: int, point: str, *, delay: float = 0.0) -
         driver.clean_up()
 
 
-def before(pipeline: Pipeline) -> None:
+def store_first_documents(pipeline: Pipeline) -> None:
     pipeline.documents.store({f"first-{number}": document(number, 0) for number in range(2_000)})
 
 
 def catch_up(spark, pipeline: Pipeline) -> None:
     text = pipeline.file.read_text()
-    pipeline.file.write_text(text.replace("max_changes_per_trigger = 400\n", ""))  # all that is left at once
-    (progress,) = run(read_definition(str(pipeline.file)), available_now=True, spark=spark)
+    pipeline.file.write_text(text.replace("max_changes_per_trigger = 400\n", ""))  # one batch for all remaining changes
+    (progress,) = run_pipeline(read_definition(str(pipeline.file)), available_now=True, spark=spark)
     assert [each.error for each in progress.dependents] == [None] * 4
 
 
 @pytest.mark.spark
 def test_killed_at_the_worst_moments(spark, pipeline):
-    before(pipeline)
+    store_first_documents(pipeline)
     kill_at(pipeline, 1, "written")
     batch, done, _ = state(pipeline.lake)
     assert batch == done
@@ -227,21 +226,21 @@ def test_killed_at_the_worst_moments(spark, pipeline):
     kill_at(pipeline, 2, "committed")
     batch, done, _ = state(pipeline.lake)
     assert batch == done + 1
-    found = status_of(pipeline.lake)
-    assert (found.state, len(found.kept)) == ("killed", 4)
+    found = read_status(pipeline.lake)
+    assert (found.state, len(found.dependents)) == ("killed", 4)
 
-    kill_at(pipeline, 3, "folding")
+    kill_at(pipeline, 3, "merging")
     changelog = pipeline.lake.changelog_table.open()
     assert changelog is not None
     assert changelog.version() > state(pipeline.lake)[2]
 
-    kill_at(pipeline, 4, "driver")  # and the next begins at once, while Java is still there
+    kill_at(pipeline, 4, "driver")  # the next run begins at once, while the old Java process still runs
     catch_up(spark, pipeline)
     check(pipeline)
 
 
-def at_random(spark, pipeline: Pipeline, rounds: int) -> None:
-    before(pipeline)
+def kill_at_random(spark, pipeline: Pipeline, rounds: int) -> None:
+    store_first_documents(pipeline)
     for phase in range(rounds):
         kill_at(pipeline, phase, "never", delay=random.Random(phase).uniform(0.01, 1.5))
     catch_up(spark, pipeline)
@@ -250,9 +249,9 @@ def at_random(spark, pipeline: Pipeline, rounds: int) -> None:
 
 @pytest.mark.spark
 def test_killed_at_random(spark, pipeline):
-    at_random(spark, pipeline, 2)
+    kill_at_random(spark, pipeline, 2)
 
 
 @pytest.mark.soak
 def test_killed_at_random_often(spark, pipeline):
-    at_random(spark, pipeline, 50)
+    kill_at_random(spark, pipeline, 50)

@@ -1,4 +1,4 @@
-"""Whose a lake is, what is refused as one, and how its tables are read."""
+"""The directory of a lake: its owner, refused directories, and reading its tables."""
 
 import json
 from shutil import rmtree
@@ -10,14 +10,14 @@ from deltalake import write_deltalake
 from penstock.errors import LakeRefused, UsageError
 from penstock.spark import Lake
 from penstock.spark.lake.current.current_table import merge_current
-from penstock.spark.lake.reading.lake_readers import count_rows, documents, read_changelog, read_current
-from penstock.spark.lake.tables.directory import query_id
+from penstock.spark.lake.reading.lake_readers import count_rows, read_changelog, read_current, read_documents
+from penstock.spark.lake.tables.directory import read_query_id
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.spark.lakes import QUERY, append, checkpoint, rollback, row, write
 
 
 @pytest.mark.parametrize("path", ["", "s3://bucket/lake", "file:///tmp/lake", "hdfs://a/b", "/tmp/50%20", "/tmp/a\\b"])
-def test_a_path_that_cannot_be_a_lake(path):
+def test_invalid_path_is_refused(path):
     with pytest.raises(UsageError, match="the lake is"):
         Lake(path)
 
@@ -32,7 +32,7 @@ def test_a_path_may_hold_any_other_character(tmp_path, name):
     assert read_current(lake, 5)["key"].to_pylist() == ["a"]
 
 
-def test_a_relative_path_means_the_directory_of_now(tmp_path, monkeypatch):
+def test_relative_path_is_resolved_at_creation(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lake = Lake("./lake")
     monkeypatch.chdir("/")
@@ -43,24 +43,24 @@ def test_an_empty_or_missing_directory_is_a_new_lake(lake):
     lake.check_owner()
     lake.changelog_table.path.mkdir(parents=True)
     lake.check_owner()
-    assert lake.query_id() is None
+    assert lake.read_query_id() is None
 
 
-def test_what_a_process_left_that_died_before_the_first_commit_is_a_new_lake(lake):
+def test_files_left_before_the_first_commit_are_a_new_lake(lake):
     write(lake, [row(1, 1)])
     (lake.changelog_table.path / "_delta_log").mkdir()
     lake.check_owner()
     assert append(lake, 0, [row(1, 1)])
 
 
-def test_the_query_of_the_checkpoint_may_go_on(lake):
+def test_query_of_the_checkpoint_can_continue(lake):
     checkpoint(lake.checkpoint, batches=2)
     append(lake, 1, [row(1, 1)])
     lake.check_owner()
-    assert lake.query_id() == QUERY
+    assert lake.read_query_id() == QUERY
 
 
-def test_a_lake_may_be_moved(lake, tmp_path):
+def test_moved_lake_keeps_its_query(lake, tmp_path):
     checkpoint(lake.checkpoint, batches=1)
     append(lake, 0, [row(1, 1, b"a")])
     merge_current(lake)
@@ -70,23 +70,23 @@ def test_a_lake_may_be_moved(lake, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("spoil", "message"),
     [
-        (lambda lake: (lake.checkpoint / "metadata").unlink(), "_checkpoint is gone"),
+        (lambda lake: (lake.checkpoint / "metadata").unlink(), "_checkpoint is missing"),
         (lambda lake: checkpoint(lake.checkpoint, query="another"), "not written by the query"),
-        (lambda lake: (lake.checkpoint / "offsets" / "1").unlink(), "0 to have begun"),
-        (lambda lake: (lake.checkpoint / "commits" / "2").touch(), "2 to have ended"),
+        (lambda lake: (lake.checkpoint / "offsets" / "1").unlink(), "newest planned batch is 0"),
+        (lambda lake: (lake.checkpoint / "commits" / "2").touch(), "newest ended batch is 2"),
         (lambda lake: rmtree(lake.changelog_table.path), "ends with batch -1"),
     ],
 )
-def test_a_lake_of_another_query_is_refused(lake, spoil, says):
+def test_a_lake_of_another_query_is_refused(lake, spoil, message):
     checkpoint(lake.checkpoint, batches=2)
     append(lake, 1, [row(1, 1)])
     (lake.checkpoint / "commits").mkdir()
     (lake.checkpoint / "commits" / "1").touch()
     lake.check_owner()
     spoil(lake)
-    with pytest.raises(LakeRefused, match=says) as refusal:
+    with pytest.raises(LakeRefused, match=message) as refusal:
         lake.check_owner()
     assert "choose another directory" in str(refusal.value)
 
@@ -127,10 +127,10 @@ def broken_metadata(lake):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("spoil", "message"),
     [
-        (foreign_file, "lake cannot be made a lake's directory: File exists"),
-        (file_above, "lake cannot be made a lake's directory: Not a directory"),
+        (foreign_file, "cannot create the lake's directory .*lake: File exists"),
+        (file_above, "cannot create the lake's directory .*lake: Not a directory"),
         (file_for_table, "changelog is a file"),
         (foreign_content, "'holiday.jpg'"),
         (foreign_table, "columns name; expected Penstock's changelog"),
@@ -138,27 +138,27 @@ def broken_metadata(lake):
         (broken_metadata, "expected a Spark query's metadata"),
     ],
 )
-def test_something_else_in_a_tables_place_is_one_sentence(lake, spoil, says):
+def test_foreign_file_in_place_of_a_table_raises_one_sentence(lake, spoil, message):
     spoil(lake)
-    with pytest.raises(UsageError, match=says) as refusal:
+    with pytest.raises(UsageError, match=message) as refusal:
         lake.check_owner()
     assert "\n" not in str(refusal.value)
 
 
-def test_reading_what_is_not_there(lake):
-    for read in (read_current, read_changelog, documents):
+def test_reading_a_missing_table_is_refused(lake):
+    for read in (read_current, read_changelog, read_documents):
         with pytest.raises(UsageError, match="there is no table at"):
             read(lake)
     assert count_rows(lake.current_table) == 0
 
 
 def test_the_query_id_is_read_as_spark_writes_it(tmp_path):
-    assert query_id(tmp_path) is None
+    assert read_query_id(tmp_path) is None
     (tmp_path / "metadata").write_text(json.dumps({"id": "abc"}))
-    assert query_id(tmp_path) == "abc"
+    assert read_query_id(tmp_path) == "abc"
 
 
-def test_current_is_shown_by_key(lake):
+def test_read_current_sorts_by_key(lake):
     keys = [b"pear", b"\xff\xff", b"apple", b"fig", b"\xfe", "äpfel".encode()]
     append(lake, 0, [row(7 * number % 64, number, key, key) for number, key in enumerate(keys, 1)])
     merge_current(lake)
@@ -173,10 +173,10 @@ def test_a_key_in_two_collections_is_two_documents(lake):
     append(lake, 0, [row(1, n, b"a", b"%d" % n, collection_id=n % 3) for n in range(1, 7)])
     merge_current(lake)
     assert read_current(lake, 2)["collection_id"].to_pylist() == [0, 1]
-    assert sorted(documents(lake)["value"].to_pylist()) == [b"4", b"5", b"6"]
+    assert sorted(read_documents(lake)["value"].to_pylist()) == [b"4", b"5", b"6"]
 
 
-def test_the_changelog_is_shown_newest_first(lake, monkeypatch):
+def test_read_changelog_returns_newest_rows_first(lake, monkeypatch):
     clock = iter(range(10**18, 2 * 10**18, 10**9))
     monkeypatch.setattr("penstock.spark.lake.tables.delta_table.time.time_ns", lambda: next(clock))
     append(lake, 0, [row(50, 1, b"a", cas=10), row(2, 9, b"b", cas=30), row(2, 8, b"c", cas=20)])

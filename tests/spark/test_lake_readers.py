@@ -1,4 +1,4 @@
-"""Programs of others, and Spark by lists of files, read from both tables what was written, row by row."""
+"""Other programs, and Spark by lists of files, read the written rows from both tables."""
 
 import importlib
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from deltalake import DeltaTable
 from penstock.spark import Lake
 from penstock.spark.lake.changelog.merge_rules import merge_changes
 from penstock.spark.lake.current.current_table import merge_current
-from penstock.spark.lake.tables.delta_table import RANGE, LakeTable
+from penstock.spark.lake.tables.delta_table import RANGE_COLUMN, LakeTable
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.spark import lakes
 from tests.spark.lakes import append, as_documents, model, rollback, row, table
 
-pd: Any = importlib.import_module("pandas")  # which brings no types
+pd: Any = importlib.import_module("pandas")  # pandas has no type annotations
 
 ROWS = [
     *(row(n % 64, n, b"document %d" % n, b'{"n": %d}' % n) for n in range(1, 200)),
@@ -40,11 +40,11 @@ def as_delta(part: LakeTable) -> str:
 def files_of(part: LakeTable) -> list[str]:
     opened = part.open()
     assert opened is not None
-    return part.paths(part.files(opened))
+    return part.list_paths(part.list_files(opened))
 
 
 def from_pandas(frame: Any) -> list[dict[str, Any]]:
-    """pandas' own integers know no null: a column with one would become one of floats."""
+    """Return a frame's rows; as objects, because pandas turns an integer column with nulls into floats."""
     lines: list[dict[str, Any]] = frame.astype(object).where(frame.notna(), None).to_dict("records")
     return lines
 
@@ -65,7 +65,7 @@ READERS: dict[str, Callable[[LakeTable], Any]] = {
 
 
 def plain(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Bring what the programs say of a row to one form; a map comes as pairs, as a list of structs, or as a dict."""
+    """Return rows of any program in one form; programs return a map as pairs, as a list of structs, or as a dict."""
 
     def value(name: str, content: Any) -> Any:
         if name == "xattrs" and content is not None:
@@ -91,7 +91,7 @@ def lake(tmp_path_factory):
 
 
 def ranged(rows: pa.Table) -> list[dict[str, Any]]:
-    return plain([line | {RANGE: line["vbucket"] // 4} for line in rows.to_pylist()])
+    return plain([line | {RANGE_COLUMN: line["vbucket"] // 4} for line in rows.to_pylist()])
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -110,7 +110,7 @@ def test_spark_reads_both_tables(lake, spark):
 
 
 @pytest.mark.spark
-def test_a_spark_frame_has_what_is_pending_and_stays_as_it_was(spark, tmp_path):
+def test_spark_frame_has_pending_changes_and_does_not_change(spark, tmp_path):
     lake = Lake(tmp_path / "a [lake] of * {two}?")
     steps = [
         ROWS,
@@ -139,4 +139,4 @@ def test_lakes_are_read_as_a_whole_or_in_part(lake):
     assert plain(lake.changelog().to_pylist()) == plain(table(ROWS).to_pylist())
     assert lake.changelog().schema.equals(CHANGE_SCHEMA)
     assert lake.changelog(["seqno"]).schema.names == ["seqno"]
-    assert as_documents(lake.current()) == model(ROWS) == as_documents(lakes.folded(lake))
+    assert as_documents(lake.current()) == model(ROWS) == as_documents(lakes.read_table_documents(lake))

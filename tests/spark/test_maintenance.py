@@ -1,4 +1,4 @@
-"""Joining small files and removing old ones loses no row and repeats none, beside a pipeline and killed midway."""
+"""Compaction and vacuum neither lose nor repeat rows, beside a pipeline and after kills."""
 
 import os
 import signal
@@ -15,21 +15,21 @@ from hypothesis import strategies as st
 
 from penstock.errors import LakeRefused, UsageError
 from penstock.spark import Lake
-from penstock.spark.lake.changelog.changelog_delta import delta_since
+from penstock.spark.lake.changelog.changelog_delta import find_delta
 from penstock.spark.lake.current import current_table as current
-from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, merge_current, prepare
+from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, merge_current, prepare_merge
 from penstock.spark.lake.maintenance import lake_compaction
 from penstock.spark.lake.maintenance.lake_compaction import (
-    JOINED_BYTES,
+    COMPACTED_BYTES,
     SMALL_BYTES,
     compact,
-    joins,
+    group_small_files,
     maintain_changelog,
 )
 from penstock.spark.lake.maintenance.lake_vacuum import vacuum
 from penstock.spark.lake.maintenance.maintenance_report import TableReport
 from penstock.spark.lake.tables.delta_table import DataFile
-from penstock.spark.lake.tables.lake_lock import locked
+from penstock.spark.lake.tables.lake_lock import hold_lock
 from tests.examples import scaled
 from tests.patience import PATIENCE
 from tests.spark import lakes
@@ -52,11 +52,11 @@ def filled(lake, batches=6):
 
 def files(table):
     opened = table.open()
-    return table.files(opened) if opened is not None else []
+    return table.list_files(opened) if opened is not None else []
 
 
-def aged(monkeypatch, hours):
-    """Let what is committed from now on be committed that long ago."""
+def date_commits_back(monkeypatch, hours):
+    """Date later commits back by the given number of hours."""
     now = time.time_ns
     monkeypatch.setattr(
         "penstock.spark.lake.tables.delta_table.time.time_ns", lambda: now() - round(hours * 3600 * 10**9)
@@ -75,10 +75,10 @@ def aged(monkeypatch, hours):
         ([SMALL_BYTES - 1] * 3 + [1], [[SMALL_BYTES - 1] * 3]),
     ],
 )
-def test_neighbours_are_joined_until_they_are_large(sizes, wanted):
-    found = joins(DataFile(f"{number}", size, 1, 0) for number, size in enumerate(sizes))
+def test_small_neighbours_are_grouped_up_to_the_target_size(sizes, wanted):
+    found = group_small_files(DataFile(f"{number}", size, 1, 0) for number, size in enumerate(sizes))
     assert [[file.size for file in group] for group in found] == wanted
-    assert JOINED_BYTES <= 3 * SMALL_BYTES
+    assert COMPACTED_BYTES <= 3 * SMALL_BYTES
 
 
 @pytest.mark.parametrize(
@@ -92,17 +92,19 @@ def test_neighbours_are_joined_until_they_are_large(sizes, wanted):
         ([SMALL_BYTES, 1, 1], [[1, 1]]),
     ],
 )
-def test_files_are_joined_with_their_likes(sizes, wanted):
-    found = joins((DataFile(f"{number}", size, 1, 0) for number, size in enumerate(sizes)), alike=True)
+def test_tiered_groups_have_files_of_similar_size(sizes, wanted):
+    found = group_small_files((DataFile(f"{number}", size, 1, 0) for number, size in enumerate(sizes)), is_tiered=True)
     assert [[file.size for file in group] for group in found] == wanted
 
 
-def test_a_row_that_is_joined_with_its_likes_is_copied_few_times():
+def test_tiered_compaction_copies_a_row_few_times():
     sizes, copied = [], 0
     for _ in range(1024):
         sizes.append(1)
         if len(sizes) % 16 == 0:
-            groups = joins((DataFile(f"{number}", size, 1, 0) for number, size in enumerate(sizes)), alike=True)
+            groups = group_small_files(
+                (DataFile(f"{number}", size, 1, 0) for number, size in enumerate(sizes)), is_tiered=True
+            )
             for group in groups:
                 copied += sum(file.size for file in group)
                 first = int(group[0].path)
@@ -112,19 +114,22 @@ def test_a_row_that_is_joined_with_its_likes_is_copied_few_times():
     assert copied < 1024 * 10
 
 
-def test_a_run_joins_when_small_files_are_very_many_and_removes_what_was_replaced(lake, monkeypatch):
-    monkeypatch.setattr(lake_compaction, "MOST_SMALL", 60)
+@pytest.mark.long
+def test_run_compacts_very_many_small_files_and_removes_old_files(lake, monkeypatch):
+    monkeypatch.setattr(lake_compaction, "MAX_SMALL_FILES", 60)
     written = filled(lake, 3)
     assert not maintain_changelog(lake)
     append(lake, 3, rows(3))
     unwritten = write(lake, rows(9))
     with monkeypatch.context() as past:
-        aged(past, hours=1.5)
-        assert maintain_changelog(lake)  # but what current has yet to take in
+        date_commits_back(past, hours=1.5)
+        assert maintain_changelog(lake)  # except files that the current table has not merged
     assert len(files(lake.changelog_table)) == 2 * 16
-    assert {path for path in lakes.orphans(lake) if "/changelog/" in path} == set(lake.changelog_table.paths(unwritten))
+    assert {path for path in lakes.orphans(lake) if "/changelog/" in path} == set(
+        lake.changelog_table.list_paths(unwritten)
+    )
     merge_current(lake)
-    assert as_documents(lakes.folded(lake)) == model([*written, *rows(3)])
+    assert as_documents(lakes.read_table_documents(lake)) == model([*written, *rows(3)])
     assert not maintain_changelog(lake)
     for batch in range(4, 7):
         append(lake, batch, rows(batch))
@@ -134,59 +139,62 @@ def test_a_run_joins_when_small_files_are_very_many_and_removes_what_was_replace
     assert lake.changelog().num_rows == 7 * 64
 
 
-def test_what_was_replaced_is_removed_also_while_small_files_are_few(lake, monkeypatch):
-    """Where batches are rare, the table has forgotten it by the time that there is something to join again."""
+@pytest.mark.long
+def test_run_removes_replaced_files_without_compaction(lake, monkeypatch):
+    """With rare batches, the log forgets replaced files before there are enough files for the next compaction."""
     filled(lake)
     with monkeypatch.context() as past:
-        aged(past, hours=1.5)
+        date_commits_back(past, hours=1.5)
         compact(lake)
     unwritten = write(lake, rows(9))
     versions = lake.changelog_table.open().version()
     for _ in range(2):
         assert not maintain_changelog(lake)
         there = {path for path in lakes.orphans(lake) if "/changelog/" in path}
-        assert there == set(lake.changelog_table.paths(unwritten))
+        assert there == set(lake.changelog_table.list_paths(unwritten))
     assert lake.changelog_table.open().version() == versions
     assert lake.changelog().num_rows == 6 * 64
 
 
 def test_only_files_of_one_range_are_joined():
-    found = joins(DataFile(f"{number}", 1, 1, number % 3) for number in range(8))
+    found = group_small_files(DataFile(f"{number}", 1, 1, number % 3) for number in range(8))
     assert [[file.path for file in group] for group in found] == [["0", "3", "6"], ["1", "4", "7"], ["2", "5"]]
 
 
-def test_small_files_are_joined_and_nobody_takes_that_for_news(lake):
+def test_compaction_adds_nothing_to_deltas(lake):
     written = filled(lake)
-    known = current.merged_version(lake, lake.current_table.open())
+    known = current.read_merged_version(lake, lake.current_table.open())
     report = compact(lake)
     assert (report.changelog.files_before, report.changelog.files_after) == (96, 16)
     assert len(files(lake.changelog_table)) == 16
     assert report.current == TableReport(16, 16, report.current.bytes_after, report.current.bytes_after)
     assert identities(lake) == sorted((r["vbucket"], r["history"], r["seqno"]) for r in written)
-    delta = delta_since(lake, known)
+    delta = find_delta(lake, known)
     assert delta is not None
-    assert (delta.everything, delta.files) == (False, ())
+    assert (delta.is_full, delta.files) == (False, ())
     assert merge_current(lake) == MergeProgress(delta.version)
     assert compact(lake).changelog == TableReport(16, 16, report.changelog.bytes_after, report.changelog.bytes_after)
     append(lake, 6, rows(6))
     assert merge_current(lake).changes == 64
-    assert as_documents(lakes.folded(lake)) == model([*written, *rows(6)])
+    assert as_documents(lakes.read_table_documents(lake)) == model([*written, *rows(6)])
 
 
-def test_a_batch_that_was_written_before_files_were_joined_is_known_afterwards(lake):
+@pytest.mark.long
+def test_compaction_keeps_the_newest_batch_known(lake):
     filled(lake)
     compact(lake)
     assert not append(lake, 5, rows(5))
     assert append(lake, 6, rows(6))
 
 
-def test_files_that_someone_has_yet_to_take_in_are_left_alone(lake):
+@pytest.mark.long
+def test_compaction_leaves_files_that_a_dependent_has_not_applied(lake):
     filled(lake)
     changelog = str(lake.changelog_table.open().metadata().id)
     assert compact(lake, [(changelog, 2)]).changelog.files_after == 16 + 3 * 16
-    delta = delta_since(lake, (changelog, 2))
+    delta = find_delta(lake, (changelog, 2))
     assert delta is not None
-    assert (delta.everything, delta.rows) == (False, 3 * 64)
+    assert (delta.is_full, delta.rows) == (False, 3 * 64)
     assert compact(lake, [None, ("another", 0)]).changelog.files_after == 16
     append(lake, 6, rows(6))
     append(lake, 7, rows(7))
@@ -194,7 +202,8 @@ def test_files_that_someone_has_yet_to_take_in_are_left_alone(lake):
     assert merge_current(lake) == MergeProgress(lake.changelog_table.open().version(), changes=128)
 
 
-def test_who_reads_everything_anew_holds_nothing_up(lake, monkeypatch):
+@pytest.mark.long
+def test_dependent_without_a_valid_version_does_not_block_compaction(lake, monkeypatch):
     monkeypatch.setitem(lake.changelog_table.configuration, "delta.logRetentionDuration", "interval 0 seconds")
     written = [change for batch in range(60) for change in rows(batch, 4)]
     for batch in range(60):
@@ -203,50 +212,53 @@ def test_who_reads_everything_anew_holds_nothing_up(lake, monkeypatch):
     merge_current(lake)
     changelog = str(lake.changelog_table.open().metadata().id)
     append(lake, 60, rows(60, 4))
-    assert lake.changelog_table.added_since(lake.changelog_table.open(), 0) is None
+    assert lake.changelog_table.list_added_since(lake.changelog_table.open(), 0) is None
     assert compact(lake, [(changelog, 0)]).changelog.files_after == 2
     assert merge_current(lake).changes == 4
-    assert as_documents(lakes.folded(lake)) == model([*written, *rows(60, 4)])
+    assert as_documents(lakes.read_table_documents(lake)) == model([*written, *rows(60, 4)])
 
 
-def test_current_is_joined_too_and_a_fold_of_before_does_not_count_twice(lake, monkeypatch):
+@pytest.mark.long
+def test_merge_prepared_before_compaction_of_current_is_not_applied_twice(lake, monkeypatch):
     monkeypatch.setattr(current, "SMALL_ROWS", 0)
     written = filled(lake, 3)
     append(lake, 3, rows(3))
     written += rows(3)
-    fold = prepare(lake)
-    assert isinstance(fold, PreparedMerge)
+    merge = prepare_merge(lake)
+    assert isinstance(merge, PreparedMerge)
     assert compact(lake).current.files_before > 16
     assert len(files(lake.current_table)) == 16
     with pytest.raises(DeltaError):
-        fold.commit()
+        merge.commit()
     merge_current(lake)
-    assert as_documents(lakes.folded(lake)) == model(written)
+    assert as_documents(lakes.read_table_documents(lake)) == model(written)
 
 
-def test_a_fold_begins_anew_when_files_were_joined_under_it(lake, monkeypatch):
+@pytest.mark.long
+def test_merge_restarts_after_a_concurrent_compaction(lake, monkeypatch):
     monkeypatch.setattr(current, "SMALL_ROWS", 0)
     written = filled(lake, 3)
     append(lake, 3, rows(3))
-    folds = []
+    merges = []
 
     def late(*arguments):
-        folds.append(prepare(*arguments))
-        if len(folds) == 1:
+        merges.append(prepare_merge(*arguments))
+        if len(merges) == 1:
             compact(lake)
-        return folds[-1]
+        return merges[-1]
 
-    monkeypatch.setattr(current, "prepare", late)
+    monkeypatch.setattr(current, "prepare_merge", late)
     assert merge_current(lake).changes == 64
-    assert len(folds) == 2
-    assert as_documents(lakes.folded(lake)) == model([*written, *rows(3)])
+    assert len(merges) == 2
+    assert as_documents(lakes.read_table_documents(lake)) == model([*written, *rows(3)])
     vacuum(lake, 0)
     assert lakes.orphans(lake) == []
 
 
+@pytest.mark.long
 @settings(max_examples=scaled(10))
 @given(histories(), st.data())
-def test_maintenance_at_any_time_changes_nothing(rows, data):
+def test_maintenance_at_any_time_changes_no_rows(rows, data):
     ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})
     with TemporaryDirectory() as directory:
         lake = Lake(directory)
@@ -269,7 +281,7 @@ def joiner(lake, seconds=None):
 
 
 @pytest.mark.process
-def test_joining_goes_on_beside_a_driver_that_is_killed_too(lake):
+def test_compaction_runs_beside_a_killed_driver(lake):
     batches = 14
     append(lake, 0, lakes.batch_rows(0))
     merge_current(lake)
@@ -288,22 +300,24 @@ def test_joining_goes_on_beside_a_driver_that_is_killed_too(lake):
 
 
 @pytest.mark.process
-def test_joining_that_is_killed_at_any_moment_changes_nothing(lake):
+def test_killed_compaction_changes_no_rows(lake):
     written = filled(lake, 8)
     for batch, seconds in enumerate((0.001, 0.02, 0.05, 0.1), 8):
         with joiner(lake, seconds) as joining:
             assert joining.wait(PATIENCE) == -signal.SIGALRM
-        assert as_documents(lakes.folded(lake)) == model(written)
+        assert as_documents(lakes.read_table_documents(lake)) == model(written)
         assert identities(lake) == sorted((r["vbucket"], r["history"], r["seqno"]) for r in written)
         append(lake, batch, rows(batch))
         merge_current(lake)
         written += rows(batch)
 
 
-def test_joining_that_fails_leaves_no_file(lake, monkeypatch):
+def test_failed_compaction_leaves_no_file(lake, monkeypatch):
     written = filled(lake)
-    rewritten = lake_compaction._rewritten
-    monkeypatch.setattr(lake_compaction, "joins", lambda files: [[file] for file in files if file.vbucket_range == 3])
+    rewritten = lake_compaction._rewrite_files
+    monkeypatch.setattr(
+        lake_compaction, "group_small_files", lambda files: [[file] for file in files if file.vbucket_range == 3]
+    )
 
     def failing(table, group):
         if len(lakes.orphans(lake)) > 1:
@@ -311,44 +325,45 @@ def test_joining_that_fails_leaves_no_file(lake, monkeypatch):
         return rewritten(table, group)
 
     vacuum(lake, 0)
-    monkeypatch.setattr(lake_compaction, "_rewritten", failing)
+    monkeypatch.setattr(lake_compaction, "_rewrite_files", failing)
     with pytest.raises(OSError, match="the disk is full"):
         compact(lake)
     assert not lakes.orphans(lake)
-    assert as_documents(lakes.folded(lake)) == model(written)
+    assert as_documents(lakes.read_table_documents(lake)) == model(written)
 
 
-def test_files_leave_the_disk_when_no_version_needs_them_any_more(lake, monkeypatch):
-    written = filled(lake)
+def test_vacuum_removes_files_that_no_version_needs(lake, monkeypatch):
+    written = filled(lake, 2)
     compact(lake)
-    assert len(lakes.orphans(lake)) >= 96
+    assert len(lakes.orphans(lake)) >= 32
     kept = vacuum(lake)
-    assert (kept.changelog.files_before, kept.changelog.files_after) == (112, 112)
+    assert (kept.changelog.files_before, kept.changelog.files_after) == (48, 48)
     unwritten = write(lake, rows(9))
     old = write(lake, rows(9))
-    for path in lake.changelog_table.paths(old):
+    for path in lake.changelog_table.list_paths(old):
         os.utime(path, (0, 0))
-    assert vacuum(lake).changelog.files_after == 112 + len(unwritten)
+    assert vacuum(lake).changelog.files_after == 48 + len(unwritten)
     done = vacuum(lake, 0)
     assert done.changelog.files_after == done.current.files_after == 16
     assert done.changelog.bytes_after == sum(file.size for file in files(lake.changelog_table))
     assert lakes.orphans(lake) == []
-    assert as_documents(lakes.folded(lake)) == model(written)
+    assert as_documents(lakes.read_table_documents(lake)) == model(written)
     assert identities(lake) == sorted((r["vbucket"], r["history"], r["seqno"]) for r in written)
 
 
-def test_files_that_were_replaced_long_ago_are_removed_without_being_asked_for(lake, monkeypatch):
+@pytest.mark.long
+def test_vacuum_keeps_files_for_the_given_hours(lake, monkeypatch):
     filled(lake)
     with monkeypatch.context() as past:
-        aged(past, hours=3)
+        date_commits_back(past, hours=3)
         compact(lake)
     assert vacuum(lake, 4).changelog.files_after == 112
     assert vacuum(lake, 2).changelog.files_after == 16
 
 
-def test_at_once_means_that_no_pipeline_runs(lake):
+def test_vacuum_at_once_is_refused_while_a_pipeline_runs(lake):
     filled(lake, 1)
-    with locked(lake.path, 0):
+    with hold_lock(lake.path, 0):
         assert vacuum(lake).changelog.files_after == 16
         with pytest.raises(LakeRefused, match="another run"):
             vacuum(lake, 0)

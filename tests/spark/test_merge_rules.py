@@ -1,4 +1,4 @@
-"""Which rows of a changelog still count: each rule by itself, over a few rows."""
+"""Merge rules: each rule by itself, over a few rows."""
 
 import numpy as np
 import pyarrow.compute as pc
@@ -10,13 +10,13 @@ from penstock.spark.lake.changelog.merge_rules import (
     CollectionEnds,
     RollbackMarkers,
     RowMarkers,
-    among,
-    collections_of,
-    keys_of,
+    encode_collections,
+    fill_collection_ids,
+    mark_common_identities,
     merge_changes,
-    newest,
+    read_keys,
+    select_newest,
     to_documents,
-    with_collections,
 )
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, MERGE_SCHEMA
 from tests.spark.lakes import as_documents, model, rollback, row, table
@@ -42,7 +42,7 @@ def test_merged_changes_are_the_model(rows, random):
 
 
 @pytest.mark.parametrize(("rows", "wanted"), [story[1:] for story in STORIES], ids=[story[0] for story in STORIES])
-def test_stories(rows, wanted):
+def test_merged_history_equals_expected_documents(rows, wanted):
     for some in (rows, rows[::-1]):
         assert {
             identity[2]: value for identity, (_, value) in as_documents(merge_changes(table(some))).items()
@@ -53,7 +53,7 @@ def test_stories(rows, wanted):
 
 
 def cut(*rows):
-    return RollbackMarkers.of(table(rows))
+    return RollbackMarkers.collect(table(rows))
 
 
 CUTS = [
@@ -73,16 +73,16 @@ CUTS = [
 
 
 @pytest.mark.parametrize(("rows", "places", "limits", "floors"), [c[1:] for c in CUTS], ids=[c[0] for c in CUTS])
-def test_cuts(rows, places, limits, floors):
+def test_rollback_markers_have_places_and_limits(rows, places, limits, floors):
     found = cut(*rows)
     assert found.places.tolist() == [vbucket << 32 | history for vbucket, history in places]
     assert found.limits.tolist() == limits
     assert found.limits.dtype == np.uint64
-    assert found.floors() == floors
+    assert found.find_lowest_histories() == floors
 
 
 def test_rollbacks_of_one_place_keep_the_lowest_seqno():
-    """Not that a consumer writes two: a batch is written once. But no row may be lost to a sort that mixes them."""
+    """A batch is written once, so that this does not happen; but a sort that mixes the two must lose no row."""
     assert cut(rollback(1, 3, 1), rollback(1, 7, 1)).limits[0] == 3
 
 
@@ -105,17 +105,17 @@ SURVIVAL = [
 
 
 @pytest.mark.parametrize(("marks", "change", "kept"), [s[1:] for s in SURVIVAL], ids=[s[0] for s in SURVIVAL])
-def test_what_rollbacks_take_away(marks, change, kept):
-    found = cut(*marks).survive(table([change, change]))
+def test_rollbacks_void_rows_of_older_histories(marks, change, kept):
+    found = cut(*marks).mark_survivors(table([change, change]))
     assert (str(found.dtype), found.tolist()) == ("bool", [kept, kept])
-    assert RowMarkers.of(table(marks)).survive(table([change])).tolist() == [kept]
+    assert RowMarkers.collect(table(marks)).mark_survivors(table([change])).tolist() == [kept]
 
 
 # Collections that ended
 
 
 def test_the_newest_event_about_each_collection_counts():
-    found = CollectionEnds.of(
+    found = CollectionEnds.collect(
         table(
             [
                 ended(2, 4, 8),
@@ -135,9 +135,9 @@ def test_the_newest_event_about_each_collection_counts():
 
 
 def test_no_collection_ended():
-    found = CollectionEnds.of(table([row(1, 5, collection_id=8)]))
+    found = CollectionEnds.collect(table([row(1, 5, collection_id=8)]))
     assert [len(column) for column in (found.collections, found.histories, found.seqnos)] == [0, 0, 0]
-    assert found.survive(table([row(1, 5), row(1, 6)])).tolist() == [True, True]
+    assert found.mark_survivors(table([row(1, 5), row(1, 6)])).tolist() == [True, True]
 
 
 ENDED = [
@@ -157,31 +157,31 @@ ENDED = [
 
 
 @pytest.mark.parametrize(("change", "kept"), [e[1:] for e in ENDED], ids=[e[0] for e in ENDED])
-def test_what_the_end_of_a_collection_takes_away(change, kept):
+def test_collection_end_voids_older_rows(change, kept):
     marks = [ended(1, 6, 8, history=1), ended(2, 9, 0)]
-    found = CollectionEnds.of(table(marks)).survive(table([change, change]))
+    found = CollectionEnds.collect(table(marks)).mark_survivors(table([change, change]))
     assert (str(found.dtype), found.tolist()) == ("bool", [kept, kept])
-    assert RowMarkers.of(table(marks)).survive(table([change])).tolist() == [kept]
+    assert RowMarkers.collect(table(marks)).mark_survivors(table([change])).tolist() == [kept]
     is_inside = (change["vbucket"], change["collection_id"] or 0) in {(1, 8), (2, 0)}
-    assert CollectionEnds.of(table(marks)).holds(table([change])).tolist() == [is_inside]
+    assert CollectionEnds.collect(table(marks)).mark_members(table([change])).tolist() == [is_inside]
 
 
-def test_an_end_that_was_rolled_back_takes_nothing_away():
+def test_rolled_back_collection_end_voids_nothing():
     rows = table([row(1, 5, collection_id=8), ended(1, 6, 8), rollback(1, 5, 1), row(1, 6, b"b", history=1)])
-    marks = RowMarkers.of(rows)
-    assert marks.survive(rows).tolist() == [True, False, True, True]
-    assert seqnos(marks.survivors(rows)) == [5, 5, 6]
+    marks = RowMarkers.collect(rows)
+    assert marks.mark_survivors(rows).tolist() == [True, False, True, True]
+    assert seqnos(marks.select_survivors(rows)) == [5, 5, 6]
 
 
 def test_rows_that_all_survive_are_not_copied():
     rows = table([row(1, 5), row(1, 6)])
-    assert RowMarkers.of(rows).survivors(rows) is rows
-    assert newest(table([row(1, 5, b"a"), row(1, 6, b"b")])).num_rows == 2
+    assert RowMarkers.collect(rows).select_survivors(rows) is rows
+    assert select_newest(table([row(1, 5, b"a"), row(1, 6, b"b")])).num_rows == 2
 
 
-def test_the_number_of_a_collection():
+def test_collections_encode_vbucket_and_id():
     rows = table([row(3, 1, collection_id=9), row(1023, 1, collection_id=None)])
-    assert collections_of(rows).tolist() == [3 << 32 | 9, 1023 << 32]
+    assert encode_collections(rows).tolist() == [3 << 32 | 9, 1023 << 32]
 
 
 # Documents
@@ -202,25 +202,25 @@ AMONG = [
 
 
 @pytest.mark.parametrize(("one", "found"), [a[1:] for a in AMONG], ids=[a[0] for a in AMONG])
-def test_among(one, found):
-    assert among(table([one, one]), table(SOME)).tolist() == [found, found]
-    assert among(table([one]), table(SOME[::-1])).tolist() == [found]
+def test_common_identities_are_marked(one, found):
+    assert mark_common_identities(table([one, one]), table(SOME)).tolist() == [found, found]
+    assert mark_common_identities(table([one]), table(SOME[::-1])).tolist() == [found]
 
 
-def test_no_two_identities_are_taken_for_one():
-    """Each key in each place, of which every second one is there, like the fields of one colour on a board."""
+def test_different_identities_have_different_numbers():
+    """Every second key of every vbucket exists, like the squares of one colour on a chessboard."""
     board = [(key, vbucket) for key in range(6) for vbucket in range(4)]
     changes = [row(vbucket, 1, b"%d" % key) for key, vbucket in board]
     there = [(key + vbucket) % 2 == 0 for key, vbucket in board]
     some = [change for change, is_there in zip(changes, there, strict=True) if is_there]
-    assert among(table(changes), table(some)).tolist() == there
+    assert mark_common_identities(table(changes), table(some)).tolist() == there
 
 
-def test_among_nothing():
-    assert among(table([row(1, 1)]), table([])).tolist() == [False]
-    nothing = among(table([]), table(SOME))
+def test_no_identity_is_common_with_an_empty_table():
+    assert mark_common_identities(table([row(1, 1)]), table([])).tolist() == [False]
+    nothing = mark_common_identities(table([]), table(SOME))
     assert (str(nothing.dtype), len(nothing)) == ("bool", 0)
-    assert among(table([row(1, 1), row(1, 2)]), table([])).dtype == np.bool_
+    assert mark_common_identities(table([row(1, 1), row(1, 2)]), table([])).dtype == np.bool_
 
 
 def test_the_newest_change_of_each_document():
@@ -236,15 +236,15 @@ def test_the_newest_change_of_each_document():
             rollback(1, 4, 1),
         ]
     )
-    assert seqnos(newest(rows)) == [2, 3, 1, HIGHEST]
+    assert seqnos(select_newest(rows)) == [2, 3, 1, HIGHEST]
 
 
 def test_a_document_without_a_collection_is_in_the_default_one():
     rows = table([row(1, 1, b"a", collection_id=None), row(1, 2, b"a", collection_id=0)]).select(MERGE_SCHEMA.names)
-    found = with_collections(rows)
+    found = fill_collection_ids(rows)
     assert found["collection_id"].to_pylist() == [0, 0]
     assert found.schema == MERGE_SCHEMA
-    assert with_collections(found) is found
+    assert fill_collection_ids(found) is found
     assert as_documents(merge_changes(rows.cast(MERGE_SCHEMA))) == {(1, 0, b"a"): ((1 << 48) + 2, b"")}
 
 
@@ -265,19 +265,19 @@ def test_mutations_become_documents():
     assert documents["key_bytes"].to_pylist() == [None, None]
     same = [name for name in MERGE_SCHEMA.names if name not in ("key", "event")]
     assert documents.select(same).equals(changes.filter(pc.field("event") == "mutation").select(same))
-    assert keys_of(documents).to_pylist() == [b"a", "\u00e9".encode()]
+    assert read_keys(documents).to_pylist() == [b"a", "\u00e9".encode()]
 
 
-def test_keys_that_are_no_text():
+def test_keys_that_are_not_utf8_stand_in_key_bytes():
     changes = table([row(1, 1, b"a"), row(1, 2, b"\xff"), row(1, 3, b"")]).select(MERGE_SCHEMA.names)
     documents = to_documents(changes)
     assert documents.schema == CURRENT_COLUMNS
     assert documents["key"].to_pylist() == ["a", None, ""]
     assert documents["key_bytes"].to_pylist() == [None, b"\xff", None]
-    assert keys_of(documents).to_pylist() == [b"a", b"\xff", b""]
+    assert read_keys(documents).to_pylist() == [b"a", b"\xff", b""]
 
 
 def test_no_rows():
     assert merge_changes(table([])).schema == CURRENT_COLUMNS
     assert merge_changes(table([])).num_rows == 0
-    assert RowMarkers.of(table([])).survive(table([row(1, 1)])).tolist() == [True]
+    assert RowMarkers.collect(table([])).mark_survivors(table([row(1, 1)])).tolist() == [True]

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from penstock.client.documents.document import vbucket_of
+from penstock.client.documents.document import compute_vbucket
 from penstock.errors import Unreachable
-from penstock.spark.pipeline.definition.definition import of_one
-from penstock.spark.pipeline.run.pipeline_run import run
+from penstock.spark.pipeline.definition.definition import define_bucket_pipeline
+from penstock.spark.pipeline.run.pipeline_run import run_pipeline
 from penstock.spark.source.offsets import Offset
 from penstock.spark.source.readers import latest_offsets
 from penstock.wire.codec.constants import VbucketState
@@ -18,7 +18,7 @@ from tests.spark.buckets import Documents, read_batch
 
 VBUCKETS = 16
 STORED = {f"k{number}": b"v" for number in range(200)}
-OF_3 = {key for key in STORED if vbucket_of(key.encode(), VBUCKETS) == 3}
+OF_3 = {key for key in STORED if compute_vbucket(key.encode(), VBUCKETS) == 3}
 NAMED = r"did not serve for .*: vbucket 3 \(1 of 16\) is not served by"
 
 
@@ -87,7 +87,11 @@ def test_available_now_may_skip_it_and_takes_it_if_it_comes_back(node, documents
 
 def test_a_pipeline_up_to_now(documents, spark, tmp_path):
     with pytest.raises(Unreachable, match=NAMED):
-        run(of_one(str(tmp_path / "a"), url=documents.url, retry_seconds=0.2), available_now=True, spark=spark)
-    definition = of_one(str(tmp_path / "b"), url=documents.url, missing_vbuckets="skip")
-    (progress,) = run(definition, available_now=True, spark=spark)
+        run_pipeline(
+            define_bucket_pipeline(str(tmp_path / "a"), url=documents.url, retry_seconds=0.2),
+            available_now=True,
+            spark=spark,
+        )
+    definition = define_bucket_pipeline(str(tmp_path / "b"), url=documents.url, missing_vbuckets="skip")
+    (progress,) = run_pipeline(definition, available_now=True, spark=spark)
     assert (progress.rows, progress.missing_vbuckets) == (len(STORED) - len(OF_3), (3,))

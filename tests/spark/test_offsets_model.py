@@ -20,24 +20,26 @@ from hypothesis import strategies as st
 from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
 from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.client.feeds.stream_position import Position
+from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.errors import Error
-from penstock.spark.source import offsets
+from penstock.spark.source import batch_planning, offsets
+from penstock.spark.source.batch_planning import (
+    PlanMemory,
+    plan_batch,
+    plan_batch_until,
+    prepare_available_now,
+)
 from penstock.spark.source.offsets import (
-    Memory,
     Offset,
-    Proven,
+    ProvenEnd,
     RollbackRow,
-    VbucketInfo,
     VbucketOffset,
     VbucketRead,
-    beginning,
-    plan,
-    plan_until,
-    prepare,
-    reads,
+    derive_reads,
+    make_first_offset,
 )
 from penstock.store.history.failover_log import FailoverLog, create_entry
-from penstock.store.history.rollback import StreamRequest, rollback_point
+from penstock.store.history.rollback import StreamRequest, find_rollback_point
 from penstock.wire.codec.statuses import StreamEndReason
 from penstock.wire.columns.schema import Change as ChangeRow
 from penstock.wire.messages.dcp import Deletion, Mutation, SeqnoAdvanced, StreamReq
@@ -115,7 +117,7 @@ class Producer:
 
     def answer(self, request: StreamRequest) -> int | None:
         assert request.snap_start <= request.start_seqno <= min(request.snap_end, request.end_seqno)
-        return rollback_point(self.log, self.info.high_seqno, self.info.purge_seqno, request)
+        return find_rollback_point(self.log, self.info.high_seqno, self.info.purge_seqno, request)
 
 
 EVENTS = (Producer.write, Producer.purge, Producer.fail_over, Producer.lose_everything, Producer.forget_branches)
@@ -160,8 +162,8 @@ def read_changes(world: World, read: VbucketRead) -> tuple[list[Change], bool]:
     while not consumer.feed.is_done:
         for request in consumer.ask():
             serve(world, read, request, consumer)
-        if consumer.feed.failures.take():
-            consumer.feed.ask_again([read.vbucket])
+        if consumer.feed.failures.pop_all():
+            consumer.feed.request_again([read.vbucket])
         if not consumer.feed.is_done and world.random.random() < 0.1:
             world.disturb(0.7)  # long enough without a connection for anything to happen
     consumer.consume()
@@ -237,8 +239,8 @@ class Consumer:
     def __init__(self, world: World, chosen: list[int]) -> None:
         self.world = world
         self.chosen = chosen
-        self.text = json.dumps(beginning(len(world.producers)).to_json())
-        self.memory = Memory()
+        self.text = json.dumps(make_first_offset(len(world.producers)).to_json())
+        self.memory = PlanMemory()
         self.seen: dict[int, VbucketInfo] = {}
         self.rows: list[Row] = []
         self.rollbacks: list[RollbackRow] = []
@@ -249,7 +251,7 @@ class Consumer:
 
     def look(self, previous: Offset) -> dict[int, VbucketInfo]:
         """Return what the planner's next look finds: no purge seqno is asked for that cannot matter."""
-        settled, infos = offsets.settled(previous, self.seen, self.memory), self.infos
+        settled, infos = batch_planning.find_settled_vbuckets(previous, self.seen, self.memory), self.infos
         if all(self.seen[vb].failover_log == info.failover_log for vb, info in infos.items() if vb in self.seen):
             same = [vb for vb in settled if self.seen[vb].high_seqno == infos[vb].high_seqno]
             infos.update((vb, self.seen[vb]) for vb in same)
@@ -257,7 +259,7 @@ class Consumer:
         return infos
 
     def latest(self) -> Offset:
-        return plan(beginning(len(self.world.producers)), self.infos)[0]
+        return plan_batch(make_first_offset(len(self.world.producers)), self.infos)[0]
 
     def back_fill(self) -> None:
         """Begin where batch reads have ended, each up to an end that was known before, all of which succeeded."""
@@ -269,7 +271,7 @@ class Consumer:
             self.world.disturb(0.3)
             try:
                 start, end = (Offset.from_json(json.loads(text)) for text in (start_text, end_text))
-                until = json.dumps(plan_until(start, end, self.infos).to_json())
+                until = json.dumps(plan_batch_until(start, end, self.infos).to_json())
             except Error:
                 return self.start_over()
             rows, rollbacks, complete = self.read(start_text, until)
@@ -280,13 +282,13 @@ class Consumer:
         return None
 
     def start_over(self) -> None:
-        self.rows, self.text = [], json.dumps(beginning(len(self.world.producers)).to_json())
+        self.rows, self.text = [], json.dumps(make_first_offset(len(self.world.producers)).to_json())
 
     def trigger(self, limit: int | None) -> bool:
         """Plan and run one batch; return whether there was one."""
         previous = Offset.from_json(json.loads(self.text))
         infos = self.look(previous)
-        end, self.memory = plan(previous, infos, limit, self.memory)
+        end, self.memory = plan_batch(previous, infos, limit, self.memory)
         self.check_plan(previous, end, infos, limit)
         end_text = json.dumps(end.to_json())
         if end_text == self.text:
@@ -308,7 +310,7 @@ class Consumer:
                 committed = True
             if crash == "no":
                 return
-            self.memory = replace(self.memory, offset=None, settled=None)  # the process died
+            self.memory = replace(self.memory, offset=None, proven_offset=None)  # the process died
             self.seen = {}
             self.world.disturb(0.5)
         if not committed:
@@ -319,7 +321,7 @@ class Consumer:
         rows: list[Row] = []
         rollbacks: list[RollbackRow] = []
         complete = True
-        for read in reads(start, end):
+        for read in derive_reads(start, end):
             rollbacks += [read.rollback] if read.rollback else []
             changes, ended = read_changes(self.world, read)
             rows += [Row(read.vbucket, read.history, change) for change in changes]
@@ -375,7 +377,7 @@ class Consumer:
 
     def available_now(self, limit: int | None) -> None:
         """A writer that never rests must not keep the run from ending."""
-        self.memory = prepare(self.infos)
+        self.memory = prepare_available_now(self.infos)
         self.world.disturb(0.5)
         batches = 0
         while self.trigger(limit):
@@ -390,7 +392,7 @@ class Consumer:
             assert info.vbuuid == vbuuid
             assert reached[vbucket].seqno >= seqno
         self.world.quiet = False
-        self.memory = Memory()
+        self.memory = PlanMemory()
 
 
 def simulate(random: Random, steps: int) -> None:
@@ -409,7 +411,7 @@ def simulate(random: Random, steps: int) -> None:
         elif what < 0.2:
             consumer.catch_up()
         elif what < 0.3:
-            consumer.memory, consumer.seen = Memory(), {}  # a restart
+            consumer.memory, consumer.seen = PlanMemory(), {}  # a restart
         else:
             consumer.trigger(limit)
     consumer.catch_up()
@@ -426,6 +428,7 @@ def simulate_many(seeds: range) -> None:
         simulate(Random(seed), steps=25)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", [0, 100])
 def test_many_long_schedules(first):
     simulate_many(range(first, first + 100))
@@ -439,17 +442,17 @@ def test_very_many_long_schedules():
 # The model must be able to fail: each of these planners is wrong in one rule.
 
 
-def high_ignored(proven: Proven, vbuuid: int, info: VbucketInfo) -> bool:
-    return STANDS(Proven(proven.end, 0), vbuuid, info)
+def high_ignored(proven: ProvenEnd, vbuuid: int, info: VbucketInfo) -> bool:
+    return STANDS(ProvenEnd(proven.end, 0), vbuuid, info)
 
 
-def purge_ignored_on_going_on(proven: Proven, vbuuid: int, info: VbucketInfo) -> bool:
+def purge_ignored_on_going_on(proven: ProvenEnd, vbuuid: int, info: VbucketInfo) -> bool:
     return STANDS(proven, vbuuid, replace(info, purge_seqno=0))
 
 
 def high_taken_for_the_end(v: VbucketOffset, info: VbucketInfo) -> VbucketOffset:
     settled = SETTLE(v, info)
-    return replace(settled, proven=tuple(Proven(end, end) for end, _ in settled.proven))
+    return replace(settled, proven=tuple(ProvenEnd(end, end) for end, _ in settled.proven))
 
 
 def every_end_complete(v: VbucketOffset, info: VbucketInfo) -> bool:
@@ -480,37 +483,43 @@ def give_up_below_purge(policy: PinnedBranch, position: Position, requested_seqn
     return None
 
 
-def settled_without_a_proof(previous: Offset, infos: Mapping[int, VbucketInfo], memory: Memory) -> set[int]:
+def settled_without_a_proof(previous: Offset, infos: Mapping[int, VbucketInfo], memory: PlanMemory) -> set[int]:
     return {vb for vb, info in infos.items() if previous.vbuckets[vb].seqno == info.high_seqno}
 
 
 def back_fill_taken_for_proven(consumer: Consumer) -> Offset:
     infos = consumer.infos
     positions = {vbucket: (info.vbuuid, info.high_seqno) for vbucket, info in infos.items()}
-    return offsets.settled_at(positions, len(consumer.world.producers))
+    return offsets.make_proven_offset(positions, len(consumer.world.producers))
 
 
-SETTLE, STANDS, COMPLETE, SHARE = offsets._settle, offsets._stands, offsets._complete, offsets._share
+SETTLE, STANDS, COMPLETE, SHARE = (
+    batch_planning._settle_vbucket,
+    batch_planning._is_valid,
+    batch_planning._is_complete,
+    batch_planning._divide_limit,
+)
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "broken"),
     [
-        (offsets, "_stands", high_ignored),
-        (offsets, "_settle", high_taken_for_the_end),
-        (offsets, "_stands", purge_ignored_on_going_on),
-        (offsets, "_complete", every_end_complete),
-        (offsets, "_complete", purge_ignored_in_proof),
-        (offsets, "_complete", reads_from_0_always_exempt),
-        (offsets, "_complete", branch_ignored_in_proof),
-        (offsets, "_share", minimum_ignored),
-        (offsets, "_follow", target_never_moved),
-        (PinnedBranch, "after_rollback", give_up_below_purge),
-        (offsets, "settled", settled_without_a_proof),
+        (batch_planning, "_is_valid", high_ignored),
+        (batch_planning, "_settle_vbucket", high_taken_for_the_end),
+        (batch_planning, "_is_valid", purge_ignored_on_going_on),
+        (batch_planning, "_is_complete", every_end_complete),
+        (batch_planning, "_is_complete", purge_ignored_in_proof),
+        (batch_planning, "_is_complete", reads_from_0_always_exempt),
+        (batch_planning, "_is_complete", branch_ignored_in_proof),
+        (batch_planning, "_divide_limit", minimum_ignored),
+        (batch_planning, "_update_target", target_never_moved),
+        (PinnedBranch, "decide_on_rollback", give_up_below_purge),
+        (batch_planning, "find_settled_vbuckets", settled_without_a_proof),
         (Consumer, "latest", back_fill_taken_for_proven),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
+@pytest.mark.long
 def test_a_broken_planner_is_caught(owner, name, broken, monkeypatch):
     monkeypatch.setattr(owner, name, broken)
     with pytest.raises(AssertionError):

@@ -1,4 +1,4 @@
-"""The pipeline end to end: a bucket into a lake, through Spark, over nodes and networks that fail."""
+"""The pipeline end to end: a bucket into a lake through Spark, with failing nodes and networks."""
 
 import json
 import shutil
@@ -13,14 +13,14 @@ from penstock.errors import Error, LakeRefused, Unreachable, UnsupportedServer, 
 from penstock.node import Node
 from penstock.spark import Lake
 from penstock.spark.lake.reading.lake_readers import count_rows
-from penstock.spark.lake.tables.lake_lock import locked
-from penstock.spark.pipeline.definition.definition import of_one
-from penstock.spark.pipeline.run.pipeline_run import run
-from penstock.spark.pipeline.run.run_plan import check_buckets, plan
-from penstock.spark.pipeline.run.spark_failure import failure, in_one_sentence
-from penstock.spark.pipeline.state.lake_status import status_of
+from penstock.spark.lake.tables.lake_lock import hold_lock
+from penstock.spark.pipeline.definition.definition import define_bucket_pipeline
+from penstock.spark.pipeline.run.pipeline_run import run_pipeline
+from penstock.spark.pipeline.run.run_plan import check_buckets, plan_run
+from penstock.spark.pipeline.run.spark_failure import parse_failure, translate_errors
+from penstock.spark.pipeline.state.lake_status import read_status
 from penstock.spark.pipeline.state.run_progress import SourceProgress
-from penstock.spark.pipeline.state.stopping import stop
+from penstock.spark.pipeline.state.stopping import stop_runs
 from tests.client.old_server import COUCHBASE_2_5, COUCHBASE_3_1, OldServer, without_map
 from tests.patience import PATIENCE
 from tests.spark.buckets import Documents, Proxy, check_changelog, compact, current_of, generated, numbered
@@ -71,7 +71,7 @@ def test_a_limit_makes_more_batches_of_the_same_rows(spark, documents, lake):
 
 
 def test_a_node_that_lost_its_data_while_a_query_runs(spark, lake):
-    """Twice: first its history is shorter than the old one, then it is longer."""
+    """The node loses its data twice: its new history is first shorter than the old one, then longer."""
     with Node.running(["default"], vbuckets=16) as node:
         port = node.kv_port
         with Documents.of(node.url("default")) as documents:
@@ -93,7 +93,7 @@ def test_a_node_that_lost_its_data_while_a_query_runs(spark, lake):
     assert sorted(cuts) == sorted((vbucket, history, 0) for vbucket in range(16) for history in (1, 2))
 
 
-def test_a_run_that_is_interrupted_merges_what_is_pending_first(spark, documents, lake):
+def test_interrupted_run_merges_pending_changes(spark, documents, lake):
     documents.store(numbered(0, 500))
     catch_up(spark, documents.url, lake)
     documents.store(numbered(400, 600, "anew"))
@@ -104,22 +104,25 @@ def test_a_run_that_is_interrupted_merges_what_is_pending_first(spark, documents
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(of_one(str(lake.path), url=documents.url), spark=spark, report=interrupt)
-    found = status_of(lake)
-    assert (found.state, found.error, found.kept[0].pending) == ("ended", None, 0)
+        run_pipeline(define_bucket_pipeline(str(lake.path), url=documents.url), spark=spark, report=interrupt)
+    found = read_status(lake)
+    assert (found.state, found.error, found.dependents[0].pending) == ("ended", None, 0)
     assert count_rows(lake.current_table) == 600
     assert current_of(lake) == documents.contents()
 
 
-def test_a_run_ends_where_its_lake_asks_for_it(spark, documents, lake):
+def test_run_ends_at_a_stop_request_in_its_lake(spark, documents, lake):
     documents.store(numbered(0, 100))
     with ThreadPoolExecutor(1) as pool:
         begun = threading.Event()
         running_ = pool.submit(
-            run, of_one(str(lake.path), url=documents.url), spark=spark, report=lambda progress: begun.set()
+            run_pipeline,
+            define_bucket_pipeline(str(lake.path), url=documents.url),
+            spark=spark,
+            report=lambda progress: begun.set(),
         )
         assert begun.wait(PATIENCE)
-        assert stop([lake], PATIENCE)
+        assert stop_runs([lake], PATIENCE)
         (progress,) = running_.result(PATIENCE)
     assert progress.dependents[0].pending == 0
     assert not (lake.path / "_stop").exists()
@@ -139,7 +142,7 @@ def test_a_lake_belongs_to_its_checkpoint(spark, documents, lake, tmp_path):
     other = Lake(tmp_path / "other")
     catch_up(spark, documents.url, other)
     moved.checkpoint.rename(tmp_path / "checkpoint")
-    with pytest.raises(LakeRefused, match=r"was written by a query whose checkpoint .*_checkpoint is gone: "):
+    with pytest.raises(LakeRefused, match=r"was written by a query, but its checkpoint .*_checkpoint is missing: "):
         catch_up(spark, documents.url, moved)
     shutil.copytree(other.checkpoint, moved.checkpoint)
     with pytest.raises(LakeRefused, match="was not written by the query of "):
@@ -149,16 +152,16 @@ def test_a_lake_belongs_to_its_checkpoint(spark, documents, lake, tmp_path):
 
 def test_two_runs_do_not_write_one_lake(documents, lake, monkeypatch):
     lake.path.mkdir()
-    monkeypatch.setattr("penstock.spark.pipeline.run.pipeline_run.PATIENCE", 0.0)
-    with locked(lake.path, 0), pytest.raises(LakeRefused, match=r"another run writes .*lake; stop it first"):
-        run(of_one(str(lake.path), url=documents.url))
+    monkeypatch.setattr("penstock.spark.pipeline.run.pipeline_run.LOCK_SECONDS", 0.0)
+    with hold_lock(lake.path, 0), pytest.raises(LakeRefused, match=r"another run writes .*lake; stop it first"):
+        run_pipeline(define_bucket_pipeline(str(lake.path), url=documents.url))
 
 
-def test_a_run_waits_for_the_java_of_one_that_was_killed(lake):
+def test_run_waits_for_the_java_process_of_a_killed_run(lake):
     lake.path.mkdir()
     with ThreadPoolExecutor(1) as pool:
-        with locked(lake.path, 0):
-            waiting = pool.submit(lambda: locked(lake.path, PATIENCE).__enter__())
+        with hold_lock(lake.path, 0):
+            waiting = pool.submit(lambda: hold_lock(lake.path, PATIENCE).__enter__())
             assert not waiting.done()
         assert waiting.result(PATIENCE) > 0
 
@@ -171,9 +174,11 @@ def test_a_run_waits_for_the_java_of_one_that_was_killed(lake):
         ("{}/nowhere", UsageError, "no bucket 'nowhere'"),
     ],
 )
-def test_a_bucket_that_cannot_be_used_is_told_before_spark_starts(node, lake, url, kind, sentence):
+def test_unusable_bucket_is_reported_before_spark_starts(node, lake, url, kind, sentence):
     with pytest.raises(kind) as raised:
-        run(of_one(str(lake.path), url=url.format(node.url("default").removesuffix("/default"))))
+        run_pipeline(
+            define_bucket_pipeline(str(lake.path), url=url.format(node.url("default").removesuffix("/default")))
+        )
     assert sentence in str(raised.value)
     assert "\n" not in str(raised.value)
     assert not lake.path.exists() or not [*lake.path.iterdir()]
@@ -181,15 +186,15 @@ def test_a_bucket_that_cannot_be_used_is_told_before_spark_starts(node, lake, ur
 
 def test_a_server_without_dcp_is_refused_before_spark_starts(node, lake):
     with OldServer(node, COUCHBASE_2_5, bucket="default") as server:
-        definition = of_one(str(lake.path), url=server.url())
+        definition = define_bucket_pipeline(str(lake.path), url=server.url())
         expected = (
             "is Couchbase 2.5.1, which has no DCP: try protocol=tap, "
             "which all but pipelines and streaming queries can use"
         )
-        for use in (run, check_buckets):
+        for use in (run_pipeline, check_buckets):
             with pytest.raises(UnsupportedServer, match=expected):
                 use(definition)
-        (planned,) = plan(definition)
+        (planned,) = plan_run(definition)
         assert planned.unreachable == f"127.0.0.1:{server.port} {expected}"
     assert not lake.path.exists() or not [*lake.path.iterdir()]
 
@@ -214,10 +219,10 @@ def test_a_bucket_of_another_size_is_refused_by_the_lake(spark, documents, lake)
             catch_up(spark, others.url, lake)
 
 
-def test_a_cut_network_loses_nothing_and_doubles_nothing(spark, node, lake):
+def test_cut_connections_lose_and_repeat_nothing(spark, node, lake):
     with Proxy.before(node.kv_port) as proxy, Documents.of(node.url("default")) as documents:
         documents.store(numbered(0, 4_000, size=2_000))
-        proxy.cut_after = 1 << 20  # the batch has 8 MB, so that every task is cut off several times
+        proxy.cut_after = 1 << 20  # bytes; the batch has 8 MB, so that every task loses its connection several times
         with running(spark, proxy.url, lake) as run_:
             run_.reached(4_000)
             assert proxy.cuts >= 4
@@ -233,7 +238,7 @@ def test_a_cut_network_loses_nothing_and_doubles_nothing(spark, node, lake):
         assert check_changelog(lake).num_rows == 5_500
 
 
-def test_a_node_that_stays_away_ends_the_run_and_the_next_goes_on(spark, node, lake, capfd):
+def test_unreachable_node_ends_the_run_and_the_next_run_continues(spark, node, lake, capfd):
     with Proxy.before(node.kv_port) as proxy, Documents.of(node.url("default")) as documents:
         documents.store(numbered(0, 500))
 
@@ -256,7 +261,7 @@ def test_a_node_that_stays_away_ends_the_run_and_the_next_goes_on(spark, node, l
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_what_goes_wrong_in_sparks_processes_is_told_in_one_sentence(spark, documents, lake, capfd):
+def test_errors_of_spark_processes_are_one_sentence(spark, documents, lake, capfd):
     documents.store(numbered(0, 100))
 
     def follow() -> None:
@@ -298,11 +303,11 @@ def test_what_goes_wrong_in_sparks_processes_is_told_in_one_sentence(spark, docu
     ],
 )
 def test_a_failure_is_one_sentence(text, kind, sentence):
-    error = failure(text)
+    error = parse_failure(text)
     assert type(error) is kind
     assert str(error) == sentence
 
 
 def test_a_failure_of_the_tables_library_is_one_sentence():
-    with pytest.raises(Error, match=r"^the table failed: no such table$"), in_one_sentence():
+    with pytest.raises(Error, match=r"^a Delta table failed: no such table$"), translate_errors():
         raise TableNotFoundError("no such\n  table")

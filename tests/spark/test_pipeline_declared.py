@@ -12,10 +12,10 @@ from penstock.spark.dependents.kinds.fulltext import FullText
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.lake.reading.lake_readers import read_changelog
 from penstock.spark.pipeline.definition.definition import read_definition
-from penstock.spark.pipeline.run.pipeline_run import run
-from penstock.spark.pipeline.run.run_plan import plan
-from penstock.spark.pipeline.state.lake_status import status_of
-from penstock.spark.pipeline.state.stopping import removals, reset
+from penstock.spark.pipeline.run.pipeline_run import run_pipeline
+from penstock.spark.pipeline.run.run_plan import plan_run
+from penstock.spark.pipeline.state.lake_status import read_status
+from penstock.spark.pipeline.state.stopping import plan_removal, remove_tables
 from tests.spark.buckets import Documents, check_changelog, compact, current_of
 
 pytestmark = pytest.mark.spark
@@ -54,7 +54,7 @@ sql = "SELECT * EXCEPT (value), encode(upper(decode(value, 'utf-8')), 'utf-8') A
 kind = "invalidate"
 name = "cache"
 source = "breweries"
-url = "http://127.0.0.1:{nobody}/gone"
+url = "http://127.0.0.1:{closed_port}/gone"
 retries = 0
 """
 
@@ -64,8 +64,8 @@ def beers(first: int, behind: int, more: float = 0.0, **fields: object) -> dict[
 
 
 @pytest.fixture
-def nobody():
-    """A port that nobody listens at."""
+def closed_port():
+    """A port of 127.0.0.1 without a listener."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]
@@ -78,21 +78,21 @@ def strong(documents: Documents) -> dict[bytes, tuple[int, bytes]]:
     return {key: (cas, value) for key, (cas, value) in documents.contents().items() if is_wanted(key, value)}
 
 
-def test_everything_that_a_file_can_say(spark, tmp_path, nobody):
+def test_every_table_of_a_file_takes_effect(spark, tmp_path, closed_port):
     with (
         Node.running(["beer", "copy"], vbuckets=16) as node,
         Documents.of(node.url("beer")) as documents,
         Documents.of(node.url("copy")) as copy,
     ):
         path = tmp_path / "pipeline.toml"
-        path.write_text(PIPELINE.format(url=node.url("beer"), copy=node.url("copy"), nobody=nobody))
+        path.write_text(PIPELINE.format(url=node.url("beer"), copy=node.url("copy"), closed_port=closed_port))
         definition = read_definition(str(path))
-        lakes = [Lake(definition.lake_of(source)) for source in definition.sources]
+        lakes = [Lake(definition.locate_lake(source)) for source in definition.sources]
         documents.store(beers(0, 200) | {"brewery-1": b'{"name": "Bamberg"}', "note": b"\xff not JSON"})
-        assert [source.behind for source in plan(definition)] == [202, 202]
+        assert [source.lag for source in plan_run(definition)] == [202, 202]
         copy.keys = documents.keys
 
-        ended = run(definition, available_now=True, spark=spark)
+        ended = run_pipeline(definition, available_now=True, spark=spark)
         assert [each.rows for each in ended] == [202, 1]
         assert current_of(lakes[0]) == strong(documents)
         assert {key for key, _ in current_of(lakes[1]).items()} == {b"brewery-1"}
@@ -101,14 +101,14 @@ def test_everything_that_a_file_can_say(spark, tmp_path, nobody):
         assert FullText(lakes[1], "words").search("bamberg")["key"].to_pylist() == ["brewery-1"]
         dependents = {each.name: each for each in ended[1].dependents}
         assert (dependents["current"].error, dependents["words"].version) == (None, 0)
-        assert f"127.0.0.1:{nobody}" in (dependents["cache"].error or "")
+        assert f"127.0.0.1:{closed_port}" in (dependents["cache"].error or "")
         assert ended[0].schema_changes == ()
-        assert [source.behind for source in plan(definition)] == [0, 0]
+        assert [source.lag for source in plan_run(definition)] == [0, 0]
 
         documents.store(beers(0, 50, more=0.5) | beers(50, 100, more=-6.0) | {"beer-500": b'{"abv": 9, "ibu": 30}'})
         documents.remove(["beer-197", "beer-1"])
         copy.keys = documents.keys
-        ended = run(definition, available_now=True, spark=spark)
+        ended = run_pipeline(definition, available_now=True, spark=spark)
         assert current_of(lakes[0]) == strong(documents)
         assert copy.contents() == {key: (cas, value.upper()) for key, (cas, value) in strong(documents).items()}
         assert ended[0].schema_changes == ("the new field ibu BIGINT",)
@@ -118,12 +118,12 @@ def test_everything_that_a_file_can_say(spark, tmp_path, nobody):
             None,
             0,
         )
-        assert rows[b"beer-44"]["event"] == "deletion"  # nor was it wanted before
+        assert rows[b"beer-44"]["event"] == "deletion"  # it did not match the filter before either
         check_changelog(lakes[0])
 
         path.write_text(path.read_text().replace("abv > 5", "abv > 6"))
-        with pytest.raises(LakeRefused, match=r'was written with where "abv > 5 .*, and now it is "abv > 6 '):
-            run(read_definition(str(path)), available_now=True, spark=spark)
+        with pytest.raises(LakeRefused, match=r'was written with where "abv > 5 .*, and where is "abv > 6 '):
+            run_pipeline(read_definition(str(path)), available_now=True, spark=spark)
 
 
 @pytest.mark.parametrize(
@@ -134,19 +134,19 @@ def test_everything_that_a_file_can_say(spark, tmp_path, nobody):
         ("abv", "where is 'abv', expected a condition on abv DOUBLE: "),
     ],
 )
-def test_a_filter_that_is_none_is_told_in_one_sentence(spark, documents, tmp_path, capfd, where, sentence):
+def test_invalid_filter_raises_one_sentence(spark, documents, tmp_path, capfd, where, sentence):
     documents.store(beers(0, 5))
     path = tmp_path / "pipeline.toml"
     path.write_text(
         f'lake = "lake"\n[source.s]\nurl = "{documents.url}"\nwhere = "{where}"\nvalue_schema = "abv DOUBLE"\n'
     )
     with pytest.raises(UsageError) as raised:
-        run(read_definition(str(path)), available_now=True, spark=spark)
+        run_pipeline(read_definition(str(path)), available_now=True, spark=spark)
     assert str(raised.value).startswith(sentence)
     assert "\n" not in str(raised.value)
     assert capfd.readouterr().err == ""
     path.write_text(path.read_text().replace(f'"{where}"', '"abv > 3"'))
-    (done,) = run(read_definition(str(path)), available_now=True, spark=spark)
+    (done,) = run_pipeline(read_definition(str(path)), available_now=True, spark=spark)
     assert done.rows == 5
 
 
@@ -155,37 +155,37 @@ def test_a_filter_without_a_schema_infers_one_and_keeps_it(spark, documents, lak
     path.write_text(f'lake = "lake"\n[source.s]\nurl = "{documents.url}"\nwhere = "abv >= 3"\n')
     definition = read_definition(str(path))
     with pytest.raises(UsageError, match="no JSON objects to infer"):
-        run(definition, available_now=True, spark=spark)
+        run_pipeline(definition, available_now=True, spark=spark)
     documents.store(beers(0, 6))
-    run(definition, available_now=True, spark=spark)
+    run_pipeline(definition, available_now=True, spark=spark)
     assert set(current_of(lake)) == {b"beer-3", b"beer-4", b"beer-5"}
     assert json.loads((lake.path / "_schema.json").read_text()) == {"ddl": "`abv` DOUBLE, `name` STRING"}
 
 
-def test_plain_parquet_is_a_changelog_and_nothing_else(spark, documents, lake, tmp_path):
+def test_plain_parquet_has_only_a_changelog(spark, documents, lake, tmp_path):
     path = tmp_path / "pipeline.toml"
     tables = 'changelog_format = "parquet"\ncurrent = false'
     path.write_text(f'lake = "lake"\n[source.s]\nurl = "{documents.url}"\n[tables]\n{tables}\n')
     definition = read_definition(str(path))
     documents.store(beers(0, 20))
     for rows in (20, 0):
-        (progress,) = run(definition, available_now=True, spark=spark)
+        (progress,) = run_pipeline(definition, available_now=True, spark=spark)
         assert (progress.rows, progress.changelog_rows, progress.lag, progress.dependents) == (rows, 20, 0, ())
-    assert [source.behind for source in plan(definition)] == [0]
-    found = status_of(lake)
+    assert [source.lag for source in plan_run(definition)] == [0]
+    found = read_status(lake)
     assert found.changelog is not None
     assert (found.state, found.changelog.rows, found.version) == ("ended", 20, 0)
     assert spark.read.parquet(str(lake.changelog_table.path)).count() == 20
-    reset(removals(lake, []))
-    (progress,) = run(definition, available_now=True, spark=spark)
+    remove_tables(plan_removal(lake, []))
+    (progress,) = run_pipeline(definition, available_now=True, spark=spark)
     assert progress.rows == 20
 
 
-def test_without_values_everything_else_is_there(spark, documents, lake, tmp_path):
+def test_keys_only_source_has_all_other_columns(spark, documents, lake, tmp_path):
     path = tmp_path / "pipeline.toml"
     path.write_text(f'lake = "lake"\n[source.s]\nurl = "{documents.url}"\nkeys_only = true\n')
     documents.store(beers(0, 20))
-    run(read_definition(str(path)), available_now=True, spark=spark)
+    run_pipeline(read_definition(str(path)), available_now=True, spark=spark)
     assert {key: cas for key, (cas, _) in current_of(lake).items()} == {
         key: cas for key, (cas, _) in documents.contents().items()
     }

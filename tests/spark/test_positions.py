@@ -1,4 +1,4 @@
-"""Where a lake stands, and waiting for writes; lakes are laid down without Spark."""
+"""Positions of a lake, and waiting for writes; the lakes are written without Spark."""
 
 import json
 import threading
@@ -9,16 +9,16 @@ import pytest
 from penstock.client.documents.mutation_tokens import MutationToken
 from penstock.errors import OperationTimeout, UsageError, WriteLost
 from penstock.spark import Lake
-from penstock.spark.lake.reading.lake_positions import BranchHistory, position_at, verdict
+from penstock.spark.lake.reading.lake_positions import BranchHistory, contains_write, find_position_at
 from penstock.spark.source.offsets import Offset, VbucketOffset
 from tests.patience import PATIENCE
 from tests.spark.lakes import VBUCKETS, append, checkpoint, rollback, row
 
-BRANCH = 1000  # of history 0, by tests.spark.lakes
+BRANCH = 1000  # vbuuid of history 0 in tests.spark.lakes
 
 
 def plan(lake: Lake, batch: int, **ends: VbucketOffset) -> Offset:
-    """Log the end of a batch as Spark does; `vb7=...` is the end in vbucket 7."""
+    """Write the offset file of a batch as Spark does; `vb7=...` is the end in vbucket 7."""
     checkpoint(lake.checkpoint)
     offset = Offset(tuple(ends.get(f"vb{vbucket}", VbucketOffset()) for vbucket in range(VBUCKETS)))
     lines = ["v1", '{"batchWatermarkMs":0,"batchTimestampMs":0}', json.dumps(offset.to_json())]
@@ -38,7 +38,7 @@ def written(lake: Lake, seqno: int, batch: int = 0, **more) -> Offset:
     return offset
 
 
-def test_where_a_lake_stands(lake):
+def test_newest_position_is_read(lake):
     assert lake.position() is None
     first = written(lake, 3)
     found = lake.position()
@@ -47,7 +47,7 @@ def test_where_a_lake_stands(lake):
     assert found.committed is not None
     assert abs(found.committed - datetime.now(UTC)) < timedelta(minutes=5)
     second = written(lake, 9, batch=1)
-    plan(lake, 2, vb7=VbucketOffset(0, BRANCH, 20))  # and not committed
+    plan(lake, 2, vb7=VbucketOffset(0, BRANCH, 20))  # planned, but not committed
     newest, oldest = lake.position(), lake.position(0)
     assert newest is not None
     assert oldest is not None
@@ -55,21 +55,21 @@ def test_where_a_lake_stands(lake):
     with pytest.raises(UsageError, match="has no batch 2; expected one from 0 to 1"):
         lake.position(2)
     (lake.checkpoint / "offsets" / "0").unlink()
-    with pytest.raises(UsageError, match="is gone; the oldest batch that the checkpoint knows is 1"):
+    with pytest.raises(UsageError, match="does not exist; the oldest batch in the checkpoint is 1"):
         lake.position(0)
     (lake.checkpoint / "offsets" / "1").write_text("nonsense")
-    with pytest.raises(UsageError, match="is not what Spark writes"):
+    with pytest.raises(UsageError, match="is not an offset file of Spark"):
         lake.position()
 
 
-def test_where_a_lake_stood(lake):
-    assert position_at(lake, datetime.now(UTC)) is None
+def test_past_positions_are_found(lake):
+    assert find_position_at(lake, datetime.now(UTC)) is None
     offsets = [written(lake, 3), written(lake, 9, batch=1)]
     ends = [found.committed for batch in (0, 1) if (found := lake.position(batch)) and found.committed]
     moment = timedelta(microseconds=1)
-    assert position_at(lake, ends[0] - timedelta(hours=1)) is None
+    assert find_position_at(lake, ends[0] - timedelta(hours=1)) is None
     for when, batch in ((ends[1], 1), (ends[1] + moment, 1), (ends[1] + timedelta(days=1), 1)):
-        found = position_at(lake, when)
+        found = find_position_at(lake, when)
         assert found is not None
         assert (found.batch, found.offset) == (batch, offsets[batch])
 
@@ -78,13 +78,13 @@ def token(seqno: int, vbuuid: int = BRANCH, vbucket: int = 7) -> MutationToken:
     return MutationToken(vbucket, vbuuid, seqno)
 
 
-def test_what_is_there_is_not_waited_for(lake):
+def test_wait_returns_at_once_for_held_writes(lake):
     written(lake, 3)
     lake.wait_for([], timeout=0)
     lake.wait_for([token(1), token(3)], timeout=0)
 
 
-def test_writes_that_come_while_somebody_waits(lake):
+def test_wait_returns_when_writes_arrive(lake):
     done: list[bool] = []
 
     def wait() -> None:
@@ -100,19 +100,19 @@ def test_writes_that_come_while_somebody_waits(lake):
     assert done
 
 
-def test_no_longer_than_the_timeout(lake):
+def test_wait_ends_at_the_timeout(lake):
     with pytest.raises(OperationTimeout, match=r"after 0\.01 s change 4 of vbucket 7 is not in .*, which nothing was"):
         lake.wait_for([token(4)], timeout=0.01)
     written(lake, 3)
     with pytest.raises(OperationTimeout, match=r"change 4 of vbucket 7 and 1 more is not in .*, which ends at 3$"):
         lake.wait_for([token(4), token(5)], timeout=0)
     with pytest.raises(OperationTimeout, match="ends at 3, on another branch"):
-        lake.wait_for([token(2, vbuuid=77)], timeout=0)  # a branch that the lake will come to
+        lake.wait_for([token(2, vbuuid=77)], timeout=0)  # a branch that the lake has not reached yet
     with pytest.raises(UsageError, match=r"vbucket 64, and .* is of a bucket with 64"):
         lake.wait_for([token(1, vbucket=64)])
 
 
-def test_a_write_that_a_rollback_took_away(lake):
+def test_rolled_back_write_is_lost(lake):
     written(lake, 9)
     plan(lake, 1, vb7=VbucketOffset(1, BRANCH + 1, 8, requested=6))
     rolled = rollback(7, 5, 1) | {"requested_seqno": 6}
@@ -145,10 +145,10 @@ HISTORIES = [
 @pytest.mark.parametrize(
     ("write", "stands", "history", "expected"), [pytest.param(*case, id=name) for name, *case in HISTORIES]
 )
-def test_what_is_said_of_a_write(write, stands, history, expected):
+def test_history_decides_about_a_write(write, stands, history, expected):
     vbuuid, seqno = stands
     if expected is WriteLost:
         with pytest.raises(WriteLost):
-            verdict(write, vbuuid, seqno, history)
+            contains_write(write, vbuuid, seqno, history)
     else:
-        assert verdict(write, vbuuid, seqno, history) is expected
+        assert contains_write(write, vbuuid, seqno, history) is expected

@@ -7,12 +7,13 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
+from penstock.client.connect import retry
 from penstock.errors import Error, UsageError
 from penstock.node import Node
 from penstock.node.buckets.vbucket_events import VbucketEvent
 from penstock.spark.lake.changelog.merge_rules import merge_changes
-from penstock.spark.pipeline.definition.definition import of_one
-from penstock.spark.pipeline.run.spark_failure import failure
+from penstock.spark.pipeline.definition.definition import define_bucket_pipeline
+from penstock.spark.pipeline.run.spark_failure import parse_failure
 from penstock.spark.runtime.data_source import DcpDataSource
 from penstock.wire.codec.constants import Dialect, VbucketState
 from penstock.wire.columns.schema import CHANGE_SCHEMA
@@ -65,7 +66,7 @@ def fail_over(node: Node, number: int, seqno: int) -> None:
         vbucket.rollback(min(seqno, vbucket.changes.high_seqno))
         for state in (VbucketState.REPLICA, VbucketState.ACTIVE):
             vbucket.set_state(state)
-            served.tell(vbucket, VbucketEvent.STATE_CHANGED)
+            served.report_event(vbucket, VbucketEvent.STATE_CHANGED)
 
     in_node(node, change_places)
 
@@ -134,7 +135,10 @@ def test_the_end_of_a_batch_is_exact_however_much_was_written_since(documents, f
 
 
 @each
-def test_a_connection_that_is_cut_inside_a_batch_loses_and_doubles_nothing(node, documents, follow, protocol):
+def test_a_connection_that_is_cut_inside_a_batch_loses_and_doubles_nothing(
+    node, documents, follow, protocol, monkeypatch
+):
+    monkeypatch.setattr(retry, "LONGEST_DELAY", 0.1)
     documents.store(numbered(0, 1_500, size=1_000))
     with Proxy.before(node.kv_port) as proxy:
         query = follow(proxy.url, protocol=protocol)
@@ -190,7 +194,7 @@ def test_a_node_that_speaks_one_dialect_alone_can_be_read(follow, protocol):
 )
 def test_a_pipeline_over_tap_is_refused_before_anything_begins(lake, settings):
     with pytest.raises(UsageError) as raised:
-        of_one(str(lake.path), **settings)
+        define_bucket_pipeline(str(lake.path), **settings)
     assert str(raised.value) == "option protocol is 'tap', but TAP cannot resume; streaming needs upr-draft, upr or dcp"
     assert not lake.path.exists()
 
@@ -271,7 +275,7 @@ def test_a_stream_in_another_dialect_is_refused_in_one_sentence(spark, documents
 
     with pytest.raises(PySparkException) as raised:
         follow()
-    assert str(failure(str(raised.value))) == sentence
+    assert str(parse_failure(str(raised.value))) == sentence
 
 
 @pytest.mark.spark
@@ -279,7 +283,7 @@ def test_a_batch_read_in_an_unknown_dialect_names_those_that_there_are(spark, do
     with pytest.raises(PySparkException) as raised:
         spark.read.format("dcp").options(url=documents.url, protocol="xdcr").load().count()
     sentence = "option protocol is 'xdcr', expected one of tap, upr-draft, upr, dcp"
-    assert str(failure(str(raised.value))) == sentence
+    assert str(parse_failure(str(raised.value))) == sentence
 
 
 @pytest.mark.spark

@@ -1,4 +1,4 @@
-"""A new kind of dependents is one module: a test adds one, and sees it declared, planned, run, shown, asked, reset."""
+"""A new kind of dependents is one module: a test adds, declares, plans, runs, shows, reads and resets a kind."""
 
 import json
 import sys
@@ -12,12 +12,12 @@ from penstock.errors import UsageError
 from penstock.spark import Lake
 from penstock.spark.dependents import kinds as package
 from penstock.spark.dependents import registry
-from penstock.spark.pipeline.definition.definition import definition_of
-from penstock.spark.pipeline.run.dependent_tasks import tasks_of
-from penstock.spark.pipeline.run.run_plan import plan
+from penstock.spark.pipeline.definition.definition import parse_definition
+from penstock.spark.pipeline.run.dependent_tasks import create_tasks
+from penstock.spark.pipeline.run.run_plan import plan_run
 from penstock.spark.pipeline.state import run_state
-from penstock.spark.pipeline.state.lake_status import status_of
-from penstock.spark.pipeline.state.stopping import removals, reset
+from penstock.spark.pipeline.state.lake_status import read_status
+from penstock.spark.pipeline.state.stopping import plan_removal, remove_tables
 from tests.spark.lakes import append, checkpoint, row
 
 MODULE = '''
@@ -39,20 +39,21 @@ class KeyList:
         self.name = name
         self.path = lake.path / "key_lists" / f"{name}.keys"
         self._letter = letter.encode()
-        self._place = PositionFile(self.path.with_suffix(".json"), "the list is made anew")
+        self._position_file = PositionFile(self.path.with_suffix(".json"), "the list is made anew")
 
     def position(self):
-        return self._place.read()
+        return self._position_file.read()
 
     def apply_delta(self, delta):
-        found = [] if delta.everything else json.loads(self.path.read_text())
+        found = [] if delta.is_full else json.loads(self.path.read_text())
         for part in delta.ranges:
-            found += [key.decode() for key in delta.read(part).changes["key"].to_pylist() if key[:1] == self._letter]
+            keys = delta.read_range(part).changes["key"].to_pylist()
+            found += [key.decode() for key in keys if key[:1] == self._letter]
         self.path.parent.mkdir(exist_ok=True)
         self.path.write_text(json.dumps(found))
-        self._place.write(delta)
+        self._position_file.write(delta)
 
-    def rows(self):
+    def count_rows(self):
         return 0
 
 
@@ -92,14 +93,14 @@ class KeyListKind(DependentKind):
         return f"keys with {self.letter}"
 
     @classmethod
-    def files(cls, lake, name):
+    def list_files(cls, lake, name):
         return sorted((lake.path / cls.directory).glob(f"{name}.*"))
 '''
 
 
 @pytest.fixture
 def key_lists(tmp_path, monkeypatch):
-    """Another module among those of the kinds."""
+    """Add a module with a new kind to the package of the kinds."""
     directory = tmp_path / "kinds"
     directory.mkdir()
     (directory / "key_list.py").write_text(MODULE)
@@ -113,37 +114,37 @@ def key_lists(tmp_path, monkeypatch):
 
 def declare(url: str, path: Path, **table: object):
     source = {"b": {"url": url}}
-    return definition_of({"lake": "lake", "source": source, "key_list": [table]}, str(path / "p.toml"))
+    return parse_definition({"lake": "lake", "source": source, "key_list": [table]}, str(path / "p.toml"))
 
 
 def test_a_kind_is_one_module(key_lists, node, tmp_path, capsys):
     definition = declare(node.url("default"), tmp_path, name="bs", letter="b")
     (source,) = definition.sources
-    lake = Lake(definition.lake_of(source))
-    # planned
-    part = plan(definition)[0].parts[-1]
-    assert (part.name, part.kind, part.says, part.begins) == ("bs", "key_list", "keys with b", True)
+    lake = Lake(definition.locate_lake(source))
+    # plan
+    part = plan_run(definition)[0].parts[-1]
+    assert (part.name, part.kind, part.description, part.is_new) == ("bs", "key_list", "keys with b", True)
     assert part.place == str(lake.path / "key_lists" / "bs")
 
     # run
     checkpoint(lake.checkpoint)
     append(lake, 0, [row(1, 1, b"beer"), row(1, 2, b"ale"), row(1, 3, b"bock")])
-    tasks = tasks_of(definition, source, lake)
-    assert [task.now.kind for task in tasks] == ["current", "key_list"]
+    tasks = create_tasks(definition, source, lake)
+    assert [task.progress.kind for task in tasks] == ["current", "key_list"]
     assert tasks[-1].is_due(0.0)
     for task in tasks:
         task.run()
-    assert (tasks[-1].now.version, tasks[-1].now.pending) == (0, 0)
+    assert (tasks[-1].progress.version, tasks[-1].progress.pending) == (0, 0)
 
-    # shown
-    progress = {"dependents": [asdict(task.now) for task in tasks]}
-    replace(run_state.begin(), ended=True, said=progress).write(lake)
-    shown = status_of(lake).kept[-1]
+    # status
+    progress = {"dependents": [asdict(task.progress) for task in tasks]}
+    replace(run_state.create_run_state(), ended=True, progress=progress).write(lake)
+    shown = read_status(lake).dependents[-1]
     assert (shown.name, shown.kind, shown.version) == ("bs", "key_list", 0)
     assert shown.size is not None
     assert shown.size.files == 2
 
-    # asked
+    # command line
     assert cli.main(["pipeline", "keys", str(lake.path), "bs", "bo", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["key"] == "bock"
     assert cli.main(["pipeline", "keys", str(lake.path), "none", "a"]) == 2
@@ -151,12 +152,12 @@ def test_a_kind_is_one_module(key_lists, node, tmp_path, capsys):
     assert "Show keys of a list." in capsys.readouterr().out
 
     # reset
-    reset(removals(lake, ["bs"]))
+    remove_tables(plan_removal(lake, ["bs"]))
     assert list((lake.path / "key_lists").iterdir()) == []
-    assert {lake.path / "key_lists"} <= set(removals(lake, []).paths)
+    assert {lake.path / "key_lists"} <= set(plan_removal(lake, []).paths)
 
 
-def test_what_a_kind_refuses_is_told_with_its_place(key_lists, node, tmp_path):
+def test_errors_of_a_kind_name_their_place(key_lists, node, tmp_path):
     with pytest.raises(UsageError, match=r"\[\[key_list\]\] 1 letter is 'bc', expected one letter"):
         declare(node.url("default"), tmp_path, name="bs", letter="bc")
     with pytest.raises(UsageError, match=r"\[\[key_list\]\] 1 has an unknown key 'leter'; did you mean letter\?"):
@@ -172,6 +173,6 @@ def test_two_kinds_of_one_name_are_refused():
     class Impostor(registry.DependentKind):
         kind = "index"
 
-    assert registry.kind_named("index") is not None
-    with pytest.raises(ValueError, match=r"the kind 'index' of .*Impostor is that of SecondaryIndexKind already"):
+    assert registry.find_kind("index") is not None
+    with pytest.raises(ValueError, match=r"Impostor has the kind 'index', which SecondaryIndexKind already has"):
         registry.register_kind(Impostor)

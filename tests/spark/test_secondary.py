@@ -1,4 +1,4 @@
-"""Secondary indexes: answers equal a scan of the documents, whatever happened to them, and read little of the files."""
+"""Secondary indexes: answers equal a scan of the documents after any changes, and read few parts of the files."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from penstock.errors import UsageError
 from penstock.spark import Lake
 from penstock.spark.dependents.dependent import Dependent, catch_up
-from penstock.spark.dependents.json_paths import reached
+from penstock.spark.dependents.json_paths import find_values
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.dependents.secondary import entry_files, index_table
 from penstock.spark.dependents.secondary.entries import PendingEntries
@@ -33,7 +33,7 @@ BOUNDS = st.none() | st.integers(-1, 12)
 
 
 def valued(rows):
-    """Give changes documents with numbers, arrays of them, other types, and none, by the place of each."""
+    """Give each change a document by its position: with a number, an array of numbers, another type, or no value."""
     shapes = [
         lambda n: {"n": n % 12},
         lambda n: {"n": [n % 5, n % 7, n % 5]},
@@ -49,12 +49,12 @@ def valued(rows):
 
 
 def scanned(rows, low=None, high=None):
-    """Return the (value, identity) that a scan finds, and the misfits."""
+    """Return (value, identity) of the matching documents by a scan, and the misfits."""
     found, misfits = set(), set()
     for identity, (_, value) in model(rows).items():
         if value == b"no JSON":
             continue
-        for each in reached(json.loads(value), ("n",)):
+        for each in find_values(json.loads(value), ("n",)):
             if not isinstance(each, int):
                 misfits.add((json.dumps(each), identity))
             elif (low is None or each >= low) and (high is None or each <= high):
@@ -103,7 +103,7 @@ def test_answers_equal_a_scan(rows, data):
 @settings(max_examples=scaled(25))
 @given(histories(), st.data())
 def test_files_stay_sorted(rows, data):
-    """With small files, so that they are split, joined and left alone."""
+    """Files are small, so that some are split, some are joined, and some stay."""
     rows = valued(rows)
     ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
@@ -129,7 +129,7 @@ LARGE = 20_000
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    """A lake of documents with a number, a text and a time each, indexed by each of them in many small files."""
+    """Return a lake of documents with a number, a text and a time, and an index on each in many small files."""
     lake = Lake(tmp_path_factory.mktemp("large") / "lake")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(entry_files, "FILE_ROWS", 1000)
@@ -149,7 +149,7 @@ def large(tmp_path_factory):
 
 
 def without_row_groups(whole, footer, value):
-    """Return a file in which only the row groups that may hold a value are not zeros."""
+    """Return a file's bytes with zeros for all row groups that cannot hold the value."""
     text = bytearray(whole)
     for group in (footer.row_group(number) for number in range(footer.num_row_groups)):
         bounds = group.column(0).statistics
@@ -164,8 +164,8 @@ def test_a_point_reads_one_row_group_of_one_file(large, tmp_path):
     index = SecondaryIndex(large, "n", "n", "double")
     plan = index.plan(777, 777)
     assert (plan.files, plan.row_groups) == (1, 1)
-    assert plan.of_files == LARGE // 1000
-    # Nothing else is read: the other files are not there, and the file's other row groups are zeros.
+    assert plan.total_files == LARGE // 1000
+    # A read of anything else fails: the other files are moved away, and the file's other row groups are zeros.
     [path] = plan.paths
     others = [other for other in index.table.path.glob("*.parquet") if str(other) != path]
     whole = Path(path).read_bytes()
@@ -186,7 +186,7 @@ def test_a_point_reads_one_row_group_of_one_file(large, tmp_path):
     assert found["key"].to_pylist() == [f"key {next(n for n in range(LARGE) if n * 7919 % LARGE == 777)}"]
 
 
-def test_a_range_reads_what_it_spans(large):
+def test_range_reads_only_the_files_it_spans(large):
     index = SecondaryIndex(large, "n", "n", "double")
     plan = index.plan(1950, 2049)
     assert (plan.files, plan.row_groups) == (2, 2)
@@ -196,8 +196,8 @@ def test_a_range_reads_what_it_spans(large):
     assert index.plan(LARGE, None).files == 0
 
 
-def test_texts_longer_than_what_the_log_keeps_of_them(large):
-    """All begin alike, so that the log tells nothing; the footers do."""
+def test_texts_longer_than_the_log_statistics_are_found(large):
+    """All texts begin alike, so that only the footers' longer statistics distinguish them, not the log's."""
     index = SecondaryIndex(large, "s", "s")
     found = index.lookup(f"{'x' * 40}000777")
     assert found.num_rows == 1
@@ -216,7 +216,7 @@ OF_A_KIND = {
 
 @settings(max_examples=scaled(25))
 @given(st.data())
-def test_every_value_is_found_where_the_log_says(data):
+def test_every_value_is_within_the_log_statistics(data):
     kind = data.draw(st.sampled_from(sorted(OF_A_KIND)))
     values = data.draw(st.lists(OF_A_KIND[kind], min_size=3, max_size=12))
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
@@ -234,9 +234,9 @@ def test_every_value_is_found_where_the_log_says(data):
 LENGTHS = [0, 1, 31, 32, 33, 40, 4095, 4096, 5000, 70_000]
 
 
-@pytest.mark.parametrize("group", [2, 100])
+@pytest.mark.parametrize("group", [pytest.param(2, marks=pytest.mark.long), 100])
 def test_values_of_any_length_are_found(lake, monkeypatch, group):
-    """Parquet has no statistics of long values, and the log none of some."""
+    """Parquet omits statistics of long values, and the Delta log omits those of some values."""
     monkeypatch.setattr(entry_files, "GROUP_ROWS", group)
     monkeypatch.setattr(entry_files, "FILE_ROWS", 2 * group)
     values = [letter * length + end for letter in ("a", "\U0010ffff", "é") for length in LENGTHS for end in ("", "z")]
@@ -256,7 +256,7 @@ def test_values_of_any_length_are_found(lake, monkeypatch, group):
         assert last["value"].to_pylist() == [wanted[at]]
 
 
-def test_times(large):
+def test_timestamps_are_found_by_range(large):
     index = SecondaryIndex(large, "t", "t", "timestamp")
     found = index.range("2020-01-01T00:00:30Z", "2020-01-01T02:00:30.999999+02:00")
     assert found.num_rows == len([n for n in range(LARGE) if n % 60 == 30])
@@ -264,7 +264,7 @@ def test_times(large):
     assert index.plan("2020-01-01T00:00:30Z", "2020-01-01T00:00:30.999999Z").files <= 2
 
 
-def test_others_read_it_as_a_plain_delta_table(large):
+def test_other_libraries_read_the_index_as_a_delta_table(large):
     path = str(large.path / "indexes" / "n")
     found = pl.scan_delta(path).filter(pl.col("value") == 777).collect()
     assert found["value"].to_list() == [777.0]
@@ -276,7 +276,7 @@ def test_others_read_it_as_a_plain_delta_table(large):
 
 
 @pytest.mark.parametrize(("name", "kind"), [("s", "string"), ("t", "timestamp")])
-def test_others_skip_files_by_the_log_and_lose_nothing(large, name, kind):
+def test_other_libraries_skip_files_and_lose_nothing(large, name, kind):
     table = DeltaTable(str(large.path / "indexes" / name))
     everything = SecondaryIndex(large, name, name, kind).scan()
     for place in (0, 1, 999, 1000, 19_999):
@@ -308,24 +308,24 @@ def test_an_index_follows_through_a_rollback(lake, index):
     assert index.scan()["value"].to_pylist() == ["Bonn", "Ulm"]
 
 
-def test_what_is_pending_is_read_once(lake, index, monkeypatch):
+def test_pending_changes_are_read_once(lake, index, monkeypatch):
     append(lake, 0, [city(1, "Bonn")])
     catch_up(index, lake)
     for batch in range(1, 6):
         append(lake, batch, [city(1 + batch, f"Place {batch}")])
         assert index.scan()["value"].to_pylist() == [f"Place {batch}"]
-        assert index._state().pending.rows == batch
-    monkeypatch.setattr(PendingEntries, "of", classmethod(lambda cls, delta, *rest: checked(cls, delta)))
+        assert index._read_state().pending.rows == batch
+    monkeypatch.setattr(PendingEntries, "collect", classmethod(lambda cls, delta, *rest: checked(cls, delta)))
 
     def checked(cls, delta):
         assert delta.files == ()
-        return cls.none(index.kind)
+        return cls.empty(index.kind)
 
     assert index.lookup("Place 5").num_rows == 1
     assert index.lookup("Place 4").num_rows == 0
 
 
-def test_another_changelog_begins_the_index_anew(lake, index):
+def test_another_changelog_rebuilds_the_index(lake, index):
     append(lake, 0, [city(1, "Bonn")])
     append(lake, 1, [city(2, "Ulm", b"b")])
     catch_up(index, lake)
@@ -333,7 +333,7 @@ def test_another_changelog_begins_the_index_anew(lake, index):
     append(lake, 0, [city(1, "Köln", b"c")])
     assert index.scan()["value"].to_pylist() == ["Köln"]
     assert catch_up(index, lake) == 0
-    assert (index.scan()["value"].to_pylist(), index.rows()) == (["Köln"], 1)
+    assert (index.scan()["value"].to_pylist(), index.count_rows()) == (["Köln"], 1)
 
 
 def test_a_merge_that_fails_leaves_no_files(lake, index, monkeypatch):
@@ -352,7 +352,7 @@ def test_a_merge_that_fails_leaves_no_files(lake, index, monkeypatch):
     assert index.lookup("Ulm").num_rows == 1
 
 
-def test_a_commit_that_raises_after_it_landed_keeps_its_files(lake, index, monkeypatch):
+def test_commit_that_raises_after_landing_keeps_its_files(lake, index, monkeypatch):
     append(lake, 0, [city(1, "Bonn")])
     catch_up(index, lake)
     append(lake, 1, [city(2, "Ulm")])
@@ -368,7 +368,7 @@ def test_a_commit_that_raises_after_it_landed_keeps_its_files(lake, index, monke
             catch_up(index, lake)
     assert catch_up(index, lake) == 1
     assert index.scan()["value"].to_pylist() == ["Ulm"]
-    assert index.rows() == 1
+    assert index.count_rows() == 1
 
 
 KILLED = """
@@ -393,7 +393,7 @@ catch_up(index, lake)
 
 @pytest.mark.process
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_killed_around_its_commit_an_index_goes_on(lake, index, when):
+def test_index_continues_after_a_kill_around_its_commit(lake, index, when):
     append(lake, 0, [city(n, "Bonn", b"%d" % n) for n in range(1, 10)])
     catch_up(index, lake)
     append(lake, 1, [city(9 + n, "Ulm", b"%d" % n) for n in range(1, 5)])
@@ -402,10 +402,10 @@ def test_killed_around_its_commit_an_index_goes_on(lake, index, when):
     for _ in range(2):
         assert [index.lookup(name).num_rows for name in ("Bonn", "Ulm")] == [5, 4]
         assert catch_up(index, lake) == 1
-        assert index.rows() == 9
+        assert index.count_rows() == 9
 
 
-def test_replaced_files_leave_the_disk(lake, index, monkeypatch):
+def test_vacuum_removes_replaced_index_files(lake, index, monkeypatch):
     monkeypatch.setattr(index_table, "VACUUM_EVERY", 5)
     monkeypatch.setitem(index_table.PROPERTIES, "delta.deletedFileRetentionDuration", "interval 0 seconds")
     for batch in range(15):
@@ -414,7 +414,7 @@ def test_replaced_files_leave_the_disk(lake, index, monkeypatch):
     assert len(list(index.table.path.glob("*.parquet"))) <= 5
 
 
-def test_misuse_is_told(lake, index):
+def test_invalid_secondary_index_is_refused(lake, index):
     with pytest.raises(UsageError, match="expected the lake of a pipeline that has run"):
         index.lookup("Bonn")
     append(lake, 0, [city(1, "Bonn")])
@@ -429,7 +429,7 @@ def test_misuse_is_told(lake, index):
         SecondaryIndex(lake, "../x", "a")
 
 
-def test_no_bounds_that_cannot_be(lake, index):
+def test_invalid_bounds_are_refused(lake, index):
     append(lake, 0, [city(1, "Bonn")])
     assert index.range("Z", "A").num_rows == 0
     assert index.lookup("Bonn").schema.names == index.schema.names
@@ -437,7 +437,7 @@ def test_no_bounds_that_cannot_be(lake, index):
 
 
 @pytest.mark.spark
-def test_a_spark_frame(lake, index, spark):
+def test_spark_frame_has_the_range(lake, index, spark):
     append(lake, 0, [city(1, "Bonn"), city(2, "Ulm", b"\xff")])
     rows = index.frame(spark, "A", "Z").select("value", "key", "vbucket", "history").collect()
     assert [tuple(line) for line in rows] == [("Bonn", "a", 1, 0), ("Ulm", None, 1, 0)]

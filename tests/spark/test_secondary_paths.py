@@ -1,4 +1,4 @@
-"""Values by a JSON path: whole chunks give what one document at a time gives."""
+"""Values by a JSON path: whole chunks give the same values as one document at a time."""
 
 import json
 import math
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import UsageError
 from penstock.spark.dependents import json_paths as paths
-from penstock.spark.dependents.json_paths import extract, parse_path, reached, read_json
-from penstock.spark.dependents.value_types import KINDS, value_type_of
+from penstock.spark.dependents.json_paths import extract_values, find_values, parse_json, parse_path
+from penstock.spark.dependents.value_types import VALUE_TYPES, find_value_type
 
 BEYOND_LONG = 1 << 63
 
@@ -56,34 +56,38 @@ def one_by_one(documents, names, kind):
     found = []
     for row, text in enumerate(documents):
         try:
-            document = read_json(text.replace(b"\n", b" "))
+            document = parse_json(text.replace(b"\n", b" "))
         except (ValueError, AttributeError):
             continue
-        found += [(row, kind.fit(value)) for value in reached(document, names)]
+        found += [(row, kind.fit(value)) for value in find_values(document, names)]
     return found
 
 
-@given(st.lists(TEXTS | st.none(), max_size=60), st.sampled_from(["a", "a.b", "b.a.a"]), st.sampled_from(sorted(KINDS)))
-def test_chunks_give_what_single_documents_give(documents, path, name):
-    names, kind = parse_path(path), KINDS[name]
-    found = extract(pa.array(documents, pa.binary()), names, kind)
+@given(
+    st.lists(TEXTS | st.none(), max_size=60),
+    st.sampled_from(["a", "a.b", "b.a.a"]),
+    st.sampled_from(sorted(VALUE_TYPES)),
+)
+def test_chunks_equal_single_documents(documents, path, name):
+    names, kind = parse_path(path), VALUE_TYPES[name]
+    found = extract_values(pa.array(documents, pa.binary()), names, kind)
     assert list(zip(found.rows.tolist(), found.values.to_pylist(), strict=True)) == one_by_one(documents, names, kind)
     assert found.misfits.is_valid().equals(found.values.is_null())
 
 
-@given(st.lists(DOCUMENTS, min_size=1, max_size=10), st.sampled_from(sorted(KINDS)), st.data())
-def test_rows_that_are_alike_are_read_together_to_the_same_end(samples, name, data):
+@given(st.lists(DOCUMENTS, min_size=1, max_size=10), st.sampled_from(sorted(VALUE_TYPES)), st.data())
+def test_similar_rows_read_together_equal_single_documents(samples, name, data):
     rows = data.draw(st.lists(st.sampled_from(samples), min_size=20, max_size=200))
     documents = [json.dumps(document).encode() for document in rows]
-    found = extract(pa.chunked_array([documents[:7], documents[7:]], pa.binary()), ("a",), KINDS[name])
+    found = extract_values(pa.chunked_array([documents[:7], documents[7:]], pa.binary()), ("a",), VALUE_TYPES[name])
     pairs = list(zip(found.rows.tolist(), found.values.to_pylist(), strict=True))
-    assert pairs == one_by_one(documents, ("a",), KINDS[name])
+    assert pairs == one_by_one(documents, ("a",), VALUE_TYPES[name])
 
 
-def test_what_is_alike_is_read_by_arrow(monkeypatch):
-    monkeypatch.setattr(paths._Chunk, "_single", None)
+def test_similar_documents_are_read_by_arrow(monkeypatch):
+    monkeypatch.setattr(paths.DocumentChunk, "_parse_singly", None)
     documents = [json.dumps({"n": n, "tags": [{"name": f"t{n}"}, {"name": "all"}]}).encode() for n in range(500)]
-    found = extract(pa.array(documents), ("tags", "name"), KINDS["string"])
+    found = extract_values(pa.array(documents), ("tags", "name"), VALUE_TYPES["string"])
     assert len(found.values) == 1000
     assert found.rows.tolist()[:4] == [0, 0, 1, 1]
 
@@ -108,30 +112,30 @@ KIND_TABLE = [
 
 
 @pytest.mark.parametrize(("name", "value", "wanted"), KIND_TABLE)
-def test_what_fits_a_type(name, value, wanted):
-    found = extract(pa.array([json.dumps({"a": [value]}).encode()] * 40), ("a",), KINDS[name])
+def test_values_fit_their_type(name, value, wanted):
+    found = extract_values(pa.array([json.dumps({"a": [value]}).encode()] * 40), ("a",), VALUE_TYPES[name])
     assert found.values.to_pylist() == [wanted] * 40
     assert found.misfits.to_pylist() == [None if wanted is not None else json.dumps(value)[:100]] * 40
 
 
-def test_zero_has_no_sign():
-    found = extract(pa.array([b'{"a":-0.0}'] * 40), ("a",), KINDS["double"])
+def test_negative_zero_becomes_zero():
+    found = extract_values(pa.array([b'{"a":-0.0}'] * 40), ("a",), VALUE_TYPES["double"])
     assert {math.copysign(1, value) for value in found.values.to_pylist()} == {1.0}
 
 
 @pytest.mark.parametrize(
     ("text", "names"), [("a", ("a",)), ("a.b c.d", ("a", "b c", "d")), ("`a.b`.c", ("a.b", "c")), ("_.ä", ("_", "ä"))]
 )
-def test_paths(text, names):
+def test_paths_are_parsed(text, names):
     assert parse_path(text) == names
 
 
 @pytest.mark.parametrize("text", ["", ".", "a.", ".a", "a..b", "a[0]", "`a", "``", "a`b`"])
-def test_bad_paths(text):
+def test_invalid_paths_are_refused(text):
     with pytest.raises(UsageError, match="expected names joined by dots"):
         parse_path(text)
 
 
-def test_bad_type():
+def test_unknown_type_is_refused():
     with pytest.raises(UsageError, match="the type is 'number'; expected one of string, double"):
-        value_type_of("number")
+        find_value_type("number")

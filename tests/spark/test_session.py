@@ -4,7 +4,7 @@ import socketserver
 
 import pytest
 
-from penstock.spark.runtime.spark_session import _handle_error
+from penstock.spark.runtime.spark_session import _handle_accumulator_error
 
 
 @pytest.mark.parametrize(("error", "told"), [(EOFError(), False), (ValueError("a defect"), True)])
@@ -13,5 +13,5 @@ def test_java_that_goes_away_is_no_news(error, told, capsys):
         try:
             raise error
         except (EOFError, ValueError):
-            _handle_error(server, None, ("127.0.0.1", 1))
+            _handle_accumulator_error(server, None, ("127.0.0.1", 1))
     assert bool(capsys.readouterr().err) is told

@@ -12,10 +12,10 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from penstock.errors import UsageError
 from penstock.spark.source.shape import REST, ColumnFilter, Shape
-from penstock.wire.columns.run_decoder import batch_of
+from penstock.wire.columns.run_decoder import make_batch
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Change, Event
 
-ROWS = batch_of(
+ROWS = make_batch(
     [
         Change(1, 7, 1, key=b"beer-1", value=b"one", flags=3),
         Change(1, 7, 2, key=b"ale-2", value=b"\xff", flags=4),
@@ -80,7 +80,7 @@ def test_the_schema_is_to_the_letter_what_spark_makes_of_it(schema):
         ({"value_format": "xml"}, "value format 'xml', expected binary, string or json"),
         ({"value_format": "json"}, "no schema for values as json"),
         ({"value_schema": "a int"}, "'a int' for values as binary; it belongs to json"),
-        ({"key_pattern": "("}, "key pattern '\\(' is no regular expression"),
+        ({"key_pattern": "("}, "key pattern '\\(' is not a regular expression"),
         ({"value_format": "json", "value_schema": "a int,"}, "'a int,' has the end where a field's name was expected"),
         ({"value_format": "json", "value_schema": "a blob"}, "'a blob' has 'blob' where BOOLEAN, TINYINT, "),
         ({"value_format": "json", "value_schema": "a int, a int"}, "fields a, a; expected each name once"),
@@ -151,13 +151,13 @@ def conditions(draw):
 @given(conditions())
 def test_a_filter_says_what_sql_says(condition):
     kind, operator, operands, rows, negated = condition
-    said = ColumnFilter("any", operator, operands, negated).of(pa.array(rows, kind)).to_pylist()
+    said = ColumnFilter("any", operator, operands, negated).evaluate(pa.array(rows, kind)).to_pylist()
     expected = [sql(operator, value, operands) for value in rows]
     assert said == [None if held is None else held != negated for held in expected]
 
 
 def test_json_values_are_columns_and_what_is_left_of_them():
-    rows = batch_of(
+    rows = make_batch(
         [
             Change(1, 7, 1, key=b"a", value=b'{"name": "ale", "abv": 5.5, "more": [1]}'),
             Change(1, 7, 2, event=Event.DELETION, key=b"b"),

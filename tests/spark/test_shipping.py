@@ -1,4 +1,4 @@
-"""The archive of the package, which executors are sent."""
+"""The archive of the package that executors get."""
 
 import subprocess
 import sys
@@ -19,8 +19,8 @@ def test_the_same_package_makes_the_same_archive(tmp_path):
 
 
 @pytest.mark.process
-def test_an_archive_is_all_that_python_needs_of_the_package(tmp_path):
-    """Without site-packages' own paths, so that it is not found twice; and from there, none can be made."""
+def test_archive_is_enough_to_import_the_package(tmp_path):
+    """The package is imported from the archive; a package in an archive cannot write another archive."""
     archive = write_archive(tmp_path / "penstock.zip")
     script = (
         f"import sys; sys.path[:0] = [{str(archive)!r}]\n"
@@ -32,7 +32,7 @@ def test_an_archive_is_all_that_python_needs_of_the_package(tmp_path):
         "write_archive('other.zip')\n"
     )
     ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    sentence = f"penstock was loaded from {archive}, which is an archive already: send that one"
+    sentence = f"penstock was loaded from the archive {archive}; send that archive to the executors"
     assert ran.stderr.splitlines()[-1] == f"penstock.errors.UsageError: {sentence}"
 
 
@@ -42,6 +42,6 @@ def test_an_archive_that_cannot_be_written_is_named(tmp_path):
 
 
 @pytest.mark.process
-def test_the_module_writes_an_archive_where_it_is_told_to(tmp_path):
+def test_module_writes_the_archive_to_its_argument(tmp_path):
     subprocess.run([sys.executable, "-m", "penstock.spark.shipping", "penstock.zip"], cwd=tmp_path, check=True)
     assert (tmp_path / "penstock.zip").read_bytes() == write_archive(tmp_path / "same.zip").read_bytes()

@@ -13,9 +13,15 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.errors import Error, Unreachable, UsageError
 from penstock.spark.sink import dead_letters
-from penstock.spark.sink.bucket_writes import Counts, RefusedRows, windows, write_tables
+from penstock.spark.sink.bucket_writes import RefusedRows, WriteCounts, divide_into_windows, write_tables
 from penstock.spark.sink.sink_options import SinkOptions
-from penstock.spark.sink.spark_writer import DcpStreamWriter, DcpWriter, Written, batch_writer, stream_writer
+from penstock.spark.sink.spark_writer import (
+    DcpStreamWriter,
+    DcpWriter,
+    WriteMessage,
+    make_batch_writer,
+    make_stream_writer,
+)
 from tests.patience import PATIENCE
 from tests.spark.buckets import Documents, Proxy, numbered
 
@@ -56,7 +62,7 @@ def test_refused_rows_end_the_task_when_all_are_sent(documents, url):
     assert len(documents.contents()) == 2000
 
 
-@pytest.mark.parametrize("writer", [batch_writer, stream_writer])
+@pytest.mark.parametrize("writer", [make_batch_writer, make_stream_writer])
 def test_what_cannot_be_written_is_told_before_anything_is(writer):
     key, value = StructField("key", StringType()), StructField("value", StringType())
     assert writer({}, StructType([key, value]), overwrite=False)
@@ -70,10 +76,10 @@ def test_refused_rows_are_kept_beside(documents, url, letters):
     documents.store(numbered(5, 10))
     writer = DcpWriter(inserting(url, letters))
     parts = [writer.write(iter(batches(numbered(first, first + 8)))) for first in (0, 8, 16)]
-    assert [part.counts for part in parts] == [Counts(5, failed=3), Counts(6, failed=2), Counts(8)]
+    assert [part.counts for part in parts] == [WriteCounts(5, failed=3), WriteCounts(6, failed=2), WriteCounts(8)]
     assert told(letters) == []  # nothing is told before the commit
     writer.commit([*parts, None])
-    run = writer.writing.run
+    run = writer.job.run
     assert told(letters) == [(key, "KEY_EEXISTS", run) for key in numbered(5, 10)]
     found = pq.read_table(letters)
     assert found.column_names == ["key", "value", *dead_letters.LETTER_COLUMNS.names]
@@ -123,8 +129,8 @@ def test_rows_that_a_cut_connection_swallowed_are_written_once_more(node, url):
         expected = numbered(0, 5000)
         options = SinkOptions.parse({"url": proxy.url, "maxBytesInFlight": "16k"})
         refused: list[RefusedRows] = []
-        counts = write_tables(options, windows(batches(expected)), refused.append)
-        assert (counts, refused) == (Counts(written=5000), [])
+        counts = write_tables(options, divide_into_windows(batches(expected)), refused.append)
+        assert (counts, refused) == (WriteCounts(written=5000), [])
         assert proxy.cuts
         documents.keys = set(expected)
         assert {key.decode(): value for key, (_, value) in documents.contents().items()} == expected
@@ -192,7 +198,7 @@ def test_a_node_that_is_killed_ends_the_batch_and_the_next_try_converges(tmp_pat
     assert "did not serve" in failures[0]
     with node, Documents.of(url) as documents:
         part = writer.write(iter(batches(expected)))
-        assert isinstance(part, Written)
-        assert part.counts == Counts(written=20_000)
+        assert isinstance(part, WriteMessage)
+        assert part.counts == WriteCounts(written=20_000)
         documents.keys = set(expected)
         assert {key.decode(): value for key, (_, value) in documents.contents().items()} == expected

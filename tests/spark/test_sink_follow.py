@@ -15,11 +15,11 @@ from penstock.spark.dependents.kinds import xdcr_target as follow
 from penstock.spark.dependents.kinds.xdcr_target import XdcrTarget, XdcrTargetKind, replicate
 from penstock.spark.dependents.position_file import PositionFile
 from penstock.spark.lake.changelog import changelog_writer as changelog
-from penstock.spark.lake.changelog.changelog_delta import delta_since
-from penstock.spark.pipeline.definition.definition import of_one
-from penstock.spark.pipeline.run.dependent_tasks import tasks_of
+from penstock.spark.lake.changelog.changelog_delta import find_delta
+from penstock.spark.pipeline.definition.definition import define_bucket_pipeline
+from penstock.spark.pipeline.run.dependent_tasks import create_tasks
 from penstock.spark.sink import dead_letters
-from penstock.spark.sink.bucket_writes import Counts
+from penstock.spark.sink.bucket_writes import WriteCounts
 from tests.examples import scaled
 from tests.spark.buckets import Documents, numbered
 from tests.spark.lakes import QUERY, VBUCKETS, append, model, rollback, row
@@ -48,8 +48,8 @@ class Source:
             return
         seqno = log[-1]["seqno"] + 1 if log else 1
         rev_seqno = before[-1]["rev_seqno"] + 1 if before else 1
-        said = {"history": history, "rev_seqno": rev_seqno, "cas": next(self.times), **more}
-        log.append(row(vbucket, seqno, key, value, event, **said))
+        columns = {"history": history, "rev_seqno": rev_seqno, "cas": next(self.times), **more}
+        log.append(row(vbucket, seqno, key, value, event, **columns))
         self.rows.append(log[-1])
 
     def roll_back(self, vbucket, changes):
@@ -85,26 +85,26 @@ def target(documents):
     return {"url": documents.url}
 
 
-def test_a_bucket_has_what_the_changelog_says(source, documents, target):
+def test_target_equals_the_changelog(source, documents, target):
     for number in range(500):
         source.change(number % VBUCKETS, number, b"%d" % number, flags=5)
     source.commit()
     done = replicate(source.lake, target)
-    assert done.counts == Counts(written=500)
+    assert done.counts == WriteCounts(written=500)
     assert contents(documents, source) == source.expected()
-    assert replicate(source.lake, target) == (done.version, Counts())
+    assert replicate(source.lake, target) == (done.version, WriteCounts())
     source.change(3, 3, b"new")
     source.change(4, 4, event="deletion")
     source.change(5, 5, event="expiration")
     source.commit()
-    assert replicate(source.lake, target) == (done.version + 1, Counts(written=3))
+    assert replicate(source.lake, target) == (done.version + 1, WriteCounts(written=3))
     assert contents(documents, source) == source.expected()
     everything = replicate(source.lake, target, name="another")
-    assert everything.counts == Counts(older=500)  # as the bucket has them
+    assert everything.counts == WriteCounts(older=500)  # as the bucket has them
     assert contents(documents, source) == source.expected()
 
 
-def test_what_a_rollback_took_away_is_taken_away(source, documents, target):
+def test_rollback_removes_lost_versions_from_the_target(source, documents, target):
     source.change(1, 0, b"kept")
     source.change(1, 1, b"first")
     source.commit()
@@ -130,16 +130,20 @@ def test_what_a_rollback_took_away_is_taken_away(source, documents, target):
 
 
 @pytest.mark.parametrize(("lost", "left"), [("remove", {b"1-0"}), ("keep", {b"1-0", b"1-1"})])
-def test_a_pipeline_says_what_becomes_of_what_was_lost(source, documents, lost, left):
+def test_pipeline_option_lost_keeps_or_removes_versions(source, documents, lost, left):
     sink = XdcrTargetKind(name="copy", url=documents.url, operation="change", lost=lost)
     source.change(1, 0, b"kept")
     source.change(1, 1, b"lost")
     source.commit()
-    definition = replace(of_one(str(source.lake.path)), dependents=(sink,))
+    definition = replace(define_bucket_pipeline(str(source.lake.path)), dependents=(sink,))
     for _ in range(2):
-        [task] = [task for task in tasks_of(definition, definition.sources[0], source.lake) if task.now.name == "copy"]
+        [task] = [
+            task
+            for task in create_tasks(definition, definition.sources[0], source.lake)
+            if task.progress.name == "copy"
+        ]
         task.run()
-        assert task.now.error is None
+        assert task.progress.error is None
         source.roll_back(1, 1)
         source.commit()
     assert contents(documents, source).keys() == left
@@ -155,12 +159,12 @@ def test_changes_without_meta_data_of_their_own(source, documents, target):
     documents.store({"1-2": b"another's"})
     source.roll_back(1, 2)
     source.commit()
-    assert replicate(source.lake, target).counts == Counts(written=3)
+    assert replicate(source.lake, target).counts == WriteCounts(written=3)
     assert {key: value for key, (_, value) in contents(documents, source).items()} == {b"1-0": b"kept"}
 
 
 def test_a_transformation_to_changes_may_leave_meta_data_out(source, documents, target, monkeypatch):
-    monkeypatch.setattr(follow, "_transformed", lambda _, rows, __: rows.select(["key", "value", "event"]))
+    monkeypatch.setattr(follow, "_run_transform", lambda _, rows, __: rows.select(["key", "value", "event"]))
     target["operation"] = "change"
     source.change(1, 0, b"kept")
     source.change(1, 1, b"lost")
@@ -232,8 +236,8 @@ def half_way(source, target):
             raise Crash
 
     replica = XdcrTarget(source.lake, "replica", target)
-    replica._place = Crashing(replica.path, "")
-    delta = delta_since(source.lake, replica.position())
+    replica._position_file = Crashing(replica.path, "")
+    delta = find_delta(source.lake, replica.position())
     if delta is not None:
         with pytest.raises(Crash):
             replica.apply_delta(delta)
@@ -250,7 +254,7 @@ class Side:
     def write_changelog(self):
         for table in self.changes.all():
             files = changelog.write_files(table.to_batches(), self.lake.changelog_table.path, 16)
-            changelog.commit(self.lake, QUERY, self.batches, files, vbuckets=16)
+            changelog.commit_batch(self.lake, QUERY, self.batches, files, vbuckets=16)
             self.batches += 1
 
     def replicate(self, other, **how):
@@ -261,6 +265,7 @@ class Side:
         return {key: (cas, value) for key, (cas, value) in self.documents.contents().items()}
 
 
+@pytest.mark.long
 def test_two_buckets_are_each_others_replicas(documents, tmp_path, follow):
     with Node.running(["default"], vbuckets=16) as other, Documents.of(other.url("default")) as others:
         one, two = Side(documents, Lake(tmp_path / "one"), follow), Side(others, Lake(tmp_path / "two"), follow)
@@ -287,7 +292,7 @@ def test_two_buckets_are_each_others_replicas(documents, tmp_path, follow):
         assert settled().keys() == before.keys()
 
 
-def test_refused_rows_are_told_or_kept(source, documents, target, tmp_path):
+def test_refused_rows_raise_or_become_dead_letters(source, documents, target, tmp_path):
     source.change(1, 0, b"good")
     source.change(1, 1, b"bad", cas=0)
     source.commit()
@@ -305,7 +310,7 @@ def test_refused_rows_are_told_or_kept(source, documents, target, tmp_path):
     assert pq.read_table(letters)["error_batch"].to_pylist() == [f"{batch}-000000000"]
 
 
-def test_an_attempt_that_goes_further_tells_what_was_refused_once(source, documents, target, tmp_path, monkeypatch):
+def test_later_attempt_writes_each_dead_letter_once(source, documents, target, tmp_path, monkeypatch):
     letters = tmp_path / "letters"
     target |= {"errors": "deadletter", "deadLetterPath": str(letters)}
     source.change(1, 0, b"good")
@@ -329,21 +334,21 @@ def test_an_attempt_that_goes_further_tells_what_was_refused_once(source, docume
             replicate(source.lake, target)
     assert (letters / "_staging").exists()
     replicate(source.lake, target)
-    told = pq.read_table(letters)
-    assert sorted(told["key"].to_pylist()) == [b"1-1", b"1-2"]
+    refused = pq.read_table(letters)
+    assert sorted(refused["key"].to_pylist()) == [b"1-1", b"1-2"]
     assert not (letters / "_staging").exists()
-    assert {batch[-10:] for batch in told["error_batch"].to_pylist()} == {"-000000001"}
+    assert {batch[-10:] for batch in refused["error_batch"].to_pylist()} == {"-000000001"}
 
 
-def test_what_cannot_be_a_replica(lake, tmp_path):
+def test_invalid_target_is_refused(lake, tmp_path):
     for name in ("", "a/b", ".."):
         with pytest.raises(UsageError, match="expected"):
             XdcrTarget(lake, name, {})
-    with pytest.raises(UsageError, match="operation insert of a replica, expected with-meta or change"):
+    with pytest.raises(UsageError, match="operation insert of an XDCR target, expected with-meta or change"):
         XdcrTarget(lake, "r", {"operation": "insert"})
     with pytest.raises(UsageError, match="lost is 'kept', expected 'remove' or 'keep'"):
         XdcrTarget(lake, "r", {}, lost="kept")  # type: ignore[arg-type]
-    assert replicate(lake, {}) == (-1, Counts())
+    assert replicate(lake, {}) == (-1, WriteCounts())
     (tmp_path / "r.json").write_text("{}")
-    with pytest.raises(Error, match="is no position; remove it"):
+    with pytest.raises(Error, match="is not a position file; remove it"):
         XdcrTarget(lake, "r", {}, state=tmp_path).position()

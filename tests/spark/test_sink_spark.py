@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 from penstock.errors import UsageError
 from penstock.node import Node
 from penstock.node.auth import User
-from penstock.node.auth.users import account_of
+from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
 from penstock.spark.dependents.kinds.xdcr_target import replicate
 from tests.spark.buckets import Documents, numbered
@@ -121,7 +121,7 @@ def test_a_lake_is_followed_through_a_transformation(spark, documents, lake):
 
 def test_a_password_is_used_and_never_shown(spark, tmp_path, capfd):
     with change_users(tmp_path / "users.json") as accounts:
-        accounts["ada"] = account_of(User.of("ada", ["admin"]), "very secret", 4096)
+        accounts["ada"] = make_account(User.from_texts("ada", ["admin"]), "very secret", 4096)
     log = tmp_path / "log"
     log.mkdir()
     rows = spark.sql("SELECT 'k' AS key, 'v' AS value")

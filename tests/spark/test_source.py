@@ -13,9 +13,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from penstock.errors import UsageError
 from penstock.node import Node
 from penstock.node.auth import User
-from penstock.node.auth.users import account_of
+from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
-from penstock.spark.pipeline.run.spark_failure import failure
+from penstock.spark.pipeline.run.spark_failure import parse_failure
 from penstock.spark.runtime.data_source import DcpDataSource
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.spark.buckets import Documents, Proxy, numbered
@@ -214,7 +214,7 @@ def test_an_empty_bucket_has_no_rows(spark, documents):
     [
         (
             {"startingOffsets": "latest"},
-            "option startingOffsets is 'latest', but a batch read has only what was before",
+            "option startingOffsets is 'latest', but a batch read has only earlier changes",
         ),
         ({"urll": "x"}, "unknown option 'urll' of format dcp"),
         ({"url": "couchbase://127.0.0.1:1/default?retrySeconds=0.1"}, "couchbase://127.0.0.1:1/default did not serve"),
@@ -223,7 +223,7 @@ def test_an_empty_bucket_has_no_rows(spark, documents):
 def test_what_is_wrong_with_a_batch_read_can_be_told_in_one_sentence(spark, options, sentence):
     with pytest.raises(PySparkException) as raised:
         spark.read.format("dcp").options(**options).load().count()
-    assert str(failure(str(raised.value))).startswith(sentence)
+    assert str(parse_failure(str(raised.value))).startswith(sentence)
 
 
 @pytest.mark.spark
@@ -263,7 +263,7 @@ def event_log(spark, directory):
 @pytest.mark.spark
 def test_a_password_is_used_and_never_shown(spark, tmp_path, capfd):
     with change_users(tmp_path / "users.json") as accounts:
-        accounts["ada"] = account_of(User.of("ada", ["admin"]), "very secret", 4096)
+        accounts["ada"] = make_account(User.from_texts("ada", ["admin"]), "very secret", 4096)
     log = tmp_path / "log"
     log.mkdir()
     with Node.running(["default"], vbuckets=4, users=tmp_path / "users.json") as node, event_log(spark, log):

@@ -28,12 +28,12 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from penstock.client.feeds.selection import KnownCollections, Selection
+from penstock.client.feeds.collection_selection import CollectionSelection, KnownCollections
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.node import Node
 from penstock.spark.source.offsets import VbucketRead
-from penstock.spark.source.partition_reader import read_range
-from penstock.spark.source.pushdown import Pushed, narrowed, push
+from penstock.spark.source.partition_reader import read_partition
+from penstock.spark.source.pushdown import PushedFilters, narrow_reads, push_filters
 from penstock.spark.source.shape import ColumnFilter
 from penstock.store.history.failover_log import FailoverEntry
 from penstock.wire.codec.constants import MAX_SEQNO
@@ -149,7 +149,7 @@ def conditions(draw: st.DrawFn) -> Any:
 def test_rows_are_those_of_a_read_without(bucket, wanted):
     _, documents = bucket
     everything = read_batch(documents.url)
-    taken, left = push(wanted, CHANGE_SCHEMA)
+    taken, left = push_filters(wanted, CHANGE_SCHEMA)
     assert left == []
     expected = everything.filter(pa.array([all(holds(each, row) for each in wanted) for row in everything.to_pylist()]))
     found = read(documents, *wanted)
@@ -157,7 +157,7 @@ def test_rows_are_those_of_a_read_without(bucket, wanted):
         # Of what was dropped and had a name that is asked for nothing comes.
         expected = of_what_there_is(expected, everything)
         found = of_what_there_is(found, everything)
-    if taken.seqnos[1] == MAX_SEQNO:
+    if taken.seqno_range[1] == MAX_SEQNO:
         assert identities(found) == identities(expected)
     else:  # a version that a later change has replaced may be there too
         assert {*identities(expected)} <= {*identities(found)}
@@ -211,7 +211,7 @@ def test_bytes_of_what_is_not_wanted_do_not_travel(bucket):
             parts = planned(url, *filters, filterPushdown="true", **options)
             for _ in range(2):  # the first one may have to connect
                 before = proxy.passed
-                rows = sum(batch.num_rows for part in parts for batch in read_range(part))
+                rows = sum(batch.num_rows for part in parts for batch in read_partition(part))
             return rows, proxy.passed - before
 
         rows, whole = passed()
@@ -251,14 +251,14 @@ def test_an_upper_seqno_is_where_the_streams_end(bucket):
     ],
 )
 def test_seqnos(filters, seqnos):
-    assert push(filters, CHANGE_SCHEMA)[0].seqnos == seqnos
+    assert push_filters(filters, CHANGE_SCHEMA)[0].seqno_range == seqnos
 
 
 @pytest.mark.parametrize("end", [2**63 - 1, 2**63, 2**63 + 5])
 def test_seqnos_that_rows_show_as_negative_are_below_any(end):
-    pushed, _ = push([LessThan(("seqno",), 5)], CHANGE_SCHEMA)
+    pushed, _ = push_filters([LessThan(("seqno",), 5)], CHANGE_SCHEMA)
     read = VbucketRead(0, 0, 1, 0, end)
-    (found,) = narrowed([read], pushed, {0: VbucketInfo((FailoverEntry(1, 0),), end, 0)})
+    (found,) = narrow_reads([read], pushed, {0: VbucketInfo((FailoverEntry(1, 0),), end, 0)})
     assert found.end_seqno == (4 if end < 2**63 else end)
 
 
@@ -271,35 +271,43 @@ KNOWN = KnownCollections(
 @pytest.mark.parametrize(
     ("asked", "filters", "expected"),
     [
-        (Selection(), [ColumnFilter("vbucket", "=", (1,))], Selection()),
-        (Selection(), [ColumnFilter("scope", "=", ("a",))], Selection("a")),
+        (CollectionSelection(), [ColumnFilter("vbucket", "=", (1,))], CollectionSelection()),
+        (CollectionSelection(), [ColumnFilter("scope", "=", ("a",))], CollectionSelection("a")),
         (
-            Selection(),
+            CollectionSelection(),
             [ColumnFilter("scope", "=", ("a",)), ColumnFilter("collection", "=", ("x",))],
-            Selection("", ("a.x",)),
+            CollectionSelection("", ("a.x",)),
         ),
-        (Selection(), [ColumnFilter("collection", "=", ("x",))], Selection("", ("a.x", "b.x"))),
-        (Selection("b"), [ColumnFilter("collection", "=", ("x",))], Selection("b")),
-        (Selection("a"), [ColumnFilter("collection", "=", ("x",))], Selection("", ("a.x",))),
-        (Selection("", ("a.x", "a.y")), [ColumnFilter("collection_id", "=", (9,))], Selection("", ("a.y",))),
-        (Selection(), [ColumnFilter("collection_id", "in", (8, 10))], Selection("", ("a.x", "b.x"))),
-        (Selection(), [ColumnFilter("collection_id", "=", (99,))], Selection()),
-        (Selection(), [ColumnFilter("collection_id", "in", (8, 99))], Selection()),
-        (Selection(), [ColumnFilter("collection_id", "in", (8, None))], Selection()),
-        (Selection(), [ColumnFilter("collection", "is null")], Selection()),
-        (Selection(), [ColumnFilter("scope", "is not null")], Selection()),
-        (Selection(), [ColumnFilter("scope", "=", ("a",), negated=True)], Selection()),
-        (Selection(), [ColumnFilter("collection", "=", ("x",), negated=True)], Selection()),
-        (Selection(), [ColumnFilter("collection", "starts with", ("x",))], Selection()),
+        (CollectionSelection(), [ColumnFilter("collection", "=", ("x",))], CollectionSelection("", ("a.x", "b.x"))),
+        (CollectionSelection("b"), [ColumnFilter("collection", "=", ("x",))], CollectionSelection("b")),
+        (CollectionSelection("a"), [ColumnFilter("collection", "=", ("x",))], CollectionSelection("", ("a.x",))),
         (
-            Selection(),
+            CollectionSelection("", ("a.x", "a.y")),
+            [ColumnFilter("collection_id", "=", (9,))],
+            CollectionSelection("", ("a.y",)),
+        ),
+        (
+            CollectionSelection(),
+            [ColumnFilter("collection_id", "in", (8, 10))],
+            CollectionSelection("", ("a.x", "b.x")),
+        ),
+        (CollectionSelection(), [ColumnFilter("collection_id", "=", (99,))], CollectionSelection()),
+        (CollectionSelection(), [ColumnFilter("collection_id", "in", (8, 99))], CollectionSelection()),
+        (CollectionSelection(), [ColumnFilter("collection_id", "in", (8, None))], CollectionSelection()),
+        (CollectionSelection(), [ColumnFilter("collection", "is null")], CollectionSelection()),
+        (CollectionSelection(), [ColumnFilter("scope", "is not null")], CollectionSelection()),
+        (CollectionSelection(), [ColumnFilter("scope", "=", ("a",), negated=True)], CollectionSelection()),
+        (CollectionSelection(), [ColumnFilter("collection", "=", ("x",), negated=True)], CollectionSelection()),
+        (CollectionSelection(), [ColumnFilter("collection", "starts with", ("x",))], CollectionSelection()),
+        (
+            CollectionSelection(),
             [ColumnFilter("collection", "=", ("x",)), ColumnFilter("scope", "=", ("b",), negated=True)],
-            Selection("", ("a.x",)),
+            CollectionSelection("", ("a.x",)),
         ),
     ],
 )
 def test_collections(asked, filters, expected):
-    assert Pushed(tuple(filters)).selection(asked, KNOWN) == expected
+    assert PushedFilters(tuple(filters)).narrow_selection(asked, KNOWN) == expected
 
 
 @pytest.mark.parametrize(
@@ -317,7 +325,7 @@ def test_collections(asked, filters, expected):
     ],
 )
 def test_what_is_not_understood_is_left_to_spark(condition):
-    taken, left = push([condition, EqualTo(("vbucket",), 1)], CHANGE_SCHEMA)
+    taken, left = push_filters([condition, EqualTo(("vbucket",), 1)], CHANGE_SCHEMA)
     assert left == [condition]
     assert taken.filters == (ColumnFilter("vbucket", "=", (1,)),)
 

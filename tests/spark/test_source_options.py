@@ -9,21 +9,21 @@ import pytest
 
 from penstock.client.connect.address import MissingVbuckets
 from penstock.client.connect.credentials import Credentials
-from penstock.client.feeds.selection import Selection
+from penstock.client.feeds.collection_selection import CollectionSelection
 from penstock.errors import Unreachable, UsageError
-from penstock.options import options_of
-from penstock.spark.source.offsets import Offset, Proven, VbucketOffset, VbucketRange
+from penstock.options import list_options
+from penstock.spark.source.offsets import Offset, ProvenEnd, VbucketOffset, VbucketRange
 from penstock.spark.source.partition_reader import ChangePartition
-from penstock.spark.source.read_positions import Positions
+from penstock.spark.source.read_positions import VbucketPositions
 from penstock.spark.source.source_options import SourceOptions
-from penstock.spark.source.source_schema import schema_of, shape_of
+from penstock.spark.source.source_schema import make_read_schema, make_read_shape
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.client.peer import Script, in_loop
 from tests.spark.buckets import numbered, read_batch
 
-OFFSET = Offset((VbucketOffset(0, 5, 7, (Proven(7, 7),)), VbucketOffset()))
+OFFSET = Offset((VbucketOffset(0, 5, 7, (ProvenEnd(7, 7),)), VbucketOffset()))
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 
 
@@ -42,11 +42,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
         ({"username": "ada"}, "a username without a password"),
         ({"password": "secret"}, "a password without a username"),
         ({"password": "p", "passwordFile": "f"}, "options password and passwordFile, expected one of them"),
-        ({"credentialsFile": "f", "username": "ada"}, "option credentialsFile says all, expected it without username"),
+        (
+            {"credentialsFile": "f", "username": "ada"},
+            "option credentialsFile has the whole login, expected it without username",
+        ),
         ({"passwordFile": "missing"}, "missing: No such file or directory"),
         ({"collections": "a,,b"}, "option collections is 'a,,b', expected names with commas between them"),
         ({"scope": "s", "collections": "t.c"}, "collection 't.c' is not in scope 's'"),
-        ({"scope": "s", "protocol": "upr"}, "option protocol is 'upr', which knows no collections; dcp does"),
+        ({"scope": "s", "protocol": "upr"}, "option protocol is 'upr', which does not support collections; dcp does"),
         ({"xattrs": "yes"}, "option xattrs is 'yes', expected true or false"),
         ({"url": ""}, "option url is empty"),
         ({"scope": ""}, "option scope is empty, expected a name"),
@@ -72,7 +75,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
         ({"valueSchema": "a INT"}, "a schema of JSON 'a INT' for values as binary"),
         ({"valueSchema": "infer"}, "option valueSchema is 'infer', but valueFormat is 'binary', expected json"),
         ({"valueFormat": "json", "valueSchema": "a INTT"}, "schema 'a INTT' has 'INTT' where BOOLEAN, TINYINT,"),
-        ({"keyPattern": "("}, "key pattern '(' is no regular expression of RE2"),
+        ({"keyPattern": "("}, "key pattern '(' is not a regular expression of RE2"),
         ({"rollback": "ignore"}, "option rollback is 'ignore', expected row or fail"),
         ({"connectTimeout": "0"}, "option connectTimeout is '0', expected a number from 0.001 to 86400.0"),
         ({"startingOffsets": "[1]"}, "option startingOffsets is '[1]', expected earliest, latest or positions as JSON"),
@@ -115,12 +118,12 @@ def test_who_logs_in(monkeypatch, tmp_path):
 def test_what_is_wanted_may_stand_in_either_place():
     url = "couchbase://h/b?scope=s&collections=c&xattrs=true"
     options = SourceOptions.parse({"url": url})
-    assert options.selection == Selection("s", ("c",))
+    assert options.selection == CollectionSelection("s", ("c",))
     assert options.address.options.xattrs
     options = SourceOptions.parse({"url": url, "collections": "t.c,t.d", "xattrs": "false"})
-    assert options.selection == Selection("", ("t.c", "t.d"))
+    assert options.selection == CollectionSelection("", ("t.c", "t.d"))
     assert not options.address.options.xattrs
-    assert SourceOptions.parse({}).selection == Selection()
+    assert SourceOptions.parse({}).selection == CollectionSelection()
 
 
 def test_the_dialect_may_stand_in_either_place():
@@ -135,7 +138,7 @@ READ = {
     "collections": ("a,t.b", ("a", "t.b")),
     "vbuckets": ("4, 0-2,1-3", (0, 1, 2, 3, 4)),
     "startingOffsets": ("latest", "latest"),
-    "endingOffsets": ('{"1": {"vbuuid": "5", "seqno": 7}}', Positions({1: (5, 7)})),
+    "endingOffsets": ('{"1": {"vbuuid": "5", "seqno": 7}}', VbucketPositions({1: (5, 7)})),
     "maxChangesPerTrigger": ("12", 12),
     "maxBytesPerTrigger": ("64m", 64 << 20),
     "minPartitions": ("3", 3),
@@ -157,26 +160,26 @@ READ = {
     "missingVbuckets": ("skip", MissingVbuckets.SKIP),
 }
 LOGIN = {"username", "password", "passwordFile", "credentialsFile"}
-OPTIONS = options_of(SourceOptions)
+OPTIONS = list_options(SourceOptions)
 
 
 @pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
 def test_each_option_is_read_and_documented(option):
-    name = option.outside_name
+    name = option.external_name
     if name not in LOGIN:
         text, value = READ[name]
         more = {"valueFormat": "json"} if name == "valueSchema" else {}
         parsed = SourceOptions.parse({name: text, **more})
         assert getattr(parsed, option.name) == value
         assert getattr(parsed, option.name) != getattr(SourceOptions(), option.name) or name == "url"
-    assert option.takes.read(name, option.example) is not None
+    assert option.option_type.read(name, option.example) is not None
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{name}` |")]
     assert rows == [f"| `{name}` | {option.doc} | {option.default_text} | `{option.example}` |"]
 
 
 def test_every_attribute_is_an_option():
     assert [field.name for field in fields(SourceOptions)] == [*OPTIONS]
-    assert {option.outside_name for option in OPTIONS.values()} == {*READ, *LOGIN}
+    assert {option.external_name for option in OPTIONS.values()} == {*READ, *LOGIN}
 
 
 def test_the_bucket_may_stand_in_either_place(monkeypatch):
@@ -199,10 +202,10 @@ def test_offsets_may_be_of_a_query_or_by_hand():
     said = json.dumps(OFFSET.to_json())
     options = SourceOptions.parse({"startingOffsets": said, "endingOffsets": '{"0": {"vbuuid": 5, "seqno": "7"}}'})
     assert options.starting_offsets == OFFSET
-    assert isinstance(options.ending_offsets, Positions)
-    assert options.ending_offsets.offset(2) == OFFSET
+    assert isinstance(options.ending_offsets, VbucketPositions)
+    assert options.ending_offsets.to_offset(2) == OFFSET
     with pytest.raises(UsageError, match="vbucket 0, expected one below 0"):
-        options.ending_offsets.offset(0)
+        options.ending_offsets.to_offset(0)
 
 
 @pytest.mark.parametrize(
@@ -225,8 +228,8 @@ def test_what_travels(given, columns, values, xattrs):
 
 def test_nothing_is_inferred_of_values_that_are_not_wanted():
     options = SourceOptions.parse({"valueFormat": "json", "valueSchema": "infer", "columns": "key,seqno"})
-    assert schema_of(options).names == ["key", "seqno"]
-    assert shape_of(options, schema_of(options)).needs_values is False
+    assert make_read_schema(options).names == ["key", "seqno"]
+    assert make_read_shape(options, make_read_schema(options)).needs_values is False
 
 
 @pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets", "vbuckets"])

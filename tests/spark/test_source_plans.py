@@ -9,8 +9,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 
 from penstock.node import Node
 from penstock.node.cluster.topology import NodePlace
-from penstock.spark.source.planner import ASSUMED_BYTES, bytes_per_seqno
-from penstock.spark.source.runs import numbers
+from penstock.spark.source.planner import ASSUMED_BYTES, estimate_bytes_per_seqno
+from penstock.spark.source.run_lengths import decode_numbers
 from tests.ports import free_ports
 from tests.spark.buckets import Documents, Proxy, numbered, planned, read_batch
 from tests.spark.test_protocols import contents
@@ -29,7 +29,7 @@ from tests.spark.test_protocols import contents
     ],
 )
 def test_what_a_change_weighs(stats, expected):
-    assert bytes_per_seqno(stats) == expected
+    assert estimate_bytes_per_seqno(stats) == expected
 
 
 class TestLimits:
@@ -133,7 +133,7 @@ class TestTheLag:
         while query.step() is not None:
             lags.append(query.reader.reportLatestOffset()["lag"])
         assert lags == [300, 100, 0]
-        assert sum(numbers(query.reader.reportLatestOffset()["seqno"])) == 500
+        assert sum(decode_numbers(query.reader.reportLatestOffset()["seqno"])) == 500
 
     def test_costs_no_request(self, node, documents, follow):
         documents.store(numbered(0, 50))

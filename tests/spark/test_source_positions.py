@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import Error, UsageError
 from penstock.node import Node
 from penstock.spark import latest_offsets
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.observe import CompactDb
 from tests.node.wire_client import connected
@@ -173,7 +173,7 @@ class TestWhatEndsAQuery:
             query.reader.partitions(query.start, end)
 
     def test_deletions_that_were_purged_unread(self, tmp_path, follow):
-        storage = {"data_dir": tmp_path, "settings": Settings(purge_age=0)}
+        storage = {"data_dir": tmp_path, "settings": BucketSettings(purge_age=0)}
         with Node.running(["default"], 4, **storage) as node, Documents.of(node.url("default")) as documents:
             documents.store(numbered(0, 400))
             queries = {loss: follow(documents.url, failOnDataLoss=loss) for loss in ("true", "false")}

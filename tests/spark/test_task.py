@@ -16,7 +16,7 @@ from penstock.client.connect.client_session import open_session
 from penstock.client.connect.cluster_map import ClusterMap
 from penstock.node.cluster.topology import NodePlace
 from penstock.spark.source.offsets import RollbackRow, VbucketRange, VbucketRead
-from penstock.spark.source.partition_reader import ChangePartition, DumpPartition, read_range
+from penstock.spark.source.partition_reader import ChangePartition, DumpPartition, read_partition
 from penstock.spark.source.shape import ColumnFilter, Shape
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
@@ -59,7 +59,7 @@ def part(
 def read(partition: ChangePartition) -> pa.Table:
     """Run a task as a worker gets it."""
     sent: ChangePartition = pickle.loads(pickle.dumps(partition))
-    return pa.Table.from_batches(read_range(sent), sent.shape.schema)
+    return pa.Table.from_batches(read_partition(sent), sent.shape.schema)
 
 
 def between(partition: ChangePartition, start: int, end: int) -> ChangePartition:
@@ -153,10 +153,10 @@ def test_a_task_talks_only_to_the_node_that_has_its_vbuckets():
         first, second = (stack.enter_context(Documents.of(url)) for url in urls)
         first.store(numbered(0, MANY))
         cluster = first.loop.run(_map_of(urls[0]))
-        own = [vb for vb, owner in enumerate(cluster.owners) if cluster.places[owner][1] == places[1].kv]
+        own = [vb for vb, owner in enumerate(cluster.owners) if cluster.endpoints[owner][1] == places[1].kv]
         partition = part(first, vbuckets=own)
         before = connections(first), connections(second)
-        rows = read(replace(partition, place=("127.0.0.1", places[1].kv)))
+        rows = read(replace(partition, node=("127.0.0.1", places[1].kv)))
         assert set(rows["vbucket"].to_pylist()) == set(own)
         assert (connections(first), connections(second)) == (before[0], before[1] + 1)
 
@@ -199,7 +199,7 @@ def test_what_spark_leaves_in_the_middle_is_over(bucket):
     """A LIMIT, or a task that is cancelled: the connection with what still comes is closed, not kept."""
     bucket.store(numbered(0, 40_000))
     partition = part(bucket)
-    rows = read_range(partition)
+    rows = read_partition(partition)
     next(rows)
     rows.close()
     assert read(partition).num_rows == 40_000
@@ -244,7 +244,7 @@ def dumped(dumps: list[bytes], *counts: tuple[int, ...]) -> tuple[pa.Table, list
     """Return what a TAP read gives of a scripted producer, and the vbuckets that each dump was asked for."""
     with serving(tap(closing(*dumps), *counts)) as script:
         address = parse_address(script.url(protocol="tap"))
-        batches = [*read_range(DumpPartition(address, KEYS))]
+        batches = [*read_partition(DumpPartition(address, KEYS))]
         return pa.Table.from_batches(batches, KEYS.schema), vbuckets_asked_for(script)
 
 

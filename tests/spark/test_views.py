@@ -1,4 +1,4 @@
-"""Views of a lake: consistent states of the past, typed columns, one's own writes; without Spark where that can be."""
+"""Views of a lake: consistent past states, typed columns, own writes; without Spark where possible."""
 
 import json
 import os
@@ -25,8 +25,12 @@ VBUCKETS = 16
 
 
 class Following:
-    """A lake that follows a bucket by micro-batches, kept as Spark and the sink do. contents: the bucket's, after each
-    call of `follow`, with the lake's position and the time of then."""
+    """A lake that follows a bucket by micro-batches, written as Spark and the sink write it.
+
+    Attributes:
+        lake: the lake.
+        contents: for each call of `follow`: the lake's position, a time after it, and the bucket's documents.
+    """
 
     def __init__(self, lake: Lake, batches: MicroBatches, documents: Documents) -> None:
         self.lake = lake
@@ -38,12 +42,12 @@ class Following:
         (lake.checkpoint / "commits").mkdir()
 
     def follow(self) -> LakePosition:
-        """Take in all there is; at the end, the bucket's contents are those of the lake's position."""
+        """Write all changes of the bucket to the lake, and return the position that it reaches."""
         while (rows := self._batches.step()) is not None:
             offset = json.dumps(self._batches.start)
             (self.lake.checkpoint / "offsets" / str(self._number)).write_text(f"v1\n{{}}\n{offset}")
             files = changelog.write_files(rows.to_batches(), self.lake.changelog_table.path, VBUCKETS)
-            assert changelog.commit(self.lake, QUERY, self._number, files, vbuckets=VBUCKETS)
+            assert changelog.commit_batch(self.lake, QUERY, self._number, files, vbuckets=VBUCKETS)
             (self.lake.checkpoint / "commits" / str(self._number)).write_text("v1\n{}")
             self._number += 1
         position = self.lake.position()
@@ -54,8 +58,8 @@ class Following:
 
 
 def later_than(moment: datetime) -> datetime:
-    """Return a time after `moment` and before whatever is written from now on."""
-    while (now := datetime.now(UTC)) <= moment + timedelta(milliseconds=8):  # more than the clock of files may be late
+    """Return a time after `moment` and before all later writes."""
+    while (now := datetime.now(UTC)) <= moment + timedelta(milliseconds=8):  # the clock of files lags by less
         time.sleep(0.001)
     found, now = now, datetime.now(UTC)
     while now <= found + timedelta(milliseconds=8):
@@ -75,8 +79,8 @@ def following(lake, node, documents, follow):
     return Following(lake, follow(node.url("default"), maxChangesPerTrigger="150"), documents)
 
 
-def live_through(following: Following, documents: Documents) -> None:
-    """Store, change, remove, empty the bucket, and store again, with a look after each."""
+def change_bucket(following: Following, documents: Documents) -> None:
+    """Store, change and remove documents, empty the bucket, and store again; follow after each step."""
     documents.store(numbered(0, 100))
     following.follow()
     for text in ("second", "third"):
@@ -92,8 +96,9 @@ def live_through(following: Following, documents: Documents) -> None:
     following.follow()
 
 
-def test_states_of_the_past(following, documents):
-    live_through(following, documents)
+@pytest.mark.long
+def test_as_of_returns_past_states(following, documents):
+    change_bucket(following, documents)
     lake = following.lake
     for position, when, expected in following.contents:
         assert contents(lake.as_of(position)) == expected
@@ -102,15 +107,18 @@ def test_states_of_the_past(following, documents):
         ends = {vb: (at.history, at.seqno) for vb, at in enumerate(position.offset.vbuckets) if at.seqno}
         assert {vb: tuple(bound) for vb, bound in boundaries_of(lake, position).items() if bound.seqno} == ends
     opened = lake.changelog_table.open()
-    for file in lake.changelog_table.files(opened):  # written in the last moment of the millisecond of its commit
+    for file in lake.changelog_table.list_files(
+        opened
+    ):  # as if written in the last nanosecond of its commit's millisecond
         moment = file.modified * 1_000_000 + 999_999
         os.utime(lake.changelog_table.path / file.path, ns=(moment, moment))
     assert lake.as_of(following.contents[0][1] - timedelta(hours=1)).num_rows == 0
     assert contents(lake.as_of(datetime.now(UTC) + timedelta(hours=1))) == contents(lake.current())
 
 
-def test_states_of_a_past_that_the_checkpoint_has_forgotten(following, documents):
-    live_through(following, documents)
+@pytest.mark.long
+def test_as_of_a_time_before_the_checkpoint_uses_file_times(following, documents):
+    change_bucket(following, documents)
     lake = following.lake
     for entry in lake.checkpoint.glob("*/*"):
         if entry.name != str(following.contents[-1][0].batch):
@@ -122,12 +130,14 @@ def test_states_of_a_past_that_the_checkpoint_has_forgotten(following, documents
     for position, _, expected in following.contents:
         assert contents(lake.as_of(position)) == expected
     for _, when, _ in following.contents[:-1]:
-        with pytest.raises(UsageError, match=r"were joined with later ones; expected a time from .* on, or a position"):
+        with pytest.raises(
+            UsageError, match=r"were joined with later files; expected a time from .* on, or a position"
+        ):
             lake.as_of(when)
     assert contents(lake.as_of(following.contents[-1][1])) == following.contents[-1][2]
 
 
-def test_what_cannot_be_looked_at(lake, following, documents):
+def test_as_of_an_unknown_state_is_refused(lake, following, documents):
     with pytest.raises(UsageError, match="no table at"):
         lake.as_of(datetime.now(UTC))
     documents.store(numbered(0, 10))
@@ -152,7 +162,7 @@ def lake_of(lake: Lake, *values: bytes) -> Lake:
     return lake
 
 
-def test_json_as_columns(lake):
+def test_json_view_has_typed_columns(lake):
     values = (b'{"name":"Bock","abv":6.5,"Key":1}', b'{"name":17,"tags":["a"]}', b"no document", b'{"_rest":{"x":[1]}}')
     found = lake_of(lake, *values).json_view("name STRING, abv DOUBLE, Key BIGINT").sort_by("key")
     assert found.column_names == ["key", "key_bytes", "scope", "collection", "name", "abv", "Key_", "_rest"]
@@ -169,7 +179,7 @@ def test_json_as_columns(lake):
     assert inferred["_rest_"].to_pylist()[3] == {"x": [1]}
 
 
-def test_json_of_no_documents(lake):
+def test_json_view_of_an_empty_lake_is_empty(lake):
     append(lake, 0, [row(1, 1, b"gone", event="deletion")])
     assert lake.json_view("a BIGINT").schema.names[-2:] == ["a", "_rest"]
     assert lake.json_view().num_rows == 0
@@ -181,7 +191,7 @@ def test_json_of_no_documents(lake):
 
 
 @pytest.mark.spark
-def test_ones_own_writes_through_spark(spark, node, lake, documents):
+def test_frames_have_own_writes_after_waiting(spark, node, lake, documents):
     beers = {f"beer-{number}": json.dumps({"name": f"beer {number}", "abv": number}).encode() for number in range(500)}
     with running(spark, documents.url, lake):
         documents.store(beers)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.store.disk.inventory import read_inventory
-from penstock.store.disk.log_file import log_name
-from penstock.store.recovery.bucket_directory import said_by
+from penstock.store.disk.log_file import make_log_name
+from penstock.store.recovery.bucket_directory import read_record
 from tests.store.failing import Place, contents, directory_in_memory, shown
 from tests.store.written import flipped
 
@@ -100,7 +100,7 @@ def _made(count: int, *, compact: bool, clean: bool, other: int) -> Made:
 
 def _synced(place: Place) -> int:
     """Return how much of the last log file the inventory lists."""
-    said = said_by(place.directory)
+    said = read_record(place.directory)
     assert said is not None
     return read_inventory(place.directory, bytes.fromhex(said["uuid"])).logs[-1].synced
 
@@ -164,7 +164,7 @@ def _contents(made: Made, name: str, content: bytes) -> Iterator[tuple[str, byte
 def _later_names(made: Made, name: str) -> list[str]:
     last = int(made.last.removeprefix("log-"))
     if name.startswith("log"):
-        return [log_name(last + 1), log_name(last + 2)]
+        return [make_log_name(last + 1), make_log_name(last + 2)]
     if name.startswith("segment"):
         return [f"segment-{last:010d}-{last:010d}", f"segment-{last + 1:010d}-{last + 1:010d}"]
     return []

@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.errors import DeltaBadValue, KeyExists, KeyNotFound, Locked, NotLocked, NotStored
 from penstock.store.bucket_store import BucketStore
-from penstock.store.definition.bucket_settings import Settings
-from penstock.store.documents.conflict import Meta, wins
+from penstock.store.definition.bucket_settings import BucketSettings
+from penstock.store.documents.conflict import Meta, is_winner
 from penstock.store.documents.vbucket import Counted, Item, Stored
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import Mutation
@@ -36,7 +36,7 @@ class Clock:
 def timed_bucket(clock: Clock) -> BucketStore:
     """Return a bucket with tiny segments, and with vbuuids that count from 1."""
     vbuuids = count(1)
-    settings = Settings(purge_age=2 * START // SECOND)  # none is old enough to be purged, whatever time it bears
+    settings = BucketSettings(purge_age=2 * START // SECOND)  # none is old enough to be purged, whatever time it bears
     return BucketStore(
         "b", vbuckets=4, clock=clock, new_vbuuid=lambda: next(vbuuids), segment_bytes=512, settings=settings
     )
@@ -165,7 +165,7 @@ class Documents:
         self.check(found, cas or 1)
         self.versions[key] = replace(found, held_until=0)
 
-    def meta(self, key: bytes) -> Meta | None:
+    def find_meta(self, key: bytes) -> Meta | None:
         self.living(key)
         found = self.versions.get(key)
         return None if found is None else found.meta._replace(cas=self.shown_cas(found))
@@ -175,7 +175,7 @@ class Documents:
     ) -> Stored:
         found = self.versions.get(key)
         is_there = found is not None and found.event is Event.MUTATION and not self.is_over(found)
-        if (add and is_there) or (resolve and found is not None and not wins(meta, found.meta, self.resolution)):
+        if (add and is_there) or (resolve and found is not None and not is_winner(meta, found.meta, self.resolution)):
             raise KeyExists
         if is_there:
             assert found is not None

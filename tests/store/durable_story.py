@@ -1,5 +1,6 @@
 """A bucket on a disk in memory, taken from step to step, and what it ought to be after each of them; also when it is
-opened again, however its process has ended."""
+opened again, however its process has ended.
+"""
 
 from contextlib import suppress
 from pathlib import Path
@@ -11,11 +12,11 @@ import pytest
 
 from penstock.errors import KeyNotFound
 from penstock.store.bucket_store import BucketStore
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.disk.durable_log import DurableLog
-from penstock.store.disk.log_file import log_number
+from penstock.store.disk.log_file import parse_log_number
 from penstock.store.documents.vbucket import Vbucket
-from penstock.store.history.event_frames import subject_of_key
+from penstock.store.history.event_frames import parse_event_key
 from penstock.store.history.failover_log import MAX_ENTRIES
 from penstock.store.history.history_snapshot import Snapshot
 from penstock.store.history.vbucket_changes import CAS
@@ -76,7 +77,7 @@ def rows_of(vbucket: Vbucket) -> set[tuple[int, int]]:
     found = set()
     seqno = 0
     while seqno < vbucket.changes.high_seqno:
-        seqno = vbucket.index.ceiling(seqno + 1)
+        seqno = vbucket.index.find_ceiling(seqno + 1)
         place = vbucket.index.find(seqno)
         assert place is not None
         rows, row = place
@@ -99,7 +100,7 @@ class DurableStory(Story):
     made: by vbucket, cas and seqno, when and where in the log a change was made.
     """
 
-    def __init__(self, settings: Settings, *, size: int = 20, vbuckets: int = 4) -> None:
+    def __init__(self, settings: BucketSettings, *, size: int = 20, vbuckets: int = 4) -> None:
         self.settings = settings
         self.disk = Disk()
         self.now = START
@@ -156,7 +157,7 @@ class DurableStory(Story):
 
     def committed(self) -> None:
         """All that was told is on disk."""
-        assert (self.bucket.log.room.fault, self.bucket.log.commits.uncommitted) == (None, 0)
+        assert (self.bucket.log.room.fault, self.bucket.log.commits.uncommitted_records) == (None, 0)
         for vbucket in self.bucket.vbuckets:
             assert vbucket.history.persisted_seqno == vbucket.changes.high_seqno
         del self.told[:-1]
@@ -173,7 +174,7 @@ class DurableStory(Story):
             assert vbucket.history.whole_seqno == self.histories[vbucket.id].whole_seqno
             assert vbucket.index.lowest_snapshot_end <= vbucket.changes.high_seqno
         for segment in self.log.segments.sealed:
-            assert segment.dead == segment.lengths[segment.fate != 0].sum()
+            assert segment.dead_bytes == segment.lengths[segment.fates != 0].sum()
 
     # Changes: after each record a note
 
@@ -319,7 +320,7 @@ class DurableStory(Story):
             vbucket.changes.keys.load_some()
 
     def seal(self, *_: Any) -> None:
-        self.bucket.log.room.seal()
+        self.bucket.log.room.seal_active()
 
     def commit(self, *_: Any) -> None:
         self.position()
@@ -405,7 +406,7 @@ class DurableStory(Story):
             self.finish()
             self.commit()
         if 0 in (self.settings.retention_seconds, self.settings.retention_bytes):
-            assert self.bucket.stats().dead_bytes == 0
+            assert self.bucket.collect_stats().dead_bytes == 0
             for vbucket, history in zip(self.bucket.vbuckets, self.histories, strict=True):
                 for change in history.changes:
                     assert not history.superseded_by(change) or vbucket.index.find(change.by_seqno) is None
@@ -417,7 +418,7 @@ class DurableStory(Story):
         self.bucket.close()
         self.committed()
         self.opened_again(self.opened())
-        assert "not clean" not in self.bucket.recovered
+        assert "not clean" not in self.bucket.recovery_summary
         self.recognise(self.told[-1:], new_entries=range(1), first_vbuuid=self.vbuuids + 1)
         self.check()
         self.check_keys(read)
@@ -435,7 +436,7 @@ class DurableStory(Story):
             with suppress(Died):
                 self.opened_again(self.opened())
                 break
-        clean = "not clean" not in self.bucket.recovered
+        clean = "not clean" not in self.bucket.recovery_summary
         before = self.histories
         new_entries = range(1) if clean else range(1, 2 + len(how.openings))
         self.recognise(self.told[-1:] if clean else self.told, new_entries=new_entries, first_vbuuid=first_vbuuid)
@@ -479,7 +480,7 @@ class DurableStory(Story):
         self.plan = None
         self.ends = {number: end for number, end in self.ends.items() if number < self.log.pending.active.number}
         for name, file in self.disk.names.items():
-            if (number := log_number(name)) is not None:
+            if (number := parse_log_number(name)) is not None:
                 self.ends[number] = len(file.data)
 
     def recognise(self, told: list[Told], *, new_entries: range, first_vbuuid: int) -> None:
@@ -511,7 +512,7 @@ class DurableStory(Story):
         """Return the system events that a vbucket's changes end with."""
         found = []
         for change in reversed(read_all(Snapshot(vbucket.index, 0, vbucket.changes.high_seqno))):
-            if subject_of_key(change.key) is None:
+            if parse_event_key(change.key) is None:
                 break
             found.append(change)
         return found[::-1]
@@ -578,7 +579,7 @@ class DurableStory(Story):
     def check_documents(self) -> None:
         for vbucket, history in zip(self.bucket.vbuckets, self.histories, strict=True):
             for key in sorted(history.newest):
-                if subject_of_key(key) is None:
+                if parse_event_key(key) is None:
                     self.get(vbucket, history, key)
 
     def check_snapshots(self, vbucket: Vbucket, history: History) -> None:
@@ -589,11 +590,11 @@ class DurableStory(Story):
                 assert 0 < history.superseded_by(change) <= lowest
         for asked in range(1, whole + 1 if whole < 200 else 1):
             end = next(seqno for seqno in there if seqno >= max(asked, lowest)) if lowest <= whole else 0
-            assert vbucket.history.snapshot(0, asked).end_seqno == end
+            assert vbucket.history.open_snapshot(0, asked).end_seqno == end
         for end in there:
             if lowest <= end <= whole:
                 for start in {0, end // 2}:
-                    snapshot = vbucket.history.snapshot(start, end)
+                    snapshot = vbucket.history.open_snapshot(start, end)
                     assert snapshot.end_seqno == end
                     assert read_all(snapshot) == self.view(vbucket, history, start, end)
                     again = Snapshot(vbucket.index, start, end, few=0)

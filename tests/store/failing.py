@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from penstock.store.bucket_store import BucketStore
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.history_snapshot import Snapshot
@@ -122,7 +122,7 @@ class FailingDirectory(Directory):
     def power_off(self, random: Random | None = None) -> None:
         """End as a machine does that loses power: what was written and not synced is gone, or torn and with a hole."""
         self.let_go()
-        for name in self.names():
+        for name in self.list_names():
             content = bytearray(self.read(name))
             synced = min(self._synced.get(name, len(content)), len(content))
             if random is None:
@@ -136,12 +136,13 @@ class FailingDirectory(Directory):
 
 class Place:
     """A directory for a bucket of four vbuckets. now: the clock, ns. prepare: called with the directory whenever it is
-    opened, before anything is done in it.
+    opened, before anything is done in it. tell_time: called for the time.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.now = START
+        self.tell_time: Callable[[], int] = lambda: self.now
         self.directory = FailingDirectory(path)
         self.prepare: Callable[[FailingDirectory], object] = lambda directory: None
         self.vbuuids = count(1)
@@ -151,9 +152,9 @@ class Place:
             self.path,
             name,
             vbuckets=vbuckets,
-            clock=lambda: self.now,
+            clock=self.tell_time,
             new_vbuuid=lambda: next(self.vbuuids),
-            settings=Settings(**{"segment_bytes": 2048, **settings}),
+            settings=BucketSettings(**{"segment_bytes": 2048, **settings}),
             directory=self._enter,
         )
 

@@ -134,13 +134,13 @@ class _DiskDirectory(Directory):
         free, self._disk.locked = not self._disk.locked, True
         return free
 
-    def owner(self) -> str:
+    def read_owner(self) -> str:
         return "1"
 
     def unlock(self) -> None:
         self._disk.locked = False
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         return sorted(self._disk.names)
 
     def read(self, name: str) -> bytes:

@@ -1,20 +1,20 @@
 """A bucket's history as plain lists, to hold the real one against; and buckets whose time and ids are made up."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
 from penstock.store.bucket_store import BucketStore
-from penstock.store.definition.bucket_settings import Settings
-from penstock.store.history.collection_state import collection_of
-from penstock.store.history.event_frames import subject_of_key
+from penstock.store.definition.bucket_settings import BucketSettings
+from penstock.store.history.collection_state import read_collection
+from penstock.store.history.event_frames import parse_event_key
 from penstock.store.history.failover_log import MAX_ENTRIES
 from penstock.store.history.frame_chunks import Chunk
 from penstock.store.history.history_snapshot import Snapshot
 from penstock.wire.codec.constants import VbucketState
-from penstock.wire.codec.frame import cut_frame, frame_length
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.frame import cut_frame, read_frame_length
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import DeletionV2, Expiration, Mutation
 
@@ -29,7 +29,13 @@ def tombstone(event: Event = Event.DELETION, *, delete_time: int = START // 10**
     return cls(delete_time=delete_time, **fields)
 
 
-def new_bucket(*, vbuckets: int = 4, segment_bytes: int = 512, times: Iterator[int] | None = None) -> BucketStore:
+def new_bucket(
+    *,
+    vbuckets: int = 4,
+    segment_bytes: int = 512,
+    clock: Callable[[], int] | None = None,
+    times: Iterator[int] | None = None,
+) -> BucketStore:
     """Return a bucket with tiny segments, whose clock stands still unless told, and whose vbuuids count from 1.
 
     Its tombstones stay.
@@ -38,10 +44,10 @@ def new_bucket(*, vbuckets: int = 4, segment_bytes: int = 512, times: Iterator[i
     return BucketStore(
         "b",
         vbuckets=vbuckets,
-        clock=lambda: START if times is None else next(times),
+        clock=clock or (lambda: START if times is None else next(times)),
         new_vbuuid=lambda: next(vbuuids),
         segment_bytes=segment_bytes,
-        settings=Settings(purge_age=10**12),
+        settings=BucketSettings(purge_age=10**12),
     )
 
 
@@ -54,8 +60,8 @@ def _cut(data: bytes | bytearray) -> Iterator[tuple[int, Mutation | Tombstone]]:
     """Yield where each frame begins, and what it says."""
     at = 0
     while at < len(data):
-        length = frame_length(data, at)
-        message = decode(cut_frame(memoryview(data)[: at + length], at))
+        length = read_frame_length(data, at)
+        message = decode_frame(cut_frame(memoryview(data)[: at + length], at))
         assert isinstance(message, Mutation | Tombstone)
         yield at, message
         at += length
@@ -64,7 +70,7 @@ def _cut(data: bytes | bytearray) -> Iterator[tuple[int, Mutation | Tombstone]]:
 def read_all(snapshot: Snapshot, opaque: int = 0, max_bytes: int = 1 << 20) -> list[Mutation | Tombstone]:
     """Return what is left of a snapshot, read in chunks of at most max_bytes."""
     found = []
-    while (chunk := snapshot.read(opaque, max_bytes)).frames:
+    while (chunk := snapshot.read(opaque, max_bytes)).frame_count:
         found += messages(chunk)
     assert snapshot.remaining == 0
     return found
@@ -72,8 +78,8 @@ def read_all(snapshot: Snapshot, opaque: int = 0, max_bytes: int = 1 << 20) -> l
 
 def messages(chunk: Chunk) -> list[Mutation | Tombstone]:
     found = list(_cut(chunk.data))
-    assert [at for at, _ in found] == list(chunk.begins)
-    assert len(found) == chunk.frames
+    assert [at for at, _ in found] == list(chunk.offsets)
+    assert len(found) == chunk.frame_count
     return [message for _, message in found]
 
 
@@ -108,7 +114,7 @@ class History:
         return {
             key: change
             for key, change in self.newest.items()
-            if isinstance(change, Mutation) and subject_of_key(key) is None
+            if isinstance(change, Mutation) and parse_event_key(key) is None
         }
 
     @property
@@ -116,16 +122,16 @@ class History:
         """By collection, the seqnos of the events that it has ended."""
         found: dict[int, list[int]] = {}
         for change in self.changes:
-            if not isinstance(change, Mutation) and (about := subject_of_key(change.key)) is not None and about[0]:
+            if not isinstance(change, Mutation) and (about := parse_event_key(change.key)) is not None and about[0]:
                 found.setdefault(about[1], []).append(change.by_seqno)
         return found
 
     @property
     def collections(self) -> dict[int, list[Mutation | Tombstone]]:
         """By collection that is there but the default one, its events and what is in it."""
-        events = {about[1]: change for change in self.changes if (about := subject_of_key(change.key)) and about[0]}
+        events = {about[1]: change for change in self.changes if (about := parse_event_key(change.key)) and about[0]}
         return {
-            number: [event, *(change for key, change in self.newest.items() if collection_of(key) == number)]
+            number: [event, *(change for key, change in self.newest.items() if read_collection(key) == number)]
             for number, event in events.items()
             if isinstance(event, Mutation)
         }
@@ -200,6 +206,6 @@ def erased_by(change: Mutation | Tombstone, ends: Mapping[int, list[int]]) -> in
     """Return the seqno of the next event that a collection has ended which a change was in, or is about; else 0."""
     if not ends:
         return 0
-    about = subject_of_key(change.key)
-    ended = ends.get(about[1] if about is not None and about[0] else collection_of(change.key), [])
+    about = parse_event_key(change.key)
+    ended = ends.get(about[1] if about is not None and about[0] else read_collection(change.key), [])
     return next((seqno for seqno in ended if seqno > change.by_seqno), 0)

@@ -19,7 +19,7 @@ def key(collection: int, name: str = "k") -> bytes:
 
 
 def all_of(vbucket: Vbucket, start: int = 0) -> list[Mutation | Tombstone]:
-    return read_all(vbucket.history.snapshot(start, vbucket.changes.high_seqno))
+    return read_all(vbucket.history.open_snapshot(start, vbucket.changes.high_seqno))
 
 
 def told(vbucket: Vbucket, start: int = 0) -> list[EventFrame]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.store.bucket_store import BucketStore
 from penstock.store.documents.vbucket import Vbucket
-from penstock.store.history.event_frames import subject_of_key
+from penstock.store.history.event_frames import parse_event_key
 from penstock.store.history.history_snapshot import FEW, Snapshot
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.columns.schema import Event
@@ -78,7 +78,7 @@ class Story:
 
     def event(self, vbucket: Vbucket, history: History, change: Mutation | Tombstone) -> None:
         assert vbucket.history.state is VbucketState.ACTIVE
-        assert subject_of_key(change.key) is not None
+        assert parse_event_key(change.key) is not None
         whole = None if history.whole_seqno == history.high_seqno else history.whole_seqno
         history.apply(change)
         history.whole_seqno = change.by_seqno if whole is None else whole
@@ -107,7 +107,7 @@ class Story:
             assert vbucket.collections.ids == {0, *collections}
             if vbucket.history.state is VbucketState.ACTIVE:
                 assert vbucket.collections.ids == self.bucket.manifests.current.collections.keys()
-                assert vbucket.collections.manifest().collections == self.bucket.manifests.current.collections
+                assert vbucket.collections.read_manifest().collections == self.bucket.manifests.current.collections
             for number, changes in collections.items():
                 documents = [change for change in changes[1:] if isinstance(change, Mutation)]
                 assert vbucket.collections.item_count(number) == len(documents)
@@ -212,7 +212,7 @@ class Story:
     def open(self, vbucket: Vbucket, history: History, detail: tuple[int, int]) -> None:
         self.erase_all()
         start, length = min(detail[0], vbucket.changes.high_seqno), detail[1]
-        end = vbucket.history.snapshot(start, start + length).end_seqno
+        end = vbucket.history.open_snapshot(start, start + length).end_seqno
         snapshot = Snapshot(vbucket.index, start, end, few=self.number % 2 * FEW)
         self.readers.append(Reader(snapshot, self.view(vbucket, history, snapshot.start_seqno, snapshot.end_seqno)))
 

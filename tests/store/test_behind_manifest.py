@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import OutOfMemory, OutOfRange, TemporaryFailure
 from penstock.store.bucket_store import BucketStore
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.definition.manifest import Manifest
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.columns.schema import Event
@@ -72,7 +72,7 @@ class Run:
             case "back":
                 vbucket.rollback(number)
             case "spread":
-                bucket.rollout.spread(number)
+                bucket.rollout.catch_up_some(number)
             case "erase" if self.eager:
                 bucket.eraser.erase_some()
 
@@ -81,7 +81,7 @@ class Run:
         erase(self.bucket)
         assert not self.bucket.rollout.is_due
         return [
-            (vbucket.history.failover_log, vbucket.changes.items, vbucket.collections.manifest(), all_of(vbucket))
+            (vbucket.history.failover_log, vbucket.changes.items, vbucket.collections.read_manifest(), all_of(vbucket))
             for vbucket in self.bucket.vbuckets
         ]
 
@@ -109,7 +109,7 @@ def test_events_come_before_the_first_change() -> None:
     assert bucket.vbuckets[0].set(key(ITEMS), b"v").seqno == 4
     assert len(told(bucket.vbuckets[0])) == 3
     assert bucket.vbuckets[1].changes.high_seqno == 0
-    assert not bucket.rollout.spread(1000)
+    assert not bucket.rollout.catch_up_some(1000)
     assert {vbucket.changes.high_seqno for vbucket in bucket.vbuckets} == {3, 4}
 
 
@@ -118,7 +118,7 @@ def test_a_call_that_begins_a_segment_ends_with_that() -> None:
     bucket = new_bucket(vbuckets=1024, segment_bytes=1 << 16)
     bucket.rollout.begin_manifest(SHOP)
     numbers = [bucket.log.segments.active.number]
-    while bucket.rollout.spread():
+    while bucket.rollout.catch_up_some():
         if bucket.log.segments.active.number != numbers[-1]:
             numbers.append(bucket.log.segments.active.number)
             assert bucket.log.segments.active.end == 0
@@ -157,11 +157,11 @@ def test_a_disk_that_takes_nothing_leaves_vbuckets_behind(place: Place) -> None:
     with pytest.raises(TemporaryFailure):
         vbucket.set(key(ITEMS), b"v")
     assert vbucket.get(key(0)) is not None
-    assert (bucket.rollout.spread(), bucket.rollout.is_due, told(vbucket)) == (False, True, [])
+    assert (bucket.rollout.catch_up_some(), bucket.rollout.is_due, told(vbucket)) == (False, True, [])
     place.directory.heal()
     bucket.log.commits.run()
     vbucket.set(key(ITEMS), b"v")
-    assert (bucket.rollout.spread(), bucket.rollout.is_due) == (False, False)
+    assert (bucket.rollout.catch_up_some(), bucket.rollout.is_due) == (False, False)
     assert [len(told(each)) for each in bucket.vbuckets] == [3] * len(bucket.vbuckets)
     bucket.close()
 
@@ -171,16 +171,16 @@ def test_a_full_bucket_reads_no_keys_for_events_that_it_refuses() -> None:
     bucket = new_bucket()
     vbucket = bucket.vbuckets[0]
     vbucket.set(key(0), b"v")
-    bucket.set_settings(Settings(memory_bytes=0))
+    bucket.set_settings(BucketSettings(memory_bytes=0))
     with pytest.raises(OutOfMemory):
         vbucket.set(key(0), b"v" * 100_000)
-    keys = vbucket.changes.keys.loaded()
+    keys = vbucket.changes.keys.load_all()
     bucket.rollout.begin_manifest(SHOP)
     assert vbucket.get(key(0)) is not None
-    assert (bucket.rollout.spread(), bucket.rollout.is_due, told(vbucket)) == (False, True, [])
-    assert vbucket.changes.keys.loaded() is keys
-    bucket.set_settings(Settings())
-    assert (bucket.rollout.spread(1000), bucket.rollout.is_due, len(told(vbucket))) == (False, False, 3)
+    assert (bucket.rollout.catch_up_some(), bucket.rollout.is_due, told(vbucket)) == (False, True, [])
+    assert vbucket.changes.keys.load_all() is keys
+    bucket.set_settings(BucketSettings())
+    assert (bucket.rollout.catch_up_some(1000), bucket.rollout.is_due, len(told(vbucket))) == (False, False, 3)
 
 
 def test_a_kill_while_vbuckets_are_behind_loses_no_event(place: Place) -> None:

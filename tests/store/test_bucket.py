@@ -66,7 +66,7 @@ def test_commands(command: str, cas: int, outcomes: tuple[type[StatusError] | No
     assert vbucket.changes.clock.last == CAS + before
 
 
-def test_what_is_stored_comes_back() -> None:
+def test_stored_document_is_read() -> None:
     vbucket = new_bucket().find(0)
     vbucket.set(b"k", memoryview(b"xvaluex")[1:-1], flags=0xDEADBEEF, expiry=100, datatype=1)
     item = vbucket.get(b"k")
@@ -75,7 +75,7 @@ def test_what_is_stored_comes_back() -> None:
     assert vbucket.get(b"other") is None
 
 
-def test_what_lies_in_a_sealed_segment_is_a_backfill() -> None:
+def test_sealed_segment_is_a_backfill() -> None:
     """Also in memory. kv_engine says so of buckets in memory, too."""
     vbucket = new_bucket(segment_bytes=64 * 1024).find(2)
     vbucket.set(b"k", b"value")
@@ -84,15 +84,15 @@ def test_what_lies_in_a_sealed_segment_is_a_backfill() -> None:
     sealed, high = vbucket.index.backfill_end, vbucket.changes.high_seqno
     assert 0 < sealed < high
     for start, origin in ((0, SnapshotFlag.DISK), (sealed - 1, SnapshotFlag.DISK), (sealed, SnapshotFlag.MEMORY)):
-        assert vbucket.history.snapshot(start, MAX_SEQNO).flags == origin | SnapshotFlag.CHECKPOINT
+        assert vbucket.history.open_snapshot(start, MAX_SEQNO).flags == origin | SnapshotFlag.CHECKPOINT
 
 
-def test_what_is_stored_is_streamed() -> None:
+def test_stored_document_is_streamed() -> None:
     vbucket = new_bucket().find(2)
     vbucket.set(b"k", b"value", flags=0xDEADBEEF, expiry=2_000_000_000, datatype=1)
     vbucket.set(b"gone", b"")
     vbucket.delete(b"gone")
-    snapshot = vbucket.history.snapshot(0, MAX_SEQNO)
+    snapshot = vbucket.history.open_snapshot(0, MAX_SEQNO)
     assert (snapshot.start_seqno, snapshot.end_seqno) == (0, 3)
     assert snapshot.flags == SnapshotFlag.MEMORY | SnapshotFlag.CHECKPOINT
     assert read_all(snapshot, 0xCAFE) == [
@@ -167,14 +167,14 @@ def test_stats() -> None:
     bucket.find(1).set(b"b", b"." * 10)
     bucket.find(0).set(b"c", b"." * 10)
     bucket.find(0).delete(b"c")
-    stats = bucket.stats()
+    stats = bucket.collect_stats()
     assert stats.items == 2
     assert stats.live_bytes == 156 + 66 + TOMBSTONE_BYTES + 1
     assert stats.dead_bytes == 156 + 66
     assert stats.segments == 1
     assert stats.index_bytes > 5 * 16
-    bucket.log.room.make(1 << 20)
-    assert bucket.stats()[2:5] == (222 + TOMBSTONE_BYTES + 1, 0, 2)
+    bucket.log.room.make_room(1 << 20)
+    assert bucket.collect_stats()[2:5] == (222 + TOMBSTONE_BYTES + 1, 0, 2)
     assert (bucket.find(0).index.purge_seqno, bucket.find(0).history.persisted_seqno) == (
         0,
         bucket.find(0).changes.high_seqno,

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.store.history.hybrid_clock import HybridClock, absolute_expiry
+from penstock.store.history.hybrid_clock import HybridClock, resolve_expiry
 from tests.store.model import START
 
 
@@ -40,7 +40,7 @@ EXPIRIES = [
 
 @pytest.mark.parametrize(("expiry", "result"), EXPIRIES)
 def test_expiry(expiry: int, result: int) -> None:
-    assert absolute_expiry(expiry, START + 999) == result
+    assert resolve_expiry(expiry, START + 999) == result
 
 
 SEEN = [
@@ -53,8 +53,8 @@ SEEN = [
 
 
 @pytest.mark.parametrize(("cas", "result"), SEEN)
-def test_what_comes_after_a_value_from_elsewhere_is_above_it(cas: int, result: int) -> None:
+def test_next_cas_is_above_an_observed_one(cas: int, result: int) -> None:
     clock = HybridClock(lambda: BASE)
     clock.tick()
-    clock.see(cas)
+    clock.observe(cas)
     assert clock.tick() == result

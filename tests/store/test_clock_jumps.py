@@ -14,7 +14,7 @@ import pytest
 
 from penstock.errors import KeyNotFound, Locked
 from penstock.store.bucket_store import BucketStore
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.disk.durable_log import DurableLog
 from penstock.store.documents.vbucket import Vbucket
 from tests.store.model import START
@@ -68,7 +68,7 @@ class Day:
             "vbuckets": 1,
             "clock": lambda: int(self.wall * SECOND),
             "new_vbuuid": lambda: next(self.numbers),
-            "settings": Settings(purge_age=PURGE_AGE, segment_bytes=4096),
+            "settings": BucketSettings(purge_age=PURGE_AGE, segment_bytes=4096),
         }
         bucket = BucketStore("b", **how) if self.path is None else BucketStore.open(self.path, "b", **how)  # type: ignore[arg-type]
         bucket.vbuckets[0].locks.monotonic = lambda: int(self.monotonic * SECOND)
@@ -182,18 +182,18 @@ class Day:
         """Compact: a tombstone stays for as long as the purge age by the clock, and so does each document."""
         if self.path is not None:
             self.bucket.log.commits.run()
-            self.bucket.log.room.seal()
+            self.bucket.log.room.seal_active()
             self.bucket.compactor.rewrite_all()
             self.tombstones = {key: time for key, time in self.tombstones.items() if time >= self.now - PURGE_AGE}
         for key in self.tombstones:
-            assert self.vbucket.versions.tombstone(key) is not None
+            assert self.vbucket.versions.find_tombstone(key) is not None
 
     def restart(self) -> None:
         """Close and open the bucket, or end it as a kill does: what was committed stays, locks do not."""
         if self.path is not None:
             self.bucket.log.commits.run()
             if isinstance(self.bucket.log, DurableLog) and self.chance.random() < 0.5:
-                self.bucket.log.let_go()
+                self.bucket.log.release()
             else:
                 self.bucket.close()
             self.bucket = self.open()
@@ -245,7 +245,7 @@ def lock_for(jump: int, waited: int) -> bool:
 
 @pytest.mark.parametrize("jump", [0, -DAY, -1, 1, DAY])
 @pytest.mark.parametrize(("waited", "locked"), [(0, True), (19, True), (20, False), (21, False)])
-def test_a_lock_lasts_as_long_as_it_should_whatever_the_clock_does(jump, waited, locked):
+def test_clock_jump_does_not_change_the_length_of_a_lock(jump, waited, locked):
     assert lock_for(jump, waited) is locked
 
 
@@ -264,6 +264,6 @@ def test_a_cas_of_a_lock_is_given_once_also_after_a_restart(tmp_path: Path, ends
     if ends == "closed":
         day.bucket.close()
     else:
-        day.bucket.log.let_go()
+        day.bucket.log.release()
     again = day.open().vbuckets[0]
     assert again.set(b"k", b"").cas > locked.cas

@@ -26,16 +26,16 @@ for number in range(COLLECTIONS):
 
 def written(state: CollectionState) -> CollectionState:
     """Return what is read from a note of a state."""
-    return CollectionState.restored(json.loads(json.dumps(state.described())))
+    return CollectionState.from_dict(json.loads(json.dumps(state.to_dict())))
 
 
 @given(st.dictionaries(st.integers(0, 20), st.integers(1, 20)))
-def test_a_note_says_which_collections_ended_and_where(emptied: dict[int, int]) -> None:
+def test_note_lists_the_ended_collections(emptied: dict[int, int]) -> None:
     state = CollectionState({0: 0})
     state.emptied = emptied
     again = written(state)
     assert again.emptied == emptied
-    assert again.described() == state.described()
+    assert again.to_dict() == state.to_dict()
 
 
 def test_collections_that_one_manifest_drops_are_one_entry_of_a_note() -> None:
@@ -46,22 +46,22 @@ def test_collections_that_one_manifest_drops_are_one_entry_of_a_note() -> None:
     for vbucket in bucket.vbuckets:
         assert vbucket.changes.collection_state is not None
         assert len(vbucket.changes.collection_state.emptied) == COLLECTIONS
-        assert vbucket.changes.collection_state.described()["emptied"] == [[8, COLLECTIONS + 1, COLLECTIONS]]
+        assert vbucket.changes.collection_state.to_dict()["emptied"] == [[8, COLLECTIONS + 1, COLLECTIONS]]
 
 
-def test_a_note_follows_what_is_forgotten() -> None:
+def test_note_omits_forgotten_collections() -> None:
     state = CollectionState({0: 0})
     state.emptied = {8: 3, 9: 4, 10: 5}
-    assert state.described()["emptied"] == [[8, 3, 3]]
+    assert state.to_dict()["emptied"] == [[8, 3, 3]]
     state.forget_ends([9])
-    assert state.described()["emptied"] == [[8, 3, 1], [10, 5, 1]]
+    assert state.to_dict()["emptied"] == [[8, 3, 1], [10, 5, 1]]
 
 
 def test_a_note_of_format_3_is_read() -> None:
     said = {"uid": 2, "seqno": 5, "known": [[0, 0]], "emptied": [[8, 3], [9, 4]]}
-    state = CollectionState.restored(said)
+    state = CollectionState.from_dict(said)
     assert state.emptied == {8: 3, 9: 4}
-    assert state.described()["emptied"] == [[8, 3, 2]]
+    assert state.to_dict()["emptied"] == [[8, 3, 2]]
 
 
 def test_a_directory_of_format_3_becomes_one_of_format_4() -> None:

@@ -13,11 +13,11 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.store.bucket_store import BucketStore
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.definition.manifest import DEFAULT_MANIFEST, Manifest
 from penstock.store.definition.manifest_json import pack_manifest, unpack_manifest
 from penstock.store.documents.conflict import Meta
-from penstock.store.history.event_frames import packed_events
+from penstock.store.history.event_frames import pack_events
 from penstock.wire.codec.constants import SystemEventKind, VbucketState
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages import system_event
@@ -44,7 +44,7 @@ def bucket(place: Callable[[], BucketStore]) -> Iterator[BucketStore]:
     bucket.close()
 
 
-def test_active_vbuckets_tell_what_the_manifest_has(bucket: BucketStore) -> None:
+def test_active_vbuckets_write_the_events_of_the_manifest(bucket: BucketStore) -> None:
     bucket.vbuckets[1].set_state(VbucketState.REPLICA)
     bucket.rollout.set_manifest(SHOP)
     assert bucket.manifests.current == SHOP
@@ -62,12 +62,12 @@ def test_active_vbuckets_tell_what_the_manifest_has(bucket: BucketStore) -> None
         3,
         0,
     )
-    assert vbucket.collections.manifest() == SHOP
+    assert vbucket.collections.read_manifest() == SHOP
     assert bucket.vbuckets[1].changes.high_seqno == 0
     assert bucket.changed == {0, 2, 3}
 
 
-def test_the_same_manifest_again_tells_nothing(bucket: BucketStore) -> None:
+def test_equal_manifest_writes_no_events(bucket: BucketStore) -> None:
     bucket.rollout.set_manifest(SHOP)
     bucket.rollout.set_manifest(unpack_manifest(pack_manifest(SHOP)))
     assert bucket.vbuckets[0].changes.high_seqno == 3
@@ -82,7 +82,7 @@ def test_a_manifest_that_cannot_follow_changes_nothing(bucket: BucketStore) -> N
     assert bucket.manifests.current == SHOP
 
 
-def test_what_is_in_each_collection_is_counted(bucket: BucketStore) -> None:
+def test_documents_of_each_collection_are_counted(bucket: BucketStore) -> None:
     vbucket = bucket.vbuckets[0]
     vbucket.set(key(0), b"1")
     assert (vbucket.collections.item_count(0), vbucket.collections.high_seqno(0)) == (1, 1)
@@ -110,13 +110,13 @@ def test_a_collection_with_a_long_id_is_counted(bucket: BucketStore) -> None:
     assert (vbucket.changes.items, vbucket.get(key(2**31))) == (0, None)
 
 
-def test_what_was_in_a_dropped_collection_is_erased(bucket: BucketStore) -> None:
+def test_documents_of_a_dropped_collection_are_erased(bucket: BucketStore) -> None:
     bucket.rollout.set_manifest(SHOP)
     vbucket = bucket.vbuckets[0]
     for collection in (0, ITEMS, USERS):
         vbucket.set(key(collection), b"%d" % collection)
     vbucket.delete(key(USERS))
-    before = vbucket.history.snapshot(0, vbucket.changes.high_seqno)
+    before = vbucket.history.open_snapshot(0, vbucket.changes.high_seqno)
     bucket.rollout.set_manifest(SHOP.without_scope("shop"))
     assert vbucket.collections.ids == {0}
     assert [event.kind for event in told(vbucket, 7)] == [1, 1, 4]
@@ -125,7 +125,7 @@ def test_what_was_in_a_dropped_collection_is_erased(bucket: BucketStore) -> None
     assert [change.key for change in read_all(before)][-3:] == [key(0), key(ITEMS), key(USERS)]
     assert [change.key[:1] for change in all_of(vbucket)] == [b"\0", b"\1", b"\1", b"\1"]
     assert all(isinstance(change, DeletionV2) for change in all_of(vbucket)[1:])
-    assert vbucket.versions.newest_seqno(key(USERS)) is None
+    assert vbucket.versions.find_newest_seqno(key(USERS)) is None
 
 
 def test_erasing_is_done_bit_by_bit() -> None:
@@ -172,7 +172,7 @@ def test_a_rollback_behind_a_drop_brings_all_back(bucket: BucketStore) -> None:
         1,
     )
     assert vbucket.get(key(ITEMS)) is not None
-    assert vbucket.collections.manifest() == SHOP
+    assert vbucket.collections.read_manifest() == SHOP
     vbucket.set_state(VbucketState.ACTIVE)
     erase(bucket)
     assert (vbucket.collections.ids, vbucket.changes.items, vbucket.changes.high_seqno) == ({0, USERS}, 0, 5)
@@ -196,7 +196,7 @@ def test_a_rollback_while_there_is_something_to_erase(bucket: BucketStore) -> No
     assert (vbucket.changes.items, vbucket.collections.eraser.is_due) == (9, False)
 
 
-def test_who_starts_behind_a_change_of_a_collection_learns_that_it_began(bucket: BucketStore) -> None:
+def test_late_consumer_receives_the_beginning_of_a_modified_collection(bucket: BucketStore) -> None:
     bucket.rollout.set_manifest(SHOP)
     modified(bucket, 5)
     manifest = modified(bucket)
@@ -212,24 +212,24 @@ def test_who_starts_behind_a_change_of_a_collection_learns_that_it_began(bucket:
         5,
         0,
     )
-    assert vbucket.collections.manifest() == manifest
+    assert vbucket.collections.read_manifest() == manifest
 
 
 def test_nothing_of_a_change_is_left_when_the_collection_ends(bucket: BucketStore) -> None:
     bucket.rollout.set_manifest(SHOP)
     manifest = modified(bucket)
     vbucket = bucket.vbuckets[0]
-    before = vbucket.history.snapshot(0, vbucket.changes.high_seqno)
+    before = vbucket.history.open_snapshot(0, vbucket.changes.high_seqno)
     dropped = manifest.without_scope("shop")
     bucket.rollout.set_manifest(dropped)
     ends = [(event.kind, event.subject.manifest_uid) for event in told(vbucket)]
     assert ends == [(1, 4), (1, 4), (4, 5)]
-    assert (vbucket.changes.high_seqno, vbucket.changes.items, vbucket.collections.manifest()) == (
+    assert (vbucket.changes.high_seqno, vbucket.changes.items, vbucket.collections.read_manifest()) == (
         7,
         0,
         replace(dropped, next_id=8),
     )
-    assert vbucket.versions.newest_seqno(b"\1_modify\x09") is None
+    assert vbucket.versions.find_newest_seqno(b"\1_modify\x09") is None
     assert [change.by_seqno for change in read_all(before)] == [1, 2, 3, 4]
 
 
@@ -242,18 +242,18 @@ def test_a_rollback_behind_the_end_of_a_collection_brings_its_change_back() -> N
     vbucket.set_state(VbucketState.REPLICA)
     assert vbucket.rollback(4) == 4
     assert [event.kind for event in told(vbucket)] == [3, 0, 0, 5]
-    assert (vbucket.collections.manifest(), vbucket.collections.high_seqno(ITEMS)) == (manifest, 4)
+    assert (vbucket.collections.read_manifest(), vbucket.collections.high_seqno(ITEMS)) == (manifest, 4)
     assert vbucket.rollback(3) == 3
-    assert vbucket.collections.manifest() == SHOP
+    assert vbucket.collections.read_manifest() == SHOP
 
 
-def test_a_copy_is_told_of_changes_too(bucket: BucketStore) -> None:
+def test_replica_receives_modified_collections(bucket: BucketStore) -> None:
     copy, source = bucket.vbuckets[0], new_bucket()
     copy.set_state(VbucketState.REPLICA)
     source.rollout.set_manifest(SHOP)
     manifest = modified(source)
     follow(source.vbuckets[0], copy)
-    assert (told(copy), copy.collections.manifest()) == (told(source.vbuckets[0]), manifest)
+    assert (told(copy), copy.collections.read_manifest()) == (told(source.vbuckets[0]), manifest)
     source.rollout.set_manifest(manifest.without_collection("shop", "items"))
     follow(source.vbuckets[0], copy)
     assert told(copy) == told(source.vbuckets[0])
@@ -261,7 +261,7 @@ def test_a_copy_is_told_of_changes_too(bucket: BucketStore) -> None:
 
 
 @pytest.mark.parametrize("how", ["reset", "remove"])
-def test_a_new_history_begins_with_what_there_is(bucket: BucketStore, how: str) -> None:
+def test_new_history_begins_with_the_present_collections(bucket: BucketStore, how: str) -> None:
     bucket.rollout.set_manifest(SHOP)
     vbucket = bucket.vbuckets[0]
     vbucket.set(key(ITEMS), b"1")
@@ -271,7 +271,7 @@ def test_a_new_history_begins_with_what_there_is(bucket: BucketStore, how: str) 
     assert (vbucket.changes.high_seqno, vbucket.changes.items, vbucket.collections.ids) == (3, 0, {0, ITEMS, USERS})
 
 
-def test_a_copy_tells_what_it_is_told(bucket: BucketStore) -> None:
+def test_replica_streams_its_received_events(bucket: BucketStore) -> None:
     source = new_bucket()
     source.rollout.set_manifest(SHOP)
     source.vbuckets[0].set(key(ITEMS), b"1")
@@ -284,8 +284,8 @@ def test_a_copy_tells_what_it_is_told(bucket: BucketStore) -> None:
     erase(bucket)
     assert copy.changes.items == 0
     copy.set_state(VbucketState.ACTIVE)  # the bucket knows of no collection; the copy knows better
-    assert copy.collections.manifest() == Manifest(5, source.manifests.current.scopes, 11)
-    bucket.rollout.set_manifest(copy.collections.manifest())
+    assert copy.collections.read_manifest() == Manifest(5, source.manifests.current.scopes, 11)
+    bucket.rollout.set_manifest(copy.collections.read_manifest())
     assert copy.changes.high_seqno == source.vbuckets[0].changes.high_seqno
     bucket.rollout.set_manifest(bucket.manifests.current.without_scope("shop"))
     assert copy.collections.ids == {0}
@@ -312,21 +312,21 @@ def test_a_collection_that_begins_again_is_emptied(bucket: BucketStore) -> None:
     source.rollout.set_manifest(SHOP)
     follow(source.vbuckets[0], copy)
     copy.incoming.apply(Event.MUTATION, key(ITEMS), b"1", cas=7, rev_seqno=1, seqno=5)
-    (other,) = packed_events([(SystemEventKind.COLLECTION_MODIFY, system_event.CreatedCollection(4, 8, ITEMS, "i", 7))])
+    (other,) = pack_events([(SystemEventKind.COLLECTION_MODIFY, system_event.CreatedCollection(4, 8, ITEMS, "i", 7))])
     copy.incoming.apply(Event.MUTATION, other.key, other.value, cas=8, rev_seqno=1, seqno=7, flags=5)
-    assert copy.collections.manifest().collections[ITEMS].max_ttl == 7
-    (begin,) = packed_events([(SystemEventKind.COLLECTION_BEGIN, system_event.CreatedCollection(4, 8, ITEMS, "items"))])
+    assert copy.collections.read_manifest().collections[ITEMS].max_ttl == 7
+    (begin,) = pack_events([(SystemEventKind.COLLECTION_BEGIN, system_event.CreatedCollection(4, 8, ITEMS, "items"))])
     copy.incoming.apply(Event.MUTATION, begin.key, begin.value, cas=9, rev_seqno=2, seqno=8, flags=0)
     assert (copy.changes.items, copy.get(key(ITEMS)), copy.collections.eraser.is_due) == (0, None, False)
     assert (copy.collections.item_count(ITEMS), copy.collections.high_seqno(ITEMS)) == (0, 8)
-    assert copy.collections.manifest().collections[ITEMS].max_ttl is None
+    assert copy.collections.read_manifest().collections[ITEMS].max_ttl is None
     copy.incoming.apply(Event.MUTATION, key(ITEMS), b"2", cas=8, rev_seqno=1, seqno=9)
     assert (copy.changes.items, copy.collections.item_count(ITEMS), copy.collections.high_seqno(ITEMS)) == (1, 1, 9)
 
 
-(_SCOPE,) = packed_events([(SystemEventKind.SCOPE_CREATE, system_event.CreatedScope(1, 9, "s"))])
+(_SCOPE,) = pack_events([(SystemEventKind.SCOPE_CREATE, system_event.CreatedScope(1, 9, "s"))])
 SCOPE_9 = _SCOPE.value
-(_MODIFIED,) = packed_events(
+(_MODIFIED,) = pack_events(
     [(SystemEventKind.COLLECTION_MODIFY, system_event.CreatedCollection(1, 8, ITEMS, "items", 7))]
 )
 ITEMS_7 = _MODIFIED.value
@@ -358,7 +358,7 @@ def test_an_event_from_elsewhere_that_is_none(bucket: BucketStore, name: bytes, 
 def test_a_collections_time_limit_is_over_the_buckets() -> None:
     vbuuids = count(1)
     bucket = BucketStore(
-        "b", vbuckets=1, clock=lambda: START, new_vbuuid=lambda: next(vbuuids), settings=Settings(max_ttl=100)
+        "b", vbuckets=1, clock=lambda: START, new_vbuuid=lambda: next(vbuuids), settings=BucketSettings(max_ttl=100)
     )
     manifest = SHOP.with_max_ttl("shop", "items", 10).with_max_ttl("shop", "users", 0)
     bucket.rollout.set_manifest(manifest)
@@ -376,13 +376,15 @@ def test_a_collections_time_limit_is_over_the_buckets() -> None:
     assert item.expiry == NOW + 10
     vbucket.incoming.apply(Event.MUTATION, key(ITEMS), b"1", cas=1, rev_seqno=1)
     assert vbucket.get(key(ITEMS)).expiry == 0  # type: ignore[union-attr]
-    bucket.set_settings(Settings())
+    bucket.set_settings(BucketSettings())
     bucket.rollout.set_manifest(manifest.without_collection("shop", "items"))
     assert vbucket.writer.time_limits is None
 
 
 def test_a_time_limit_holds_for_documents_that_come_with_their_metadata() -> None:
-    bucket = BucketStore("b", vbuckets=1, clock=lambda: START, new_vbuuid=lambda: 1, settings=Settings(max_ttl=100))
+    bucket = BucketStore(
+        "b", vbuckets=1, clock=lambda: START, new_vbuuid=lambda: 1, settings=BucketSettings(max_ttl=100)
+    )
     bucket.rollout.set_manifest(SHOP.with_max_ttl("shop", "items", 10).with_max_ttl("shop", "users", 0))
     vbucket = bucket.vbuckets[0]
     expected = {0: [100, 5, 50, 100], ITEMS: [10, 5, 10, 10], USERS: [0, 5, 50, 500]}
@@ -394,12 +396,12 @@ def test_a_time_limit_holds_for_documents_that_come_with_their_metadata() -> Non
             assert item is not None
             assert item.expiry == (NOW + expires if expires else 0)
         vbucket.incoming.store_with_meta(Event.DELETION, key(collection), b"", Meta(cas=9, rev_seqno=9, expiry=NOW - 7))
-        tombstone = vbucket.versions.tombstone(key(collection))
+        tombstone = vbucket.versions.find_tombstone(key(collection))
         assert tombstone is not None
         assert tombstone.expiry == NOW - 7
 
 
-def test_a_time_limit_is_told_to_those_who_have_the_collection(bucket: BucketStore) -> None:
+def test_time_limit_is_sent_with_the_collection(bucket: BucketStore) -> None:
     bucket.rollout.set_manifest(SHOP)
     bucket.rollout.set_manifest(SHOP.with_max_ttl("shop", "items", 7))
     (event,) = told(bucket.vbuckets[0], 3)
@@ -410,4 +412,4 @@ def test_a_time_limit_is_told_to_those_who_have_the_collection(bucket: BucketSto
 @pytest.mark.parametrize("seconds", [-1, 2**31])
 def test_a_time_limit_out_of_range_is_refused(seconds: int) -> None:
     with pytest.raises(UsageError, match="max_ttl"):
-        Settings(max_ttl=seconds)
+        BucketSettings(max_ttl=seconds)

@@ -12,9 +12,9 @@ from penstock.errors import (
     TemporaryFailure,
 )
 from penstock.store.definition.manifest import DEFAULT_MANIFEST, Manifest
-from penstock.store.definition.manifest_changes import changes_between, subjects_of
+from penstock.store.definition.manifest_changes import compare_manifests, make_event_subjects
 from penstock.store.disk.bucket_files import Directory
-from penstock.store.history.event_frames import packed_events
+from penstock.store.history.event_frames import pack_events
 from penstock.store.recovery import repair_run as repairing
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.messages.dcp import DeletionV2
@@ -63,7 +63,7 @@ def test_all_is_there_again_when_the_bucket_is_opened_again(disk: Place) -> None
         assert vbucket.get(key(ITEMS, "3")) is None
         assert vbucket.get(key(USERS, "3")) is not None
     again.compactor.rewrite_all()
-    assert again.stats().dead_bytes == 0
+    assert again.collect_stats().dead_bytes == 0
     again.close()
     last = disk()
     assert [vbucket.changes.items for vbucket in last.vbuckets] == [21] * 4
@@ -77,7 +77,7 @@ def test_a_change_of_a_collection_is_there_again_until_it_ends(disk: Place, comp
     manifest = modified(bucket)
     bucket.close()
     bucket = disk()
-    assert [vbucket.collections.manifest() for vbucket in bucket.vbuckets] == [manifest] * 4
+    assert [vbucket.collections.read_manifest() for vbucket in bucket.vbuckets] == [manifest] * 4
     assert bucket.vbuckets[0].collections.high_seqno(ITEMS) == 4
     if compacted:
         bucket.compactor.rewrite_all()
@@ -89,7 +89,7 @@ def test_a_change_of_a_collection_is_there_again_until_it_ends(disk: Place, comp
     assert (told(vbucket), vbucket.changes.items, vbucket.collections.ids) == (expected, 0, {0, USERS})
     vbucket.set_state(VbucketState.REPLICA)
     assert vbucket.rollback(4) == 4
-    assert vbucket.collections.manifest() == manifest
+    assert vbucket.collections.read_manifest() == manifest
     bucket.close()
 
 
@@ -106,7 +106,7 @@ def test_vbuckets_that_a_kill_has_left_behind_catch_up(disk: Place) -> None:
     for vbucket in again.vbuckets:
         assert [(event.kind, event.subject.manifest_uid) for event in told(vbucket, 4)] == [(1, 3), (0, 5)]
     erase(again)
-    assert again.stats().items == 0
+    assert again.collect_stats().items == 0
     again.close()
 
 
@@ -132,13 +132,13 @@ def test_wherever_a_kill_cuts_the_log_vbuckets_come_to_the_manifest(disk: Place)
                 0,
                 5,
             )
-            assert vbucket.collections.manifest() == again.manifests.current
+            assert vbucket.collections.read_manifest() == again.manifests.current
             seen.add(tuple(event.subject.manifest_uid for event in told(vbucket, 4)))
         again.close()
     assert seen == {(3, 5)}
 
 
-def test_wherever_a_kill_cuts_the_log_a_copy_knows_what_it_was_told(disk: Place) -> None:
+def test_killed_replica_knows_its_received_events(disk: Place) -> None:
     bucket, source = disk(segment_bytes=100_000), new_bucket()
     copy, leader = bucket.vbuckets[0], source.vbuckets[0]
     copy.set_state(VbucketState.REPLICA)
@@ -201,18 +201,18 @@ def test_a_repaired_bucket_comes_to_the_manifest(disk: Place) -> None:
     with pytest.raises(StoreDamaged):
         disk()
     files = Directory(disk.path)
-    said = repairing.enter(files)
+    said = repairing.lock_for_repair(files)
     vbuuids = count(1000)
-    report = repairing.check(files, said, clock=lambda: START, new_vbuuid=lambda: next(vbuuids))
+    report = repairing.check_bucket(files, said, clock=lambda: START, new_vbuuid=lambda: next(vbuuids))
     assert report.losses
-    repairing.repair(files, report)
+    repairing.repair_bucket(files, report)
     files.unlock()
     again = disk()
     erase(again)
     for vbucket in again.vbuckets:
         assert (vbucket.collections.ids, vbucket.collections.manifest_uid) == ({0, USERS}, 4)
         assert vbucket.get(key(ITEMS)) is None
-        assert vbucket.collections.manifest() == again.manifests.current
+        assert vbucket.collections.read_manifest() == again.manifests.current
         assert vbucket.changes.items == vbucket.collections.item_count(USERS) == int(vbucket.id == 0)
     again.close()
 
@@ -228,7 +228,7 @@ def test_a_disk_that_does_not_take_the_manifest(disk: Place) -> None:
     bucket.close()
 
 
-def test_vbuckets_that_could_not_be_told_are_told_later(disk: Place) -> None:
+def test_refused_vbuckets_write_their_events_later(disk: Place) -> None:
     bucket = disk(memory_bytes=10**9)
     bucket.log.quota.nbytes = 0
     bucket.log.segments.active.limit = 0
@@ -281,17 +281,17 @@ def test_the_end_of_a_collection_is_purged_once_nothing_of_it_is_there(disk: Pla
     again.close()
 
 
-def test_what_leads_to_the_manifest_is_what_vbuckets_tell() -> None:
+def test_vbuckets_write_the_changes_that_lead_to_the_manifest() -> None:
     bucket = new_bucket()
     manifests = [SHOP, SHOP.with_max_ttl("shop", "items", 5), SHOP.without_scope("shop").with_scope("other")]
     for number, manifest in enumerate(manifests):
         before, high = bucket.manifests.current, bucket.vbuckets[0].changes.high_seqno
         bucket.rollout.set_manifest(Manifest(10 + number, manifest.scopes, manifest.next_id))
-        expected = packed_events(
-            subjects_of(changes_between(before, bucket.manifests.current), before.uid, 10 + number)
+        expected = pack_events(
+            make_event_subjects(compare_manifests(before, bucket.manifests.current), before.uid, 10 + number)
         )
         assert told(bucket.vbuckets[0], high) == expected
-        assert bucket.vbuckets[0].collections.manifest().says_the_same_as(bucket.manifests.current)
+        assert bucket.vbuckets[0].collections.read_manifest().has_same_content(bucket.manifests.current)
 
 
 def test_a_directory_keeps_its_own(tmp_path: Path) -> None:

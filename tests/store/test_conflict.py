@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.store.documents.conflict import Meta, wins
+from penstock.store.documents.conflict import Meta, is_winner
 
 HERE = Meta(cas=50, rev_seqno=5, flags=5, expiry=5)
 WITH_XATTRS = HERE._replace(datatype=4)
@@ -44,9 +44,9 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("incoming", "existing", "by_seqno", "by_last_write"), ROWS)
-def test_who_wins(incoming: Meta, existing: Meta, by_seqno: bool, by_last_write: bool) -> None:
-    assert wins(incoming, existing, "seqno") is by_seqno
-    assert wins(incoming, existing, "lww") is by_last_write
+def test_greater_version_wins(incoming: Meta, existing: Meta, by_seqno: bool, by_last_write: bool) -> None:
+    assert is_winner(incoming, existing, "seqno") is by_seqno
+    assert is_winner(incoming, existing, "lww") is by_last_write
 
 
 few = st.integers(0, 2)
@@ -56,14 +56,14 @@ resolutions = st.sampled_from(["seqno", "lww"])
 
 @given(versions, versions, resolutions)
 def test_no_version_wins_against_one_that_wins_against_it(one: Meta, other: Meta, resolution: str) -> None:
-    assert not (wins(one, other, resolution) and wins(other, one, resolution))
+    assert not (is_winner(one, other, resolution) and is_winner(other, one, resolution))
 
 
 @given(st.lists(versions, min_size=1, max_size=4, unique_by=lambda meta: meta[:2]), resolutions)
-def test_whatever_the_order_in_which_versions_come_the_same_one_stays(found: list[Meta], resolution: str) -> None:
+def test_winner_does_not_depend_on_the_order(found: list[Meta], resolution: str) -> None:
     stayed = set()
     for first, *others in permutations(found):
         for incoming in others:
-            first = incoming if wins(incoming, first, resolution) else first
+            first = incoming if is_winner(incoming, first, resolution) else first
         stayed.add(first)
     assert len(stayed) == 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.errors import StoreDamaged, StoreRefused
 from penstock.store.bucket_store import BucketStore
 from penstock.store.disk.checked_json import replace_json, unpack_json
-from penstock.store.disk.log_file import log_name
+from penstock.store.disk.log_file import make_log_name
 from penstock.wire.codec.constants import VbucketState
 from tests.store.failing import Place, contents, directory_in_memory, shown
 from tests.store.memory_disk import Disk
@@ -45,7 +45,7 @@ def cut(place: Place, written: Written, content: bytes, start: int) -> None:
         start = 0
     nbytes = len(content) - start
     said = f"{written.last}: {nbytes} bytes from offset {start} on were cut off"
-    assert bucket.recovered.endswith(said if nbytes else "after a stop that was not clean" if content else "")
+    assert bucket.recovery_summary.endswith(said if nbytes else "after a stop that was not clean" if content else "")
     assert shown(bucket) == written.before(start)
     for vbucket in bucket.vbuckets:
         assert (
@@ -76,6 +76,7 @@ def places_in(written: Written) -> list[int]:
     return [*range(first.start + 30), *range(first.start + 30, last.start, 17), *range(last.start - 1, size)]
 
 
+@pytest.mark.long
 def test_an_end_that_is_missing_is_cut_off(place: Place) -> None:
     """But not what the inventory says was on disk."""
     written = of_one_file()
@@ -104,6 +105,7 @@ def test_a_flipped_byte_is_cut_off_unless_it_had_been_on_disk(place: Place) -> N
     assert outcomes == {False, True}
 
 
+@pytest.mark.long
 def test_a_segment_proves_how_far_the_log_had_been_on_disk(place: Place) -> None:
     written = of_all_kinds()
     content = written.files[written.last]
@@ -127,11 +129,11 @@ def test_a_value_proves_nothing(place: Place) -> None:
     bucket.vbuckets[0].set(b"key", b"value")
     bucket.log.commits.run()
     before = shown(bucket)
-    content = contents(place.path)[log_name(1)]
+    content = contents(place.path)[make_log_name(1)]
     bucket.vbuckets[0].set(b"log", content)
     bucket.log.commits.run()
     place.directory.let_go()
-    path = place.path / log_name(1)
+    path = place.path / make_log_name(1)
     path.write_bytes(path.read_bytes()[:-1])
     assert shown(place()) == before
 
@@ -139,6 +141,7 @@ def test_a_value_proves_nothing(place: Place) -> None:
 # Segments, and log files in front of the last one
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["segment", "log"])
 def test_any_byte_of_any_other_file_counts(place: Place, kind: str) -> None:
     written = of_all_kinds()
@@ -199,7 +202,7 @@ def opened(place: Place, files: dict[str, bytes]) -> BucketStore | str:
     return said
 
 
-def test_any_byte_of_what_names_the_bucket(place: Place) -> None:
+def test_any_bad_byte_of_the_bucket_record_is_found(place: Place) -> None:
     """Some can be another letter, or the same number written otherwise."""
     written = of_all_kinds()
     content = written.files["bucket.json"]

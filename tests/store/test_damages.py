@@ -33,7 +33,7 @@ def outcome(place: Place, damage: Damage) -> str:
         assert contents(place.path) == before
         checked(place)
         return "refused"
-    found, recovered = shown(bucket), bucket.recovered
+    found, recovered = shown(bucket), bucket.recovery_summary
     place.directory.let_go()
     if found == damage.made.states[-1]:
         return "the same"
@@ -49,11 +49,11 @@ def checked(place: Place) -> None:
     """Check that `penstock check` says that the directory is damaged, too, and that a repair makes it whole."""
     files = Directory(place.path)
     try:
-        said = repairing.enter(files)
+        said = repairing.lock_for_repair(files)
     except (StoreDamaged, StoreRefused):
         return
     try:
-        report = repairing.check(files, said, clock=lambda: place.now, new_vbuuid=lambda: next(place.vbuuids))
+        report = repairing.check_bucket(files, said, clock=lambda: place.now, new_vbuuid=lambda: next(place.vbuuids))
         assert report.losses
     except (StoreDamaged, StoreRefused):
         return
@@ -74,6 +74,7 @@ def try_damages(path: Path, count: int) -> Counter[str]:
     return outcomes
 
 
+@pytest.mark.long
 def test_damages(memory: Path) -> None:
     outcomes = try_damages(memory, _ORDINARY)
     assert outcomes.total() == _ORDINARY

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import StoreDamaged, StoreRefused
 from penstock.store.disk.bucket_files import Directory
-from penstock.store.recovery.bucket_directory import said_by, write
+from penstock.store.recovery.bucket_directory import read_record, write_record
 from tests.store.failing import Place, contents, shown
 from tests.store.mounts import run_with_mounts
 
@@ -31,7 +31,7 @@ def place(memory: Path) -> Place:
 def say(place: Place, **said: Any) -> None:
     """Change what a directory says about its bucket."""
     directory = Directory(place.path)
-    write(directory, {**(said_by(directory) or {}), **said})
+    write_record(directory, {**(read_record(directory) or {}), **said})
 
 
 def empty(path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_directory_that_is_refused(place: Place, prepare: Callable[[Place], No
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", "null", "{}", '{"format": 2}', "\xff"])
-def test_a_directory_that_does_not_say_whose_it_is(place: Place, text: str) -> None:
+def test_directory_without_a_bucket_record_is_refused(place: Place, text: str) -> None:
     (place.path / "bucket.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(
         StoreDamaged,

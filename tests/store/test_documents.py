@@ -56,7 +56,7 @@ commands: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "extend": (1, {"more": bodies, "in_front": st.booleans(), "cas": cas}),
     "lock": (4, {"seconds": st.sampled_from([1, 15, 30])}),
     "unlock": (2, {"cas": cas}),
-    "meta": (1, {}),
+    "find_meta": (1, {}),
     "store_with_meta": (
         3,
         {"meta": rests, "add": st.booleans(), "resolve": st.booleans(), "new_cas": st.booleans(), "cas": cas},
@@ -95,7 +95,7 @@ class Story(RuleBasedStateMachine):
             self.change(where)
         else:
             arguments = self.arguments(what, where, said)
-            parts = {"meta": self.vbucket.versions, "store_with_meta": self.vbucket.incoming}
+            parts = {"find_meta": self.vbucket.versions, "store_with_meta": self.vbucket.incoming}
             tested = parts.get(what, self.vbucket)
             found, expected = (outcome(each, what, where, arguments) for each in (tested, self.documents))
             assert found == expected, (what, where, arguments)
@@ -137,7 +137,7 @@ class Story(RuleBasedStateMachine):
 
     @invariant()
     def is_the_same(self) -> None:
-        assert read_all(self.vbucket.history.snapshot(0, MAX_SEQNO)) == self.documents.changes()
+        assert read_all(self.vbucket.history.open_snapshot(0, MAX_SEQNO)) == self.documents.changes()
         assert self.vbucket.changes.items == sum(
             each.event is Event.MUTATION for each in self.documents.versions.values()
         )

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import OutOfMemory, StoreRefused, TemporaryFailure
 from penstock.store.bucket_store import BucketStore
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.durable_log import DurableLog
 from penstock.wire.codec.constants import VbucketState
@@ -32,7 +32,7 @@ class Opened:
             vbuckets=4,
             clock=lambda: self.now,
             new_vbuuid=lambda: next(self.vbuuids),
-            settings=Settings(**{"segment_bytes": 2048, **settings}),
+            settings=BucketSettings(**{"segment_bytes": 2048, **settings}),
         )
 
 
@@ -72,7 +72,7 @@ def shown(bucket: BucketStore) -> list[Any]:
             vbucket.changes.high_seqno,
             vbucket.history.whole_seqno,
             vbucket.changes.items,
-            read_all(vbucket.history.snapshot(0, vbucket.changes.high_seqno)),
+            read_all(vbucket.history.open_snapshot(0, vbucket.changes.high_seqno)),
             [vbucket.get(b"key %d" % number) for number in range(40)],
         )
         for vbucket in bucket.vbuckets
@@ -85,7 +85,7 @@ def test_after_a_clean_stop(opened: Opened) -> None:
     before = shown(bucket)
     bucket.close()
     bucket = opened()
-    assert bucket.recovered.endswith("log files")
+    assert bucket.recovery_summary.endswith("log files")
     assert shown(bucket) == before
     assert [vbucket.history.persisted_seqno for vbucket in bucket.vbuckets] == [
         v.changes.high_seqno for v in bucket.vbuckets
@@ -99,20 +99,20 @@ def test_after_a_crash_active_vbuckets_begin_a_branch(opened: Opened) -> None:
     before = shown(bucket)
     crash(bucket)
     bucket = opened()
-    assert bucket.recovered.endswith("after a stop that was not clean")
+    assert bucket.recovery_summary.endswith("after a stop that was not clean")
     for (state, log, high, *rest), (_, new_log, *new) in zip(before, shown(bucket), strict=True):
         assert [high, *rest] == new
         assert new_log[state is VbucketState.ACTIVE :] == log
         assert new_log[0].seqno == (high if state is VbucketState.ACTIVE else log[0].seqno)
 
 
-def test_what_no_commit_has_taken_is_lost(opened: Opened) -> None:
+def test_uncommitted_changes_are_lost(opened: Opened) -> None:
     bucket = opened()
     bucket.vbuckets[0].set(b"a", b"1")
     bucket.log.commits.run()
-    assert (bucket.log.commits.uncommitted, bucket.vbuckets[0].history.persisted_seqno) == (0, 1)
+    assert (bucket.log.commits.uncommitted_records, bucket.vbuckets[0].history.persisted_seqno) == (0, 1)
     bucket.vbuckets[0].set(b"a", b"2")
-    assert (bucket.log.commits.uncommitted, bucket.vbuckets[0].history.persisted_seqno) == (1, 1)
+    assert (bucket.log.commits.uncommitted_records, bucket.vbuckets[0].history.persisted_seqno) == (1, 1)
     crash(bucket)
     item = opened().vbuckets[0].get(b"a")
     assert item is not None
@@ -124,11 +124,11 @@ def test_compaction_changes_nothing_but_the_files(opened: Opened) -> None:
     fill(bucket)
     bucket.log.commits.run()
     before = shown(bucket)
-    files = directory(bucket).names()
+    files = directory(bucket).list_names()
     bucket.compactor.rewrite_all()
     assert shown(bucket) == before
-    assert len(directory(bucket).names()) < len(files)
-    assert bucket.stats().dead_bytes == 0
+    assert len(directory(bucket).list_names()) < len(files)
+    assert bucket.collect_stats().dead_bytes == 0
     bucket.close()
     assert shown(opened()) == before
 
@@ -161,12 +161,12 @@ def test_tombstones_are_dropped_when_their_time_is_over(opened: Opened) -> None:
     vbucket.set(b"c", b"last")
     opened.now += 59 * 10**9
     bucket.compactor.rewrite_all()
-    assert [change.by_seqno for change in read_all(vbucket.history.snapshot(0, 5))] == [2, 4, 5]
+    assert [change.by_seqno for change in read_all(vbucket.history.open_snapshot(0, 5))] == [2, 4, 5]
     opened.now += 2 * 10**9
     bucket.compactor.rewrite_all()
-    assert [change.by_seqno for change in read_all(vbucket.history.snapshot(0, 5))] == [5]
+    assert [change.by_seqno for change in read_all(vbucket.history.open_snapshot(0, 5))] == [5]
     assert vbucket.index.purge_seqno == 4
-    assert bucket.stats().items == 1
+    assert bucket.collect_stats().items == 1
     bucket.close()
     vbucket = opened().vbuckets[0]
     assert (vbucket.index.purge_seqno, vbucket.changes.high_seqno, vbucket.get(b"a")) == (4, 5, None)
@@ -196,20 +196,20 @@ def test_superseded_frames_stay_as_long_as_they_are_to(opened: Opened) -> None:
     bucket.compactor.rewrite_all()
     assert (
         vbucket.index.lowest_snapshot_end,
-        [change.by_seqno for change in read_all(vbucket.history.snapshot(0, 3))],
+        [change.by_seqno for change in read_all(vbucket.history.open_snapshot(0, 3))],
     ) == (0, [3])
     opened.now += 2 * 10**9
     bucket.compactor.rewrite_all()
     assert (
         vbucket.index.lowest_snapshot_end,
-        [change.by_seqno for change in read_all(vbucket.history.snapshot(0, 3))],
+        [change.by_seqno for change in read_all(vbucket.history.open_snapshot(0, 3))],
     ) == (5, [5])
 
 
 @pytest.mark.parametrize("segment_bytes", [100_000, 5000])
 def test_the_size_of_segments_changes_with_the_next_one(opened: Opened, segment_bytes: int) -> None:
     bucket = opened(segment_bytes=10_000)
-    bucket.set_settings(Settings(segment_bytes=segment_bytes))
+    bucket.set_settings(BucketSettings(segment_bytes=segment_bytes))
     sizes = []
     for number in range(400):
         bucket.vbuckets[0].set(b"%d" % number, bytes(500))
@@ -223,7 +223,7 @@ def test_keys_and_rows_have_a_quota(opened: Opened) -> None:
     bucket = opened(memory_bytes=20_000)
     with pytest.raises(OutOfMemory, match=r"^\d+ bytes of memory in use, limit 20000$"):
         store_each(bucket, 1000)
-    assert 15_000 < bucket.stats().index_bytes < 30_000
+    assert 15_000 < bucket.collect_stats().index_bytes < 30_000
 
 
 def store_each(bucket: BucketStore, count: int) -> None:
@@ -242,7 +242,7 @@ def rewrite(bucket: BucketStore) -> None:
         bucket.log.commits.run()
 
 
-def test_what_waits_for_the_disk_is_refused_for_the_time_being_at_the_quota(opened: Opened) -> None:
+def test_backlog_at_the_quota_is_a_temporary_refusal(opened: Opened) -> None:
     bucket = opened(memory_bytes=20_000)
     with pytest.raises(TemporaryFailure, match=r"limit 20000: memory is being freed, try again soon$"):
         deque(bucket.vbuckets[0].set(b"key %d" % number, b"." * 1000) for number in range(100))
@@ -261,7 +261,7 @@ def test_values_on_disk_are_beside_the_quota(opened: Opened) -> None:
             stored += 1
         bucket.log.commits.run()
         rewrite(bucket)
-    stats = bucket.stats()
+    stats = bucket.collect_stats()
     assert stats.live_bytes > 10 * 20_000 > 10 * stats.memory_bytes
     assert [bucket.vbuckets[0].get(b"key %d" % number) is not None for number in range(50)] == [True] * 50
 

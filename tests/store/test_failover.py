@@ -4,10 +4,10 @@ from penstock.store.history.failover_log import (
     MAX_ENTRIES,
     FailoverEntry,
     FailoverLog,
-    branch_at,
     create_entry,
-    prune,
-    sanitised,
+    find_branch,
+    prune_log,
+    sanitise_log,
 )
 
 
@@ -49,11 +49,11 @@ PRUNED = [(10, ((8, 5), (7, 0))), (5, ((8, 5), (7, 0))), (4, ((7, 0),)), (0, ((7
 
 @pytest.mark.parametrize(("seqno", "result"), PRUNED)
 def test_prune(seqno: int, result: tuple[tuple[int, int], ...]) -> None:
-    assert prune(entries((8, 5), (7, 0)), seqno) == entries(*result)
+    assert prune_log(entries((8, 5), (7, 0)), seqno) == entries(*result)
 
 
 def test_prune_may_leave_nothing() -> None:
-    assert prune(entries((8, 5)), 4) == ()
+    assert prune_log(entries((8, 5)), 4) == ()
 
 
 SANITISED = [
@@ -70,12 +70,12 @@ SANITISED = [
 
 @pytest.mark.parametrize(("what", "log", "result"), SANITISED)
 def test_sanitised(what: str, log: tuple[tuple[int, int], ...], result: tuple[tuple[int, int], ...]) -> None:
-    assert sanitised(log) == entries(*result)
+    assert sanitise_log(log) == entries(*result)
 
 
 def test_a_log_from_elsewhere_keeps_the_newest_entries() -> None:
     log = [(seqno, seqno) for seqno in range(MAX_ENTRIES + 2, 0, -1)]
-    assert sanitised(log) == entries(*log[:MAX_ENTRIES])
+    assert sanitise_log(log) == entries(*log[:MAX_ENTRIES])
 
 
 BRANCHES = entries((33, 20), (22, 10), (11, 0))
@@ -85,8 +85,8 @@ BRANCHES = entries((33, 20), (22, 10), (11, 0))
     ("seqno", "vbuuid"), [(0, 11), (1, 11), (10, 11), (11, 22), (20, 22), (21, 33), (2**64 - 1, 33)]
 )
 def test_the_branch_a_seqno_was_written_in(seqno: int, vbuuid: int) -> None:
-    assert branch_at(BRANCHES, seqno).vbuuid == vbuuid
+    assert find_branch(BRANCHES, seqno).vbuuid == vbuuid
 
 
 def test_the_branch_of_a_seqno_that_is_older_than_the_log() -> None:
-    assert branch_at(BRANCHES[:2], 5) == FailoverEntry(22, 10)
+    assert find_branch(BRANCHES[:2], 5) == FailoverEntry(22, 10)

@@ -54,7 +54,7 @@ class FlushRun(Run):
                     vbucket.history.state,
                     len(vbucket.history.failover_log),
                     vbucket.changes.items,
-                    vbucket.collections.manifest(),
+                    vbucket.collections.read_manifest(),
                 ),
                 {change.key: (type(change), change.value) for change in all_of(vbucket) if not is_event(change.key)},
             )
@@ -103,7 +103,7 @@ def test_one_call_empties_some_vbuckets_only() -> None:
     bucket = filled(new_bucket(vbuckets=1024, segment_bytes=1 << 20))
     bucket.rollout.begin_flush()
     left = [len(documents(bucket))]
-    while bucket.rollout.spread():
+    while bucket.rollout.catch_up_some():
         left.append(len(documents(bucket)))
     assert left[0] == 1024
     assert {before - after for before, after in pairwise(left)} == {32}
@@ -118,7 +118,7 @@ def test_vbuckets_of_many_collections_are_emptied_one_by_one() -> None:
     bucket.rollout.set_manifest(manifest)
     bucket.rollout.begin_flush()
     logs = [vbucket.history.failover_log for vbucket in bucket.vbuckets]
-    assert bucket.rollout.spread()
+    assert bucket.rollout.catch_up_some()
     assert [vbucket.history.failover_log for vbucket in bucket.vbuckets][1:] == logs[1:]
     assert bucket.vbuckets[0].history.failover_log != logs[0]
     assert len(told(bucket.vbuckets[0])) == 303
@@ -134,7 +134,7 @@ def test_commands_find_the_whole_bucket_empty_at_once() -> None:
     assert bucket.vbuckets[2].set(key(1), b"new").seqno == 1
     assert emptied == [3, 2]
     assert documents(bucket) == [b"old", b"old", b"new"]
-    assert not bucket.rollout.spread()
+    assert not bucket.rollout.catch_up_some()
     assert emptied == [3, 2, 0, 1]
     assert documents(bucket) == [b"new"]
 
@@ -143,7 +143,7 @@ def test_a_replica_is_not_emptied() -> None:
     bucket = filled(new_bucket())
     bucket.vbuckets[1].set_state(VbucketState.REPLICA)
     bucket.rollout.begin_flush()
-    assert not bucket.rollout.spread()
+    assert not bucket.rollout.catch_up_some()
     assert documents(bucket) == [b"old"]
 
 
@@ -155,11 +155,11 @@ def test_a_vbucket_that_is_deleted_meanwhile_is_emptied_once() -> None:
     bucket.vbuckets[1].remove()
     bucket.vbuckets[1].set_state(VbucketState.ACTIVE)
     bucket.vbuckets[1].set(key(1), b"new")
-    assert not bucket.rollout.spread()
+    assert not bucket.rollout.catch_up_some()
     assert (sorted(emptied), documents(bucket)) == ([0, 1, 2, 3], [b"new"])
 
 
-def test_what_was_dropped_is_not_emptied_into_a_collection() -> None:
+def test_flush_writes_no_dropped_collection() -> None:
     bucket = new_bucket()
     bucket.rollout.set_manifest(SHOP)
     bucket.vbuckets[0].set(key(ITEMS), b"old")
@@ -193,19 +193,19 @@ def test_a_flush_that_is_given_up_leaves_whole_vbuckets(place: Place) -> None:
     assert bucket.vbuckets[1].get(key(0)) is None
     place.directory.fail("write", errno.ENOSPC)
     bucket.log.commits.run()
-    assert (bucket.rollout.spread(), bucket.rollout.is_due) == (False, True)
+    assert (bucket.rollout.catch_up_some(), bucket.rollout.is_due) == (False, True)
     with pytest.raises(TemporaryFailure):
         bucket.vbuckets[0].set(key(0), b"refused")
     assert bucket.rollout.abandon_flush()
     place.directory.heal()
     bucket.log.commits.run()
-    assert not bucket.rollout.spread()
+    assert not bucket.rollout.catch_up_some()
     assert not bucket.rollout.is_due
     assert (documents(bucket), bucket.rollout.abandon_flush()) == (before[1:], False)
     bucket.close()
 
 
-def test_a_kill_in_the_middle_leaves_what_the_bucket_was_then(place: Place) -> None:
+def test_kill_during_a_flush_leaves_whole_vbuckets(place: Place) -> None:
     bucket = filled(place())
     bucket.rollout.set_manifest(SHOP)
     bucket.rollout.begin_flush()
@@ -234,7 +234,7 @@ def test_purged_tombstones_are_of_the_history_that_was_flushed(place: Place) -> 
         vbucket.delete(name)
     vbucket.set(key(0, "newest"), b"")
     place.now += 10**9
-    bucket.log.room.seal()
+    bucket.log.room.seal_active()
     bucket.log.commits.run()
     while vbucket.index.purge_seqno < vbucket.changes.high_seqno - 1:
         compaction = bucket.compactor.next_piece(everything=True)
@@ -243,7 +243,7 @@ def test_purged_tombstones_are_of_the_history_that_was_flushed(place: Place) -> 
         assert compaction.finish()
         bucket.log.commits.run()
     bucket.rollout.begin_flush()
-    while bucket.rollout.spread():
+    while bucket.rollout.catch_up_some():
         pass
     for name in 2 * names:
         vbucket.set(name, b"new")

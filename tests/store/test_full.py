@@ -93,7 +93,7 @@ def shown(vbucket: Vbucket) -> Any:
         documents,
         vbucket.changes.items,
         vbucket.changes.high_seqno,
-        read_all(vbucket.history.snapshot(0, MAX_SEQNO)),
+        read_all(vbucket.history.open_snapshot(0, MAX_SEQNO)),
     )
 
 
@@ -126,16 +126,16 @@ def test_a_refused_write_leaves_the_lock(full: Full, write: Write) -> None:
 def test_reading_goes_on(full: Full) -> None:
     vbucket = full.vbucket
     assert vbucket.get(b"expired") is None
-    item, meta = vbucket.get(b"number"), vbucket.versions.meta(b"number")
+    item, meta = vbucket.get(b"number"), vbucket.versions.find_meta(b"number")
     assert item is not None
     assert meta is not None
     assert (item.value, meta.rev_seqno) == (b"6", 2)
     vbucket.unlock(b"locked", full.lock)
     with pytest.raises(TemporaryFailure):  # its cas is to be in the log
         vbucket.lock(b"locked", 15)
-    assert vbucket.versions.meta(b"expired") is not None
+    assert vbucket.versions.find_meta(b"expired") is not None
     full.heal()
     full.bucket.log.commits.run()
     assert vbucket.lock(b"locked", 15) is not None
     assert vbucket.get(b"expired") is None
-    assert read_all(vbucket.history.snapshot(vbucket.changes.high_seqno - 1, MAX_SEQNO))[0].key == b"expired"
+    assert read_all(vbucket.history.open_snapshot(vbucket.changes.high_seqno - 1, MAX_SEQNO))[0].key == b"expired"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.wire.codec.constants import VbucketState
 from tests.examples import scaled
 from tests.store.durable_story import Crash, DurableStory
@@ -76,7 +76,7 @@ def steps(*least: int) -> st.SearchStrategy[list[tuple[str, int, Any]]]:
 
 
 chosen = st.builds(
-    Settings,
+    BucketSettings,
     segment_bytes=st.sampled_from([300, 800, 1500, 4000]),
     retention_seconds=st.sampled_from([0, 0, None, 7, 7]),
     retention_bytes=st.sampled_from([None, None, 300, 2000]),
@@ -84,7 +84,7 @@ chosen = st.builds(
 )
 
 
-def follow(story: list[tuple[str, int, Any]], settings: Settings, *, vbuckets: int = VBUCKETS) -> None:
+def follow(story: list[tuple[str, int, Any]], settings: BucketSettings, *, vbuckets: int = VBUCKETS) -> None:
     told = DurableStory(settings, vbuckets=vbuckets)
     for one in story:
         told.step(*one)
@@ -104,13 +104,13 @@ def killed_in_commit(calls: int) -> tuple[str, int, Crash]:
     return "crash", 0, Crash("commit", calls, power=False, seed=1, openings=[])
 
 
-STORIES: dict[str, tuple[Settings, list[tuple[str, int, Any]]]] = {
+STORIES: dict[str, tuple[BucketSettings, list[tuple[str, int, Any]]]] = {
     "compaction ends, although each one writes a note that begins a log file": (
-        Settings(segment_bytes=300),
+        BucketSettings(segment_bytes=300),
         [("set", 1, b"a"), ("compact", 0, 0)],
     ),
     "the active log file keeps what its changes have superseded, when all others are too old for that": (
-        Settings(retention_seconds=60),
+        BucketSettings(retention_seconds=60),
         [
             ("set", 0, b"a"),
             *clustered,
@@ -122,63 +122,63 @@ STORIES: dict[str, tuple[Settings, list[tuple[str, int, Any]]]] = {
         ],
     ),
     "the log since then is measured from the change, not from the beginning of its file": (
-        Settings(retention_seconds=None, retention_bytes=1200),
+        BucketSettings(retention_seconds=None, retention_bytes=1200),
         [*(("set", 0, b"%d" % number * 90) for number in range(6)), ("set", 0, b"0" * 90), *clustered],
     ),
     "nor from the file that the note behind the change has begun": (
-        Settings(segment_bytes=300, retention_seconds=None, retention_bytes=300),
+        BucketSettings(segment_bytes=300, retention_seconds=None, retention_bytes=300),
         [
             *[*[("set", 0, b"a")] * 3, ("apply", 0, (b"a", 0, 1)), ("state", 0, (VbucketState.PENDING, False))],
             *[("set", 0, b"a"), ("compact", 0, 0)],
         ],
     ),
     "frames that were cut off are dead also when nothing else is in their file": (
-        Settings(),
+        BucketSettings(),
         [("set", 0, b"a"), ("reset", 0, 0), ("compact", 0, 0)],
     ),
     "and count as dead once": (
-        Settings(),
+        BucketSettings(),
         [("set", 0, b"a"), ("set", 0, b"bb"), ("rollback", 0, 1), ("seal", 0, 0)],
     ),
     "a cas that is too high to count hides none that does": (
-        Settings(),
+        BucketSettings(),
         [*[("set", 0, b"a")] * 9, ("apply", 0, (b"a", 0, 0)), ("reopen", 0, 0), ("set", 0, b"a")],
     ),
     "a snapshot that has begun and lost its first change is none": (
-        Settings(),
+        BucketSettings(),
         [("apply", 0, (b"long" * 50, 0, 3)), killed_in_commit(0), ("set", 0, b"a")],
     ),
     "keys in a log file that is sealed while they are loaded are found": (
-        Settings(),
+        BucketSettings(),
         [
             *[("set", 0, b"a"), ("seal", 0, 0), ("set", 0, b"bb"), ("reopen", 0, 1)],
             *[("seal", 0, 0), ("get", 0, b"bb")],
         ],
     ),
     "a rollback to a tombstone that was purged leaves no history without an end": (
-        Settings(purge_age=0),
+        BucketSettings(purge_age=0),
         [*purged, ("rollback", 0, 1)],
     ),
     "nor one whose seqnos come twice": (
-        Settings(purge_age=0),
+        BucketSettings(purge_age=0),
         [*purged, ("rollback", 0, 1), ("set", 0, b"e"), ("set", 0, b"f"), killed_in_commit(2)],
     ),
     "a cut is known as long as there is a file from before it": (
-        Settings(),
+        BucketSettings(),
         [
             *[("set", 0, b"a"), ("set", 0, b"bb"), *clustered, ("rollback", 0, 1), ("set", 0, b"ccc"), *clustered],
             *[("commit", 0, 0), *compaction, ("seal", 0, 0), killed_in_commit(5)],
         ],
     ),
     "a snapshot that is open sees nothing of what comes after a rollback": (
-        Settings(),
+        BucketSettings(),
         [
             *[("set", 0, b"a"), ("set", 0, b"bb"), ("seal", 0, 0), ("set", 0, b"ccc"), ("commit", 0, 0)],
             *[("open", 0, (0, 40)), ("rollback", 0, 1), ("set", 0, b"a")],
         ],
     ),
     "that a collection was modified is over with the collection, also when both are read again": (
-        Settings(),
+        BucketSettings(),
         [
             *[("manifest", 0, 9), ("manifest", 0, -1), ("manifest", 0, -1), *clustered, ("manifest", 0, 0)],
             *[("reopen", 0, 2), ("rollback", 0, 1), *clustered, ("reopen", 0, 2)],
@@ -186,13 +186,13 @@ STORIES: dict[str, tuple[Settings, list[tuple[str, int, Any]]]] = {
     ),
     **{
         f"no tombstone that was purged is back in front of its key's newer change, after {calls} calls": (
-            Settings(purge_age=0),
+            BucketSettings(purge_age=0),
             [*purged, ("set", 0, b"bb"), killed_in_commit(calls)],
         )
         for calls in range(1, 5)
     },
     "a crash that takes a rollback back leaves the system event from before it": (
-        Settings(segment_bytes=300, purge_age=0),
+        BucketSettings(segment_bytes=300, purge_age=0),
         [
             *[("apply", 1, (b"d" * 40, 1, 3)), ("commit", 1, 0), ("manifest", 0, 0), ("commit", 0, 0)],
             *[("rollback", 1, 1), ("manifest", 0, 0)],
@@ -200,7 +200,7 @@ STORIES: dict[str, tuple[Settings, list[tuple[str, int, Any]]]] = {
         ],
     ),
     "a pass over everything begins at the beginning": (
-        Settings(),
+        BucketSettings(),
         [
             *[("set", 0, b"a"), *clustered, ("set", 0, b"d" * 40), *clustered, ("commit", 0, 0), *compaction],
             *[("set", 0, b"a"), ("compact", 0, 0)],
@@ -210,13 +210,13 @@ STORIES: dict[str, tuple[Settings, list[tuple[str, int, Any]]]] = {
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_what_has_gone_wrong_once(name: str) -> None:
+def test_earlier_failures_do_not_return(name: str) -> None:
     settings, story = STORIES[name]
     follow(story, settings, vbuckets=4)
 
 
 def test_tombstones_are_purged_by_and_by_also_after_a_restart() -> None:
-    told = DurableStory(Settings(purge_age=60))
+    told = DurableStory(BucketSettings(purge_age=60))
     for number in range(10):
         told.step("set", 0, b"%d" % number)
     for number in range(9):
@@ -234,11 +234,11 @@ def test_tombstones_are_purged_by_and_by_also_after_a_restart() -> None:
 
 @settings(max_examples=scaled(120))
 @given(steps(0, 50, 100), chosen)
-def test_histories_are_exact(story: list[tuple[str, int, Any]], settings: Settings) -> None:
+def test_histories_are_exact(story: list[tuple[str, int, Any]], settings: BucketSettings) -> None:
     follow(story, settings)
 
 
 @pytest.mark.soak
 @given(steps(0, 50, 100, 250), chosen)
-def test_long_histories_are_exact(story: list[tuple[str, int, Any]], settings: Settings) -> None:
+def test_long_histories_are_exact(story: list[tuple[str, int, Any]], settings: BucketSettings) -> None:
     follow(story, settings)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.store.bucket_store import BucketStore
 from penstock.store.documents.vbucket import Vbucket
-from penstock.store.history.event_frames import subject_of_key
+from penstock.store.history.event_frames import parse_event_key
 from penstock.store.history.frame_chunks import FewFrames, ManyFrames
 from penstock.store.history.history_snapshot import Snapshot
 from penstock.store.log.compaction import Compaction
@@ -67,7 +67,7 @@ class CompactedStory(Story):
         self.piece: Compaction | None = None
 
     def seal(self, *_: object) -> None:
-        self.bucket.log.room.seal()
+        self.bucket.log.room.seal_active()
 
     def begin(self, _: Vbucket, __: History, everything: bool) -> None:
         self.piece = self.bucket.compactor.next_piece(everything) or self.piece
@@ -100,7 +100,7 @@ def check_snapshots(told: Story, story: list[tuple[str, int, object]], few: int)
         assert vbucket.history.whole_seqno == history.whole_seqno
         assert [tuple(entry) for entry in vbucket.history.failover_log] == history.log
         for end in range(1, vbucket.changes.high_seqno + 1):
-            snapshot = vbucket.history.snapshot(0, end)
+            snapshot = vbucket.history.open_snapshot(0, end)
             assert snapshot.end_seqno == (
                 history.ceiling(max(min(end, history.whole_seqno), lowest)) if lowest <= history.whole_seqno > 0 else 0
             )
@@ -112,7 +112,7 @@ def check_documents(vbucket: Vbucket, history: History) -> None:
     documents = history.documents
     assert vbucket.changes.high_seqno == history.high_seqno
     assert vbucket.changes.items == len(documents)
-    for key in {change.key for change in history.changes if subject_of_key(change.key) is None}:
+    for key in {change.key for change in history.changes if parse_event_key(change.key) is None}:
         item, document = vbucket.get(key), documents.get(key)
         if document is None:
             assert item is None
@@ -122,6 +122,7 @@ def check_documents(vbucket: Vbucket, history: History) -> None:
             assert item.rev_seqno == document.rev_seqno
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_long_histories(seed: int) -> None:
     """New keys first, so that old segments are full and snapshots may end anywhere; then more and more old ones."""
@@ -152,7 +153,7 @@ def check_random_snapshots(bucket: BucketStore, histories: list[History], random
             lowest = random.choice([vbucket.index.lowest_snapshot_end, vbucket.changes.high_seqno - 30])
             end = random.randint(max(lowest, vbucket.index.lowest_snapshot_end), vbucket.changes.high_seqno)
             start = random.choice([0, random.randint(0, end)])
-            snapshot = vbucket.history.snapshot(start, end)
+            snapshot = vbucket.history.open_snapshot(start, end)
             assert snapshot.end_seqno == end
             assert read_all(snapshot, max_bytes=random.choice([300, 100_000])) == history.view(start, end)
 
@@ -178,11 +179,11 @@ def test_where_a_snapshot_ends(asked: tuple[int, int], end: int) -> None:
     vbucket = bucket.find(0)
     for key in (b"a", b"b", b"c", b"d", b"d", b"c", b"b", b"a"):
         vbucket.set(key, b"")
-    bucket.log.room.make(1 << 20)
+    bucket.log.room.make_room(1 << 20)
     for key in (b"a", b"b"):
         vbucket.set(key, b"")
     assert vbucket.index.lowest_snapshot_end == 8
-    snapshot = vbucket.history.snapshot(*asked)
+    snapshot = vbucket.history.open_snapshot(*asked)
     assert (snapshot.start_seqno, snapshot.end_seqno) == (asked[0], end)
     seqnos = [change.by_seqno for change in read_all(snapshot)]
     assert seqnos[-1:] == ([end] if end > asked[0] else [])
@@ -214,10 +215,10 @@ def test_both_ways_to_copy_frames_are_one(lengths: list[int], gap: int, reads: l
     while few.remaining:
         for limits in reads:
             one, other = few.read(0xDEADBEEF, *limits), many.read(0xDEADBEEF, *limits)
-            assert one.frames <= limits[2]
+            assert one.frame_count <= limits[2]
             assert one.data == other.data
-            assert list(one.begins) == list(other.begins)
-            assert one.frames == other.frames
+            assert list(one.offsets) == list(other.offsets)
+            assert one.frame_count == other.frame_count
             assert few.remaining == many.remaining
 
 
@@ -244,7 +245,7 @@ def test_how_much_is_read(max_bytes: int, window: int | None, frames: int, few: 
         bucket.find(1).set(key + b"key", b"")
     snapshot = Snapshot(bucket.log.segments.indexes[1], 0, 4, few=few)
     chunk = snapshot.read(0, max_bytes, window)
-    assert chunk.frames == frames
+    assert chunk.frame_count == frames
     assert snapshot.remaining == 4 - frames
 
 
@@ -254,9 +255,10 @@ def test_an_item_larger_than_a_segment() -> None:
     for number in range(40):
         key, value = b"%d" % (number % 7), b"." * (2000 if number % 3 == 0 else 20)
         history.store(key, value, bucket.find(1).set(key, value).cas)
-    assert read_all(bucket.find(1).history.snapshot(0, MAX_SEQNO), max_bytes=100) == history.view(0, 40)
+    assert read_all(bucket.find(1).history.open_snapshot(0, MAX_SEQNO), max_bytes=100) == history.view(0, 40)
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_overwrites() -> None:
     bucket = new_bucket(segment_bytes=64 * 1024)
     keys = [b"%d" % number for number in range(40)]
@@ -264,7 +266,7 @@ def test_memory_does_not_grow_with_overwrites() -> None:
     try:
         for number in range(8000):
             bucket.vbuckets[number % 4].set(keys[number % 40], b"." * 1000)
-            stats = bucket.stats()
+            stats = bucket.collect_stats()
             assert stats.live_bytes + stats.dead_bytes <= 4 * 64 * 1024
         assert stats.dead_bytes > 0
         current, _ = tracemalloc.get_traced_memory()

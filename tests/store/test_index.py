@@ -66,7 +66,7 @@ class Model:
     def append(self, gap: int, length: int) -> None:
         seqno = self.last + 1 + gap
         if gap:
-            self.index.gaps = True
+            self.index.has_gaps = True
         self.tail.append(Row(seqno, self.end, length))
         self.index.seqnos_at.append(seqno)
         self.index.offsets_at.append(self.end)
@@ -81,7 +81,7 @@ class Model:
         assert found is not None
         columns, at = found
         columns.superseded_at[at] = self.last
-        columns.dead += row.length
+        columns.dead_bytes += row.length
         self.dead += row.length if row in self.tail else 0
 
     def seal(self) -> None:
@@ -115,7 +115,7 @@ class Model:
         index, rows = self.index, self.rows
         seqnos = [row.seqno for row in rows]
         assert index.last_seqno == self.last
-        assert index.dead == self.dead
+        assert index.dead_bytes == self.dead
         assert index.index_bytes == 24 * len(self.tail) + 16 * len(self.pieces)
         sealed = [row.seqno for piece in self.pieces for row in piece]
         assert index.backfill_end == max([index.loaded_seqno, *sealed])
@@ -126,11 +126,15 @@ class Model:
                 columns, at = found
                 row = rows[seqnos.index(seqno)]
                 assert (columns.seqnos_at[at], columns.offsets_at[at]) == (seqno, row.offset)
-            assert index.floor(seqno) == max((one for one in seqnos if one <= seqno), default=0)
+            assert index.find_floor(seqno) == max((one for one in seqnos if one <= seqno), default=0)
             if seqno:
-                assert index.ceiling(seqno) == min(one for one in seqnos if one >= seqno)
-        assert index.floor(self.last + 5) == self.last
-        live = [(seqno, offset) for _, offsets, of in index.live() for offset, seqno in zip(offsets, of, strict=True)]
+                assert index.find_ceiling(seqno) == min(one for one in seqnos if one >= seqno)
+        assert index.find_floor(self.last + 5) == self.last
+        live = [
+            (seqno, offset)
+            for _, offsets, of in index.iterate_live_frames()
+            for offset, seqno in zip(offsets, of, strict=True)
+        ]
         assert live == [(row.seqno, row.offset) for row in rows if not row.superseded]
 
 
@@ -178,17 +182,23 @@ def test_the_rows_of_an_active_segment_are_the_tail(what, sealed, seqnos, start,
     assert index.offsets_at.tolist() == [10 * seqno for seqno in seqnos]
     assert index.lengths_at.tolist() == [7] * len(seqnos)
     assert index.superseded_at.tolist() == [99 if seqno == 1 else 0 for seqno in seqnos]
-    assert (index.tail_start, index.gaps, index.dead) == (start, gaps, 7)
+    assert (index.tail_start, index.has_gaps, index.dead_bytes) == (start, gaps, 7)
     for seqno in range(start, 9):
         assert (index.find(seqno) is not None) == (seqno in seqnos) or seqno > max(seqnos, default=0)
 
 
 def test_an_empty_index():
     index = RowIndex(HERE)
-    assert (index.last_seqno, index.backfill_end, index.floor(5), index.index_bytes, index.dead) == (0, 0, 0, 0, 0)
+    assert (index.last_seqno, index.backfill_end, index.find_floor(5), index.index_bytes, index.dead_bytes) == (
+        0,
+        0,
+        0,
+        0,
+        0,
+    )
     assert (index.lowest_snapshot_end, index.purge_seqno, index.purged_rev_seqno, index.loaded_seqno) == (0, 0, 0, 0)
-    assert (index.cuts, index.segments, index.gaps, index.tail_start) == ([], [], False, 1)
-    assert (bytes(index.buffer), list(index.live()), index.vbucket) == (b"", [], HERE)
+    assert (index.cuts, index.segments, index.has_gaps, index.tail_start) == ([], [], False, 1)
+    assert (bytes(index.buffer), list(index.iterate_live_frames()), index.vbucket) == (b"", [], HERE)
     assert index.find(0) is None
 
 
@@ -203,10 +213,10 @@ def test_a_row_of_the_next_vbucket_is_not_found():
 def test_a_new_tail_has_a_buffer_of_its_own():
     index = RowIndex(HERE)
     index.seqnos_at.append(7)
-    index.dead, index.gaps = 5, True
+    index.dead_bytes, index.has_gaps = 5, True
     other = memoryview(b"other")
     index.begin_tail(other)
-    assert (index.buffer, index.tail_start, index.dead, index.gaps, index.seqnos_at.tolist()) == (
+    assert (index.buffer, index.tail_start, index.dead_bytes, index.has_gaps, index.seqnos_at.tolist()) == (
         other,
         8,
         0,
@@ -223,8 +233,8 @@ def test_live_frames_come_with_the_buffer_that_they_lie_in():
     index.replace([], segment_of([Row(1, 0, 1), Row(2, 1, 1, superseded=3)], sealed))
     index.begin_tail(active)
     index.fill_tail(segment_of([Row(3, 2, 1)]), slice(OTHERS, OTHERS + 1), 0)
-    assert {str(column.dtype) for _, *columns in index.live() for column in columns} == {"int64"}
-    parts = index.live()
+    assert {str(column.dtype) for _, *columns in index.iterate_live_frames() for column in columns} == {"int64"}
+    parts = index.iterate_live_frames()
     index.cut(0)  # those that were asked for before see them still
     assert [(bytes(buffer), seqnos.tolist()) for buffer, _, seqnos in parts][1:] == [(b"active", [3])]
 
@@ -249,7 +259,7 @@ def test_floors_only_rise_and_a_cut_lowers_them():
     assert (index.lowest_snapshot_end, index.purge_seqno, index.purged_rev_seqno, index.loaded_seqno) == (0, 0, 0, 0)
 
 
-def test_what_was_loaded_is_a_backfill_too():
+def test_loaded_changes_are_a_backfill():
     index = RowIndex(HERE)
     index.loaded_seqno = 9
     assert index.backfill_end == 9
@@ -268,6 +278,6 @@ def test_a_segment_without_rows_of_the_vbucket_is_not_listed():
     index.replace([], second)
     index.replace([other, first], None)
     assert index.segments == [second]
-    assert index.firsts.tolist() == [2]
+    assert index.first_seqnos.tolist() == [2]
     index.replace([second, other], None)
     assert index.segments == []

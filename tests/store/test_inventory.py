@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import StoreDamaged, StoreRefused
 from penstock.store.bucket_store import BucketStore
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.checked_json import replace_json, unpack_json
 from penstock.store.disk.inventory import INVENTORY, BadInventory, Inventory, read_inventory
@@ -65,11 +65,11 @@ def test_it_lists_what_there_is(place: Place) -> None:
     names = [f"segment-{one.ids[0]:010d}-{one.ids[1]:010d}" for one in found.segments]
     names += [f"log-{one.number:010d}" for one in found.logs]
     assert sorted(names) == [name for name in contents(place.path) if name[:3] in {"log", "seg"}]
-    assert found.clean
+    assert found.is_clean
     for one in found.logs:
         assert (place.path / f"log-{one.number:010d}").stat().st_size == one.synced
     bucket = place()
-    assert not listed(place).clean
+    assert not listed(place).is_clean
     assert listed(place).generation > found.generation
     bucket.close()
 
@@ -104,7 +104,7 @@ def test_a_directory_of_an_older_release_gets_one(place: Place) -> None:
     replace_json(directory, "bucket.json", {**said, "format": 2})
     bucket = place()
     assert shown(bucket) == before
-    assert "not clean" not in bucket.recovered
+    assert "not clean" not in bucket.recovery_summary
     assert listed(place).segments
     bucket.close()
     assert unpack_json(directory.read("bucket.json"))["format"] == 4
@@ -141,7 +141,7 @@ def test_a_crash_at_the_first_opening_by_this_release() -> None:
     assert windows > 1
 
 
-def test_the_new_format_is_said_before_the_log_has_anything_of_it() -> None:
+def test_new_format_is_written_before_the_log_uses_it() -> None:
     """So that an older release refuses the directory for its format, after a crash wherever it was."""
     fuse, older, died = 0, 0, True
     while died:
@@ -183,7 +183,7 @@ def _go_on_as_an_older_release(disk: Disk) -> list[object]:
     _make_older(disk)
     bucket = _open(disk)
     bucket.vbuckets[0].set(b"key 0", b"newer")
-    bucket.log.room.seal()
+    bucket.log.room.seal_active()
     bucket.close()
     _make_older(disk)
     disk.names[INVENTORY] = inventory
@@ -214,7 +214,7 @@ def test_an_older_copy(place: Place, *, compact: bool) -> None:
     assert before
 
 
-def test_an_older_copy_of_what_names_the_bucket(place: Place) -> None:
+def test_older_copy_of_the_bucket_record_is_found(place: Place) -> None:
     fill(place)
     older = (place.path / "bucket.json").read_bytes()
     bucket = place()
@@ -293,7 +293,13 @@ def test_a_crash_while_a_segment_replaces_one_of_its_own_name(*, has_inventory: 
 
 def _open(disk: Disk) -> BucketStore:
     return BucketStore.open(
-        Path(), "beer", vbuckets=4, clock=lambda: 10**18, new_vbuuid=lambda: 1, directory=disk, settings=Settings()
+        Path(),
+        "beer",
+        vbuckets=4,
+        clock=lambda: 10**18,
+        new_vbuuid=lambda: 1,
+        directory=disk,
+        settings=BucketSettings(),
     )
 
 
@@ -302,7 +308,7 @@ def test_a_start_without_room_for_it_changes_nothing(place: Place) -> None:
     bucket = place()
     for number in range(90):
         bucket.vbuckets[number % 4].set(b"key %d" % (number % 9), b"value %d" % number)
-    bucket.log.room.seal()
+    bucket.log.room.seal_active()
     bucket.log.commits.run()
     compaction = bucket.compactor.next_piece()
     assert compaction is not None

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.store.bucket_store import BucketStore
-from penstock.store.log.frame_fields import key_fingerprints
+from penstock.store.log.frame_fields import fingerprint_keys
 from penstock.store.log.key_search import UnloadedKeys
 from penstock.wire.codec.frame import HEADER
 from tests.store.failing import Place, directory_in_memory
@@ -64,7 +64,7 @@ def test_every_key_is_found_while_more_and_more_are_loaded(opened: tuple[Place, 
         assert value(bucket, number) == (None if number in (7, KEYS) else expected)
 
 
-def test_what_is_written_meanwhile_counts(opened: tuple[Place, BucketStore]) -> None:
+def test_changes_during_loading_count(opened: tuple[Place, BucketStore]) -> None:
     place, bucket = opened
     vbucket = bucket.vbuckets[0]
     for number, text in ((KEYS - 1, b"new"), (KEYS, b"more"), (2, b"newer")):
@@ -83,7 +83,7 @@ def test_what_is_written_meanwhile_counts(opened: tuple[Place, BucketStore]) -> 
     again.close()
 
 
-def test_what_was_erased_stays_away_while_the_last_keys_are_taken_in() -> None:
+def test_erased_key_does_not_return_at_the_end_of_loading() -> None:
     with directory_in_memory() as path:
         place = Place(path / "beer")
         bucket = place(vbuckets=1, segment_bytes=SEGMENT)
@@ -102,7 +102,7 @@ def test_what_was_erased_stays_away_while_the_last_keys_are_taken_in() -> None:
         bucket.close()
 
 
-def test_keys_that_look_alike_are_told_apart() -> None:
+def test_keys_with_equal_fingerprints_are_distinguished() -> None:
     with directory_in_memory() as path:
         place = Place(path / "beer")
         bucket = place(vbuckets=1, segment_bytes=SEGMENT)
@@ -125,6 +125,6 @@ def test_a_fingerprint_is_of_the_key_alone(key: bytes, other: bytes, value: byte
 
     frames = [frame(key, bytes(31), value), frame(other, b"\xff" * 18, b""), frame(key, b"\xff" * 31, b"")]
     begins = np.cumsum([0, *map(len, frames[:-1])])
-    first, second, third = key_fingerprints(memoryview(b"".join(frames)), begins).tolist()
+    first, second, third = fingerprint_keys(memoryview(b"".join(frames)), begins).tolist()
     assert first == third
     assert (first == second) == (key == other) or len(key) > 24

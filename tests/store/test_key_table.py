@@ -73,7 +73,7 @@ def test_no_part_of_a_table_is_large() -> None:
     assert max(map(len, table._parts)) < MOST_IN_A_PART
 
 
-def test_what_a_table_stands_for_is_freed_bit_by_bit() -> None:
+def test_replaced_table_is_freed_bit_by_bit() -> None:
     old = KeyTable()
     old.insert((name(number), number) for number in range(KEYS))
     table = KeyTable(old)
@@ -92,6 +92,7 @@ def test_what_a_table_stands_for_is_freed_bit_by_bit() -> None:
     assert dict(table) == {name(7): 64}
 
 
+@pytest.mark.long
 def test_a_vbucket_of_many_keys_is_emptied(opened: tuple[Place, BucketStore]) -> None:
     _, bucket = opened
     vbucket = bucket.vbuckets[0]

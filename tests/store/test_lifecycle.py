@@ -24,7 +24,7 @@ def mutate(vbucket: Vbucket, key: bytes, seqno: int | None = None, end: int | No
 
 
 def seqnos(vbucket: Vbucket, start: int = 0, end: int = MAX_SEQNO) -> list[int]:
-    return [change.by_seqno for change in read_all(vbucket.history.snapshot(start, end))]
+    return [change.by_seqno for change in read_all(vbucket.history.open_snapshot(start, end))]
 
 
 # States
@@ -61,7 +61,7 @@ def test_a_snapshot_ends_in_an_older_one_only_if_that_hides_nothing(hides: bool,
     assert seqnos(vbucket) == []
     vbucket.history.end_snapshot(hides=hides)
     assert vbucket.history.whole_seqno == 6
-    assert [vbucket.history.snapshot(0, end).end_seqno for end in range(2, 7)] == ends
+    assert [vbucket.history.open_snapshot(0, end).end_seqno for end in range(2, 7)] == ends
     assert vbucket.rollback(3) == (0 if hides else 3)
 
 
@@ -84,7 +84,7 @@ def test_a_deleted_vbucket_comes_back_empty_with_one_branch() -> None:
     vbucket = bucket.find(1)
     mutate(vbucket, b"k", 4)
     vbucket.remove()
-    for find in (bucket.find, bucket.existing):
+    for find in (bucket.find, bucket.find_existing):
         with pytest.raises(NotMyVbucket):
             find(1)
     vbucket.set_state(VbucketState.ACTIVE)
@@ -98,15 +98,15 @@ def test_a_vbucket_is_found_in_any_state() -> None:
     bucket = new_bucket()
     for state in STATES:
         bucket.vbuckets[2].set_state(state)
-        assert bucket.existing(2).id == 2
+        assert bucket.find_existing(2).id == 2
     with pytest.raises(NotMyVbucket):
-        bucket.existing(4)
+        bucket.find_existing(4)
 
 
 # Copies
 
 
-def test_a_change_keeps_what_it_was_given() -> None:
+def test_incoming_change_keeps_its_fields() -> None:
     vbucket = new_bucket().find(2)
     assert vbucket.incoming.apply(
         Event.MUTATION,
@@ -122,7 +122,7 @@ def test_a_change_keeps_what_it_was_given() -> None:
         datatype=1,
     ) == (77, 12)
     assert vbucket.get(b"k") == Item(77, 1, 1, b"value", NOW + 9, 5, 12)
-    assert read_all(vbucket.history.snapshot(0, MAX_SEQNO)) == [
+    assert read_all(vbucket.history.open_snapshot(0, MAX_SEQNO)) == [
         Mutation(
             vbucket=2,
             key=b"k",
@@ -144,7 +144,7 @@ def test_a_tombstone_needs_no_document(event: Event) -> None:
     vbucket = new_bucket().find(0)
     assert vbucket.incoming.apply(event, b"k", b"meta", cas=3, rev_seqno=8, datatype=4, delete_time=NOW - 5) == (3, 1)
     same: dict[str, Any] = {"key": b"k", "value": b"meta", "datatype": 4}
-    assert read_all(vbucket.history.snapshot(0, 1)) == [
+    assert read_all(vbucket.history.open_snapshot(0, 1)) == [
         tombstone(event, **same, cas=3, by_seqno=1, rev_seqno=8, delete_time=NOW - 5)
     ]
     assert vbucket.get(b"k") is None
@@ -153,7 +153,7 @@ def test_a_tombstone_needs_no_document(event: Event) -> None:
     assert vbucket.changes.items == 1
     vbucket.incoming.apply(event, b"k", cas=4, rev_seqno=9)
     assert vbucket.changes.items == 0
-    assert read_all(vbucket.history.snapshot(0, 3)) == [tombstone(event, key=b"k", cas=4, by_seqno=3, rev_seqno=9)]
+    assert read_all(vbucket.history.open_snapshot(0, 3)) == [tombstone(event, key=b"k", cas=4, by_seqno=3, rev_seqno=9)]
 
 
 @pytest.mark.parametrize("seqno", [0, 4, 5, LAST_SEQNO + 1, MAX_SEQNO])
@@ -183,7 +183,7 @@ def test_the_highest_seqno() -> None:
         mutate(vbucket, b"a")
 
 
-def test_a_vbucket_goes_on_from_what_it_was_given() -> None:
+def test_vbucket_continues_from_received_changes() -> None:
     vbucket = new_bucket().find(0)
     mutate(vbucket, b"k", 5, cas=CAS + 1000)
     assert vbucket.set(b"k", b"") == (CAS + 1001, 6)
@@ -211,7 +211,7 @@ def test_where_a_snapshot_of_a_copy_ends(asked: tuple[int, int], end: int) -> No
     for seqno in (2, 5, 6):
         mutate(vbucket, b"%d" % seqno, seqno, end=6)
     mutate(vbucket, b"9", 9, end=12)
-    assert vbucket.history.snapshot(*asked).end_seqno == end
+    assert vbucket.history.open_snapshot(*asked).end_seqno == end
 
 
 def test_a_snapshot_that_only_an_unfinished_one_could_show_waits() -> None:
@@ -219,14 +219,14 @@ def test_a_snapshot_that_only_an_unfinished_one_could_show_waits() -> None:
     vbucket = bucket.find(0)
     mutate(vbucket, b"a", 1)
     mutate(vbucket, b"a", 2, end=3)
-    bucket.log.room.make(1 << 20)
+    bucket.log.room.make_room(1 << 20)
     assert vbucket.index.lowest_snapshot_end == 2
     assert seqnos(vbucket) == []
     mutate(vbucket, b"b", 3, end=3)
     assert seqnos(vbucket) == [2, 3]
 
 
-def test_a_rollback_brings_back_what_was_superseded() -> None:
+def test_rollback_restores_superseded_versions() -> None:
     vbucket = new_bucket(segment_bytes=1 << 20).find(0)
     vbucket.set(b"a", b"1")
     vbucket.set(b"b", b"1")
@@ -247,19 +247,19 @@ def test_a_rollback_between_two_changes_ends_at_the_lower_one() -> None:
     assert (vbucket.changes.high_seqno, vbucket.history.failover_log) == (3, ((10, 0),))
 
 
-def test_a_rollback_below_every_change_begins_anew() -> None:
+def test_rollback_below_every_change_starts_a_new_history() -> None:
     vbucket = new_bucket().find(0)
     mutate(vbucket, b"a", 3)
     assert vbucket.rollback(2) == 0
     assert vbucket.history.failover_log == ((5, 0),)
 
 
-def test_a_rollback_to_a_version_that_was_dropped_begins_anew() -> None:
+def test_rollback_to_a_dropped_version_starts_a_new_history() -> None:
     bucket = new_bucket(segment_bytes=1 << 20)
     vbucket = bucket.find(0)
     for key in (b"a", b"b", b"a"):
         vbucket.set(key, b"")
-    bucket.log.room.make(1 << 20)
+    bucket.log.room.make_room(1 << 20)
     vbucket.set(b"c", b"")
     assert vbucket.rollback(3) == 3
     assert vbucket.rollback(2) == 0
@@ -303,7 +303,7 @@ def test_memory_of_vbuckets_that_are_reset_is_used_again() -> None:
         vbucket.set(b"%d" % (number % 7), b"." * 100)
         if number % 50 == 0:
             vbucket.reset()
-    stats = bucket.stats()
+    stats = bucket.collect_stats()
     assert stats.live_bytes + stats.dead_bytes <= 4 * 4096
     assert len(bucket.log.segments.sealed) <= 3
 
@@ -313,7 +313,7 @@ def test_a_snapshot_outlives_a_reset() -> None:
     vbucket = bucket.find(0)
     for number in range(40):
         vbucket.set(b"%d" % (number % 20), b"." * 20)
-    snapshot = vbucket.history.snapshot(0, MAX_SEQNO)
+    snapshot = vbucket.history.open_snapshot(0, MAX_SEQNO)
     vbucket.reset()
     for number in range(100):
         bucket.find(number % 4).set(b"%d" % number, b"x")
@@ -340,18 +340,18 @@ def test_a_document_whose_time_is_over_leaves_a_tombstone_when_it_is_read() -> N
     assert bucket.changed == {3}
     assert vbucket.get(b"later") is not None
     assert (vbucket.changes.high_seqno, vbucket.changes.items) == (3, 1)
-    assert read_all(vbucket.history.snapshot(2, 3)) == [
+    assert read_all(vbucket.history.open_snapshot(2, 3)) == [
         tombstone(Event.EXPIRATION, key=b"k", vbucket=3, cas=CAS + 2, by_seqno=3, rev_seqno=2)
     ]
 
 
 def test_until_then_it_is_streamed_as_it_was() -> None:
-    (mutation,) = read_all(expired().history.snapshot(0, 1))
+    (mutation,) = read_all(expired().history.open_snapshot(0, 1))
     assert isinstance(mutation, Mutation)
     assert mutation.expiry == NOW
 
 
-def test_what_is_over_is_not_there() -> None:
+def test_expired_document_is_missing() -> None:
     vbucket = expired()
     for refused in (
         lambda: vbucket.replace(b"k", b""),

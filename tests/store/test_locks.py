@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import KeyExists, KeyNotFound, Locked, NotLocked, StatusError
 from penstock.store.documents.conflict import Meta
-from penstock.store.documents.document_locks import LOCKED_CAS, lock_seconds
+from penstock.store.documents.document_locks import LOCKED_CAS, limit_lock_seconds
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
 from penstock.wire.columns.schema import Event
@@ -86,20 +86,20 @@ def test_a_write_with_the_locks_cas_ends_it(vbucket: Vbucket, write: Write) -> N
 
 
 @pytest.mark.parametrize("write", WITHOUT_CAS.values(), ids=WITHOUT_CAS)
-def test_what_comes_without_a_cas_waits_for_the_lock(vbucket: Vbucket, clock: Clock, write: Any) -> None:
+def test_write_without_a_cas_waits_for_the_lock(vbucket: Vbucket, clock: Clock, write: Any) -> None:
     assert refusal(lambda: write(vbucket)) is Locked
     assert vbucket.changes.high_seqno == 1
     clock.now += 15 * SECOND
     assert refusal(lambda: write(vbucket)) is None
 
 
-def test_who_may_not_change_it_is_told_what_there_is(vbucket: Vbucket) -> None:
+def test_refused_client_receives_the_reason(vbucket: Vbucket) -> None:
     assert refusal(lambda: vbucket.add(b"k", b"")) is KeyExists
     assert refusal(lambda: vbucket.set(b"other", b"")) is None
 
 
 def test_readers_are_shown_that_it_is_locked(vbucket: Vbucket, clock: Clock) -> None:
-    item, meta = vbucket.get(b"k"), vbucket.versions.meta(b"k")
+    item, meta = vbucket.get(b"k"), vbucket.versions.find_meta(b"k")
     assert item is not None
     assert meta is not None
     assert (item.value, item.cas, item.rev_seqno, item.seqno, meta.cas) == (b"5", LOCKED_CAS, 1, 1, LOCKED_CAS)
@@ -107,7 +107,7 @@ def test_readers_are_shown_that_it_is_locked(vbucket: Vbucket, clock: Clock) -> 
 
 def test_a_lock_is_no_change(vbucket: Vbucket) -> None:
     assert vbucket.changes.high_seqno == 1
-    assert [change.cas for change in read_all(vbucket.history.snapshot(0, MAX_SEQNO))] == [STORED]
+    assert [change.cas for change in read_all(vbucket.history.open_snapshot(0, MAX_SEQNO))] == [STORED]
     assert vbucket.changes.clock.last == LOCK
     assert vbucket.set(b"other", b"").cas == LOCK + 1
 
@@ -117,7 +117,7 @@ def test_a_lock_is_no_change(vbucket: Vbucket) -> None:
 )
 def test_a_document_keeps_its_locks_cas_until_it_changes(vbucket: Vbucket, clock: Clock, ends: Any) -> None:
     ends(vbucket, clock)
-    item, meta = vbucket.get(b"k"), vbucket.versions.meta(b"k")
+    item, meta = vbucket.get(b"k"), vbucket.versions.find_meta(b"k")
     assert item is not None
     assert meta is not None
     assert (item.cas, meta.cas) == (LOCK, LOCK)
@@ -126,7 +126,7 @@ def test_a_document_keeps_its_locks_cas_until_it_changes(vbucket: Vbucket, clock
     assert vbucket.get(b"k") == item._replace(cas=stored.cas, seqno=2, rev_seqno=2, value=b"", flags=0, expiry=0)
 
 
-def test_a_lock_lasts_as_long_as_was_said_and_no_longer(vbucket: Vbucket, clock: Clock) -> None:
+def test_lock_lasts_for_the_requested_time(vbucket: Vbucket, clock: Clock) -> None:
     clock.now += 15 * SECOND - 1
     assert refusal(lambda: vbucket.set(b"k", b"")) is Locked
     clock.now += 1
@@ -150,7 +150,7 @@ def test_a_lock_is_taken_again_when_it_is_over(vbucket: Vbucket, clock: Clock) -
     assert refusal(lambda: vbucket.unlock(b"k", LOCK + 1)) is None
 
 
-def test_unlocking_what_is_not_there_or_not_locked(vbucket: Vbucket) -> None:
+def test_unlocking_a_missing_or_unlocked_document_is_refused(vbucket: Vbucket) -> None:
     vbucket.set(b"other", b"")
     assert refusal(lambda: vbucket.unlock(b"nowhere", LOCK)) is KeyNotFound
     assert refusal(lambda: vbucket.unlock(b"other", LOCK)) is NotLocked
@@ -188,11 +188,11 @@ WHOLE: dict[str, Callable[[Vbucket], None]] = {
 
 
 @pytest.mark.parametrize("happens", WHOLE.values(), ids=WHOLE)
-def test_what_happens_to_the_whole_vbucket_ends_its_locks(vbucket: Vbucket, happens: Callable[[Vbucket], None]) -> None:
+def test_changes_of_the_whole_vbucket_end_its_locks(vbucket: Vbucket, happens: Callable[[Vbucket], None]) -> None:
     happens(vbucket)
     item = vbucket.get(b"k")
     assert item is not None
-    assert item.cas == read_all(vbucket.history.snapshot(0, MAX_SEQNO))[0].cas
+    assert item.cas == read_all(vbucket.history.open_snapshot(0, MAX_SEQNO))[0].cas
     assert refusal(lambda: vbucket.unlock(b"k", LOCK)) is NotLocked
     assert refusal(lambda: vbucket.replace(b"k", b"", cas=item.cas)) is None
 
@@ -205,7 +205,7 @@ def test_a_change_from_elsewhere_ends_a_lock(vbucket: Vbucket) -> None:
     assert refusal(lambda: vbucket.set(b"k", b"")) is None
 
 
-def test_what_expires_is_not_locked_any_more(vbucket: Vbucket, clock: Clock) -> None:
+def test_expired_document_is_unlocked(vbucket: Vbucket, clock: Clock) -> None:
     vbucket.set(b"k", b"", cas=LOCK, expiry=5)
     vbucket.lock(b"k", 30)
     clock.now += 5 * SECOND
@@ -223,13 +223,13 @@ def test_what_expires_is_not_locked_any_more(vbucket: Vbucket, clock: Clock) -> 
 
 @pytest.mark.parametrize(("asked", "seconds"), [(0, 15), (1, 1), (15, 15), (30, 30), (31, 15), (2**32 - 1, 15)])
 def test_for_how_long(asked: int, seconds: int) -> None:
-    assert lock_seconds(asked) == seconds
+    assert limit_lock_seconds(asked) == seconds
 
 
 def test_a_document_that_expires_under_its_lock_is_stored_over_as_any_other(vbucket: Vbucket, clock: Clock) -> None:
     clock.now += 1001 * SECOND
     assert vbucket.set(b"k", b"new").seqno == 2
-    assert len(read_all(vbucket.history.snapshot(0, MAX_SEQNO))) == 1
+    assert len(read_all(vbucket.history.open_snapshot(0, MAX_SEQNO))) == 1
     item = vbucket.get(b"k")
     assert item is not None
     assert item.cas != LOCKED_CAS

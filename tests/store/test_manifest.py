@@ -16,7 +16,7 @@ from penstock.store.definition.manifest import (
     Manifest,
     Scope,
 )
-from penstock.store.definition.manifest_changes import ManifestChange, changes_between, subjects_of
+from penstock.store.definition.manifest_changes import ManifestChange, compare_manifests, make_event_subjects
 from penstock.store.definition.manifest_json import manifest_from_dict, manifest_to_dict, pack_manifest, unpack_manifest
 from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.messages import system_event
@@ -72,7 +72,7 @@ def applied(manifest: Manifest, changes: list[ManifestChange]) -> tuple[dict[int
     return scopes, collections
 
 
-def test_the_default_manifest_is_what_clients_know() -> None:
+def test_default_manifest_is_the_one_of_clients() -> None:
     said = {
         "uid": "0",
         "scopes": [{"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]}],
@@ -102,7 +102,7 @@ def test_next_ids_survive_a_drop_and_a_restart() -> None:
     assert unpack_manifest(pack_manifest(manifest)).next_id == 8
 
 
-def test_what_is_not_there_is_said_with_the_manifests_uid() -> None:
+def test_missing_names_are_refused_with_the_manifest_uid() -> None:
     manifest = DEFAULT_MANIFEST.with_scope("s")
     for missing, error in ((("t", "c"), UnknownScope), (("s", "c"), UnknownCollection)):
         with pytest.raises(error) as raised:
@@ -144,14 +144,14 @@ def test_the_default_scope_stays_and_the_default_collection_does_not_come_back()
     with pytest.raises(InvalidArguments):
         without.with_collection("_default", "_default")
     with pytest.raises(CannotApplyManifest):
-        without.followed_by(Manifest(5, DEFAULT_MANIFEST.scopes))
+        without.accept_successor(Manifest(5, DEFAULT_MANIFEST.scopes))
 
 
 @given(manifests())
 def test_a_manifest_comes_back_from_its_json(manifest: Manifest) -> None:
     again = unpack_manifest(pack_manifest(manifest))
     assert (again.uid, again.scopes) == (manifest.uid, manifest.scopes)
-    assert manifest.followed_by(again) == manifest
+    assert manifest.accept_successor(again) == manifest
     assert manifest_from_dict(json.loads(json.dumps(manifest_to_dict(manifest)))) == manifest
 
 
@@ -159,17 +159,17 @@ def test_a_manifest_comes_back_from_its_json(manifest: Manifest) -> None:
 def test_changes_lead_from_one_manifest_to_the_other(data: st.DataObject) -> None:
     old = data.draw(manifests())
     new = data.draw(manifests(old))
-    scopes, collections = applied(old, changes_between(old, new))
+    scopes, collections = applied(old, compare_manifests(old, new))
     assert scopes == {scope.id: scope.name for scope in new.scopes}
     assert collections == dict(new.collections)
-    assert old.followed_by(new).next_id == new.next_id
+    assert old.accept_successor(new).next_id == new.next_id
 
 
 @given(st.data())
-def test_only_the_last_event_of_a_change_says_the_new_uid(data: st.DataObject) -> None:
+def test_only_the_last_event_has_the_new_uid(data: st.DataObject) -> None:
     old = data.draw(manifests())
     new = data.draw(manifests(old))
-    told = subjects_of(changes_between(old, new), old.uid, new.uid)
+    told = make_event_subjects(compare_manifests(old, new), old.uid, new.uid)
     assert [subject.manifest_uid for _, subject in told] == [old.uid] * (len(told) - 1) + [new.uid] * bool(told)
     for kind, subject in told:
         packed = system_event.pack_system_event(kind, subject, as_table=True)
@@ -178,7 +178,7 @@ def test_only_the_last_event_of_a_change_says_the_new_uid(data: st.DataObject) -
 
 def test_dropping_a_scope_ends_its_collections_first() -> None:
     old = DEFAULT_MANIFEST.with_scope("s").with_collection("s", "c")
-    told = subjects_of(changes_between(old, old.without_scope("s")), 2, 3)
+    told = make_event_subjects(compare_manifests(old, old.without_scope("s")), 2, 3)
     assert told == [
         (SystemEventKind.COLLECTION_END, system_event.DroppedCollection(2, 8, 9)),
         (SystemEventKind.SCOPE_DROP, system_event.DroppedScope(3, 8)),
@@ -188,18 +188,18 @@ def test_dropping_a_scope_ends_its_collections_first() -> None:
 def test_a_manifest_from_elsewhere_must_follow_the_one_here() -> None:
     here = DEFAULT_MANIFEST.with_scope("s").with_collection("s", "c")
     with pytest.raises(OutOfRange):
-        here.followed_by(Manifest(1, here.scopes))
+        here.accept_successor(Manifest(1, here.scopes))
     with pytest.raises(CannotApplyManifest):
-        here.followed_by(Manifest(2, here.without_scope("s").scopes))
+        here.accept_successor(Manifest(2, here.without_scope("s").scopes))
     default, scope = here.scopes
     for renamed in (
         Scope(8, "t", scope.collections),
         Scope(8, "s", (Collection(9, 8, "d"),)),
     ):
         with pytest.raises(CannotApplyManifest, match="cannot be"):
-            here.followed_by(Manifest(3, (default, renamed)))
+            here.accept_successor(Manifest(3, (default, renamed)))
     with pytest.raises(CannotApplyManifest, match="scope of collection 9"):
-        here.followed_by(Manifest(3, (Scope(0, "_default", (Collection(9, 0, "c"),)),)))
+        here.accept_successor(Manifest(3, (Scope(0, "_default", (Collection(9, 0, "c"),)),)))
 
 
 def said(**changed: object) -> bytes:
@@ -213,7 +213,7 @@ def with_collection(**changed: object) -> bytes:
     return said(scopes=[scope])
 
 
-def test_what_is_left_unsaid_and_what_is_said_beyond() -> None:
+def test_missing_and_unknown_members_are_accepted() -> None:
     assert unpack_manifest(said()).collections == {9: Collection(9, 8, "c")}
     assert unpack_manifest(with_collection(metered=True, maxTTL=0)).collections[9].max_ttl == 0
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.store.bucket_store import BucketStore
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from tests.store.model import START, read_all
 
 SEGMENT_BYTES = 64 * 1024
@@ -33,7 +33,7 @@ def opened(path: Path) -> BucketStore:
         vbuckets=4,
         clock=lambda: START + next(looks) * SECOND // 2,  # a segment rests for a minute when there was little to gain
         new_vbuuid=lambda: next(vbuuids),
-        settings=Settings(segment_bytes=SEGMENT_BYTES),
+        settings=BucketSettings(segment_bytes=SEGMENT_BYTES),
     )
 
 
@@ -54,6 +54,7 @@ def mapped(path: Path) -> set[str]:
     return {line.partition(f"{path}/")[2] for line in lines if str(path) in line}
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_what_is_on_disk(bucket: BucketStore) -> None:
     for number in range(200):
         overwrite(bucket, number)  # so that all is imported
@@ -77,7 +78,7 @@ def test_no_buffer_of_an_old_log_file_stays(bucket: BucketStore) -> None:
         if not buffers or buffers[-1]() is not active:
             buffers.append(weakref.ref(active))
     assert len(buffers) > 5
-    reader = bucket.vbuckets[0].history.snapshot(0, 125)
+    reader = bucket.vbuckets[0].history.open_snapshot(0, 125)
     bucket.compactor.rewrite_all()
     del active
     kept = [buffer() for buffer in buffers]
@@ -87,6 +88,7 @@ def test_no_buffer_of_an_old_log_file_stays(bucket: BucketStore) -> None:
     assert [buffer() for buffer in buffers if buffer() is not None] == []
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux says which files a process has mapped")
 def test_no_old_file_stays_mapped(tmp_path: Path) -> None:
     bucket = opened(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.store.log.rewrite_choice import MOST_DEAD, next_rewrite
+from penstock.store.log.rewrite_choice import MOST_DEAD, choose_next_rewrite
 from penstock.store.log.segment import Rows, Segment
 
 _FRAME_BYTES = 100
@@ -20,7 +20,7 @@ def _segment(number: int, dead: int) -> Segment:
     lengths = np.full(_ROWS, _FRAME_BYTES, np.uint32)
     rows = Rows(numbers + 1, (numbers * _FRAME_BYTES).astype(np.uint32), lengths, superseded)
     segment = Segment(memoryview(bytes(_LONGEST)), np.array([0, _ROWS], np.int32), rows, ids=(number, number))
-    segment.mark(superseded)
+    segment.set_superseded(superseded)
     return segment
 
 
@@ -37,7 +37,7 @@ def _segment(number: int, dead: int) -> Segment:
 )
 def test_the_segment_that_is_chosen(dead: list[int], in_order: bool, expected: int | None) -> None:
     sealed = [_segment(number, count) for number, count in enumerate(dead, 1)]
-    gains = [segment.dead for segment in sealed]
-    chosen, _ = next_rewrite(sealed, gains, _LONGEST, front=0, pressed=False, in_order=in_order)
+    gains = [segment.dead_bytes for segment in sealed]
+    chosen, _ = choose_next_rewrite(sealed, gains, _LONGEST, front=0, pressed=False, in_order=in_order)
     assert chosen == (None if expected is None else slice(expected, expected + 1))
     assert expected is None or gains[expected] > MOST_DEAD * sealed[expected].size

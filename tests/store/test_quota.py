@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 
 from penstock.errors import OutOfMemory, TemporaryFailure
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from tests.store.model import new_bucket
 
 QUOTA = 8 << 20
@@ -15,7 +15,7 @@ VALUE = bytes(64 * 1024)
 def test_a_client_should_try_again_once_deletions_have_left_something_to_free() -> None:
     """The refusals before said that nothing helps; that changes with the deletions, whatever was looked at last."""
     bucket = new_bucket()
-    bucket.set_settings(Settings(memory_bytes=QUOTA))
+    bucket.set_settings(BucketSettings(memory_bytes=QUOTA))
     vbucket = bucket.vbuckets[0]
     stored = 0
     with pytest.raises(OutOfMemory):  # noqa: PT012 - which of them fails is the question

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.store.log import records as record
 from penstock.store.log import rewrite, row_lookup
-from penstock.store.log.rewrite import Limits, Purged
+from penstock.store.log.rewrite import PurgedTombstone, RewriteLimits
 from penstock.store.log.segment import CUT, Rows, Segment
 from penstock.store.recovery import log_replay
 from penstock.wire.columns.schema import Event
@@ -111,14 +111,14 @@ def fates_of(segments: Sequence[Sequence[Row]]) -> dict[tuple[int, int], int]:
 
 
 @given(logs(), st.booleans())
-def test_what_superseded_what(log: list[list[Row]], clustered: bool) -> None:
+def test_recovery_finds_the_superseding_changes(log: list[list[Row]], clustered: bool) -> None:
     segments = [segment_of(rows, clustered=clustered) for rows in log]
-    log_replay.supersede(segments)
+    log_replay.mark_superseded(segments)
     fates = fates_of(log)
     for segment, rows in zip(segments, log, strict=True):
         ordered = sorted(rows, key=lambda row: row.place)
-        assert segment.fate.tolist() == [fates[row.place] for row in ordered]
-        assert segment.dead == sum(len(row.change.encode()) for row in rows if fates[row.place])
+        assert segment.fates.tolist() == [fates[row.place] for row in ordered]
+        assert segment.dead_bytes == sum(len(row.change.encode()) for row in rows if fates[row.place])
 
 
 rows_of_any_seqnos = st.lists(
@@ -147,12 +147,12 @@ def test_where_a_change_is(there: list[tuple[int, int]], small: bool) -> None:
     )
     of, sought = (np.array(column, kind) for column, kind in zip(zip(*wanted, strict=True), ("u2", "i8"), strict=True))
     expected = [there.index(place) if place in there else -1 for place in wanted]
-    for find in (row_lookup.find_rows, row_lookup.find_slowly):
+    for find in (row_lookup.find_rows, row_lookup.find_rows_slowly):
         assert find(numbers, seqnos, of, sought).tolist() == expected
 
 
 def may_go(
-    rows: Sequence[Row], fates: dict[tuple[int, int], int], limits: Limits, held: set[tuple[int, int]]
+    rows: Sequence[Row], fates: dict[tuple[int, int], int], limits: RewriteLimits, held: set[tuple[int, int]]
 ) -> set[tuple[int, int]]:
     """Return which rows a rewrite may drop, besides those cut off: as many as can be."""
     going = set()
@@ -175,20 +175,24 @@ def may_go(
 
 
 @st.composite
-def logs_and_limits(draw: st.DrawFn) -> tuple[list[list[Row]], Limits]:
+def logs_and_limits(draw: st.DrawFn) -> tuple[list[list[Row]], RewriteLimits]:
     log = draw(logs())
     places = [row.place for segment in log for row in segment if not row.is_cut]
     last = [max((seqno for vbucket, seqno in places if vbucket == one), default=0) for one in range(VBUCKETS)]
     floors = [draw(st.sampled_from([seqno for vbucket, seqno in places if vbucket == one] or [0])) for one in range(4)]
-    return log, Limits(np.array(floors, np.int64), np.array(last, np.int64), draw(st.sampled_from([0, 51, 150, 200])))
+    return log, RewriteLimits(
+        np.array(floors, np.int64), np.array(last, np.int64), draw(st.sampled_from([0, 51, 150, 200]))
+    )
 
 
 @given(logs_and_limits(), st.integers(0, 3), st.booleans())
-def test_what_a_rewrite_keeps(log_and_limits: tuple[list[list[Row]], Limits], older: int, clustered: bool) -> None:
+def test_rewrite_keeps_the_needed_rows(
+    log_and_limits: tuple[list[list[Row]], RewriteLimits], older: int, clustered: bool
+) -> None:
     """The first `older` segments are not rewritten: what superseded their frames has to stay."""
     log, limits = log_and_limits
     segments = [segment_of(rows, clustered=clustered) for rows in log]
-    log_replay.supersede(segments)
+    log_replay.mark_superseded(segments)
     older = min(older, len(log) - 1)
     fates = fates_of(log)
     held = {(row.place[0], fates[row.place]) for rows in log[:older] for row in rows if fates[row.place] > 0}
@@ -197,8 +201,8 @@ def test_what_a_rewrite_keeps(log_and_limits: tuple[list[list[Row]], Limits], ol
     kept = sorted((row for row in rows if row.place not in going and not row.is_cut), key=lambda row: row.place)
 
     sources = segments[older:]
-    rewritten = rewrite.rewrite(
-        sources, [source.fate for source in sources], limits, rewrite.superseding(segments[:older])
+    rewritten = rewrite.rewrite_segments(
+        sources, [source.fates for source in sources], limits, rewrite.find_superseding_changes(segments[:older])
     )
     segment = rewritten.segment
     assert changes(bytes(segment.buffer)) == [row.change for row in kept]
@@ -213,7 +217,7 @@ def test_what_a_rewrite_keeps(log_and_limits: tuple[list[list[Row]], Limits], ol
     dropped = [row for row in rows if row.place in going]
     purged = [row for row in dropped if not fates[row.place]]
     assert sorted(rewritten.purged) == sorted(
-        Purged(row.place[0], row.change.key, row.place[1], row.change.rev_seqno) for row in purged
+        PurgedTombstone(row.place[0], row.change.key, row.place[1], row.change.rev_seqno) for row in purged
     )
     for vbucket in range(VBUCKETS):
         assert rewritten.choice.passed[vbucket] == max(
@@ -226,30 +230,30 @@ def test_what_a_rewrite_keeps(log_and_limits: tuple[list[list[Row]], Limits], ol
 
 
 @given(logs_and_limits(), st.integers(0, 3))
-def test_a_rewrite_changes_nothing_for_whoever_reads_the_log(
-    log_and_limits: tuple[list[list[Row]], Limits], older: int
+def test_rewrite_changes_nothing_for_readers_of_the_log(
+    log_and_limits: tuple[list[list[Row]], RewriteLimits], older: int
 ) -> None:
     """What counts, and is not purged, is what it was: in whatever order segments are rewritten."""
     log, limits = log_and_limits
     segments = [segment_of(rows) for rows in log]
-    log_replay.supersede(segments)
+    log_replay.mark_superseded(segments)
     older = min(older, len(log) - 1)
     live = {
         (vbucket, seqno)
         for segment in segments
-        for vbucket, seqno, fate in zip(segment.vbuckets, segment.seqnos, segment.fate, strict=True)
+        for vbucket, seqno, fate in zip(segment.vbuckets, segment.seqnos, segment.fates, strict=True)
         if not fate
     }
     sources = segments[older:]
-    rewritten = rewrite.rewrite(
-        sources, [source.fate for source in sources], limits, rewrite.superseding(segments[:older])
+    rewritten = rewrite.rewrite_segments(
+        sources, [source.fates for source in sources], limits, rewrite.find_superseding_changes(segments[:older])
     )
     again = [segment_of(rows) for rows in log[:older]] + [rewritten.segment]
-    log_replay.supersede(again)
+    log_replay.mark_superseded(again)
     left = {
         (vbucket, seqno)
         for segment in again
-        for vbucket, seqno, fate in zip(segment.vbuckets, segment.seqnos, segment.fate, strict=True)
+        for vbucket, seqno, fate in zip(segment.vbuckets, segment.seqnos, segment.fates, strict=True)
         if not fate
     }
     assert left == live - {(purged.vbucket, purged.seqno) for purged in rewritten.purged}
@@ -259,13 +263,13 @@ def test_a_document_with_very_many_versions_one_of_which_must_stay() -> None:
     """Each supersedes the one before, so each has to stay in its turn."""
     count = 100_000
     seqnos = np.arange(1, count + 1)
-    rows = rewrite.Joined(
+    rows = rewrite.JoinedRows(
         np.zeros(count, np.uint16), seqnos, np.full(count, 60, np.uint32), np.append(seqnos[1:], 0).astype(np.int64)
     )
-    limits = Limits(np.array([count]), np.array([count]))
-    assert rewrite.choose(rows, limits, held=np.zeros(0, np.int64)).rows.tolist() == [count - 1]
-    held = rewrite.name(np.zeros(1, np.uint16), np.array([2]))
-    assert rewrite.choose(rows, limits, held=held).rows.tolist() == list(range(1, count))
+    limits = RewriteLimits(np.array([count]), np.array([count]))
+    assert rewrite.choose_rows(rows, limits, held=np.zeros(0, np.int64)).rows.tolist() == [count - 1]
+    held = rewrite.make_change_ids(np.zeros(1, np.uint16), np.array([2]))
+    assert rewrite.choose_rows(rows, limits, held=held).rows.tolist() == list(range(1, count))
 
 
 # Records
@@ -282,7 +286,7 @@ def written(draw: st.DrawFn) -> tuple[bytes, list[tuple[int, int, int, bytes]]]:
     ):
         body = (b"\x80" if is_frame else b"{") + b"x" * (size - 1)
         records.append((len(data), size, synced, body))
-        data += record.pack_record(body, size, synced, record.seed_of(header) ^ len(data))
+        data += record.pack_record(body, size, synced, record.read_seed(header) ^ len(data))
         synced = len(data) if commit else synced
     return bytes(data), records
 
@@ -292,7 +296,7 @@ def test_records_are_read_up_to_the_first_bad_one(
     log_file: tuple[bytes, list[tuple[int, int, int, bytes]]], draw: st.DataObject
 ) -> None:
     whole, records = log_file
-    seed = record.seed_of(whole[: record.FILE_HEADER.size])
+    seed = record.read_seed(whole[: record.FILE_HEADER.size])
     cut = draw.draw(st.just(len(whole)) | st.integers(record.FILE_HEADER.size, len(whole)), "cut off from here on")
     damaged = draw.draw(st.none() | st.integers(record.FILE_HEADER.size, len(whole)), "one byte changed")
     data = bytearray(whole[:cut])
@@ -308,9 +312,9 @@ def test_records_are_read_up_to_the_first_bad_one(
     later = [
         start for (start, _, synced, _), is_good in zip(records, good, strict=True) if is_good and start > bad < synced
     ]
-    scanned = record.scan(memoryview(bytes(data)), seed)
+    scanned = record.scan_records(memoryview(bytes(data)), seed)
     assert scanned.end == bad
-    assert scanned.later == (later[0] if later else None)
+    assert scanned.later_offset == (later[0] if later else None)
     frames = [(start, size, body) for start, size, _, body in records[:count] if body[0] == 0x80]
     assert scanned.offsets.tolist() == [start + record.RECORD_BYTES for start, _, _ in frames]
     assert scanned.lengths.tolist() == [len(body) for _, _, body in frames]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.store.history.failover_log import FailoverEntry, FailoverLog, create_entry, prune
-from penstock.store.history.rollback import StreamRequest, misses_purged, range_error, rollback_point
+from penstock.store.history.failover_log import FailoverEntry, FailoverLog, create_entry, prune_log
+from penstock.store.history.rollback import StreamRequest, find_range_error, find_rollback_point, has_unsent_tombstones
 from tests.examples import scaled
 
 OLD, NEW, STRANGE = 1111, 2222, 9999
@@ -68,26 +68,26 @@ DECISIONS: list[tuple[str, StreamRequest, int, int | None]] = [
 
 @pytest.mark.parametrize(("what", "asked", "purge_seqno", "result"), DECISIONS, ids=[row[0] for row in DECISIONS])
 def test_decision(what: str, asked: StreamRequest, purge_seqno: int, result: int | None) -> None:
-    assert range_error(asked) is None
-    assert rollback_point(LOG, HIGH, purge_seqno, asked) == result
+    assert find_range_error(asked) is None
+    assert find_rollback_point(LOG, HIGH, purge_seqno, asked) == result
 
 
 def test_the_oldest_of_two_equal_vbuuids_counts() -> None:
     log = (FailoverEntry(OLD, 8), FailoverEntry(NEW, 3), FailoverEntry(OLD, 0))
-    assert rollback_point(log, HIGH, 0, request(OLD, 9, 9, 9)) == 3
+    assert find_rollback_point(log, HIGH, 0, request(OLD, 9, 9, 9)) == 3
 
 
 def test_a_copy_that_has_not_caught_up_sends_a_consumer_of_an_older_branch_back() -> None:
     """A mirror has its upstream's failover log before the changes: it has nothing yet to send behind seqno 3."""
     log = (FailoverEntry(NEW, 3), FailoverEntry(OLD, 0))
-    assert rollback_point(log, 0, 0, request(OLD, 3, 3, 3)) == 0
-    assert rollback_point(log, 2, 0, request(OLD, 3, 3, 3)) == 2
-    assert rollback_point(log, 3, 0, request(OLD, 3, 3, 3)) is None
+    assert find_rollback_point(log, 0, 0, request(OLD, 3, 3, 3)) == 0
+    assert find_rollback_point(log, 2, 0, request(OLD, 3, 3, 3)) == 2
+    assert find_rollback_point(log, 3, 0, request(OLD, 3, 3, 3)) is None
 
 
 def test_every_vbucket_has_a_history() -> None:
     with pytest.raises(ValueError, match=r"^empty failover log"):
-        rollback_point((), 0, 0, request(0, 0, 0, 0))
+        find_rollback_point((), 0, 0, request(0, 0, 0, 0))
 
 
 PURGED_MEANWHILE = [
@@ -105,7 +105,7 @@ PURGED_MEANWHILE = [
 
 @pytest.mark.parametrize(("what", "now", "seen", "seqno", "result"), PURGED_MEANWHILE)
 def test_tombstones_purged_under_a_stream(what: str, now: int, seen: int, seqno: int, result: bool) -> None:
-    assert misses_purged(now, seen, seqno) is result
+    assert has_unsent_tombstones(now, seen, seqno) is result
 
 
 RANGES = [
@@ -121,7 +121,7 @@ RANGES = [
 
 @pytest.mark.parametrize(("what", "asked", "result"), RANGES)
 def test_range(what: str, asked: StreamRequest, result: str | None) -> None:
-    assert range_error(asked) == result
+    assert find_range_error(asked) == result
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +194,7 @@ class Consumer:
         self.seqno = self.ends[-1]
         self.snapshot = (self.seqno, self.seqno)
         self.received = [change for change in self.received if change.seqno <= self.seqno]
-        kept = prune(producer.log, self.seqno)
+        kept = prune_log(producer.log, self.seqno)
         self.vbuuid = kept[0].vbuuid if self.seqno and kept else 0
 
     @property
@@ -247,8 +247,8 @@ def reconnect(producer: Producer, consumer: Consumer) -> None:
     """Ask until accepted, checking every answer against the two histories themselves."""
     while True:
         asked = consumer.ask()
-        assert range_error(asked) is None
-        answer = rollback_point(producer.log, producer.high_seqno, 0, asked)
+        assert find_range_error(asked) is None
+        answer = find_rollback_point(producer.log, producer.high_seqno, 0, asked)
         branch = producer.left.get(asked.vbuuid, producer.changes)
         known = any(entry.vbuuid == asked.vbuuid for entry in producer.log)
         common = shared(branch, producer.changes) if known else 0

@@ -1,7 +1,7 @@
 import pytest
 
 from penstock.errors import DeltaBadValue
-from penstock.store.documents.derived_values import counted, extended
+from penstock.store.documents.derived_values import add_to_number, extend_value
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.values.snappy import deflate
@@ -24,21 +24,21 @@ COUNTED = [
 
 @pytest.mark.parametrize(("value", "delta", "number"), COUNTED)
 def test_a_number_is_counted_on(value: bytes, delta: int, number: int) -> None:
-    assert counted(value, 0, delta) == (number, b"%d" % number)
+    assert add_to_number(value, 0, delta) == (number, b"%d" % number)
 
 
 @pytest.mark.parametrize(
     "value", [b"", b" ", b"-1", b"+", b"+-1", b"1.0", b"0x1", b"one", "٣".encode(), b"%d" % 2**64, b"1" * 5000]
 )
-def test_what_is_no_number(value: bytes) -> None:
+def test_other_values_are_not_numbers(value: bytes) -> None:
     with pytest.raises(DeltaBadValue, match=f"of {len(value)} bytes: expected a decimal number below"):
-        counted(value, 0, 1)
+        add_to_number(value, 0, 1)
 
 
 def test_extended_attributes_are_no_part_of_the_number() -> None:
-    assert counted(pack_xattrs({"a": b"1"}, b"9"), XATTR, 1) == (10, pack_xattrs({"a": b"1"}, b"10"))
+    assert add_to_number(pack_xattrs({"a": b"1"}, b"9"), XATTR, 1) == (10, pack_xattrs({"a": b"1"}, b"10"))
     with pytest.raises(DeltaBadValue):
-        counted(pack_xattrs({"a": b"1"}, b"9"), 0, 1)
+        add_to_number(pack_xattrs({"a": b"1"}, b"9"), 0, 1)
 
 
 EXTENDED = [
@@ -58,10 +58,10 @@ EXTENDED = [
 def test_more_is_put_to_a_value(
     value: bytes, datatype: int, more: bytes, behind: bytes, in_front: bytes, after: int
 ) -> None:
-    assert extended(value, datatype, more, in_front=False) == (behind, after)
-    assert extended(value, datatype, more, in_front=True) == (in_front, after)
+    assert extend_value(value, datatype, more, in_front=False) == (behind, after)
+    assert extend_value(value, datatype, more, in_front=True) == (in_front, after)
 
 
 def test_a_compressed_value_comes_back_inflated() -> None:
-    assert extended(deflate(b"old"), SNAPPY | JSON, b"new", in_front=False) == (b"oldnew", 0)
-    assert counted(deflate(b"41"), SNAPPY, 1) == (42, b"42")
+    assert extend_value(deflate(b"old"), SNAPPY | JSON, b"new", in_front=False) == (b"oldnew", 0)
+    assert add_to_number(deflate(b"41"), SNAPPY, 1) == (42, b"42")

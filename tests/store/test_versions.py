@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.errors import KeyExists, Locked
 from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.manifest import DEFAULT_MANIFEST
-from penstock.store.documents.key_listing import keys_from, random_key
+from penstock.store.documents.key_listing import choose_random_key, list_keys
 from penstock.store.documents.vbucket import Item, Vbucket
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.columns.schema import Event
@@ -70,10 +70,12 @@ def test_keys_are_listed_in_order(changes: list[tuple[bytes, str]], start: bytes
         if what != "set":
             there.discard(b"\x08" + name)
     clock.wait(2)
-    assert keys_from(vbucket, b"\x08" + start, most) == sorted(key for key in there if key and key[1:] >= start)[:most]
+    assert list_keys(vbucket, b"\x08" + start, most) == sorted(key for key in there if key and key[1:] >= start)[:most]
     high = vbucket.changes.high_seqno
     numbers = count()
-    found = {random_key(vbucket, b"\x08", lambda below: next(numbers) % below) for _ in range(2 * len(changes) + 3)}
+    found = {
+        choose_random_key(vbucket, b"\x08", lambda below: next(numbers) % below) for _ in range(2 * len(changes) + 3)
+    }
     assert found == there | ({None} if not there else set())
     assert vbucket.changes.high_seqno == high
 
@@ -84,8 +86,8 @@ def test_keys_that_are_not_loaded_yet_are_found(place: Place) -> None:
         bucket.vbuckets[0].set(b"\0%d" % number, b"v")
     bucket.close()
     for find in (
-        lambda vbucket: keys_from(vbucket, b"\0", 1),
-        lambda vbucket: [random_key(vbucket, b"\0", lambda _: 0)],
+        lambda vbucket: list_keys(vbucket, b"\0", 1),
+        lambda vbucket: [choose_random_key(vbucket, b"\0", lambda _: 0)],
     ):
         again = place()
         assert find(again.vbuckets[0]) == [b"\x000"]
@@ -93,7 +95,7 @@ def test_keys_that_are_not_loaded_yet_are_found(place: Place) -> None:
 
 
 def test_no_key_is_chosen_among_none(vbucket: Vbucket) -> None:
-    assert random_key(vbucket, b"\0", lambda below: 1 // below) is None
+    assert choose_random_key(vbucket, b"\0", lambda below: 1 // below) is None
 
 
 # Times that stay
@@ -142,15 +144,15 @@ def test_the_systems_attributes_stay(
     else:
         clock.wait(5)
         assert vbucket.get(b"k") is None
-    found = vbucket.versions.tombstone(b"k")
+    found = vbucket.versions.find_tombstone(b"k")
     assert found is not None
     assert (found.value, found.datatype, found.flags) == (left, XATTR if left else 0, 0)
     assert found.expiry == clock.now // 10**9
-    (change,) = read_all(vbucket.history.snapshot(0, 2))
+    (change,) = read_all(vbucket.history.open_snapshot(0, 2))
     assert (change.value, isinstance(change, DeletionV2)) == (left, how == "delete")
 
 
-def test_what_stays_fits_wherever_the_segment_ends(bucket: BucketStore, clock: Clock) -> None:
+def test_kept_attributes_fit_at_any_end_of_a_segment(bucket: BucketStore, clock: Clock) -> None:
     vbucket = bucket.vbuckets[0]
     for size in range(60):
         key = b"k%d" % size
@@ -159,7 +161,7 @@ def test_what_stays_fits_wherever_the_segment_ends(bucket: BucketStore, clock: C
         vbucket.set(key, b"." * size)
         vbucket.delete(key)
     assert vbucket.changes.items == 0
-    assert len(read_all(vbucket.history.snapshot(0, vbucket.changes.high_seqno))) == 60
+    assert len(read_all(vbucket.history.open_snapshot(0, vbucket.changes.high_seqno))) == 60
 
 
 def test_a_version_may_be_deleted_and_be_found_again(vbucket: Vbucket) -> None:
@@ -167,18 +169,18 @@ def test_a_version_may_be_deleted_and_be_found_again(vbucket: Vbucket) -> None:
         return pack_xattrs({"_x": b"%020d %09d" % (cas, seqno)})
 
     first = vbucket.rewrite(b"k", said, deleted=True, datatype=XATTR)
-    assert vbucket.versions.tombstone(b"k") == Item(first.cas, 0, XATTR, said(*first), NOW, 1, 1)
+    assert vbucket.versions.find_tombstone(b"k") == Item(first.cas, 0, XATTR, said(*first), NOW, 1, 1)
     assert (vbucket.get(b"k"), vbucket.changes.items) == (None, 0)
     with pytest.raises(KeyExists):
         vbucket.rewrite(b"k", said, cas=first.cas + 1)
     second = vbucket.rewrite(b"k", said, cas=first.cas, datatype=XATTR, flags=3, expiry=60)
-    assert vbucket.versions.tombstone(b"k") is None
+    assert vbucket.versions.find_tombstone(b"k") is None
     assert vbucket.get(b"k") == Item(second.cas, 3, XATTR, said(*second), NOW + 60, 2, 2)
     vbucket.lock(b"k", 15)
     with pytest.raises(Locked):
         vbucket.rewrite(b"k", said)
 
 
-def test_a_tombstone_from_elsewhere_keeps_what_it_came_with(vbucket: Vbucket) -> None:
+def test_incoming_tombstone_keeps_its_value(vbucket: Vbucket) -> None:
     vbucket.incoming.apply(Event.DELETION, b"k", SYSTEM, cas=5, rev_seqno=4, datatype=XATTR, delete_time=77)
-    assert vbucket.versions.tombstone(b"k") == Item(5, 0, XATTR, SYSTEM, 77, 4, 1)
+    assert vbucket.versions.find_tombstone(b"k") == Item(5, 0, XATTR, SYSTEM, 77, 4, 1)

@@ -38,8 +38,8 @@ def test_a_document_keeps_all_that_it_comes_with_but_its_seqno(vbucket: Vbucket)
     vbucket.set(b"other", b"")
     assert come(vbucket) == (BASE + 500, 2)
     assert vbucket.get(b"k") == Item(BASE + 500, 3, 1, b"v", NOW + 100, 9, 2)
-    assert vbucket.versions.meta(b"k") == THERE
-    assert read_all(vbucket.history.snapshot(1, MAX_SEQNO)) == [
+    assert vbucket.versions.find_meta(b"k") == THERE
+    assert read_all(vbucket.history.open_snapshot(1, MAX_SEQNO)) == [
         Mutation(
             vbucket=2,
             key=b"k",
@@ -57,7 +57,7 @@ def test_a_document_keeps_all_that_it_comes_with_but_its_seqno(vbucket: Vbucket)
 def test_the_next_change_goes_on_from_there(vbucket: Vbucket) -> None:
     come(vbucket)
     vbucket.set(b"k", b"")
-    assert vbucket.versions.meta(b"k") == Meta(cas=BASE + 501, rev_seqno=10)
+    assert vbucket.versions.find_meta(b"k") == Meta(cas=BASE + 501, rev_seqno=10)
 
 
 @pytest.mark.parametrize("event", [DELETED, EXPIRED])
@@ -68,8 +68,8 @@ def test_a_tombstone(vbucket: Vbucket, event: Event, before: bool) -> None:
     stored = come(vbucket, THERE._replace(deleted=True, expiry=NOW - 5, datatype=4), event, b"\0\0\0\0")
     assert stored == (BASE + 500, 1 + before)
     assert (vbucket.get(b"k"), vbucket.changes.items) == (None, 0)
-    assert vbucket.versions.meta(b"k") == Meta(BASE + 500, 9, expiry=NOW - 5, datatype=4, deleted=True)
-    assert read_all(vbucket.history.snapshot(before, MAX_SEQNO)) == [
+    assert vbucket.versions.find_meta(b"k") == Meta(BASE + 500, 9, expiry=NOW - 5, datatype=4, deleted=True)
+    assert read_all(vbucket.history.open_snapshot(before, MAX_SEQNO)) == [
         tombstone(
             event,
             vbucket=2,
@@ -86,7 +86,7 @@ def test_a_tombstone(vbucket: Vbucket, event: Event, before: bool) -> None:
 
 def test_a_tombstone_without_a_time_is_of_now(vbucket: Vbucket) -> None:
     come(vbucket, THERE._replace(deleted=True, expiry=0), DELETED, b"")
-    assert vbucket.versions.meta(b"k") == Meta(BASE + 500, 9, expiry=NOW, datatype=1, deleted=True)
+    assert vbucket.versions.find_meta(b"k") == Meta(BASE + 500, 9, expiry=NOW, datatype=1, deleted=True)
 
 
 OLDER, NEWER = THERE._replace(rev_seqno=8, cas=BASE + 501), THERE._replace(rev_seqno=10, cas=BASE + 499)
@@ -94,7 +94,7 @@ OLDER, NEWER = THERE._replace(rev_seqno=8, cas=BASE + 501), THERE._replace(rev_s
 
 @pytest.mark.parametrize("event", [SET, DELETED])
 @pytest.mark.parametrize("resolution", ["seqno", "lww"])
-def test_the_buckets_setting_says_which_is_newer(vbucket: Vbucket, resolution: str, event: Event) -> None:
+def test_bucket_setting_decides_the_winner(vbucket: Vbucket, resolution: str, event: Event) -> None:
     vbucket.incoming.conflict_resolution = resolution
     come(vbucket)
     winner, loser = (NEWER, OLDER) if resolution == "seqno" else (OLDER, NEWER)
@@ -111,7 +111,7 @@ def test_a_tombstone_can_win_as_well(vbucket: Vbucket) -> None:
     assert vbucket.get(b"k") is None
 
 
-def test_without_resolution_whatever_comes_stays(vbucket: Vbucket) -> None:
+def test_incoming_version_stays_without_resolution(vbucket: Vbucket) -> None:
     come(vbucket)
     assert come(vbucket, OLDER._replace(cas=7), resolve=False) == (7, 2)
     assert vbucket.changes.clock.last == BASE + 500
@@ -144,7 +144,7 @@ def test_a_cas_is_that_of_the_document_here(vbucket: Vbucket, event: Event) -> N
         come(vbucket, newer._replace(rev_seqno=99), event, cas=BASE + 500)
 
 
-def test_what_has_expired_is_a_version_but_no_document(vbucket: Vbucket, clock: Clock) -> None:
+def test_expired_document_is_a_version_only(vbucket: Vbucket, clock: Clock) -> None:
     come(vbucket)
     clock.wait(100)
     with pytest.raises(KeyExists):
@@ -172,9 +172,9 @@ def test_a_rev_seqno_from_which_nothing_can_count_on(vbucket: Vbucket) -> None:
     come(vbucket, THERE._replace(rev_seqno=LAST_SEQNO))
 
 
-def test_meta_of_what_never_was_and_of_what_expires(vbucket: Vbucket, clock: Clock) -> None:
-    assert vbucket.versions.meta(b"k") is None
+def test_meta_of_missing_and_expired_documents(vbucket: Vbucket, clock: Clock) -> None:
+    assert vbucket.versions.find_meta(b"k") is None
     come(vbucket)
     clock.wait(100)
-    assert vbucket.versions.meta(b"k") == Meta(vbucket.changes.clock.last, 10, expiry=NOW + 100, deleted=True)
-    assert [type(change).__name__ for change in read_all(vbucket.history.snapshot(0, MAX_SEQNO))] == ["Expiration"]
+    assert vbucket.versions.find_meta(b"k") == Meta(vbucket.changes.clock.last, 10, expiry=NOW + 100, deleted=True)
+    assert [type(change).__name__ for change in read_all(vbucket.history.open_snapshot(0, MAX_SEQNO))] == ["Expiration"]

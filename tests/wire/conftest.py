@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.wire.codec import native
-from penstock.wire.columns import hop
+from penstock.wire.columns import frame_offsets
 
 
 @pytest.fixture(scope="module", params=["native", "python"])
@@ -24,7 +24,7 @@ def hops(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "native" and native.extension is None:
         pytest.skip("the extension module was not built, or PENSTOCK_NATIVE=0")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hop, "FEW_BYTES", sys.maxsize if request.param == "loop" else -1)
+        patch.setattr(frame_offsets, "FEW_BYTES", sys.maxsize if request.param == "loop" else -1)
         if request.param == "arrays":
             patch.setattr(native, "extension", None)
         yield request.param

@@ -1,8 +1,8 @@
 """One frame that did not come over a stream, with lengths that may be wrong.
 
-A stream cannot do without the length in the header: it says where the next frame begins. Bytes that are known to be one
-frame, such as a diagram in a specification, can be read without it. Then the body is what is there, and the extras have
-a length that the dialect knows.
+A stream needs the length in the header to find the next frame. Bytes that are known to be one frame, such as a diagram
+in a specification, can be read without it. The body then has all the bytes after the header, and the extras have a
+length that the dialect knows.
 """
 
 from __future__ import annotations
@@ -11,15 +11,21 @@ from typing import NamedTuple
 
 from penstock.errors import RemoteProtocolError
 from penstock.wire.codec.constants import Dialect
-from penstock.wire.codec.frame import HEADER, HEADER_BYTES, MAGICS, Frame, cut_frame, opcode_name
-from penstock.wire.codec.layout import Layout, forms_of, layout_of
+from penstock.wire.codec.frame import HEADER, HEADER_BYTES, MAGICS, Frame, cut_frame, name_opcode
+from penstock.wire.codec.layout import Layout, find_forms, find_layout
 
 _EXTRAS_LENGTH_AT = 4
 _BODY_LENGTH_AT = 8
 
 
 class Datagram(NamedTuple):
-    """A frame, cut by what is there. declared: the body's length by its header; actual: the bytes behind the header."""
+    """A frame that was cut without trust in its lengths.
+
+    Attributes:
+        frame: the frame.
+        declared: bytes of the body, as its header declares.
+        actual: the bytes after the header.
+    """
 
     frame: Frame
     declared: int
@@ -29,10 +35,12 @@ class Datagram(NamedTuple):
 def cut_datagram(data: bytes, dialect: Dialect) -> Datagram:
     """Return the one frame that `data` is, all of it.
 
-    The lengths are taken at their word where the body's is right and the extras have a length that the dialect knows.
-    Otherwise the length of the key counts, and the extras are those of the one form that fits what is there; no
-    other is guessed at. Raises RemoteProtocolError, not fatal: for less than a header, an unknown magic or opcode, and
-    where no form fits or more than one.
+    The lengths of the header are used if the body's is right and the extras have a length that the dialect knows.
+    Otherwise the length of the key is used, and the extras have the length of the one form that fits the bytes.
+
+    Raises:
+        RemoteProtocolError: the data is shorter than a header, the magic or opcode is unknown, or not exactly one form
+            fits; not fatal.
     """
     if len(data) < HEADER_BYTES:
         raise RemoteProtocolError(f"frame of {len(data)} bytes, shorter than a header ({HEADER_BYTES})", fatal=False)
@@ -42,15 +50,15 @@ def cut_datagram(data: bytes, dialect: Dialect) -> Datagram:
     actual = len(data) - HEADER_BYTES
     extras = data[HEADER_BYTES : HEADER_BYTES + extras_length]
     head = Frame(magic, opcode, datatype=datatype, extras=extras)
-    forms = forms_of(head, dialect)
+    forms = find_forms(head, dialect)
     if forms is None or (declared == actual and extras_length in forms):
-        layout_of(head, dialect)
+        find_layout(head, dialect)
         return Datagram(cut_frame(memoryview(data), 0), declared, actual)
     fitting = [frame for size, layout in forms.items() if (frame := _fitted(data, size, actual, layout)) is not None]
     if len(fitting) != 1:
         lengths = " or ".join(map(str, sorted(forms)))
         raise RemoteProtocolError(
-            f"{opcode_name(opcode)}: body of {actual} bytes where {declared} are declared, extras of {extras_length}: "
+            f"{name_opcode(opcode)}: body of {actual} bytes where {declared} are declared, extras of {extras_length}: "
             f"{len(fitting)} of the forms with extras of {lengths} fit",
             fatal=False,
         )

@@ -1,8 +1,8 @@
-"""Every frame that the five specifications of the protocol family draw byte by byte, and what we make of it.
+"""Every frame that the five specifications of the protocol family draw byte by byte, and its correction.
 
-The ids count the diagrams of a document: 000 the UPR transport specification, 001 the UPR draft, 002 the page of the
-snapshot marker, 003 that of the mutation in the collections prototype, 004 TAP. An erratum is a letter for the document
-and a number: `test_seeds` says what it is about. The hexadecimal is spaced as in tests/golden.
+The ids count the diagrams of a document: 000 is the UPR transport specification, 001 the UPR draft. 002 is the page of
+the snapshot marker, 003 the page of the mutation in the collections prototype, 004 TAP. An erratum is a letter for the
+document and a number; `test_seeds` describes it. The hexadecimal is spaced as in tests/golden.
 """
 
 from typing import NamedTuple
@@ -14,9 +14,13 @@ from penstock.wire.messages.kv import pack_failover_log
 
 
 class Seed(NamedTuple):
-    """A diagram. corrected: the frame that we send. drawn: what is printed, where the two differ.
+    """A diagram.
 
-    why: the reason for accepting or refusing the frame as drawn. refused: part of the error, if we refuse it.
+    Attributes:
+        corrected: the frame that Penstock sends.
+        drawn: the frame as it is printed, if the two differ.
+        why: the reason for accepting or refusing the frame as drawn.
+        refused: part of the error, if the drawn frame is refused.
     """
 
     id: str

@@ -1,7 +1,7 @@
-"""Conversations recorded from a real server, in tests/captures: every frame is read, and what it is read as writes it.
+"""Conversations recorded from a real server, in tests/captures: every frame decodes and encodes to the same bytes.
 
-The server is of the last line that speaks TAP beside DCP. A file holds the frames of one conversation in their order:
-`dir` is C for what the client sent, S for the server, - for a remark without bytes.
+The server is of the last line that speaks TAP beside DCP. A file holds the frames of one conversation in their order.
+`dir` is C for frames of the client, S for frames of the server, and - for a remark without bytes.
 """
 
 import json
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.frame import Frame, cut_frame, frame_length, join_frame
-from penstock.wire.codec.layout import Message, decode
+from penstock.wire.codec.frame import Frame, cut_frame, join_frame, read_frame_length
+from penstock.wire.codec.layout import Message, decode_frame
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages import dcp, kv, tap
@@ -62,14 +62,14 @@ MALFORMED = {
     ("dcpcons_mut_ext30", 13): (Status.EINVAL, "DCP_MUTATION: extras of 30 bytes, expected 31 or 32"),
     ("dcpcons_mut_nokey", 13): (Status.EINVAL, "DCP_MUTATION: key must be present, found 0 bytes"),
 }
-"""Frames that were made wrong to see what the server does."""
+"""Frames that were made wrong to see the server's reaction."""
 
 
 def read(data: bytes) -> tuple[Frame, Message]:
-    """Read a frame as a connection does: its length, its parts, what it means."""
-    assert frame_length(data, 0) == len(data)
+    """Read a frame as a connection does: its length, its parts, its meaning."""
+    assert read_frame_length(data, 0) == len(data)
     frame = cut_frame(memoryview(data), 0)
-    return frame, decode(frame)
+    return frame, decode_frame(frame)
 
 
 def well_formed() -> Iterator[tuple[Recorded, Frame, Message]]:
@@ -78,7 +78,7 @@ def well_formed() -> Iterator[tuple[Recorded, Frame, Message]]:
             yield each, *read(each.data)
 
 
-def test_every_frame_is_read_and_written() -> None:
+def test_recorded_frames_round_trip() -> None:
     count = 0
     for each, frame, message in well_formed():
         assert join_frame(frame) == each.data, each
@@ -89,7 +89,7 @@ def test_every_frame_is_read_and_written() -> None:
 
 
 @pytest.mark.parametrize("place", MALFORMED, ids=[name for name, _ in MALFORMED])
-def test_malformed(place: tuple[str, int]) -> None:
+def test_malformed_frame_is_refused(place: tuple[str, int]) -> None:
     (data,) = (each.data for each in recorded() if each[:2] == place)
     with pytest.raises(RemoteProtocolError) as caught:
         read(data)
@@ -98,14 +98,14 @@ def test_malformed(place: tuple[str, int]) -> None:
 
 
 def look_inside(frame: Frame, message: Message) -> Any:
-    """Read what stands in the value, where a message of this kind says more there."""
+    """Return the contents of the value, if messages of this kind have any."""
     replied = isinstance(message, dcp.DcpReply) and frame.opcode in (Opcode.DCP_STREAM_REQ, Opcode.DCP_GET_FAILOVER_LOG)
     if replied and frame.specific == Status.SUCCESS:
         return kv.unpack_failover_log(frame.value)
     if replied and frame.specific == Status.ROLLBACK:
         return dcp.unpack_rollback(frame.value)
     if isinstance(message, tap.TapConnect):
-        return tap.unpack_options(message.flags or 0, message.value)
+        return tap.unpack_tap_options(message.flags or 0, message.value)
     if isinstance(message, tap.ChangeVbFilter):
         return tap.unpack_checkpoints(message.value)
     if isinstance(message, dcp.Mutation):
@@ -130,7 +130,7 @@ MALFORMED_INSIDE = {
 """Well-formed frames with wrong values."""
 
 
-def test_what_stands_in_values() -> None:
+def test_recorded_values_unpack() -> None:
     refused, read_inside = {}, Counter[type[Message]]()
     for each, frame, message in well_formed():
         try:
@@ -144,14 +144,14 @@ def test_what_stands_in_values() -> None:
     assert all(read_inside[cls] > 0 for cls in (dcp.DcpReply, tap.TapConnect, dcp.Mutation, kv.Reply))
 
 
-def test_forms_that_no_later_release_sends() -> None:
+def test_old_forms_are_recorded() -> None:
     expirations = [message for _, _, message in well_formed() if isinstance(message, dcp.OldExpiration)]
     assert [(message.by_seqno, message.rev_seqno, message.key) for message in expirations] == [(6, 2, b"c2")]
     states = [message for _, _, message in well_formed() if isinstance(message, kv.OldSetVbucket)]
     assert states
 
 
-def test_what_is_recorded() -> None:
+def test_recordings_show_these_messages() -> None:
     """The dialects' messages that these conversations show."""
     shown = {type(message) for _, _, message in well_formed()}
     assert shown >= {

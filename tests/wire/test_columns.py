@@ -13,17 +13,17 @@ from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.layout import Message
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
-from penstock.wire.columns.heads import Run, StreamContext, heads_of
-from penstock.wire.columns.hop import hop
+from penstock.wire.columns.data_forms import SLACK
+from penstock.wire.columns.frame_offsets import find_offsets
+from penstock.wire.columns.heads import Run, StreamContext, gather_heads
 from penstock.wire.columns.message_decoder import decode_messages
-from penstock.wire.columns.run_decoder import SMALL_RUN, batch_of, changes_of, columns_of, decode_run
+from penstock.wire.columns.run_decoder import SMALL_RUN, decode_columns, decode_run, list_changes, make_batch
 from penstock.wire.columns.schema import CHANGE_SCHEMA, UNSIGNED64, Change, Event, signed64
-from penstock.wire.columns.shapes import SLACK
 from penstock.wire.messages.dcp import Deletion, DeletionV2, Expiration, Mutation, OldExpiration, PrototypeMutation
 from penstock.wire.messages.tap import TapDelete, TapMutation
 from penstock.wire.messages.upr import UprDeletion, UprExpiration, UprMutation
 from penstock.wire.messages.upr_draft import DraftDeletion, DraftExpiration, DraftMutation
-from penstock.wire.protocol.frame_receiver import Connection, Slab
+from penstock.wire.protocol.frame_receiver import FrameReceiver, Slab
 from tests.golden import GOLDEN
 from tests.strategies import VBUCKETS, runs, runs_in, unsigned
 
@@ -35,13 +35,13 @@ pytestmark = pytest.mark.usefixtures("path")
 def run_of(frames: Sequence[bytes], before: bytes = b"", behind: int = 0, dialect: Dialect = Dialect.DCP) -> Run:
     """Return a run somewhere in a slab that ends `behind` bytes after it, apart from the slack that every slab has."""
     data = before + b"".join(frames)
-    offsets, position = hop(data, len(before), len(data))
+    offsets, position = find_offsets(data, len(before), len(data))
     assert position == len(data)
     return Run(bytearray(data + b"\xee" * (behind + SLACK)), offsets, len(data), dialect)
 
 
 def context_of(vbuckets: int = VBUCKETS) -> StreamContext:
-    """Return a context in which every vbucket says something else, above 2^63 for odd ones."""
+    """Return a context with different facts for every vbucket, above 2^63 for odd ones."""
     context = StreamContext(vbuckets)
     for vbucket in range(vbuckets):
         high = (vbucket & 1) << 63
@@ -102,8 +102,8 @@ def change_of(message) -> Change:
 
 
 def by_columns(run: Run, context: StreamContext, *, views: bool = False) -> pa.RecordBatch:
-    heads = heads_of(run, prefixed=context.collections is not None)
-    batch = columns_of(run, heads, context, views=views)
+    heads = gather_heads(run, prefixed=context.collections is not None)
+    batch = decode_columns(run, heads, context, views=views)
     batch.validate(full=True)
     return batch
 
@@ -113,14 +113,14 @@ def assert_every_path(run: Run, context: StreamContext, expected: list[Change]) 
     assert objects == expected
     batch = by_columns(run, context)
     assert batch.schema == CHANGE_SCHEMA
-    assert changes_of(batch) == expected
-    small = batch_of(objects)
+    assert list_changes(batch) == expected
+    small = make_batch(objects)
     small.validate(full=True)
     assert small.equals(batch)
     assert decode_run(run, context).equals(batch)
     viewed = by_columns(run, context, views=True)
     assert viewed.schema.field("value").type == pa.binary_view()
-    assert changes_of(viewed) == expected
+    assert list_changes(viewed) == expected
     assert viewed.column("value").cast(pa.binary()).equals(batch.column("value"))
     assert viewed.drop_columns(["value"]).equals(batch.drop_columns(["value"]))
     array_run = run._replace(offsets=np.array(run.offsets, np.int64))
@@ -152,7 +152,7 @@ def test_golden_changes() -> None:
     run = run_of([message.encode() for message in GOLDEN_CHANGES])
     context = StreamContext(65536)
     changes = decode_messages(run, context)
-    assert changes_of(by_columns(run, context)) == changes
+    assert list_changes(by_columns(run, context)) == changes
     assert changes[1].seqno == changes[1].cas == changes[1].rev_seqno == U64
     assert (changes[1].vbucket, changes[1].flags, changes[1].expiry) == (65535, 0xFFFFFFFF, 0xFFFFFFFF)
     assert (changes[3].event, changes[3].value, changes[3].datatype) == ("deletion", None, 4)
@@ -160,7 +160,7 @@ def test_golden_changes() -> None:
 
 @pytest.mark.parametrize("nbytes", [*range(15), 100])
 @pytest.mark.parametrize("kind", ["alone", "among deletions", "before a longer one"])
-def test_values_around_what_a_view_holds_itself(nbytes: int, kind: str) -> None:
+def test_values_around_the_size_of_inline_views(nbytes: int, kind: str) -> None:
     value = bytes(range(200, 200 + nbytes)) if nbytes < 50 else b"\xff" * nbytes
     first: list[Message] = [Mutation(vbucket=3, key=b"k" * 250, value=value, by_seqno=1)]
     gone = Deletion(vbucket=3, key=b"d", value=b"\x01" * 20, by_seqno=2)
@@ -183,21 +183,21 @@ def test_columns_are_copies() -> None:
     run = run_of([message.encode() for message in messages])
     batch = by_columns(run, context_of())
     run.buffer[:] = bytes(len(run.buffer))
-    assert changes_of(batch) == [change_of(message) for message in messages]
+    assert list_changes(batch) == [change_of(message) for message in messages]
 
 
-def test_more_messages_than_any_constant_column_has() -> None:
+def test_run_is_longer_than_cached_columns() -> None:
     frame = Mutation(vbucket=5, key=b"k", by_seqno=1).encode()
     count = 70_000
     batch = by_columns(run_of([frame * count]), context_of())
     assert batch.num_rows == count
-    assert changes_of(batch.slice(count - 1)) == [change_of(Mutation(vbucket=5, key=b"k", by_seqno=1))]
+    assert list_changes(batch.slice(count - 1)) == [change_of(Mutation(vbucket=5, key=b"k", by_seqno=1))]
 
 
-def test_a_run_at_the_very_end_of_a_connections_slab() -> None:
+def test_run_at_end_of_slab_is_decoded() -> None:
     messages = [Deletion(vbucket=1, key=b"k", by_seqno=n + 1) for n in range(40)]
     data = b"".join(message.encode() for message in messages)
-    connection = Connection(Slab(len(data)), runs=Dialect.DCP)
+    connection = FrameReceiver(Slab(len(data)), run_dialect=Dialect.DCP)
     (run,) = connection.feed(data)
     assert isinstance(run, Run)
     assert len(run.buffer) == len(data) + SLACK
@@ -233,7 +233,7 @@ BAD = [
 
 @pytest.mark.parametrize(("frame", "text"), BAD, ids=[text for _, text in BAD])
 @pytest.mark.parametrize("around", [0, SMALL_RUN])
-def test_bad_frames(frame: bytes, text: str, around: int) -> None:
+def test_bad_frame_is_reported(frame: bytes, text: str, around: int) -> None:
     good = Mutation(vbucket=3, key=b"k", by_seqno=1).encode()
     run = run_of([*[good] * around, frame, *[good] * around])
     for decode in (decode_messages, decode_run, by_columns):
@@ -301,7 +301,7 @@ BAD_IN = [
 
 @pytest.mark.parametrize(("dialect", "frame", "text"), BAD_IN, ids=[text for *_, text in BAD_IN])
 @pytest.mark.parametrize("around", [0, SMALL_RUN])
-def test_bad_frames_of_every_dialect(dialect: Dialect, frame: bytes, text: str, around: int) -> None:
+def test_bad_frame_of_each_dialect_is_reported(dialect: Dialect, frame: bytes, text: str, around: int) -> None:
     good = GOOD[dialect].encode()
     run = run_of([*[good] * around, frame, frame, *[good] * around], dialect=dialect)
     for decode in (decode_messages, decode_run, by_columns):
@@ -314,21 +314,21 @@ BAD_NAME, NO_KEY = damaged(NAMED, KEY_OF_PROTOTYPE, 0xFF), damaged(NAMED, KEY_LE
 
 
 @pytest.mark.parametrize(("frames", "text"), [([BAD_NAME, NO_KEY], "in UTF-8"), ([NO_KEY, BAD_NAME], "be present")])
-def test_the_first_bad_frame_is_the_one_that_is_told(frames: list[bytes], text: str) -> None:
+def test_first_bad_frame_is_reported(frames: list[bytes], text: str) -> None:
     run = run_of([NAMED.encode(), frames[0], NAMED.encode(), frames[1]])
     for decode in (decode_messages, by_columns):
         with pytest.raises(RemoteProtocolError, match=text):
             decode(run, context_of())
 
 
-def test_collections_of_the_prototype() -> None:
+def test_prototype_collections_are_decoded() -> None:
     messages = [NAMED, PrototypeMutation(key=b"a::b", by_seqno=2), Deletion(key=b"x::y", by_seqno=3)]
     batch = by_columns(run_of([message.encode() for message in messages]), context_of())
     assert batch.column("collection").to_pylist() == ["name", None, None]
     assert batch.column("key").to_pylist() == [b"key", b"a::b", b"x::y"]
 
 
-def test_extended_meta_data_is_no_part_of_a_value() -> None:
+def test_extended_metadata_is_not_part_of_value() -> None:
     messages = [
         Mutation(key=b"k", value=b"valuemeta", by_seqno=1, nmeta=4),
         DeletionV2(key=b"k", value=b"x", by_seqno=2),
@@ -344,18 +344,18 @@ TAP_FLAGS = [(0, 0x04030201, b"v"), (2, 0x04030201, None), (4, 0x01020304, b"v")
 
 @pytest.mark.parametrize(("tap_flags", "flags", "value"), TAP_FLAGS)
 @pytest.mark.parametrize(("private", "rev_seqno"), [(b"", None), (bytes(7), None), (bytes(7) + b"\x05", 5)])
-def test_what_the_flags_of_tap_say(
+def test_tap_flags_change_columns(
     tap_flags: int, flags: int, value: bytes | None, private: bytes, rev_seqno: int | None
 ) -> None:
     message = TapMutation(key=b"k", value=b"v", tap_flags=tap_flags, flags=0x01020304, engine_private=private)
     run = run_of([message.encode()] * 3, dialect=Dialect.TAP)
-    for change in [*decode_messages(run, context_of()), *changes_of(by_columns(run, context_of()))]:
+    for change in [*decode_messages(run, context_of()), *list_changes(by_columns(run, context_of()))]:
         assert (change.flags, change.value, change.rev_seqno, change.key) == (flags, value, rev_seqno, b"k")
         assert (change.seqno, change.vbuuid, change.snapshot_end) == (None, None, None)
 
 
 @pytest.mark.parametrize("vbuckets", [(VBUCKETS,), (3, VBUCKETS), (65535, VBUCKETS, 1)])
-def test_a_vbucket_that_no_stream_can_have(vbuckets: tuple[int, ...]) -> None:
+def test_impossible_vbucket_is_refused(vbuckets: tuple[int, ...]) -> None:
     run = run_of([Mutation(vbucket=vbucket, key=b"k", by_seqno=1).encode() for vbucket in vbuckets])
     wrong = next(vbucket for vbucket in vbuckets if vbucket >= VBUCKETS)
     for decode in (decode_messages, decode_run, by_columns):
@@ -363,7 +363,7 @@ def test_a_vbucket_that_no_stream_can_have(vbuckets: tuple[int, ...]) -> None:
             decode(run, context_of())
 
 
-def test_a_frame_that_breaks_its_layout_goes_before_a_vbucket_that_is_not_there() -> None:
+def test_broken_layout_is_reported_before_impossible_vbucket() -> None:
     foreign = Mutation(vbucket=VBUCKETS, key=b"k", by_seqno=1).encode()
     run = run_of([foreign, Mutation(key=b"k", by_seqno=0).encode()])
     for decode in (decode_messages, decode_run, by_columns):
@@ -374,7 +374,7 @@ def test_a_frame_that_breaks_its_layout_goes_before_a_vbucket_that_is_not_there(
 @pytest.mark.parametrize("dialect", Dialect)
 @given(data=st.data())
 def test_damage_is_a_remote_error_or_the_same_changes(dialect: Dialect, data: st.DataObject) -> None:
-    """What makes frames a run is not damaged: magic, opcode, length. Nor are vbuckets, which are looked at last."""
+    """Bytes that make frames a run are not damaged: magic, opcode, length. Nor are vbuckets, which are checked last."""
     messages = data.draw(runs_in(dialect, 12))
     run = run_of([message.encode() for message in messages], dialect=dialect)
     places = st.integers(2, 70) | st.sampled_from([KEY_LENGTH, EXTRAS_LENGTH, ENGINE_LENGTH, COLLECTION_LENGTH])
@@ -384,12 +384,12 @@ def test_damage_is_a_remote_error_or_the_same_changes(dialect: Dialect, data: st
         if offset + place < run.end and offset + place not in kept:
             run.buffer[offset + place] = byte
     assert outcome(lambda: decode_messages(run, context_of())) == outcome(
-        lambda: changes_of(by_columns(run, context_of()))
+        lambda: list_changes(by_columns(run, context_of()))
     )
 
 
 @pytest.mark.parametrize("around", [0, SMALL_RUN])
-def test_the_first_of_two_bad_frames_is_named(around: int) -> None:
+def test_first_of_two_bad_frames_is_named(around: int) -> None:
     deletion = UprDeletion(key=b"k", by_seqno=1).encode()
     with_value = deletion[:8] + (18).to_bytes(4, "big") + deletion[12:] + b"v"
     without_extras = with_value[:4] + b"\0" + with_value[5:]
@@ -439,28 +439,28 @@ CHANGES = st.builds(
 
 
 @given(st.lists(CHANGES, max_size=20))
-def test_objects_to_a_batch_and_back(changes: list[Change]) -> None:
-    batch = batch_of(changes)
+def test_batch_of_objects_round_trips(changes: list[Change]) -> None:
+    batch = make_batch(changes)
     batch.validate(full=True)
     assert batch.schema == CHANGE_SCHEMA
-    assert changes_of(batch) == changes
+    assert list_changes(batch) == changes
 
 
-def test_a_rollback_row() -> None:
+def test_rollback_row_is_built() -> None:
     rollback = Change(7, 0xABC, 5, event=Event.ROLLBACK, history=2, requested_seqno=9)
-    (row,) = batch_of([rollback]).to_pylist()
+    (row,) = make_batch([rollback]).to_pylist()
     assert {name: value for name, value in row.items() if value is not None} == {
         **{"vbucket": 7, "vbuuid": 0xABC, "seqno": 5, "event": "rollback", "history": 2, "requested_seqno": 9}
     }
 
 
-def test_no_changes() -> None:
-    assert batch_of([]).num_rows == 0
-    assert changes_of(batch_of([])) == []
+def test_empty_list_makes_empty_batch() -> None:
+    assert make_batch([]).num_rows == 0
+    assert list_changes(make_batch([])) == []
 
 
-def test_a_u64_keeps_its_bits() -> None:
+def test_u64_keeps_its_bits() -> None:
     change = Change(1, U64, U64, U64, U64, snapshot_start=U64, snapshot_end=U64, requested_seqno=U64)
-    (row,) = batch_of([change]).to_pylist()
+    (row,) = make_batch([change]).to_pylist()
     assert {row[name] for name in UNSIGNED64} == {-1}
-    assert changes_of(batch_of([change])) == [change]
+    assert list_changes(make_batch([change])) == [change]

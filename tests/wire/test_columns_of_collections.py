@@ -15,7 +15,7 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.collection_names import CollectionNames
 from penstock.wire.columns.heads import StreamContext
 from penstock.wire.columns.message_decoder import decode_messages
-from penstock.wire.columns.run_decoder import SMALL_RUN, changes_of, decode_run
+from penstock.wire.columns.run_decoder import SMALL_RUN, decode_run, list_changes
 from penstock.wire.messages.dcp import Deletion, DeletionV2, Mutation, PrototypeMutation
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.values.collection_key import pack_collection_id
@@ -42,7 +42,7 @@ def collections_context() -> StreamContext:
     context, names = context_of(), CollectionNames()
     for number, (collection_id, (scope, name)) in enumerate(NAMES.items()):
         names.add_scope(number, scope)
-        names.add(collection_id, number, name)
+        names.add_collection(collection_id, number, name)
     context.collections = names
     return context
 
@@ -79,8 +79,8 @@ BAD = [
 
 @pytest.mark.parametrize(("key", "text"), BAD, ids=[key.hex() for key, _ in BAD])
 @pytest.mark.parametrize("around", [0, SMALL_RUN])
-def test_keys_that_do_not_begin_with_a_collection(key: bytes, text: str, around: int) -> None:
-    """Whatever stands behind them: a value must not be taken for the rest of a key."""
+def test_key_without_collection_id_is_refused(key: bytes, text: str, around: int) -> None:
+    """The bytes after the key do not matter: a value must not be taken for the rest of a key."""
     good = prefixed(NAMED_KEY, 8).encode()
     bad = Mutation(key=key, value=b"\x00\x01value", by_seqno=1).encode()
     run = run_of([*[good] * around, bad, *[good] * around])
@@ -90,7 +90,7 @@ def test_keys_that_do_not_begin_with_a_collection(key: bytes, text: str, around:
         assert (caught.value.status, caught.value.fatal) == (Status.EINVAL, True)
 
 
-def test_no_key_has_a_collection_by_name_and_by_id() -> None:
+def test_key_with_collection_name_and_id_is_refused() -> None:
     run = run_of([prefixed(NAMED_KEY, 8).encode(), NAMED.encode()])
     for decode in (decode_messages, by_columns):
         with pytest.raises(RemoteProtocolError, match=r"^DCP_MUTATION: a collection by name and by id$"):
@@ -101,23 +101,23 @@ def test_no_key_has_a_collection_by_name_and_by_id() -> None:
 def test_any_keys_give_the_same_changes_or_the_same_error(keys: list[tuple[bytes, bytes]]) -> None:
     run = run_of([Mutation(key=key, value=value, by_seqno=1).encode() for key, value in keys])
     assert outcome(lambda: decode_messages(run, collections_context())) == outcome(
-        lambda: changes_of(by_columns(run, collections_context()))
+        lambda: list_changes(by_columns(run, collections_context()))
     )
 
 
-def test_names_that_are_learned_later() -> None:
+def test_later_names_appear_in_columns() -> None:
     names = CollectionNames()
     ids = np.array([8, 0, 9], np.int64)
-    assert [column.to_pylist() for column in names.columns(ids)] == [[None, "_default", None]] * 2
+    assert [column.to_pylist() for column in names.make_columns(ids)] == [[None, "_default", None]] * 2
     names.add_scope(5, "s")
-    names.add(9, 5, "nine")
-    names.add(8, 6, "eight")
-    scopes, collections = names.columns(ids)
+    names.add_collection(9, 5, "nine")
+    names.add_collection(8, 6, "eight")
+    scopes, collections = names.make_columns(ids)
     assert scopes.to_pylist() == [None, "_default", "s"]
     assert collections.to_pylist() == ["eight", "_default", "nine"]
-    assert [column.to_pylist() for column in names.columns(ids[2:])] == [["s"], ["nine"]]
-    assert names.of(9) == ("s", "nine")
-    assert names.scope(5) == "s"
+    assert [column.to_pylist() for column in names.make_columns(ids[2:])] == [["s"], ["nine"]]
+    assert names.find_collection(9) == ("s", "nine")
+    assert names.find_scope(5) == "s"
 
 
 # Extended attributes
@@ -149,7 +149,7 @@ BAD_VALUES = [b"", b"\0\0", b"\0\0\0\x09abc", b"\0\0\0\x04abcd", pack_xattrs({"a
 
 @pytest.mark.parametrize("value", BAD_VALUES)
 @pytest.mark.parametrize("kind", [Mutation, Deletion])
-def test_attributes_that_are_none(value: bytes, kind: type[Mutation | Deletion]) -> None:
+def test_malformed_attributes_are_refused(value: bytes, kind: type[Mutation | Deletion]) -> None:
     good = Mutation(key=b"k", value=b"v", by_seqno=1).encode()
     bad = kind(key=b"k", value=value, by_seqno=1, datatype=Datatype.XATTR).encode()
     run, context = run_of([good, bad]), context_of()
@@ -161,7 +161,7 @@ def test_attributes_that_are_none(value: bytes, kind: type[Mutation | Deletion])
         assert caught.value.fatal
 
 
-def test_a_bad_frame_goes_before_bad_attributes() -> None:
+def test_bad_frame_is_reported_before_bad_attributes() -> None:
     bad_value = Mutation(key=b"k", value=b"", by_seqno=1, datatype=Datatype.XATTR).encode()
     run, context = run_of([bad_value, damaged(NAMED_KEY, 3, 0)]), context_of()
     context.xattrs = True

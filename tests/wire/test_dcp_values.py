@@ -1,4 +1,4 @@
-"""What stands inside keys, values and framing extras: golden bytes, there and back, and anything a peer may send."""
+"""The values inside keys, values and framing extras of DCP messages."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,17 +14,17 @@ from penstock.wire.messages.dcp_values import (
     ExtendedMeta,
     FrameInfo,
     XattrValue,
-    framing_of,
-    pack_cached,
+    pack_cached_documents,
     pack_extended_meta,
     pack_framing,
+    pack_stream_id,
     pack_xattrs,
     split_extended_meta,
     split_xattrs,
-    stream_id,
-    unpack_cached,
+    unpack_cached_documents,
     unpack_extended_meta,
     unpack_framing,
+    unpack_stream_id,
     unpack_xattrs,
 )
 from penstock.wire.values.collection_key import pack_collection_id, split_collection_key
@@ -57,16 +57,16 @@ GOLDEN: list[tuple[str, Unpack, Any, str]] = [
         "01 01 0008 fffffffffffffffe 02 0001 01",
     ),
     ("meta data of another type", unpack_extended_meta, ExtendedMeta(others=((9, b"abc"),)), "01 09 0003 616263"),
-    ("no cached document", unpack_cached, [], ""),
+    ("no cached document", unpack_cached_documents, [], ""),
     (
         "a cached document",
-        unpack_cached,
+        unpack_cached_documents,
         [CACHED],
         "0000000000000001 0000000000000002 0000000000000003 00000005 00000004 00000005 0004 01 06 006b6579 76616c7565",
     ),
     (
         "a cached key, and the shortest of all",
-        unpack_cached,
+        unpack_cached_documents,
         [CACHED._replace(value=b""), CachedDocument(b"\x08k")],
         "0000000000000001 0000000000000002 0000000000000003 00000000 00000004 00000005 0004 01 06 006b6579"
         "0000000000000000 0000000000000000 0000000000000000 00000000 00000000 00000000 0002 00 00 086b",
@@ -95,19 +95,19 @@ GOLDEN: list[tuple[str, Unpack, Any, str]] = [
 ]
 
 PACK: dict[Unpack, Callable[[Any], bytes]] = {
-    unpack_xattrs: lambda said: pack_xattrs(*said),
+    unpack_xattrs: lambda found: pack_xattrs(*found),
     unpack_extended_meta: pack_extended_meta,
-    unpack_cached: pack_cached,
+    unpack_cached_documents: pack_cached_documents,
     unpack_framing: pack_framing,
-    split_collection_key: lambda said: pack_collection_id(said[0]) + said[1],
+    split_collection_key: lambda found: pack_collection_id(found[0]) + found[1],
 }
 
 
-@pytest.mark.parametrize(("what", "unpack", "said", "hexadecimal"), GOLDEN, ids=[row[0] for row in GOLDEN])
-def test_golden(what: str, unpack: Unpack, said: Any, hexadecimal: str) -> None:
+@pytest.mark.parametrize(("case", "unpack", "found", "hexadecimal"), GOLDEN, ids=[row[0] for row in GOLDEN])
+def test_golden(case: str, unpack: Unpack, found: Any, hexadecimal: str) -> None:
     data = bytes.fromhex(hexadecimal)
-    assert unpack(data) == said
-    assert PACK[unpack](said) == data
+    assert unpack(data) == found
+    assert PACK[unpack](found) == data
 
 
 NAMES = st.text(min_size=1, max_size=20).filter(lambda name: "\0" not in name and name.isprintable())
@@ -125,47 +125,45 @@ DOCUMENTS = st.builds(
     *(unsigned("I") for _ in range(2)),
     *(unsigned("B") for _ in range(2)),
 )
-SAID: list[tuple[Unpack, st.SearchStrategy[Any]]] = [
+VALUES: list[tuple[Unpack, st.SearchStrategy[Any]]] = [
     (unpack_xattrs, st.builds(XattrValue, st.dictionaries(NAMES, st.binary(max_size=300)), st.binary(max_size=300))),
     (unpack_extended_meta, META),
-    (unpack_cached, st.lists(DOCUMENTS, max_size=5)),
+    (unpack_cached_documents, st.lists(DOCUMENTS, max_size=5)),
     (
         unpack_framing,
         st.lists(st.builds(FrameInfo, st.integers(0, 270), st.binary(max_size=270)), max_size=5).map(tuple),
     ),
     (split_collection_key, st.tuples(unsigned("I"), st.binary(max_size=20))),
 ]
-IDS = [unpack.__name__ for unpack, _ in SAID]
+IDS = [unpack.__name__ for unpack, _ in VALUES]
 
 
-@pytest.mark.parametrize(("unpack", "strategy"), SAID, ids=IDS)
+@pytest.mark.parametrize(("unpack", "strategy"), VALUES, ids=IDS)
 @given(data=st.data())
 def test_round_trip(unpack: Unpack, strategy: st.SearchStrategy[Any], data: st.DataObject) -> None:
-    said = data.draw(strategy)
-    assert unpack(PACK[unpack](said)) == said
+    found = data.draw(strategy)
+    assert unpack(PACK[unpack](found)) == found
 
 
-@pytest.mark.parametrize(("unpack", "strategy"), SAID, ids=IDS)
+@pytest.mark.parametrize(("unpack", "strategy"), VALUES, ids=IDS)
 @given(data=st.data())
-def test_what_a_peer_sends_is_read_or_refused(
-    unpack: Unpack, strategy: st.SearchStrategy[Any], data: st.DataObject
-) -> None:
-    """Bytes by chance, and right ones with a few changed: what is read packs again to what it was read from."""
+def test_any_bytes_are_read_or_refused(unpack: Unpack, strategy: st.SearchStrategy[Any], data: st.DataObject) -> None:
+    """Bytes are random, or valid with a few changes. Values that can be read pack to the same bytes again."""
     anything = bytearray(data.draw(st.binary(max_size=100) | strategy.map(PACK[unpack])))
     for at, byte in data.draw(st.lists(st.tuples(st.integers(0, 400), unsigned("B")), max_size=3)):
         if at < len(anything):
             anything[at] = byte
     error: RemoteProtocolError | None = None
     try:
-        said = unpack(bytes(anything))
+        found = unpack(bytes(anything))
     except RemoteProtocolError as raised:
         error = raised
     if error is not None:
         assert not error.fatal
         return
-    assert unpack(PACK[unpack](said)) == said
+    assert unpack(PACK[unpack](found)) == found
     if unpack is not unpack_extended_meta:  # there the order is free
-        assert PACK[unpack](said) == anything
+        assert PACK[unpack](found) == anything
 
 
 REFUSED: list[tuple[Unpack, str, str]] = [
@@ -188,10 +186,14 @@ REFUSED: list[tuple[Unpack, str, str]] = [
     (unpack_extended_meta, "01 01 0008 00000000000000", "type 1 of 8 bytes, 7 there"),
     (unpack_extended_meta, "01 02 0001 00 02 0001 00", "the type twice"),
     (unpack_extended_meta, "01 09 ffff", "type 9 of 65535 bytes, 0 there"),
-    (unpack_cached, "00" * 39, "39 bytes, expected 40"),
-    (unpack_cached, "00" * 40, "key of 0"),
-    (unpack_cached, "00" * 24 + "ffffffff" + "00" * 8 + "0002" + "0000" + "086b", "value of 4294967295 bytes in 2"),
-    (unpack_cached, "00" * 36 + "00fc" + "0000" + "00" * 252, "key of 252"),
+    (unpack_cached_documents, "00" * 39, "39 bytes, expected 40"),
+    (unpack_cached_documents, "00" * 40, "key of 0"),
+    (
+        unpack_cached_documents,
+        "00" * 24 + "ffffffff" + "00" * 8 + "0002" + "0000" + "086b",
+        "value of 4294967295 bytes in 2",
+    ),
+    (unpack_cached_documents, "00" * 36 + "00fc" + "0000" + "00" * 252, "key of 252"),
     (unpack_framing, "22 01", "2 of 2 bytes in 1"),
     (unpack_framing, "f0", "ends where an id"),
     (unpack_framing, "0f", "ends where an id"),
@@ -211,50 +213,50 @@ def test_refused(unpack: Unpack, hexadecimal: str, error: str) -> None:
     assert (caught.value.status, caught.value.fatal) == (Status.EINVAL, False)
 
 
-CANNOT_BE_SAID = [
+INVALID = [
     (lambda: pack_xattrs({"": b""}), "not empty"),
     (lambda: pack_xattrs({"a\0": b""}), "no NUL"),
     (lambda: pack_extended_meta(ExtendedMeta(others=((1, b""),))), "fields of their own"),
     (lambda: pack_extended_meta(ExtendedMeta(conflict_mode=256)), "extended meta data"),
-    (lambda: pack_cached([CachedDocument(b"k")]), "key of 1 bytes"),
-    (lambda: pack_cached([CachedDocument(bytes(252))]), "key of 252 bytes"),
-    (lambda: pack_cached([CachedDocument(b"\0k", cas=-1)]), "cached document"),
+    (lambda: pack_cached_documents([CachedDocument(b"k")]), "key of 1 bytes"),
+    (lambda: pack_cached_documents([CachedDocument(bytes(252))]), "key of 252 bytes"),
+    (lambda: pack_cached_documents([CachedDocument(b"\0k", cas=-1)]), "cached document"),
     (lambda: pack_framing([(271, b"")]), "frame info 271"),
     (lambda: pack_framing([(0, bytes(271))]), "of 271 bytes"),
-    (lambda: framing_of(0), "stream id 0"),
-    (lambda: framing_of(0x10000), "stream id 65536"),
+    (lambda: pack_stream_id(0), "stream id 0"),
+    (lambda: pack_stream_id(0x10000), "stream id 65536"),
     (lambda: pack_collection_id(-1), "collection id -1"),
     (lambda: pack_collection_id(2**32), "collection id 4294967296"),
 ]
 
 
-@pytest.mark.parametrize(("pack", "error"), CANNOT_BE_SAID)
-def test_what_cannot_be_said(pack: Callable[[], bytes], error: str) -> None:
+@pytest.mark.parametrize(("pack", "error"), INVALID)
+def test_invalid_values_are_not_packed(pack: Callable[[], bytes], error: str) -> None:
     with pytest.raises(LocalProtocolError, match=error):
         pack()
 
 
 def test_stream_ids() -> None:
-    assert framing_of(0x0102) == b"\x22\x01\x02"
-    assert stream_id(b"\x22\x01\x02") == 0x0102
-    assert stream_id(b"") is None
-    assert stream_id(b"\x11\x01") is None
-    assert stream_id(b"\x42me\x22\x00\x05") == 5
+    assert pack_stream_id(0x0102) == b"\x22\x01\x02"
+    assert unpack_stream_id(b"\x22\x01\x02") == 0x0102
+    assert unpack_stream_id(b"") is None
+    assert unpack_stream_id(b"\x11\x01") is None
+    assert unpack_stream_id(b"\x42me\x22\x00\x05") == 5
 
 
 @given(st.integers(1, 0xFFFF))
-def test_a_stream_id_there_and_back(number: int) -> None:
-    assert stream_id(framing_of(number)) == number
+def test_stream_id_round_trips(number: int) -> None:
+    assert unpack_stream_id(pack_stream_id(number)) == number
 
 
 @pytest.mark.parametrize("framing", ["220000", "2101", "23000001", "220001220001", "20"])
-def test_stream_ids_that_are_none(framing: str) -> None:
+def test_malformed_stream_ids_are_refused(framing: str) -> None:
     with pytest.raises(RemoteProtocolError, match="expected one stream id of 1 to 65535") as caught:
-        stream_id(bytes.fromhex(framing))
+        unpack_stream_id(bytes.fromhex(framing))
     assert (caught.value.status, caught.value.fatal) == (Status.DCP_STREAMID_INVALID, False)
 
 
-def test_meta_data_is_split_from_the_value() -> None:
+def test_metadata_is_split_from_value() -> None:
     assert split_extended_meta(b"value\1", 1) == (b"value", b"\1")
     assert split_extended_meta(b"value", 0) == (b"value", b"")
     with pytest.raises(RemoteProtocolError, match="400 bytes in a value of 3"):
@@ -262,11 +264,11 @@ def test_meta_data_is_split_from_the_value() -> None:
 
 
 @given(st.dictionaries(NAMES, st.binary(max_size=30)), st.binary(max_size=30))
-def test_the_section_of_attributes_is_split_off_as_it_is(xattrs: dict[str, bytes], body: bytes) -> None:
+def test_attribute_section_is_split_unchanged(xattrs: dict[str, bytes], body: bytes) -> None:
     assert split_xattrs(pack_xattrs(xattrs, body)) == (pack_xattrs(xattrs), body)
 
 
 @pytest.mark.parametrize("value", [b"", b"\0\0\0", b"\0\0\0\1"])
-def test_no_section_of_attributes(value: bytes) -> None:
+def test_missing_attribute_section_is_refused(value: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="extended attributes"):
         split_xattrs(value)

@@ -1,4 +1,4 @@
-"""What a frame says in words, and which dialect it begins."""
+"""Readable descriptions of frames, and the detection of dialects."""
 
 import re
 
@@ -24,13 +24,27 @@ from penstock.wire.messages.dcp import (
     StreamReq,
     SystemEvent,
 )
-from penstock.wire.messages.dcp_values import CachedDocument, framing_of, pack_cached, pack_framing, pack_xattrs
-from penstock.wire.messages.describe import INSIDES, code_of, describe, enum_of, fitting, named, wire_fields
+from penstock.wire.messages.dcp_values import (
+    CachedDocument,
+    pack_cached_documents,
+    pack_framing,
+    pack_stream_id,
+    pack_xattrs,
+)
+from penstock.wire.messages.describe import (
+    CONTENT_READERS,
+    describe_frame,
+    find_code,
+    find_enum,
+    format_number,
+    guess_dialect,
+    list_wire_fields,
+)
 from penstock.wire.messages.frame_info import (
     Durability,
     RequestInfos,
     ResponseInfos,
-    duration_framing,
+    pack_duration,
     pack_request_infos,
     pack_response_infos,
 )
@@ -78,7 +92,7 @@ from penstock.wire.messages.upr_draft import (
     DraftNoRequest,
     DraftStreamReq,
 )
-from penstock.wire.protocol.dialect_detection import detect
+from penstock.wire.protocol.dialect_detection import detect_dialect
 from tests.strategies import FORMS, frames, messages
 
 LOG = pack_failover_log([(7, 5), (9, 0)])
@@ -110,18 +124,18 @@ FIRST = [
 
 
 @pytest.mark.parametrize(("message", "dialect"), FIRST)
-def test_the_first_request_decides_the_dialect(message, dialect):
-    assert detect(frame_of(message)) == dialect
+def test_first_request_decides_dialect(message, dialect):
+    assert detect_dialect(frame_of(message)) == dialect
 
 
-def test_a_set_without_its_extras_is_no_draft_request():
-    assert detect(Frame(0x80, Opcode.SET, datatype=2, key=b"k")) is None
+def test_set_without_extras_is_not_draft_request():
+    assert detect_dialect(Frame(0x80, Opcode.SET, datatype=2, key=b"k")) is None
 
 
 @given(frames())
-def test_nothing_but_a_request_decides(frame):
+def test_only_requests_decide_dialect(frame):
     if frame.magic != 0x80:
-        assert detect(frame) is None
+        assert detect_dialect(frame) is None
 
 
 @pytest.mark.parametrize(
@@ -134,8 +148,8 @@ def test_nothing_but_a_request_decides(frame):
         (Get(key=b"k"), Dialect.DCP),
     ],
 )
-def test_a_frame_alone_shows_its_dialect_where_it_can(message, dialect):
-    assert fitting(frame_of(message)) == dialect
+def test_dialect_of_single_frame_is_guessed(message, dialect):
+    assert guess_dialect(frame_of(message)) == dialect
 
 
 OPTIONS = TapOptions(flags=0x1C5, backfill=9, vbuckets=(1, 2), checkpoints=((1, 44),), closed_only=True)
@@ -176,9 +190,9 @@ INSIDE = [
         "GET_KEYS",
         {"keys": [{"key": b"a"}, {"key": b"bc"}]},
     ),
-    (SubdocLookup.at(b"a.b", key=b"k"), None, "SUBDOC_GET", {"path": b"a.b", "flags": (), "doc_flags": None}),
+    (SubdocLookup.for_path(b"a.b", key=b"k"), None, "SUBDOC_GET", {"path": b"a.b", "flags": (), "doc_flags": None}),
     (
-        SubdocMutation.at(b"_a", b"1", key=b"k", flags=5, doc_flags=2),
+        SubdocMutation.for_path(b"_a", b"1", key=b"k", flags=5, doc_flags=2),
         Opcode.SUBDOC_COUNTER,
         "SUBDOC_COUNTER",
         {"path": b"_a", "content": b"1", "flags": ("MKDIR_P", "XATTR"), "doc_flags": ("ADD",)},
@@ -241,13 +255,13 @@ INSIDE = [
 
 
 @pytest.mark.parametrize(("message", "opcode", "name", "expected"), INSIDE)
-def test_what_stands_in_values_and_private_data(message, opcode, name, expected):
+def test_values_and_private_data_are_described(message, opcode, name, expected):
     frame = frame_of(message, opcode)
-    said = describe(frame, fitting(frame) if name.startswith("DCP") else dialect_of(message))
-    assert (said.name, said.fault) == (name, None)
-    assert expected.items() <= said.fields.items()
-    assert "value" not in said.parts
-    assert "engine_private" not in said.parts
+    found = describe_frame(frame, guess_dialect(frame) if name.startswith("DCP") else dialect_of(message))
+    assert (found.name, found.fault) == (name, None)
+    assert expected.items() <= found.fields.items()
+    assert "value" not in found.parts
+    assert "engine_private" not in found.parts
 
 
 def dialect_of(message: Message) -> Dialect:
@@ -255,104 +269,104 @@ def dialect_of(message: Message) -> Dialect:
     return kinds.get(type(message.opcode), Dialect.DCP)
 
 
-def test_a_request_says_its_vbucket_a_reply_its_status():
-    asked = describe(frame_of(Mutation(vbucket=7, by_seqno=1, key=b"k", value=b"v", datatype=3)), Dialect.DCP)
+def test_request_has_vbucket_and_reply_has_status():
+    asked = describe_frame(frame_of(Mutation(vbucket=7, by_seqno=1, key=b"k", value=b"v", datatype=3)), Dialect.DCP)
     assert (asked.vbucket, asked.status, asked.reply) == (7, None, False)
     assert asked.datatype == ("JSON", "SNAPPY")
     assert asked.parts == {"key": b"k", "value": b"v"}
-    said = describe(frame_of(DcpReply(status=0x99)), Dialect.DCP)
-    assert (said.vbucket, said.status, said.reply) == (None, "status 0x99", True)
+    found = describe_frame(frame_of(DcpReply(status=0x99)), Dialect.DCP)
+    assert (found.vbucket, found.status, found.reply) == (None, "status 0x99", True)
 
 
-def test_a_draft_reply_says_its_vbucket():
-    said = describe(frame_of(DraftMutation(vbucket=12, by_seqno=1, key=b"k")), Dialect.UPR_DRAFT)
-    assert (said.vbucket, said.status, said.reply, said.datatype) == (12, None, True, ())
+def test_draft_reply_has_vbucket():
+    found = describe_frame(frame_of(DraftMutation(vbucket=12, by_seqno=1, key=b"k")), Dialect.UPR_DRAFT)
+    assert (found.vbucket, found.status, found.reply, found.datatype) == (12, None, True, ())
 
 
-def test_what_does_not_fit_is_a_fault_with_its_parts():
-    said = describe(Frame(0x80, Opcode.DCP_OPEN, extras=b"abcd", key=b"n"), Dialect.DCP)
-    assert said.fault == "DCP_OPEN: extras of 4 bytes, expected 8"
-    assert said.parts == {"extras": b"abcd", "key": b"n"}
-    assert not said.fields
-    cut = describe(frame_of(DcpReply(value=LOG[:-1]), Opcode.DCP_STREAM_REQ), Dialect.DCP)
+def test_malformed_frame_has_fault_and_parts():
+    found = describe_frame(Frame(0x80, Opcode.DCP_OPEN, extras=b"abcd", key=b"n"), Dialect.DCP)
+    assert found.fault == "DCP_OPEN: extras of 4 bytes, expected 8"
+    assert found.parts == {"extras": b"abcd", "key": b"n"}
+    assert not found.fields
+    cut = describe_frame(frame_of(DcpReply(value=LOG[:-1]), Opcode.DCP_STREAM_REQ), Dialect.DCP)
     assert cut.fault == "failover log of 31 bytes, expected a multiple of 16"
     assert cut.parts == {"value": LOG[:-1]}
 
 
-def test_a_command_that_is_not_declared_is_unknown_not_wrong():
-    said = describe(Frame(0x80, 0xEE, 4, extras=b"\0\0\0\1"), Dialect.DCP)
-    assert (said.name, said.unknown, said.fault, said.vbucket) == ("opcode 0xee", True, None, 4)
-    asked = describe(Frame(0x82, Opcode.GET_FAILOVER_LOG), Dialect.DCP)
+def test_undeclared_command_is_unknown():
+    found = describe_frame(Frame(0x80, 0xEE, 4, extras=b"\0\0\0\1"), Dialect.DCP)
+    assert (found.name, found.unknown, found.fault, found.vbucket) == ("opcode 0xee", True, None, 4)
+    asked = describe_frame(Frame(0x82, Opcode.GET_FAILOVER_LOG), Dialect.DCP)
     assert (asked.name, asked.unknown, asked.fault) == ("server opcode 0x96", True, None)
 
 
 @given(frames(), st.sampled_from(Dialect))
 def test_any_frame_can_be_described(frame, dialect):
-    said = describe(frame, dialect)
-    assert said.name
-    assert (said.status is None) == (said.vbucket is not None)
-    fitting(frame)
+    found = describe_frame(frame, dialect)
+    assert found.name
+    assert (found.status is None) == (found.vbucket is not None)
+    guess_dialect(frame)
 
 
 @given(messages())
 def test_every_message_has_its_own_name_and_fields(drawn):
     dialect, code, message = drawn
     frame = cut_frame(memoryview(message.encode(code)), 0)
-    said = describe(frame, dialect)
-    assert code_of(frame, dialect) == code
-    assert not said.unknown
-    if said.fault is None:
-        assert {field.name for field in wire_fields(type(message))} <= said.fields.keys()
+    found = describe_frame(frame, dialect)
+    assert find_code(frame, dialect) == code
+    assert not found.unknown
+    if found.fault is None:
+        assert {field.name for field in list_wire_fields(type(message))} <= found.fields.keys()
 
 
-def test_extended_attributes_are_taken_off_the_value_unless_it_is_compressed():
+def test_attributes_of_uncompressed_values_are_described():
     value = pack_xattrs({"_sync": b"{}"}, b"body")
-    plain = describe(frame_of(Mutation(by_seqno=1, key=b"k", value=value, datatype=4)), Dialect.DCP)
+    plain = describe_frame(frame_of(Mutation(by_seqno=1, key=b"k", value=value, datatype=4)), Dialect.DCP)
     assert plain.fields["xattrs"] == {"_sync": b"{}"}
     assert plain.parts == {"key": b"k", "value": b"body"}
     for datatype in (0, 6):
-        other = describe(frame_of(Mutation(by_seqno=1, key=b"k", value=value, datatype=datatype)), Dialect.DCP)
+        other = describe_frame(frame_of(Mutation(by_seqno=1, key=b"k", value=value, datatype=datatype)), Dialect.DCP)
         assert other.parts["value"] == value
-    broken = describe(frame_of(Mutation(by_seqno=1, key=b"k", value=value[:5], datatype=4)), Dialect.DCP)
+    broken = describe_frame(frame_of(Mutation(by_seqno=1, key=b"k", value=value[:5], datatype=4)), Dialect.DCP)
     assert broken.fault is not None
 
 
 def test_the_stream_id_of_framing_extras():
-    said = describe(frame_of(CloseStream(framing=framing_of(9))), Dialect.DCP)
-    assert (said.fields["stream_id"], said.parts) == (9, {})
+    found = describe_frame(frame_of(CloseStream(framing=pack_stream_id(9))), Dialect.DCP)
+    assert (found.fields["stream_id"], found.parts) == (9, {})
     other = pack_framing([(2, b"\0\1"), (9, b"x")])
-    assert describe(frame_of(CloseStream(framing=other)), Dialect.DCP).parts == {"framing": other}
+    assert describe_frame(frame_of(CloseStream(framing=other)), Dialect.DCP).parts == {"framing": other}
 
 
-def test_a_refusal_of_several_operations_has_no_results():
+def test_refused_operations_have_no_results():
     refused = LookupReply(status=Status.KEY_ENOENT, value=b"{}")
-    said = describe(frame_of(refused, Opcode.SUBDOC_MULTI_LOOKUP), Dialect.DCP)
-    assert (said.fault, said.parts) == (None, {"value": b"{}"})
+    found = describe_frame(frame_of(refused, Opcode.SUBDOC_MULTI_LOOKUP), Dialect.DCP)
+    assert (found.fault, found.parts) == (None, {"value": b"{}"})
 
 
-def test_what_framing_extras_ask_for():
+def test_request_framing_extras_are_described():
     infos = RequestInfos(Durability(DurabilityLevel.MAJORITY, 9000), preserve_ttl=True, impersonate="joe")
-    said = describe(frame_of(Set(key=b"k", framing=pack_request_infos(infos))), Dialect.DCP)
-    assert said.fields == {
+    found = describe_frame(frame_of(Set(key=b"k", framing=pack_request_infos(infos))), Dialect.DCP)
+    assert found.fields == {
         "flags": 0,
         "expiry": 0,
         "durability": {"level": "MAJORITY", "timeout_ms": 9000},
         "preserve_ttl": True,
         "impersonate": "joe",
     }
-    assert said.parts == {"key": b"k"}
-    wrong = describe(frame_of(Set(key=b"k", framing=b"\x11\x07")), Dialect.DCP)
+    assert found.parts == {"key": b"k"}
+    wrong = describe_frame(frame_of(Set(key=b"k", framing=b"\x11\x07")), Dialect.DCP)
     assert wrong.fault == "framing extras: durability level 7, expected 1 to 3"
 
 
-def test_what_framing_extras_of_a_reply_say():
-    said = describe(frame_of(CountReply(status=1, framing=duration_framing(100))), Dialect.DCP)
-    assert (said.fields["server_us"], said.parts) == (99.9, {})
+def test_reply_framing_extras_are_described():
+    found = describe_frame(frame_of(CountReply(status=1, framing=pack_duration(100))), Dialect.DCP)
+    assert (found.fields["server_us"], found.parts) == (99.9, {})
     units = pack_response_infos(ResponseInfos(read_units=1, throttle_us=0.5))
-    said = describe(frame_of(CountReply(status=1, framing=units)), Dialect.DCP)
-    assert (said.fields["read_units"], said.fields["throttle_us"]) == (1, 0.5)
+    found = describe_frame(frame_of(CountReply(status=1, framing=units)), Dialect.DCP)
+    assert (found.fields["read_units"], found.fields["throttle_us"]) == (1, 0.5)
     unknown = pack_framing([(0, b"\0\1"), (9, b"x")])
-    assert describe(frame_of(CountReply(status=1, framing=unknown)), Dialect.DCP).parts == {"framing": unknown}
+    assert describe_frame(frame_of(CountReply(status=1, framing=unknown)), Dialect.DCP).parts == {"framing": unknown}
 
 
 SECRET = b"\0user\0pencil"
@@ -371,58 +385,62 @@ LOGINS = [
 @pytest.mark.parametrize("dialect", Dialect)
 @pytest.mark.parametrize("frame", LOGINS)
 def test_secrets_are_not_shown(frame, dialect):
-    said = describe(frame, dialect)
-    assert "pencil" not in str(said)
-    assert any(name.endswith("_bytes") for name in said.fields)
-    if said.fault is None:
-        assert said.fields == {"value_bytes": len(SECRET)}
-        assert said.parts.keys() <= {"key"}
+    found = describe_frame(frame, dialect)
+    assert "pencil" not in str(found)
+    assert any(name.endswith("_bytes") for name in found.fields)
+    if found.fault is None:
+        assert found.fields == {"value_bytes": len(SECRET)}
+        assert found.parts.keys() <= {"key"}
 
 
-def test_mechanisms_are_no_secret():
-    assert describe(frame_of(SaslReply(value=b"PLAIN")), Dialect.DCP).parts == {"value": b"PLAIN"}
-    assert describe(frame_of(SaslListMechs()), Dialect.DCP).fields == {}
+def test_mechanisms_are_shown():
+    assert describe_frame(frame_of(SaslReply(value=b"PLAIN")), Dialect.DCP).parts == {"value": b"PLAIN"}
+    assert describe_frame(frame_of(SaslListMechs()), Dialect.DCP).fields == {}
 
 
-def test_what_a_server_asks_and_what_it_is_told():
-    asked = describe(frame_of(ClustermapChanged(epoch=1, revision=2, key=b"beer")), Dialect.DCP)
+def test_server_requests_and_their_answers_are_described():
+    asked = describe_frame(frame_of(ClustermapChanged(epoch=1, revision=2, key=b"beer")), Dialect.DCP)
     assert (asked.name, asked.reply, asked.unknown) == ("CLUSTERMAP_CHANGE_NOTIFICATION", False, False)
     assert (asked.fields, asked.parts) == ({"epoch": 1, "revision": 2}, {"key": b"beer"})
-    told = describe(frame_of(ServerReply(status=4)), Dialect.UPR_DRAFT)
-    assert (told.name, told.reply, told.status) == ("CLUSTERMAP_CHANGE_NOTIFICATION", True, "EINVAL")
+    events = describe_frame(frame_of(ServerReply(status=4)), Dialect.UPR_DRAFT)
+    assert (events.name, events.reply, events.status) == ("CLUSTERMAP_CHANGE_NOTIFICATION", True, "EINVAL")
 
 
 def test_system_events_and_cached_documents():
     packed = pack_system_event(0, CreatedCollection(2, 0, 8, "ales"), as_table=True)
     event = SystemEvent(by_seqno=1, event=0, version=packed.version, key=packed.key, value=packed.value)
-    said = describe(frame_of(event), Dialect.DCP)
-    assert (said.fields["event"], said.fields["collection_id"], said.parts) == ("COLLECTION_BEGIN", 8, {"key": b"ales"})
+    found = describe_frame(frame_of(event), Dialect.DCP)
+    assert (found.fields["event"], found.fields["collection_id"], found.parts) == (
+        "COLLECTION_BEGIN",
+        8,
+        {"key": b"ales"},
+    )
     document = CachedDocument(b"\0k", b"v", by_seqno=3)
-    cached = describe(frame_of(CacheTransfer(value=pack_cached([document]))), Dialect.DCP)
+    cached = describe_frame(frame_of(CacheTransfer(value=pack_cached_documents([document]))), Dialect.DCP)
     assert cached.fields == {"documents": [document._asdict()]}
 
 
-def test_flags_and_enums_by_name():
-    assert named(SnapshotFlag, 0x45) == ("MEMORY", "CHECKPOINT", "0x40")
-    assert named(SnapshotFlag, 0) == ()
-    assert named(StreamEndReason, 2) == "STATE_CHANGED"
-    assert named(StreamEndReason, 77) == 77
+def test_flags_and_enums_have_names():
+    assert format_number(SnapshotFlag, 0x45) == ("MEMORY", "CHECKPOINT", "0x40")
+    assert format_number(SnapshotFlag, 0) == ()
+    assert format_number(StreamEndReason, 2) == "STATE_CHANGED"
+    assert format_number(StreamEndReason, 77) == 77
 
 
-def test_the_docs_of_a_field_name_its_enum():
-    assert enum_of("a SnapshotFlag; and more") is SnapshotFlag
-    assert enum_of("how many times the document changed") is None
-    marker = next(field for field in wire_fields(SnapshotMarker) if field.name == "flags")
-    assert enum_of(marker.metadata["doc"]) is SnapshotFlag
+def test_field_docs_name_enums():
+    assert find_enum("a SnapshotFlag; and more") is SnapshotFlag
+    assert find_enum("how many times the document changed") is None
+    marker = next(field for field in list_wire_fields(SnapshotMarker) if field.name == "flags")
+    assert find_enum(marker.metadata["doc"]) is SnapshotFlag
 
 
-def test_what_a_fields_docs_call_by_an_enums_name_exists():
+def test_enums_in_field_docs_exist():
     for _, _, layout in FORMS:
-        for field in wire_fields(layout.cls):
+        for field in list_wire_fields(layout.cls):
             named_so = re.match(r"an? ([A-Z][a-z]+(?:[A-Z][a-z]+)+)", field.metadata["doc"])
-            assert named_so is None or enum_of(field.metadata["doc"]) is not None, field
+            assert named_so is None or find_enum(field.metadata["doc"]) is not None, field
 
 
-def test_every_reader_is_of_a_message_that_is_declared():
+def test_every_reader_has_declared_message():
     declared = {(layout.cls.magic, code) for _, code, layout in FORMS}
-    assert INSIDES.keys() <= declared
+    assert CONTENT_READERS.keys() <= declared

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError
 from penstock.wire.columns import run_encoder as encode_module
-from penstock.wire.columns.heads import Run, StreamContext, heads_of
-from penstock.wire.columns.hop import hop
-from penstock.wire.columns.run_decoder import batch_of, changes_of, columns_of, decode_run
+from penstock.wire.columns.data_forms import SLACK
+from penstock.wire.columns.frame_offsets import find_offsets
+from penstock.wire.columns.heads import Run, StreamContext, gather_heads
+from penstock.wire.columns.run_decoder import decode_columns, decode_run, list_changes, make_batch
 from penstock.wire.columns.run_encoder import SMALL_BATCH, Frames, encode_changes, encode_columns, join_columns
 from penstock.wire.columns.schema import Change
-from penstock.wire.columns.shapes import SLACK
 from penstock.wire.messages.dcp import Deletion, Mutation
 from tests.golden import GOLDEN, frame_of
 from tests.strategies import VBUCKETS, runs, unsigned
@@ -26,7 +26,7 @@ CONTEXT = StreamContext(VBUCKETS)
 
 
 def change_of(message: Message) -> Change:
-    """Return a message as a row whose context says nothing, as a decoder with CONTEXT does."""
+    """Return a message as a row whose context has no facts, as a decoder with CONTEXT does."""
     stored = isinstance(message, Mutation)
     return Change(
         vbucket=message.vbucket,
@@ -48,7 +48,7 @@ def change_of(message: Message) -> Change:
 
 
 def sent(message: Message, opaque: int) -> bytes:
-    """Return the frame of what a row keeps of a message: nru is not in the columns, nor a deletion's value."""
+    """Return the frame with the parts of a message that a row keeps: neither nru nor a deletion's value."""
     if isinstance(message, Mutation):
         return replace(message, opaque=opaque, nru=0).encode()
     return replace(message, opaque=opaque, value=b"").encode()
@@ -61,48 +61,48 @@ def parts(frames: Frames) -> list[bytes]:
 
 
 @given(runs(2 * SMALL_BATCH), unsigned("I"))
-def test_both_ways_write_the_frames_of_the_messages(messages: list[Message], opaque: int) -> None:
+def test_loop_and_columns_write_same_frames(messages: list[Message], opaque: int) -> None:
     changes = [change_of(message) for message in messages]
     expected = [sent(message, opaque) for message in messages]
-    batch = batch_of(changes)
+    batch = make_batch(changes)
     assert parts(join_columns(batch, opaque)) == expected
     assert parts(encode_changes(changes, [opaque] * len(changes))) == expected
     assert parts(encode_columns(batch, opaque)) == expected
 
 
 @given(st.data(), runs(2 * SMALL_BATCH))
-def test_each_row_under_its_own_opaque(data: st.DataObject, messages: list[Message]) -> None:
+def test_each_row_has_own_opaque(data: st.DataObject, messages: list[Message]) -> None:
     opaques = data.draw(st.lists(unsigned("I"), min_size=len(messages), max_size=len(messages)))
     expected = [sent(message, opaque) for message, opaque in zip(messages, opaques, strict=True)]
-    batch = batch_of([change_of(message) for message in messages])
+    batch = make_batch([change_of(message) for message in messages])
     for encode in (join_columns, encode_columns):
         assert parts(encode(batch, np.array(opaques, np.uint32))) == expected
 
 
 @given(runs(2 * SMALL_BATCH))
-def test_decoded_again_it_is_the_same_batch(messages: list[Message]) -> None:
-    batch = batch_of([change_of(message) for message in messages])
+def test_encoded_batch_round_trips(messages: list[Message]) -> None:
+    batch = make_batch([change_of(message) for message in messages])
     frames = encode_columns(batch)
     buffer = bytearray(frames.buffer.to_pybytes() + bytes(SLACK))
     size = len(frames.buffer)
-    assert hop(buffer, 0, size) == (frames.offsets[:-1].tolist(), size)
+    assert find_offsets(buffer, 0, size) == (frames.offsets[:-1].tolist(), size)
     run = Run(buffer, frames.offsets[:-1].astype(np.int64), size)
     assert decode_run(run, CONTEXT).equals(batch)
-    viewed = columns_of(run, heads_of(run), CONTEXT, views=True)
+    viewed = decode_columns(run, gather_heads(run), CONTEXT, views=True)
     for encode in (join_columns, encode_columns):
         assert encode(viewed).buffer == frames.buffer
 
 
 @given(runs(2 * SMALL_BATCH), st.integers(0, 30), st.integers(0, 30))
-def test_a_part_of_a_batch(messages: list[Message], first: int, count: int) -> None:
-    batch = batch_of([change_of(message) for message in messages])
+def test_slice_of_batch_is_encoded(messages: list[Message], first: int, count: int) -> None:
+    batch = make_batch([change_of(message) for message in messages])
     expected = [sent(message, 0) for message in messages[first : first + count]]
     assert parts(join_columns(batch.slice(first, count))) == expected
     chosen = pa.array([first <= row < first + count for row in range(len(messages))])
     assert parts(join_columns(batch.filter(chosen))) == expected
 
 
-def test_golden_frames_are_written_again() -> None:
+def test_golden_frames_round_trip() -> None:
     rows = [
         (message, frame_of(row))
         for _, message, row in GOLDEN
@@ -110,31 +110,31 @@ def test_golden_frames_are_written_again() -> None:
     ]
     context = StreamContext(65536)
     for message, data in rows:
-        kept = data == sent(message, message.opaque)  # not so: what has a value that deletions lose, or an nru
+        kept = data == sent(message, message.opaque)  # false for a deletion with a value, and for an nru
         run = Run(bytearray(data + bytes(SLACK)), [0], len(data))
         batch = decode_run(run, context)
         for encode in (join_columns, encode_columns):
             assert (encode(batch, message.opaque).buffer.to_pybytes() == data) is kept
 
 
-def test_nothing() -> None:
-    batch = batch_of([])
+def test_empty_batch_makes_no_frames() -> None:
+    batch = make_batch([])
     for frames in (encode_columns(batch), join_columns(batch)):
         assert parts(frames) == []
 
 
-def test_nulls_are_sent_as_nothing() -> None:
+def test_nulls_are_sent_as_zero_or_empty() -> None:
     change = Change(7, 0, 5, event="mutation", key=b"k")
     expected = Mutation(vbucket=7, key=b"k", by_seqno=5).encode()
     for count in (1, 2 * SMALL_BATCH):
-        assert parts(encode_columns(batch_of([change] * count))) == [expected] * count
+        assert parts(encode_columns(make_batch([change] * count))) == [expected] * count
 
 
-def test_a_deletions_flags_are_not_sent() -> None:
+def test_deletion_does_not_send_flags() -> None:
     change = Change(7, 0, 5, event="deletion", key=b"k", flags=2**40, expiry=-1, lock_time=3)
     expected = Deletion(vbucket=7, key=b"k", by_seqno=5).encode()
     for encode in (join_columns, encode_columns):
-        assert parts(encode(batch_of([change]))) == [expected]
+        assert parts(encode(make_batch([change]))) == [expected]
 
 
 GOOD = Change(7, 0, 5, event="mutation", key=b"k", value=b"v")
@@ -156,18 +156,18 @@ BAD = [
 @pytest.mark.parametrize(("change", "text"), BAD, ids=[f"{number}-{text}" for number, (_, text) in enumerate(BAD)])
 @pytest.mark.parametrize("encode", [encode_columns, join_columns])
 @pytest.mark.parametrize("around", [0, SMALL_BATCH])
-def test_what_cannot_be_encoded(
+def test_invalid_row_is_refused(
     change: Change, text: str, encode: Callable[[pa.RecordBatch], Frames], around: int
 ) -> None:
-    batch = batch_of([GOOD] * around + [change] + [GOOD] * around)
-    assert changes_of(batch)[around] == change
+    batch = make_batch([GOOD] * around + [change] + [GOOD] * around)
+    assert list_changes(batch)[around] == change
     with pytest.raises(LocalProtocolError) as caught:
         encode(batch)
     assert str(caught.value).startswith(text)
 
 
-def test_more_frames_than_a_column_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = batch_of([GOOD] * 100)
+def test_too_many_bytes_for_column_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = make_batch([GOOD] * 100)
     monkeypatch.setattr(encode_module, "_LONGEST", 5699)
     with pytest.raises(
         LocalProtocolError, match=r"^100 changes make 5700 bytes of frames, limit 5699: split the batch$"

@@ -1,22 +1,22 @@
-"""What statuses mean, as clients ask for it."""
+"""The meanings of statuses, as JSON."""
 
 import json
 
 import pytest
 
 from penstock.wire.codec.statuses import Status
-from penstock.wire.messages.error_map import ATTRIBUTES, MEANINGS, error_map
+from penstock.wire.messages.error_map import ATTRIBUTES, MEANINGS, build_error_map
 
 
 def test_every_status_has_an_entry():
     assert set(MEANINGS) == set(Status)
-    assert json.loads(error_map(2))["errors"].keys() == {f"{status:x}" for status in Status}
+    assert json.loads(build_error_map(2))["errors"].keys() == {f"{status:x}" for status in Status}
 
 
 @pytest.mark.parametrize("status", Status, ids=lambda status: status.name)
 def test_entries(status):
     for version in (1, 2):
-        entry = json.loads(error_map(version))["errors"][f"{status:x}"]
+        entry = json.loads(build_error_map(version))["errors"][f"{status:x}"]
         assert entry["name"] == status.name
         assert entry["desc"]
         assert entry["attrs"]
@@ -24,20 +24,20 @@ def test_entries(status):
         assert len(entry["attrs"]) == len(set(entry["attrs"]))
 
 
-def test_what_success_is():
+def test_success_entry_has_success_attribute():
     successes = {status.name for status, (_, attributes) in MEANINGS.items() if "success" in attributes.split()}
     assert successes == {"SUCCESS", "RANGE_SCAN_COMPLETE", "SUBDOC_SUCCESS_DELETED"}
 
 
 @pytest.mark.parametrize(("asked", "version"), [(1, 1), (2, 2), (3, 2), (0xFFFF, 2)])
-def test_the_newest_form_that_the_asker_reads(asked, version):
-    said = json.loads(error_map(asked))
-    assert (said["version"], said["revision"]) == (version, 1)
-    attributes = {name for entry in said["errors"].values() for name in entry["attrs"]}
+def test_newest_supported_form_is_sent(asked, version):
+    found = json.loads(build_error_map(asked))
+    assert (found["version"], found["revision"]) == (version, 2)
+    attributes = {name for entry in found["errors"].values() for name in entry["attrs"]}
     assert ({"rate-limit", "system-constraint"} <= attributes) == (version == 2)
     assert ({"rate-limit", "system-constraint"} & attributes == set()) == (version == 1)
 
 
-def test_there_is_no_form_0():
+def test_form_0_is_refused():
     with pytest.raises(ValueError, match="version 0, expected 1 or more"):
-        error_map(0)
+        build_error_map(0)

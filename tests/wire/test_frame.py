@@ -8,18 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.frame import HEADER_BYTES, MAGICS, Frame, cut_frame, frame_length, join_frame, opcode_name
+from penstock.wire.codec.frame import HEADER_BYTES, MAGICS, Frame, cut_frame, join_frame, name_opcode, read_frame_length
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
-from penstock.wire.columns.hop import hop
+from penstock.wire.columns.frame_offsets import find_offsets
 from tests.golden import GOLDEN, frame_of
 from tests.strategies import frames, unsigned
 
 
 @given(frames())
-def test_cut_is_join_backwards(frame: Frame) -> None:
+def test_joined_frame_round_trips(frame: Frame) -> None:
     data = join_frame(frame)
-    assert len(data) == frame.size == frame_length(data, 0)
+    assert len(data) == frame.size == read_frame_length(data, 0)
     assert cut_frame(memoryview(data), 0) == frame
     assert cut_frame(memoryview(b"before" + data + b"behind"), 6) == frame
 
@@ -32,8 +32,8 @@ TOO_LONG = [
 ]
 
 
-@pytest.mark.parametrize(("what", "frame"), TOO_LONG)
-def test_what_does_not_fit_is_not_joined(what: str, frame: Frame) -> None:
+@pytest.mark.parametrize(("case", "frame"), TOO_LONG)
+def test_too_long_part_is_not_joined(case: str, frame: Frame) -> None:
     with pytest.raises(ValueError, match=r"0x|limit 65535"):
         join_frame(frame)
 
@@ -47,8 +47,8 @@ PARTS_TOO_LONG = [
 ]
 
 
-@pytest.mark.parametrize(("what", "hexadecimal"), PARTS_TOO_LONG)
-def test_parts_longer_than_the_body(what: str, hexadecimal: str) -> None:
+@pytest.mark.parametrize(("case", "hexadecimal"), PARTS_TOO_LONG)
+def test_parts_longer_than_body_are_refused(case: str, hexadecimal: str) -> None:
     with pytest.raises(RemoteProtocolError, match="in a body of") as caught:
         cut_frame(memoryview(frame_of(hexadecimal)), 0)
     assert (caught.value.status, caught.value.fatal) == (Status.EINVAL, False)
@@ -61,45 +61,45 @@ def test_framing_extras_are_cut() -> None:
     assert join_frame(frame) == data
 
 
-def test_a_frame_over_the_limit() -> None:
+def test_frame_over_limit_is_refused() -> None:
     data = frame_of("80010000 00000000 00000064 00000000 0000000000000000")
-    assert frame_length(data, 0, limit=124) == 124
+    assert read_frame_length(data, 0, limit=124) == 124
     with pytest.raises(RemoteProtocolError, match=r"124 bytes \(SET\), limit 123") as caught:
-        frame_length(data, 0, limit=123)
+        read_frame_length(data, 0, limit=123)
     assert (caught.value.status, caught.value.fatal) == (Status.E2BIG, True)
 
 
 @pytest.mark.parametrize("magic", sorted(set(range(256)) - MAGICS))
-def test_a_first_byte_that_is_no_magic(magic: int) -> None:
+def test_unknown_magic_is_refused(magic: int) -> None:
     with pytest.raises(RemoteProtocolError, match=f"0x{magic:02x}") as caught:
-        frame_length(bytes([magic]) + bytes(23), 0)
+        read_frame_length(bytes([magic]) + bytes(23), 0)
     assert caught.value.fatal
 
 
 def test_names_of_opcodes() -> None:
-    assert opcode_name(Opcode.DCP_MUTATION) == "DCP_MUTATION"
-    assert opcode_name(0xEE) == "opcode 0xee"
+    assert name_opcode(Opcode.DCP_MUTATION) == "DCP_MUTATION"
+    assert name_opcode(0xEE) == "opcode 0xee"
 
 
 @given(st.lists(frames(), max_size=20), st.binary(max_size=60), st.integers(0, 100))
-def test_hop_finds_every_whole_frame(messages: list[Frame], before: bytes, missing: int) -> None:
+def test_every_whole_frame_is_found(messages: list[Frame], before: bytes, missing: int) -> None:
     data = before + b"".join(map(join_frame, messages))
     bounds = list(accumulate((message.size for message in messages), initial=len(before)))
     end = max(len(before), len(data) - missing)
     whole = bisect_right(bounds, end) - 1
-    assert hop(data, len(before), end) == (bounds[:whole], bounds[whole])
+    assert find_offsets(data, len(before), end) == (bounds[:whole], bounds[whole])
 
 
 @given(st.binary(max_size=300), unsigned("H"))
-def test_hop_reads_anything(data: bytes, start: int) -> None:
+def test_any_bytes_are_searched(data: bytes, start: int) -> None:
     start = min(start, len(data))
-    offsets, position = hop(data, start, len(data))
+    offsets, position = find_offsets(data, start, len(data))
     assert all(start <= offset <= len(data) - HEADER_BYTES for offset in offsets)
     assert (offsets[-1] if offsets else start) <= position <= len(data)
 
 
 def test_golden_frames_are_whole() -> None:
-    for what, _, hexadecimal in GOLDEN:
+    for case, _, hexadecimal in GOLDEN:
         data = frame_of(hexadecimal)
-        assert frame_length(data, 0) == len(data), what
-        assert join_frame(cut_frame(memoryview(data), 0)) == data, what
+        assert read_frame_length(data, 0) == len(data), case
+        assert join_frame(cut_frame(memoryview(data), 0)) == data, case

@@ -1,4 +1,4 @@
-"""What stands in the framing extras of requests and responses."""
+"""The framing extras of requests and responses."""
 
 import contextlib
 
@@ -14,8 +14,8 @@ from penstock.wire.messages.frame_info import (
     RequestInfos,
     ResponseInfos,
     decode_duration,
-    duration_framing,
     encode_duration,
+    pack_duration,
     pack_request_infos,
     pack_response_infos,
     unpack_request_infos,
@@ -51,8 +51,8 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize(("what", "infos", "hexadecimal"), REQUESTS, ids=[row[0] for row in REQUESTS])
-def test_requests(what, infos, hexadecimal):
+@pytest.mark.parametrize(("case", "infos", "hexadecimal"), REQUESTS, ids=[row[0] for row in REQUESTS])
+def test_requests(case, infos, hexadecimal):
     framing = bytes.fromhex(hexadecimal)
     assert pack_request_infos(infos) == framing
     assert unpack_request_infos(framing) == infos
@@ -85,8 +85,8 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("what", "hexadecimal", "status"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_requests_that_are_refused(what, hexadecimal, status):
+@pytest.mark.parametrize(("case", "hexadecimal", "status"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_malformed_request_infos_are_refused(case, hexadecimal, status):
     with pytest.raises(RemoteProtocolError) as caught:
         unpack_request_infos(bytes.fromhex(hexadecimal))
     assert (caught.value.status, caught.value.fatal) == (status, False)
@@ -106,7 +106,7 @@ INFOS = st.builds(
 
 
 @given(INFOS)
-def test_requests_there_and_back(infos):
+def test_request_infos_round_trip(infos):
     assert unpack_request_infos(pack_request_infos(infos)) == infos
 
 
@@ -128,28 +128,28 @@ UNFIT = [
 
 
 @pytest.mark.parametrize("infos", UNFIT)
-def test_requests_that_do_not_fit(infos):
+def test_too_large_request_infos_are_not_packed(infos):
     with pytest.raises(LocalProtocolError):
         pack_request_infos(infos)
 
 
 DURATIONS = [(0, 0), (0.5, 1), (1, 1), (2, 2), (100, 21), (1000, 79), (1_000_000, 4181), (120_000_000, 65496)]
-"""Microseconds, and how they are said: (2 us) ^ (1 / 1.74)."""
+"""Microseconds, and their encoding: (2 us) ^ (1 / 1.74)."""
 
 
 @pytest.mark.parametrize(("microseconds", "encoded"), DURATIONS)
 def test_durations(microseconds, encoded):
     assert encode_duration(microseconds) == encoded
-    assert duration_framing(microseconds) == b"\x02" + encoded.to_bytes(2, "big")
+    assert pack_duration(microseconds) == b"\x02" + encoded.to_bytes(2, "big")
 
 
-def test_durations_that_cannot_be_said():
+def test_out_of_range_durations_are_clamped():
     assert encode_duration(-1) == 0
     assert encode_duration(10**12) == 0xFFFF
 
 
 @given(unsigned("H"))
-def test_durations_there_and_back(encoded):
+def test_durations_round_trip(encoded):
     assert encode_duration(decode_duration(encoded)) == encoded
 
 
@@ -166,16 +166,16 @@ def test_responses():
     assert unpack_response_infos(b"") == ResponseInfos()
 
 
-def test_elements_of_responses_that_are_not_known_are_passed_over():
+def test_unknown_response_elements_are_ignored():
     assert unpack_response_infos(bytes.fromhex("40 51 07 40 02 0001")) == ResponseInfos(server_us=0.5)
 
 
 @pytest.mark.parametrize("hexadecimal", ["01 00", "00", "03 000000", "02 0001 02 0001", "02 00"])
-def test_responses_that_are_refused(hexadecimal):
+def test_malformed_response_infos_are_refused(hexadecimal):
     with pytest.raises(RemoteProtocolError):
         unpack_response_infos(bytes.fromhex(hexadecimal))
 
 
-def test_responses_that_do_not_fit():
+def test_too_large_response_infos_are_not_packed():
     with pytest.raises(LocalProtocolError, match="READ_UNITS 65536"):
         pack_response_infos(ResponseInfos(read_units=1 << 16))

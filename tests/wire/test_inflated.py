@@ -1,4 +1,4 @@
-"""Runs with compressed values: what a consumer sees is plain, garbage is refused, and nothing is made too large."""
+"""Runs with compressed values: a consumer sees them inflated."""
 
 import contextlib
 from dataclasses import replace
@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from penstock.errors import RemoteProtocolError
 from penstock.wire.codec.constants import MAX_VALUE, Dialect
 from penstock.wire.codec.flags import Datatype
-from penstock.wire.columns.heads import heads_of
-from penstock.wire.columns.inflated import inflate_run, inflate_value, plain_heads
+from penstock.wire.columns.heads import gather_heads
+from penstock.wire.columns.inflation import gather_plain_heads, inflate_run, inflate_value
 from penstock.wire.columns.message_decoder import decode_messages
-from penstock.wire.columns.run_decoder import changes_of, columns_of
+from penstock.wire.columns.run_decoder import decode_columns, list_changes
 from penstock.wire.messages.dcp import Deletion, Mutation
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.messages.upr_draft import DraftMutation
@@ -33,9 +33,9 @@ def mutation(value, datatype=0, seqno=1, **fields):
 def rows_of(run, **attributes):
     """Return a run's changes, the same both ways."""
     context = context_of()
-    for name, said in attributes.items():
-        setattr(context, name, said)
-    columns = changes_of(columns_of(run, heads_of(run), context))
+    for name, described in attributes.items():
+        setattr(context, name, described)
+    columns = list_changes(decode_columns(run, gather_heads(run), context))
     assert decode_messages(run, context) == columns
     return columns
 
@@ -49,7 +49,7 @@ def compressed(message):
 
 @pytest.mark.parametrize("dialect", [Dialect.DCP, Dialect.UPR, Dialect.TAP])
 @given(data=st.data())
-def test_compressed_or_not_the_rows_are_the_same(dialect, data):
+def test_compression_does_not_change_rows(dialect, data):
     plain = [replace(message, datatype=message.datatype & JSON) for message in data.draw(runs_in(dialect, max_size=40))]
     which = data.draw(st.lists(st.booleans(), min_size=len(plain), max_size=len(plain)))
     mixed = [
@@ -57,17 +57,17 @@ def test_compressed_or_not_the_rows_are_the_same(dialect, data):
         for message, wanted in zip(plain, which, strict=True)
     ]
     source = run_of([message.encode() for message in mixed], before=b"..", dialect=dialect)
-    found, heads = plain_heads(source)
+    found, heads = gather_plain_heads(source)
     assert found.buffer == inflate_run(source).buffer
-    assert changes_of(columns_of(found, heads, context_of())) == rows_of(found)
+    assert list_changes(decode_columns(found, heads, context_of())) == rows_of(found)
     assert rows_of(found) == rows_of(run_of([message.encode() for message in plain], dialect=dialect))
 
 
-def test_a_run_without_compressed_values_is_left_alone():
+def test_run_without_compressed_values_is_unchanged():
     for many in (1, 100):
         run = run_of([mutation(b"v", JSON | XATTR, seqno).encode() for seqno in range(1, many + 1)])
         assert inflate_run(run) is run
-        assert plain_heads(run)[0] is run
+        assert gather_plain_heads(run)[0] is run
 
 
 def test_the_draft_has_no_datatypes():
@@ -77,7 +77,7 @@ def test_the_draft_has_no_datatypes():
 
 
 @pytest.mark.parametrize("many", [1, 100])
-def test_attributes_are_found_behind_the_compression(many):
+def test_attributes_in_compressed_values_are_found(many):
     whole = pack_xattrs({"_a": b"1"}, b"body")
     packed = mutation(deflate(whole), SNAPPY | XATTR | JSON)
     run = run_of([replace(packed, by_seqno=seqno).encode() for seqno in range(1, many + 1)])
@@ -85,7 +85,7 @@ def test_attributes_are_found_behind_the_compression(many):
         assert (row.value, row.xattrs, row.datatype) == (b"body", {"_a": b"1"}, JSON)
 
 
-def test_without_a_value_there_is_nothing_to_inflate():
+def test_missing_value_is_not_inflated():
     run = run_of([mutation(b"", SNAPPY | JSON).encode(), Deletion(key=b"k", by_seqno=2, datatype=SNAPPY).encode()])
     assert [(row.value, row.datatype) for row in rows_of(inflate_run(run))] == [(b"", JSON), (None, 0)]
 
@@ -99,7 +99,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("value", "datatype", "found"), BAD, ids=[row[2] for row in BAD])
-def test_a_bad_block_is_reported_with_its_document(value, datatype, found):
+def test_malformed_compression_names_document(value, datatype, found):
     run = run_of([mutation(b"v").encode(), mutation(value, SNAPPY | datatype, 2).encode()])
     with pytest.raises(RemoteProtocolError, match=found) as caught:
         inflate_run(run)
@@ -108,14 +108,14 @@ def test_a_bad_block_is_reported_with_its_document(value, datatype, found):
 
 
 @given(st.binary(max_size=200), st.sampled_from([0, XATTR]))
-def test_anything_is_inflated_within_the_limit_or_refused(value, datatype):
+def test_any_bytes_are_inflated_within_limit_or_refused(value, datatype):
     with contextlib.suppress(RemoteProtocolError):
         found, plain = inflate_value(value, SNAPPY | datatype, "k")
         assert len(found) <= MAX_INFLATED
         assert plain == datatype
 
 
-def test_a_frame_that_breaks_its_layout_is_left_to_the_decoder():
+def test_broken_frame_is_left_to_decoder():
     broken = replace(mutation(deflate(b"v"), SNAPPY), nmeta=500)
     assert getattr(broken, "value", None)
     run = run_of([broken.encode()])

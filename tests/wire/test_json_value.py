@@ -97,7 +97,7 @@ ANYTHING = st.recursive(
 
 
 @given(ANYTHING, st.booleans(), st.sampled_from([None, 1]), st.data())
-def test_what_the_standard_library_writes_is_json_until_a_bracket_or_quote_is_cut_off(
+def test_json_without_its_last_bracket_is_not_json(
     thing: object, escaped: bool, indent: int | None, data: st.DataObject
 ) -> None:
     value = json.dumps(thing, ensure_ascii=escaped, indent=indent).encode("utf-8", "replace")

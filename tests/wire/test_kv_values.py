@@ -1,4 +1,4 @@
-"""What stands in the values of key-value replies."""
+"""The values of key-value commands and their replies."""
 
 import contextlib
 
@@ -62,7 +62,7 @@ def test_key_list(keys: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("value", [b"\0", b"\0\1", b"\0\2a", b"\0\1ab", b"\0\0\1"])
-def test_a_part_of_a_key(value: bytes) -> None:
+def test_partial_key_is_refused(value: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match=f"of {len(value)} bytes, the last key is a part") as caught:
         unpack_key_list(value)
     assert not caught.value.fatal
@@ -92,12 +92,12 @@ BAD = [
 
 
 @pytest.mark.parametrize(("unpack", "nbytes"), BAD)
-def test_values_of_a_wrong_length(unpack, nbytes: int) -> None:
+def test_wrong_length_is_refused(unpack, nbytes: int) -> None:
     with pytest.raises(RemoteProtocolError, match=f"{nbytes} bytes"):
         unpack(bytes(nbytes))
 
 
-def test_observed_of_another_format() -> None:
+def test_unknown_format_of_observed_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="27 bytes"):
         unpack_observed(b"\x01" + bytes(26))
 

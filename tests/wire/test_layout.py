@@ -1,7 +1,7 @@
-"""Every declared form: there and back again, and refused where a part is not as declared."""
+"""Every declared form: its messages round-trip, and frames that contradict it are refused."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.wire.codec.constants import Dialect
-from penstock.wire.codec.frame import Frame, cut_frame, frame_length, join_frame
-from penstock.wire.codec.layout import LAYOUTS, Code, Layout, Message, Part, Response, decode, layout_of
+from penstock.wire.codec.frame import Frame, cut_frame, join_frame, read_frame_length
+from penstock.wire.codec.layout import LAYOUTS, Code, Layout, Message, Part, Response, decode_frame, find_layout
 from penstock.wire.codec.opcodes import DraftCode, Magic, Opcode
 from penstock.wire.codec.statuses import Status
-from penstock.wire.columns.hop import hop
+from penstock.wire.columns.frame_offsets import find_offsets
 from penstock.wire.messages import dcp, kv
 from tests.golden import GOLDEN_OF, frame_of
 from tests.strategies import FORMS, frames, messages, pieces, plain_frame
 
 ROWS = [(dialect, message, hexadecimal) for dialect, rows in GOLDEN_OF.items() for _, message, hexadecimal in rows]
-ROW_IDS = [f"{dialect}-{what}" for dialect, rows in GOLDEN_OF.items() for what, _, _ in rows]
+ROW_IDS = [f"{dialect}-{case}" for dialect, rows in GOLDEN_OF.items() for case, _, _ in rows]
 FORM_IDS = [f"{layout.cls.__name__}-{code.name}-{layout.extras.size}" for _, code, layout in FORMS]
 
 
@@ -35,15 +35,15 @@ def code_of(message: Message, frame: Frame) -> Code:
 
 
 @pytest.mark.parametrize(("dialect", "message", "hexadecimal"), ROWS, ids=ROW_IDS)
-def test_golden(dialect: Dialect, message: Message, hexadecimal: str) -> None:
+def test_golden_frames_round_trip(dialect: Dialect, message: Message, hexadecimal: str) -> None:
     assert message.encode(code_of(message, frame(hexadecimal))) == frame_of(hexadecimal)
-    assert decode(frame(hexadecimal), dialect) == message
+    assert decode_frame(frame(hexadecimal), dialect) == message
 
 
 Shown = tuple[type[Message], Code | None, int, int]
 """A form: its class, its code, how long its extras are, and its value where that is made of fields.
 
-A reply is the same under whatever opcode it comes, so that it need not be shown under each.
+A reply is the same under each of its opcodes, so it need not be shown under all of them.
 """
 
 
@@ -56,7 +56,7 @@ def test_golden_has_every_form_under_every_opcode() -> None:
     shown = set()
     for dialect, message, hexadecimal in ROWS:
         row = frame(hexadecimal)
-        layout = layout_of(row, dialect)
+        layout = find_layout(row, dialect)
         shown |= {
             form
             for form in declared_forms(code_of(message, row), layout)
@@ -69,14 +69,14 @@ def test_golden_has_every_form_under_every_opcode() -> None:
 @given(messages())
 def test_round_trip(drawn: tuple[Dialect, Code, Message]) -> None:
     dialect, code, message = drawn
-    assert decode(cut_frame(memoryview(message.encode(code)), 0), dialect) == message
+    assert decode_frame(cut_frame(memoryview(message.encode(code)), 0), dialect) == message
 
 
 @given(frames(), st.sampled_from(Dialect))
 def test_any_frame_is_a_message_or_a_remote_error(anything: Frame, dialect: Dialect) -> None:
     refused: RemoteProtocolError | None = None
     try:
-        message = decode(anything, dialect)
+        message = decode_frame(anything, dialect)
     except RemoteProtocolError as error:
         refused = error
     if refused is not None:
@@ -84,7 +84,7 @@ def test_any_frame_is_a_message_or_a_remote_error(anything: Frame, dialect: Dial
         assert refused.status in (Status.EINVAL, Status.UNKNOWN_COMMAND)
         return
     again = message.encode(code_of(message, anything))
-    assert decode(cut_frame(memoryview(again), 0), dialect) == message
+    assert decode_frame(cut_frame(memoryview(again), 0), dialect) == message
     if anything.magic in (Magic.REQUEST, Magic.RESPONSE):
         assert again == join_frame(anything)
 
@@ -94,11 +94,11 @@ def messages_in(pieces: Iterable[bytes], dialect: Dialect) -> list[Message | str
     kept, found = b"", list[Message | str]()
     for piece in pieces:
         kept += piece
-        offsets, position = hop(kept, 0, len(kept))
+        offsets, position = find_offsets(kept, 0, len(kept))
         for offset in offsets:
             try:
-                frame_length(kept, offset)
-                found.append(decode(cut_frame(memoryview(kept), offset), dialect))
+                read_frame_length(kept, offset)
+                found.append(decode_frame(cut_frame(memoryview(kept), offset), dialect))
             except RemoteProtocolError as error:
                 found.append(str(error))
                 if error.fatal:
@@ -122,13 +122,24 @@ def test_any_bytes_in_any_pieces(dialect: Dialect, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(("dialect", "code", "layout"), FORMS, ids=FORM_IDS)
-def test_extras_of_another_length(dialect: Dialect, code: Code, layout: Layout) -> None:
+def test_a_decoded_message_is_frozen(dialect: Dialect, code: Code, layout: Layout) -> None:
+    found = decode_frame(plain_frame(code, layout), dialect)
+    assert type(found) is layout.cls
+    assert found == replace(found)
+    with pytest.raises(FrozenInstanceError):
+        found.opaque = 1  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        del found.opaque
+
+
+@pytest.mark.parametrize(("dialect", "code", "layout"), FORMS, ids=FORM_IDS)
+def test_wrong_length_of_extras_is_refused(dialect: Dialect, code: Code, layout: Layout) -> None:
     good = plain_frame(code, layout)
-    decode(good, dialect)
+    decode_frame(good, dialect)
     others = set(range(60)) - set(LAYOUTS[dialect][layout.cls.magic][code])
     for length in others - ({8} if good.opcode == Opcode.SET else set()):
         with pytest.raises(RemoteProtocolError, match=rf"^{code.name}: extras of {length} bytes, exp") as caught:
-            decode(good._replace(extras=bytes(length)), dialect)
+            decode_frame(good._replace(extras=bytes(length)), dialect)
         assert (caught.value.status, caught.value.fatal) == (Status.EINVAL, False)
 
 
@@ -136,14 +147,14 @@ WRONG = {Part.ABSENT: {"key": b"k", "value": b"v", "cas": 1}, Part.PRESENT: {"ke
 
 
 @pytest.mark.parametrize(("dialect", "code", "layout"), FORMS, ids=FORM_IDS)
-def test_parts_that_are_not_as_declared(dialect: Dialect, code: Code, layout: Layout) -> None:
+def test_undeclared_parts_are_refused(dialect: Dialect, code: Code, layout: Layout) -> None:
     good = plain_frame(code, layout)
     for name, part in layout.parts:
         wrong: Any = WRONG.get(part, {}).get(name)
         if wrong is None:
             continue
         with pytest.raises(RemoteProtocolError, match=f"{code.name}: {name} must be {part.value}") as caught:
-            decode(good._replace(**{name: wrong}), dialect)
+            decode_frame(good._replace(**{name: wrong}), dialect)
         assert (caught.value.status, caught.value.fatal) == (Status.EINVAL, False)
 
 
@@ -151,9 +162,9 @@ UNKNOWN = [Frame(0x80, 0xEE), Frame(0x81, 0xEE), Frame(0x80, 0x6F, key=b"k"), Fr
 
 
 @pytest.mark.parametrize("unknown", UNKNOWN)
-def test_an_opcode_that_is_not_declared(unknown: Frame) -> None:
+def test_undeclared_opcode_is_refused(unknown: Frame) -> None:
     with pytest.raises(RemoteProtocolError, match="is not served here") as caught:
-        decode(unknown)
+        decode_frame(unknown)
     assert (caught.value.status, caught.value.fatal) == (Status.UNKNOWN_COMMAND, False)
 
 
@@ -161,7 +172,7 @@ def test_framing_extras_are_kept() -> None:
     mutation = dcp.Mutation(vbucket=7, key=b"k", by_seqno=1)
     plain = cut_frame(memoryview(mutation.encode()), 0)
     framed = plain._replace(magic=int(Magic.ALT_REQUEST), framing=b"\x22\x00\x01")
-    message = decode(cut_frame(memoryview(join_frame(framed)), 0))
+    message = decode_frame(cut_frame(memoryview(join_frame(framed)), 0))
     assert message == replace(mutation, framing=b"\x22\x00\x01")
     assert message.encode() == join_frame(framed)
 
@@ -181,13 +192,13 @@ OUT_OF_RANGE = [
 ]
 
 
-@pytest.mark.parametrize(("what", "message"), OUT_OF_RANGE)
-def test_what_cannot_be_encoded(what: str, message: Message) -> None:
+@pytest.mark.parametrize(("case", "message"), OUT_OF_RANGE)
+def test_invalid_message_is_not_encoded(case: str, message: Message) -> None:
     with pytest.raises(LocalProtocolError, match=type(message).__name__):
         message.encode()
 
 
-def test_heads_are_the_layouts() -> None:
+def test_heads_match_layouts() -> None:
     mutation = dcp.Mutation(
         vbucket=7, opaque=9, cas=3, key=b"k", value=b"v", by_seqno=1, rev_seqno=2, flags=4, expiry=5, nru=6
     )
@@ -204,6 +215,6 @@ def test_rollback_seqno(seqno: int) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", bytes(7), bytes(9)])
-def test_rollback_of_another_length(value: bytes) -> None:
+def test_wrong_length_of_rollback_is_refused(value: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match=f"{len(value)} bytes, expected 8"):
         dcp.unpack_rollback(value)

@@ -1,4 +1,4 @@
-"""The extension module: it says what Python says, reads and writes nowhere but in its buffers, and lets go of them."""
+"""The extension module: it gives the same results as Python, and reads and writes nothing outside its buffers."""
 
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
@@ -13,15 +13,14 @@ from penstock.wire.codec import native
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import BODY_AT, HEADER_BYTES, Buffer
 from penstock.wire.codec.layout import Message
-from penstock.wire.columns import hop as hop_module
-from penstock.wire.columns import native_tables
+from penstock.wire.columns import frame_offsets, native_tables
 from penstock.wire.columns.collection_names import CollectionNames
-from penstock.wire.columns.heads import Run, StreamContext, heads_of
-from penstock.wire.columns.hop import hop
-from penstock.wire.columns.run_decoder import columns_of
-from penstock.wire.columns.shapes import SLACK
+from penstock.wire.columns.data_forms import SLACK
+from penstock.wire.columns.frame_offsets import find_offsets
+from penstock.wire.columns.heads import Run, StreamContext, gather_heads
+from penstock.wire.columns.run_decoder import decode_columns
 from penstock.wire.messages.dcp import Deletion, Mutation
-from penstock.wire.protocol.frame_receiver import Broken, Connection, Malformed, ReceiveEvent, Slab
+from penstock.wire.protocol.frame_receiver import BrokenInput, FrameReceiver, MalformedFrame, ReceiveEvent, Slab
 from tests.golden import GOLDEN_OF, frame_of
 from tests.strategies import VBUCKETS, hostile, pieces, runs_in
 
@@ -36,7 +35,7 @@ def extension() -> Iterator[ModuleType]:
     if native.extension is None:
         pytest.skip("the extension module was not built, or PENSTOCK_NATIVE=0")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hop_module, "FEW_BYTES", -1)
+        patch.setattr(frame_offsets, "FEW_BYTES", -1)
         yield native.extension
 
 
@@ -44,11 +43,11 @@ def extension() -> Iterator[ModuleType]:
 
 
 def columns(run: Run, *, views: bool, prefixed: bool = False) -> object:
-    """Return the rows of a run, or what is wrong with it."""
+    """Return the rows of a run, or its fault."""
     context = StreamContext(VBUCKETS)
     context.collections = CollectionNames() if prefixed else None
     try:
-        batch = columns_of(run, heads_of(run, prefixed=prefixed), context, views=views)
+        batch = decode_columns(run, gather_heads(run, prefixed=prefixed), context, views=views)
     except RemoteProtocolError as error:
         return str(error), error.status, error.fatal
     batch.validate(full=True)
@@ -57,21 +56,21 @@ def columns(run: Run, *, views: bool, prefixed: bool = False) -> object:
 
 def received(data: Iterable[bytes], dialect: Dialect) -> list[object]:
     """Return all that is made of some pieces of bytes."""
-    connection = Connection(Slab(1 << 18), runs=dialect, max_frame=1 << 20)
-    return [said(event) for piece in data for event in connection.feed(piece)]
+    connection = FrameReceiver(Slab(1 << 18), run_dialect=dialect, max_frame=1 << 20)
+    return [described(event) for piece in data for event in connection.feed(piece)]
 
 
-def said(event: ReceiveEvent) -> object:
-    """Return what an event says, without what is overwritten by the next bytes."""
+def described(event: ReceiveEvent) -> object:
+    """Return the contents of an event, without bytes that the next event overwrites."""
     if isinstance(event, Run):
         of_collections = columns(event, views=False, prefixed=True) if event.dialect is Dialect.DCP else None
         offsets = [*map(int, event.offsets)]
         return offsets, event.end, columns(event, views=False), columns(event, views=True), of_collections
-    return (*event[:-1], str(event.error)) if isinstance(event, Malformed | Broken) else event
+    return (*event[:-1], str(event.error)) if isinstance(event, MalformedFrame | BrokenInput) else event
 
 
 def assert_the_same(data: list[bytes], dialect: Dialect) -> list[object]:
-    """Return what both ways make of some pieces of bytes."""
+    """Return the events of some pieces of bytes, after a check that both ways give the same."""
     natively = received(data, dialect)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "extension", None)
@@ -122,28 +121,28 @@ def gather(extension: ModuleType, buffer: bytearray, places: np.ndarray, end: in
 
 def hops(extension: ModuleType, buffer: bytearray, start: int, end: int, room: int = COUNT) -> tuple[int, int, int]:
     found = np.empty((2, room), np.int64)
-    frames, alone, position = extension.hop(buffer, start, end, HEADER_BYTES, BODY_AT, TABLE.marks, *found)
+    frames, alone, position = extension.hop(buffer, start, end, HEADER_BYTES, BODY_AT, TABLE.run_conditions, *found)
     return frames, alone, position
 
 
-def test_hop_stops_where_the_loop_stops(extension: ModuleType) -> None:
+def test_native_search_stops_with_loop(extension: ModuleType) -> None:
     for end in range(COUNT * len(FRAME) + 1):
-        expected, position = hop(slab(), 0, end)
+        expected, position = find_offsets(slab(), 0, end)
         assert hops(extension, slab(), 0, end) == (len(expected), 0, position)
 
 
 @pytest.mark.parametrize("body", [0xFFFFFFFF, 0x7FFFFFFF, 1 << 31])
-def test_hop_over_a_length_that_is_not_there(extension: ModuleType, body: int) -> None:
+def test_native_search_stops_at_missing_length(extension: ModuleType, body: int) -> None:
     buffer = slab()
     buffer[len(FRAME) + BODY_AT : len(FRAME) + BODY_AT + 4] = body.to_bytes(4, "big")
     assert hops(extension, buffer, 0, COUNT * len(FRAME)) == (1, 0, len(FRAME))
 
 
-def test_hop_fills_no_more_than_there_is_room_for(extension: ModuleType) -> None:
+def test_native_search_respects_room(extension: ModuleType) -> None:
     assert hops(extension, slab(), 0, COUNT * len(FRAME), room=2) == (2, 0, 2 * len(FRAME))
 
 
-def test_prefixed_keys_have_a_column_more(extension: ModuleType) -> None:
+def test_prefixed_keys_have_collection_column(extension: ModuleType) -> None:
     table, rows = native_tables.PREFIXED_TABLE, COUNT
     forms, parts = np.empty(rows, np.uint8), np.empty((3, rows), np.int64)
     wide, narrow = np.empty((len(table.wide), rows), np.int64), np.empty((len(table.narrow), rows), np.int32)
@@ -154,7 +153,7 @@ def test_prefixed_keys_have_a_column_more(extension: ModuleType) -> None:
         extension.gather(slab(), offsets(), END, *columns[:4], wide[:-1], narrow)
 
 
-def test_gather_stops_at_a_frame_that_is_not_sound(extension: ModuleType) -> None:
+def test_gather_stops_at_broken_frame(extension: ModuleType) -> None:
     buffer, end = slab(), COUNT * len(FRAME)
     assert gather(extension, buffer, offsets(), end) == (COUNT, 1)
     buffer[3 * len(FRAME) + 4] = 30
@@ -187,14 +186,16 @@ def copy(extension: ModuleType, buffer: bytearray, starts: list[int], ends: list
 
 
 @pytest.mark.parametrize("call", [call for _, call in OUTSIDE], ids=[name for name, _ in OUTSIDE])
-def test_places_outside_of_a_buffer(extension: ModuleType, call: Callable[[ModuleType, bytearray], object]) -> None:
+def test_offsets_outside_buffer_are_refused(
+    extension: ModuleType, call: Callable[[ModuleType, bytearray], object]
+) -> None:
     buffer = slab()
     with pytest.raises(ValueError, match="a place outside of its buffer"):
         call(extension, buffer)
     buffer.append(0)  # a buffer that is still held cannot grow
 
 
-def test_buffers_are_let_go_of(extension: ModuleType) -> None:
+def test_buffers_are_released(extension: ModuleType) -> None:
     buffer = slab()
     hops(extension, buffer, 0, END)
     gather(extension, buffer, offsets(), END)
@@ -223,14 +224,14 @@ def test_join(extension: ModuleType, parts: tuple[Buffer, ...]) -> None:
     assert extension.join(parts) == b"".join(parts)
 
 
-def test_join_takes_buffers_alone(extension: ModuleType) -> None:
+def test_join_accepts_only_buffers(extension: ModuleType) -> None:
     room = bytearray(8)
     with pytest.raises(TypeError):
         extension.join((room, 5))
     room.clear()  # it was let go of
 
 
-def test_fewer_bytes_than_are_copied_at_once(extension: ModuleType) -> None:
+def test_short_values_are_copied(extension: ModuleType) -> None:
     data = bytearray(100)
     extension.copy(b"abc", np.array([0, 1]), np.array([3, 3]), np.empty(3, np.int32), data)
     assert data[:5] == b"abcbc"

@@ -1,4 +1,4 @@
-"""What stands in the values of OBSERVE and its reply."""
+"""The values of OBSERVE and its replies."""
 
 import contextlib
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.messages.observe import (
     CompactDb,
     Observe,
@@ -46,7 +46,7 @@ CUT_OFF = [
 
 
 @pytest.mark.parametrize(("unpack", "value"), CUT_OFF)
-def test_a_part_of_an_entry_is_refused_and_the_connection_goes_on(unpack, value: str) -> None:
+def test_partial_entry_is_refused_and_not_fatal(unpack, value: str) -> None:
     with pytest.raises(RemoteProtocolError, match="a part of an entry") as raised:
         unpack(bytes.fromhex(value))
     assert not raised.value.fatal
@@ -61,14 +61,14 @@ def test_any_value_unpacks_or_is_refused(value: bytes) -> None:
 
 
 @pytest.mark.parametrize("extras", ["00 01 0000 00000000", "00 00 0000 00000001", "02 00 0000 00000000"])
-def test_a_compaction_with_what_must_not_be_there(extras: str) -> None:
+def test_compaction_with_invalid_extras_is_refused(extras: str) -> None:
     compact = "80b30000 18000007 00000018 00000002 0000000000000000" + "00" * 16 + extras
     with pytest.raises(RemoteProtocolError, match="expected 0"):
-        decode(frame(compact))
+        decode_frame(frame(compact))
 
 
-def test_an_empty_list_is_no_request() -> None:
+def test_empty_list_is_refused() -> None:
     empty = Observe().encode()
     with pytest.raises(RemoteProtocolError, match="value must be present"):
-        decode(frame(empty.hex()))
-    assert decode(frame(CompactDb(drop_deletes=1).encode().hex())) == CompactDb(drop_deletes=1)
+        decode_frame(frame(empty.hex()))
+    assert decode_frame(frame(CompactDb(drop_deletes=1).encode().hex())) == CompactDb(drop_deletes=1)

@@ -1,4 +1,4 @@
-"""The log's frames in every form: one by one and in columns the same, and what a consumer reads is what was stored."""
+"""Frames in other forms: the loop and the columns write the same, and a consumer reads the stored changes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.wire.codec.constants import Dialect
-from penstock.wire.codec.frame import Frame, cut_frame, frame_length
-from penstock.wire.codec.layout import Message, decode
+from penstock.wire.codec.frame import Frame, cut_frame, read_frame_length
+from penstock.wire.codec.layout import Message, decode_frame
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.columns.frame_form import DCP, FORMS, NATIVE, FrameForm
-from penstock.wire.columns.reframe import _in_columns, _one_by_one, reframe
+from penstock.wire.columns.reframe import _reframe_columns, _reframe_each, reframe
 from penstock.wire.messages.dcp import Deletion, DeletionV2, Expiration, Mutation
 from penstock.wire.messages.tap import TapMutation
-from penstock.wire.protocol.frame_receiver import Connection, Slab
+from penstock.wire.protocol.frame_receiver import FrameReceiver, Slab
 from penstock.wire.values.collection_key import DEFAULT_PREFIX
 from tests.strategies import unsigned, values
 
@@ -63,8 +63,8 @@ def chunk(messages: Sequence[Message]) -> tuple[bytes, np.ndarray]:
 @given(st.lists(STORED, min_size=1, max_size=12), unsigned("I"))
 def test_columns_and_loop_agree(form: FrameForm, messages: list[Message], opaque: int) -> None:
     data, begins = chunk(messages)
-    said = {"opaque": opaque}
-    assert bytes(_in_columns(data, begins, form, said)) == _one_by_one(data, begins, form, said)
+    found = {"opaque": opaque}
+    assert bytes(_reframe_columns(data, begins, form, found)) == _reframe_each(data, begins, form, found)
 
 
 def dialect_of(form: FrameForm) -> Dialect:
@@ -72,18 +72,18 @@ def dialect_of(form: FrameForm) -> Dialect:
 
 
 def frames_of(data: bytes) -> list[Frame]:
-    return [event for event in Connection(Slab(1 << 20), runs=None).feed(data) if isinstance(event, Frame)]
+    return [event for event in FrameReceiver(Slab(1 << 20), run_dialect=None).feed(data) if isinstance(event, Frame)]
 
 
 @pytest.mark.parametrize("form", EVERY_FORM.values(), ids=EVERY_FORM.keys())
 @given(st.lists(STORED, min_size=1, max_size=35))
-def test_a_consumer_reads_what_was_stored(form: FrameForm, messages: list[Message]) -> None:
+def test_consumer_reads_stored_changes(form: FrameForm, messages: list[Message]) -> None:
     data, begins = chunk(messages)
     dialect = dialect_of(form)
     opaques = np.arange(len(messages)) + 7
     as_they_are = form.is_native or (form.keeps_mutations and all(isinstance(m, Mutation) for m in messages))
     sent = reframe(data, begins, form, opaque=opaques)
-    read: list[Any] = [decode(frame, dialect) for frame in frames_of(bytes(sent))]
+    read: list[Any] = [decode_frame(frame, dialect) for frame in frames_of(bytes(sent))]
     assert len(read) == len(messages)
     stored: Any
     for number, (stored, got) in enumerate(zip(messages, read, strict=True)):
@@ -100,7 +100,7 @@ def test_a_consumer_reads_what_was_stored(form: FrameForm, messages: list[Messag
                 assert getattr(got, name) == getattr(stored, name)
 
 
-def test_mutations_alone_are_not_copied_for_a_consumer_with_collections() -> None:
+def test_unchanged_mutations_are_not_copied() -> None:
     form = replace(DCP, bare_keys=False)
     data, begins = chunk([Mutation(key=b"\0k", value=b"v", by_seqno=seqno) for seqno in range(1, 50)])
     assert reframe(data, begins, form) is data
@@ -111,7 +111,7 @@ def test_mutations_alone_are_not_copied_for_a_consumer_with_collections() -> Non
 
 @pytest.mark.parametrize("body", [256, 0x1_0000, 0x100_0000, 256 * 5, 255, 257])
 @pytest.mark.parametrize("count", [1, 2, 30])
-def test_lengths_are_one_less_without_the_prefix_whatever_their_bytes(body: int, count: int) -> None:
+def test_stripped_prefix_shortens_lengths(body: int, count: int) -> None:
     mutation = Mutation(key=b"\0key", value=bytes(body - 31 - 4), by_seqno=1)
     other = Mutation(key=b"\0" + bytes(250), by_seqno=2)
     stored = [each for _ in range(count if body < 0x100_0000 else 1) for each in (mutation, other)]
@@ -121,15 +121,15 @@ def test_lengths_are_one_less_without_the_prefix_whatever_their_bytes(body: int,
 
 
 @pytest.mark.parametrize("count", [1, 40])
-def test_tap_has_its_engine_data_in_front_of_the_key(count: int) -> None:
+def test_tap_engine_data_precede_key(count: int) -> None:
     mutation = Mutation(
         key=b"\0key", value=b"value", by_seqno=9, rev_seqno=3, flags=0xDEADBEEF, expiry=5, nru=2, datatype=1
     )
     data, begins = chunk([mutation] * count)
     form = replace(FORMS[Dialect.TAP], reversed_flags=True)
     sent = bytes(reframe(data, begins, form, opaque=np.arange(count), tap_flags=1))
-    assert frame_length(sent, 0) * count == len(sent)
-    assert decode(cut_frame(memoryview(sent), 0)) == TapMutation(
+    assert read_frame_length(sent, 0) * count == len(sent)
+    assert decode_frame(cut_frame(memoryview(sent), 0)) == TapMutation(
         key=b"key",
         value=b"value",
         tap_flags=1,
@@ -140,5 +140,5 @@ def test_tap_has_its_engine_data_in_front_of_the_key(count: int) -> None:
     )
 
 
-def test_nothing_stays_nothing() -> None:
+def test_empty_chunk_is_unchanged() -> None:
     assert reframe(b"", [], FORMS[Dialect.UPR]) == b""

@@ -1,4 +1,4 @@
-"""Values of the log's frames as consumers want them: attributes, compression, and what is left of tombstones."""
+"""Values for consumers: extended attributes, compression, and the remaining parts of tombstones."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import cut_frame
-from penstock.wire.codec.layout import Message, decode
-from penstock.wire.columns.revalue import Content, revalue
+from penstock.wire.codec.layout import Message, decode_frame
+from penstock.wire.columns.revalue import ValueOptions, revalue
 from penstock.wire.messages.dcp import DeletionV2, Mutation
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.values.snappy import deflate, inflate
@@ -21,7 +21,7 @@ J, S, X = Datatype.JSON, Datatype.SNAPPY, Datatype.XATTR
 BODY = b'{"a":"' + b"a" * 200 + b'"}'
 BOTH = pack_xattrs({"_sync": b"1", "user": b"2"})
 SYSTEM = pack_xattrs({"_sync": b"1"})
-ALL = Content(xattrs=True, deleted_user_xattrs=True, snappy=True)
+ALL = ValueOptions(xattrs=True, deleted_user_xattrs=True, snappy=True)
 
 
 def stored(value: bytes, datatype: int, seqno: int = 1) -> Mutation:
@@ -37,44 +37,44 @@ def chunk(messages: Sequence[Message]) -> tuple[bytes, list[int]]:
     return b"".join(frames), [0, *accumulate(map(len, frames))][:-1]
 
 
-def revalued(messages: Sequence[Message], content: Content) -> list[Any]:
+def revalued(messages: Sequence[Message], content: ValueOptions) -> list[Any]:
     data, begins, _ = revalue(*chunk(messages), content)
     assert len(begins) == len(messages)
-    return [decode(cut_frame(memoryview(data), int(begin))) for begin in begins]
+    return [decode_frame(cut_frame(memoryview(data), int(begin))) for begin in begins]
 
 
 MUTATIONS = [
-    ("nothing special", Content(), (BODY, J), (BODY, J)),
-    ("attributes that are not wanted", Content(), (BOTH + BODY, X | J), (BODY, J)),
-    ("attributes that are wanted", Content(xattrs=True), (BOTH + BODY, X | J), (BOTH + BODY, X | J)),
-    ("attributes alone, not wanted", Content(), (BOTH, X), (b"", 0)),
-    ("compressed, not agreed on", Content(), (deflate(BODY), S | J), (BODY, J)),
-    ("compressed, agreed on", Content(snappy=True), (deflate(BODY), S | J), (deflate(BODY), S | J)),
+    ("nothing special", ValueOptions(), (BODY, J), (BODY, J)),
+    ("attributes that are not wanted", ValueOptions(), (BOTH + BODY, X | J), (BODY, J)),
+    ("attributes that are wanted", ValueOptions(xattrs=True), (BOTH + BODY, X | J), (BOTH + BODY, X | J)),
+    ("attributes alone, not wanted", ValueOptions(), (BOTH, X), (b"", 0)),
+    ("compressed, not agreed on", ValueOptions(), (deflate(BODY), S | J), (BODY, J)),
+    ("compressed, agreed on", ValueOptions(snappy=True), (deflate(BODY), S | J), (deflate(BODY), S | J)),
     ("compressed attributes, all wanted", ALL, (deflate(BOTH + BODY), S | X), (deflate(BOTH + BODY), S | X)),
     (
         "compressed with attributes, which are not wanted",
-        Content(snappy=True),
+        ValueOptions(snappy=True),
         (deflate(BOTH + BODY), S | X | J),
         (deflate(BODY), S | J),
     ),
-    ("what is left is too short to compress", Content(snappy=True), (deflate(BOTH + b"1"), S | X | J), (b"1", J)),
-    ("attributes wanted, compression not", Content(xattrs=True), (deflate(BOTH + BODY), S | X), (BOTH + BODY, X)),
-    ("only attributes", Content(body=False, xattrs=True), (BOTH + BODY, X | J), (BOTH, X)),
-    ("underlying", Content(body=False, xattrs=True, underlying=True), (BOTH + BODY, X | J), (BOTH, X | J)),
-    ("compress", Content(snappy=True, compress=True), (BODY, J), (deflate(BODY), S | J)),
-    ("compress what gets no smaller", Content(snappy=True, compress=True), (b"abc", 0), (b"abc", 0)),
-    ("compress what is already", Content(snappy=True, compress=True), (deflate(BODY), S), (deflate(BODY), S)),
-    ("compress nothing", Content(snappy=True, compress=True), (b"", 0), (b"", 0)),
-    ("not compressed at all", Content(), (b"\xff\xff\xff", S), (b"\xff\xff\xff", S)),
-    ("attributes that are none", Content(), (b"\0", X), (b"\0", X)),
+    ("what is left is too short to compress", ValueOptions(snappy=True), (deflate(BOTH + b"1"), S | X | J), (b"1", J)),
+    ("attributes wanted, compression not", ValueOptions(xattrs=True), (deflate(BOTH + BODY), S | X), (BOTH + BODY, X)),
+    ("only attributes", ValueOptions(body=False, xattrs=True), (BOTH + BODY, X | J), (BOTH, X)),
+    ("underlying", ValueOptions(body=False, xattrs=True, underlying=True), (BOTH + BODY, X | J), (BOTH, X | J)),
+    ("compress", ValueOptions(snappy=True, compress=True), (BODY, J), (deflate(BODY), S | J)),
+    ("compress what gets no smaller", ValueOptions(snappy=True, compress=True), (b"abc", 0), (b"abc", 0)),
+    ("compress what is already", ValueOptions(snappy=True, compress=True), (deflate(BODY), S), (deflate(BODY), S)),
+    ("compress nothing", ValueOptions(snappy=True, compress=True), (b"", 0), (b"", 0)),
+    ("not compressed at all", ValueOptions(), (b"\xff\xff\xff", S), (b"\xff\xff\xff", S)),
+    ("attributes that are none", ValueOptions(), (b"\0", X), (b"\0", X)),
 ]
 TOMBSTONES = [
     ("all attributes", ALL, (BOTH, X), (BOTH, X)),
-    ("the system's attributes", Content(xattrs=True), (BOTH, X), (SYSTEM, X)),
-    ("the system's, compressed before", Content(xattrs=True, snappy=True), (deflate(BOTH), X | S), (SYSTEM, X)),
-    ("none of the system's", Content(xattrs=True), (pack_xattrs({"user": b"1"}), X), (b"", 0)),
-    ("none", Content(), (BOTH, X), (b"", 0)),
-    ("only keys", Content(body=False, xattrs=True), (BOTH, X), (SYSTEM, X)),
+    ("the system's attributes", ValueOptions(xattrs=True), (BOTH, X), (SYSTEM, X)),
+    ("the system's, compressed before", ValueOptions(xattrs=True, snappy=True), (deflate(BOTH), X | S), (SYSTEM, X)),
+    ("none of the system's", ValueOptions(xattrs=True), (pack_xattrs({"user": b"1"}), X), (b"", 0)),
+    ("none", ValueOptions(), (BOTH, X), (b"", 0)),
+    ("only keys", ValueOptions(body=False, xattrs=True), (BOTH, X), (SYSTEM, X)),
 ]
 
 
@@ -96,24 +96,30 @@ def test_one_value_among_plain_ones(content, source, wanted, kind, before):
 @pytest.mark.parametrize("count", [3, 100])
 @pytest.mark.parametrize(
     "content",
-    [Content(), ALL, Content(body=False), Content(body=False, xattrs=True), Content(xattrs=True, snappy=True)],
+    [
+        ValueOptions(),
+        ALL,
+        ValueOptions(body=False),
+        ValueOptions(body=False, xattrs=True),
+        ValueOptions(xattrs=True, snappy=True),
+    ],
 )
 def test_plain_values_are_not_touched(content, count):
     data, begins = chunk([stored(BODY, J, seqno) for seqno in range(1, count)])
     assert revalue(data, begins, content)[0] is data
 
 
-def test_only_tombstones_have_attributes_too_many():
+def test_user_attributes_are_removed_only_from_tombstones():
     data, begins = chunk([stored(BOTH + BODY, X, seqno) for seqno in range(1, 100)])
-    assert revalue(data, begins, Content(xattrs=True))[0] is data
+    assert revalue(data, begins, ValueOptions(xattrs=True))[0] is data
 
 
 @given(
     st.lists(st.tuples(st.binary(max_size=60), st.integers(0, 7)), min_size=1, max_size=40),
-    st.builds(Content, *[st.booleans()] * 6),
+    st.builds(ValueOptions, *[st.booleans()] * 6),
 )
-def test_whatever_is_stored_the_frames_are_whole(values, content):
-    """Values need not be what their datatypes say."""
+def test_frames_of_any_values_are_whole(values, content):
+    """Values may contradict their datatypes."""
     messages = [stored(value, datatype, seqno) for seqno, (value, datatype) in enumerate(values, 1)]
     for before, after in zip(messages, revalued(messages, content), strict=True):
         assert (after.key, after.by_seqno, after.flags) == (before.key, before.by_seqno, before.flags)
@@ -123,5 +129,5 @@ def test_whatever_is_stored_the_frames_are_whole(values, content):
 
 def test_begins_may_be_a_column():
     data, begins = chunk([stored(BOTH + BODY, X), stored(b"", 0)])
-    found = revalue(data, np.array(begins), Content())
-    assert (found.data, found.bodies_gone) == (revalue(data, begins, Content()).data, False)
+    found = revalue(data, np.array(begins), ValueOptions())
+    assert (found.data, found.bodies_removed) == (revalue(data, begins, ValueOptions()).data, False)

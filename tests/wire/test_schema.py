@@ -15,13 +15,13 @@ CHANGE_COLUMNS = [
 ]
 
 
-def test_the_columns_and_their_order() -> None:
+def test_schema_has_columns_in_order() -> None:
     assert CHANGE_SCHEMA.names == CHANGE_COLUMNS
     assert list(Change._fields) == CHANGE_COLUMNS
     assert all(field.nullable for field in CHANGE_SCHEMA)
 
 
-def test_the_unsigned_ones_are_int64() -> None:
+def test_unsigned_columns_are_int64() -> None:
     assert {CHANGE_SCHEMA.field(name).type for name in UNSIGNED64} == {pa.int64()}
 
 
@@ -35,12 +35,12 @@ def test_same_bits(unsigned: int, signed: int) -> None:
 
 
 @given(st.integers(0, 2**64 - 1))
-def test_signed_and_back(number: int) -> None:
+def test_signed64_round_trips(number: int) -> None:
     assert unsigned64(signed64(number)) == number
     assert -(2**63) <= signed64(number) < 2**63
 
 
-def test_an_event_is_its_text() -> None:
+def test_event_equals_its_text() -> None:
     assert [str(event) for event in Event] == [
         *("mutation", "deletion", "expiration", "rollback", "flush"),
         *("begin_collection", "end_collection", "modify_collection", "create_scope", "drop_scope"),

@@ -10,7 +10,7 @@ from scramp import ScramException, ScramMechanism
 from scramp.utils import saslprep  # type: ignore[import-untyped]
 
 from penstock.errors import RemoteProtocolError, UsageError
-from penstock.wire.values.saslprep import prepared
+from penstock.wire.values.saslprep import prepare_text
 from penstock.wire.values.scram import SCRAM, ScramClient, ScramKeys, ScramServer
 
 SALT = b"a salt of some length"
@@ -43,33 +43,33 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("mechanism", "nonce", "servers", "salt", "proof", "verdict"), EXAMPLES)
-def test_the_examples_of_the_specifications(mechanism, nonce, servers, salt, proof, verdict):
+def test_specification_examples(mechanism, nonce, servers, salt, proof, verdict):
     keys = ScramKeys.derive(mechanism, b"pencil", b64decode(salt), 4096)
     client = ScramClient(mechanism, "user", "pencil", nonce)
     server = ScramServer(mechanism, lambda name: keys, servers)
-    assert client.first() == f"n,,n=user,r={nonce}".encode()
-    challenge = server.challenge(client.first())
+    assert client.begin() == f"n,,n=user,r={nonce}".encode()
+    challenge = server.challenge(client.begin())
     assert challenge == f"r={nonce}{servers},s={salt},i=4096".encode()
-    final = client.final(challenge)
+    final = client.respond(challenge)
     assert final == f"c=biws,r={nonce}{servers},".encode() + proof
     assert server.verify(final) == verdict
-    client.check(verdict)
+    client.verify(verdict)
 
 
 NAMES = st.text(st.characters(codec="ascii", categories=["L", "N", "P", "S"]), min_size=1, max_size=20)
 
 
 @given(st.sampled_from(list(SCRAM)), NAMES, NAMES, NAMES, st.integers(4096, 4200))
-def test_each_side_understands_another_program(mechanism, name, password, other, iterations):
+def test_each_side_works_with_scramp(mechanism, name, password, other, iterations):
     keys = ScramKeys.derive(mechanism, password.encode(), SALT, iterations)
     info = ScramMechanism(theirs(mechanism)).make_auth_info(password, iterations, SALT)
     assert (keys.salt, keys.stored_key, keys.server_key, keys.iterations) == info
 
     their_server = ScramMechanism(theirs(mechanism)).make_server(lambda name: info)
     client = ScramClient(mechanism, name, password, "a nonce".replace(" ", ""))
-    their_server.set_client_first(client.first().decode())
-    their_server.set_client_final(client.final(their_server.get_server_first().encode()).decode())
-    client.check(their_server.get_server_final().encode())
+    their_server.set_client_first(client.begin().decode())
+    their_server.set_client_final(client.respond(their_server.get_server_first().encode()).decode())
+    client.verify(their_server.get_server_final().encode())
 
     their_client = TheirClient([theirs(mechanism)], name, password)
     server = ScramServer(mechanism, lambda name: keys, "ours")
@@ -81,20 +81,20 @@ def test_each_side_understands_another_program(mechanism, name, password, other,
 
     guessing = ScramClient(mechanism, name, other, "nonce")
     server = ScramServer(mechanism, lambda name: keys, "ours")
-    assert (server.verify(guessing.final(server.challenge(guessing.first()))) is None) == (other != password)
+    assert (server.verify(guessing.respond(server.challenge(guessing.begin()))) is None) == (other != password)
 
 
 @given(st.binary(), st.binary())
 def test_garbage_has_the_documented_errors(first, second):
     client = ScramClient("SCRAM-SHA1", "user", "pencil", "abc")
     with pytest.raises(RemoteProtocolError):
-        client.final(first)
+        client.respond(first)
     with pytest.raises(RemoteProtocolError):
-        client.check(second)
+        client.verify(second)
     server = ScramServer("SCRAM-SHA1", lambda name: ScramKeys(SALT, 4096, bytes(20), bytes(20)), "def")
     with pytest.raises(ValueError):
         server.challenge(first)
-    server.challenge(client.first())
+    server.challenge(client.begin())
     with pytest.raises(ValueError):
         server.verify(second)
 
@@ -119,18 +119,18 @@ CHALLENGES = [
 
 
 @pytest.mark.parametrize("challenge", CHALLENGES)
-def test_a_challenge_that_must_not_be_answered(challenge):
+def test_unsafe_challenge_is_refused(challenge):
     with pytest.raises(RemoteProtocolError):
-        ScramClient("SCRAM-SHA1", "user", "pencil", "abc").final(challenge)
+        ScramClient("SCRAM-SHA1", "user", "pencil", "abc").respond(challenge)
 
 
 @pytest.mark.parametrize("challenge", [b"r=abcdef,s=QQ==,i=4000", b"r=abcdef,s=QQ==,i=4096,x=1,long=y"])
-def test_a_challenge_that_is_answered(challenge):
-    final = ScramClient("SCRAM-SHA1", "user", "pencil", "abc").final(challenge)
+def test_safe_challenge_is_answered(challenge):
+    final = ScramClient("SCRAM-SHA1", "user", "pencil", "abc").respond(challenge)
     assert final.startswith(b"c=biws,r=abcdef,p=")
 
 
-def test_keys_do_not_show():
+def test_repr_hides_keys():
     assert "stored" not in repr(ScramKeys(SALT, 4096, b"stored", b"server"))
 
 
@@ -149,14 +149,14 @@ def test_keys_do_not_show():
         ("", ""),
     ],
 )
-def test_the_examples_of_rfc_4013(text, expected):
-    assert prepared(text) == expected
+def test_rfc_4013_examples(text, expected):
+    assert prepare_text(text) == expected
 
 
 @pytest.mark.parametrize("text", ["\u0007", "\u0627\u0031", "\U0001f600", "\x7f", "\u0627a\u0627", "\ud800", "\u200e"])
-def test_what_is_refused(text):
+def test_prohibited_characters_are_refused(text):
     with pytest.raises(UsageError, match="RFC 4013") as caught:
-        prepared(f"{text}")
+        prepare_text(f"{text}")
     assert text not in str(caught.value)
 
 
@@ -165,11 +165,11 @@ def test_what_is_refused(text):
 @example("a\u0627")
 @example("\u0627 \u0628")
 @example("\u034f\u1806")
-def test_as_another_program_prepares_it(text):
+def test_prepared_text_equals_scramps(text):
     try:
         expected = saslprep(text)
     except ScramException:
         with pytest.raises(UsageError):
-            prepared(text)
+            prepare_text(text)
     else:
-        assert prepared(text) == expected
+        assert prepare_text(text) == expected

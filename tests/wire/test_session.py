@@ -1,11 +1,11 @@
-"""Logging in, collections, and what a server asks: what their layouts do not say by themselves."""
+"""Layouts of logins, collections and server requests: rules that the layout tests do not cover."""
 
 import pytest
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Frame, cut_frame
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Magic, Opcode, ServerOpcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.cluster import ClustermapChanged, ServerReply
@@ -27,41 +27,41 @@ def test_proofs_are_not_shown():
 
 
 @pytest.mark.parametrize("cls", [GetCollectionId, GetScopeId])
-def test_names_stand_in_the_value_or_in_the_key(cls):
+def test_names_are_read_from_value_or_key(cls):
     assert cls(value=b"a.b").path == cls(key=b"a.b").path == b"a.b"
 
 
 @pytest.mark.parametrize("reply", [CollectionIdReply(), ScopeIdReply()])
 def test_success_has_an_id(reply):
     with pytest.raises(RemoteProtocolError, match="extras of 0 bytes, expected 12 with status SUCCESS"):
-        decode(cut_frame(memoryview(reply.encode()), 0))
+        decode_frame(cut_frame(memoryview(reply.encode()), 0))
 
 
 @pytest.mark.parametrize("dialect", Dialect)
-def test_what_a_server_asks_is_the_same_in_all_dialects(dialect):
+def test_server_requests_are_same_in_all_dialects(dialect):
     asked = ClustermapChanged(epoch=1, revision=2, key=b"beer")
     frame = cut_frame(memoryview(asked.encode()), 0)
     assert (frame.magic, frame.opcode) == (Magic.SERVER_REQUEST, ServerOpcode.CLUSTERMAP_CHANGE_NOTIFICATION)
-    assert decode(frame, dialect) == asked
-    assert decode(cut_frame(memoryview(ServerReply(status=4).encode()), 0), dialect) == ServerReply(status=4)
+    assert decode_frame(frame, dialect) == asked
+    assert decode_frame(cut_frame(memoryview(ServerReply(status=4).encode()), 0), dialect) == ServerReply(status=4)
 
 
-def test_the_same_opcode_asked_by_a_client_is_another_message():
+def test_client_request_with_same_opcode_differs():
     frame = cut_frame(memoryview(Set(key=b"k").encode()), 0)
     assert frame.opcode == ServerOpcode.CLUSTERMAP_CHANGE_NOTIFICATION
     with pytest.raises(
         RemoteProtocolError, match="CLUSTERMAP_CHANGE_NOTIFICATION: extras of 8 bytes, expected 4 or 16"
     ):
-        decode(frame._replace(magic=Magic.SERVER_REQUEST))
+        decode_frame(frame._replace(magic=Magic.SERVER_REQUEST))
 
 
-def test_a_server_asks_nothing_else():
+def test_other_server_opcodes_are_unknown():
     with pytest.raises(RemoteProtocolError, match="server opcode 0x00 is not served here") as caught:
-        decode(Frame(Magic.SERVER_REQUEST, Opcode.GET, key=b"k"))
+        decode_frame(Frame(Magic.SERVER_REQUEST, Opcode.GET, key=b"k"))
     assert (caught.value.status, caught.value.fatal) == (Status.UNKNOWN_COMMAND, False)
 
 
-def test_framing_extras_have_no_place_there():
+def test_server_requests_have_no_framing_extras():
     with pytest.raises(LocalProtocolError, match="ClustermapChanged"):
         ClustermapChanged(epoch=1, revision=2, framing=b"\0").encode()
 
@@ -70,4 +70,4 @@ def test_attributes_of_any_document_of_any_collection():
     with pytest.raises(LocalProtocolError, match="GetRandomKey"):
         GetRandomKey(include_xattrs=1).encode()
     with pytest.raises(RemoteProtocolError, match="extras of 1 bytes, expected 0 or 4 or 5"):
-        decode(Frame(0x80, Opcode.GET_RANDOM_KEY, extras=b"\1"))
+        decode_frame(Frame(0x80, Opcode.GET_RANDOM_KEY, extras=b"\1"))

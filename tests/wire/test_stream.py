@@ -1,4 +1,4 @@
-"""The life of a stream: every event in every state of every dialect, and every message in every state."""
+"""The states of a stream: every event in every state of every dialect, and every message in every state."""
 
 import itertools
 
@@ -8,12 +8,19 @@ from penstock.errors import RemoteProtocolError
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.layout import LAYOUTS, Message
 from penstock.wire.codec.statuses import Status
-from penstock.wire.protocol.stream_state import EVENTS, TRANSITIONS, StreamEvent, StreamState, advance, reply_event
+from penstock.wire.protocol.stream_state import (
+    EVENTS,
+    TRANSITIONS,
+    StreamEvent,
+    StreamState,
+    advance_state,
+    classify_reply,
+)
 
 E, S, D = StreamEvent, StreamState, Dialect
 
-# By dialect and what happens: what follows from REQUESTED, ACCEPTED, OPEN, IN_SNAPSHOT, IN_BACKFILL. A dash breaks the
-# protocol; each letter is a state's first, N for IN_SNAPSHOT, B for IN_BACKFILL. From ENDED nothing follows.
+# Dialect -> event -> next states from REQUESTED, ACCEPTED, OPEN, IN_SNAPSHOT, IN_BACKFILL. A dash breaks the protocol;
+# each letter is a state's first, N for IN_SNAPSHOT, B for IN_BACKFILL. From ENDED nothing follows.
 LETTERS = {"R": S.REQUESTED, "A": S.ACCEPTED, "O": S.OPEN, "N": S.IN_SNAPSHOT, "B": S.IN_BACKFILL, "E": S.ENDED}
 EXPECTED = {
     D.DCP: {
@@ -43,10 +50,10 @@ def expected(dialect: Dialect, state: StreamState, event: StreamEvent) -> Stream
 def test_every_state_and_event(dialect: Dialect, state: StreamState, event: StreamEvent) -> None:
     following = expected(dialect, state, event)
     if following is not None:
-        assert advance(state, event, 7, dialect) is following
+        assert advance_state(state, event, 7, dialect) is following
         return
     with pytest.raises(RemoteProtocolError, match=f"^vbucket 7: {event.value} while the stream is {state.value}$"):
-        advance(state, event, 7, dialect)
+        advance_state(state, event, 7, dialect)
 
 
 MESSAGES = [(dialect, message) for dialect, messages in EVENTS.items() for message in messages]
@@ -87,4 +94,4 @@ REPLIES = [(Status.SUCCESS, E.ACCEPTED), (Status.ROLLBACK, E.ROLLBACK), (Status.
 
 @pytest.mark.parametrize(("status", "event"), [*REPLIES, (0x7777, E.REFUSED)])
 def test_replies(status: int, event: StreamEvent) -> None:
-    assert reply_event(status) is event
+    assert classify_reply(status) is event

@@ -1,4 +1,4 @@
-"""What stands in the values of sub-document commands. The frames themselves are in tests/golden/subdoc.py."""
+"""The values of sub-document commands. The frames themselves are in tests/golden/subdoc.py."""
 
 import contextlib
 from typing import Any
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.wire.codec.frame import Frame, cut_frame
-from penstock.wire.codec.layout import Part, decode
+from penstock.wire.codec.layout import Part, decode_frame
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.subdoc import (
@@ -21,11 +21,11 @@ from penstock.wire.messages.subdoc import (
     MutationSpec,
     SubdocLookup,
     SubdocMutation,
+    find_unmet_need,
     pack_lookup_results,
     pack_lookup_specs,
     pack_mutation_results,
     pack_mutation_specs,
-    unmet,
     unpack_lookup_results,
     unpack_lookup_specs,
     unpack_mutation_results,
@@ -72,15 +72,15 @@ KINDS: list[tuple[Any, Any, st.SearchStrategy[Any]]] = [
 
 @pytest.mark.parametrize(("pack", "unpack", "strategy"), KINDS, ids=[unpack.__name__ for _, unpack, _ in KINDS])
 @given(data=st.data())
-def test_there_and_back(pack, unpack, strategy, data):
-    said = data.draw(strategy)
-    assert unpack(pack(said)) == said
+def test_packed_values_round_trip(pack, unpack, strategy, data):
+    found = data.draw(strategy)
+    assert unpack(pack(found)) == found
 
 
 @pytest.mark.parametrize(("pack", "unpack", "strategy"), KINDS, ids=[unpack.__name__ for _, unpack, _ in KINDS])
 @given(data=st.data())
-def test_what_a_peer_sends_is_read_or_refused(pack, unpack, strategy, data):
-    """Bytes by chance, and right ones with a few changed: what is read packs again to what it was read from."""
+def test_any_bytes_are_read_or_refused(pack, unpack, strategy, data):
+    """Bytes are random, or valid with a few changes. Values that can be read pack to the same bytes again."""
     anything = bytearray(data.draw(st.binary(max_size=100) | strategy.map(pack)))
     for at, byte in data.draw(st.lists(st.tuples(st.integers(0, 400), unsigned("B")), max_size=3)):
         if at < len(anything):
@@ -95,8 +95,14 @@ BAD = [
     ("half a path", unpack_lookup_specs, "c5000002 61", "SUBDOC_GET: 1 bytes longer", Status.EINVAL),
     ("no path", unpack_lookup_specs, "c5000000", "path must be present, found 0 bytes", Status.EINVAL),
     ("a path to the whole", unpack_lookup_specs, "00000001 61", "GET: path must be absent", Status.EINVAL),
-    ("a change", unpack_lookup_specs, "c8000001 61", "SUBDOC_DICT_UPSERT: not one", Status.SUBDOC_INVALID_COMBO),
-    ("no operation at all", unpack_lookup_specs, "ee000001 61", "opcode 0xee: not one", Status.SUBDOC_INVALID_COMBO),
+    ("a change", unpack_lookup_specs, "c8000001 61", "SUBDOC_DICT_UPSERT: not allowed", Status.SUBDOC_INVALID_COMBO),
+    (
+        "no operation at all",
+        unpack_lookup_specs,
+        "ee000001 61",
+        "opcode 0xee: not allowed",
+        Status.SUBDOC_INVALID_COMBO,
+    ),
     ("17 lookups", unpack_lookup_specs, "c500000161" * 17, "more than 16", Status.SUBDOC_INVALID_COMBO),
     ("no change", unpack_mutation_specs, "", "no operation", Status.SUBDOC_INVALID_COMBO),
     ("half a change", unpack_mutation_specs, "c8000001000000", "change: 7 bytes at 0, expected 8", Status.EINVAL),
@@ -104,7 +110,7 @@ BAD = [
     ("4 GiB", unpack_mutation_specs, "c800ffff ffffffff 61", "4295032829 bytes longer", Status.EINVAL),
     ("no value", unpack_mutation_specs, "c8000001 00000000 61", "value must be present", Status.EINVAL),
     ("a deletion of a value", unpack_mutation_specs, "c9000001 00000001 6131", "value must be absent", Status.EINVAL),
-    ("a lookup", unpack_mutation_specs, "c5000001 00000000 61", "not one", Status.SUBDOC_INVALID_COMBO),
+    ("a lookup", unpack_mutation_specs, "c5000001 00000000 61", "not allowed", Status.SUBDOC_INVALID_COMBO),
     ("17 changes", unpack_mutation_specs, "c90000010000000061" * 17, "more than 16", Status.SUBDOC_INVALID_COMBO),
     ("half a result", unpack_lookup_results, "0000 000000", "result: 5 bytes at 0", Status.EINVAL),
     ("half a finding", unpack_lookup_results, "0000 00000002 61", "result 0 of 2 bytes in 1", Status.EINVAL),
@@ -114,19 +120,19 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("what", "unpack", "value", "match", "status"), BAD, ids=[row[0] for row in BAD])
-def test_values_that_are_refused(what, unpack, value, match, status):
+@pytest.mark.parametrize(("case", "unpack", "value", "match", "status"), BAD, ids=[row[0] for row in BAD])
+def test_malformed_values_are_refused(case, unpack, value, match, status):
     with pytest.raises(RemoteProtocolError, match=match) as caught:
         unpack(bytes.fromhex(value))
     assert (caught.value.status, caught.value.fatal) == (status, False)
 
 
-def test_as_many_as_there_may_be():
+def test_largest_number_of_operations_is_accepted():
     assert len(unpack_lookup_specs(bytes.fromhex("c500000161" * 16))) == 16
 
 
 @pytest.mark.parametrize(
-    ("pack", "said"),
+    ("pack", "found"),
     [
         (pack_lookup_specs, [(0x100, 0, b"")]),
         (pack_lookup_specs, [(0xC5, 0, bytes(1 << 16))]),
@@ -135,15 +141,15 @@ def test_as_many_as_there_may_be():
         (pack_mutation_results, [(256, 0, b"")]),
     ],
 )
-def test_what_cannot_be_packed(pack, said):
+def test_invalid_values_are_not_packed(pack, found):
     with pytest.raises(LocalProtocolError, match="sub-document value"):
-        pack(said)
+        pack(found)
 
 
 def test_path_and_content_of_one_change():
-    change = SubdocMutation.at(b"a.b", b'"c"', key=b"k", flags=1)
+    change = SubdocMutation.for_path(b"a.b", b'"c"', key=b"k", flags=1)
     assert (change.path_length, change.path, change.content) == (3, b"a.b", b'"c"')
-    assert decode(cut_frame(memoryview(change.encode(Opcode.SUBDOC_REPLACE)), 0)) == change
+    assert decode_frame(cut_frame(memoryview(change.encode(Opcode.SUBDOC_REPLACE)), 0)) == change
 
 
 LONG = Frame(0x80, Opcode.SUBDOC_DICT_ADD, extras=b"\0\4\0", key=b"k", value=b"abc")
@@ -160,16 +166,16 @@ LONG = Frame(0x80, Opcode.SUBDOC_DICT_ADD, extras=b"\0\4\0", key=b"k", value=b"a
         (LONG._replace(key=b""), "key must be present"),
     ],
 )
-def test_one_path_that_does_not_fit(frame, match):
+def test_too_long_path_is_refused(frame, match):
     with pytest.raises(RemoteProtocolError, match=match) as caught:
-        decode(frame)
+        decode_frame(frame)
     assert (caught.value.status, caught.value.fatal) == (Status.EINVAL, False)
 
 
 @pytest.mark.parametrize("length", [1, 250, 251])
 def test_keys_with_a_collection_are_up_to_251_bytes(length):
-    lookup = SubdocLookup.at(b"a", key=bytes(length), framing=b"\x11\x01")
-    assert decode(cut_frame(memoryview(lookup.encode()), 0)) == lookup
+    lookup = SubdocLookup.for_path(b"a", key=bytes(length), framing=b"\x11\x01")
+    assert decode_frame(cut_frame(memoryview(lookup.encode()), 0)) == lookup
 
 
 NEEDS = [
@@ -183,5 +189,5 @@ NEEDS = [
 
 
 @pytest.mark.parametrize(("opcode", "path", "value", "expected"), NEEDS)
-def test_what_operations_need(opcode, path, value, expected):
-    assert unmet((LOOKUPS | MUTATIONS)[opcode], path, value) == expected
+def test_operations_have_needs(opcode, path, value, expected):
+    assert find_unmet_need((LOOKUPS | MUTATIONS)[opcode], path, value) == expected

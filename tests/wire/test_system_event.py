@@ -1,4 +1,4 @@
-"""What system events say, in all versions: golden bytes, there and back, and anything a peer may send."""
+"""The contents of system events."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.codec.frame import cut_frame
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.messages.dcp import SystemEvent
 from penstock.wire.messages.system_event import (
     FLATBUFFERS,
@@ -41,16 +41,17 @@ FIXED: list[tuple[str, int, int, Subject, bytes, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("what", "event", "version", "subject", "key", "hexadecimal"), FIXED, ids=[r[0] for r in FIXED]
+    ("case", "event", "version", "subject", "key", "hexadecimal"), FIXED, ids=[r[0] for r in FIXED]
 )
-def test_fixed_fields(what: str, event: int, version: int, subject: Subject, key: bytes, hexadecimal: str) -> None:
+def test_fixed_fields(case: str, event: int, version: int, subject: Subject, key: bytes, hexadecimal: str) -> None:
     value = bytes.fromhex(hexadecimal)
     assert unpack_system_event(event, version, key, value) == subject
     assert pack_system_event(event, subject, as_table=False) == PackedEvent(version, key, value)
 
 
-# Written by hand, all little-endian: where the table is; its vtable: size, size of the table, where each slot is (0:
-# nowhere); the table: back to the vtable, then the fields. A text is its length, the letters, a NUL.
+# Written by hand, all little-endian: first the offset of the table. The vtable has its size, the table's size, and the
+# offset of each slot (0: missing). The table has the offset back to the vtable, then the fields. A text is its length,
+# the letters, a NUL.
 TABLES: list[tuple[str, int, Subject, bytes, str]] = [
     (
         "scope ends",
@@ -83,8 +84,8 @@ TABLES: list[tuple[str, int, Subject, bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("what", "event", "subject", "key", "hexadecimal"), TABLES, ids=[row[0] for row in TABLES])
-def test_tables(what: str, event: int, subject: Subject, key: bytes, hexadecimal: str) -> None:
+@pytest.mark.parametrize(("case", "event", "subject", "key", "hexadecimal"), TABLES, ids=[row[0] for row in TABLES])
+def test_tables(case: str, event: int, subject: Subject, key: bytes, hexadecimal: str) -> None:
     assert unpack_system_event(event, FLATBUFFERS, key, bytes.fromhex(hexadecimal)) == subject
 
 
@@ -104,24 +105,24 @@ EVENTS = st.sampled_from(list(SUBJECTS)).flatmap(lambda event: st.tuples(st.just
 
 
 @given(EVENTS)
-def test_a_table_there_and_back(drawn: tuple[int, Subject]) -> None:
+def test_tables_round_trip(drawn: tuple[int, Subject]) -> None:
     event, subject = drawn
     packed = pack_system_event(event, subject, as_table=True)
     assert packed.key == getattr(subject, "name", "").encode()
     message = SystemEvent(by_seqno=1, event=event, **packed._asdict())
-    back = decode(cut_frame(memoryview(message.encode()), 0))
+    back = decode_frame(cut_frame(memoryview(message.encode()), 0))
     assert isinstance(back, SystemEvent)
     assert unpack_system_event(back.event, back.version, back.key, back.value) == subject
 
 
 @given(EVENTS.filter(lambda drawn: drawn[0] != MODIFY))
-def test_fixed_fields_there_and_back(drawn: tuple[int, Subject]) -> None:
+def test_fixed_fields_round_trip(drawn: tuple[int, Subject]) -> None:
     event, subject = drawn
     version, key, value = pack_system_event(event, subject, as_table=False)
     back = unpack_system_event(event, version, key, value)
-    said = back._asdict()
-    kept = {"manifest_uid", "scope_id", "collection_id", "name", "max_ttl"} & said.keys()
-    assert {name: said[name] for name in kept} == {name: subject._asdict()[name] for name in kept}
+    found = back._asdict()
+    kept = {"manifest_uid", "scope_id", "collection_id", "name", "max_ttl"} & found.keys()
+    assert {name: found[name] for name in kept} == {name: subject._asdict()[name] for name in kept}
 
 
 @given(
@@ -131,7 +132,7 @@ def test_fixed_fields_there_and_back(drawn: tuple[int, Subject]) -> None:
     st.binary(max_size=100) | EVENTS.map(lambda drawn: pack_system_event(*drawn, as_table=True).value),
     st.lists(st.tuples(st.integers(0, 200), unsigned("B")), max_size=4),
 )
-def test_what_a_peer_sends_is_read_or_refused(
+def test_any_bytes_are_read_or_refused(
     event: int, version: int, key: bytes, value: bytes, changes: list[tuple[int, int]]
 ) -> None:
     changed = bytearray(value)
@@ -161,23 +162,23 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("what", "event", "version", "key", "value", "error"), REFUSED, ids=[r[0] for r in REFUSED])
-def test_refused(what: str, event: int, version: int, key: bytes, value: bytes, error: str) -> None:
+@pytest.mark.parametrize(("case", "event", "version", "key", "value", "error"), REFUSED, ids=[r[0] for r in REFUSED])
+def test_malformed_event_is_refused(case: str, event: int, version: int, key: bytes, value: bytes, error: str) -> None:
     with pytest.raises(RemoteProtocolError, match=error) as caught:
         unpack_system_event(event, version, key, value)
     assert not caught.value.fatal
 
 
-CANNOT_BE_SAID = [
+INVALID = [
     ("a scope of a collection's event", BEGIN, CreatedScope(1, 2, "n"), True, "system event 0 about a CreatedScope"),
     ("an event that is not known", 2, CreatedScope(1, 2, "n"), True, "system event 2 about a CreatedScope"),
-    ("a change without a table", MODIFY, CreatedCollection(1, 2, 3, "n"), False, "said by a table only"),
+    ("a change without a table", MODIFY, CreatedCollection(1, 2, 3, "n"), False, "exists only as a table"),
     ("a number out of its range", DROP, DroppedScope(-1, 2), False, "system event 4"),
     ("a number out of its range, in a table", DROP, DroppedScope(1, 2**32), True, "system event 4"),
 ]
 
 
-@pytest.mark.parametrize(("what", "event", "subject", "as_table", "error"), CANNOT_BE_SAID)
-def test_what_cannot_be_said(what: str, event: int, subject: Subject, as_table: bool, error: str) -> None:
+@pytest.mark.parametrize(("case", "event", "subject", "as_table", "error"), INVALID)
+def test_invalid_event_is_not_packed(case: str, event: int, subject: Subject, as_table: bool, error: str) -> None:
     with pytest.raises(LocalProtocolError, match=error):
         pack_system_event(event, subject, as_table=as_table)

@@ -1,4 +1,4 @@
-"""A bucket's changes, and the documents that they leave. Which bucket, and who logs in, the environment says."""
+"""A bucket's changes, and its documents. The environment names the bucket and the user."""
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
@@ -12,5 +12,5 @@ declarative.changes_for_cdc()
 
 @dp.table
 def keyed() -> DataFrame:
-    """What AUTO CDC would take, kept as a table."""
+    """Return the input of AUTO CDC, kept as a table."""
     return SparkSession.active().readStream.table("changes_for_cdc")

@@ -1,6 +1,6 @@
-"""The command line: the same calls as text and JSON.
+"""The command line: the library's calls as commands that print text or JSON.
 
-In: commands, their options and output. Out: whatever a Python program can call too.
+In: commands, their options and their output. Out: logic that a Python program can call too.
 """
 
 import sys
@@ -11,17 +11,20 @@ from penstock.version import __version__
 __all__ = ["ORDER", "main"]
 
 ORDER = ("base", "capture", "bucket", "node", "pipeline")
-"""The packages: each knows those before it."""
+"""The packages. Each package imports only from those before it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 success, 1 failure at run time, 2 wrong usage, 130 interrupted.
+    """Run one command.
 
     Args:
-        arguments: those of the process, if not given.
+        arguments: the words after `penstock`; default: the arguments of the process.
+
+    Returns:
+        The exit code: 0 success, 1 failure at run time, 2 wrong usage, 130 interrupted.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given == ["--version"]:  # scripts ask for it often: without the commands it takes a tenth of the time
+    if given == ["--version"]:  # scripts often request it: without loading the commands it takes a tenth of the time
         print(f"penstock {__version__}")
         return 0
     from penstock.cli.entry import run_command

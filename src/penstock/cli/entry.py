@@ -1,4 +1,4 @@
-"""`penstock`, as the shell calls it: exit codes, and errors as one sentence on standard error."""
+"""The entry point of `penstock`: exit codes, and errors as one sentence on standard error."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from types import TracebackType
+from typing import Any
 
 import typer
 import typer.main
 
 from penstock.cli.base.app import app
+from penstock.cli.base.show import warn
 from penstock.errors import Error, UsageError
-from penstock.extras import missing_extra
+from penstock.extras import describe_missing_extra
 
 __all__ = ["register_commands", "run_command"]
 
@@ -25,63 +28,73 @@ COMMANDS = (
     *("node.serve", "node.user", "node.tls", "node.stats", "node.streams", "node.compact", "node.check"),
     *("bucket.load", "bucket.tail", "capture.decode", "bucket.workload", "pipeline", "bucket.demo"),
 )
-"""Modules of the commands. Help lists them in this order."""
+"""Modules of the commands, in the order of `penstock --help`."""
 
 FAILURE, WRONG_USAGE = 1, 2
 INTERRUPTED = 130
-"""128 and the signal's number, as shells report it."""
+"""128 plus the number of SIGINT, as shells report it."""
 
 
 def register_commands() -> None:
-    """Import the commands; that registers them with the application."""
+    """Import the modules of the commands, which registers them with the application."""
     for command in COMMANDS:
         import_module(f"penstock.cli.{command}")
 
 
 def run_command(given: list[str]) -> int:
-    """Run a command and return its exit code. given: the arguments of the process."""
+    """Return the exit code of a command.
+
+    Args:
+        given: the words after `penstock` on the command line.
+    """
     register_commands()
     for stream in (sys.stdout, sys.stderr):
-        # Keys and values are UTF-8, whatever the terminal is set to.
+        # Keys and values are UTF-8, also where the locale has another encoding.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     debug = "--debug" in given
-    before, sys.excepthook = sys.excepthook, sys.excepthook if debug else _last_words
+    before, sys.excepthook = sys.excepthook, sys.excepthook if debug else _report_crash
     with _log_on_stderr():
-        code = _run(given, debug)
-    sys.excepthook = before  # only here: what was raised goes through ours
+        code = _invoke(given, debug)
+    sys.excepthook = before  # not in a finally clause: an unexpected exception must reach our hook
     return code
 
 
-def _run(given: list[str], debug: bool) -> int:
+@cache
+def _build_group() -> Any:
+    """Return the group of all commands. Cached: building it takes longer than a short command."""
+    return typer.main.get_command(app)
+
+
+def _invoke(given: list[str], debug: bool) -> int:
     try:
-        code = typer.main.get_command(app).main(args=given, prog_name="penstock", standalone_mode=False)
+        code = _build_group().main(args=given, prog_name="penstock", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has seen enough. What is still buffered must not fail once more when the interpreter ends.
+        # The reader closed the pipe. Without this, flushing the buffer at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
     except typer.TyperException as error:
-        return _complain(_misuse(error), error, WRONG_USAGE, debug)
+        return _report_error(_describe_usage_error(error), error, WRONG_USAGE, debug)
     except UsageError as error:
-        return _complain(str(error), error, WRONG_USAGE, debug)
+        return _report_error(str(error), error, WRONG_USAGE, debug)
     except Error as error:
-        return _complain(str(error), error, FAILURE, debug)
+        return _report_error(str(error), error, FAILURE, debug)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return _complain(f"{where}{error.strerror or error}", error, FAILURE, debug)
+        return _report_error(f"{where}{error.strerror or error}", error, FAILURE, debug)
     except ModuleNotFoundError as error:
-        missing = missing_extra(error)
+        missing = describe_missing_extra(error)
         if missing is None:
             raise
-        return _complain(f"this needs {missing}", error, FAILURE, debug)
+        return _report_error(f"this needs {missing}", error, FAILURE, debug)
 
 
-def _misuse(error: typer.TyperException) -> str:
-    """Return what is wrong with the command line, with what was found there and where to read on."""
+def _describe_usage_error(error: typer.TyperException) -> str:
+    """Return a sentence about the error in the command line, with the value found and the --help to read."""
     sentence = error.format_message().removesuffix(".").replace("Value error, ", "")
     checks = getattr(error.__cause__, "errors", None)
     if checks is not None and "found" not in sentence:
@@ -91,22 +104,24 @@ def _misuse(error: typer.TyperException) -> str:
     return f"{sentence} (see {command} --help)"
 
 
-def _complain(sentence: str, error: BaseException, code: int, debug: bool) -> int:
-    """Print one line about an error; return `code`."""
+def _report_error(sentence: str, error: BaseException, code: int, debug: bool) -> int:
+    """Return `code` after printing one line about an error."""
     if debug:
         traceback.print_exception(error)
-    print(f"penstock: {' '.join(sentence.split())}", file=sys.stderr)
+    warn(sentence)
     return code
 
 
-def _last_words(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Report a mistake of ours: users get a sentence that says how to see more, never pages of code."""
-    _complain(f"unexpected {kind.__name__}: {error} (penstock --debug … shows where)", error, FAILURE, debug=False)
+def _report_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Report an unexpected exception in one sentence, which names the option that shows the traceback."""
+    _report_error(
+        f"unexpected {kind.__name__}: {error} (penstock --debug … prints the traceback)", error, FAILURE, debug=False
+    )
 
 
 @contextmanager
 def _log_on_stderr() -> Iterator[None]:
-    """Show warnings of the library, such as that a node is being waited for, while a command runs."""
+    """Print the library's warnings on standard error while a command runs, such as a wait for a node."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("penstock: %(message)s"))
     logger = logging.getLogger("penstock")

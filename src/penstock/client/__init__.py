@@ -1,7 +1,7 @@
-"""The consumer: connects, reads and writes documents, follows changes; an asyncio core and a blocking front.
+"""The client: connects to nodes, reads and writes documents, and streams changes.
 
-`bucket` is the front that users hold, `blocking` the same without an event loop. The work is in the packages, and each
-of them knows those before it. Nothing here knows a node's inside or Spark.
+`bucket` is the asyncio interface for users, `blocking` the interface without an event loop. Each package imports only
+from the packages before it. Code of the node or of Spark does not belong here.
 """
 
 ORDER = ("connect", "topology", "feeds", "tap", "streams", "documents")

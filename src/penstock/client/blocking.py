@@ -1,5 +1,6 @@
-"""The same calls for programs without an event loop: the loop runs in a thread of its own, so that the node's liveness
-checks are answered while the caller is busy with a batch.
+"""Calls for programs without an event loop.
+
+The loop runs in its own thread, so that the client answers the node's liveness checks while the caller is busy.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import DEFAULT_URL, Address, parse_address
-from penstock.client.connect.credentials import credentials_from
+from penstock.client.connect.credentials import resolve_credentials
 from penstock.client.streams.stream_choice import ChangeOptions, Start, Stop
 
 T = TypeVar("T")
@@ -27,7 +28,7 @@ _STOP_SECONDS = 10.0
 
 
 class LoopThread:
-    """An event loop in a daemon thread. `run` waits for a coroutine there; leaving the block stops and joins it."""
+    """An event loop in a daemon thread. A context manager: its end cancels all tasks and stops the thread."""
 
     def __init__(self, name: str = "penstock-loop") -> None:
         self._loop = asyncio.new_event_loop()
@@ -44,7 +45,14 @@ class LoopThread:
         self._thread.join(_STOP_SECONDS)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Return what the coroutine returns; its error is raised here. Ctrl-C cancels it."""
+        """Run a coroutine in the thread, and return its result. Ctrl-C cancels the coroutine.
+
+        Args:
+            coroutine: the coroutine to run.
+
+        Returns:
+            The result of the coroutine. Its error is raised in the calling thread.
+        """
         future = self.start(coroutine)
         try:
             return future.result()
@@ -53,11 +61,18 @@ class LoopThread:
             raise
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Let a coroutine run there; leaving the block cancels it."""
+        """Return the future of a coroutine that runs in the thread. The end of the context cancels it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-        """Give the items of an asynchronous generator, none of which is None; closing this one closes that one."""
+        """Iterate over an asynchronous generator. Closing this generator closes the asynchronous one.
+
+        Args:
+            items: a generator whose items are never None.
+
+        Yields:
+            Its items.
+        """
         current: asyncio.Task[Any] | None = None
 
         async def following() -> T | None:
@@ -66,7 +81,7 @@ class LoopThread:
             return await anext(items, None)
 
         async def close() -> None:
-            if current is not None and not current.done():  # Ctrl-C: it may not even have been cancelled
+            if current is not None and not current.done():  # after Ctrl-C, the task may still run
                 if not current.cancelling():
                     current.cancel()
                 await asyncio.wait([current])
@@ -101,22 +116,47 @@ def read_changes(
     password: str | None = None,
     **options: Unpack[ChangeOptions],
 ) -> Changes:
-    """Give a bucket's changes as pyarrow.RecordBatch of CHANGE_SCHEMA. Arguments and errors as of `Bucket.stream`.
+    """Return a generator of a bucket's changes.
 
-    username, password: of the login. The connections are made with the first batch. They are closed after the last one,
-    or when the generator is.
+    The generator connects before its first batch. It disconnects after its last batch, or when it is closed. Errors are
+    those of Bucket.stream.
+
+    Args:
+        url: the connection string.
+        start: as in Bucket.stream.
+        stop: as in Bucket.stream.
+        vbuckets: as in Bucket.stream.
+        username: the user name; None: no login.
+        password: the password of the user.
+        options: as in Bucket.stream.
+
+    Returns:
+        A generator of pyarrow.RecordBatch with CHANGE_SCHEMA.
     """
-    return changes_at(parse_address(url, credentials_from(username, password)), start, stop, vbuckets, **options)
+    return read_changes_at(
+        parse_address(url, resolve_credentials(username, password)), start, stop, vbuckets, **options
+    )
 
 
-def changes_at(
+def read_changes_at(
     address: Address,
     start: Start = "beginning",
     stop: Stop = None,
     vbuckets: Sequence[int] | None = None,
     **options: Unpack[ChangeOptions],
 ) -> Changes:
-    """Do what read_changes does, at an address."""
+    """Yield a bucket's changes as `read_changes` does, for a parsed address.
+
+    Args:
+        address: where the bucket is.
+        start: as in Bucket.stream.
+        stop: as in Bucket.stream.
+        vbuckets: as in Bucket.stream.
+        options: as in Bucket.stream.
+
+    Yields:
+        pyarrow.RecordBatch with CHANGE_SCHEMA.
+    """
 
     async def batches() -> AsyncGenerator[pa.RecordBatch, None]:
         async with Bucket(address) as bucket, aclosing(bucket.batches(start, stop, vbuckets, **options)) as found:

@@ -1,4 +1,4 @@
-"""A bucket: its documents, its statistics, its changes."""
+"""The asyncio interface of a bucket: documents, statistics, changes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pyarrow as pa
 
 from penstock.client.connect.address import DEFAULT_URL, Address, parse_address
 from penstock.client.connect.cluster_map import ClusterMap
-from penstock.client.connect.credentials import credentials_from
-from penstock.client.connect.dropped import DropReason
+from penstock.client.connect.credentials import resolve_credentials
+from penstock.client.connect.dropped_frames import DropReason
 from penstock.client.connect.handshake import DOCUMENTS
 from penstock.client.documents.document_commands import DocumentCommands
 from penstock.client.documents.document_requests import DocumentRequests
+from penstock.client.feeds.collection_selection import StreamContent
 from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
-from penstock.client.feeds.selection import StreamContent
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.dialect_check import check_dialect
 from penstock.client.streams.stream_choice import (
@@ -25,8 +25,8 @@ from penstock.client.streams.stream_choice import (
     Stop,
     choose_content,
     choose_dialect,
-    choose_tap,
     choose_targets,
+    make_tap_feed,
 )
 from penstock.client.topology.nodes import Nodes
 from penstock.client.topology.vbucket_info import VbucketInfo
@@ -41,36 +41,42 @@ __all__ = ["Bucket", "connect"]
 
 
 def connect(url: str = DEFAULT_URL, *, username: str | None = None, password: str | None = None) -> Bucket:
-    """Return a bucket to be used as `async with connect(url) as bucket`.
+    """Return a bucket for use as `async with connect(url) as bucket`.
 
-    username, password: of the login; there is none without them. Raises UsageError for invalid ones.
+    Args:
+        url: the connection string.
+        username: the user name; None: no login.
+        password: the password of the user.
+
+    Raises UsageError if an argument is invalid.
     """
-    return Bucket(parse_address(url, credentials_from(username, password)))
+    return Bucket(parse_address(url, resolve_credentials(username, password)))
 
 
 class Bucket(DocumentCommands):
-    """A bucket on a node, or on several: its documents (DocumentCommands), what nodes report of it, its changes.
+    """A bucket on one or more nodes: its documents, its statistics and its changes.
 
-    There is one connection to each node, made when it is needed. Every method raises as reading commands do.
+    There is one connection to each node, opened when it is needed. Every method raises the errors of reading commands,
+    see DocumentCommands.
 
     Attributes:
         address: where the bucket is.
-        reports: what the nodes report of its vbuckets.
+        reports: statistics, seqnos and failover logs of its vbuckets.
     """
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self._nodes = Nodes(address, replace(DOCUMENTS, tokens=True))
+        self._nodes = Nodes(address, replace(DOCUMENTS, mutation_tokens=True))
         self.reports = VbucketReports(self._nodes, address)
         super().__init__(DocumentRequests(self._nodes, address))
 
     @property
     def vbuckets(self) -> int:
-        """How many vbuckets the bucket has; 0 before the first connection."""
+        """The number of vbuckets; 0 before the first connection."""
         return self._nodes.map.vbuckets
 
     def has_served(self) -> bool:
-        """Tell whether there was a connection to the bucket."""
+        """Return whether this object has ever connected to the bucket."""
         return self._nodes.has_served()
 
     async def __aenter__(self) -> Self:
@@ -81,40 +87,41 @@ class Bucket(DocumentCommands):
         await self.close()
 
     async def connect(self) -> None:
-        """Connect, unless there is a connection. Entering does it; the errors are those of reading commands."""
-        await self._nodes.retrying(self._nodes.ready)
+        """Connect, if there is no connection. `async with` does this too."""
+        await self._nodes.run_with_retry(self._nodes.connect_first)
 
     async def close(self) -> None:
+        """Close all connections."""
         await self._nodes.close()
 
     async def cluster(self) -> ClusterMap:
-        """Return which node has which vbucket, as far as is known: a request that finds it changed asks again."""
+        """Return the cluster map of the last request. A request that finds the map outdated reads it again."""
         await self.connect()
         return self._nodes.map
 
     @property
     def dropped(self) -> dict[DropReason, int]:
-        """How many frames were received and are nobody's, by reason; of change streams, see ChangeStream.dropped."""
+        """The number of received frames that no request expected, by reason. See also ChangeStream.dropped."""
         return dict(self._nodes.dropped)
 
-    # what nodes report
+    # reports of nodes
 
     async def stats(self, group: str = "") -> dict[str, str]:
-        """Return a group of statistics, name to text; of the first of several nodes.
+        """Return a group of statistics of the first connected node: name -> text.
 
-        Raises KeyNotFound for another, UsageError for a vbucket that the bucket does not have.
+        Raises KeyNotFound for an unknown group, UsageError for a vbucket that the bucket does not have.
         """
         return await self.reports.stats(group)
 
     async def total_stats(self, group: str = "") -> dict[str, int]:
-        """Return the numbers in a group of statistics, each the sum over all nodes. Raises as `stats` does."""
+        """Return the numbers in a group of statistics, summed over all nodes. Raises the errors of `stats`."""
         return await self.reports.total_stats(group)
 
     async def close_streams(self, name: str) -> None:
-        """End the change-stream connections of this name. Raises KeyNotFound if there is none."""
+        """Close the change-stream connections with a name, on all nodes. Raises KeyNotFound if there is none."""
         request, timeout = CloseProducer(key=name.encode()), self.address.options.operation_timeout
         refused: list[KeyNotFound] = []
-        links = await self._nodes.retrying(self._nodes.every)
+        links = await self._nodes.run_with_retry(self._nodes.connect_all)
         for _, link in links:
             try:
                 await link.request(request, timeout)
@@ -125,30 +132,33 @@ class Bucket(DocumentCommands):
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The vbuckets that the last read up to now, or the last view, left out: no node serves them."""
+        """The vbuckets that the last read or view skipped, because no node serves them."""
         return self.reports.missing
 
     async def high_seqnos(self) -> dict[int, int]:
-        """Return the high seqno of every vbucket that is served: active, or a replica, as all of a bridge are."""
+        """Return the high seqno of every served vbucket: active vbuckets, and replicas (all vbuckets of a bridge)."""
         return await self.reports.high_seqnos()
 
     async def failover_logs(self, vbuckets: Sequence[int]) -> dict[int, FailoverLog]:
-        """Return the failover logs, newest entry first."""
+        """Return the failover logs of vbuckets, newest entry first."""
         return await self.reports.failover_logs(vbuckets)
 
     async def vbucket_infos(
         self,
         vbuckets: Sequence[int] | None = None,
         known: Mapping[int, VbucketInfo] | None = None,
-        unsure: Collection[int] = (),
+        recheck: Collection[int] = (),
     ) -> dict[int, VbucketInfo]:
-        """Return a consistent view of the vbuckets (all, if none are named).
+        """Return a consistent view of vbuckets: failover logs, high seqnos and purge seqnos of one moment.
 
-        known: an earlier view; then less is asked for where little has changed, and of a vbucket in which nothing has,
-        the purge seqno is the one known, unless it is one of `unsure`.
-        Raises Unreachable if their failover logs keep changing while the seqnos are read.
+        Args:
+            vbuckets: None for all.
+            known: an earlier view, which saves requests. An unchanged vbucket keeps its known purge seqno.
+            recheck: vbuckets whose purge seqnos are read again although nothing else changed.
+
+        Raises Unreachable if failover logs keep changing while the seqnos are read.
         """
-        return await self.reports.vbucket_infos(vbuckets, known, unsure)
+        return await self.reports.vbucket_infos(vbuckets, known, recheck)
 
     # changes
 
@@ -159,29 +169,39 @@ class Bucket(DocumentCommands):
         vbuckets: Sequence[int] | None = None,
         **options: Unpack[ChangeOptions],
     ) -> ChangeStream:
-        """Return the changes of some vbuckets (all, if none are named) from a position to a position.
+        """Return the stream of changes between two positions.
 
-        start: "beginning", "now", or by vbucket the positions where an earlier stream ended; without one, a vbucket
-        begins at the beginning. stop: None for ever; "now" for what exists when the stream connects (or connects again,
-        after it was cut off); or by vbucket the last seqno wanted, vbuckets without one being left out. A stream that
-        ends "now" waits for vbuckets that no node serves, and then raises Unreachable with their numbers; or it leaves
-        them out, as the option missingVbuckets sets, and so does a start "now".
-        Raises UsageError for a vbucket that the bucket does not have, for another start, stop or protocol, and for a
-        part of the bucket that it cannot have; iterating over the stream does for one that is not there.
+        A start or stop of "now" needs every vbucket. If no node serves some of them, the stream waits and then raises
+        Unreachable with their numbers; with the option missingVbuckets=skip it leaves them out.
+
+        Args:
+            start: "beginning", "now", or positions by vbucket, as an earlier stream left them. A vbucket without a
+                position starts at the beginning.
+            stop: None: never. "now": the current end of the bucket when the stream connects or reconnects. Or the last
+                seqno by vbucket; vbuckets without one are not read.
+            vbuckets: the vbuckets to read; None for all.
+            options: dialect, scope, collections, extended attributes and values, see ChangeOptions.
+
+        Returns:
+            A stream that connects when it is iterated.
+
+        Raises:
+            UsageError: an argument is invalid, or names a vbucket that the bucket does not have. A collection that
+                does not exist is reported when the stream is iterated.
         """
         if stop is not None and stop != "now" and not isinstance(stop, Mapping):
             raise UsageError(f"stop is {stop!r}, expected None, 'now' or seqnos by vbucket")
         defaults = self.address.options
         dialect = choose_dialect(options, defaults)
         content = choose_content(options, defaults, dialect)
-        chosen = await self.reports.choose(vbuckets)
-        if dialect in (Dialect.UPR, Dialect.UPR_DRAFT):  # a server that lacks them answers with anything
+        chosen = await self.reports.choose_vbuckets(vbuckets)
+        if dialect in (Dialect.UPR, Dialect.UPR_DRAFT):  # a server without them may send any answer
             await check_dialect(self.address, dialect)
         if dialect is Dialect.TAP:
             window = defaults.flow_control_bytes
-            feed = choose_tap(self.vbuckets, start, stop, chosen, window=window, content=content)
+            feed = make_tap_feed(self.vbuckets, start, stop, chosen, window=window, content=content)
             reports = self.reports
-            return ChangeStream(self.address, feed, reports.served_by_tap, item_counts=reports.item_counts)
+            return ChangeStream(self.address, feed, reports.dumped_vbuckets, item_counts=reports.item_counts)
         return self.open_feed(
             await choose_targets(self.reports, start, stop, chosen),
             dialect=dialect,
@@ -197,16 +217,20 @@ class Bucket(DocumentCommands):
         end_rule: EndRule = EndRule.SNAPSHOT,
         content: StreamContent | None = None,
     ) -> ChangeStream:
-        """Return exactly these streams; arguments as of `Feed`. The bucket must have been entered.
+        """Return a change stream for exactly these targets. The bucket must be connected.
 
-        content: None for the default collection, in DCP with extended attributes as in the connection string.
+        Args:
+            targets: the start, end and resume policy by vbucket.
+            dialect: any but TAP.
+            end_rule: where the streams end.
+            content: None: the default collection; in DCP, with extended attributes if the connection string sets them.
         """
         options = self.address.options
         if content is None:
             content = StreamContent(xattrs=dialect is Dialect.DCP and options.xattrs)
         window = options.flow_control_bytes
         feed = Feed(self.vbuckets, targets, window=window, dialect=dialect, end_rule=end_rule, content=content)
-        return ChangeStream(self.address, feed, self.reports.served)
+        return ChangeStream(self.address, feed, self.reports.served_seqnos)
 
     async def batches(
         self,
@@ -215,7 +239,7 @@ class Bucket(DocumentCommands):
         vbuckets: Sequence[int] | None = None,
         **options: Unpack[ChangeOptions],
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Give the changes as pyarrow.RecordBatch of CHANGE_SCHEMA. Arguments and errors as of `stream`."""
+        """Yield changes as pyarrow.RecordBatch with CHANGE_SCHEMA. Arguments and errors are those of `stream`."""
         async with await self.stream(start, stop, vbuckets, **options) as stream:
             async for batch in stream:
                 yield batch
@@ -227,7 +251,7 @@ class Bucket(DocumentCommands):
         vbuckets: Sequence[int] | None = None,
         **options: Unpack[ChangeOptions],
     ) -> AsyncGenerator[Change, None]:
-        """Give the changes as objects. Arguments and errors as of `stream`."""
+        """Yield changes as objects. Arguments and errors are those of `stream`."""
         async with await self.stream(start, stop, vbuckets, **options) as stream:
             async for change in stream.changes():
                 yield change

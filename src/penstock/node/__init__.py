@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from penstock.lazy_names import lazy_names
+from penstock.lazy_names import make_lazy_names
 
 if TYPE_CHECKING:
     from penstock.node.server.node import Node
@@ -26,4 +26,4 @@ ORDER = (
 )
 """The packages: each knows those before it."""
 
-__getattr__, __dir__ = lazy_names(globals(), {"Node": "penstock.node.server.node"})
+__getattr__, __dir__ = make_lazy_names(globals(), {"Node": "penstock.node.server.node"})

@@ -1,23 +1,37 @@
-"""Answers of handlers: bytes, pieces, or an exception that asks for a later answer or ends the connection."""
+"""Answers of request handlers: bytes, a reply in pieces, or an exception.
+
+The exceptions delay the reply, or close the connection.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 from penstock.errors import RemoteProtocolError, StatusError
 from penstock.wire.codec.constants import MAX_FRAME
 from penstock.wire.codec.frame import Buffer
 
-__all__ = ["ALONE", "Answer", "Barrier", "Finished", "GiveUp", "Goodbye", "Parked", "Pieces", "Resume"]
+__all__ = [
+    "EXCLUSIVE_BYTES",
+    "Answer",
+    "CancelWait",
+    "CloseConnection",
+    "FinishedWork",
+    "Parked",
+    "ReplyPieces",
+    "Resume",
+    "WaitForParked",
+]
 
 
-class Pieces:
-    """A reply that is not put together: a large value is sent from where it lies.
+@final  # after `type(answer) is ReplyPieces`, a type checker knows that any other answer is bytes
+class ReplyPieces:
+    """A reply whose parts are sent one by one, so that a large value is never copied.
 
     Attributes:
-        parts: what lies behind each other.
+        parts: the bytes of the reply, in order.
     """
 
     __slots__ = ("_nbytes", "parts")
@@ -30,16 +44,16 @@ class Pieces:
         return self._nbytes
 
 
-Answer = bytes | Pieces
+Answer = bytes | ReplyPieces
 
 
-class Finished(NamedTuple):
+class FinishedWork(NamedTuple):
     """Work that a thread has done for a request.
 
     Attributes:
-        version: what the work was made of.
-        attempts: how often a thread worked for this request.
-        outcome: the result, or the error that the work raised.
+        version: the version of the document that the work has read.
+        attempts: number of times that a thread has worked for this request.
+        outcome: the result, or the error that the work has raised.
     """
 
     version: Hashable
@@ -47,43 +61,55 @@ class Finished(NamedTuple):
     outcome: asyncio.Future[Any]
 
 
-Resume = Callable[["Answer | StatusError | RemoteProtocolError | Finished"], None]
-"""Takes the reply to a parked request, or why it is refused; or the work with which the request is served again.
+Resume = Callable[["Answer | StatusError | RemoteProtocolError | FinishedWork"], None]
+"""Continues a parked request: takes its reply, its error, or the work with which the request is served again.
 
-To be called once, by a turn of the event loop's own.
+Call it once, from a turn of its own on the event loop.
 """
 
-GiveUp = Callable[[], None]
-"""Ends a wait without a reply: whoever asked is gone. Not called once the reply was given."""
+CancelWait = Callable[[], None]
+"""Ends a wait without a reply, because the client has disconnected. It is never called after `Resume`."""
 
 
-class Goodbye(Exception):
-    """This connection ends after `last`, which may be empty. The message says why, for the log."""
+class CloseConnection(Exception):
+    """Closes the connection after a last reply.
 
-    def __init__(self, why: str, last: bytes = b"") -> None:
-        super().__init__(why)
-        self.last = last
+    Attributes:
+        last_reply: bytes to send before the end, or empty.
+    """
+
+    def __init__(self, reason: str, last_reply: bytes = b"") -> None:
+        """Create the exception.
+
+        Args:
+            reason: the reason, for the log.
+            last_reply: bytes to send before the end, or empty.
+        """
+        super().__init__(reason)
+        self.last_reply = last_reply
 
 
-class Barrier(Exception):
-    """This request is served once no request of its connection is parked, and none behind it before that.
+class WaitForParked(Exception):
+    """Delays a request, and all requests behind it, until no request of the connection is parked.
 
-    A parked request may be served again: what it is served with must not change before.
+    A parked request may be served again. The state that it is served with must not change before.
     """
 
 
-ALONE = MAX_FRAME
-"""As `nbytes` of a parked request: nothing overtakes it. It is as much as a connection may hold."""
+EXCLUSIVE_BYTES = MAX_FRAME
+"""As `nbytes` of a parked request: no other request overtakes it. One connection may hold no more bytes than this."""
 
 
 class Parked(Exception):
-    """This request is answered later, and until then none that its connection sends.
+    """Parks a request: its reply follows later. Until then no later request is served, unless replies may be unordered.
 
-    begin: called with what takes the reply; returns what ends the wait. Whatever is waited for, it takes a time that
-    has a bound. nbytes: held until then, beside the request.
+    Attributes:
+        start_wait: starts the wait, which must end after a bounded time. It takes the function that continues the
+            request, and returns the function that cancels the wait.
+        nbytes: bytes that are held until then, beside the request.
     """
 
-    def __init__(self, begin: Callable[[Resume], GiveUp], nbytes: int = 0) -> None:
+    def __init__(self, start_wait: Callable[[Resume], CancelWait], nbytes: int = 0) -> None:
         super().__init__("answered later")
-        self.begin = begin
+        self.start_wait = start_wait
         self.nbytes = nbytes

@@ -1,11 +1,11 @@
-"""Spark: the data source `format("dcp")`, lakes, indexes, and the pipelines that keep them."""
+"""Spark: the data source `format("dcp")`, lakes, indexes, and the pipelines that maintain them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from penstock.errors import Error, LakeRefused, OperationTimeout, Unreachable, UsageError, WriteLost
-from penstock.lazy_names import lazy_names
+from penstock.lazy_names import make_lazy_names
 
 if TYPE_CHECKING:
     from penstock.client.documents.bulk import BulkWriter
@@ -115,17 +115,24 @@ _HOMES = {
     "ship": "penstock.spark.shipping",
     "vacuum": "penstock.spark.lake.maintenance.lake_vacuum",
 }
-"""The module of each name. A name is loaded on first use: a task of a micro-batch needs few of these modules."""
+"""The module of each name. A name is loaded on first use, since a task of a micro-batch needs few modules.
+"""
 
-__getattr__, __dir__ = lazy_names(globals(), _HOMES)
+__getattr__, __dir__ = make_lazy_names(globals(), _HOMES)
 
 
 def latest_offsets(url: str | None = None, **options: object) -> str:
-    """Return where a bucket's changes end now, as JSON for the options endingOffsets and startingOffsets.
+    """Return the current end of a bucket as JSON, for the options endingOffsets and startingOffsets.
 
-    options: those of `format("dcp")` that say which bucket, who logs in and which vbuckets. A batch read that ends
-    here, and a stream that starts here once that has ended, have all changes, each once. Raises UsageError for what
-    cannot be, and as `connect` does.
+    A batch read that ends here and a stream that starts here return all changes together, each once. Raises UsageError
+    for invalid options, and the errors of `connect`.
+
+    Args:
+        url: the bucket's connection string; None if the options have it.
+        options: options of `format("dcp")` for the bucket, the login and the vbuckets.
+
+    Returns:
+        The offsets of all vbuckets.
     """
     from penstock.spark.source.readers import latest_offsets
 

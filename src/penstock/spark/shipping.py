@@ -1,8 +1,8 @@
-"""How the package comes to executors that do not have it: as an archive of its sources, sent along with a session.
+"""Shipping: sends the package as an archive of its sources to executors that do not have it.
 
-`python -m penstock.spark.shipping penstock.zip` writes the archive for `spark-submit --py-files`. What the package
-needs (pyarrow, numpy, deltalake and the others) is not in it: Python loads nothing compiled from an archive. That is
-also why the extension module is left out, and frames are found by Python alone.
+`python -m penstock.spark.shipping penstock.zip` writes the archive for `spark-submit --py-files`. The archive does not
+have the package's dependencies (pyarrow, numpy, deltalake and others), because Python cannot load compiled modules from
+an archive. For the same reason it lacks the extension module; then pure Python finds the frames.
 """
 
 from __future__ import annotations
@@ -20,19 +20,27 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PACKAGES = ("penstock", "pyspark_penstock", "pyspark_penstock_changelog")
-"""The second and third are how Spark finds the formats by itself."""
+"""The second and the third package are where Spark looks for the formats without being configured."""
 
 LEFT_OUT = {".c", ".pyc", ".so"}
+"""Suffixes of files that the archive does not have: Python loads neither from an archive."""
 
 
 def write_archive(path: str | Path) -> Path:
-    """Write the package, as it is installed here, into a zip file at `path`; the same files make the same bytes.
+    """Write the installed package into a zip file. Equal files give equal bytes.
 
-    Raises UsageError where the package itself was loaded from an archive, or the file cannot be written.
+    Args:
+        path: the zip file.
+
+    Returns:
+        The path of the zip file.
+
+    Raises:
+        UsageError: the package itself was loaded from an archive, or the file cannot be written.
     """
     root, path = Path(errors.__file__).parent.parent, Path(path)
     if not root.is_dir():
-        raise UsageError(f"penstock was loaded from {root}, which is an archive already: send that one")
+        raise UsageError(f"penstock was loaded from the archive {root}; send that archive to the executors")
     try:
         with ZipFile(path, "w", ZIP_DEFLATED) as archive:
             for name in PACKAGES:
@@ -45,13 +53,14 @@ def write_archive(path: str | Path) -> Path:
 
 
 def ship(spark: SparkSession) -> None:
-    """Send the package to every executor that a session has or will have; raises as `write_archive`.
+    """Send the package to every executor that a session has or will have.
 
-    A format has to be registered after this: it knows the files that were there at that moment.
+    Call this before registering a format: a format knows only the files that were sent before. Raises UsageError as
+    `write_archive` does.
     """
     from pyspark import SparkFiles
 
-    # Executors fetch it from where it is, whenever one starts; that directory goes away with the session.
+    # Each executor fetches the archive when it starts. The session removes this directory at its end.
     directory = tempfile.mkdtemp(prefix="penstock-", dir=SparkFiles.getRootDirectory())
     spark.sparkContext.addPyFile(str(write_archive(Path(directory) / "penstock.zip")))
 

@@ -1,6 +1,7 @@
-"""A bucket's history: vbuckets, change log, snapshots, failover log and the rollback decision.
+"""The store: a bucket's vbuckets, change log, snapshots, failover logs and rollback decisions.
 
-Plain synchronous calls. Time and identifiers come in as arguments, so nothing here reads a clock or rolls dice.
+All calls are synchronous. Time and identifiers come in as arguments: the store reads no clock and draws no random
+numbers.
 """
 
 __all__ = ["ORDER"]

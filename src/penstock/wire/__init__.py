@@ -1,6 +1,6 @@
 """The protocol family as data: bytes <-> messages <-> Arrow columns.
 
-Sans-IO: no sockets, no asyncio, no clocks, no randomness. Importing it declares every message of every dialect.
+Sans-IO: no sockets, no asyncio, no clocks, no randomness. The import declares every message of every dialect.
 """
 
 from penstock.wire import messages
@@ -8,4 +8,4 @@ from penstock.wire import messages
 __all__ = ["ORDER", "messages"]
 
 ORDER = ("codec", "values", "messages", "columns", "protocol")
-"""The packages: each knows those before it."""
+"""The packages: each imports only those before it."""

@@ -8,7 +8,7 @@ import pytest
 from penstock.node import Node
 from penstock.node.auth import User
 from penstock.node.auth.certificates import make_certificates
-from penstock.node.auth.users import account_of
+from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import SelectBucket
@@ -17,7 +17,7 @@ from tests.node.test_login import log_in
 from tests.node.wire_client import connected
 
 BUCKETS = "/pools/default/buckets"
-ROLES = {"root": ["admin"], "reader": ["data_reader[beer]"], "follower": ["stream_reader[beer]"]}
+ROLES = {"root": ["admin"], "reader": ["data_reader[beer]"], "follower": ["data_dcp_reader[beer]"]}
 ITERATIONS = 4096
 
 
@@ -26,7 +26,7 @@ def users(tmp_path_factory):
     path = tmp_path_factory.mktemp("users") / "users.json"
     with change_users(path) as accounts:
         for name, roles in ROLES.items():
-            accounts[name] = account_of(User.of(name, roles), f"{name}'s", ITERATIONS)
+            accounts[name] = make_account(User.from_texts(name, roles), f"{name}'s", ITERATIONS)
     return path
 
 
@@ -52,7 +52,7 @@ PATHS = [
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("login", [None, ("root", "wrong"), ("nobody", "root's"), ("", ""), ("root", "root's" * 1000)])
-def test_without_the_password_nothing_is_said(guarded, path, login):
+def test_request_without_the_password_learns_nothing(guarded, path, login):
     answer = WebClient(guarded, login).get(path)
     assert answer.status == 401
     assert answer.headers["WWW-Authenticate"].startswith("Basic ")
@@ -62,16 +62,16 @@ def test_without_the_password_nothing_is_said(guarded, path, login):
 @pytest.mark.parametrize(
     "said", ["Basic", "Basic !", "Basic cm9vdA==", "Basic /w==", "Basic \xe9", "Bearer cm9vdDpyb290J3M=", ""]
 )
-def test_what_is_no_login(guarded, said):
+def test_invalid_authorization_is_refused(guarded, said):
     assert WebClient(guarded).get("/pools/default", headers={"Authorization": said}).status == 401
 
 
-def test_the_first_steps_need_no_login(guarded):
+def test_open_pages_need_no_login(guarded):
     assert WebClient(guarded).said("/pools")["implementationVersion"]
     assert WebClient(guarded).said("/")["name"] == "penstock"
 
 
-def test_a_stranger_learns_little(guarded):
+def test_unauthenticated_client_sees_no_names(guarded):
     pools = WebClient(guarded).said("/pools")
     assert not pools["isAdminCreds"]
     assert pools["pools"][0]["uri"] == "/pools/default"
@@ -81,14 +81,14 @@ def test_a_stranger_learns_little(guarded):
         assert WebClient(guarded).get(path).status in (401, 404)
 
 
-def test_only_administrators_are_told_that_they_are(guarded):
+def test_only_administrators_see_that_they_are_administrators(guarded):
     assert as_user(guarded, "root").said("/pools")["isAdminCreds"]
     reader = as_user(guarded, "reader").said("/pools")
     assert not reader["isAdminCreds"]
     assert reader["uuid"] == guarded.uuid
 
 
-def test_everybody_sees_their_buckets(guarded):
+def test_users_see_their_own_buckets(guarded):
     root, reader = as_user(guarded, "root"), as_user(guarded, "reader")
     assert [bucket["name"] for bucket in root.said(BUCKETS)] == ["beer", "wine"]
     assert [bucket["name"] for bucket in reader.said(BUCKETS)] == ["beer"]
@@ -127,7 +127,7 @@ CHANGES = [
 
 @pytest.mark.parametrize(("method", "path", "form"), CHANGES)
 @pytest.mark.parametrize("name", ["reader", "follower"])
-def test_only_admins_change(guarded, name, method, path, form):
+def test_users_without_admin_cannot_change_buckets(guarded, name, method, path, form):
     answer = as_user(guarded, name).ask(method, path, form)
     assert answer.status == 403
     assert answer.said["permissions"]
@@ -136,11 +136,11 @@ def test_only_admins_change(guarded, name, method, path, form):
 
 
 @pytest.mark.parametrize(("method", "path", "form"), CHANGES[:6])
-def test_admins_do(guarded, method, path, form):
+def test_administrators_can_change_buckets(guarded, method, path, form):
     assert as_user(guarded, "root").ask(method, path, form).status != 403
 
 
-def test_statistics_are_for_some(guarded):
+def test_statistics_need_a_privilege(guarded):
     assert as_user(guarded, "reader").get(f"{BUCKETS}/beer/stats").status == 403
     assert as_user(guarded, "follower").get(f"{BUCKETS}/beer/stats").status == 200
 
@@ -148,13 +148,13 @@ def test_statistics_are_for_some(guarded):
 # A node without users
 
 
-def test_who_need_not_log_in_may_do_so_but_not_wrongly(node):
+def test_optional_login_is_still_checked(node):
     assert WebClient(node, ("Administrator", "password")).said("/whoami")["id"] == "Administrator"
     assert WebClient(node, ("Administrator", "guess")).get("/whoami").status == 401
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example:8091", "127.0.0.1.evil.example"])
-def test_a_name_that_others_point_here_is_not_believed(node, web, host):
+def test_foreign_host_name_is_refused(node, web, host):
     assert web.get("/pools/default", headers={"Host": host}).status == 403
     assert web.ask("POST", BUCKETS, {"name": "wine"}, headers={"Host": host}).status == 403
     known = WebClient(node, ("Administrator", "password"))
@@ -163,13 +163,13 @@ def test_a_name_that_others_point_here_is_not_believed(node, web, host):
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "file://"])
-def test_pages_of_other_sites_change_nothing(node, web, origin):
+def test_pages_of_other_sites_cannot_change_anything(node, web, origin):
     answer = web.ask("POST", BUCKETS, {"name": "wine"}, headers={"Origin": origin})
     assert answer.status == 403
     assert "wine" not in node.buckets
 
 
-def test_a_page_of_our_own_may(node, web):
+def test_page_of_the_same_site_can_change_buckets(node, web):
     own = f"http://{node.host}:{node.http_port}"
     assert web.ask("POST", BUCKETS, {"name": "wine"}, headers={"Origin": own}).status == 202
 
@@ -188,7 +188,7 @@ def secured(users, tmp_path):
     return options, ssl.create_default_context(cafile=tmp_path / "ca.pem")
 
 
-def test_a_certificate_says_who_one_is(secured, tmp_path):
+def test_client_certificate_logs_in(secured, tmp_path):
     options, context = secured
     with Node.running(["beer", "wine"], vbuckets=4, client_ca=tmp_path / "ca.pem", **options) as node:
         web = WebClient(node, port=node.https_port, context=context)
@@ -199,7 +199,7 @@ def test_a_certificate_says_who_one_is(secured, tmp_path):
         assert as_user(node, "root", port=node.https_port, context=context).said("/whoami")["id"] == "root"
 
 
-def test_https(secured):
+def test_https_serves_pages(secured):
     options, context = secured
     with Node.running(["beer"], vbuckets=4, **options) as node:
         web = as_user(node, "root", port=node.https_port, context=context)
@@ -216,7 +216,7 @@ def test_https(secured):
             assert stream.next()["collectionsManifestUid"] == "1"
 
 
-def test_passwords_are_not_taken_where_others_can_read_them(secured):
+def test_password_over_plain_http_is_refused(secured):
     options, context = secured
     with Node.running(["beer"], vbuckets=4, host="0.0.0.0", **options) as node:
         node.host = "127.0.0.1"  # for this client; it listens everywhere

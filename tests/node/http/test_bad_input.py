@@ -39,14 +39,14 @@ BODIES = [
 
 
 @pytest.mark.parametrize(("body", "status", "why"), BODIES, ids=[str(row[1:]) for row in BODIES])
-def test_bodies_that_are_no_form(node, web, body, status, why):
+def test_body_that_is_no_form_is_refused(node, web, body, status, why):
     answer = web.ask("POST", BUCKETS, body=body, headers={"Content-Type": FORM})
     assert answer.status == status
     assert why in answer.body
     assert list(node.buckets) == ["default", "beer"]
 
 
-def test_a_body_without_end_is_cut_off(node):
+def test_endless_body_is_cut_off(node):
     head = b"POST /pools/default/buckets HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
     with raw(node, head) as connection:
@@ -74,7 +74,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_what_is_no_request(node, request_):
+def test_invalid_request_is_refused(node, request_):
     with raw(node, request_) as connection:
         connection.shutdown(1)
         answer = all_of(connection)
@@ -96,7 +96,7 @@ PATHS = st.lists(
     path=PATHS,
     body=st.binary(max_size=100),
 )
-def test_any_path_and_any_body_get_an_answer(node, method, path, body):
+def test_any_path_and_body_get_a_response(node, method, path, body):
     where = "/" + "/".join(path)
     if "bs" in path and method in ("GET", "HEAD"):
         return  # that one does not end
@@ -107,7 +107,7 @@ def test_any_path_and_any_body_get_an_answer(node, method, path, body):
 
 @settings(max_examples=scaled(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=300))
-def test_any_bytes_leave_the_node_up(node, data):
+def test_random_bytes_leave_the_node_running(node, data):
     with raw(node, data) as connection:
         connection.shutdown(1)
         all_of(connection)
@@ -122,7 +122,7 @@ SLOW = [
 
 
 @pytest.mark.parametrize("begun", SLOW)
-def test_a_request_that_does_not_end_costs_a_connection_for_some_seconds_only(begun):
+def test_unfinished_request_ends_its_connection_after_some_seconds(begun):
     with Node.running(["beer"], vbuckets=4) as node:
         node.http.seconds = 0.05
         with raw(node, begun) as connection:
@@ -130,7 +130,7 @@ def test_a_request_that_does_not_end_costs_a_connection_for_some_seconds_only(be
         assert is_served(node)
 
 
-def test_after_an_answer_a_connection_is_watched_too():
+def test_unfinished_second_request_ends_its_connection():
     with Node.running(["beer"], vbuckets=4) as node:
         node.http.seconds = 0.05
         with raw(node, b"GET /pools HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
@@ -149,13 +149,13 @@ def test_after_an_answer_a_connection_is_watched_too():
             assert asyncio.run_coroutine_threadsafe(_open(node), node.loop).result(PATIENCE) == 1
 
 
-def test_an_idle_connection_ends(monkeypatch, node):
+def test_idle_connection_ends(monkeypatch, node):
     monkeypatch.setattr(request_pipeline, "_KEEP_ALIVE_SECONDS", 0.05)
     with raw(node, b"GET /pools HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
         assert all_of(connection).startswith(b"HTTP/1.1 200")
 
 
-def test_a_client_that_reads_nothing_is_cut_off(monkeypatch, node):
+def test_client_that_reads_nothing_is_disconnected(monkeypatch, node):
     monkeypatch.setattr(response_output, "_UNREAD_SECONDS", 0.05)
     request = b"GET /pools/default/buckets HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000
     with socket.socket() as connection:
@@ -166,7 +166,8 @@ def test_a_client_that_reads_nothing_is_cut_off(monkeypatch, node):
             _send_for_ever(connection, request)
 
 
-def test_a_client_that_reads_slowly_is_served(monkeypatch):
+@pytest.mark.long
+def test_client_that_reads_slowly_is_served(monkeypatch):
     """It takes longer for a document than it may take to read some of it."""
     seconds = 1.0
     monkeypatch.setattr(response_output, "_UNREAD_SECONDS", seconds)
@@ -201,7 +202,7 @@ async def _open(node):
     return len(node.http.state.streams)
 
 
-def test_there_are_so_many_connections_at_most():
+def test_number_of_connections_has_a_limit():
     """One address gets half of them."""
     with Node.running(["beer"], vbuckets=4) as node:
         node.http.shares.places = 6
@@ -220,7 +221,7 @@ def test_there_are_so_many_connections_at_most():
             raise AssertionError("no connection is accepted any more")
 
 
-def test_many_requests_on_one_connection(node):
+def test_one_connection_serves_many_requests(node):
     request = b"GET /pools/default/b/beer HTTP/1.1\r\nHost: localhost\r\n\r\n"
     last = b"GET /pools/default/b/beer HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     with raw(node, request * 49 + last) as connection:

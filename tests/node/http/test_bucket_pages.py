@@ -12,7 +12,7 @@ from tests.node.wire_client import connected
 BUCKETS = "/pools/default/buckets"
 
 
-def test_a_bucket_as_a_client_makes_it(node, web):
+def test_form_of_a_client_creates_a_bucket(node, web):
     form = {
         "name": "wine",
         "bucketType": "membase",
@@ -43,13 +43,13 @@ def test_a_bucket_as_a_client_makes_it(node, web):
         assert client.set(b"k", b"v", vbucket=63).specific == Status.SUCCESS
 
 
-def test_the_least_that_makes_a_bucket(web):
+def test_name_alone_creates_a_bucket(web):
     assert web.post(BUCKETS, name="wine").status == 202
     assert len(web.said(f"{BUCKETS}/wine")["vBucketServerMap"]["vBucketMap"]) == 16  # as the node's others
 
 
 @pytest.mark.parametrize("kind", ["ephemeral", "memcached"])
-def test_buckets_of_other_types(node, web, kind):
+def test_form_creates_buckets_of_every_type(node, web, kind):
     assert web.post(BUCKETS, name="wine", bucketType=kind, ramQuota="100").status == 202
     said = web.said(f"{BUCKETS}/wine")
     assert said["bucketType"] == kind
@@ -84,7 +84,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("form", "field"), WRONG)
-def test_what_cannot_be_made(node, web, form, field):
+def test_invalid_bucket_forms_are_refused(node, web, form, field):
     answer = web.post(BUCKETS, **form)
     assert answer.status == 400
     assert list(answer.said["errors"]) == [field]
@@ -92,16 +92,16 @@ def test_what_cannot_be_made(node, web, form, field):
     assert list(node.buckets) == ["default", "beer"]
 
 
-def test_all_that_is_wrong_is_said_at_once(web):
+def test_all_wrong_fields_are_reported_together(web):
     answer = web.post(BUCKETS, name="wine", maxTTL="x", flushEnabled="x")
     assert set(answer.said["errors"]) == {"maxTTL", "flushEnabled"}
 
 
-def test_the_words_by_which_clients_know_a_bucket_that_is_there(web):
+def test_existing_bucket_is_reported_in_the_words_that_clients_match(web):
     assert web.post(BUCKETS, name="beer").said["errors"]["name"] == "Bucket with given name already exists"
 
 
-def test_a_bucket_is_changed(node, web):
+def test_form_changes_a_bucket(node, web):
     answer = web.post(f"{BUCKETS}/beer", ramQuotaMB="512", flushEnabled="0", maxTTL="5", bucketType="couchbase")
     assert answer.status == 200
     said = web.said(f"{BUCKETS}/beer")
@@ -115,13 +115,13 @@ def test_a_bucket_is_changed(node, web):
 @pytest.mark.parametrize(
     "form", [{"bucketType": "memcached"}, {"numVBuckets": "32"}, {"storageBackend": "magma"}, {"name": "wine"}]
 )
-def test_what_cannot_be_changed(web, form):
+def test_fixed_fields_cannot_be_changed(web, form):
     answer = web.post(f"{BUCKETS}/beer", **form)
     assert answer.status == 400
     assert answer.said["errors"] == dict.fromkeys(form, "cannot be changed")
 
 
-def test_what_happens_when_a_bucket_is_full(web):
+def test_eviction_policy_is_set_by_a_form(web):
     assert web.post(BUCKETS, name="wine", bucketType="ephemeral", evictionPolicy="nruEviction").status == 202
     assert web.said(f"{BUCKETS}/wine")["evictionPolicy"] == "nruEviction"
     assert web.post(f"{BUCKETS}/wine", evictionPolicy="noEviction").status == 200
@@ -132,14 +132,14 @@ def test_what_happens_when_a_bucket_is_full(web):
     assert web.post(BUCKETS, name="third", evictionPolicy="noEviction").status == 400
 
 
-def test_a_bucket_is_emptied(node, web):
+def test_flush_empties_a_bucket(node, web):
     with connected(node, "beer") as client:
         client.set(b"k", b"v")
         assert web.post(f"{BUCKETS}/beer/controller/doFlush").status == 200
         assert client.get(b"k").specific == Status.KEY_ENOENT
 
 
-def test_a_bucket_is_deleted(node, web):
+def test_delete_removes_a_bucket(node, web):
     with connected(node, "beer") as client:
         assert web.delete(f"{BUCKETS}/beer").status == 200
         assert client.ended()
@@ -148,7 +148,7 @@ def test_a_bucket_is_deleted(node, web):
     assert web.post(BUCKETS, name="beer").status == 202
 
 
-def test_buckets_made_over_http_are_there_after_a_restart(tmp_path):
+def test_created_buckets_survive_a_restart(tmp_path):
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
         web = WebClient(node)
         assert web.post(BUCKETS, name="wine", numVBuckets="8", ramQuotaMB="100").status == 202

@@ -11,7 +11,7 @@ from tests.patience import PATIENCE
 SCOPES = "/pools/default/buckets/beer/scopes"
 
 
-def test_scopes_and_collections_come_and_go(node, web):
+def test_scopes_and_collections_are_created_and_dropped(node, web):
     assert web.said(SCOPES) == {
         "uid": "0",
         "scopes": [
@@ -75,7 +75,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("method", "path", "form", "status", "why"), REFUSED)
-def test_the_words_by_which_clients_know_what_went_wrong(web, method, path, form, status, why):
+def test_errors_have_the_words_that_clients_match(web, method, path, form, status, why):
     web.post(SCOPES, name="cellar")
     web.post(f"{SCOPES}/cellar/collections", name="red")
     answer = web.ask(method, f"{SCOPES}{path}", form)
@@ -96,14 +96,14 @@ FIELDS = [
 
 
 @pytest.mark.parametrize(("path", "form", "field"), FIELDS)
-def test_fields_that_cannot_be(web, path, form, field):
+def test_invalid_fields_are_refused(web, path, form, field):
     web.post(SCOPES, name="cellar")
     answer = web.post(f"{SCOPES}{path}", **form)
     assert answer.status == 400
     assert list(answer.said["errors"]) == [field]
 
 
-def test_who_waits_for_a_manifest_is_answered_when_it_is_there(web):
+def test_ensure_manifest_answers_once_the_manifest_is_there(web):
     assert web.post(f"{SCOPES}/@ensureManifest/0").status == 200
     found = []
     waiting = threading.Thread(target=lambda: found.append(web.post(f"{SCOPES}/@ensureManifest/2").status))
@@ -114,7 +114,7 @@ def test_who_waits_for_a_manifest_is_answered_when_it_is_there(web):
     assert found == [200]
 
 
-def test_manifests_are_kept(tmp_path):
+def test_manifests_survive_a_restart(tmp_path):
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
         web = WebClient(node)
         web.post(SCOPES, name="cellar")

@@ -98,7 +98,7 @@ def tls_node(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("request_", "status"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
-def test_an_ambiguous_request_is_refused_and_the_connection_ends(node, request_, status):
+def test_ambiguous_request_is_refused_and_ends_the_connection(node, request_, status):
     with raw(node, request_) as connection:
         answer = all_of(connection)
     assert [int(found) for found in STATUS.findall(answer)] == [status], answer
@@ -106,7 +106,7 @@ def test_an_ambiguous_request_is_refused_and_the_connection_ends(node, request_,
 
 
 @pytest.mark.parametrize("request_", [row[1] for row in REFUSED[:6]], ids=[row[0] for row in REFUSED[:6]])
-def test_the_same_byte_by_byte(node, request_):
+def test_ambiguous_request_is_refused_byte_by_byte(node, request_):
     with raw(node) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(ConnectionError):
@@ -132,7 +132,7 @@ CHUNKED_BODIES = [
 
 
 @pytest.mark.parametrize(("body", "why"), [row[1:] for row in CHUNKED_BODIES], ids=[row[0] for row in CHUNKED_BODIES])
-def test_a_chunked_body_is_read_exactly_and_is_the_last_on_its_connection(node, body, why):
+def test_chunked_body_is_read_exactly_and_ends_its_connection(node, body, why):
     with raw(node, POST + b"Transfer-Encoding: chunked\r\n\r\n" + body + HIDDEN) as connection:
         connection.shutdown(socket.SHUT_WR)
         answer = all_of(connection)
@@ -141,7 +141,7 @@ def test_a_chunked_body_is_read_exactly_and_is_the_last_on_its_connection(node, 
     assert b'"domain"' not in answer  # what was hidden behind it
 
 
-def test_a_huge_chunk_is_not_awaited(node):
+def test_huge_chunk_is_refused_at_once(node):
     with raw(node, POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 16 + b"\r\n") as connection:
         with contextlib.suppress(ConnectionError):
             for _ in range(64):
@@ -163,7 +163,7 @@ SERVED = [
 
 
 @pytest.mark.parametrize("request_", [row[1] for row in SERVED], ids=[row[0] for row in SERVED])
-def test_a_request_within_the_rules_is_served(node, request_):
+def test_valid_request_is_served(node, request_):
     with raw(node, request_) as connection:
         connection.shutdown(socket.SHUT_WR)
         answer = all_of(connection)
@@ -171,7 +171,7 @@ def test_a_request_within_the_rules_is_served(node, request_):
     assert b"implementationVersion" in answer
 
 
-def test_a_body_that_nobody_reads_is_no_request(node):
+def test_unread_body_is_not_read_as_a_request(node):
     whoami = b"GET /whoami HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     with raw(node, GET + b"Content-Length: %d\r\n\r\n" % len(HIDDEN) + HIDDEN + whoami) as connection:
         answer = all_of(connection)
@@ -179,21 +179,21 @@ def test_a_body_that_nobody_reads_is_no_request(node):
     assert answer.count(b'"domain"') == 1
 
 
-def test_a_client_that_leaves_within_a_body_that_nobody_reads_is_let_go(node):
+def test_client_that_leaves_within_an_unread_body_is_forgotten(node):
     with raw(node, GET + b"Content-Length: 5\r\n\r\n") as connection:
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
         connection.shutdown(socket.SHUT_WR)
         assert not all_of(connection)
 
 
-def test_a_client_is_told_to_send_its_body(node):
+def test_expect_continue_is_answered(node):
     with raw(node, POST + b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\n") as connection:
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 100 ")
         connection.sendall(b"a=b")
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
 
 
-def test_pipelined_requests_are_answered_in_order_and_only_so_many_wait(node):
+def test_pipelined_requests_are_answered_in_order_and_bounded(node):
     """Without reading answers, a client can send only what fits into the buffers on the way."""
     many = b"GET /pools/default/b/beer HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000
     with socket.socket() as connection:
@@ -221,11 +221,11 @@ def _send_until_nobody_reads(connection, data):
 
 
 async def _most_buffered(node):
-    sizes = [(one.pipeline.buffered, one.transport.get_write_buffer_size()) for one in node.http.connections]
+    sizes = [(one.pipeline.buffered_bytes, one.transport.get_write_buffer_size()) for one in node.http.connections]
     return max(sizes)
 
 
-def test_garbage_is_logged_once_a_minute(caplog):
+def test_invalid_requests_are_logged_once_a_minute(caplog):
     with Node.running(["beer"], vbuckets=4) as node:
         for _ in range(20):
             with raw(node, b"\x16\x03\x01") as connection:
@@ -234,7 +234,7 @@ def test_garbage_is_logged_once_a_minute(caplog):
     assert lines == ["HTTP: request of 127.0.0.1 refused: invalid HTTP request: byte 0x16 in its head"]
 
 
-def test_one_address_leaves_room_for_others():
+def test_one_address_leaves_connections_for_others():
     with Node.running(["beer"], vbuckets=4) as node, contextlib.ExitStack() as opened:
         node.http.shares.places = 8
         begun = [opened.enter_context(raw(node, b"GET / HTTP/1.1\r\nHost: lo")) for _ in range(8)]
@@ -247,13 +247,13 @@ def test_one_address_leaves_room_for_others():
         assert other.recv(1 << 16).startswith(b"HTTP/1.1 200")
 
 
-def test_plain_http_on_the_tls_port_is_no_answer(tls_node):
+def test_plain_http_on_the_tls_port_gets_no_response(tls_node):
     with socket.create_connection((tls_node.host, tls_node.https_port), timeout=PATIENCE) as connection:
         connection.sendall(GET + b"\r\n")
         assert not STATUS.search(all_of(connection))
 
 
-def test_tls_has_the_same_rules(tls_node):
+def test_tls_connections_have_the_same_rules(tls_node):
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     for request, status in ((row[1], row[2]) for row in REFUSED if row[0] in ("CL.TE", "bare LF", "head in one piece")):

@@ -16,7 +16,7 @@ from tests.node.wire_client import connected
 RELEASE = re.compile(r"7\.6\.0-\d+-enterprise")
 
 
-def test_the_way_of_older_clients_from_pools_to_a_bucket(node, web):
+def test_older_clients_find_a_bucket_from_pools(node, web):
     pools = web.said("/pools")
     assert RELEASE.fullmatch(pools["implementationVersion"])
     assert pools["isAdminCreds"]  # without users, everybody is an administrator
@@ -40,7 +40,7 @@ def test_the_way_of_older_clients_from_pools_to_a_bucket(node, web):
     assert bucket["streamingUri"].startswith("/pools/default/bucketsStreaming/beer")
 
 
-def test_what_is_said_of_a_bucket(node, web):
+def test_bucket_document_has_all_fields(node, web):
     with connected(node, "beer") as client:
         for number in range(3):
             client.set(b"key-%d" % number, b"v")
@@ -58,7 +58,7 @@ def test_what_is_said_of_a_bucket(node, web):
 
 
 @pytest.mark.parametrize("path", ["/pools/default/b/beer", "/pools/default/bs/beer"])
-def test_the_terse_map_is_that_of_the_data_port(node, web, path):
+def test_terse_map_equals_the_map_of_the_data_port(node, web, path):
     with connected(node, "beer") as client:
         there = client.ask(GetClusterConfig()).value
     if path.endswith("b/beer"):
@@ -74,7 +74,7 @@ def test_the_terse_map_is_that_of_the_data_port(node, web, path):
     assert place["thisNode"] is True
 
 
-def test_the_nodes(node, web):
+def test_nodes_page_lists_this_node(node, web):
     services = web.said("/pools/default/nodeServices")
     assert services["nodesExt"] == [
         {
@@ -87,12 +87,12 @@ def test_the_nodes(node, web):
     assert found["hostname"] == f"127.0.0.1:{node.http_port}"
 
 
-def test_who_asks_and_what_answers(web):
+def test_whoami_and_root_describe_user_and_node(web):
     assert web.said("/")["pools"] == "/pools"
     assert web.said("/whoami")["roles"] == [{"role": "admin", "target": "*"}]
 
 
-def test_statistics_of_a_bucket(node, web):
+def test_bucket_statistics_are_samples(node, web):
     with connected(node, "beer") as client:
         client.set(b"k", b"v")
         client.get(b"k")
@@ -104,7 +104,7 @@ def test_statistics_of_a_bucket(node, web):
 @pytest.mark.parametrize(
     ("host", "shown"), [("localhost", "localhost"), ("127.0.0.1:5", "127.0.0.1"), ("[::1]:8091", "::1")]
 )
-def test_the_map_has_the_host_that_was_asked_for(node, web, host, shown):
+def test_map_has_the_requested_host(node, web, host, shown):
     said = web.get("/pools/default/b/beer", headers={"Host": host}).said
     assert "hostname" not in said["nodesExt"][0]
     joined = f"[{shown}]" if ":" in shown else shown
@@ -126,7 +126,7 @@ def test_the_map_has_the_host_that_was_asked_for(node, web, host, shown):
         "/pools/default/buckets/beer/nowhere",
     ],
 )
-def test_what_is_not_there(web, path):
+def test_unknown_paths_are_not_found(web, path):
     answer = web.get(path)
     assert answer.status == 404
     assert answer.body.strip()
@@ -138,7 +138,7 @@ LOOKUPS = [page.path for page in PAGES if page.method == "GET"]
 
 @pytest.mark.parametrize("slashes", ["/", "//"])
 @pytest.mark.parametrize("path", LOOKUPS)
-def test_a_trailing_slash_changes_nothing(node, web, path, slashes):
+def test_trailing_slash_is_ignored(node, web, path, slashes):
     """The Java SDK lists and creates buckets at `/pools/default/buckets/`, and follows no redirect."""
     here, names = f"127.0.0.1:{node.http_port}", {"scope": "_default", "collection": "_default", "name": "curr_items"}
     asked = path.format(bucket="beer", node=here, user="Administrator", **names)
@@ -147,7 +147,7 @@ def test_a_trailing_slash_changes_nothing(node, web, path, slashes):
     assert answers[0].headers["content-length"] == answers[1].headers["content-length"]
 
 
-def test_a_trailing_slash_on_changes_and_on_unknown_paths(node, web):
+def test_trailing_slash_is_ignored_on_changes_and_unknown_paths(node, web):
     created = web.post("/pools/default/buckets/", name="wine", ramQuotaMB=100)
     assert (created.status, "wine" in node.buckets) == (202, True)
     assert web.get("/pools/default/buckets/?skipMap=true").status == 200
@@ -155,7 +155,7 @@ def test_a_trailing_slash_on_changes_and_on_unknown_paths(node, web):
     assert web.delete("/pools/default/buckets/wine/").status == 200
 
 
-def test_the_statistics_that_cbtransfer_asks_for(node, web):
+def test_cbtransfer_finds_its_statistics(node, web):
     with connected(node, "beer") as client:
         for number in range(3):
             client.set(b"key-%d" % number, b"v")
@@ -171,7 +171,7 @@ def test_the_statistics_that_cbtransfer_asks_for(node, web):
         assert web.get(f"/pools/default/buckets/beer/{path}").status == 404
 
 
-def test_a_quota_that_was_read_can_be_sent_back(web):
+def test_quota_that_was_read_can_be_sent_back(web):
     path = "/pools/default/buckets/beer"
     megabytes = web.said(path)["quota"]["rawRAM"] >> 20
     assert web.post(path, ramQuotaMB=megabytes, maxTTL=5).status == 200
@@ -179,7 +179,7 @@ def test_a_quota_that_was_read_can_be_sent_back(web):
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_a_bucket_of_type_couchbase_can_persist(tmp_path, on_disk):
+def test_couchbase_bucket_has_the_persistence_capability(tmp_path, on_disk):
     """The Java SDK refuses PersistTo to a bucket without the capability `couchapi`."""
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path if on_disk else None) as node:
         web = WebClient(node)
@@ -188,25 +188,25 @@ def test_a_bucket_of_type_couchbase_can_persist(tmp_path, on_disk):
     assert found["beer"] == sorted([*found["fast"], "couchapi"])
 
 
-def test_other_methods_are_refused(web):
+def test_unsupported_methods_are_refused(web):
     assert web.ask("DELETE", "/pools").status == 405
     assert web.ask("PUT", "/pools/default/buckets/beer").status == 405
 
 
-def test_a_head_has_no_body_and_a_stream_ends_then(web):
+def test_head_has_no_body_and_ends_a_stream(web):
     for path in ("/pools", "/pools/default/bs/beer"):
         answer = web.ask("HEAD", path)
         assert (answer.status, answer.body) == (200, b"")
 
 
-def test_a_vbucket_that_is_not_active_is_nowhere(node, web):
+def test_inactive_vbucket_has_no_node_in_the_map(node, web):
     with connected(node, "beer") as client:
         client.ask(SetVbucket(vbucket=3, state=VbucketState.REPLICA))
     places = web.said("/pools/default/buckets/beer")["vBucketServerMap"]["vBucketMap"]
     assert places == [[0]] * 3 + [[-1]] + [[0]] * 12
 
 
-def test_several_nodes_are_all_shown():
+def test_map_shows_all_nodes():
     places = tuple(NodePlace(host=f"10.0.0.{number}", kv=11210, mgmt=8091) for number in (1, 2, 3))
     with Node.running(["beer"], vbuckets=16, nodes=places, this_node=1) as node:
         web = WebClient(node)

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.node import Node
 from penstock.node.auth import User
-from penstock.node.auth.users import account_of
+from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
 from penstock.node.auth.verifier import MIN_ITERATIONS
 from penstock.node.buckets.bucket_spec import BucketSpec
@@ -32,7 +32,7 @@ def place(said, vbucket):
 
 
 @pytest.mark.parametrize("path", STREAMS)
-def test_the_first_document_comes_at_once_and_the_next_with_each_change(node, web, path):
+def test_stream_sends_a_document_at_once_and_after_each_change(node, web, path):
     with web.stream(path) as stream, connected(node, "beer") as client:
         first = stream.next()
         assert (first["name"], place(first, 5)) == ("beer", [0])
@@ -45,7 +45,7 @@ def test_the_first_document_comes_at_once_and_the_next_with_each_change(node, we
         assert seen == sorted(set(seen))
 
 
-def test_many_changes_at_once_end_in_the_newest(node, web):
+def test_many_changes_at_once_send_the_newest_document(node, web):
     with web.stream(STREAMS[0]) as stream, connected(node, "beer") as client:
         stream.next()
         client.send(*(SetVbucket(vbucket=vbucket, state=VbucketState.DEAD) for vbucket in range(16)))
@@ -55,14 +55,14 @@ def test_many_changes_at_once_end_in_the_newest(node, web):
 
 
 @pytest.mark.parametrize("path", STREAMS)
-def test_a_change_of_the_collections_is_told(web, path):
+def test_changed_collections_are_sent(web, path):
     with web.stream(path) as stream:
         assert stream.next()["collectionsManifestUid"] == "0"
         assert web.post("/pools/default/buckets/beer/scopes", name="cellar").status == 200
         assert stream.next()["collectionsManifestUid"] == "1"
 
 
-def test_a_stream_ends_with_its_bucket(node, web):
+def test_deleted_bucket_ends_its_streams(node, web):
     with web.stream(STREAMS[0]) as stream, web.stream("/pools/default/bs/default") as other:
         stream.next()
         other.next()
@@ -74,11 +74,11 @@ def test_a_stream_ends_with_its_bucket(node, web):
 
 
 @pytest.mark.parametrize("path", STREAMS)
-def test_a_stream_ends_with_its_user(tmp_path, path):
+def test_removed_user_ends_their_streams(tmp_path, path):
     users = tmp_path / "users.json"
     with change_users(users) as accounts:
         for name in ("alice", "root"):
-            accounts[name] = account_of(User.of(name, ["admin"]), "secret", MIN_ITERATIONS)
+            accounts[name] = make_account(User.from_texts(name, ["admin"]), "secret", MIN_ITERATIONS)
     with (
         Node.running(["beer"], vbuckets=1, users=users) as node,
         WebClient(node, ("alice", "secret")).stream(path) as stream,
@@ -93,7 +93,7 @@ def test_a_stream_ends_with_its_user(tmp_path, path):
             stream.next()
 
 
-def test_who_leaves_is_forgotten(node, web):
+def test_stream_of_a_client_that_leaves_is_forgotten(node, web):
     for path in STREAMS:
         with web.stream(path) as stream:
             stream.next()
@@ -104,7 +104,7 @@ def test_who_leaves_is_forgotten(node, web):
         assert not node.http.state.streams
 
 
-def test_who_leaves_with_requests_behind_the_stream_is_forgotten(node):
+def test_stream_of_a_client_that_leaves_with_pipelined_requests_is_forgotten(node):
     """These are more than the node keeps for later, and no answer to them can ever come."""
     request = b"GET /pools/default/bs/beer HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with raw(node, request) as connection:
@@ -117,7 +117,7 @@ def test_who_leaves_with_requests_behind_the_stream_is_forgotten(node):
     assert not node.http.state.streams
 
 
-def test_a_node_stops_although_streams_are_open():
+def test_node_stops_with_open_streams():
     with Node.running(["beer"], vbuckets=16) as node:
         web = WebClient(node)
         streams = [web.stream(STREAMS[0]) for _ in range(3)]
@@ -133,7 +133,7 @@ def test_a_node_stops_although_streams_are_open():
     assert not node.http.state.streams
 
 
-def test_a_peer_that_does_not_read_gets_the_newest_and_costs_no_memory(node):
+def test_client_that_does_not_read_gets_the_newest_document_and_costs_no_memory(node):
     request = b"GET /pools/default/bs/beer HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with raw(node, request) as connection, connected(node, "beer") as client:
         assert connection.recv(1)
@@ -150,7 +150,7 @@ def test_a_peer_that_does_not_read_gets_the_newest_and_costs_no_memory(node):
     assert WebClient(node).said("/pools/default/b/beer")["name"] == "beer"
 
 
-def test_streams_are_http_1_0_too(node):
+def test_http_1_0_client_gets_a_stream(node):
     request = b"GET /pools/default/bs/beer HTTP/1.0\r\n\r\n"
     with raw(node, request) as connection:
         text = b""

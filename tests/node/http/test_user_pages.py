@@ -4,7 +4,7 @@ import pytest
 
 from penstock.node import Node
 from penstock.node.auth import User
-from penstock.node.auth.users import account_of
+from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users, read_users
 from tests.node.http.web_client import WebClient
 
@@ -19,7 +19,7 @@ def path(tmp_path):
     path = tmp_path / "users.json"
     with change_users(path) as accounts:
         for name, roles in {"root": ["admin"], "alice": ["data_reader[*]"]}.items():
-            accounts[name] = account_of(User.of(name, roles), f"{name}'s", ITERATIONS)
+            accounts[name] = make_account(User.from_texts(name, roles), f"{name}'s", ITERATIONS)
     return path
 
 
@@ -54,7 +54,7 @@ def test_users_are_listed(web):
     assert web.get(f"{USERS}/local/bob").status == 404
 
 
-def test_a_new_user_logs_in_at_once(node, web, path):
+def test_new_user_can_log_in_at_once(node, web, path):
     roles = "data_writer[beer:_default:_default], data_dcp_reader[beer],replication_target[*],admin"
     answer = put(web, f"{USERS}/local/bob", name="Robert", password="bob's", roles=roles)
     assert (answer.status, answer.said) == (200, "")
@@ -67,11 +67,11 @@ def test_a_new_user_logs_in_at_once(node, web, path):
     ]
     kept, _ = read_users(path)
     assert [str(one) for one in kept["bob"].user.roles] == [
-        *("data_writer[beer:_default:_default]", "stream_reader[beer]", "replicator[*]", "admin"),
+        *("data_writer[beer:_default:_default]", "data_dcp_reader[beer]", "replication_target[*]", "admin"),
     ]
 
 
-def test_other_roles_leave_the_password(node, web):
+def test_changed_roles_keep_the_password(node, web):
     assert put(web, ALICE, roles="admin").status == 200
     assert WebClient(node, ("alice", "alice's")).said(ALICE)["roles"] == [role("admin")]
     assert put(web, ALICE, roles="admin", password="new").status == 200
@@ -79,22 +79,22 @@ def test_other_roles_leave_the_password(node, web):
     assert WebClient(node, ("alice", "new")).get(ALICE).status == 200
 
 
-def test_other_roles_leave_a_user_without_a_password_without_one(web, path):
+def test_changed_roles_keep_a_user_without_password(web, path):
     with change_users(path) as accounts:
-        accounts["old"] = account_of(User.of("old", ["data_reader[*]"]), None, ITERATIONS)
+        accounts["old"] = make_account(User.from_texts("old", ["data_reader[*]"]), None, ITERATIONS)
     assert put(web, f"{USERS}/local/old", roles="admin").status == 200
     assert not read_users(path)[0]["old"].has_password
     assert put(web, f"{USERS}/local/old", roles="admin", password="new").status == 200
     assert read_users(path)[0]["old"].has_password
 
 
-def test_a_slash_in_a_name_is_part_of_the_name(web, path):
+def test_encoded_slash_is_part_of_a_user_name(web, path):
     assert web.delete(f"{USERS}/local/alice%2F").status == 404
     assert put(web, f"{USERS}/local/alice%2F/", roles="admin").status == 404
     assert [str(one) for one in read_users(path)[0]["alice"].user.roles] == ["data_reader[*]"]
 
 
-def test_a_removed_user_does_not_log_in(node, web):
+def test_deleted_user_cannot_log_in(node, web):
     assert web.delete(ALICE).status == 200
     assert WebClient(node, ("alice", "alice's")).get("/whoami").status == 401
     assert web.delete(ALICE).status == 404
@@ -110,7 +110,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "form", "field"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
-def test_what_is_refused(web, path, name, form, field):
+def test_invalid_user_forms_are_refused(web, path, name, form, field):
     before = path.read_bytes()
     answer = put(web, f"{USERS}/local/{name}", **form)
     assert (answer.status, list(answer.said["errors"])) == (400, [field])
@@ -118,19 +118,19 @@ def test_what_is_refused(web, path, name, form, field):
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-def test_only_an_administrator_may(node, path, method):
+def test_only_administrators_can_change_users(node, path, method):
     before = path.read_bytes()
     answer = WebClient(node, ("alice", "alice's")).ask(method, ALICE, {"roles": "admin"})
     assert (answer.status, path.read_bytes()) == (403, before)
 
 
-def test_the_roles_there_are(web):
+def test_all_roles_are_listed(web):
     roles = {role["role"]: role for role in web.said("/settings/rbac/roles")}
     assert list(roles) == ["data_reader", "data_writer", "data_dcp_reader", "replication_target", "admin"]
     assert ("bucket_name" in roles["admin"], roles["data_reader"]["bucket_name"]) == (False, "*")
 
 
-def test_a_node_without_a_file_of_users_says_so():
+def test_node_without_a_users_file_reports_that():
     with Node.running(["beer"], vbuckets=4) as node:
         web = WebClient(node)
         assert [user["id"] for user in web.said(USERS)] == ["Administrator"]

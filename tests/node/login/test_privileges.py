@@ -8,16 +8,16 @@ import pytest
 
 from penstock.node.answers import Answer
 from penstock.node.auth import Privilege
-from penstock.node.server.dispatch import BEFORE_LOGIN, DIALECTS, every_command
+from penstock.node.server.dispatch import DIALECTS, OPCODES_BEFORE_LOGIN, list_commands
 from penstock.node.session.command_table import LOGIN, READ, CommandTable
 from penstock.node.session.session import Session
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Frame
-from penstock.wire.codec.layout import Code, layouts_of
+from penstock.wire.codec.layout import Code, list_forms
 from penstock.wire.codec.opcodes import DraftCode, Magic, Opcode, UprOpcode
 from penstock.wire.messages.kv import Get, GetAllVbSeqnos, Noop, SetVbucket
 
-ALL = {(type(command.code), command.code): command for command in every_command()}
+ALL = {(type(command.code), command.code): command for command in list_commands()}
 """By the code and its enum: dialects have the same numbers."""
 
 
@@ -26,13 +26,13 @@ def needs_of(code: Code) -> set[Privilege] | None:
     return None if needs is None else set(needs)
 
 
-def test_every_command_stands_once():
-    assert len(ALL) == sum(1 for _ in every_command()) > 90
+def test_every_command_is_served_once():
+    assert len(ALL) == sum(1 for _ in list_commands()) > 90
 
 
-@pytest.mark.parametrize("command", ALL.values(), ids=[str(command.code.name) for command in every_command()])
-def test_a_function_takes_every_form_of_its_command(command):
-    layouts = layouts_of(command.code, Magic.REQUEST)
+@pytest.mark.parametrize("command", ALL.values(), ids=[str(command.code.name) for command in list_commands()])
+def test_handlers_accept_every_form_of_their_commands(command):
+    layouts = list_forms(command.code, Magic.REQUEST)
     assert command.handlers.keys() == layouts.keys() != set()
     assert {layout.cls for layout in layouts.values()} <= {
         cls for message in command.messages for cls in (message, *message.__subclasses__())
@@ -45,13 +45,13 @@ def test_a_function_takes_every_form_of_its_command(command):
     assert command.needs is None or command.needs <= set(Privilege)
 
 
-def test_hot_commands_alone_take_frames():
-    raw = {command.code.name for command in every_command() if Frame in get_type_hints(command.function).values()}
+def test_only_hot_commands_take_frames():
+    raw = {command.code.name for command in list_commands() if Frame in get_type_hints(command.function).values()}
     assert raw == {"GET", "GETQ", "GETK", "GETKQ", "SET", "SETQ", "ADD", "ADDQ", "REPLACE", "REPLACEQ"}
 
 
-def test_before_login_nothing_is_said_of_buckets():
-    assert {opcode.name for opcode in BEFORE_LOGIN} == {
+def test_commands_before_login_reveal_no_buckets():
+    assert {opcode.name for opcode in OPCODES_BEFORE_LOGIN} == {
         *("HELLO", "SASL_LIST_MECHS", "SASL_AUTH", "SASL_STEP", "GET_ERROR_MAP"),
         *("NOOP", "VERSION", "QUIT", "QUITQ"),
     }
@@ -85,17 +85,16 @@ NEEDS = [
 
 
 @pytest.mark.parametrize(("code", "needs"), NEEDS)
-def test_examples(code, needs):
+def test_commands_need_their_privileges(code, needs):
     assert needs_of(code) == needs
 
 
 @pytest.mark.parametrize("dialect", Dialect)
-def test_first_requests_are_served(dialect):
-    commands = DIALECTS[dialect]
-    assert set() != commands.first <= {code for table in commands.tables for code in table.commands}
+def test_first_requests_need_no_login(dialect):
+    assert any(table.commands for table in DIALECTS[dialect].first_tables)
 
 
-def test_a_function_that_lacks_a_form_is_found():
+def test_handler_that_lacks_a_form_is_found():
     table = CommandTable()
 
     def set_vbucket(session: Session, request: SetVbucket) -> Answer:
@@ -111,7 +110,7 @@ def test_a_function_that_lacks_a_form_is_found():
         table.serve(needs=LOGIN)(seqnos)
 
 
-def test_a_command_that_two_functions_serve_is_found():
+def test_command_with_two_handlers_is_found():
     table = CommandTable()
 
     @table.serve(needs=LOGIN)

@@ -8,27 +8,27 @@ from hypothesis import strategies as st
 
 from penstock.errors import UsageError
 from penstock.node.auth import ANONYMOUS, Privilege, RoleName, RoleTarget, User, parse_role
-from penstock.node.auth.roles import EVERYTHING, ROLE_NAMES
+from penstock.node.auth.roles import ALL_PRIVILEGES, ROLE_NAMES
 
 P = Privilege
 
 TEXTS = [
     ("data_reader[*]", RoleName.DATA_READER, RoleTarget()),
     ("data_writer[beer]", RoleName.DATA_WRITER, RoleTarget("beer")),
-    ("stream_reader[beer:s]", RoleName.STREAM_READER, RoleTarget("beer", "s")),
+    ("data_dcp_reader[beer:s]", RoleName.DATA_DCP_READER, RoleTarget("beer", "s")),
     ("data_reader[beer:_default:_default]", RoleName.DATA_READER, RoleTarget("beer", "_default", "_default")),
-    ("replicator[a.b-c%d]", RoleName.REPLICATOR, RoleTarget("a.b-c%d")),
+    ("replication_target[a.b-c%d]", RoleName.REPLICATION_TARGET, RoleTarget("a.b-c%d")),
     ("admin", RoleName.ADMIN, RoleTarget()),
 ]
 
 
 @pytest.mark.parametrize(("text", "name", "target"), TEXTS)
-def test_texts(text, name, target):
+def test_role_texts_are_parsed(text, name, target):
     role = parse_role(text)
     assert (role.name, role.target, str(role)) == (name, target, text)
 
 
-def test_admin_of_all_buckets_is_admin():
+def test_admin_of_all_buckets_equals_admin():
     assert str(parse_role("admin[*]")) == "admin"
 
 
@@ -45,13 +45,13 @@ WRONG = [
     ("data_reader[beer:]", "[BUCKET:SCOPE:COLLECTION]"),
     ("data_reader[beer:s:c:d]", "[BUCKET:SCOPE:COLLECTION]"),
     ("data_reader[beer:*]", "[BUCKET:SCOPE:COLLECTION]"),
-    ("replicator[beer:s]", "expected replicator[beer]"),
-    ("admin[beer]", "expected it alone"),
+    ("replication_target[beer:s]", "expected replication_target[beer]"),
+    ("admin[beer]", "expected admin without a target"),
 ]
 
 
 @pytest.mark.parametrize(("text", "said"), WRONG)
-def test_texts_that_are_no_role(text, said):
+def test_invalid_role_texts_are_refused(text, said):
     with pytest.raises(UsageError) as caught:
         parse_role(text)
     assert repr(text) in str(caught.value)
@@ -61,9 +61,9 @@ def test_texts_that_are_no_role(text, said):
 WHOLE = [
     ("data_reader", {P.READ, P.META_READ}),
     ("data_writer", {P.WRITE, P.META_READ}),
-    ("stream_reader", {P.READ, P.STREAM, P.SYSTEM_XATTR_READ, P.META_READ, P.SIMPLE_STATS}),
+    ("data_dcp_reader", {P.READ, P.STREAM, P.SYSTEM_XATTR_READ, P.META_READ, P.SIMPLE_STATS}),
     (
-        "replicator",
+        "replication_target",
         {
             P.READ,
             P.WRITE,
@@ -80,55 +80,59 @@ WHOLE = [
 
 
 @pytest.mark.parametrize(("role", "has"), WHOLE)
-def test_a_role_of_a_bucket(role, has):
-    user = User.of("u", [f"{role}[beer]"])
-    assert user.privileges("beer") == has
-    assert user.privileges("wine") == frozenset()
-    assert user.sees("beer")
-    assert not user.sees("wine")
-    assert not any(user.may(privilege) for privilege in P)
-    everywhere = User.of("u", [f"{role}[*]"])
-    assert everywhere.privileges("wine") == has
-    assert everywhere.sees("wine")
+def test_bucket_role_covers_its_bucket(role, has):
+    user = User.from_texts("u", [f"{role}[beer]"])
+    assert user.list_privileges("beer") == has
+    assert user.list_privileges("wine") == frozenset()
+    assert user.can_see("beer")
+    assert not user.can_see("wine")
+    assert not any(user.has_privilege(privilege) for privilege in P)
+    everywhere = User.from_texts("u", [f"{role}[*]"])
+    assert everywhere.list_privileges("wine") == has
+    assert everywhere.can_see("wine")
 
 
-def test_the_admin_may_all():
-    assert ANONYMOUS.privileges("any") == User.of("u", ["admin"]).privileges("any") == EVERYTHING
-    assert all(ANONYMOUS.may(privilege) for privilege in P)
+def test_admin_has_all_privileges():
+    assert ANONYMOUS.list_privileges("any") == User.from_texts("u", ["admin"]).list_privileges("any") == ALL_PRIVILEGES
+    assert all(ANONYMOUS.has_privilege(privilege) for privilege in P)
 
 
-def test_a_role_of_a_collection():
-    user = User.of("u", ["stream_reader[beer:s:c]", "data_writer[beer:s]", "data_reader[wine]"])
-    assert user.privileges("beer") == {P.META_READ, P.SIMPLE_STATS}
-    assert user.may(P.STREAM, "beer", "s", "c")
-    assert not user.may(P.STREAM, "beer", "s")
-    assert not user.may(P.STREAM, "beer", "s", "d")
-    assert not user.may(P.STREAM, "beer", "t", "c")
-    assert not user.may(P.STREAM, "wine", "s", "c")
-    assert user.may(P.WRITE, "beer", "s", "d")
-    assert user.may(P.WRITE, "beer", "s")
-    assert not user.may(P.WRITE, "beer")
-    assert user.may_somewhere(P.STREAM, "beer")
-    assert not user.may_somewhere(P.STREAM, "wine")
-    assert not user.may_somewhere(P.REPLICATE, "beer")
+def test_collection_role_covers_its_collection():
+    user = User.from_texts("u", ["data_dcp_reader[beer:s:c]", "data_writer[beer:s]", "data_reader[wine]"])
+    assert user.list_privileges("beer") == {P.META_READ, P.SIMPLE_STATS}
+    assert user.has_privilege(P.STREAM, "beer", "s", "c")
+    assert not user.has_privilege(P.STREAM, "beer", "s")
+    assert not user.has_privilege(P.STREAM, "beer", "s", "d")
+    assert not user.has_privilege(P.STREAM, "beer", "t", "c")
+    assert not user.has_privilege(P.STREAM, "wine", "s", "c")
+    assert user.has_privilege(P.WRITE, "beer", "s", "d")
+    assert user.has_privilege(P.WRITE, "beer", "s")
+    assert not user.has_privilege(P.WRITE, "beer")
+    assert user.has_privilege_within(P.STREAM, "beer")
+    assert not user.has_privilege_within(P.STREAM, "wine")
+    assert not user.has_privilege_within(P.REPLICATE, "beer")
 
 
 names = st.sampled_from(["a", "b"])
 targets = st.just("*") | names | st.builds("{}:{}".format, names, names) | st.builds("{}:{}:{}".format, *[names] * 3)
-roles = st.builds("{}[{}]".format, st.sampled_from(["data_reader", "data_writer", "stream_reader"]), targets)
+roles = st.builds("{}[{}]".format, st.sampled_from(["data_reader", "data_writer", "data_dcp_reader"]), targets)
 
 
 @given(st.lists(roles, max_size=4))
-def test_who_may_in_all_may_in_each_part(texts):
-    user = User.of("u", texts)
-    assert User.of("u", map(str, user.roles)) == user
+def test_privilege_for_the_whole_covers_each_part(texts):
+    user = User.from_texts("u", texts)
+    assert User.from_texts("u", map(str, user.roles)) == user
     for privilege, bucket, scope, collection in product(P, "ab", "ab", "ab"):
-        whole = user.may(privilege), user.may(privilege, bucket), user.may(privilege, bucket, scope)
-        part = user.may(privilege, bucket, scope, collection)
+        whole = (
+            user.has_privilege(privilege),
+            user.has_privilege(privilege, bucket),
+            user.has_privilege(privilege, bucket, scope),
+        )
+        part = user.has_privilege(privilege, bucket, scope, collection)
         assert [*whole, part] == sorted((*whole, part))
-        assert part <= user.may_somewhere(privilege, bucket) <= user.sees(bucket)
-        assert (privilege in user.privileges(bucket)) == user.may(privilege, bucket)
+        assert part <= user.has_privilege_within(privilege, bucket) <= user.can_see(bucket)
+        assert (privilege in user.list_privileges(bucket)) == user.has_privilege(privilege, bucket)
 
 
-def test_a_user_has_a_name():
-    assert User.of("alice", ["admin"]).name == "alice"
+def test_user_names_are_normalized():
+    assert User.from_texts("alice", ["admin"]).name == "alice"

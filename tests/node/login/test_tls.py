@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from penstock.errors import UsageError
 from penstock.node.auth import AuthState, Login, User, Users, decide_access
 from penstock.node.auth.certificates import make_certificates
-from penstock.node.auth.server_tls import ServerTls, names_in, server_context
+from penstock.node.auth.server_tls import ServerTls, list_user_names, make_server_context
 from penstock.node.auth.users import Account
 from tests.patience import PATIENCE
 
@@ -36,7 +36,7 @@ def other(tmp_path_factory):
 
 
 def context_of(files, **options):
-    return server_context(files / "server.pem", files / "server.key", **options)
+    return make_server_context(files / "server.pem", files / "server.key", **options)
 
 
 def client_of(files, *, certificate=None):
@@ -77,18 +77,18 @@ def shake(server, client, host="localhost"):
 @pytest.mark.parametrize(
     "host", ["localhost", "127.0.0.1", "::1", "node.example.org", "192.0.2.7", "xn--mnchen-3ya.example"]
 )
-def test_a_client_that_believes_the_authority(files, host):
+def test_client_that_trusts_the_ca_connects(files, host):
     assert shake(context_of(files), client_of(files), host) == (None, "TLSv1.3")
 
 
-def test_a_client_that_knows_the_node_by_another_name_or_another_authority(files, other):
+def test_client_with_another_name_or_ca_refuses_the_node(files, other):
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
         shake(context_of(files), client_of(files), "other.example.org")
     with pytest.raises(ssl.SSLCertVerificationError):
         shake(context_of(files), client_of(other))
 
 
-def test_what_is_older_than_tls_1_2_is_not_spoken(files):
+def test_versions_before_tls_1_2_are_refused(files):
     assert context_of(files).minimum_version is ssl.TLSVersion.TLSv1_2
     client = client_of(files)
     client.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -99,35 +99,35 @@ def test_what_is_older_than_tls_1_2_is_not_spoken(files):
 
 
 def login_of(peer_certificate, *names):
-    users = Users({name: Account(User.of(name, ["admin"]), {}) for name in names}, b"s" * 32)
+    users = Users({name: Account(User.from_texts(name, ["admin"]), {}) for name in names}, b"s" * 32)
     login = Login(decide_access(users, loopback=True))
-    login.present(peer_certificate)
+    login.log_in_by_certificate(peer_certificate)
     return login
 
 
-def test_a_certificate_logs_in_who_is_a_user(files):
+def test_client_certificate_logs_in_its_user(files):
     certificate, _ = shake(context_of(files, client_ca=files / "ca.pem"), client_of(files, certificate=files))
-    assert list(names_in(certificate)) == ["alice"]
+    assert list(list_user_names(certificate)) == ["alice"]
     login = login_of(certificate, "alice", "bob")
     assert (login.state, login.user) == (AuthState.LOGGED_IN, login.access.users.find("alice"))
     login = login_of(certificate, "bob")
-    assert (login.state, login.user, login.acting) == (AuthState.NOTHING, None, None)
+    assert (login.state, login.user, login.effective_user) == (AuthState.LOGGED_OUT, None, None)
 
 
-def test_without_a_certificate_one_logs_in_otherwise(files):
+def test_client_without_a_certificate_logs_in_by_sasl(files):
     certificate, _ = shake(context_of(files, client_ca=files / "ca.pem"), client_of(files))
     assert login_of(certificate, "alice").user is None
     assert login_of(None, "alice").user is None
 
 
-def test_a_certificate_may_be_required(files):
+def test_required_certificate_is_enforced(files):
     required = context_of(files, client_ca=files / "ca.pem", require_client=True)
     assert shake(required, client_of(files, certificate=files))[0]["subject"]
     with pytest.raises(ssl.SSLError):
         shake(required, client_of(files))
 
 
-def test_certificates_of_others_are_refused(files, other):
+def test_certificates_of_another_ca_are_refused(files, other):
     for require in (False, True):
         with pytest.raises(ssl.SSLError):
             shake(
@@ -136,20 +136,20 @@ def test_certificates_of_others_are_refused(files, other):
             )
 
 
-def test_a_server_s_certificate_makes_no_client(files):
+def test_server_certificate_is_no_client_certificate(files):
     client = client_of(files)
     client.load_cert_chain(files / "server.pem", files / "server.key")
     with pytest.raises(ssl.SSLError):
         shake(context_of(files, client_ca=files / "ca.pem"), client)
 
 
-def test_names_in_a_certificate():
+def test_user_names_of_a_certificate_are_listed():
     certificate = {
         "subject": ((("countryName", "DE"),), (("commonName", "alice"), ("commonName", "al"))),
         "subjectAltName": (("DNS", "host"), ("email", "alice@example.org")),
     }
-    assert list(names_in(certificate)) == ["alice", "al", "alice@example.org"]
-    assert list(names_in({})) == []
+    assert list(list_user_names(certificate)) == ["alice", "al", "alice@example.org"]
+    assert list(list_user_names({})) == []
     user = login_of(certificate, "alice@example.org").user
     assert user is not None
     assert user.name == "alice@example.org"
@@ -166,7 +166,7 @@ def served(files, tmp_path):
     return ServerTls(tmp_path / "server.pem", tmp_path / "server.key", tmp_path / "ca.pem")
 
 
-def test_another_certificate_counts_from_the_next_connection_on(served, files, other, tmp_path):
+def test_reloaded_certificate_is_used_by_the_next_connection(served, files, other, tmp_path):
     for name in ("server.pem", "server.key"):
         (tmp_path / name).write_bytes((other / name).read_bytes())
     shake(served.context, client_of(files))
@@ -176,7 +176,7 @@ def test_another_certificate_counts_from_the_next_connection_on(served, files, o
         shake(served.context, client_of(files))
 
 
-def test_files_that_cannot_be_loaded_leave_what_was_before(served, files, other, tmp_path):
+def test_invalid_files_keep_the_previous_certificate(served, files, other, tmp_path):
     for name, content in (
         ("server.pem", (other / "server.pem").read_bytes()),
         ("server.pem", (files / "server.key").read_bytes()),
@@ -194,7 +194,7 @@ def test_files_that_cannot_be_loaded_leave_what_was_before(served, files, other,
         (tmp_path / name).write_bytes(before)
 
 
-def test_a_reload_tells_whether_a_ca_is_gone(served, files, other, tmp_path):
+def test_reload_reports_a_removed_ca(served, files, other, tmp_path):
     ours, theirs = ((one / "ca.pem").read_bytes() for one in (files, other))
     for content, gone in ((ours, False), (ours + theirs, False), (theirs + ours, False), (theirs, True), (ours, True)):
         (tmp_path / "ca.pem").write_bytes(content)
@@ -221,19 +221,19 @@ def locked(files, tmp_path):
 
 def refusal(certificate, key, **options):
     with pytest.raises(UsageError) as caught:
-        server_context(certificate, key, **options)
+        make_server_context(certificate, key, **options)
     assert "-----" not in str(caught.value)
     return str(caught.value)
 
 
-def test_files_that_cannot_be_used(files, other, tmp_path, locked):
+def test_unusable_tls_files_are_refused(files, other, tmp_path, locked):
     certificate, key, none = files / "server.pem", files / "server.key", tmp_path / "none.pem"
     text = tmp_path / "text.pem"
     text.write_text("nothing of the sort")
     empty = tmp_path / "empty.pem"
     empty.touch()
-    assert refusal(none, key) == f"{none}: the TLS certificate cannot be read: No such file or directory"
-    assert refusal(certificate, none) == f"{none}: the TLS key cannot be read: No such file or directory"
+    assert refusal(none, key) == f"{none}: cannot read the TLS certificate: No such file or directory"
+    assert refusal(certificate, none) == f"{none}: cannot read the TLS key: No such file or directory"
     assert refusal(certificate, other / "server.key") == f"{other / 'server.key'}: not the key of {certificate}"
     assert refusal(text, key) == f"{text}: no certificate in PEM form"
     assert refusal(key, key) == f"{key}: no certificate in PEM form"
@@ -242,17 +242,17 @@ def test_files_that_cannot_be_used(files, other, tmp_path, locked):
     assert refusal(certificate, text) == f"{text}: no private key in PEM form"
     assert refusal(certificate, certificate) == f"{certificate}: no private key in PEM form"
     assert refusal(certificate, locked) == f"{locked}: the key has a password, expected one without"
-    assert refusal(certificate, key, client_ca=none).startswith(f"{none}: the client CA cannot be read: No such file")
+    assert refusal(certificate, key, client_ca=none).startswith(f"{none}: cannot read the client CA: No such file")
     assert refusal(certificate, key, client_ca=text) == (
         f"{text}: no certificate in PEM form, expected the CA of the clients"
     )
-    assert "no CA is given" in refusal(certificate, key, require_client=True)
+    assert "expected a client CA" in refusal(certificate, key, require_client=True)
 
 
 # What is made for development
 
 
-def test_what_the_certificates_say():
+def test_generated_certificates_have_the_expected_fields():
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     made = make_certificates(["::2", "localhost", "a.example."], "Zoë", 30, now)
     found = {name: x509.load_pem_x509_certificate(one.certificate) for name, one in made.items()}
@@ -279,7 +279,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("hosts", "user", "said"), WRONG)
-def test_what_cannot_stand_in_a_certificate(hosts, user, said):
+def test_invalid_names_are_refused_in_certificates(hosts, user, said):
     with pytest.raises(UsageError) as caught:
         make_certificates(hosts, user, 1, datetime.now(UTC))
     assert said in str(caught.value)

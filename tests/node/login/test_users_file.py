@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import Error, UsageError
 from penstock.node.auth import User, UsersFile
-from penstock.node.auth.users import account_of
+from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import CHECK_SECONDS, change_users, read_users
 from penstock.node.auth.verifier import MIN_ITERATIONS
 from tests.patience import PATIENCE
@@ -31,7 +31,7 @@ def clock():
 
 def add(path, name, password, *roles):
     with change_users(path) as accounts:
-        accounts[name] = account_of(User.of(name, roles or ["admin"]), password, MIN_ITERATIONS)
+        accounts[name] = make_account(User.from_texts(name, roles or ["admin"]), password, MIN_ITERATIONS)
 
 
 @pytest.fixture
@@ -41,12 +41,12 @@ def path(tmp_path):
     return path
 
 
-def test_what_is_kept(path):
+def test_file_keeps_accounts(path):
     add(path, "Zoë", "hunter2")
     accounts, secret = read_users(path)
     assert sorted(accounts) == ["Zoë", "alice"]
     assert list(map(str, accounts["alice"].user.roles)) == ["data_reader[beer:s]", "data_writer[*]"]
-    assert all(one.fits("wonderland") and not one.fits("x") for one in accounts["alice"].verifiers.values())
+    assert all(one.matches("wonderland") and not one.matches("x") for one in accounts["alice"].verifiers.values())
     assert len(secret) == 32
     text = path.read_text()
     assert "wonderland" not in text
@@ -56,7 +56,7 @@ def test_what_is_kept(path):
     assert os.listdir(path.parent) == ["users.json"]
 
 
-def test_the_secret_stays_when_users_change(path):
+def test_changes_keep_the_secret(path):
     _, before = read_users(path)
     add(path, "bob", "x")
     with change_users(path) as accounts:
@@ -65,7 +65,7 @@ def test_the_secret_stays_when_users_change(path):
     assert (list(accounts), after) == (["bob"], before)
 
 
-def test_a_link_to_the_file_stays_one(path, tmp_path):
+def test_symbolic_link_to_the_file_stays(path, tmp_path):
     link = tmp_path / "link.json"
     link.symlink_to(path.name)
     add(link, "bob", "x")
@@ -73,7 +73,7 @@ def test_a_link_to_the_file_stays_one(path, tmp_path):
     assert sorted(read_users(path)[0]) == ["alice", "bob"]
 
 
-def test_changes_at_the_same_time_are_all_there(path):
+def test_concurrent_changes_are_all_kept(path):
     threads = [Thread(target=add, args=(path, f"user{n}", "x")) for n in range(6)]
     for thread in threads:
         thread.start()
@@ -82,7 +82,7 @@ def test_changes_at_the_same_time_are_all_there(path):
     assert sorted(read_users(path)[0]) == ["alice", *(f"user{n}" for n in range(6))]
 
 
-def test_a_change_that_fails_changes_nothing(path):
+def test_failed_change_keeps_the_file(path):
     before = path.read_bytes()
 
     def stumble():
@@ -95,18 +95,18 @@ def test_a_change_that_fails_changes_nothing(path):
     assert path.read_bytes() == before
 
 
-def test_a_file_that_cannot_be_written(tmp_path):
+def test_unwritable_file_is_reported(tmp_path):
     with pytest.raises(Error, match="cannot be written: File name too long"):
         add(tmp_path / ("x" * 250), "bob", "x")
     assert os.listdir(tmp_path) == []
 
 
-def test_a_directory_that_is_not_there(tmp_path):
+def test_missing_directory_is_reported(tmp_path):
     with pytest.raises(UsageError, match="expected a directory: No such file"):
         add(tmp_path / "none" / "users.json", "bob", "x")
 
 
-def test_a_file_that_others_may_read_is_warned_about(path, caplog):
+def test_file_that_others_can_read_is_warned_about(path, caplog):
     path.chmod(0o640)
     with caplog.at_level(logging.WARNING, "penstock.node"):
         read_users(path)
@@ -127,26 +127,26 @@ def verifier_in(said):
 
 DAMAGE = [
     (lambda said: said.update(format=2), "format 2, this version knows 1"),
-    (lambda said: said.pop("format"), "there is no 'format'"),
+    (lambda said: said.pop("format"), "'format' is missing"),
     (lambda said: said.update(secret="AAAA"), "a secret of 3 bytes"),
-    (lambda said: said.update(secret=7), "no file of users, or a damaged one"),
-    (lambda said: said.pop("users"), "there is no 'users'"),
-    (lambda said: said.update(users=[]), "no file of users, or a damaged one"),
+    (lambda said: said.update(secret=7), "not a file of users, or damaged"),
+    (lambda said: said.pop("users"), "'users' is missing"),
+    (lambda said: said.update(users=[]), "not a file of users, or damaged"),
     (lambda said: said["users"].update({"\u2168": said["users"]["alice"]}), "in another form than SASLprep gives"),
     (lambda said: said["users"].update({"": said["users"]["alice"]}), "user name of 0 bytes, expected 1 to 128"),
     (lambda said: said["users"]["alice"].update(roles=["king"]), "role 'king': expected data_reader"),
-    (lambda said: said["users"]["alice"].update(roles=7), "no file of users, or a damaged one"),
-    (lambda said: said["users"]["alice"]["verifiers"].pop("SCRAM-SHA1"), "there is no 'SCRAM-SHA1'"),
+    (lambda said: said["users"]["alice"].update(roles=7), "not a file of users, or damaged"),
+    (lambda said: said["users"]["alice"]["verifiers"].pop("SCRAM-SHA1"), "'SCRAM-SHA1' is missing"),
     (lambda said: verifier_in(said).update(iterations=1), "1 iterations, expected 4096 to 1000000"),
     (lambda said: verifier_in(said).update(iterations=True), "True iterations"),
     (lambda said: verifier_in(said).update(stored_key="AAAA"), "keys of 3 and 32 bytes, expected 32"),
     (lambda said: verifier_in(said).update(salt="AAAA"), "salt of 3"),
-    (lambda said: verifier_in(said).update(salt="!"), "no file of users, or a damaged one"),
+    (lambda said: verifier_in(said).update(salt="!"), "not a file of users, or damaged"),
 ]
 
 
 @pytest.mark.parametrize(("change", "said"), DAMAGE)
-def test_damage_is_one_sentence(path, change, said):
+def test_damaged_file_is_reported_in_one_sentence(path, change, said):
     edited(path, change)
     with pytest.raises(UsageError) as caught:
         read_users(path)
@@ -155,14 +155,14 @@ def test_damage_is_one_sentence(path, change, said):
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"7", b"null", b"{", b"\xff", b"[" * 100_000, b'{"format": 1}'])
-def test_what_is_no_file_of_users_at_all(path, text):
+def test_other_files_are_refused(path, text):
     path.write_bytes(text)
-    with pytest.raises(UsageError, match=r"users\.json: no file of users, or a damaged one"):
+    with pytest.raises(UsageError, match=r"users\.json: not a file of users, or damaged"):
         read_users(path)
 
 
-def test_a_file_that_is_not_there_or_cannot_be_read(tmp_path):
-    with pytest.raises(UsageError, match="there is no such file; `penstock user add NAME --users"):
+def test_missing_or_unreadable_file_is_reported(tmp_path):
+    with pytest.raises(UsageError, match="no such file; `penstock user add NAME --users"):
         UsersFile(tmp_path / "none.json")
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
         UsersFile(tmp_path)
@@ -171,7 +171,7 @@ def test_a_file_that_is_not_there_or_cannot_be_read(tmp_path):
 # While a node has it
 
 
-def test_a_change_is_noticed_within_a_second(path, clock):
+def test_changed_file_is_noticed_within_a_second(path, clock):
     users = UsersFile(path, clock)
     version = users.version
     add(path, "bob", "x", "data_reader[wine]")
@@ -179,7 +179,7 @@ def test_a_change_is_noticed_within_a_second(path, clock):
     clock.now += CHECK_SECONDS
     bob = users.find("bob")
     assert bob is not None
-    assert bob.sees("wine")
+    assert bob.can_see("wine")
     assert users.version > version
     version = users.version
     clock.now += CHECK_SECONDS
@@ -187,22 +187,22 @@ def test_a_change_is_noticed_within_a_second(path, clock):
     assert users.version == version
 
 
-def test_a_node_that_is_told_reads_it_at_once(path, clock):
+def test_reload_reads_the_file_at_once(path, clock):
     users = UsersFile(path, clock)
     add(path, "bob", "x")
     assert users.reload()
     assert users.find("bob") is not None
 
 
-def test_what_cannot_be_read_leaves_the_users_as_they_were(path, clock, caplog):
+def test_unreadable_file_keeps_the_users(path, clock, caplog):
     users = UsersFile(path, clock)
     whole = path.read_bytes()
     path.write_bytes(whole[:100])
     with caplog.at_level(logging.ERROR, "penstock.node"):
         for _ in range(5):
             clock.now += CHECK_SECONDS
-            assert users.check("alice", "wonderland") is users.find("alice")
-    assert caplog.text.count("the users stay as they were") == 1
+            assert users.authenticate("alice", "wonderland") is users.find("alice")
+    assert caplog.text.count("the users were not changed") == 1
     path.unlink()
     assert not users.reload()
     assert users.find("alice") is not None
@@ -230,56 +230,56 @@ def derivations(monkeypatch):
     return found
 
 
-def test_a_password_that_was_right_is_not_derived_again(path, clock, derivations):
+def test_right_password_is_not_derived_again(path, clock, derivations):
     users = UsersFile(path, clock)
     for _ in range(3):
-        user = users.check("alice", "wonderland")
+        user = users.authenticate("alice", "wonderland")
         assert user is users.find("alice")
     assert len(derivations) == 1
-    assert users.check("alice", "Wonderland") is None
-    assert users.check("alice", "wonderland") is not None
+    assert users.authenticate("alice", "Wonderland") is None
+    assert users.authenticate("alice", "wonderland") is not None
     assert len(derivations) == 2
     for _ in range(2):
-        assert users.check("nobody", "wonderland") is None  # takes as long each time
+        assert users.authenticate("nobody", "wonderland") is None  # takes as long each time
     assert len(derivations) == 4
 
 
-def test_a_new_password_counts_and_the_old_one_does_not(path, clock):
+def test_new_password_replaces_the_old_one(path, clock):
     users = UsersFile(path, clock)
-    assert users.check("alice", "wonderland") is not None
+    assert users.authenticate("alice", "wonderland") is not None
     add(path, "alice", "mirror")
     clock.now += CHECK_SECONDS
-    assert users.check("alice", "wonderland") is None
-    assert users.check("alice", "mirror") is not None
+    assert users.authenticate("alice", "wonderland") is None
+    assert users.authenticate("alice", "mirror") is not None
     with change_users(path) as accounts:
         del accounts["alice"]
     clock.now += CHECK_SECONDS
-    assert users.check("alice", "mirror") is None
+    assert users.authenticate("alice", "mirror") is None
 
 
-def test_what_is_remembered_of_passwords_has_a_bound(path, clock, monkeypatch, derivations):
-    monkeypatch.setattr("penstock.node.auth.users._REMEMBERED", 2)
+def test_number_of_remembered_passwords_has_a_limit(path, clock, monkeypatch, derivations):
+    monkeypatch.setattr("penstock.node.auth.users._MAX_REMEMBERED", 2)
     for name in ("bob", "carol"):
         add(path, name, "x")
     users = UsersFile(path, clock)
     for name, password in (("alice", "wonderland"), ("bob", "x"), ("alice", "wonderland"), ("carol", "x")):
-        assert users.check(name, password) is not None
+        assert users.authenticate(name, password) is not None
     derivations.clear()
-    assert users.check("alice", "wonderland") is not None
+    assert users.authenticate("alice", "wonderland") is not None
     assert derivations == []
-    assert users.check("bob", "x") is not None
+    assert users.authenticate("bob", "x") is not None
     assert len(derivations) == 1
 
 
 @pytest.mark.parametrize(("password", "said"), [("", "0 bytes"), ("x" * 513, "513 bytes"), ("\x07", "RFC 4013")])
-def test_passwords_that_cannot_be(password, said):
+def test_invalid_passwords_are_refused(password, said):
     with pytest.raises(UsageError, match=said):
-        account_of(User.of("u", []), password)
+        make_account(User.from_texts("u", []), password)
 
 
 @pytest.mark.parametrize(
     ("name", "password"),
     [("alice", "x" * 513), ("x" * 129, "x"), ("", ""), ("\ud800", "x"), ("alice", "\ud800"), ("\ufdfa" * 42, "x")],
 )
-def test_what_nobody_is_called_and_no_password_is(path, name, password):
-    assert UsersFile(path).check(name, password) is None
+def test_invalid_names_and_passwords_do_not_log_in(path, name, password):
+    assert UsersFile(path).authenticate(name, password) is None

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import KeyExists, KeyNotFound, StatusError
-from penstock.store.subdoc.attributes import Around, EditedDocument
-from penstock.store.subdoc.command import Changed, begin, change, look_up
+from penstock.store.subdoc.attributes import CommandContext, EditedDocument
+from penstock.store.subdoc.command import ChangedDocument, change_document, run_lookups, select_document
 from penstock.store.subdoc.rules import check_changes, check_lookups
-from penstock.store.subdoc.text import Text
+from penstock.store.subdoc.text import JsonText
 from penstock.wire.codec.flags import Datatype, DocFlag, PathFlag
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
@@ -33,7 +33,7 @@ XATTR, BINARY, P = PathFlag.XATTR, PathFlag.BINARY, PathFlag.MKDIR_P
 MACROS = XATTR | PathFlag.EXPAND_MACROS
 JSON = Datatype.JSON
 
-AROUND = Around(vbuuid=0xABC, now=1_700_000_000_123_456_789)
+AROUND = CommandContext(vbuuid=0xABC, now=1_700_000_000_123_456_789)
 PLAIN = EditedDocument(
     b'{"a": 1}',
     {"_sys": b'{"x":[1]}', "user": b"5"},
@@ -47,18 +47,20 @@ PLAIN = EditedDocument(
 TOMBSTONE = EditedDocument(b"", {"_sys": b"1"}, int(Datatype.XATTR), deleted=True, cas=7)
 
 
-def looked_up(*specs: tuple[int, int, bytes], document: EditedDocument = PLAIN, around: Around = AROUND) -> list[Any]:
-    return [(status, value) for status, value in look_up(document, [LookupSpec(*spec) for spec in specs], around)]
+def looked_up(
+    *specs: tuple[int, int, bytes], document: EditedDocument = PLAIN, around: CommandContext = AROUND
+) -> list[Any]:
+    return [(status, value) for status, value in run_lookups(document, [LookupSpec(*spec) for spec in specs], around)]
 
 
-def changed(*specs: tuple[Any, ...], document: EditedDocument = PLAIN, doc_flags: int = 0) -> Changed:
-    result = change(document, [MutationSpec(*spec) for spec in specs], doc_flags, AROUND)
-    assert isinstance(result, Changed), result
+def changed(*specs: tuple[Any, ...], document: EditedDocument = PLAIN, doc_flags: int = 0) -> ChangedDocument:
+    result = change_document(document, [MutationSpec(*spec) for spec in specs], doc_flags, AROUND)
+    assert isinstance(result, ChangedDocument), result
     return result
 
 
 def failed(*specs: tuple[Any, ...], document: EditedDocument = PLAIN, doc_flags: int = 0) -> tuple[int, int]:
-    result = change(document, [MutationSpec(*spec) for spec in specs], doc_flags, AROUND)
+    result = change_document(document, [MutationSpec(*spec) for spec in specs], doc_flags, AROUND)
     assert isinstance(result, MutationResult), result
     assert not result.value
     return result.operation, result.status
@@ -70,7 +72,7 @@ def failed(*specs: tuple[Any, ...], document: EditedDocument = PLAIN, doc_flags:
 def begun(
     found: EditedDocument | None, doc_flags: int = 0, cas: int = 0, *, opcode: int = UPSERT, path: bytes = b"a"
 ) -> Any:
-    return begin(found, [MutationSpec(opcode, 0, path, b"1")], doc_flags, cas=cas)
+    return select_document(found, [MutationSpec(opcode, 0, path, b"1")], doc_flags, cas=cas)
 
 
 def test_a_document_is_there_or_not() -> None:
@@ -128,7 +130,7 @@ def test_lookups_in_attributes() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"plain", b"{", b"[NaN]"])
-def test_lookups_in_what_is_no_json(body: bytes) -> None:
+def test_lookups_in_a_body_without_json_fail(body: bytes) -> None:
     document = EditedDocument(body, {"x": b"{"})
     assert looked_up((GET, 0, b"a"), (GET, XATTR, b"x"), document=document) == [(Status.SUBDOC_DOC_NOTJSON, b"")] * 2
     whole = (Status.SUCCESS, body) if body else (Status.SUBDOC_PATH_ENOENT, b"")
@@ -165,14 +167,16 @@ def test_virtual_attributes() -> None:
         *((Status.SUCCESS, b'["_sys","user"]'), (Status.SUCCESS, b"2"), (Status.SUBDOC_PATH_ENOENT, b"")),
         (Status.SUBDOC_XATTR_UNKNOWN_VATTR, b""),
     ]
-    assert looked_up((GET, XATTR, b"$XTOC"), around=Around(system_xattrs=False)) == [(Status.SUCCESS, b'["user"]')]
+    assert looked_up((GET, XATTR, b"$XTOC"), around=CommandContext(system_xattrs=False)) == [
+        (Status.SUCCESS, b'["user"]')
+    ]
     assert looked_up((GET, XATTR, b"$document.datatype"), document=EditedDocument(b"x")) == [
         (Status.SUCCESS, b'["raw"]')
     ]
     assert looked_up((GET, XATTR, b"$document.deleted"), document=TOMBSTONE) == [(Status.SUCCESS, b"true")]
 
 
-DENIED, HIDDEN = (Status.EACCESS, b""), Around(system_xattrs=False)
+DENIED, HIDDEN = (Status.EACCESS, b""), CommandContext(system_xattrs=False)
 
 
 def test_lookups_without_access_to_attributes_of_the_system() -> None:
@@ -185,9 +189,11 @@ def test_lookups_without_access_to_attributes_of_the_system() -> None:
 
 def test_changes_without_access_to_attributes_of_the_system() -> None:
     specs = [MutationSpec(UPSERT, XATTR, b"user", b"6"), MutationSpec(UPSERT, XATTR, b"_sys.y", b"2")]
-    assert change(PLAIN, specs, 0, HIDDEN) == MutationResult(0, Status.EACCESS)
-    assert isinstance(change(PLAIN, specs[:1], 0, HIDDEN), Changed)
-    assert change(PLAIN, [MutationSpec(TO_BODY, XATTR, b"_sys", b"")], 0, HIDDEN) == MutationResult(0, Status.EACCESS)
+    assert change_document(PLAIN, specs, 0, HIDDEN) == MutationResult(0, Status.EACCESS)
+    assert isinstance(change_document(PLAIN, specs[:1], 0, HIDDEN), ChangedDocument)
+    assert change_document(PLAIN, [MutationSpec(TO_BODY, XATTR, b"_sys", b"")], 0, HIDDEN) == MutationResult(
+        0, Status.EACCESS
+    )
 
 
 # Changes
@@ -200,9 +206,9 @@ def test_changes_follow_one_another() -> None:
     )
     assert after.body == b'{"a": 2,"b":[1,7]}'
     assert after.xattrs == {"_sys": b'{"x":[1],"y":2}', "user": b"6", "new": b'{"a":{"b":[ ]}}'}
-    assert after.answers == [MutationResult(5, Status.SUCCESS, b"7"), MutationResult(6, Status.SUCCESS, b"2")]
+    assert after.results == [MutationResult(5, Status.SUCCESS, b"7"), MutationResult(6, Status.SUCCESS, b"2")]
     assert after.datatype == Datatype.JSON | Datatype.XATTR
-    assert unpack_xattrs(after.front() + after.body) == (after.xattrs, after.body)
+    assert unpack_xattrs(after.pack_front() + after.body) == (after.xattrs, after.body)
     assert not after.deleted
     assert PLAIN.xattrs == {"_sys": b'{"x":[1]}', "user": b"5"}
 
@@ -219,7 +225,7 @@ def test_the_first_change_that_fails_is_named() -> None:
 
 def test_an_attribute_is_removed() -> None:
     after = changed((DELETE, XATTR, b"user"), (DELETE, XATTR, b"_sys"))
-    assert (after.xattrs, after.datatype, after.front() + after.body) == ({}, JSON, b'{"a": 1}')
+    assert (after.xattrs, after.datatype, after.pack_front() + after.body) == ({}, JSON, b'{"a": 1}')
 
 
 def test_names_of_attributes_may_have_escapes() -> None:
@@ -236,7 +242,7 @@ def test_names_of_attributes_may_have_escapes() -> None:
 def test_the_whole_body() -> None:
     assert changed((Opcode.SET, 0, b"", b" {}")).datatype == Datatype.JSON | Datatype.XATTR
     after = changed((Opcode.SET, 0, b"", b"no json"), document=EditedDocument())
-    assert (after.body, after.datatype, after.front() + after.body) == (b"no json", 0, b"no json")
+    assert (after.body, after.datatype, after.pack_front() + after.body) == (b"no json", 0, b"no json")
     assert changed((Opcode.ADD, 0, b"", b"1"), document=EditedDocument()).body == b"1"
 
 
@@ -244,7 +250,7 @@ def test_a_document_is_deleted() -> None:
     after = changed((UPSERT, XATTR, b"_sys", b"2"), (UPSERT, XATTR, b"own", b"2"), (Opcode.DELETE, 0, b""))
     assert (after.body, after.xattrs, after.datatype, after.deleted) == (b"", {"_sys": b"2"}, Datatype.XATTR, True)
     after = changed((Opcode.DELETE, 0, b""), document=EditedDocument(b"x", {"user": b"1"}))
-    assert (after.front() + after.body, after.datatype, after.deleted) == (b"", 0, True)
+    assert (after.pack_front() + after.body, after.datatype, after.deleted) == (b"", 0, True)
 
 
 def test_a_deleted_document_stays_so_unless_it_is_revived() -> None:
@@ -275,8 +281,8 @@ def test_a_change_names_itself() -> None:
         *((UPSERT, MACROS, b"t.crc", b'"${Mutation.value_crc32c}"'), (UPSERT, MACROS, b"t.c", b'"${Mutation.CAS}"')),
         *((UPSERT, XATTR, b"t.as_is", b'"${Mutation.CAS}"'), (UPSERT, 0, b"a", b"2")),
     )
-    assert len(after.front() + after.body) == len(after.front(2**64 - 1, 2**63) + after.body)
-    xattrs, body = unpack_xattrs(after.front(0x0102030405060708, 0x2A) + after.body)
+    assert len(after.pack_front() + after.body) == len(after.pack_front(2**64 - 1, 2**63) + after.body)
+    xattrs, body = unpack_xattrs(after.pack_front(0x0102030405060708, 0x2A) + after.body)
     assert body == b'{"a": 2}'
     assert xattrs["_s"] == b'"0x0807060504030201"'
     assert json.loads(xattrs["t"]) == {
@@ -287,7 +293,7 @@ def test_a_change_names_itself() -> None:
     }
 
 
-def test_values_that_show_what_the_document_was() -> None:
+def test_document_macros_show_the_old_document() -> None:
     after = changed(
         (UPSERT, 0, b"a", b"2"),
         *((UPSERT, MACROS, name, b'"${$document.%s}"' % field) for name, field in ((b"x", b"CAS"), (b"y", b"exptime"))),
@@ -301,12 +307,12 @@ def test_values_that_show_what_the_document_was() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_what_stands_for_a_cas_stands_nowhere_else(junk: bytes) -> None:
+def test_stand_in_of_a_cas_is_unique(junk: bytes) -> None:
     before = EditedDocument(b"{}", {"junk": json.dumps(junk.hex()).encode()})
     specs = [(UPSERT, MACROS, b"a", b'"${Mutation.CAS}"'), (UPSERT, MACROS, b"b", b'"${Mutation.value_crc32c}"')]
     for _ in range(2):  # what stood for it the first time is part of the document the second time
         after = changed(*specs, document=before)
-        xattrs = unpack_xattrs(after.front(1, 1) + after.body).xattrs
+        xattrs = unpack_xattrs(after.pack_front(1, 1) + after.body).xattrs
         assert xattrs == {**before.xattrs, "a": b'"0x0100000000000000"', "b": b'"0x%08x"' % crc32c(b"{}")}
         before = EditedDocument(b"{}", {"junk": b"[" + b",".join(after.macros) + b"]"})
 
@@ -351,16 +357,16 @@ def test_any_changes_are_made_or_refused(
 ) -> None:
     with suppress(StatusError):
         check_changes(specs, doc_flags)
-        after = change(begin(found, specs, doc_flags), specs, doc_flags, AROUND)
+        after = change_document(select_document(found, specs, doc_flags), specs, doc_flags, AROUND)
         if isinstance(after, MutationResult):
             assert specs[after.operation]
             assert after.status in set(Status)
         else:
-            value = after.front(5, 6) + after.body
+            value = after.pack_front(5, 6) + after.body
             xattrs, body = unpack_xattrs(value) if after.datatype & Datatype.XATTR else ({}, value)
             assert (list(xattrs), body) == (list(after.xattrs), after.body)
             assert not (after.deleted and body)
-            assert not after.datatype & JSON or Text(body).read() == body
+            assert not after.datatype & JSON or JsonText(body).read() == body
 
 
 @given(FOUND, st.lists(LOOKUP_SPECS, min_size=1, max_size=4), DOC_FLAGS)
@@ -369,7 +375,7 @@ def test_any_lookups_are_answered_or_refused(
 ) -> None:
     with suppress(StatusError):
         check_lookups(specs, doc_flags)
-        results = look_up(begin(found, specs, doc_flags), specs, AROUND)
+        results = run_lookups(select_document(found, specs, doc_flags), specs, AROUND)
         assert len(results) == len(specs)
         assert all(result.status == Status.SUCCESS or not result.value for result in results)
 
@@ -401,15 +407,15 @@ def test_changes_of_one_command_are_as_if_each_came_alone(specs: list[MutationSp
     made: list[MutationSpec] = []
     for spec in specs:
         spec = spec._replace(value=b"" if spec.opcode == DELETE else spec.value)
-        alone = change(document, [spec], 0, AROUND)
+        alone = change_document(document, [spec], 0, AROUND)
         if isinstance(alone, MutationResult):
-            failing = change(KEYED, [*made, spec], 0, AROUND)
+            failing = change_document(KEYED, [*made, spec], 0, AROUND)
             assert failing == MutationResult(len(made), alone.status)
             continue
         document = document._replace(body=alone.body)
-        answers += [result._replace(operation=len(made)) for result in alone.answers]
+        answers += [result._replace(operation=len(made)) for result in alone.results]
         made.append(spec)
     if made:
-        together = change(KEYED, made, 0, AROUND)
-        assert isinstance(together, Changed)
-        assert (together.body, together.answers) == (document.body, answers)
+        together = change_document(KEYED, made, 0, AROUND)
+        assert isinstance(together, ChangedDocument)
+        assert (together.body, together.results) == (document.body, answers)

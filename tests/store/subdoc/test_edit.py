@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import StatusError
-from penstock.store.subdoc.edit import EDITS, READS, makes_array
+from penstock.store.subdoc.edit import EDITS, READS, creates_array
 from penstock.store.subdoc.path import Path, parse_path
-from penstock.store.subdoc.text import Text
+from penstock.store.subdoc.text import JsonText
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from tests.store.subdoc import model
@@ -29,7 +29,7 @@ HIGHEST, LOWEST = 2**63 - 1, -(2**63)
 
 
 def read_at(opcode: int, document: str, path: Path) -> str:
-    return READS[opcode](Text(document.encode(), [path]), path).decode()
+    return READS[opcode](JsonText(document.encode(), [path]), path).decode()
 
 
 def read(opcode: Opcode, document: str, path: str) -> str:
@@ -38,9 +38,9 @@ def read(opcode: Opcode, document: str, path: str) -> str:
 
 def edit_at(opcode: int, document: str, path: Path, value: bytes, mkdir_p: bool) -> tuple[str, str]:
     """Return the changed text and the answer."""
-    text = Text(document.encode(), [path])
+    text = JsonText(document.encode(), [path])
     answer = EDITS[opcode](text, path, value, mkdir_p)
-    assert Text(text.read()).read() == text.read()
+    assert JsonText(text.read()).read() == text.read()
     return text.read().decode(), answer.decode()
 
 
@@ -110,7 +110,7 @@ NOT_READ = [
 
 
 @pytest.mark.parametrize(("opcode", "document", "path", "status"), NOT_READ)
-def test_what_cannot_be_read(opcode: Opcode, document: str, path: str, status: Status) -> None:
+def test_invalid_reads_are_refused(opcode: Opcode, document: str, path: str, status: Status) -> None:
     assert refusal(read, opcode, document, path) == status
 
 
@@ -245,7 +245,7 @@ NOT_EDITED: list[tuple[Any, ...]] = [
 
 
 @pytest.mark.parametrize("row", NOT_EDITED, ids=lambda row: f"{row[0].name}-{row[1][:20]}-{row[2]}")
-def test_what_cannot_be_edited(row: tuple[Any, ...]) -> None:
+def test_invalid_edits_are_refused(row: tuple[Any, ...]) -> None:
     opcode, document, path, value, status, *mkdir_p = row
     assert refusal(edit, opcode, document, path, value, bool(mkdir_p)) == status
 
@@ -253,7 +253,7 @@ def test_what_cannot_be_edited(row: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize(
     "delta", ["", "0", "-0", "01", "+1", " 1", "1 ", "1.0", "1e3", "x", "-", "½", str(2**63), "9" * 99]
 )
-def test_what_is_no_number_to_count_by(delta: str) -> None:
+def test_invalid_delta_is_refused(delta: str) -> None:
     assert refusal(edit, COUNTER, "{}", "n", delta) == DELTA
 
 
@@ -261,7 +261,7 @@ def test_what_is_no_number_to_count_by(delta: str) -> None:
     "value", ["", " ", "x", "1,2", '1,"b":2', "1}", "[1", "1]", '{"a"}', "2.", "NaN", '"\n"', "1 2"]
 )
 @pytest.mark.parametrize("opcode", [DICT_ADD, DICT_UPSERT, REPLACE, ADD_UNIQUE])
-def test_what_is_no_value(opcode: Opcode, value: str) -> None:
+def test_invalid_value_is_refused(opcode: Opcode, value: str) -> None:
     assert refusal(edit, opcode, '{"a":1}', "a", value) == CANTINSERT
 
 
@@ -269,7 +269,7 @@ def test_what_is_no_value(opcode: Opcode, value: str) -> None:
     "value", ["", " ", "x", "1,", ",1", "1],[2", "1]", "[1", "1,,2", "1 2", "Infinity", '"a', "]["]
 )
 @pytest.mark.parametrize(("opcode", "path"), [(PUSH_LAST, ""), (PUSH_FIRST, ""), (INSERT, "[0]")])
-def test_what_are_no_values(opcode: Opcode, path: str, value: str) -> None:
+def test_invalid_values_are_refused(opcode: Opcode, path: str, value: str) -> None:
     assert refusal(edit, opcode, "[]", path, value) == CANTINSERT
 
 
@@ -299,12 +299,12 @@ def test_no_document_becomes_too_deep() -> None:
     assert refusal(edit, DICT_ADD, "{}", "a", nested(100_000)) == ETOODEEP
 
 
-def test_what_a_new_document_is() -> None:
-    assert makes_array(PUSH_LAST, b"")
-    assert makes_array(PUSH_LAST, b"[0]")
-    assert makes_array(DICT_UPSERT, b"[0]")
-    assert not makes_array(PUSH_FIRST, b"a[0]")
-    assert not makes_array(DICT_UPSERT, b"")
+def test_new_document_is_an_array_or_an_object() -> None:
+    assert creates_array(PUSH_LAST, b"")
+    assert creates_array(PUSH_LAST, b"[0]")
+    assert creates_array(DICT_UPSERT, b"[0]")
+    assert not creates_array(PUSH_FIRST, b"a[0]")
+    assert not creates_array(DICT_UPSERT, b"")
 
 
 # Against the model
@@ -408,7 +408,7 @@ SOUP = st.text('[]{}":, \n\\ab1-.`', max_size=24).map(str.encode) | st.binary(ma
 
 
 def changed(document: bytes, path: bytes, value: bytes, opcode: int, mkdir_p: bool) -> bytes:
-    text = Text(document)
+    text = JsonText(document)
     EDITS[opcode](text, parse_path(path), value, mkdir_p)
     return text.read()
 
@@ -416,4 +416,4 @@ def changed(document: bytes, path: bytes, value: bytes, opcode: int, mkdir_p: bo
 @given(SOUP, SOUP, SOUP, st.sampled_from(sorted(EDITS)), st.booleans())
 def test_garbage_is_refused_with_a_status(document: bytes, path: bytes, value: bytes, opcode: int, p: bool) -> None:
     after = attempt(changed, document, path, value, opcode, p)
-    assert after in DOCUMENTED or Text(after).read() == after
+    assert after in DOCUMENTED or JsonText(after).read() == after

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import StatusError
-from penstock.store.subdoc.path import parse_path, spelled
+from penstock.store.subdoc.path import format_path, parse_path
 from penstock.wire.codec.statuses import Status
 
 PATHS = [
@@ -43,7 +43,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("path", WRONG)
-def test_what_is_no_path(path: bytes) -> None:
+def test_invalid_path_is_refused(path: bytes) -> None:
     with pytest.raises(StatusError) as caught:
         parse_path(path)
     assert caught.value.status == Status.SUBDOC_PATH_EINVAL
@@ -73,5 +73,5 @@ def test_any_bytes_are_a_path_or_refused(path: bytes) -> None:
 
 
 def test_a_path_is_shown_in_messages() -> None:
-    assert spelled(parse_path(b"a[0].b[-1]")) == "a[0].b[-1]"
-    assert spelled(()) == "''"
+    assert format_path(parse_path(b"a[0].b[-1]")) == "a[0].b[-1]"
+    assert format_path(()) == "''"

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import StatusError
-from penstock.store.subdoc.rules import check_changes, check_lookups, xattrs_named
+from penstock.store.subdoc.rules import check_changes, check_lookups, find_xattr_names
 from penstock.wire.codec.flags import DocFlag, PathFlag
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
@@ -42,7 +42,7 @@ def check(specs: list[Any], doc_flags: int, cas: int = 0, **options: bool) -> No
 
 
 @pytest.mark.parametrize(("specs", "doc_flags"), CHECKED)
-def test_what_may_stand_together(specs: list[Any], doc_flags: int) -> None:
+def test_valid_combinations_are_accepted(specs: list[Any], doc_flags: int) -> None:
     check(specs, doc_flags)
 
 
@@ -96,7 +96,7 @@ REFUSED: list[tuple[list[Any], int, Status]] = [
 
 
 @pytest.mark.parametrize(("specs", "doc_flags", "status"), REFUSED)
-def test_what_may_not(specs: list[Any], doc_flags: int, status: Status) -> None:
+def test_invalid_combinations_are_refused(specs: list[Any], doc_flags: int, status: Status) -> None:
     with pytest.raises(StatusError) as caught:
         check(specs, doc_flags)
     assert caught.value.status == status
@@ -119,7 +119,7 @@ def test_revive_on_a_single_path(doc_flags: int) -> None:
     assert caught.value.status == EINVAL
 
 
-def test_what_is_to_be_added_has_no_cas() -> None:
+def test_add_with_a_cas_is_refused() -> None:
     with pytest.raises(StatusError) as caught:
         check([(UPSERT, 0, b"a", b"1")], ADD, cas=5)
     assert caught.value.status == EINVAL
@@ -132,11 +132,11 @@ def test_every_operation_has_its_flags() -> None:
         check([(opcode, XATTR if opcode == TO_BODY else 0, b"a", b"")], 0)
 
 
-def test_one_attribute_for_those_who_know_of_no_more() -> None:
+def test_single_attribute_limit_is_enforced() -> None:
     same = [(GET, XATTR, b"a.x"), (GET, XATTR, b"a.y"), (GET, XATTR, b"$document")]
     check(same, 0, several_xattrs=False)
     check([*same, (GET, XATTR, b"b")], 0)
     with pytest.raises(StatusError) as caught:
         check([*same, (GET, XATTR, b"b")], 0, several_xattrs=False)
     assert caught.value.status == Status.SUBDOC_XATTR_INVALID_KEY_COMBO
-    assert xattrs_named([LookupSpec(*spec) for spec in [*same, (GET, 0, b"c")]]) == {"a"}
+    assert find_xattr_names([LookupSpec(*spec) for spec in [*same, (GET, 0, b"c")]]) == {"a"}

@@ -44,14 +44,14 @@ def test_a_value_knows_its_own_change(vbucket: Vbucket) -> None:
 
 
 @pytest.mark.parametrize("event", [Event.DELETION, Event.EXPIRATION])
-def test_what_is_left_of_a_deleted_document(vbucket: Vbucket, event: Event) -> None:
-    assert vbucket.versions.tombstone(b"k") is None
+def test_deleted_document_keeps_its_system_attributes(vbucket: Vbucket, event: Event) -> None:
+    assert vbucket.versions.find_tombstone(b"k") is None
     vbucket.incoming.store_with_meta(event, b"k", b"left", Meta(BASE + 9, 4, expiry=77, datatype=4))
-    assert vbucket.versions.tombstone(b"k") == Item(BASE + 9, 0, 4, b"left", 77, 4, 1)
+    assert vbucket.versions.find_tombstone(b"k") == Item(BASE + 9, 0, 4, b"left", 77, 4, 1)
     vbucket.set(b"k", b"again")
-    assert vbucket.versions.tombstone(b"k") is None
+    assert vbucket.versions.find_tombstone(b"k") is None
     vbucket.delete(b"k")
-    assert vbucket.versions.tombstone(b"k") == Item(BASE + 11, 0, 0, b"", NOW, 6, 3)
+    assert vbucket.versions.find_tombstone(b"k") == Item(BASE + 11, 0, 0, b"", NOW, 6, 3)
 
 
 def test_a_tombstone_with_a_value(vbucket: Vbucket) -> None:
@@ -59,10 +59,10 @@ def test_a_tombstone_with_a_value(vbucket: Vbucket) -> None:
     assert vbucket.rewrite(b"k", named, deleted=True, datatype=xattr) == Stored(BASE, 1)
     assert vbucket.get(b"k") is None
     assert vbucket.changes.items == 0
-    assert vbucket.versions.tombstone(b"k") == Item(BASE, 0, xattr, b"1 of %d" % BASE, NOW, 1, 1)
+    assert vbucket.versions.find_tombstone(b"k") == Item(BASE, 0, xattr, b"1 of %d" % BASE, NOW, 1, 1)
     vbucket.rewrite(b"k", named)
     vbucket.rewrite(b"k", named, deleted=True, datatype=xattr)
-    assert read_all(vbucket.history.snapshot(1, MAX_SEQNO)) == [
+    assert read_all(vbucket.history.open_snapshot(1, MAX_SEQNO)) == [
         tombstone(
             vbucket=2,
             key=b"k",
@@ -79,7 +79,7 @@ def test_an_expired_document_becomes_a_tombstone_first(vbucket: Vbucket, clock: 
     vbucket.set(b"k", b"", expiry=5)
     clock.wait(6)
     vbucket.rewrite(b"k", named)
-    (change,) = read_all(vbucket.history.snapshot(1, MAX_SEQNO))
+    (change,) = read_all(vbucket.history.open_snapshot(1, MAX_SEQNO))
     assert isinstance(change, Mutation)
     assert (change.by_seqno, change.rev_seqno) == (3, 3)
 

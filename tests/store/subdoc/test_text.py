@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from penstock.errors import StatusError
 from penstock.store.subdoc import scan
 from penstock.store.subdoc.path import KeyComponent, Path, parse_path
-from penstock.store.subdoc.text import Text, count_levels, locate
+from penstock.store.subdoc.text import JsonText, count_levels, locate
 from penstock.wire.codec.statuses import Status
 from penstock.wire.values.json_value import detect_json
 
@@ -26,15 +26,15 @@ NO_JSON = [
 
 
 @pytest.mark.parametrize("document", JSON)
-def test_what_is_json(document: bytes) -> None:
-    assert Text(document).read() == document
+def test_json_text_is_accepted(document: bytes) -> None:
+    assert JsonText(document).read() == document
     assert detect_json(document)
 
 
 @pytest.mark.parametrize("document", NO_JSON)
-def test_what_is_no_json(document: bytes) -> None:
+def test_other_text_is_refused(document: bytes) -> None:
     with pytest.raises(StatusError) as caught:
-        Text(document)
+        JsonText(document)
     assert caught.value.status == Status.SUBDOC_DOC_NOTJSON
     assert not detect_json(document)
 
@@ -50,7 +50,7 @@ def test_what_is_no_json(document: bytes) -> None:
 )
 def test_a_document_that_is_too_deep(document: bytes) -> None:
     with pytest.raises(StatusError) as caught:
-        Text(document)
+        JsonText(document)
     assert caught.value.status == Status.SUBDOC_DOC_E2DEEP
 
 
@@ -58,7 +58,7 @@ def test_a_document_that_is_too_deep(document: bytes) -> None:
     "document", [b"[" * 32 + b"1" + b"]" * 32, b'["' + b"[" * 99 + b'"]', b'["\\"' + b"{" * 99 + b'","\\\\",[[]]]']
 )
 def test_a_document_that_is_not_too_deep(document: bytes) -> None:
-    assert Text(document).read() == document
+    assert JsonText(document).read() == document
 
 
 def levels(value: object) -> int:
@@ -116,6 +116,7 @@ TREES = st.recursive(
 )
 
 
+@pytest.mark.long
 @given(TREES, PATHS, st.booleans(), st.sampled_from([(",", ":"), (" ,\n", "\t:\r\n ")]))
 def test_places_are_the_same(tree: object, paths: tuple[Path, ...], plain: bool, marks: tuple[str, str]) -> None:
     document = f" {json.dumps(tree, ensure_ascii=plain, separators=marks)}\n".encode()
@@ -163,7 +164,7 @@ def test_a_last_element_within_a_last_element_is_not_read_again_and_again() -> N
 
 def test_an_array_becomes_longer_several_times() -> None:
     path, other = parse_path(b"a"), parse_path(b"b")
-    text = Text(b'{"a":[ ],"b":[1]}', [path, other])
+    text = JsonText(b'{"a":[ ],"b":[1]}', [path, other])
     place = text.find(path)
     for new in (b"1", b"2,3", b"[4]"):
         longer = text.find_to_append(path)
@@ -176,7 +177,7 @@ def test_an_array_becomes_longer_several_times() -> None:
 @given(st.lists(st.sampled_from([b"1", b'"a"', b"null", b"[]", b"{}"]), max_size=5), st.sampled_from([b"1", b'"b"']))
 def test_the_first_element_that_matters(items: list[bytes], item: bytes) -> None:
     document = b'{"a":[ ' + b" , ".join(items) + b" ]}"
-    text = Text(document)
+    text = JsonText(document)
     at = text.find_item(document.index(b"["), item)
     assert at == scan.find_item(document, document.index(b"["), item)
     wanted = [document.index(b"[") + 2 + sum(len(each) + 3 for each in items[:n]) for n, each in enumerate(items)]

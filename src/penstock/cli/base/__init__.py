@@ -1,4 +1,4 @@
-"""What all commands have in common: the application, options, output, interrupts.
+"""The parts that all commands share: the application, options, output, interrupts.
 
-In: what two commands would otherwise both write. Out: commands.
+In: code that two commands would otherwise both write. Out: commands.
 """

@@ -1,37 +1,40 @@
-"""The application that the commands register with, and what it says when it is given none."""
+"""The Typer application with which the commands register, and the options that many commands share."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from penstock.cli.base.option_parameters import annotation_of
-from penstock.client.connect.address import DEFAULT_URL, Address, ConnectionOptions, MissingVbuckets, parse_address
-from penstock.client.connect.credentials import USERNAME_VARIABLE, credentials_from, password_file
-from penstock.options import options_of
+from penstock.cli.base.option_parameters import make_annotation
+from penstock.client.connect.address import DEFAULT_URL, Address, ConnectionOptions, parse_address
+from penstock.client.connect.credentials import read_password_file, resolve_credentials
+from penstock.node.session.node_options import NodeOptions
+from penstock.options import list_options
+from penstock.spark.source.bucket_options import BucketOptions
 from penstock.version import __version__
 
 __all__ = [
     "AsJson",
-    "Missing",
     "Panel",
     "PasswordFile",
     "Url",
     "Username",
-    "address_of",
+    "UsersPath",
     "app",
-    "examples",
-    "with_missing",
+    "format_examples",
+    "override_options",
+    "resolve_address",
 ]
 
 
 class Panel(StrEnum):
-    """The groups in which commands are listed."""
+    """The groups in which `penstock --help` lists the commands."""
 
     NODE = "A node to try things on"
     DATA = "Documents and their changes"
@@ -41,39 +44,47 @@ class Panel(StrEnum):
 _LIKE_MARKUP = re.compile(r"\[(?=[a-z#/@])")
 
 
-def examples(*lines: str) -> str:
-    """Return command lines as the end of a command's help, in which brackets would be rich's."""
+def format_examples(*lines: str) -> str:
+    """Return command lines as the last part of a command's help, with brackets escaped: rich reads them as markup."""
     return "Example:\n" + "\n".join("$ " + _LIKE_MARKUP.sub(r"\\[", line) for line in lines)
 
 
-Url = Annotated[
-    str,
-    typer.Option("--url", envvar="PENSTOCK_URL", metavar="URL", help="The bucket: couchbase://host:port/bucket."),
-]
-Username = Annotated[
-    str | None,
-    typer.Option(
-        "--username", envvar=USERNAME_VARIABLE, metavar="NAME", help="Who logs in; PENSTOCK_PASSWORD has the password."
-    ),
-]
-PasswordFile = Annotated[
-    str | None, typer.Option("--password-file", metavar="FILE", help="Its only line is the password, instead.")
-]
-Missing = annotation_of(options_of(ConnectionOptions)["missing_vbuckets"], shown="of the connection string, else fail")
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+_ACCESS_OPTIONS = list_options(BucketOptions)
+Url = make_annotation(_ACCESS_OPTIONS["url"], required=True, shown=True)
+Username = make_annotation(_ACCESS_OPTIONS["username"])
+PasswordFile = make_annotation(_ACCESS_OPTIONS["password_file"])
+UsersPath = make_annotation(list_options(NodeOptions)["users"], required=True)
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
-def address_of(url: str, username: str | None, file: str | None) -> Address:
-    """Return where a command's bucket is, and who logs in there. file: with the password. Raises UsageError."""
-    password = None if file is None else password_file(file)
-    return parse_address(url, credentials_from(username, password, os.environ))
+def resolve_address(url: str, username: str | None, file: str | None) -> Address:
+    """Return the address of a command's bucket, with the credentials of its options and of the environment.
+
+    Args:
+        url: the connection string.
+        username: the user name; None: PENSTOCK_USERNAME, if it is set.
+        file: the file with the password; None: PENSTOCK_PASSWORD, if it is set.
+
+    Raises:
+        UsageError: the connection string is invalid, the file cannot be read, or half of the credentials is missing.
+    """
+    password = None if file is None else read_password_file(file)
+    return parse_address(url, resolve_credentials(username, password, os.environ))
 
 
-def with_missing(address: Address, missing: Literal["fail", "skip"] | None) -> Address:
-    """Return the address with the option missingVbuckets set, if it is given."""
-    if missing is None:
-        return address
-    return replace(address, options=replace(address.options, missing_vbuckets=MissingVbuckets(missing)))
+def override_options(address: Address, given: Mapping[str, str]) -> Address:
+    """Return the address with other connection options.
+
+    Args:
+        address: the address to change.
+        given: field name of ConnectionOptions -> value as text.
+
+    Raises:
+        UsageError: a value is invalid.
+    """
+    declared = list_options(ConnectionOptions)
+    values = {name: declared[name].option_type.read(declared[name].external_name, text) for name, text in given.items()}
+    return replace(address, options=replace(address.options, **values))
 
 
 FIRST_STEPS = (
@@ -84,7 +95,7 @@ FIRST_STEPS = (
     "penstock tail --from beginning --until now",
     "penstock pipeline run --to ./lake --available-now",
     "penstock pipeline show ./lake current --limit 5",
-    "penstock demo   # all of this at once, and a comparison at the end",
+    "penstock demo   # runs all of these steps and compares the results",
 )
 
 app = typer.Typer(
@@ -96,8 +107,8 @@ app = typer.Typer(
 )
 
 
-def _say_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         print(f"penstock {__version__}")
         raise typer.Exit
 
@@ -105,14 +116,14 @@ def _say_version(wanted: bool) -> None:
 @app.callback(
     invoke_without_command=True,
     epilog="First steps:\n" + "\n".join(f"$ {line}" for line in FIRST_STEPS) + "\n\n"
-    "penstock COMMAND --help has the options of each command, and an example.",
+    "Run penstock COMMAND --help for the options of a command and an example.",
 )
 def penstock(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")] = False,
 ) -> None:
     """Carry the changes of a vbucketed key-value bucket to terminals, programs and Spark tables."""
     if context.invoked_subcommand is None:

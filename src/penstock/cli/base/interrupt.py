@@ -1,4 +1,4 @@
-"""Ctrl-C for work that must not be broken into: Spark's conversation with Java has no good place for an exception."""
+"""Signals for work that must not be interrupted by an exception, such as Spark's calls to Java."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from concurrent.futures import Future
 from types import FrameType
 from typing import TypeVar
 
-__all__ = ["interruptible"]
+__all__ = ["run_interruptibly"]
 
 T = TypeVar("T")
 
 
-def interruptible(work: Callable[[Callable[[], None]], T]) -> T:
-    """Return what `work(check)` returns, run on a thread of its own while this one waits for signals.
+def run_interruptibly(work: Callable[[Callable[[], None]], T]) -> T:
+    """Run work on its own thread, while the main thread waits for signals.
 
-    check: to be called now and then where stopping is possible; raises KeyboardInterrupt once SIGINT, SIGTERM or
-    SIGHUP came.
-    A second signal raises it here at once, and leaves the thread to end with the process. Main thread only.
+    A second signal raises KeyboardInterrupt in the main thread at once; the other thread ends with the process.
+
+    Args:
+        work: called with `check`. It must call `check()` from time to time, where it can stop: `check` raises
+            KeyboardInterrupt after SIGINT, SIGTERM or SIGHUP.
+
+    Returns:
+        The result of `work`.
     """
     interrupted = threading.Event()
     outcome: Future[T] = Future()
@@ -33,7 +38,7 @@ def interruptible(work: Callable[[Callable[[], None]], T]) -> T:
         if interrupted.is_set():
             raise KeyboardInterrupt
         interrupted.set()
-        print("Stopping; a second time stops at once.", file=sys.stderr)
+        print("Stopping; interrupt again to stop at once.", file=sys.stderr)
 
     def main() -> None:
         try:

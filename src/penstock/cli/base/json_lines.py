@@ -1,4 +1,4 @@
-"""Documents in JSON lines: which line has which key and value, and what is wrong with those that have none."""
+"""Documents in files of JSON lines: the key and value of each line, or the reason why a line has none."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE
 
-__all__ = ["BadLine", "LoadedDocument", "compact", "open_input", "read_documents", "read_keys"]
+__all__ = ["BadLine", "LoadedDocument", "encode_compact_json", "open_input", "read_documents", "read_keys"]
 
 T = TypeVar("T")
 
 _BOM = b"\xef\xbb\xbf"
-_KINDS = {dict: "an object", list: "an array", str: "a string", bool: "true or false", float: "a fraction"}
+_TYPE_NAMES = {dict: "an object", list: "an array", str: "a string", bool: "true or false", float: "a fraction"}
 
 
 class LoadedDocument(NamedTuple):
-    """A document to be stored: its key, its value as it is stored, and the line, from 1, that it stood in."""
+    """A document to store.
+
+    Attributes:
+        value: compact JSON in UTF-8.
+        line: its line in the file, from 1; 0 if it comes from no file.
+    """
 
     key: bytes
     value: bytes
@@ -30,19 +35,35 @@ class LoadedDocument(NamedTuple):
 
 
 class BadLine(NamedTuple):
-    """A line without a document: its number, from 1, and what was found and expected."""
+    """A line without a document.
+
+    Attributes:
+        line: its number, from 1.
+        reason: the content found and the content expected.
+    """
 
     line: int
     reason: str
 
 
-class _Wrong(Exception):
-    """What is wrong with the line being read; never leaves this module."""
+class _LineError(Exception):
+    """The error in the line being read. Never leaves this module."""
 
 
 @contextmanager
 def open_input(path: str, expected: str = "a file of JSON lines") -> Iterator[BinaryIO]:
-    """Open a file, or standard input for "-". Raises UsageError, which names what was expected, if that cannot be."""
+    """Open a file for reading; `-` is standard input.
+
+    Args:
+        path: the file.
+        expected: the expected kind of file, for the error.
+
+    Yields:
+        The file in binary mode.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
     if path == "-":
         yield sys.stdin.buffer
         return
@@ -58,37 +79,45 @@ def open_input(path: str, expected: str = "a file of JSON lines") -> Iterator[Bi
 
 
 def read_documents(lines: Iterable[bytes], key: str, value: str | None = None) -> Iterator[LoadedDocument | BadLine]:
-    """Give what each line holds; blank lines are passed over.
+    """Read the document of each line, or the reason why it has none. Blank lines are skipped.
 
-    key: the field with the key. value: the field that is the document, or None for the whole object.
+    Args:
+        lines: the lines of the file.
+        key: field that holds the key.
+        value: field that holds the document; None: the whole object is the document.
+
+    Returns:
+        An iterator that reads the lines as it is consumed.
     """
 
     def document(number: int, found: Any) -> LoadedDocument:
-        octets = _key(_field(found, key), key)
-        return LoadedDocument(octets, _stored(found if value is None else _field(found, value)), number)
+        octets = _encode_key(_get_field(found, key), key)
+        return LoadedDocument(octets, _encode_document(found if value is None else _get_field(found, value)), number)
 
-    return _each(lines, document)
+    return _read_lines(lines, document)
 
 
 def read_keys(lines: Iterable[bytes], key: str) -> Iterator[bytes | BadLine]:
-    """Give the key in each line, which is a JSON string or an object with the key in field `key`."""
-    return _each(lines, lambda _, found: _key(found if isinstance(found, str) else _field(found, key), key))
+    """Return an iterator over the keys of lines: JSON strings, or objects with the key in the field `key`."""
+    return _read_lines(
+        lines, lambda _, found: _encode_key(found if isinstance(found, str) else _get_field(found, key), key)
+    )
 
 
-def _each(lines: Iterable[bytes], take: Callable[[int, Any], T]) -> Iterator[T | BadLine]:
+def _read_lines(lines: Iterable[bytes], read_line: Callable[[int, Any], T]) -> Iterator[T | BadLine]:
     for number, line in enumerate(lines, 1):
         if number == 1:
             line = line.removeprefix(_BOM)
         if line.isspace() or not line:
             continue
         try:
-            yield take(number, _parse(line))
-        except _Wrong as wrong:
+            yield read_line(number, _parse_json(line))
+        except _LineError as wrong:
             yield BadLine(number, str(wrong))
 
 
 def _refuse_constant(name: str) -> Any:
-    raise _Wrong(f"{name} is not JSON")
+    raise _LineError(f"{name} is not JSON")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
@@ -96,67 +125,70 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 _TOO_DEEP = "nested too deeply"
 
 
-def _parse(line: bytes) -> Any:
+def _parse_json(line: bytes) -> Any:
     try:
         return _DECODER.decode(line.decode())
     except UnicodeDecodeError as error:
-        raise _Wrong(f"byte {error.start + 1} is not UTF-8") from None
+        raise _LineError(f"byte {error.start + 1} is not UTF-8") from None
     except json.JSONDecodeError as error:
-        raise _Wrong(f"not JSON: {error.msg} at column {error.colno}") from None
+        raise _LineError(f"not JSON: {error.msg} at column {error.colno}") from None
     except ValueError as error:
-        raise _Wrong(f"not readable: {error}") from None  # a whole number of thousands of digits
+        raise _LineError(f"not readable: {error}") from None  # a whole number of thousands of digits
     except RecursionError:
-        raise _Wrong(_TOO_DEEP) from None
+        raise _LineError(_TOO_DEEP) from None
 
 
-def compact(document: Any) -> bytes:
-    """Return a document as it is stored: JSON in UTF-8, without spaces, with no escapes but those JSON demands.
+def encode_compact_json(document: Any) -> bytes:
+    """Return a document as compact JSON in UTF-8: without spaces, and without escapes that JSON does not require.
 
-    Raises UnicodeEncodeError for half a surrogate pair, ValueError for NaN and infinities, RecursionError.
+    Raises:
+        UnicodeEncodeError: a string has half a surrogate pair.
+        ValueError: a number is NaN or infinite.
+        RecursionError: the document is nested too deeply.
     """
     return _ENCODER.encode(document).encode()
 
 
-def _stored(document: Any) -> bytes:
+def _encode_document(document: Any) -> bytes:
     try:
-        stored = compact(document)
+        stored = encode_compact_json(document)
     except UnicodeEncodeError as error:
-        raise _Wrong(_lone_surrogate(error)) from None
+        raise _LineError(_describe_surrogate(error)) from None
     except ValueError:
-        # The infinity that Python reads there is not JSON, and the largest double would be another document.
-        raise _Wrong("a number beyond 1.8e308, the limit of a double") from None
+        # Python reads such a number as infinity, which JSON does not have. The largest double would be another value.
+        raise _LineError("a number beyond 1.8e308, the limit of a double") from None
     except RecursionError:
-        raise _Wrong(_TOO_DEEP) from None
+        raise _LineError(_TOO_DEEP) from None
     if len(stored) > MAX_VALUE:
-        raise _Wrong(f"a document of {len(stored)} bytes, limit {MAX_VALUE}")
+        raise _LineError(f"a document of {len(stored)} bytes, limit {MAX_VALUE}")
     return stored
 
 
-def _field(found: Any, name: str) -> Any:
+def _get_field(found: Any, name: str) -> Any:
     if not isinstance(found, dict):
-        raise _Wrong(f"{_kind(found)}, expected an object with the field {name!r}")
+        raise _LineError(f"{_name_type(found)}, expected an object with the field {name!r}")
     if name not in found:
-        raise _Wrong(f"no field {name!r}; there is {', '.join(map(repr, list(found)[:5])) or 'none at all'}")
+        raise _LineError(f"no field {name!r}; there is {', '.join(map(repr, list(found)[:5])) or 'none at all'}")
     return found[name]
 
 
-def _key(found: Any, name: str) -> bytes:
+def _encode_key(found: Any, name: str) -> bytes:
     if isinstance(found, int) and not isinstance(found, bool):
         found = str(found)
     if not isinstance(found, str):
-        raise _Wrong(f"the key in {name!r} is {_kind(found)}, expected a string or a whole number")
+        raise _LineError(f"the key in {name!r} is {_name_type(found)}, expected a string or a whole number")
     try:
         key = found.encode()
     except UnicodeEncodeError as error:
-        raise _Wrong(f"the key has {_lone_surrogate(error)}") from None
+        raise _LineError(f"the key has {_describe_surrogate(error)}") from None
     if not 0 < len(key) <= MAX_KEY:
-        raise _Wrong(f"a key of {len(key)} bytes, expected 1 to {MAX_KEY}")
+        raise _LineError(f"a key of {len(key)} bytes, expected 1 to {MAX_KEY}")
     return key
 
 
-def _kind(found: Any) -> str:
-    return _KINDS.get(type(found), "null" if found is None else "a number")
+def _name_type(found: Any) -> str:
+    return _TYPE_NAMES.get(type(found), "null" if found is None else "a number")
 
 
-def _lone_surrogate(error: UnicodeEncodeError) -> str:
-    return f"half a surrogate pair (\\u{ord(error.object[error.start]):04x}), which UTF-8 cannot say"
+def _describe_surrogate(error: UnicodeEncodeError) -> str:
+    return f"half a surrogate pair (\\u{ord(error.object[error.start]):04x}), which UTF-8 cannot encode"

@@ -1,27 +1,37 @@
-"""How changes and documents look: as JSON objects, and as text on one line."""
+"""Formats of changes and documents as JSON objects and as one line of text, and warnings on standard error.
+
+Commands print results with `print` on standard output: text, or with --json the result of `format_json_line`. They
+report problems with `warn`.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["AS_TEXT", "as_object", "json_line", "one_line"]
+__all__ = ["TEXT_NUMBERS", "format_json_line", "format_one_line", "make_json_object", "warn"]
 
-AS_TEXT = ("cas", "vbuuid", "old_vbuuid")
-"""Numbers beyond 2**53, which many JSON readers round: strings in JSON."""
+TEXT_NUMBERS = ("cas", "vbuuid", "old_vbuuid")
+"""Columns that are strings in JSON: many JSON parsers round numbers above 2**53."""
 
 
-def json_line(content: Mapping[str, Any]) -> str:
-    """Return an object as one line of JSON; text stays readable."""
+def format_json_line(content: Mapping[str, Any]) -> str:
+    """Return an object as one line of JSON, without escapes for characters outside ASCII."""
     return json.dumps(content, ensure_ascii=False, allow_nan=False)
 
 
-def as_object(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row as JSON can say it, without what is null.
+def warn(sentence: str) -> None:
+    """Print a problem on standard error, in one line with the prefix `penstock:`."""
+    print(f"penstock: {' '.join(sentence.split())}", file=sys.stderr)
 
-    Bytes are text, exactly; those that are not UTF-8 stand, in base64, under the column's name and `_base64`.
+
+def make_json_object(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row as an object for JSON, without null columns.
+
+    Bytes become text. Bytes that are not UTF-8 become base64, with `_base64` added to the column's name.
     """
     from penstock.wire.columns.schema import unsigned64
 
@@ -29,31 +39,31 @@ def as_object(row: Mapping[str, Any]) -> dict[str, Any]:
     for name, content in row.items():
         if content is None:
             continue
-        if name in AS_TEXT:
+        if name in TEXT_NUMBERS:
             shown[name] = str(unsigned64(content))
         elif isinstance(content, bytes):
-            _put_bytes(shown, name, content)
+            _add_bytes(shown, name, content)
         elif name == "xattrs":
             shown[name] = {}
             for key, value in dict(content).items():
-                _put_bytes(shown[name], key, value)
+                _add_bytes(shown[name], key, value)
         else:
             shown[name] = content
     return shown
 
 
-def _put_bytes(shown: dict[str, Any], name: str, content: bytes) -> None:
+def _add_bytes(shown: dict[str, Any], name: str, content: bytes) -> None:
     try:
         shown[name] = content.decode()
     except UnicodeDecodeError:
         shown[f"{name}_base64"] = base64.b64encode(content).decode()
 
 
-def one_line(content: bytes | None, width: int) -> str:
-    """Return bytes as at most `width` characters that a terminal shows as they are; a cut shows as …"""
+def format_one_line(content: bytes | None, width: int) -> str:
+    """Return bytes as at most `width` printable characters; `…` marks a cut."""
     if content is None:
         return ""
-    # Four bytes a character at most: a value of megabytes is not decoded for its first words.
+    # A character has at most four bytes: a value of megabytes is not decoded completely for its first words.
     text = content[: 4 * width + 4].decode("utf-8", "backslashreplace")
     shown = text[: width + 1]
     if not shown.isprintable():

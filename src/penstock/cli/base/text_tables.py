@@ -1,4 +1,4 @@
-"""A lake's tables on a terminal."""
+"""Rows of a lake's tables, printed as text tables."""
 
 from __future__ import annotations
 
@@ -6,29 +6,33 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.base.show import one_line
+from penstock.cli.base.show import format_one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from penstock.spark.lake.tables.directory import LakeDirectory
 
-__all__ = ["read_rows", "show_table", "table_of", "table_with"]
+__all__ = ["make_lake_table", "make_table", "print_table", "read_rows"]
 
 _COLUMNS = {
     "current": ("key", "vbucket", "seqno", "rev_seqno", "cas", "value"),
     "changelog": ("vbucket", "history", "seqno", "event", "key", "cas", "value"),
 }
-"""Those that people see; programs get all."""
+"""Columns of text tables; JSON has all columns."""
 
-_HEADS = {"rev_seqno": "rev"}
-_TEXTS = ("event", "collection")
-_CUT = {"key": 48, "value": 120, "snippet": 120}
-"""Columns that give way on a narrow terminal, and how wide they get on a wide one. The others are shown whole."""
+_HEADINGS = {"rev_seqno": "rev"}
+_TEXT_COLUMNS = ("event", "collection")
+_MAX_WIDTHS = {"key": 48, "value": 120, "snippet": 120}
+"""Columns that are cut on a narrow terminal, and their widths on a wide one. Other columns are never cut."""
 
 
 def read_rows(lake: LakeDirectory, name: str, limit: int) -> list[dict[str, Any]]:
-    """Return rows of `current` (first keys) or `changelog` (newest rows). Raises UsageError if it is not there."""
+    """Return rows of a table: the first keys of `current`, or the newest rows of `changelog`.
+
+    Raises:
+        UsageError: the table does not exist.
+    """
     from penstock.spark.lake.reading.lake_readers import read_changelog, read_current
 
     read = {"current": read_current, "changelog": read_changelog}[name]
@@ -36,17 +40,21 @@ def read_rows(lake: LakeDirectory, name: str, limit: int) -> list[dict[str, Any]
     return rows
 
 
-def table_of(lake: LakeDirectory, name: str, limit: int) -> Table:
-    """Return the same rows as a table, with how many there are of how many. Raises UsageError likewise."""
+def make_lake_table(lake: LakeDirectory, name: str, limit: int) -> Table:
+    """Return the rows of `read_rows` as a text table, with the numbers of shown and of all rows.
+
+    Raises:
+        UsageError: the table does not exist.
+    """
     from penstock.spark.lake.reading.lake_readers import count_documents, count_rows
 
     rows = read_rows(lake, name, limit)
     total = count_documents(lake) if name == "current" else count_rows(lake.changelog_table)
-    return table_with(name, _COLUMNS[name], rows, f"{len(rows):,} of {total:,} rows")
+    return make_table(name, _COLUMNS[name], rows, f"{len(rows):,} of {total:,} rows")
 
 
-def table_with(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], caption: str) -> Table:
-    """Return some columns of rows as a table. A key that is not UTF-8 is in `key_bytes`."""
+def make_table(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], caption: str) -> Table:
+    """Return some columns of rows as a text table. A key that is not UTF-8 is read from `key_bytes`."""
     from rich.table import Table
     from rich.text import Text
 
@@ -60,27 +68,29 @@ def table_with(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, A
         pad_edge=False,
     )
     for column in columns:
-        text = column in _CUT or column in _TEXTS
-        table.add_column(_HEADS.get(column, column), justify="left" if text else "right", no_wrap=column not in _CUT)
+        text = column in _MAX_WIDTHS or column in _TEXT_COLUMNS
+        table.add_column(
+            _HEADINGS.get(column, column), justify="left" if text else "right", no_wrap=column not in _MAX_WIDTHS
+        )
     for row in rows:
-        # The cell says that it does not wrap: a column that says so would not give way before the others.
-        table.add_row(*(Text(_cell(row, column), no_wrap=True, overflow="ellipsis") for column in columns))
+        # no_wrap is set on the cell: rich would not shrink a column with no_wrap before the others.
+        table.add_row(*(Text(_format_cell(row, column), no_wrap=True, overflow="ellipsis") for column in columns))
     return table
 
 
-def show_table(table: Table) -> None:
-    """Print a table; where nobody's window is the limit, values are shown at some length."""
+def print_table(table: Table) -> None:
+    """Print a table: as wide as the terminal, or 160 characters wide if standard output is no terminal."""
     from rich.console import Console
 
     Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(table)
 
 
-def _cell(row: Mapping[str, Any], column: str) -> str:
+def _format_cell(row: Mapping[str, Any], column: str) -> str:
     content = row[column]
     if column == "key" and content is None:
         content = row.get("key_bytes")
     if isinstance(content, str):
         content = content.encode()
     if isinstance(content, bytes):
-        return one_line(content, _CUT.get(column, 120))
+        return format_one_line(content, _MAX_WIDTHS.get(column, 120))
     return "" if content is None else str(content)

@@ -1,4 +1,4 @@
-"""Commands on a bucket: documents, changes, workloads.
+"""Commands that read and write a bucket: documents, changes, workloads.
 
 In: commands that need a connection string. Out: administration of a node.
 """

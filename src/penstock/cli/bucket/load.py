@@ -1,4 +1,4 @@
-"""`penstock load`."""
+"""`penstock load`: store the documents of a file."""
 
 from __future__ import annotations
 
@@ -14,23 +14,29 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import typer
 
-from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, address_of, app, examples
+from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, app, format_examples, resolve_address
 from penstock.cli.base.json_lines import BadLine, LoadedDocument, open_input, read_documents
-from penstock.cli.base.show import json_line
+from penstock.cli.base.show import format_json_line, warn
 from penstock.client.connect.address import DEFAULT_URL, Address
 
 if TYPE_CHECKING:
     from penstock.client.bucket import Bucket
 
-__all__ = ["Loaded", "load_documents"]
+__all__ = ["LoadResult", "load_documents"]
 
 _CHUNK_DOCUMENTS, _CHUNK_BYTES = 2048, 8 * 1024 * 1024
-"""Sent before the next lines are read: enough to fill the pipeline, little enough to hold twice."""
+"""Limits of one call: enough to keep many requests under way, and small enough to hold two chunks in memory."""
 
 
 @dataclass
-class Loaded:
-    """What came of a file. stopped_at_line: the line that ended the loading, which has no document."""
+class LoadResult:
+    """The result of loading a file.
+
+    Attributes:
+        loaded: documents that the node has acknowledged.
+        skipped: lines without a document.
+        stopped_at_line: the line without a document that ended the loading, from 1; None if none did.
+    """
 
     loaded: int = 0
     skipped: int = 0
@@ -41,48 +47,55 @@ class Loaded:
         text = f"{self.loaded} documents loaded, {self.skipped} skipped, {self.seconds:.1f} s"
         if self.stopped_at_line is None:
             return text
-        return f"{text}; stopped at line {self.stopped_at_line}, nothing from there on is loaded"
+        return f"{text}; stopped at line {self.stopped_at_line}, later lines were not loaded"
 
 
 @app.command(
     rich_help_panel=Panel.DATA,
-    epilog=examples(
+    epilog=format_examples(
         "penstock load beer.jsonl --key id --value doc",
         "zcat events.jsonl.gz | penstock load - --key event_id --on-error skip",
     ),
 )
 def load(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines: one object a line. - is standard input.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="File of JSON lines, one object per line; - reads standard input.")
+    ],
     *,
-    key: Annotated[str, typer.Option(metavar="FIELD", help="The field with the key: a string or a whole number.")],
+    key: Annotated[str, typer.Option(metavar="FIELD", help="Field that holds the key: a string or an integer.")],
     value: Annotated[
         str | None,
-        typer.Option(metavar="FIELD", help="The field that is the document.", show_default="the whole object"),
+        typer.Option(metavar="FIELD", help="Field that holds the document.", show_default="the whole object"),
     ] = None,
     expiry: Annotated[
         int,
-        typer.Option(min=0, max=2**32 - 1, metavar="SECONDS", help="From now; beyond 30 days, Unix time. 0: never."),
+        typer.Option(
+            min=0,
+            max=2**32 - 1,
+            metavar="SECONDS",
+            help="Expiry: seconds from now up to 30 days, above that Unix time. 0: never.",
+        ),
     ] = 0,
     on_error: Annotated[
-        Literal["skip", "stop"], typer.Option(help="What to do at a line without a document; it is reported.")
+        Literal["skip", "stop"], typer.Option(help="Action for a line without a document: report it, and stop or skip.")
     ] = "stop",
     url: Url = DEFAULT_URL,
     username: Username = None,
     password: PasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Store the documents of a file of JSON lines.
+    """Store the documents of a file of JSON lines in a bucket.
 
-    A document is stored as compact JSON in UTF-8, with its fields in their order.
-    Blank lines are passed over. A document of the same key is replaced.
+    Documents are stored as compact JSON in UTF-8, with their fields in the order
+    of the file. Blank lines are ignored. Existing documents are replaced.
     """
-    done, address = Loaded(), address_of(url, username, password)
+    done, address = LoadResult(), resolve_address(url, username, password)
 
     def report(bad: BadLine) -> bool:
-        print(f"penstock: {file} line {bad.line}: {bad.reason}", file=sys.stderr)
+        warn(f"{file} line {bad.line}: {bad.reason}")
         return on_error == "skip"
 
-    with open_input(file) as source, _progress(source, done, hidden=as_json) as lines:
+    with open_input(file) as source, _show_progress(source, done, hidden=as_json) as lines:
         asyncio.run(_load(address, read_documents(lines, key, value), done, report, expiry=expiry, as_json=as_json))
     if done.stopped_at_line is not None:
         raise typer.Exit(1)
@@ -91,7 +104,7 @@ def load(
 async def _load(
     address: Address,
     documents: Iterable[LoadedDocument | BadLine],
-    done: Loaded,
+    done: LoadResult,
     report: Callable[[BadLine], bool],
     *,
     expiry: int,
@@ -104,22 +117,27 @@ async def _load(
         try:
             await load_documents(bucket, documents, done, report, expiry=expiry)
         finally:
-            # Also when the node stays away or Ctrl-C comes: what is counted here is in the bucket.
+            # Also after a failure or Ctrl-C: the documents counted here are in the bucket.
             done.seconds = round(time.monotonic() - started, 3)
-            print(json_line(asdict(done)) if as_json else done)
+            print(format_json_line(asdict(done)) if as_json else done)
 
 
 async def load_documents(
     bucket: Bucket,
     documents: Iterable[LoadedDocument | BadLine],
-    done: Loaded,
+    done: LoadResult,
     report: Callable[[BadLine], bool],
     *,
     expiry: int = 0,
 ) -> None:
-    """Store documents in their order, and count in `done` what the node has acknowledged.
+    """Store documents in their order.
 
-    report: told of each bad line; says whether to go on behind it.
+    Args:
+        bucket: the connected bucket.
+        documents: documents and lines without one.
+        done: counts the documents that the node has acknowledged, and the skipped lines.
+        report: called for each line without a document; returns whether to continue after it.
+        expiry: seconds from now up to 30 days, above that Unix time; 0: never.
     """
     chunk: list[tuple[str | bytes, bytes]] = []
     nbytes = 0
@@ -140,8 +158,8 @@ async def load_documents(
 
 
 @contextmanager
-def _progress(source: BinaryIO, done: Loaded, *, hidden: bool) -> Iterator[Iterable[bytes]]:
-    """Give the lines of `source`; on a terminal show how far they have been read."""
+def _show_progress(source: BinaryIO, done: LoadResult, *, hidden: bool) -> Iterator[Iterable[bytes]]:
+    """Yield the lines of `source`; on a terminal, show how much of it has been read."""
     if hidden or not sys.stderr.isatty():
         yield source
         return

@@ -1,4 +1,4 @@
-"""Made-up documents: breweries and their beers, of the size and shape that real ones have."""
+"""Sample documents: breweries and their beers, with realistic sizes and fields."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["sample_document", "sample_documents"]
+__all__ = ["make_sample", "make_samples"]
 
 _FIRST = (
     "Amber", "Black", "Blue", "Copper", "Crooked", "Drunken", "Foggy", "Golden", "Grey", "Hidden", "Hoppy",
@@ -62,28 +62,28 @@ _NOTES = (
     "vanilla",
     "white pepper",
 )
-_BEERS_A_BREWERY = 9
+_BEERS_PER_BREWERY = 9
 
 
-def sample_documents(count: int, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give `count` documents with a key each; the same seed gives the same, however many are taken."""
+def make_samples(count: int, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Return an iterator over `count` pairs of key and document. The same seed gives the same documents."""
     chance = random.Random(seed)
-    return (sample_document(chance, number) for number in range(count))
+    return (make_sample(chance, number) for number in range(count))
 
 
-def sample_document(chance: random.Random, number: int) -> tuple[str, dict[str, Any]]:
-    """Return the document of a number, 0 and up, under a key that no other number has."""
+def make_sample(chance: random.Random, number: int) -> tuple[str, dict[str, Any]]:
+    """Return the key and the sample document for a number from 0 on. Every number has its own key."""
     name = f"{chance.choice(_FIRST)} {chance.choice(_SECOND)}"
-    if number % (_BEERS_A_BREWERY + 1) == 0:
-        return _key("brewery", name, number), _brewery(chance, name)
-    return _key("beer", name, number), _beer(chance, name, number)
+    if number % (_BEERS_PER_BREWERY + 1) == 0:
+        return _key("brewery", name, number), _make_brewery(chance, name)
+    return _key("beer", name, number), _make_beer(chance, name, number)
 
 
 def _key(kind: str, name: str, number: int) -> str:
     return f"{kind}_{name.lower().replace(' ', '_')}_{number}"
 
 
-def _brewery(chance: random.Random, name: str) -> dict[str, Any]:
+def _make_brewery(chance: random.Random, name: str) -> dict[str, Any]:
     city, country, latitude, longitude = chance.choice(_PLACES)
     return {
         "type": "brewery",
@@ -97,18 +97,18 @@ def _brewery(chance: random.Random, name: str) -> dict[str, Any]:
         "phone": None if chance.random() < 0.2 else f"+{chance.randrange(10**9, 10**11)}",
         "founded": chance.randrange(1650, 2025),
         "visitors": chance.random() < 0.6,
-        "updated": _moment(chance),
+        "updated": _make_timestamp(chance),
     }
 
 
-def _beer(chance: random.Random, name: str, number: int) -> dict[str, Any]:
+def _make_beer(chance: random.Random, name: str, number: int) -> dict[str, Any]:
     style, weak, strong, mild, bitter = chance.choice(_STYLES)
     notes = chance.sample(_NOTES, chance.randrange(2, 6))
     *others, last = notes
     return {
         "type": "beer",
         "name": f"{name} {style}",
-        "brewery": number // (_BEERS_A_BREWERY + 1) * (_BEERS_A_BREWERY + 1),
+        "brewery": number // (_BEERS_PER_BREWERY + 1) * (_BEERS_PER_BREWERY + 1),
         "style": style,
         "abv": round(chance.uniform(weak, strong), 1),
         "ibu": chance.randrange(mild, bitter),
@@ -116,11 +116,11 @@ def _beer(chance: random.Random, name: str, number: int) -> dict[str, Any]:
         "notes": notes,
         "ratings": [chance.randrange(1, 6) for _ in range(chance.randrange(8))],
         "description": f"A {style} that tastes of {', '.join(others)} and {last}.",
-        "updated": _moment(chance),
+        "updated": _make_timestamp(chance),
     }
 
 
-def _moment(chance: random.Random) -> str:
+def _make_timestamp(chance: random.Random) -> str:
     return (
         f"{chance.randrange(2015, 2026)}-{chance.randrange(1, 13):02}-{chance.randrange(1, 29):02}"
         f"T{chance.randrange(24):02}:{chance.randrange(60):02}:{chance.randrange(60):02}Z"

@@ -1,4 +1,4 @@
-"""`penstock tail`."""
+"""`penstock tail`: print the changes of a bucket."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ import asyncio
 import shutil
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import typer
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cli.base.app import (
     AsJson,
-    Missing,
     Panel,
     PasswordFile,
     Url,
     Username,
-    address_of,
     app,
-    examples,
-    with_missing,
+    format_examples,
+    override_options,
+    resolve_address,
 )
-from penstock.cli.base.show import as_object, json_line, one_line
-from penstock.client.connect.address import DEFAULT_URL, Address
-from penstock.client.connect.dropped import ROUTINE, describe_drops
-from penstock.client.topology.missing import ranges_of
+from penstock.cli.base.option_parameters import add_options
+from penstock.cli.base.show import format_json_line, format_one_line, make_json_object
+from penstock.client.connect.address import DEFAULT_URL, Address, ConnectionOptions, MissingVbuckets
+from penstock.client.connect.dropped_frames import EXPECTED_REASONS, describe_drops
+from penstock.client.topology.missing_vbuckets import format_ranges
+from penstock.options import BOOLEAN, POSITIVE, list_of, one_of, option, read_shared_values, shared_option, whole_number
+from penstock.wire.codec.constants import Dialect
 
 if TYPE_CHECKING:
     from penstock.client.streams.change_stream import ChangeStream
@@ -33,133 +34,132 @@ if TYPE_CHECKING:
 
 _HEADER = f"{'vb':>4} {'seqno':>8} {'event':10} {'key':32} {'cas':>19} {'size':>7} value"
 _VALUE_WIDTH = 60
-"""Characters of a value that are shown where there is no terminal to fill."""
+"""Characters of a value that are printed where standard output is no terminal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailOptions:
+    """The options of `penstock tail`."""
+
+    start: Literal["beginning", "now"] = option(
+        one_of("beginning", "now"),
+        "start at the beginning of the bucket's history, or at its current end",
+        default="now",
+        flag="--from",
+    )
+    until: Literal["now", "never"] = option(
+        one_of("now", "never"), "stop at the current end of the bucket, or keep following", default="never"
+    )
+    vbuckets: tuple[int, ...] | None = option(
+        list_of(whole_number(0, 65535)), "follow only this vbucket; can be repeated", default=None, flag="--vbucket"
+    )
+    limit: int | None = option(POSITIVE, "stop after this many changes", default=None)
+    protocol: Dialect | None = shared_option(ConnectionOptions)
+    missing_vbuckets: MissingVbuckets | None = shared_option(ConnectionOptions)
+    keys_only: bool = option(BOOLEAN, "do not request or print values", default=False)
 
 
 @app.command(
     rich_help_panel=Panel.DATA,
-    epilog=examples(
+    epilog=format_examples(
         "penstock tail --from beginning --until now",
         "penstock tail --protocol tap --from beginning",
         "penstock tail --json | jq -r 'select(.event == \"deletion\").key'",
     ),
 )
+@add_options("chosen", TailOptions)
 def tail(
     *,
-    start: Annotated[
-        Literal["beginning", "now"], typer.Option("--from", help="All that the bucket remembers, or only what comes.")
-    ] = "now",
-    until: Annotated[
-        Literal["now", "never"], typer.Option(help="Stop at what exists at this moment, or follow.")
-    ] = "never",
-    vbucket: Annotated[
-        list[int] | None, typer.Option(min=0, max=65535, metavar="N", help="Only this one; may be given again.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Stop after this many changes.")] = None,
-    protocol: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The dialect to ask in: tap, upr-draft, upr or, unless said, dcp."),
-    ] = None,
-    missing_vbuckets: Missing = None,
-    keys_only: Annotated[bool, typer.Option("--keys-only", help="Leave the values out.")] = False,
+    chosen: dict[str, Any],
     url: Url = DEFAULT_URL,
     username: Username = None,
     password: PasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a bucket's changes, one line each.
+    """Print the changes of a bucket, one per line.
 
-    A rollback is a line too: what came before it above its seqno no longer holds.
-    So is what happens to a collection; keys of other collections than the default
-    one are shown as scope.collection/key.
+    Rollbacks are printed as lines: changes of that vbucket above the given seqno
+    are void. Events of collections are printed as lines too. A key outside the
+    default collection is printed as scope.collection/key.
 
-    --until now needs every vbucket. Those that no node serves are waited for;
-    then tail fails and names them, or leaves them out with a line on standard
-    error, as --missing-vbuckets says.
+    --until now reads every vbucket. If no node serves some of them, tail waits
+    for them, and then fails or skips them (--missing-vbuckets).
 
-    With --json a line is an object with the columns of a change.
-    cas and vbuuid are strings: many readers of JSON would round such numbers.
-    key and value are text, byte for byte, whether that is JSON or not; what is
-    not UTF-8 is in base64, as key_base64 and value_base64.
-    What is null is left out.
+    With --json, each line is an object with the columns of a change. cas and
+    vbuuid are strings, because many JSON parsers round large numbers. key and
+    value are the exact text; bytes that are not UTF-8 are printed in base64 as
+    key_base64 and value_base64. Null columns are omitted.
     """
-    columns = _value_width()
+    options = TailOptions(**chosen)
+    columns = _compute_value_width()
     line: Callable[[Change], str] = (
-        (lambda change: _json(change, keys_only))
+        (lambda change: _format_json(change, options.keys_only))
         if as_json
-        else (lambda change: _text(change, 0 if keys_only else columns))
+        else (lambda change: _format_text(change, 0 if options.keys_only else columns))
     )
     if sys.stdout.isatty() and not as_json:
-        print(_HEADER.removesuffix(" value") if keys_only else _HEADER)
-    chosen = sorted(set(vbucket)) if vbucket else None
-    address = with_missing(address_of(url, username, password), missing_vbuckets)
-    asyncio.run(_tail(address, start, until, vbuckets=chosen, protocol=protocol, limit=limit, line=line))
+        print(_HEADER.removesuffix(" value") if options.keys_only else _HEADER)
+    address = override_options(resolve_address(url, username, password), read_shared_values(options, ConnectionOptions))
+    asyncio.run(_print_changes(address, options, line))
 
 
-async def _tail(
-    address: Address,
-    start: Literal["beginning", "now"],
-    until: Literal["now", "never"],
-    *,
-    vbuckets: list[int] | None,
-    protocol: str | None,
-    limit: int | None,
-    line: Callable[[Change], str],
-) -> None:
+async def _print_changes(address: Address, options: TailOptions, line: Callable[[Change], str]) -> None:
     from penstock.client.bucket import Bucket
-    from penstock.wire.columns.run_decoder import changes_of
+    from penstock.wire.columns.run_decoder import list_changes
 
-    stop: Literal["now"] | None = "now" if until == "now" else None
-    async with Bucket(address) as bucket, await bucket.stream(start, stop, vbuckets, protocol=protocol) as stream:
+    stop: Literal["now"] | None = "now" if options.until == "now" else None
+    vbuckets = sorted(set(options.vbuckets)) if options.vbuckets else None
+    limit = options.limit
+    async with Bucket(address) as bucket, await bucket.stream(options.start, stop, vbuckets) as stream:
         try:
             async for batch in stream:
-                changes = changes_of(batch)[:limit]
-                # One write for what arrived together; flushed, since whoever reads wants to see it now.
+                changes = list_changes(batch)[:limit]
+                # One write for each batch; flushed, because a reader of the pipe waits for it.
                 print("\n".join(map(line, changes)), flush=True)
                 if limit is not None:
                     limit -= len(changes)
                     if not limit:
                         return
         finally:
-            _report(stream)
+            _report_omissions(stream)
 
 
-def _report(stream: ChangeStream) -> None:
-    """Say on standard error what of the bucket is not among the lines."""
-    dropped = {reason: frames for reason, frames in stream.dropped.items() if reason not in ROUTINE}
+def _report_omissions(stream: ChangeStream) -> None:
+    """Print on standard error which frames and vbuckets of the bucket are not among the lines."""
+    dropped = {reason: frames for reason, frames in stream.dropped.items() if reason not in EXPECTED_REASONS}
     if dropped:
         print(f"Not shown: {describe_drops(dropped)}", file=sys.stderr)
     if missing := stream.missing:
-        print(f"Not shown: vbuckets {ranges_of(missing, ', ')}, which waited for their nodes", file=sys.stderr)
+        print(f"Not shown: vbuckets {format_ranges(missing, ', ')}, which waited for their nodes", file=sys.stderr)
 
 
-def _json(change: Change, keys_only: bool) -> str:
+def _format_json(change: Change, keys_only: bool) -> str:
     shown = change._replace(value=None) if keys_only else change
-    return json_line(as_object(shown._asdict()))
+    return format_json_line(make_json_object(shown._asdict()))
 
 
-def _text(change: Change, value_width: int) -> str:
+def _format_text(change: Change, value_width: int) -> str:
     seqno = "" if change.seqno is None else change.seqno
     start = f"{change.vbucket:4} {seqno:>8} {change.event:10}"
     if change.key is None:
-        return f"{start} {_without_key(change)}"
+        return f"{start} {_format_event(change)}"
     size = "" if change.value is None else len(change.value)
-    key = one_line(change.key, 250)
+    key = format_one_line(change.key, 250)
     if change.collection_id:
         name = ".".join(part for part in (change.scope, change.collection) if part is not None)
         key = f"{name or f'0x{change.collection_id:x}'}/{key}"
     text = f"{start} {key:32} {change.cas or 0:19} {size:>7}"
-    return f"{text} {one_line(change.value, value_width)}".rstrip() if value_width else text.rstrip()
+    return f"{text} {format_one_line(change.value, value_width)}".rstrip() if value_width else text.rstrip()
 
 
-def _without_key(change: Change) -> str:
+def _format_event(change: Change) -> str:
     if change.requested_seqno is None:
         names = ".".join(name for name in (change.scope, change.collection) if name is not None)
-        return f"{names} {one_line(change.value or b'', _VALUE_WIDTH)}".strip()
+        return f"{names} {format_one_line(change.value or b'', _VALUE_WIDTH)}".strip()
     return f"back to {change.seqno}, the common point is {change.requested_seqno}; history {change.history}"
 
 
-def _value_width() -> int:
+def _compute_value_width() -> int:
     if not sys.stdout.isatty():
         return _VALUE_WIDTH
     return max(shutil.get_terminal_size().columns - len(_HEADER) + len("value"), 20)

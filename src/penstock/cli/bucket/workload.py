@@ -1,4 +1,4 @@
-"""`penstock workload`."""
+"""`penstock workload`: write sample documents, or change documents at a steady rate."""
 
 from __future__ import annotations
 
@@ -10,63 +10,55 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Any, TextIO
 
-import typer
-
-from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, address_of, app, examples
+from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, app, format_examples, resolve_address
 from penstock.cli.base.json_lines import BadLine, open_input, read_keys
-from penstock.cli.base.show import json_line
-from penstock.cli.bucket.random_changes import Mix, Tally, Workload, live_keys
-from penstock.cli.bucket.samples import sample_documents
+from penstock.cli.base.option_parameters import add_options
+from penstock.cli.base.show import format_json_line
+from penstock.cli.bucket.random_changes import ChangeMix, Workload, WorkloadTally, read_live_keys
+from penstock.cli.bucket.samples import make_samples
 from penstock.client.connect.address import DEFAULT_URL, Address
 from penstock.errors import UsageError
+from penstock.options import FILE, INTEGER, POSITIVE, nonempty, number, option, whole_number
 
 __all__ = ["run_until_stopped"]
 
 _STOP_SECONDS = 2.0
-"""How long a bunch of changes may still take once a signal has come: the node may be gone."""
+"""Time for the changes under way after a signal: the node may not answer any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadPlan:
+    """The options of `penstock workload`."""
+
+    docs: str | None = option(FILE, "write sample documents to this file; - writes standard output", default=None)
+    count: int = option(whole_number(0), "number of documents that --docs writes", default=10_000)
+    seed: int | None = option(INTEGER, "seed of the random choices", default=None, shown="0 with --docs, else random")
+    rate: float = option(number(0, metavar="PER_SECOND"), "changes per second; 0: as many as possible", default=200.0)
+    duration: float | None = option(number(0), "stop after this many seconds", default=None)
+    changes: int | None = option(POSITIVE, "stop after this many changes", default=None)
+    mix: str = option(nonempty(metavar="U:D:I"), "ratio of updates, deletes and inserts", default="8:1:1")
+    keys: str | None = option(
+        FILE,
+        "file of JSON lines with the keys to change: strings, or objects with a field `key`",
+        default=None,
+        shown="all keys of the bucket",
+    )
 
 
 @app.command(
     rich_help_panel=Panel.DATA,
-    epilog=examples(
+    epilog=format_examples(
         "penstock workload --docs beer.jsonl --count 10000",
         "penstock workload --rate 500 --duration 60",
         "penstock workload --changes 1600 --mix 1000:500:100 --json",
     ),
 )
+@add_options("chosen", WorkloadPlan, only_given=True)
 def workload(
     *,
-    docs: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write sample documents here, - for standard output.")
-    ] = None,
-    count: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Documents to write.", show_default="10000")
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="The same seed gives the same.", show_default="0 with --docs, else another each time"
-        ),
-    ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option(min=0, metavar="PER_SECOND", help="Changes a second; 0: all the node takes.", show_default="200"),
-    ] = None,
-    duration: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Stop after this time.")] = None,
-    changes: Annotated[int | None, typer.Option(min=1, metavar="N", help="Stop after this many changes.")] = None,
-    mix: Annotated[
-        str | None, typer.Option(metavar="U:D:I", help="Shares of updates, deletes, inserts.", show_default="8:1:1")
-    ] = None,
-    keys: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSON lines with the keys to work on: strings, or objects with a field `key`.",
-            show_default="all keys of the bucket",
-        ),
-    ] = None,
+    chosen: dict[str, Any],
     url: Url = DEFAULT_URL,
     username: Username = None,
     password: PasswordFile = None,
@@ -74,36 +66,35 @@ def workload(
 ) -> None:
     """Write sample documents to a file, or change the documents of a bucket.
 
-    With --docs it writes breweries and their beers as JSON lines:
+    With --docs, writes breweries and their beers as JSON lines:
     {"id": …, "doc": {…}}.
 
-    Without, it updates, deletes and inserts documents at a steady rate until a
-    limit, SIGINT (Ctrl-C) or SIGTERM, and then sums up.
-    Each document is changed once before any is changed again.
-    An update counts up the field `revision`.
+    Without --docs, updates, deletes and inserts documents at a steady rate until
+    a limit, SIGINT (Ctrl-C) or SIGTERM, and then prints a summary. Every document
+    is changed once before any is changed again. An update increments the field
+    `revision`.
     """
-    changing = {"--rate": rate, "--duration": duration, "--changes": changes, "--mix": mix, "--keys": keys}
-    if docs is not None:
-        _refuse("--docs", changing)
-        _write_documents(docs, 10_000 if count is None else count, seed or 0)
+    plan = WorkloadPlan(**chosen)
+    if plan.docs is not None:
+        _refuse_changes(chosen)
+        _write_documents(plan.docs, plan.count, plan.seed or 0)
         return
-    if count is not None:
-        raise UsageError("--count says how many documents --docs writes; for changes there is --changes")
-    plan = _Plan(Mix.parse(mix or "8:1:1"), 200.0 if rate is None else rate, seed, changes, duration, keys)
-    tally = asyncio.run(_change(address_of(url, username, password), plan, quiet=as_json))
+    if "count" in chosen:
+        raise UsageError("--count without --docs; use --changes to limit the changes")
+    tally = asyncio.run(_run_workload(resolve_address(url, username, password), plan, quiet=as_json))
     summary = {**asdict(tally), "changes": tally.changes, "rate": round(tally.rate, 1)}
-    print(json_line(summary) if as_json else tally)
+    print(format_json_line(summary) if as_json else tally)
 
 
-def _refuse(mode: str, given: Mapping[str, object]) -> None:
-    wrong = [name for name, option in given.items() if option is not None]
-    if wrong:
-        raise UsageError(f"{wrong[0]} is for changes to a bucket, and {mode} only writes a file; leave one of them out")
+def _refuse_changes(given: Mapping[str, object]) -> None:
+    """Raise UsageError if --docs is combined with an option for changes."""
+    if wrong := [name for name in given if name not in ("docs", "count", "seed")]:
+        raise UsageError(f"--{wrong[0]} cannot be combined with --docs: it applies to changes of a bucket")
 
 
 def _write_documents(path: str, count: int, seed: int) -> None:
     with _open_output(path) as file:
-        for key, document in sample_documents(count, seed):
+        for key, document in make_samples(count, seed):
             file.write(json.dumps({"id": key, "doc": document}, ensure_ascii=False) + "\n")
 
 
@@ -121,29 +112,20 @@ def _open_output(path: str) -> Iterator[TextIO]:
         yield file
 
 
-@dataclass(frozen=True)
-class _Plan:
-    mix: Mix
-    rate: float
-    seed: int | None
-    changes: int | None
-    seconds: float | None
-    keys: str | None
-
-
-async def _change(address: Address, plan: _Plan, *, quiet: bool) -> Tally:
+async def _run_workload(address: Address, plan: WorkloadPlan, *, quiet: bool) -> WorkloadTally:
     from penstock.client.bucket import Bucket
 
-    chosen = None if plan.keys is None else _keys_of(plan.keys)
+    mix = ChangeMix.parse(plan.mix)
+    chosen = None if plan.keys is None else _read_key_file(plan.keys)
     async with Bucket(address) as bucket:
-        keys = await live_keys(bucket) if chosen is None else chosen
-        engine = Workload(bucket, keys, mix=plan.mix, rate=plan.rate, seed=plan.seed)
-        with _progress(hidden=quiet) as report:
-            await run_until_stopped(engine, changes=plan.changes, seconds=plan.seconds, report=report)
+        keys = await read_live_keys(bucket) if chosen is None else chosen
+        engine = Workload(bucket, keys, mix=mix, rate=plan.rate, seed=plan.seed)
+        with _show_progress(hidden=quiet) as report:
+            await run_until_stopped(engine, changes=plan.changes, seconds=plan.duration, report=report)
     return engine.tally
 
 
-def _keys_of(path: str) -> list[bytes]:
+def _read_key_file(path: str) -> list[bytes]:
     keys: dict[bytes, None] = {}
     with open_input(path) as source:
         for key in read_keys(source, "key"):
@@ -154,9 +136,9 @@ def _keys_of(path: str) -> list[bytes]:
 
 
 async def run_until_stopped(
-    engine: Workload, *, changes: int | None, seconds: float | None, report: Callable[[Tally], None]
+    engine: Workload, *, changes: int | None, seconds: float | None, report: Callable[[WorkloadTally], None]
 ) -> None:
-    """Run a workload to its limits or to SIGINT or SIGTERM, which let the changes under way finish if they can."""
+    """Run a workload until its limits, SIGINT or SIGTERM. Changes under way get _STOP_SECONDS to finish."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     running = asyncio.ensure_future(engine.run(stop, changes=changes, seconds=seconds, report=report))
@@ -165,21 +147,21 @@ async def run_until_stopped(
         stop.set()
         loop.call_later(_STOP_SECONDS, running.cancel)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, end)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(each, end)
     try:
         await asyncio.wait([running])
         if not running.cancelled():
             running.result()
     finally:
         running.cancel()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(each)
 
 
 @contextmanager
-def _progress(*, hidden: bool) -> Iterator[Callable[[Tally], None]]:
-    """Give a function that shows, on a terminal, how far the workload is."""
+def _show_progress(*, hidden: bool) -> Iterator[Callable[[WorkloadTally], None]]:
+    """Yield a function that shows the progress of the workload on a terminal."""
     if hidden or not sys.stderr.isatty():
         yield lambda tally: None
         return

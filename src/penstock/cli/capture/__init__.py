@@ -1,4 +1,4 @@
-"""Frames as text, from captures of packets and from hexadecimal digits.
+"""Decoding of captured frames: packet captures, JSON captures, raw bytes and hexadecimal text.
 
 In: `penstock decode`. Out: connections.
 """

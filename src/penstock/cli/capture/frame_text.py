@@ -1,4 +1,4 @@
-"""What `penstock decode` reads: hex text, a capture's JSON, bytes as they are; and the frames in it."""
+"""The input of `penstock decode`: hex text, JSON captures and raw bytes; and the frames in it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, BinaryIO, NamedTuple
 
 from penstock.errors import RemoteProtocolError, UsageError
 from penstock.wire.codec.constants import MAX_FRAME
-from penstock.wire.codec.frame import HEADER, HEADER_BYTES, MAGICS, Frame, cut_frame, frame_length
+from penstock.wire.codec.frame import HEADER, HEADER_BYTES, MAGICS, Frame, cut_frame, read_frame_length
 
 __all__ = [
     "CapturedBytes",
-    "Cut",
-    "Splitter",
-    "format_of",
-    "looks_like_a_frame",
-    "peekable",
+    "FrameSlice",
+    "FrameSplitter",
+    "detect_format",
+    "is_probably_frame",
+    "make_peekable",
     "read_hex",
     "read_json",
     "read_raw",
@@ -27,18 +27,24 @@ __all__ = [
 CHUNK_BYTES = 64 * 1024
 MAX_JSON = 256 * 1024 * 1024
 MAX_LINE = 1024 * 1024
-"""Bytes of text that are dealt with at once."""
+"""Bytes of a line of text that are read at once."""
 _PCAP = {bytes.fromhex(magic) for magic in ("a1b2c3d4", "d4c3b2a1", "a1b23c4d", "4d3cb2a1", "0a0d0d0a")}
 _TEXT = frozenset(b"\t\n\r\f\v" + bytes(range(0x20, 0x7F)))
 _BOM = b"\xef\xbb\xbf"
 
 
 class CapturedBytes(NamedTuple):
-    """Bytes of one direction of one connection, in their order.
+    """Consecutive bytes of one direction of a connection.
 
-    sender: C for the client, S for the server, or empty. whole: a frame begins and ends with the chunk. may_begin: a
-    frame may begin with it, where what came before was lost. missing: bytes before it that nobody has. closed: nothing
-    follows in this direction. remark: words instead of bytes.
+    Attributes:
+        sender: C for the client, S for the server, or empty if unknown.
+        connection: address and port of the client, or the capture's name for the connection.
+        time: capture time in seconds, or None.
+        whole: the chunk is exactly one frame.
+        may_begin: a frame may begin with the chunk, even if bytes before it were lost.
+        missing: bytes before the chunk that were not captured.
+        closed: no chunk follows in this direction.
+        remark: a comment of the capture, instead of bytes.
     """
 
     data: bytes
@@ -52,44 +58,50 @@ class CapturedBytes(NamedTuple):
     remark: str = ""
 
 
-class Cut(NamedTuple):
-    """A frame and where it begins in its direction of its connection, or what is wrong there."""
+class FrameSlice(NamedTuple):
+    """A frame of one direction of a connection, or an error in it.
+
+    Attributes:
+        offset: the first byte of the frame in its direction, from 0.
+        frame: None for an error.
+        fault: the error; empty for a frame.
+    """
 
     offset: int
     frame: Frame | None = None
     fault: str = ""
 
 
-class Splitter:
-    """Cuts the bytes of one direction of one connection into frames; keeps no more than one frame."""
+class FrameSplitter:
+    """Divides the bytes of one direction of a connection into frames; buffers at most one frame."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._offset = 0
         self._lost = False
 
-    def feed(self, chunk: CapturedBytes) -> Iterator[Cut]:
-        """Give the frames that a chunk completes."""
+    def feed(self, chunk: CapturedBytes) -> Iterator[FrameSlice]:
+        """Yield the frames that a chunk completes."""
         if chunk.missing:
-            yield Cut(self._offset, fault=f"{chunk.missing} bytes are missing from {self._end} on")
+            yield FrameSlice(self._offset, fault=f"{chunk.missing} bytes are missing from {self._end} on")
             self._lost, self._offset = True, self._end + chunk.missing
             self._buffer.clear()
         if self._lost and chunk.data:
-            self._lost = not (chunk.whole or (chunk.may_begin and looks_like_a_frame(chunk.data)))
+            self._lost = not (chunk.whole or (chunk.may_begin and is_probably_frame(chunk.data)))
             if self._lost:
                 self._offset += len(chunk.data)
         if not self._lost:
             self._buffer += chunk.data
-            yield from self._cuts()
+            yield from self._cut_frames()
         if chunk.whole or chunk.closed:
             yield from self.end()
 
-    def end(self) -> Iterator[Cut]:
-        """Say that a frame is cut off, if one is."""
+    def end(self) -> Iterator[FrameSlice]:
+        """Yield an error if the last frame is incomplete."""
         if self._buffer:
             found = len(self._buffer)
-            expected = frame_length(self._buffer, 0) if found >= HEADER_BYTES else f"at least {HEADER_BYTES}"
-            yield Cut(self._offset, fault=f"frame of {found} bytes, expected {expected}")
+            expected = read_frame_length(self._buffer, 0) if found >= HEADER_BYTES else f"at least {HEADER_BYTES}"
+            yield FrameSlice(self._offset, fault=f"frame of {found} bytes, expected {expected}")
         self._offset = self._end
         self._buffer.clear()
 
@@ -97,18 +109,18 @@ class Splitter:
     def _end(self) -> int:
         return self._offset + len(self._buffer)
 
-    def _cuts(self) -> Iterator[Cut]:
+    def _cut_frames(self) -> Iterator[FrameSlice]:
         found, begin = [], 0
         with memoryview(self._buffer) as view:
             # The first byte alone may show that no frame begins here.
             while len(view) - begin >= HEADER_BYTES or (begin < len(view) and view[begin] not in MAGICS):
                 try:
-                    size = frame_length(view, begin)
+                    size = read_frame_length(view, begin)
                     if size > len(view) - begin:
                         break
-                    found.append(Cut(self._offset + begin, cut_frame(view, begin)))
+                    found.append(FrameSlice(self._offset + begin, cut_frame(view, begin)))
                 except RemoteProtocolError as error:
-                    found.append(Cut(self._offset + begin, fault=str(error)))
+                    found.append(FrameSlice(self._offset + begin, fault=str(error)))
                     if error.fatal:
                         self._lost, size = True, len(view) - begin
                 begin += size
@@ -117,8 +129,8 @@ class Splitter:
         return iter(found)
 
 
-def looks_like_a_frame(data: bytes) -> bool:
-    """Whether bytes may well be the beginning of a frame."""
+def is_probably_frame(data: bytes) -> bool:
+    """Return whether bytes look like the beginning of a frame."""
     if not data or data[0] not in MAGICS:
         return False
     if len(data) < HEADER_BYTES:
@@ -127,16 +139,16 @@ def looks_like_a_frame(data: bytes) -> bool:
     return bool(extras_length + (key_length & 0xFF) <= body <= MAX_FRAME)
 
 
-def peekable(source: BinaryIO) -> io.BufferedReader:
-    """Return a source whose first bytes can be looked at without taking them."""
+def make_peekable(source: BinaryIO) -> io.BufferedReader:
+    """Return a reader whose first bytes can be read without consuming them."""
     if isinstance(source, io.BufferedReader):
         return source
     assert isinstance(source, io.BufferedIOBase)  # as every binary file but a raw one
     return io.BufferedReader(source)
 
 
-def format_of(source: io.BufferedReader) -> str:
-    """Return hex, json, raw or pcap, from the first bytes of a source."""
+def detect_format(source: io.BufferedReader) -> str:
+    """Return the format of a source, detected from its first bytes: hex, json, raw or pcap."""
     begin = source.peek(CHUNK_BYTES)[:CHUNK_BYTES]
     if begin[:4] in _PCAP:
         return "pcap"
@@ -146,13 +158,13 @@ def format_of(source: io.BufferedReader) -> str:
     return "hex" if set(text) <= _TEXT else "raw"
 
 
-def lines_of(source: BinaryIO) -> Iterator[bytes]:
-    """Give the lines of a source, very long ones in pieces."""
+def read_lines(source: BinaryIO) -> Iterator[bytes]:
+    """Return an iterator over the lines of a source. Lines longer than MAX_LINE are divided."""
     return iter(lambda: source.readline(MAX_LINE), b"")
 
 
 def read_raw(source: io.BufferedReader) -> Iterator[CapturedBytes]:
-    """Give bytes as they are: one direction of one connection."""
+    """Yield the bytes of a source as one direction of one connection."""
     while data := source.read1(CHUNK_BYTES):
         yield CapturedBytes(data)
 
@@ -161,9 +173,12 @@ def read_raw(source: io.BufferedReader) -> Iterator[CapturedBytes]:
 
 
 def read_json(source: io.BufferedReader, name: str) -> Iterator[CapturedBytes]:
-    """Give the frames of a capture: `{"frames": [{"dir": "C", "hex": "8050...", "t": 0.1, "conn": 1}, ...]}`.
+    """Yield the frames of a capture: `{"frames": [{"dir": "C", "hex": "8050...", "t": 0.1, "conn": 1}, ...]}`.
 
-    dir is C, S or - for a remark, whose words are in text. Raises UsageError for anything else.
+    `dir` is C, S, or - for a remark, which is in `text`.
+
+    Raises:
+        UsageError: the source is not such a capture.
     """
     text = source.read(MAX_JSON + 1)
     if len(text) > MAX_JSON:
@@ -176,10 +191,10 @@ def read_json(source: io.BufferedReader, name: str) -> Iterator[CapturedBytes]:
     if not isinstance(frames, list):
         raise UsageError(f"{name}: expected an object with a list of frames, or that list")
     for number, frame in enumerate(frames, 1):
-        yield _captured(frame, f"{name}: frame {number}")
+        yield _read_captured_frame(frame, f"{name}: frame {number}")
 
 
-def _captured(frame: Any, where: str) -> CapturedBytes:
+def _read_captured_frame(frame: Any, where: str) -> CapturedBytes:
     if not isinstance(frame, dict) or not isinstance(frame.get("hex"), str):
         raise UsageError(f"{where} is not an object with bytes in hex")
     try:
@@ -209,11 +224,13 @@ _BETWEEN = re.compile(r"0[xX]|\\x|[\s,:;]+")
 
 
 def read_hex(lines: Iterable[bytes], name: str) -> Iterator[CapturedBytes]:
-    """Give the bytes of hex text. Spaces, commas, colons and 0x between them mean nothing.
+    """Yield the bytes of hex text. Spaces, commas, colons and 0x between digits are ignored.
 
-    A text whose first line begins with offset 0, as hexdump -C, xxd and Wireshark print it, has an offset in front of
-    every line and perhaps characters behind. A frame may begin after an empty line, where the one before is broken.
-    Raises UsageError for what is neither.
+    A text whose first line begins with offset 0 is a dump of hexdump -C, xxd or Wireshark. Its lines have an offset
+    before the bytes, and may have characters after them. After an empty line a new frame may begin.
+
+    Raises:
+        UsageError: the text is neither hex digits nor such a dump.
     """
     dump: bool | None = None
     count, rest, may_begin = 0, "", True
@@ -224,10 +241,10 @@ def read_hex(lines: Iterable[bytes], name: str) -> Iterator[CapturedBytes]:
             continue
         where = f"{name}: line {number}"
         if dump is None:
-            dump = _dumped(text, 0) is not None
+            dump = _parse_dump_line(text, 0) is not None
         if dump:
-            found = _dumped(text, count)
-            if found is None and (found := _dumped(text, 0)) is not None:
+            found = _parse_dump_line(text, count)
+            if found is None and (found := _parse_dump_line(text, 0)) is not None:
                 count = 0
             if found is None:
                 raise UsageError(f"{where}: {text[:60]!r}, expected offset {count:08x} and bytes in hex")
@@ -237,7 +254,7 @@ def read_hex(lines: Iterable[bytes], name: str) -> Iterator[CapturedBytes]:
         try:
             data = bytes.fromhex(found)
         except ValueError:
-            raise UsageError(f"{where}: {_not_hex(text)} is no hex digit") from None
+            raise UsageError(f"{where}: {_find_non_hex(text)} is no hex digit") from None
         count += len(data)
         yield CapturedBytes(data, may_begin=may_begin)
         may_begin = False
@@ -245,8 +262,8 @@ def read_hex(lines: Iterable[bytes], name: str) -> Iterator[CapturedBytes]:
         raise UsageError(f"{name}: an odd number of hex digits, the last one is {rest!r}")
 
 
-def _dumped(text: str, offset: int) -> str | None:
-    """Return the hex digits of a line of a dump, None if it is none that begins at this offset."""
+def _parse_dump_line(text: str, offset: int) -> str | None:
+    """Return the hex digits of a dump line that begins at an offset; None if the line does not."""
     for shape in (*_DUMPS, _LAST_OFFSET):
         found = shape.fullmatch(f"{text} " if shape is _DUMPS[1] else text)
         if found is not None and int(found["offset"], 16) == offset:
@@ -254,7 +271,7 @@ def _dumped(text: str, offset: int) -> str | None:
     return None
 
 
-def _not_hex(text: str) -> str:
-    """Return the first character that cannot be, for people."""
+def _find_non_hex(text: str) -> str:
+    """Return the first character that is no hex digit, quoted for an error."""
     left = _BETWEEN.sub("", text)
     return next((repr(character) for character in left if character not in "0123456789abcdefABCDEF"), repr(text[:60]))

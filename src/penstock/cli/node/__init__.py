@@ -1,4 +1,4 @@
-"""Commands on a node: serve, users, certificates, statistics, its files.
+"""Commands that run and administer a node: serve, users, certificates, statistics, data files.
 
-In: administration. Out: documents.
+In: administration. Out: documents and changes.
 """

@@ -1,4 +1,4 @@
-"""`penstock check`."""
+"""`penstock check`: verify and repair the files of buckets."""
 
 from __future__ import annotations
 
@@ -9,100 +9,106 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.base.app import AsJson, Panel, app, examples
-from penstock.cli.base.show import json_line
-from penstock.client.topology.missing import ranges_of
+from penstock.cli.base.app import AsJson, Panel, app, format_examples
+from penstock.cli.base.show import format_json_line
+from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.errors import StoreDamaged, UsageError
 
 if TYPE_CHECKING:
-    from penstock.store.recovery.repair_plan import Loss, Lost
-    from penstock.store.recovery.repair_run import Report
+    from penstock.store.recovery.repair_plan import DamageLoss, LostChanges
+    from penstock.store.recovery.repair_run import CheckReport
 
 _LISTED = 8
-"""Vbuckets that are named one by one."""
+"""Vbuckets that are listed one by one."""
 
 
 @app.command(
     rich_help_panel=Panel.NODE,
-    epilog=examples(
+    epilog=format_examples(
         "penstock check ./data", "penstock check ./data/beer --json", "penstock check ./data/beer --repair"
     ),
 )
 def check(
     directory: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="A bucket's directory, or a node's data directory with all of its buckets."),
+        typer.Argument(metavar="DIR", help="Directory of a bucket, or data directory of a node."),
     ],
     *,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Make a bucket of what is left; what is replaced is kept in DIR/damaged.")
+        bool, typer.Option("--repair", help="Repair damaged buckets; replaced files are kept in DIR/damaged.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read all that buckets have on disk, and say what is there and what is damaged.
+    """Verify the files of buckets, and report damage.
 
-    No node may have them open. Every record and every part of a segment is verified. For each damage it says what a
-    repair would lose: how many changes of which vbuckets, with their seqnos, as far as anybody can tell. The exit code
-    is 0 if all is whole, 1 if not.
+    No node may have the buckets open. Every record and every part of a segment is
+    verified. For each damage, the report lists the changes that a repair would
+    lose: their number, vbuckets and seqnos, as far as they are known. The exit
+    code is 0 if all buckets are intact, 1 if not.
 
-    With --repair it says the same first, and then does it. The log ends in front of its first bad record: what comes
-    behind may depend on it. Of a segment, what lies in bad parts is lost, and all of it if it does not say what it
-    holds. Where a vbucket has lost something, consumers that have seen more are told to roll back to what is left; if
-    that cannot be said exactly they start over. The files that were replaced are kept in the directory `damaged`.
+    With --repair, prints the same report and then repairs the buckets. The log is
+    cut before its first bad record, because later records may depend on it. Of a
+    segment, the changes in bad parts are lost, or all changes if it no longer
+    describes its contents. Consumers that have seen lost changes roll back to the changes that
+    are left, or start again from zero where that point is unknown.
 
-    With --json a line is a bucket, with each vbucket and each damage; a repair adds a line, a restored file another.
+    With --json, each line is a bucket with its vbuckets and damages; a repair and
+    a restored file add a line each.
     """
     code = 0
-    for path in _buckets(directory):
-        if not _check(path, repair=repair, as_json=as_json):
+    for path in _find_buckets(directory):
+        if not _check_bucket(path, repair=repair, as_json=as_json):
             code = 1
     if code:
         raise typer.Exit(code)
 
 
-def _buckets(path: Path) -> list[Path]:
-    """Return the directories of buckets. Raises UsageError if there is none."""
+def _find_buckets(path: Path) -> list[Path]:
+    """Return the bucket directories at or below a path. Raises UsageError if there is none."""
     from penstock.store.disk.bucket_files import Directory
-    from penstock.store.recovery.bucket_directory import is_there
+    from penstock.store.recovery.bucket_directory import has_bucket
 
-    if is_there(Directory(path)):
+    if has_bucket(Directory(path)):
         return [path]
-    found = sorted(inner for inner in path.glob("*") if inner.is_dir() and is_there(Directory(inner)))
+    found = sorted(inner for inner in path.glob("*") if inner.is_dir() and has_bucket(Directory(inner)))
     if not found:
-        what = "has no bucket in it" if path.is_dir() else "is no directory"
-        raise UsageError(f"{path} {what}, expected one of a bucket, or of a node's buckets")
+        problem = "has no bucket" if path.is_dir() else "is no directory"
+        raise UsageError(f"{path} {problem}, expected the directory of a bucket or a node's data directory")
     return found
 
 
-def _check(path: Path, *, repair: bool, as_json: bool) -> bool:
-    """Check one bucket and repair it, if that is wanted; tell whether it is whole in the end."""
-    from penstock.node.buckets.bucket_storage import new_vbuuid
+def _check_bucket(path: Path, *, repair: bool, as_json: bool) -> bool:
+    """Return whether a bucket is intact, after its repair if `repair` is set."""
+    from penstock.node.buckets.bucket_storage import make_vbuuid
     from penstock.store.disk.bucket_files import Directory
     from penstock.store.recovery import repair_run as repairing
 
     files = Directory(path)
     try:
-        said = repairing.enter(files)
+        record = repairing.lock_for_repair(files)
     except StoreDamaged:
         if not repair:
             raise
-        said = repairing.restore(files)
+        record = repairing.restore_record(files)
         restored = {"directory": str(path), "restored": "bucket.json"}
-        print(json_line(restored) if as_json else f"{path}: bucket.json was restored from its copy", flush=True)
+        print(format_json_line(restored) if as_json else f"{path}: bucket.json was restored from its copy", flush=True)
     try:
-        if "repair" in said:
+        if "repair" in record:
             if not repair:
-                raise UsageError(f"{path}: a repair was interrupted; `penstock check --repair` ends it")
-            said = repairing.finish(files, said)
-        report = repairing.check(files, said, clock=time.time_ns, new_vbuuid=new_vbuuid)
-        print(json_line(_as_object(path, report)) if as_json else "\n".join(_lines(path, report)), flush=True)
+                raise UsageError(f"{path}: a repair was interrupted; finish it with `penstock check --repair`")
+            record = repairing.finish_repair(files, record)
+        report = repairing.check_bucket(files, record, clock=time.time_ns, new_vbuuid=make_vbuuid)
+        print(
+            format_json_line(_make_object(path, report)) if as_json else "\n".join(_format_report(path, report)),
+            flush=True,
+        )
         if not report.losses:
             return True
         if not repair:
             return False
-        aside = path / repairing.repair(files, report)
+        aside = path / repairing.repair_bucket(files, report)
         done = {"directory": str(path), "repaired": True, "replaced": str(aside)}
-        print(json_line(done) if as_json else f"  repaired; what was replaced is in {aside}")
+        print(format_json_line(done) if as_json else f"  repaired; the replaced files are in {aside}")
         return True
     finally:
         files.unlock()
@@ -111,22 +117,22 @@ def _check(path: Path, *, repair: bool, as_json: bool) -> bool:
 # As JSON
 
 
-def _as_object(path: Path, report: Report) -> dict[str, Any]:
-    found, said = report.found, report.said
+def _make_object(path: Path, report: CheckReport) -> dict[str, Any]:
+    found, record = report.found, report.record
     shown: dict[str, Any] = {
         "directory": str(path),
-        "bucket": said["name"],
-        "uuid": said["uuid"],
+        "bucket": record["name"],
+        "uuid": record["uuid"],
         "whole": not report.losses,
-        "clean": found.clean,
+        "clean": found.is_clean,
         "segments": len(found.sealed),
         "log_files": len(found.logs),
-        "changes": sum(left.changes for left in report.left),
-        "documents": sum(left.documents for left in report.left),
-        "damage": [_loss(loss) for loss in report.losses],
+        "changes": sum(left.changes for left in report.remaining),
+        "documents": sum(left.documents for left in report.remaining),
+        "damage": [_make_loss_object(loss) for loss in report.losses],
         "vbuckets": [
             {**left._asdict(), "state": left.state.name.lower() if left.state is not None else None}
-            for left in report.left
+            for left in report.remaining
         ],
     }
     if found.torn is not None:
@@ -134,7 +140,7 @@ def _as_object(path: Path, report: Report) -> dict[str, Any]:
     return shown
 
 
-def _loss(loss: Loss) -> dict[str, Any]:
+def _make_loss_object(loss: DamageLoss) -> dict[str, Any]:
     return {
         "file": loss.damage.file,
         "offset": loss.damage.offset,
@@ -149,78 +155,79 @@ def _loss(loss: Loss) -> dict[str, Any]:
 # As text
 
 
-def _lines(path: Path, report: Report) -> Iterator[str]:
+def _format_report(path: Path, report: CheckReport) -> Iterator[str]:
     found, torn = report.found, report.found.torn
-    files = f"{_number(len(found.sealed), 'segment')} and {_number(len(found.logs), 'log file')}"
+    files = f"{_format_count(len(found.sealed), 'segment')} and {_format_count(len(found.logs), 'log file')}"
     there = (
-        f"{_number(sum(left.changes for left in report.left), 'change')} and "
-        f"{_number(sum(left.documents for left in report.left), 'document')} "
-        f"in {sum(left.changes > 0 for left in report.left)} of {_number(len(report.left), 'vbucket')}"
+        f"{_format_count(sum(left.changes for left in report.remaining), 'change')} and "
+        f"{_format_count(sum(left.documents for left in report.remaining), 'document')} "
+        f"in {sum(left.changes > 0 for left in report.remaining)} of {_format_count(len(report.remaining), 'vbucket')}"
     )
     if report.losses:
-        yield f"{path}: bucket {report.said['name']} is damaged; {files}"
+        yield f"{path}: bucket {report.record['name']} is damaged; {files}"
         for loss in report.losses:
             yield f"  {loss.damage}"
-            yield f"    lost with that: {_lost(loss)}"
+            yield f"    lost with that: {_describe_loss(loss)}"
         yield f"  left by a repair: {there}"
         if report.plan.starts_over:
-            yield "  a segment is younger than that: documents that the lost changes had changed may be gone altogether"
-        yield from _rollbacks(report)
+            yield "  a segment is newer than the lost changes: documents that they changed may be missing completely"
+        yield from _describe_rollbacks(report)
     else:
-        yield f"{path}: bucket {report.said['name']} is whole: {there}; {files}"
+        yield f"{path}: bucket {report.record['name']} is whole: {there}; {files}"
     if torn is not None:
-        end = "the end of a stop that was not clean"
-        yield f"  {torn.name}: {torn.nbytes} bytes from offset {torn.offset} on are {end}"
+        yield f"  {torn.name}: {torn.nbytes} bytes from offset {torn.offset} are an incomplete last write"
 
 
-def _number(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def _format_count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _lost(loss: Loss) -> str:
+def _describe_loss(loss: DamageLoss) -> str:
     counted = [lost for lost in loss.lost if lost.changes is not None]
     parts = []
     if counted:
         changes = sum(lost.changes or 0 for lost in counted)
-        parts.append(f"{_number(changes, 'change')}: {_listed(map(_counted, counted))}")
+        parts.append(f"{_format_count(changes, 'change')}: {_join_listed(map(_describe_counted, counted))}")
     unknown = [lost for lost in loss.lost if lost.changes is None]
     if unknown:
-        parts.append(f"whatever changes there were in {_listed(map(_unknown, unknown))}")
+        parts.append(f"all changes in {_join_listed(map(_describe_unknown, unknown))}")
     if loss.notes:
-        parts.append(_number(loss.notes, "note") + " about vbuckets")
+        parts.append(_format_count(loss.notes, "note") + " about vbuckets")
     if not loss.damage.nbytes and not unknown:
-        parts.append("whatever was in what is missing")
+        parts.append("all contents of the missing file")
     if loss.unreadable:
-        parts.append(f"what {_number(loss.unreadable, 'byte')} said that cannot be read")
+        parts.append(f"{_format_count(loss.unreadable, 'unreadable byte')}")
     return "; ".join(parts) or "no change"
 
 
-def _counted(lost: Lost) -> str:
+def _describe_counted(lost: LostChanges) -> str:
     return f"vbucket {lost.vbucket} {lost.changes}, seqnos {lost.first_seqno} to {lost.last_seqno}"
 
 
-def _unknown(lost: Lost) -> str:
+def _describe_unknown(lost: LostChanges) -> str:
     end = "on" if lost.last_seqno is None else f"to {lost.last_seqno}"
     return f"vbucket {lost.vbucket} from seqno {lost.first_seqno} {end}"
 
 
-def _listed(texts: Iterable[str]) -> str:
+def _join_listed(texts: Iterable[str]) -> str:
     all_of_them = list(texts)
     rest = len(all_of_them) - _LISTED
     return ", ".join(all_of_them[:_LISTED]) + (f", and {rest} more vbuckets" if rest > 0 else "")
 
 
-def _rollbacks(report: Report) -> Iterator[str]:
-    """Say what consumers are told after a repair."""
+def _describe_rollbacks(report: CheckReport) -> Iterator[str]:
+    """Yield a line for each kind of rollback that consumers get after the repair."""
     lost = {lost.vbucket for loss in report.losses for lost in loss.lost}
-    told = [left for left in report.left if left.rollback is not None and (left.changes or left.vbucket in lost)]
-    anew = [left.vbucket for left in told if left.rollback == 0]
-    newest = [left.vbucket for left in told if left.rollback == left.high_seqno != 0]
-    between = [left for left in told if left.rollback not in {0, left.high_seqno}]
-    if anew:
-        yield f"  consumers start over in vbuckets {ranges_of(anew)}"
+    rolled_back = [
+        left for left in report.remaining if left.rollback is not None and (left.changes or left.vbucket in lost)
+    ]
+    restarted = [left.vbucket for left in rolled_back if left.rollback == 0]
+    newest = [left.vbucket for left in rolled_back if left.rollback == left.high_seqno != 0]
+    between = [left for left in rolled_back if left.rollback not in {0, left.high_seqno}]
+    if restarted:
+        yield f"  consumers start over in vbuckets {format_ranges(restarted)}"
     if newest:
-        yield f"  consumers that have seen more go back to the newest change left in vbuckets {ranges_of(newest)}"
+        yield f"  consumers that have seen more go back to the newest change left in vbuckets {format_ranges(newest)}"
     if between:
-        back = _listed(f"vbucket {left.vbucket} to {left.rollback}" for left in between)
+        back = _join_listed(f"vbucket {left.vbucket} to {left.rollback}" for left in between)
         yield f"  consumers that have seen more go back in {back}"

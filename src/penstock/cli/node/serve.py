@@ -1,19 +1,18 @@
-"""`penstock serve`."""
+"""`penstock serve`: run a node."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import sys
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.base.app import AsJson, Panel, PasswordFile, Username, address_of, app, examples
-from penstock.cli.base.option_parameters import takes_options
-from penstock.cli.base.show import json_line
+from penstock.cli.base.app import AsJson, Panel, PasswordFile, Username, app, format_examples, resolve_address
+from penstock.cli.base.option_parameters import add_options
+from penstock.cli.base.show import format_json_line, warn
 from penstock.errors import UsageError
 from penstock.node.session.node_options import HTTP_PORT, NodeOptions
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 
 if TYPE_CHECKING:
     from penstock.node import Node
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 @app.command(
     rich_help_panel=Panel.NODE,
-    epilog=examples(
+    epilog=format_examples(
         "penstock serve --bucket beer",
         "penstock serve --port 0 --json",
         "penstock serve --bucket beer --data-dir ./data",
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
         "penstock serve --port 0 --follow couchbase://127.0.0.1:11210/beer --protocol upr",
     ),
 )
-@takes_options("options", NodeOptions)
-@takes_options("settings", Settings, only_given=True)
+@add_options("options", NodeOptions)
+@add_options("settings", BucketSettings, only_given=True)
 def serve(
     *,
     options: dict[str, Any],
@@ -42,41 +41,53 @@ def serve(
 ) -> None:
     """Run a node until it is stopped.
 
-    Without --data-dir its buckets begin empty and are gone when it stops. With it all that are kept there are
-    served, named or not, and are what they were, whether the node was stopped or died; a change is stored when
-    it is answered and on disk some milliseconds later, unless the client asks to wait for that
-    (SEQNO_PERSISTENCE, OBSERVE, a durable write). Of a node that dies, at most these last milliseconds are lost,
-    and consumers that had seen them are told to roll back.
+    Without --data-dir, buckets are kept in memory and start empty. With
+    --data-dir, the node serves all buckets in that directory, also after a crash.
+    Writes are acknowledged first and on disk some milliseconds later, unless the
+    client waits for that (SEQNO_PERSISTENCE, OBSERVE, durable writes). A crash
+    loses at most these milliseconds; consumers that have seen lost changes roll
+    back.
 
-    With --follow it has a copy of another node's bucket, whatever dialect that one speaks, and serves its
-    changes in all of them; its vbuckets are replicas until one is made active. Who logs in there is --username.
+    With --follow, the node mirrors a bucket of another node, from any dialect, and
+    serves its changes in all dialects. Its vbuckets are replicas until they are
+    made active. --username is the user name on the other node.
 
-    Without --users it is for this machine alone, and nobody has to log in; clients that must can, as Administrator
-    with the password `password`. With --users everybody logs in, and may do what their roles say.
+    Without --users, only this machine can connect, and no login is needed; clients
+    that require one log in as Administrator with the password `password`. With
+    --users, every client logs in and has the privileges of its roles.
 
-    SIGINT (Ctrl-C) and SIGTERM stop it; with SIGHUP it reads users and certificate anew. With --json the first line is
-    {"url": …, "kv_port": …, "http_port": …, "pid": …}, "follow" where it follows, "data_dir", "tls_port" and
-    "https_port" where there is one, printed once it accepts connections.
+    SIGINT (Ctrl-C) and SIGTERM stop the node; SIGHUP reloads users and
+    certificate. With --json, the first line is printed when the node accepts
+    connections: {"url": …, "kv_port": …, "http_port": …, "pid": …}, plus "follow",
+    "data_dir", "tls_port" and "https_port" if they are used.
     """
-    if "data_dir" not in options and settings.keys() - _IN_MEMORY:
-        raise UsageError("--commit-… and --retention… are about buckets in a --data-dir")
+    if "data_dir" not in options and settings.keys() - _MEMORY_SETTINGS:
+        raise UsageError("--commit-… and --retention… need --data-dir")
     if "follow" in options:
-        options["follow"] = address_of(options["follow"], username, password_file)
+        options["follow"] = resolve_address(options["follow"], username, password_file)
     options.setdefault("http_port", HTTP_PORT if options["port"] else 0)
     asyncio.run(_serve(as_json, settings, options.pop("nodes", []), **options))
 
 
-_IN_MEMORY = {"memory_bytes", "conflict_resolution", "purge_age"}
-"""Settings that mean something for a bucket that is kept in memory."""
+_MEMORY_SETTINGS = {"memory_bytes", "conflict_resolution", "purge_age"}
+"""Settings that also apply to buckets in memory."""
 
 
 async def _serve(as_json: bool, settings: dict[str, Any], nodes: list[str], **options: Any) -> None:
-    """settings: those of Settings that differ from what it says. options: those of Node.start."""
+    """Run a node until a signal.
+
+    Args:
+        as_json: print addresses as JSON.
+        settings: fields of BucketSettings that differ from their defaults.
+        nodes: the nodes of the cluster as host:port; empty for a single node.
+        options: arguments of Node.start.
+    """
     from penstock.node import Node
     from penstock.node.cluster.topology import parse_places
     from penstock.node.server.garbage import spare_present_objects
 
-    spare_present_objects()  # the modules, but no bucket: deleted ones are freed by the collector alone
+    # Before any bucket exists: only the garbage collector frees a deleted bucket, so it must not be spared.
+    spare_present_objects()
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -84,17 +95,17 @@ async def _serve(as_json: bool, settings: dict[str, Any], nodes: list[str], **op
     stop = loop.create_task(stopping.wait())
     if nodes:
         options["nodes"], options["this_node"] = parse_places(nodes, options["host"], options["port"])
-    starting = loop.create_task(Node.start(**options, settings=Settings(**settings) if settings else None))
+    starting = loop.create_task(Node.start(**options, settings=BucketSettings(**settings) if settings else None))
     await asyncio.wait([stop, starting], return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():  # it may wait long for what it follows
+    if not starting.done():  # with --follow it may wait a long time for the other node
         starting.cancel()
         return
     node = starting.result()
     loop.add_signal_handler(signal.SIGHUP, _reload, node)
-    if notice := node.access(tls=False).notice:
-        print(f"penstock: {notice}", file=sys.stderr)
+    if notice := node.get_access(tls=False).notice:
+        warn(notice)
     try:
-        _announce(node, as_json=as_json)
+        _print_addresses(node, as_json=as_json)
         ends: list[asyncio.Task[Any]] = [stop, *([node.bridge.task] if node.bridge else [])]
         done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -104,24 +115,24 @@ async def _serve(as_json: bool, settings: dict[str, Any], nodes: list[str], **op
         await node.stop()
 
 
-def _announce(node: Node, *, as_json: bool) -> None:
-    """Print what was recovered, and where the node serves."""
+def _print_addresses(node: Node, *, as_json: bool) -> None:
+    """Print the addresses of the node, and warn of buckets that were recovered."""
     urls = [node.url(name) for name in node.buckets]
     for name, served in node.buckets.items():
-        if served.store.recovered:
-            print(f"penstock: bucket {name}: {served.store.recovered}", file=sys.stderr)
+        if served.store.recovery_summary:
+            warn(f"bucket {name}: {served.store.recovery_summary}")
     source = {"follow": str(node.bridge.address), "dialect": node.bridge.dialect.value} if node.bridge else {}
     data_dir = node.storage.data_dir
     if as_json:
         ports = {"kv_port": node.kv_port, "http_port": node.http_port}
         ports |= {"tls_port": node.tls_port, "https_port": node.https_port} if node.tls_port else {}
         where = {"url": urls[0], **ports, "pid": os.getpid(), **source}
-        print(json_line(where | ({"data_dir": str(data_dir)} if data_dir else {})), flush=True)
+        print(format_json_line(where | ({"data_dir": str(data_dir)} if data_dir else {})), flush=True)
         return
     following = f", following {source['follow']} over {source['dialect']}" if source else ""
     kept = f", kept in {data_dir}" if data_dir else ""
     print(
-        f"Serving {', '.join(urls)}{following}{kept}; management on port {node.http_port}; Ctrl-C stops.",
+        f"Serving {', '.join(urls)}{following}{kept}; management on port {node.http_port}; press Ctrl-C to stop.",
         flush=True,
     )
 
@@ -130,4 +141,4 @@ def _reload(node: Node) -> None:
     try:
         node.reload()
     except UsageError as error:
-        print(f"penstock: {error}", file=sys.stderr)
+        warn(str(error))

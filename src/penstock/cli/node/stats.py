@@ -1,4 +1,4 @@
-"""`penstock stats`."""
+"""`penstock stats`: print the statistics of a bucket."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, address_of, app, examples
-from penstock.cli.base.show import json_line, one_line
+from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, app, format_examples, resolve_address
+from penstock.cli.base.show import format_json_line, format_one_line
 from penstock.client.connect.address import DEFAULT_URL, Address
 from penstock.errors import InvalidArguments, KeyNotFound, NotSupported, UsageError
 
@@ -17,7 +17,7 @@ _WIDTH = 100_000
 
 @app.command(
     rich_help_panel=Panel.NODE,
-    epilog=examples(
+    epilog=format_examples(
         "penstock stats", "penstock stats vbucket-seqno", "penstock stats failovers 7 --json", "penstock stats key k 7"
     ),
 )
@@ -25,12 +25,15 @@ def stats(
     group: Annotated[
         str,
         typer.Argument(
-            metavar="GROUP", help="Such as vbucket-seqno, failovers, dcp or tap; without, what sums up the bucket."
+            metavar="GROUP",
+            help="Statistics group, for example vbucket-seqno, failovers, dcp or tap. Default: general statistics.",
         ),
     ] = "",
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ARGUMENT...", help="Of the group: a vbucket for failovers, key and vbucket for key."),
+        typer.Argument(
+            metavar="ARGUMENT...", help="Arguments of the group: a vbucket for failovers, key and vbucket for key."
+        ),
     ] = None,
     *,
     url: Url = DEFAULT_URL,
@@ -38,17 +41,19 @@ def stats(
     password: PasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what the node says of a bucket."""
-    found = asyncio.run(_stats(" ".join((group, *(arguments or ()))), address_of(url, username, password)))
+    """Print the statistics of a bucket."""
+    found = asyncio.run(_read_stats(" ".join((group, *(arguments or ()))), resolve_address(url, username, password)))
     if as_json:
-        print(json_line(found))
+        print(format_json_line(found))
     else:
         width = max(map(len, found), default=0)
         lines = (f"{name:{width}}  {text}" for name, text in found.items())
-        print("\n".join(one_line(line.encode(), _WIDTH) for line in lines))  # consumers have a say in names
+        print(
+            "\n".join(format_one_line(line.encode(), _WIDTH) for line in lines)
+        )  # names may contain the name of a consumer
 
 
-async def _stats(group: str, address: Address) -> dict[str, str]:
+async def _read_stats(group: str, address: Address) -> dict[str, str]:
     from penstock.client.bucket import Bucket
 
     async with Bucket(address) as bucket:

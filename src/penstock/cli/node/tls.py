@@ -1,4 +1,4 @@
-"""`penstock tls`."""
+"""`penstock tls`: create certificates for development."""
 
 from __future__ import annotations
 
@@ -11,61 +11,68 @@ from urllib.parse import quote
 
 import typer
 
-from penstock.cli.base.app import AsJson, Panel, app, examples
-from penstock.cli.base.show import json_line
+from penstock.cli.base.app import AsJson, Panel, app, format_examples
+from penstock.cli.base.show import format_json_line
 from penstock.errors import Error, UsageError
 
-commands = typer.Typer(help="Make certificates to try TLS with.", no_args_is_help=False, rich_markup_mode="rich")
+commands = typer.Typer(help="Create TLS certificates for development.", no_args_is_help=False, rich_markup_mode="rich")
 app.add_typer(commands, name="tls", rich_help_panel=Panel.NODE)
 
-TLS_PORT = 11207  # where couchbases:// looks for a node
+TLS_PORT = 11207  # the default port of couchbases://
 
 
 @commands.callback(invoke_without_command=True)
-def tls(context: typer.Context) -> None:
+def tls(context: typer.Context) -> None:  # noqa: D103 - a docstring would replace the group's help
     if context.invoked_subcommand is None:
         print(context.get_help())
 
 
 @commands.command(
-    epilog=examples(
+    epilog=format_examples(
         "penstock tls init ./tls",
         "penstock tls init ./tls --host node.example.org --host 192.0.2.7 --user alice --days 30",
     )
 )
 def init(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files go; made if not there.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Directory of the files; created if it does not exist.")
+    ],
     *,
     host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A name or address of the node, beside localhost; may be given again."),
+        typer.Option(
+            metavar="NAME", help="Host name or address of the node, in addition to localhost; can be repeated."
+        ),
     ] = None,
     user: Annotated[
-        str, typer.Option(metavar="NAME", help="Who the client's certificate is: one of the node's users.")
+        str, typer.Option(metavar="NAME", help="User of the client certificate: one of the node's users.")
     ] = "Administrator",
-    days: Annotated[int, typer.Option(min=1, max=3650, metavar="N", help="How long the certificates are good.")] = 365,
-    force: Annotated[bool, typer.Option("--force", help="Make them anew if they are there.")] = False,
+    days: Annotated[
+        int, typer.Option(min=1, max=3650, metavar="N", help="Days for which the certificates are valid.")
+    ] = 365,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make an authority for development, and certificates of it: one for a node, one for a client.
+    """Create a certificate authority for development, a node certificate and a client certificate.
 
-    Six files: ca.pem, server.pem and client.pem, each with its key beside it (ca.key, …), which only its owner may
-    read. Who has ca.key can make certificates that your nodes and clients believe. With --json the output is
-    {"ca": …, "server": …, "server_key": …, "client": …, "client_key": …, "user": …, "expires": …}.
+    Writes ca.pem, server.pem and client.pem, each with a key file (ca.key, …) that
+    only its owner can read. Keep ca.key secret: your nodes and clients trust every
+    certificate that it signs. With --json, prints {"ca": …, "server": …,
+    "server_key": …, "client": …, "client_key": …, "user": …, "expires": …}.
     """
     from penstock.node.auth.certificates import make_certificates
 
     names = [f"{name}.{ending}" for name in ("ca", "server", "client") for ending in ("pem", "key")]
     there = [name for name in names if (directory / name).exists()]
     if there and not force:
-        raise UsageError(f"{directory / there[0]} is there already; --force makes all of them anew")
+        raise UsageError(f"{directory / there[0]} exists; --force replaces all files")
     now = datetime.now(UTC).replace(microsecond=0)
     made = make_certificates(host or [], user, days, now)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, one in made.items():
-            _write(directory / f"{name}.key", one.key, 0o600)
-            _write(directory / f"{name}.pem", one.certificate, 0o644)
+            _write_file(directory / f"{name}.key", one.key, 0o600)
+            _write_file(directory / f"{name}.pem", one.certificate, 0o644)
     except OSError as error:
         raise Error(f"{error.filename or directory}: cannot be written: {error.strerror or error}") from error
     files = {
@@ -77,13 +84,13 @@ def init(
     }
     if as_json:
         expires = (now + timedelta(days=days)).isoformat()
-        print(json_line({name: str(path) for name, path in files.items()} | {"user": user, "expires": expires}))
+        print(format_json_line({name: str(path) for name, path in files.items()} | {"user": user, "expires": expires}))
     else:
-        _tell(files, user, days)
+        _print_commands(files, user, days)
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Write a file that nobody else could open in between. What was there is replaced, however it was protected."""
+def _write_file(path: Path, content: bytes, mode: int) -> None:
+    """Replace a file. The new file has its mode from the start, so no other user can open it in between."""
     draft = path.with_name(f".{path.name}.new")
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -94,13 +101,13 @@ def _write(path: Path, content: bytes, mode: int) -> None:
     os.replace(draft, path)
 
 
-def _tell(files: dict[str, Path], user: str, days: int) -> None:
+def _print_commands(files: dict[str, Path], user: str, days: int) -> None:
     quoted = {name: shlex.quote(str(path)) for name, path in files.items()}
     inside = {name: quote(str(path)) for name, path in files.items()}
     node = f"--tls-cert {quoted['server']} --tls-key {quoted['server_key']} --tls-client-ca {quoted['ca']}"
     client = f"couchbases://localhost/default?ca={inside['ca']}"
     shown = f"&certificate={inside['client']}&certificateKey={inside['client_key']}"
-    print(f"Made {', '.join(map(str, files.values()))}; good for {days} days.")
+    print(f"Made {', '.join(map(str, files.values()))}; valid for {days} days.")
     print(f"A node:    penstock serve --tls-port {TLS_PORT} {node}")
     print(f"A client:  {client}")
     print(f"as {user}, without a password:  {client}{shown}")

@@ -1,4 +1,4 @@
-"""`penstock user`."""
+"""`penstock user`: manage the users of a node."""
 
 from __future__ import annotations
 
@@ -8,34 +8,32 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.base.app import AsJson, Panel, app, examples
-from penstock.cli.base.show import json_line, one_line
+from penstock.cli.base.app import AsJson, Panel, UsersPath, app, format_examples
+from penstock.cli.base.show import format_json_line, format_one_line
 from penstock.errors import UsageError
 
-commands = typer.Typer(help="Say who may use a node, and what for.", no_args_is_help=False, rich_markup_mode="rich")
+commands = typer.Typer(
+    help="Manage the users of a node and their roles.", no_args_is_help=False, rich_markup_mode="rich"
+)
 app.add_typer(commands, name="user", rich_help_panel=Panel.NODE)
 
-UsersPath = Annotated[
-    Path,
-    typer.Option("--users", envvar="PENSTOCK_USERS", metavar="FILE", help="The file of users, as `serve --users`."),
-]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The user's name.")]
 
-_MOST_BYTES = 1024  # of a file with a password; what is longer is another file
+_MAX_PASSWORD_BYTES = 1024  # a longer file is probably no password file
 _NAME_WIDTH = 128
 
 
 @commands.callback(invoke_without_command=True)
-def user(context: typer.Context) -> None:
+def user(context: typer.Context) -> None:  # noqa: D103 - a docstring would replace the group's help
     if context.invoked_subcommand is None:
         print(context.get_help())
 
 
 @commands.command(
-    epilog=examples(
+    epilog=format_examples(
         "penstock user add alice --role 'data_reader[beer]' --role 'data_writer[beer:tasting]' --users users.json",
-        "penstock user add spark --role 'stream_reader[*]' --password-file secret.txt --users users.json",
-        "penstock user add beer --role 'stream_reader[beer]' --no-password --users users.json",
+        "penstock user add spark --role 'data_dcp_reader[*]' --password-file secret.txt --users users.json",
+        "penstock user add beer --role 'data_dcp_reader[beer]' --no-password --users users.json",
         "pass show penstock | penstock user add root --role admin --password-file - --users users.json",
     )
 )
@@ -46,110 +44,113 @@ def add(
         list[str],
         typer.Option(
             metavar="ROLE",
-            help="data_reader, data_writer or stream_reader, each with [*], [BUCKET], [BUCKET:SCOPE] or "
-            "[BUCKET:SCOPE:COLLECTION] behind; replicator with [*] or [BUCKET]; admin. May be given again.",
+            help="data_reader, data_writer or data_dcp_reader, followed by [*], [BUCKET], [BUCKET:SCOPE] or "
+            "[BUCKET:SCOPE:COLLECTION]; replication_target, followed by [*] or [BUCKET]; or admin. Can be repeated.",
         ),
     ],
     users: UsersPath,
     password_file: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Has the password in its only line; - is standard input.", show_default="ask for it"
+            metavar="FILE", help="File with the password in one line; - reads standard input.", show_default="prompt"
         ),
     ] = None,
     no_password: Annotated[
         bool,
         typer.Option(
             "--no-password",
-            help="Let anybody log in as this user, with an empty password: for tools of Couchbase 2.x, whose user is "
-            "named like the bucket.",
+            help="Allow login with an empty password, for tools of Couchbase 2.x, whose user has the bucket's name.",
         ),
     ] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Give a user that is there all this anew.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace the password and roles of an existing user.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Add a user, or give one another password and other roles.
+    """Add a user, or replace the password and roles of a user.
 
-    The file is made if it is not there. It holds no password, only what a node checks one with. A node notices that it
-    has changed within a second. Passwords are asked for, or read from a file: on a command line others could see them.
+    Creates the file if it does not exist. The file contains no passwords, only the
+    data that verify them. A running node reads a changed file within a second. The
+    password is read from a prompt or a file: other users could see a command line.
     """
     from penstock.node.auth.roles import User
-    from penstock.node.auth.users import account_of, proper_name
+    from penstock.node.auth.users import make_account, normalize_name
     from penstock.node.auth.users_file import change_users
 
-    made = User.of(proper_name(name), role)
-    _refuse_another(users, made.name, replace)
+    made = User.from_texts(normalize_name(name), role)
+    path = Path(users)
+    _check_new_user(path, made.name, replace)
     if no_password and password_file is not None:
-        raise UsageError("--no-password and --password-file, expected one of them")
-    account = account_of(made, None if no_password else _password(password_file))
-    with change_users(users) as accounts:
+        raise UsageError("--no-password cannot be combined with --password-file")
+    account = make_account(made, None if no_password else _read_password(password_file))
+    with change_users(path) as accounts:
         if made.name in accounts and not replace:
-            raise _there_is(made.name, users)
+            raise _make_exists_error(made.name, path)
         accounts[made.name] = account
     shown = [str(one) for one in made.roles]
-    print(json_line({"user": made.name, "roles": shown}) if as_json else f"{made.name}: {' '.join(shown)}")
+    print(format_json_line({"user": made.name, "roles": shown}) if as_json else f"{made.name}: {' '.join(shown)}")
 
 
-@commands.command("list", epilog=examples("penstock user list --users users.json", "penstock user list --json"))
+@commands.command("list", epilog=format_examples("penstock user list --users users.json", "penstock user list --json"))
 def list_users(*, users: UsersPath, as_json: AsJson = False) -> None:
-    """Show the users and their roles. With --json a line is one user: {"user": …, "roles": […]}."""
+    """List the users and their roles. With --json, each line is one user: {"user": …, "roles": […]}."""
     from penstock.node.auth.users_file import read_users
 
-    accounts, _ = read_users(users)
+    accounts, _ = read_users(Path(users))
     rows = [(name, [str(role) for role in account.user.roles]) for name, account in sorted(accounts.items())]
-    names = [one_line(name.encode(), _NAME_WIDTH) for name, _ in rows]
+    names = [format_one_line(name.encode(), _NAME_WIDTH) for name, _ in rows]
     for (name, roles), shown in zip(rows, names, strict=True):
         width = max(map(len, names))
-        print(json_line({"user": name, "roles": roles}) if as_json else f"{shown:{width}}  {' '.join(roles)}")
+        print(format_json_line({"user": name, "roles": roles}) if as_json else f"{shown:{width}}  {' '.join(roles)}")
 
 
-@commands.command(epilog=examples("penstock user remove alice --users users.json"))
+@commands.command(epilog=format_examples("penstock user remove alice --users users.json"))
 def remove(name: Name, *, users: UsersPath, as_json: AsJson = False) -> None:
-    """Remove a user. A node lets them log in no more."""
-    from penstock.node.auth.users import proper_name
+    """Remove a user. The user can no longer log in."""
+    from penstock.node.auth.users import normalize_name
     from penstock.node.auth.users_file import change_users, read_users
 
-    read_users(users)  # says so if there is none, and makes none
-    name = proper_name(name)
-    with change_users(users) as accounts:
+    read_users(Path(users))  # raises UsageError if the file does not exist; change_users would create it
+    name = normalize_name(name)
+    with change_users(Path(users)) as accounts:
         if accounts.pop(name, None) is None:
             raise UsageError(f"no user {name!r} in {users}; there is {', '.join(sorted(accounts)) or 'none'}")
-    print(json_line({"removed": name}) if as_json else f"Removed {name}.")
+    print(format_json_line({"removed": name}) if as_json else f"Removed {name}.")
 
 
-def _refuse_another(users: Path, name: str, replace: bool) -> None:
-    """Raise UsageError if there is such a user: before anybody thinks of a password for nothing."""
+def _check_new_user(users: Path, name: str, replace: bool) -> None:
+    """Raise UsageError if the user exists and `replace` is not set: before the command prompts for a password."""
     from penstock.node.auth.users_file import read_users
 
     if users.exists() and name in read_users(users)[0] and not replace:
-        raise _there_is(name, users)
+        raise _make_exists_error(name, users)
 
 
-def _there_is(name: str, users: Path) -> UsageError:
-    return UsageError(f"there is a user {name!r} in {users}; --replace gives them another password and other roles")
+def _make_exists_error(name: str, users: Path) -> UsageError:
+    return UsageError(f"user {name!r} exists in {users}; --replace replaces the password and roles")
 
 
-def _password(path: str | None) -> str:
-    """Return the new password: from a file, from standard input, or from whoever is at the terminal."""
+def _read_password(path: str | None) -> str:
+    """Return the new password from a file, standard input, or a prompt on the terminal."""
     if path is None and sys.stdin.isatty():
         return str(typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
     if path is None or path == "-":
-        return _only_line(sys.stdin.buffer.read(_MOST_BYTES + 2), "standard input")
+        return _read_only_line(sys.stdin.buffer.read(_MAX_PASSWORD_BYTES + 2), "standard input")
     try:
         with open(path, "rb") as file:
-            return _only_line(file.read(_MOST_BYTES + 2), path)
+            return _read_only_line(file.read(_MAX_PASSWORD_BYTES + 2), path)
     except OSError as error:
         raise UsageError(f"{path}: the password cannot be read: {error.strerror or error}") from error
 
 
-def _only_line(content: bytes, where: str) -> str:
-    """Return the text of one line, without its end. Raises UsageError, which shows nothing of it."""
+def _read_only_line(content: bytes, where: str) -> str:
+    """Return the text of one line without its end. Raises UsageError, whose message never contains the content."""
     try:
         lines = content.decode().splitlines()
     except UnicodeDecodeError:
         raise UsageError(f"{where}: the password is not UTF-8") from None
-    if len(content) > _MOST_BYTES:
-        raise UsageError(f"{where}: more than {_MOST_BYTES} bytes, expected a password")
+    if len(content) > _MAX_PASSWORD_BYTES:
+        raise UsageError(f"{where}: more than {_MAX_PASSWORD_BYTES} bytes, expected a password")
     if len(lines) != 1:
         raise UsageError(f"{where}: {len(lines)} lines, expected one: the password")
     return lines[0]

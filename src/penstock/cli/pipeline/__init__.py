@@ -1,4 +1,7 @@
-"""`penstock pipeline`."""
+"""The commands of `penstock pipeline`.
+
+In: options, output and exit codes. Out: pipelines themselves (penstock.spark).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments and options that the commands of `penstock pipeline` share, and the lakes that they name."""
+"""Arguments and options that the commands of `penstock pipeline` share, and the lakes to which they refer."""
 
 from __future__ import annotations
 
@@ -11,33 +11,49 @@ from penstock.errors import UsageError
 if TYPE_CHECKING:
     from penstock.spark.lake.tables.directory import LakeDirectory
 
-__all__ = ["OneSource", "PipelineFile", "Where", "lake_of", "lakes_of", "written_lakes_of"]
+__all__ = ["FileOrLake", "OneSource", "PipelineFile", "find_pipeline_lakes", "find_written_lakes", "select_lake"]
 
 PipelineFile = Annotated[str, typer.Argument(metavar="FILE", help="The pipeline's TOML file.")]
-Where = Annotated[str, typer.Argument(metavar="FILE|LAKE", help="The pipeline's TOML file, or the directory it keeps.")]
+FileOrLake = Annotated[
+    str, typer.Argument(metavar="FILE|LAKE", help="The pipeline's TOML file, or the directory of its tables.")
+]
 OneSource = Annotated[
-    str | None, typer.Option("--source", metavar="NAME", help="Whose tables, where there are several sources.")
+    str | None,
+    typer.Option(
+        "--source", metavar="NAME", help="Source of the tables; required if the pipeline has several sources."
+    ),
 ]
 
 
-def lakes_of(where: str) -> dict[str | None, LakeDirectory]:
-    """Return the lakes of a pipeline's file or in a directory, by their source. Raises UsageError if there is none."""
+def find_pipeline_lakes(where: str) -> dict[str | None, LakeDirectory]:
+    """Return the lakes of a pipeline by source name.
+
+    Args:
+        where: a pipeline's TOML file, or the directory of its tables.
+
+    Raises:
+        UsageError: the file is invalid, or there is no lake.
+    """
     from penstock.spark.lake.tables.directory import LakeDirectory
     from penstock.spark.pipeline.definition.definition import is_definition, read_definition
-    from penstock.spark.pipeline.state.run_state import lakes_at
+    from penstock.spark.pipeline.state.run_state import find_lakes
 
     if not is_definition(where):
-        return lakes_at(where)
+        return find_lakes(where)
     definition = read_definition(where)
-    found = {source.name: LakeDirectory(definition.lake_of(source)) for source in definition.sources}
+    found = {source.name: LakeDirectory(definition.locate_lake(source)) for source in definition.sources}
     if not any(lake.path.is_dir() for lake in found.values()):
-        raise UsageError(f"{where} keeps its tables in {definition.lake}, and there is nothing yet")
+        raise UsageError(f"{where} keeps its tables in {definition.lake}, which does not exist yet")
     return found
 
 
-def lake_of(where: str, source: str | None) -> LakeDirectory:
-    """Return the lake of one source. Raises UsageError where it is not said which, or there is no such one."""
-    lakes = lakes_of(where)
+def select_lake(where: str, source: str | None) -> LakeDirectory:
+    """Return the lake of one source.
+
+    Raises:
+        UsageError: there are several sources and `source` is None, or no source has that name.
+    """
+    lakes = find_pipeline_lakes(where)
     chosen = next(iter(lakes)) if source is None and len(lakes) == 1 else source
     if chosen not in lakes:
         names = ", ".join(str(name) for name in lakes if name is not None) or "no name, there is one source"
@@ -45,7 +61,7 @@ def lake_of(where: str, source: str | None) -> LakeDirectory:
     return lakes[chosen]
 
 
-def written_lakes_of(where: str) -> dict[str | None, LakeDirectory]:
-    """Return those of the lakes that have tables; all of them if none has."""
-    found = lakes_of(where)
+def find_written_lakes(where: str) -> dict[str | None, LakeDirectory]:
+    """Return the lakes that have tables; all lakes if none has tables."""
+    found = find_pipeline_lakes(where)
     return {source: lake for source, lake in found.items() if lake.changelog_table.path.exists()} or found

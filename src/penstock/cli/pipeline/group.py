@@ -1,4 +1,4 @@
-"""The group of commands `penstock pipeline`."""
+"""The command group `penstock pipeline`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.cli.pipeline.question_commands import QuestionGroup
 __all__ = ["commands"]
 
 commands = typer.Typer(
-    help="Follow buckets into Spark tables, and look at them.",
+    help="Follow buckets into Spark tables, and manage the tables.",
     no_args_is_help=False,
     rich_markup_mode="rich",
     cls=QuestionGroup,

@@ -1,4 +1,4 @@
-"""Where a run stands: lines that stay in place on a terminal, a line for each change elsewhere, JSON for programs."""
+"""The progress of a run: a table that is updated on a terminal, a line for each change elsewhere, JSON for programs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
-from penstock.cli.base.show import json_line
-from penstock.client.topology.missing import ranges_of
+from penstock.cli.base.show import format_json_line
+from penstock.client.topology.missing_vbuckets import format_ranges
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 
     from penstock.spark.pipeline.state.run_progress import DependentProgress, SourceProgress
 
-__all__ = ["Display", "as_json_object", "end", "size"]
+__all__ = ["ProgressDisplay", "format_size", "make_progress_object", "print_result"]
 
 
-class Display:
-    """Shows each progress that is worth it. A context manager: leaving it leaves the last lines standing."""
+class ProgressDisplay:
+    """Prints the progress of a run whenever it changes.
+
+    A context manager: at its end the last lines stay on the terminal.
+    """
 
     def __init__(self, *, as_json: bool, on_terminal: bool) -> None:
         self._as_json = as_json
@@ -43,28 +46,28 @@ class Display:
         if self._live is not None:
             self._live.stop()
 
-    def say(self, text: str) -> None:
-        """Print a line for people."""
+    def print_line(self, text: str) -> None:
+        """Print a line, unless the output is JSON."""
         if not self._as_json:
             print(text, flush=True)
 
     def show(self, progress: SourceProgress) -> None:
-        """Show where one source's tables stand, unless that was shown last."""
+        """Print the progress of one source, unless nothing changed since it was printed last."""
         before = self._last.get(progress.source)
-        if not progress.batches or (before is not None and _same(before, progress)):
+        if not progress.batches or (before is not None and _is_unchanged(before, progress)):
             return
         self._last[progress.source] = progress
         if self._live is not None:
             self._live.start()
-            self._live.update(_table(self._last.values()), refresh=True)
+            self._live.update(_make_progress_table(self._last.values()), refresh=True)
         elif self._as_json:
-            print(json_line(as_json_object(progress)), flush=True)
+            print(format_json_line(make_progress_object(progress)), flush=True)
         else:
-            print(_line(progress), flush=True)
+            print(_format_line(progress), flush=True)
 
 
-def _same(before: SourceProgress, now: SourceProgress) -> bool:
-    """Tell whether nothing has happened between two."""
+def _is_unchanged(before: SourceProgress, now: SourceProgress) -> bool:
+    """Return whether two progresses of a source differ in nothing that is printed."""
     return all(
         getattr(before, name) == getattr(now, name)
         for name in (
@@ -73,36 +76,36 @@ def _same(before: SourceProgress, now: SourceProgress) -> bool:
     )
 
 
-def as_json_object(progress: SourceProgress) -> dict[str, Any]:
-    """Return a progress as --json prints it, `dependents` by name."""
-    said = asdict(progress)
-    dependents = said.pop("dependents")
-    return {**said, "merged": progress.merged, "dependents": {each.pop("name"): each for each in dependents}}
+def make_progress_object(progress: SourceProgress) -> dict[str, Any]:
+    """Return the JSON object of a progress, with `dependents` by name."""
+    shown = asdict(progress)
+    dependents = shown.pop("dependents")
+    return {**shown, "merged": progress.merged, "dependents": {each.pop("name"): each for each in dependents}}
 
 
-def _line(progress: SourceProgress) -> str:
+def _format_line(progress: SourceProgress) -> str:
     name = "" if progress.source is None else f"{progress.source:<12} "
     rows = f"{name}{progress.rows:>12,} rows written {progress.rows_per_second:>9,.0f} rows/s"
-    parts = [rows, f"lag {_lag(progress)}"]
-    parts += [_dependents(each) for each in progress.dependents if each.error or each.pending]
+    parts = [rows, f"lag {_format_lag(progress)}"]
+    parts += [_format_dependent(each) for each in progress.dependents if each.error or each.pending]
     if progress.rollbacks:
         parts.append(f"{progress.rollbacks:,} vbuckets rolled back")
     parts += [f"values have {change}" for change in progress.schema_changes[-1:]]
     if progress.missing_vbuckets:
-        parts.append(f"vbuckets {ranges_of(progress.missing_vbuckets)} are not served")
+        parts.append(f"vbuckets {format_ranges(progress.missing_vbuckets)} are not served")
     return "   ".join(parts)
 
 
-def _lag(progress: SourceProgress) -> str:
+def _format_lag(progress: SourceProgress) -> str:
     return "unknown" if progress.lag is None else f"{progress.lag:,} seqnos"
 
 
-def _dependents(each: DependentProgress) -> str:
+def _format_dependent(each: DependentProgress) -> str:
     return f"{each.name} {each.error}" if each.error else f"{each.name} {each.pending:,} pending"
 
 
-def _table(sources: Any) -> Table:
-    """Return all sources and their dependents, a line each."""
+def _make_progress_table(sources: Any) -> Table:
+    """Return a table with a line for each source and each dependent."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -113,26 +116,31 @@ def _table(sources: Any) -> Table:
             progress.source or "changelog",
             f"{progress.rows:,}",
             f"{progress.rows_per_second:,.0f}",
-            size(progress.bytes_per_second),
-            _lag(progress),
+            format_size(progress.bytes_per_second),
+            _format_lag(progress),
             f"{progress.rollbacks:,}",
             "; ".join(progress.schema_changes[-2:]),
         )
         for each in progress.dependents:
-            table.add_row(f"  {each.name}", f"{each.taken:,}", "", "", f"{each.pending:,} rows", "", each.error or "")
+            applied, pending = f"{each.applied_rows:,}", f"{each.pending:,} rows"
+            table.add_row(f"  {each.name}", applied, "", "", pending, "", each.error or "")
     return table
 
 
-def size(octets: float) -> str:
-    """Return bytes as people read them."""
+def format_size(octets: float) -> str:
+    """Return a number of bytes with a decimal unit, such as `1.5 MB`."""
     if octets < 1000:
         return f"{octets:.0f} B"
     scale = min(4, int(math.log10(octets) // 3))
     return f"{octets / 1000**scale:.3g} {' kMGT'[scale]}B"
 
 
-def end(sources: tuple[SourceProgress, ...], *, as_json: bool) -> None:
-    """Say what a run has done. Exits with 1 where something is behind because it failed."""
+def print_result(sources: tuple[SourceProgress, ...], *, as_json: bool) -> None:
+    """Print the result of a run.
+
+    Raises:
+        typer.Exit: with code 1, if a dependent failed.
+    """
     for progress in sources:
         if not as_json:
             name = "" if progress.source is None else f"{progress.source}: "

@@ -1,22 +1,24 @@
-"""`penstock pipeline find`, `search` and others: the questions that kinds of dependents answer, one command each.
+"""`penstock pipeline find`, `search` and others: one command for each kind of dependent that answers queries.
 
-The registry has the words of each command. It is read when a command is looked up, not before: it loads Arrow.
+The registry of dependents defines the name, help and operands of each command. It is loaded when a command is looked
+up, and not before, because it imports Arrow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from inspect import Parameter, Signature
+from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from penstock.cli.base.app import AsJson, examples
-from penstock.cli.base.show import as_object, json_line
-from penstock.cli.base.text_tables import show_table, table_with
-from penstock.cli.pipeline.arguments import OneSource, Where, lake_of
+from penstock.cli.base.app import AsJson, format_examples
+from penstock.cli.base.option_parameters import set_parameters
+from penstock.cli.base.show import format_json_line, make_json_object
+from penstock.cli.base.text_tables import make_table, print_table
+from penstock.cli.pipeline.arguments import FileOrLake, OneSource, select_lake
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,57 +27,57 @@ if TYPE_CHECKING:
 
 __all__ = ["QuestionGroup"]
 
-IndexName = Annotated[str, typer.Argument(metavar="INDEX", help="Its name in the pipeline's file.")]
-Limit = Annotated[int, typer.Option(min=0, metavar="N", help="How many to show.")]
+IndexName = Annotated[str, typer.Argument(metavar="INDEX", help="Name of the index in the pipeline's file.")]
+Limit = Annotated[int, typer.Option(min=0, metavar="N", help="Maximum number of rows.")]
 
 
 class QuestionGroup(TyperGroup):
-    """The group `penstock pipeline`: its own commands, and behind these a command for each question."""
+    """The group `penstock pipeline`: its own commands, followed by a command for each query of a dependent."""
 
     def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands, those of queries last."""
         own = super().list_commands(ctx)
         try:
-            return [*own, *(question.command for question in _questions())]
-        except ModuleNotFoundError:  # without the extra "spark" no kind can be loaded: help lists the rest
+            return [*own, *(question.command for question in _list_questions())]
+        except ModuleNotFoundError:  # without the extra "spark" no kind can be loaded: help lists the other commands
             return own
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command with a name, or None."""
         found = super().get_command(ctx, cmd_name)
         if found is not None:
             return found
-        return next((_command(each) for each in _questions() if each.command == cmd_name), None)
+        return next((_make_command(each) for each in _list_questions() if each.command == cmd_name), None)
 
 
-def _questions() -> list[Question]:
-    from penstock.spark.dependents.registry import kinds
+def _list_questions() -> list[Question]:
+    from penstock.spark.dependents.registry import list_kinds
 
-    return [kind.question for kind in kinds() if kind.question is not None]
+    return [kind.question for kind in list_kinds() if kind.question is not None]
 
 
-def _command(question: Question) -> Any:
-    """Return the command that asks a question."""
+def _make_command(question: Question) -> Any:
+    """Return the command that runs a query."""
 
     def ask(*, where: str, index: str, limit: int, source: str | None, as_json: bool, **operands: str | None) -> None:
-        found = question.answer(lake_of(where, source), index, operands, limit)
-        _show(index, question.columns, found, limit, as_json=as_json)
+        found = question.answer(select_lake(where, source), index, operands, limit)
+        _print_rows(index, question.columns, found, limit, as_json=as_json)
 
     parameters = [
-        Parameter("where", Parameter.KEYWORD_ONLY, annotation=Where),
+        Parameter("where", Parameter.KEYWORD_ONLY, annotation=FileOrLake),
         Parameter("index", Parameter.KEYWORD_ONLY, annotation=IndexName),
-        *map(_parameter, question.operands),
+        *map(_make_parameter, question.operands),
         Parameter("limit", Parameter.KEYWORD_ONLY, annotation=Limit, default=10),
         Parameter("source", Parameter.KEYWORD_ONLY, annotation=OneSource, default=None),
         Parameter("as_json", Parameter.KEYWORD_ONLY, annotation=AsJson, default=False),
     ]
-    # Typer reads the signature and the annotations of a function.
-    ask.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    ask.__annotations__ = {each.name: each.annotation for each in parameters}
+    set_parameters(ask, parameters)
     application = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    application.command(question.command, help=question.help, epilog=examples(*question.examples))(ask)
+    application.command(question.command, help=question.help, epilog=format_examples(*question.examples))(ask)
     return typer.main.get_command(application)
 
 
-def _parameter(operand: Operand) -> Parameter:
+def _make_parameter(operand: Operand) -> Parameter:
     if operand.option is None:
         word: Any = Annotated[str, typer.Argument(metavar=operand.metavar, help=operand.help)]
         return Parameter(operand.name, Parameter.KEYWORD_ONLY, annotation=word)
@@ -83,24 +85,24 @@ def _parameter(operand: Operand) -> Parameter:
     return Parameter(operand.name, Parameter.KEYWORD_ONLY, annotation=word, default=None)
 
 
-def _show(index: str, columns: Sequence[str], found: pa.Table, limit: int, *, as_json: bool) -> None:
+def _print_rows(index: str, columns: Sequence[str], found: pa.Table, limit: int, *, as_json: bool) -> None:
     from penstock.wire.columns.collection_names import DEFAULT_NAME
 
-    rows = [_printable(row) for row in found.to_pylist()]
+    rows = [_format_time(row) for row in found.to_pylist()]
     if as_json:
         for row in rows:
-            print(json_line(as_object(row)))
+            print(format_json_line(make_json_object(row)))
         return
     shown = [row | {"score": f"{row['score']:.2f}"} if "score" in row else row for row in rows]
     paths = [".".join(row[name] or DEFAULT_NAME for name in ("scope", "collection")) for row in rows]
     if any(path != f"{DEFAULT_NAME}.{DEFAULT_NAME}" for path in paths):
         columns = (*columns, "collection")
         shown = [row | {"collection": path} for row, path in zip(shown, paths, strict=True)]
-    more = "; there may be more, see --limit" if len(rows) == limit else ""
-    show_table(table_with(index, columns, shown, f"{len(rows):,} found{more}"))
+    more = "; limited by --limit" if len(rows) == limit else ""
+    print_table(make_table(index, columns, shown, f"{len(rows):,} found{more}"))
 
 
-def _printable(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with a time as text."""
+def _format_time(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row whose value, if it is a time, is ISO 8601 text."""
     value = row.get("value")
     return row | {"value": value.isoformat()} if isinstance(value, datetime) else row

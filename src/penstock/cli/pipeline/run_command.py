@@ -1,4 +1,4 @@
-"""`penstock pipeline run`."""
+"""`penstock pipeline run`: follow buckets into tables."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.base.app import AsJson, PasswordFile, Url, Username, examples
-from penstock.cli.base.interrupt import interruptible
-from penstock.cli.base.option_parameters import takes_options
+from penstock.cli.base.app import AsJson, PasswordFile, Url, Username, format_examples
+from penstock.cli.base.interrupt import run_interruptibly
+from penstock.cli.base.option_parameters import add_options
 from penstock.cli.pipeline.group import commands
-from penstock.cli.pipeline.progress_display import Display, end
+from penstock.cli.pipeline.progress_display import ProgressDisplay, print_result
 from penstock.client.connect.address import DEFAULT_URL, ConnectionOptions, MissingVbuckets
 from penstock.errors import UsageError
-from penstock.options import POSITIVE, TEXT, nonempty, number, option, options_of, shared
+from penstock.options import list_options, nonempty, option, shared_option
+from penstock.spark.pipeline.definition.run_options import Metrics, Trigger
+from penstock.spark.source.micro_batch_options import MicroBatchOptions
+from penstock.wire.codec.constants import Dialect
 
 if TYPE_CHECKING:
     from penstock.spark.pipeline.definition.definition import PipelineDefinition
@@ -25,51 +28,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFlags:
-    """What makes a pipeline of one bucket without a file; all but `to` are keys of a source in such a file."""
+    """The options that define a pipeline of one bucket without a file. All but `to` are keys of a source in a file."""
 
     to: str | None = option(
-        nonempty(metavar="LAKE"), "the directory of the tables, instead of FILE; made if not there", default=None
+        nonempty(metavar="LAKE"), "directory of the tables, instead of FILE; created if it does not exist", default=None
     )
-    max_changes_per_trigger: int | None = option(
-        POSITIVE, "changes of one micro-batch at most", default=None, flag="--max-changes"
+    max_changes_per_trigger: int | None = shared_option(MicroBatchOptions)
+    trigger_seconds: float | None = shared_option(Trigger)
+    max_partitions: int | None = shared_option(MicroBatchOptions)
+    protocol: Dialect | None = shared_option(
+        ConnectionOptions, doc="the dialect: upr-draft, upr or dcp; tap cannot resume, so no pipeline reads it"
     )
-    trigger_seconds: float = option(number(0, 86400), "how often a micro-batch begins", default=1.0, flag="--trigger")
-    max_partitions: int | None = option(
-        POSITIVE, "tasks of a micro-batch at most", default=None, shown="as many as processors", flag="--partitions"
-    )
-    protocol: str | None = option(
-        TEXT, "the dialect to ask in: upr-draft, upr or, unless said, dcp. TAP cannot resume, so not tap", default=None
-    )
-    missing_vbuckets: MissingVbuckets | None = shared(ConnectionOptions, shown="fail")
+    missing_vbuckets: MissingVbuckets | None = shared_option(ConnectionOptions)
 
 
 File = Annotated[str | None, typer.Argument(metavar="[FILE]", help="The pipeline's TOML file.")]
 AvailableNow = Annotated[
-    bool, typer.Option("--available-now", help="Stop once what the bucket has now is in all tables.")
+    bool, typer.Option("--available-now", help="Stop when all tables have the changes that the bucket has now.")
 ]
 Master = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="The cluster to run tasks on, as spark-submit takes it: spark://HOST:7077.",
+        help="Spark master to run tasks on, for example spark://HOST:7077.",
         show_default="this machine",
     ),
-]
-MetricsPort = Annotated[
-    int | None,
-    typer.Option(min=0, max=65535, metavar="PORT", help="Serve figures to Prometheus there, on 127.0.0.1."),
 ]
 
 
 @commands.command(
-    epilog=examples(
+    epilog=format_examples(
         "penstock pipeline run pipeline.toml",
         "penstock pipeline run --to ./lake --available-now",
         "penstock pipeline run --to ./lake --trigger 5 --max-changes 100000 --metrics 9100",
         "penstock pipeline run pipeline.toml --master spark://10.0.0.1:7077",
     )
 )
-@takes_options("source", SourceFlags)
+@add_options("source", SourceFlags)
+@add_options("metrics", Metrics)
 def run(
     context: typer.Context,
     file: File = None,
@@ -77,62 +73,66 @@ def run(
     source: dict[str, Any],
     available_now: AvailableNow = False,
     master: Master = None,
-    metrics: MetricsPort = None,
+    metrics: dict[str, Any],
     url: Url = DEFAULT_URL,
     username: Username = None,
     password: PasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Follow buckets into tables: a changelog, the current state of the documents, and what FILE declares.
+    """Follow buckets into tables: a changelog, the current documents, and the tables that FILE declares.
 
-    New tables start at the beginning of the bucket. A later run goes on where
-    the last one ended, however that was: nothing is lost, nothing comes twice.
-    Without --available-now it follows until SIGINT (Ctrl-C), SIGTERM or
-    penstock pipeline stop; what is pending is merged before it ends.
-    The exit code is 1 also if something that is told of changes is behind.
+    New tables start at the beginning of the bucket. Later runs resume where the
+    last run ended, also after a crash: no change is lost or written twice.
+    Without --available-now, the run follows the bucket until SIGINT (Ctrl-C),
+    SIGTERM or penstock pipeline stop, and merges pending changes before it ends.
+    The exit code is also 1 if an index or a sink failed.
     """
-    from penstock.spark.pipeline.definition.definition import of_one, read_definition
+    from penstock.spark.pipeline.definition.definition import define_bucket_pipeline, read_definition
 
     lake = source.pop("to", None)
     if (file is None) == (lake is None):
-        raise UsageError("expected a pipeline's FILE or --to LAKE, and not both of them")
+        raise UsageError("expected either a pipeline's FILE or --to LAKE")
     if file is not None:
         _refuse_options(context)
         definition = read_definition(file)
     else:
-        definition = of_one(lake, url=url, username=username, password_file=password, **source)
-    end(_follow(definition, metrics, master, as_json=as_json, available_now=available_now), as_json=as_json)
+        definition = define_bucket_pipeline(lake, url=url, username=username, password_file=password, **source)
+    print_result(
+        _run_pipeline(definition, metrics.get("port"), master, as_json=as_json, available_now=available_now),
+        as_json=as_json,
+    )
 
 
 def _refuse_options(context: typer.Context) -> None:
-    """Raises UsageError for an option that the file decides about."""
+    """Raise UsageError for an option that cannot be combined with a file."""
     for parameter in context.command.params:
         source = context.get_parameter_source(str(parameter.name))
         if parameter.opts[0] in _SOURCE_FLAGS and source is not None and source.name == "COMMANDLINE":
-            raise UsageError(f"{parameter.opts[0]} beside a pipeline's file, which says that itself")
+            raise UsageError(f"{parameter.opts[0]} cannot be combined with FILE: set it in the file")
 
 
-_SOURCE_FLAGS = {*(each.flag for each in options_of(SourceFlags).values()), "--url", "--username", "--password-file"}
+_SOURCE_FLAGS = {*(each.flag for each in list_options(SourceFlags).values()), "--url", "--username", "--password-file"}
 
 
-def _follow(
-    definition: PipelineDefinition, metrics: int | None, master: str | None, *, as_json: bool, available_now: bool
+def _run_pipeline(
+    definition: PipelineDefinition, port: int | None, master: str | None, *, as_json: bool, available_now: bool
 ) -> tuple[SourceProgress, ...]:
-    from penstock.spark.pipeline.run.pipeline_run import run as run_pipeline
-    from penstock.spark.pipeline.run.run_metrics import serving
+    from penstock.spark.pipeline.run.pipeline_run import run_pipeline
+    from penstock.spark.pipeline.run.run_metrics import serve_metrics
 
-    port = metrics if metrics is not None else definition.metrics.port if definition.metrics else None
-    with Display(as_json=as_json, on_terminal=sys.stdout.isatty()) as display, serving(port) as figures:
+    if port is None and definition.metrics is not None:
+        port = definition.metrics.port
+    with ProgressDisplay(as_json=as_json, on_terminal=sys.stdout.isatty()) as display, serve_metrics(port) as figures:
 
         def follow(check: Callable[[], None]) -> tuple[SourceProgress, ...]:
             def report(progress: SourceProgress) -> None:
-                figures.take(progress)
+                figures.update(progress)
                 display.show(progress)
                 check()
 
             return run_pipeline(definition, available_now=available_now, master=master, report=report)
 
         if figures.port is not None:
-            display.say(f"Figures for Prometheus: http://127.0.0.1:{figures.port}/metrics")
-        display.say("Starting Spark.")
-        return interruptible(follow)
+            display.print_line(f"Prometheus metrics: http://127.0.0.1:{figures.port}/metrics")
+        display.print_line("Starting Spark.")
+        return run_interruptibly(follow)

@@ -1,4 +1,4 @@
-"""One connection to one node: address, credentials, TLS, handshake, requests and their replies, retry with back-off.
+"""One connection to one node: address, credentials, TLS, handshake, requests and replies, retry with back-off.
 
-Here belongs what is needed before a connection is ready, and what every connection does. What goes over it does not.
+In: the steps that make a connection ready, and the calls that every connection has. Out: documents and streams.
 """

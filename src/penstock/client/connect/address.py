@@ -6,49 +6,59 @@ import ipaddress
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from typing import ClassVar, Self
 from urllib.parse import parse_qsl, quote, unquote
 
 from penstock.client.connect.credentials import Credentials
 from penstock.errors import UsageError
 from penstock.options import (
+    BOOLEAN,
     FILE,
     SECONDS,
-    TRUTH,
     member_of,
     nonempty,
     option,
-    outside_name,
     parsed,
     read_options,
     text_list,
+    to_external_name,
     whole_number,
 )
 from penstock.wire.codec.constants import Dialect
 
-MOST_VBUCKETS = 65536
-MOST_PORT = 65535
+MAX_VBUCKETS = 65536
+MAX_PORT = 65535
 DEFAULT_PORT, DEFAULT_TLS_PORT = 11210, 11207
 DEFAULT_URL = f"couchbase://127.0.0.1:{DEFAULT_PORT}/default"
 _EXPECTED = "couchbase://host:port/bucket"
 
 
 class TlsVerify(StrEnum):
-    """What is checked of a node that is connected to by TLS. NONE: nothing, so that anybody may answer in its place."""
+    """The checks of a node's TLS certificate.
+
+    Attributes:
+        FULL: the certificate's authority and host name.
+        NONE: no check, so that any program may impersonate the node.
+    """
 
     FULL = "full"
     NONE = "none"
 
 
 class MissingVbuckets(StrEnum):
-    """What a read does about vbuckets that no node serves: wait and FAIL, or SKIP them and report it."""
+    """The handling of vbuckets that no node serves.
+
+    Attributes:
+        FAIL: the read waits for them, and then fails.
+        SKIP: the read leaves them out, and logs a warning.
+    """
 
     FAIL = "fail"
     SKIP = "skip"
 
 
-def dialect_of(name: str) -> Dialect:
-    """Return the dialect of this name. Raises UsageError."""
+def parse_dialect(name: str) -> Dialect:
+    """Return the dialect with a name. Raises UsageError if there is none."""
     dialect: Dialect = _DIALECTS.read("protocol", name)
     return dialect
 
@@ -56,8 +66,8 @@ def dialect_of(name: str) -> Dialect:
 _DIALECTS = member_of(Dialect)
 
 
-def _collection_names(name: str, given: str) -> tuple[str, ...]:
-    """Return the names in a list with commas, each once. Raises UsageError for an empty one."""
+def _parse_collection_names(name: str, given: str) -> tuple[str, ...]:
+    """Return the distinct names in a list with commas. Raises UsageError for an empty name."""
     names = tuple(dict.fromkeys(given.split(",")))
     if "" in names:
         raise UsageError(f"option {name} is {given!r}, expected names with commas between them")
@@ -66,71 +76,86 @@ def _collection_names(name: str, given: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
-    """Settings of a connection. In a connection string and in Spark they have the names of `outside_name`."""
+    """The options of a connection string. Spark has the same options; both use the names of `external_name`."""
 
-    connect_timeout: float = option(SECONDS, "seconds for a connection to be made and set up", default=10.0)
-    operation_timeout: float = option(SECONDS, "seconds for one request's answer", default=10.0)
-    retry_seconds: float = option(SECONDS, "seconds for which a node that does not serve is tried again", default=30.0)
+    given_in: ClassVar[str] = "the connection string"
+
+    connect_timeout: float = option(SECONDS, "timeout for connecting and login, in seconds", default=10.0)
+    operation_timeout: float = option(SECONDS, "timeout for the answer to a request, in seconds", default=10.0)
+    retry_seconds: float = option(
+        SECONDS, "seconds for which failed requests and connections are retried", default=30.0
+    )
     flow_control_bytes: int = option(
         whole_number(64 * 1024, 2**32 - 1),
-        "stream bytes that a producer may send ahead of what has been consumed",
+        "flow-control window: stream bytes that a producer may send before they are consumed",
         default=20 * 1024 * 1024,
     )
     noop_interval: int = option(
         whole_number(1, 10800),
-        "seconds between the producer's liveness checks; silence of twice that ends the connection, and the next one "
-        "may be silent for longer, up to 24 seconds",
+        "seconds between the producer's liveness checks; a connection that is silent for twice as long is closed, and "
+        "the tolerated silence of the next connection is doubled, up to 24 seconds",
         default=20,
     )
     vbucket_count: int = option(
-        whole_number(1, MOST_VBUCKETS),
-        "how many vbuckets a bucket without a cluster map has; the address alone serves it",
+        whole_number(1, MAX_VBUCKETS),
+        "number of vbuckets, for a server without a cluster map; the one host must serve the whole bucket",
         default=0,
         shown="of the cluster map",
     )
     missing_vbuckets: MissingVbuckets = option(
         member_of(MissingVbuckets),
-        "vbuckets that no node serves: fail after retrySeconds, or skip them and log a warning",
+        "action if no node serves a vbucket: fail after retrySeconds, or skip it and log a warning",
         default=MissingVbuckets.FAIL,
     )
     protocol: Dialect = option(
-        parsed(lambda _, name: dialect_of(name)), "the dialect: tap, upr-draft, upr or dcp", default=Dialect.DCP
+        parsed(lambda _, name: parse_dialect(name), metavar="NAME"),
+        "the dialect: tap, upr-draft, upr or dcp",
+        default=Dialect.DCP,
     )
-    scope: str = option(nonempty("a name"), "only this scope's collections", default="", shown="all")
+    scope: str = option(nonempty("a name"), "read only the collections of this scope", default="", shown="all")
     collections: tuple[str, ...] = option(
-        text_list(_collection_names),
-        "only these: names in the scope, or `scope.name`",
+        text_list(_parse_collection_names),
+        "read only these collections: names in the scope, or `scope.name`",
         default=(),
         shown="all",
     )
-    xattrs: bool = option(TRUTH, "changes with their extended attributes", default=False)
-    ca: str = option(FILE, "PEM file with the authorities to trust instead of the system's", default="", shown="none")
-    certificate: str = option(FILE, "PEM file with the client's certificate, and its key", default="", shown="none")
+    xattrs: bool = option(BOOLEAN, "include the extended attributes of changes", default=False)
+    ca: str = option(FILE, "PEM file of trusted authorities, instead of the system's", default="", shown="none")
+    certificate: str = option(FILE, "PEM file of the client's certificate and key", default="", shown="none")
     certificate_key: str = option(
-        FILE, "PEM file with the certificate's key, if it stands apart", default="", shown="none"
+        FILE, "PEM file of the key, if it is not in the certificate file", default="", shown="none"
     )
     tls_verify: TlsVerify = option(
-        member_of(TlsVerify), "what is checked of the node: full, or none", default=TlsVerify.FULL
+        member_of(TlsVerify), "verification of the node's certificate: full or none", default=TlsVerify.FULL
     )
 
     @classmethod
     def from_text(cls, given: dict[str, str]) -> Self:
-        """Read options by their outside names. Raises UsageError for an unknown name or a value out of range."""
+        """Return options given by external names. Raises UsageError for an unknown name or an invalid value."""
         return cls(**read_options(cls, given, "in the connection string"))
 
-    def tls_names(self) -> list[str]:
-        """Return the outside names of those options that are given and say something of TLS."""
-        return [outside_name(name) for name in _FOR_TLS if getattr(self, name) != getattr(ConnectionOptions(), name)]
+    def list_tls_options(self) -> list[str]:
+        """Return the external names of the TLS options that differ from their defaults."""
+        return [
+            to_external_name(name) for name in _TLS_OPTIONS if getattr(self, name) != getattr(ConnectionOptions(), name)
+        ]
 
 
-_FOR_TLS = ("ca", "certificate", "certificate_key", "tls_verify")
+_TLS_OPTIONS = ("ca", "certificate", "certificate_key", "tls_verify")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a bucket is, and how to talk to it. hosts: names or addresses, and ports. credentials: of the login.
+    """The address of a bucket, with the options and credentials of its connections.
 
-    Raises UsageError for several hosts with the option vbucketCount: no map shows which has what.
+    Raises UsageError for several hosts with the option vbucketCount: no map assigns the vbuckets to hosts then.
+
+    Attributes:
+        hosts: names or IP addresses, each with a port.
+        bucket: the name of the bucket.
+        options: the options of the connection string.
+        tls: whether connections are encrypted.
+        credentials: None: no login.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -142,7 +167,7 @@ class Address:
     def __post_init__(self) -> None:
         if self.options.vbucket_count and len(self.hosts) > 1:
             raise UsageError(
-                f"option vbucketCount with {len(self.hosts)} hosts, expected one, which has the whole bucket"
+                f"option vbucketCount with {len(self.hosts)} hosts, expected one host, which serves the whole bucket"
             )
 
     def __str__(self) -> str:
@@ -151,10 +176,18 @@ class Address:
 
 
 def parse_address(url: str, credentials: Credentials | None = None) -> Address:
-    """Read a connection string. Raises UsageError with what was found and what was expected, never with a password."""
+    """Return the address in a connection string.
+
+    Args:
+        url: the connection string.
+        credentials: user name and password; None: no login.
+
+    Raises:
+        UsageError: the connection string is invalid. The message never contains a password.
+    """
     scheme, found, rest = url.partition("://")
-    if "@" in url:  # first of all, and wherever it stands: no other message may show what could be a password
-        raise UsageError("connection string holds a login; a username and its password are given apart from it")
+    if "@" in url:  # checked first: no other message may quote a part that could be a password
+        raise UsageError("connection string contains a login; pass username and password separately")
     if not found:
         raise UsageError(f"connection string {url!r} has no scheme, expected {_EXPECTED}")
     if scheme not in ("couchbase", "couchbases"):
@@ -167,21 +200,21 @@ def parse_address(url: str, credentials: Credentials | None = None) -> Address:
     rest, _, query = rest.partition("?")
     hosts, _, path = rest.partition("/")
     tls = scheme == "couchbases"
-    options = ConnectionOptions.from_text(_pairs(query))
-    if not tls and (named := options.tls_names()):
-        raise UsageError(f"option {named[0]} is about TLS, expected couchbases:// in front of it")
+    options = ConnectionOptions.from_text(_parse_query(query))
+    if not tls and (named := options.list_tls_options()):
+        raise UsageError(f"option {named[0]} needs TLS, expected couchbases://")
     if options.certificate_key and not options.certificate:
         raise UsageError("option certificateKey without certificate")
     return Address(
-        hosts=tuple(_host(text, DEFAULT_TLS_PORT if tls else DEFAULT_PORT) for text in hosts.split(",")),
-        bucket=_bucket(unquote(path)) if path else "default",
+        hosts=tuple(_parse_host(text, DEFAULT_TLS_PORT if tls else DEFAULT_PORT) for text in hosts.split(",")),
+        bucket=_check_bucket_name(unquote(path)) if path else "default",
         options=options,
         tls=tls,
         credentials=credentials,
     )
 
 
-def _pairs(query: str) -> dict[str, str]:
+def _parse_query(query: str) -> dict[str, str]:
     given: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name in given:
@@ -193,7 +226,7 @@ def _pairs(query: str) -> dict[str, str]:
 _BUCKET_NAME = re.compile(r"[A-Za-z0-9_.%-]{1,100}")
 
 
-def _bucket(name: str) -> str:
+def _check_bucket_name(name: str) -> str:
     if not _BUCKET_NAME.fullmatch(name):
         raise UsageError(f"bucket name {name!r}, expected 1 to 100 of the characters A-Z a-z 0-9 _ . % -")
     return name
@@ -202,7 +235,7 @@ def _bucket(name: str) -> str:
 _HOST = re.compile(r"(\[(?P<address>[^\[\]]*)\]|(?P<name>[^\[\]:]*))(:(?P<port>[^:]*))?")
 
 
-def _host(text: str, default_port: int) -> tuple[str, int]:
+def _parse_host(text: str, default_port: int) -> tuple[str, int]:
     parts = _HOST.fullmatch(text)
     if parts is None:
         raise UsageError(f"host {text!r} in the connection string, expected name:port or [IPv6 address]:port")
@@ -214,8 +247,8 @@ def _host(text: str, default_port: int) -> tuple[str, int]:
         raise UsageError(f"host {host!r} in the connection string, expected {kind}")
     if port is None:
         return host, default_port
-    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) <= MOST_PORT):
-        raise UsageError(f"port {port!r} in the connection string, expected a number from 1 to {MOST_PORT}")
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) <= MAX_PORT):
+        raise UsageError(f"port {port!r} in the connection string, expected a number from 1 to {MAX_PORT}")
     return host, int(port)
 
 
@@ -224,8 +257,8 @@ _LONGEST_NAME = 253
 
 
 def is_host(text: str, *, in_brackets: bool = False) -> bool:
-    """Tell whether text names a host. in_brackets: it is an IPv6 address; if not, a name or an IPv4 address."""
-    return len(text) <= _LONGEST_NAME and (_is_ipv6(text) if in_brackets else _is_name(text))
+    """Return whether a text is a host: an IPv6 address if `in_brackets`, otherwise a name or an IPv4 address."""
+    return len(text) <= _LONGEST_NAME and (_is_ipv6(text) if in_brackets else _is_dns_name(text))
 
 
 def _is_ipv6(text: str) -> bool:
@@ -236,8 +269,8 @@ def _is_ipv6(text: str) -> bool:
     return True
 
 
-def _is_name(text: str) -> bool:
-    """Tell whether the resolver can be asked: for a name that cannot be one it raises what is no OSError."""
+def _is_dns_name(text: str) -> bool:
+    """Return whether a text can be resolved. The resolver raises UnicodeError, no OSError, for an impossible name."""
     try:
         return re.fullmatch(r"[A-Za-z0-9._-]+", text.encode("idna").decode()) is not None
     except UnicodeError:

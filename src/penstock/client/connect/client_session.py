@@ -1,4 +1,4 @@
-"""Open a connection to the first host that serves the bucket, ready for its purpose."""
+"""Opening of a connection to the first host that serves the bucket, with TLS and handshake."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from penstock.client.connect.address import Address
-from penstock.client.connect.cluster_map import ClusterMap, Place
-from penstock.client.connect.handshake import COMMANDS, Purpose, handshake
-from penstock.client.connect.link import NodeLink
-from penstock.client.connect.retry import may_mend
-from penstock.client.connect.tls_context import tls_context
+from penstock.client.connect.cluster_map import ClusterMap, Endpoint
+from penstock.client.connect.handshake import COMMANDS, Purpose, perform_handshake
+from penstock.client.connect.node_link import NodeLink
+from penstock.client.connect.retry import is_retriable
+from penstock.client.connect.tls_context import make_tls_context
 from penstock.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -24,63 +24,75 @@ from penstock.errors import (
 from penstock.wire.codec.constants import Feature
 
 
-def stream_name() -> str:
-    """Return a name that no other process has: the node would end the one whenever the other connects."""
+def generate_stream_name() -> str:
+    """Return a unique name for a stream connection. A node closes a connection when another uses its name."""
     return f"penstock:{secrets.token_hex(8)}"
 
 
 class ClientSession(NamedTuple):
-    """A connection that is ready, where its node is, and what the node reports of the bucket.
+    """A connection after its handshake.
 
-    features: those that both sides agreed on.
+    Attributes:
+        link: the connection.
+        endpoint: host and port of its node.
+        map: the cluster map that the node sent.
+        features: the HELLO features that both sides agreed on.
     """
 
     link: NodeLink
-    place: Place
+    endpoint: Endpoint
     map: ClusterMap
     features: frozenset[int]
 
     @property
     def vbuckets(self) -> int:
+        """The number of vbuckets of the bucket."""
         return self.map.vbuckets
 
     @property
-    def collections(self) -> bool:
+    def has_collections(self) -> bool:
+        """Whether keys have collection ids on this connection."""
         return Feature.COLLECTIONS in self.features
 
 
 async def open_session(
-    address: Address, purpose: Purpose = COMMANDS, places: Iterable[Place] | None = None
+    address: Address, purpose: Purpose = COMMANDS, endpoints: Iterable[Endpoint] | None = None
 ) -> ClientSession:
-    """Connect to the first host that serves the bucket. places: instead of those that the address has; not empty.
+    """Connect to the first host that serves the bucket.
 
-    Raises:
-        BucketNotServed, UnsupportedServer, UsageError, AuthenticationFailed, AccessDenied: as `handshake` does.
-        UntrustedNode, RemoteProtocolError: as NodeLink does, and if the peer speaks another protocol.
-        OSError, OperationTimeout, ConnectionClosed, StatusError: another attempt may mend some (`may_mend`).
+    Raises the errors of `perform_handshake` and NodeLink.open. Some of OSError, OperationTimeout, ConnectionClosed and
+    StatusError are temporary, see `is_retriable`.
+
+    Args:
+        address: the bucket.
+        purpose: the features and streams that the connection needs.
+        endpoints: the nodes to try, instead of the hosts of the address; not empty.
+
+    Returns:
+        The connection after its handshake.
     """
     failure: Exception | None = None
-    for place in address.hosts if places is None else places:
+    for place in address.hosts if endpoints is None else endpoints:
         try:
-            return await _open_on(place, address, purpose)
+            return await _open_session_at(place, address, purpose)
         except (AccessDenied, AuthenticationFailed):
-            raise  # it is not to be hidden behind another host that is away
+            raise  # a later error of an unreachable host must not replace it
         except (OSError, ConnectionClosed, OperationTimeout, StatusError, BucketNotServed) as error:
-            # Another host may serve. If none does, a failure that waiting does not mend is the one to raise.
-            if failure is None or may_mend(failure, has_served=False):
+            # Another host may serve the bucket. If none does, a permanent failure is raised before a temporary one.
+            if failure is None or is_retriable(failure, has_served=False):
                 failure = error
     assert failure is not None  # an address has at least one host
     raise failure
 
 
-async def _open_on(place: Place, address: Address, purpose: Purpose) -> ClientSession:
-    (host, port), timeout = place, address.options.connect_timeout
-    tls = tls_context(address.options) if address.tls else None
+async def _open_session_at(endpoint: Endpoint, address: Address, purpose: Purpose) -> ClientSession:
+    (host, port), timeout = endpoint, address.options.connect_timeout
+    tls = make_tls_context(address.options) if address.tls else None
     link = await NodeLink.open(host, port, timeout, purpose.on_stream, purpose.dialect, tls=tls)
     try:
         async with asyncio.timeout(timeout):
-            agreed = await handshake(link, place, address, purpose)
-            return ClientSession(link, place, agreed.map, agreed.features)
+            agreed = await perform_handshake(link, endpoint, address, purpose)
+            return ClientSession(link, endpoint, agreed.map, agreed.features)
     except TimeoutError:
         await link.close()
         raise OperationTimeout(f"{host}:{port} did not set up the connection within {timeout:g} s") from None

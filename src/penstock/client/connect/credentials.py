@@ -1,4 +1,4 @@
-"""User name and password, which no message ever shows."""
+"""User name and password. No message contains the password."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ __all__ = [
     "PASSWORD_VARIABLE",
     "USERNAME_VARIABLE",
     "Credentials",
-    "credentials_file",
-    "credentials_from",
-    "password_file",
+    "read_credentials_file",
+    "read_password_file",
+    "resolve_credentials",
 ]
 
 USERNAME_VARIABLE, PASSWORD_VARIABLE = "PENSTOCK_USERNAME", "PENSTOCK_PASSWORD"
 
-_MOST_BYTES = 4096
-"""Of a file with a password: what is longer is another file."""
+_MAX_FILE_BYTES = 4096
+"""Largest size of a password file: a longer file is probably another file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A user of a node. The password may be empty: buckets of Couchbase 2.x often have none.
+    """User name and password of a login.
 
-    Raises UsageError for a name or password that no node can have, without showing the password.
+    Raises UsageError for a name or password that no node accepts.
+
+    Attributes:
+        username: the user name, not empty.
+        password: may be empty: buckets of Couchbase 2.x often have no password.
     """
 
     username: str
@@ -37,23 +41,31 @@ class Credentials:
     def __post_init__(self) -> None:
         if not self.username:
             raise UsageError("the username is empty")
-        for what, text in (("username", self.username), ("password", self.password)):
+        for field_name, text in (("username", self.username), ("password", self.password)):
             if "\0" in text or not _is_utf8(text):
-                raise UsageError(f"the {what} is not what UTF-8 without NUL can hold")
+                raise UsageError(f"the {field_name} has a NUL or a character that UTF-8 cannot encode")
 
 
-def credentials_from(
+def resolve_credentials(
     username: str | None, password: str | None, environment: Mapping[str, str] | None = None
 ) -> Credentials | None:
-    """Return the credentials that are given, None if there are none.
+    """Return the credentials of arguments and environment.
 
-    environment: has PENSTOCK_USERNAME and PENSTOCK_PASSWORD, for what is not given; a password that is set and empty
-    counts, a username does not. Raises UsageError for one without the other.
+    Args:
+        username: the user name; None: PENSTOCK_USERNAME, if it is not empty.
+        password: the password; None: PENSTOCK_PASSWORD, if it is set; it may be empty.
+        environment: environment variables.
+
+    Returns:
+        None if there is neither a user name nor a password argument.
+
+    Raises:
+        UsageError: a user name without a password, or a password without a user name.
     """
     known = environment or {}
     username = known.get(USERNAME_VARIABLE) or None if username is None else username
     if username is None and password is None:
-        return None  # a password that only lies about in the environment is nobody's
+        return None  # PENSTOCK_PASSWORD alone is no login
     password = known.get(PASSWORD_VARIABLE) if password is None else password
     if username is None or password is None:
         found, missing = ("username", "password") if password is None else ("password", "username")
@@ -61,20 +73,28 @@ def credentials_from(
     return Credentials(username, password)
 
 
-def password_file(path: str) -> str:
-    """Return the password that a file's only line is: an empty line is an empty password. Raises UsageError."""
-    lines = _read(path).splitlines()
+def read_password_file(path: str) -> str:
+    """Return the password in a file of one line. An empty line is an empty password.
+
+    Raises:
+        UsageError: the file cannot be read, or has not exactly one line.
+    """
+    lines = _read_text(path).splitlines()
     if len(lines) != 1:
         raise UsageError(f"{path}: found {len(lines)} lines, expected one, with a password")
     return lines[0]
 
 
-def credentials_file(path: str) -> Credentials:
-    """Return the credentials in a file: a JSON object `{"username": ..., "password": ...}`. Raises UsageError."""
+def read_credentials_file(path: str) -> Credentials:
+    """Return the credentials in a file with the JSON object `{"username": ..., "password": ...}`.
+
+    Raises:
+        UsageError: the file cannot be read, or has other contents.
+    """
     try:
-        parsed = json.loads(_read(path))
+        parsed = json.loads(_read_text(path))
     except (ValueError, RecursionError):
-        parsed = None  # and not a word of the error, which quotes the text
+        parsed = None  # the text of the error is not used, because it quotes the file
     if not (isinstance(parsed, dict) and parsed.keys() == {"username", "password"}):
         raise UsageError(f'{path}: expected {{"username": ..., "password": ...}}')
     if not all(isinstance(text, str) for text in parsed.values()):
@@ -82,17 +102,17 @@ def credentials_file(path: str) -> Credentials:
     return Credentials(parsed["username"], parsed["password"])
 
 
-def _read(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         with Path(path).open("rb") as file:
-            found = file.read(_MOST_BYTES + 1)
+            found = file.read(_MAX_FILE_BYTES + 1)
         text = found.decode()
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path}: not UTF-8") from None
-    if len(found) > _MOST_BYTES:
-        raise UsageError(f"{path}: more than {_MOST_BYTES} bytes, expected a file with a password")
+    if len(found) > _MAX_FILE_BYTES:
+        raise UsageError(f"{path}: more than {_MAX_FILE_BYTES} bytes, expected a file with a password")
     return text
 
 

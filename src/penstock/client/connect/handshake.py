@@ -1,10 +1,10 @@
-"""The handshake of a client connection: agree on features, log in, choose the bucket, get the map, open streams.
+"""The handshake of a client connection: negotiate features, log in, select the bucket, read the map, open DCP.
 
-The client learns what the server knows, instead of assuming it. Servers differ in three places:
+The client detects the abilities of the server. Servers differ in three steps:
 
 - HELLO: Couchbase 2.5.1 and memcached answer UNKNOWN_COMMAND. Then there are no features.
-- SELECT_BUCKET: the client sends it where HELLO granted it (from Couchbase 5.0 on). Before, the server chooses the
-  bucket by the user name of the login or by the port. See `bucket_choice`.
+- SELECT_BUCKET: the client sends it if HELLO granted it (from Couchbase 5.0 on). Older servers choose the
+  bucket by the user name of the login or by the port. See `decide_bucket_selection`.
 - GET_CLUSTER_CONFIG: see penstock.client.connect.map_request.
 """
 
@@ -17,11 +17,11 @@ from enum import Enum
 from typing import NamedTuple
 
 from penstock.client.connect.address import Address
-from penstock.client.connect.cluster_map import ClusterMap, Place
-from penstock.client.connect.link import UNKNOWN_COMMAND, UNKNOWN_THERE, FrameEvents, NodeLink
-from penstock.client.connect.map_request import request_map
-from penstock.client.connect.sasl_login import choose_login, names_of
-from penstock.client.connect.server_info import unsupported
+from penstock.client.connect.cluster_map import ClusterMap, Endpoint
+from penstock.client.connect.map_request import request_cluster_map
+from penstock.client.connect.node_link import UNKNOWN_COMMAND_STATUSES, UNSUPPORTED_STATUSES, FrameEvents, NodeLink
+from penstock.client.connect.sasl_login import choose_login, parse_mechanisms
+from penstock.client.connect.server_info import make_unsupported_error
 from penstock.errors import AccessDenied, AuthenticationFailed, BucketNotServed, KeyNotFound
 from penstock.version import __version__
 from penstock.wire.codec.constants import Dialect, Feature
@@ -31,17 +31,22 @@ from penstock.wire.messages.dcp import Control, Open
 from penstock.wire.messages.kv import Hello, SelectBucket, pack_features, unpack_features
 from penstock.wire.messages.sasl import SaslAuth, SaslListMechs, SaslStep
 
-__all__ = ["COMMANDS", "DOCUMENTS", "Agreement", "Purpose", "handshake"]
+__all__ = ["COMMANDS", "DOCUMENTS", "HandshakeResult", "Purpose", "perform_handshake"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purpose:
-    """What a connection is for.
+    """The features and streams that a connection needs.
 
-    stream_name: change streams, under this name; the node ends any other connection of the same name.
-    Empty: anything but. on_stream: as of NodeLink. collections: keys with their collections, where the node has them.
-    xattrs: streams with extended attributes. values: streams with values; if not, those of DCP come without. tokens:
-    replies to writes that say where in their vbucket's history these are.
+    Attributes:
+        stream_name: the name of a connection for change streams; a node closes any other connection with this name.
+            Empty: no change streams.
+        on_stream: receives the frames that are no replies, see NodeLink.
+        dialect: the dialect of its change streams.
+        collections: keys have collection ids, if the node has collections.
+        xattrs: streams include extended attributes.
+        values: streams include values; without them, DCP sends keys only.
+        mutation_tokens: replies to writes contain vbuuid and seqno.
     """
 
     stream_name: str = ""
@@ -50,15 +55,15 @@ class Purpose:
     collections: bool = False
     xattrs: bool = False
     values: bool = True
-    tokens: bool = False
+    mutation_tokens: bool = False
 
-    def features(self) -> list[Feature]:
-        """Return what to agree on, as far as the node has it."""
-        # Not SNAPPY: a node then inflates what is stored compressed, and a value has the form of its datatype.
+    def list_features(self) -> list[Feature]:
+        """Return the features to request by HELLO."""
+        # Not SNAPPY: without it a node inflates compressed values, so that a value has the form of its datatype.
         wanted = [Feature.SELECT_BUCKET, Feature.XERROR, Feature.JSON]
         wanted += [Feature.XATTR] * self.xattrs + [Feature.COLLECTIONS] * self.collections
-        wanted += [Feature.MUTATION_SEQNO] * self.tokens
-        # Couchbase 3.1.6 inflates values for TAP clients without DATATYPE, and some twenty in a row end its process:
+        wanted += [Feature.MUTATION_SEQNO] * self.mutation_tokens
+        # Couchbase 3.1.6 inflates values for TAP clients without DATATYPE. About twenty in a row crash the server:
         # ship_tap_log in memcached.c writes past the end of temp_alloc_list.
         wanted += [Feature.DATATYPE] * (self.dialect is Dialect.TAP and bool(self.stream_name))
         return wanted
@@ -67,7 +72,7 @@ class Purpose:
 COMMANDS, DOCUMENTS = Purpose(), Purpose(collections=True)
 
 
-class Agreement(NamedTuple):
+class HandshakeResult(NamedTuple):
     """The result of a handshake.
 
     Attributes:
@@ -79,8 +84,8 @@ class Agreement(NamedTuple):
     map: ClusterMap
 
 
-async def handshake(link: NodeLink, place: Place, address: Address, purpose: Purpose) -> Agreement:
-    """Make a new connection ready for its purpose.
+async def perform_handshake(link: NodeLink, endpoint: Endpoint, address: Address, purpose: Purpose) -> HandshakeResult:
+    """Prepare a new connection for its purpose.
 
     Raises:
         BucketNotServed: there is no such bucket, or no cluster map.
@@ -89,94 +94,97 @@ async def handshake(link: NodeLink, place: Place, address: Address, purpose: Pur
         RemoteProtocolError: the peer speaks another protocol.
         StatusError, OperationTimeout, ConnectionClosed: as NodeLink.request raises them.
     """
-    features = await _agree(link, address, purpose)
-    await _log_in(link, place, address)
+    features = await _negotiate_features(link, address, purpose)
+    await _log_in(link, endpoint, address)
     is_selected = await _select_bucket(link, address, features)
-    found = await request_map(link, place, address, is_selected=is_selected)
+    found = await request_cluster_map(link, endpoint, address, is_selected=is_selected)
     if purpose.stream_name and purpose.dialect is Dialect.DCP:
-        await _set_up_streams(link, address, purpose, features)
+        await _open_dcp(link, address, purpose, features)
     elif purpose.stream_name:
-        link.transport.keep_alive()
-    return Agreement(features, found)
+        link.transport.enable_keepalive()
+    return HandshakeResult(features, found)
 
 
-async def _agree(link: NodeLink, address: Address, purpose: Purpose) -> frozenset[int]:
-    """Return the wanted features that the server grants; none if it does not know HELLO."""
-    wanted = purpose.features()
+async def _negotiate_features(link: NodeLink, address: Address, purpose: Purpose) -> frozenset[int]:
+    """Return the requested features that the server grants; none if it does not know HELLO."""
+    wanted = purpose.list_features()
     hello = Hello(key=f"penstock/{__version__}".encode(), value=pack_features(wanted))
-    reply = await link.request(hello, address.options.connect_timeout, accept=UNKNOWN_THERE)
+    reply = await link.request(hello, address.options.connect_timeout, accept=UNSUPPORTED_STATUSES)
     return frozenset() if reply.specific else frozenset(wanted).intersection(unpack_features(reply.value))
 
 
-class BucketChoice(Enum):
-    """How a connection gets its bucket."""
+class BucketSelection(Enum):
+    """The way in which a connection selects its bucket."""
 
     REQUIRED = "SELECT_BUCKET must succeed"
-    TRIED = "SELECT_BUCKET, unless the server does not let this user choose"
+    OPTIONAL = "SELECT_BUCKET, unless the server does not let this user choose"
     BY_SERVER = "no SELECT_BUCKET: the login or the port chooses"
 
 
-def bucket_choice(features: Collection[int], user: str | None, bucket: str) -> BucketChoice:
-    """Return how a connection gets its bucket.
+def decide_bucket_selection(features: Collection[int], user: str | None, bucket: str) -> BucketSelection:
+    """Return the way in which a connection selects its bucket.
 
-    Without the feature SELECT_BUCKET, the user of a login is the bucket. Only an administrator, whose name is not a
-    bucket's, may send SELECT_BUCKET. Source: bucket_engine.c of Couchbase 2.5 and 3.1, bucket_unknown_command: it
-    passes the command to anybody else as NOT_SUPPORTED, and the engine alone does not know it (UNKNOWN_COMMAND).
+    Without the feature SELECT_BUCKET, the user name of the login is the bucket's name. Only an administrator, whose
+    name is no bucket, may send SELECT_BUCKET. Other users get NOT_SUPPORTED; an engine without bucket_engine answers
+    UNKNOWN_COMMAND. Source: bucket_engine.c of Couchbase 2.5 and 3.1, bucket_unknown_command.
 
     Args:
-        features: those that HELLO granted.
-        user: the user of the login, None if there is none.
+        features: the features that HELLO granted.
+        user: the user name of the login; None: no login.
+        bucket: the name of the bucket.
     """
     if Feature.SELECT_BUCKET in features:
-        return BucketChoice.REQUIRED
-    return BucketChoice.BY_SERVER if user in (None, bucket) else BucketChoice.TRIED
+        return BucketSelection.REQUIRED
+    return BucketSelection.BY_SERVER if user in (None, bucket) else BucketSelection.OPTIONAL
 
 
 async def _select_bucket(link: NodeLink, address: Address, features: frozenset[int]) -> bool:
-    """Choose the bucket where the client does that; return whether it did."""
+    """Select the bucket, if the client does that on this server; return whether SELECT_BUCKET succeeded."""
     user = None if address.credentials is None else address.credentials.username
-    choice = bucket_choice(features, user, address.bucket)
-    if choice is BucketChoice.BY_SERVER:
+    choice = decide_bucket_selection(features, user, address.bucket)
+    if choice is BucketSelection.BY_SERVER:
         return False
-    accept = UNKNOWN_THERE if choice is BucketChoice.TRIED else ()
+    accept = UNSUPPORTED_STATUSES if choice is BucketSelection.OPTIONAL else ()
     try:
         request = SelectBucket(key=address.bucket.encode())
         reply = await link.request(request, address.options.connect_timeout, accept=accept)
     except KeyNotFound:
         raise BucketNotServed(f"no bucket {address.bucket!r} on {address}") from None
     except AccessDenied:
-        who = "who has not logged in" if user is None else repr(user)
-        raise AccessDenied(f"{address}: there is no such bucket, or it is not for {who}") from None
+        denied = "a client without login" if user is None else f"user {user!r}"
+        raise AccessDenied(f"{address}: the bucket does not exist, or {denied} may not access it") from None
     return reply.specific == Status.SUCCESS
 
 
-async def _log_in(link: NodeLink, place: Place, address: Address) -> None:
+async def _log_in(link: NodeLink, endpoint: Endpoint, address: Address) -> None:
     """Log in, if there are credentials and the node knows SASL."""
     credentials, timeout = address.credentials, address.options.connect_timeout
     if credentials is None:
         return
-    listed = await link.request(SaslListMechs(), timeout, accept=UNKNOWN_THERE)
+    listed = await link.request(SaslListMechs(), timeout, accept=UNSUPPORTED_STATUSES)
     if listed.specific:
         return
     open_to_read = address.tls or link.is_local
-    login = choose_login(names_of(listed.value), credentials.username, credentials.password, plain_allowed=open_to_read)
+    login = choose_login(
+        parse_mechanisms(listed.value), credentials.username, credentials.password, plain_allowed=open_to_read
+    )
     mechanism = login.mechanism.encode()
     try:
-        first = SaslAuth(key=mechanism, value=login.initial())
+        first = SaslAuth(key=mechanism, value=login.make_initial())
         reply = await link.request(first, timeout, accept=(Status.AUTH_CONTINUE,))
         if reply.specific == Status.AUTH_CONTINUE:
-            # What the server makes this cost must not hold up what else the event loop does.
+            # On a thread: the server sets the iteration count, and the computation must not block the event loop.
             answer = await asyncio.to_thread(login.step, reply.value)
             reply = await link.request(SaslStep(key=mechanism, value=answer), timeout)
     except AuthenticationFailed:
         raise AuthenticationFailed(
-            f"{place[0]}:{place[1]} refused the login of {credentials.username!r} by {login.mechanism}"
+            f"{endpoint[0]}:{endpoint[1]} refused the login of {credentials.username!r} by {login.mechanism}"
         ) from None
     login.finish(reply.value)
 
 
-async def _set_up_streams(link: NodeLink, address: Address, purpose: Purpose, agreed: frozenset[int]) -> None:
-    """Open DCP, with what older servers do not have where there is it: times of deletions, expirations as such."""
+async def _open_dcp(link: NodeLink, address: Address, purpose: Purpose, agreed: frozenset[int]) -> None:
+    """Open DCP and set its controls; delete times and expirations only if the server supports them."""
     options = address.options
     timeout, name = options.connect_timeout, purpose.stream_name.encode()
     least = OpenFlag.PRODUCER
@@ -185,16 +193,16 @@ async def _set_up_streams(link: NodeLink, address: Address, purpose: Purpose, ag
     if not purpose.values:
         least |= OpenFlag.NO_VALUE
     opening = Open(key=name, flags=least | OpenFlag.INCLUDE_DELETE_TIMES)
-    reply = await link.request(opening, timeout, accept=UNKNOWN_THERE)
+    reply = await link.request(opening, timeout, accept=UNSUPPORTED_STATUSES)
     if reply.specific:
-        reply = await link.request(Open(key=name, flags=least), timeout, accept=UNKNOWN_COMMAND)
+        reply = await link.request(Open(key=name, flags=least), timeout, accept=UNKNOWN_COMMAND_STATUSES)
     if reply.specific:
-        raise await unsupported(link, Dialect.DCP, timeout)
+        raise await make_unsupported_error(link, Dialect.DCP, timeout)
     wanted = [b"enable_expiry_opcode"]
     if Feature.COLLECTIONS in agreed:
-        wanted.append(b"flatbuffers_system_events")  # without, events do not show what a collection was changed to
+        wanted.append(b"flatbuffers_system_events")  # without it, events omit the new settings of a collection
     for extra in wanted:
-        await link.request(Control(key=extra, value=b"true"), timeout, accept=UNKNOWN_THERE)
+        await link.request(Control(key=extra, value=b"true"), timeout, accept=UNSUPPORTED_STATUSES)
     settings = {
         "enable_noop": "true",
         "set_noop_interval": str(options.noop_interval),

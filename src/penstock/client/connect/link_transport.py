@@ -1,4 +1,4 @@
-"""The socket of a connection to a node: bytes go in and out here, and nothing is decided."""
+"""The socket of a connection to a node. It receives and sends bytes, and decides nothing about them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from penstock.wire.protocol.frame_receiver import Connection, ReceiveEvent
+from penstock.wire.protocol.frame_receiver import FrameReceiver, ReceiveEvent
 
 __all__ = ["LinkTransport"]
 
 _RECEIVE_BUFFER = 4 * 1024 * 1024
-"""What the kernel may hold for us: room for a producer to go on while a slab is being decoded."""
+"""Bytes of the kernel's receive buffer: a producer can continue to send while the client decodes a slab."""
 
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
-"""Seconds of silence before the first probe and between probes, and how many are left unanswered."""
+"""Seconds before the first TCP keep-alive probe and between probes, and the number of unanswered probes."""
 
 
 class LinkTransport(asyncio.BufferedProtocol):
-    """Reads frames for a link, and writes what it sends.
+    """Receives frames for a link, and sends its bytes.
 
     Attributes:
         drained: set while the transport takes more bytes.
@@ -29,7 +29,7 @@ class LinkTransport(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        receiver: Connection,
+        receiver: FrameReceiver,
         on_events: Callable[[Iterable[ReceiveEvent]], None],
         on_lost: Callable[[Exception | None], None],
     ) -> None:
@@ -42,9 +42,10 @@ class LinkTransport(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
 
-    # what asyncio calls
+    # called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport, and enlarge the receive buffer of its socket."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         sock = transport.get_extra_info("socket")
@@ -52,53 +53,60 @@ class LinkTransport(asyncio.BufferedProtocol):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        """Return the free part of the receiver's slab."""
         return self._receiver.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
+        """Decode the received bytes, and pass the events to the link."""
         self._on_events(self._receiver.receive_data(nbytes))
 
     def pause_writing(self) -> None:
+        """Hold back requests while the write buffer is full."""
         self.drained.clear()
 
     def resume_writing(self) -> None:
+        """Let requests through again."""
         self.drained.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Report the end of the connection to the link."""
         self._on_lost(exc)
         self.lost.set()
         self.drained.set()
 
-    # what a link calls
+    # called by the link
 
     @property
     def is_connected(self) -> bool:
-        """Was there ever a socket?"""
+        """Whether there has been a socket."""
         return self._transport is not None
 
     @property
-    def half_frame(self) -> str:
-        """What has come of a frame that is incomplete; empty between two frames."""
-        return self._receiver.half_frame
+    def incomplete_frame(self) -> str:
+        """A description of the incomplete last frame; empty between two frames."""
+        return self._receiver.incomplete_frame
 
     @property
     def peer(self) -> tuple[Any, ...]:
-        """The socket address of the node; empty where the transport does not know it."""
+        """The socket address of the node; empty if the transport does not know it."""
         assert self._transport is not None
         peer = self._transport.get_extra_info("peername")
         return peer if isinstance(peer, tuple) else ()
 
     @property
     def socket(self) -> socket.socket:
+        """The socket."""
         assert self._transport is not None
         found: socket.socket = self._transport.get_extra_info("socket")
         return found
 
     def abort(self) -> None:
+        """Close the socket at once, if there is one."""
         if self._transport is not None:
             self._transport.abort()
 
-    def keep_alive(self) -> None:
-        """Let the kernel find out whether the peer is still there, for a dialect that has no signs of life."""
+    def enable_keepalive(self) -> None:
+        """Enable TCP keep-alive, for a dialect without liveness checks."""
         sock = self.socket
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -107,15 +115,17 @@ class LinkTransport(asyncio.BufferedProtocol):
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def pause_reading(self) -> None:
+        """Stop receiving, if the connection is open."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
+        """Receive again, if the connection is open."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def send(self, data: bytes | bytearray) -> None:
-        """Send bytes; those of one turn of the event loop go out together, on a connection that has ended nowhere."""
+        """Send bytes. Bytes of one iteration of the event loop are sent together; an ended connection drops them."""
         if not data:
             return
         if not self._outgoing:

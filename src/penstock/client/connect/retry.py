@@ -1,9 +1,9 @@
-"""Decide which failures another attempt may mend, and when that attempt is due; and make the attempts.
+"""Retry with back-off: which failures are temporary, when the next attempt is due, and the attempts themselves.
 
-A node that restarts comes back in steps, and a client meets each of them: nobody listens; the port is open, but the
-bucket is not there; the bucket is there, but its vbuckets are not; the vbuckets are there, but no cluster map is.
-A bucket that is not there has two meanings. To a client that the bucket has served before it means "not yet", to a
-first connection it means "no such bucket". So the decision needs both the error and `has_served`.
+A restarting node returns in steps, and a client meets each of them. The port is closed; then it is open without the
+bucket; then the bucket has no vbuckets; then there is no cluster map. A missing bucket is temporary for a client that
+the bucket has served before. For a first connection it means that the bucket does not exist. So the decision needs both
+the error and `has_served`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.errors import (
     Unreachable,
 )
 
-__all__ = ["LONGEST_DELAY", "Retry", "is_lasting", "may_mend", "retrying"]
+__all__ = ["LONGEST_DELAY", "Retry", "is_bucket_missing", "is_retriable", "run_with_retry"]
 
 T = TypeVar("T")
 
@@ -34,76 +34,86 @@ logger = logging.getLogger("penstock.client")
 
 _FIRST_DELAY, LONGEST_DELAY = 0.05, 2.0
 _QUIET_SECONDS = 1.0
-"""A node that is away for less is not worth a word."""
+"""Shorter outages are not logged."""
 
-_LOST = (OSError, ConnectionClosed, OperationTimeout, OrderViolation)
-"""The node, or the connection to it, is away; or a stream cannot go on over this connection."""
+_CONNECTION_FAILURES = (OSError, ConnectionClosed, OperationTimeout, OrderViolation)
+"""The node or the connection failed, or a stream cannot continue on this connection."""
 
 _MOST_VIOLATIONS = 3
-"""A producer that breaks the order of its streams so often in a row will do it again."""
+"""Order violations in a row after which a retry is useless: the producer is faulty."""
 
-_NOT_THERE = (BucketNotServed, NoBucket)
-"""The node is there, and the bucket is not: not yet, or no longer. memcached answers KEY_ENOENT or NO_BUCKET, and an
-empty cluster map until its cluster manager has sent one. Source: kv_engine, select_bucket_executor.cc,
-cluster_config_executor.cc."""
+_BUCKET_MISSING = (BucketNotServed, NoBucket)
+"""The node has no such bucket: not yet, or no longer. memcached answers KEY_ENOENT or NO_BUCKET, and an empty cluster
+map until its cluster manager has sent one. Source: kv_engine, select_bucket_executor.cc, cluster_config_executor.cc."""
 
 
-def may_mend(error: BaseException, *, has_served: bool) -> bool:
-    """Tell whether another attempt may succeed after this failure.
+def is_retriable(error: BaseException, *, has_served: bool) -> bool:
+    """Return whether another attempt may succeed after a failure.
 
     Args:
         error: the failure.
         has_served: whether the bucket has served this client before.
     """
-    if isinstance(error, _NOT_THERE):
+    if isinstance(error, _BUCKET_MISSING):
         return has_served
-    return isinstance(error, _LOST) or (isinstance(error, StatusError) and error.retriable)
+    return isinstance(error, _CONNECTION_FAILURES) or (isinstance(error, StatusError) and error.retriable)
 
 
-def is_lasting(error: BaseException) -> bool:
-    """Tell whether a failure that another attempt may mend may just as well last: the bucket may have been deleted."""
-    return isinstance(error, _NOT_THERE)
+def is_bucket_missing(error: BaseException) -> bool:
+    """Return whether a retriable failure may also be permanent, because the bucket may have been deleted."""
+    return isinstance(error, _BUCKET_MISSING)
 
 
 class Retry:
-    """How long to wait before the next attempt, and when to give up: `seconds` after the first failure in a row.
+    """The delay before the next attempt, and the limit: `seconds` after the first of consecutive failures.
 
-    One warning is logged for each row of failures that lasts longer than a moment.
+    Logs one warning for each series of failures that lasts longer than _QUIET_SECONDS.
     """
 
     def __init__(
         self, seconds: float, clock: Callable[[], float], has_served: Callable[[], bool] = lambda: True
     ) -> None:
-        """Begin without a failure.
+        """Create a retry without failures.
 
         Args:
             seconds: the limit.
-            clock: seconds, monotonic.
-            has_served: tells whether the bucket has served this client before, as of `may_mend`.
+            clock: returns monotonic seconds.
+            has_served: returns whether the bucket has served this client before, see `is_retriable`.
         """
         self._seconds = seconds
         self._clock = clock
         self._has_served = has_served
-        self.succeeded()
+        self.reset()
 
-    def succeeded(self) -> None:
+    def reset(self) -> None:
+        """Forget all failures, after a success."""
         self._since: float | None = None
         self._delay = _FIRST_DELAY
         self._has_warned = False
         self._violations = 0
 
-    def lasted(self) -> None:
-        """Restart the time, because what failed had worked for a while. Violations of the order still count."""
+    def restart_timer(self) -> None:
+        """Restart the time limit, because the connection had worked before it failed. Order violations still count."""
         violations = self._violations
-        self.succeeded()
+        self.reset()
         self._violations = violations
 
-    def may_mend(self, error: BaseException) -> bool:
-        return may_mend(error, has_served=self._has_served())
+    def is_retriable(self, error: BaseException) -> bool:
+        """Return whether another attempt may succeed after a failure."""
+        return is_retriable(error, has_served=self._has_served())
 
     def next_delay(self, error: Exception, address: Address) -> float:
-        """Return the seconds to wait. Raises the error itself if no attempt can mend it, Unreachable past the limit."""
-        if not self.may_mend(error):
+        """Return the seconds until the next attempt.
+
+        Args:
+            error: the failure.
+            address: the bucket, for messages.
+
+        Raises:
+            error: the failure is permanent.
+            Unreachable: the failures have lasted for the limit.
+        """
+        if not self.is_retriable(error):
             raise error
         if isinstance(error, OrderViolation):
             self._violations += 1
@@ -118,32 +128,33 @@ class Retry:
                 f"{address} did not serve for {waited:.3g} s (limit {self._seconds:g} s); last failure: {error}"
             ) from error
         if isinstance(error, OrderViolation):
-            logger.warning("%s broke the order of its streams (%s); connecting again", address, error)
+            logger.warning("%s violated the order of its streams (%s); reconnecting", address, error)
         elif waited >= _QUIET_SECONDS and not self._has_warned:
             self._has_warned = True
             limit = f" for up to {self._seconds:g} s" if self._seconds < math.inf else ""
-            logger.warning("%s does not serve (%s); trying again%s", address, error, limit)
+            logger.warning("%s does not serve (%s); retrying%s", address, error, limit)
         delay, self._delay = self._delay, min(self._delay * 2, LONGEST_DELAY)
         return min(delay, self._seconds - waited)
 
 
-async def retrying(
+async def run_with_retry(
     attempt: Callable[[], Awaitable[T]],
     address: Address,
     has_served: Callable[[], bool] = lambda: False,
     only: tuple[type[Exception], ...] = (OSError, Error),
 ) -> T:
-    """Return what `attempt` returns, trying again after each failure that another attempt may mend.
+    """Make attempts until one succeeds, with back-off after each retriable failure.
+
+    Raises Unreachable after the limit, and a permanent failure at once.
 
     Args:
         attempt: makes one attempt.
-        address: what is connected to; its option retry_seconds is the limit.
-        has_served: as of Retry.
+        address: the bucket; its option retry_seconds is the limit.
+        has_served: returns whether the bucket has served this client before.
         only: failures of other types are raised at once.
 
-    Raises:
-        Unreachable: the attempts failed for as long as the limit.
-        Error, OSError: the failure itself, if no attempt can mend it.
+    Returns:
+        The result of the successful attempt.
     """
     retry = Retry(address.options.retry_seconds, asyncio.get_running_loop().time, has_served)
     while True:

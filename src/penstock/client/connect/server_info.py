@@ -1,31 +1,31 @@
-"""Which server a connection goes to, asked only when an error has to be explained."""
+"""Product and version of a server, requested only to explain an error."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-from penstock.client.connect.link import ANY_STATUS, NodeLink
+from penstock.client.connect.node_link import ANY_STATUS, NodeLink
 from penstock.errors import Error, UnsupportedServer
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Version
 
-__all__ = ["Server", "ask_server", "explain_lack", "unsupported"]
+__all__ = ["ServerInfo", "describe_missing_dialect", "make_unsupported_error", "request_server_info"]
 
-_SHOWN = {Dialect.TAP: "TAP", Dialect.UPR_DRAFT: "UPR draft", Dialect.UPR: "UPR", Dialect.DCP: "DCP"}
+_DIALECT_NAMES = {Dialect.TAP: "TAP", Dialect.UPR_DRAFT: "UPR draft", Dialect.UPR: "UPR", Dialect.DCP: "DCP"}
 
-_GROUPS = {Dialect.TAP: "tap", Dialect.DCP: "dcp"}
-"""The statistics group of a dialect, which an engine with the dialect has."""
+_STATS_GROUPS = {Dialect.TAP: "tap", Dialect.DCP: "dcp"}
+"""The statistics group of each dialect that has one. An engine without the dialect does not have the group."""
 
 
-class Server(NamedTuple):
-    """What a server reports about itself.
+class ServerInfo(NamedTuple):
+    """The product, version and dialects of a server.
 
     Attributes:
-        version: its answer to VERSION, empty if it has none.
-        engine: the statistic ep_version, which every Couchbase and Membase has; empty for a bare memcached.
-        dialects: those with a statistics group of their own, which are TAP and DCP.
+        version: its answer to VERSION; empty if it has none.
+        engine: the statistic ep_version of Couchbase and Membase; empty for memcached without an engine.
+        dialects: the dialects whose statistics group it has: TAP and DCP.
     """
 
     version: str = ""
@@ -34,7 +34,7 @@ class Server(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The product and its release, as in an error message."""
+        """The product and its release, for error messages."""
         if "penstock" in self.version:
             return f"Penstock {self.version.rpartition('-')[2]}"
         product = "Couchbase" if self.engine else "memcached"
@@ -44,29 +44,34 @@ class Server(NamedTuple):
         return f"{product} of unknown version"
 
 
-async def ask_server(link: NodeLink, timeout: float) -> Server:
-    """Return what the server reports about itself; what it does not report, or fails to report, is left empty."""
+async def request_server_info(link: NodeLink, timeout: float) -> ServerInfo:
+    """Return product, version and dialects of a server. Missing answers leave the fields empty."""
     try:
         reply = await link.request(Version(), timeout, accept=ANY_STATUS)
         version = reply.value.decode("ascii", "replace") if reply.specific == Status.SUCCESS else ""
-        stats = await link.stats("", timeout, optional=True)
-        groups = {dialect: await link.stats(group, timeout, optional=True) for dialect, group in _GROUPS.items()}
-    except Error:  # whatever goes wrong now, the error that is being explained is the one to raise
-        return Server()
-    return Server(
+        stats = await link.request_stats("", timeout, optional=True)
+        groups = {
+            dialect: await link.request_stats(group, timeout, optional=True) for dialect, group in _STATS_GROUPS.items()
+        }
+    except Error:  # the caller explains an earlier error, which a failure here must not replace
+        return ServerInfo()
+    return ServerInfo(
         version, stats.get("ep_version", ""), frozenset(dialect for dialect, found in groups.items() if found)
     )
 
 
-def explain_lack(peer: str, server: Server, wanted: Dialect) -> str:
+def describe_missing_dialect(peer: str, server: ServerInfo, wanted: Dialect) -> str:
     """Return the sentence for a server that does not have a dialect.
 
     Args:
         peer: host and port of the server.
+        server: its product, version and dialects.
+        wanted: the dialect.
     """
     if wanted in server.dialects:
-        return f"{peer} is {server.name} and refuses {_SHOWN[wanted]} for this bucket; expected one with change streams"
-    lack = f"{peer} is {server.name}, which has no {_SHOWN[wanted]}"
+        refused = _DIALECT_NAMES[wanted]
+        return f"{peer} is {server.name} and refuses {refused} for this bucket; expected one with change streams"
+    lack = f"{peer} is {server.name}, which has no {_DIALECT_NAMES[wanted]}"
     if Dialect.DCP in server.dialects and wanted is not Dialect.DCP:
         return f"{lack}: try protocol=dcp"
     if Dialect.TAP in server.dialects and wanted is not Dialect.TAP:
@@ -74,6 +79,6 @@ def explain_lack(peer: str, server: Server, wanted: Dialect) -> str:
     return f"{lack}; expected a server with change streams, as Couchbase 3.0 or newer"
 
 
-async def unsupported(link: NodeLink, wanted: Dialect, timeout: float) -> UnsupportedServer:
+async def make_unsupported_error(link: NodeLink, wanted: Dialect, timeout: float) -> UnsupportedServer:
     """Return the error for a server that refused a dialect."""
-    return UnsupportedServer(explain_lack(link.peer, await ask_server(link, timeout), wanted))
+    return UnsupportedServer(describe_missing_dialect(link.peer, await request_server_info(link, timeout), wanted))

@@ -1,4 +1,4 @@
-"""Documents over sockets: single commands, bulk writes, mutation tokens.
+"""Document commands: single commands, bulk writes, mutation tokens.
 
-Here belongs what sends document commands. Change streams do not.
+In: code that sends document commands. Out: change streams.
 """

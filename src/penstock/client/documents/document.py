@@ -1,4 +1,4 @@
-"""Documents as a client reads and writes them: keys as bytes, requests in chunks, replies as documents."""
+"""Conversions of document commands: keys to bytes and vbuckets, requests to chunks, replies to documents."""
 
 from __future__ import annotations
 
@@ -9,23 +9,30 @@ from typing import NamedTuple, TypeVar
 
 from penstock.errors import UsageError
 from penstock.wire.codec.frame import Frame
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.statuses import Status
-from penstock.wire.columns.inflated import inflate_value
+from penstock.wire.columns.inflation import inflate_value
 from penstock.wire.messages.kv import GetReply
 
-__all__ = ["Document", "chunks_of", "document_of", "encode_key", "vbucket_of"]
+__all__ = ["Document", "compute_vbucket", "decode_document", "encode_key", "split_chunks"]
 
 T = TypeVar("T")
 
-_AT_ONCE = 512
-"""Requests of one call that are under way together."""
+_MAX_REQUESTS = 512
+"""Requests of one call that are in flight together."""
 
 _FLAGS = GetReply.layouts[1].extras
 
 
 class Document(NamedTuple):
-    """What is stored under a key."""
+    """A document without its key.
+
+    Attributes:
+        value: the value, without extended attributes and not compressed.
+        cas: the version.
+        flags: the client's flags, 32 bits.
+        datatype: the datatype bits of the value.
+    """
 
     value: bytes
     cas: int
@@ -33,32 +40,32 @@ class Document(NamedTuple):
     datatype: int = 0
 
 
-def vbucket_of(key: bytes, vbuckets: int) -> int:
-    """Return the vbucket that a key belongs to. Source: the clients' common CRC-32 mapping."""
+def compute_vbucket(key: bytes, vbuckets: int) -> int:
+    """Return the vbucket of a key. Source: the CRC-32 mapping that all Couchbase clients use."""
     return ((zlib.crc32(key) >> 16) & 0x7FFF) % vbuckets
 
 
-def document_of(key: bytes, frame: Frame) -> Document | None:
-    """Return the document in the reply to a GET, None for a refusal. Raises RemoteProtocolError for a malformed one."""
+def decode_document(key: bytes, frame: Frame) -> Document | None:
+    """Return the document in the reply to GET; None for an error. Raises RemoteProtocolError if it is malformed."""
     if frame.specific != Status.SUCCESS:
         return None
     if len(frame.extras) != _FLAGS.size:
-        decode(frame)  # raises what is wrong with it; decoding those that are right as well took a third of the time
+        decode_frame(frame)  # raises the error; decoding every reply would take a third of the time
     (flags,) = _FLAGS.unpack(frame.extras)
     value, datatype = inflate_value(frame.value, frame.datatype, f"GET {key!r}")
     return Document(value, frame.cas, flags, datatype)
 
 
 def encode_key(key: str | bytes) -> bytes:
-    """Return a key as bytes. Raises UsageError for text that UTF-8 cannot hold."""
+    """Return a key as bytes. Raises UsageError for text that UTF-8 cannot encode."""
     try:
         return key.encode() if isinstance(key, str) else key
     except UnicodeEncodeError as error:
-        raise UsageError(f"key {key!r} is no text that UTF-8 can hold: {error.reason}") from None
+        raise UsageError(f"key {key!r} cannot be encoded in UTF-8: {error.reason}") from None
 
 
-def chunks_of(items: Iterable[T]) -> Iterator[list[T]]:
-    """Cut items into lists of as many requests as are under way together."""
+def split_chunks(items: Iterable[T]) -> Iterator[list[T]]:
+    """Yield items in lists of at most _MAX_REQUESTS."""
     source = iter(items)
-    while chunk := list(itertools.islice(source, _AT_ONCE)):
+    while chunk := list(itertools.islice(source, _MAX_REQUESTS)):
         yield chunk

@@ -1,4 +1,4 @@
-"""Commands that read and write documents."""
+"""The commands of a bucket that read and write documents."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from penstock.client.documents.document import Document, chunks_of, document_of, encode_key, vbucket_of
+from penstock.client.documents.document import Document, compute_vbucket, decode_document, encode_key, split_chunks
 from penstock.client.documents.document_requests import DocumentRequests
 from penstock.client.documents.mutation_tokens import MutationToken
 from penstock.errors import KeyNotFound, UsageError
@@ -19,34 +19,39 @@ __all__ = ["DocumentCommands"]
 
 
 class DocumentCommands:
-    """The documents of a bucket. Keys may be given as text, which stands for its UTF-8 bytes.
+    """The documents of a bucket.
 
-    collection: where documents are, `name` or `scope.name`; the default one if it is not given.
-    Reading commands and `upsert` are tried again when a connection ends, up to `retry_seconds`, and then raise
-    Unreachable; the others are not, since they might have been carried out, and raise ConnectionClosed or
-    OperationTimeout. What a node refuses because it does not have the vbucket is tried again in any case. Any of them
-    raises the StatusError that the node answers with, UnknownCollection or UnknownScope for a collection that is not
-    there, UsageError for a key or value that cannot be, a bucket that does not exist, or a collection of a node that
-    has none, RemoteProtocolError if the node breaks the protocol; AuthenticationFailed, AccessDenied and UntrustedNode
-    where there is no way in.
+    Keys are bytes, or text that is encoded in UTF-8. `collection` is `name` or `scope.name`; the default is the default
+    collection.
+
+    Reading commands and `upsert` are retried when a connection ends, and raise Unreachable after `retry_seconds`. Other
+    commands might have been executed, so they are not retried, and raise ConnectionClosed or OperationTimeout. A
+    command that a node refuses because it does not have the vbucket is always retried.
+
+    All commands raise these errors:
+
+    - StatusError: the node's answer. UnknownCollection or UnknownScope: the collection does not exist.
+    - UsageError: an invalid key or value, a bucket that does not exist, or a collection on a node without collections.
+    - RemoteProtocolError: the node violates the protocol.
+    - AuthenticationFailed, AccessDenied, UntrustedNode: the login or the TLS handshake failed.
     """
 
     def __init__(self, requests: DocumentRequests) -> None:
         self._requests = requests
 
     async def get(self, key: str | bytes, *, collection: str = "") -> Document:
-        """Raises KeyNotFound."""
+        """Return a document. Raises KeyNotFound."""
         found = (await self.get_many([key], collection=collection))[0]
         if found is None:
             raise KeyNotFound(f"no document {key!r}")
         return found
 
     async def get_many(self, keys: Iterable[str | bytes], *, collection: str = "") -> list[Document | None]:
-        """Return the documents in the order of the keys, None where there is none."""
+        """Return documents in the order of the keys; None for a key without a document."""
         found: list[Document | None] = []
-        for chunk in chunks_of(map(encode_key, keys)):
-            frames = await self._requests.send(collection, chunk, self._get, accept=(Status.KEY_ENOENT,))
-            found += [document_of(key, frame) for key, frame in zip(chunk, frames, strict=True)]
+        for chunk in split_chunks(map(encode_key, keys)):
+            frames = await self._requests.send(collection, chunk, self._make_get, accept=(Status.KEY_ENOENT,))
+            found += [decode_document(key, frame) for key, frame in zip(chunk, frames, strict=True)]
         return found
 
     async def upsert(
@@ -59,7 +64,19 @@ class DocumentCommands:
         datatype: int = 0,
         collection: str = "",
     ) -> int:
-        """Store a document, whether there is one or not; return its cas. expiry: seconds (30 days at most) or epoch."""
+        """Store a document, replacing an existing one; return its cas.
+
+        Args:
+            key: the key.
+            value: the value.
+            expiry: seconds from now up to 30 days, above that Unix time; 0: never.
+            flags: the client's flags, 32 bits.
+            datatype: the datatype bits of the value.
+            collection: `name` or `scope.name`.
+
+        Returns:
+            The cas of the new version.
+        """
         one = [(key, value)]
         return (await self.upsert_many(one, expiry=expiry, flags=flags, datatype=datatype, collection=collection))[0]
 
@@ -72,10 +89,10 @@ class DocumentCommands:
         datatype: int = 0,
         collection: str = "",
     ) -> list[int]:
-        """Store documents, many requests under way at once; return their cas in the same order."""
+        """Store documents with many requests in flight; return their cas in the same order."""
         written: list[int] = []
-        store = partial(self._store, Set, expiry=expiry, flags=flags, datatype=datatype)
-        for chunk in chunks_of((encode_key(key), value) for key, value in documents):
+        store = partial(self._make_store, Set, expiry=expiry, flags=flags, datatype=datatype)
+        for chunk in split_chunks((encode_key(key), value) for key, value in documents):
             written += [frame.cas for frame in await self._requests.send(collection, chunk, store)]
         return written
 
@@ -89,57 +106,60 @@ class DocumentCommands:
         datatype: int = 0,
         collection: str = "",
     ) -> int:
-        """Store a document where there is none; return its cas. Raises KeyExists."""
-        store = partial(self._store, Add, expiry=expiry, flags=flags, datatype=datatype)
-        return (await self._requests.send(collection, [(encode_key(key), value)], store, again=False))[0].cas
+        """Store a new document and return its cas. Raises KeyExists."""
+        store = partial(self._make_store, Add, expiry=expiry, flags=flags, datatype=datatype)
+        return (await self._requests.send(collection, [(encode_key(key), value)], store, retry=False))[0].cas
 
     async def replace(
         self, key: str | bytes, value: bytes, *, cas: int, expiry: int = 0, flags: int = 0, collection: str = ""
     ) -> int:
-        """Store over the version with this cas; return the new one. Raises KeyExists if it changed, KeyNotFound."""
+        """Replace the version with this cas; return the new cas.
+
+        Raises KeyExists if the document has another version, KeyNotFound if it does not exist.
+        """
         if not cas:
-            raise UsageError(f"cas 0 to replace {key!r}, expected that of the version to replace")
-        store = partial(self._store, Set, expiry=expiry, flags=flags, cas=cas)
-        return (await self._requests.send(collection, [(encode_key(key), value)], store, again=False))[0].cas
+            raise UsageError(f"cas 0 to replace {key!r}, expected the cas of the version to replace")
+        store = partial(self._make_store, Set, expiry=expiry, flags=flags, cas=cas)
+        return (await self._requests.send(collection, [(encode_key(key), value)], store, retry=False))[0].cas
 
     async def remove(self, key: str | bytes, *, cas: int = 0, collection: str = "") -> int:
-        """Remove a document; return the tombstone's cas. Raises KeyNotFound, KeyExists if cas is not its version."""
-        delete = partial(self._delete, cas=cas)
-        return (await self._requests.send(collection, [encode_key(key)], delete, again=False))[0].cas
+        """Remove a document; return the tombstone's cas. Raises KeyNotFound; KeyExists if its cas differs."""
+        delete = partial(self._make_delete, cas=cas)
+        return (await self._requests.send(collection, [encode_key(key)], delete, retry=False))[0].cas
 
     async def remove_many(self, keys: Iterable[str | bytes], *, collection: str = "") -> int:
-        """Remove documents, many requests under way at once; return how many there were."""
+        """Remove documents with many requests in flight; return the number of removed documents."""
         removed = 0
-        for chunk in chunks_of(map(encode_key, keys)):
+        for chunk in split_chunks(map(encode_key, keys)):
             accept = (Status.KEY_ENOENT,)
-            frames = await self._requests.send(collection, chunk, self._delete, accept=accept, again=False)
+            frames = await self._requests.send(collection, chunk, self._make_delete, accept=accept, retry=False)
             removed += sum(frame.specific == Status.SUCCESS for frame in frames)
         return removed
 
     def tokens(self) -> tuple[MutationToken, ...]:
-        """Return where in their vbuckets' histories this object's newest writes and removals are, one for each vbucket.
+        """Return the tokens of the newest writes and removals of this object, one for each vbucket.
 
-        Nothing of nodes that do not report it, and of writes whose reply did not come.
+        Nodes without MUTATION_SEQNO and writes without a reply give no token.
         """
-        return self._requests.tokens.newest()
+        return self._requests.tokens.list_newest()
 
     async def flush(self) -> None:
-        """Remove every document of the bucket; its vbuckets begin new histories. Raises NotSupported."""
+        """Remove all documents of the bucket; its vbuckets start new histories. Raises NotSupported."""
         await self._requests.flush()
 
-    def _vbucket(self, key: bytes) -> int:
+    def _compute_vbucket(self, key: bytes) -> int:
         if not 0 < len(key) <= MAX_KEY:
             raise UsageError(f"key of {len(key)} bytes, expected 1 to {MAX_KEY}")
-        return vbucket_of(key, self._requests.vbuckets)
+        return compute_vbucket(key, self._requests.vbuckets)
 
-    def _get(self, prefix: bytes, key: bytes) -> Request:
-        return Get(key=prefix + key, vbucket=self._vbucket(key))
+    def _make_get(self, prefix: bytes, key: bytes) -> Request:
+        return Get(key=prefix + key, vbucket=self._compute_vbucket(key))
 
-    def _delete(self, prefix: bytes, key: bytes, cas: int = 0) -> Request:
-        return Delete(key=prefix + key, vbucket=self._vbucket(key), cas=cas)
+    def _make_delete(self, prefix: bytes, key: bytes, cas: int = 0) -> Request:
+        return Delete(key=prefix + key, vbucket=self._compute_vbucket(key), cas=cas)
 
-    def _store(self, kind: type[Set], prefix: bytes, document: tuple[bytes, bytes], **fields: Any) -> Request:
+    def _make_store(self, kind: type[Set], prefix: bytes, document: tuple[bytes, bytes], **fields: Any) -> Request:
         key, value = document
         if len(value) > MAX_VALUE:
             raise UsageError(f"value of {len(value)} bytes under {key!r}, limit {MAX_VALUE}")
-        return kind(key=prefix + key, value=value, vbucket=self._vbucket(key), **fields)
+        return kind(key=prefix + key, value=value, vbucket=self._compute_vbucket(key), **fields)

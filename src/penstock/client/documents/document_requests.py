@@ -1,4 +1,4 @@
-"""How requests for documents travel: each to the node that has its vbucket, and again where that may mend it."""
+"""Requests for documents: each goes to the node of its vbucket, and is retried after temporary failures."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from penstock.client.connect.address import Address
-from penstock.client.connect.link import refusal
+from penstock.client.connect.node_link import make_refusal_error
 from penstock.client.documents.collection_ids import CollectionIds
 from penstock.client.documents.mutation_tokens import NewestTokens
-from penstock.client.feeds.selection import qualified
+from penstock.client.feeds.collection_selection import qualify_name
 from penstock.client.topology.nodes import Nodes
 from penstock.errors import NotMyVbucket, UsageError
 from penstock.wire.codec.frame import Frame
@@ -28,7 +28,7 @@ class DocumentRequests:
     """Sends requests for the documents of a bucket.
 
     Attributes:
-        tokens: where the newest writes are in their vbuckets' histories.
+        tokens: the mutation tokens of the newest writes.
     """
 
     def __init__(self, nodes: Nodes, address: Address) -> None:
@@ -39,79 +39,101 @@ class DocumentRequests:
 
     @property
     def vbuckets(self) -> int:
+        """The number of vbuckets; 0 before the first connection."""
         return self._nodes.map.vbuckets
 
     async def send(
         self,
         collection: str,
         items: Sequence[T],
-        make: Callable[[bytes, T], Request],
+        make_request: Callable[[bytes, T], Request],
         *,
         accept: tuple[int, ...] = (),
-        again: bool = True,
+        retry: bool = True,
     ) -> list[Frame]:
-        """Send a request for each item, and once more where the collection's id has become another one.
+        """Send a request for each item, and again if the id of the collection has changed.
 
-        make: makes a request, given what its key begins with. again: as of `call`.
+        Args:
+            collection: `name` or `scope.name`; empty: the default collection.
+            items: keys or documents.
+            make_request: makes a request from the encoded collection id and an item.
+            accept: statuses other than SUCCESS that raise no error.
+            retry: as in `send_requests`.
+
+        Returns:
+            The replies in the order of the items.
         """
         if not self.vbuckets:
             raise UsageError("the bucket is not connected; use it as `async with connect(...) as bucket`")
-        name, ids = qualified(collection or DEFAULT_NAME), self._collection_ids
-        prefix = await ids.prefix(name)
-        requests = [make(prefix, item) for item in items]
+        name, ids = qualify_name(collection or DEFAULT_NAME), self._collection_ids
+        prefix = await ids.find_key_prefix(name)
+        requests = [make_request(prefix, item) for item in items]
         if prefix in (b"", DEFAULT_PREFIX):
-            return await self.call(requests, accept, again=again, prefix_bytes=len(prefix))
+            return await self.send_requests(requests, accept, retry=retry, prefix_bytes=len(prefix))
         known = (*accept, Status.UNKNOWN_COLLECTION)
-        frames = await self.call(requests, known, again=again, prefix_bytes=len(prefix))
+        frames = await self.send_requests(requests, known, retry=retry, prefix_bytes=len(prefix))
         unknown = [at for at, frame in enumerate(frames) if frame.specific == Status.UNKNOWN_COLLECTION]
         if not unknown:
             return frames
-        if ids.forget(name) == prefix and (other := await ids.prefix(name)) != prefix:
-            requests = [make(other, items[at]) for at in unknown]
-            replies = await self.call(requests, accept, again=again, prefix_bytes=len(other))
+        if ids.forget(name) == prefix and (other := await ids.find_key_prefix(name)) != prefix:
+            requests = [make_request(other, items[at]) for at in unknown]
+            replies = await self.send_requests(requests, accept, retry=retry, prefix_bytes=len(other))
             for at, frame in zip(unknown, replies, strict=True):
                 frames[at] = frame
             return frames
-        raise refusal(requests[unknown[0]], frames[unknown[0]], len(prefix))
+        raise make_refusal_error(requests[unknown[0]], frames[unknown[0]], len(prefix))
 
-    async def call(
-        self, requests: Sequence[Request], accept: tuple[int, ...] = (), *, again: bool = True, prefix_bytes: int = 0
+    async def send_requests(
+        self, requests: Sequence[Request], accept: tuple[int, ...] = (), *, retry: bool = True, prefix_bytes: int = 0
     ) -> list[Frame]:
-        """Send requests, each to the node that has its vbucket, and return their replies in the same order.
+        """Send requests, each to the node of its vbucket.
 
-        again: also after a connection has ended, or for a status that another try may mend. What a node does not have
-        is sent again anyhow, but only that. prefix_bytes: of the keys, what is no part of them in messages.
-        Raises the StatusError of a status that is neither SUCCESS nor in `accept`.
+        Args:
+            requests: the requests.
+            accept: statuses other than SUCCESS that raise no error.
+            retry: send requests again after a lost connection or a temporary error. Requests that a node refuses
+                because it does not have the vbucket are always sent again.
+            prefix_bytes: length of the collection id before each key, which messages omit.
+
+        Returns:
+            The replies in the order of the requests.
+
+        Raises:
+            refused: the StatusError of a status that is neither SUCCESS nor in `accept`.
         """
         found: list[Frame | None] = [None] * len(requests)
 
         async def attempt() -> list[Frame]:
             left = [at for at, frame in enumerate(found) if frame is None]
             sent = requests if len(left) == len(requests) else [requests[at] for at in left]
-            parts = await (self._nodes.parts(sent) if again else self._nodes.retrying(lambda: self._nodes.parts(sent)))
-            frames = await self._nodes.exchange(parts, sent)
+            parts = await (
+                self._nodes.group_by_node(sent)
+                if retry
+                else self._nodes.run_with_retry(lambda: self._nodes.group_by_node(sent))
+            )
+            frames = await self._nodes.send_parts(parts, sent)
             self.tokens.remember(sent, frames)
             bad = [at for at, frame in enumerate(frames) if frame.specific and frame.specific not in accept]
             if sent is requests and not bad:
                 return frames
             for at, frame in zip(left, frames, strict=True):
                 found[at] = frame
-            # Of several errors the one that is sure to be mended is raised last.
+            # NOT_MY_VBUCKET is retried, so any other error is raised first.
             bad.sort(key=lambda at: frames[at].specific == Status.NOT_MY_VBUCKET)
             for at in bad:
                 found[left[at]] = None
             if bad:
-                refused = refusal(sent[bad[0]], frames[bad[0]], prefix_bytes)
+                refused = make_refusal_error(sent[bad[0]], frames[bad[0]], prefix_bytes)
                 if isinstance(refused, NotMyVbucket):
-                    self._nodes.map_is_old()
+                    self._nodes.invalidate_map()
                 raise refused
             return [frame for frame in found if frame is not None]
 
-        if again:
-            return await self._nodes.retrying(attempt)
-        return await self._nodes.retrying(attempt, only=(NotMyVbucket,))
+        if retry:
+            return await self._nodes.run_with_retry(attempt)
+        return await self._nodes.run_with_retry(attempt, only=(NotMyVbucket,))
 
     async def flush(self) -> None:
-        """Request that every node removes all documents."""
-        for _, link in await self._nodes.retrying(self._nodes.every):
+        """Let every node remove all documents."""
+        for _, link in await self._nodes.run_with_retry(self._nodes.connect_all):
             await link.request(Flush(), self._address.options.operation_timeout)

@@ -1,7 +1,7 @@
-"""Mutation tokens: where a write is in its vbucket's history.
+"""Mutation tokens: the position of a write in its vbucket's history.
 
-A reader of a table that follows the bucket, for instance, can wait until that place is reached, and so read its own
-writes. A node that does not grant MUTATION_SEQNO gives no tokens.
+For example, a reader of a table that follows the bucket can wait for this position, and so read its own writes. A node
+that does not grant MUTATION_SEQNO sends no tokens.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ from penstock.wire.messages.kv import Delete, Set
 
 __all__ = ["MutationToken", "NewestTokens"]
 
-_TOKEN = Struct(">QQ")  # as StoreReply: one layout more, because decoding every reply costs a tenth of the rate
+_TOKEN = Struct(">QQ")  # the layout of StoreReply; decoding the whole reply would cost a tenth of the rate
 _BRANCH = slice(8)
 
 
 class MutationToken(NamedTuple):
-    """A write: it is change `seqno` of its vbucket, on the branch `vbuuid`. Both are 1..2^64-1."""
+    """The position of a write: seqno and branch of its vbucket.
+
+    Attributes:
+        vbuuid: the branch, 1 to 2^64 - 1.
+        seqno: the change, 1 to 2^64 - 1.
+    """
 
     vbucket: int
     vbuuid: int
@@ -29,13 +34,13 @@ class MutationToken(NamedTuple):
 
 
 class NewestTokens:
-    """The newest token of each vbucket, as replies report it."""
+    """The newest token of each vbucket."""
 
     def __init__(self) -> None:
         self._newest: dict[int, bytes] = {}
 
     def remember(self, requests: Sequence[Request], replies: Sequence[Frame]) -> None:
-        """Take in the replies to requests, which are all of one kind; only those of writes have tokens."""
+        """Record the tokens in replies to requests of one kind. Only writes have tokens."""
         if not requests or not isinstance(requests[0], Set | Delete):
             return
         newest = self._newest
@@ -44,10 +49,10 @@ class NewestTokens:
             if len(token) != _TOKEN.size or reply.specific:
                 continue
             known = newest.get(request.vbucket)
-            # Replies of calls that are under way together may come to be looked at in another order.
+            # Concurrent calls may process their replies in another order than the node sent them.
             if known is None or known < token or known[_BRANCH] != token[_BRANCH]:
                 newest[request.vbucket] = token
 
-    def newest(self) -> tuple[MutationToken, ...]:
-        """Return the tokens by vbucket."""
+    def list_newest(self) -> tuple[MutationToken, ...]:
+        """Return the tokens, ordered by vbucket."""
         return tuple(MutationToken(vb, *_TOKEN.unpack(token)) for vb, token in sorted(self._newest.items()))

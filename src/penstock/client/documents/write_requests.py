@@ -1,7 +1,7 @@
-"""Requests that store and remove documents, made from columns: the way from Arrow to the key-value commands.
+"""Requests that store and remove documents, encoded from Arrow columns.
 
-All heads are written as one structured array; Arrow joins head, key and value of every row. One message after the other
-costs ten times as much.
+All headers are written as one structured array, and Arrow joins header, key and value of every row. Encoding message by
+message takes ten times as long.
 """
 
 from __future__ import annotations
@@ -22,18 +22,23 @@ from penstock.wire.codec.frame import HEADER_BYTES, HEADER_NAMES
 from penstock.wire.codec.layout import Message
 from penstock.wire.codec.opcodes import Magic
 from penstock.wire.codec.statuses import Status
-from penstock.wire.messages.dcp import head_fields
+from penstock.wire.messages.dcp import list_head_fields
 
-__all__ = ["OPAQUES", "Fault", "WriteRequests", "WriteRows", "encode", "vbuckets_of"]
+__all__ = ["OPAQUES", "Fault", "WriteRequests", "WriteRows", "compute_vbuckets", "encode_writes"]
 
 OPAQUES = 0x8000_0000
-"""The opaque of the first row; a connection's own requests have smaller ones."""
+"""The opaque of the first row. A connection's other requests have smaller opaques."""
 
 Numbers = npt.NDArray[Any]
 
 
 class Fault(NamedTuple):
-    """Why a row was not stored. status: one of Status, or NO_ANSWER of penstock.client.documents.bulk."""
+    """The reason why a row was not stored.
+
+    Attributes:
+        status: a Status, or NO_ANSWER of penstock.client.documents.bulk.
+        text: the error for users.
+    """
 
     status: int
     text: str
@@ -41,15 +46,24 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteRows:
-    """Documents to store or to remove, in columns; a number stands for all rows.
+    """Documents to store or to remove, as columns. A single number applies to all rows.
 
-    form: the message whose extras all rows have, or the first `extras_bytes` of. fields: the extras by name; those
-    that are not given, and may be missing, are. keys, values: binary, without nulls. prefixes: what keys begin with on
-    the wire. framing: extras of the frame. again: rows that may be sent once more though they might have been carried
-    out. faults: rows that are not sent at all, by place.
+    Attributes:
+        message_type: the message whose extras the rows have.
+        opcode: the command.
+        keys: binary, without nulls.
+        values: binary, without nulls.
+        prefixes: encoded collection ids, with which keys begin on the wire.
+        fields: name of an extras field -> its values. Optional fields that are missing here are omitted.
+        extras_bytes: rows have only that many bytes of the extras; None: all.
+        framing: framing extras.
+        cas: the expected versions; 0: any.
+        datatype: the datatype bits of the values.
+        repeatable: rows that may be sent again although they might have been executed.
+        faults: index of a row that is not sent -> the reason.
     """
 
-    form: type[Message]
+    message_type: type[Message]
     opcode: int | Numbers
     keys: pa.Array
     values: pa.Array | bytes = b""
@@ -59,57 +73,64 @@ class WriteRows:
     framing: bytes = b""
     cas: int | Numbers = 0
     datatype: int | Numbers = 0
-    again: bool | npt.NDArray[np.bool_] = True
+    repeatable: bool | npt.NDArray[np.bool_] = True
     faults: Mapping[int, Fault] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class WriteRequests:
-    """Requests as bytes. frames: binary, one each; the opaque is OPAQUES and the place. documents: keys with what they
-    begin with. faults: those that are not to be sent, by place."""
+    """Encoded requests.
+
+    Attributes:
+        frames: binary, one frame for each row; its opaque is OPAQUES plus the index of the row.
+        documents: keys with their collection ids.
+        vbuckets: the vbucket of each row, uint16.
+        repeatable: rows that may be sent again although they might have been executed.
+        faults: index of a row that is not sent -> the reason.
+    """
 
     frames: pa.Array
     documents: pa.Array
     vbuckets: npt.NDArray[np.uint16]
-    again: npt.NDArray[np.bool_]
+    repeatable: npt.NDArray[np.bool_]
     faults: dict[int, Fault]
 
     def __len__(self) -> int:
         return len(self.vbuckets)
 
 
-def vbuckets_of(keys: pa.Array, vbuckets: int) -> npt.NDArray[np.uint16]:
-    """Return the vbucket of each key, as `vbucket_of` does."""
-    offsets = _offsets(keys)
+def compute_vbuckets(keys: pa.Array, vbuckets: int) -> npt.NDArray[np.uint16]:
+    """Return the vbucket of each key, as `compute_vbucket` does."""
+    offsets = _read_offsets(keys)
     data = memoryview(keys.buffers()[2] or b"")
     sums = np.fromiter((crc32(data[a:b]) for a, b in pairwise(offsets.tolist())), np.uint32, len(keys))
     return (((sums >> 16) & 0x7FFF) % vbuckets).astype(np.uint16)
 
 
-def encode(rows: WriteRows, vbuckets: int) -> WriteRequests:
-    """Return the rows as requests to a bucket with so many vbuckets.
+def encode_writes(rows: WriteRows, vbuckets: int) -> WriteRequests:
+    """Return the requests for rows, for a bucket with `vbuckets` vbuckets. They have at most 2 GiB together.
 
-    A key or value that no bucket can have is a fault of its row. At most 2 GiB in all.
+    A key or value of an invalid size is a fault of its row.
     """
     count = len(rows.keys)
-    key_bytes = np.diff(_offsets(rows.keys))
+    key_bytes = np.diff(_read_offsets(rows.keys))
     faults = dict(rows.faults)
     for place in np.flatnonzero((key_bytes == 0) | (key_bytes > MAX_KEY)).tolist():
         faults.setdefault(place, Fault(Status.EINVAL, f"key of {key_bytes[place]} bytes, expected 1 to {MAX_KEY}"))
     values = rows.values if isinstance(rows.values, pa.Array) else pa.scalar(rows.values, pa.binary())
     value_bytes: Any = len(rows.values)
     if isinstance(values, pa.Array):
-        value_bytes = np.diff(_offsets(values))
+        value_bytes = np.diff(_read_offsets(values))
         for place in np.flatnonzero(value_bytes > MAX_VALUE).tolist():
             text = f"value of {value_bytes[place]} bytes, limit {MAX_VALUE}"
             faults.setdefault(place, Fault(Status.E2BIG, text))
     prefixes = rows.prefixes if isinstance(rows.prefixes, pa.Array) else pa.scalar(rows.prefixes, pa.binary())
     documents = pc.binary_join_element_wise(prefixes, rows.keys, b"") if rows.prefixes != b"" else rows.keys
-    key_length = np.diff(_offsets(documents))
+    key_length = np.diff(_read_offsets(documents))
     framing = len(rows.framing)
-    heads = np.zeros(count, _dtype(rows.form, rows.fields, framing))
+    heads = np.zeros(count, _make_head_dtype(rows.message_type, rows.fields, framing))
     extras_bytes = heads.itemsize - HEADER_BYTES - framing if rows.extras_bytes is None else rows.extras_bytes
-    numbers = vbuckets_of(rows.keys, vbuckets)
+    numbers = compute_vbuckets(rows.keys, vbuckets)
     heads["magic"] = Magic.ALT_REQUEST if framing else Magic.REQUEST
     heads["opcode"] = rows.opcode
     heads["key_length"] = framing << 8 | key_length
@@ -123,27 +144,27 @@ def encode(rows: WriteRows, vbuckets: int) -> WriteRequests:
         heads["framing"] = rows.framing
     for name, numbers_of in rows.fields.items():
         heads[name] = numbers_of
-    frames = pc.binary_join_element_wise(_cut(heads, framing + extras_bytes), documents, values, b"")
-    again = np.broadcast_to(np.asarray(rows.again), count).copy()
+    frames = pc.binary_join_element_wise(_slice_heads(heads, framing + extras_bytes), documents, values, b"")
+    again = np.broadcast_to(np.asarray(rows.repeatable), count).copy()
     return WriteRequests(frames, documents, numbers, again, faults)
 
 
-def _dtype(form: type[Message], fields: Mapping[str, Any], framing: int) -> np.dtype[np.void]:
+def _make_head_dtype(form: type[Message], fields: Mapping[str, Any], framing: int) -> np.dtype[np.void]:
     types = {"B": "u1", "H": ">u2", "I": ">u4", "Q": ">u8"}
     known = ("vbucket", *HEADER_NAMES, *fields)
-    layout = [(name, types[code]) for name, code in head_fields(form) if name in known]
+    layout = [(name, types[code]) for name, code in list_head_fields(form) if name in known]
     return np.dtype(
         [*layout[: len(HEADER_NAMES)], *[("framing", f"S{framing}")] * bool(framing), *layout[len(HEADER_NAMES) :]]
     )
 
 
-def _cut(heads: npt.NDArray[np.void], body_bytes: Any) -> pa.Array:
-    """Return the bytes of heads, header and as many behind it as count."""
+def _slice_heads(heads: npt.NDArray[np.void], body_bytes: Any) -> pa.Array:
+    """Return the bytes of heads: the header, and `body_bytes` bytes after it."""
     count, size, data = len(heads), heads.itemsize, pa.py_buffer(heads)
     if not isinstance(body_bytes, np.ndarray) and size == HEADER_BYTES + body_bytes:
         bounds = np.arange(count + 1, dtype=np.int32) * size
         return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(bounds), data])
-    # What follows a short head is an element of its own, and every second element is taken.
+    # The unused rest of each head is an element of its own, and only every second element is taken.
     bounds = np.empty(2 * count + 1, np.int32)
     bounds[::2] = np.arange(count + 1) * size
     bounds[1::2] = bounds[:-1:2] + HEADER_BYTES + body_bytes
@@ -151,8 +172,8 @@ def _cut(heads: npt.NDArray[np.void], body_bytes: Any) -> pa.Array:
     return parts.take(pa.array(np.arange(0, 2 * count, 2)))
 
 
-def _offsets(column: pa.Array) -> npt.NDArray[np.int32]:
-    """Return where each element of a binary column begins in its data, and where the last one ends."""
+def _read_offsets(column: pa.Array) -> npt.NDArray[np.int32]:
+    """Return the offset of each element of a binary column, and the end of the last element."""
     if not len(column):
         return np.zeros(1, np.int32)
     return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, offset=4 * column.offset)

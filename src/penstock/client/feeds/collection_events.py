@@ -13,7 +13,7 @@ from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages.dcp import SystemEvent
 from penstock.wire.messages.system_event import CreatedCollection, CreatedScope, DroppedCollection, unpack_system_event
 
-__all__ = ["change_of"]
+__all__ = ["make_event_change"]
 
 _EVENTS: dict[int, Event] = {
     SystemEventKind.COLLECTION_BEGIN: Event.BEGIN_COLLECTION,
@@ -24,7 +24,7 @@ _EVENTS: dict[int, Event] = {
 }
 
 
-def change_of(message: SystemEvent, names: CollectionNames, context: StreamContext) -> Change:
+def make_event_change(message: SystemEvent, names: CollectionNames, context: StreamContext) -> Change:
     """Return the row of an event, and add the name that it gives to those that are known.
 
     The value is a JSON object with the manifest's uid and the scope's id in hexadecimal, and of a collection that is
@@ -39,13 +39,13 @@ def change_of(message: SystemEvent, names: CollectionNames, context: StreamConte
     if isinstance(subject, CreatedScope):
         names.add_scope(subject.scope_id, subject.name)
     elif isinstance(subject, CreatedCollection):
-        names.add(subject.collection_id, subject.scope_id, subject.name)
+        names.add_collection(subject.collection_id, subject.scope_id, subject.name)
         fields |= {"max_ttl": subject.max_ttl, "history": subject.history}
-    scope, collection = names.scope(subject.scope_id), None
+    scope, collection = names.find_scope(subject.scope_id), None
     if isinstance(subject, CreatedCollection | DroppedCollection):
         collection_id = subject.collection_id
-        collection = names.of(collection_id).collection
-    vbuuid, snapshot_start, snapshot_end, snapshot_flags, history = context.of(message.vbucket)
+        collection = names.find_collection(collection_id).collection
+    vbuuid, snapshot_start, snapshot_end, snapshot_flags, history = context.read_vbucket(message.vbucket)
     return Change(
         vbucket=message.vbucket,
         vbuuid=vbuuid,

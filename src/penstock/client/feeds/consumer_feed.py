@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from penstock.client.connect.dropped import Dropped, DropReason
+from penstock.client.connect.dropped_frames import DropCounter, DropReason
+from penstock.client.feeds.collection_selection import KnownCollections, StreamContent
 from penstock.client.feeds.deliveries import Delivery, DeliveryQueue
-from penstock.client.feeds.order import Opaques
-from penstock.client.feeds.selection import KnownCollections, StreamContent
+from penstock.client.feeds.stream_order import StreamOpaques
 from penstock.client.feeds.stream_position import Position
 from penstock.client.topology.item_counts import ItemCounts
 from penstock.errors import Error, OrderViolation, UsageError
@@ -19,14 +19,14 @@ from penstock.wire.codec.layout import Request
 from penstock.wire.columns.heads import Run, StreamContext
 from penstock.wire.protocol.frame_receiver import ReceiveEvent
 
-__all__ = ["Arrivals", "ConsumerFeed", "DumpProgress", "Failure", "FeedState", "StreamFailures"]
+__all__ = ["ConsumerFeed", "DumpProgress", "FeedHandler", "FeedState", "StreamFailure", "StreamFailures"]
 
 
-class Failure(NamedTuple):
+class StreamFailure(NamedTuple):
     """A stream that ended or was refused, which another attempt may mend. vbucket: None for all of the connection."""
 
     vbucket: int | None
-    via: int
+    connection_id: int
     error: Error
     was_open: bool = False
 
@@ -35,7 +35,7 @@ class StreamFailures:
     """Failures that nobody has dealt with yet."""
 
     def __init__(self) -> None:
-        self._failures: list[Failure] = []
+        self._failures: list[StreamFailure] = []
 
     def __bool__(self) -> bool:
         return bool(self._failures)
@@ -44,28 +44,28 @@ class StreamFailures:
     def newest(self) -> Error | None:
         return self._failures[-1].error if self._failures else None
 
-    def add(self, failure: Failure) -> None:
+    def add(self, failure: StreamFailure) -> None:
         self._failures.append(failure)
 
-    def take(self) -> list[Failure]:
+    def pop_all(self) -> list[StreamFailure]:
         """Return the failures since this was asked last."""
         failures, self._failures = self._failures, []
         return failures
 
-    def forget(self, via: int | None) -> None:
+    def forget(self, connection_id: int | None) -> None:
         """Forget those of a connection, None: of any."""
-        self._failures = [each for each in self._failures if via not in (None, each.via)]
+        self._failures = [each for each in self._failures if connection_id not in (None, each.connection_id)]
 
 
-class OpaqueRegister(dict[int, Opaques]):
+class OpaqueRegister(dict[int, StreamOpaques]):
     """The opaques of each connection, by its number."""
 
-    def __init__(self, dropped: Dropped) -> None:
+    def __init__(self, dropped: DropCounter) -> None:
         super().__init__()
         self._dropped = dropped
 
-    def __missing__(self, via: int) -> Opaques:
-        opaques = self[via] = Opaques(self._dropped)
+    def __missing__(self, connection_id: int) -> StreamOpaques:
+        opaques = self[connection_id] = StreamOpaques(self._dropped)
         return opaques
 
 
@@ -76,11 +76,11 @@ class FeedState:
         vbuckets: how many the bucket has.
         window: bytes that may wait for the caller.
         output: what is handed out, and sent.
-        vias: by vbucket, the number of the connection to its node; 0 where nothing is given.
+        connection_ids: by vbucket, the number of the connection to its node; 0 where nothing is given.
         failures: streams that ended or were refused, which another attempt may mend.
-        troubled: the vbuckets to which that happened, until they have sent a change again.
+        recovering: the vbuckets to which that happened, until they have sent a change again.
         given_up: the vbuckets whose producer has another history than the expected one.
-        needs_end: vbuckets whose end is what the producer has now, to be asked for and given to `set_end`.
+        pending_ends: vbuckets whose end is what the producer has now, to be asked for and given to `set_end`.
         dropped: what was received and not handed out.
         opaques: those under which messages may come, by connection.
         context: what the rows of a stream have in common.
@@ -91,20 +91,20 @@ class FeedState:
         self.vbuckets = vbuckets
         self.window = window
         self.output = output
-        self.vias: dict[int, int] = {}
+        self.connection_ids: dict[int, int] = {}
         self.failures = StreamFailures()
-        self.troubled: set[int] = set()
+        self.recovering: set[int] = set()
         self.given_up: list[int] = []
-        self.needs_end: set[int] = set()
-        self.dropped = Dropped()
+        self.pending_ends: set[int] = set()
+        self.dropped = DropCounter()
         self.opaques = OpaqueRegister(self.dropped)
         self.context = StreamContext(vbuckets)
 
-    def via_of(self, vbucket: int) -> int:
-        return self.vias.get(vbucket, 0)
+    def find_connection_id(self, vbucket: int) -> int:
+        return self.connection_ids.get(vbucket, 0)
 
 
-class Arrivals(Protocol):
+class FeedHandler(Protocol):
     """Takes what arrives."""
 
     def on_run(self, run: Run) -> None:
@@ -124,11 +124,11 @@ class DumpProgress:
     needs_counts = False
 
     @property
-    def unsettled(self) -> bool:
+    def is_unsettled(self) -> bool:
         """May everything have been sent that existed, though no message reports it?"""
         return False
 
-    def settle(self) -> None:
+    def record_silence(self) -> None:
         """Note that nothing has come for a while."""
 
     def set_counts(self, counts: ItemCounts | None) -> str:
@@ -138,7 +138,7 @@ class DumpProgress:
         """
         return ""
 
-    def connection_ended(self) -> bool:
+    def record_connection_end(self) -> bool:
         """Note that the producer ended the connection in order. Return whether that is an end, not a loss."""
         return False
 
@@ -152,7 +152,8 @@ class ConsumerFeed(ABC):
         content: what the streams have of the changes. A connection agrees on it, where the node has it.
         deliveries: what has arrived and not been handed out, to be taken from the left.
         dump: whether everything that existed has arrived.
-        dialect, vbuckets, window, vias, failures, troubled, given_up, needs_end, dropped: as of FeedState.
+        dialect, vbuckets, window, connection_ids, failures, recovering: as of FeedState.
+        given_up, pending_ends, dropped: as of FeedState.
     """
 
     noop = False
@@ -162,7 +163,7 @@ class ConsumerFeed(ABC):
         state: FeedState,
         positions: dict[int, Position],
         content: StreamContent,
-        arrivals: Arrivals,
+        arrivals: FeedHandler,
         dump: DumpProgress,
     ) -> None:
         self.positions = positions
@@ -171,8 +172,8 @@ class ConsumerFeed(ABC):
         self.dump = dump
         self.dialect, self.vbuckets, self.window = state.dialect, state.vbuckets, state.window
         self.deliveries = state.output.deliveries
-        self.vias, self.failures, self.troubled = state.vias, state.failures, state.troubled
-        self.given_up, self.needs_end, self.dropped = state.given_up, state.needs_end, state.dropped
+        self.connection_ids, self.failures, self.recovering = state.connection_ids, state.failures, state.recovering
+        self.given_up, self.pending_ends, self.dropped = state.given_up, state.pending_ends, state.dropped
         self._state = state
         self._output = state.output
         self._arrivals = arrivals
@@ -185,7 +186,7 @@ class ConsumerFeed(ABC):
     # what is asked for
 
     @abstractmethod
-    def unfinished(self) -> Collection[int]:
+    def find_unfinished(self) -> Collection[int]:
         """Return the vbuckets of which there is more to come."""
 
     def use_collections(self, known: KnownCollections | None) -> None:
@@ -198,7 +199,7 @@ class ConsumerFeed(ABC):
     def is_done(self) -> bool:
         """Has everything arrived that is to come?"""
 
-    def unanswered(self, via: int) -> int:
+    def count_unanswered(self, connection_id: int) -> int:
         """Return how many requests on this connection are unanswered."""
         return 0
 
@@ -208,59 +209,59 @@ class ConsumerFeed(ABC):
         """Do all streams go on for ever?"""
 
     @property
-    def is_tidy(self) -> bool:
+    def is_reusable(self) -> bool:
         """May another stream use its connections, because no message of these streams comes by them any more?"""
         return False
 
     @property
-    def can_go_on(self) -> bool:
+    def can_resume(self) -> bool:
         """May another connection take up what this one breaks off?"""
         return True
 
     @abstractmethod
-    def requests(self, take_opaque: Callable[[], int], held: Collection[int] = ()) -> Sequence[Request]:
+    def take_requests(self, allocate_opaque: Callable[[], int], held: Collection[int] = ()) -> Sequence[Request]:
         """Return the requests that are due, but for those of the vbuckets that are held: their node is away."""
 
-    def connection_lost(self, via: int | None = None) -> Collection[int]:
+    def forget_connection(self, connection_id: int | None = None) -> Collection[int]:
         """Forget what belongs to a connection (None: to any), not what has been received over it.
 
         Returns the unfinished vbuckets that it had.
         """
-        state, known = self._state, {*self._output.generations, *self._state.opaques, *self.vias.values(), 0}
-        vias = known if via is None else {via}
-        self._output.connection_lost(vias)
-        for each in vias:
+        state, known = self._state, {*self._output.generations, *self._state.opaques, *self.connection_ids.values(), 0}
+        connection_ids = known if connection_id is None else {connection_id}
+        self._output.forget_connections(connection_ids)
+        for each in connection_ids:
             state.opaques.pop(each, None)
-        state.failures.forget(via)
-        return {vb for vb in self.unfinished() if via in (None, state.via_of(vb))}
+        state.failures.forget(connection_id)
+        return {vb for vb in self.find_unfinished() if connection_id in (None, state.find_connection_id(vb))}
 
-    def ask_again(self, vbuckets: Collection[int]) -> None:  # noqa: B027 - nothing to do where streams have no states
+    def request_again(self, vbuckets: Collection[int]) -> None:  # noqa: B027 - nothing to do where streams have no states
         """Make due the streams of these vbuckets, as far as they are not open."""
 
-    def tolerate_opaques(self, earlier: int, via: int = 0) -> None:
+    def tolerate_opaques(self, earlier: int, connection_id: int = 0) -> None:
         """Leave out messages under opaques below `earlier`: they belong to an earlier user of a connection."""
-        self._state.opaques[via].earlier = max(self._state.opaques[via].earlier, earlier)
+        self._state.opaques[connection_id].earlier = max(self._state.opaques[connection_id].earlier, earlier)
 
     @abstractmethod
     def set_end(self, vbucket: int, end_seqno: int) -> None:
-        """Set where a vbucket of `needs_end` ends."""
+        """Set where a vbucket of `pending_ends` ends."""
 
     @abstractmethod
-    def leave_out(self, vbucket: int) -> None:
-        """Expect nothing more of a vbucket of `needs_end`: no node serves it, and the read goes on without it."""
+    def skip_vbucket(self, vbucket: int) -> None:
+        """Expect nothing more of a vbucket of `pending_ends`: no node serves it, and the read goes on without it."""
 
     # what arrives
 
-    def receive(self, events: Iterable[ReceiveEvent], via: int = 0) -> bytes:
+    def receive(self, events: Iterable[ReceiveEvent], connection_id: int = 0) -> bytes:
         """Take the events of one read and return what must be sent at once: answers to noops, acknowledgements.
 
-        via: of several connections at a time, which one it was; there the answer goes.
+        connection_id: of several connections at a time, which one it was; there the answer goes.
         Raises OrderViolation if the producer breaks the order of its streams, ConnectionClosed if a stream cannot go on
         over this connection: another one may mend that.
         Raises RemoteProtocolError for any other rule that it breaks, StatusError for a refusal that no retry mends.
         """
         output, arrivals = self._output, self._arrivals
-        output.via = via
+        output.connection_id = connection_id
         events = iter(events)
         try:
             for event in events:
@@ -269,18 +270,18 @@ class ConsumerFeed(ABC):
                 elif isinstance(event, Frame):
                     arrivals.on_frame(event)
         except Error as error:
-            if isinstance(error, OrderViolation) and error.vbucket in self.unfinished():
-                self.troubled.add(error.vbucket)
+            if isinstance(error, OrderViolation) and error.vbucket in self.find_unfinished():
+                self.recovering.add(error.vbucket)
             output.flush()  # what came before it holds
             left = sum(len(event.offsets) if isinstance(event, Run) else 1 for event in events)
-            self.dropped.add(DropReason.BEHIND_VIOLATION, left)
+            self.dropped.add(DropReason.AFTER_VIOLATION, left)
             output.arrived_bytes = 0  # nothing more is acknowledged to this connection
             raise
         output.flush()
         output.acknowledge(output.take_bytes())
         return output.take_outgoing()
 
-    def consumed(self, delivery: Delivery) -> bytes:
+    def acknowledge(self, delivery: Delivery) -> bytes:
         """Note that the caller is done with a delivery; return what acknowledges it where it came from."""
         return self._output.consume(delivery)
 
@@ -288,8 +289,8 @@ class ConsumerFeed(ABC):
         """Return the positions that have moved without a change; nothing while a change is still to be handed out."""
         return {} if self.deliveries or self._output.rows else self._output.take_positions()
 
-    def leave(self, via: int = 0) -> bytes:
+    def take_last_acknowledgement(self, connection_id: int = 0) -> bytes:
         """Return the last that has to be sent by a connection before another stream uses it."""
-        self._output.via = via
+        self._output.connection_id = connection_id
         self._output.acknowledge(0, at_once=True)
         return self._output.take_outgoing()

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from penstock.client.feeds.stream_position import Position
 from penstock.store.history.failover_log import FailoverLog
-from penstock.wire.columns.run_decoder import batch_of, changes_of
+from penstock.wire.columns.run_decoder import list_changes, make_batch
 from penstock.wire.columns.schema import Change
 
 __all__ = ["Delivery", "DeliveryQueue"]
@@ -26,7 +26,7 @@ class Delivery(NamedTuple):
         nbytes: what the changes took on the wire.
         connection: the number of the connection that they came by, to which they are acknowledged.
         logs: the failover logs, newest entry first, of the streams that began in front of these changes.
-        via: of several connections at a time, which one it was.
+        connection_id: of several connections at a time, which one it was.
     """
 
     content: pa.RecordBatch | list[Change]
@@ -34,22 +34,22 @@ class Delivery(NamedTuple):
     nbytes: int
     connection: int
     logs: Mapping[int, FailoverLog]
-    via: int = 0
+    connection_id: int = 0
 
     @property
     def batch(self) -> pa.RecordBatch:
-        return batch_of(self.content) if isinstance(self.content, list) else self.content
+        return make_batch(self.content) if isinstance(self.content, list) else self.content
 
     @property
     def changes(self) -> list[Change]:
-        return self.content if isinstance(self.content, list) else changes_of(self.content)
+        return self.content if isinstance(self.content, list) else list_changes(self.content)
 
 
 class DeliveryQueue(ABC):
     """Deliveries that wait for the caller, and bytes that wait to be sent.
 
     Attributes:
-        via: the connection whose messages are dealt with at the moment; there the answers go.
+        connection_id: the connection whose messages are dealt with at the moment; there the answers go.
         deliveries: what has arrived and not been handed out, to be taken from the left.
         queued_bytes: what a producer may count against the window, of them and of deliveries that are not consumed.
         rows: changes that are in no delivery yet.
@@ -60,7 +60,7 @@ class DeliveryQueue(ABC):
     """
 
     def __init__(self) -> None:
-        self.via = 0
+        self.connection_id = 0
         self.deliveries: deque[Delivery] = deque()
         self.queued_bytes = self.arrived_bytes = 0
         self.rows: list[Change] = []
@@ -71,7 +71,9 @@ class DeliveryQueue(ABC):
     def deliver(self, content: pa.RecordBatch | list[Change]) -> None:
         """Hand out changes, with the bytes that arrived since the last delivery."""
         positions, logs = self.take_positions(), self.take_logs()
-        delivery = Delivery(content, positions, self.take_bytes(), self.generations[self.via], logs, self.via)
+        delivery = Delivery(
+            content, positions, self.take_bytes(), self.generations[self.connection_id], logs, self.connection_id
+        )
         self.queued_bytes += delivery.nbytes
         self.delivered += 1
         self.deliveries.append(delivery)
@@ -84,9 +86,9 @@ class DeliveryQueue(ABC):
 
     def consume(self, delivery: Delivery) -> bytes:
         """Note that the caller is done with a delivery; return what acknowledges it where it came from."""
-        self.via = delivery.via
+        self.connection_id = delivery.connection_id
         self.queued_bytes -= delivery.nbytes
-        if delivery.connection == self.generations[delivery.via]:
+        if delivery.connection == self.generations[delivery.connection_id]:
             self.consumed += 1
             self.acknowledge(delivery.nbytes)
         return self.take_outgoing()
@@ -108,10 +110,10 @@ class DeliveryQueue(ABC):
         """Return the failover logs that have become known since this was asked last."""
         return {}
 
-    def connection_lost(self, vias: Iterable[int]) -> None:
+    def forget_connections(self, connection_ids: Iterable[int]) -> None:
         """Acknowledge nothing more that came by these connections."""
-        for via in vias:
-            self.generations[via] += 1
+        for connection_id in connection_ids:
+            self.generations[connection_id] += 1
         self.delivered = self.consumed = self.arrived_bytes = 0
 
     @abstractmethod

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from penstock.client.feeds.collection_selection import PLAIN_CONTENT, CollectionFilter, KnownCollections, StreamContent
 from penstock.client.feeds.consumer_feed import ConsumerFeed, DumpProgress, FeedState
 from penstock.client.feeds.deliveries import Delivery
-from penstock.client.feeds.dialects import DIALECT_RULES
-from penstock.client.feeds.selection import PLAIN_CONTENT, CollectionFilter, KnownCollections, StreamContent
+from penstock.client.feeds.dialect_rules import DIALECT_RULES
 from penstock.client.feeds.stream_messages import StreamMessages
 from penstock.client.feeds.stream_requests import StreamRequests
 from penstock.client.feeds.stream_set import StreamOutput, StreamSet
@@ -40,7 +40,7 @@ class Feed(ConsumerFeed):
         window: flow control, bytes.
         dialect: any but TAP.
         end_rule: where the streams end.
-        every_move: a position that moves without a change makes a delivery as well, without any.
+        deliver_positions: a position that moves without a change makes a delivery as well, without any.
         content: what the streams have of the changes.
 
     Raises UsageError for a vbucket that the bucket does not have.
@@ -54,13 +54,13 @@ class Feed(ConsumerFeed):
         window: int,
         dialect: Dialect = Dialect.DCP,
         end_rule: EndRule = EndRule.SNAPSHOT,
-        every_move: bool = False,
+        deliver_positions: bool = False,
         content: StreamContent = PLAIN_CONTENT,
     ) -> None:
         if foreign := [vb for vb in targets if not 0 <= vb < vbuckets]:
             raise UsageError(f"vbucket {foreign[0]}, expected one below {vbuckets}")
         rules = DIALECT_RULES[dialect]
-        output = StreamOutput(window, flow_control=rules.flow_control, every_move=every_move)
+        output = StreamOutput(window, flow_control=rules.flow_control, deliver_positions=deliver_positions)
         state = FeedState(dialect, vbuckets, window, output)
         self._filter = None if content.selection is None else CollectionFilter(content.selection)
         self._streams = StreamSet(state, output, targets, end_rule)
@@ -69,14 +69,14 @@ class Feed(ConsumerFeed):
         arrivals = StreamMessages(state, output, self._streams, self._requests, self._filter, end_rule=end_rule)
         super().__init__(state, {vb: each.position for vb, each in targets.items()}, content, arrivals, DumpProgress())
         self.noop = rules.noop
-        self.connection_lost()
+        self.forget_connection()
 
     def use_collections(self, known: KnownCollections | None) -> None:
         """As of ConsumerFeed. Raises UsageError for what is wanted and not there."""
         if self._filter is not None:
-            self._state.context.collections = self._filter.use(known)
+            self._state.context.collections = self._filter.resolve_names(known)
 
-    def unfinished(self) -> Collection[int]:
+    def find_unfinished(self) -> Collection[int]:
         return self._streams.unfinished
 
     @property
@@ -84,30 +84,30 @@ class Feed(ConsumerFeed):
         return not self._streams.unfinished
 
     @property
-    def is_tidy(self) -> bool:
-        return self.is_done and not self._requests.by_opaque and not self._requests.is_untidy
+    def is_reusable(self) -> bool:
+        return self.is_done and not self._requests.by_opaque and not self._requests.has_abandoned_stream
 
     @property
     def is_endless(self) -> bool:
         return self._streams.is_endless
 
-    def unanswered(self, via: int) -> int:
-        return self._requests.unanswered(via)
+    def count_unanswered(self, connection_id: int) -> int:
+        return self._requests.count_unanswered(connection_id)
 
-    def requests(self, take_opaque: Callable[[], int], held: Collection[int] = ()) -> list[Request]:
-        return self._requests.take_due(take_opaque, held)
+    def take_requests(self, allocate_opaque: Callable[[], int], held: Collection[int] = ()) -> list[Request]:
+        return self._requests.take_due_requests(allocate_opaque, held)
 
-    def connection_lost(self, via: int | None = None) -> Collection[int]:
-        lost = super().connection_lost(via)
-        self._acknowledged.forget_unacked(via)
-        self._requests.connection_lost(via, lost)
+    def forget_connection(self, connection_id: int | None = None) -> Collection[int]:
+        lost = super().forget_connection(connection_id)
+        self._acknowledged.forget_unacked(connection_id)
+        self._requests.forget_connection(connection_id, lost)
         return lost
 
-    def ask_again(self, vbuckets: Collection[int]) -> None:
-        self._requests.ask_again(vbuckets)
+    def request_again(self, vbuckets: Collection[int]) -> None:
+        self._requests.request_again(vbuckets)
 
     def set_end(self, vbucket: int, end_seqno: int) -> None:
         self._streams.set_end(vbucket, end_seqno)
 
-    def leave_out(self, vbucket: int) -> None:
-        self._streams.leave_out(vbucket)
+    def skip_vbucket(self, vbucket: int) -> None:
+        self._streams.skip_vbucket(vbucket)

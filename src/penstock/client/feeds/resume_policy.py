@@ -13,10 +13,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.client.feeds.stream_position import Position, reconciled, roll_back, without_branch
+from penstock.client.feeds.stream_position import Position, leave_branch, reconcile_position, roll_back_position
 from penstock.store.history.failover_log import FailoverLog
 
-__all__ = ["FOLLOW", "FollowHistory", "PinnedBranch", "ResumePolicy", "Resumption", "is_whole_end"]
+__all__ = ["FOLLOW", "FollowHistory", "PinnedBranch", "ResumePolicy", "Resumption", "is_complete_end"]
 
 
 class Resumption(NamedTuple):
@@ -41,23 +41,23 @@ class ResumePolicy(ABC):
         """Tell whether a stream may be read that the producer of this failover log has accepted."""
 
     @abstractmethod
-    def with_log(self, position: Position, log: FailoverLog) -> Resumption | None:
+    def decide_on_log(self, position: Position, log: FailoverLog) -> Resumption | None:
         """Decide in front of a request, in a dialect whose requests cannot say in which snapshot they begin."""
 
     @abstractmethod
-    def after_new_log(self, position: Position) -> Resumption | None:
+    def decide_on_new_log(self, position: Position) -> Resumption | None:
         """Decide after the failover log changed while the stream was asked for."""
 
     @abstractmethod
-    def after_rollback(self, position: Position, requested_seqno: int) -> Resumption | None:
+    def decide_on_rollback(self, position: Position, requested_seqno: int) -> Resumption | None:
         """Decide after the producer answered ROLLBACK to a stream from `position`."""
 
     @abstractmethod
-    def after_unknown_branch(self, position: Position) -> Resumption | None:
+    def decide_on_unknown_branch(self, position: Position) -> Resumption | None:
         """Decide after the producer answered that it does not have the position's branch."""
 
     @abstractmethod
-    def after_flush(self, position: Position) -> Resumption | None:
+    def decide_on_flush(self, position: Position) -> Resumption | None:
         """Decide after the bucket lost all of its documents, so that its seqnos begin at 1 again."""
 
 
@@ -67,20 +67,20 @@ class FollowHistory(ResumePolicy):
     def accepts(self, log: FailoverLog) -> bool:
         return True
 
-    def with_log(self, position: Position, log: FailoverLog) -> Resumption:
-        return Resumption(*reconciled(position, log))
+    def decide_on_log(self, position: Position, log: FailoverLog) -> Resumption:
+        return Resumption(*reconcile_position(position, log))
 
-    def after_new_log(self, position: Position) -> Resumption:
+    def decide_on_new_log(self, position: Position) -> Resumption:
         return Resumption(position)
 
-    def after_rollback(self, position: Position, requested_seqno: int) -> Resumption:
-        return Resumption(roll_back(position, requested_seqno), requested_seqno)
+    def decide_on_rollback(self, position: Position, requested_seqno: int) -> Resumption:
+        return Resumption(roll_back_position(position, requested_seqno), requested_seqno)
 
-    def after_unknown_branch(self, position: Position) -> Resumption:
-        back = without_branch(position)
+    def decide_on_unknown_branch(self, position: Position) -> Resumption:
+        back = leave_branch(position)
         return Resumption(back, back.seqno)
 
-    def after_flush(self, position: Position) -> Resumption:
+    def decide_on_flush(self, position: Position) -> Resumption:
         return Resumption(Position(history=position.history), 0)
 
 
@@ -102,20 +102,20 @@ class PinnedBranch(ResumePolicy):
     def accepts(self, log: FailoverLog) -> bool:
         return log[0].vbuuid == self.vbuuid
 
-    def with_log(self, position: Position, log: FailoverLog) -> Resumption | None:
-        shared = reconciled(position, log)
+    def decide_on_log(self, position: Position, log: FailoverLog) -> Resumption | None:
+        shared = reconcile_position(position, log)
         return Resumption(position) if self.accepts(log) and shared.requested_seqno is None else None
 
-    def after_new_log(self, position: Position) -> None:
+    def decide_on_new_log(self, position: Position) -> None:
         return None
 
-    def after_rollback(self, position: Position, requested_seqno: int) -> Resumption | None:
+    def decide_on_rollback(self, position: Position, requested_seqno: int) -> Resumption | None:
         return self._from_zero(position)
 
-    def after_unknown_branch(self, position: Position) -> Resumption | None:
+    def decide_on_unknown_branch(self, position: Position) -> Resumption | None:
         return self._from_zero(position)
 
-    def after_flush(self, position: Position) -> None:
+    def decide_on_flush(self, position: Position) -> None:
         return None
 
     def _from_zero(self, position: Position) -> Resumption | None:
@@ -127,7 +127,7 @@ class PinnedBranch(ResumePolicy):
 FOLLOW = FollowHistory()
 
 
-def is_whole_end(position: Position, end_seqno: int, *, is_whole: bool) -> bool:
+def is_complete_end(position: Position, end_seqno: int, *, is_whole: bool) -> bool:
     """Tell whether a stream that ended has sent all up to its end seqno.
 
     Args:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.client.connect.dropped import DropReason
+from penstock.client.connect.dropped_frames import DropReason
 from penstock.client.feeds.consumer_feed import FeedState
-from penstock.client.feeds.dialects import AcceptedAnswer, Answer, RefusedAnswer, RollbackAnswer, UnknownBranchAnswer
-from penstock.client.feeds.stream_position import UNKNOWN_END, accepted
-from penstock.client.feeds.stream_requests import AskedLog, LogUse, StreamRequests
+from penstock.client.feeds.dialect_rules import (
+    AcceptedAnswer,
+    Answer,
+    RefusedAnswer,
+    RollbackAnswer,
+    UnknownBranchAnswer,
+)
+from penstock.client.feeds.stream_position import UNKNOWN_END, adopt_log
+from penstock.client.feeds.stream_requests import LogPurpose, LogRequest, StreamRequests
 from penstock.client.feeds.stream_set import StreamSet
-from penstock.client.feeds.vbucket_stream import VbucketStream, rollback_row
-from penstock.errors import ConnectionClosed, RemoteProtocolError, status_error
+from penstock.client.feeds.vbucket_stream import VbucketStream, make_rollback_row
+from penstock.errors import ConnectionClosed, RemoteProtocolError, make_status_error
 from penstock.store.history.failover_log import FailoverLog
-from penstock.wire.codec.frame import Frame, status_name
+from penstock.wire.codec.frame import Frame, name_status
 from penstock.wire.codec.statuses import Status
-from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance
+from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance_state
 
 __all__ = ["StreamAnswers"]
 
@@ -35,18 +41,18 @@ class StreamAnswers:
         self._streams = streams
         self._requests = requests
 
-    def take(self, frame: Frame) -> None:
+    def handle_answer(self, frame: Frame) -> None:
         requests = self._requests
-        if (asked := requests.answered_log(frame.opaque)) is not None:
+        if (asked := requests.pop_log_request(frame.opaque)) is not None:
             self._on_log(asked, frame)
             return
         stream = requests.by_opaque.get(frame.opaque)
-        answer = None if stream is None else requests.rules.stream_answer(frame)
-        if stream is None or answer is None or stream.via != self._state.output.via:
+        answer = None if stream is None else requests.rules.read_stream_answer(frame)
+        if stream is None or answer is None or stream.connection_id != self._state.output.connection_id:
             self._state.dropped.add(DropReason.UNEXPECTED_REPLY)
             return
-        stream.state = advance(stream.state, _EVENTS[type(answer)], stream.vbucket, self._state.dialect)
-        requests.answered_stream(frame.opaque)
+        stream.state = advance_state(stream.state, _EVENTS[type(answer)], stream.vbucket, self._state.dialect)
+        requests.mark_answered(frame.opaque)
         if isinstance(answer, AcceptedAnswer):
             self._on_accepted(stream, answer.log)
             return
@@ -65,58 +71,58 @@ class StreamAnswers:
         if not stream.policy.accepts(known):
             self._requests.give_up(stream)
             return
-        position = accepted(stream.position, known)
+        position = adopt_log(stream.position, known)
         if stream.requested_seqno is not None:
             position = replace(position, history=position.history + 1)
-            row = rollback_row(stream.vbucket, known[0].vbuuid, position, stream.requested_seqno)
+            row = make_rollback_row(stream.vbucket, known[0].vbuuid, position, stream.requested_seqno)
             self._state.output.rows.append(row)
             stream.requested_seqno = None
         stream.least_end = 0 if position.snap_end == UNKNOWN_END else position.snap_end
-        self._streams.adopt(stream, position, known)
+        self._streams.adopt_history(stream, position, known)
         if log:
             self._confirm(stream, log)
 
     def _on_refused(self, stream: VbucketStream, status: int) -> None:
-        about = f"vbucket {stream.vbucket}: stream from {stream.position.seqno} refused, {status_name(status)}"
-        error = status_error(status, about, opaque=stream.opaque, vbucket=stream.vbucket)
+        about = f"vbucket {stream.vbucket}: stream from {stream.position.seqno} refused, {name_status(status)}"
+        error = make_status_error(status, about, opaque=stream.opaque, vbucket=stream.vbucket)
         if not error.retriable:
             raise error
-        self._streams.fail(stream, error)
+        self._streams.record_failure(stream, error)
 
     def _on_rollback(self, stream: VbucketStream, answer: RollbackAnswer | UnknownBranchAnswer) -> None:
         position, policy = stream.position, stream.policy
         if isinstance(answer, UnknownBranchAnswer):
-            decision = policy.after_unknown_branch(position)
+            decision = policy.decide_on_unknown_branch(position)
         elif not position.seqno or answer.seqno > position.seqno:
             raise RemoteProtocolError(
                 f"vbucket {stream.vbucket}: ROLLBACK to {answer.seqno} of a stream from {position.seqno}"
             )
         else:
-            decision = policy.after_rollback(position, answer.seqno)
+            decision = policy.decide_on_rollback(position, answer.seqno)
         if self._requests.resume(stream, decision):
-            self._requests.make_due(stream.vbucket)
+            self._requests.schedule(stream.vbucket)
 
     # to requests for failover logs
 
-    def _on_log(self, asked: AskedLog, frame: Frame) -> None:
+    def _on_log(self, asked: LogRequest, frame: Frame) -> None:
         assert self._requests.log_first is not None
-        stream, answer = asked.stream, self._requests.log_first.log_answer(frame)
-        if asked.of != stream.opaque or stream.vbucket not in self._streams.unfinished:
+        stream, answer = asked.stream, self._requests.log_first.read_log_answer(frame)
+        if asked.stream_opaque != stream.opaque or stream.vbucket not in self._streams.unfinished:
             self._state.dropped.add(DropReason.OUTDATED_LOG)
         elif isinstance(answer, RefusedAnswer):
             self._on_refused(stream, answer.status)
-        elif asked.use is LogUse.DECIDE:
-            self._decide(stream, answer)
-        elif asked.use is LogUse.CONFIRM:
+        elif asked.purpose is LogPurpose.DECIDE_START:
+            self._decide_start(stream, answer)
+        elif asked.purpose is LogPurpose.CONFIRM:
             self._confirm(stream, answer)
         else:
-            self._rename(stream, answer)
+            self._adopt_branches(stream, answer)
 
-    def _decide(self, stream: VbucketStream, log: FailoverLog) -> None:
+    def _decide_start(self, stream: VbucketStream, log: FailoverLog) -> None:
         """Find out where to go on with the producer of this log, and ask for the stream."""
-        if self._requests.resume(stream, stream.policy.with_log(stream.position, log)):
+        if self._requests.resume(stream, stream.policy.decide_on_log(stream.position, log)):
             stream.log = log
-            self._requests.make_stream_due(stream.vbucket)
+            self._requests.schedule_stream(stream.vbucket)
 
     def _confirm(self, stream: VbucketStream, log: FailoverLog) -> None:
         """Compare the log behind a stream request with the one in front of it."""
@@ -124,15 +130,15 @@ class StreamAnswers:
             return
         if log == stream.log:
             self._streams.confirm(stream)
-        elif self._requests.resume(stream, stream.policy.after_new_log(stream.position)):
+        elif self._requests.resume(stream, stream.policy.decide_on_new_log(stream.position)):
             self._requests.forget(stream.opaque)
             stream.state = StreamState.ENDED
-            self._state.troubled.add(stream.vbucket)
+            self._state.recovering.add(stream.vbucket)
             # The producer goes on with the stream, and there is no message that stops it.
             raise ConnectionClosed(f"vbucket {stream.vbucket}: its history changed as the stream began")
 
-    def _rename(self, stream: VbucketStream, log: FailoverLog) -> None:
+    def _adopt_branches(self, stream: VbucketStream, log: FailoverLog) -> None:
         """Learn the names of the branches that a flush began."""
         if stream.state is not StreamState.ENDED or stream.has_ended:
-            self._streams.adopt(stream, accepted(stream.position, log), log)
+            self._streams.adopt_history(stream, adopt_log(stream.position, log), log)
             self._streams.confirm(stream)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from penstock.client.connect.dropped import DropReason
+from penstock.client.connect.dropped_frames import DropReason
 from penstock.client.feeds.consumer_feed import FeedState
-from penstock.client.feeds.order import (
+from penstock.client.feeds.stream_order import (
     NONE_WANTED,
     RunPart,
-    behind_snapshot,
-    foreign_vbucket,
-    not_above,
-    take_parts,
+    check_run_order,
+    make_beyond_snapshot_error,
+    make_foreign_vbucket_error,
+    make_seqno_order_error,
 )
 from penstock.client.feeds.stream_requests import StreamRequests
 from penstock.client.feeds.stream_set import StreamSet
@@ -20,10 +20,10 @@ from penstock.client.feeds.vbucket_stream import EndRule, VbucketStream
 from penstock.errors import OrderViolation
 from penstock.wire.codec.frame import OPAQUE_AT, U32
 from penstock.wire.columns.heads import Run
-from penstock.wire.columns.inflated import inflate_run, plain_heads
+from penstock.wire.columns.inflation import gather_plain_heads, inflate_run
 from penstock.wire.columns.message_decoder import decode_messages
-from penstock.wire.columns.run_decoder import SMALL_RUN, columns_of
-from penstock.wire.protocol.stream_state import StreamEvent, advance
+from penstock.wire.columns.run_decoder import SMALL_RUN, decode_columns
+from penstock.wire.protocol.stream_state import StreamEvent, advance_state
 
 __all__ = ["StreamChanges"]
 
@@ -37,13 +37,13 @@ class StreamChanges:
         self._requests = requests
         self._exact_end = end_rule is EndRule.EXACT
 
-    def take(self, run: Run) -> None:
+    def receive_run(self, run: Run) -> None:
         if len(run.offsets) < SMALL_RUN:
-            self._take_rows(run)
+            self._receive_rows(run)
         else:
-            self._take_columns(run)
+            self._receive_columns(run)
 
-    def _take_rows(self, run: Run) -> None:
+    def _receive_rows(self, run: Run) -> None:
         output, dropped = self._state.output, self._state.dropped
         output.arrived_bytes += run.end - int(run.offsets[0])
         run = inflate_run(run)
@@ -51,21 +51,21 @@ class StreamChanges:
         for place, (change, offset) in enumerate(zip(changes, run.offsets, strict=True)):
             (opaque,) = U32.unpack_from(run.buffer, offset + OPAQUE_AT)
             try:
-                stream = self._open_stream(change.vbucket, opaque, 1)
-                is_wanted = stream is not None and self.is_wanted(stream, change.seqno or 0)
+                stream = self._find_open_stream(change.vbucket, opaque, 1)
+                is_wanted = stream is not None and self.accept_change(stream, change.seqno or 0)
             except OrderViolation:
-                dropped.add(DropReason.BEHIND_VIOLATION, len(changes) - place)
+                dropped.add(DropReason.AFTER_VIOLATION, len(changes) - place)
                 raise
             if is_wanted:
                 output.rows.append(change)
 
-    def _take_columns(self, run: Run) -> None:
+    def _receive_columns(self, run: Run) -> None:
         output, context = self._state.output, self._state.context
         output.flush()  # first, or the rows of smaller runs would be handed out with positions behind this one
         output.arrived_bytes += run.end - int(run.offsets[0])
-        run, heads = plain_heads(run, prefixed=context.collections is not None)
-        batch = columns_of(run, heads, context)
-        keep, violation = take_parts(heads, self._take_part, self._state.dropped)
+        run, heads = gather_plain_heads(run, prefixed=context.collections is not None)
+        batch = decode_columns(run, heads, context)
+        keep, violation = check_run_order(heads, self._accept_part, self._state.dropped)
         if keep is not None:
             batch = batch.filter(pa.array(keep))
         if batch.num_rows:
@@ -73,46 +73,46 @@ class StreamChanges:
         if violation is not None:
             raise violation
 
-    def _take_part(self, part: RunPart) -> tuple[int, int]:
+    def _accept_part(self, part: RunPart) -> tuple[int, int]:
         """Move a vbucket's position over some changes; return which of them are wanted, as (first, last).
 
         NONE_WANTED: none, because the stream was given up, closed or ended.
         """
-        stream = self._open_stream(part.vbucket, part.opaque, part.behind - part.first)
-        return NONE_WANTED if stream is None else self.move(stream, part.least, part.most)
+        stream = self._find_open_stream(part.vbucket, part.opaque, part.end_row - part.start_row)
+        return NONE_WANTED if stream is None else self.accept_seqnos(stream, part.first_seqno, part.last_seqno)
 
-    def is_wanted(self, stream: VbucketStream, seqno: int) -> bool:
+    def accept_change(self, stream: VbucketStream, seqno: int) -> bool:
         """Move the position of an open stream over a change; return whether the change is wanted."""
-        first, last = self.move(stream, seqno, seqno)
+        first, last = self.accept_seqnos(stream, seqno, seqno)
         if first <= seqno <= last:
             return True
-        self._state.dropped.add(DropReason.RECEIVED_BEFORE if seqno < first else DropReason.BEHIND_END)
+        self._state.dropped.add(DropReason.RECEIVED_BEFORE if seqno < first else DropReason.AFTER_END)
         return False
 
-    def _open_stream(self, vbucket: int, opaque: int, changes: int) -> VbucketStream | None:
+    def _find_open_stream(self, vbucket: int, opaque: int, changes: int) -> VbucketStream | None:
         """Return the open stream to which changes belong; None, and the changes are counted, if it is not open."""
         state = self._state
-        stream = self._requests.stream_of(opaque)
+        stream = self._requests.find_stream(opaque)
         if stream is None:
-            state.opaques[state.output.via].check(opaque, vbucket, "change", changes)
+            state.opaques[state.output.connection_id].check(opaque, vbucket, "change", changes)
             return None
         if stream.vbucket != vbucket:
-            raise foreign_vbucket(vbucket, stream.vbucket, "change")
-        stream.state = advance(stream.state, StreamEvent.DATA, vbucket, state.dialect)
+            raise make_foreign_vbucket_error(vbucket, stream.vbucket, "change")
+        stream.state = advance_state(stream.state, StreamEvent.DATA, vbucket, state.dialect)
         return stream
 
-    def move(self, stream: VbucketStream, least: int, most: int) -> tuple[int, int]:
+    def accept_seqnos(self, stream: VbucketStream, least: int, most: int) -> tuple[int, int]:
         """Move the position of an open stream over the seqnos of changes; return which are wanted, as (first, last)."""
         vbucket = stream.vbucket
         if least <= stream.position.seqno:
-            raise not_above(vbucket, least, stream.position.seqno)
+            raise make_seqno_order_error(vbucket, least, stream.position.seqno)
         if most > stream.snap_end:
-            raise behind_snapshot(vbucket, most, stream.snap_end)
+            raise make_beyond_snapshot_error(vbucket, most, stream.snap_end)
         last = min(most, stream.end_seqno) if self._exact_end else most
         if last > stream.position.seqno:
             self._streams.advance(stream, last)
-        if most > stream.troubled_until:
-            self._state.troubled.discard(vbucket)
+        if most > stream.recovering_until:
+            self._state.recovering.discard(vbucket)
         if self._exact_end and most >= stream.end_seqno and stream.snap_end > stream.end_seqno:
             self._requests.close(stream)
             self._streams.finish_when_confirmed(stream)

@@ -6,28 +6,28 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from penstock.client.connect.dropped import DropReason
-from penstock.client.feeds.collection_events import change_of
+from penstock.client.connect.dropped_frames import DropReason
+from penstock.client.feeds.collection_events import make_event_change
+from penstock.client.feeds.collection_selection import CollectionFilter
 from penstock.client.feeds.consumer_feed import FeedState
-from penstock.client.feeds.order import foreign_vbucket, is_flush, wrong_snapshot
-from penstock.client.feeds.resume_policy import is_whole_end
-from penstock.client.feeds.selection import CollectionFilter
+from penstock.client.feeds.resume_policy import is_complete_end
 from penstock.client.feeds.stream_answers import StreamAnswers
 from penstock.client.feeds.stream_changes import StreamChanges
+from penstock.client.feeds.stream_order import is_flush, make_foreign_vbucket_error, make_snapshot_error
 from penstock.client.feeds.stream_position import UNKNOWN_END
-from penstock.client.feeds.stream_requests import LogUse, StreamRequests
+from penstock.client.feeds.stream_requests import LogPurpose, StreamRequests
 from penstock.client.feeds.stream_set import StreamOutput, StreamSet
-from penstock.client.feeds.vbucket_stream import UNNAMED, EndRule, VbucketStream, rollback_row
+from penstock.client.feeds.vbucket_stream import UNKNOWN_LOG, EndRule, VbucketStream, make_rollback_row
 from penstock.errors import AccessDenied, ConnectionClosed, RemoteProtocolError
 from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.codec.frame import Frame, join_frame
-from penstock.wire.codec.layout import Message, decode
+from penstock.wire.codec.layout import Message, decode_frame
 from penstock.wire.codec.opcodes import Magic
 from penstock.wire.codec.statuses import StreamEndReason
 from penstock.wire.columns.heads import Run
 from penstock.wire.columns.schema import signed64
 from penstock.wire.messages.dcp import DcpNoop, SeqnoAdvanced, SnapshotMarker, SnapshotMarkerV2, StreamEnd, SystemEvent
-from penstock.wire.protocol.stream_state import EVENTS, StreamEvent, StreamState, advance
+from penstock.wire.protocol.stream_state import EVENTS, StreamEvent, StreamState, advance_state
 
 __all__ = ["StreamMessages"]
 
@@ -54,14 +54,14 @@ class StreamMessages:
         self._changes = StreamChanges(state, streams, requests, end_rule=end_rule)
 
     def on_run(self, run: Run) -> None:
-        self._changes.take(run)
+        self._changes.receive_run(run)
 
     def on_frame(self, frame: Frame) -> None:
         dialect, output = self._state.dialect, self._output
         if self._requests.rules.is_answer(frame):
-            self._answers.take(frame)
+            self._answers.handle_answer(frame)
             return
-        message = decode(frame, dialect)
+        message = decode_frame(frame, dialect)
         if isinstance(message, DcpNoop):
             output.outgoing.append(join_frame(Frame(Magic.RESPONSE, frame.opcode, opaque=frame.opaque)))
             output.acknowledge(0, at_once=True)
@@ -71,13 +71,13 @@ class StreamMessages:
         if event is None or handle is None:
             raise RemoteProtocolError(f"{message.opcode.name} from a producer")
         output.arrived_bytes += frame.size
-        stream = self._requests.stream_of(frame.opaque)
+        stream = self._requests.find_stream(frame.opaque)
         if stream is None:
-            self._state.opaques[output.via].check(frame.opaque, frame.specific, message.opcode.name)
+            self._state.opaques[output.connection_id].check(frame.opaque, frame.specific, message.opcode.name)
             return
         if stream.vbucket != frame.specific:
-            raise foreign_vbucket(frame.specific, stream.vbucket, message.opcode.name)
-        stream.state = advance(stream.state, event, stream.vbucket, dialect)
+            raise make_foreign_vbucket_error(frame.specific, stream.vbucket, message.opcode.name)
+        stream.state = advance_state(stream.state, event, stream.vbucket, dialect)
         handle(self, stream, message)
 
     # snapshots
@@ -85,12 +85,12 @@ class StreamMessages:
     def _on_marker(self, stream: VbucketStream, marker: SnapshotMarker | SnapshotMarkerV2) -> None:
         vbucket, position, context = stream.vbucket, stream.position, self._state.context
         last = position.seqno
-        begins_again = is_flush(marker, last, stream.least_start)
-        if begins_again or marker.start_seqno > marker.end_seqno or marker.end_seqno < position.seqno:
-            if begins_again:
+        is_flushed = is_flush(marker, last, stream.least_start)
+        if is_flushed or marker.start_seqno > marker.end_seqno or marker.end_seqno < position.seqno:
+            if is_flushed:
                 self._begin_again()
             bounds = marker.start_seqno, marker.end_seqno
-            raise wrong_snapshot(vbucket, *bounds, last, begins_again=begins_again)
+            raise make_snapshot_error(vbucket, *bounds, last, is_flushed=is_flushed)
         stream.least_start = marker.end_seqno + 1
         stream.snap_end = max(marker.end_seqno, position.snap_end)
         context.snapshot_start[vbucket] = signed64(marker.start_seqno)
@@ -121,61 +121,61 @@ class StreamMessages:
             self._requests.forget(stream.opaque)
             stream.state = StreamState.ENDED
             last = stream.position.seqno
-            if self._requests.resume(stream, stream.policy.after_flush(stream.position)):
-                stream.troubled_until = max(stream.troubled_until, last)
-                self._output.moved.pop(stream.vbucket, None)
+            if self._requests.resume(stream, stream.policy.decide_on_flush(stream.position)):
+                stream.recovering_until = max(stream.recovering_until, last)
+                self._output.moved_streams.pop(stream.vbucket, None)
 
     def _on_flush(self, stream: VbucketStream, message: Message) -> None:
         """Go on with the history that begins here, whose branch is still to be asked for."""
-        decision = stream.policy.after_flush(stream.position)
+        decision = stream.policy.decide_on_flush(stream.position)
         if decision is None:
             self._requests.give_up(stream)
             return
         stream.least_end = stream.received = 0
         stream.is_whole = False
         position = replace(decision.position, history=decision.position.history + 1)  # the stream goes on by itself
-        self._streams.adopt(stream, position, UNNAMED)
-        self._output.rows.append(rollback_row(stream.vbucket, None, position, 0))
-        self._requests.make_log_due(stream.vbucket, LogUse.RENAME)
+        self._streams.adopt_history(stream, position, UNKNOWN_LOG)
+        self._output.rows.append(make_rollback_row(stream.vbucket, None, position, 0))
+        self._requests.schedule_log(stream.vbucket, LogPurpose.LEARN_BRANCHES)
 
     # other messages
 
-    def _on_nothing(self, stream: VbucketStream, message: Message) -> None:
+    def _skip_message(self, stream: VbucketStream, message: Message) -> None:
         """Pass over a stream's start, and a state that the vbucket shall have here, which is for replicas."""
         is_state = EVENTS[self._state.dialect][type(message)] is StreamEvent.STATE
-        self._state.dropped.add(DropReason.STATE if is_state else DropReason.STREAM_START)
+        self._state.dropped.add(DropReason.VBUCKET_STATE if is_state else DropReason.STREAM_START)
 
     def _on_system_event(self, stream: VbucketStream, message: SystemEvent) -> None:
         names = self._state.context.collections
         if names is None:
             raise RemoteProtocolError(f"vbucket {stream.vbucket}: system event of a connection without collections")
-        change = change_of(message, names, self._state.context)
-        if self._changes.is_wanted(stream, message.by_seqno):
+        change = make_event_change(message, names, self._state.context)
+        if self._changes.accept_change(stream, message.by_seqno):
             self._output.rows.append(change)
 
     def _on_advanced(self, stream: VbucketStream, message: SeqnoAdvanced) -> None:
         """Go on to where there is nothing more for this stream; a repeated message does no harm."""
         if message.by_seqno != stream.position.seqno:
-            self._changes.move(stream, message.by_seqno, message.by_seqno)
+            self._changes.accept_seqnos(stream, message.by_seqno, message.by_seqno)
         else:
             self._state.dropped.add(DropReason.REPEATED_ADVANCE)
 
     def _on_end(self, stream: VbucketStream, message: Message) -> None:
         self._requests.forget(stream.opaque)
         is_empty = isinstance(message, StreamEnd) and message.reason == StreamEndReason.FILTER_EMPTY
-        if is_empty and self._filter and self._filter.value:
+        if is_empty and self._filter and self._filter.request_value:
             self._streams.finish_when_confirmed(stream)  # what was wanted is gone, and will not be there again
             return
-        position, reason = stream.position, self._requests.rules.end_reason(message)
+        position, reason = stream.position, self._requests.rules.describe_end(message)
         if isinstance(message, StreamEnd) and message.reason == StreamEndReason.LOST_PRIVILEGES:
             raise AccessDenied(
                 f"vbucket {stream.vbucket}: the user lost the privilege to stream it, and the stream ended at seqno "
-                f"{position.seqno}: give the user a role for it, such as stream_reader, and start again from there"
+                f"{position.seqno}: give the user a role for it, such as data_dcp_reader, and start again from there"
             )
-        at_end = is_whole_end(position, stream.end_seqno, is_whole=stream.is_whole)
+        at_end = is_complete_end(position, stream.end_seqno, is_whole=stream.is_whole)
         if reason or stream.end_seqno == MAX_SEQNO or not at_end:
             about = f"vbucket {stream.vbucket}: the producer ended the stream at {position.seqno}, {reason or 'OK'}"
-            self._streams.fail(stream, ConnectionClosed(about), was_open=True)
+            self._streams.record_failure(stream, ConnectionClosed(about), was_open=True)
         else:
             self._streams.finish_when_confirmed(stream)
 
@@ -184,12 +184,12 @@ _Handler = Callable[[StreamMessages, VbucketStream, Any], None]
 """Takes the messages of one event, or of one type, which its signature names."""
 
 _HANDLERS: dict[StreamEvent, _Handler] = {
-    StreamEvent.START: StreamMessages._on_nothing,
+    StreamEvent.START: StreamMessages._skip_message,
     StreamEvent.MARKER: StreamMessages._on_marker,
     StreamEvent.SNAPSHOT_START: StreamMessages._on_snapshot_start,
     StreamEvent.SNAPSHOT_END: StreamMessages._on_snapshot_end,
     StreamEvent.FLUSH: StreamMessages._on_flush,
-    StreamEvent.STATE: StreamMessages._on_nothing,
+    StreamEvent.STATE: StreamMessages._skip_message,
     StreamEvent.END: StreamMessages._on_end,
 }
 """What a message of a stream does, behind the change of state in the table of its dialect."""

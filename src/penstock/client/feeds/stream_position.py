@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from penstock.client.topology.vbucket_info import VbucketInfo
-from penstock.store.history.failover_log import FailoverLog, branch_at
-from penstock.store.history.rollback import StreamRequest, rollback_point
+from penstock.store.history.failover_log import FailoverLog, find_branch
+from penstock.store.history.rollback import StreamRequest, find_rollback_point
 from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.messages.dcp import StreamReq
 
@@ -56,13 +56,13 @@ class Position:
 BEGINNING = Position()
 
 
-def accepted(position: Position, log: FailoverLog) -> Position:
+def adopt_log(position: Position, log: FailoverLog) -> Position:
     """Return the position after the producer of this failover log has agreed to go on from it."""
-    ends = tuple(SnapshotEnd(end.seqno, branch_at(log, end.seqno).vbuuid) for end in position.ends)
-    return replace(position, vbuuid=branch_at(log, position.snap_end).vbuuid, ends=ends)
+    ends = tuple(SnapshotEnd(end.seqno, find_branch(log, end.seqno).vbuuid) for end in position.ends)
+    return replace(position, vbuuid=find_branch(log, position.snap_end).vbuuid, ends=ends)
 
 
-def advance_to(position: Position, seqno: int, snap_end: int, log: FailoverLog) -> Position:
+def advance_position(position: Position, seqno: int, snap_end: int, log: FailoverLog) -> Position:
     """Return the position behind a change of the snapshot that ends at `snap_end`; a complete one is remembered.
 
     snap_end: of the newest marker, or that of the position where it is higher. A snapshot that was left in the middle
@@ -71,28 +71,28 @@ def advance_to(position: Position, seqno: int, snap_end: int, log: FailoverLog) 
     if seqno < snap_end:
         start = position.seqno if position.is_complete else position.snap_start
         return replace(
-            position, seqno=seqno, snap_start=start, snap_end=snap_end, vbuuid=branch_at(log, snap_end).vbuuid
+            position, seqno=seqno, snap_start=start, snap_end=snap_end, vbuuid=find_branch(log, snap_end).vbuuid
         )
-    end = SnapshotEnd(seqno, branch_at(log, seqno).vbuuid)
+    end = SnapshotEnd(seqno, find_branch(log, seqno).vbuuid)
     ends = (*position.ends, end)[-_KEPT_ENDS:]
     return replace(position, seqno=seqno, snap_start=seqno, snap_end=seqno, vbuuid=end.vbuuid, ends=ends)
 
 
-def roll_back(position: Position, requested_seqno: int) -> Position:
+def roll_back_position(position: Position, requested_seqno: int) -> Position:
     """Return where to go on after the producer answered ROLLBACK: the newest complete snapshot not above its seqno.
 
     The request that was refused is never repeated: a position at or below `requested_seqno` goes below its own seqno.
     `history` stays: it counts once for a stream that is accepted again, however many answers that takes.
     """
-    return _newest_of(position, [end for end in position.ends if end.seqno <= requested_seqno])
+    return _go_back_to(position, [end for end in position.ends if end.seqno <= requested_seqno])
 
 
-def without_branch(position: Position) -> Position:
+def leave_branch(position: Position) -> Position:
     """Return where to go on with a producer that does not know the position's branch: as roll_back, in another one."""
-    return _newest_of(position, [end for end in position.ends if end.vbuuid != position.vbuuid])
+    return _go_back_to(position, [end for end in position.ends if end.vbuuid != position.vbuuid])
 
 
-def _newest_of(position: Position, ends: Sequence[SnapshotEnd]) -> Position:
+def _go_back_to(position: Position, ends: Sequence[SnapshotEnd]) -> Position:
     """Return the position at the newest of these ends below its seqno; without one, at the beginning."""
     kept = tuple(end for end in ends if end.seqno < position.seqno)
     if not kept:
@@ -101,14 +101,14 @@ def _newest_of(position: Position, ends: Sequence[SnapshotEnd]) -> Position:
     return replace(position, seqno=seqno, vbuuid=vbuuid, snap_start=seqno, snap_end=seqno, ends=kept)
 
 
-class Reconciled(NamedTuple):
+class ReconciledPosition(NamedTuple):
     """Where to go on, and the point up to which the histories agree if that is a rollback; None if it is not."""
 
     position: Position
     requested_seqno: int | None
 
 
-def reconciled(position: Position, log: FailoverLog) -> Reconciled:
+def reconcile_position(position: Position, log: FailoverLog) -> ReconciledPosition:
     """Return where to go on with the producer of this failover log.
 
     A consumer decides so by itself, with the rule of a DCP producer, where a stream request cannot say in which
@@ -120,17 +120,17 @@ def reconciled(position: Position, log: FailoverLog) -> Reconciled:
     while position.seqno:
         if any(entry.vbuuid == position.vbuuid for entry in log):
             # What the newest branch has is not known here, and a consumer that is in it needs no rollback.
-            requested = rollback_point(log, MAX_SEQNO, 0, _as_request(position))
+            requested = find_rollback_point(log, MAX_SEQNO, 0, _make_rollback_request(position))
             if requested is None:
                 break
-            position, requested_seqno = roll_back(position, requested), requested
+            position, requested_seqno = roll_back_position(position, requested), requested
         else:
-            position = without_branch(position)
+            position = leave_branch(position)
             requested_seqno = position.seqno
-    return Reconciled(position, requested_seqno)
+    return ReconciledPosition(position, requested_seqno)
 
 
-def _as_request(position: Position) -> StreamRequest:
+def _make_rollback_request(position: Position) -> StreamRequest:
     return StreamRequest(
         start_seqno=position.seqno,
         vbuuid=position.vbuuid,
@@ -139,7 +139,7 @@ def _as_request(position: Position) -> StreamRequest:
     )
 
 
-def stream_request(vbucket: int, position: Position, end_seqno: int = MAX_SEQNO, opaque: int = 0) -> StreamReq:
+def make_stream_request(vbucket: int, position: Position, end_seqno: int = MAX_SEQNO, opaque: int = 0) -> StreamReq:
     """Return the request that goes on behind `position`."""
     return StreamReq(
         vbucket=vbucket,
@@ -152,10 +152,10 @@ def stream_request(vbucket: int, position: Position, end_seqno: int = MAX_SEQNO,
     )
 
 
-def position_at_end(info: VbucketInfo) -> Position:
+def make_end_position(info: VbucketInfo) -> Position:
     """Return the position of a consumer that wants nothing of what exists, only what comes."""
     seqno = info.high_seqno
     if not seqno:
         return BEGINNING
-    end = SnapshotEnd(seqno, branch_at(info.failover_log, seqno).vbuuid)
+    end = SnapshotEnd(seqno, find_branch(info.failover_log, seqno).vbuuid)
     return Position(seqno=seqno, vbuuid=end.vbuuid, snap_start=seqno, snap_end=seqno, ends=(end,))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from penstock.client.feeds.consumer_feed import Failure, FeedState
+from penstock.client.feeds.consumer_feed import FeedState, StreamFailure
 from penstock.client.feeds.deliveries import DeliveryQueue
-from penstock.client.feeds.stream_position import Position, advance_to
-from penstock.client.feeds.vbucket_stream import EndRule, StreamTarget, VbucketStream, is_nothing
+from penstock.client.feeds.stream_position import Position, advance_position
+from penstock.client.feeds.vbucket_stream import EndRule, StreamTarget, VbucketStream, is_empty_target
 from penstock.errors import Error
 from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.codec.constants import MAX_SEQNO
@@ -26,26 +26,26 @@ class StreamOutput(DeliveryQueue):
         adopted: failover logs that are in no delivery yet.
     """
 
-    def __init__(self, window: int, *, flow_control: bool, every_move: bool) -> None:
+    def __init__(self, window: int, *, flow_control: bool, deliver_positions: bool) -> None:
         super().__init__()
-        self.moved: dict[int, VbucketStream] = {}
-        self.adopted: dict[int, FailoverLog] = {}
+        self.moved_streams: dict[int, VbucketStream] = {}
+        self.adopted_logs: dict[int, FailoverLog] = {}
         self._window = window
         self._flow_control = flow_control
-        self._every_move = every_move
+        self._every_move = deliver_positions
         self._unacked: Counter[int] = Counter()
 
     def flush(self) -> None:
-        if self._every_move and self.moved and not self.rows:
+        if self._every_move and self.moved_streams and not self.rows:
             self.deliver([])
         super().flush()
 
     def take_positions(self) -> dict[int, Position]:
-        moved, self.moved = self.moved, {}
+        moved, self.moved_streams = self.moved_streams, {}
         return {vbucket: stream.position for vbucket, stream in moved.items()}
 
     def take_logs(self) -> dict[int, FailoverLog]:
-        logs, self.adopted = self.adopted, {}
+        logs, self.adopted_logs = self.adopted_logs, {}
         return logs
 
     def acknowledge(self, nbytes: int, *, at_once: bool = False) -> None:
@@ -55,15 +55,15 @@ class StreamOutput(DeliveryQueue):
         """
         if not self._flow_control:
             return
-        unacked = self._unacked[self.via] + nbytes
+        unacked = self._unacked[self.connection_id] + nbytes
         if unacked and (at_once or unacked * 5 >= self._window):
             self.outgoing.append(BufferAck(nbytes=unacked).encode())
             unacked = 0
-        self._unacked[self.via] = unacked
+        self._unacked[self.connection_id] = unacked
 
-    def forget_unacked(self, via: int | None) -> None:
+    def forget_unacked(self, connection_id: int | None) -> None:
         """Acknowledge nothing more to a connection, None: to any."""
-        for each in {*self._unacked} if via is None else {via}:
+        for each in {*self._unacked} if connection_id is None else {connection_id}:
             del self._unacked[each]
 
 
@@ -82,7 +82,7 @@ class StreamSet:
         self.by_vbucket = {
             vb: VbucketStream(vb, each.policy, each.position, each.end_seqno) for vb, each in targets.items()
         }
-        nothing = {vb for vb, each in targets.items() if is_nothing(each.position, each.end_seqno)}
+        nothing = {vb for vb, each in targets.items() if is_empty_target(each.position, each.end_seqno)}
         self.unfinished = set(targets) - (set() if self.ends_now else nothing)
         self._state = state
         self._output = output
@@ -94,17 +94,17 @@ class StreamSet:
     def set_end(self, vbucket: int, end_seqno: int) -> None:
         stream = self.by_vbucket[vbucket]
         stream.end_seqno = end_seqno
-        self._state.needs_end.discard(vbucket)
-        if is_nothing(stream.position, end_seqno) and stream.requested_seqno is None:
+        self._state.pending_ends.discard(vbucket)
+        if is_empty_target(stream.position, end_seqno) and stream.requested_seqno is None:
             self.finish(stream)
 
-    def leave_out(self, vbucket: int) -> None:
-        self._state.needs_end.discard(vbucket)
+    def skip_vbucket(self, vbucket: int) -> None:
+        self._state.pending_ends.discard(vbucket)
         self.finish(self.by_vbucket[vbucket])
 
     def finish(self, stream: VbucketStream) -> None:
         self.unfinished.discard(stream.vbucket)
-        self._state.troubled.discard(stream.vbucket)
+        self._state.recovering.discard(stream.vbucket)
 
     def finish_when_confirmed(self, stream: VbucketStream) -> None:
         """Finish a stream of which everything is here, but not before it is known which history that is of."""
@@ -121,28 +121,28 @@ class StreamSet:
         if stream.has_ended:
             self.finish(stream)
 
-    def fail(self, stream: VbucketStream, error: Error, *, was_open: bool = False) -> None:
-        """Ask again for a stream, but later, when `ask_again` is called: at once would be a busy loop."""
-        self._state.failures.add(Failure(stream.vbucket, stream.via, error, was_open))
-        self._state.troubled.add(stream.vbucket)
+    def record_failure(self, stream: VbucketStream, error: Error, *, was_open: bool = False) -> None:
+        """Ask again for a stream, but later, when `request_again` is called: at once would be a busy loop."""
+        self._state.failures.add(StreamFailure(stream.vbucket, stream.connection_id, error, was_open))
+        self._state.recovering.add(stream.vbucket)
 
-    def adopt(self, stream: VbucketStream, position: Position, log: FailoverLog) -> None:
+    def adopt_history(self, stream: VbucketStream, position: Position, log: FailoverLog) -> None:
         """Take over a position in the history of the producer of this log."""
         context, vbucket = self._state.context, stream.vbucket
         stream.position, stream.log = position, log
-        self._output.adopted[vbucket] = log
-        self._output.moved[vbucket] = stream
+        self._output.adopted_logs[vbucket] = log
+        self._output.moved_streams[vbucket] = stream
         context.vbuuid[vbucket] = signed64(log[0].vbuuid)
         context.history[vbucket] = position.history
 
     def advance(self, stream: VbucketStream, seqno: int) -> None:
         """Move a position over changes up to a seqno, within the snapshot of the newest marker."""
-        stream.position = advance_to(stream.position, seqno, stream.snap_end, stream.log)
-        self._output.moved[stream.vbucket] = stream
+        stream.position = advance_position(stream.position, seqno, stream.snap_end, stream.log)
+        self._output.moved_streams[stream.vbucket] = stream
 
     def complete_snapshot(self, stream: VbucketStream) -> None:
         """Remember that the snapshot is complete at the last change of it, wherever its end was announced."""
         position = stream.position
         if not position.is_complete and position.seqno >= stream.least_end:
-            stream.position = advance_to(position, position.seqno, position.seqno, stream.log)
-            self._output.moved[stream.vbucket] = stream
+            stream.position = advance_position(position, position.seqno, position.seqno, stream.log)
+            self._output.moved_streams[stream.vbucket] = stream

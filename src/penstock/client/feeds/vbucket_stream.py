@@ -12,7 +12,7 @@ from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.columns.schema import Change, Event
 from penstock.wire.protocol.stream_state import StreamState
 
-UNNAMED: FailoverLog = (FailoverEntry(0, 0),)
+UNKNOWN_LOG: FailoverLog = (FailoverEntry(0, 0),)
 """The log of a vbucket whose branches are not known: no producer has one of this name, so nothing goes on in it."""
 
 
@@ -49,7 +49,7 @@ class VbucketStream:
     end_seqno: int
     state: StreamState = StreamState.ENDED
     opaque: int = 0
-    via: int = 0
+    connection_id: int = 0
     """The number of the connection that it was asked for on."""
     log_opaque: int = 0
     """That of the failover log that was asked for last."""
@@ -71,11 +71,11 @@ class VbucketStream:
     """Changes up to here were handed out before the stream began again at 0."""
     least_start: int = 0
     """Where the next snapshot begins, or above; the first one at the start of the snapshot that was asked for."""
-    troubled_until: int = 0
+    recovering_until: int = 0
     """A change up to here is no progress: the producer went back below it and sends the same seqnos again."""
 
 
-def rollback_row(vbucket: int, vbuuid: int | None, position: Position, requested_seqno: int) -> Change:
+def make_rollback_row(vbucket: int, vbuuid: int | None, position: Position, requested_seqno: int) -> Change:
     """Return the row that cuts off what lies above `position`; requested_seqno: the common point of the histories."""
     return Change(
         vbucket=vbucket,
@@ -87,6 +87,6 @@ def rollback_row(vbucket: int, vbuuid: int | None, position: Position, requested
     )
 
 
-def is_nothing(position: Position, end_seqno: int) -> bool:
+def is_empty_target(position: Position, end_seqno: int) -> bool:
     """Is there nothing to stream? Behind seqno 0 a producer is asked in any case: its history may be another one."""
     return position.seqno == end_seqno == 0

@@ -15,7 +15,7 @@ from typing import Self
 import pyarrow as pa
 
 from penstock.client.connect.address import Address
-from penstock.client.connect.dropped import DropReason
+from penstock.client.connect.dropped_frames import DropReason
 from penstock.client.feeds.consumer_feed import ConsumerFeed
 from penstock.client.feeds.deliveries import Delivery
 from penstock.client.feeds.stream_position import Position
@@ -32,7 +32,7 @@ __all__ = ["ChangeStream"]
 
 logger = logging.getLogger("penstock.client")
 
-AskCounts = Callable[[], Awaitable[ItemCounts | None]]
+ItemCountSource = Callable[[], Awaitable[ItemCounts | None]]
 
 
 class ChangeStream:
@@ -54,7 +54,7 @@ class ChangeStream:
         feed: ConsumerFeed,
         end_seqnos: EndSeqnos | None = None,
         *,
-        item_counts: AskCounts | None = None,
+        item_counts: ItemCountSource | None = None,
         pool: SessionPool | None = None,
     ) -> None:
         """Begin without a connection.
@@ -74,7 +74,7 @@ class ChangeStream:
         self._watch = SilenceWatch(address, feed, self._connections)
         self._failure: Exception | None = None
         """What is to be raised once all that came before it was handed out."""
-        self._last: Delivery | None = None
+        self._last_delivery: Delivery | None = None
         self.positions: dict[int, Position] = dict(feed.positions)
         """By vbucket, where the batches handed out so far end. Empty with TAP, which cannot go on from anywhere."""
 
@@ -88,10 +88,10 @@ class ChangeStream:
         """Vbuckets that wait: their node is away, or no node serves them. The changes of the others go on."""
         if self._feed.is_done:
             return ()
-        ended = {via for via, each in self._connections.by_via.items() if each.link.closed.done()}
-        waiting = self._recovery.held | self._feed.troubled
-        waiting.update(vb for vb, via in self._feed.vias.items() if via in ended)
-        return tuple(sorted(waiting.intersection(self._feed.unfinished())))
+        ended = {connection_id for connection_id, each in self._connections.by_id.items() if each.link.closed.done()}
+        waiting = self._recovery.held | self._feed.recovering
+        waiting.update(vb for vb, connection_id in self._feed.connection_ids.items() if connection_id in ended)
+        return tuple(sorted(waiting.intersection(self._feed.find_unfinished())))
 
     @property
     def dropped(self) -> dict[DropReason, int]:
@@ -133,38 +133,41 @@ class ChangeStream:
     async def next_delivery(self) -> Delivery | None:
         """Return what arrived next, None once every stream has ended."""
         self._acknowledge()
-        self._watch.enter()
+        self._watch.resume()
         try:
-            await self._recover_others()
+            await self._recover_ended()
             while not self._feed.deliveries or self._recovery.is_closed:
                 self.positions.update(self._feed.take_positions())
                 if self._recovery.is_closed or self._feed.is_done:
-                    self._connections.leave()
+                    self._connections.release_to_pool()
                     await self.close()
                     return None
-                await self._progress()
+                await self._make_progress()
         except (OSError, Error):
             await self._recovery.cancel_attempt()
             raise
         finally:
-            self._watch.leave()
-        delivery = self._last = self._feed.deliveries.popleft()
-        self._recovery.settle(delivery.via)
+            self._watch.pause()
+        delivery = self._last_delivery = self._feed.deliveries.popleft()
+        self._recovery.confirm_recovery(delivery.connection_id)
         self.positions.update(delivery.positions)
         return delivery
 
     def _acknowledge(self) -> None:
         """Acknowledge the delivery handed out before: its caller came back, so it is dealt with."""
-        if self._last is None:
+        if self._last_delivery is None:
             return
-        outgoing, connection = self._feed.consumed(self._last), self._connections.by_via.get(self._last.via)
-        self._last = None
+        outgoing, connection = (
+            self._feed.acknowledge(self._last_delivery),
+            self._connections.by_id.get(self._last_delivery.connection_id),
+        )
+        self._last_delivery = None
         if outgoing and connection is not None:
             connection.link.send(outgoing)
         if self._feed.queued_bytes <= self._feed.window:
             self._connections.resume_reading()
 
-    async def _recover_others(self) -> None:
+    async def _recover_ended(self) -> None:
         """Deal with what has ended though there is always something to hand out: its vbuckets are to go on as well."""
         is_due = self._connections.has_ended or self._recovery.held or self._feed.failures
         if not (is_due and self._feed.deliveries and self._connections and self._failure is None):
@@ -172,25 +175,25 @@ class ChangeStream:
         if self._feed.dialect is Dialect.TAP:
             return  # there is nothing else to go on with
         try:
-            await self._recovery.reap()
+            await self._recovery.handle_ended()
             self._recovery.start_attempt()
-            self._connections.send_due(self._recovery.held)
+            self._connections.send_due_requests(self._recovery.held)
         except (OSError, Error) as error:
             self._failure = error  # what came before it holds
 
-    async def _progress(self) -> None:
+    async def _make_progress(self) -> None:
         """Connect if need be, ask for the streams that are due, and wait until something arrives or ends."""
         self._connections.wake.clear()
         if self._failure is not None:
             raise self._failure
-        await self._recovery.reap()
+        await self._recovery.handle_ended()
         self._recovery.start_attempt()
         if self._feed.dump.needs_counts and self._connections:
             await self._set_counts()
-        self._connections.send_due(self._recovery.held)
+        self._connections.send_due_requests(self._recovery.held)
         self._connections.log_drops()
         if not (self._feed.deliveries or self._feed.is_done or self._feed.failures):
-            await self._watch.wait(self._recovery.next_due())
+            await self._watch.wait(self._recovery.find_next_due())
 
     async def _set_counts(self) -> None:
         """Let the feed compare what the node counts with what it was sent."""

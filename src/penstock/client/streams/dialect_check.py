@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from penstock.client.connect.address import Address
-from penstock.client.connect.client_session import open_session, stream_name
+from penstock.client.connect.client_session import generate_stream_name, open_session
 from penstock.client.connect.handshake import Purpose
-from penstock.client.connect.link import ANY_STATUS, UNKNOWN_THERE, NodeLink
-from penstock.client.connect.retry import retrying
-from penstock.client.connect.server_info import Server, ask_server, explain_lack
-from penstock.client.feeds.dialects import LOG_FIRST_RULES, RefusedAnswer
-from penstock.client.topology.vbucket_state import request_failover_logs
+from penstock.client.connect.node_link import ANY_STATUS, UNSUPPORTED_STATUSES, NodeLink
+from penstock.client.connect.retry import run_with_retry
+from penstock.client.connect.server_info import ServerInfo, describe_missing_dialect, request_server_info
+from penstock.client.feeds.dialect_rules import LOG_FIRST_RULES, RefusedAnswer
+from penstock.client.topology.vbucket_requests import request_failover_logs
 from penstock.errors import ConnectionClosed, NotMyVbucket, UnsupportedServer
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["check_dialect", "unsupported_error"]
+__all__ = ["check_dialect", "explain_refused_dialect"]
 
 
 async def check_dialect(address: Address, dialect: Dialect) -> None:
@@ -21,48 +21,48 @@ async def check_dialect(address: Address, dialect: Dialect) -> None:
 
     Raises UnsupportedServer if not; otherwise as `retrying` does for a bucket that has not served before.
     """
-    purpose = Purpose(stream_name=stream_name(), dialect=dialect)
+    purpose = Purpose(stream_name=generate_stream_name(), dialect=dialect)
     timeout = address.options.operation_timeout
 
     async def attempt() -> None:
         session = await open_session(address, purpose)
         try:
-            if await _is_known(session.link, dialect, timeout):
+            if await _has_dialect(session.link, dialect, timeout):
                 return
         finally:
             await session.link.close()
-        raise await unsupported_error(address, dialect)
+        raise await explain_refused_dialect(address, dialect)
 
-    await retrying(attempt, address, lambda: False)
+    await run_with_retry(attempt, address, lambda: False)
 
 
-async def unsupported_error(address: Address, dialect: Dialect) -> UnsupportedServer:
+async def explain_refused_dialect(address: Address, dialect: Dialect) -> UnsupportedServer:
     """Return the error for a server that has refused a dialect. Raises as `open_session` does."""
     session = await open_session(address)  # the server may have closed the connection on which it refused
     try:
-        server = await ask_server(session.link, address.options.operation_timeout)
-        return UnsupportedServer(explain_lack(session.link.peer, server, dialect))
+        server = await request_server_info(session.link, address.options.operation_timeout)
+        return UnsupportedServer(describe_missing_dialect(session.link.peer, server, dialect))
     finally:
         await session.link.close()
 
 
-async def _is_known(link: NodeLink, dialect: Dialect, timeout: float) -> bool:
+async def _has_dialect(link: NodeLink, dialect: Dialect, timeout: float) -> bool:
     if dialect is Dialect.TAP:
-        return may_have_tap(await ask_server(link, timeout))
+        return may_have_tap(await request_server_info(link, timeout))
     try:
         if dialect is Dialect.DCP:  # the handshake has opened it
             await request_failover_logs({0: link}, timeout)
             return True
         rules = LOG_FIRST_RULES[dialect]
-        reply = await link.request(rules.log_request(0, 0), timeout, accept=ANY_STATUS)
+        reply = await link.request(rules.make_log_request(0, 0), timeout, accept=ANY_STATUS)
     except NotMyVbucket:
         return True
     except ConnectionClosed:  # Couchbase 3.1.6 does so to an opcode of DCP without OPEN
         return False
-    answer = rules.log_answer(reply)
-    return not isinstance(answer, RefusedAnswer) or answer.status not in UNKNOWN_THERE
+    answer = rules.read_log_answer(reply)
+    return not isinstance(answer, RefusedAnswer) or answer.status not in UNSUPPORTED_STATUSES
 
 
-def may_have_tap(server: Server) -> bool:
+def may_have_tap(server: ServerInfo) -> bool:
     """Tell whether TAP may be there: nothing says so before the stream, but an engine with TAP has statistics of it."""
     return Dialect.TAP in server.dialects or not server.engine

@@ -36,7 +36,9 @@ class Outages:
     def __bool__(self) -> bool:
         return bool(self._groups)
 
-    def failed(self, node: Hashable, vbuckets: Collection[int], error: Exception, *, lasted: bool = False) -> None:
+    def record_failure(
+        self, node: Hashable, vbuckets: Collection[int], error: Exception, *, had_worked: bool = False
+    ) -> None:
         """Note a failure, and plan the next attempt.
 
         A vbucket stays in the group of its first failure, so that a map that keeps changing gives it no more time.
@@ -57,23 +59,23 @@ class Outages:
                 is_limited = group is EVERY_NODE or not self._limitless
                 limit = self._address.options.retry_seconds if is_limited else math.inf
                 retry = self._groups[group] = Retry(limit, self._clock)
-            elif lasted:
-                retry.lasted()
+            elif had_worked:
+                retry.restart_timer()
             self._due[group] = self._clock() + retry.next_delay(error, self._address)
 
-    def due(self, vbuckets: Collection[int]) -> set[int]:
+    def find_due(self, vbuckets: Collection[int]) -> set[int]:
         """Return those of the vbuckets for which an attempt is due."""
         now = self._clock()
         return {vb for vb in vbuckets if self._due.get(self._group_of.get(vb, _NO_GROUP), now) <= now}
 
-    def next_due(self, vbuckets: Collection[int]) -> float | None:
+    def find_next_due(self, vbuckets: Collection[int]) -> float | None:
         """Return when the first attempt for any of the vbuckets is due."""
         times = [self._due[self._group_of[vb]] for vb in vbuckets if self._group_of.get(vb, _NO_GROUP) in self._due]
         return min(times, default=None)
 
-    def settle(self, ill: Collection[int]) -> None:
+    def forget_recovered(self, failing: Collection[int]) -> None:
         """Forget the failures of all vbuckets but the ill ones."""
-        self._group_of = {vb: group for vb, group in self._group_of.items() if vb in ill}
+        self._group_of = {vb: group for vb, group in self._group_of.items() if vb in failing}
         left = {*self._group_of.values()}
         for group in [group for group in self._groups if group not in left]:
             del self._groups[group], self._due[group]

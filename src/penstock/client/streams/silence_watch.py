@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from penstock.client.connect.address import Address
 from penstock.client.feeds.consumer_feed import ConsumerFeed
-from penstock.client.streams.stream_connection import Deadline, deadlines
+from penstock.client.streams.stream_connection import Deadline, list_deadlines
 from penstock.client.streams.stream_connections import StreamConnections
 from penstock.errors import OperationTimeout
 
@@ -33,13 +33,13 @@ class SilenceWatch:
         self._silences = 0
         """Connections that ended because nothing came."""
 
-    def enter(self) -> None:
+    def resume(self) -> None:
         """Note that the caller asks for something."""
         self._waiting_since = self._loop.time()
-        for each in self._connections.by_via.values():
+        for each in self._connections.by_id.values():
             each.asked_at += self._waiting_since - self._left_at
 
-    def leave(self) -> None:
+    def pause(self) -> None:
         """Note that the caller has what it asked for."""
         self._left_at = self._loop.time()
 
@@ -47,12 +47,12 @@ class SilenceWatch:
         """Wait for anything that arrives, a connection's end, or the time of an attempt to connect."""
         feed, now = self._feed, self._loop.time()
         limits: list[Deadline] = []
-        for each in self._connections.by_via.values():
-            each.count(feed.unanswered(each.via), now)
-            limits += deadlines(each, feed, self._options, self._waiting_since, self._silences)
+        for each in self._connections.by_id.values():
+            each.record_unanswered(feed.count_unanswered(each.connection_id), now)
+            limits += list_deadlines(each, feed, self._options, self._waiting_since, self._silences)
         settled_at = math.inf
-        if feed.dump.unsettled and self._connections:  # TAP, which promises neither signs of life nor answers
-            settled_at = max(each.alive_at for each in self._connections.by_via.values()) + _SETTLE_SECONDS
+        if feed.dump.is_unsettled and self._connections:  # TAP, which promises neither signs of life nor answers
+            settled_at = max(each.alive_at for each in self._connections.by_id.values()) + _SETTLE_SECONDS
         times = [limit.time for limit in limits] + ([] if attempt_due is None else [attempt_due])
         until = min((*times, settled_at))
         try:
@@ -64,7 +64,7 @@ class SilenceWatch:
     def _time_out(self, limits: Sequence[Deadline], settled_at: float) -> None:
         now = self._loop.time()
         if now >= settled_at:
-            self._feed.dump.settle()
+            self._feed.dump.record_silence()
         for limit in limits:
             link = limit.connection.link
             if now >= limit.time and not link.closed.done():

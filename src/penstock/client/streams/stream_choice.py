@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
-from penstock.client.connect.address import ConnectionOptions, dialect_of
-from penstock.client.feeds.selection import Selection, StreamContent
-from penstock.client.feeds.stream_position import BEGINNING, Position, position_at_end
+from penstock.client.connect.address import ConnectionOptions, parse_dialect
+from penstock.client.feeds.collection_selection import CollectionSelection, StreamContent
+from penstock.client.feeds.stream_position import BEGINNING, Position, make_end_position
 from penstock.client.feeds.vbucket_stream import StreamTarget
 from penstock.client.tap.tap_feed import TapFeed
 from penstock.client.topology.vbucket_reports import VbucketReports
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import MAX_SEQNO, Dialect
 
-__all__ = ["ChangeOptions", "Start", "Stop", "choose_content", "choose_dialect", "choose_tap", "choose_targets"]
+__all__ = ["ChangeOptions", "Start", "Stop", "choose_content", "choose_dialect", "choose_targets", "make_tap_feed"]
 
 Start = Literal["beginning", "now"] | Mapping[int, Position]
 Stop = Literal["now"] | Mapping[int, int] | None
@@ -39,7 +39,7 @@ class ChangeOptions(TypedDict, total=False):
 def choose_dialect(chosen: ChangeOptions, options: ConnectionOptions) -> Dialect:
     """Return the dialect. Raises UsageError for a name that none has."""
     protocol = chosen.get("protocol")
-    return options.protocol if protocol is None else dialect_of(protocol)
+    return options.protocol if protocol is None else parse_dialect(protocol)
 
 
 def choose_content(chosen: ChangeOptions, options: ConnectionOptions, dialect: Dialect) -> StreamContent:
@@ -48,7 +48,7 @@ def choose_content(chosen: ChangeOptions, options: ConnectionOptions, dialect: D
     Raises UsageError as Selection does, and for a part of the bucket that the dialect cannot name.
     """
     named = (chosen.get("scope", ""), tuple(chosen.get("collections", ())))
-    selection = Selection(*(named if any(named) else (options.scope, options.collections)))
+    selection = CollectionSelection(*(named if any(named) else (options.scope, options.collections)))
     values, xattrs = chosen.get("values", True), chosen.get("xattrs")
     if dialect is not Dialect.DCP:
         if not (selection.is_everything or selection.is_default):
@@ -64,22 +64,22 @@ async def choose_targets(
     ends = dict.fromkeys(vbuckets, MAX_SEQNO)
     if isinstance(stop, Mapping):
         ends = {vb: stop[vb] for vb in vbuckets if vb in stop}
-    positions = await _positions_at(reports, start, vbuckets)
+    positions = await _choose_positions(reports, start, vbuckets)
     return {vb: StreamTarget(position=positions[vb], end_seqno=end) for vb, end in ends.items() if vb in positions}
 
 
-async def _positions_at(reports: VbucketReports, start: Start, vbuckets: Sequence[int]) -> dict[int, Position]:
+async def _choose_positions(reports: VbucketReports, start: Start, vbuckets: Sequence[int]) -> dict[int, Position]:
     if start == "beginning":
         return dict.fromkeys(vbuckets, BEGINNING)
     if start == "now":
         infos = await reports.vbucket_infos(vbuckets)
-        return {vb: position_at_end(info) for vb, info in infos.items()}
+        return {vb: make_end_position(info) for vb, info in infos.items()}
     if not isinstance(start, Mapping):
         raise UsageError(f"start is {start!r}, expected 'beginning', 'now' or positions by vbucket")
     return {vb: start.get(vb, BEGINNING) for vb in vbuckets}
 
 
-def choose_tap(
+def make_tap_feed(
     count: int, start: Start, stop: Stop, vbuckets: Sequence[int], *, window: int, content: StreamContent
 ) -> TapFeed:
     """Return the feed of some vbuckets of a bucket with `count` of them. Raises UsageError for what TAP cannot do."""

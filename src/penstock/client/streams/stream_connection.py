@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from penstock.client.connect.address import ConnectionOptions
 from penstock.client.connect.client_session import ClientSession
-from penstock.client.connect.cluster_map import Place
-from penstock.client.connect.link import NodeLink
+from penstock.client.connect.cluster_map import Endpoint
+from penstock.client.connect.node_link import NodeLink
 from penstock.client.connect.retry import LONGEST_DELAY
 from penstock.client.feeds.consumer_feed import ConsumerFeed
 
-__all__ = ["Deadline", "StreamConnection", "deadlines", "tolerated_silence"]
+__all__ = ["Deadline", "StreamConnection", "list_deadlines", "tolerated_silence"]
 
 _WIDEST_SILENCE = 24.0
 """Seconds to which silences are widened. Couchbase 3.1.6 looks every 6 s whether a NOOP is due, however short the
@@ -39,14 +39,14 @@ class StreamConnection:
     """The connection of a change stream to one node.
 
     Attributes:
-        via: its number, which no other connection of the stream ever has.
+        connection_id: its number, which no other connection of the stream ever has.
         connected_at: time of the loop when it was made.
         alive_at: time of the loop when it was heard of last.
         asked_at: time of the loop of the last stream request, or of the last answer to one.
         unanswered: requests without an answer, when they were counted last.
     """
 
-    via: int
+    connection_id: int
     session: ClientSession
     connected_at: float
     alive_at: float
@@ -58,8 +58,8 @@ class StreamConnection:
         return self.session.link
 
     @property
-    def place(self) -> Place:
-        return self.session.place
+    def endpoint(self) -> Endpoint:
+        return self.session.endpoint
 
     def has_lasted(self) -> bool:
         """Tell whether the connection did its work for a while, though there may have been nothing to deliver.
@@ -68,7 +68,7 @@ class StreamConnection:
         """
         return self.alive_at - self.connected_at > LONGEST_DELAY and not self.unanswered
 
-    def count(self, unanswered: int, now: float) -> None:
+    def record_unanswered(self, unanswered: int, now: float) -> None:
         """Note how many requests are unanswered: an answer gives the others their time again."""
         if unanswered < self.unanswered:
             self.asked_at = now
@@ -84,7 +84,7 @@ class Deadline(NamedTuple):
     is_silence: bool = False
 
 
-def deadlines(
+def list_deadlines(
     connection: StreamConnection, feed: ConsumerFeed, options: ConnectionOptions, waiting_since: float, silences: int
 ) -> Iterator[Deadline]:
     """Give the times at which the connection is given up unless something comes before.
@@ -98,7 +98,7 @@ def deadlines(
         silence = tolerated_silence(options.noop_interval, silences)
         promised = f"nothing from the node for {silence:g} s, though it promised a sign of life"
         yield Deadline(heard_at + silence, connection, promised, is_silence=True)
-    if half := connection.link.transport.half_frame:
+    if half := connection.link.transport.incomplete_frame:
         yield Deadline(heard_at + timeout, connection, f"nothing for {timeout:g} s after {half}")
     if connection.unanswered:
         yield Deadline(

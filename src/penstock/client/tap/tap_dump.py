@@ -9,14 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection
 
-from penstock.client.feeds.consumer_feed import DumpProgress, Failure, FeedState
+from penstock.client.feeds.consumer_feed import DumpProgress, FeedState, StreamFailure
 from penstock.client.tap.tap_vbuckets import TapVbuckets
 from penstock.client.topology.item_counts import ItemCounts, Shortfall, describe_shortfalls, find_shortfalls
 from penstock.errors import ConnectionClosed, Unreachable
 
 __all__ = ["TapDump"]
 
-_MOST_LOOKS = 5
+_MAX_FRUITLESS_DUMPS = 5
 """Dumps in a row that bring a bounded read no nearer to its end. ep-engine dumps what is on disk, which may lag."""
 
 
@@ -27,7 +27,7 @@ class TapDump(DumpProgress):
         chosen: the vbuckets to follow.
         due: those of them that are to be asked for.
         is_done: everything has arrived that is to come.
-        is_asked: the connection that there is was asked for the stream.
+        is_requested: the connection that there is was asked for the stream.
         has_begun: something of the stream has come.
         has_closed: the producer announced the end of a backfill.
     """
@@ -37,61 +37,61 @@ class TapDump(DumpProgress):
     ) -> None:
         self.chosen = self.due = frozenset(chosen)
         self.is_done = not self.chosen or (from_now and until_now)
-        self.is_asked = self.has_begun = self.has_closed = False
+        self.is_requested = self.has_begun = self.has_closed = False
         self.needs_counts = False
         self._state = state
         self._vbuckets = vbuckets
         self._from_now = from_now
         self._until_now = until_now
-        self._has_ended = self._is_checked = self._is_to_judge = False
+        self._has_ended = self._is_checked = self._needs_verdict = False
         self._before: ItemCounts | None = None
-        self._looks, self._lacking = 0, sys.maxsize
+        self._fruitless_dumps, self._lacking = 0, sys.maxsize
 
-    def connection_lost(self) -> None:
-        self.is_asked = self._has_ended = self._is_checked = False
+    def forget_connection(self) -> None:
+        self.is_requested = self._has_ended = self._is_checked = False
         self.needs_counts = not (self._from_now or self.is_done)
 
     def begin(self) -> None:
         """Note that the stream is asked for."""
-        self.is_asked, self._is_to_judge = True, self._until_now
+        self.is_requested, self._needs_verdict = True, self._until_now
         self.has_begun = self.has_closed = False
 
-    def leave_out(self, vbucket: int) -> None:
+    def skip_vbucket(self, vbucket: int) -> None:
         self.chosen -= {vbucket}
         self.due -= {vbucket}
         self.is_done = self.is_done or not self.due
 
-    def connection_ended(self) -> bool:
+    def record_connection_end(self) -> bool:
         """A dump ends with its connection; the counts, asked for once, show whether it is complete."""
         if not self._has_ended:
             self._has_ended = self.needs_counts = self._until_now and self.has_begun
         return self._has_ended
 
     @property
-    def unsettled(self) -> bool:
-        is_followed = self.is_asked and not (self._is_checked or self._from_now or self._until_now)
-        return is_followed and not self._vbuckets.has_backfill
+    def is_unsettled(self) -> bool:
+        is_followed = self.is_requested and not (self._is_checked or self._from_now or self._until_now)
+        return is_followed and not self._vbuckets.is_backfilling
 
-    def settle(self) -> None:
-        if self.unsettled:
+    def record_silence(self) -> None:
+        if self.is_unsettled:
             self._is_checked = self.needs_counts = True
 
     def set_counts(self, counts: ItemCounts | None) -> str:
         self.needs_counts = False
         if self._has_ended:
-            self._end(counts)
+            self._finish_dump(counts)
             return ""
-        if self.is_asked:
-            if self._vbuckets.has_backfill:
+        if self.is_requested:
+            if self._vbuckets.is_backfilling:
                 self._is_checked = False  # the producer began a vbucket again meanwhile: what it had is cut off
                 return ""
-            return self._warning(counts)
-        if self._is_to_judge:
+            return self._describe_missing(counts)
+        if self._needs_verdict:
             self._dump_again(counts)
         self._before = counts
         return ""
 
-    def _warning(self, counts: ItemCounts | None) -> str:
+    def _describe_missing(self, counts: ItemCounts | None) -> str:
         """Return what a stream that follows lacks. Deletions count: ep-engine sends expired documents as such."""
         if counts is None or self._before is None:
             return ""
@@ -104,38 +104,38 @@ class TapDump(DumpProgress):
             "a dump (stop 'now') reads what is on disk"
         )
 
-    def _end(self, counts: ItemCounts | None) -> None:
+    def _finish_dump(self, counts: ItemCounts | None) -> None:
         """Decide whether a dump that ended in order is complete.
 
         Vbuckets that lack documents are counted once more before they are dumped again: ep-engine sends expired
         documents as deletions, and counts them for a moment longer.
         """
-        incomplete, reason = self._incomplete(counts)
+        incomplete, reason = self._find_incomplete(counts)
         self.due = frozenset(incomplete)
         self.is_done = not incomplete
         if incomplete:
-            self._state.failures.add(Failure(None, self._state.output.via, ConnectionClosed(reason)))
+            self._state.failures.add(StreamFailure(None, self._state.output.connection_id, ConnectionClosed(reason)))
 
     def _dump_again(self, counts: ItemCounts | None) -> None:
         """Decide which vbuckets of a dump that fell short, or was lost, are dumped again. Raises Unreachable."""
-        self._is_to_judge = False
-        incomplete, reason = self._incomplete(counts)
+        self._needs_verdict = False
+        incomplete, reason = self._find_incomplete(counts)
         self.due = frozenset(incomplete)
         self.is_done = not incomplete
         lacking = sum(max(each.counted - each.received, 0) for each in incomplete.values())
-        self._looks = 0 if lacking < self._lacking else self._looks + self.has_begun
+        self._fruitless_dumps = 0 if lacking < self._lacking else self._fruitless_dumps + self.has_begun
         self._lacking = lacking
-        if incomplete and self._looks >= _MOST_LOOKS:
-            raise Unreachable(f"{self._looks} TAP dumps in a row brought no more: {reason}")
-        self._vbuckets.cut_off(self.due & self._vbuckets.with_rows)
+        if incomplete and self._fruitless_dumps >= _MAX_FRUITLESS_DUMPS:
+            raise Unreachable(f"{self._fruitless_dumps} TAP dumps in a row brought no more: {reason}")
+        self._vbuckets.roll_back(self.due & self._vbuckets.with_rows)
         self._state.output.flush()
 
-    def _incomplete(self, counts: ItemCounts | None) -> tuple[dict[int, Shortfall], str]:
+    def _find_incomplete(self, counts: ItemCounts | None) -> tuple[dict[int, Shortfall], str]:
         """Return the vbuckets to be dumped again, and why. Without counts a clean end is the end."""
         stored = self._vbuckets.stored
         if counts is not None and self._before is not None:
             lacking = find_shortfalls(self.due, stored.tolist(), self._before, counts)
             return lacking, f"the dump has {describe_shortfalls(lacking)}"
-        is_whole = self._has_ended and not (self.has_closed and self._vbuckets.has_backfill)
+        is_whole = self._has_ended and not (self.has_closed and self._vbuckets.is_backfilling)
         found = {} if is_whole else {vb: Shortfall(int(stored[vb]), 0) for vb in self.due}
         return found, "the producer closed the connection during a backfill"

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from penstock.client.feeds.collection_selection import PLAIN_CONTENT, StreamContent
 from penstock.client.feeds.consumer_feed import ConsumerFeed, FeedState
-from penstock.client.feeds.selection import PLAIN_CONTENT, StreamContent
 from penstock.client.tap.tap_dump import TapDump
 from penstock.client.tap.tap_messages import TapMessages, TapOutput
 from penstock.client.tap.tap_vbuckets import TapVbuckets
@@ -61,9 +61,9 @@ class TapFeed(ConsumerFeed):
         self._from_now = from_now
         self._until_now = until_now
         self._connections = 0
-        self.connection_lost()
+        self.forget_connection()
 
-    def unfinished(self) -> Collection[int]:
+    def find_unfinished(self) -> Collection[int]:
         return self._tap_dump.chosen
 
     @property
@@ -71,35 +71,35 @@ class TapFeed(ConsumerFeed):
         return self._tap_dump.is_done
 
     @property
-    def can_go_on(self) -> bool:
-        return not (self._from_now and self._tap_dump.is_asked)
+    def can_resume(self) -> bool:
+        return not (self._from_now and self._tap_dump.is_requested)
 
     @property
     def is_endless(self) -> bool:
         return not self._until_now
 
-    def connection_lost(self, via: int | None = None) -> Collection[int]:
-        lost = super().connection_lost(via)
+    def forget_connection(self, connection_id: int | None = None) -> Collection[int]:
+        lost = super().forget_connection(connection_id)
         self._connections += 1
-        self._tap_dump.connection_lost()
+        self._tap_dump.forget_connection()
         # TAP has no seqnos to end at; but a dump must not pass over vbuckets that are not served.
-        self.needs_end.clear()
+        self.pending_ends.clear()
         if self._until_now and not self.is_done:
-            self.needs_end.update(self._tap_dump.due)
+            self.pending_ends.update(self._tap_dump.due)
         if self._connections > 1 and not self.is_done:
-            self.troubled.update(self._tap_dump.chosen)
+            self.recovering.update(self._tap_dump.chosen)
         return lost
 
     def set_end(self, vbucket: int, end_seqno: int) -> None:
-        self.needs_end.discard(vbucket)
+        self.pending_ends.discard(vbucket)
 
-    def leave_out(self, vbucket: int) -> None:
-        self.needs_end.discard(vbucket)
-        self._tap_dump.leave_out(vbucket)
+    def skip_vbucket(self, vbucket: int) -> None:
+        self.pending_ends.discard(vbucket)
+        self._tap_dump.skip_vbucket(vbucket)
 
-    def requests(self, take_opaque: Callable[[], int], held: Collection[int] = ()) -> list[TapConnect]:
+    def take_requests(self, allocate_opaque: Callable[[], int], held: Collection[int] = ()) -> list[TapConnect]:
         dump = self._tap_dump
-        if dump.is_asked or dump.is_done or held:
+        if dump.is_requested or dump.is_done or held:
             return []
         dump.begin()
         self._vbuckets.begin(dump.due)
@@ -113,4 +113,4 @@ class TapFeed(ConsumerFeed):
         if len(dump.due) < self.vbuckets:
             flags |= TapConnectFlag.LIST_VBUCKETS
         options = TapOptions(flags, backfill=_FUTURE, vbuckets=tuple(sorted(dump.due)))
-        return [TapConnect(flags=flags, value=options.pack(), opaque=take_opaque())]
+        return [TapConnect(flags=flags, value=options.pack(), opaque=allocate_opaque())]

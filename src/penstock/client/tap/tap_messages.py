@@ -8,28 +8,28 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
-from penstock.client.connect.dropped import DropReason
-from penstock.client.feeds.consumer_feed import Failure, FeedState
+from penstock.client.connect.dropped_frames import DropReason
+from penstock.client.feeds.consumer_feed import FeedState, StreamFailure
 from penstock.client.feeds.deliveries import DeliveryQueue
 from penstock.client.tap.tap_dump import TapDump
 from penstock.client.tap.tap_vbuckets import TapVbuckets
-from penstock.errors import RemoteProtocolError, status_error
+from penstock.errors import RemoteProtocolError, make_status_error
 from penstock.wire.codec.constants import TapOpaque
 from penstock.wire.codec.flags import TapFlag
-from penstock.wire.codec.frame import HEADER, HEADER_BYTES, OPCODE_AT, Buffer, Frame, opcode_name, status_name
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.frame import HEADER, HEADER_BYTES, OPCODE_AT, Buffer, Frame, name_opcode, name_status
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.columns.heads import Run
-from penstock.wire.columns.inflated import inflate_run, plain_heads
+from penstock.wire.columns.inflation import gather_plain_heads, inflate_run
 from penstock.wire.columns.message_decoder import decode_messages
-from penstock.wire.columns.run_decoder import SMALL_RUN, columns_of
+from penstock.wire.columns.run_decoder import SMALL_RUN, decode_columns
 from penstock.wire.columns.schema import Change
 from penstock.wire.messages.tap import TapMessage, TapOpaqueMessage, TapReply
 from penstock.wire.protocol.stream_state import EVENTS, StreamEvent
 
 __all__ = ["TapMessages", "TapOutput"]
 
-_REMARKS: dict[int, StreamEvent] = {
+_ENGINE_EVENTS: dict[int, StreamEvent] = {
     TapOpaque.INITIAL_VBUCKET_STREAM: StreamEvent.BACKFILL_START,
     TapOpaque.CLOSE_BACKFILL: StreamEvent.BACKFILL_END,
 }
@@ -57,8 +57,8 @@ class TapOutput(DeliveryQueue):
         super().deliver(content)
         self._tie_acks()
 
-    def connection_lost(self, vias: Iterable[int]) -> None:
-        super().connection_lost(vias)
+    def forget_connections(self, connection_ids: Iterable[int]) -> None:
+        super().forget_connections(connection_ids)
         self.acks.clear()
         self._tied.clear()
 
@@ -89,33 +89,33 @@ class TapMessages:
         offsets = np.asarray(run.offsets)
         octets = np.frombuffer(run.buffer, np.uint8)
         flags, is_stored = octets[offsets + _LOW_FLAGS_AT], octets[offsets + OPCODE_AT] == Opcode.TAP_MUTATION
-        acks = [_ack_of(run.buffer, offset) for offset in offsets[flags & TapFlag.ACK != 0].tolist()]
+        acks = [_read_ack(run.buffer, offset) for offset in offsets[flags & TapFlag.ACK != 0].tolist()]
         if len(offsets) < SMALL_RUN:
             output.arrived_bytes += nbytes
             changes = decode_messages(inflate_run(run), context)
-            self._receive({change.vbucket for change in changes})
+            self._receive_vbuckets({change.vbucket for change in changes})
             self._vbuckets.count_rows(changes)
             output.rows += changes
             output.acks += acks
             return
         output.flush()
         output.arrived_bytes += nbytes
-        run, heads = plain_heads(run)
-        batch = columns_of(run, heads, context)
-        self._receive(np.unique(heads.vbucket).tolist())
+        run, heads = gather_plain_heads(run)
+        batch = decode_columns(run, heads, context)
+        self._receive_vbuckets(np.unique(heads.vbucket).tolist())
         self._vbuckets.count_columns(heads.vbucket, is_stored)
         output.acks += acks
         output.deliver(batch)
 
-    def _receive(self, vbuckets: Iterable[int]) -> None:
+    def _receive_vbuckets(self, vbuckets: Iterable[int]) -> None:
         for vbucket in vbuckets:
-            if self._vbuckets.receive(vbucket):
-                self._settle()
+            if self._vbuckets.receive_changes(vbucket):
+                self._record_progress()
 
-    def _settle(self) -> None:
+    def _record_progress(self) -> None:
         """Note that the stream goes on, behind what existed when it began."""
-        self._state.troubled.clear()
-        self._dump.settle()
+        self._state.recovering.clear()
+        self._dump.record_silence()
 
     def on_frame(self, frame: Frame) -> None:
         if frame.magic == Magic.RESPONSE:
@@ -123,52 +123,52 @@ class TapMessages:
             return
         if frame.opcode == Opcode.NOOP:
             return  # a sign of life, which asks for no answer
-        message = decode(frame, self._state.dialect)
+        message = decode_frame(frame, self._state.dialect)
         event = EVENTS[self._state.dialect].get(type(message))
         if not isinstance(message, TapMessage) or (event is None and not isinstance(message, TapOpaqueMessage)):
-            raise RemoteProtocolError(f"{opcode_name(frame.opcode)} from a producer")
+            raise RemoteProtocolError(f"{name_opcode(frame.opcode)} from a producer")
         self._dump.has_begun = True
         self._output.arrived_bytes += frame.size
         if isinstance(message, TapOpaqueMessage):
-            self._on_remark(message)
+            self._on_opaque(message)
         elif event is StreamEvent.FLUSH:
             # Of the whole bucket, whatever vbucket stands in the header.
-            self._vbuckets.cut_off_all(self._dump.chosen)
+            self._vbuckets.roll_back_all(self._dump.chosen)
         elif event is not None:
             self._vbuckets.advance(message.vbucket, event)
             if event is StreamEvent.STATE:
-                self._state.dropped.add(DropReason.STATE)
+                self._state.dropped.add(DropReason.VBUCKET_STATE)
         if message.tap_flags & TapFlag.ACK:
-            self._output.acks.append(_ack(frame.opcode, frame.opaque))
+            self._output.acks.append(_encode_ack(frame.opcode, frame.opaque))
 
     def _on_answer(self, frame: Frame) -> None:
         """A producer answers TAP_CONNECT only where it refuses it."""
         if frame.opcode != Opcode.TAP_CONNECT or not frame.specific:
             self._state.dropped.add(DropReason.UNEXPECTED_REPLY)
         else:
-            error = status_error(frame.specific, f"TAP_CONNECT refused, {status_name(frame.specific)}")
+            error = make_status_error(frame.specific, f"TAP_CONNECT refused, {name_status(frame.specific)}")
             if not error.retriable:
                 raise error
-            self._state.failures.add(Failure(None, self._output.via, error))
+            self._state.failures.add(StreamFailure(None, self._output.connection_id, error))
 
-    def _on_remark(self, message: TapOpaqueMessage) -> None:
-        event = _REMARKS.get(int.from_bytes(message.engine_private, "big"))
+    def _on_opaque(self, message: TapOpaqueMessage) -> None:
+        event = _ENGINE_EVENTS.get(int.from_bytes(message.engine_private, "big"))
         if event is None or len(message.engine_private) != _REMARK_BYTES:
-            self._state.dropped.add(DropReason.REMARK)
+            self._state.dropped.add(DropReason.TAP_OPAQUE)
             return
         self._vbuckets.advance(message.vbucket, event)
         if event is StreamEvent.BACKFILL_START:
-            self._vbuckets.cut_off({message.vbucket} & self._vbuckets.with_rows)
+            self._vbuckets.roll_back({message.vbucket} & self._vbuckets.with_rows)
         else:
             self._dump.has_closed = True
-            self._settle()
+            self._record_progress()
 
 
-def _ack_of(buffer: Buffer, offset: int) -> bytes:
+def _read_ack(buffer: Buffer, offset: int) -> bytes:
     _, opcode, *_, opaque, _ = HEADER.unpack_from(buffer, offset)
-    return _ack(opcode, opaque)
+    return _encode_ack(opcode, opaque)
 
 
-def _ack(opcode: int, opaque: int) -> bytes:
+def _encode_ack(opcode: int, opaque: int) -> bytes:
     """Return the answer to a message, which acknowledges all before it as well."""
     return TapReply(opaque=opaque).encode(Opcode(opcode))

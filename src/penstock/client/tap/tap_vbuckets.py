@@ -10,7 +10,7 @@ import numpy.typing as npt
 from penstock.client.feeds.consumer_feed import FeedState
 from penstock.errors import RemoteProtocolError
 from penstock.wire.columns.schema import Change, Event
-from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance
+from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance_state
 
 __all__ = ["TapVbuckets"]
 
@@ -26,17 +26,17 @@ class TapVbuckets:
     def __init__(self, state: FeedState) -> None:
         self.stored, self.deleted = np.zeros((2, state.vbuckets), np.int64)
         self.with_rows: set[int] = set()
-        self._cut_off: set[int] = set()
+        self._rolled_back: set[int] = set()
         self._states: dict[int, StreamState] = {}
         self._state = state
 
     def begin(self, vbuckets: Collection[int]) -> None:
         """Expect a stream of these vbuckets: TAP has no message that accepts it."""
-        begun = advance(StreamState.REQUESTED, StreamEvent.ACCEPTED, 0, self._state.dialect)
+        begun = advance_state(StreamState.REQUESTED, StreamEvent.ACCEPTED, 0, self._state.dialect)
         self._states = dict.fromkeys(vbuckets, begun)
 
     @property
-    def has_backfill(self) -> bool:
+    def is_backfilling(self) -> bool:
         """Is any vbucket in a backfill?"""
         return StreamState.IN_BACKFILL in self._states.values()
 
@@ -45,13 +45,13 @@ class TapVbuckets:
         state = self._states.get(vbucket)
         if state is None:
             raise RemoteProtocolError(f"{event.value} of vbucket {vbucket}, which was not asked for")
-        self._states[vbucket] = advance(state, event, vbucket, self._state.dialect)
+        self._states[vbucket] = advance_state(state, event, vbucket, self._state.dialect)
 
-    def receive(self, vbucket: int) -> bool:
+    def receive_changes(self, vbucket: int) -> bool:
         """Note that changes of a vbucket came. Return whether they were no backfill."""
         self.advance(vbucket, StreamEvent.DATA)
         self.with_rows.add(vbucket)
-        self._cut_off.discard(vbucket)
+        self._rolled_back.discard(vbucket)
         return self._states[vbucket] is not StreamState.IN_BACKFILL
 
     def count_rows(self, changes: Collection[Change]) -> None:
@@ -63,7 +63,7 @@ class TapVbuckets:
         for kind, rows in ((self.stored, is_stored), (self.deleted, ~is_stored)):
             kind += np.bincount(vbuckets[rows], minlength=self._state.vbuckets)
 
-    def cut_off(self, vbuckets: Collection[int]) -> None:
+    def roll_back(self, vbuckets: Collection[int]) -> None:
         """Cut off what the vbuckets had up to here, with a rollback row each."""
         history = self._state.context.history
         for vbucket in sorted(vbuckets):
@@ -72,8 +72,8 @@ class TapVbuckets:
             self._state.output.rows.append(row)
             self.stored[vbucket] = self.deleted[vbucket] = 0
         self.with_rows = self.with_rows.difference(vbuckets)
-        self._cut_off = self._cut_off.union(vbuckets)
+        self._rolled_back = self._rolled_back.union(vbuckets)
 
-    def cut_off_all(self, vbuckets: Collection[int]) -> None:
+    def roll_back_all(self, vbuckets: Collection[int]) -> None:
         """Cut off the vbuckets, but not twice for nothing in between."""
-        self.cut_off({*vbuckets} - self._cut_off)
+        self.roll_back({*vbuckets} - self._rolled_back)

@@ -1,4 +1,4 @@
-"""The nodes of a bucket: a connection to each, which vbuckets they serve, and what they report of these.
+"""The nodes of a bucket: a connection to each node, its vbuckets, and their statistics, seqnos and failover logs.
 
-Here belongs what needs the cluster map. Documents and change streams do not.
+In: code that needs the cluster map. Out: documents and change streams.
 """

@@ -1,4 +1,4 @@
-"""Compares the documents that a server counts with the changes of a TAP stream. Pure: no socket, no clock.
+"""Comparison of a server's document counts with the changes of a TAP stream. Pure functions: no socket, no clock.
 
 TAP has no seqnos and no message for the end of a dump. ep-engine 2.5.1 mostly ends a dump without any CLOSE_BACKFILL,
 and 3.1.6 sends no backfill after a crash. The statistics show then whether a stream is complete.
@@ -13,24 +13,32 @@ from typing import NamedTuple
 
 from penstock.client.connect.stat_numbers import read_number
 
-__all__ = ["GROUP", "ItemCount", "ItemCounts", "Shortfall", "describe_shortfalls", "find_shortfalls", "read_counts"]
+__all__ = [
+    "ITEM_COUNT_GROUP",
+    "ItemCount",
+    "ItemCounts",
+    "Shortfall",
+    "describe_shortfalls",
+    "find_shortfalls",
+    "read_item_counts",
+]
 
-GROUP = "vbucket-details"
-"""The group of STAT that has the counts."""
+ITEM_COUNT_GROUP = "vbucket-details"
+"""The statistics group with the counts."""
 
 _ACTIVE = "active"
 _SHOWN = 3
-"""Vbuckets in a message."""
+"""Vbuckets that a message lists."""
 
 _FIELD = re.compile(r"vb_(\d{1,5}):(num_items|tap_items|uuid)", re.ASCII)
 
 
 class ItemCount(NamedTuple):
-    """One active vbucket as the server counts it.
+    """The document count of an active vbucket.
 
     Attributes:
         items: documents that TAP sends.
-        branch: the newest vbuuid as text; empty where the server does not report it (2.5.1).
+        branch: the newest vbuuid as text; empty if the server does not report it (Couchbase 2.5.1).
     """
 
     items: int
@@ -38,18 +46,23 @@ class ItemCount(NamedTuple):
 
 
 ItemCounts = Mapping[int, ItemCount]
-"""By vbucket. Vbuckets that are not active are left out: a dump does not send them."""
+"""Vbucket -> count. Contains active vbuckets only, because a dump sends no others."""
 
 
 class Shortfall(NamedTuple):
-    """A vbucket whose stream lacks documents. received: changes that store a document. counted: by the server."""
+    """A vbucket whose stream lacks documents.
+
+    Attributes:
+        received: received changes that store a document.
+        counted: documents that the server counts.
+    """
 
     received: int
     counted: int
 
 
-def read_counts(stats: Mapping[str, str]) -> dict[int, ItemCount] | None:
-    """Return the counts in the statistics of GROUP, None where there are none.
+def read_item_counts(stats: Mapping[str, str]) -> dict[int, ItemCount] | None:
+    """Return the counts in the statistics of ITEM_COUNT_GROUP; None if there are no counts.
 
     Penstock's node reports `tap_items` as well: TAP sends the default collection only. Raises RemoteProtocolError.
     """
@@ -75,10 +88,10 @@ def find_shortfalls(
     from two histories.
 
     Args:
-        vbuckets: those that were asked for.
-        received: by vbucket, the changes that store a document.
-        before: counted before the stream began.
-        after: counted when the stream had ended, or when its backfill had.
+        vbuckets: the requested vbuckets.
+        received: vbucket -> received changes that store a document.
+        before: counts from before the stream began.
+        after: counts from after the end of the stream or of its backfill.
     """
     found = {}
     for vbucket in sorted(vbuckets):

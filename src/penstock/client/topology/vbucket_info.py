@@ -1,4 +1,4 @@
-"""What a producer reports of a vbucket, as plans are made from it."""
+"""A vbucket's failover log and seqnos at one moment, from which reads are planned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["VbucketInfo"]
 
 @dataclass(frozen=True, slots=True)
 class VbucketInfo:
-    """What a producer reports of a vbucket at one moment.
+    """The failover log and seqnos of a vbucket at one moment.
 
     Attributes:
         failover_log: newest entry first, the same before and after the two seqnos were read.
@@ -25,4 +25,5 @@ class VbucketInfo:
 
     @property
     def vbuuid(self) -> int:
+        """The vbuuid of the newest branch."""
         return self.failover_log[0].vbuuid

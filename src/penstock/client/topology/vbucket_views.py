@@ -1,7 +1,7 @@
 """A consistent view of vbuckets at one moment, from which a read is planned.
 
-Failover logs and seqnos come by different requests, so that the logs must be the same in front of and behind the
-seqnos. A log only grows: one that is as it was in an earlier view has not been another in between.
+Failover logs and seqnos come from different requests. The view is consistent if the logs are the same before and after
+the seqnos were read. A log only grows: a log that equals an earlier view's log has not changed in between.
 """
 
 from __future__ import annotations
@@ -18,48 +18,50 @@ from penstock.store.history.failover_log import FailoverLog
 __all__ = ["view_vbuckets"]
 
 _FEW = 32
-"""Vbuckets that are asked for one by one: a node reports ten lines for each of all of them."""
+"""Vbuckets that are requested one by one: the statistics of all vbuckets have ten lines for each vbucket."""
 
 
 class SeqnoReports(Protocol):
-    """Where the parts of a view come from: VbucketReports."""
+    """The requests that a view needs; VbucketReports implements them."""
 
     async def failover_logs(self, vbuckets: Sequence[int]) -> dict[int, FailoverLog]: ...
-    async def served(self, vbuckets: Sequence[int]) -> dict[int, int]: ...
+    async def served_seqnos(self, vbuckets: Sequence[int]) -> dict[int, int]: ...
     async def seqno_stats(self, vbucket: int | None = None) -> dict[str, str]: ...
 
 
 async def view_vbuckets(
-    reports: SeqnoReports, wanted: Sequence[int], known: Mapping[int, VbucketInfo], unsure: Collection[int]
+    reports: SeqnoReports, wanted: Sequence[int], known: Mapping[int, VbucketInfo], recheck: Collection[int]
 ) -> dict[int, VbucketInfo]:
-    """Return what is reported of the vbuckets; those that are not served are left out if `served` leaves them out.
+    """Return the failover logs and seqnos of vbuckets, without those that `served_seqnos` leaves out.
 
-    known: of an earlier view; the purge seqno of a vbucket in which nothing has changed since is taken from there,
-    unless it is one of `unsure`. Raises TemporaryFailure if failover logs changed meanwhile, RemoteProtocolError for
-    statistics that say too little.
+    Args:
+        reports: makes the requests.
+        wanted: the vbuckets.
+        known: an earlier view. An unchanged vbucket keeps its known purge seqno.
+        recheck: vbuckets whose purge seqnos are read again although nothing else changed.
+
+    Raises TemporaryFailure if failover logs changed while the seqnos were read, RemoteProtocolError if the statistics
+    are incomplete.
     """
-    high_seqnos = await reports.served(wanted)
+    high_seqnos = await reports.served_seqnos(wanted)
     wanted = [*high_seqnos]
     if known.keys() >= high_seqnos.keys():
-        found = await _view_again(reports, high_seqnos, known, unsure)
+        found = await _refresh_view(reports, high_seqnos, known, recheck)
         if found is not None:
             return found
     before = await reports.failover_logs(wanted)
     stats = await reports.seqno_stats()
     if await reports.failover_logs(wanted) != before:
         raise TemporaryFailure("failover logs changed while the seqnos were read")
-    return {vb: _info(vb, before[vb], stats) for vb in wanted}
+    return {vb: _make_info(vb, before[vb], stats) for vb in wanted}
 
 
-async def _view_again(
-    reports: SeqnoReports, high_seqnos: Mapping[int, int], known: Mapping[int, VbucketInfo], unsure: Collection[int]
+async def _refresh_view(
+    reports: SeqnoReports, high_seqnos: Mapping[int, int], known: Mapping[int, VbucketInfo], recheck: Collection[int]
 ) -> dict[int, VbucketInfo] | None:
-    """Do what `view_vbuckets` does with less to ask for; return None where a failover log is not what is known.
-
-    high_seqnos: of the wanted vbuckets.
-    """
+    """Return a view made from an earlier view with fewer requests; None if a failover log has changed."""
     wanted = [*high_seqnos]
-    moved = [vb for vb in wanted if vb in unsure or high_seqnos[vb] != known[vb].high_seqno]
+    moved = [vb for vb in wanted if vb in recheck or high_seqnos[vb] != known[vb].high_seqno]
     stats: dict[str, str] = {}
     if len(moved) > _FEW:
         stats = await reports.seqno_stats()
@@ -69,10 +71,10 @@ async def _view_again(
     logs = await reports.failover_logs(wanted)
     if any(logs[vb] != known[vb].failover_log for vb in wanted):
         return None
-    return {vb: known[vb] for vb in wanted} | {vb: _info(vb, logs[vb], stats) for vb in moved}
+    return {vb: known[vb] for vb in wanted} | {vb: _make_info(vb, logs[vb], stats) for vb in moved}
 
 
-def _info(vbucket: int, log: FailoverLog, stats: Mapping[str, str]) -> VbucketInfo:
+def _make_info(vbucket: int, log: FailoverLog, stats: Mapping[str, str]) -> VbucketInfo:
     names = (f"vb_{vbucket}:high_seqno", f"vb_{vbucket}:purge_seqno")
     if missing := [name for name in names if name not in stats]:
         raise RemoteProtocolError(f"statistics vbucket-seqno without {missing[0]!r}")

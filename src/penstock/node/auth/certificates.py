@@ -1,4 +1,4 @@
-"""Certificates for development: an authority of one's own, a node's certificate, and a client's."""
+"""Certificates for development: a certificate authority, a node's certificate, and a client's certificate."""
 
 from __future__ import annotations
 
@@ -14,42 +14,55 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-__all__ = ["LOOPBACK_NAMES", "Certified", "make_certificates"]
+__all__ = ["LOOPBACK_NAMES", "IssuedCertificate", "make_certificates"]
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
-"""What a node's certificate is always good for."""
+"""Names and addresses of the local machine, which every node's certificate has."""
 
-MAX_COMMON_NAME = 64  # characters; X.520, ub-common-name
-_BEFORE = timedelta(minutes=5)  # for clocks that are behind
+# Characters. Source: X.520, ub-common-name.
+MAX_COMMON_NAME = 64
+# Certificates are valid from a time in the past, so that a client whose clock is behind accepts them.
+_CLOCK_SKEW = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Certified:
-    """A certificate and its key, as PEM."""
+class IssuedCertificate:
+    """A certificate and its private key.
+
+    Attributes:
+        certificate: PEM, X.509.
+        key: PEM, PKCS #8, without a password.
+    """
 
     certificate: bytes
     key: bytes
 
 
-def make_certificates(hosts: Sequence[str], user: str, days: int, now: datetime) -> dict[str, Certified]:
-    """Return an authority (`ca`), and what it has signed: `server` for a node, `client` for a user of it.
+def make_certificates(hosts: Sequence[str], user: str, days: int, now: datetime) -> dict[str, IssuedCertificate]:
+    """Return a new authority (`ca`) and the certificates that it signed: `server` for a node, `client` for a user.
 
-    hosts: names and addresses of the node, beside those of this machine. days: how long all of them are good from now.
-    Raises UsageError for a host or a user that cannot stand in a certificate.
+    Args:
+        hosts: names and IP addresses of the node, in addition to those of the local machine.
+        user: name of the user, which becomes the client certificate's common name.
+        days: time from now for which all certificates are valid.
+        now: the current time.
+
+    Raises:
+        UsageError: a host or the user name is invalid in a certificate.
     """
     if not 0 < len(user) <= MAX_COMMON_NAME:
         raise UsageError(f"user name of {len(user)} characters, a certificate's has 1 to {MAX_COMMON_NAME}")
-    alternatives = [_general_name(host) for host in dict.fromkeys((*LOOPBACK_NAMES, *hosts))]
+    alternatives = [_parse_general_name(host) for host in dict.fromkeys((*LOOPBACK_NAMES, *hosts))]
     until = now + timedelta(days=days)
-    authority = _Authority(now - _BEFORE, until)
+    authority = _CertificateAuthority(now - _CLOCK_SKEW, until)
     return {
-        "ca": authority.own(),
-        "server": authority.signed("Penstock node", alternatives),
-        "client": authority.signed(user, None),
+        "ca": authority.issue_own(),
+        "server": authority.issue("Penstock node", alternatives),
+        "client": authority.issue(user, None),
     }
 
 
-def _general_name(host: str) -> x509.GeneralName:
+def _parse_general_name(host: str) -> x509.GeneralName:
     from cryptography import x509
 
     try:
@@ -66,40 +79,42 @@ def _general_name(host: str) -> x509.GeneralName:
     return x509.DNSName(name)
 
 
-class _Authority:
-    """Signs for as long as it lives: in this process, and wherever its key is kept."""
+class _CertificateAuthority:
+    """Signs certificates with a key that exists only in this process."""
 
     def __init__(self, start: datetime, end: datetime) -> None:
         from cryptography.hazmat.primitives.asymmetric import ec
 
         self._start, self._end = start, end
-        self._name = _common_name("Penstock development CA")
+        self._name = _make_common_name("Penstock development CA")
         self._key = ec.generate_private_key(ec.SECP256R1())
 
-    def own(self) -> Certified:
+    def issue_own(self) -> IssuedCertificate:
+        """Return the authority's own certificate, signed by itself."""
         from cryptography import x509
 
-        builder = self._builder(self._name, self._key)
+        builder = self._make_builder(self._name, self._key)
+        # Path length 0: the authority signs nodes and users, never another authority.
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        return self._sign(builder.add_extension(_usage(authority=True), critical=True), self._key)
+        return self._sign(builder.add_extension(_make_key_usage(authority=True), critical=True), self._key)
 
-    def signed(self, name: str, alternatives: list[x509.GeneralName] | None) -> Certified:
-        """Return a certificate for a node at these names, or for a user if there are none."""
+    def issue(self, name: str, alternatives: list[x509.GeneralName] | None) -> IssuedCertificate:
+        """Return a certificate for a node with these alternative names, or for a user if `alternatives` is None."""
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.x509.oid import ExtendedKeyUsageOID as Purpose
 
         key = ec.generate_private_key(ec.SECP256R1())
         purpose = Purpose.CLIENT_AUTH if alternatives is None else Purpose.SERVER_AUTH
-        builder = self._builder(_common_name(name), key)
+        builder = self._make_builder(_make_common_name(name), key)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        builder = builder.add_extension(_usage(authority=False), critical=True)
+        builder = builder.add_extension(_make_key_usage(authority=False), critical=True)
         builder = builder.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
         if alternatives is not None:
             builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         return self._sign(builder, key)
 
-    def _builder(self, name: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    def _make_builder(self, name: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
         from cryptography import x509
 
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
@@ -115,24 +130,24 @@ class _Authority:
             .add_extension(issuer, critical=False)
         )
 
-    def _sign(self, builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> Certified:
+    def _sign(self, builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> IssuedCertificate:
         from cryptography.hazmat.primitives import hashes, serialization
 
         certificate = builder.sign(self._key, hashes.SHA256())
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        return Certified(certificate.public_bytes(serialization.Encoding.PEM), private)
+        return IssuedCertificate(certificate.public_bytes(serialization.Encoding.PEM), private)
 
 
-def _common_name(text: str) -> x509.Name:
+def _make_common_name(text: str) -> x509.Name:
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _usage(*, authority: bool) -> x509.KeyUsage:
+def _make_key_usage(*, authority: bool) -> x509.KeyUsage:
     from cryptography import x509
 
     return x509.KeyUsage(

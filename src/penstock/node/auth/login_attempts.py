@@ -1,4 +1,4 @@
-"""Slows down guessing: each wrong password for an account makes the next answer to the same address take longer."""
+"""Slows down guessing: each wrong password for an account delays the next answer to the same address."""
 
 from __future__ import annotations
 
@@ -7,47 +7,55 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.errors import TemporaryFailure, UsageError
-from penstock.node.auth.sasl_exchange import Step
-from penstock.node.auth.users import proper_name
-from penstock.node.transport.address_shares import network_of
+from penstock.node.auth.sasl_exchange import LoginStep
+from penstock.node.auth.users import normalize_name
+from penstock.node.transport.address_shares import get_network
 from penstock.wire.codec.statuses import Status
 
-__all__ = ["Attempts"]
+__all__ = ["LoginAttempts"]
 
-FIRST_SECONDS, MOST_SECONDS = 0.05, 5.0
+FIRST_SECONDS, MAX_SECONDS = 0.05, 5.0
 FORGET_SECONDS = 600.0  # after the last failure
-MOST_QUEUED_SECONDS = 15.0
-"""How far ahead answers may be queued. With more, guesses are refused unchecked: else an attacker with many connections
-could lock the account's owner out for hours."""
+MAX_QUEUED_SECONDS = 15.0
+"""The longest queue of delayed answers. Above it, guesses are refused unchecked. Otherwise an attacker with many
+connections could lock out the account's owner for hours."""
 
 MAX_ACCOUNTS = 10_000
-"""Pairs of address and account that are remembered: those with failures, and those that have logged in."""
+"""Pairs of address and account that are remembered: as many with failures, and as many with a login."""
 
-NAMES_OF_ADDRESS = 64
+MAX_NAMES_OF_ADDRESS = 64
 """Accounts that are counted one by one for an address. All further names of the address share one count, so that
-trying one password on many accounts is slow as well. An account that has logged in from the address is not among
-them."""
+trying one password on many accounts is slow as well. An account that has logged in from the address always keeps its
+own count."""
 
-_ENOUGH = 8  # failures: from then on the delay is the longest
-
-
-class _Guesses(NamedTuple):
-    """Failures in a row, when the last one was, and when the last verdict is answered."""
-
-    times: int
-    last: float
-    answered: float
+# Failures: 0.05 s doubled seven times exceeds MAX_SECONDS, so further ones change nothing.
+_MAX_COUNTED = 8
 
 
-_Key = tuple[str, str | None]  # address and account; None: all accounts that have no count of their own
+class _Failures(NamedTuple):
+    """Wrong passwords of one pair of address and account.
+
+    Attributes:
+        number: failures in a row.
+        last_at: time of the last one, seconds of the clock.
+        answered_at: time at which the last queued answer is sent, seconds of the clock.
+    """
+
+    number: int
+    last_at: float
+    answered_at: float
 
 
-class Attempts:
+_CountKey = tuple[str, str | None]  # address and account; None: all accounts that have no count of their own
+
+
+class LoginAttempts:
     """Counts wrong passwords by address and account together.
 
-    The answers of one pair are queued: each follows the one before it after the delay, however many connections guess
-    at the same time. Another account of the same address does not wait, and its login resets nothing. Of IPv6, the
-    first 64 bits are the address. When there are too many pairs, the oldest ones are forgotten.
+    The answers of one pair are queued: each follows the previous answer after the delay, on any number of connections.
+    Another account of the same address does not wait, and its login does not reset the count. An IPv6 address is
+    reduced
+    to its first 64 bits. If there are too many pairs, the oldest ones are forgotten.
 
     Args:
         clock: returns seconds, and never goes back.
@@ -55,80 +63,92 @@ class Attempts:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._guesses: OrderedDict[_Key, _Guesses] = OrderedDict()
+        self._failures: OrderedDict[_CountKey, _Failures] = OrderedDict()
         self._names: Counter[str] = Counter()  # in _guesses, by address
-        self._known: OrderedDict[_Key, None] = OrderedDict()  # have logged in
+        self._logged_in: OrderedDict[_CountKey, None] = OrderedDict()  # have logged in
 
     def __len__(self) -> int:
-        return len(self._guesses)
+        """Return the number of pairs with failures."""
+        return len(self._failures)
 
-    def delay(self, address: str, account: str) -> float:
-        """Return the seconds by which the next verdict about an account is held back."""
-        found = self._guesses.get(self._key(address, account))
-        return _seconds_after(found.times) if found is not None else 0.0
+    def get_delay(self, address: str, account: str) -> float:
+        """Return the seconds by which the next answer about an account is delayed."""
+        found = self._failures.get(self._find_key(address, account))
+        return _compute_delay(found.number) if found is not None else 0.0
 
-    def admit(self, address: str, account: str) -> None:
-        """Let a password be checked. Raises TemporaryFailure while too many answers of the pair are queued."""
-        found = self._guesses.get(self._key(address, account))
-        if found is not None and found.answered - self._clock() > MOST_QUEUED_SECONDS:
-            raise TemporaryFailure(f"too many wrong passwords from {address}: try again in {MOST_QUEUED_SECONDS:g} s")
+    def check_queue(self, address: str, account: str) -> None:
+        """Check that a password may be verified now.
 
-    def judge(self, address: str, account: str, *, right: bool) -> float:
-        """Count a verdict, and return the seconds until it may be answered.
-
-        A right password waits as well. Otherwise a client without a quick answer would know that it was wrong.
+        Raises:
+            TemporaryFailure: too many answers of the pair are queued.
         """
-        key, pair, now = self._key(address, account), _pair(address, account), self._clock()
-        times, _, answered = self._guesses.get(key) or _Guesses(0, now, now)
-        answered = max(now, answered) + _seconds_after(times)
-        if right:
-            self._known[pair] = None
-            self._known.move_to_end(pair)
-            if len(self._known) > MAX_ACCOUNTS:
-                self._known.popitem(last=False)
+        found = self._failures.get(self._find_key(address, account))
+        if found is not None and found.answered_at - self._clock() > MAX_QUEUED_SECONDS:
+            raise TemporaryFailure(f"too many wrong passwords from {address}: try again in {MAX_QUEUED_SECONDS:g} s")
+
+    def record(self, address: str, account: str, *, is_right: bool) -> float:
+        """Count the result of a check, and return the seconds until it may be answered.
+
+        The answer to a right password waits as well. Otherwise a missing quick answer would reveal a wrong password.
+
+        Returns:
+            The delay in seconds.
+        """
+        key, pair, now = self._find_key(address, account), _make_pair(address, account), self._clock()
+        times, _, answered = self._failures.get(key) or _Failures(0, now, now)
+        answered = max(now, answered) + _compute_delay(times)
+        if is_right:
+            self._logged_in[pair] = None
+            self._logged_in.move_to_end(pair)
+            if len(self._logged_in) > MAX_ACCOUNTS:
+                self._logged_in.popitem(last=False)
             self._forget(pair)
-            return answered - now if key == pair else 0.0  # `admit` is what slows down names without their own count
-        if key not in self._guesses:
+            return answered - now if key == pair else 0.0  # `check_queue` slows down names without their own count
+        if key not in self._failures:
             self._names[key[0]] += 1
-        self._guesses[key] = _Guesses(min(times + 1, _ENOUGH), now, answered)
-        self._guesses.move_to_end(key)
-        if len(self._guesses) > MAX_ACCOUNTS:
-            self._forget(next(iter(self._guesses)))
+        self._failures[key] = _Failures(min(times + 1, _MAX_COUNTED), now, answered)
+        self._failures.move_to_end(key)
+        if len(self._failures) > MAX_ACCOUNTS:
+            self._forget(next(iter(self._failures)))
         return answered - now
 
-    def after(self, step: Step, address: str) -> float:
-        """Count a step of a login, and return the seconds until it may be answered."""
+    def record_step(self, step: LoginStep, address: str) -> float:
+        """Count a step of a login, and return the seconds until it may be answered.
+
+        Returns:
+            The delay in seconds; 0 if the step checked no account.
+        """
         if step.account is None:
             return 0.0
-        return self.judge(address, step.account, right=step.status is Status.SUCCESS)
+        return self.record(address, step.account, is_right=step.status is Status.SUCCESS)
 
-    def _key(self, address: str, account: str) -> _Key:
-        """Return the pair under which an account is counted now, after old failures were forgotten."""
+    def _find_key(self, address: str, account: str) -> _CountKey:
+        """Return the key under which an account is counted now, after old failures were forgotten."""
         self._forget_old()
-        pair = _pair(address, account)
-        if pair in self._guesses or pair in self._known or self._names[pair[0]] < NAMES_OF_ADDRESS:
+        pair = _make_pair(address, account)
+        if pair in self._failures or pair in self._logged_in or self._names[pair[0]] < MAX_NAMES_OF_ADDRESS:
             return pair
         return pair[0], None
 
     def _forget_old(self) -> None:
-        """Forget the pairs whose last failure is long ago; the oldest ones are in front."""
+        """Forget the pairs whose last failure is too old. The oldest pair comes first."""
         before = self._clock() - FORGET_SECONDS
-        while self._guesses and next(iter(self._guesses.values())).last <= before:
-            self._forget(next(iter(self._guesses)))
+        while self._failures and next(iter(self._failures.values())).last_at <= before:
+            self._forget(next(iter(self._failures)))
 
-    def _forget(self, key: _Key) -> None:
-        if self._guesses.pop(key, None) is not None:
+    def _forget(self, key: _CountKey) -> None:
+        if self._failures.pop(key, None) is not None:
             self._names[key[0]] -= 1
             if not self._names[key[0]]:
                 del self._names[key[0]]
 
 
-def _pair(address: str, account: str) -> _Key:
+def _make_pair(address: str, account: str) -> _CountKey:
     try:
-        return network_of(address), proper_name(account)
+        return get_network(address), normalize_name(account)
     except UsageError:  # no user has such a name, and it may be long
-        return network_of(address), ""
+        return get_network(address), ""
 
 
-def _seconds_after(times: int) -> float:
-    return min(FIRST_SECONDS * 2 ** (times - 1), MOST_SECONDS) if times else 0.0
+def _compute_delay(count: int) -> float:
+    return min(FIRST_SECONDS * 2 ** (count - 1), MAX_SECONDS) if count else 0.0

@@ -1,4 +1,4 @@
-"""What a user may do: roles, each of them about a part of the data, and the privileges that they come to."""
+"""Roles of users, the part of the data that each role covers, and the privileges that it grants."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import NamedTuple, Self
 from penstock.errors import UsageError
 
 __all__ = [
+    "ALL_PRIVILEGES",
     "ANONYMOUS",
-    "EVERYTHING",
-    "OF_DOCUMENTS",
+    "DOCUMENT_PRIVILEGES",
     "ROLE_NAMES",
     "Privilege",
     "Role",
@@ -25,12 +25,15 @@ __all__ = [
 
 
 class Privilege(Enum):
-    """What a command needs.
+    """A permission that a command needs.
 
-    META_READ: sequence numbers and failover logs. META_WRITE: documents with the metadata of another bucket.
-    SYSTEM_XATTR_READ, SYSTEM_XATTR_WRITE: extended attributes whose names begin with `_`. Without the first, `$XTOC`
-    does not list them. Source: kv_engine, subdocument_context.cc, validate_xattr_privilege.
-    SETTINGS: states of vbuckets, connections of others, checkpoints.
+    Attributes:
+        META_READ: sequence numbers and failover logs.
+        META_WRITE: documents with the metadata of another bucket.
+        SYSTEM_XATTR_READ: extended attributes whose names begin with `_`. Without this privilege `$XTOC` does not list
+            them. Source: kv_engine, subdocument_context.cc, validate_xattr_privilege.
+        SYSTEM_XATTR_WRITE: changes of these attributes.
+        SETTINGS: states of vbuckets, connections of others, checkpoints.
     """
 
     READ = auto()
@@ -47,8 +50,8 @@ class Privilege(Enum):
     SETTINGS = auto()
 
 
-EVERYTHING = frozenset(Privilege)
-OF_DOCUMENTS = frozenset(
+ALL_PRIVILEGES = frozenset(Privilege)
+DOCUMENT_PRIVILEGES = frozenset(
     (
         Privilege.READ,
         Privilege.WRITE,
@@ -58,144 +61,185 @@ OF_DOCUMENTS = frozenset(
         Privilege.SYSTEM_XATTR_WRITE,
     )
 )
-"""What a user may have for some collections only."""
+"""The privileges that a role can grant for single collections."""
 
 
 class RoleName(StrEnum):
-    """The roles, by the names under which they are given."""
+    """The roles, by their names in Couchbase. Source: ns_server, menelaus_roles.erl."""
 
     DATA_READER = "data_reader"
     DATA_WRITER = "data_writer"
-    STREAM_READER = "stream_reader"
-    REPLICATOR = "replicator"
+    DATA_DCP_READER = "data_dcp_reader"
+    REPLICATION_TARGET = "replication_target"
     ADMIN = "admin"
 
 
-class Grant(NamedTuple):
-    """What a role gives: `documents` within its target; `bucket` in the bucket that the target lies in."""
+class RoleGrant(NamedTuple):
+    """The privileges of a role.
+
+    Attributes:
+        documents: privileges within the role's target.
+        bucket: privileges for the whole bucket that contains the target.
+    """
 
     documents: frozenset[Privilege]
     bucket: frozenset[Privilege]
 
 
 _META_READ = frozenset((Privilege.META_READ,))
-_WATCH = _META_READ | {Privilege.SIMPLE_STATS}
+_MONITORING = _META_READ | {Privilege.SIMPLE_STATS}
 
-GRANTS: dict[RoleName, Grant] = {
-    RoleName.DATA_READER: Grant(frozenset((Privilege.READ,)), _META_READ),
-    RoleName.DATA_WRITER: Grant(frozenset((Privilege.WRITE,)), _META_READ),
-    # Couchbase's data_reader and data_writer have no access to attributes of the system either. Streams carry them all.
-    # Source: ns_server, menelaus_roles.erl.
-    RoleName.STREAM_READER: Grant(frozenset((Privilege.READ, Privilege.STREAM, Privilege.SYSTEM_XATTR_READ)), _WATCH),
-    RoleName.REPLICATOR: Grant(
-        OF_DOCUMENTS,
-        _WATCH | {Privilege.REPLICATE},
+ROLE_GRANTS: dict[RoleName, RoleGrant] = {
+    RoleName.DATA_READER: RoleGrant(frozenset((Privilege.READ,)), _META_READ),
+    RoleName.DATA_WRITER: RoleGrant(frozenset((Privilege.WRITE,)), _META_READ),
+    # Streams carry the system attributes, so data_dcp_reader may read them. Couchbase's data_reader and data_writer may
+    # not either. Source: ns_server, menelaus_roles.erl.
+    RoleName.DATA_DCP_READER: RoleGrant(
+        frozenset((Privilege.READ, Privilege.STREAM, Privilege.SYSTEM_XATTR_READ)), _MONITORING
     ),
-    RoleName.ADMIN: Grant(EVERYTHING, EVERYTHING),
+    RoleName.REPLICATION_TARGET: RoleGrant(
+        DOCUMENT_PRIVILEGES,
+        _MONITORING | {Privilege.REPLICATE},
+    ),
+    RoleName.ADMIN: RoleGrant(ALL_PRIVILEGES, ALL_PRIVILEGES),
 }
 
 ROLE_NAMES = ", ".join(RoleName)
-_WHOLE_BUCKETS = frozenset((RoleName.REPLICATOR,))
-"""Roles that cannot be about less than a bucket."""
+_BUCKET_ROLES = frozenset((RoleName.REPLICATION_TARGET,))
+"""Roles that cover whole buckets only."""
 
-_ROLE = re.compile(r"(?P<name>[a-z_]+)(\[(?P<target>[^\[\]]*)\])?")
-_BUCKET = re.compile(r"[A-Za-z0-9_.%-]{1,100}")
-_INNER = re.compile(r"[A-Za-z0-9_%-]{1,251}")
-"""Names of scopes and collections."""
+_ROLE_TEXT = re.compile(r"(?P<name>[a-z_]+)(\[(?P<target>[^\[\]]*)\])?")
+_BUCKET_NAME = re.compile(r"[A-Za-z0-9_.%-]{1,100}")
+_SCOPE_OR_COLLECTION_NAME = re.compile(r"[A-Za-z0-9_%-]{1,251}")
+"""The form of the names of scopes and collections."""
 
 
 class RoleTarget(NamedTuple):
-    """What a role is about: all buckets, one bucket, one scope or one collection. None: all that there are."""
+    """The part of the data that a role covers: all buckets, one bucket, one scope or one collection.
+
+    Attributes:
+        bucket: a bucket's name; None: all buckets.
+        scope: a scope's name; None: all scopes.
+        collection: a collection's name; None: all collections.
+    """
 
     bucket: str | None = None
     scope: str | None = None
     collection: str | None = None
 
     def __str__(self) -> str:
+        """Return the names joined by colons, or `*` for all buckets."""
         return ":".join(part for part in self if part is not None) or "*"
 
     def covers(self, bucket: str | None, scope: str | None, collection: str | None) -> bool:
-        """Tell whether a part of the data lies within; None stands for the whole of what it would be a part of."""
+        """Return whether a part of the data lies within the target. None stands for the whole bucket, scope or node."""
         wanted = (bucket, scope, collection)
         return all(own is None or own == other for own, other in zip(self, wanted, strict=True))
 
 
 class Role(NamedTuple):
-    """One role of a user. Its text is `data_reader[beer:scope:collection]`, `data_reader[*]` or `admin`."""
+    """One role of a user. Its text is `data_reader[beer:scope:collection]`, `data_reader[*]` or `admin`.
+
+    Attributes:
+        name: the role's name.
+        target: the part of the data that the role covers.
+    """
 
     name: RoleName
     target: RoleTarget
 
     def __str__(self) -> str:
+        """Return the text that `parse_role` reads."""
         return self.name.value if self.name is RoleName.ADMIN else f"{self.name.value}[{self.target}]"
 
 
 def parse_role(text: str) -> Role:
-    """Read the text of a role. Raises UsageError, which says which roles there are."""
-    parts = _ROLE.fullmatch(text)
+    """Return the role of a text.
+
+    Raises:
+        UsageError: the text is no role; the message lists the roles.
+    """
+    parts = _ROLE_TEXT.fullmatch(text)
     if parts is None or parts["name"] not in RoleName._value2member_map_:
-        raise UsageError(f"role {text!r}: expected {ROLE_NAMES}, all but admin with [BUCKET] or [*] behind")
+        raise UsageError(f"role {text!r}: expected {ROLE_NAMES}; all but admin are followed by [BUCKET] or [*]")
     name, inside = RoleName(parts["name"]), parts["target"]
     if name is RoleName.ADMIN:
         if inside not in (None, "*"):
-            raise UsageError(f"role {text!r}: admin is about all that there is, expected it alone")
+            raise UsageError(f"role {text!r}: admin covers all buckets, expected admin without a target")
         return Role(name, RoleTarget())
     if not inside:
-        raise UsageError(
-            f"role {text!r}: expected what it is about, such as {name}[beer], or {name}[*] for all buckets"
-        )
+        raise UsageError(f"role {text!r}: expected a target, such as {name}[beer], or {name}[*] for all buckets")
     if inside == "*":
         return Role(name, RoleTarget())
     names = inside.split(":")
-    if not (_BUCKET.fullmatch(names[0]) and all(map(_INNER.fullmatch, names[1:])) and len(names) <= 3):
+    if not (
+        _BUCKET_NAME.fullmatch(names[0])
+        and all(map(_SCOPE_OR_COLLECTION_NAME.fullmatch, names[1:]))
+        and len(names) <= 3
+    ):
         raise UsageError(f"role {text!r}: expected [*], [BUCKET], [BUCKET:SCOPE] or [BUCKET:SCOPE:COLLECTION]")
-    if name in _WHOLE_BUCKETS and len(names) > 1:
-        raise UsageError(f"role {text!r}: a {name} has whole buckets, expected {name}[{names[0]}]")
+    if name in _BUCKET_ROLES and len(names) > 1:
+        raise UsageError(f"role {text!r}: {name} covers whole buckets, expected {name}[{names[0]}]")
     return Role(name, RoleTarget(*names))
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who somebody is, and what they may do. name: empty for one who did not log in."""
+    """A user and the user's roles.
+
+    Attributes:
+        name: the user's name; empty for a client that did not log in.
+        roles: the roles, whose privileges are added up.
+    """
 
     name: str
     roles: tuple[Role, ...]
 
     @classmethod
-    def of(cls, name: str, roles: Iterable[str]) -> Self:
-        """Make one from the texts of roles. Raises UsageError as parse_role does."""
+    def from_texts(cls, name: str, roles: Iterable[str]) -> Self:
+        """Return a user with the roles of these texts.
+
+        Raises:
+            UsageError: a text is no role, as in `parse_role`.
+        """
         return cls(name, tuple(map(parse_role, roles)))
 
-    def may(
+    def has_privilege(
         self, privilege: Privilege, bucket: str | None = None, scope: str | None = None, collection: str | None = None
     ) -> bool:
-        """Tell whether the user has a privilege for a part of the data, by its names.
+        """Return whether the user has a privilege for a part of the data, given by names.
 
-        Without a collection: for all that the scope has and will have; likewise without a scope, or a bucket.
+        Without a collection, the user needs the privilege for all collections of the scope, present and future. The
+        same holds
+        without a scope or a bucket.
         """
         for role in self.roles:
-            grant, target = GRANTS[role.name], role.target
+            grant, target = ROLE_GRANTS[role.name], role.target
             if privilege in grant.documents and target.covers(bucket, scope, collection):
                 return True
             if privilege in grant.bucket and target.bucket in (None, bucket):
                 return True
         return False
 
-    def may_somewhere(self, privilege: Privilege, bucket: str) -> bool:
-        """Tell whether the user has a privilege for a bucket or for anything in it."""
+    def has_privilege_within(self, privilege: Privilege, bucket: str) -> bool:
+        """Return whether the user has a privilege for a bucket or for any part of it."""
         return any(
-            role.target.bucket in (None, bucket) and privilege in GRANTS[role.name].documents | GRANTS[role.name].bucket
+            role.target.bucket in (None, bucket)
+            and privilege in ROLE_GRANTS[role.name].documents | ROLE_GRANTS[role.name].bucket
             for role in self.roles
         )
 
-    def privileges(self, bucket: str) -> frozenset[Privilege]:
-        """Return what the user may do in the whole of a bucket."""
-        return frozenset(privilege for privilege in Privilege if self.may(privilege, bucket))
+    def list_privileges(self, bucket: str) -> frozenset[Privilege]:
+        """Return the privileges that the user has for a whole bucket."""
+        return frozenset(privilege for privilege in Privilege if self.has_privilege(privilege, bucket))
 
-    def sees(self, bucket: str) -> bool:
-        """Tell whether the user has anything to do with a bucket: only then may they learn that it exists."""
+    def can_see(self, bucket: str) -> bool:
+        """Return whether the user has any role for a bucket or a part of it.
+
+        Other users must not learn that the bucket exists.
+        """
         return any(role.target.bucket in (None, bucket) for role in self.roles)
 
 
 ANONYMOUS = User("", (Role(RoleName.ADMIN, RoleTarget()),))
-"""Who does not log in where nobody has to."""
+"""The user of connections without a login, on a node without users."""

@@ -1,7 +1,8 @@
-"""One connection's login, as the node does it. No I/O: what arrives goes in, what is to be answered comes out.
+"""The login of one connection, on the node's side. No I/O: requests go in, replies come out.
 
-Source: penstock.wire.values.scram, RFC 4616 (PLAIN); memcached daemon/sasl_auth_command_context.cc for the statuses:
-what cannot be understood is EINVAL, an unknown mechanism and a wrong password are AUTH_ERROR; both end the exchange.
+Source: penstock.wire.values.scram; RFC 4616 (PLAIN); RFC 2195 (CRAM-MD5). The statuses are those of memcached,
+daemon/sasl_auth_command_context.cc: EINVAL for a message that cannot be parsed, AUTH_ERROR for an unknown mechanism
+and a wrong password. Both end the exchange.
 """
 
 from __future__ import annotations
@@ -15,206 +16,250 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.client.connect.sasl_login import PLAIN
 from penstock.errors import UsageError
 from penstock.node.auth.roles import User
-from penstock.node.auth.server_tls import names_in
-from penstock.node.auth.users import MAX_NAME, Users, proper_name
+from penstock.node.auth.server_tls import list_user_names
+from penstock.node.auth.users import MAX_NAME, Users, normalize_name
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.values.scram import ScramKeys, ScramServer
 
 if TYPE_CHECKING:
-    from penstock.node.auth.listener_access import Access
+    from penstock.node.auth.listener_access import ListenerAccess
 
-__all__ = ["MAX_VALUE", "TRANSITIONS", "AuthState", "Login", "Step"]
+__all__ = ["MAX_STEP_BYTES", "TRANSITIONS", "AuthState", "Login", "LoginStep"]
 
 CRAM_MD5 = "CRAM-MD5"
 
-MAX_VALUE = 1024
-"""Bytes of what a client says in one step."""
+MAX_STEP_BYTES = 1024
+"""Bytes of the value of one SASL_AUTH or SASL_STEP."""
 
 _NONCE_BYTES = 24
 
-_LONGEST_ESCAPED = 3 * MAX_NAME + 2  # n= and a name of nothing but commas
+_LONGEST_ESCAPED = 3 * MAX_NAME + 2  # "n=" and a name of commas only; SCRAM sends a comma as "=2C"
 
 
 class AuthState(Enum):
-    NOTHING = "nothing"
+    """How far the login of a connection is."""
+
+    LOGGED_OUT = "nothing"
     CHALLENGED = "challenged"
     LOGGED_IN = "logged in"
     FAILED = "failed"
 
 
-class Step(NamedTuple):
-    """The answer to a request for login.
+class LoginStep(NamedTuple):
+    """The answer to a login request.
 
     Attributes:
-        status, value: of the reply.
-        why: the reason, for the log, without anything secret.
-        account: the name whose password, or proof of one, was right or wrong. None: nothing was checked.
+        status: status of the reply.
+        value: value of the reply.
+        reason: why the login was refused, for the log; contains no secrets.
+        account: the name whose password or proof was checked; None: nothing was checked.
     """
 
     status: Status
     value: bytes = b""
-    why: str = ""
+    reason: str = ""
     account: str | None = None
 
 
 _AUTH, _STEP = Opcode.SASL_AUTH, Opcode.SASL_STEP
 _S = AuthState
 
-_BEGIN: dict[tuple[Opcode, Status], AuthState] = {
+_AFTER_AUTH: dict[tuple[Opcode, Status], AuthState] = {
     (_AUTH, Status.SUCCESS): _S.LOGGED_IN,
     (_AUTH, Status.AUTH_CONTINUE): _S.CHALLENGED,
     (_AUTH, Status.AUTH_ERROR): _S.FAILED,
     (_AUTH, Status.EINVAL): _S.FAILED,
 }
-_END: dict[tuple[Opcode, Status], AuthState] = {
+_AFTER_STEP: dict[tuple[Opcode, Status], AuthState] = {
     (_STEP, Status.SUCCESS): _S.LOGGED_IN,
     (_STEP, Status.AUTH_ERROR): _S.FAILED,
     (_STEP, Status.EINVAL): _S.FAILED,
 }
 
 TRANSITIONS: dict[AuthState, dict[tuple[Opcode, Status], AuthState]] = {
-    _S.NOTHING: _BEGIN,
-    _S.CHALLENGED: _BEGIN | _END,
-    _S.LOGGED_IN: _BEGIN,
-    _S.FAILED: _BEGIN,
+    _S.LOGGED_OUT: _AFTER_AUTH,
+    _S.CHALLENGED: _AFTER_AUTH | _AFTER_STEP,
+    _S.LOGGED_IN: _AFTER_AUTH,
+    _S.FAILED: _AFTER_AUTH,
 }
-"""By what was asked, and what the answer is. A request that a state has nothing for is EINVAL, and changes nothing.
+"""State -> (request, status of the reply) -> next state.
 
-SASL_AUTH begins anew in every state: who was logged in is so no more.
+A request without an entry is answered with EINVAL and changes nothing. SASL_AUTH always ends the previous login.
 """
 
 
 class Login:
-    """access: of the listener. state: see TRANSITIONS. user: who has logged in; None before, and after a failure.
+    """The login state of one connection.
 
-    nonce: what the server adds to the client's, for tests; None: drawn.
+    Args:
+        access: users and mechanisms of the listener.
+        nonce: the server's part of the SCRAM nonce, for tests; None: a random one.
+
+    Attributes:
+        access: users and mechanisms of the listener.
+        state: see TRANSITIONS.
+        user: the user that has logged in; None before a login and after a failed one.
     """
 
-    def __init__(self, access: Access, *, nonce: str | None = None) -> None:
+    def __init__(self, access: ListenerAccess, *, nonce: str | None = None) -> None:
         self.access = access
         self._nonce = nonce
-        self.state = AuthState.NOTHING
+        self.state = AuthState.LOGGED_OUT
         self.user: User | None = None
-        self._exchange: _Scram | _CramMd5 | None = None
+        self._exchange: _ScramExchange | _CramMd5Exchange | None = None
 
     @property
-    def acting(self) -> User | None:
-        """Who is behind this connection's requests; None: somebody who must log in first."""
+    def effective_user(self) -> User | None:
+        """The user whose privileges requests have; None if the client must log in first."""
         return self.user or self.access.anonymous_user
 
     @property
-    def acting_name(self) -> str:
-        """Who that is, in messages."""
-        acting = self.acting
-        return "somebody who has not logged in" if acting is None else acting.name or "anybody"
+    def effective_user_name(self) -> str:
+        """The effective user's name, for messages."""
+        acting = self.effective_user
+        return "a client without a login" if acting is None else acting.name or "an anonymous client"
 
     @property
-    def claimed(self) -> str | None:
-        """The name that the next SASL_STEP has to prove; None where that is not known yet."""
+    def claimed_name(self) -> str | None:
+        """The name that the next SASL_STEP has to prove; None if it is not known yet."""
         return None if self._exchange is None else self._exchange.account
 
-    def proving(self, mechanism: bytes, value: bytes) -> tuple[str, Callable[[], bool]] | None:
-        """Return the name in a SASL_AUTH, and a function that tells whether the password is right.
+    def find_password_check(self, mechanism: bytes, value: bytes) -> tuple[str, Callable[[], bool]] | None:
+        """Return the name in a SASL_AUTH, and a function that returns whether the password is right.
 
-        The function takes milliseconds, and may be called on any thread. None: the request has no password, or `begin`
-        knows at once whether it is right.
+        The function takes milliseconds, and may be called on any thread. The result is None if the request has no
+        password, or if `start` can decide at once.
         """
-        if _mechanism(mechanism) != PLAIN or PLAIN not in self.access.mechanisms or len(value) > MAX_VALUE:
+        if _decode_mechanism(mechanism) != PLAIN or PLAIN not in self.access.mechanisms or len(value) > MAX_STEP_BYTES:
             return None
-        said = _plain(value)
-        if isinstance(said, Step) or (check := self.access.users.proving(*said)) is None:
+        credentials = _parse_plain(value)
+        if isinstance(credentials, LoginStep) or (check := self.access.users.find_password_check(*credentials)) is None:
             return None
-        return said[0], check
+        return credentials[0], check
 
-    def begin(self, mechanism: bytes, value: bytes, fits: bool | None = None) -> Step:
-        """Take a SASL_AUTH. mechanism: the request's key. fits: what `proving` has told; None: found out here."""
+    def start(self, mechanism: bytes, value: bytes, is_right: bool | None = None) -> LoginStep:
+        """Answer a SASL_AUTH.
+
+        Args:
+            mechanism: the request's key.
+            value: the request's value.
+            is_right: the result of the function from `find_password_check`; None: the password is checked here.
+
+        Returns:
+            The answer.
+        """
         self.user = self._exchange = None
-        name = _mechanism(mechanism)
+        name = _decode_mechanism(mechanism)
         if name == CRAM_MD5 and PLAIN in self.access.mechanisms:
-            self._exchange = _CramMd5(self.access.users)
-            step = Step(Status.AUTH_CONTINUE, self._exchange.challenge)
+            self._exchange = _CramMd5Exchange(self.access.users)
+            step = LoginStep(Status.AUTH_CONTINUE, self._exchange.challenge)
         elif name not in self.access.mechanisms:
-            step = Step(Status.AUTH_ERROR, why=f"mechanism {_shown(mechanism)} is not offered here")
-        elif len(value) > MAX_VALUE:
-            step = _too_long(value)
+            step = LoginStep(Status.AUTH_ERROR, reason=f"mechanism {_quote_mechanism(mechanism)} is not offered here")
+        elif len(value) > MAX_STEP_BYTES:
+            step = _refuse_length(value)
         elif name == PLAIN:
-            step = self._plain(value, fits)
+            step = self._check_plain(value, is_right)
         else:
-            exchange = _Scram(self.access.users, name, self._nonce)
-            step = exchange.first(value)
+            exchange = _ScramExchange(self.access.users, name, self._nonce)
+            step = exchange.make_challenge(value)
             if step.status is Status.AUTH_CONTINUE:
                 self._exchange = exchange
-        return self._after(_AUTH, step)
+        return self._change_state(_AUTH, step)
 
-    def step(self, mechanism: bytes, value: bytes) -> Step:
-        """Take a SASL_STEP. mechanism: the request's key, which has to be the one of SASL_AUTH."""
+    def proceed(self, mechanism: bytes, value: bytes) -> LoginStep:
+        """Answer a SASL_STEP.
+
+        Args:
+            mechanism: the request's key, which must equal that of SASL_AUTH.
+            value: the request's value.
+
+        Returns:
+            The answer.
+        """
         exchange, self._exchange = self._exchange, None
         if exchange is None:
-            return Step(Status.EINVAL, why="SASL_STEP without SASL_AUTH before it")
-        if exchange.mechanism != _mechanism(mechanism):
-            step = Step(Status.EINVAL, why=f"SASL_STEP with {_shown(mechanism)}, begun with {exchange.mechanism}")
-        elif len(value) > MAX_VALUE:
-            step = _too_long(value)
+            return LoginStep(Status.EINVAL, reason="SASL_STEP without SASL_AUTH before it")
+        if exchange.mechanism != _decode_mechanism(mechanism):
+            step = LoginStep(
+                Status.EINVAL, reason=f"SASL_STEP with {_quote_mechanism(mechanism)}, begun with {exchange.mechanism}"
+            )
+        elif len(value) > MAX_STEP_BYTES:
+            step = _refuse_length(value)
         else:
-            step = exchange.final(value)
+            step = exchange.verify_proof(value)
             self.user = exchange.user if step.status is Status.SUCCESS else None
-        return self._after(_STEP, step)
+        return self._change_state(_STEP, step)
 
-    def present(self, certificate: Mapping[str, Any] | None) -> User | None:
-        """Log in who has this certificate, if they are a user here. certificate: as `SSLObject.getpeercert` has it."""
-        found = (self.access.users.find(name) for name in names_in(certificate or {}))
+    def log_in_by_certificate(self, certificate: Mapping[str, Any] | None) -> User | None:
+        """Log in the user that a client certificate names, and return the user; None if no name is a user's.
+
+        Args:
+            certificate: as returned by `SSLObject.getpeercert`.
+
+        Returns:
+            The user that was logged in, or None.
+        """
+        found = (self.access.users.find(name) for name in list_user_names(certificate or {}))
         user = next((user for user in found if user is not None), None)
         if user is not None:
             self.user, self.state = user, AuthState.LOGGED_IN
         return user
 
-    def renew(self) -> bool:
-        """Look again what who has logged in may do, as the users have changed. True: it is another thing than before.
+    def refresh_user(self) -> bool:
+        """Look up the user again after the users have changed. Return whether user or roles are different now.
 
-        Who is no user any more has not logged in.
+        A deleted user is logged out.
+
+        Returns:
+            Whether user or roles are different now.
         """
         if self.user is None:
             return False
         found = self.access.users.find(self.user.name)
         if found == self.user:
             return False
-        self.user, self.state = found, AuthState.NOTHING if found is None else AuthState.LOGGED_IN
+        self.user, self.state = found, AuthState.LOGGED_OUT if found is None else AuthState.LOGGED_IN
         return True
 
-    def _after(self, opcode: Opcode, step: Step) -> Step:
+    def _change_state(self, opcode: Opcode, step: LoginStep) -> LoginStep:
         self.state = TRANSITIONS[self.state][opcode, step.status]
         return step
 
-    def _plain(self, value: bytes, fits: bool | None) -> Step:
-        said = _plain(value)
-        if isinstance(said, Step):
-            return said
-        self.user = self.access.users.check(*said, fits)
+    def _check_plain(self, value: bytes, is_right: bool | None) -> LoginStep:
+        credentials = _parse_plain(value)
+        if isinstance(credentials, LoginStep):
+            return credentials
+        self.user = self.access.users.authenticate(*credentials, is_right)
         if self.user is None:
-            return Step(Status.AUTH_ERROR, why=f"PLAIN: no such user or another password: {said[0]!r}", account=said[0])
-        return Step(Status.SUCCESS, account=said[0])
+            return LoginStep(
+                Status.AUTH_ERROR,
+                reason=f"PLAIN: no such user or another password: {credentials[0]!r}",
+                account=credentials[0],
+            )
+        return LoginStep(Status.SUCCESS, account=credentials[0])
 
 
-def _plain(value: bytes) -> tuple[str, str] | Step:
-    """Return the name and the password that a client says, or what it is answered if it does not say them."""
+def _parse_plain(value: bytes) -> tuple[str, str] | LoginStep:
+    """Return the name and the password of a PLAIN message, or the answer to an invalid message."""
     try:
         authzid, name, password = value.decode().split("\0")
     except ValueError:
-        return Step(Status.EINVAL, why="PLAIN: expected [authzid] NUL user NUL password in UTF-8")
+        return LoginStep(Status.EINVAL, reason="PLAIN: expected [authzid] NUL user NUL password in UTF-8")
     if authzid not in ("", name):
-        return Step(Status.AUTH_ERROR, why="PLAIN: in another's name")
+        return LoginStep(Status.AUTH_ERROR, reason="PLAIN: the authorization id is another user's")
     if len(name.encode()) > MAX_NAME:
-        return Step(Status.EINVAL, why=f"PLAIN: a user name of more than {MAX_NAME} bytes")
+        return LoginStep(Status.EINVAL, reason=f"PLAIN: a user name of more than {MAX_NAME} bytes")
     return name, password
 
 
-class _Scram:
-    """One exchange: first message, challenge, proof, verdict.
+class _ScramExchange:
+    """One SCRAM exchange: first message, challenge, proof, result.
 
     Attributes:
-        account: the name that the client gave.
-        user: whose proof was right.
+        mechanism: the SCRAM mechanism's name.
+        account: the name that the client sent.
+        user: the user whose proof was right; None before.
     """
 
     def __init__(self, users: Users, mechanism: str, nonce: str | None) -> None:
@@ -222,45 +267,53 @@ class _Scram:
         self.user: User | None = None
         self._users = users
         self.account = ""
-        self._exchange = ScramServer(mechanism, self._keys, nonce or secrets.token_urlsafe(_NONCE_BYTES))
+        self._exchange = ScramServer(mechanism, self._find_keys, nonce or secrets.token_urlsafe(_NONCE_BYTES))
 
-    def _keys(self, name: str) -> ScramKeys:
-        self.account = proper_name(name)
-        return self._users.verifier(self.mechanism, self.account).keys
+    def _find_keys(self, name: str) -> ScramKeys:
+        self.account = normalize_name(name)
+        return self._users.find_verifier(self.mechanism, self.account).keys
 
-    def first(self, value: bytes) -> Step:
+    def make_challenge(self, value: bytes) -> LoginStep:
+        """Return the answer to the client's first message."""
         parts = value.split(b",", 3)
         if len(parts) > 2 and len(parts[2]) > _LONGEST_ESCAPED:
-            return Step(Status.EINVAL, why=f"{self.mechanism}: a user name of more than {MAX_NAME} bytes")
+            return LoginStep(Status.EINVAL, reason=f"{self.mechanism}: a user name of more than {MAX_NAME} bytes")
         try:
-            return Step(Status.AUTH_CONTINUE, self._exchange.challenge(value))
+            return LoginStep(Status.AUTH_CONTINUE, self._exchange.challenge(value))
         except UnicodeDecodeError:
-            return Step(Status.EINVAL, why=f"{self.mechanism}: a first message that is not UTF-8")
+            return LoginStep(Status.EINVAL, reason=f"{self.mechanism}: a first message that is not UTF-8")
         except (ValueError, UsageError) as error:
-            return Step(Status.EINVAL, why=f"{self.mechanism}: {error}")
+            return LoginStep(Status.EINVAL, reason=f"{self.mechanism}: {error}")
 
-    def final(self, value: bytes) -> Step:
+    def verify_proof(self, value: bytes) -> LoginStep:
+        """Return the answer to the client's final message."""
         try:
             verdict = self._exchange.verify(value)
         except UnicodeDecodeError:
-            return Step(Status.EINVAL, why=f"{self.mechanism}: a final message that is not UTF-8")
+            return LoginStep(Status.EINVAL, reason=f"{self.mechanism}: a final message that is not UTF-8")
         except ValueError as error:
-            return Step(Status.EINVAL, why=f"{self.mechanism}: {error}")
+            return LoginStep(Status.EINVAL, reason=f"{self.mechanism}: {error}")
         if verdict is None:
-            why = f"{self.mechanism}: no such user or another password: {self.account!r}"
-            return Step(Status.AUTH_ERROR, why=why, account=self.account)
+            reason = f"{self.mechanism}: no such user or another password: {self.account!r}"
+            return LoginStep(Status.AUTH_ERROR, reason=reason, account=self.account)
         self.user = self._users.find(self.account)
         if self.user is None:  # removed since the challenge
-            why = f"{self.mechanism}: no such user any more: {self.account!r}"
-            return Step(Status.AUTH_ERROR, why=why, account=self.account)
-        return Step(Status.SUCCESS, verdict, account=self.account)
+            reason = f"{self.mechanism}: no such user any more: {self.account!r}"
+            return LoginStep(Status.AUTH_ERROR, reason=reason, account=self.account)
+        return LoginStep(Status.SUCCESS, verdict, account=self.account)
 
 
-class _CramMd5:
-    """One exchange for a user without a password. Attributes as of _Scram; challenge: what the client has to sign.
+class _CramMd5Exchange:
+    """One CRAM-MD5 exchange, for a user without a password.
 
-    cbtransfer and cbbackup of Couchbase 2.5.1 begin with it, without asking for the list of mechanisms. It is not in
-    that list: for users who have a password the node would have to know the password. Source: RFC 2195.
+    cbtransfer and cbbackup of Couchbase 2.5.1 start with this mechanism, without asking for the list of mechanisms. The
+    list does not contain it: for users with a password the node would have to know the password. Source: RFC 2195.
+
+    Attributes:
+        mechanism: the mechanism's name.
+        account: None: the name comes with the proof.
+        user: the user whose proof was right; None before.
+        challenge: the text that the client has to sign.
     """
 
     mechanism = CRAM_MD5
@@ -271,29 +324,33 @@ class _CramMd5:
         self.challenge = f"<{secrets.token_hex(16)}@penstock>".encode()
         self._users = users
 
-    def final(self, value: bytes) -> Step:
+    def verify_proof(self, value: bytes) -> LoginStep:
+        """Return the answer to the client's signature."""
         name, _, proof = value.rpartition(b" ")
         try:
-            account = proper_name(name.decode())
-            user = self._users.without_password(account)
+            account = normalize_name(name.decode())
+            user = self._users.find_without_password(account)
         except (UnicodeDecodeError, UsageError):
-            return Step(Status.EINVAL, why="CRAM-MD5: expected USER, a space and a digest, in UTF-8")
+            return LoginStep(Status.EINVAL, reason="CRAM-MD5: expected USER, a space and a digest, in UTF-8")
         expected = hmac.digest(b"", self.challenge, "md5").hex().encode()
+        # compare_digest takes the same time for every proof, so that the time reveals nothing.
         if user is None or not hmac.compare_digest(proof.lower(), expected):
-            why = f"CRAM-MD5: no such user without a password, or another digest: {name!r}"
-            return Step(Status.AUTH_ERROR, why=why, account=account)
+            reason = f"CRAM-MD5: no such user without a password, or another digest: {name!r}"
+            return LoginStep(Status.AUTH_ERROR, reason=reason, account=account)
         self.user = user
-        return Step(Status.SUCCESS, account=account)
+        return LoginStep(Status.SUCCESS, account=account)
 
 
-def _mechanism(key: bytes) -> str:
-    """Return a mechanism's name as it is listed: clients need not write it in capitals."""
+def _decode_mechanism(key: bytes) -> str:
+    """Return a mechanism's name in capitals, as in the list; clients need not write capitals."""
     return key.decode("ascii", "replace").upper()
 
 
-def _shown(mechanism: bytes) -> str:
+def _quote_mechanism(mechanism: bytes) -> str:
     return repr(mechanism[:20].decode("ascii", "replace"))
 
 
-def _too_long(value: bytes) -> Step:
-    return Step(Status.EINVAL, why=f"{len(value)} bytes in one step of the login, expected at most {MAX_VALUE}")
+def _refuse_length(value: bytes) -> LoginStep:
+    return LoginStep(
+        Status.EINVAL, reason=f"{len(value)} bytes in one step of the login, expected at most {MAX_STEP_BYTES}"
+    )

@@ -1,4 +1,4 @@
-"""TLS for a listener, and who a client is by its certificate."""
+"""TLS of a listener, and the user names in a client's certificate."""
 
 from __future__ import annotations
 
@@ -10,50 +10,63 @@ from typing import Any
 
 from penstock.errors import UsageError
 
-__all__ = ["ServerTls", "names_in", "server_context"]
+__all__ = ["ServerTls", "list_user_names", "make_server_context"]
 
 
 class ServerTls:
     """The TLS of a node's ports, made of files that may change.
 
-    Arguments and errors as of `server_context`.
+    Args:
+        certificate: as in `make_server_context`.
+        key: as in `make_server_context`.
+        client_ca: as in `make_server_context`.
 
     Attributes:
-        context: of the next handshakes. A new one with each reload: an SSLContext cannot forget a CA, and its session
-            tickets would let clients of a removed one in.
+        context: the context of the next handshakes. Each reload makes a new one: an SSLContext cannot forget a CA, and
+            its session tickets would admit clients of a removed CA.
     """
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
         self._files = certificate, key, client_ca
-        self.context = server_context(*self._files)
+        self.context = make_server_context(*self._files)
 
     def reload(self) -> bool:
-        """Read the files again; True if a CA that clients had their certificates from is no longer there.
+        """Read the files again, and return whether a CA of client certificates was removed.
 
-        Raises UsageError as `server_context` does; then everything stays as it was.
+        Returns:
+            Whether a CA that issued client certificates is no longer among the files.
+
+        Raises:
+            UsageError: as in `make_server_context`; then the previous context stays.
         """
         before = set(self.context.get_ca_certs(binary_form=True))
-        self.context = server_context(*self._files)
+        self.context = make_server_context(*self._files)
         return not before <= set(self.context.get_ca_certs(binary_form=True))
 
 
-def server_context(
+def make_server_context(
     certificate: Path, key: Path, client_ca: Path | None = None, *, require_client: bool = False
 ) -> ssl.SSLContext:
-    """Return the context of a listener that speaks TLS 1.2 or newer.
+    """Return the context of a listener that accepts TLS 1.2 and newer.
 
-    certificate, key: PEM files; the certificate's has those of its issuers behind it. client_ca: who issues the
-    certificates with which clients may show who they are; require_client: they have to.
-    Raises UsageError for a file that is missing or has something else in it, and for a requirement without client_ca.
+    Args:
+        certificate: PEM file with the certificate, followed by those of its issuers.
+        key: PEM file with the private key.
+        client_ca: PEM file with the CA whose certificates clients can log in with; None: clients have no certificates.
+        require_client: every client must present a certificate.
+
+    Raises:
+        UsageError: a file is missing or has other content, or `require_client` is set without `client_ca`.
     """
     if require_client and client_ca is None:
-        raise UsageError("TLS: client certificates are required, but no CA is given that issues them")
+        raise UsageError("TLS: client certificates are required, expected a client CA as well")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # A client could otherwise make the node repeat costly handshakes on one connection.
     context.options |= ssl.OP_NO_RENEGOTIATION
-    for path, what in ((certificate, "certificate"), (key, "key")):
-        _check_readable(path, f"TLS {what}")
-    _load(context, certificate, key)
+    for path, kind in ((certificate, "certificate"), (key, "key")):
+        _check_readable(path, f"TLS {kind}")
+    _load_certificate(context, certificate, key)
     if client_ca is not None:
         _check_readable(client_ca, "client CA")
         try:
@@ -64,18 +77,19 @@ def server_context(
     return context
 
 
-def _load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    asked = False
+def _load_certificate(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    is_encrypted = False
 
-    def no_password() -> str:
-        nonlocal asked
-        asked = True
+    # OpenSSL asks for the password on the terminal unless there is a callback.
+    def refuse_password() -> str:
+        nonlocal is_encrypted
+        is_encrypted = True
         return ""
 
     try:
-        context.load_cert_chain(certificate, key, password=no_password)
+        context.load_cert_chain(certificate, key, password=refuse_password)
     except (ssl.SSLError, OSError) as error:
-        if asked:
+        if is_encrypted:
             raise UsageError(f"{key}: the key has a password, expected one without") from None
         if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
             raise UsageError(f"{key}: not the key of {certificate}") from None
@@ -92,16 +106,18 @@ def _holds_certificate(path: Path) -> bool:
     return True
 
 
-def _check_readable(path: Path, what: str) -> None:
+def _check_readable(path: Path, description: str) -> None:
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
-        raise UsageError(f"{path}: the {what} cannot be read: {error.strerror or error}") from error
+        raise UsageError(f"{path}: cannot read the {description}: {error.strerror or error}") from error
 
 
-def names_in(certificate: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names that a client's certificate, checked by the TLS layer, has for a user: the subject's common
-    name, then its e-mail addresses. certificate: as `SSLObject.getpeercert` has it; empty: there is none.
+def list_user_names(certificate: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the user names in a client's certificate: the subject's common name, then the e-mail addresses.
+
+    Args:
+        certificate: as returned by `SSLObject.getpeercert`, verified by the TLS layer; empty: the client has none.
     """
     for part in certificate.get("subject", ()):
         for kind, name in part:

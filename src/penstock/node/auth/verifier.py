@@ -1,4 +1,4 @@
-"""What a node keeps of a password: it checks one that is given, and is none itself.
+"""Verifiers of passwords: the node stores them, and a verifier does not reveal its password.
 
 Source: RFC 5802, section 3: StoredKey and ServerKey with their salt and iteration count.
 """
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from penstock.errors import UsageError
-from penstock.wire.values.saslprep import prepared
+from penstock.wire.values.saslprep import prepare_text
 from penstock.wire.values.scram import MAX_ITERATIONS, SCRAM, ScramKeys
 
-__all__ = ["ITERATIONS", "MIN_ITERATIONS", "Verifier", "verifiers_of"]
+__all__ = ["ITERATIONS", "MIN_ITERATIONS", "Verifier", "derive_verifiers"]
 
 ITERATIONS = 15_000
-"""As Couchbase 7.6 has it. A client computes that once a login (6 ms with SHA-512); the node only if it is given the
-password itself (PLAIN, HTTP)."""
+"""The default of Couchbase 7.6. A client computes them once a login (6 ms with SHA-512); the node only if the client
+sends the password itself (PLAIN, HTTP)."""
 
 MIN_ITERATIONS = 4096  # the least that RFC 7677 recommends
 SALT_BYTES = 32
@@ -30,7 +30,15 @@ _KEY_LENGTHS = {"sha512": 64, "sha256": 32, "sha1": 20}
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """For one password and one SCRAM mechanism. The keys never show."""
+    """Verifies one password with one SCRAM mechanism. `repr` hides salt and keys.
+
+    Attributes:
+        mechanism: name of the SCRAM mechanism.
+        salt: 12 to 64 bytes.
+        iterations: of PBKDF2.
+        stored_key: checks a client's proof; as long as the mechanism's hash.
+        server_key: proves the server; as long as the mechanism's hash.
+    """
 
     mechanism: str
     salt: bytes = field(repr=False)
@@ -40,41 +48,54 @@ class Verifier:
 
     @classmethod
     def derive(cls, mechanism: str, password: str, iterations: int = ITERATIONS, salt: bytes | None = None) -> Self:
-        """Make one; takes milliseconds. salt: a new one, if not given.
+        """Return the verifier of a password; takes milliseconds.
 
-        Raises UsageError for a password with a character that SASLprep refuses.
+        Args:
+            mechanism: name of the SCRAM mechanism.
+            password: the password, before SASLprep.
+            iterations: of PBKDF2.
+            salt: None: a random one.
+
+        Raises:
+            UsageError: the password has a character that SASLprep refuses.
         """
         salt = salt or secrets.token_bytes(SALT_BYTES)
-        keys = ScramKeys.derive(mechanism, prepared(password).encode(), salt, iterations)
+        keys = ScramKeys.derive(mechanism, prepare_text(password).encode(), salt, iterations)
         return cls(mechanism, keys.salt, keys.iterations, keys.stored_key, keys.server_key)
 
     @property
     def keys(self) -> ScramKeys:
-        """What SCRAM checks a proof with."""
+        """The keys that verify a SCRAM proof."""
         return ScramKeys(self.salt, self.iterations, self.stored_key, self.server_key)
 
     @classmethod
-    def invented(cls, mechanism: str, name: str, iterations: int, secret: bytes) -> Self:
-        """Return what a user who does not exist has: the same each time, and what no password fits.
+    def make_decoy(cls, mechanism: str, name: str, iterations: int, secret: bytes) -> Self:
+        """Return the verifier of a user that does not exist: always the same, and no password matches it.
 
-        secret: the node's. Without it the salt cannot be told from one that was drawn.
+        Args:
+            mechanism: name of the SCRAM mechanism.
+            name: the user's name.
+            iterations: as those of known users.
+            secret: the node's secret. Without it, a client cannot distinguish the salt from a random one.
         """
 
-        def drawn(what: str, length: int) -> bytes:
-            return hmac.digest(secret, f"{what}\0{mechanism}\0{name}".encode(), "sha512")[:length]
+        def derive_part(part: str, length: int) -> bytes:
+            return hmac.digest(secret, f"{part}\0{mechanism}\0{name}".encode(), "sha512")[:length]
 
         length = _KEY_LENGTHS[SCRAM[mechanism]]
-        return cls(mechanism, drawn("salt", SALT_BYTES), iterations, drawn("stored", length), drawn("server", length))
+        stored, server = derive_part("stored", length), derive_part("server", length)
+        return cls(mechanism, derive_part("salt", SALT_BYTES), iterations, stored, server)
 
-    def fits(self, password: str) -> bool:
-        """Tell whether this is the password, in the same time whatever is right about it; takes milliseconds."""
+    def matches(self, password: str) -> bool:
+        """Return whether this is the password; takes milliseconds, and the same time for all wrong ones."""
         try:
             given = self.derive(self.mechanism, password, self.iterations, self.salt)
         except UsageError:
             return False
         return hmac.compare_digest(given.stored_key, self.stored_key)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verifier without its mechanism as a JSON object; bytes are Base64."""
         return {
             "salt": b64encode(self.salt).decode(),
             "iterations": self.iterations,
@@ -83,10 +104,16 @@ class Verifier:
         }
 
     @classmethod
-    def from_json(cls, mechanism: str, said: Mapping[str, Any]) -> Self:
-        """Read one. Raises ValueError, LookupError or TypeError for what is none."""
-        salt, stored, server = (b64decode(said[name], validate=True) for name in ("salt", "stored_key", "server_key"))
-        iterations, length = said["iterations"], _KEY_LENGTHS[SCRAM[mechanism]]
+    def from_dict(cls, mechanism: str, fields: Mapping[str, Any]) -> Self:
+        """Return the verifier of a JSON object.
+
+        Raises:
+            ValueError: a value is out of range, or is not Base64.
+            LookupError: a field or the mechanism is missing.
+            TypeError: a field has another type.
+        """
+        salt, stored, server = (b64decode(fields[name], validate=True) for name in ("salt", "stored_key", "server_key"))
+        iterations, length = fields["iterations"], _KEY_LENGTHS[SCRAM[mechanism]]
         if type(iterations) is not int or not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
             raise ValueError(f"{iterations!r} iterations, expected {MIN_ITERATIONS} to {MAX_ITERATIONS}")
         if len(salt) not in _SALT_LENGTHS or len(stored) != length or len(server) != length:
@@ -94,6 +121,10 @@ class Verifier:
         return cls(mechanism, salt, iterations, stored, server)
 
 
-def verifiers_of(password: str, iterations: int = ITERATIONS) -> dict[str, Verifier]:
-    """Return the verifiers of a password by mechanism. Raises UsageError as Verifier.derive does."""
+def derive_verifiers(password: str, iterations: int = ITERATIONS) -> dict[str, Verifier]:
+    """Return the verifiers of a password by mechanism.
+
+    Raises:
+        UsageError: as in `Verifier.derive`.
+    """
     return {mechanism: Verifier.derive(mechanism, password, iterations) for mechanism in SCRAM}

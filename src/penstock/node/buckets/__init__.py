@@ -1,4 +1,4 @@
 """The buckets of a node: opened, kept on disk, compacted, maintained, deleted.
 
-In: a bucket and all that works on it by itself. Out: requests of clients.
+In: a bucket and its background work. Out: requests of clients.
 """

@@ -1,4 +1,4 @@
-"""The buckets that a node has: opened at its start, made, changed, emptied and deleted while it runs."""
+"""The buckets of a node: opened at its start; created, changed, flushed and deleted while it runs."""
 
 from __future__ import annotations
 
@@ -8,119 +8,165 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from penstock.errors import Error, NotSupported, StoreDamaged, StoreRefused, TemporaryFailure, UsageError
-from penstock.node.buckets.bucket_spec import BucketSpec, check_name
-from penstock.node.buckets.bucket_storage import Storage, close_bucket, find_buckets, open_bucket, remove_bucket
+from penstock.node.buckets.bucket_spec import BucketSpec, check_bucket_name
+from penstock.node.buckets.bucket_storage import BucketStorage, close_bucket, find_buckets, open_bucket, remove_bucket
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.topology import Topology
 
-__all__ = ["MAX_BUCKETS", "BucketList", "check_names"]
+__all__ = ["MAX_BUCKETS", "BucketList", "check_bucket_names"]
 
 logger = logging.getLogger("penstock.node")
 
 MAX_BUCKETS = 100
-"""That a running node makes. Each costs memory for its vbuckets, empty or not."""
+"""Buckets of a running node. Each needs memory for its vbuckets, even when empty."""
 
 
 class BucketList(dict[str, ServedBucket]):
-    """The open buckets by name. One at a time is opened or closed; what others do meanwhile sees it done or not."""
+    """The open buckets by name.
+
+    One bucket at a time is opened or closed. Other tasks see the bucket before or after that, never in between.
+
+    Args:
+        storage: how buckets are stored.
+        get_topology: returns the nodes of the buckets.
+        close_users: ends all streams and connections that use a bucket, before the bucket is deleted.
+    """
 
     def __init__(
-        self, storage: Storage, get_topology: Callable[[], Topology], end_users: Callable[[ServedBucket], None]
+        self, storage: BucketStorage, get_topology: Callable[[], Topology], close_users: Callable[[ServedBucket], None]
     ) -> None:
-        """Make a list without buckets.
-
-        Args:
-            storage: where buckets are kept.
-            get_topology: returns the nodes of the buckets.
-            end_users: ends all that uses a bucket that is about to be deleted.
-        """
+        """Make an empty list."""
         super().__init__()
         self._storage = storage
         self._get_topology = get_topology
-        self._end_users = end_users
-        self._turn = asyncio.Lock()
+        self._close_users = close_users
+        self._lock = asyncio.Lock()
         self._closed = False
-        self._kept: dict[str, BucketSpec | Error] = {}
+        self._stored_specs: dict[str, BucketSpec | Error] = {}
 
     async def open_all(
-        self, names: Sequence[str], vbuckets: int, *, usual: Sequence[str], without: str | None = None
+        self, names: Sequence[str], vbuckets: int, *, default_names: Sequence[str], excluded: str | None = None
     ) -> None:
-        """Open buckets by name, and those that are kept but for one; usual: which, where there would be none.
+        """Open buckets by name, and the other buckets on disk.
 
-        Raises UsageError and StoreDamaged as `open` does. A kept one that nobody has named is left out if it cannot be
-        opened: the others are not to suffer.
+        Args:
+            names: buckets to open; those that do not exist are created.
+            vbuckets: number of vbuckets of created buckets.
+            default_names: the buckets to open if there are no names and no buckets on disk.
+            excluded: a bucket on disk that stays closed.
+
+        Raises:
+            UsageError: as in `open`.
+            StoreDamaged: as in `open`. A damaged bucket that is not among the names is skipped, so that the others can
+                be
+                served. Its error is raised only if no bucket could be opened.
         """
-        self._kept = await find_buckets(self._storage)
-        others = [name for name in self._kept if name not in names and name != without]
-        for name in names or (() if others else usual):
+        self._stored_specs = await find_buckets(self._storage)
+        others = [name for name in self._stored_specs if name not in names and name != excluded]
+        for name in names or (() if others else default_names):
             await self.open_named(name, vbuckets)
         problem = None
         for name in others:
-            problem = await self._try_to_open(self._kept[name]) or problem
+            problem = await self._try_to_open(self._stored_specs[name]) or problem
         if problem is not None and not self:
             raise problem
 
     async def open_named(self, name: str, vbuckets: int) -> ServedBucket:
-        """Open a bucket as it was kept, made where it was not. Raises as `open` does."""
-        spec = self._kept.get(name)
-        if not isinstance(spec, BucketSpec):  # if there is something wrong with it, opening it says so
+        """Open a bucket as it was stored; create it if it does not exist. Raises the same errors as `open`.
+
+        Returns:
+            The open bucket.
+        """
+        spec = self._stored_specs.get(name)
+        if not isinstance(spec, BucketSpec):  # a damaged record is reported when the bucket is opened
             spec = BucketSpec(name=name, vbuckets=vbuckets)
-        return await self.open(spec if spec.plain_cache else replace(spec, vbuckets=vbuckets))
+        return await self.open(spec if spec.is_plain_cache else replace(spec, vbuckets=vbuckets))
 
     async def _try_to_open(self, spec: BucketSpec | Error) -> Error | None:
-        """Open a bucket that nobody has named. Returns what prevents it, None if nothing does."""
+        """Open a bucket on disk. Log and return an error that prevents it.
+
+        Returns:
+            The error that prevented it, or None.
+        """
         try:
             if isinstance(spec, Error):
                 raise spec
             await self.open(spec)
         except (StoreRefused, StoreDamaged) as error:
-            logger.error("a bucket is left out: %s", error)
+            logger.error("a bucket was not opened: %s", error)
             return error
         return None
 
     async def open(self, spec: BucketSpec) -> ServedBucket:
-        """Open a bucket, made where it is not there, and have it. Raises UsageError, StoreDamaged."""
-        async with self._turn:
+        """Open a bucket; create it if it does not exist.
+
+        Returns:
+            The open bucket.
+
+        Raises:
+            UsageError: the node stops, the bucket is open, or the topology does not permit its vbuckets.
+            StoreRefused: the directory cannot be used.
+            StoreDamaged: the files are damaged.
+        """
+        async with self._lock:
             topology = self._get_topology()
             if self._closed:
-                raise UsageError("the node stops")
+                raise UsageError("the node is stopping")
             if spec.name in self:
-                raise UsageError(f"there is a bucket {spec.name!r} already")
-            if not spec.plain_cache:
-                topology.check(spec.vbuckets)
+                raise UsageError(f"bucket {spec.name!r} exists already")
+            if not spec.is_plain_cache:
+                topology.check_vbuckets(spec.vbuckets)
             served = await open_bucket(spec, self._storage)
-            for number in _of_others(topology, served):
+            for number in _list_foreign_vbuckets(topology, served):
                 served.store.vbuckets[number].remove()
-            served.place(topology)
+            served.set_topology(topology)
             self[spec.name] = served
             return served
 
     async def create(self, spec: BucketSpec) -> ServedBucket:
-        """As `open`, for one that there is not yet. Raises UsageError also where there are too many."""
+        """Create and open a bucket that does not exist.
+
+        Returns:
+            The open bucket.
+
+        Raises:
+            UsageError: as in `open`, or there are MAX_BUCKETS buckets.
+        """
         if len(self) >= MAX_BUCKETS:
-            raise UsageError(f"there are {len(self)} buckets: expected less than {MAX_BUCKETS}")
+            raise UsageError(f"{len(self)} buckets exist: the limit is {MAX_BUCKETS}")
         return await self.open(spec)
 
     async def delete(self, name: str) -> None:
-        """End all that uses a bucket, and delete what there is of it. Raises UsageError if it is not there or stays."""
-        async with self._turn:
+        """End all uses of a bucket, and delete the bucket with its files.
+
+        Raises:
+            UsageError: the bucket does not exist, or mirrors another node's bucket.
+            StoreRefused: its directory cannot be removed.
+        """
+        async with self._lock:
             served = self.find(name)
             if served.bridge is not None:
-                raise UsageError(f"bucket {name!r} follows another node's: it is there as long as the node")
+                raise UsageError(f"bucket {name!r} mirrors another node's bucket and cannot be deleted")
             del self[name]
-            served.deleted = True
-            self._end_users(served)
+            served.is_deleted = True
+            self._close_users(served)
             await close_bucket(served)
             await remove_bucket(name, self._storage)
 
     async def flush(self, name: str) -> None:
-        """Delete all documents of a bucket. Raises UsageError, NotSupported where it may not be, TemporaryFailure."""
+        """Delete all documents of a bucket. Returns when all vbuckets are empty and that is on disk.
+
+        Raises:
+            UsageError: the bucket does not exist.
+            NotSupported: flush is disabled for the bucket.
+            TemporaryFailure: the disk or the memory does not permit it now.
+        """
         served = self.find(name)
-        if not served.may_be_flushed:
-            raise NotSupported(f"bucket {name!r} may not be flushed")
+        if not served.can_be_flushed:
+            raise NotSupported(f"bucket {name!r}: flush is disabled")
         flushed: asyncio.Future[TemporaryFailure | None] = asyncio.get_running_loop().create_future()
         served.flush()
-        give_up = served.upkeep.when_spread(flushed.set_result)
+        give_up = served.maintenance.call_after_rollout(flushed.set_result)
         try:
             refusal = await flushed
         finally:
@@ -130,42 +176,53 @@ class BucketList(dict[str, ServedBucket]):
         if served.flusher is not None:
             await served.flusher.flush()
 
-    def change(self, spec: BucketSpec) -> None:
-        """Let the bucket of this name be like that. Raises UsageError."""
+    def change_spec(self, spec: BucketSpec) -> None:
+        """Apply a new spec to the bucket of the same name.
+
+        Raises:
+            UsageError: the bucket does not exist, or its disk refuses the new spec.
+        """
         served, storage = self.find(spec.name), self._storage
         try:
-            served.change_spec(spec, spec.settings(storage.settings))
+            served.change_spec(spec, spec.make_settings(storage.settings))
         except TemporaryFailure as error:
             raise UsageError(f"bucket {spec.name!r}: {error}") from error
-        served.may_be_flushed = storage.flush if spec.flush_enabled is None else spec.flush_enabled
+        served.can_be_flushed = storage.flush_enabled if spec.flush_enabled is None else spec.flush_enabled
 
     async def close(self) -> None:
-        """Bring all to disk and let go of it. What is being opened or deleted is waited for."""
-        async with self._turn:
+        """Write all changes to disk and close all buckets, after a bucket that is being opened or deleted."""
+        async with self._lock:
             self._closed = True
             for served in self.values():
                 await close_bucket(served)
 
     def find(self, name: str) -> ServedBucket:
-        """Raises UsageError."""
+        """Return the bucket of a name.
+
+        Raises:
+            UsageError: the bucket does not exist.
+        """
         if name not in self:
-            raise UsageError(f"no bucket {name!r}; there is {', '.join(self)}")
+            raise UsageError(f"no bucket {name!r}; expected one of {', '.join(self)}")
         return self[name]
 
 
-def check_names(names: Sequence[str]) -> None:
-    """Raise UsageError for names that buckets cannot have together."""
+def check_bucket_names(names: Sequence[str]) -> None:
+    """Raise UsageError for an invalid name, and for a name that stands twice."""
     for name in names:
-        check_name(name)
+        check_bucket_name(name)
     if len(set(names)) < len(names):
         raise UsageError(f"a bucket is named twice: {', '.join(names)}")
 
 
-def _of_others(topology: Topology, served: ServedBucket) -> Iterator[int]:
-    """Yield the vbuckets that other nodes have, as far as they are here. A plain cache is split by its clients."""
-    if len(topology.places) == 1 or served.spec.plain_cache:
+def _list_foreign_vbuckets(topology: Topology, served: ServedBucket) -> Iterator[int]:
+    """Yield the vbuckets of a bucket that exist here but belong to other nodes.
+
+    A plain cache has none: its clients split the keys over nodes.
+    """
+    if len(topology.places) == 1 or served.spec.is_plain_cache:
         return
-    own = topology.owned(len(served.store.vbuckets))
+    own = topology.list_owned(len(served.store.vbuckets))
     for vbucket in served.store.vbuckets:
         if vbucket.id not in own and vbucket.history.state is not None:
             yield vbucket.id

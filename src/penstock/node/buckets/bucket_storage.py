@@ -1,4 +1,4 @@
-"""Opening the buckets of a node, in memory or each in a directory of its own, closing and deleting them."""
+"""Opens, closes and deletes the buckets of a node, in memory or each in a directory of its own."""
 
 from __future__ import annotations
 
@@ -17,16 +17,24 @@ from typing import TypeVar
 
 from penstock.errors import Error
 from penstock.node.buckets import definition_files
+from penstock.node.buckets.bucket_maintenance import BucketMaintenance
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.node.buckets.compactor import Compactor
-from penstock.node.buckets.definition_files import Definition
+from penstock.node.buckets.definition_files import BucketDefinition
 from penstock.node.buckets.flusher import Flusher
 from penstock.node.buckets.served_bucket import ServedBucket
-from penstock.node.buckets.upkeep import Upkeep
 from penstock.store.bucket_store import BucketStore
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 
-__all__ = ["Storage", "close_bucket", "file_bytes", "find_buckets", "new_vbuuid", "open_bucket", "remove_bucket"]
+__all__ = [
+    "BucketStorage",
+    "close_bucket",
+    "count_file_bytes",
+    "find_buckets",
+    "make_vbuuid",
+    "open_bucket",
+    "remove_bucket",
+]
 
 logger = logging.getLogger("penstock.node")
 
@@ -34,115 +42,141 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
-    """How a node keeps its buckets.
+class BucketStorage:
+    """How a node stores its buckets.
 
-    data_dir: the directory in which each has one of its own, by its name; None: in memory. settings: of each.
-    pager_seconds: from one round of the expiry pager to the next. persistence_timeout: seconds that a request waits
-    for the disk. flush: whether buckets that do not say it may be flushed.
+    Attributes:
+        data_dir: the directory that contains a directory for each bucket; None: all buckets are in memory.
+        settings: default settings of each bucket.
+        pager_seconds: time between two runs of the expiry pager.
+        persistence_timeout: seconds that a request waits for the disk.
+        flush_enabled: whether buckets without a setting of their own may be flushed.
     """
 
     data_dir: Path | None
-    settings: Settings
+    settings: BucketSettings
     pager_seconds: float
     persistence_timeout: float
-    flush: bool
+    flush_enabled: bool
 
 
-def new_vbuuid() -> int:
-    """Return 48 random bits, never 0: that means "no history" on the wire."""
+def make_vbuuid() -> int:
+    """Return 48 random bits as the uuid of a branch. It is never 0, which means "no history" on the wire."""
     return secrets.randbits(48) or 1
 
 
-def file_bytes(path: Path) -> int:
-    """Return the bytes of all files of a bucket, in its directory; 0 if somebody has removed that."""
+def count_file_bytes(path: Path) -> int:
+    """Return the bytes of all files in a bucket's directory; 0 if the directory does not exist."""
     total = 0
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(path):
-            with contextlib.suppress(FileNotFoundError):  # a compaction removes them at any time
+            with contextlib.suppress(FileNotFoundError):  # compaction removes files at any time
                 total += entry.stat().st_size
     return total
 
 
-async def find_buckets(storage: Storage) -> dict[str, BucketSpec | Error]:
-    """Return the buckets that are kept, by name, or why there is none to be had. Raises StoreRefused."""
+async def find_buckets(storage: BucketStorage) -> dict[str, BucketSpec | Error]:
+    """Return the buckets on disk by name, or the errors that prevent opening them.
+
+    Raises:
+        StoreRefused: the data directory cannot be read.
+    """
     if storage.data_dir is None:
         return {}
-    return await _on_thread("find", partial(definition_files.find, storage.data_dir))
+    return await _run_on_thread("find", partial(definition_files.find_bucket_specs, storage.data_dir))
 
 
-async def open_bucket(spec: BucketSpec, storage: Storage) -> ServedBucket:
-    """Open a bucket, or make it where it is not there. Raises StoreRefused or StoreDamaged."""
-    served = await (_open_on_disk if storage.data_dir and spec.persistent else _open_in_memory)(spec, storage)
+async def open_bucket(spec: BucketSpec, storage: BucketStorage) -> ServedBucket:
+    """Open a bucket; create it if it does not exist.
+
+    Returns:
+        The bucket with its background work.
+
+    Raises:
+        StoreRefused: the directory cannot be used.
+        StoreDamaged: the files are damaged.
+    """
+    served = await (_open_on_disk if storage.data_dir and spec.is_persistent else _open_in_memory)(spec, storage)
     store = served.store
-    served.may_be_flushed = storage.flush if spec.flush_enabled is None else spec.flush_enabled
-    served.upkeep = Upkeep(store, pager_seconds=storage.pager_seconds, look=served.look)
+    served.can_be_flushed = storage.flush_enabled if spec.flush_enabled is None else spec.flush_enabled
+    served.maintenance = BucketMaintenance(
+        store, pager_seconds=storage.pager_seconds, on_change=served.notify_and_compact
+    )
     if store.log.durable:
-        served.flusher = Flusher(store, patience=storage.persistence_timeout)
+        served.flusher = Flusher(store, timeout=storage.persistence_timeout)
         served.listeners.add(served.flusher.waits)
     served.compactor = Compactor(store, served.flusher)
     store.log.room.compact = served.free_memory
     if served.flusher is not None:
-        served.flusher.after = served.compactor.look
-    if store.recovered:
-        logger.info("bucket %s: %s", spec.name, store.recovered)
+        served.flusher.on_commit = served.compactor.compact_soon
+    if store.recovery_summary:
+        logger.info("bucket %s: %s", spec.name, store.recovery_summary)
     return served
 
 
-async def _open_in_memory(spec: BucketSpec, storage: Storage) -> ServedBucket:
+async def _open_in_memory(spec: BucketSpec, storage: BucketStorage) -> ServedBucket:
     store = BucketStore(
         spec.name,
         vbuckets=spec.vbuckets,
         clock=time.time_ns,
-        new_vbuuid=new_vbuuid,
-        settings=spec.settings(storage.settings),
+        new_vbuuid=make_vbuuid,
+        settings=spec.make_settings(storage.settings),
     )
     if storage.data_dir is None:
         return ServedBucket(store, spec)
-    define = partial(Definition, storage.data_dir / spec.name, spec)
-    definition = await _on_thread(f"define-{spec.name}", define, Definition.close)
+    define = partial(BucketDefinition, storage.data_dir / spec.name, spec)
+    definition = await _run_on_thread(f"define-{spec.name}", define, BucketDefinition.close)
     store.rollout.set_manifest(definition.manifest)
     return ServedBucket(store, spec, definition)
 
 
-async def _open_on_disk(spec: BucketSpec, storage: Storage) -> ServedBucket:
+async def _open_on_disk(spec: BucketSpec, storage: BucketStorage) -> ServedBucket:
     assert storage.data_dir is not None
-    path, settings = storage.data_dir / spec.name, spec.settings(storage.settings)
+    path, settings = storage.data_dir / spec.name, spec.make_settings(storage.settings)
 
     def recover() -> BucketStore:
         store = BucketStore.open(
             *(path, spec.name),
             vbuckets=spec.vbuckets,
             clock=time.time_ns,
-            new_vbuuid=new_vbuuid,
+            new_vbuuid=make_vbuuid,
             settings=settings,
         )
         if not store.record.properties:
-            store.record.set_properties(spec.properties())
+            store.record.set_properties(spec.list_properties())
         return store
 
-    return ServedBucket(await _on_thread(f"open-{spec.name}", recover, BucketStore.close), spec)
+    return ServedBucket(await _run_on_thread(f"open-{spec.name}", recover, BucketStore.close), spec)
 
 
-async def _on_thread(
+async def _run_on_thread(
     name: str, work: Callable[[], _Result], undo: Callable[[_Result], None] = lambda _: None
 ) -> _Result:
-    """Do something that blocks on a thread of its own. undo: what becomes of the result if nobody waits for it."""
+    """Run blocking work on a thread of its own.
+
+    Args:
+        name: of the thread.
+        work: returns the result.
+        undo: takes the result if the caller was cancelled meanwhile.
+
+    Returns:
+        The result of `work`.
+    """
     thread = ThreadPoolExecutor(1, thread_name_prefix=f"penstock-{name}")
     working = asyncio.get_running_loop().run_in_executor(thread, work)
     thread.shutdown(wait=False)
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
-        # There is no way to interrupt it, and what it opens has to be let go of.
+        # A thread cannot be interrupted, and the files that it opens must be closed.
         with contextlib.suppress(Error):
             undo(await working)
         raise
 
 
 async def close_bucket(served: ServedBucket) -> None:
-    """Bring what is left to disk and let go of the bucket. What cannot be written is logged, and lost."""
-    served.upkeep.close()
+    """Write the remaining changes to disk and close the bucket. Changes that cannot be written are logged and lost."""
+    served.maintenance.close()
     if served.compactor is not None:
         await served.compactor.close()
     if served.flusher is not None:
@@ -151,7 +185,11 @@ async def close_bucket(served: ServedBucket) -> None:
         served.definition.close()
 
 
-async def remove_bucket(name: str, storage: Storage) -> None:
-    """Delete the files of a bucket that is closed. Raises StoreRefused if they stay."""
+async def remove_bucket(name: str, storage: BucketStorage) -> None:
+    """Delete the files of a closed bucket.
+
+    Raises:
+        StoreRefused: the directory cannot be removed.
+    """
     if storage.data_dir is not None:
-        await _on_thread(f"remove-{name}", partial(definition_files.remove, storage.data_dir / name))
+        await _run_on_thread(f"remove-{name}", partial(definition_files.remove_bucket_files, storage.data_dir / name))

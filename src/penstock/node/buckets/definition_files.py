@@ -1,8 +1,8 @@
-"""What the data directory says of buckets. All of it blocks, and is to be called on a thread of its own.
+"""The definitions of buckets in the data directory. All functions block; they must be called on a thread of their own.
 
-Each bucket has a directory, also one whose documents are in memory alone: there it is written what it is to be like. A
-bucket is there once its directory says so, and gone once that has another name, which no bucket can have; what a kill
-leaves of one is removed by the next start.
+Each bucket has a directory, also a bucket whose documents are in memory only: its definition is stored there. A bucket
+exists once its record is in the directory. It is deleted once the directory is renamed to a name that no bucket can
+have. The next start removes directories that a killed node left behind.
 """
 
 from __future__ import annotations
@@ -19,32 +19,35 @@ from penstock.store.definition.manifest_json import manifest_from_dict
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.recovery import bucket_directory
 
-__all__ = ["Definition", "find", "remove"]
+__all__ = ["BucketDefinition", "find_bucket_specs", "remove_bucket_files"]
 
 logger = logging.getLogger("penstock.node")
 
-_GONE = "~"  # what the names of directories begin with whose buckets are deleted
+# Of the directories of deleted buckets; no bucket's name can contain this character.
+_DELETED_PREFIX = "~"
 
 
-def find(data_dir: Path) -> dict[str, BucketSpec | Error]:
-    """Return the buckets in a data directory, by name, and remove what is left of those that were deleted.
+def find_bucket_specs(data_dir: Path) -> dict[str, BucketSpec | Error]:
+    """Return the buckets in a data directory by name, and remove the directories of deleted buckets.
 
-    For a bucket that does not say what it is, StoreRefused or StoreDamaged is in its place; raised is StoreRefused if
-    nothing can be read.
+    For a bucket whose record cannot be read, the value is the error, StoreRefused or StoreDamaged.
+
+    Raises:
+        StoreRefused: the data directory cannot be read.
     """
     found: dict[str, BucketSpec | Error] = {}
     try:
         names = sorted(entry.name for entry in os.scandir(data_dir) if entry.is_dir())
-    except (FileNotFoundError, NotADirectoryError):  # whoever makes one there says what is wrong
+    except (FileNotFoundError, NotADirectoryError):  # reported when a bucket is created there
         return found
     except OSError as error:
         raise StoreRefused(f"{data_dir}: cannot be read: {error.strerror or error}") from error
     for name in names:
-        if name.startswith(_GONE):
+        if name.startswith(_DELETED_PREFIX):
             shutil.rmtree(data_dir / name, ignore_errors=True)
-        elif bucket_directory.is_there(Directory(data_dir / name)):
+        elif bucket_directory.has_bucket(Directory(data_dir / name)):
             try:
-                spec = _spec_in(data_dir / name)
+                spec = _read_spec(data_dir / name)
             except (StoreRefused, StoreDamaged) as error:
                 found[name] = error
             else:
@@ -52,68 +55,92 @@ def find(data_dir: Path) -> dict[str, BucketSpec | Error]:
     return found
 
 
-def _spec_in(path: Path) -> BucketSpec | None:
-    """Return what a directory says of its bucket; None for a copy, which has another name than its bucket."""
-    said = bucket_directory.said_by(Directory(path), repairs=True)  # whoever opens it says what is wrong with a repair
-    assert said is not None
-    if said["name"] != path.name:
-        logger.warning("%s says that it is bucket %s: it is left alone", path, said["name"])
+def _read_spec(path: Path) -> BucketSpec | None:
+    """Return the definition in a bucket's directory; None for a copied directory, whose name is not the bucket's."""
+    fields = bucket_directory.read_record(
+        Directory(path), repairs=True
+    )  # opening the bucket reports an unfinished repair
+    assert fields is not None
+    if fields["name"] != path.name:
+        logger.warning("%s is a copy of bucket %s: it is ignored", path, fields["name"])
         return None
     try:
-        return BucketSpec.of(path.name, said["vbuckets"], said["properties"])
+        return BucketSpec.from_properties(path.name, fields["vbuckets"], fields["properties"])
     except UsageError as error:
         raise StoreRefused(f"{path}: {error}") from None
 
 
-class Definition:
-    """The directory of a bucket in memory: this process's own until `close`. uuid: of the bucket, in hexadecimal."""
+class BucketDefinition:
+    """The directory of a bucket in memory. It is locked for this process until `close`.
+
+    Args:
+        path: the directory; it is created if it does not exist.
+        spec: the bucket's definition.
+
+    Attributes:
+        uuid: the bucket's uuid, hexadecimal.
+        manifest: the stored scopes and collections.
+
+    Raises:
+        StoreRefused: the directory cannot be used, or is another bucket's.
+        StoreDamaged: the record cannot be read.
+    """
 
     def __init__(self, path: Path, spec: BucketSpec) -> None:
-        """Make the directory where it is not there.
-
-        Raises StoreRefused if it cannot be used, or is another bucket's; StoreDamaged.
-        """
+        """Open the directory."""
         self._directory = Directory(path)
-        bucket_directory.enter(self._directory)
+        bucket_directory.lock_directory(self._directory)
         try:
-            said = bucket_directory.said_by(self._directory)
-            if said is None:
-                said = bucket_directory.make(
+            fields = bucket_directory.read_record(self._directory)
+            if fields is None:
+                fields = bucket_directory.create_record(
                     self._directory,
                     name=spec.name,
                     uuid=secrets.token_bytes(16),
                     vbuckets=spec.vbuckets,
-                    properties=spec.properties(),
+                    properties=spec.list_properties(),
                 )
                 Directory(path.parent).sync_names()
-            bucket_directory.check_same(said, path, name=spec.name, vbuckets=spec.vbuckets)
+            bucket_directory.check_identity(fields, path, name=spec.name, vbuckets=spec.vbuckets)
         except OSError as error:
             self.close()
             raise StoreRefused(f"{path}: cannot be written to: {error.strerror or error}") from error
         except BaseException:
             self.close()
             raise
-        self._said = {**said}
-        self.uuid: str = said["uuid"]
-        self.manifest = manifest_from_dict(said["manifest"])
+        self._fields = {**fields}
+        self.uuid: str = fields["uuid"]
+        self.manifest = manifest_from_dict(fields["manifest"])
 
-    def keep(self, name: str, what: object) -> None:
-        """Write down the manifest or the properties. Raises TemporaryFailure where the disk does not take it."""
-        said = {**self._said, name: what}
+    def store_field(self, name: str, value: object) -> None:
+        """Store the manifest or the properties.
+
+        Args:
+            name: `manifest` or `properties`.
+            value: a JSON value.
+
+        Raises:
+            TemporaryFailure: the record cannot be written.
+        """
+        fields = {**self._fields, name: value}
         try:
-            bucket_directory.write(self._directory, said)
+            bucket_directory.write_record(self._directory, fields)
         except OSError as error:
-            raise TemporaryFailure(f"the disk does not take it: {error.strerror or error}") from error
-        self._said = said
+            raise TemporaryFailure(f"cannot write to the disk: {error.strerror or error}") from error
+        self._fields = fields
 
     def close(self) -> None:
-        """Let others have the directory."""
+        """Unlock the directory."""
         self._directory.unlock()
 
 
-def remove(path: Path) -> None:
-    """Delete a closed bucket. Raises StoreRefused if it stays; files that are left are removed by the next start."""
-    grave = path.with_name(f"{_GONE}{path.name}-{secrets.token_hex(4)}")
+def remove_bucket_files(path: Path) -> None:
+    """Delete the directory of a closed bucket. The next start removes files that are left.
+
+    Raises:
+        StoreRefused: the directory cannot be renamed.
+    """
+    grave = path.with_name(f"{_DELETED_PREFIX}{path.name}-{secrets.token_hex(4)}")
     try:
         path.rename(grave)
         Directory(path.parent).sync_names()

@@ -1,4 +1,4 @@
-"""How long a kind of work took: counts by powers of two of microseconds."""
+"""Histograms of durations: counts by powers of two of microseconds."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Histogram:
     """The durations of one kind of work.
 
     Attributes:
-        count: how many durations were recorded.
+        count: number of recorded durations.
         total: their sum, seconds.
-        last: the newest one, seconds.
+        last: the newest duration, seconds.
     """
 
     __slots__ = ("_counts", "count", "last", "total")
@@ -27,9 +27,10 @@ class Histogram:
         """Forget all durations."""
         self.count = 0
         self.total = self.last = 0.0
-        self._counts: dict[int, int] = {}  # by the power of two that is above
+        self._counts: dict[int, int] = {}  # by the exponent of the next higher power of two
 
     def record(self, seconds: float) -> None:
+        """Count one duration."""
         self.count += 1
         self.total += seconds
         self.last = seconds
@@ -37,8 +38,8 @@ class Histogram:
         self._counts[power] = self._counts.get(power, 0) + 1
 
     @classmethod
-    def merged(cls, others: Iterable[Histogram]) -> Histogram:
-        """Return one with the durations of all others."""
+    def merge(cls, others: Iterable[Histogram]) -> Histogram:
+        """Return a histogram with the durations of all others."""
         merged = cls()
         for other in others:
             merged.count += other.count
@@ -47,10 +48,10 @@ class Histogram:
                 merged._counts[power] = merged._counts.get(power, 0) + count
         return merged
 
-    def lines(self, name: str) -> Iterator[tuple[str, object]]:
-        """Yield the statistics as ep-engine's cbstats reads histograms: `NAME_LOW,HIGH` is a count; microseconds.
+    def list_stats(self, name: str) -> Iterator[tuple[str, object]]:
+        """Yield the counts in the form that ep-engine's cbstats reads: `NAME_LOW,HIGH`, bounds in microseconds.
 
-        kv_engine's `NAME_mean` is left out: the cbstats of 2.5 and 3.x fails on it, and later ones do without.
+        kv_engine's `NAME_mean` is left out: the cbstats of 2.5 and 3.x fails on it, and later ones do not need it.
         """
         for power, count in sorted(self._counts.items()):
             yield f"{name}_{1 << power >> 1},{1 << power}", count

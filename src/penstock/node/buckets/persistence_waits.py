@@ -1,4 +1,4 @@
-"""Parked requests that wait for a bucket's disk."""
+"""Parked requests that wait until changes of a bucket are on disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from penstock.errors import NotMyVbucket, StatusError, TemporaryFailure
-from penstock.node.answers import GiveUp, Parked, Resume
+from penstock.node.answers import CancelWait, Parked, Resume
 from penstock.node.buckets.vbucket_events import VbucketEvent
 from penstock.store.bucket_store import BucketStore
 from penstock.store.documents.vbucket import Vbucket
@@ -22,11 +22,11 @@ class _Waiter:
     """A parked request.
 
     Attributes:
-        vbucket: None if the request is not about one.
-        is_done: tells whether what it waits for is on disk.
-        reply: the answer once it is.
-        resume: takes the answer.
-        too_late: the answer where that fails.
+        vbucket: the vbucket of the request; None: the whole bucket.
+        is_done: returns whether the changes are on disk.
+        reply: the reply once they are.
+        resume: takes the reply.
+        timeout_error: the reply if the wait fails; None: an error with the reason.
         timer: ends the wait.
     """
 
@@ -34,25 +34,25 @@ class _Waiter:
     is_done: Callable[[], bool]
     reply: bytes
     resume: Resume
-    too_late: StatusError | None = None
+    timeout_error: StatusError | None = None
     timer: asyncio.TimerHandle | None = None
 
 
 class PersistenceWaits:
-    """Requests to one bucket that are parked until something is on disk.
+    """Requests to one bucket that wait until changes are on disk.
 
     Args:
         store: the bucket.
-        patience: seconds that a request may wait.
+        timeout: seconds that a request may wait.
         commit_soon: called when a request begins to wait.
 
     Attributes:
-        patience: seconds that a request may wait, from now on.
-        obstacle: why nothing gets to disk, for the error of a request that has waited too long; empty where it does.
+        timeout: seconds that further requests may wait.
+        obstacle: why nothing is written to disk, for the error after a timeout; empty if there is no obstacle.
     """
 
-    def __init__(self, store: BucketStore, *, patience: float, commit_soon: Callable[[], None]) -> None:
-        self.patience = patience
+    def __init__(self, store: BucketStore, *, timeout: float, commit_soon: Callable[[], None]) -> None:
+        self.timeout = timeout
         self.obstacle = ""
         self._store = store
         self._commit_soon = commit_soon
@@ -60,85 +60,85 @@ class PersistenceWaits:
         self._waiters: set[_Waiter] = set()
 
     def __len__(self) -> int:
-        """Return how many requests wait."""
+        """Return the number of waiting requests."""
         return len(self._waiters)
 
-    def until(
+    def reply_when(
         self,
         vbucket: Vbucket | None,
         is_done: Callable[[], bool],
         reply: bytes,
         *,
-        patience: float | None = None,
-        too_late: StatusError | None = None,
+        timeout: float | None = None,
+        timeout_error: StatusError | None = None,
     ) -> bytes:
-        """Return the reply to a request if what it asks for is on disk.
+        """Return the reply to a request if the changes that it waits for are on disk.
 
         Args:
-            vbucket: the vbucket that the request is about, None if it is not about one.
-            is_done: tells whether it is on disk.
-            reply: to the request.
-            patience: seconds to wait, None: as long as any request.
-            too_late: the answer after that, and after whatever else ends the wait; None: TemporaryFailure, or
-                NotMyVbucket where that is what has happened.
+            vbucket: the vbucket of the request; None: the whole bucket.
+            is_done: returns whether the changes are on disk.
+            reply: the reply to the request.
+            timeout: seconds to wait; None: as the attribute.
+            timeout_error: the reply if the wait fails for any reason; None: TemporaryFailure, or NotMyVbucket if the
+                vbucket is no longer active.
 
         Raises:
-            Parked: it is not on disk yet.
-            TemporaryFailure: nothing is confirmed any more. Or `too_late`.
+            Parked: the changes are not on disk yet.
+            TemporaryFailure: the disk has failed for good. `timeout_error` is raised instead if there is one.
         """
-        if self._store.log.commits.broken:
-            raise too_late or self._no_more()
+        if self._store.log.commits.is_broken:
+            raise timeout_error or self._make_broken_error()
         if is_done():
             return reply
-        waiter = partial(_Waiter, vbucket, is_done, reply, too_late=too_late)
-        raise Parked(partial(self._enter, waiter, self.patience if patience is None else patience))
+        waiter = partial(_Waiter, vbucket, is_done, reply, timeout_error=timeout_error)
+        raise Parked(partial(self._add_waiter, waiter, self.timeout if timeout is None else timeout))
 
-    def answer(self) -> None:
+    def answer_finished(self) -> None:
         """Answer the requests whose wait is over."""
         for waiter in tuple(self._waiters):
-            if self._store.log.commits.broken:
-                self._end(waiter, self._no_more())
+            if self._store.log.commits.is_broken:
+                self._end_wait(waiter, self._make_broken_error())
             elif waiter.is_done():
-                self._end(waiter, waiter.reply)
+                self._end_wait(waiter, waiter.reply)
 
     def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
-        """End the waits for a vbucket: what they waited for may be gone, or others' concern."""
+        """End the waits for a vbucket: its changes may no longer exist, or be another node's."""
         for waiter in self._waiters:
             if waiter.vbucket is vbucket:
                 error: StatusError = TemporaryFailure(f"vbucket {vbucket.id}: {event.value}", vbucket=vbucket.id)
                 if vbucket.history.state is not VbucketState.ACTIVE:
                     error = NotMyVbucket(vbucket=vbucket.id)
-                self._loop.call_soon(self._end, waiter, error)
+                self._loop.call_soon(self._end_wait, waiter, error)
 
     def close(self) -> None:
         """End all waits without an answer."""
         for waiter in tuple(self._waiters):
-            self._forget(waiter)
+            self._remove_waiter(waiter)
 
-    def _enter(self, make: Callable[[Resume], _Waiter], patience: float, resume: Resume) -> GiveUp:
+    def _add_waiter(self, make: Callable[[Resume], _Waiter], timeout: float, resume: Resume) -> CancelWait:
         waiter = make(resume)
-        waiter.timer = self._loop.call_later(patience, self._give_up, waiter, patience)
+        waiter.timer = self._loop.call_later(timeout, self._time_out, waiter, timeout)
         self._waiters.add(waiter)
         self._commit_soon()
-        return partial(self._forget, waiter)
+        return partial(self._remove_waiter, waiter)
 
-    def _give_up(self, waiter: _Waiter, patience: float) -> None:
+    def _time_out(self, waiter: _Waiter, timeout: float) -> None:
         number = 0 if waiter.vbucket is None else waiter.vbucket.id
-        what = f"bucket {self._store.name}" if waiter.vbucket is None else f"vbucket {number}"
-        why = f": {self.obstacle}" if self.obstacle else ""
-        self._end(waiter, TemporaryFailure(f"{what}: not on disk after {patience:g} s{why}", vbucket=number))
+        subject = f"bucket {self._store.name}" if waiter.vbucket is None else f"vbucket {number}"
+        reason = f": {self.obstacle}" if self.obstacle else ""
+        self._end_wait(waiter, TemporaryFailure(f"{subject}: not on disk after {timeout:g} s{reason}", vbucket=number))
 
-    def _end(self, waiter: _Waiter, answer: bytes | StatusError) -> None:
+    def _end_wait(self, waiter: _Waiter, answer: bytes | StatusError) -> None:
         if waiter in self._waiters:
-            self._forget(waiter)
-            waiter.resume(waiter.too_late or answer if isinstance(answer, StatusError) else answer)
+            self._remove_waiter(waiter)
+            waiter.resume(waiter.timeout_error or answer if isinstance(answer, StatusError) else answer)
 
-    def _forget(self, waiter: _Waiter) -> None:
+    def _remove_waiter(self, waiter: _Waiter) -> None:
         if waiter.timer is not None:
             waiter.timer.cancel()
         self._waiters.discard(waiter)
 
-    def _no_more(self) -> TemporaryFailure:
+    def _make_broken_error(self) -> TemporaryFailure:
         return TemporaryFailure(
             f"bucket {self._store.name}: {self._store.log.room.fault}; nothing is confirmed any more"
         )

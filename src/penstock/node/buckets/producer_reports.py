@@ -1,20 +1,28 @@
-"""Reports of producers and their streams: plain values, for STAT and for users of the node."""
+"""Reports of producers and their streams: plain values, for STAT and for programs that embed a node."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["Load", "ProducerReport", "StreamReport", "StreamTotals"]
+__all__ = ["ProducerLoad", "ProducerReport", "StreamReport", "StreamTotals"]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """One stream, or what a TAP connection has of one vbucket.
+    """One stream, or a TAP connection's share of one vbucket.
 
-    start_seqno, end_seqno: as asked for; None where the dialect cannot say it. items_sent, bytes_sent: changes, and
-    all of the stream's bytes. items_remaining: changes left to send, at most. filters: what is left out, such as
-    "values". details: what only this dialect has, for STAT.
+    Attributes:
+        vbucket: the vbucket's number.
+        opaque: the stream's opaque.
+        state: the stream's state in words.
+        start_seqno: as requested; None if the dialect has none.
+        end_seqno: as requested; None if the dialect has none.
+        items_sent: changes that were sent.
+        bytes_sent: bytes of all messages of the stream.
+        items_remaining: upper bound of the changes left to send.
+        filters: parts of changes that the stream leaves out, such as "values".
+        details: statistics of this dialect only, for STAT.
     """
 
     vbucket: int
@@ -30,7 +38,12 @@ class StreamReport:
 
 
 class StreamTotals(NamedTuple):
-    """What the streams of a producer sent that have ended, so that its totals never go down."""
+    """Totals of a producer's ended streams. The totals of the producer include them, so that they never decrease.
+
+    Attributes:
+        items: changes that were sent.
+        nbytes: bytes of all messages.
+    """
 
     items: int = 0
     nbytes: int = 0
@@ -38,10 +51,20 @@ class StreamTotals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProducerReport:
-    """One producer. name: its own, or `anon_N`. label: what to call it: the name, or user@address without one.
+    """One producer.
 
-    peer: address and port. agent: as HELLO said, empty without. created: epoch seconds. details: as of StreamReport.
-    ended: what its earlier streams have sent.
+    Attributes:
+        name: the producer's name, or `anon_N`.
+        label: the name, or user@address if the producer has none.
+        dialect: name of its dialect.
+        peer: the consumer's address and port.
+        agent: the consumer's name in HELLO; empty without.
+        user: the consumer's user; None before a login.
+        created: seconds since the epoch.
+        streams: the open streams.
+        bytes_unsent: bytes that wait in the connection's buffers.
+        details: statistics of this dialect only, for STAT.
+        ended_streams: totals of the ended streams.
     """
 
     name: str
@@ -54,32 +77,42 @@ class ProducerReport:
     streams: tuple[StreamReport, ...]
     bytes_unsent: int
     details: dict[str, Any] = field(default_factory=dict)
-    ended: StreamTotals = field(default_factory=StreamTotals)
+    ended_streams: StreamTotals = field(default_factory=StreamTotals)
 
     @property
     def items_sent(self) -> int:
-        return self.ended.items + sum(stream.items_sent for stream in self.streams)
+        """Changes that all streams have sent, including ended streams."""
+        return self.ended_streams.items + sum(stream.items_sent for stream in self.streams)
 
     @property
     def bytes_sent(self) -> int:
-        return self.ended.nbytes + sum(stream.bytes_sent for stream in self.streams)
+        """Bytes that all streams have sent, including ended streams."""
+        return self.ended_streams.nbytes + sum(stream.bytes_sent for stream in self.streams)
 
     @property
     def items_remaining(self) -> int:
+        """Upper bound of the changes left to send."""
         return sum(stream.items_remaining for stream in self.streams)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report with its sums as a JSON object."""
         report = asdict(self)
-        del report["ended"]
+        del report["ended_streams"]
         return report | {"items_sent": self.items_sent, "bytes_sent": self.bytes_sent}
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What a producer has left to do, for the totals of STAT: on an idle system all of it is 0, but turns and streams.
+class ProducerLoad:
+    """The work that a producer has left, for the totals of STAT.
 
-    ready: streams with something to send now. remaining: changes left to send, at most. unacked: bytes that the peer
-    has not acknowledged. turns: how many there were.
+    On an idle node all values but streams and turns are 0.
+
+    Attributes:
+        streams: open streams.
+        ready: streams with changes to send now.
+        remaining: upper bound of the changes left to send.
+        unacked: bytes that the consumer has not acknowledged.
+        turns: turns of the event loop that the producer has used.
     """
 
     streams: int = 0

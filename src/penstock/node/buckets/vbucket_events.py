@@ -1,4 +1,4 @@
-"""Events of whole vbuckets, and those who wait for them."""
+"""Events of whole vbuckets, and the objects that are notified of them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Protocol
 
 from penstock.store.documents.vbucket import Vbucket
 
-__all__ = ["VbucketEvent", "VbucketListener", "Waiting"]
+__all__ = ["VbucketEvent", "VbucketListener", "WaitingStream"]
 
 
 class VbucketEvent(Enum):
-    """What happened to a whole vbucket. It has happened when listeners are told."""
+    """What happened to a whole vbucket. Listeners are notified after the event."""
 
     STATE_CHANGED = "state changed"
     DELETED = "deleted"
@@ -19,15 +19,18 @@ class VbucketEvent(Enum):
 
 
 class VbucketListener(Protocol):
+    """Is notified of events of whole vbuckets."""
+
     def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
-        """Take note; nothing may be awaited, and nothing sent but by a turn of its own."""
+        """Handle an event. The method may not await, and may send messages only in a turn of their own."""
 
 
-class Waiting(Protocol):
-    """What waits for changes of one vbucket: a stream."""
+class WaitingStream(Protocol):
+    """A stream that waits for changes of one vbucket."""
 
     @property
-    def vbucket(self) -> Vbucket: ...
+    def vbucket(self) -> Vbucket:
+        """The stream's vbucket."""
 
     def wake(self) -> None:
-        """There is something to send. Comes once; then the stream has to wait anew."""
+        """Send the new changes. The bucket calls this once; then the stream has to wait again."""

@@ -1,7 +1,7 @@
-"""The part of a bucket's scopes and collections that a user may know of.
+"""The scopes and collections of a bucket that a user may know of.
 
-Source: kv_engine, Collections::Manifest::to_json with an IsVisibleFunction; rbac/privileges.cc, FailNoPrivileges: a
-collection in which a user has no privilege at all is unknown to that user.
+A collection in which a user has no privilege is unknown to that user. Source: kv_engine, Collections::Manifest::to_json
+with an IsVisibleFunction; rbac/privileges.cc, FailNoPrivileges.
 """
 
 from __future__ import annotations
@@ -10,51 +10,51 @@ from collections.abc import Iterator
 from dataclasses import replace
 from operator import is_
 
-from penstock.node.auth import OF_DOCUMENTS, User
+from penstock.node.auth import DOCUMENT_PRIVILEGES, User
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.store.definition.manifest import Manifest, Scope
 
-__all__ = ["ManifestView", "visible_manifest"]
+__all__ = ["ManifestView", "filter_manifest"]
 
 
-def visible_manifest(manifest: Manifest, user: User | None, bucket: str) -> Manifest:
+def filter_manifest(manifest: Manifest, user: User | None, bucket: str) -> Manifest:
     """Return the manifest as a user sees it: the same uid, without collections in which the user has no privilege.
 
-    A scope is visible if all of it is, also what will be in it, or if one of its collections is.
+    A scope is visible if the user has a privilege for the whole scope, or if one of its collections is visible.
 
     Args:
-        manifest: the whole manifest of the bucket. It is returned as it is to a user of the whole bucket.
+        manifest: the whole manifest of the bucket. It is returned unchanged to a user of the whole bucket.
         user: None before login: nothing is visible.
         bucket: the bucket's name.
     """
-    if user is not None and _sees(user, bucket):
+    if user is not None and _can_see(user, bucket):
         return manifest
-    return replace(manifest, scopes=() if user is None else tuple(_visible_scopes(manifest, user, bucket)))
+    return replace(manifest, scopes=() if user is None else tuple(_filter_scopes(manifest, user, bucket)))
 
 
 class ManifestView:
-    """The last answer of `visible_manifest`, for a connection that asks with every request."""
+    """Remembers the last result of `filter_manifest`, for a connection that needs it with every request."""
 
     def __init__(self) -> None:
         self._asked: tuple[object, object, object] = (None, None, None)
         self._visible: Manifest
 
-    def of(self, bucket: ServedBucket, user: User | None) -> Manifest:
+    def get(self, bucket: ServedBucket, user: User | None) -> Manifest:
         """Return the manifest of a bucket as a user sees it."""
         asked = (bucket, bucket.store.manifests.current, user)
         if not all(map(is_, asked, self._asked)):
             self._asked = asked
-            self._visible = visible_manifest(bucket.store.manifests.current, user, bucket.store.name)
+            self._visible = filter_manifest(bucket.store.manifests.current, user, bucket.store.name)
         return self._visible
 
 
-def _visible_scopes(manifest: Manifest, user: User, bucket: str) -> Iterator[Scope]:
+def _filter_scopes(manifest: Manifest, user: User, bucket: str) -> Iterator[Scope]:
     for scope in manifest.scopes:
-        if _sees(user, bucket, scope.name):
+        if _can_see(user, bucket, scope.name):
             yield scope
-        elif seen := tuple(one for one in scope.collections if _sees(user, bucket, scope.name, one.name)):
+        elif seen := tuple(one for one in scope.collections if _can_see(user, bucket, scope.name, one.name)):
             yield replace(scope, collections=seen)
 
 
-def _sees(user: User, bucket: str, scope: str | None = None, collection: str | None = None) -> bool:
-    return any(user.may(privilege, bucket, scope, collection) for privilege in OF_DOCUMENTS)
+def _can_see(user: User, bucket: str, scope: str | None = None, collection: str | None = None) -> bool:
+    return any(user.has_privilege(privilege, bucket, scope, collection) for privilege in DOCUMENT_PRIVILEGES)

@@ -1,4 +1,4 @@
 """The cluster map: nodes, places of vbuckets, releases.
 
-In: what clients learn about nodes. Out: how a connection gets it (session).
+In: the documents from which clients learn the nodes. Out: how a connection receives them (session).
 """

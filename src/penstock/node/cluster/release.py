@@ -1,12 +1,13 @@
-"""What the node says that it is."""
+"""The release that the node reports to clients."""
 
 from importlib.metadata import version
 
 __all__ = ["RELEASE", "VERSION"]
 
-PROTOCOL_LEVEL = "7.6.0"  # clients compare what VERSION says with the releases that they know
+# Clients compare the reply to VERSION with the releases that they know, and use the features of that release.
+PROTOCOL_LEVEL = "7.6.0"
 
 RELEASE = f"{PROTOCOL_LEVEL}-0000-enterprise"
-"""The same as a version of the cluster: clients take it apart into numbers, a build's number and an edition."""
+"""The version in HTTP documents: clients split it into a release, a build number and an edition."""
 
 VERSION = f"{PROTOCOL_LEVEL}-penstock-{version('penstock')}"

@@ -1,8 +1,8 @@
-"""The cluster map: which nodes there are, and which of them has each vbucket. Pure; nothing here knows a socket.
+"""The cluster map: the nodes, and the node of each vbucket. Pure.
 
-A topology is a fixed list of places, the same for every node in it, and which of them this node is. Vbuckets are split
-evenly and in order, so that no node needs to ask another who has what. Of its own vbuckets a node says where they are
-only while they are active; those of others are where the split puts them.
+A topology is a fixed list of places, the same on every node, and the number of this node. Vbuckets are split evenly
+and in order, so that nodes need not ask each other. A node lists its own vbuckets only while they are active, and
+those of other nodes always.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ __all__ = [
     "PLAIN_CACHE_CAPABILITIES",
     "NodePlace",
     "Topology",
-    "at_host",
-    "bucket_map",
-    "dump",
-    "node_map",
+    "build_bucket_map",
+    "build_node_map",
+    "dump_json",
+    "insert_host",
+    "next_revision",
     "parse_places",
-    "revised",
 ]
 
 ANY_HOST = "$HOST"
-"""In `nodes` and `serverList` of a cluster map: the address that the client has dialled."""
+"""In `nodes` and `serverList` of a cluster map: stands for the host that the client has connected to."""
 
 EPOCH = 1
-"""Of all revisions. It is the revision itself that never goes back: see `revised`."""
+"""Epoch of all revisions. It can stay the same because revisions never decrease: see `next_revision`."""
 
 MAX_SHARED_VBUCKETS = 1024
-"""Of a bucket on several nodes. One node alone may have 65536."""
+"""Vbuckets of a bucket on several nodes. A single node can have 65536."""
 
 CAPABILITIES = (
     "cbhello",
@@ -62,7 +62,7 @@ CAPABILITIES = (
     "touch",
     "xattr",
 )
-"""Of a bucket with vbuckets. Only what is there: a client that trusts `collections` prefixes its keys."""
+"""Capabilities of a bucket with vbuckets. Clients rely on them: with `collections` they prefix their keys."""
 
 COUCHAPI = "couchapi"
 """Capability of a bucket of type `couchbase`: the Java SDK refuses PersistTo without it."""
@@ -72,7 +72,18 @@ PLAIN_CACHE_CAPABILITIES = ("cbhello", "nodesExt")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlace:
-    """Where a node is. kv, mgmt, and with TLS kv_tls and mgmt_tls: its ports, 0 for what it does not have."""
+    """The addresses of a node.
+
+    Attributes:
+        host: a name or an IP address.
+        kv: port for data; 0: none.
+        kv_tls: port for data over TLS; 0: none.
+        mgmt: port for HTTP; 0: none.
+        mgmt_tls: port for HTTPS; 0: none.
+
+    Raises:
+        UsageError: a port is out of range, or the host is empty.
+    """
 
     host: str = ANY_HOST
     kv: int = 0
@@ -88,19 +99,19 @@ class NodePlace:
         if not self.host:
             raise UsageError("a node without a host: expected a name or an address")
 
-    def at(self, port: int) -> str:
-        """Return host and port in one, an IPv6 address in brackets."""
+    def format_address(self, port: int) -> str:
+        """Return host and port as one text, an IPv6 address in brackets."""
         return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
     @property
     def address(self) -> str:
-        """What the node is called: its management port where it has one, as clients know nodes by it."""
-        return self.at(self.mgmt or self.mgmt_tls or self.kv or self.kv_tls)
+        """The node's name in cluster documents: host and management port, or another port if there is none."""
+        return self.format_address(self.mgmt or self.mgmt_tls or self.kv or self.kv_tls)
 
-    def services(self) -> dict[str, int]:
+    def list_services(self) -> dict[str, int]:
         """Return the ports by the names of services.
 
-        `mgmt` is never missing: clients take a node for unusable without. Where there is none it is the port for data.
+        `mgmt` is always there, since clients ignore a node without it. A node without HTTP lists its port for data.
         """
         ports = {"kv": self.kv, "kvSSL": self.kv_tls, "mgmt": self.mgmt, "mgmtSSL": self.mgmt_tls}
         found = {name: port for name, port in ports.items() if port}
@@ -111,49 +122,60 @@ class NodePlace:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """places: of all nodes, in an order that all of them know. this: which one is this node."""
+    """The nodes of a cluster.
+
+    Attributes:
+        places: places of all nodes, in an order that all of them share.
+        own_number: number of this node in `places`.
+
+    Raises:
+        UsageError: `own_number` is out of range, or two nodes have the same address.
+    """
 
     places: tuple[NodePlace, ...] = (NodePlace(),)
-    this: int = 0
+    own_number: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.this < len(self.places):
-            raise UsageError(f"node {self.this} of {len(self.places)}: expected one of them, counted from 0")
+        if not 0 <= self.own_number < len(self.places):
+            raise UsageError(f"node {self.own_number} of {len(self.places)}: expected one of them, counted from 0")
         if len(self.places) > 1 and len(set(self.addresses)) < len(self.places):
-            raise UsageError(f"two nodes in one place: {', '.join(self.addresses)}")
+            raise UsageError(f"two nodes have the same address: {', '.join(self.addresses)}")
 
     @property
-    def here(self) -> NodePlace:
-        return self.places[self.this]
+    def own_place(self) -> NodePlace:
+        """The place of this node."""
+        return self.places[self.own_number]
 
-    def moved(self, here: NodePlace) -> Topology:
-        """Return the same with this node in another place: where its listeners have got their ports."""
-        return replace(self, places=(*self.places[: self.this], here, *self.places[self.this + 1 :]))
+    def with_own_place(self, here: NodePlace) -> Topology:
+        """Return the same topology with another place of this node, whose listeners have got their ports."""
+        return replace(self, places=(*self.places[: self.own_number], here, *self.places[self.own_number + 1 :]))
 
-    def owner(self, vbucket: int, vbuckets: int) -> int:
-        """Return which node has one of so many vbuckets."""
+    def find_owner(self, vbucket: int, vbuckets: int) -> int:
+        """Return the number of the node that owns a vbucket."""
         return vbucket * len(self.places) // vbuckets
 
-    def owned(self, vbuckets: int) -> range:
-        """Return the vbuckets of this node."""
+    def list_owned(self, vbuckets: int) -> range:
+        """Return the vbuckets that this node owns."""
         nodes = len(self.places)
         # The lowest v with v * nodes // vbuckets >= n, for n this node and the next.
-        return range(-(-self.this * vbuckets // nodes), -(-(self.this + 1) * vbuckets // nodes))
+        return range(-(-self.own_number * vbuckets // nodes), -(-(self.own_number + 1) * vbuckets // nodes))
 
     @property
     def addresses(self) -> list[str]:
-        """Where each node serves data: the same on all of them."""
-        return [place.at(place.kv or place.kv_tls) for place in self.places]
+        """The addresses for data of all nodes, the same on each of them."""
+        return [place.format_address(place.kv or place.kv_tls) for place in self.places]
 
-    def bucket_uuid(self, name: str, own: str) -> str:
-        """Return what clients know a bucket by: its own uuid on one node, on several one that all of them say.
+    def make_bucket_uuid(self, name: str, own: str) -> str:
+        """Return the uuid by which clients know a bucket.
 
-        Clients take a bucket with another uuid for a new one of the same name.
+        On one node it is the bucket's own; on several nodes it is derived from their addresses, so that all report the
+        same.
+        Clients take a bucket with another uuid for a new bucket of the same name.
         """
         return own if len(self.places) == 1 else uuid5(NAMESPACE_URL, " ".join([name, *self.addresses])).hex
 
-    def check(self, vbuckets: int) -> None:
-        """Raise UsageError where a bucket with so many vbuckets cannot be on these nodes."""
+    def check_vbuckets(self, vbuckets: int) -> None:
+        """Raise UsageError if a bucket with this number of vbuckets cannot be on these nodes."""
         nodes = len(self.places)
         if nodes > 1 and vbuckets > MAX_SHARED_VBUCKETS:
             raise UsageError(f"{vbuckets} vbuckets on {nodes} nodes: expected at most {MAX_SHARED_VBUCKETS}")
@@ -168,10 +190,12 @@ _PLACE = re.compile(
 
 
 def parse_places(texts: Sequence[str], host: str, port: int) -> tuple[tuple[NodePlace, ...], int]:
-    """Read places, `host:kv[:mgmt[:kv_tls[:mgmt_tls]]]`, and return them with the number of the one at host and port.
+    """Return the places of texts `host:kv[:mgmt[:kv_tls[:mgmt_tls]]]`, and the number of the place at host and port.
 
-    The host only matters where several have the port: others may know this node by a name, or it listens everywhere.
-    Raises UsageError for a text that is none, and if it cannot be told which one is here.
+    The host matters only if several places have the port: other nodes may know this node by another name.
+
+    Raises:
+        UsageError: a text is invalid, or this node is not found among the places.
     """
     places = []
     for text in texts:
@@ -188,25 +212,30 @@ def parse_places(texts: Sequence[str], host: str, port: int) -> tuple[tuple[Node
     return tuple(places), here[0]
 
 
-def revised(revision: int, now_ns: int) -> int:
-    """Return the revision after this one. now_ns: nanoseconds since the epoch.
+def next_revision(revision: int, now_ns: int) -> int:
+    """Return the revision after this one: the time in milliseconds, or the previous revision plus 1.
 
-    Milliseconds of the clock, or one more than before: so it grows across restarts without having been kept, and of
-    two nodes with one topology the one that changed last has the higher.
+    So revisions increase across restarts without being stored. Of two nodes with one topology, the node that changed
+    last
+    has the higher revision.
+
+    Args:
+        revision: the previous revision.
+        now_ns: nanoseconds since the epoch.
     """
     return max(revision + 1, now_ns // 1_000_000)
 
 
-def node_map(topology: Topology) -> dict[str, Any]:
-    """Return the cluster map of a connection without a bucket, but for its revision."""
+def build_node_map(topology: Topology) -> dict[str, Any]:
+    """Return the cluster map of a connection without a bucket, without its revision."""
     return {
-        "nodesExt": _extended(topology),
+        "nodesExt": _build_nodes_ext(topology),
         "clusterCapabilitiesVer": [1, 0],
         "clusterCapabilities": {},
     }
 
 
-def bucket_map(
+def build_bucket_map(
     topology: Topology,
     vbuckets: Sequence[Vbucket],
     *,
@@ -214,36 +243,44 @@ def bucket_map(
     uuid: str,
     manifest_uid: int,
     replicas: int = 0,
-    plain_cache: bool = False,
-    persistent: bool = False,
+    is_plain_cache: bool = False,
+    is_persistent: bool = False,
 ) -> dict[str, Any]:
-    """Return a bucket's cluster map, but for its revision. replicas: as it is to have them; they are nowhere.
+    """Return a bucket's cluster map without its revision.
 
-    plain_cache: for clients that spread keys over nodes themselves (ketama). They ask for vbucket 0.
+    Args:
+        topology: the nodes.
+        vbuckets: the bucket's vbuckets on this node.
+        name: the bucket's name.
+        uuid: the uuid by which clients know the bucket.
+        manifest_uid: uid of its manifest of collections.
+        replicas: configured number of replicas. The map lists them without a node.
+        is_plain_cache: clients choose the node by ketama hashing, and send vbucket 0.
+        is_persistent: clients can wait for persistence.
     """
-    capabilities = sorted((*CAPABILITIES, COUCHAPI)) if persistent else CAPABILITIES
-    said: dict[str, Any] = {
+    capabilities = sorted((*CAPABILITIES, COUCHAPI)) if is_persistent else CAPABILITIES
+    document: dict[str, Any] = {
         "name": name,
         "uuid": uuid,
-        "nodeLocator": "ketama" if plain_cache else "vbucket",
+        "nodeLocator": "ketama" if is_plain_cache else "vbucket",
         "uri": f"/pools/default/buckets/{quote(name)}?bucket_uuid={uuid}",
         "streamingUri": f"/pools/default/bucketsStreaming/{quote(name)}?bucket_uuid={uuid}",
         "bucketCapabilitiesVer": "",
-        "bucketCapabilities": PLAIN_CACHE_CAPABILITIES if plain_cache else capabilities,
+        "bucketCapabilities": PLAIN_CACHE_CAPABILITIES if is_plain_cache else capabilities,
         "nodes": [
             {"hostname": place.address, "ports": {"direct": place.kv} if place.kv else {}} for place in topology.places
         ],
     }
-    if not plain_cache:
-        said["collectionsManifestUid"] = f"{manifest_uid:x}"
-        said["vBucketServerMap"] = _server_map(topology, vbuckets, replicas)
-    return said | node_map(topology)
+    if not is_plain_cache:
+        document["collectionsManifestUid"] = f"{manifest_uid:x}"
+        document["vBucketServerMap"] = _build_server_map(topology, vbuckets, replicas)
+    return document | build_node_map(topology)
 
 
-def _server_map(topology: Topology, vbuckets: Sequence[Vbucket], replicas: int) -> dict[str, Any]:
+def _build_server_map(topology: Topology, vbuckets: Sequence[Vbucket], replicas: int) -> dict[str, Any]:
     nowhere = [-1] * replicas
-    places = [[topology.owner(number, len(vbuckets)), *nowhere] for number in range(len(vbuckets))]
-    for number in topology.owned(len(vbuckets)):
+    places = [[topology.find_owner(number, len(vbuckets)), *nowhere] for number in range(len(vbuckets))]
+    for number in topology.list_owned(len(vbuckets)):
         if vbuckets[number].history.state is not VbucketState.ACTIVE:
             places[number][0] = -1
     return {
@@ -254,28 +291,33 @@ def _server_map(topology: Topology, vbuckets: Sequence[Vbucket], replicas: int) 
     }
 
 
-def _extended(topology: Topology) -> list[dict[str, Any]]:
-    """Return nodesExt. A node at the dialled address has no hostname there, as in ns_server's maps.
+def _build_nodes_ext(topology: Topology) -> list[dict[str, Any]]:
+    """Return nodesExt. A node with ANY_HOST has no hostname there, as in ns_server's maps.
 
     java-dcp-client 0.56 (Kafka, Elasticsearch and Spark connectors) takes `$HOST` in nodesExt for a literal name.
     """
     return [
         {
-            "services": place.services(),
-            **({"thisNode": True} if number == topology.this else {}),
+            "services": place.list_services(),
+            **({"thisNode": True} if number == topology.own_number else {}),
             **({"hostname": place.host} if place.host != ANY_HOST else {}),
         }
         for number, place in enumerate(topology.places)
     ]
 
 
-def dump(said: Mapping[str, Any]) -> bytes:
-    """Return JSON without spaces: some clients look for `"rev":N` in the text."""
-    return json.dumps(said, separators=(",", ":")).encode()
+def dump_json(document: Mapping[str, Any]) -> bytes:
+    """Return a document as JSON without spaces: some clients search the text for `"rev":N`."""
+    return json.dumps(document, separators=(",", ":")).encode()
 
 
-def at_host(text: bytes, host: str) -> bytes:
-    """Return the JSON of a cluster map with a host in place of `$HOST`. host: a name or an address, no brackets."""
+def insert_host(text: bytes, host: str) -> bytes:
+    """Return the JSON of a cluster map with a host in place of `$HOST`.
+
+    Args:
+        text: the JSON.
+        host: a name or an IP address, without brackets.
+    """
     bare = host.encode("ascii")
     joined = b"[%s]" % bare if b":" in bare else bare
     wild = ANY_HOST.encode()

@@ -1,6 +1,6 @@
 """SET_PARAM: parameters of a bucket that an administrator sets while the node runs.
 
-A parameter holds until the node stops, as in kv_engine. Its names are those of kv_engine's configuration.json.
+A parameter is in effect until the node stops, as in kv_engine. Names are those of kv_engine's configuration.json.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 from penstock.errors import InvalidArguments, KeyNotFound, NotSupported
 from penstock.node.buckets.served_bucket import ServedBucket
-from penstock.node.session.replies import reply
+from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Session
 from penstock.store.definition.bucket_settings import MAX_TTL
 from penstock.store.history.hybrid_clock import LAST_SEEN
 from penstock.wire.codec.constants import ParamType
 from penstock.wire.messages.observe import SetParam
 
-__all__ = ["PARAMETERS", "WITHOUT_EFFECT", "Parameter", "set_parameter"]
+__all__ = ["IGNORED_PREFIXES", "PARAMETERS", "Parameter", "set_parameter"]
 
 logger = logging.getLogger("penstock.node")
 
@@ -30,7 +30,7 @@ _LONGEST_NUMBER = 20  # digits of a u64
 _MAX_SECONDS = 2**31 - 1
 _FLAGS = {"true": 1, "false": 0}
 
-WITHOUT_EFFECT = ("access_scanner_", "alog_", "bfilter_", "defragmenter_", "item_compressor_")
+IGNORED_PREFIXES = ("access_scanner_", "alog_", "bfilter_", "defragmenter_", "item_compressor_")
 """Prefixes of parameters that are accepted and change nothing: they tune tasks that this node does not run."""
 
 
@@ -38,11 +38,12 @@ class Parameter(NamedTuple):
     """A parameter that has an effect.
 
     Attributes:
-        types: the types under which kv_engine takes the parameter.
-        apply: sets it; takes the bucket, the number in the vbucket field of the request, and the value.
+        types: the types under which kv_engine accepts the parameter.
+        apply: sets the parameter of a bucket; its arguments are the bucket, the vbucket field of the request, the
+            value.
         lowest: the lowest value.
         highest: the highest value; 1: the value is `true` or `false`.
-        effect: what the parameter sets, for the documentation.
+        effect: the parameter's meaning, for the documentation.
     """
 
     types: frozenset[ParamType]
@@ -52,8 +53,8 @@ class Parameter(NamedTuple):
     effect: str
 
 
-def _setting(name: str) -> Callable[[ServedBucket, int, int], None]:
-    """Return what sets one field of the store's Settings."""
+def _make_setter(name: str) -> Callable[[ServedBucket, int, int], None]:
+    """Return a function that sets one field of the store's Settings."""
 
     def apply(bucket: ServedBucket, _: int, value: int) -> None:
         change: dict[str, Any] = {name: value}
@@ -63,24 +64,24 @@ def _setting(name: str) -> Callable[[ServedBucket, int, int], None]:
 
 
 def _set_pager_interval(bucket: ServedBucket, _: int, seconds: int) -> None:
-    bucket.upkeep.set_pager(seconds=float(seconds))
+    bucket.maintenance.set_pager(seconds=float(seconds))
 
 
 def _enable_pager(bucket: ServedBucket, _: int, enabled: int) -> None:
-    bucket.upkeep.set_pager(enabled=bool(enabled))
+    bucket.maintenance.set_pager(enabled=bool(enabled))
 
 
-def _set_patience(bucket: ServedBucket, _: int, seconds: int) -> None:
+def _set_persistence_timeout(bucket: ServedBucket, _: int, seconds: int) -> None:
     if bucket.flusher is None:
         raise NotSupported(f"bucket {bucket.store.name} is in memory: nothing waits for persistence")
-    bucket.flusher.waits.patience = float(seconds)
+    bucket.flusher.waits.timeout = float(seconds)
 
 
 def _set_max_cas(bucket: ServedBucket, number: int, cas: int) -> None:
     bucket.store.find(number).history.set_max_cas(cas)
 
 
-_MAX_SIZE = Parameter(_FLUSH, _setting("memory_bytes"), 1, 2**63 - 1, "memory quota of the bucket, bytes")
+_MAX_SIZE = Parameter(_FLUSH, _make_setter("memory_bytes"), 1, 2**63 - 1, "memory quota of the bucket, bytes")
 
 PARAMETERS: dict[str, Parameter] = {
     "cache_size": _MAX_SIZE._replace(effect="the same as `max_size`"),
@@ -89,44 +90,47 @@ PARAMETERS: dict[str, Parameter] = {
         _FLUSH, _set_pager_interval, 1, _MAX_SECONDS, "seconds between two runs of the expiry pager"
     ),
     "history_retention_bytes": Parameter(
-        _CONFIG, _setting("retention_bytes"), 0, 2**63 - 1, "bytes of history that compaction keeps"
+        _CONFIG, _make_setter("retention_bytes"), 0, 2**63 - 1, "bytes of history that compaction keeps"
     ),
     "history_retention_seconds": Parameter(
-        _CONFIG, _setting("retention_seconds"), 0, _MAX_SECONDS, "seconds of history that compaction keeps"
+        _CONFIG, _make_setter("retention_seconds"), 0, _MAX_SECONDS, "seconds of history that compaction keeps"
     ),
     "max_cas": Parameter(_VBUCKET, _set_max_cas, 0, LAST_SEEN, "highest cas of one vbucket; it only goes up"),
     "max_size": _MAX_SIZE,
-    "max_ttl": Parameter(_FLUSH, _setting("max_ttl"), 0, MAX_TTL, "longest time to live of documents, seconds"),
+    "max_ttl": Parameter(_FLUSH, _make_setter("max_ttl"), 0, MAX_TTL, "longest time to live of documents, seconds"),
     "persistent_metadata_purge_age": Parameter(
-        _FLUSH, _setting("purge_age"), 0, _MAX_SECONDS, "seconds that compaction keeps tombstones"
+        _FLUSH, _make_setter("purge_age"), 0, _MAX_SECONDS, "seconds that compaction keeps tombstones"
     ),
     "seqno_persistence_timeout": Parameter(
-        _FLUSH, _set_patience, 0, _MAX_SECONDS, "seconds that a request waits for persistence"
+        _FLUSH, _set_persistence_timeout, 0, _MAX_SECONDS, "seconds that a request waits for persistence"
     ),
 }
-"""By name."""
+"""The parameters by name."""
 
 
 def set_parameter(session: Session, request: SetParam) -> bytes:
     """Set a parameter of the selected bucket.
 
-    Source: kv_engine ep_engine.cc, setParameterInner: an unknown checkpoint parameter is KEY_ENOENT, as is every
-    replication parameter; other unknown ones are EINVAL.
+    An unknown checkpoint parameter and every replication parameter is KEY_ENOENT; other unknown ones are EINVAL.
+    Source: kv_engine ep_engine.cc, setParameterInner.
+
+    Returns:
+        The reply.
     """
-    bucket, kind = session.selected(), _type_of(request)
+    bucket, kind = session.require_bucket(), _parse_type(request)
     name, text = request.key.decode("utf-8", "replace"), request.value.decode("utf-8", "replace")
     known = PARAMETERS.get(name)
     if known is not None and kind in known.types:
-        known.apply(bucket, request.vbucket, _parse(known, name, text))
+        known.apply(bucket, request.vbucket, _parse_value(known, name, text))
         logger.info("bucket %s: %s set to %s", bucket.store.name, name, text)
-    elif kind not in _FLUSH or not name.startswith(WITHOUT_EFFECT):
+    elif kind not in _FLUSH or not name.startswith(IGNORED_PREFIXES):
         error = KeyNotFound if kind in (ParamType.CHECKPOINT, ParamType.REPLICATION) else InvalidArguments
         raise error(f"unknown {kind.name.lower()} parameter {name!r}")
-    return reply(request)
+    return encode_reply(request)
 
 
-def _type_of(request: SetParam) -> ParamType:
-    """Raises InvalidArguments for a number that is no type."""
+def _parse_type(request: SetParam) -> ParamType:
+    """Return the type of the parameter. Raises InvalidArguments for an unknown number."""
     try:
         return ParamType(request.type)
     except ValueError:
@@ -134,8 +138,8 @@ def _type_of(request: SetParam) -> ParamType:
         raise InvalidArguments(f"parameter type {request.type}, expected {expected}") from None
 
 
-def _parse(parameter: Parameter, name: str, text: str) -> int:
-    """Return the number of a value. Raises InvalidArguments if it is none, or out of range."""
+def _parse_value(parameter: Parameter, name: str, text: str) -> int:
+    """Return the number of a value. Raises InvalidArguments if the value is no number or out of range."""
     is_flag = parameter.highest == 1
     number = _FLAGS.get(text) if is_flag else None
     if not is_flag and text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER:

@@ -1,9 +1,9 @@
-"""The commands about a connection or a whole bucket."""
+"""Commands about a connection or a whole bucket."""
 
 from __future__ import annotations
 
 from penstock.errors import AccessDenied, InvalidArguments, KeyNotFound, NotSupported
-from penstock.node.answers import Answer, Goodbye
+from penstock.node.answers import Answer, CloseConnection
 from penstock.node.cluster.release import VERSION
 from penstock.node.session.command_table import (
     LOGIN,
@@ -13,16 +13,16 @@ from penstock.node.session.command_table import (
     SIMPLE_STATS,
     CommandTable,
 )
-from penstock.node.session.hello_features import grant
-from penstock.node.session.replies import reply
-from penstock.node.session.request_keys import unknown_collection
+from penstock.node.session.hello_features import negotiate_features
+from penstock.node.session.replies import encode_reply
+from penstock.node.session.request_keys import make_unknown_collection_error
 from penstock.node.session.session import Session
 from penstock.node.stats.stat_answer import answer_stat
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.messages.cluster import GetErrorMap, ListBuckets, Verbosity
-from penstock.wire.messages.error_map import error_map
+from penstock.wire.messages.error_map import build_error_map
 from penstock.wire.messages.kv import (
     CloseProducer,
     GetAllVbSeqnos,
@@ -45,54 +45,62 @@ __all__ = ["COMMANDS"]
 
 COMMANDS = CommandTable()
 
-ALIVE = frozenset(VbucketState) - {VbucketState.DEAD}
-MAX_AGENT = 250  # bytes that are kept of a client's name for itself
+LIVING_STATES = frozenset(VbucketState) - {VbucketState.DEAD}
+MAX_AGENT = 250  # bytes of the name in HELLO that are kept
 
 
 @COMMANDS.serve(needs=NO_LOGIN)
-def noop(session: Session, request: Noop) -> bytes:
-    return reply(request)
+def answer_noop(session: Session, request: Noop) -> bytes:
+    """Return an empty reply."""
+    return encode_reply(request)
 
 
 @COMMANDS.serve(needs=LOGIN)
 def set_verbosity(session: Session, request: Verbosity) -> bytes:
-    """Do nothing: the log of a node has no levels that clients set."""
-    return reply(request)
+    """Return an empty reply, and change nothing: clients do not set the levels of a node's log."""
+    return encode_reply(request)
 
 
 @COMMANDS.serve(needs=NO_LOGIN)
 def get_version(session: Session, request: Version) -> bytes:
-    return reply(request, value=VERSION.encode())
+    """Return the node's version."""
+    return encode_reply(request, value=VERSION.encode())
 
 
 @COMMANDS.serve(needs=NO_LOGIN)
-def leave(session: Session, request: Quit) -> bytes:
-    raise Goodbye("the peer is done", b"" if request.is_quiet else reply(request))
+def quit_connection(session: Session, request: Quit) -> bytes:
+    """End the connection, after a reply unless the command is quiet."""
+    raise CloseConnection("the client has quit", b"" if request.is_quiet else encode_reply(request))
 
 
 @COMMANDS.serve(needs=NO_LOGIN)
-def hello(session: Session, request: Hello) -> bytes:
-    """Agree on features, in place of those agreed on before."""
+def agree_on_features(session: Session, request: Hello) -> bytes:
+    """Agree on features, which replace those of an earlier HELLO.
+
+    Returns:
+        The features that were granted.
+    """
     session.parked.check_empty()
-    granted = grant(unpack_features(request.value))
+    granted = negotiate_features(unpack_features(request.value))
     session.agent = request.key[:MAX_AGENT].decode("utf-8", "replace")
-    session.agree(frozenset(granted))
-    return reply(request, value=pack_features(granted))
+    session.set_features(frozenset(granted))
+    return encode_reply(request, value=pack_features(granted))
 
 
 @COMMANDS.serve(needs=LOGIN)
 def select_bucket(session: Session, request: SelectBucket) -> bytes:
+    """Select a bucket. A user without any role for it cannot learn whether it exists."""
     session.parked.check_empty()
     if session.producer is not None:
         raise NotSupported("the streams of this connection belong to its bucket")
-    name, user = request.key.decode("utf-8", "replace"), session.login.acting
-    if user is None or not user.sees(name):
-        raise AccessDenied(f"bucket {name!r}: not for {session.login.acting_name}")
+    name, user = request.key.decode("utf-8", "replace"), session.login.effective_user
+    if user is None or not user.can_see(name):
+        raise AccessDenied(f"bucket {name!r}: no privilege for {session.login.effective_user_name}")
     bucket = session.node.buckets.get(name)
     if bucket is None:
         raise KeyNotFound(f"no bucket {request.key!r}")
-    session.select(bucket)
-    return reply(request)
+    session.select_bucket(bucket)
+    return encode_reply(request)
 
 
 COMMANDS.serve(needs=SIMPLE_STATS)(answer_stat)
@@ -100,53 +108,56 @@ COMMANDS.serve(needs=SIMPLE_STATS)(answer_stat)
 
 @COMMANDS.serve(needs=SETTINGS)
 def close_producer(session: Session, request: CloseProducer) -> bytes:
-    session.selected().close_producers(request.key)
-    return reply(request)
+    """End the change-stream connections of a name."""
+    session.require_bucket().close_producers(request.key)
+    return encode_reply(request)
 
 
 @COMMANDS.serve(needs=LOGIN)
 def get_cluster_config(session: Session, request: GetClusterConfig) -> Answer:
+    """Return the cluster map, or nothing to a client that has the newest revision."""
     if request.epoch is None or request.revision is None:
         value = session.map.read()
     else:
-        value = session.map.newer_than(request.epoch, request.revision)
-    return reply(request, value=value, datatype=session.datatypes & Datatype.JSON if value else 0)
+        value = session.map.read_newer(request.epoch, request.revision)
+    return encode_reply(request, value=value, datatype=session.datatypes & Datatype.JSON if value else 0)
 
 
 @COMMANDS.serve(needs=LOGIN)
 def list_buckets(session: Session, request: ListBuckets) -> bytes:
-    """Return the names of the buckets that the user has a privilege in."""
-    user = session.login.acting
-    names = (name for name in sorted(session.node.buckets) if user is not None and user.sees(name))
-    return reply(request, value=" ".join(names).encode())
+    """Return the names of the buckets for which the user has a role."""
+    user = session.login.effective_user
+    names = (name for name in sorted(session.node.buckets) if user is not None and user.can_see(name))
+    return encode_reply(request, value=" ".join(names).encode())
 
 
 @COMMANDS.serve(needs=NO_LOGIN)
 def get_error_map(session: Session, request: GetErrorMap) -> bytes:
+    """Return the error map in the requested version, or the newest one below it."""
     if not request.version:  # Source: kv_engine, mcbp_executors.cc (get_errmap_executor)
         raise KeyNotFound("error map of version 0, expected 1 or more")
-    return reply(request, value=error_map(request.version), datatype=session.datatypes & Datatype.JSON)
+    return encode_reply(request, value=build_error_map(request.version), datatype=session.datatypes & Datatype.JSON)
 
 
 @COMMANDS.serve(needs=META_READ)
 def get_all_vb_seqnos(session: Session, request: GetAllVbSeqnos | GetCollectionSeqnos) -> bytes:
-    """Return where a stream of this connection would end now. All of a copy is visible as soon as it is there."""
+    """Return the seqnos at which streams of this connection would end now. A replica's changes are all visible."""
     state = request.state or 0
     if state > max(VbucketState):
         raise InvalidArguments(f"vbucket state {state}, expected 0 to {max(VbucketState)}")
-    bucket = session.selected()
+    bucket = session.require_bucket()
     collection = None if session.collections else DEFAULT_COLLECTION
     if isinstance(request, GetCollectionSeqnos):
         collection = request.collection_id
-        if collection not in session.visible_manifest(bucket).collections:
-            raise unknown_collection(collection, bucket.store.manifests.current)
-    wanted = {VbucketState(state)} if state else ALIVE
-    found = ((v, _high_seqno(v, collection)) for v in bucket.store.vbuckets if v.history.state in wanted)
-    return reply(request, value=pack_vb_seqnos((v.id, seqno) for v, seqno in found if seqno is not None))
+        if collection not in session.get_visible_manifest(bucket).collections:
+            raise make_unknown_collection_error(collection, bucket.store.manifests.current)
+    states = {VbucketState(state)} if state else LIVING_STATES
+    found = ((v, _find_high_seqno(v, collection)) for v in bucket.store.vbuckets if v.history.state in states)
+    return encode_reply(request, value=pack_vb_seqnos((v.id, seqno) for v, seqno in found if seqno is not None))
 
 
-def _high_seqno(vbucket: Vbucket, collection: int | None) -> int | None:
-    """Return how far a vbucket's changes go, or those of one collection; None if it has no such collection."""
+def _find_high_seqno(vbucket: Vbucket, collection: int | None) -> int | None:
+    """Return the high seqno of a vbucket or of one collection; None if the vbucket has no such collection."""
     if collection is None:
         return vbucket.changes.high_seqno
     return vbucket.collections.high_seqno(collection) if collection in vbucket.collections.ids else None
@@ -154,5 +165,6 @@ def _high_seqno(vbucket: Vbucket, collection: int | None) -> int | None:
 
 @COMMANDS.serve(needs=META_READ)
 def get_failover_log(session: Session, request: GetFailoverLog) -> bytes:
-    vbucket = session.selected().store.existing(request.vbucket)
-    return reply(request, value=pack_failover_log(vbucket.history.failover_log))
+    """Return the failover log of a vbucket in any state."""
+    vbucket = session.require_bucket().store.find_existing(request.vbucket)
+    return encode_reply(request, value=pack_failover_log(vbucket.history.failover_log))

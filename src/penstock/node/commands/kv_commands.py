@@ -1,7 +1,7 @@
-"""The commands on documents.
+"""Commands on documents.
 
-GET, SET, ADD and REPLACE take frames as they are and build their replies by hand from the layouts: to decode a message
-takes a quarter of the time in which the node serves one of them (benchmarks/kv.py).
+GET, SET, ADD and REPLACE receive frames, and their replies are built from the layouts. Decoding a message would take a
+quarter of the time in which the node serves one of them (benchmarks/kv.py).
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ from struct import Struct
 
 from penstock.errors import InvalidArguments, KeyNotFound, TooBig
 from penstock.node.answers import Answer
-from penstock.node.session.command_table import READ, WRITE, CommandTable
-from penstock.node.session.large_values import LARGE, reply_apart, work_apart
-from penstock.node.session.replies import opcode_of, reply, reply_parts
+from penstock.node.session.client_values import (
+    detect_client_datatype,
+    read_plain_value,
+    to_client_value,
+    to_client_value_with_xattrs,
+)
+from penstock.node.session.command_table import READ, WRITE, CommandTable, Trait
+from penstock.node.session.large_values import LARGE_VALUE_BYTES, reply_in_worker, run_in_worker
+from penstock.node.session.replies import encode_reply, encode_reply_in_parts
 from penstock.node.session.session import Handler, Session
-from penstock.node.session.shown_values import client_datatype, plain_value, shown, with_attributes
-from penstock.store.documents.derived_values import extended
-from penstock.store.documents.document_locks import lock_seconds
+from penstock.store.documents.derived_values import extend_value
+from penstock.store.documents.document_locks import limit_lock_seconds
 from penstock.store.documents.vbucket import Item, Stored, Vbucket
 from penstock.wire.codec.constants import MAX_VALUE, VbucketState
 from penstock.wire.codec.flags import Datatype
@@ -41,15 +46,17 @@ from penstock.wire.messages.kv import (
     Unlock,
 )
 from penstock.wire.values.json_value import detect_json
-from penstock.wire.values.large_bytes import touch
-from penstock.wire.values.snappy import MAX_INFLATED, inflated_length
+from penstock.wire.values.large_bytes import touch_pages
+from penstock.wire.values.snappy import MAX_INFLATED, read_inflated_length
 
-__all__ = ["COMMANDS", "VIEWED", "changed", "check_value", "document_reply", "serving"]
+__all__ = ["COMMANDS", "check_value_size", "find_active_vbucket", "make_document_reply", "reply_to_change"]
 
 COMMANDS = CommandTable()
 
 _RESPONSE = int(Magic.RESPONSE)
 _NOT_JSON = ~int(Datatype.JSON)
+_SNAPPY = int(Datatype.SNAPPY)
+_XATTR = int(Datatype.XATTR)
 _ACTIVE = VbucketState.ACTIVE
 _SET_EXTRAS = Set.layouts[2].extras
 _FLAGS = GetReply.layouts[1].extras
@@ -58,42 +65,46 @@ _GET_EXTRAS = _GET_HEAD.size - HEADER_BYTES
 _TOKEN = StoreReply.layouts[2].extras
 _TOKEN_HEAD = Struct(HEADER.format + _TOKEN.format[1:])
 _TOKEN_EXTRAS = _TOKEN.size
-_GETK = int(Opcode.GETK)
+_GET, _GETK = int(Opcode.GET), int(Opcode.GETK)
 _WITH_KEY = frozenset((_GETK, int(Opcode.GETKQ)))
 _PREPENDS = frozenset((Opcode.PREPEND, Opcode.PREPENDQ))
 _DECREMENTS = frozenset((Opcode.DECREMENT, Opcode.DECREMENTQ))
 
-VIEWED = frozenset(
-    (
-        *(Opcode.SET, Opcode.SETQ, Opcode.ADD, Opcode.ADDQ, Opcode.REPLACE, Opcode.REPLACEQ),
-        *(Opcode.SET_WITH_META, Opcode.SETQ_WITH_META, Opcode.ADD_WITH_META, Opcode.ADDQ_WITH_META),
-    )
-)
-"""Commands that take a large value as a view: it is copied once, into the log."""
+_NEVER_CREATE = 2**32 - 1
+"""As the expiry of a counter: a missing document is not created."""
 
-_MAKE_NONE = 2**32 - 1
-"""As the expiry of a counter: where there is no document there is not to be one."""
-
-# What the handlers have in common
+# Shared by the handlers
 
 
-def serving(session: Session, number: int) -> Vbucket:
-    """Return a vbucket that this node serves. Raises NotMyVbucket, NoBucket."""
-    return session.selected().store.find(number)
+def find_active_vbucket(session: Session, number: int) -> Vbucket:
+    """Return an active vbucket.
+
+    Raises:
+        NotMyVbucket: the vbucket is not active on this node.
+        NoBucket: no bucket is selected.
+    """
+    vbuckets = session.vbuckets
+    if number < len(vbuckets) and (vbucket := vbuckets[number]).history.state is _ACTIVE:
+        return vbucket
+    return session.require_bucket().store.find(number)  # raises
 
 
-def check_value(value: Buffer) -> None:
+def check_value_size(value: Buffer) -> None:
+    """Raise TooBig for a value above the limit."""
     if len(value) > MAX_VALUE:
         raise TooBig(f"value of {len(value)} bytes, limit {MAX_VALUE}")
 
 
-def changed(session: Session, vbucket: Vbucket, stored: Stored, opcode: int, opaque: int) -> bytes:
-    """Note a change for the streams that wait for one, and return its reply: with a token, where that was agreed on."""
+def reply_to_change(session: Session, vbucket: Vbucket, stored: Stored, opcode: int, opaque: int) -> bytes:
+    """Return the reply to a change, and note the vbucket for the streams that wait for it.
+
+    The reply has a mutation token if the client has agreed on tokens. Quiet commands have no reply.
+    """
     session.changed.add(vbucket.id)
     if opcode in QUIET_OPCODES:
         return b""
     cas, seqno = stored
-    if session.tokens:
+    if session.sends_tokens:
         return _TOKEN_HEAD.pack(
             _RESPONSE, opcode, 0, _TOKEN_EXTRAS, 0, 0, _TOKEN_EXTRAS, opaque, cas, vbucket.history.vbuuid, seqno
         )
@@ -104,12 +115,13 @@ def changed(session: Session, vbucket: Vbucket, stored: Stored, opcode: int, opa
 
 
 @COMMANDS.serve_frames(Get, needs=READ)
-def get(session: Session, frame: Frame) -> Answer:
+def get_document(session: Session, frame: Frame) -> Answer:
+    """Return a document. Steps of `make_document_reply` are repeated here for speed (benchmarks/kv.py)."""
     _, opcode, vbid, _, opaque, _, _, key, _, _ = frame
     vbuckets = session.vbuckets
     stored_key = session.read_key(key)
     if vbid >= len(vbuckets) or (vbucket := vbuckets[vbid]).history.state is not _ACTIVE:
-        vbucket = serving(session, vbid)  # raises
+        vbucket = find_active_vbucket(session, vbid)  # raises
     item = vbucket.get(stored_key)
     counters = session.counters
     counters.cmd_get += 1
@@ -119,14 +131,14 @@ def get(session: Session, frame: Frame) -> Answer:
             return b""
         if opcode == _GETK:
             # memcached and the 2.x and 3.x servers return the key, so that pipelined misses can be matched.
-            return reply(frame, Status.KEY_ENOENT, key=key)
+            return encode_reply(frame, Status.KEY_ENOENT, key=key)
         raise KeyNotFound
     cas, flags, datatype, value, _, _, _ = item
-    key_length = len(key) if opcode in _WITH_KEY else 0
+    key_length = len(key) if opcode != _GET and opcode in _WITH_KEY else 0
     if type(value) is not bytes:
-        return document_reply(session, frame, item, key if key_length else b"")
+        return _make_large_reply(session, frame, item, key if key_length else b"", to_client_value)
     if datatype:
-        datatype, value = shown(session.datatypes, datatype, value)
+        datatype, value = to_client_value(session.datatypes, datatype, value)
     if key_length:
         value = key + value
     body = _GET_EXTRAS + len(value)
@@ -135,94 +147,106 @@ def get(session: Session, frame: Frame) -> Answer:
 
 @COMMANDS.serve(needs=READ | WRITE)
 def get_and_touch(session: Session, request: GetAndTouch) -> Answer:
+    """Return a document and change its expiry."""
     key = session.change_key(request.key)
-    item = _touch(session, serving(session, request.vbucket), key, request.expiry)
-    return _found(session, request, item)
+    vbucket = find_active_vbucket(session, request.vbucket)
+    item = vbucket.touch(key, request.expiry)
+    session.changed.add(vbucket.id)
+    session.counters.cmd_get += 1
+    return _reply_to_miss(session, request) if item is None else make_document_reply(session, request, item)
 
 
 @COMMANDS.serve(needs=WRITE)
 def touch_document(session: Session, request: Touch) -> bytes:
-    vbucket, key = serving(session, request.vbucket), session.write_key(request.key)
-    item = _touch(session, vbucket, key, request.expiry)
+    """Change the expiry of a document."""
+    vbucket, key = find_active_vbucket(session, request.vbucket), session.write_key(request.key)
+    item = vbucket.touch(key, request.expiry)
+    session.changed.add(vbucket.id)
     if item is None:
         raise KeyNotFound
-    return reply(request, cas=item.cas)
+    return encode_reply(request, cas=item.cas)
 
 
-def _touch(session: Session, vbucket: Vbucket, key: bytes, expiry: int) -> Item | None:
-    item = vbucket.touch(key, expiry)
-    session.changed.add(vbucket.id)
-    return item
-
-
-@COMMANDS.serve(needs=READ | WRITE)
+@COMMANDS.serve(needs=READ | WRITE, traits=Trait.RETRIED_LOCK)
 def get_locked(session: Session, request: GetLocked) -> Answer:
+    """Lock a document and return it with the lock's cas."""
     key = session.change_key(request.key)
-    vbucket = serving(session, request.vbucket)
-    item = vbucket.lock(key, lock_seconds(request.lock_time or 0))
-    session.changed.add(vbucket.id)  # the log has a note of the cas
-    return _found(session, request, item)
-
-
-@COMMANDS.serve(needs=WRITE)
-def unlock(session: Session, request: Unlock) -> bytes:
-    serving(session, request.vbucket).unlock(session.write_key(request.key), request.cas)
-    return reply(request)
-
-
-def _found(session: Session, request: GetAndTouch | GetLocked, item: Item | None) -> Answer:
+    vbucket = find_active_vbucket(session, request.vbucket)
+    item = vbucket.lock(key, limit_lock_seconds(request.lock_time or 0))
+    session.changed.add(vbucket.id)  # the log records the lock's cas, so that later ones are higher
     session.counters.cmd_get += 1
-    if item is not None:
-        return document_reply(session, request, item)
+    return _reply_to_miss(session, request) if item is None else make_document_reply(session, request, item)
+
+
+@COMMANDS.serve(needs=WRITE, traits=Trait.RETRIED_LOCK)
+def unlock_document(session: Session, request: Unlock) -> bytes:
+    """Unlock a document by the lock's cas."""
+    find_active_vbucket(session, request.vbucket).unlock(session.write_key(request.key), request.cas)
+    return encode_reply(request)
+
+
+def _reply_to_miss(session: Session, request: GetAndTouch | GetLocked) -> bytes:
     session.counters.get_misses += 1
     if request.is_quiet:
         return b""
     raise KeyNotFound
 
 
-def document_reply(
-    session: Session, request: Frame | Message, item: Item, key: bytes = b"", *, whole: bool = False
+def make_document_reply(
+    session: Session, request: Message, item: Item, key: bytes = b"", *, whole: bool = False
 ) -> Answer:
-    """Return the reply with a document. Raises Parked where a thread is to inflate it, or to read it from disk.
+    """Return the reply with a document.
 
-    key: of the reply. whole: with its extended attributes, where the connection has agreed on them.
+    Args:
+        session: the session of the client.
+        request: the request.
+        item: the document.
+        key: key of the reply.
+        whole: with the extended attributes, if the client has agreed on them.
+
+    Raises:
+        Parked: a thread must inflate the value or read it from disk.
     """
-    understood = session.datatypes
-    read = with_attributes if whole and understood & Datatype.XATTR else shown
-    if type(item.value) is not bytes:
-        return _large_document_reply(session, request, item, key, read)
-    datatype, value = read(understood, item.datatype, item.value)
+    cas, flags, datatype, value, _, _, _ = item
+    if datatype or type(value) is not bytes:
+        understood = session.datatypes
+        read = to_client_value_with_xattrs if whole and understood & _XATTR else to_client_value
+        if type(value) is not bytes:
+            return _make_large_reply(session, request, item, key, read)
+        datatype, value = read(understood, datatype, value)
     body = _GET_EXTRAS + len(key) + len(value)
-    head = _GET_HEAD.pack(
-        *(_RESPONSE, opcode_of(request), len(key), _GET_EXTRAS, datatype, 0, body, request.opaque, item.cas, item.flags)
-    )
-    return b"".join((head, key, value))
+    opcode, opaque = request.received_as, request.opaque
+    return _GET_HEAD.pack(_RESPONSE, opcode, len(key), _GET_EXTRAS, datatype, 0, body, opaque, cas, flags) + key + value
 
 
-def _large_document_reply(
+def _make_large_reply(
     session: Session, request: Frame | Message, item: Item, key: bytes, read: Callable[..., tuple[int, Buffer]]
 ) -> Answer:
     understood = session.datatypes
 
     def make() -> Answer:
         datatype, value = read(understood, item.datatype, item.value)
-        touch(value)
-        return reply_parts(
+        touch_pages(value)
+        return encode_reply_in_parts(
             request, Status.SUCCESS, (value,), extras=_FLAGS.pack(item.flags), key=key, cas=item.cas, datatype=datatype
         )
 
-    if item.datatype & Datatype.SNAPPY:
-        reply_apart(session, inflated_length(item.value), make)
-    if session.selected().store.log.durable:
-        reply_apart(session, len(item.value), make)
+    if item.datatype & _SNAPPY:
+        reply_in_worker(session, read_inflated_length(item.value), make)
+    if session.require_bucket().store.log.durable:
+        reply_in_worker(session, len(item.value), make)
     return make()
 
 
 # Storing
 
 
-def _storing(plain: Callable[..., Stored]) -> Handler:
-    """Make the handler of a SET, ADD or REPLACE."""
+def _make_store_handler(plain: Callable[..., Stored]) -> Handler:
+    """Return the handler of a SET, ADD or REPLACE.
+
+    Args:
+        plain: stores a document in a vbucket.
+    """
     keeping_expiry = partial(plain, preserve_expiry=True)
 
     def store_document(session: Session, frame: Frame) -> bytes:
@@ -230,83 +254,89 @@ def _storing(plain: Callable[..., Stored]) -> Handler:
         vbuckets = session.vbuckets
         key = session.write_key(key)
         if vbid >= len(vbuckets) or (vbucket := vbuckets[vbid]).history.state is not _ACTIVE:
-            vbucket = serving(session, vbid)  # raises
-        if len(value) > LARGE or datatype & _NOT_JSON:
-            datatype = _stored_datatype(session, datatype, value)
+            vbucket = find_active_vbucket(session, vbid)  # raises
+        if len(value) > LARGE_VALUE_BYTES or datatype & _NOT_JSON:
+            datatype = _find_datatype(session, datatype, value)
         else:
             datatype = detect_json(value)
         flags, expiry = _SET_EXTRAS.unpack(extras)
         store = keeping_expiry if session.infos.preserve_ttl else plain
         stored = store(vbucket, key, value, flags=flags, expiry=expiry, datatype=datatype, cas=cas)
         session.counters.cmd_set += 1
-        return changed(session, vbucket, stored, opcode, opaque)
+        return reply_to_change(session, vbucket, stored, opcode, opaque)
 
     return store_document
 
 
-def _stored_datatype(session: Session, datatype: int, value: bytes) -> int:
-    """Return the datatype to store a large or compressed value with. Raises Parked where a thread is to find it out."""
-    check_value(value)
-    nbytes = inflated_length(value) if datatype & Datatype.SNAPPY else len(value)
-    if nbytes <= LARGE:
-        return client_datatype(datatype, value)
-    return work_apart(session, None, nbytes, partial(client_datatype, datatype, value))
+def _find_datatype(session: Session, datatype: int, value: bytes) -> int:
+    """Return the datatype to store a large or compressed value with. Raises Parked if a thread must find it."""
+    check_value_size(value)
+    nbytes = read_inflated_length(value) if datatype & _SNAPPY else len(value)
+    if nbytes <= LARGE_VALUE_BYTES:
+        return detect_client_datatype(datatype, value)
+    return run_in_worker(session, None, nbytes, partial(detect_client_datatype, datatype, value))
 
 
-def _add(vbucket: Vbucket, key: bytes, value: bytes, *, cas: int, preserve_expiry: bool = False, **said: int) -> Stored:
+def _add_document(
+    vbucket: Vbucket, key: bytes, value: bytes, *, cas: int, preserve_expiry: bool = False, **fields: int
+) -> Stored:
     assert cas == 0, "the layout of ADD has no cas"
     if preserve_expiry:
-        raise InvalidArguments("ADD: there is no time to live that it could preserve")
-    return vbucket.add(key, value, **said)
+        raise InvalidArguments("ADD: a new document has no expiry to preserve")
+    return vbucket.add(key, value, **fields)
 
 
-COMMANDS.serve_frames(Set, needs=WRITE, opcodes=(Opcode.SET, Opcode.SETQ))(_storing(Vbucket.set))
-COMMANDS.serve_frames(Set, needs=WRITE, opcodes=(Opcode.REPLACE, Opcode.REPLACEQ))(_storing(Vbucket.replace))
-COMMANDS.serve_frames(Add, needs=WRITE)(_storing(_add))
+_serve_storing = partial(COMMANDS.serve_frames, needs=WRITE, traits=Trait.JSON | Trait.VIEWED | Trait.DURABLE)
+_serve_storing(Set, opcodes=(Opcode.SET, Opcode.SETQ))(_make_store_handler(Vbucket.set))
+_serve_storing(Set, opcodes=(Opcode.REPLACE, Opcode.REPLACEQ))(_make_store_handler(Vbucket.replace))
+_serve_storing(Add)(_make_store_handler(_add_document))
 
 
-@COMMANDS.serve(needs=WRITE)
-def extend(session: Session, request: Append) -> bytes:
-    vbucket, key = serving(session, request.vbucket), session.write_key(request.key)
-    piece = plain_value(request.datatype, request.value)
+@COMMANDS.serve(needs=WRITE, traits=Trait.DURABLE)
+def extend_document(session: Session, request: Append) -> bytes:
+    """Append or prepend a value to a document."""
+    vbucket, key = find_active_vbucket(session, request.vbucket), session.write_key(request.key)
+    piece = read_plain_value(request.datatype, request.value)
     in_front = request.received_as in _PREPENDS
-    made = _extended_apart(session, vbucket.get(key), piece, in_front)
+    made = _extend_apart(session, vbucket.get(key), piece, in_front)
     stored = vbucket.extend(key, piece, cas=request.cas, in_front=in_front, made=made)
     session.counters.cmd_set += 1
-    return changed(session, vbucket, stored, request.received_as, request.opaque)
+    return reply_to_change(session, vbucket, stored, request.received_as, request.opaque)
 
 
-def _extended_apart(session: Session, item: Item | None, piece: bytes, in_front: bool) -> tuple[Buffer, int] | None:
-    """Return what a thread makes of a large document, None for one that is not large. Raises Parked before that."""
-    if item is None or (nbytes := len(item.value) + len(piece)) <= LARGE:
+def _extend_apart(session: Session, item: Item | None, piece: bytes, in_front: bool) -> tuple[Buffer, int] | None:
+    """Return a large document as extended by a thread; None for a small document. Raises Parked before that."""
+    if item is None or (nbytes := len(item.value) + len(piece)) <= LARGE_VALUE_BYTES:
         return None
     if nbytes > MAX_INFLATED:
         return None  # the store refuses it
     version = (item.cas, item.seqno)
-    work = partial(extended, item.value, item.datatype, piece, in_front=in_front)
-    return work_apart(session, version, nbytes, work)
+    work = partial(extend_value, item.value, item.datatype, piece, in_front=in_front)
+    return run_in_worker(session, version, nbytes, work)
 
 
-@COMMANDS.serve(needs=READ | WRITE)
-def count(session: Session, request: Count) -> bytes:
-    vbucket, key = serving(session, request.vbucket), session.change_key(request.key)
+@COMMANDS.serve(needs=READ | WRITE, traits=Trait.DURABLE)
+def change_counter(session: Session, request: Count) -> bytes:
+    """Increment or decrement a counter, and return its new value."""
+    vbucket, key = find_active_vbucket(session, request.vbucket), session.change_key(request.key)
     delta = -request.delta if request.received_as in _DECREMENTS else request.delta
-    expiry = None if request.expiry == _MAKE_NONE else request.expiry
+    expiry = None if request.expiry == _NEVER_CREATE else request.expiry
     cas, seqno, number = vbucket.count(key, delta, initial=request.initial, expiry=expiry)
     session.counters.cmd_set += 1
     session.changed.add(vbucket.id)
     if request.is_quiet:
         return b""
-    token = _TOKEN.pack(vbucket.history.vbuuid, seqno) if session.tokens else b""
-    return reply(request, extras=token, value=number.to_bytes(8, "big"), cas=cas)
+    token = _TOKEN.pack(vbucket.history.vbuuid, seqno) if session.sends_tokens else b""
+    return encode_reply(request, extras=token, value=number.to_bytes(8, "big"), cas=cas)
 
 
-@COMMANDS.serve(needs=WRITE)
-def delete(session: Session, request: Delete) -> bytes:
-    vbucket, key = serving(session, request.vbucket), session.write_key(request.key)
+@COMMANDS.serve(needs=WRITE, traits=Trait.DURABLE)
+def delete_document(session: Session, request: Delete) -> bytes:
+    """Delete a document."""
+    vbucket, key = find_active_vbucket(session, request.vbucket), session.write_key(request.key)
     stored = vbucket.delete(key, cas=request.cas)
     session.counters.cmd_delete += 1
     if not session.features:
         # memcached's reply has no cas, and libmemcached's check of servers fails those that send one.
         stored = Stored(0, stored.seqno)
-    return changed(session, vbucket, stored, request.received_as, request.opaque)
+    return reply_to_change(session, vbucket, stored, request.received_as, request.opaque)

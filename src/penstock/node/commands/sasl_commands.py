@@ -1,4 +1,4 @@
-"""The commands of logging in: what penstock.node.auth decides, and when it is told."""
+"""Commands of the login: they carry the exchange of penstock.node.auth, and delay answers to guesses."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import logging
 
 from penstock.errors import NotSupported, TemporaryFailure
-from penstock.node.answers import ALONE, GiveUp, Parked, Resume
-from penstock.node.auth import Step
+from penstock.node.answers import EXCLUSIVE_BYTES, CancelWait, Parked, Resume
+from penstock.node.auth import LoginStep
 from penstock.node.session.command_table import NO_LOGIN, CommandTable
-from penstock.node.session.replies import reply
+from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Session
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.sasl import SaslAuth, SaslListMechs, SaslStep
@@ -23,55 +23,59 @@ logger = logging.getLogger("penstock.node")
 
 @COMMANDS.serve(needs=NO_LOGIN)
 def list_mechanisms(session: Session, request: SaslListMechs) -> bytes:
-    return reply(request, value=session.listener.access.mechanism_list)
+    """Return the mechanisms of the listener."""
+    return encode_reply(request, value=session.listener.access.mechanism_list)
 
 
 @COMMANDS.serve(needs=NO_LOGIN)
-def begin_login(session: Session, request: SaslAuth) -> bytes:
-    """Begin a login. It always ends the previous login.
+def start_login(session: Session, request: SaslAuth) -> bytes:
+    """Start a login. It always ends the previous login.
 
-    Raises Parked where a password is to be checked, TemporaryFailure where too many wrong ones wait for their answer.
+    Raises:
+        Parked: a password must be checked.
+        TemporaryFailure: too many wrong passwords wait for their answer.
     """
     session.parked.check_empty()
     if session.producer is not None:
         raise NotSupported("the streams of this connection belong to its user")
-    proving = session.login.proving(request.key, request.value)
-    if proving is None:
-        return _verdict(session, request, _begun(session, request))
-    answer = session.node.passwords.ask(session.host, *proving)
-    raise Parked(lambda resume: _Checked(session, request, answer, resume).give_up, ALONE)
+    check = session.login.find_password_check(request.key, request.value)
+    if check is None:
+        return _reply_after_delay(session, request, _start_login(session, request))
+    answer = session.node.passwords.check(session.host, *check)
+    raise Parked(lambda resume: _ParkedLogin(session, request, answer, resume).give_up, EXCLUSIVE_BYTES)
 
 
-def _begun(session: Session, request: SaslAuth, fits: bool | None = None) -> Step:
-    was = session.login.acting
-    step = session.login.begin(request.key, request.value, fits)
-    if session.login.acting != was and step.status != Status.SUCCESS:
-        session.enter()
+def _start_login(session: Session, request: SaslAuth, fits: bool | None = None) -> LoginStep:
+    was = session.login.effective_user
+    step = session.login.start(request.key, request.value, fits)
+    if session.login.effective_user != was and step.status != Status.SUCCESS:
+        session.apply_login()
     return step
 
 
 @COMMANDS.serve(needs=NO_LOGIN)
 def continue_login(session: Session, request: SaslStep) -> bytes:
+    """Continue a login with the client's proof."""
     session.parked.check_empty()
-    if (name := session.login.claimed) is not None:
-        session.node.attempts.admit(session.host, name)
-    return _verdict(session, request, session.login.step(request.key, request.value))
+    if (name := session.login.claimed_name) is not None:
+        session.node.attempts.check_queue(session.host, name)
+    return _reply_after_delay(session, request, session.login.proceed(request.key, request.value))
 
 
-def _verdict(session: Session, request: SaslAuth | SaslStep, step: Step) -> bytes:
-    """Return what a step comes to. Raises Parked where guesses were made from the peer's address before."""
-    seconds = session.node.attempts.after(step, session.host)
+def _reply_after_delay(session: Session, request: SaslAuth | SaslStep, step: LoginStep) -> bytes:
+    """Return the reply to a step. Raises Parked if earlier guesses from the peer's address delay it."""
+    seconds = session.node.attempts.record_step(step, session.host)
     if not seconds:
-        return _told(session, request, step)
+        return _finish_step(session, request, step)
 
-    def begin(resume: Resume) -> GiveUp:
-        return session.node.loop.call_later(seconds, lambda: resume(_told(session, request, step))).cancel
+    def begin(resume: Resume) -> CancelWait:
+        return session.node.loop.call_later(seconds, lambda: resume(_finish_step(session, request, step))).cancel
 
-    raise Parked(begin, ALONE)
+    raise Parked(begin, EXCLUSIVE_BYTES)
 
 
-class _Checked:
-    """A login that waits until its password was checked, and then for as long as guesses have to."""
+class _ParkedLogin:
+    """A login that waits until its password was checked, and then for the delay of guesses."""
 
     def __init__(self, session: Session, request: SaslAuth, answer: asyncio.Future[bool], resume: Resume) -> None:
         self._session = session
@@ -80,35 +84,36 @@ class _Checked:
         self._resume = resume
         self._timer: asyncio.TimerHandle | None = None
         self._given_up = False
-        answer.add_done_callback(self._known)
+        answer.add_done_callback(self._continue_login)
 
     def give_up(self) -> None:
-        self._given_up = True  # the answer may be there already, and `_known` on its way
+        """Cancel the login: the connection has ended."""
+        self._given_up = True  # the answer may exist already, with `_continue_login` scheduled
         self._answer.cancel()
         if self._timer is not None:
             self._timer.cancel()
 
-    def _known(self, answer: asyncio.Future[bool]) -> None:
+    def _continue_login(self, answer: asyncio.Future[bool]) -> None:
         if self._given_up or answer.cancelled():
             return
         if isinstance(error := answer.exception(), TemporaryFailure):
             self._resume(error)
         else:
-            step = _begun(self._session, self._request, answer.result())
+            step = _start_login(self._session, self._request, answer.result())
             node = self._session.node
             self._timer = node.loop.call_later(
-                node.attempts.after(step, self._session.host),
-                lambda: self._resume(_told(self._session, self._request, step)),
+                node.attempts.record_step(step, self._session.host),
+                lambda: self._resume(_finish_step(self._session, self._request, step)),
             )
 
 
-def _told(session: Session, request: SaslAuth | SaslStep, step: Step) -> bytes:
+def _finish_step(session: Session, request: SaslAuth | SaslStep, step: LoginStep) -> bytes:
     if step.status == Status.SUCCESS:
-        session.enter()
+        session.apply_login()
     elif step.status == Status.EINVAL:
-        logger.info("login from %s: %s", session.peer, step.why)
+        logger.info("login from %s: %s", session.peer, step.reason)
     elif step.status != Status.AUTH_CONTINUE and step.account is None:
-        session.node.guests.refused_logins.warning(f"login from {session.peer} refused: {step.why}")
+        session.node.connections.refused_login_log.warning(f"login from {session.peer} refused: {step.reason}")
     elif step.status != Status.AUTH_CONTINUE:
-        logger.warning("login from %s refused: %s", session.peer, step.why)
-    return reply(request, step.status, value=step.value)
+        logger.warning("login from %s refused: %s", session.peer, step.reason)
+    return encode_reply(request, step.status, value=step.value)

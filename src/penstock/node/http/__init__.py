@@ -1,4 +1,4 @@
-"""Management over HTTP: what clients look up about nodes and buckets, and change, with the paths of Couchbase.
+"""Management over HTTP, with the paths of Couchbase: clients look up nodes and buckets, and change buckets.
 
 In: the server of a node's HTTP ports. Out: key-value requests.
 """

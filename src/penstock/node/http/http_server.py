@@ -1,6 +1,6 @@
-"""The HTTP server of a node, on the node's own event loop, with a bound to all that a client can hold.
+"""The HTTP server of a node, on the node's event loop. All resources that a client can hold are limited.
 
-It is our own because the servers of others have no such bounds, or run an event loop and ports of their own: see
+It is our own because other servers have no such limits, or need an event loop and ports of their own: see
 docs/design.md.
 """
 
@@ -8,58 +8,58 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from typing import Final, Protocol
 
-from penstock.errors import Error
 from penstock.node.http.pages.http_app import make_app
 from penstock.node.http.pages.http_state import HttpState
 from penstock.node.http.protocol.exchange import Exchange
 from penstock.node.http.protocol.http_connection import HttpConnection
 from penstock.node.session.listener import Listener
 from penstock.node.session.node_services import NodeServices
-from penstock.node.transport.acceptor import Acceptor
 from penstock.node.transport.address_shares import AddressShares
 from penstock.node.transport.log_limit import LogLimit
-from penstock.node.transport.tls_handshakes import Handshakes
+from penstock.node.transport.port_set import PortSet
+from penstock.node.transport.tls_handshakes import TlsHandshakes
 
 __all__ = ["MAX_CONNECTIONS", "REQUEST_SECONDS", "HttpServer"]
 
 MAX_CONNECTIONS: Final = 512
 REQUEST_SECONDS: Final = 20.0
 _READ_BYTES = 16 * 1024
-_GOODBYE_SECONDS = 1.0  # for requests that are being served when the node stops
+_GOODBYE_SECONDS = 1.0  # until requests are aborted that are served when the node stops
 
 logger = logging.getLogger("penstock.node")
 
 
 class HttpOwner(NodeServices, Protocol):
-    """The node, as far as its HTTP server needs it."""
+    """The node, as its HTTP server uses it."""
 
     @property
-    def handshakes(self) -> Handshakes: ...
+    def handshakes(self) -> TlsHandshakes: ...
 
 
 class HttpServer:
-    """Serves all HTTP ports of a node. It must be made, and used, on the event loop's thread.
+    """Serves all HTTP ports of a node. It must be made and used on the event loop's thread.
 
     Attributes:
-        acceptors: one for each port.
-        state: what its pages use.
-        connections: those that are open.
-        shares: how many connections each client address has.
-        seconds: within which a request must be complete.
+        ports: the HTTP ports.
+        state: the state that pages use.
+        connections: the open connections.
+        shares: number of connections of each client address.
+        seconds: time within which a request must be complete.
         read_buffer: shared by all connections: each read is used up before the next.
     """
 
-    def __init__(self, node: HttpOwner, *, seconds: float = REQUEST_SECONDS, most: int = MAX_CONNECTIONS) -> None:
+    def __init__(
+        self, node: HttpOwner, *, seconds: float = REQUEST_SECONDS, max_connections: int = MAX_CONNECTIONS
+    ) -> None:
         self.node = node
         self.loop = node.loop
         self.state = HttpState(node)
         self.seconds = seconds
-        self.shares = AddressShares(most)
+        self.shares = AddressShares(max_connections)
         self.read_buffer = memoryview(bytearray(_READ_BYTES))
-        self.acceptors: list[Acceptor] = []
+        self.ports = PortSet(node.handshakes)
         self._app = make_app(self.state)
         self.connections: set[HttpConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -67,34 +67,37 @@ class HttpServer:
         self._refused_connections = LogLimit(logger, node.loop.time)
 
     def listen(self, host: str, port: int, listener: Listener) -> int:
-        """Take a port, 0 for any, to serve it once the server is started, and return its number. Raises Error."""
-        tls = listener.tls
-        scheme = "http" if tls is None else "https"
+        """Take a port and return its number. Connections are accepted once `ports` accepts them.
 
-        def make() -> HttpConnection:
-            return HttpConnection(self, scheme)
+        Args:
+            host: the address to listen on.
+            port: 0: any free port.
+            listener: users, mechanisms and TLS of the port.
 
-        factory = make if tls is None else self.node.handshakes.encrypted(make, lambda: tls.context)
-        try:
-            acceptor = Acceptor(self.loop, host, port, factory)
-        except OSError as error:
-            why = os.strerror(error.errno) if error.errno else error
-            raise Error(
-                f"cannot listen on {host} port {port} for management: {why}; another {scheme}_port can be chosen, "
-                "0 for any"
-            ) from error
-        self.acceptors.append(acceptor)
+        Returns:
+            The port's number.
+
+        Raises:
+            Error: the port cannot be taken.
+        """
+        scheme = "http" if listener.tls is None else "https"
         self.state.accesses[scheme] = listener.access
-        return acceptor.port
+        return self.ports.take_port(
+            host,
+            port,
+            lambda: HttpConnection(self, scheme),
+            listener.tls,
+            purpose=" for management",
+            advice=f"; another {scheme}_port can be chosen, 0 for any",
+        )
 
     async def close(self) -> None:
-        """Stop listening, end streams, and give other requests that are being served a second."""
+        """Stop listening, end streams, and abort other requests after a second."""
         self.state.stopping = True
-        for acceptor in self.acceptors:
-            await acceptor.close()
+        await self.ports.stop_accepting()
         for connection in tuple(self.connections):
             connection.finish()
-        self.state.wake()
+        self.state.wake_streams()
         await self._wait_for_tasks()
         for connection in tuple(self.connections):
             connection.transport.abort()
@@ -104,29 +107,36 @@ class HttpServer:
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=_GOODBYE_SECONDS)
 
-    # What connections call
+    # Called by connections
 
     @property
     def stopping(self) -> bool:
+        """Whether the server stops."""
         return self.state.stopping
 
-    def enter(self, connection: HttpConnection) -> bool:
-        """Add a connection; False if there is no room for it."""
+    def add_connection(self, connection: HttpConnection) -> bool:
+        """Add a connection.
+
+        Returns:
+            False: the server stops, or too many connections are open.
+        """
         if self.state.stopping:
             return False
-        if not self.shares.take(connection.address):
+        if not self.shares.take_place(connection.address):
             self._refused_connections.warning(
-                f"HTTP: connection of {connection.address} refused: it has {self.shares.held(connection.address)} of "
-                f"{self.shares.places} connections, {len(self.shares)} are taken"
+                f"HTTP: connection of {connection.address} refused: it has "
+                f"{self.shares.count_places(connection.address)} of {self.shares.places} connections, "
+                f"{len(self.shares)} are taken"
             )
             return False
         self.connections.add(connection)
         return True
 
-    def leave(self, connection: HttpConnection) -> None:
+    def remove_connection(self, connection: HttpConnection) -> None:
+        """Remove a closed connection."""
         if connection in self.connections:
             self.connections.remove(connection)
-            self.shares.give_back(connection.address)
+            self.shares.free_place(connection.address)
 
     def run(self, exchange: Exchange) -> None:
         """Let the application serve a request."""
@@ -135,5 +145,5 @@ class HttpServer:
         task.add_done_callback(self._tasks.discard)
 
     def report_refused(self, address: str, reason: str) -> None:
-        """Log a request that was refused; clients that send garbage cannot fill the log."""
+        """Log a refused request, at a limited rate: clients that send garbage cannot fill the log."""
         self._refused_requests.warning(f"HTTP: request of {address} refused: {reason}")

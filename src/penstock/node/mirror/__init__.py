@@ -1,4 +1,4 @@
-"""A bucket that is kept like another node's.
+"""Mirrors: buckets that are kept equal to another node's bucket.
 
-In: the bridge, the copies, and the rows that they store. Out: serving the copies.
+In: the bridge, the copies, and the changes that they store. Out: serving the copies.
 """

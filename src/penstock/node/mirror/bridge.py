@@ -1,11 +1,11 @@
-"""The bridge: a bucket whose vbuckets are copies of another node's, kept up to date in one dialect, served in all.
+"""The bridge: keeps the vbuckets of a bucket as copies of another node's, through one dialect, and serves them in all.
 
-Where to go on is not remembered but read from the store, anew for each connection: it ends with the last complete
-snapshot of each vbucket, and with the part of it that the upstream's failover log shares. So whatever happens to a
-connection, to the upstream or to a vbucket here is dealt with in one way: follow again. One of several nodes of the
-upstream is the exception: its vbuckets wait for it, and go on from where they stopped, while the others go on.
+The position to continue from is not remembered but read from the store for each connection. It is the last complete
+snapshot of each vbucket, limited to the branches that the upstream's failover log shares. So every failure, of the
+connection, the upstream or a local vbucket, has the same remedy: follow again. One exception: if the upstream has
+several nodes and one of them is unreachable, its vbuckets wait for it while the others continue.
 
-TAP knows neither seqnos nor branches. The copies then have their own, and every connection begins with nothing.
+TAP has neither seqnos nor branches. The copies then have their own, and every connection starts from zero.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import NamedTuple
 
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import Address, MissingVbuckets
-from penstock.client.connect.retry import LONGEST_DELAY, Retry, is_lasting
+from penstock.client.connect.retry import LONGEST_DELAY, Retry, is_bucket_missing
+from penstock.client.feeds.collection_selection import PLAIN_CONTENT, CollectionSelection, StreamContent
 from penstock.client.feeds.consumer_feed import ConsumerFeed
 from penstock.client.feeds.feed import Feed, StreamTarget
-from penstock.client.feeds.selection import PLAIN_CONTENT, Selection, StreamContent
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.dialect_check import check_dialect
 from penstock.client.tap.tap_feed import TapFeed
 from penstock.errors import Error, OrderViolation, Unreachable, UsageError
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.mirror.delivery_writer import DeliveryWriter
-from penstock.node.mirror.vbucket_copies import VbucketCopies, position_of
+from penstock.node.mirror.vbucket_copies import VbucketCopies, make_position
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect
 
@@ -40,17 +40,27 @@ logger = logging.getLogger("penstock.node")
 
 
 class Upstream(NamedTuple):
-    """A bucket to follow, and how many vbuckets it has."""
+    """A bucket to follow.
+
+    Attributes:
+        address: its address and the connection's options.
+        vbuckets: its number of vbuckets.
+    """
 
     address: Address
     vbuckets: int
 
 
 async def find_upstream(address: Address) -> Upstream:
-    """Connect to a bucket to learn its shape.
+    """Connect to a bucket and return its address with its number of vbuckets.
 
-    Raises Unreachable if it does not serve within `retry_seconds`, UsageError for a bucket or server that cannot be
-    followed, RemoteProtocolError for a peer that speaks another protocol.
+    Returns:
+        The bucket.
+
+    Raises:
+        Unreachable: it does not serve within `retry_seconds`.
+        UsageError: the bucket or its server cannot be followed.
+        RemoteProtocolError: the peer speaks another protocol.
     """
     async with Bucket(address) as bucket:
         if bucket.vbuckets & (bucket.vbuckets - 1):
@@ -60,31 +70,40 @@ async def find_upstream(address: Address) -> Upstream:
 
 
 class Bridge:
-    """Keeps a served bucket like the one at an address.
+    """Keeps a served bucket equal to the bucket at an address.
 
     Attributes:
-        dialect: in which the upstream is asked.
-        copies: the vbuckets that are kept.
-        connections: how many there were.
-        task: runs until `stop`, or ends with the Error that no retry mends.
+        address: the upstream's address.
+        dialect: the dialect of the streams.
+        copies: the mirrored vbuckets.
+        connections: number of connections so far.
+        task: runs until `stop`, or ends with an Error that no retry can mend.
     """
 
     def __init__(self, served: ServedBucket, address: Address) -> None:
-        """Begin. Raises UsageError for a bucket of which nothing is a replica."""
+        """Begin to follow.
+
+        Args:
+            served: the bucket that becomes the copy.
+            address: the upstream.
+
+        Raises:
+            UsageError: none of the bucket's vbuckets is a replica.
+        """
         self.address = address
         self.dialect = address.options.protocol
         self.connections = 0
         self.copies = VbucketCopies(served, address, has_positions=self.dialect is not Dialect.TAP)
         self._writer = DeliveryWriter(served, self.copies, address)
         self._served = served
-        # Each try is one of its own, since where it begins depends on what the one before has left. But single nodes
-        # of several are waited for within a try, without limit.
+        # The bucket makes no retries of its own: each attempt continues from the state that the previous one has left.
+        # Within an attempt, unreachable nodes of a cluster are retried without limit.
         options = replace(address.options, retry_seconds=0, missing_vbuckets=MissingVbuckets.SKIP)
         self._upstream = Bucket(replace(address, options=options))
         self._stream: ChangeStream | None = None
         self._loop = asyncio.get_running_loop()
-        self._away = Retry(math.inf, self._loop.time)
-        self._deleted = Retry(address.options.retry_seconds, self._loop.time)
+        self._connection_retry = Retry(math.inf, self._loop.time)
+        self._bucket_retry = Retry(address.options.retry_seconds, self._loop.time)
         self._opened_at = math.inf
         served.bridge = self
         served.listeners.add(self.copies)
@@ -92,6 +111,7 @@ class Bridge:
         self.task.add_done_callback(_log_end)
 
     async def stop(self) -> None:
+        """Stop to follow; the copies stay."""
         self._served.listeners.discard(self.copies)
         self.task.cancel()
         await asyncio.wait([self.task])
@@ -99,10 +119,11 @@ class Bridge:
 
     @property
     def is_connected(self) -> bool:
+        """Whether streams from the upstream are open."""
         return self._stream is not None and self._stream.is_connected
 
     def stats(self) -> Iterator[tuple[str, object]]:
-        """The group `follow` of STAT."""
+        """Yield the statistics of the group `follow`."""
         yield "url", str(self.address)
         yield "dialect", self.dialect.value
         yield "connected", str(self.is_connected).lower()
@@ -111,22 +132,23 @@ class Bridge:
         yield "changes", self.copies.changes
         yield "rollbacks", self.copies.rollbacks
         yield "queued_bytes", self._stream.queued_bytes if self._stream else 0
-        yield from self.copies.seqnos()
+        yield from self.copies.list_seqnos()
 
     # Connections
 
     async def _run(self) -> None:
         try:
             while True:
-                await self._try()
+                await self._attempt()
         except Error as error:
-            raise Error(f"cannot follow {self.address} any more: {error}") from error
+            raise Error(f"cannot follow {self.address}: {error}") from error
 
-    async def _try(self) -> None:
-        """Follow until something fails, and wait before the next attempt.
+    async def _attempt(self) -> None:
+        """Follow until an error, and wait before the next attempt.
 
-        An upstream that is away is waited for without limit: the copies here are served meanwhile. An upstream that is
-        there without its bucket is given `retry_seconds`: it has restarted and is not ready, or the bucket was deleted.
+        An unreachable upstream is retried without limit: the copies are served meanwhile. An upstream without its
+        bucket is
+        retried for `retry_seconds`: it may have restarted and not be ready, or the bucket was deleted.
         """
         try:
             await self._follow()
@@ -134,37 +156,39 @@ class Bridge:
             cause = error.__cause__ if isinstance(error, Unreachable) and error.__cause__ is not None else error
             assert isinstance(cause, Exception)
             logger.info("%s: %s", self.address, cause)
-            if isinstance(cause, OrderViolation) and cause.begins_again:
-                await self._begin_again()
+            if isinstance(cause, OrderViolation) and cause.seqnos_restarted:
+                await self._empty_copies()
             if self._loop.time() - self._opened_at > LONGEST_DELAY:
-                self._away.succeeded()
-            if is_lasting(cause):
-                delay = self._deleted.next_delay(cause, self.address)
+                self._connection_retry.reset()
+            if is_bucket_missing(cause):
+                delay = self._bucket_retry.next_delay(cause, self.address)
             else:
-                self._deleted.succeeded()
-                delay = self._away.next_delay(cause, self.address)
+                self._bucket_retry.reset()
+                delay = self._connection_retry.next_delay(cause, self.address)
             await asyncio.sleep(delay)
 
-    async def _begin_again(self) -> None:
+    async def _empty_copies(self) -> None:
         """Empty every copy: the upstream was flushed, and would accept positions of its old history."""
         for number in sorted(self.copies.mirrored):
-            await self._writer.do(number, partial(self.copies.move, self._served.store.vbuckets[number], 0, ()))
+            await self._writer.retry_while_refused(
+                number, partial(self.copies.roll_back, self._served.store.vbuckets[number], 0, ())
+            )
 
     async def _follow(self) -> None:
-        """Follow over one connection, until it ends or other vbuckets are to be followed."""
+        """Follow over one connection, until it ends or other vbuckets must be followed."""
         self.copies.restart.clear()
         self._opened_at = math.inf
         stream: ChangeStream | None = None
         closing: asyncio.Task[None] | None = None
         try:
-            feed = await self._feed()
+            feed = await self._make_feed()
             if not self.copies.mirrored:
                 await self.copies.restart.wait()
             if self.copies.restart.is_set():
                 return
             upstream = self._upstream
             stream = self._stream = ChangeStream(upstream.address, feed, item_counts=upstream.reports.item_counts)
-            closing = self._loop.create_task(self._close_again(stream))
+            closing = self._loop.create_task(self._close_on_restart(stream))
             self._opened_at = self._loop.time()
             self.connections += 1
             while (delivery := await stream.next_delivery()) is not None:
@@ -176,39 +200,46 @@ class Bridge:
             if stream is not None:
                 await stream.close()
 
-    async def _close_again(self, stream: ChangeStream) -> None:
+    async def _close_on_restart(self, stream: ChangeStream) -> None:
         await self.copies.restart.wait()
         await stream.close()
 
-    async def _feed(self) -> ConsumerFeed:
-        """Return what to ask the upstream for, after the copies went back to what they share with it."""
+    async def _make_feed(self) -> ConsumerFeed:
+        """Return the feed that continues from the history that copies and upstream share.
+
+        Roll the copies back to it first.
+        """
         count, window = len(self._served.store.vbuckets), self.address.options.flow_control_bytes
         if self.dialect is Dialect.TAP:
             await self._check_upstream()
-            for vbucket in self.copies.begin():
-                await self._go_back(vbucket, partial(self.copies.move, vbucket, 0, ()))
+            for vbucket in self.copies.select_vbuckets():
+                await self._roll_back(vbucket, partial(self.copies.roll_back, vbucket, 0, ()))
             return TapFeed(count, self.copies.mirrored, window=window)
         logs = await self._upstream.failover_logs(range(count))
         wanted: dict[int, StreamTarget] = {}
-        for vbucket in self.copies.begin():
+        for vbucket in self.copies.select_vbuckets():
             log = logs[vbucket.id]
-            if await self._go_back(vbucket, partial(self.copies.reconcile, vbucket, log)):
-                wanted[vbucket.id] = StreamTarget(position=position_of(vbucket, log))
-        everything = StreamContent(selection=Selection(), xattrs=True)
+            if await self._roll_back(vbucket, partial(self.copies.reconcile, vbucket, log)):
+                wanted[vbucket.id] = StreamTarget(position=make_position(vbucket, log))
+        everything = StreamContent(selection=CollectionSelection(), xattrs=True)
         content = everything if self.dialect is Dialect.DCP else PLAIN_CONTENT
-        return Feed(count, wanted, window=window, dialect=self.dialect, every_move=True, content=content)
+        return Feed(count, wanted, window=window, dialect=self.dialect, deliver_positions=True, content=content)
 
-    async def _go_back(self, vbucket: Vbucket, work: Callable[[], None]) -> bool:
-        """Change a vbucket before it is asked for. Returns whether it is still mirrored then.
+    async def _roll_back(self, vbucket: Vbucket, work: Callable[[], None]) -> bool:
+        """Change a vbucket before its stream is requested.
 
-        Nothing else runs between the change and the return: the position to ask for depends on what was found.
+        Nothing may run between the change and the return, because the requested position depends on the vbucket's
+        state.
+
+        Returns:
+            Whether the vbucket is still mirrored.
         """
-        await self._writer.breathe()
-        await self._writer.do(vbucket.id, work)
+        await self._writer.yield_if_due()
+        await self._writer.retry_while_refused(vbucket.id, work)
         return vbucket.id in self.copies.mirrored
 
     async def _check_upstream(self) -> None:
-        """Connect and close: before the copies are emptied, there has to be something to fill them from."""
+        """Connect and close. The copies are emptied only if the upstream can fill them again."""
         await self._upstream.connect()
         await self._upstream.close()
 

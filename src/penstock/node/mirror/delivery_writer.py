@@ -1,4 +1,4 @@
-"""How a bridge stores what arrives: in slices of some milliseconds, and as soon as the bucket takes changes."""
+"""Stores the changes that a bridge receives, in slices of some milliseconds, with retries while the bucket is full."""
 
 from __future__ import annotations
 
@@ -11,29 +11,36 @@ from penstock.client.feeds.deliveries import Delivery
 from penstock.errors import OutOfMemory, StatusError, TemporaryFailure
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.mirror.vbucket_copies import VbucketCopies
-from penstock.wire.columns.run_decoder import changes_of
+from penstock.wire.columns.run_decoder import list_changes
 
 __all__ = ["DeliveryWriter"]
 
 logger = logging.getLogger("penstock.node")
 
 _REFUSALS = (TemporaryFailure, OutOfMemory)
-"""The errors of a bucket that takes no changes for the moment."""
+"""The errors of a bucket that accepts no changes for the moment."""
 
 _SLICE_SECONDS = 0.005
-_SLICE_ROWS = 256  # a millisecond: changes_of 1.5 us a row, apply 2.3 us
+_SLICE_ROWS = 256  # a millisecond: list_changes 1.5 us a row, apply 2.3 us
 _REFUSED_SECONDS = 0.25
 
 
 class DeliveryWriter:
-    """Writes deliveries to the copies of a bucket, without holding the event loop.
+    """Writes deliveries to the copies of a bucket, without blocking the event loop.
 
-    While the bucket refuses changes, because its disk is full for instance, what has arrived waits, and the upstream is
-    asked for no more.
+    While the bucket refuses changes, for instance because its disk is full, received changes wait. Flow control then
+    stops
+    the upstream.
     """
 
     def __init__(self, served: ServedBucket, copies: VbucketCopies, upstream: object) -> None:
-        """upstream: its name in messages."""
+        """Make a writer.
+
+        Args:
+            served: the bucket.
+            copies: its mirrored vbuckets.
+            upstream: the upstream's name in messages.
+        """
         self._served = served
         self._copies = copies
         self._upstream = upstream
@@ -42,52 +49,57 @@ class DeliveryWriter:
         self._slice_began = self._time()
 
     async def write(self, delivery: Delivery) -> None:
-        """Store all that has arrived, unless other vbuckets are to be asked for, and wake what waits for changes."""
+        """Store a delivery and wake streams that wait for changes; stop early if other vbuckets must be requested."""
         copies, content, vbuckets = self._copies, delivery.content, self._served.store.vbuckets
         rows = len(content) if isinstance(content, list) else content.num_rows
         for number, log in delivery.logs.items():
             vbucket = vbuckets[number]
-            await self.do(number, partial(copies.move, vbucket, vbucket.changes.high_seqno, log))
+            await self.retry_while_refused(number, partial(copies.roll_back, vbucket, vbucket.changes.high_seqno, log))
         for at in range(0, rows, _SLICE_ROWS):
             if copies.restart.is_set():
                 return
             part = content[at : at + _SLICE_ROWS]
-            for change in part if isinstance(part, list) else changes_of(part):
-                while change.vbucket in copies.mirrored:  # as `do`; a call for every change costs
+            for change in part if isinstance(part, list) else list_changes(part):
+                while change.vbucket in copies.mirrored:  # `retry_while_refused` inlined: a call a change costs time
                     try:
-                        copies.store(change, delivery)
+                        copies.store_change(change, delivery)
                         self._is_refused = False
                         break
                     except _REFUSALS as error:
-                        await self._wait(error)
-            await self.breathe()
+                        await self._wait_after_refusal(error)
+            await self.yield_if_due()
         for number, position in delivery.positions.items():
-            await self.do(number, partial(copies.complete, vbuckets[number], position.snap_start))
+            await self.retry_while_refused(
+                number, partial(copies.complete_snapshot, vbuckets[number], position.snap_start)
+            )
         for vbucket in copies.take_event_receivers():
-            await self.do(vbucket.id, partial(copies.take_manifest, vbucket))
+            await self.retry_while_refused(vbucket.id, partial(copies.adopt_manifest, vbucket))
         self._served.notify()
-        await self.breathe()
+        await self.yield_if_due()
 
-    async def do(self, number: int, work: Callable[[], object]) -> None:
-        """Do something to a vbucket as long as it is mirrored, again and again while its bucket refuses that."""
+    async def retry_while_refused(self, number: int, work: Callable[[], object]) -> None:
+        """Call a function that changes a vbucket until its bucket accepts the change.
+
+        It is not called again once the vbucket is no longer mirrored.
+        """
         while number in self._copies.mirrored:
             try:
                 work()
                 break
             except _REFUSALS as error:
-                await self._wait(error)
+                await self._wait_after_refusal(error)
 
-    async def breathe(self) -> None:
-        """Let others have the event loop, if they have waited for long."""
+    async def yield_if_due(self) -> None:
+        """Let other tasks run if this one has used its slice."""
         if self._time() - self._slice_began > _SLICE_SECONDS:
             self._served.notify()
             await asyncio.sleep(0)
             self._slice_began = self._time()
 
-    async def _wait(self, error: StatusError) -> None:
-        """Wait a little, until the bucket may take changes again."""
+    async def _wait_after_refusal(self, error: StatusError) -> None:
+        """Wait until the bucket may accept changes again."""
         if not self._is_refused:
-            logger.warning("bucket %s takes nothing from %s: %s", self._served.store.name, self._upstream, error)
+            logger.warning("bucket %s refuses changes of %s: %s", self._served.store.name, self._upstream, error)
         self._is_refused = True
         self._served.notify()
         await asyncio.sleep(_REFUSED_SECONDS)

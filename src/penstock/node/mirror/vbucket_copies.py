@@ -1,4 +1,4 @@
-"""The vbuckets of a bucket that are copies of another node's: what changes them, and nothing that waits."""
+"""The vbuckets of a bucket that are copies of another node's: all that changes them. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from penstock.client.feeds.stream_position import BEGINNING, Position
 from penstock.errors import CannotApplyManifest, OutOfRange, UsageError
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.buckets.vbucket_events import VbucketEvent
-from penstock.node.mirror.arrived_row import arrived
+from penstock.node.mirror.received_change import convert_change
 from penstock.store.documents.incoming_changes import LAST_SEQNO
 from penstock.store.documents.vbucket import Vbucket
-from penstock.store.history.failover_log import FailoverLog, branch_at, sanitised
-from penstock.store.history.rollback import common_seqno
+from penstock.store.history.failover_log import FailoverLog, find_branch, sanitise_log
+from penstock.store.history.rollback import find_common_seqno
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
 from penstock.wire.columns.schema import Change, Event
 
-__all__ = ["VbucketCopies", "position_of"]
+__all__ = ["VbucketCopies", "make_position"]
 
 logger = logging.getLogger("penstock.node")
 
 _MIRRORED = frozenset((VbucketState.REPLICA, VbucketState.PENDING))
-"""The states of a vbucket that takes changes from elsewhere."""
+"""The states of a vbucket that accepts changes of the upstream."""
 
 
 class VbucketCopies:
-    """Stores the changes of an upstream, and rolls copies back to what the upstream has as well.
+    """Stores the changes of an upstream, and rolls copies back to the history that they share with it.
 
     Attributes:
-        mirrored: the vbuckets that take what arrives.
-        restart: set when other vbuckets are to be asked for, or a vbucket from another position.
-        changes: how many changes were stored.
-        rollbacks: how many rollbacks there were. A flush counts as one.
+        mirrored: numbers of the vbuckets that store received changes.
+        restart: set when other vbuckets must be requested, or a vbucket from another position.
+        changes: number of stored changes.
+        rollbacks: number of rollbacks, including flushes.
     """
 
     def __init__(self, served: ServedBucket, upstream: object, *, has_positions: bool) -> None:
         """Make replicas of the vbuckets of a bucket in which nothing was ever stored.
 
         Args:
-            served: the bucket. One that was kept on disk is mirrored where it was a mirror.
-            upstream: its name in messages.
+            served: the bucket. If it was stored on disk, its replicas are mirrored.
+            upstream: the upstream's name in messages.
             has_positions: the upstream can continue from a position. Otherwise it sends everything again.
 
         Raises:
@@ -56,8 +56,10 @@ class VbucketCopies:
         self._upstream = upstream
         self._has_positions = has_positions
         self._incomplete: dict[int, bool] = {}
-        """Vbuckets inside a snapshot, and whether it leaves seqnos out, whose changes it may hide."""
-        self._with_events: set[int] = set()  # vbuckets with system events of which the bucket may not know
+        """Vbucket inside a snapshot -> whether the snapshot skips seqnos, whose changes it may hide."""
+        self._own_ends: dict[int, int] = {}
+        """High seqno of each copy after the bridge's newest change. Any other high seqno shows a foreign change."""
+        self._event_receivers: set[int] = set()  # vbuckets whose system events the bucket may not have
         self._is_own_event = False
         if all(
             vbucket.history.state is VbucketState.ACTIVE and not vbucket.changes.high_seqno
@@ -70,25 +72,31 @@ class VbucketCopies:
             name = served.store.name
             raise UsageError(f"bucket {name} cannot follow {upstream}: none of its vbuckets is a replica or pending")
 
-    def begin(self) -> list[Vbucket]:
-        """Mirror all vbuckets that are in the state for it, and return them. No snapshot of theirs is open any more."""
+    def select_vbuckets(self) -> list[Vbucket]:
+        """Mirror all vbuckets in a suitable state, and return them. Open snapshots are forgotten.
+
+        Returns:
+            The mirrored vbuckets.
+        """
         self._incomplete.clear()
         found = [vbucket for vbucket in self._vbuckets if vbucket.history.state in _MIRRORED]
         self.mirrored = {vbucket.id for vbucket in found}
         return found
 
-    def seqnos(self) -> Iterator[tuple[str, int]]:
-        """Return how far each mirrored vbucket is, for STAT."""
+    def list_seqnos(self) -> Iterator[tuple[str, int]]:
+        """Yield the high seqno and the whole seqno of each mirrored vbucket, for STAT."""
         for vbucket in self._vbuckets:
             if vbucket.id in self.mirrored:
                 yield f"vb_{vbucket.id}:seqno", vbucket.changes.high_seqno
                 yield f"vb_{vbucket.id}:whole_seqno", vbucket.history.whole_seqno
 
     def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
-        """Mirror other vbuckets than before, or a vbucket again that others have emptied."""
+        """Adjust the mirrored vbuckets after a state change, and restart a vbucket that was emptied by others."""
         if self._is_own_event:
             return
         is_mirrored = vbucket.history.state in _MIRRORED
+        if not is_mirrored:  # an active vbucket starts a branch, so its own changes are recognized by that
+            self._own_ends.pop(vbucket.id, None)
         is_emptied = is_mirrored and event is not VbucketEvent.STATE_CHANGED
         if is_mirrored == (vbucket.id in self.mirrored) and not is_emptied:
             return
@@ -98,24 +106,24 @@ class VbucketCopies:
 
     # Changes
 
-    def store(self, change: Change, delivery: Delivery) -> None:
-        """Store one change, or roll back where it is a rollback."""
+    def store_change(self, change: Change, delivery: Delivery) -> None:
+        """Store one change, or roll back if the change is a rollback."""
         vbucket = self._vbuckets[change.vbucket]
         if change.event == Event.ROLLBACK:
-            self.move(vbucket, change.seqno or 0, delivery.logs.get(vbucket.id, ()))
+            self.roll_back(vbucket, change.seqno or 0, delivery.logs.get(vbucket.id, ()))
             if (
                 vbucket.changes.high_seqno != change.seqno
-            ):  # it went back further, and the stream would leave out changes
-                self._mirror_again(vbucket)
+            ):  # it was rolled back further, and the stream would skip changes
+                self._restart_vbucket(vbucket)
             return
-        event, key, value, flags, datatype, is_told = arrived(change)
+        event, key, value, flags, datatype, is_system_event = convert_change(change)
         seqno = change.seqno
         if seqno is not None:
-            if seqno <= vbucket.changes.high_seqno:  # others have written here
-                self.move(vbucket, 0, ())
-                self._mirror_again(vbucket)
+            if vbucket.changes.high_seqno != self._own_ends[vbucket.id]:  # a foreign change
+                self.roll_back(vbucket, 0, ())
+                self._restart_vbucket(vbucket)
                 return
-            self.complete(vbucket, delivery.positions[vbucket.id].snap_start, before=seqno)
+            self.complete_snapshot(vbucket, delivery.positions[vbucket.id].snap_start, before=seqno)
             is_gap = seqno != vbucket.changes.high_seqno + 1
             self._incomplete[vbucket.id] = self._incomplete.get(vbucket.id, False) or is_gap
         vbucket.incoming.apply(
@@ -132,19 +140,21 @@ class VbucketCopies:
             datatype=datatype,
             delete_time=change.delete_time or 0,
         )
+        if seqno is not None:
+            self._own_ends[vbucket.id] = seqno
         self.changes += 1
-        if is_told:
-            self._with_events.add(vbucket.id)
+        if is_system_event:
+            self._event_receivers.add(vbucket.id)
         self._served.changed.add(vbucket.id)
 
-    def complete(self, vbucket: Vbucket, end: int, before: int = MAX_SEQNO) -> None:
-        """End the snapshot that a vbucket is in if it has come to its end, and if the next change lies behind that."""
+    def complete_snapshot(self, vbucket: Vbucket, end: int, before: int = MAX_SEQNO) -> None:
+        """End the open snapshot of a vbucket if its end is stored and the next change lies behind it."""
         if vbucket.changes.high_seqno == end < before and vbucket.id in self._incomplete:
             vbucket.history.end_snapshot(hides=self._incomplete.pop(vbucket.id))
             self._served.changed.add(vbucket.id)
 
-    def _mirror_again(self, vbucket: Vbucket) -> None:
-        """Take nothing more of what arrives for a vbucket, and ask for it again from what it has now."""
+    def _restart_vbucket(self, vbucket: Vbucket) -> None:
+        """Ignore further changes of a vbucket, and request it again from its present position."""
         self.mirrored.discard(vbucket.id)
         self.restart.set()
 
@@ -152,42 +162,56 @@ class VbucketCopies:
 
     def take_event_receivers(self) -> list[Vbucket]:
         """Return the vbuckets that have received system events since the last call."""
-        received, self._with_events = self._with_events, set()
+        received, self._event_receivers = self._event_receivers, set()
         return [self._vbuckets[number] for number in received]
 
-    def take_manifest(self, vbucket: Vbucket) -> None:
+    def adopt_manifest(self, vbucket: Vbucket) -> None:
         """Give the bucket the scopes and collections of a vbucket, if they are newer.
 
-        The events of a change of the manifest all name the uid before, but for the last. So it is there as a whole.
+        All events of one manifest change name the previous uid, except the last event. So a newer uid means a whole
+        manifest.
         """
         if (vbucket.collections.manifest_uid or 0) <= self._served.store.manifests.current.uid:
             return
         self._served.changed.add(vbucket.id)
         try:
-            self._served.change_manifest(vbucket.collections.manifest())
+            self._served.change_manifest(vbucket.collections.read_manifest())
         except (OutOfRange, CannotApplyManifest) as error:
             logger.warning("bucket %s keeps its own collections: %s", self._served.store.name, error)
 
     # Histories
 
     def reconcile(self, vbucket: Vbucket, log: FailoverLog) -> None:
-        """Go back to the last complete snapshot that the upstream of this failover log has as well."""
-        common = common_seqno(vbucket.history.failover_log, vbucket.changes.high_seqno, log)
-        self.move(vbucket, min(common, vbucket.history.whole_seqno), log)
+        """Roll back to the last complete snapshot that the upstream has as well.
 
-    def move(self, vbucket: Vbucket, seqno: int, log: FailoverLog) -> None:
-        """Go back to a seqno, and take over the upstream's failover log if it is known.
+        A copy with foreign changes starts from zero: they are on the same branch, so the failover logs do not show
+        them.
 
-        Consumers are told if they could notice. Where a vbucket cannot end at the seqno, it goes back further.
+        Args:
+            vbucket: the copy.
+            log: the upstream's failover log of the vbucket.
+        """
+        high_seqno = vbucket.changes.high_seqno
+        if high_seqno > self._own_ends.get(vbucket.id, high_seqno):
+            self.roll_back(vbucket, 0, ())
+        common = find_common_seqno(vbucket.history.failover_log, vbucket.changes.high_seqno, log)
+        self.roll_back(vbucket, min(common, vbucket.history.whole_seqno), log)
+
+    def roll_back(self, vbucket: Vbucket, seqno: int, log: FailoverLog) -> None:
+        """Roll a vbucket back to a seqno, and adopt the upstream's failover log if it is known.
+
+        Consumers are notified if they could notice. A vbucket that cannot end at the seqno is rolled back further.
         """
         whole, before = vbucket.history.whole_seqno, vbucket.history.failover_log
         try:
             if seqno < vbucket.changes.high_seqno:
                 vbucket.rollback(seqno)
                 self._incomplete.pop(vbucket.id, None)
-            if log and log[0].vbuuid and sanitised(log) != vbucket.history.failover_log:
+            if log and log[0].vbuuid and sanitise_log(log) != vbucket.history.failover_log:
                 vbucket.history.set_failover_log(log)
-        finally:  # the second may be refused after the first was not
+        finally:  # the failover log may be refused after the rollback succeeded
+            high_seqno = vbucket.changes.high_seqno
+            self._own_ends[vbucket.id] = min(self._own_ends.get(vbucket.id, high_seqno), high_seqno)
             if vbucket.history.whole_seqno < whole:
                 self.rollbacks += 1
                 logger.info(
@@ -197,27 +221,27 @@ class VbucketCopies:
                     whole,
                     vbucket.changes.high_seqno,
                 )
-                self._report(
+                self._report_event(
                     vbucket, VbucketEvent.STATE_CHANGED if vbucket.changes.high_seqno else VbucketEvent.FLUSHED
                 )
             elif vbucket.history.failover_log != before:
-                self._report(vbucket, VbucketEvent.STATE_CHANGED)
+                self._report_event(vbucket, VbucketEvent.STATE_CHANGED)
 
-    def _report(self, vbucket: Vbucket, event: VbucketEvent) -> None:
+    def _report_event(self, vbucket: Vbucket, event: VbucketEvent) -> None:
         self._is_own_event = True
         try:
-            self._served.tell(vbucket, event)
+            self._served.report_event(vbucket, event)
         finally:
             self._is_own_event = False
         self._served.changed.add(vbucket.id)
 
 
-def position_of(vbucket: Vbucket, log: FailoverLog) -> Position:
-    """Return where to go on with a vbucket that has nothing but what the upstream of this failover log has.
+def make_position(vbucket: Vbucket, log: FailoverLog) -> Position:
+    """Return the position from which the upstream continues a vbucket that has only history of this failover log.
 
-    It knows no older end: a producer that refuses even this one has lost its history, and the vbucket starts from zero.
+    The position has no older ends. A producer that refuses it has lost its history, and the vbucket starts from zero.
     """
     seqno = vbucket.changes.high_seqno
     if not seqno:
         return BEGINNING
-    return Position(seqno=seqno, vbuuid=branch_at(log, seqno).vbuuid, snap_start=seqno, snap_end=seqno)
+    return Position(seqno=seqno, vbuuid=find_branch(log, seqno).vbuuid, snap_start=seqno, snap_end=seqno)

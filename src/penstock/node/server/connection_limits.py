@@ -1,4 +1,4 @@
-"""What one connection may hold and be answered at once, before and after its login."""
+"""Limits of one connection before and after its login."""
 
 from __future__ import annotations
 
@@ -9,44 +9,49 @@ from penstock.wire.codec.constants import MAX_FRAME
 __all__ = [
     "BEFORE_LOGIN",
     "LOGGED_IN",
-    "MAX_BEFORE_LOGIN",
-    "MOST_BEHIND_LOGIN",
+    "MAX_FRAME_BEFORE_LOGIN",
+    "MAX_REQUESTS_BEHIND_LOGIN",
+    "MAX_UNREAD_BEFORE_LOGIN",
     "TURN_BYTES",
-    "UNREAD_BEFORE_LOGIN",
     "WRITE_BUFFER_BYTES",
     "ConnectionLimits",
 ]
 
 WRITE_BUFFER_BYTES: Final = 2 * 1024 * 1024
-"""What the transport holds before the connection counts as paused; it goes on at a quarter."""
+"""Size of the transport's write buffer at which the connection is paused. It continues at a quarter."""
 
 TURN_BYTES: Final = 512 * 1024
-"""Bytes of replies that end a turn."""
+"""Bytes of replies after which other connections are served."""
 
-MAX_BEFORE_LOGIN: Final = 4 * 1024
-"""Bytes of a frame, and of one read, where a login is required and missing. A step of a login has 1 KiB at most."""
+MAX_FRAME_BEFORE_LOGIN: Final = 4 * 1024
+"""Longest frame, and longest read, of a connection that has to log in first. A SASL step has at most 1 KiB."""
 
-UNREAD_BEFORE_LOGIN: Final = 16 * 1024
-"""Bytes of replies that a connection without its login may leave unread. The system's own buffer takes more than a
-client waits for (the error map is the longest, 9 KiB), so these fill up only when nobody reads."""
+# 8192 unauthenticated connections that read nothing hold at most 128 MiB with this limit.
+MAX_UNREAD_BEFORE_LOGIN: Final = 16 * 1024
+"""Bytes of replies that a connection may leave unread before its login.
 
-MOST_BEHIND_LOGIN: Final = 64
-"""Requests that may wait behind a login. A client pipelines a handful; each costs a node far more than its 24 bytes."""
+The longest reply is the error map, 9 KiB. The socket buffer holds more than that, so only a client that never reads
+reaches this limit.
+"""
+
+MAX_REQUESTS_BEHIND_LOGIN: Final = 64
+"""Requests that may wait behind a login. Clients pipeline a few. Each request costs far more memory than its 24 bytes.
+"""
 
 
 class ConnectionLimits(NamedTuple):
     """Limits of one connection, in bytes.
 
     Attributes:
-        frame: of one frame.
-        unread: of the replies that the peer leaves unread.
-        turn: of the replies of one turn.
+        frame_bytes: longest frame.
+        unread_bytes: most bytes of replies that the peer has not read.
+        turn_bytes: bytes of replies after which other connections are served.
     """
 
-    frame: int
-    unread: int
-    turn: int
+    frame_bytes: int
+    unread_bytes: int
+    turn_bytes: int
 
 
-BEFORE_LOGIN = ConnectionLimits(MAX_BEFORE_LOGIN, UNREAD_BEFORE_LOGIN, UNREAD_BEFORE_LOGIN)
+BEFORE_LOGIN = ConnectionLimits(MAX_FRAME_BEFORE_LOGIN, MAX_UNREAD_BEFORE_LOGIN, MAX_UNREAD_BEFORE_LOGIN)
 LOGGED_IN = ConnectionLimits(MAX_FRAME, WRITE_BUFFER_BYTES, TURN_BYTES)

@@ -1,15 +1,16 @@
-"""From a frame to its handler, in one look-up that is the validation too.
+"""Dispatch: finds the handler of a frame by one look-up, which also validates the frame.
 
-The commands stand in the tables of their modules, each with its layout, privilege and function.
+The modules of commands declare each command with its layout, its privileges and its function.
 
-A *shape* is what a frame's header says of it: magic, datatype, opcode, length of the extras, and whether key, value and
-cas are empty. `shapes` lists, from the declared layouts, every shape in which a request is well formed and plain.
-A frame whose shape is in the table needs no other check but those of its handler; any other frame takes the slow way
-of `unusual`, which finds out what it is and, mostly, what is wrong with it.
+The *shape* of a frame is read from its header: magic, datatype, opcode, length of the extras, and whether key, value
+and cas are empty. `list_shapes` derives the shapes of all well-formed requests from the declared layouts. A frame of
+a listed shape needs only the checks of its handler. Any other frame goes to `serve_unusual`, which mostly finds the
+error in it.
 
-There is a table for each dialect, since opcodes overlap, and for what its user may do. The one of a connection without
-a dialect has the first requests of all, which no shape confuses: UPR's stream request has DCP OPEN's opcode, but longer
-extras, and the draft's has SET's, but a datatype and extras of another length.
+Opcodes of dialects overlap, so each dialect has a table, limited to the privileges of the user. A connection without
+a dialect uses a table with the first requests of all dialects. Their shapes differ: UPR's stream request has the
+opcode of DCP OPEN, but longer extras. The draft's stream request has the opcode of SET, but another datatype and
+another length of extras.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from itertools import product
 from typing import NamedTuple
 
 from penstock.errors import AccessDenied, InvalidArguments, RemoteProtocolError
-from penstock.node.answers import Answer, Goodbye, Pieces
+from penstock.node.answers import Answer, CloseConnection, ReplyPieces
 from penstock.node.auth import Privilege
 from penstock.node.commands import (
     collection_commands,
@@ -33,30 +34,32 @@ from penstock.node.commands import (
     subdoc_commands,
     vbucket_commands,
 )
-from penstock.node.commands.durability import check_durability, when_durable
-from penstock.node.session.command_table import Command, CommandTable, Needs
-from penstock.node.session.replies import reply
+from penstock.node.commands.durability import check_durability, reply_when_durable
+from penstock.node.session.command_table import Command, CommandTable, Needs, Trait
+from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import NO_INFOS, Handler, Handlers, Session, Shape
 from penstock.node.streams import dcp_commands, upr_commands, upr_draft_commands
 from penstock.node.tap import tap_commands, tap_receiver
 from penstock.wire.codec.constants import Dialect, Feature
 from penstock.wire.codec.flags import Datatype
-from penstock.wire.codec.frame import Frame, opcode_name
-from penstock.wire.codec.layout import ABSENT, MAYBE, PRESENT, Code, layout_of, layouts_of
-from penstock.wire.codec.opcodes import DCP_OPCODES, TAP_OPCODES, DraftCode, Magic, Opcode
+from penstock.wire.codec.frame import Frame, name_opcode
+from penstock.wire.codec.layout import ABSENT, MAYBE, PRESENT, Code, find_layout, list_forms
+from penstock.wire.codec.opcodes import DCP_OPCODES, QUIET_OPCODES, TAP_OPCODES, DraftCode, Magic, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.frame_info import unpack_request_infos
-from penstock.wire.protocol.frame_receiver import Malformed
+from penstock.wire.protocol.frame_receiver import MalformedFrame
 
 __all__ = [
-    "BEFORE_LOGIN",
     "DIALECTS",
+    "OPCODES_BEFORE_LOGIN",
+    "RETRIED_LOCK_OPCODES",
+    "VIEWED_OPCODES",
     "answer_malformed",
     "choose_handlers",
-    "every_command",
-    "serve",
-    "take_response",
-    "unusual",
+    "handle_response",
+    "list_commands",
+    "serve_frame",
+    "serve_unusual",
 ]
 
 _REQUEST = int(Magic.REQUEST)
@@ -64,29 +67,32 @@ _EMPTY = {ABSENT: (True,), PRESENT: (False,), MAYBE: (True, False)}
 
 
 class DialectCommands(NamedTuple):
-    """The commands that a dialect adds to those that every connection has.
+    """The commands that a dialect adds to the commands of every connection.
 
     Attributes:
-        tables: the commands.
-        first: which of them may be a connection's first change-stream request.
-        refuse: answers change-stream requests, of any dialect, that no handler takes.
+        first_tables: commands of which each may be a connection's first change-stream request.
+        later_tables: the other commands.
+        refuse: answers change-stream requests of any dialect that have no handler.
     """
 
-    tables: tuple[CommandTable, ...]
-    first: frozenset[Code]
+    first_tables: tuple[CommandTable, ...]
+    later_tables: tuple[CommandTable, ...]
     refuse: Callable[[Session, Frame], Answer]
+
+    @property
+    def tables(self) -> tuple[CommandTable, ...]:
+        """All tables of the dialect."""
+        return self.first_tables + self.later_tables
 
 
 DIALECTS: dict[Dialect, DialectCommands] = {
-    Dialect.TAP: DialectCommands(
-        (tap_commands.STREAMS, tap_receiver.MESSAGES), tap_commands.FIRST, tap_commands.refuse
-    ),
-    Dialect.UPR_DRAFT: DialectCommands(
-        (upr_draft_commands.COMMANDS,), upr_draft_commands.FIRST, upr_draft_commands.refuse
-    ),
-    Dialect.UPR: DialectCommands((upr_commands.COMMANDS,), upr_commands.FIRST, upr_commands.refuse),
+    Dialect.TAP: DialectCommands((tap_commands.STREAMS, tap_receiver.MESSAGES), (), tap_commands.refuse_request),
+    Dialect.UPR_DRAFT: DialectCommands((upr_draft_commands.COMMANDS,), (), upr_draft_commands.refuse_request),
+    Dialect.UPR: DialectCommands((upr_commands.COMMANDS,), (), upr_commands.refuse_request),
     Dialect.DCP: DialectCommands(
-        (dcp_commands.BEFORE_OPEN, dcp_commands.COMMANDS), dcp_commands.FIRST, dcp_commands.refuse
+        (dcp_commands.FIRST_COMMANDS,),
+        (dcp_commands.COMMANDS_BEFORE_OPEN, dcp_commands.COMMANDS),
+        dcp_commands.refuse_request,
     ),
 }
 
@@ -102,167 +108,197 @@ COMMANDS: tuple[CommandTable, ...] = (
     disk_commands.COMMANDS,
     tap_commands.COMMANDS,
 )
-"""What every connection takes."""
+"""Commands of every connection, in any dialect."""
 
 
-def _listed(tables: Iterable[CommandTable]) -> Iterator[Command]:
+def _iterate_commands(tables: Iterable[CommandTable]) -> Iterator[Command]:
     return (command for table in tables for command in table.commands.values())
 
 
-def every_command() -> Iterator[Command]:
-    """Return the commands that the node serves, of all dialects."""
-    return _listed((*COMMANDS, *(table for commands in DIALECTS.values() for table in commands.tables)))
+def list_commands() -> Iterator[Command]:
+    """Return the commands of the node, of all dialects."""
+    return _iterate_commands((*COMMANDS, *(table for commands in DIALECTS.values() for table in commands.tables)))
 
 
-BEFORE_LOGIN = frozenset(command.code for command in _listed(COMMANDS) if command.needs is None)
-
-_JSON_STORES = frozenset(
-    (Opcode.SET, Opcode.SETQ, Opcode.ADD, Opcode.ADDQ, Opcode.REPLACE, Opcode.REPLACEQ),
-)
-"""Commands that clients send with the datatype JSON for every document: so that they need not go by `unusual`."""
+OPCODES_BEFORE_LOGIN = frozenset(command.code for command in _iterate_commands(COMMANDS) if command.needs is None)
 
 
-def shapes(code: Code) -> Iterator[Shape]:
+def _list_opcodes_with(trait: Trait) -> frozenset[int]:
+    return frozenset(int(command.code) for command in _iterate_commands(COMMANDS) if trait in command.traits)
+
+
+VIEWED_OPCODES = _list_opcodes_with(Trait.VIEWED)
+RETRIED_LOCK_OPCODES = _list_opcodes_with(Trait.RETRIED_LOCK)
+_DURABLE = _list_opcodes_with(Trait.DURABLE) - QUIET_OPCODES
+
+
+def list_shapes(code: Code) -> Iterator[Shape]:
+    """Yield the shapes of all well-formed requests of an opcode, with an empty datatype."""
     opcode, datatype = (code >> 8, code & 0xFF) if isinstance(code, DraftCode) else (int(code), 0)
-    for extras_length, layout in layouts_of(code, Magic.REQUEST).items():
+    for extras_length, layout in list_forms(code, Magic.REQUEST).items():
         parts = dict(layout.parts)
         for no_key, no_value, no_cas in product(*(_EMPTY[parts[name]] for name in ("key", "value", "cas"))):
             yield _REQUEST, datatype, opcode, extras_length, no_key, no_value, no_cas
 
 
-def _first(dialect: Dialect, handler: Handler) -> Handler:
-    """Make the handler of a first request, with which the connection has its dialect."""
+def _make_first_handler(dialect: Dialect, handler: Handler) -> Handler:
+    """Return the handler of a connection's first change-stream request, which sets the connection's dialect."""
 
-    def begin(session: Session, frame: Frame) -> Answer:
-        session.speak(dialect)
+    def handle_first(session: Session, frame: Frame) -> Answer:
+        session.set_dialect(dialect)
         return handler(session, frame)
 
-    return begin
+    return handle_first
 
 
-def _denied(session: Session, frame: Frame) -> bytes:
-    raise AccessDenied(f"{opcode_name(frame.opcode)}: not for {session.login.acting_name}")
+def _deny(session: Session, frame: Frame) -> bytes:
+    """Raise AccessDenied: the user's roles do not allow the command."""
+    raise AccessDenied(f"{name_opcode(frame.opcode)}: not for {session.login.effective_user_name}")
 
 
 def _is_allowed(needs: Needs, allowed: frozenset[Privilege] | None) -> bool:
     return needs is None or (allowed is not None and needs <= allowed)
 
 
+# Connections with the same dialect and the same privileges share a table.
 @lru_cache(maxsize=256)
 def choose_handlers(dialect: Dialect | None, allowed: frozenset[Privilege] | None, json: bool) -> Handlers:
     """Return the handlers of a session.
 
     Args:
-        dialect: None before the connection has one.
-        allowed: what its user may do, if not everywhere, then somewhere; None: it has to log in first.
-        json: it has agreed on the datatype JSON.
+        dialect: the dialect of the connection, None before it has one.
+        allowed: privileges that the user has somewhere in the bucket; None before the login.
+        json: whether the client has agreed on the datatype JSON.
     """
-    table = _plain_handlers(dialect, allowed)
-    if json and dialect is not Dialect.UPR_DRAFT:  # in the draft, the datatype of a SET is a code
-        for shape in (shape for code in _JSON_STORES for shape in shapes(code)):
-            magic, _, opcode, extras_length, no_key, no_value, no_cas = shape
-            table[magic, int(Datatype.JSON), opcode, extras_length, no_key, no_value, no_cas] = table[shape]
+    table = _build_plain_handlers(dialect, allowed)
+    if json and dialect is not Dialect.UPR_DRAFT:  # in the draft, byte 5 of a SET is a sub-opcode, not a datatype
+        for command in _iterate_commands(COMMANDS):
+            for shape in list_shapes(command.code) if Trait.JSON in command.traits else ():
+                magic, _, opcode, extras_length, no_key, no_value, no_cas = shape
+                table[magic, int(Datatype.JSON), opcode, extras_length, no_key, no_value, no_cas] = table[shape]
     return table
 
 
-def _plain_handlers(dialect: Dialect | None, allowed: frozenset[Privilege] | None) -> dict[Shape, Handler]:
-    tables = COMMANDS + (DIALECTS[dialect].tables if dialect is not None else (dcp_commands.BEFORE_OPEN,))
+def _build_plain_handlers(dialect: Dialect | None, allowed: frozenset[Privilege] | None) -> dict[Shape, Handler]:
+    tables = COMMANDS + (DIALECTS[dialect].tables if dialect is not None else (dcp_commands.COMMANDS_BEFORE_OPEN,))
     table: dict[Shape, Handler] = {}
-    for command in _listed(tables):
+    for command in _iterate_commands(tables):
         handlers = command.handlers
-        for shape in shapes(command.code):
-            table[shape] = handlers[shape[3]] if _is_allowed(command.needs, allowed) else _denied
-    return table | (_first_handlers(allowed) if dialect is None else {})
+        for shape in list_shapes(command.code):
+            table[shape] = handlers[shape[3]] if _is_allowed(command.needs, allowed) else _deny
+    return table | (_build_first_handlers(allowed) if dialect is None else {})
 
 
-def _first_handlers(allowed: frozenset[Privilege] | None) -> dict[Shape, Handler]:
-    """Return the handlers of the requests with which a connection gets its dialect."""
+def _build_first_handlers(allowed: frozenset[Privilege] | None) -> dict[Shape, Handler]:
+    """Return the handlers of the requests that set the dialect of a connection."""
     return {
-        shape: _first(dialect, command.handlers[shape[3]]) if _is_allowed(command.needs, allowed) else _denied
+        shape: _make_first_handler(dialect, command.handlers[shape[3]])
+        if _is_allowed(command.needs, allowed)
+        else _deny
         for dialect, commands in DIALECTS.items()
-        for command in _listed(commands.tables)
-        if command.code in commands.first
-        for shape in shapes(command.code)
+        for command in _iterate_commands(commands.first_tables)
+        for shape in list_shapes(command.code)
     }
 
 
-def unusual(session: Session, frame: Frame) -> Answer:
-    """Serve a frame that is not a plain request of a known shape.
+def serve_unusual(session: Session, frame: Frame) -> Answer:
+    """Serve a frame whose shape is not in the table of the session.
 
-    Raises Goodbye for what must not arrive here, StatusError or RemoteProtocolError for what is refused.
+    Args:
+        session: the session of the connection.
+        frame: the frame, of any magic.
+
+    Returns:
+        The reply.
+
+    Raises:
+        CloseConnection: a frame that a client must not send.
+        StatusError: a request that is refused.
+        RemoteProtocolError: a malformed request.
     """
     magic, opcode, _, datatype, _, cas, extras, key, value, framing = frame
-    if session.login.acting is None and opcode not in BEFORE_LOGIN:
-        return _denied(session, frame)
+    if session.login.effective_user is None and opcode not in OPCODES_BEFORE_LOGIN:
+        return _deny(session, frame)
     if magic == Magic.RESPONSE:
-        return take_response(session, frame)
+        return handle_response(session, frame)
     if magic == Magic.SERVER_RESPONSE and Feature.DUPLEX in session.features:
-        return b""  # to a cluster map that was pushed; nothing hangs on it
+        return b""  # acknowledges a pushed cluster map; nothing waits for it
     if magic not in (Magic.REQUEST, Magic.ALT_REQUEST):
-        raise Goodbye(f"{opcode_name(opcode)} with magic 0x{magic:02x}, which this node never asked for")
+        raise CloseConnection(f"{name_opcode(opcode)} with magic 0x{magic:02x}, which this node has not requested")
     if framing:
-        return _with_infos(session, frame)
-    if upr_draft_commands.claims(frame, session.dialect):
-        return upr_draft_commands.refuse(session, frame)
+        return _serve_with_infos(session, frame)
+    if upr_draft_commands.is_draft_request(frame, session.dialect):
+        return upr_draft_commands.refuse_request(session, frame)
     if datatype & ~session.datatypes:
         raise InvalidArguments(f"datatype 0x{datatype:02x}, agreed on 0x{session.datatypes:02x}")
     handler = session.handlers.get((_REQUEST, 0, opcode, len(extras), not key, not value, not cas))
     if handler is not None:
         return handler(session, frame)
-    if (commands := _refusing(session.dialect, opcode)) is not None:
+    if (commands := _find_refusing_dialect(session.dialect, opcode)) is not None:
         return commands.refuse(session, frame)
-    layout_of(frame).check(frame)
-    raise RemoteProtocolError(f"{opcode_name(opcode)} is not served here", status=Status.UNKNOWN_COMMAND, fatal=False)
+    find_layout(frame).check(frame)
+    raise RemoteProtocolError(f"{name_opcode(opcode)} is not served here", status=Status.UNKNOWN_COMMAND, fatal=False)
 
 
-def _with_infos(session: Session, frame: Frame) -> Answer:
-    """Serve a request with framing extras as the same one without, beside what they ask for.
+def _serve_with_infos(session: Session, frame: Frame) -> Answer:
+    """Return the reply to a request with framing extras.
 
-    What is not passed over is refused: a durability that nobody cares for would be a promise.
+    A frame info that this node cannot apply is refused. Ignoring a durability level would promise a safety that the
+    change does not have.
     """
     infos = unpack_request_infos(frame.framing)
     if infos.impersonate is not None or infos.privileges or infos.token_id is not None:
-        raise AccessDenied("nobody may act for somebody else here")
+        raise AccessDenied("impersonation is not supported")
     if infos.durability is not None:
-        check_durability(session, frame, infos.durability)
+        if frame.opcode not in _DURABLE:
+            text = f"opcode 0x{frame.opcode:02x} with a durability, which only changes of documents have"
+            raise InvalidArguments(text)
+        check_durability(session, infos.durability)
     session.infos = infos
     try:
-        answer = serve(session, frame._replace(magic=Magic.REQUEST, framing=b""))
+        answer = serve_frame(session, frame._replace(magic=Magic.REQUEST, framing=b""))
     finally:
         session.infos = NO_INFOS
     if infos.durability is not None:
-        assert not isinstance(answer, Pieces), "a change has a short reply"
-        return when_durable(session, frame, answer, infos.durability)
+        assert not isinstance(answer, ReplyPieces), "a change has a short reply"
+        return reply_when_durable(session, frame, answer, infos.durability)
     return answer
 
 
-def serve(session: Session, frame: Frame) -> Answer:
-    """Serve a frame of any kind. Raises as `unusual` does, and whatever its handler raises."""
+def serve_frame(session: Session, frame: Frame) -> Answer:
+    """Return the reply to a frame of any kind. Raises the errors of its handler, or of `serve_unusual`."""
     magic, opcode, _, datatype, _, cas, extras, key, value, _ = frame
     shape = (magic, datatype, opcode, len(extras), not key, not value, not cas)
-    return session.handlers.get(shape, unusual)(session, frame)
+    return session.handlers.get(shape, serve_unusual)(session, frame)
 
 
-def _refusing(dialect: Dialect | None, opcode: int) -> DialectCommands | None:
-    """Return the commands of the dialect that refuses an opcode, None if no dialect uses it.
+def _find_refusing_dialect(dialect: Dialect | None, opcode: int) -> DialectCommands | None:
+    """Return the commands of the dialect that refuses an opcode, None if no dialect uses the opcode.
 
-    It is the connection's dialect. Before it has one, DCP refuses the opcodes of DCP and UPR.
+    Before a connection has a dialect, DCP refuses the opcodes of DCP and UPR, and TAP refuses its own.
     """
     if dialect is None:
         dialect = Dialect.DCP if opcode in DCP_OPCODES else Dialect.TAP
     return DIALECTS.get(dialect) if opcode in DCP_OPCODES or opcode in TAP_OPCODES else None
 
 
-def take_response(session: Session, frame: Frame) -> bytes:
-    """Take what a peer says about something that was sent to it. Raises Goodbye where that ends the connection."""
+def handle_response(session: Session, frame: Frame) -> bytes:
+    """Handle a peer's response to a message that the node has sent.
+
+    Returns:
+        The reply, in most cases empty.
+
+    Raises:
+        CloseConnection: the node has sent no such message, or the response ends the stream connection.
+    """
     if session.producer is None:
-        raise Goodbye(f"response to {opcode_name(frame.opcode)}, which nobody asked for")
-    return session.producer.take_response(frame)
+        raise CloseConnection(f"response to {name_opcode(frame.opcode)}, which answers no request")
+    return session.producer.handle_response(frame)
 
 
-def answer_malformed(session: Session, event: Malformed) -> bytes:
-    """Answer a request whose parts do not fit."""
+def answer_malformed(session: Session, event: MalformedFrame) -> bytes:
+    """Return the reply to a request whose parts do not fit into its body."""
     frame = Frame(event.magic, event.opcode, opaque=event.opaque)
     if session.dialect is Dialect.UPR_DRAFT and event.opcode == Opcode.SET:
-        return upr_draft_commands.refuse(session, frame)
-    return reply(frame, event.error.status)
+        return upr_draft_commands.refuse_request(session, frame)
+    return encode_reply(frame, event.error.status)

@@ -1,4 +1,4 @@
-"""The node: buckets behind one listener, on one event loop."""
+"""The node: buckets on one event loop, behind the key-value ports and the HTTP ports."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from threading import Thread
 from typing import Any
 
 from penstock.errors import OperationTimeout, UsageError
-from penstock.node.auth import Access, Attempts, ServerTls, UsersFile, decide_access
-from penstock.node.auth.password_checks import Passwords
-from penstock.node.buckets.bucket_list import BucketList, check_names
+from penstock.node.auth import ListenerAccess, LoginAttempts, ServerTls, UsersFile, decide_access
+from penstock.node.auth.password_checks import PasswordChecker
+from penstock.node.buckets.bucket_list import BucketList, check_bucket_names
 from penstock.node.buckets.bucket_spec import BucketSpec
-from penstock.node.buckets.bucket_storage import Storage
+from penstock.node.buckets.bucket_storage import BucketStorage
 from penstock.node.buckets.producer_reports import ProducerReport
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.live_map import LiveMap
-from penstock.node.cluster.topology import NodePlace, Topology, node_map
+from penstock.node.cluster.topology import NodePlace, Topology, build_node_map
 from penstock.node.http.http_server import HttpServer
 from penstock.node.mirror.bridge import Bridge, find_upstream
 from penstock.node.server.kv_server import KvServer
-from penstock.node.session.connection_registry import Guests
+from penstock.node.session.connection_registry import ConnectionRegistry
 from penstock.node.session.listener import Listener
 from penstock.node.session.node_options import DEFAULT_PORT, PINS, NodeOptions
 from penstock.node.session.tap_settings import TapSettings
-from penstock.node.session.value_workers import Workers
-from penstock.node.transport.acceptor import most_connections
-from penstock.node.transport.tls_handshakes import Handshakes
-from penstock.store.definition.bucket_settings import Settings
+from penstock.node.session.value_workers import ValueWorkers
+from penstock.node.transport.acceptor import limit_connections
+from penstock.node.transport.tls_handshakes import TlsHandshakes
+from penstock.store.definition.bucket_settings import BucketSettings
 
 __all__ = ["Node"]
 
@@ -42,69 +42,70 @@ logger = logging.getLogger("penstock.node")
 DEFAULT_BUCKETS = ("default",)
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
-_DISK_SECONDS = 600.0  # for buckets to be read when they are opened, and to be written when they are closed
-_LAST_TURNS = 5
-_GOODBYE_SECONDS = 1.0  # for peers to take the last replies
+# For reading the buckets at the start, and for writing them at the end.
+_DISK_SECONDS = 600.0
+_LAST_TURNS = 5  # turns of the event loop in which ended connections are freed
+_LAST_REPLY_SECONDS = 1.0  # for peers to take the last replies
 
 
 class Node:
-    """A running node. Made by `start` on the running event loop, or by `running` on a thread of its own.
+    """A running node: `start` runs it on the current event loop, `running` on a thread of its own.
 
-    All but `url`, `host` and the ports belongs to the event loop's thread.
+    All attributes but `url`, `host` and the ports belong to the event loop's thread.
 
     Attributes:
         loop: the event loop.
         options: the node's options.
         host: the address of the ports.
-        is_loopback: only this machine reaches the node.
+        is_loopback: whether only this machine reaches the node.
         kv: the key-value ports and their connections.
         http: the management ports and their connections.
-        guests: the registry of key-value connections.
+        connections: the registry of key-value connections.
         kv_port, tls_port, http_port, https_port: the ports; 0 for none.
-        buckets: the open buckets by name, with the coroutines `create`, `delete` and `flush`, and `change`.
-        storage: how the buckets are kept.
-        usual_vbuckets: the vbuckets of a bucket whose definition gives no number.
-        bridge: mirrors a bucket of another node, None where nothing does.
+        buckets: the open buckets by name, with the coroutines `create`, `delete` and `flush`, and with `change_spec`.
+        storage: how buckets are kept.
+        default_vbuckets: number of vbuckets of a bucket whose definition gives none.
+        bridge: mirrors a bucket of another node; None without `follow`.
         topology: the nodes of the buckets, and the place of this node among them.
         map: the cluster map for connections without a bucket.
         uuid: identifies the cluster to clients.
-        users: the users who can log in, None where nobody has to.
+        users: the users that can log in; None if no login is needed.
         attempts: wrong passwords, by address and account.
         passwords: passwords that are being checked.
         workers: threads for large values.
-        handshakes: connections whose TLS handshake is not done.
+        handshakes: the TLS handshakes of all ports.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, options: NodeOptions) -> None:
         self.loop = loop
         self.options = options
-        self.host, self.is_loopback = _address(options.host)
+        self.host, self.is_loopback = _parse_host(options.host)
         self.users = None if options.users is None else UsersFile(Path(options.users))
-        self.attempts = Attempts(loop.time)
-        self.passwords = Passwords(loop, self.attempts)
-        self.workers = Workers(loop)
-        self.handshakes = Handshakes(loop)
-        self.storage = Storage(
+        self.attempts = LoginAttempts(loop.time)
+        self.passwords = PasswordChecker(loop, self.attempts)
+        self.workers = ValueWorkers(loop)
+        self.handshakes = TlsHandshakes(loop)
+        self.storage = BucketStorage(
             data_dir=None if options.data_dir is None else Path(options.data_dir),
-            settings=options.settings or Settings(),
+            settings=options.settings or BucketSettings(),
             pager_seconds=options.pager_seconds,
             persistence_timeout=options.persistence_timeout,
-            flush=self.is_loopback,
+            flush_enabled=self.is_loopback,
         )
         self.uuid = secrets.token_hex(16)
         self.kv_port = self.tls_port = self.http_port = self.https_port = 0
         self.topology = Topology(tuple(options.nodes) or (NodePlace(),), options.this_node)
-        self.map = LiveMap(lambda: node_map(self.topology))
+        self.map = LiveMap(lambda: build_node_map(self.topology))
         self.idle_timeout = options.idle_timeout
         self.tap = TapSettings()
         self.bridge: Bridge | None = None
-        self.buckets = BucketList(self.storage, lambda: self.topology, self._end_users_of)
-        self.usual_vbuckets = 1024
+        self.buckets = BucketList(self.storage, lambda: self.topology, self._close_bucket_clients)
+        self.default_vbuckets = 1024
         self.http = HttpServer(self)
-        self.guests = Guests(loop, options, self.users, most_connections(options.most_connections))
+        self.connections = ConnectionRegistry(loop, options, self.users, limit_connections(options.most_connections))
         self.kv = KvServer(self)
         self.started_at = loop.time()
-        self._tls = _server_tls(options)
+        self._tls = _load_tls(options)
         self._stopped = asyncio.Event()
 
     @classmethod
@@ -118,22 +119,32 @@ class Node:
     ) -> Node:
         """Start a node that accepts connections.
 
-        host, port, options: as of Options. buckets: names; None: those that are kept in the data directory, or the one
-        to follow, or `default`. What is kept is opened in any case. vbuckets: of each that is named or made later, a
-        power of two up to 65536.
-        Raises UsageError for an address that is not of this machine alone, a wrong bucket or number; StoreRefused (a
-        UsageError) for a data directory that cannot be used, StoreDamaged for one that is not as it was written; Error
-        for an address that is taken; and as find_upstream does, where there is a bucket to follow.
+        Args:
+            host: the address to listen on.
+            port: the key-value port, 0 for any free one.
+            buckets: names of buckets. None: the buckets of the data directory, the bucket to follow, or `default`.
+                Buckets of the data directory are always opened.
+            vbuckets: vbuckets of each bucket that is created by name; a power of two up to 65536.
+            **options: the other attributes of `NodeOptions`.
+
+        Returns:
+            The node.
+
+        Raises:
+            UsageError: the host is open to other machines without users, or a bucket or a number is invalid.
+            StoreRefused: the data directory cannot be used. It is a UsageError.
+            StoreDamaged: the data directory is damaged.
+            Error: the address is taken, or the bucket to follow cannot be reached.
         """
         own = NodeOptions(host=host, port=port, buckets=buckets, vbuckets=vbuckets, **options)
         node = cls(asyncio.get_running_loop(), own)
-        node.access(tls=False)  # before anything is opened
+        node.get_access(tls=False)  # before anything is opened
         try:
             await node._open_buckets()
             node._listen()
         except BaseException:
             await node._stop_listening()
-            await node._let_go()
+            await node._close_buckets()
             raise
         return node
 
@@ -144,49 +155,53 @@ class Node:
             followed = BucketSpec(name=follow.bucket, vbuckets=vbuckets)
         elif names is not None and not names:
             raise UsageError("no bucket: expected the name of at least one")
-        self.usual_vbuckets = BucketSpec(name="default", vbuckets=vbuckets).vbuckets
-        check_names([*(names or ()), *([followed.name] if followed else ())])
+        self.default_vbuckets = BucketSpec(name="default", vbuckets=vbuckets).vbuckets
+        check_bucket_names([*(names or ()), *([followed.name] if followed else ())])
         upstream = None if follow is None else await find_upstream(follow)
         await self.buckets.open_all(
             names or (),
             vbuckets,
-            usual=() if followed else DEFAULT_BUCKETS,
-            without=followed.name if followed else None,
+            default_names=() if followed else DEFAULT_BUCKETS,
+            excluded=followed.name if followed else None,
         )
         if upstream is not None and followed is not None:
             served = await self.buckets.open_named(followed.name, upstream.vbuckets)
             self.bridge = Bridge(served, upstream.address)
             if served.flusher is not None:
-                await served.flusher.flush()  # that it is a copy
+                await served.flusher.flush()  # the definition on disk marks the bucket as a mirror
 
     def _listen(self) -> None:
         kv, http, options = self.kv, self.http, self.options
-        self.http_port = http.listen(self.host, options.management_port(tls=False), self._listener(None))
+        self.http_port = http.listen(self.host, options.management_port(tls=False), self._make_listener(None))
         if options.tls_port is not None:
-            listener = self._listener(self._tls)
+            listener = self._make_listener(self._tls)
             self.https_port = http.listen(self.host, options.management_port(tls=True), listener)
             self.tls_port = kv.listen(self.host, options.tls_port, listener)
-        self.kv_port = kv.listen(self.host, options.port, self._listener(None))
+        self.kv_port = kv.listen(self.host, options.port, self._make_listener(None))
         here = replace(
-            self.topology.here,
+            self.topology.own_place,
             kv=self.kv_port,
             kv_tls=self.tls_port,
             mgmt=self.http_port,
             mgmt_tls=self.https_port,
         )
-        self.topology = self.topology.moved(here)
-        self.map.change()
+        self.topology = self.topology.with_own_place(here)
+        self.map.invalidate()
         for served in self.buckets.values():
-            served.place(self.topology)
-        for acceptor in (*http.acceptors, *kv.acceptors):  # nobody is told of a port that is not known yet
-            acceptor.start()
+            served.set_topology(self.topology)
+        for ports in (http.ports, kv.ports):  # only now, since each client gets all port numbers
+            ports.start_accepting()
 
-    def _listener(self, tls: ServerTls | None) -> Listener:
+    def _make_listener(self, tls: ServerTls | None) -> Listener:
         dialect, prototype = PINS[self.options.pin] if self.options.pin is not None else (None, False)
-        return Listener(self.access(tls is not None), dialect, prototype, tls)
+        return Listener(self.get_access(tls is not None), dialect, prototype, tls)
 
-    def access(self, tls: bool) -> Access:
-        """Return who may use a listener, with TLS or without. Raises UsageError for one that would be open to all."""
+    def get_access(self, tls: bool) -> ListenerAccess:
+        """Return the access rules of a listener, with TLS or without.
+
+        Raises:
+            UsageError: the listener would be open to everyone.
+        """
         options = self.options
         return decide_access(
             self.users,
@@ -198,10 +213,12 @@ class Node:
         )
 
     def reload(self) -> None:
-        """Read the users, the certificate and the CA of clients again.
+        """Read the users, the certificate and the CA of client certificates again.
 
-        When a CA is no longer there, connections end whose clients have shown a certificate: a client of a CA that
-        remains connects again. Raises UsageError for files that cannot be used; then everything stays as it was.
+        If a CA was removed, all connections with a client certificate end. Clients of a remaining CA connect again.
+
+        Raises:
+            UsageError: a file cannot be used. Then nothing changes.
         """
         if self.users is not None:
             self.users.reload()
@@ -219,9 +236,20 @@ class Node:
         port: int = 0,
         **options: Any,
     ) -> Iterator[Node]:
-        """Run a node on a thread and an event loop of its own while the `with` block lasts.
+        """Run a node on a thread with an event loop of its own while the `with` block lasts.
 
-        Arguments and errors as of `start`; OperationTimeout if the node does not start or stop in time.
+        Args:
+            buckets: as for `start`, like the other arguments.
+            vbuckets: vbuckets of each bucket.
+            host: the address to listen on.
+            port: the key-value port, 0 for any free one.
+            **options: the other attributes of `NodeOptions`.
+
+        Yields:
+            The node.
+
+        Raises:
+            OperationTimeout: the node does not start or stop in time.
         """
         follow = NodeOptions(host=host, port=port, **options).upstream
         disk = 0 if options.get("data_dir") is None else _DISK_SECONDS
@@ -236,7 +264,7 @@ class Node:
                 yield node
             finally:
                 asyncio.run_coroutine_threadsafe(node.stop(), loop).result(_STOP_SECONDS + disk)
-                asyncio.run_coroutine_threadsafe(_settle(), loop).result(_STOP_SECONDS)
+                asyncio.run_coroutine_threadsafe(_finish_tasks(), loop).result(_STOP_SECONDS)
         finally:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(_STOP_SECONDS)
@@ -245,33 +273,42 @@ class Node:
             loop.close()
 
     def url(self, bucket: str) -> str:
-        """Return the connection string of one of the node's buckets. Raises UsageError for another."""
+        """Return the connection string of one of the node's buckets. Raises UsageError for an unknown bucket."""
         self.buckets.find(bucket)
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"couchbase://{host}:{self.kv_port}/{bucket}"
 
     def streams(self, bucket: str) -> list[ProducerReport]:
-        """Return what the producers of a bucket report. Raises UsageError for a bucket that there is not."""
+        """Return the reports of a bucket's producers. Raises UsageError for an unknown bucket."""
         return [producer.report() for producer in self.buckets.find(bucket).producers.values()]
 
     def close_streams(self, name: str, bucket: str) -> int:
-        """End the change-stream connections of this name, `anon_N` included, and return how many there were.
+        """Close the change-stream connections of one name, for example `anon_1`.
 
-        Raises KeyNotFound if there is none, UsageError for a bucket that there is not.
+        Args:
+            name: the name of the producer, as in `streams`.
+            bucket: the name of the bucket.
+
+        Returns:
+            The number of connections.
+
+        Raises:
+            KeyNotFound: no connection has the name.
+            UsageError: the node has no such bucket.
         """
         return self.buckets.find(bucket).close_producers(name.encode())
 
     async def stop(self) -> None:
-        """Stop listening and end all connections; what was answered is sent if the peers take it within a second.
+        """Stop listening, end all connections, and write all changes to disk.
 
-        Then all that was stored is brought to disk, where the buckets are kept there.
+        Replies are sent if the peers take them within a second.
         """
         try:
             await self._stop_listening()
         finally:
             self.passwords.close()
             self.workers.close()
-            await self._let_go()
+            await self._close_buckets()
             self._stopped.set()
 
     async def _stop_listening(self) -> None:
@@ -280,9 +317,9 @@ class Node:
         await self.http.close()
         await self.kv.end_connections()
 
-    async def _let_go(self) -> None:
-        """End what changes the buckets, and close them."""
-        self.guests.close()
+    async def _close_buckets(self) -> None:
+        """Stop the bridge, which changes a bucket, and close the buckets."""
+        self.connections.stop_timer()
         if self.bridge is not None:
             await self.bridge.stop()
         await self.buckets.close()
@@ -291,24 +328,28 @@ class Node:
         """Wait until the node has been stopped."""
         await self._stopped.wait()
 
-    def _end_users_of(self, bucket: ServedBucket) -> None:
-        self.guests.close_users_of(bucket)
-        self.http.state.wake()
+    def _close_bucket_clients(self, bucket: ServedBucket) -> None:
+        self.connections.close_bucket_connections(bucket)
+        self.http.state.wake_streams()
 
 
-async def _settle() -> None:
-    """Let connections that were being accepted when the node stopped come to their end."""
-    for _ in range(_LAST_TURNS):  # one may have been accepted only now, and one that has ended is let go of in a turn
+async def _finish_tasks() -> None:
+    """Wait for connections that were being accepted when the node stopped."""
+    for _ in range(_LAST_TURNS):  # a connection may be accepted just now; an ended one is freed in a later turn
         others = asyncio.all_tasks() - {asyncio.current_task()}
         if others:
-            _, handshakes = await asyncio.wait(others, timeout=_GOODBYE_SECONDS)
+            _, handshakes = await asyncio.wait(others, timeout=_LAST_REPLY_SECONDS)
             for handshake in handshakes:
                 handshake.cancel()
         await asyncio.sleep(0)
 
 
-def _address(host: str) -> tuple[str, bool]:
-    """Return the address of a host, and whether only this machine reaches it. Raises UsageError."""
+def _parse_host(host: str) -> tuple[str, bool]:
+    """Return the address of a host, and whether only this machine reaches it.
+
+    Raises:
+        UsageError: the host is neither an address nor localhost.
+    """
     address = "127.0.0.1" if host == "localhost" else host
     try:
         return address, ipaddress.ip_address(address).is_loopback
@@ -316,8 +357,8 @@ def _address(host: str) -> tuple[str, bool]:
         raise UsageError(f"host {host!r}: expected an address, such as 127.0.0.1 or ::1") from None
 
 
-def _server_tls(options: NodeOptions) -> ServerTls | None:
-    """Return the TLS of the ports, if there is a certificate. Raises UsageError for files that cannot be used."""
+def _load_tls(options: NodeOptions) -> ServerTls | None:
+    """Return the TLS of the ports, None without a certificate. Raises UsageError for a file that cannot be used."""
     if options.certificate is None or options.key is None:
         return None
     client_ca = None if options.client_ca is None else Path(options.client_ca)

@@ -1,4 +1,4 @@
-"""One connection to the node: the bytes between its socket and its session, and its end."""
+"""One connection to the node: moves bytes between its socket and its session."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, cast
 
-from penstock.node.answers import Answer, Goodbye
-from penstock.node.commands.kv_commands import VIEWED
+from penstock.node.answers import CloseConnection
 from penstock.node.server.connection_limits import BEFORE_LOGIN, LOGGED_IN
-from penstock.node.server.dispatch import choose_handlers
-from penstock.node.server.outflow import Outflow
+from penstock.node.server.dispatch import VIEWED_OPCODES, choose_handlers
+from penstock.node.server.output_buffer import OutputBuffer
 from penstock.node.server.request_queue import RequestQueue
 from penstock.node.session.listener import Listener
 from penstock.node.session.node_services import NodeServices
-from penstock.node.session.replies import reply
+from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Session
 from penstock.node.transport.unread_watch import UnreadWatch
-from penstock.wire.codec.frame import Buffer, opcode_name
+from penstock.wire.codec.frame import Buffer, name_opcode
 from penstock.wire.codec.statuses import Status
-from penstock.wire.protocol.frame_receiver import Connection, Slab
+from penstock.wire.protocol.frame_receiver import FrameReceiver, Slab
 
 __all__ = ["ConnectionServer", "NodeConnection"]
 
 logger = logging.getLogger("penstock.node")
 
-_CLOSE_SECONDS = 5.0  # for the peer to take what was written before
+_CLOSE_SECONDS = 5.0  # for the peer to read the last replies
 
-# A peer that is gone without a word is noticed within about two minutes, whatever the system's own times are.
+# A peer that vanished without FIN or RST is noticed within two minutes. The system's default is two hours.
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 
 
@@ -38,26 +37,30 @@ class ConnectionServer(Protocol):
     """The server of a connection.
 
     Attributes:
-        slab: shared by all connections: a read fills it and is dealt with before the next.
+        slab: read buffer of all connections. Each read is processed before the next one.
     """
 
     slab: Slab
 
     @property
-    def node(self) -> NodeServices: ...
+    def node(self) -> NodeServices:
+        """The node of the server."""
 
-    def enter(self, connection: NodeConnection) -> None: ...
-    def leave(self, connection: NodeConnection) -> None: ...
+    def add_connection(self, connection: NodeConnection) -> None:
+        """Register a connection."""
+
+    def remove_connection(self, connection: NodeConnection) -> None:
+        """Forget a connection that was lost."""
 
 
 class NodeConnection(asyncio.BufferedProtocol):
-    """One client connection: receives frames for its queue of requests, and sends what the session writes.
+    """One client connection: puts received frames into the queue of requests, and sends replies and streams.
 
     Attributes:
-        session: what handlers know of the connection.
-        requests: those that were received and are yet to be served.
-        paused: the peer does not take what is sent.
-        frame_began: when the frame began that has not ended yet, by the event loop's clock; 0 for none.
+        session: the state of the connection that handlers see.
+        requests: received requests that were not served yet.
+        paused: True while the transport's write buffer is above its limit.
+        frame_started_at: event-loop time at which an incomplete frame has begun; 0 without one.
     """
 
     def __init__(self, server: ConnectionServer, listener: Listener) -> None:
@@ -65,120 +68,133 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.session = Session(server.node, listener, self, choose_handlers)
         self.requests = RequestQueue(self.session, self)
         self.paused = False
-        self.frame_began = 0.0
+        self.frame_started_at = 0.0
         self._server = server
         self._transport: asyncio.Transport
-        self._outflow: Outflow
-        self._unread: UnreadWatch
-        self._received = Connection(server.slab, runs=None, viewed=VIEWED)
+        self._output: OutputBuffer
+        self._unread_watch: UnreadWatch
+        self._receiver = FrameReceiver(server.slab, run_dialect=None, viewed_opcodes=VIEWED_OPCODES)
         self._closing = False
-        self._closer: asyncio.TimerHandle | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
 
-    # What asyncio calls
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Register the connection, and start its session."""
         node, session = self.node, self.session
         self._transport = cast(asyncio.Transport, transport)
-        self._outflow = Outflow(node.loop, self._transport, partial(self.guarded, self._go_on))
-        self._unread = UnreadWatch(node.loop, node.idle_timeout, self._outflow, self.abort)
-        _keep_alive(transport.get_extra_info("socket"))
+        self._output = OutputBuffer(node.loop, self._transport, partial(self.run_guarded, self._continue))
+        self._unread_watch = UnreadWatch(node.loop, node.idle_timeout, self._output, self.abort)
+        _enable_keepalive(transport.get_extra_info("socket"))
         peername = transport.get_extra_info("peername")
-        session.host, session.peer = "" if peername is None else peername[0], _address(peername)
+        session.host, session.peer = "" if peername is None else peername[0], _format_address(peername)
         session.dialect = session.listener.dialect
-        session.login.present(transport.get_extra_info("peercert"))
-        self._server.enter(self)
+        session.login.log_in_by_certificate(transport.get_extra_info("peercert"))
+        self._server.add_connection(self)
         if not self._closing:
-            session.enter()
+            session.apply_login()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._received.get_buffer()
+        """Return the part of the slab to read into."""
+        return self._receiver.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        events = self._received.receive_data(nbytes)
-        if self._received.is_between_frames:
-            self.frame_began = 0.0
-        elif events or not self.frame_began:
-            self.frame_began = self.node.loop.time()
+        """Cut the received bytes into frames, and serve them."""
+        events = self._receiver.receive_data(nbytes)
+        if self._receiver.is_between_frames:
+            self.frame_started_at = 0.0
+        elif events or not self.frame_started_at:
+            self.frame_started_at = self.node.loop.time()
         if events:
             self.requests.receive(events)
 
     def pause_writing(self) -> None:
-        if self.session.login.acting is None:
-            self.node.loop.call_soon(self.guarded, self.abort, "it has not logged in, and does not read its replies")
-        self._outflow.is_full = True
-        self._hold()
+        """Stop reading, since the transport's write buffer is full."""
+        if self.session.login.effective_user is None:
+            self.node.loop.call_soon(
+                self.run_guarded, self.abort, "it has not logged in, and does not read its replies"
+            )
+        self._output.is_full = True
+        self._pause()
 
     def resume_writing(self) -> None:
-        self._outflow.is_full = False
-        if self._outflow.nbytes:
-            self._outflow.send_soon()
+        """Continue, since the peer has read the most of the write buffer."""
+        self._output.is_full = False
+        if self._output.pending_bytes:
+            self._output.schedule_send()
         else:
-            self._go_on()
+            self._continue()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._give_up()
-        self._unread.stop()
-        if self._closer is not None:
-            self._closer.cancel()
-        self._outflow.clear()
-        self._server.leave(self)
+        """Free everything that the connection holds."""
+        self._stop_session()
+        self._unread_watch.stop()
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        self._output.clear()
+        self._server.remove_connection(self)
 
     # Reading
 
     def update_reading(self) -> None:
-        """Read only while no request waits, and the peer takes what is sent."""
+        """Read only while no request waits and the peer reads its replies."""
         if self.paused or self.requests:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
 
     def set_limits(self, *, logged_in: bool) -> None:
-        """Set the limits of frames and unread replies, and the time that there is for a login."""
+        """Set the limits of frames and of unread replies, and start or stop the time limit of the login."""
         limits = LOGGED_IN if logged_in else BEFORE_LOGIN
-        self._received.max_frame = limits.frame
-        unread = max(limits.unread, self.bytes_unsent)  # what is on its way already is not held against the peer
+        self._receiver.max_frame = limits.frame_bytes
+        unread = max(limits.unread_bytes, self.bytes_unsent)  # earlier replies do not count against the new limit
         self._transport.set_write_buffer_limits(unread, unread // 4)
-        self.requests.turn_bytes = limits.turn
+        self.requests.turn_bytes = limits.turn_bytes
         if logged_in:
-            self.node.guests.logged_in(self)
+            self.node.connections.end_login_wait(self)
         else:
-            self.node.guests.wait_for_login(self)
+            self.node.connections.start_login_wait(self)
 
     # Sending
 
     @property
     def bytes_unsent(self) -> int:
-        return self._outflow.unsent
+        """Bytes that the peer's system has not taken yet."""
+        return self._output.unsent_bytes
 
     def write(self, data: Buffer) -> None:
+        """Send bytes, unless the connection is closing."""
         if data and not self._transport.is_closing():
-            self._outflow.write(data)
-            # Not every consumer lets itself be asked whether it lives; without a stream nobody waits for anything.
+            self._output.write(data)
+            # A consumer without NOOP is watched here. Without a stream, nothing waits for the peer.
             if self.session.producer is not None:
-                self._unread.start()
+                self._unread_watch.start()
 
-    def send(self, replies: Sequence[Answer]) -> None:
-        """Send replies, of which some may be in pieces."""
-        try:
-            data = b"".join(replies)  # type: ignore[arg-type]  # a check of each would cost all the others
-        except TypeError:
-            if not self._transport.is_closing():
-                self._outflow.send(replies)
-                self._unread.start()  # also without a stream: large values pin the log until they are sent
-                self._hold()
-        else:
-            self.write(data)
+    def send(self, replies: Sequence[Buffer], *, joined: bool) -> None:
+        """Send replies.
 
-    def _hold(self) -> None:
-        """Read, serve and stream nothing more before what there is to send was taken."""
+        Args:
+            replies: the replies, or their pieces, in order.
+            joined: whether to send them as one buffer, since none of them is in pieces.
+        """
+        if joined:
+            self.write(b"".join(replies))
+        elif not self._transport.is_closing():
+            self._output.send(replies)
+            self._unread_watch.start()  # also without a stream: large values pin the log until they are sent
+            self._pause()
+
+    def _pause(self) -> None:
+        """Stop reading, serving and streaming until the output is sent."""
         self.paused = True
         self.update_reading()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         self.paused = False
         if self.requests:
-            self.requests.serve_soon()
+            self.requests.schedule_turn()
         self.update_reading()
+        # A push of the cluster map waits while a large reply is sent, since the connection is paused then.
         self.session.map.resume()
         if self.session.producer is not None:
             self.session.producer.resume()
@@ -186,57 +202,67 @@ class NodeConnection(asyncio.BufferedProtocol):
     # The end
 
     def close(self) -> None:
-        """Send what is still to be sent, for a few seconds, and end the connection."""
+        """Close the connection once its output is sent, at most five seconds later."""
         if self._closing:
             return
-        self._give_up()
-        self.requests.flush()
-        self._outflow.finish()
+        self._stop_session()
+        self.requests.send_replies()
+        self._output.flush()
         self._transport.close()
-        self._closer = self.node.loop.call_later(_CLOSE_SECONDS, self._transport.abort)
+        # A peer that does not read must not keep the socket open.
+        self._close_timer = self.node.loop.call_later(_CLOSE_SECONDS, self._transport.abort)
 
-    def abort(self, why: str) -> None:
-        """End the connection at once; what was not sent never is."""
-        logger.info("connection ended: %s", why)
-        self._give_up()
+    def abort(self, reason: str) -> None:
+        """Close the connection at once, without the rest of its output.
+
+        Args:
+            reason: the reason, for the log.
+        """
+        logger.info("connection ended: %s", reason)
+        self._stop_session()
         self._transport.abort()
 
-    def guarded(self, work: Callable[..., None], *arguments: object) -> None:
-        """Do some work for this connection. Whatever happens in it ends this connection at most, never the node."""
+    def run_guarded(self, work: Callable[..., None], *arguments: object) -> None:
+        """Run some work of this connection. An exception ends this connection, never the node.
+
+        Args:
+            work: the function to call.
+            *arguments: its arguments.
+        """
         if self._closing:
             return
         try:
             work(*arguments)
-        except Goodbye as goodbye:
+        except CloseConnection as goodbye:
             logger.info("connection closed: %s", goodbye)
-            self.requests.replies.append(goodbye.last)
+            self.requests.replies.append(goodbye.last_reply)
             self.close()
         except Exception:
-            # The one place that catches everything: a defect of ours, wherever it is, must not take the others down.
-            request = self.requests.failed
-            logger.exception("internal error in %s", opcode_name(request.opcode) if request else "the producer")
+            # The only place that catches all exceptions: a defect must not end other connections.
+            request = self.requests.failed_request
+            logger.exception("internal error in %s", name_opcode(request.opcode) if request else "the producer")
             if request is not None:
-                self.requests.replies.append(reply(request, Status.EINTERNAL))
+                self.requests.replies.append(encode_reply(request, Status.EINTERNAL))
             self.close()
 
-    def _give_up(self) -> None:
+    def _stop_session(self) -> None:
         self._closing = True
         self.requests.clear()
-        self.session.map.stop()
+        self.session.map.unsubscribe()
         if self.session.producer is not None:
             self.session.producer.stop()
 
 
-def _keep_alive(sock: socket.socket) -> None:
-    """Let the system find out whether the peer lives, where the dialect has no messages for it."""
+def _enable_keepalive(sock: socket.socket) -> None:
+    """Enable TCP keepalive, which finds dead peers also in dialects without a NOOP."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEP_ALIVE:
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _address(peername: tuple[str, int] | tuple[str, int, int, int] | None) -> str:
+def _format_address(peername: tuple[str, int] | tuple[str, int, int, int] | None) -> str:
     if peername is None:
-        return ""  # it is gone already
+        return ""  # the peer has disconnected already
     host, port, *_ = peername
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,11 +1,11 @@
-"""The requests of one connection: served in order, in turns, some of them parked meanwhile.
+"""The requests of one connection: serves them in order and in turns, and parks requests that have to wait.
 
-All requests that one read brought are answered with one write. A read that asks for much is served in turns of a few
-milliseconds, so that other connections are served in between. The connection reads nothing more before all of it is
-served. So it never holds more than one read, the replies of one turn and one reply more than its transport buffers.
+All requests of one read are answered with one write. A read with much work is served in turns of a few milliseconds,
+so that other connections are served in between. The connection reads again once all requests of the read are served.
+Therefore it holds at most one read, the replies of one turn, and one reply more than its transport buffers.
 
-A request may have to wait, for the disk for instance: it is *parked*, and the requests behind it wait with it; then one
-read more is held. A client that takes replies in any order has many parked requests at once.
+A request that has to wait, for the disk for instance, is *parked*. The requests behind it wait too, and one more read
+is held. A client that accepts unordered replies may have many parked requests at once.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from operator import length_hint
 from typing import Final, NamedTuple, Protocol
 
 from penstock.errors import RemoteProtocolError, StatusError
-from penstock.node.answers import Answer, Barrier, Finished, Goodbye, Parked
-from penstock.node.server.connection_limits import MOST_BEHIND_LOGIN, TURN_BYTES
-from penstock.node.server.dispatch import answer_malformed, serve, unusual
-from penstock.node.session.replies import classic_status, refusal
+from penstock.node.answers import Answer, CloseConnection, FinishedWork, Parked, ReplyPieces, WaitForParked
+from penstock.node.server.connection_limits import MAX_REQUESTS_BEHIND_LOGIN, TURN_BYTES
+from penstock.node.server.dispatch import RETRIED_LOCK_OPCODES, answer_malformed, serve_frame, serve_unusual
+from penstock.node.session.replies import encode_refusal, get_classic_status
 from penstock.node.session.session import Session
-from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.frame import Buffer, Frame
 from penstock.wire.codec.opcodes import Magic
-from penstock.wire.protocol.frame_receiver import Broken, Malformed, ReceiveEvent
+from penstock.wire.protocol.frame_receiver import BrokenInput, MalformedFrame, ReceiveEvent
 
 __all__ = ["QueueConnection", "RequestQueue"]
 
 logger = logging.getLogger("penstock.node")
 
-_REQUEST_BYTES: Final = 256  # what it costs to serve a request, in bytes of replies: at most 2048 in a turn
-_TURN_SECONDS: Final = 0.005  # requests that take long end the turn before its bytes do
-_CLOCK_BYTES: Final = 4 * 1024  # of replies between two looks at the clock: at most 16 requests
+# Costs in bytes of replies: a turn serves at most 2048 requests, and reads the clock at most every 16 requests.
+_REQUEST_BYTES: Final = 256
+_TURN_SECONDS: Final = 0.005  # a connection may have a turn for its requests and one for its streams in one round
+_CLOCK_BYTES: Final = 4 * 1024
 
 
 class QueueConnection(Protocol):
@@ -39,109 +40,117 @@ class QueueConnection(Protocol):
 
     @property
     def paused(self) -> bool:
-        """Whether the peer does not take what is sent."""
+        """Whether the peer does not read its replies."""
 
-    def send(self, replies: Sequence[Answer]) -> None: ...
+    def send(self, replies: Sequence[Buffer], *, joined: bool) -> None:
+        """Send replies, as one buffer if they are `joined`."""
 
     def update_reading(self) -> None:
-        """Read only while no request waits, and the peer takes what is sent."""
+        """Read only while no request waits and the peer reads its replies."""
 
-    def guarded(self, work: Callable[[], None]) -> None:
-        """Do some work for this connection. Whatever it raises ends the connection at most, never the node."""
+    def run_guarded(self, work: Callable[[], None]) -> None:
+        """Run some work of this connection. An exception ends this connection, never the node."""
 
 
 class RequestQueue:
-    """Requests that were received and are yet to be served, and the replies that are yet to be sent.
+    """Received requests that were not served yet, and replies that were not sent yet.
 
     Attributes:
-        turn_bytes: bytes of replies that end a turn.
-        replies: those that the next `flush` sends.
-        failed: the request whose handler has raised an exception that ends the connection; None before that.
+        turn_bytes: bytes of replies after which other connections are served.
+        replies: the replies for the next `send_replies`, some perhaps in pieces.
+        failed_request: the request whose handler has raised an exception that ends the connection; else None.
     """
 
     def __init__(self, session: Session, connection: QueueConnection) -> None:
         self.turn_bytes = TURN_BYTES
-        self.replies: list[Answer] = []
-        self.failed: Frame | None = None
+        self.replies: list[Buffer] = []
+        self._has_pieces = False
+        self.failed_request: Frame | None = None
         self._session = session
         self._connection = connection
-        self._waiting: Iterator[ReceiveEvent | _Resumed] = iter(())
-        self._turn_is_due = False
+        self._waiting: Iterator[ReceiveEvent | _ResumedRequest] = iter(())
+        self._is_turn_scheduled = False
 
     def __len__(self) -> int:
-        """Return how many requests wait to be served."""
+        """Return the number of requests that wait to be served."""
         return length_hint(self._waiting)
 
     def receive(self, events: list[ReceiveEvent]) -> None:
-        """Take what one read brought, and serve it as far as possible."""
-        # Behind a parked request one more read is taken: so it is noticed when the peer goes away meanwhile.
+        """Add the events of one read, and serve them as far as possible."""
+        # One read is accepted behind a parked request: only reading shows that the peer has disconnected.
         self._waiting = iter([*self._waiting, *events] if length_hint(self._waiting) else events)
-        self._connection.guarded(self._serve)
+        self._connection.run_guarded(self._serve)
 
-    def serve_soon(self) -> None:
-        """Take a turn after those of others; one is due at most, whatever ends meanwhile."""
-        if not self._turn_is_due:
-            self._turn_is_due = True
-            self._session.node.loop.call_soon(self._take_turn)
+    def schedule_turn(self) -> None:
+        """Serve in a turn of its own, after other connections. At most one turn is scheduled."""
+        # One turn for all parked requests that end: a turn for each would hold the event loop for seconds.
+        if not self._is_turn_scheduled:
+            self._is_turn_scheduled = True
+            self._session.node.loop.call_soon(self._run_turn)
 
-    def flush(self) -> None:
-        """Send the replies, and let the streams of the bucket know of its changes."""
-        self._connection.send(self.replies)
+    def send_replies(self) -> None:
+        """Send the replies, and wake the streams that follow the changed vbuckets."""
+        self._connection.send(self.replies, joined=not self._has_pieces)
         self.replies.clear()
+        self._has_pieces = False
         session = self._session
         if session.changed and session.bucket is not None:
             session.bucket.notify()
 
     def clear(self) -> None:
-        """Forget the requests that wait or are parked: the connection ends."""
+        """Drop all requests, waiting or parked, since the connection ends."""
         self._waiting = iter(())
-        self._session.parked.give_up()
+        self._session.parked.cancel_all()
 
     # Turns
 
-    def _take_turn(self) -> None:
-        self._turn_is_due = False
-        self._connection.guarded(self._serve)
+    def _run_turn(self) -> None:
+        self._is_turn_scheduled = False
+        self._connection.run_guarded(self._serve)
 
     def _serve(self) -> None:
-        """Serve what was received, or as much of it as one turn allows, and send the replies."""
+        """Serve as many requests as one turn allows, and send their replies."""
         if not self._is_blocked():
             self._serve_requests()
-        self.flush()
+        self.send_replies()
         self._connection.update_reading()
-        if length_hint(self._waiting):  # as len(self), without a call of Python's for each read
+        if length_hint(self._waiting):  # len(self) without a Python call
             if self._is_blocked():
-                self._check_behind_login()
+                self._limit_requests_behind_login()
             elif not self._connection.paused:
-                self.serve_soon()
+                self.schedule_turn()
 
     def _serve_requests(self) -> None:
-        """Serve requests until one blocks the others, or the turn is over."""
+        """Serve requests until one blocks the others, or the turn ends."""
         session, add, share, clock = self._session, self.replies.append, self.turn_bytes, self._session.node.loop.time
         look_at, deadline = max(share - _CLOCK_BYTES, 0), clock() + _TURN_SECONDS
-        event: ReceiveEvent | _Resumed | None = None
+        event: ReceiveEvent | _ResumedRequest | None = None
         answer: Answer
         try:
             for event in self._waiting:
                 try:
-                    if type(event) is Frame:  # as dispatch.serve does, without the call
+                    if type(event) is Frame:  # dispatch.serve_frame inline: saves a call
                         magic, opcode, _, datatype, _, cas, extras, key, value, _ = event
                         shape = (magic, datatype, opcode, len(extras), not key, not value, not cas)
-                        answer = session.handlers.get(shape, unusual)(session, event)
+                        answer = session.handlers.get(shape, serve_unusual)(session, event)
                     else:
                         answer = _serve_other(session, event)
                 except (StatusError, RemoteProtocolError) as error:
-                    answer = _refuse(session, _request_of(event), error)
+                    answer = _encode_refusal(session, _get_request(event), error)
                 except Parked as parked:
-                    self._park(parked, _request_of(event))
+                    self._park_request(parked, _get_request(event))
                     if self._is_blocked():
                         break
                     continue
-                except Barrier:
-                    session.parked.barrier = True
-                    self._put_first(event)
+                # HELLO, SELECT_BUCKET and logins wait: a request that is served again must find the same session.
+                except WaitForParked:
+                    session.parked.is_draining = True
+                    self._requeue(event)
                     break
-                add(answer)
+                if type(answer) is ReplyPieces:
+                    self._add_pieces(answer)
+                else:
+                    add(answer)
                 share -= len(answer) + _REQUEST_BYTES
                 if share <= look_at:
                     if share <= 0 or clock() >= deadline:
@@ -149,71 +158,90 @@ class RequestQueue:
                     look_at = max(share - _CLOCK_BYTES, 0)
             event = None
         finally:
-            self.failed = _request_of(event) if isinstance(event, Frame | _Resumed) else None
+            self.failed_request = _get_request(event) if isinstance(event, Frame | _ResumedRequest) else None
 
-    def _put_first(self, event: ReceiveEvent | _Resumed) -> None:
+    def _add_pieces(self, reply: ReplyPieces) -> None:
+        self.replies += reply.parts
+        self._has_pieces = True
+
+    def _requeue(self, event: ReceiveEvent | _ResumedRequest) -> None:
         self._waiting = iter([event, *self._waiting])
 
     # Parked requests
 
     def _is_blocked(self) -> bool:
-        """Tell whether a parked request must be answered before anything else is served."""
+        """Return whether a parked request must be answered before any other request is served."""
         session = self._session
-        return session.parked.is_full(logged_in=session.login.acting is not None)
+        return session.parked.is_full(logged_in=session.login.effective_user is not None)
 
-    def _check_behind_login(self) -> None:
-        """Raise Goodbye where too much waits for a login."""
-        if self._session.login.acting is None and len(self) > MOST_BEHIND_LOGIN:
-            raise Goodbye(f"{len(self)} requests behind a login, expected at most {MOST_BEHIND_LOGIN}")
+    def _limit_requests_behind_login(self) -> None:
+        """Raise CloseConnection if too many requests wait behind a login."""
+        if self._session.login.effective_user is None and len(self) > MAX_REQUESTS_BEHIND_LOGIN:
+            raise CloseConnection(f"{len(self)} requests behind a login, expected at most {MAX_REQUESTS_BEHIND_LOGIN}")
 
-    def _park(self, parked: Parked, request: Frame) -> None:
-        def answer_request(answer: Answer | StatusError | RemoteProtocolError | Finished) -> None:
-            if isinstance(answer, Finished):
-                self._put_first(_Resumed(request, answer))
+    def _park_request(self, parked: Parked, request: Frame) -> None:
+        def answer_request(answer: Answer | StatusError | RemoteProtocolError | FinishedWork) -> None:
+            if isinstance(answer, FinishedWork):
+                self._requeue(_ResumedRequest(request, answer))
             elif isinstance(answer, StatusError | RemoteProtocolError):
-                self.replies.append(_refuse(self._session, request, answer))
+                self.replies.append(_encode_refusal(self._session, request, answer))
+            elif isinstance(answer, ReplyPieces):
+                self._add_pieces(answer)
             else:
                 self.replies.append(answer)
             if self._connection.paused:
-                self._connection.guarded(self.flush)
-            elif not self._turn_is_due:
-                self._connection.guarded(self._serve)
+                self._connection.run_guarded(self.send_replies)
+            elif not self._is_turn_scheduled:
+                self._connection.run_guarded(self._serve)
 
         self._session.parked.park(parked, len(request.value), answer_request)
 
 
-class _Resumed(NamedTuple):
-    """A request that was parked, and the work that a thread did for it meanwhile."""
+class _ResumedRequest(NamedTuple):
+    """A parked request, and the work that a thread has done for it.
+
+    Attributes:
+        request: the request.
+        finished: the work.
+    """
 
     request: Frame
-    finished: Finished
+    finished: FinishedWork
 
 
-def _request_of(event: ReceiveEvent | _Resumed) -> Frame:
-    request = event.request if isinstance(event, _Resumed) else event
+def _get_request(event: ReceiveEvent | _ResumedRequest) -> Frame:
+    request = event.request if isinstance(event, _ResumedRequest) else event
     assert isinstance(request, Frame), "nothing else is refused or parked"
     return request
 
 
-def _serve_other(session: Session, event: ReceiveEvent | _Resumed) -> Answer:
-    """Serve what is no frame: a request that was parked, or bytes that are none.
+def _serve_other(session: Session, event: ReceiveEvent | _ResumedRequest) -> Answer:
+    """Serve an event that is not a new frame: a request that was parked, or malformed bytes.
 
-    Raises as handlers do; and Goodbye where there is no answer, or nothing follows.
+    Returns:
+        The reply.
+
+    Raises:
+        CloseConnection: the bytes cannot be answered, or no frame can follow them.
     """
-    if isinstance(event, _Resumed):
-        session.finished = event.finished
+    if isinstance(event, _ResumedRequest):
+        session.finished_work = event.finished
         try:
-            return serve(session, event.request)
+            return serve_frame(session, event.request)
         finally:
-            session.finished = None
-    if isinstance(event, Malformed) and event.magic in (Magic.REQUEST, Magic.ALT_REQUEST):
+            session.finished_work = None
+    if isinstance(event, MalformedFrame) and event.magic in (Magic.REQUEST, Magic.ALT_REQUEST):
         logger.debug("%s", event.error)
         return answer_malformed(session, event)
-    error = event.error if isinstance(event, Malformed | Broken) else event
-    raise Goodbye(str(error))
+    error = event.error if isinstance(event, MalformedFrame | BrokenInput) else event
+    raise CloseConnection(str(error))
 
 
-def _refuse(session: Session, request: Frame, error: StatusError | RemoteProtocolError) -> bytes:
+def _encode_refusal(session: Session, request: Frame, error: StatusError | RemoteProtocolError) -> bytes:
     logger.debug("%s", error)
-    status = error.status if session.xerror else classic_status(request.opcode, error.status)
-    return refusal(session, request, status, error)
+    status = (
+        error.status
+        if session.xerror
+        else get_classic_status(error.status, retried_lock=request.opcode in RETRIED_LOCK_OPCODES)
+    )
+    return encode_refusal(session, request, status, error)

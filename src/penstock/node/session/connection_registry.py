@@ -1,6 +1,6 @@
-"""Who is connected, and who must get on: strangers that do not log in, frames that never end.
+"""The registry of connections: limits their number, the time before their login, and the time of an incomplete frame.
 
-Looked at once a second for all connections together: a timer for each would cost more than what it watches.
+One timer checks all connections once a second. A timer for each connection would cost more than the connection.
 """
 
 from __future__ import annotations
@@ -15,125 +15,160 @@ from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.session.node_options import NodeOptions
 from penstock.node.transport.address_shares import AddressShares
 from penstock.node.transport.log_limit import LogLimit
-from penstock.node.transport.newcomers import Newcomers
+from penstock.node.transport.pending_connections import PendingConnections
 
-__all__ = ["MOST_STRANGERS", "Guest", "Guests"]
+__all__ = ["MAX_UNAUTHENTICATED", "ConnectionRegistry", "RegisteredConnection"]
 
 logger = logging.getLogger("penstock.node")
 
-MOST_STRANGERS: Final = 8192
-"""Connections that have yet to log in, from all addresses; half of them may be from one. An address that wants more
-than its share loses its own oldest one, so that it cannot end the connections of others."""
+MAX_UNAUTHENTICATED: Final = 8192
+"""Unauthenticated connections from all addresses; at most half of them are from one address.
 
-_LOOK_SECONDS = 1.0
+An address above its share loses its own oldest connection, so it cannot end the connections of other addresses.
+"""
+
+_CHECK_SECONDS = 1.0
 
 
-class GuestSession(Protocol):
-    """The session of a connection, as far as the registry needs it."""
+class RegisteredSession(Protocol):
+    """The session of a connection, as far as the registry needs it.
+
+    Attributes:
+        host: the client's address.
+        bucket: the selected bucket, or None.
+    """
 
     host: str
     bucket: ServedBucket | None
 
-    def renew(self) -> None: ...
+    def renew_login(self) -> None:
+        """Apply changed users and roles."""
 
 
-class Guest(Protocol):
-    """A connection, as far as the registry needs it."""
+class RegisteredConnection(Protocol):
+    """A connection, as far as the registry needs it.
 
-    frame_began: float
+    Attributes:
+        frame_started_at: event-loop time at which an incomplete frame has begun; 0 without one.
+    """
+
+    frame_started_at: float
 
     @property
-    def session(self) -> GuestSession: ...
+    def session(self) -> RegisteredSession:
+        """The session of the connection."""
+
     @property
     def requests(self) -> Sized:
         """The requests that wait to be served."""
 
     @property
-    def bytes_unsent(self) -> int: ...
+    def bytes_unsent(self) -> int:
+        """Bytes that the peer's system has not taken yet."""
 
-    def close(self) -> None: ...
-    def abort(self, why: str) -> None: ...
+    def close(self) -> None:
+        """Close the connection once its output is sent."""
+
+    def abort(self, reason: str) -> None:
+        """Close the connection at once."""
 
 
-class Guests:
-    """The connections of a node. present: all of them; total: how many there have been.
+class ConnectionRegistry:
+    """The key-value connections of a node.
 
-    refused_logins: logs those for which nobody has to wait.
-    users: looked at once a second, for connections whose user may do something else by then; None: nobody logs in.
-    most: connections at once.
+    Attributes:
+        open_connections: the open connections.
+        total: number of connections since the start of the node.
+        refused_login_log: logs failed logins.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, options: NodeOptions, users: Users | None, most: int) -> None:
-        self.present: set[Guest] = set()
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, options: NodeOptions, users: Users | None, max_connections: int
+    ) -> None:
+        """Create the registry of a node without connections.
+
+        Args:
+            loop: the node's event loop.
+            options: the node's options.
+            users: the users, read again once a second. Sessions renew their login when they change. None: no login.
+            max_connections: most simultaneous connections.
+        """
+        self.open_connections: set[RegisteredConnection] = set()
         self.total = 0
         self._loop = loop
         self._options = options
         self._users = users
         self._version = 0 if users is None else users.version
-        self._shares = AddressShares(most)
-        self._turned_away: set[Guest] = set()  # those that `leave` gives no place back for
-        self._strangers: Newcomers[Guest] = Newcomers(MOST_STRANGERS)
-        self._refused = LogLimit(logger, loop.time)
-        self.refused_logins = LogLimit(logger, loop.time)
-        self._looker: asyncio.TimerHandle | None = None
+        self._shares = AddressShares(max_connections)
+        self._refused_connections: set[RegisteredConnection] = set()  # they hold no place of their address
+        self._unauthenticated: PendingConnections[RegisteredConnection] = PendingConnections(MAX_UNAUTHENTICATED)
+        self._refusals = LogLimit(logger, loop.time)
+        self.refused_login_log = LogLimit(logger, loop.time)
+        self._timer: asyncio.TimerHandle | None = None
 
-    def enter(self, connection: Guest) -> None:
-        """Register a connection. Abort it if the share of its address is used up."""
+    def add_connection(self, connection: RegisteredConnection) -> None:
+        """Register a connection. Abort it if its address has used up its share."""
         self.total += 1
-        self.present.add(connection)
-        if not self._shares.take(connection.session.host):
-            self._turned_away.add(connection)
-            held, places = self._shares.held(connection.session.host), self._shares.places
-            self._refused.warning(
+        self.open_connections.add(connection)
+        if not self._shares.take_place(connection.session.host):
+            self._refused_connections.add(connection)
+            held, places = self._shares.count_places(connection.session.host), self._shares.places
+            self._refusals.warning(
                 f"{connection.session.host} has {held} of at most {places} connections: its new ones are ended"
             )
             connection.abort("its address has too many connections")
-        if self._looker is None:
-            self._looker = self._loop.call_later(_LOOK_SECONDS, self._look)
+        if self._timer is None:
+            self._timer = self._loop.call_later(_CHECK_SECONDS, self._check_connections)
 
-    def leave(self, connection: Guest) -> None:
-        self.present.discard(connection)
-        self.logged_in(connection)
-        if connection in self._turned_away:
-            self._turned_away.remove(connection)
+    def remove_connection(self, connection: RegisteredConnection) -> None:
+        """Forget a connection that was lost."""
+        self.open_connections.discard(connection)
+        self.end_login_wait(connection)
+        if connection in self._refused_connections:
+            self._refused_connections.remove(connection)
         else:
-            self._shares.give_back(connection.session.host)
+            self._shares.free_place(connection.session.host)
 
-    def wait_for_login(self, connection: Guest) -> None:
-        """Let a connection log in within the time that there is for that."""
-        oldest = self._strangers.add(connection, connection.session.host, self._loop.time())
+    def start_login_wait(self, connection: RegisteredConnection) -> None:
+        """Abort a connection unless it logs in within `login_timeout`."""
+        oldest = self._unauthenticated.add(connection, connection.session.host, self._loop.time())
         if oldest is not None:
-            oldest.abort("others came after it, and it had not logged in")
+            oldest.abort("no login yet, and newer connections took its place")
 
-    def logged_in(self, connection: Guest) -> None:
-        self._strangers.remove(connection, connection.session.host)
+    def end_login_wait(self, connection: RegisteredConnection) -> None:
+        """Note that a connection has logged in."""
+        self._unauthenticated.remove(connection, connection.session.host)
 
-    def close_users_of(self, bucket: ServedBucket) -> None:
+    def close_bucket_connections(self, bucket: ServedBucket) -> None:
         """Close the connections that have selected a bucket."""
-        for connection in tuple(self.present):
+        for connection in tuple(self.open_connections):
             if connection.session.bucket is bucket:
                 connection.close()
 
-    def close(self) -> None:
-        if self._looker is not None:
-            self._looker.cancel()
+    def stop_timer(self) -> None:
+        """Stop checking the connections."""
+        if self._timer is not None:
+            self._timer.cancel()
 
-    def _look(self) -> None:
-        self._looker = self._loop.call_later(_LOOK_SECONDS, self._look) if self.present else None
+    def _check_connections(self) -> None:
+        self._timer = self._loop.call_later(_CHECK_SECONDS, self._check_connections) if self.open_connections else None
         now = self._loop.time()
         late = now - self._options.login_timeout
-        for connection in self._strangers.older_than(late):
+        # An abort removes the connection from these collections, so each loop needs a copy.
+        for connection in self._unauthenticated.list_peers_since(late):
             connection.abort(f"no login within {self._options.login_timeout:g} s")
         late = now - self._options.frame_timeout
-        for connection in [one for one in self.present if one.frame_began and one.frame_began <= late]:
-            connection.abort(f"a frame that did not end within {self._options.frame_timeout:g} s")
-        self._renew()
+        for connection in [
+            one for one in self.open_connections if one.frame_started_at and one.frame_started_at <= late
+        ]:
+            connection.abort(f"an incomplete frame for {self._options.frame_timeout:g} s")
+        self._renew_sessions()
 
-    def _renew(self) -> None:
+    def _renew_sessions(self) -> None:
         if self._users is None:
             return
         self._users.refresh()
         if self._users.version != self._version:
             self._version = self._users.version
-            for connection in tuple(self.present):
-                connection.session.renew()
+            for connection in tuple(self.open_connections):
+                connection.session.renew_login()

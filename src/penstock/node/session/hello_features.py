@@ -1,4 +1,4 @@
-"""What HELLO may agree on: which features this node has, and what each needs beside it.
+"""HELLO: the features that this node supports, and the features that each of them needs.
 
 Source: kv_engine docs/protocol/hello.md; daemon/protocol/mcbp/hello_packet_executor.cc.
 """
@@ -12,11 +12,11 @@ from penstock.errors import InvalidArguments
 from penstock.wire.codec.constants import Feature as F
 from penstock.wire.codec.flags import Datatype
 
-__all__ = ["GRANTED", "datatypes_of", "grant"]
+__all__ = ["SUPPORTED_FEATURES", "get_datatypes", "negotiate_features"]
 
-GRANTED: Final = frozenset(
+SUPPORTED_FEATURES: Final = frozenset(
     {
-        F.TCP_NODELAY,  # connections have it anyway
+        F.TCP_NODELAY,  # every connection of the node has it
         F.MUTATION_SEQNO,
         F.XATTR,
         F.XERROR,
@@ -46,8 +46,11 @@ GRANTED: Final = frozenset(
         F.DCP_SKIP_DELETES_IN_INITIAL_BACKFILL,
     }
 )
-"""Not here: TLS is never agreed on; delayed sending; tracing, units and throttling, which nothing measures; range
-scans; MUTATE_WITH_META."""
+"""The features of this node.
+
+Left out: TLS, which no server agrees on; delayed sending; tracing, units and throttling, since the node does not
+measure them; range scans; MUTATE_WITH_META.
+"""
 
 _NEEDS: Final = {
     F.CLUSTERMAP_CHANGE_NOTIFICATION: {F.DUPLEX},
@@ -66,20 +69,24 @@ _DATATYPES: Final = {
 }
 
 
-def grant(asked: Iterable[int]) -> list[int]:
-    """Return which features a client gets, in the order it asked for them, each once; unknown ones are passed over.
+def negotiate_features(requested: Iterable[int]) -> list[int]:
+    """Return the features that a client gets, in the order of its request and without duplicates.
 
-    Raises InvalidArguments for a feature without one that it needs.
+    Args:
+        requested: the features that the client requests. Unknown ones are skipped.
+
+    Raises:
+        InvalidArguments: a feature lacks another feature that it needs.
     """
-    wanted = dict.fromkeys(asked)
+    wanted = dict.fromkeys(requested)
     for feature, needed in _NEEDS.items():
         if feature in wanted and (missing := needed - wanted.keys()):
             raise InvalidArguments(f"HELLO: {feature.name} needs {', '.join(sorted(one.name for one in missing))}")
-    return [feature for feature in wanted if feature in GRANTED]
+    return [feature for feature in wanted if feature in SUPPORTED_FEATURES]
 
 
-def datatypes_of(features: Iterable[int]) -> int:
-    """Return the Datatype bits that a connection with these features understands."""
+def get_datatypes(features: Iterable[int]) -> int:
+    """Return the Datatype bits that a connection with some features understands."""
     bits = 0
     for feature in features:
         bits |= int(_DATATYPES.get(F(feature), 0))

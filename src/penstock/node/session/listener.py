@@ -1,10 +1,10 @@
-"""A port of the node, as its connections know it."""
+"""The settings of one port of the node."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.node.auth import Access, ServerTls
+from penstock.node.auth import ListenerAccess, ServerTls
 from penstock.wire.codec.constants import Dialect
 
 __all__ = ["Listener"]
@@ -12,12 +12,16 @@ __all__ = ["Listener"]
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """What a connection has come in by. dialect: the one that it is pinned to, None for none. prototype: mutations are
-    sent as the collections prototype of DCP did. access: who may do that, and how they log in. tls: what encrypts the
-    bytes, None if nothing does.
+    """A port of the node, as its connections see it.
+
+    Attributes:
+        access: the rules of logins on this port.
+        dialect: the dialect of all its change streams; None: each connection chooses.
+        prototype: whether mutations have the form of DCP's collections prototype.
+        tls: the TLS of the port, None for a port without encryption.
     """
 
-    access: Access
+    access: ListenerAccess
     dialect: Dialect | None = None
     prototype: bool = False
     tls: ServerTls | None = None

@@ -1,4 +1,4 @@
-"""What one connection knows of the cluster map, and how it is told of the next."""
+"""The cluster map of one connection: the revision that the client knows, and pushes of newer ones."""
 
 from __future__ import annotations
 
@@ -19,36 +19,48 @@ class MapOutput(Protocol):
     """The sending side of a session, as far as maps need it."""
 
     @property
-    def paused(self) -> bool: ...
-    def write(self, data: bytes) -> None: ...
+    def paused(self) -> bool:
+        """Whether the peer does not read its replies."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes."""
 
 
 class MapHolder(Protocol):
-    """A holder of a map, if it has no bucket: the node."""
+    """The node: the holder of the map of a connection without a bucket."""
 
     @property
-    def map(self) -> LiveMap: ...
+    def map(self) -> LiveMap:
+        """The map of the nodes."""
 
 
 class MapSession(Protocol):
-    """A session, as far as its map needs it."""
+    """A session, as far as its map needs it.
+
+    Attributes:
+        bucket: the selected bucket, or None.
+        features: HELLO features that client and node agreed on.
+    """
 
     bucket: ServedBucket | None
     features: frozenset[int]
 
     @property
-    def node(self) -> MapHolder: ...
+    def node(self) -> MapHolder:
+        """The node of the session."""
+
     @property
-    def output(self) -> MapOutput: ...
+    def output(self) -> MapOutput:
+        """The sending side of the session."""
 
 
 class MapReader:
-    """The map of the connection's bucket; without a bucket, that of the nodes alone."""
+    """Reads and pushes the cluster map of a connection: the map of its bucket, or else of the node."""
 
     def __init__(self, session: MapSession) -> None:
         self._session = session
-        self._known = 0
-        self._watched: LiveMap | None = None
+        self._known_revision = 0
+        self._watched_map: LiveMap | None = None
         self._unwatch: Unwatch | None = None
         self._opaque = 0
         self._is_push_due = False
@@ -56,41 +68,47 @@ class MapReader:
     @property
     def _map(self) -> LiveMap:
         bucket = self._session.bucket
-        return self._session.node.map if bucket is None else bucket.map
+        return self._session.node.map if bucket is None else bucket.cluster_map
 
     def read(self) -> bytes:
-        """Return the newest map, which the peer knows from then on."""
-        self._known = self._map.revision
+        """Return the newest map, and remember that the peer has it."""
+        self._known_revision = self._map.revision
         return self._map.text
 
-    def newer_than(self, epoch: int, revision: int) -> bytes:
-        """Return the newest map, nothing for a peer that has it. epoch, revision: as sent, signed numbers in u64."""
+    def read_newer(self, epoch: int, revision: int) -> bytes:
+        """Return the newest map, empty if the peer has it already.
+
+        Args:
+            epoch: the epoch of the peer's map: a signed number in a u64, as sent.
+            revision: the revision of the peer's map, likewise.
+        """
         has = (_signed(epoch), _signed(revision))
         return b"" if self._map.is_known(*has) else self.read()
 
-    def for_refusal(self) -> bytes:
-        """Return what NOT_MY_VBUCKET has to say: nothing to a peer that has the map and wants no map twice."""
+    def read_for_refusal(self) -> bytes:
+        """Return the value of NOT_MY_VBUCKET: the newest map, empty for a peer that has it and wants no duplicate."""
         twice = Feature.DEDUPE_NOT_MY_VBUCKET_CLUSTERMAP in self._session.features
-        return b"" if twice and self._known == self._map.revision else self.read()
+        return b"" if twice and self._known_revision == self._map.revision else self.read()
 
-    def follow(self) -> None:
-        """Tell the peer of every change from now on, if it has agreed on that. Again after HELLO and SELECT_BUCKET."""
+    def subscribe(self) -> None:
+        """Push every new map from now on, if the peer has agreed on pushes. Call it after HELLO and SELECT_BUCKET."""
         wanted = self._map if {_FULL, _BRIEF} & self._session.features else None
-        if wanted is self._watched:
+        if wanted is self._watched_map:
             return
-        self.stop()
+        self.unsubscribe()
         if wanted is not None:
-            self._known, self._watched = 0, wanted
+            self._known_revision, self._watched_map = 0, wanted
             self._unwatch = wanted.watch(self._push)
 
-    def stop(self) -> None:
+    def unsubscribe(self) -> None:
+        """Push no more maps."""
         if self._unwatch is not None:
             self._unwatch()
-        self._watched = self._unwatch = None
+        self._watched_map = self._unwatch = None
         self._is_push_due = False
 
     def resume(self) -> None:
-        """Push what changed while the peer was still taking something else."""
+        """Push a change that was delayed while the peer read other replies."""
         if self._is_push_due:
             self._push()
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from penstock.client.connect.address import Address, dialect_of, parse_address
+from penstock.client.connect.address import Address, parse_address, parse_dialect
 from penstock.errors import UsageError
-from penstock.options import FILE, INTEGER, PORT, TEXT, TRUTH, nonempty, one_of, option, text_list
+from penstock.options import BOOLEAN, FILE, INTEGER, PORT, TEXT, nonempty, one_of, option, text_list
 from penstock.wire.codec.constants import Dialect
 
-if TYPE_CHECKING:  # the command line reads the declaration: it must not wait for the store
+if TYPE_CHECKING:  # the command line imports this module for its options: importing the store would slow it down
     from penstock.node.cluster.topology import NodePlace
-    from penstock.store.definition.bucket_settings import Settings
+    from penstock.store.definition.bucket_settings import BucketSettings
 
 __all__ = ["DEFAULT_PORT", "HTTPS_PORT", "HTTP_PORT", "PINS", "NodeOptions"]
 
@@ -25,98 +25,105 @@ PINS: dict[str, tuple[Dialect, bool]] = {
     **{dialect.value: (dialect, False) for dialect in Dialect},
     "dcp-prototype": (Dialect.DCP, True),
 }
-"""What a listener may be pinned to: a dialect, and whether mutations have the form of the collections prototype."""
+"""Dialects that a listener may be pinned to, and whether mutations have the form of the collections prototype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
-    """The options of a node. Those of `penstock serve` are declared with their help.
+    """The options of a node. Options of `penstock serve` are declared with their help texts.
 
     Attributes:
-        follow: a connection string, or an address where the client has to log in.
-        this_node: the node's place in `nodes`.
-        settings: of each bucket that does not say it otherwise.
-        idle_timeout: seconds that a consumer may leave a NOOP unanswered, or, where its dialect has none, may take
-            nothing of what is to be sent. A client may take nothing of a large reply for as long.
+        follow: a connection string, or an address if the client has to log in.
+        this_node: the index of this node in `nodes`.
+        settings: default settings of the buckets.
+        idle_timeout: seconds that a consumer may leave a NOOP unanswered. A consumer without NOOPs, or a client of a
+            large reply, may read nothing for as long.
         pager_seconds: seconds from one search for expired documents to the next. Source: kv_engine exp_pager_stime.
         persistence_timeout: seconds that a request waits for the disk.
         login_timeout: seconds in which a connection must log in, if a login is needed.
-        frame_timeout: seconds in which a frame that has begun must end.
-        most_connections: how many connections there may be at once.
+        frame_timeout: seconds in which a frame must end after its first byte.
+        most_connections: most simultaneous connections.
 
     Raises:
-        UsageError: for options that exclude each other.
+        UsageError: options that exclude each other.
     """
 
     host: str = option(nonempty(metavar="ADDRESS"), "a loopback address to listen on", default="127.0.0.1")
     port: int = option(PORT, "0 picks a free one", default=DEFAULT_PORT)
     buckets: Sequence[str] | None = option(
-        text_list(), "a bucket to have; may be given again", default=None, shown="default", flag="--bucket"
+        text_list(), "name of a bucket; may be repeated", default=None, shown="default", flag="--bucket"
     )
-    vbuckets: int = option(INTEGER, "of each bucket; a power of two up to 65536", default=1024)
+    vbuckets: int = option(INTEGER, "vbuckets of each bucket; a power of two up to 65536", default=1024)
     pin: str | None = option(
-        one_of(*PINS), "serve change streams in this dialect alone; without, each client decides", default=None
+        one_of(*PINS), "serve only this dialect; default: detect the dialect of each connection", default=None
     )
-    follow: str | Address | None = option(
-        nonempty(metavar="URL"), "a bucket elsewhere: have it too, and keep it like that one", default=None
-    )
+    follow: str | Address | None = option(nonempty(metavar="URL"), "mirror this bucket of another node", default=None)
     protocol: str | None = option(
-        TEXT, "the dialect to follow in: tap, upr-draft, upr or, unless said, dcp", default=None
+        TEXT, "the dialect of --follow: tap, upr-draft, upr or dcp; default: dcp", default=None
     )
     http_port: int | None = option(
         PORT,
-        "for management over HTTP; 0 picks a free one",
+        "HTTP port for management; 0 picks a free one",
         default=None,
         shown=f"{HTTP_PORT}, 0 with --port 0",
     )
     users: str | os.PathLike[str] | None = option(
-        FILE, "who may log in, as `penstock user` keeps it", default=None, environment="PENSTOCK_USERS"
+        FILE,
+        "users file, maintained with `penstock user`; default: no login",
+        default=None,
+        environment="PENSTOCK_USERS",
     )
-    tls_port: int | None = option(PORT, "serve TLS here too; 0 picks a free one", default=None, shown="none")
+    tls_port: int | None = option(PORT, "TLS port; 0 picks a free one", default=None, shown="none")
     https_port: int | None = option(
         PORT,
-        "for management with TLS, where there is that; 0 picks a free one",
+        "HTTPS port for management; 0 picks a free one",
         default=None,
         shown=f"{HTTPS_PORT} with port {DEFAULT_PORT}, else a free one",
     )
     certificate: str | os.PathLike[str] | None = option(
-        FILE, "the node's certificate, PEM", default=None, flag="--tls-cert"
+        FILE, "certificate of the node, PEM", default=None, flag="--tls-cert"
     )
-    key: str | os.PathLike[str] | None = option(FILE, "the certificate's key, PEM", default=None, flag="--tls-key")
+    key: str | os.PathLike[str] | None = option(
+        FILE, "private key of the certificate, PEM", default=None, flag="--tls-key"
+    )
     client_ca: str | os.PathLike[str] | None = option(
         FILE,
-        "clients with a certificate of this authority need no password",
+        "CA of client certificates, PEM; clients with such a certificate need no password",
         default=None,
         flag="--tls-client-ca",
     )
     mechanisms: Sequence[str] | None = option(
         text_list(),
-        "a way to log in without TLS; may be given again",
+        "SASL mechanism on ports without TLS; may be repeated",
         default=None,
         shown="all that are safe",
         flag="--mechanism",
     )
     tls_mechanisms: Sequence[str] | None = option(
-        text_list(), "the same with TLS", default=None, shown="all", flag="--tls-mechanism"
+        text_list(),
+        "SASL mechanism on ports with TLS; may be repeated",
+        default=None,
+        shown="all",
+        flag="--tls-mechanism",
     )
     allow_plain: bool = option(
-        TRUTH, "take passwords without TLS, for old clients: others may read them", default=False
+        BOOLEAN, "allow PLAIN without TLS, for old clients; the network can read the passwords", default=False
     )
     nodes: Sequence[NodePlace] = option(
         text_list(metavar="HOST:PORT[:HTTP]"),
-        "a node that has part of the buckets, this one included; may be given again, the same for each",
+        "a node of the cluster, this one included; repeat for each node, in the same order on all",
         default=(),
         shown="this one alone",
         flag="--node",
     )
     data_dir: str | os.PathLike[str] | None = option(
         nonempty(metavar="DIR", is_path=True),
-        "keep the buckets here, each in a directory of its own",
+        "directory of the buckets",
         default=None,
         shown="in memory",
     )
     this_node: int = 0
-    settings: Settings | None = None
+    settings: BucketSettings | None = None
     idle_timeout: float = 360.0
     pager_seconds: float = 600.0
     persistence_timeout: float = 30.0
@@ -132,7 +139,7 @@ class NodeOptions:
             raise UsageError(f"pin {self.pin!r}: expected {', '.join(PINS)}")
         if self.protocol is not None and self.follow is None:
             raise UsageError(
-                f"protocol {self.protocol!r} with nothing to follow; what a listener is held to is its pin"
+                f"protocol {self.protocol!r} without a bucket to follow; to serve only one dialect, use pin"
             )
         if (self.certificate is None) != (self.key is None):
             raise UsageError("a certificate and its key: expected both or neither")
@@ -143,20 +150,20 @@ class NodeOptions:
         if self.tls_port is not None and self.certificate is None:
             raise UsageError("a port for TLS without a certificate: expected a certificate and its key")
         if self.client_ca is not None and self.certificate is None:
-            raise UsageError("certificates of clients without one of the node: expected a certificate and its key")
+            raise UsageError("a CA of client certificates without a certificate: expected a certificate and its key")
 
     @property
     def upstream(self) -> Address | None:
-        """The bucket to follow, and the dialect to ask in. Raises UsageError."""
+        """The address of the bucket to follow, with its dialect; None without `follow`. Raises UsageError."""
         if self.follow is None:
             return None
         address = parse_address(self.follow) if isinstance(self.follow, str) else self.follow
         if self.protocol is None:
             return address
-        return replace(address, options=replace(address.options, protocol=dialect_of(self.protocol)))
+        return replace(address, options=replace(address.options, protocol=parse_dialect(self.protocol)))
 
     def management_port(self, *, tls: bool) -> int:
-        """Return the port to have for HTTP, 0 for any that is free."""
+        """Return the port for HTTP, or for HTTPS with `tls`; 0 for any free one."""
         wanted, usual = (self.https_port, HTTPS_PORT) if tls else (self.http_port, HTTP_PORT)
         if wanted is not None:
             return wanted

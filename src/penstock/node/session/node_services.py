@@ -1,75 +1,103 @@
-"""Services of a node for those who serve its requests, whatever has started it."""
+"""Services of a node for its sessions and its HTTP pages."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Protocol
 
-from penstock.node.auth import Attempts, UsersFile
-from penstock.node.auth.password_checks import Passwords
+from penstock.node.auth import LoginAttempts, UsersFile
+from penstock.node.auth.password_checks import PasswordChecker
 from penstock.node.buckets.bucket_list import BucketList
-from penstock.node.buckets.bucket_storage import Storage
+from penstock.node.buckets.bucket_storage import BucketStorage
 from penstock.node.cluster.live_map import LiveMap
 from penstock.node.cluster.topology import Topology
-from penstock.node.session.connection_registry import Guests
+from penstock.node.session.connection_registry import ConnectionRegistry
 from penstock.node.session.node_options import NodeOptions
 from penstock.node.session.tap_settings import TapSettings
-from penstock.node.session.value_workers import Workers
+from penstock.node.session.value_workers import ValueWorkers
 
 __all__ = ["NodeServices"]
 
 
 class NodeServices(Protocol):
-    """A running node, as its sessions and HTTP pages see it.
-
-    Attributes:
-        map: the cluster map for a session without a bucket.
-        uuid: identifies the cluster to clients, in hexadecimal.
-        started_at: when the node started, by the clock of the event loop.
-        is_loopback: only this machine reaches the node.
-        attempts: wrong passwords, by address and account.
-        passwords: passwords that are being checked.
-        workers: threads for large values.
-        guests: the connections.
-    """
+    """A running node, as its sessions and HTTP pages see it."""
 
     @property
-    def loop(self) -> asyncio.AbstractEventLoop: ...
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop."""
+
     @property
-    def options(self) -> NodeOptions: ...
+    def options(self) -> NodeOptions:
+        """The node's options."""
+
     @property
-    def host(self) -> str: ...
+    def host(self) -> str:
+        """The address of the ports."""
+
     @property
-    def is_loopback(self) -> bool: ...
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches the node."""
+
     @property
-    def uuid(self) -> str: ...
+    def uuid(self) -> str:
+        """Identifies the cluster to clients, in hexadecimal."""
+
     @property
-    def kv_port(self) -> int: ...
+    def kv_port(self) -> int:
+        """The key-value port without TLS."""
+
     @property
-    def tls_port(self) -> int: ...
+    def tls_port(self) -> int:
+        """The key-value port with TLS, 0 for none."""
+
     @property
-    def started_at(self) -> float: ...
+    def started_at(self) -> float:
+        """Event-loop time of the node's start, in seconds."""
+
     @property
-    def idle_timeout(self) -> float: ...
+    def idle_timeout(self) -> float:
+        """Seconds after which a silent consumer counts as dead."""
+
     @property
-    def buckets(self) -> BucketList: ...
+    def buckets(self) -> BucketList:
+        """The open buckets."""
+
     @property
-    def usual_vbuckets(self) -> int: ...
+    def default_vbuckets(self) -> int:
+        """Number of vbuckets of a bucket whose definition gives none."""
+
     @property
-    def storage(self) -> Storage: ...
+    def storage(self) -> BucketStorage:
+        """How buckets are kept."""
+
     @property
-    def topology(self) -> Topology: ...
+    def topology(self) -> Topology:
+        """The nodes of the buckets, and the place of this node among them."""
+
     @property
-    def map(self) -> LiveMap: ...
+    def map(self) -> LiveMap:
+        """The cluster map for a session without a bucket."""
+
     @property
-    def users(self) -> UsersFile | None: ...
+    def users(self) -> UsersFile | None:
+        """The users that can log in, None if no login is needed."""
+
     @property
-    def attempts(self) -> Attempts: ...
+    def attempts(self) -> LoginAttempts:
+        """Wrong passwords, by address and account."""
+
     @property
-    def passwords(self) -> Passwords: ...
+    def passwords(self) -> PasswordChecker:
+        """Passwords that are being checked."""
+
     @property
-    def workers(self) -> Workers: ...
+    def workers(self) -> ValueWorkers:
+        """Threads for large values."""
+
     @property
-    def guests(self) -> Guests: ...
+    def connections(self) -> ConnectionRegistry:
+        """The registry of key-value connections."""
+
     @property
-    def tap(self) -> TapSettings: ...
+    def tap(self) -> TapSettings:
+        """The settings of TAP."""

@@ -1,7 +1,7 @@
-"""A connection's keys and the bucket's: what stands in a request's frame, and what the store knows the document by.
+"""Keys of requests and keys of the store.
 
-A connection that has agreed on collections sends each key with its collection's id in front, which is how the store has
-it. To one that has not, all there is is the default collection, and its keys are bare.
+A connection that has agreed on collections sends each key with the id of its collection in front. The store has its
+keys in the same form. A connection without collections sends bare keys, which are all in the default collection.
 """
 
 from __future__ import annotations
@@ -17,37 +17,42 @@ from penstock.store.definition.manifest import Manifest
 from penstock.wire.codec.constants import MAX_KEY
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION, DEFAULT_PREFIX, split_collection_key
 
-__all__ = ["MAX_COLLECTION_KEY", "KeyReader", "key_reader", "unknown_collection"]
+__all__ = ["MAX_COLLECTION_KEY", "KeyReader", "make_key_reader", "make_unknown_collection_error"]
 
 KeyReader = Callable[[bytes], bytes]
-"""Returns what the store knows a request's document by. Raises StatusError for a key that cannot be."""
+"""Returns the store's key of a request's key. Raises StatusError for an invalid key."""
 
 MAX_COLLECTION_KEY: Final = 246
-"""Bytes of a key behind the id of a collection that is not the default one. Source: kv_engine limits.h."""
+"""Bytes of a key without its collection id, outside the default collection. Source: kv_engine limits.h."""
 
 
-def key_reader(
+def make_key_reader(
     login: Login, bucket: ServedBucket | None, view: ManifestView | None, *privileges: Privilege
 ) -> KeyReader:
-    """Return how a session's keys are to be read, until its user, bucket or features are others.
+    """Return the reader of a session's keys. It is valid until the session's user, bucket or features change.
 
-    view: the user's view of the manifest, None where keys have no collection in front. privileges: those that a
-    document needs, all of them. What is read raises InvalidArguments for a key that is empty
-    or too long, UnknownCollection, AccessDenied, NoBucket, and RemoteProtocolError for a prefix that is none.
+    The reader raises InvalidArguments for a key that is empty or too long, and RemoteProtocolError for a malformed
+    prefix. It also raises UnknownCollection, AccessDenied and NoBucket.
+
+    Args:
+        login: the login of the session.
+        bucket: the selected bucket, or None.
+        view: the user's view of the manifest; None for a connection without collections.
+        *privileges: the privileges that each document needs, all of them.
     """
-    user = login.acting
+    user = login.effective_user
     if user is None or bucket is None:
-        return _nowhere
+        return _refuse_key
     access = _CollectionAccess(login, user, bucket, view, privileges)
-    return _bare_reader(access) if view is None else _prefixed_reader(access)
+    return _make_bare_reader(access) if view is None else _make_prefixed_reader(access)
 
 
 class _CollectionAccess:
-    """Whether a user has all of some privileges in the collections of a bucket.
+    """Checks whether a user has some privileges in the collections of a bucket.
 
     Attributes:
         store: the bucket.
-        everywhere: the user has them in the whole bucket.
+        has_whole_bucket: whether the user has the privileges in the whole bucket.
     """
 
     def __init__(
@@ -59,7 +64,7 @@ class _CollectionAccess:
         privileges: tuple[Privilege, ...],
     ) -> None:
         self.store = bucket.store
-        self.everywhere = all(user.may(privilege, bucket.store.name) for privilege in privileges)
+        self.has_whole_bucket = all(user.has_privilege(privilege, bucket.store.name) for privilege in privileges)
         self._login = login
         self._user = user
         self._bucket = bucket
@@ -67,61 +72,67 @@ class _CollectionAccess:
         self._privileges = privileges
 
     def check(self, collection_id: int) -> None:
-        """Raise UnknownCollection for a collection that the user does not see, AccessDenied for one that is denied."""
+        """Check the access to one collection.
+
+        Raises:
+            UnknownCollection: the user does not see the collection.
+            AccessDenied: the user lacks a privilege.
+        """
         store, view, login = self.store, self._view, self._login
-        # A client without collections knows the default one: to it, that one is not hidden but denied.
-        manifest = view.of(self._bucket, login.acting) if view is not None else store.manifests.current
+        # A client without collections knows the default collection, so a missing privilege is an access error.
+        manifest = view.get(self._bucket, login.effective_user) if view is not None else store.manifests.current
         collection = manifest.collections.get(collection_id)
         if collection is None:
-            raise unknown_collection(collection_id, store.manifests.current)
-        if not self.everywhere:
+            raise make_unknown_collection_error(collection_id, store.manifests.current)
+        if not self.has_whole_bucket:
             scope = store.manifests.current.scopes_by_id[collection.scope_id].name
-            if not all(self._user.may(one, store.name, scope, collection.name) for one in self._privileges):
-                raise AccessDenied(f"collection {scope}.{collection.name}: not for {login.acting_name}")
+            if not all(self._user.has_privilege(one, store.name, scope, collection.name) for one in self._privileges):
+                raise AccessDenied(f"collection {scope}.{collection.name}: not for {login.effective_user_name}")
 
 
-# The readers are closures: one is called for each request.
+# The readers are closures, since each request calls one: attribute look-ups would cost more.
 
 
-def _bare_reader(access: _CollectionAccess) -> KeyReader:
-    """Return a reader of keys that are all in the default collection."""
-    store, everywhere = access.store, access.everywhere
+def _make_bare_reader(access: _CollectionAccess) -> KeyReader:
+    """Return a reader of bare keys, which are all in the default collection."""
+    manifests, everywhere = access.store.manifests, access.has_whole_bucket
 
-    def bare(key: bytes) -> bytes:
-        if not everywhere or DEFAULT_COLLECTION not in store.manifests.current.collections:
+    def read_bare_key(key: bytes) -> bytes:
+        if not everywhere or DEFAULT_COLLECTION not in manifests.current.collections:
             access.check(DEFAULT_COLLECTION)
         if len(key) > MAX_KEY:
-            raise _too_long(key, MAX_KEY)
+            raise _make_too_long_error(key, MAX_KEY)
         return DEFAULT_PREFIX + key
 
-    return bare
+    return read_bare_key
 
 
-def _prefixed_reader(access: _CollectionAccess) -> KeyReader:
-    """Return a reader of keys that have their collection's id in front."""
-    store, everywhere = access.store, access.everywhere
+def _make_prefixed_reader(access: _CollectionAccess) -> KeyReader:
+    """Return a reader of keys with the id of their collection in front."""
+    manifests, everywhere = access.store.manifests, access.has_whole_bucket
 
-    def prefixed(key: bytes) -> bytes:
+    def read_prefixed_key(key: bytes) -> bytes:
         collection_id, rest = split_collection_key(key)
-        if not everywhere or collection_id not in store.manifests.current.collections:
+        if not everywhere or collection_id not in manifests.current.collections:
             access.check(collection_id)
         if len(rest) > MAX_COLLECTION_KEY and (collection_id or len(rest) > MAX_KEY):
-            raise _too_long(rest, MAX_COLLECTION_KEY if collection_id else MAX_KEY)
+            raise _make_too_long_error(rest, MAX_COLLECTION_KEY if collection_id else MAX_KEY)
         if not rest:
-            raise InvalidArguments("a collection's id without a key behind it")
+            raise InvalidArguments("empty key after the collection id")
         return key
 
-    return prefixed
+    return read_prefixed_key
 
 
-def _nowhere(key: bytes) -> bytes:
+def _refuse_key(key: bytes) -> bytes:
     raise NoBucket
 
 
-def _too_long(key: bytes, limit: int) -> StatusError:
+def _make_too_long_error(key: bytes, limit: int) -> StatusError:
     return InvalidArguments(f"key of {len(key)} bytes, limit {limit}")
 
 
-def unknown_collection(collection_id: int, manifest: Manifest) -> UnknownCollection:
+def make_unknown_collection_error(collection_id: int, manifest: Manifest) -> UnknownCollection:
+    """Return the error for a collection that a manifest does not have."""
     text = f"no collection 0x{collection_id:x} in manifest {manifest.uid:x}"
-    return UnknownCollection(text, body=manifest.said_uid)
+    return UnknownCollection(text, body=manifest.error_body)

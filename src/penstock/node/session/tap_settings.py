@@ -1,4 +1,4 @@
-"""The settings of the node's TAP side."""
+"""The settings of the node's TAP producer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ __all__ = ["TapSettings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TapSettings:
-    """Times in seconds; the names and defaults are ep-engine's.
+    """Settings of TAP, with the names and defaults of ep-engine. Times are in seconds.
 
-    noop_interval: an idle connection gets a NOOP that often. ack_grace_period: a consumer that owes an answer for so
-    long is gone. backoff_period: how long a consumer that has no room is left alone. keepalive: a named consumer may
-    go on where it was if it is back in this time; a registered one always. ack_interval: every so many messages one
-    asks for an answer; ack_window_size: so many intervals may be unanswered.
+    Attributes:
+        noop_interval: an idle connection gets a NOOP after this time.
+        ack_grace_period: a consumer that owes an answer for this time counts as dead.
+        backoff_period: pause after a consumer has refused a change for the moment.
+        keepalive: time in which a named consumer may return and resume; a registered consumer always may.
+        ack_interval: number of messages of which one asks for an answer.
+        ack_window_size: number of intervals that may be unanswered.
     """
 
     noop_interval: float = 200.0

@@ -1,4 +1,4 @@
-"""STAT: its groups, and an answer that does not hold up other requests.
+"""STAT: its groups, and replies in slices that do not delay other requests.
 
-In: names and values of statistics. Out: what counts them.
+In: names and values of statistics. Out: the counters themselves.
 """

@@ -7,36 +7,36 @@ import resource
 import struct
 import time
 
-from penstock.node.buckets.bucket_storage import file_bytes
-from penstock.node.buckets.served_bucket import Counters, ServedBucket
+from penstock.node.buckets.bucket_storage import count_file_bytes
+from penstock.node.buckets.served_bucket import CommandCounters, ServedBucket
 from penstock.node.cluster.release import VERSION
 from penstock.node.session.node_services import NodeServices
 from penstock.node.stats import producer_stats
-from penstock.node.stats.stat_group import StatGroup, Stats, group_of_bucket, shown
+from penstock.node.stats.stat_group import StatGroup, Stats, format_value, make_bucket_group
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["GROUPS", "read_bucket", "read_memory", "warmup_state"]
+__all__ = ["GROUPS", "get_warmup_state", "read_bucket_stats", "read_memory_stats"]
 
 
-def read_bucket(node: NodeServices, bucket: ServedBucket) -> Stats:
-    """Return the statistics of a bucket and its node: those of STAT without a group."""
-    memory, vbuckets = bucket.store.stats(), bucket.store.vbuckets
-    yield from _process(node)
+def read_bucket_stats(node: NodeServices, bucket: ServedBucket) -> Stats:
+    """Yield the statistics of a bucket and its node: those of STAT without a group."""
+    memory, vbuckets = bucket.store.collect_stats(), bucket.store.vbuckets
+    yield from _read_process(node)
     yield (
         "curr_items",
         sum(vbucket.changes.items for vbucket in vbuckets if vbucket.history.state is VbucketState.ACTIVE),
     )
     yield "curr_items_tot", memory.items
-    yield from _commands(bucket.counters)
-    yield from read_memory(bucket)
-    yield "ep_bucket_type", "persistent" if bucket.spec.persistent else "ephemeral"
+    yield from _read_commands(bucket.counters)
+    yield from read_memory_stats(bucket)
+    yield "ep_bucket_type", "persistent" if bucket.spec.is_persistent else "ephemeral"
     yield "ep_uuid", bucket.uuid
-    yield from _warmup(bucket)
-    yield "ep_num_expiry_pager_runs", bucket.upkeep.pages
-    yield "ep_queue_size", bucket.store.log.commits.unpersisted
-    yield "ep_diskqueue_items", bucket.store.log.commits.unpersisted
-    yield from _storage(node, bucket)
+    yield from _read_warmup(bucket)
+    yield "ep_num_expiry_pager_runs", bucket.maintenance.pager_runs
+    yield "ep_queue_size", bucket.store.log.commits.unpersisted_records
+    yield "ep_diskqueue_items", bucket.store.log.commits.unpersisted_records
+    yield from _read_storage(node, bucket)
     yield "ep_log_segments", memory.segments
     yield "ep_max_vbuckets", len(vbuckets)
     yield "ep_vb_total", sum(vbucket.history.state is not None for vbucket in vbuckets)
@@ -44,23 +44,25 @@ def read_bucket(node: NodeServices, bucket: ServedBucket) -> Stats:
     yield "ep_num_value_ejects", 0
     yield "ep_bg_fetched", 0
     for state in VbucketState:
-        yield from _of_state(state.name.lower(), [vbucket for vbucket in vbuckets if vbucket.history.state is state])
-    if not bucket.spec.persistent:
+        yield from _read_vbucket_state(
+            state.name.lower(), [vbucket for vbucket in vbuckets if vbucket.history.state is state]
+        )
+    if not bucket.spec.is_persistent:
         yield "vb_active_auto_delete_count", bucket.store.memory.auto_deleted
-    yield from producer_stats.totals(bucket)
-    yield "ep_requests_waiting", sum(len(c.requests) for c in node.guests.present)
-    yield "ep_bytes_unsent", sum(c.bytes_unsent for c in node.guests.present)
+    yield from producer_stats.read_totals(bucket)
+    yield "ep_requests_waiting", sum(len(c.requests) for c in node.connections.open_connections)
+    yield "ep_bytes_unsent", sum(c.bytes_unsent for c in node.connections.open_connections)
 
 
-def _process(node: NodeServices) -> Stats:
-    """Return the statistics of the node's process and its connections."""
+def _read_process(node: NodeServices) -> Stats:
+    """Yield the statistics of the node's process and its connections."""
     yield "pid", os.getpid()
     yield "uptime", int(node.loop.time() - node.started_at)
     yield "time", int(time.time())
     yield "version", VERSION
     yield "ep_version", VERSION
-    yield "curr_connections", len(node.guests.present)
-    yield "total_connections", node.guests.total
+    yield "curr_connections", len(node.connections.open_connections)
+    yield "total_connections", node.connections.total
     yield "threads", 1
     yield "pointer_size", struct.calcsize("P") * 8
     usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -68,7 +70,7 @@ def _process(node: NodeServices) -> Stats:
     yield "rusage_system", f"{usage.ru_stime:.6f}"
 
 
-def _commands(counters: Counters) -> Stats:
+def _read_commands(counters: CommandCounters) -> Stats:
     yield "cmd_get", counters.cmd_get
     yield "get_hits", counters.cmd_get - counters.get_misses
     yield "get_misses", counters.get_misses
@@ -76,66 +78,78 @@ def _commands(counters: Counters) -> Stats:
     yield "cmd_delete", counters.cmd_delete
 
 
-def _of_state(name: str, vbuckets: list[Vbucket]) -> Stats:
-    """Every value counts as resident: those on disk are read through the memory map of their file."""
+def _read_vbucket_state(name: str, vbuckets: list[Vbucket]) -> Stats:
+    """Yield the statistics of the vbuckets in one state.
+
+    Every value counts as resident: values on disk are read through the memory map of their file.
+    """
     yield f"vb_{name}_num", len(vbuckets)
     yield f"vb_{name}_curr_items", sum(vbucket.changes.items for vbucket in vbuckets)
     yield f"vb_{name}_num_non_resident", 0
     yield f"vb_{name}_perc_mem_resident", 100
-    yield f"vb_{name}_expired", sum(vbucket.expiry.expired for vbucket in vbuckets)
+    yield f"vb_{name}_expired", sum(vbucket.expiry.expired_count for vbucket in vbuckets)
 
 
-def _warmup(bucket: ServedBucket) -> Stats:
-    """A bucket serves as soon as it is open, so that it is never degraded; its keys may still be loaded meanwhile."""
+def _read_warmup(bucket: ServedBucket) -> Stats:
+    """Yield the state of the warmup. It is never degraded: the bucket serves requests while its keys are loaded."""
     yield "ep_degraded_mode", "false"
-    yield "ep_warmup_thread", warmup_state(bucket)
-    yield "ep_keys_loaded", shown(bucket.upkeep.keys_loaded)
+    yield "ep_warmup_thread", get_warmup_state(bucket)
+    yield "ep_keys_loaded", format_value(bucket.maintenance.keys_loaded)
 
 
-def warmup_state(bucket: ServedBucket) -> str:
-    return "complete" if bucket.upkeep.keys_loaded else "running"
+def get_warmup_state(bucket: ServedBucket) -> str:
+    """Return the state of the loading of keys, as ep-engine names it."""
+    return "complete" if bucket.maintenance.keys_loaded else "running"
 
 
-def _storage(node: NodeServices, bucket: ServedBucket) -> Stats:
-    """Show how things stand with the disk, where the bucket is on one."""
+def _read_storage(node: NodeServices, bucket: ServedBucket) -> Stats:
+    """Return the state of commits and compaction.
+
+    Yields:
+        Name and value of each statistic.
+    """
     flusher, compactor, data_dir = bucket.flusher, bucket.compactor, node.storage.data_dir
-    yield "ep_flusher_todo", bucket.store.log.commits.uncommitted
+    yield "ep_flusher_todo", bucket.store.log.commits.uncommitted_records
     if flusher is None or compactor is None or data_dir is None:
-        yield from _in_memory(bucket)
+        yield from _read_memory_storage(bucket)
         return
     path = data_dir / bucket.store.name
     yield "ep_data_dir", path
     yield "ep_dbname", path
-    yield "ep_db_file_size", file_bytes(path)
+    yield "ep_db_file_size", count_file_bytes(path)
     yield "ep_flusher_state", flusher.state
     yield "ep_commit_num", flusher.commits
     yield "ep_commit_time", round(flusher.last_seconds * 1000, 3)  # milliseconds
     yield "ep_commit_last", int(flusher.last_at)
     yield "ep_item_commit_failed", flusher.failures
-    yield "ep_total_persisted", flusher.persisted
+    yield "ep_total_persisted", flusher.persisted_changes
     yield "ep_persistence_waiters", len(flusher.waits)
     yield "ep_storage_fault", bucket.store.log.room.fault or ""
     yield "ep_compactions", compactor.pieces
     yield "ep_compaction_failed", compactor.failures
 
 
-def _in_memory(bucket: ServedBucket) -> Stats:
-    """Show the disk of a bucket that has none.
+def _read_memory_storage(bucket: ServedBucket) -> Stats:
+    """Yield the storage statistics of a bucket in memory.
 
-    Clients of a bucket of type `couchbase` wait for commits: there every change counts as persisted once it is stored,
-    as `reported_persisted_seqno` says, so that each change is a commit.
+    Clients of a bucket of type `couchbase` wait for commits. There every change counts as persisted once it is stored,
+    as
+    in `get_reported_persisted_seqno`, so each change is a commit.
     """
     yield "ep_dbname", ""
-    if bucket.spec.persistent:
+    if bucket.spec.is_persistent:
         changes = sum(vbucket.changes.high_seqno for vbucket in bucket.store.vbuckets)
         yield "ep_commit_num", changes
         yield "ep_total_persisted", changes
 
 
-def read_memory(bucket: ServedBucket) -> Stats:
-    """Return what the bucket's data occupy. The log of a bucket on disk is mapped, but for its newest files."""
+def read_memory_stats(bucket: ServedBucket) -> Stats:
+    """Yield the memory that the bucket's data occupies.
+
+    The log of a bucket on disk is mapped, except its newest files.
+    """
     store = bucket.store
-    memory, quota = store.stats(), store.log.quota
+    memory, quota = store.collect_stats(), store.log.quota
     yield "bytes", memory.memory_bytes
     yield "mem_used", memory.memory_bytes
     yield "mem_used_estimate", memory.memory_bytes
@@ -155,6 +169,8 @@ def read_memory(bucket: ServedBucket) -> Stats:
 
 
 GROUPS: dict[str, StatGroup] = {
-    "": StatGroup(lambda request: read_bucket(request.node, request.bucket), "the bucket and the node as a whole"),
-    "memory": group_of_bucket(read_memory, "what the data of the bucket occupy"),
+    "": StatGroup(
+        lambda request: read_bucket_stats(request.node, request.bucket), "the bucket and the node as a whole"
+    ),
+    "memory": make_bucket_group(read_memory_stats, "the memory that the data of the bucket occupies"),
 }

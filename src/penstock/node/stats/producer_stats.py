@@ -1,6 +1,6 @@
-"""What STAT says of producers: their totals, each of them, and each in one value for programs.
+"""STAT of producers: totals, each producer, and each as JSON.
 
-Names are those of ep-engine. What is counted comes from `ChangeProducer.load` and `report`.
+Names are those of ep-engine. The values come from `ChangeProducer.load` and `report`.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import Any
 from penstock.errors import InvalidArguments
 from penstock.node.buckets.producer_reports import ProducerReport, StreamReport
 from penstock.node.buckets.served_bucket import BucketProducer, ServedBucket
-from penstock.node.stats.stat_group import Argument, StatGroup, StatRequest, Stats, parse_vbucket, shown
+from penstock.node.stats.stat_group import Argument, StatGroup, StatRequest, Stats, format_value, parse_vbucket
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["GROUPS", "totals"]
+__all__ = ["GROUPS", "read_totals"]
 
 FAMILIES: dict[str, tuple[Dialect, ...]] = {
     "dcp": (Dialect.DCP,),
     "upr": (Dialect.UPR, Dialect.UPR_DRAFT),
     "tap": (Dialect.TAP,),
 }
-"""The groups of dialects that are counted together."""
+"""Group of STAT -> the dialects that it counts."""
 
 _LONGEST_SEPARATOR = 16
 
 
-def totals(bucket: ServedBucket) -> Stats:
-    """What the producers of the bucket have done and have left to do: the latter is 0 on an idle system."""
+def read_totals(bucket: ServedBucket) -> Stats:
+    """Yield the totals of the bucket's producers, sent and still to send. The latter are 0 on an idle node."""
     for family, dialects in FAMILIES.items():
         loads = [p.load() for p in bucket.producers.values() if p.dialect in dialects]
-        sent = [bucket.sent[dialect] for dialect in dialects]
+        sent = [bucket.sent_counts[dialect] for dialect in dialects]
         yield f"ep_{family}_count", len(loads)
         yield f"ep_{family}_producer_count", len(loads)
         yield f"ep_{family}_consumer_count", 0
@@ -49,47 +49,51 @@ def totals(bucket: ServedBucket) -> Stats:
         yield f"ep_{family}_unacked_bytes", sum(load.unacked for load in loads)
 
 
-def _reports(bucket: ServedBucket, family: str, options: Mapping[str, Any] | None = None) -> list[ProducerReport]:
+def _list_reports(bucket: ServedBucket, family: str, options: Mapping[str, Any] | None = None) -> list[ProducerReport]:
     producers = [p for p in bucket.producers.values() if p.dialect in FAMILIES[family]]
-    return [producer.report() for producer in producers if _is_wanted(producer, options or {})]
+    return [producer.report() for producer in producers if _is_selected(producer, options or {})]
 
 
-def _is_wanted(producer: BucketProducer, options: Mapping[str, Any]) -> bool:
-    """Tell whether the filter of the options, a user and a port, lets a producer through."""
-    wanted = options.get("filter")
-    if not isinstance(wanted, dict):
+def _is_selected(producer: BucketProducer, options: Mapping[str, Any]) -> bool:
+    """Return whether the filter of the options, a user and a port, selects a producer."""
+    selection = options.get("filter")
+    if not isinstance(selection, dict):
         return True
-    return wanted.get("user") in (None, producer.user) and wanted.get("port") in (None, producer.port)
+    return selection.get("user") in (None, producer.user) and selection.get("port") in (None, producer.port)
 
 
-def _each(request: StatRequest) -> Stats:
-    """Show every producer of a family, then the totals, then the streams of the producers.
+def _read_producers(request: StatRequest) -> Stats:
+    """Return every producer of a family, then the totals, then the streams of the producers.
 
-    Options say what the streams look like: `{"stream_format": "json"}` for one value each, "skip" for none, and which
-    producers are shown: `{"filter": {"user": NAME, "port": NUMBER}}`. Another format counts as none was given. Source:
-    kv_engine ep_engine.cc, DcpStatsOptions.
+    The option `stream_format` chooses the form of the streams: "json" for one value each, "skip" for none; others are
+    ignored. The option `filter` selects producers: `{"filter": {"user": NAME, "port": NUMBER}}`.
+    Source: kv_engine ep_engine.cc, DcpStatsOptions.
     """
     family, bucket = request.name, request.bucket
-    return _shown(bucket, family, _reports(bucket, family, request.options), request.options.get("stream_format"))
+    return _list_producer_stats(
+        bucket, family, _list_reports(bucket, family, request.options), request.options.get("stream_format")
+    )
 
 
-def _shown(bucket: ServedBucket, family: str, reports: list[ProducerReport], stream_format: object) -> Stats:
+def _list_producer_stats(
+    bucket: ServedBucket, family: str, reports: list[ProducerReport], stream_format: object
+) -> Stats:
     for report in reports:
-        for name, value in _of_producer(report).items():
-            yield f"eq_{family}q:{report.name}:{name}", shown(value)
-    yield from ((name, value) for name, value in totals(bucket) if name.startswith(f"ep_{family}_"))
+        for name, value in _build_producer_stats(report).items():
+            yield f"eq_{family}q:{report.name}:{name}", format_value(value)
+    yield from ((name, value) for name, value in read_totals(bucket) if name.startswith(f"ep_{family}_"))
     if stream_format == "skip":
         return
     for report in reports:
         for stream in report.streams:
-            prefix, stats = f"eq_{family}q:{report.name}:stream_{stream.vbucket}", _of_stream(stream)
+            prefix, stats = f"eq_{family}q:{report.name}:stream_{stream.vbucket}", _build_stream_stats(stream)
             if stream_format == "json":
                 yield prefix, json.dumps(stats, separators=(",", ":"))
             else:
-                yield from ((f"{prefix}_{name}", shown(value)) for name, value in stats.items())
+                yield from ((f"{prefix}_{name}", format_value(value)) for name, value in stats.items())
 
 
-def _of_stream(stream: StreamReport) -> dict[str, Any]:
+def _build_stream_stats(stream: StreamReport) -> dict[str, Any]:
     stats: dict[str, Any] = {
         "opaque": stream.opaque,
         "start_seqno": stream.start_seqno,
@@ -104,7 +108,7 @@ def _of_stream(stream: StreamReport) -> dict[str, Any]:
     return {name: value for name, value in stats.items() if value is not None}
 
 
-def _of_producer(report: ProducerReport) -> dict[str, Any]:
+def _build_producer_stats(report: ProducerReport) -> dict[str, Any]:
     return {
         "type": "producer",
         "protocol": report.dialect,
@@ -123,13 +127,13 @@ def _of_producer(report: ProducerReport) -> dict[str, Any]:
     }
 
 
-def _together(request: StatRequest) -> Stats:
-    """Add the producers of a family up by what their names begin with, up to the separator."""
+def _sum_producers(request: StatRequest) -> Stats:
+    """Return sums over the producers of a family whose names have the same prefix, up to the separator."""
     separator, family = request.argument, request.name.removesuffix("agg")
     if len(separator) > _LONGEST_SEPARATOR:
         raise InvalidArguments(f"{request.name}: separator of {len(separator)} characters, limit {_LONGEST_SEPARATOR}")
     sums: dict[str, Counter[str]] = {}
-    for report in _reports(request.bucket, family):
+    for report in _list_reports(request.bucket, family):
         numbers = {
             "count": 1,
             "producer_count": 1,
@@ -144,26 +148,33 @@ def _together(request: StatRequest) -> Stats:
     return ((f"{prefix}:{name}", number) for prefix, added in sums.items() for name, number in added.items())
 
 
-def _as_json(request: StatRequest) -> Stats:
-    """Show one JSON value for each producer."""
+def _read_json(request: StatRequest) -> Stats:
+    """Return one JSON value for each producer."""
     reports = [producer.report() for producer in request.bucket.producers.values()]
-    return ((f"{r.dialect}:{r.name}", json.dumps(r.to_json(), separators=(",", ":"))) for r in reports)
+    return ((f"{r.dialect}:{r.name}", json.dumps(r.to_dict(), separators=(",", ":"))) for r in reports)
 
 
-def _takeover(request: StatRequest) -> Stats:
-    """Estimate how much is left to send of a vbucket to one consumer.
+def _read_takeover(request: StatRequest) -> Stats:
+    """Estimate the changes of a vbucket that are left to send to one consumer.
 
     Source: kv_engine ep_engine.cc, doDcpVbTakeoverStats, and active_stream.cc, addTakeoverStats.
+
+    Returns:
+        The statistics.
     """
     number, _, name = request.argument.partition(" ")
     bucket, family = request.bucket, request.name.removesuffix("-vbtakeover")
-    vbucket = bucket.store.existing(parse_vbucket(request.name, number))
-    reports = [report for report in _reports(bucket, family) if report.name == name]
+    vbucket = bucket.store.find_existing(parse_vbucket(request.name, number))
+    reports = [report for report in _list_reports(bucket, family) if report.name == name]
     streams = [stream for report in reports for stream in report.streams if stream.vbucket == vbucket.id]
-    return iter(_takeover_of(vbucket, f"eq_{family}q:{name}", bool(reports), streams[0] if streams else None).items())
+    return iter(
+        _build_takeover_stats(vbucket, f"eq_{family}q:{name}", bool(reports), streams[0] if streams else None).items()
+    )
 
 
-def _takeover_of(vbucket: Vbucket, name: str, is_connected: bool, stream: StreamReport | None) -> dict[str, object]:
+def _build_takeover_stats(
+    vbucket: Vbucket, name: str, is_connected: bool, stream: StreamReport | None
+) -> dict[str, object]:
     deletes = vbucket.changes.keys.count - vbucket.changes.items
     amounts = {"on_disk_deletes": deletes, "vb_items": vbucket.changes.items}
     if stream is not None:
@@ -180,20 +191,20 @@ def _takeover_of(vbucket: Vbucket, name: str, is_connected: bool, stream: Stream
     }
 
 
-def _groups_of(family: str) -> dict[str, StatGroup]:
+def _make_groups(family: str) -> dict[str, StatGroup]:
     name, optional = family.upper(), Argument.OPTIONAL
     return {
-        family: StatGroup(_each, f"the {name} producers with their streams, and totals"),
-        f"{family}agg": StatGroup(_together, f"the {name} producers, added up by names", optional, "SEPARATOR"),
+        family: StatGroup(_read_producers, f"the {name} producers with their streams, and totals"),
+        f"{family}agg": StatGroup(_sum_producers, f"the {name} producers, added up by names", optional, "SEPARATOR"),
         f"{family}-vbtakeover": StatGroup(
-            _takeover, f"what is left to send to one {name} consumer", Argument.REQUIRED, "VBUCKET NAME"
+            _read_takeover, f"the changes left to send to one {name} consumer", Argument.REQUIRED, "VBUCKET NAME"
         ),
     }
 
 
 GROUPS: dict[str, StatGroup] = {
-    **_groups_of("dcp"),
-    **_groups_of("upr"),
-    **_groups_of("tap"),
-    "streams": StatGroup(_as_json, "every producer as one JSON value"),
+    **_make_groups("dcp"),
+    **_make_groups("upr"),
+    **_make_groups("tap"),
+    "streams": StatGroup(_read_json, "every producer as one JSON value"),
 }

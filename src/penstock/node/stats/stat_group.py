@@ -1,4 +1,4 @@
-"""What a group of STAT is: its function, and what has to stand behind its name."""
+"""Groups of STAT: the function, the argument and the privilege of each."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = [
     "StatGroup",
     "StatRequest",
     "Stats",
-    "group_of_bucket",
-    "group_of_vbuckets",
-    "missing_group",
+    "format_value",
+    "make_bucket_group",
+    "make_missing_group",
+    "make_vbucket_group",
     "parse_vbucket",
-    "shown",
 ]
 
 Stats = Iterator[tuple[str, object]]
@@ -36,9 +36,9 @@ class StatRequest(NamedTuple):
     """One STAT.
 
     Attributes:
-        session: where it came from.
-        name: of the group.
-        argument: what stands behind the name and a space, or nothing.
+        session: the session of the client.
+        name: name of the group.
+        argument: the text behind the name and a space; may be empty.
         options: the JSON object in the value of the request.
     """
 
@@ -50,15 +50,16 @@ class StatRequest(NamedTuple):
     @property
     def bucket(self) -> ServedBucket:
         """The selected bucket. Raises NoBucket."""
-        return self.session.selected()
+        return self.session.require_bucket()
 
     @property
     def node(self) -> NodeServices:
+        """The node of the session."""
         return self.session.node
 
 
 class Argument(Enum):
-    """Whether something stands behind the name of a group."""
+    """Whether a group has an argument."""
 
     NONE = "none"
     OPTIONAL = "optional"
@@ -69,11 +70,11 @@ class StatGroup(NamedTuple):
     """A group of STAT.
 
     Attributes:
-        read: returns the statistics. Raises StatusError; an iterator may raise it later.
-        doc: what the group shows, for the documentation.
-        argument: whether something stands behind the name.
-        usage: what that is.
-        privilege: what the user needs.
+        read: returns the statistics. It raises StatusError; the iterator may raise it later.
+        doc: the group's content, for the documentation.
+        argument: whether the group has an argument.
+        usage: the argument's form.
+        privilege: the privilege that the user needs.
     """
 
     read: Callable[[StatRequest], Stats]
@@ -83,50 +84,58 @@ class StatGroup(NamedTuple):
     privilege: Privilege = Privilege.SIMPLE_STATS
 
     def check(self, request: StatRequest) -> None:
-        """Raise InvalidArguments if the argument is missing, or there is one too many."""
+        """Check the argument.
+
+        Raises:
+            InvalidArguments: the argument is missing, or the group has none.
+        """
         if request.argument and self.argument is Argument.NONE:
             found = request.argument[:_LONGEST_ECHO]
-            raise InvalidArguments(f"{request.name}: expected nothing behind it, found {found!r}")
+            raise InvalidArguments(f"{request.name}: expected no argument, found {found!r}")
         if not request.argument and self.argument is Argument.REQUIRED:
-            raise InvalidArguments(f"{request.name}: expected {self.usage} behind it, found nothing")
+            raise InvalidArguments(f"{request.name}: expected the argument {self.usage}, found none")
 
 
-def group_of_bucket(read: Callable[[ServedBucket], Stats], doc: str) -> StatGroup:
-    """Return a group about the selected bucket alone."""
+def make_bucket_group(read: Callable[[ServedBucket], Stats], doc: str) -> StatGroup:
+    """Return a group without an argument, about the selected bucket."""
     return StatGroup(lambda request: read(request.bucket), doc)
 
 
-def group_of_vbuckets(read: Callable[[ServedBucket, Vbucket], Stats], doc: str) -> StatGroup:
+def make_vbucket_group(read: Callable[[ServedBucket, Vbucket], Stats], doc: str) -> StatGroup:
     """Return a group that shows every vbucket of the bucket, or the one whose number is the argument."""
 
     def read_group(request: StatRequest) -> Stats:
         bucket = request.bucket
         if request.argument:
-            return read(bucket, bucket.store.existing(parse_vbucket(request.name, request.argument)))
+            return read(bucket, bucket.store.find_existing(parse_vbucket(request.name, request.argument)))
         return (line for vbucket in bucket.store.vbuckets if vbucket.history.state for line in read(bucket, vbucket))
 
     return StatGroup(read_group, doc, Argument.OPTIONAL, "VBUCKET")
 
 
-def missing_group(why: str) -> StatGroup:
-    """Return a group of kv_engine that a node does not have. why: a clause that says what it lacks."""
+def make_missing_group(reason: str) -> StatGroup:
+    """Return a group of kv_engine that a node does not support.
+
+    Args:
+        reason: a clause with the reason, for the error and the documentation.
+    """
 
     def read_group(request: StatRequest) -> Stats:
-        raise NotSupported(f"group {request.name!r} is not supported: {why}")
+        raise NotSupported(f"group {request.name!r} is not supported: {reason}")
 
-    return StatGroup(read_group, why, Argument.OPTIONAL)
+    return StatGroup(read_group, reason, Argument.OPTIONAL)
 
 
 def parse_vbucket(name: str, text: str) -> int:
-    """Return the number of a vbucket, there or not. Raises InvalidArguments for another text.
+    """Return the number of a vbucket. The vbucket need not exist. Raises InvalidArguments for another text.
 
-    A number above 65535 is one of a vbucket that is not there, as in ep-engine 3.x; the suites of that time want that.
+    A number above 65535 is that of a missing vbucket, as in ep-engine 3.x; its test suites expect that.
     """
     if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER):
-        raise InvalidArguments(f"{name}: expected a vbucket's number, found {text[:_LONGEST_ECHO]!r}")
+        raise InvalidArguments(f"{name}: expected the number of a vbucket, found {text[:_LONGEST_ECHO]!r}")
     return int(text)
 
 
-def shown(value: object) -> object:
-    """Return a value as STAT shows it: `true` and `false` in small letters."""
+def format_value(value: object) -> object:
+    """Return a value in the form of STAT: `true` and `false` in lower case."""
     return str(value).lower() if isinstance(value, bool) else value

@@ -1,4 +1,4 @@
-"""The groups of STAT: names as kv_engine has them, values from where they are kept."""
+"""The groups of STAT by name. Names are those of kv_engine."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from penstock.node.stats.stat_group import (
     StatGroup,
     StatRequest,
     Stats,
-    group_of_bucket,
-    group_of_vbuckets,
-    missing_group,
-    shown,
+    format_value,
+    make_bucket_group,
+    make_missing_group,
+    make_vbucket_group,
 )
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import MAX_VALUE, VbucketState
@@ -33,10 +33,16 @@ _MOST_OPTIONS = 4096  # bytes
 
 
 def read_stats(session: Session, stat: Stat) -> Stats:
-    """Return (name, value) of each statistic that a STAT asks for.
+    """Return (name, value) of each statistic that a STAT requests.
 
-    Raises KeyNotFound for an unknown group, as kv_engine does, NotSupported for a group of kv_engine that a node does
-    not have, InvalidArguments for an argument or value that does not fit, TooBig, AccessDenied, NoBucket, NotMyVbucket.
+    Raises:
+        KeyNotFound: the group is unknown, as in kv_engine.
+        NotSupported: a group of kv_engine that a node does not support.
+        InvalidArguments: the argument or the value is invalid.
+        TooBig: the value is too long.
+        AccessDenied: the user lacks the group's privilege.
+        NoBucket: no bucket is selected.
+        NotMyVbucket: the vbucket does not exist on this node.
     """
     text = stat.key.decode("utf-8", "replace")
     name, _, argument = text.partition(" ")
@@ -44,35 +50,39 @@ def read_stats(session: Session, stat: Stat) -> Stats:
     group = GROUPS.get(name) or MISSING.get(name)
     if group is None:
         raise KeyNotFound(f"no statistics {text[:_LONGEST_ECHO]!r}")
-    bucket, user = session.selected(), session.login.acting
-    # A user of one scope or collection may have the privilege only there, and follows it with these statistics.
-    if user is None or not user.may_somewhere(group.privilege, bucket.store.name):
-        raise AccessDenied(f"STAT {name}: not for {session.login.acting_name}")
+    bucket, user = session.require_bucket(), session.login.effective_user
+    # A user of one scope or collection may have the privilege only there, and needs these statistics to follow it.
+    if user is None or not user.has_privilege_within(group.privilege, bucket.store.name):
+        raise AccessDenied(f"STAT {name}: no privilege for {session.login.effective_user_name}")
     group.check(request)
     return group.read(request)
 
 
 def _read_options(stat: Stat) -> Mapping[str, Any]:
-    """Return the JSON object in the value of a STAT. Raises InvalidArguments for another value, TooBig for a long one.
+    """Return the JSON object in the value of a STAT; empty if the value is another JSON value.
 
     Source: kv_engine mcbp_validators.cc, stat_validator.
+
+    Raises:
+        InvalidArguments: the value is not JSON.
+        TooBig: the value is too long.
     """
     if not stat.value:
         return {}
-    if len(stat.value) > _MOST_OPTIONS:  # reading megabytes of them would hold up the event loop
+    if len(stat.value) > _MOST_OPTIONS:  # parsing megabytes would block the event loop
         raise TooBig(f"STAT: value of {len(stat.value)} bytes, limit {_MOST_OPTIONS}")
     if not stat.datatype & Datatype.JSON:
         raise InvalidArguments(f"STAT: value with datatype 0x{stat.datatype:02x}, expected JSON (0x01)")
     try:
         options = json.loads(stat.value)
     except (ValueError, RecursionError):
-        raise InvalidArguments(f"STAT: the value of {len(stat.value)} bytes is no JSON") from None
+        raise InvalidArguments(f"STAT: the value of {len(stat.value)} bytes is not JSON") from None
     return options if isinstance(options, dict) else {}
 
 
-def _vbucket_seqno(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
-    high, persisted = vbucket.changes.high_seqno, bucket.reported_persisted_seqno(vbucket)
-    snap_start, snap_end = _persisted_snapshot(vbucket, persisted)
+def _read_seqnos(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
+    high, persisted = vbucket.changes.high_seqno, bucket.get_reported_persisted_seqno(vbucket)
+    snap_start, snap_end = _find_persisted_snapshot(vbucket, persisted)
     yield from (
         (f"vb_{vbucket.id}:{name}", value)
         for name, value in (
@@ -90,11 +100,11 @@ def _vbucket_seqno(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
     )
 
 
-def _persisted_snapshot(vbucket: Vbucket, persisted: int) -> tuple[int, int]:
-    """Return the snapshot that what is on disk ends in, its start and end the same where it is complete.
+def _find_persisted_snapshot(vbucket: Vbucket, persisted: int) -> tuple[int, int]:
+    """Return start and end of the snapshot that the changes on disk end in. Both are equal if it is complete.
 
-    Every change of an active vbucket is one by itself. Of a copy it is known how much is complete, not where the
-    snapshots before that began or when the one that arrives now will end: then these are the bounds that are certain.
+    In an active vbucket, every change is a snapshot by itself. In a replica, only the complete part is known, but not
+    where earlier snapshots began or where the open one will end. Then the result is the known bounds.
     """
     whole = vbucket.history.whole_seqno
     if persisted == whole or vbucket.history.state is VbucketState.ACTIVE:
@@ -102,7 +112,7 @@ def _persisted_snapshot(vbucket: Vbucket, persisted: int) -> tuple[int, int]:
     return (whole, vbucket.changes.high_seqno) if persisted > whole else (0, whole)
 
 
-def _failovers(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
+def _read_failover_log(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
     log = vbucket.history.failover_log
     yield f"vb_{vbucket.id}:num_entries", len(log)
     yield f"vb_{vbucket.id}:num_erroneous_entries_erased", 0
@@ -111,19 +121,19 @@ def _failovers(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
         yield f"vb_{vbucket.id}:{place}:seq", entry.seqno
 
 
-def _state(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
+def _read_state(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
     assert vbucket.history.state is not None
     yield f"vb_{vbucket.id}", vbucket.history.state.name.lower()
 
 
-def _details(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
-    """Show the state of a vbucket, and what kv_engine's group of this name shows and a node has too."""
-    yield from _state(bucket, vbucket)
+def _read_vbucket_details(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
+    """Yield the state of a vbucket, and those statistics of kv_engine's group that a node has."""
+    yield from _read_state(bucket, vbucket)
     yield from (
         (f"vb_{vbucket.id}:{name}", value)
         for name, value in (
             ("num_items", vbucket.changes.items),
-            ("tap_items", bucket.tap.items(vbucket)),
+            ("tap_items", bucket.tap.count_items(vbucket)),
             ("ht_memory", vbucket.changes.keys.nbytes),
             ("queue_size", vbucket.changes.high_seqno - vbucket.history.persisted_seqno),
             ("high_seqno", vbucket.changes.high_seqno),
@@ -138,8 +148,8 @@ def _details(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
     )
 
 
-def _hash(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
-    """Show the table of keys. Its slots hold one key each, and nothing but the event loop uses it."""
+def _read_hash_table(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
+    """Yield the size of the table of keys. Each slot holds one key, and only the event loop uses the table."""
     assert vbucket.history.state is not None
     keys = vbucket.changes.keys.count
     yield from (
@@ -158,21 +168,21 @@ def _hash(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
     )
 
 
-def _uuid(bucket: ServedBucket) -> Stats:
+def _read_uuid(bucket: ServedBucket) -> Stats:
     yield "uuid", bucket.uuid
 
 
-def _config(request: StatRequest) -> Stats:
-    """Show what the bucket was told to be like, as far as kv_engine has a name for it."""
+def _read_config(request: StatRequest) -> Stats:
+    """Return the bucket's configuration under the names of kv_engine."""
     bucket, data_dir = request.bucket, request.node.storage.data_dir
     settings, store = bucket.store.settings, bucket.store
     config: dict[str, object] = {
-        "ep_bucket_type": "persistent" if bucket.spec.persistent else "ephemeral",
+        "ep_bucket_type": "persistent" if bucket.spec.is_persistent else "ephemeral",
         "ep_conflict_resolution_type": settings.conflict_resolution,
         "ep_couch_bucket": store.name,
-        "ep_exp_pager_stime": f"{bucket.upkeep.pager_seconds:g}",
-        "ep_exp_pager_enabled": shown(bucket.upkeep.pager_enabled),
-        "ep_flushall_enabled": shown(bucket.may_be_flushed),
+        "ep_exp_pager_stime": f"{bucket.maintenance.pager_seconds:g}",
+        "ep_exp_pager_enabled": format_value(bucket.maintenance.pager_enabled),
+        "ep_flushall_enabled": format_value(bucket.can_be_flushed),
         "ep_max_item_size": MAX_VALUE,
         "ep_max_size": settings.memory_bytes or 0,
         "ep_max_ttl": settings.max_ttl,
@@ -187,8 +197,8 @@ def _config(request: StatRequest) -> Stats:
     return iter(config.items())
 
 
-def _settings(request: StatRequest) -> Stats:
-    """Show the settings of the node. Source: memcached 3.x; later releases show one JSON document."""
+def _read_settings(request: StatRequest) -> Stats:
+    """Return the settings of the node. Source: memcached 3.x; later releases return one JSON document."""
     node = request.node
     settings: dict[str, object] = {
         "num_threads": 1,
@@ -201,26 +211,30 @@ def _settings(request: StatRequest) -> Stats:
     return iter(settings.items())
 
 
-def _reset(request: StatRequest) -> Stats:
-    """Count from 0 again; the totals of connections and what STAT shows of the present stay."""
+def _reset_counters(request: StatRequest) -> Stats:
+    """Set the counters to 0, except totals of connections and values of the present.
+
+    Returns:
+        No statistics.
+    """
     bucket = request.bucket
     bucket.counters.reset()
-    for sent in bucket.sent.values():
+    for sent in bucket.sent_counts.values():
         sent.reset()
-    for histogram in chain(bucket.stat_times.values(), storage_stats.histograms(bucket)):
+    for histogram in chain(bucket.stat_times.values(), storage_stats.list_histograms(bucket)):
         histogram.reset()
     return iter(())
 
 
-def _tap(request: StatRequest) -> Stats:
-    return tap_stats.with_totals(request.session, producer_stats.GROUPS["tap"].read(request))
+def _read_tap(request: StatRequest) -> Stats:
+    return tap_stats.add_totals(request.session, producer_stats.GROUPS["tap"].read(request))
 
 
-def _follow(request: StatRequest) -> Stats:
-    """Show how a copy of a bucket elsewhere keeps up. Raises KeyNotFound for a bucket that is none."""
+def _read_follow(request: StatRequest) -> Stats:
+    """Return the progress of a mirror. Raises KeyNotFound if the bucket is no mirror."""
     bridge = request.bucket.bridge
     if bridge is None:
-        raise KeyNotFound(f"bucket {request.bucket.store.name} follows no other node")
+        raise KeyNotFound(f"bucket {request.bucket.store.name} does not follow another node")
     return bridge.stats()
 
 
@@ -230,42 +244,42 @@ GROUPS: dict[str, StatGroup] = {
     **key_stats.GROUPS,
     **producer_stats.GROUPS,
     **storage_stats.GROUPS,
-    "checkpoint": group_of_vbuckets(tap_stats.of_checkpoints, "the checkpoints, or those of one vbucket"),
-    "config": StatGroup(_config, "the settings of the bucket"),
-    "failovers": group_of_vbuckets(_failovers, "the failover logs, or that of one vbucket"),
-    "follow": StatGroup(_follow, "how a bucket that follows another node keeps up"),
-    "hash": group_of_vbuckets(_hash, "the tables of keys, or that of one vbucket"),
-    "reset": StatGroup(_reset, "nothing; counters begin at 0 again", privilege=Privilege.SETTINGS),
-    "settings": StatGroup(_settings, "the settings of the node"),
-    "tap": StatGroup(_tap, "the TAP producers with their vbuckets, absent registered clients, and totals"),
-    "uuid": group_of_bucket(_uuid, "the uuid of the bucket"),
-    "vbucket": group_of_vbuckets(_state, "the state of each vbucket, or of one"),
-    "vbucket-details": group_of_vbuckets(_details, "all about each vbucket, or one"),
-    "vbucket-seqno": group_of_vbuckets(_vbucket_seqno, "the sequence numbers of each vbucket, or of one"),
+    "checkpoint": make_vbucket_group(tap_stats.read_checkpoints, "the checkpoints, or those of one vbucket"),
+    "config": StatGroup(_read_config, "the settings of the bucket"),
+    "failovers": make_vbucket_group(_read_failover_log, "the failover logs, or that of one vbucket"),
+    "follow": StatGroup(_read_follow, "the progress of a bucket that mirrors another node's"),
+    "hash": make_vbucket_group(_read_hash_table, "the tables of keys, or that of one vbucket"),
+    "reset": StatGroup(_reset_counters, "nothing; sets the counters to 0", privilege=Privilege.SETTINGS),
+    "settings": StatGroup(_read_settings, "the settings of the node"),
+    "tap": StatGroup(_read_tap, "the TAP producers with their vbuckets, absent registered clients, and totals"),
+    "uuid": make_bucket_group(_read_uuid, "the uuid of the bucket"),
+    "vbucket": make_vbucket_group(_read_state, "the state of each vbucket, or of one"),
+    "vbucket-details": make_vbucket_group(_read_vbucket_details, "all about each vbucket, or one"),
+    "vbucket-seqno": make_vbucket_group(_read_seqnos, "the sequence numbers of each vbucket, or of one"),
 }
-"""By name; "" is STAT without a group."""
+"""The groups by name; "" is STAT without a group."""
 
 MISSING: dict[str, StatGroup] = {
-    "allocator": missing_group("the allocator of Python is not shown"),
-    "audit": missing_group("nothing is audited"),
-    "bucket_details": missing_group("ask for `tasks-all`"),
-    "clocks": missing_group("there is one clock, that of the system"),
-    "connections": missing_group("ask for `streams`"),
-    "dispatcher": missing_group("there are no dispatchers; ask for `tasks`"),
-    "durability-monitor": missing_group("writes are not prepared before they are committed"),
-    "eviction": missing_group("values are not evicted"),
-    "external-auth-timings": missing_group("no other service authenticates users"),
-    "frequency-counters": missing_group("documents are not counted by use"),
-    "fusion": missing_group("there is no log store beside the disk"),
-    "info": missing_group("there is no document about statistics"),
-    "items": missing_group("there are no slabs"),
-    "klog": missing_group("there is no mutation log beside the log of changes"),
-    "prev-vbucket": missing_group("earlier states of vbuckets are not kept"),
-    "range-scans": missing_group("ranges are not scanned"),
-    "responses": missing_group("replies are not counted by their status"),
-    "scheduler": missing_group("delays of tasks are not measured; ask for `runtimes`"),
-    "slabs": missing_group("there are no slabs"),
-    "topkeys": missing_group("documents are not counted by use"),
-    "vbucket-durability-state": missing_group("writes are not prepared before they are committed"),
+    "allocator": make_missing_group("the allocator of Python is not shown"),
+    "audit": make_missing_group("nothing is audited"),
+    "bucket_details": make_missing_group("ask for `tasks-all`"),
+    "clocks": make_missing_group("there is one clock, that of the system"),
+    "connections": make_missing_group("ask for `streams`"),
+    "dispatcher": make_missing_group("there are no dispatchers; ask for `tasks`"),
+    "durability-monitor": make_missing_group("writes are not prepared before they are committed"),
+    "eviction": make_missing_group("values are not evicted"),
+    "external-auth-timings": make_missing_group("no other service authenticates users"),
+    "frequency-counters": make_missing_group("documents are not counted by use"),
+    "fusion": make_missing_group("there is no log store beside the disk"),
+    "info": make_missing_group("there is no document about statistics"),
+    "items": make_missing_group("there are no slabs"),
+    "klog": make_missing_group("there is no mutation log beside the log of changes"),
+    "prev-vbucket": make_missing_group("earlier states of vbuckets are not kept"),
+    "range-scans": make_missing_group("ranges are not scanned"),
+    "responses": make_missing_group("replies are not counted by their status"),
+    "scheduler": make_missing_group("delays of tasks are not measured; ask for `runtimes`"),
+    "slabs": make_missing_group("there are no slabs"),
+    "topkeys": make_missing_group("documents are not counted by use"),
+    "vbucket-durability-state": make_missing_group("writes are not prepared before they are committed"),
 }
 """Groups of kv_engine, ep-engine and memcached that a node does not have."""

@@ -1,8 +1,6 @@
-"""What STAT `checkpoint` says, and STAT `tap` beside what all producers say.
+"""STAT checkpoint, and the additions of STAT tap to the statistics of all producers.
 
-Names are ep-engine's, and so is their order.
-
-Nothing is fetched from disk here, and nothing is throttled: without a limit of memory none of that is ever reached.
+Names and their order are ep-engine's. Values of fetches from disk and of throttling are constants: a node does neither.
 Source: ep-engine 2.5 docs/stats.org, "Tap stats".
 """
 
@@ -13,72 +11,72 @@ from collections.abc import Iterable, Iterator
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.session.session import Session
 from penstock.node.tap.tap_producer import TapProducer
-from penstock.node.tap_state.tap_clients import Phase
+from penstock.node.tap_state.tap_clients import TapPhase
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["of_checkpoints", "with_totals"]
+__all__ = ["add_totals", "read_checkpoints"]
 
 Stats = Iterator[tuple[str, object]]
 
 
-def with_totals(session: Session, said: Iterable[tuple[str, object]]) -> Stats:
-    """Return the totals, the settings, what was said of the producers, and the absent clients; each name once."""
-    totals = {f"ep_tap_{name}": value for name, value in _totals(session)}
-    return iter((totals | dict(said) | dict(_absent(session.selected()))).items())
+def add_totals(session: Session, stats: Iterable[tuple[str, object]]) -> Stats:
+    """Return the statistics of producers together with totals, settings and absent clients; each name once."""
+    totals = {f"ep_tap_{name}": value for name, value in _read_totals(session)}
+    return iter((totals | dict(stats) | dict(_read_absent_clients(session.require_bucket()))).items())
 
 
-def _absent(bucket: ServedBucket) -> Stats:
-    """Show the named clients that are not connected, and how much they have missed."""
+def _read_absent_clients(bucket: ServedBucket) -> Stats:
+    """Yield the named clients that are not connected, with the number of changes that they missed."""
     vbuckets = bucket.store.vbuckets
     for name, client in bucket.tap.clients.items():
         if (Dialect.TAP, name) in bucket.producers:
             continue
         prefix = f"eq_tapq:{name.decode('utf-8', 'backslashreplace')}"
         missed = sum(
-            max(vbuckets[number].changes.high_seqno - place.seqno, 0) for number, place in client.places.items()
+            max(vbuckets[number].changes.high_seqno - place.seqno, 0) for number, place in client.positions.items()
         )
         yield f"{prefix}:type", "producer"
         yield f"{prefix}:protocol", Dialect.TAP.value
         yield f"{prefix}:connected", "false"
-        yield f"{prefix}:registered", str(client.registered).lower()
+        yield f"{prefix}:registered", str(client.is_registered).lower()
         yield f"{prefix}:num_streams", 0
         yield f"{prefix}:items_remaining", missed
 
 
-def of_checkpoints(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
-    """What STAT `checkpoint` says of a vbucket. Items are counted by their seqnos, so with those that were replaced.
+def read_checkpoints(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
+    """Yield the checkpoints of a vbucket. Items are counted by their seqnos, so replaced items are included.
 
-    In memory nothing waits to be written. Source: ep-engine 2.5 docs/stats.org, "Checkpoint statistics".
+    In memory no item waits to be written. Source: ep-engine 2.5 docs/stats.org, "Checkpoint statistics".
     """
     assert vbucket.history.state is not None
-    checkpoints, high = bucket.tap.checkpoints(vbucket), vbucket.changes.high_seqno
-    starts = checkpoints.starts
-    said: dict[str, object] = {
+    checkpoints, high = bucket.tap.get_checkpoints(vbucket), vbucket.changes.high_seqno
+    starts = checkpoints.start_seqnos
+    stats: dict[str, object] = {
         "state": vbucket.history.state.name.lower(),
         "open_checkpoint_id": checkpoints.open_id,
-        "last_closed_checkpoint_id": checkpoints.last_closed,
-        "num_tap_cursors": sum(vbucket.id in producer.streams for producer in _producers(bucket)),
+        "last_closed_checkpoint_id": checkpoints.last_closed_id,
+        "num_tap_cursors": sum(vbucket.id in producer.streams for producer in _list_producers(bucket)),
         "num_checkpoint_items": high - min(starts, default=high),
         "num_open_checkpoint_items": high - max(starts, default=high),
         "num_checkpoints": len(starts),
         "num_items_for_persistence": high - vbucket.history.persisted_seqno,
-        "persisted_checkpoint_id": checkpoints.persisted,
+        "persisted_checkpoint_id": checkpoints.persisted_id,
     }
-    for name, value in said.items():
+    for name, value in stats.items():
         yield f"vb_{vbucket.id}:{name}", value
 
 
-def _producers(bucket: ServedBucket) -> list[TapProducer]:
+def _list_producers(bucket: ServedBucket) -> list[TapProducer]:
     return [producer for producer in bucket.producers.values() if isinstance(producer, TapProducer)]
 
 
-def _totals(session: Session) -> Stats:
-    bucket, settings = session.selected(), session.node.tap
-    sent = bucket.sent[Dialect.TAP]
-    producers = _producers(bucket)
+def _read_totals(session: Session) -> Stats:
+    bucket, settings = session.require_bucket(), session.node.tap
+    sent = bucket.sent_counts[Dialect.TAP]
+    producers = _list_producers(bucket)
     streams = [stream for producer in producers for stream in producer.streams.values()]
-    backfill = sum(stream.remaining for stream in streams if stream.place.phase is Phase.BACKFILL)
+    backfill = sum(stream.remaining for stream in streams if stream.position.phase is TapPhase.BACKFILL)
     remaining = sum(stream.remaining for stream in streams)
     yield "total_fetched", sent.items
     yield "bg_max_pending", 500

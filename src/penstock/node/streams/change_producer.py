@@ -1,4 +1,4 @@
-"""What the producers of all dialects have in common: turns, deadlines, and what they report of themselves."""
+"""The common part of the producers of all dialects: turns, answer deadlines and reports."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from penstock.errors import NotSupported
-from penstock.node.buckets.producer_reports import Load, ProducerReport, StreamReport, StreamTotals
+from penstock.node.buckets.producer_reports import ProducerLoad, ProducerReport, StreamReport, StreamTotals
 from penstock.node.buckets.served_bucket import ServedBucket
-from penstock.node.buckets.vbucket_events import VbucketEvent, Waiting
+from penstock.node.buckets.vbucket_events import VbucketEvent, WaitingStream
 from penstock.node.session.session import Session
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect
@@ -23,59 +23,64 @@ __all__ = [
     "WRITE_BYTES",
     "AnswerDeadline",
     "ChangeProducer",
-    "Turns",
-    "streamable",
+    "TurnScheduler",
+    "require_streamable_bucket",
 ]
 
 CHUNK_BYTES = 1024 * 1024
-"""What a stream sends before the next one's turn. Against 256 KiB a quarter more at 1 KB values, the same at 100 B."""
+"""Bytes that a stream sends before the next stream. Compared with 256 KiB, 1 KB values are a quarter faster."""
 
 TURN_BYTES = 1024 * 1024
-"""What one turn sends before the event loop serves others: below a millisecond."""
+"""Bytes that a turn sends before the event loop serves other connections: less than a millisecond."""
 
 WRITE_BYTES = CHUNK_BYTES // 2
-"""Pieces are put together up to here."""
+"""Bytes of pieces that are joined for one write."""
 
 
-def streamable(session: Session) -> ServedBucket:
-    """Return the bucket whose changes a connection asks for. Raises NoBucket, NotSupported for one that has none."""
-    bucket = session.selected()
-    if bucket.spec.plain_cache:
-        raise NotSupported(f"bucket {bucket.store.name} is a plain cache, whose changes are not told")
+def require_streamable_bucket(session: Session) -> ServedBucket:
+    """Return the selected bucket.
+
+    Raises:
+        NoBucket: no bucket is selected.
+        NotSupported: the bucket is a plain cache, which has no change streams.
+    """
+    bucket = session.require_bucket()
+    if bucket.spec.is_plain_cache:
+        raise NotSupported(f"bucket {bucket.store.name} is a plain cache, which has no change streams")
     return bucket
 
 
-class Turns:
-    """The turns of a producer on the event loop. At most one is asked for at a time.
+class TurnScheduler:
+    """Schedules the turns of a producer on the event loop, at most one at a time.
 
     Attributes:
-        count: how many turns there were.
-        are_over: there are no more.
+        count: number of turns so far.
+        is_stopped: whether no more turns are scheduled.
     """
 
-    def __init__(self, session: Session, take: Callable[[], None]) -> None:
+    def __init__(self, session: Session, run_turn: Callable[[], None]) -> None:
         self.count = 0
-        self.are_over = False
+        self.is_stopped = False
         self._output = session.output
         self._call_soon = session.node.loop.call_soon
-        self._take = take
-        self._is_asked = False
+        self._run = run_turn
+        self._is_scheduled = False
 
-    def ask(self) -> None:
-        """Ask for a turn, if none is asked for yet and the peer takes what is sent."""
-        if not (self._is_asked or self.are_over or self._output.paused):
-            self._is_asked = True
-            self._call_soon(self._output.guarded, self._begin)
+    def schedule(self) -> None:
+        """Schedule a turn, unless one is scheduled already, or the peer does not read."""
+        if not (self._is_scheduled or self.is_stopped or self._output.paused):
+            self._is_scheduled = True
+            self._call_soon(self._output.run_guarded, self._run_turn)
 
     def stop(self) -> None:
-        """Give up the turn that was asked for, and take no more."""
-        self.are_over = True
+        """Cancel the scheduled turn, and schedule no more."""
+        self.is_stopped = True
 
-    def _begin(self) -> None:
-        self._is_asked = False
-        if not self.are_over:
+    def _run_turn(self) -> None:
+        self._is_scheduled = False
+        if not self.is_stopped:
             self.count += 1
-            self._take()
+            self._run()
 
 
 class AnswerDeadline:
@@ -87,50 +92,61 @@ class AnswerDeadline:
 
     @property
     def is_running(self) -> bool:
+        """Whether the peer owes an answer."""
         return self._timer is not None
 
-    def start(self, seconds: float, why: str) -> None:
-        """Begin to wait, if the deadline does not run yet. why: begins the reason for which the connection ends."""
+    def start(self, seconds: float, reason: str) -> None:
+        """Start the deadline, unless it is running.
+
+        Args:
+            seconds: the time limit.
+            reason: the first words of the reason with which the connection ends.
+        """
         if self._timer is None:
             session = self._session
-            self._timer = session.node.loop.call_later(seconds, session.output.abort, f"{why} for {seconds:g} s")
+            self._timer = session.node.loop.call_later(seconds, session.output.abort, f"{reason} for {seconds:g} s")
 
     def stop(self) -> None:
+        """Stop the deadline."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
-class ProducedStream(Waiting, Protocol):
-    """One of a producer's streams, as far as its reports need it."""
+class ProducedStream(WaitingStream, Protocol):
+    """One stream of a producer, as far as reports need it."""
 
     @property
-    def items_sent(self) -> int: ...
+    def items_sent(self) -> int:
+        """Number of changes that were sent."""
+
     @property
-    def bytes_sent(self) -> int: ...
+    def bytes_sent(self) -> int:
+        """Bytes that were sent, including messages around the changes."""
+
     @property
     def remaining(self) -> int:
-        """How many changes are left to send, at most."""
+        """Number of changes that are left to send, at most."""
 
-    def report(self) -> StreamReport: ...
+    def report(self) -> StreamReport:
+        """Return the report of the stream."""
 
 
 class ChangeProducer(ABC):
     """Sends changes on one connection, from its first change-stream request to its end.
 
-    Everything runs on the node's event loop: nothing may block, and nothing is sent but by `session.output.write` while
-    the connection is not `paused`. Work that a producer has called later is called by `session.output.guarded`, which
-    deals with its exceptions.
+    Everything runs on the node's event loop, so no method may block. Bytes are sent only by `session.output.write`, and
+    only while the connection is not `paused`. Delayed work of a producer runs in `session.output.run_guarded`, which
+    handles its exceptions.
 
     Attributes:
-        name: how the bucket calls it: the client's name for it, or `anon_N`. An older producer of the same dialect and
-            name was ended.
-        named: the client gave a name.
-        created: epoch seconds.
-        streams: by what they are known by.
-        turns: in which changes are sent.
-        sent: what all producers of the dialect have sent, for STAT.
-        ended: what the streams have sent that are no longer there.
+        name: the client's name of the producer, or `anon_N`. A new producer ends an older one of its dialect and name.
+        is_named: whether the client has given the name.
+        created: time of creation, in epoch seconds.
+        streams: the streams by their key.
+        turns: schedules the turns in which changes are sent.
+        sent: totals of all producers of the dialect, for STAT.
+        ended_totals: totals of the streams that have ended.
     """
 
     streams: Mapping[int, ProducedStream]
@@ -140,88 +156,100 @@ class ChangeProducer(ABC):
         self.bucket = bucket
         self.dialect = dialect
         self.created = time.time()
-        self.named = bool(name)
-        self.turns = Turns(session, self.take_turn)
-        self.sent = bucket.sent[dialect]
-        self.ended = StreamTotals()
-        self.name = bucket.enter(self, name)
+        self.is_named = bool(name)
+        self.turns = TurnScheduler(session, self.run_turn)
+        self.sent = bucket.sent_counts[dialect]
+        self.ended_totals = StreamTotals()
+        self.name = bucket.add_producer(self, name)
 
     @property
     def user(self) -> str | None:
+        """The name of the user, None without a login."""
         return self.session.user
 
     @property
     def port(self) -> int:
-        """The port of the node that the connection came in by."""
+        """The port of the node that the client has connected to."""
         node = self.session.node
         return node.kv_port if self.session.listener.tls is None else node.tls_port
 
-    def abort(self, why: str) -> None:
-        """End the connection at once."""
-        self.session.output.abort(why)
+    def abort(self, reason: str) -> None:
+        """Close the connection at once."""
+        self.session.output.abort(reason)
 
     def close_soon(self) -> None:
-        """End the connection in a turn of its own."""
+        """Close the connection in a turn of its own."""
         self.session.node.loop.call_soon(self.session.output.close)
 
     @abstractmethod
     def resume(self) -> None:
-        """Ask for a turn, if there is something to send: the peer takes what is sent again, for instance."""
+        """Schedule a turn, if there is something to send. Called when the peer reads again, for instance."""
 
     @abstractmethod
-    def take_turn(self) -> None:
-        """Send some of what there is, and ask for the next turn."""
+    def run_turn(self) -> None:
+        """Send some of the pending changes, and schedule the next turn."""
 
     @abstractmethod
     def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
-        """Take note of what happened to a whole vbucket; sent is what comes of it in a turn of its own."""
+        """Handle an event of a whole vbucket. Messages about it are sent in a later turn."""
 
-    def renew(self) -> bool:
-        """Apply a change of the user's roles to the streams. False: the connection must end, which is the default."""
+    def renew_login(self) -> bool:
+        """Apply a change of the user's roles to the streams.
+
+        Returns:
+            Whether the connection may continue. The default is False.
+        """
         return False
 
     @abstractmethod
-    def take_response(self, frame: Frame) -> bytes:
-        """Take what the peer says about something that was sent to it. Raises Goodbye where that ends the connection.
+    def handle_response(self, frame: Frame) -> bytes:
+        """Handle the peer's response to a message that the producer has sent.
 
-        Returns what to answer, as a rule nothing.
+        Returns:
+            The reply, in most cases empty.
+
+        Raises:
+            CloseConnection: the response ends the connection.
         """
 
     @property
     @abstractmethod
-    def ready(self) -> int:
-        """How many streams and messages have something to send now."""
+    def ready_count(self) -> int:
+        """Number of streams and messages that have something to send now."""
 
     @property
     @abstractmethod
     def unacked(self) -> int:
-        """How much the peer has yet to acknowledge: bytes, with TAP messages."""
+        """Bytes that the peer has not acknowledged; with TAP, messages."""
 
     def details(self) -> dict[str, Any]:
-        """Return what only this dialect says of a producer, by its name in STAT."""
+        """Return the statistics that only this dialect has, by their name in STAT."""
         return {}
 
-    def keep_totals(self, stream: ProducedStream) -> None:
-        """Add what a stream has sent that ends now."""
-        self.ended = StreamTotals(self.ended.items + stream.items_sent, self.ended.nbytes + stream.bytes_sent)
+    def add_totals(self, stream: ProducedStream) -> None:
+        """Add the totals of a stream that ends."""
+        self.ended_totals = StreamTotals(
+            self.ended_totals.items + stream.items_sent, self.ended_totals.nbytes + stream.bytes_sent
+        )
 
     def stop(self) -> None:
-        """Give everything up: the connection is at its end. A method that overrides this one calls it."""
+        """Stop everything, since the connection ends. An override must call this method."""
         self.turns.stop()
-        self.bucket.leave(self)
+        self.bucket.remove_producer(self)
         for stream in self.streams.values():
-            self.bucket.forget(stream)
+            self.bucket.remove_waiting_stream(stream)
 
-    def load(self) -> Load:
-        """Return what there is left to do. Only STAT asks for it."""
+    def load(self) -> ProducerLoad:
+        """Return the amount of pending work, for STAT."""
         remaining = sum(stream.remaining for stream in self.streams.values())
-        return Load(len(self.streams), self.ready, remaining, self.unacked, self.turns.count)
+        return ProducerLoad(len(self.streams), self.ready_count, remaining, self.unacked, self.turns.count)
 
     def report(self) -> ProducerReport:
+        """Return the report of the producer."""
         session, name = self.session, self.name.decode("utf-8", "backslashreplace")
         return ProducerReport(
             name=name,
-            label=name if self.named else f"{session.user or 'anonymous'}@{session.peer}",
+            label=name if self.is_named else f"{session.user or 'anonymous'}@{session.peer}",
             dialect=self.dialect.value,
             peer=session.peer,
             agent=session.agent,
@@ -230,5 +258,5 @@ class ChangeProducer(ABC):
             streams=tuple(stream.report() for stream in self.streams.values()),
             bytes_unsent=session.output.bytes_unsent,
             details=self.details(),
-            ended=self.ended,
+            ended_streams=self.ended_totals,
         )

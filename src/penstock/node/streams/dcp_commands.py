@@ -1,20 +1,20 @@
-"""The change-stream commands of DCP, from frame to producer."""
+"""The change-stream commands of DCP: decodes requests and calls the producer."""
 
 from __future__ import annotations
 
 from penstock.errors import InvalidArguments, NotSupported
-from penstock.node.answers import Answer, Goodbye
+from penstock.node.answers import Answer, CloseConnection
 from penstock.node.session.command_table import STREAM, CommandTable
-from penstock.node.session.replies import reply
+from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Handler, Session
-from penstock.node.streams.change_producer import streamable
-from penstock.node.streams.dcp_controls import control
+from penstock.node.streams.change_producer import require_streamable_bucket
+from penstock.node.streams.dcp_controls import apply_control
 from penstock.node.streams.dcp_producer import DcpProducer
-from penstock.node.streams.not_yet import refuse as refuse_for_now
+from penstock.node.streams.unsupported_requests import refuse_unsupported as refuse_for_now
 from penstock.wire.codec.constants import Dialect, Feature, VbucketState
 from penstock.wire.codec.flags import Datatype, OpenFlag, StreamFlag
-from penstock.wire.codec.frame import Frame, opcode_name
-from penstock.wire.codec.layout import Code, forms_of, layout_of
+from penstock.wire.codec.frame import Frame, name_opcode
+from penstock.wire.codec.layout import find_forms, find_layout
 from penstock.wire.codec.opcodes import DCP_OPCODES, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import (
@@ -28,33 +28,32 @@ from penstock.wire.messages.dcp import (
 )
 from penstock.wire.messages.kv import pack_failover_log
 
-__all__ = ["BEFORE_OPEN", "COMMANDS", "FIRST", "refuse"]
+__all__ = ["COMMANDS", "COMMANDS_BEFORE_OPEN", "FIRST_COMMANDS", "refuse_request"]
 
 
-def _raw(handler: Handler) -> Handler:
-    """Make a handler that takes no datatype, as kv_engine's validators do for every request of DCP but OPEN's JSON."""
+def _require_raw_datatype(handler: Handler) -> Handler:
+    """Return a handler that refuses any datatype but raw, as kv_engine does for all DCP requests but OPEN with JSON."""
 
     def check(session: Session, frame: Frame) -> Answer:
         if frame.datatype:
-            raise InvalidArguments(f"{opcode_name(frame.opcode)} of datatype 0x{frame.datatype:02x}, expected 0 (raw)")
+            raise InvalidArguments(f"{name_opcode(frame.opcode)} of datatype 0x{frame.datatype:02x}, expected 0 (raw)")
         return handler(session, frame)
 
     return check
 
 
-BEFORE_OPEN = CommandTable(_raw)
-"""The commands that a connection of no dialect takes, and has none afterwards."""
+COMMANDS_BEFORE_OPEN = CommandTable(_require_raw_datatype)
+"""Commands of a connection without a dialect. They do not set its dialect."""
 
-COMMANDS = CommandTable(_raw)
+COMMANDS = CommandTable(_require_raw_datatype)
 
-FIRST: frozenset[Code] = frozenset((Opcode.DCP_OPEN,))
-"""The requests that may be a connection's first."""
+FIRST_COMMANDS = CommandTable(_require_raw_datatype)
+"""Commands of which each may be a connection's first change-stream request."""
 
 MAX_NAME = 200
 
-# Flags that are offered, and those that wait for something, by their name in NOT_YET. Any other bit is wrong, bits that
-# older releases had (notifiers, NO_VALUE of a stream) included. Plain numbers, since `~` of an IntFlag has named bits
-# only.
+# Flags that this node offers. Flags of UNSUPPORTED have a status of their own. Any other bit is EINVAL, also bits that
+# only older releases had (notifiers, NO_VALUE of a stream). Plain numbers: `~` of an IntFlag has named bits only.
 _OPEN_OFFERED = int(
     OpenFlag.PRODUCER
     | OpenFlag.INCLUDE_XATTRS
@@ -72,29 +71,39 @@ _STREAM_OFFERED = int(
     | StreamFlag.FROM_LATEST
     | StreamFlag.IGNORE_PURGED_TOMBSTONES
 )
-_STREAM_LATER = (StreamFlag.TAKEOVER, StreamFlag.CACHE_TRANSFER)
+_STREAM_UNSUPPORTED = (StreamFlag.TAKEOVER, StreamFlag.CACHE_TRANSFER)
 
 _WITHOUT_VALUES = OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE
-# A flag, and what must be there with it.
-_ONLY_WITH = (
+# Flag -> a flag that must be set with it.
+_REQUIRED_FLAGS = (
     (OpenFlag.INCLUDE_DELETED_USER_XATTRS, OpenFlag.INCLUDE_XATTRS),
     (OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL, OpenFlag.PRODUCER),
 )
 
 
-def _check_flags(flags: int, offered: int, later: tuple[StreamFlag, ...] = ()) -> None:
-    """Raise InvalidArguments for an unknown flag, and the StatusError of one that waits for something."""
-    if unknown := flags & ~offered & ~sum(later):
+def _check_flags(flags: int, offered: int, unsupported: tuple[StreamFlag, ...] = ()) -> None:
+    """Check the flags of a request.
+
+    Args:
+        flags: the flags.
+        offered: flags that the node supports.
+        unsupported: known flags that the node does not support.
+
+    Raises:
+        InvalidArguments: a flag is unknown.
+        StatusError: a flag is not supported.
+    """
+    if unknown := flags & ~offered & ~sum(unsupported):
         raise InvalidArguments(f"flags 0x{flags:x}, of which 0x{unknown:x} are unknown")
-    for flag in later:
+    for flag in unsupported:
         if flags & flag:
             refuse_for_now(str(flag.name))
 
 
-def _check_open(flags: int) -> None:
+def _check_open_flags(flags: int) -> None:
     if flags & _WITHOUT_VALUES == _WITHOUT_VALUES:
-        raise InvalidArguments("NO_VALUE, and NO_VALUE_WITH_UNDERLYING_DATATYPE: expected one of them at most")
-    for flag, needed in _ONLY_WITH:
+        raise InvalidArguments("NO_VALUE and NO_VALUE_WITH_UNDERLYING_DATATYPE: expected at most one of them")
+    for flag, needed in _REQUIRED_FLAGS:
         if flags & flag and not flags & needed:
             raise InvalidArguments(f"{flag.name} without {needed.name}")
     _check_flags(flags, _OPEN_OFFERED)
@@ -102,82 +111,93 @@ def _check_open(flags: int) -> None:
         refuse_for_now("OPEN without PRODUCER")
 
 
-def _opened(session: Session) -> DcpProducer:
-    _check_order(session)
+def _require_producer(session: Session) -> DcpProducer:
+    _require_ordered_replies(session)
     if not isinstance(session.producer, DcpProducer):
         raise InvalidArguments("no DCP OPEN on this connection yet")
     return session.producer
 
 
-def _check_order(session: Session) -> None:
-    """Raise NotSupported for a connection whose replies come in any order: streams need one."""
+def _require_ordered_replies(session: Session) -> None:
+    """Refuse a connection with unordered replies: streams need ordered ones.
+
+    Raises:
+        NotSupported: the connection has agreed on unordered execution.
+    """
     if Feature.UNORDERED_EXECUTION in session.features:
         raise NotSupported("change streams on a connection that has agreed on unordered execution")
 
 
-@COMMANDS.serve(needs=STREAM)
+@FIRST_COMMANDS.serve(needs=STREAM)
 def open_connection(session: Session, request: Open) -> bytes:
-    _check_order(session)
+    """Return the reply to OPEN: the connection is a DCP producer from now on."""
+    _require_ordered_replies(session)
     if session.producer is not None:
         raise InvalidArguments("a second DCP OPEN")
     if len(request.key) > MAX_NAME or request.value:
         raise InvalidArguments(f"name of {len(request.key)} bytes (limit {MAX_NAME}), value of {len(request.value)}")
-    _check_open(request.flags)
-    session.producer = DcpProducer(session, streamable(session), request.key, OpenFlag(request.flags))
+    _check_open_flags(request.flags)
+    session.producer = DcpProducer(session, require_streamable_bucket(session), request.key, OpenFlag(request.flags))
     session.datatypes |= int(Datatype.JSON)
-    return reply(request)
+    return encode_reply(request)
 
 
 @COMMANDS.serve(needs=STREAM)
 def set_control(session: Session, request: Control) -> bytes:
-    control(_opened(session), request.key, request.value)
-    return reply(request)
+    """Return the reply to CONTROL, which applies a setting of the connection."""
+    apply_control(_require_producer(session), request.key, request.value)
+    return encode_reply(request)
 
 
 @COMMANDS.serve(needs=STREAM)
 def open_stream(session: Session, request: StreamReq) -> bytes:
-    producer = _opened(session)
-    _check_flags(request.flags, _STREAM_OFFERED, _STREAM_LATER)
-    vbucket, point = producer.open(request)
+    """Return the reply to a stream request: the failover log, or the seqno to roll back to."""
+    producer = _require_producer(session)
+    _check_flags(request.flags, _STREAM_OFFERED, _STREAM_UNSUPPORTED)
+    vbucket, point = producer.accept_request(request)
     if point is not None:
-        return reply(request, Status.ROLLBACK, value=pack_rollback(point))
-    return reply(request, value=pack_failover_log(vbucket.history.failover_log))
+        return encode_reply(request, Status.ROLLBACK, value=pack_rollback(point))
+    return encode_reply(request, value=pack_failover_log(vbucket.history.failover_log))
 
 
-@BEFORE_OPEN.serve(needs=STREAM)
+@COMMANDS_BEFORE_OPEN.serve(needs=STREAM)
 def get_failover_log(session: Session, request: DcpGetFailoverLog) -> bytes:
-    """Return a vbucket's failover log. OPEN is not needed: releases 4.0 to 5.5 did not ask for it either."""
-    _check_order(session)
-    vbucket = session.selected().store.existing(request.vbucket)
-    return reply(request, value=pack_failover_log(vbucket.history.failover_log))
+    """Return a vbucket's failover log. OPEN is not needed, as in releases 4.0 to 5.5."""
+    _require_ordered_replies(session)
+    vbucket = session.require_bucket().store.find_existing(request.vbucket)
+    return encode_reply(request, value=pack_failover_log(vbucket.history.failover_log))
 
 
 @COMMANDS.serve(needs=STREAM)
 def close_stream(session: Session, request: CloseStream) -> bytes:
-    _opened(session).close_stream(request.vbucket, session.infos.stream_id)
-    return reply(request)
+    """Return the reply to CLOSE_STREAM."""
+    _require_producer(session).close_stream(request.vbucket, session.infos.stream_id)
+    return encode_reply(request)
 
 
 @COMMANDS.serve(needs=STREAM)
 def acknowledge_bytes(session: Session, request: BufferAck) -> bytes:
-    _opened(session).acknowledge(request.nbytes)
+    """Return the reply to BUFFER_ACK, which frees some of the flow-control window."""
+    _require_producer(session).acknowledge(request.nbytes)
     return b""
 
 
-def refuse(session: Session, frame: Frame) -> bytes:
-    """Refuse a change-stream request that no handler takes as it is.
+def refuse_request(session: Session, frame: Frame) -> bytes:
+    """Refuse a change-stream request that has no handler.
 
-    With a status where it is malformed, early or another dialect's; otherwise, since it is one that producers send and
-    never take, the connection ends.
+    Raises:
+        InvalidArguments: the request belongs to another dialect, or comes before OPEN, or has an invalid value.
+        RemoteProtocolError: the request is malformed.
+        CloseConnection: only producers send the message.
     """
     if frame.opcode not in DCP_OPCODES:
-        raise InvalidArguments(f"{opcode_name(frame.opcode)} on a connection that speaks {Dialect.DCP}")
+        raise InvalidArguments(f"{name_opcode(frame.opcode)} on a connection that speaks {Dialect.DCP}")
     if frame.opcode != Opcode.DCP_OPEN:
-        _opened(session)
-    if forms_of(frame) is not None:
-        layout_of(frame).check(frame)
+        _require_producer(session)
+    if find_forms(frame) is not None:
+        find_layout(frame).check(frame)
     if frame.opcode == Opcode.DCP_SET_VBUCKET_STATE and frame.extras[0] not in set(VbucketState):
         raise InvalidArguments(f"vbucket state {frame.extras[0]}, expected 1 to {max(VbucketState)}")
     if frame.opcode == Opcode.DCP_SEQNO_ACKNOWLEDGED:
         refuse_for_now("SEQNO_ACKNOWLEDGED")
-    raise Goodbye(f"{opcode_name(frame.opcode)} sent to a producer")
+    raise CloseConnection(f"{name_opcode(frame.opcode)} sent to a producer")

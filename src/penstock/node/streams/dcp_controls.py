@@ -1,9 +1,10 @@
-"""The settings of a change-stream connection: what DCP CONTROL may say, and what comes of it.
+"""The settings of DCP CONTROL, and their effects.
 
-Names and values are compared exactly. A switch takes any value, and "true" alone turns it on, as in kv_engine. What a
-setting allows the producer to do need not be done: a consumer that accepts snapshots out of order accepts ordered ones.
-What was taken out of the protocol is unknown (EINVAL). What is in it but needs something that is not here yet is
-refused as NOT_YET says. Source: kv_engine docs/dcp, commands/control.md; dcp/producer.cc, DcpProducer::control.
+Names and values are compared exactly. A switch accepts any value, but only "true" turns it on, as in kv_engine. A
+setting that allows the producer to do something does not oblige it: a consumer that accepts snapshots out of order also
+accepts ordered ones. Settings that were removed from the protocol are unknown (EINVAL). `UNSUPPORTED` lists the
+settings that this node refuses. Source: kv_engine docs/dcp, commands/control.md; dcp/producer.cc,
+DcpProducer::control.
 """
 
 from __future__ import annotations
@@ -13,150 +14,163 @@ from collections.abc import Callable
 
 from penstock.errors import InvalidArguments, NotSupported
 from penstock.node.streams.dcp_producer import DcpProducer
-from penstock.node.streams.not_yet import NOT_YET, refuse
+from penstock.node.streams.unsupported_requests import UNSUPPORTED, refuse_unsupported
 from penstock.wire.codec.flags import Datatype, OpenFlag
 
-__all__ = ["control"]
+__all__ = ["apply_control"]
 
 Setter = Callable[[DcpProducer, str], None]
 
 MAX_WINDOW = 2**32 - 1
-LEAST_NOOP_SECONDS = 0.1
+MIN_NOOP_SECONDS = 0.1
+"""Shortest interval between two NOOPs."""
 
 
-def control(producer: DcpProducer, key: bytes, value: bytes) -> None:
-    """Apply a setting. Raises InvalidArguments for an unknown one or a wrong value, and as `not_yet.refuse` does."""
-    name = key.decode("latin-1")
+def apply_control(producer: DcpProducer, key: bytes, value: bytes) -> None:
+    """Apply a setting of a DCP connection.
+
+    Args:
+        producer: the producer of the connection.
+        key: the name of the setting.
+        value: the value, as text.
+
+    Raises:
+        InvalidArguments: the setting is unknown, or the value is not one of its values.
+        StatusError: the node does not support the setting.
+    """
+    name = key.decode("latin-1")  # any bytes decode, so an odd name is an unknown setting
     setter = CONTROLS.get(name)
     if setter is None:
         raise InvalidArguments(f"unknown setting {key!r}")
     setter(producer, value.decode("latin-1"))
-    if name in NOT_YET:
-        refuse(name)
+    if name in UNSUPPORTED:
+        refuse_unsupported(name)
 
 
-def _refuse(value: str, expected: str) -> InvalidArguments:
+def _make_value_error(value: str, expected: str) -> InvalidArguments:
     return InvalidArguments(f"found {value[:40]!r}, expected {expected}")
 
 
-def _window(producer: DcpProducer, value: str) -> None:
+def _set_window(producer: DcpProducer, value: str) -> None:
     if not (value.isascii() and value.isdigit() and len(value) <= 10 and int(value) <= MAX_WINDOW):
-        raise _refuse(value, f"0 to {MAX_WINDOW}")
+        raise _make_value_error(value, f"0 to {MAX_WINDOW}")
     producer.flow.set_window(int(value))
     producer.resume()
 
 
-def _noop(producer: DcpProducer, value: str) -> None:
+def _set_noop(producer: DcpProducer, value: str) -> None:
     producer.noops.enable(value == "true")
 
 
-def _noop_interval(producer: DcpProducer, value: str) -> None:
+def _set_noop_interval(producer: DcpProducer, value: str) -> None:
     try:
         seconds = float(value)
     except ValueError:
         seconds = math.nan
-    if not LEAST_NOOP_SECONDS <= seconds < math.inf:
-        raise _refuse(value, f"at least {LEAST_NOOP_SECONDS} seconds")
+    if not MIN_NOOP_SECONDS <= seconds < math.inf:
+        raise _make_value_error(value, f"at least {MIN_NOOP_SECONDS} seconds")
     producer.noops.set_interval(seconds)
 
 
-def _backfill_order(producer: DcpProducer, value: str) -> None:
-    _one_of("round-robin", "sequential")(producer, value)
+def _set_backfill_order(producer: DcpProducer, value: str) -> None:
+    _accept_values("round-robin", "sequential")(producer, value)
     producer.ring.is_sequential = value == "sequential"
 
 
-def _end_on_close(producer: DcpProducer, value: str) -> None:
+def _set_end_on_close(producer: DcpProducer, value: str) -> None:
     producer.end_on_close = producer.end_on_close or value == "true"
 
 
-def _consumer_name(producer: DcpProducer, value: str) -> None:
-    """Only synchronous replication, which is not offered, would make use of it. The layout wants a value."""
+def _ignore_consumer_name(producer: DcpProducer, value: str) -> None:
+    """Ignore the name: only synchronous replication would use it, which this node does not support."""
 
 
-def _stream_buffer(producer: DcpProducer, value: str) -> None:
-    raise NotSupported("streams have no buffers of their own, in no release")
+def _refuse_stream_buffer(producer: DcpProducer, value: str) -> None:
+    raise NotSupported("no release has buffers of single streams")
 
 
-def _one_of(*values: str) -> Setter:
-    """Make the setter of a setting without effect here. No values: any."""
+def _accept_values(*values: str) -> Setter:
+    """Return the setter of a setting without effect on this node. Without `values`, it accepts any value."""
 
     def check(producer: DcpProducer, value: str) -> None:
         if values and value not in values:
-            raise _refuse(value, " or ".join(values))
+            raise _make_value_error(value, " or ".join(values))
 
     return check
 
 
-def _expiries(producer: DcpProducer, value: str) -> None:
-    producer.expiries = value == "true"
+def _set_expirations(producer: DcpProducer, value: str) -> None:
+    producer.sends_expirations = value == "true"
     producer.choose_options()
 
 
-def _ext_metadata(producer: DcpProducer, value: str) -> None:
-    producer.ext_metadata = value == "true"
+def _set_ext_metadata(producer: DcpProducer, value: str) -> None:
+    producer.sends_ext_metadata = value == "true"
     producer.choose_options()
 
 
-def _compression(producer: DcpProducer, value: str) -> None:
+def _set_compression(producer: DcpProducer, value: str) -> None:
     if not producer.session.datatypes & Datatype.SNAPPY:
         raise InvalidArguments("compressed values, which this connection has not agreed on")
-    producer.compress = value == "true"
+    producer.sends_compressed = value == "true"
     producer.choose_options()
 
 
-def _stream_ids(producer: DcpProducer, value: str) -> None:
-    _one_of("true")(producer, value)
-    producer.several_streams = True
+def _enable_stream_ids(producer: DcpProducer, value: str) -> None:
+    _accept_values("true")(producer, value)
+    producer.uses_stream_ids = True
 
 
-def _deleted_user_xattrs(producer: DcpProducer, value: str) -> None:
-    _one_of("true")(producer, value)
+def _check_deleted_user_xattrs(producer: DcpProducer, value: str) -> None:
+    _accept_values("true")(producer, value)
     if not producer.flags & OpenFlag.INCLUDE_DELETED_USER_XATTRS:
-        raise InvalidArguments("deleted user xattrs, which OPEN has not asked for")
+        raise InvalidArguments("deleted user xattrs without the flag INCLUDE_DELETED_USER_XATTRS of OPEN")
 
 
-def _flatbuffers(producer: DcpProducer, value: str) -> None:
-    _one_of("true")(producer, value)
-    producer.flatbuffers = True
+def _enable_flatbuffers(producer: DcpProducer, value: str) -> None:
+    _accept_values("true")(producer, value)
+    producer.sends_flatbuffers = True
     producer.choose_options()
 
 
-def _marker_version(producer: DcpProducer, value: str) -> None:
-    _one_of("2.2")(producer, value)
+def _set_marker_version(producer: DcpProducer, value: str) -> None:
+    _accept_values("2.2")(producer, value)
     if not producer.collections:
         raise NotSupported("markers of version 2.2 without collections")
-    producer.purge_seqno = True
+    producer.sends_purge_seqno = True
     producer.choose_options()
 
 
-def _v7_codes(producer: DcpProducer, value: str) -> None:
-    _one_of("true")(producer, value)
-    producer.v7_codes = True
+def _enable_v7_statuses(producer: DcpProducer, value: str) -> None:
+    _accept_values("true")(producer, value)
+    producer.uses_v7_statuses = True
 
 
 CONTROLS: dict[str, Setter] = {
-    "connection_buffer_size": _window,
-    "stream_buffer_size": _stream_buffer,
-    "enable_noop": _noop,
-    "set_noop_interval": _noop_interval,
-    "set_priority": _one_of("high", "medium", "low"),
-    "enable_ext_metadata": _ext_metadata,
-    "enable_value_compression": _one_of(),  # of 4.5 to 5.1; values stay compressed for clients that agreed on SNAPPY
-    "force_value_compression": _compression,
-    "supports_cursor_dropping": _one_of(),
-    "supports_cursor_dropping_vulcan": _one_of(),
-    "supports_hifi_MFU": _one_of(),
-    "send_stream_end_on_client_close_stream": _end_on_close,
-    "enable_expiry_opcode": _expiries,
-    "enable_stream_id": _stream_ids,
-    "enable_sync_writes": _one_of("true"),
-    "consumer_name": _consumer_name,
-    "include_deleted_user_xattrs": _deleted_user_xattrs,
-    "backfill_order": _backfill_order,
-    "enable_out_of_order_snapshots": _one_of("true", "true_with_seqno_advanced"),
-    "v7_dcp_status_codes": _v7_codes,
-    "flatbuffers_system_events": _flatbuffers,
-    "change_streams": _one_of("true"),
-    "max_marker_version": _marker_version,
-    "cache_transfer": _one_of(),
+    "connection_buffer_size": _set_window,
+    "stream_buffer_size": _refuse_stream_buffer,
+    "enable_noop": _set_noop,
+    "set_noop_interval": _set_noop_interval,
+    "set_priority": _accept_values("high", "medium", "low"),
+    "enable_ext_metadata": _set_ext_metadata,
+    # Of releases 4.5 to 5.1. Values stay compressed for every client that has agreed on SNAPPY.
+    "enable_value_compression": _accept_values(),
+    "force_value_compression": _set_compression,
+    # No effect: the node reads the log in place, and has no cursor to drop.
+    "supports_cursor_dropping": _accept_values(),
+    "supports_cursor_dropping_vulcan": _accept_values(),
+    "supports_hifi_MFU": _accept_values(),
+    "send_stream_end_on_client_close_stream": _set_end_on_close,
+    "enable_expiry_opcode": _set_expirations,
+    "enable_stream_id": _enable_stream_ids,
+    "enable_sync_writes": _accept_values("true"),
+    "consumer_name": _ignore_consumer_name,
+    "include_deleted_user_xattrs": _check_deleted_user_xattrs,
+    "backfill_order": _set_backfill_order,
+    "enable_out_of_order_snapshots": _accept_values("true", "true_with_seqno_advanced"),
+    "v7_dcp_status_codes": _enable_v7_statuses,
+    "flatbuffers_system_events": _enable_flatbuffers,
+    "change_streams": _accept_values("true"),
+    "max_marker_version": _set_marker_version,
+    "cache_transfer": _accept_values(),
 }

@@ -1,4 +1,4 @@
-"""The messages that a producer sends around the changes of a stream, in each dialect."""
+"""The messages around the changes of a stream, in each dialect."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ class DialectMessages:
     """The messages of one dialect.
 
     Attributes:
-        events: messages that only name an event of the stream. Where SNAPSHOT_START is missing, snapshots begin with a
-            marker. Where FLUSH is missing, a flush ends the stream.
-        ends: by reason, the last message. A dialect without a reason for a rollback reports that the state has changed:
-            the consumer asks again, and the reply is a rollback then.
+        dialect: the dialect.
+        events: messages of events of the stream. Without SNAPSHOT_START, a marker starts each snapshot. Without FLUSH,
+            a flush ends the stream.
+        ends: the last message, by reason. A dialect without a reason for a rollback reports a changed state. Then the
+            consumer sends a new stream request, and the reply to that is a rollback.
     """
 
     dialect: Dialect
@@ -80,38 +81,47 @@ DIALECT_MESSAGES = {
         ),
     )
 }
-"""Of the dialects whose streams this node's engine sends. TAP has streams of its own kind."""
+"""The dialects with streams of single vbuckets. TAP has streams of another kind."""
 
 
 class StreamNotices:
-    """Encodes the messages of one stream around its changes. All have its vbucket, opaque and stream id."""
+    """Encodes the messages of one stream around its changes: all have its vbucket, opaque and stream id."""
 
     __slots__ = ("_framing", "_opaque", "_vbucket")
 
     def __init__(self, vbucket: int, opaque: int, framing: bytes) -> None:
-        """framing: the stream id as framing extras, empty without."""
+        """Create the encoder of a stream.
+
+        Args:
+            vbucket: the vbucket.
+            opaque: the opaque of the stream.
+            framing: the stream id as framing extras, empty without a stream id.
+        """
         self._vbucket = vbucket
         self._opaque = opaque
         self._framing = framing
 
     def encode(self, message: Callable[..., Message]) -> bytes:
+        """Return a message without fields of its own."""
         return message(vbucket=self._vbucket, opaque=self._opaque, framing=self._framing).encode()
 
-    def seqno_advanced(self, seqno: int) -> bytes:
+    def encode_seqno_advanced(self, seqno: int) -> bytes:
+        """Return SEQNO_ADVANCED: no further change comes up to a seqno."""
         return self.encode(partial(SeqnoAdvanced, by_seqno=seqno))
 
-    def marker(self, start: int, end: int, flags: int) -> bytes:
-        if self._framing:
+    def encode_marker(self, start: int, end: int, flags: int) -> bytes:
+        """Return a snapshot marker of version 1."""
+        if self._framing:  # the packed form below has no framing extras
             return self.encode(partial(SnapshotMarker, start_seqno=start, end_seqno=end, flags=flags))
         return _MARKER.pack(
             *(Magic.REQUEST, Opcode.DCP_SNAPSHOT_MARKER, 0, _MARKER_EXTRAS, 0, self._vbucket),
             *(_MARKER_EXTRAS, self._opaque, 0, start, end, flags),
         )
 
-    def marker_with_purge_seqno(self, start: int, end: int, flags: int, purge_seqno: int) -> bytes:
-        """Return a marker of version 2.2.
+    def encode_marker_with_purge_seqno(self, start: int, end: int, flags: int, purge_seqno: int) -> bytes:
+        """Return a snapshot marker of version 2.2.
 
-        kv_engine sends version 2.0 to replicas with synchronous replication alone, which this node does not offer.
+        kv_engine sends version 2.0 only to replicas with synchronous replication, which this node does not support.
         """
         return self.encode(
             partial(

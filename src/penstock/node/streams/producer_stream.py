@@ -1,4 +1,4 @@
-"""One vbucket's stream, seen from the side that sends it: which piece comes next."""
+"""One vbucket's stream on the side of the producer: chooses and encodes the next frames."""
 
 from __future__ import annotations
 
@@ -17,47 +17,59 @@ from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.flags import SnapshotFlag
 from penstock.wire.codec.frame import Buffer
 from penstock.wire.codec.statuses import StreamEndReason
-from penstock.wire.columns.hop import hop
-from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance
+from penstock.wire.columns.frame_offsets import find_offsets
+from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance_state
 
 __all__ = ["ProducerStream"]
 
 
 class StreamOwner(Protocol):
-    """The producer of streams."""
+    """The producer of streams.
+
+    Attributes:
+        dialect: the dialect.
+        messages: the messages around the changes.
+        options: the wire options of the connection.
+        sent: totals of all producers of the dialect.
+    """
 
     dialect: Dialect
     messages: DialectMessages
     options: WireOptions
     sent: SentCounts
 
-    def add(self, stream: ProducerStream) -> None:
-        """Take a stream into the next turn: it has something to send."""
+    def schedule_stream(self, stream: ProducerStream) -> None:
+        """Add a stream to the next turn, since it has something to send."""
 
     def is_ready(self, stream: ProducerStream) -> bool:
-        """Tell whether a stream waits for its turn."""
+        """Return whether a stream waits for its turn."""
 
 
 class ProducerStream:
-    """A stream that was accepted.
+    """An accepted stream.
 
     Attributes:
-        key: its own among the producer's streams.
-        asked: where the consumer is.
-        encoder: what it sends of the changes.
-        group: the name that the consumer gave the stream, empty without.
-        cursor: how far it is.
-        reason: why the stream is to end with the next piece, None while it goes on.
+        producer: the producer of the stream.
+        vbucket: the vbucket.
+        key: the key of the stream among the producer's streams.
+        opaque: the opaque of all messages.
+        request: the position and range of the consumer.
+        encoder: filters and encodes the changes.
+        group: the name that the consumer has given the stream, or empty.
+        cursor: the position in the vbucket's history.
+        items_sent: number of changes that were sent.
+        bytes_sent: bytes that were sent.
+        reason: the reason with which the stream ends next; None while it continues.
+        state: the state of the stream.
     """
 
     __slots__ = (
         "_backfill_sent",
         "_flushed",
-        "_held",
+        "_held_frames",
         "_high_at_start",
         "_last_sent",
         "_notices",
-        "asked",
         "bytes_sent",
         "cursor",
         "encoder",
@@ -67,6 +79,7 @@ class ProducerStream:
         "opaque",
         "producer",
         "reason",
+        "request",
         "state",
         "vbucket",
     )
@@ -77,7 +90,7 @@ class ProducerStream:
         vbucket: Vbucket,
         key: int,
         opaque: int,
-        asked: StreamRequest,
+        request: StreamRequest,
         *,
         end_seqno: int,
         encoder: StreamEncoder,
@@ -87,136 +100,142 @@ class ProducerStream:
         self.vbucket = vbucket
         self.key = key
         self.opaque = opaque
-        self.asked = asked
+        self.request = request
         self.encoder = encoder
         self.group = group
-        self.cursor = SnapshotCursor(vbucket, asked, end_seqno)
+        self.cursor = SnapshotCursor(vbucket, request, end_seqno)
         self.items_sent = 0
         self.bytes_sent = 0
         self.reason: StreamEndReason | None = None
         self.state = StreamState.REQUESTED
-        self._advance(StreamEvent.ACCEPTED)
+        self._advance_state(StreamEvent.ACCEPTED)
         self._notices = StreamNotices(vbucket.id, opaque, encoder.framing)
         self._flushed = False
-        self._held: Buffer = b""  # frames for which there was no room: there are more bytes in them than in the log
+        self._held_frames: Buffer = b""  # frames that did not fit: they may have more bytes than in the log
         self._last_sent = 0
         self._high_at_start = vbucket.changes.high_seqno
-        self._backfill_sent = 0  # of the changes that were there when the stream was accepted
+        self._backfill_sent = 0  # changes that existed when the stream was accepted
 
     @property
     def remaining(self) -> int:
-        """How many changes are left to send, at most."""
+        """Number of changes that are left to send, at most."""
         return self.cursor.remaining
 
     def wake(self) -> None:
-        """Tell the producer that there is something to send."""
-        self.producer.add(self)
+        """Add the stream to the producer's next turn."""
+        self.producer.schedule_stream(self)
 
-    def pull(self, max_bytes: int, window: int) -> Buffer | None:
-        """Return the next frames, about max_bytes of them; None when the consumer has everything.
+    def read_frames(self, max_bytes: int, window: int) -> Buffer | None:
+        """Return the next frames; None if the consumer has everything.
 
-        There may be none in what was looked at: then the stream is to be asked again. window: how many bytes the
-        consumer can still take, at least 1. The last frame may exceed it.
+        Args:
+            max_bytes: about the bytes to return.
+            window: bytes that the consumer can still take, at least 1. The last frame may exceed it.
+
+        Returns:
+            Whole frames. They are empty if the consumer gets none of the changes that were read; then call again.
         """
-        piece = self._held if self._held else self._next(max_bytes, window)
+        piece = self._held_frames if self._held_frames else self._read_next(max_bytes, window)
         if piece:
-            piece = self._within(piece, window)
+            piece = self._fit_window(piece, window)
             self.bytes_sent += len(piece)
         return piece
 
-    def _within(self, piece: Buffer, window: int) -> Buffer:
-        """Return as many frames as there is room for, and hold the others back."""
-        self._held = b""
+    def _fit_window(self, piece: Buffer, window: int) -> Buffer:
+        """Return the frames that fit into the window, and hold the others back."""
+        self._held_frames = b""
         if len(piece) > window:
-            offsets, end = hop(piece, 0, len(piece))
+            offsets, end = find_offsets(piece, 0, len(piece))
             cut = next((offset for offset in offsets if offset >= window), end)
-            piece, self._held = piece[:cut], piece[cut:]
+            piece, self._held_frames = piece[:cut], piece[cut:]
         return piece
 
-    def _next(self, max_bytes: int, window: int) -> Buffer | None:
+    def _read_next(self, max_bytes: int, window: int) -> Buffer | None:
         if self.reason is not None:
-            return self._end(self.reason)
+            return self._encode_end(self.reason)
         cursor = self.cursor
         if cursor.snapshot is not None:
             chunk = cursor.snapshot.read(self.opaque, max_bytes, window)
-            if chunk.frames:
-                return self._changes(chunk)
+            if chunk.frame_count:
+                return self._encode_changes(chunk)
             cursor.snapshot = None
-            if notice := self._seqno_advanced() or self._notice(StreamEvent.SNAPSHOT_END):
+            if notice := self._encode_seqno_advanced() or self._encode_notice(StreamEvent.SNAPSHOT_END):
                 return notice
         elif self.state is StreamState.ACCEPTED:
-            return self._notice(StreamEvent.START)
+            return self._encode_notice(StreamEvent.START)  # UPR has this message, DCP does not
         elif self._flushed:
             self._flushed = False
-            return self._notice(StreamEvent.FLUSH)
+            return self._encode_notice(StreamEvent.FLUSH)
         if cursor.seqno < cursor.end_seqno and (notice := self._open_snapshot()):
             return notice
-        return self._end(StreamEndReason.OK) if cursor.seqno >= cursor.end_seqno else None
+        return self._encode_end(StreamEndReason.OK) if cursor.seqno >= cursor.end_seqno else None
 
     def end(self, reason: StreamEndReason) -> None:
-        """Let the end be the next that is sent, also before frames for which there was no room."""
+        """End the stream with the next message, even before frames that were held back."""
+        # Held frames are dropped: no change may follow a lost privilege or a changed state.
         self.reason = reason
         self.cursor.snapshot = None
-        self._held = b""
+        self._held_frames = b""
 
     def close(self) -> None:
-        """End without a message: the consumer asked for it."""
-        self._advance(StreamEvent.CLOSED)
+        """End the stream without a message, since the consumer has closed it."""
+        self._advance_state(StreamEvent.CLOSED)
         self.cursor.snapshot = None
 
     def flush(self) -> None:
-        """Go on with the vbucket's new history, from its beginning, once the flush was announced."""
+        """Continue with the vbucket's new history from its start, after a message about the flush."""
         self.cursor.restart()
-        self._held = b""
+        self._held_frames = b""
         self._flushed = True
 
     def report(self) -> StreamReport:
-        asked = self.asked
+        """Return the report of the stream."""
+        request = self.request
         return StreamReport(
             vbucket=self.vbucket.id,
             opaque=self.opaque,
             state=self.state.value,
-            start_seqno=asked.start_seqno,
+            start_seqno=request.start_seqno,
             end_seqno=self.cursor.end_seqno,
             items_sent=self.items_sent,
             bytes_sent=self.bytes_sent,
             items_remaining=self.remaining,
-            filters=tuple(self._left_out()),
+            filters=tuple(self._list_filters()),
             details={
-                "vb_uuid": asked.vbuuid,
-                "snap_start_seqno": asked.snap_start,
-                "snap_end_seqno": asked.snap_end,
+                "vb_uuid": request.vbuuid,
+                "snap_start_seqno": request.snap_start,
+                "snap_end_seqno": request.snap_end,
                 "last_sent_seqno": self._last_sent,
                 "last_sent_snap_end_seqno": self.cursor.seqno,
                 "last_read_seqno": self._last_sent,
                 "backfill_sent": self._backfill_sent,
                 "memory_phase": self.items_sent - self._backfill_sent,
-                # As 3.x called them; the suites of that time wait for these.
+                # Names of release 3, which test suites of that time wait for.
                 "backfilled": self._backfill_sent,
                 "memory": self.items_sent - self._backfill_sent,
-                "ready_queue_memory": len(self._held),
+                "ready_queue_memory": len(self._held_frames),
                 "items_ready": self.producer.is_ready(self),
                 **({"group": self.group.decode("utf-8", "backslashreplace")} if self.group else {}),
                 **({"sid": self.encoder.stream_id} if self.encoder.stream_id is not None else {}),
             },
         )
 
-    def _left_out(self) -> Iterator[str]:
+    def _list_filters(self) -> Iterator[str]:
         if self.producer.options.form.keys_only:
             yield "values"
-        if self.encoder.filter.is_asked_for:
+        if self.encoder.filter.is_limited:
             yield "collections"
 
-    def _changes(self, chunk: Chunk) -> Buffer:
-        """Return what is sent of some changes. Where nothing is left that could be, the stream is to end with them."""
+    def _encode_changes(self, chunk: Chunk) -> Buffer:
+        """Return the frames of some changes. If the filter is then empty, the stream ends next."""
         producer, encoder, cursor = self.producer, self.encoder, self.cursor
-        skips = producer.options.skip_first_deletions and cursor.is_first and not self.asked.start_seqno
+        skips = producer.options.skip_first_deletions and cursor.is_first and not self.request.start_seqno
         sent = encoder.encode(chunk, producer.options, is_plain=cursor.is_plain, skip_deletions=skips)
         if sent.items:
-            self._advance(StreamEvent.DATA)
+            self._advance_state(StreamEvent.DATA)
             self._last_sent = sent.seqno
             self.items_sent += sent.items
-            if cursor.is_first and self.asked.start_seqno < self._high_at_start:
+            if cursor.is_first and self.request.start_seqno < self._high_at_start:
                 self._backfill_sent += sent.items
             producer.sent.items += sent.items
         if encoder.filter.is_empty:
@@ -224,49 +243,49 @@ class ProducerStream:
         return sent.data
 
     def _open_snapshot(self) -> bytes:
-        """Return what begins the next snapshot, nothing if there is none, or the consumer would see nothing of it.
+        """Return the first message of the next snapshot; empty if the consumer would see none of it.
 
-        Return the stream's end if the snapshot would lack tombstones that the consumer needs. Source: kv_engine
+        If the snapshot would lack tombstones that the consumer needs, return the end of the stream. Source: kv_engine
         backfill_by_seqno_disk.cc.
         """
         cursor, options = self.cursor, self.producer.options
         if cursor.lacks_tombstones():
-            return self._end(StreamEndReason.ROLLBACK)
-        snapshot = cursor.open_next(sees_all=options.seqno_advanced)
+            return self._encode_end(StreamEndReason.ROLLBACK)
+        snapshot = cursor.open_snapshot(sees_all=options.seqno_advanced)
         if snapshot is None:
             return b""
-        if notice := self._notice(StreamEvent.SNAPSHOT_START):
+        if notice := self._encode_notice(StreamEvent.SNAPSHOT_START):
             return notice
-        self._advance(StreamEvent.MARKER)
+        self._advance_state(StreamEvent.MARKER)
         start, end, flags = cursor.announced_start, cursor.announced_end, snapshot.flags
         if options.purge_seqno and (cursor.is_first or flags & SnapshotFlag.DISK):
-            return self._notices.marker_with_purge_seqno(start, end, flags, self.vbucket.index.purge_seqno)
-        return self._notices.marker(start, end, flags)
+            return self._notices.encode_marker_with_purge_seqno(start, end, flags, self.vbucket.index.purge_seqno)
+        return self._notices.encode_marker(start, end, flags)
 
-    def _seqno_advanced(self) -> bytes:
-        """Return the message that nothing more comes up to the snapshot's end, nothing where its last change was sent.
+    def _encode_seqno_advanced(self) -> bytes:
+        """Return SEQNO_ADVANCED for the end of the snapshot, empty if the last change of the snapshot was sent.
 
-        Consumers take a snapshot as complete with the seqno at which it ends.
+        Consumers regard a snapshot as complete at the seqno of its end.
         """
         end = self.cursor.announced_end
         if not self.producer.options.seqno_advanced or self._last_sent >= end:
             return b""
-        self._advance(StreamEvent.DATA)
+        self._advance_state(StreamEvent.DATA)
         self._last_sent = end
-        return self._notices.seqno_advanced(end)
+        return self._notices.encode_seqno_advanced(end)
 
-    def _notice(self, event: StreamEvent) -> bytes:
-        """Return the message of an event, nothing where the dialect has none."""
+    def _encode_notice(self, event: StreamEvent) -> bytes:
+        """Return the message of an event, empty if the dialect has none."""
         message = self.producer.messages.events.get(event)
         if message is None:
             return b""
-        self._advance(event)
+        self._advance_state(event)
         return self._notices.encode(message)
 
-    def _end(self, reason: StreamEndReason) -> bytes:
-        self._advance(StreamEvent.END)
+    def _encode_end(self, reason: StreamEndReason) -> bytes:
+        self._advance_state(StreamEvent.END)
         self.cursor.snapshot = None
         return self._notices.encode(self.producer.messages.ends[reason])
 
-    def _advance(self, event: StreamEvent) -> None:
-        self.state = advance(self.state, event, self.vbucket.id, self.producer.dialect)
+    def _advance_state(self, event: StreamEvent) -> None:
+        self.state = advance_state(self.state, event, self.vbucket.id, self.producer.dialect)

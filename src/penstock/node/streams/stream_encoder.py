@@ -1,8 +1,7 @@
-"""From changes of the log to what a stream sends of them: only those that it is for, and in the connection's form.
+"""Encodes changes of the log for a stream: filters them, and brings them into the connection's form.
 
-Everything is done in columns, as far as nothing is special: collections are told apart by the first bytes of the keys,
-and where a vbucket has never had any but the default one, nobody looks at those. System events are few, and go one by
-one.
+Changes are processed in columns where possible. The first bytes of the keys show their collections. A vbucket that
+has only ever had the default collection needs no such check. System events are few, and are encoded one by one.
 """
 
 from __future__ import annotations
@@ -16,47 +15,55 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import RemoteProtocolError
-from penstock.node.streams.ext_metadata import with_ext_metadata
+from penstock.node.streams.ext_metadata import append_ext_metadata
 from penstock.node.streams.stream_filter import StreamFilter
 from penstock.store.history.event_frames import read_event
 from penstock.store.history.frame_chunks import NO_FRAMES, Chunk
-from penstock.store.log.frame_fields import collection_ids, is_mutation
+from penstock.store.log.frame_fields import mask_mutations, read_collection_ids
 from penstock.store.log.segment import gather_ascending
 from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.codec.frame import EXTRAS_LENGTH_AT, HEADER_BYTES, Buffer, cut_frame
-from penstock.wire.codec.layout import decode
+from penstock.wire.codec.layout import decode_frame
 from penstock.wire.columns.frame_form import FrameForm
 from penstock.wire.columns.reframe import reframe
-from penstock.wire.columns.revalue import Content, revalue
+from penstock.wire.columns.revalue import ValueOptions, revalue
 from penstock.wire.messages.dcp import Mutation, SystemEvent
-from penstock.wire.messages.dcp_values import framing_of
+from penstock.wire.messages.dcp_values import pack_stream_id
 from penstock.wire.messages.system_event import pack_system_event
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION, SYSTEM_COLLECTION
 
-__all__ = ["EncodedChanges", "StreamEncoder", "WireOptions", "chosen", "joined", "owners_of", "seqno_of_last"]
+__all__ = [
+    "EncodedChanges",
+    "StreamEncoder",
+    "WireOptions",
+    "join_pieces",
+    "read_chunk_collections",
+    "read_last_seqno",
+    "select_changes",
+]
 
-_MEAN_RUN = 8  # a slice costs about as much as Arrow takes for so many frames
+_MEAN_RUN = 8  # a slice costs about as much as gathering 8 frames
 _SEQNO_BYTES = 8
-_FEW = 8
-_LONG_ID = 0x80  # the first byte of a collection's id that has another behind it
+_FEW = 8  # changes up to which plain Python is faster than numpy
+_LONG_ID = 0x80  # bit of a LEB128 byte that another byte follows
 
 
 @dataclass(frozen=True)
 class WireOptions:
-    """What a connection has agreed on for its streams.
+    """The options of a connection's streams.
 
     Attributes:
-        form: which messages changes are.
-        content: what is sent of values.
-        flatbuffers: system events come as FlatBuffers.
-        ext_metadata: a section of meta data comes behind values.
-        seqno_advanced: the end of a snapshot is announced where its last change is not sent.
-        purge_seqno: the first marker of a stream and those of backfills have the purge seqno.
-        skip_first_deletions: the first snapshot of a history comes without deletions.
+        form: the messages of changes.
+        content: the parts of values that are sent.
+        flatbuffers: whether system events are FlatBuffers.
+        ext_metadata: whether an extended metadata section follows each value.
+        seqno_advanced: whether SEQNO_ADVANCED ends a snapshot whose last change is not sent.
+        purge_seqno: whether the first marker of a stream, and markers of backfills, have the purge seqno.
+        skip_first_deletions: whether the first snapshot of a history comes without deletions.
     """
 
     form: FrameForm
-    content: Content
+    content: ValueOptions
     flatbuffers: bool = False
     ext_metadata: bool = False
     seqno_advanced: bool = False
@@ -65,7 +72,7 @@ class WireOptions:
 
     @cached_property
     def with_bodies(self) -> FrameForm:
-        """The form of frames that have lost already what is not wanted of their values."""
+        """The form of frames whose values have been reduced already."""
         return replace(self.form, keys_only=False, datatypes=None)
 
 
@@ -74,8 +81,8 @@ class EncodedChanges(NamedTuple):
 
     Attributes:
         data: whole frames.
-        items: how many changes they are.
-        seqno: of the last change, 0 if there is none.
+        items: number of changes.
+        seqno: seqno of the last change, 0 without one.
     """
 
     data: Buffer
@@ -90,93 +97,98 @@ class StreamEncoder:
     """Filters and encodes the changes of one stream.
 
     Attributes:
-        filter: which changes the stream sends.
-        stream_id: the stream's id among those of its vbucket, None without. framing: the id as framing extras, which
-            are in each of the stream's messages.
+        filter: chooses the changes of the stream.
+        stream_id: the id of the stream among those of its vbucket, or None.
+        framing: the stream id as framing extras of each message.
     """
 
     def __init__(self, stream_filter: StreamFilter, stream_id: int | None = None) -> None:
         self.filter = stream_filter
         self.stream_id = stream_id
-        self.framing = b"" if stream_id is None else framing_of(stream_id)
-        self._options: WireOptions | None = None  # the connection's, of which _own was made
-        self._own: WireOptions
+        self.framing = b"" if stream_id is None else pack_stream_id(stream_id)
+        self._options: WireOptions | None = None  # the connection's options, from which _stream_options was made
+        self._stream_options: WireOptions
 
     def encode(
         self, chunk: Chunk, options: WireOptions, *, is_plain: bool = False, skip_deletions: bool = False
     ) -> EncodedChanges:
-        """Return what is sent of some changes, nothing once the filter is empty.
+        """Return the frames of the changes that the stream sends; none once the filter is empty.
 
         Args:
-            options: the connection's.
-            is_plain: all changes are of the default collection, and no system event is among them.
-            skip_deletions: leave out deletions and expirations.
+            chunk: frames of the log.
+            options: the options of the connection.
+            is_plain: whether all changes are of the default collection, without system events.
+            skip_deletions: whether to leave out deletions and expirations.
         """
         options = self._with_stream_id(options)
-        wanted = self._wants(chunk, is_plain=is_plain) if not skip_deletions else None
+        wanted = self._includes_all(chunk, is_plain=is_plain) if not skip_deletions else None
         if wanted:
-            return EncodedChanges(_formed(chunk, options), chunk.frames, seqno_of_last(chunk))
+            return EncodedChanges(_encode_form(chunk, options), chunk.frame_count, read_last_seqno(chunk))
         if wanted is not None:
             return _NOTHING
         pieces: list[Buffer] = []
         items = seqno = 0
-        for part, is_event in self._parts(chunk, skip_deletions=skip_deletions):
-            piece = self._system_event(part, options) if is_event else _formed(part, options)
+        for part, is_event in self._split_changes(chunk, skip_deletions=skip_deletions):
+            piece = self._encode_system_event(part, options) if is_event else _encode_form(part, options)
             if piece:
                 pieces.append(piece)
-                items, seqno = items + part.frames, seqno_of_last(part)
+                items, seqno = items + part.frame_count, read_last_seqno(part)
             if self.filter.is_empty:
                 break
-        return EncodedChanges(joined(pieces), items, seqno)
+        return EncodedChanges(join_pieces(pieces), items, seqno)
 
-    def _wants(self, chunk: Chunk, *, is_plain: bool) -> bool | None:
-        """Return whether some changes are sent, all or none; None where they have to be told apart.
+    def _includes_all(self, chunk: Chunk, *, is_plain: bool) -> bool | None:
+        """Return True to send all of some changes, False to send none, None if they are mixed.
 
-        Quicker than in columns for those that come one at a time.
+        For few changes, this is faster than columns.
         """
         data, begins = chunk
         if is_plain:
-            return self.filter.wants(DEFAULT_COLLECTION)
+            return self.filter.includes(DEFAULT_COLLECTION)
         if len(begins) > _FEW:
             return None
         owners = {data[begin + HEADER_BYTES + data[begin + EXTRAS_LENGTH_AT]] for begin in begins}
         if len(owners) > 1 or (only := owners.pop()) == SYSTEM_COLLECTION or only >= _LONG_ID:
             return None
-        return self.filter.wants(only)
+        return self.filter.includes(only)
 
     def _with_stream_id(self, options: WireOptions) -> WireOptions:
         if options is not self._options:
-            self._options = self._own = options
+            self._options = self._stream_options = options
             if self.stream_id is not None:
-                self._own = replace(options, form=replace(options.form, stream_id=self.stream_id))
-        return self._own
+                self._stream_options = replace(options, form=replace(options.form, stream_id=self.stream_id))
+        return self._stream_options
 
-    def _parts(self, chunk: Chunk, *, skip_deletions: bool) -> Iterator[tuple[Chunk, bool]]:
-        """Yield in order the changes that are sent, and each system event by itself, with True."""
-        owners = owners_of(chunk)
-        passed = ~is_mutation(memoryview(chunk.data), np.asarray(chunk.begins)) if skip_deletions else None
+    def _split_changes(self, chunk: Chunk, *, skip_deletions: bool) -> Iterator[tuple[Chunk, bool]]:
+        """Divide changes into runs, and leave out the changes that are not sent.
+
+        Yields:
+            In order, a run of changes with False, or a single system event with True.
+        """
+        owners = read_chunk_collections(chunk)
+        passed = ~mask_mutations(memoryview(chunk.data), np.asarray(chunk.offsets)) if skip_deletions else None
         start = 0
-        for event in [*np.flatnonzero(owners == SYSTEM_COLLECTION).tolist(), chunk.frames]:
-            wanted = np.zeros(chunk.frames, np.bool_)
-            wanted[start:event] = self.filter.of(owners[start:event])
+        for event in [*np.flatnonzero(owners == SYSTEM_COLLECTION).tolist(), chunk.frame_count]:
+            wanted = np.zeros(chunk.frame_count, np.bool_)
+            wanted[start:event] = self.filter.select(owners[start:event])
             if passed is not None:
                 wanted &= ~passed
-            if (part := chosen(chunk, wanted)).frames:
+            if (part := select_changes(chunk, wanted)).frame_count:
                 yield part, False
-            if event < chunk.frames:
+            if event < chunk.frame_count:
                 wanted[:] = False
                 wanted[event] = True
-                yield chosen(chunk, wanted), True
+                yield select_changes(chunk, wanted), True
             start = event + 1
 
-    def _system_event(self, part: Chunk, options: WireOptions) -> bytes:
-        """Return the message of a system event, nothing if this consumer gets none."""
-        source: Any = decode(cut_frame(memoryview(part.data), 0))
+    def _encode_system_event(self, part: Chunk, options: WireOptions) -> bytes:
+        """Return the message of a system event, empty if this consumer gets none."""
+        source: Any = decode_frame(cut_frame(memoryview(part.data), 0))
         try:
             event = read_event(source.key, source.value, source.flags if isinstance(source, Mutation) else None)
         except RemoteProtocolError:
             event = None
-        if event is None or not self.filter.take(event):
+        if event is None or not self.filter.apply_event(event):
             return b""
         if event.kind is SystemEventKind.COLLECTION_MODIFY and not options.flatbuffers:
             return b""
@@ -193,36 +205,42 @@ class StreamEncoder:
         ).encode()
 
 
-def _formed(chunk: Chunk, options: WireOptions) -> Buffer:
+def _encode_form(chunk: Chunk, options: WireOptions) -> Buffer:
     """Return changes in the connection's form."""
-    data, begins, bodies_gone = revalue(chunk.data, chunk.begins, options.content)
-    formed = reframe(data, begins, options.with_bodies if bodies_gone else options.form)
-    return with_ext_metadata(formed) if options.ext_metadata else formed
+    data, begins, bodies_removed = revalue(chunk.data, chunk.offsets, options.content)
+    formed = reframe(data, begins, options.with_bodies if bodies_removed else options.form)
+    return append_ext_metadata(formed) if options.ext_metadata else formed
 
 
-def joined(pieces: Sequence[Buffer]) -> Buffer:
-    """Return pieces as one, without a copy of a single one."""
+def join_pieces(pieces: Sequence[Buffer]) -> Buffer:
+    """Return pieces as one buffer. A single piece is not copied."""
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def owners_of(chunk: Chunk) -> npt.NDArray[np.int64]:
-    """Return the collection that each change is in."""
-    return collection_ids(memoryview(chunk.data), np.asarray(chunk.begins, np.int64))
+def read_chunk_collections(chunk: Chunk) -> npt.NDArray[np.int64]:
+    """Return the collection id of each change."""
+    return read_collection_ids(memoryview(chunk.data), np.asarray(chunk.offsets, np.int64))
 
 
-def seqno_of_last(chunk: Chunk) -> int:
-    at = int(chunk.begins[-1]) + HEADER_BYTES
+def read_last_seqno(chunk: Chunk) -> int:
+    """Return the seqno of the last change."""
+    at = int(chunk.offsets[-1]) + HEADER_BYTES
     return int.from_bytes(chunk.data[at : at + _SEQNO_BYTES], "big")
 
 
-def chosen(chunk: Chunk, wanted: npt.NDArray[np.bool_]) -> Chunk:
-    """Return some of the changes. wanted: for each whether it is one of them."""
+def select_changes(chunk: Chunk, wanted: npt.NDArray[np.bool_]) -> Chunk:
+    """Return some of the changes.
+
+    Args:
+        chunk: the changes.
+        wanted: for each change, whether to select it.
+    """
     if wanted.all():
         return chunk
     edges = np.flatnonzero(np.diff(np.concatenate(([False], wanted, [False]))))
     if not len(edges):
         return NO_FRAMES
-    begins = np.asarray(chunk.begins, np.int64)
+    begins = np.asarray(chunk.offsets, np.int64)
     bounds = np.append(begins, len(chunk.data))
     lengths = np.diff(bounds)[wanted]
     view = memoryview(chunk.data)

@@ -1,4 +1,4 @@
-"""Which of a vbucket's changes a stream sends, as the value of its request says, and as collections come and go.
+"""The filter of a stream: the requested collections, which come and go.
 
 Source: kv_engine docs/dcp, commands/stream-request.md, "Filter"; collections/vbucket_filter.cc.
 """
@@ -26,7 +26,7 @@ from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.codec.statuses import Status
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
-__all__ = ["FilterRequest", "StreamFilter", "bare_filter", "filter_for", "may_stream", "read_filter_request"]
+__all__ = ["FilterRequest", "StreamFilter", "can_stream", "make_default_filter", "make_filter", "read_filter_request"]
 
 _HEX = re.compile(r"(0x)?[0-9a-fA-F]{1,8}")
 _HIGHEST_STREAM_ID: Final = 0xFFFF
@@ -37,10 +37,10 @@ class FilterRequest:
     """The value of a stream request.
 
     Attributes:
-        collections: ids, None for all.
-        scope: an id, in place of collections.
-        stream_id: of the stream among those of its vbucket.
-        purge_seqno: the one that the consumer saw last, 0 if unknown.
+        collections: ids of collections, None for all.
+        scope: the id of a scope, instead of collections.
+        stream_id: the id of the stream among those of its vbucket, or None.
+        purge_seqno: the purge seqno that the consumer has seen last, 0 if unknown.
     """
 
     collections: tuple[int, ...] | None = None
@@ -50,17 +50,22 @@ class FilterRequest:
 
 
 def read_filter_request(text: bytes) -> FilterRequest:
-    """Read the value of a stream request. Raises InvalidArguments, and StatusError for a stream id that cannot be."""
+    """Return the decoded value of a stream request.
+
+    Raises:
+        InvalidArguments: the value is malformed.
+        StatusError: the stream id is out of range.
+    """
     if not text:
         return FilterRequest()
     try:
-        said = json.loads(text)
+        fields = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidArguments(f"value of a stream request: {error}") from None
-    if not isinstance(said, dict):
+    if not isinstance(fields, dict):
         raise InvalidArguments(f"value of a stream request: {text[:40]!r}, expected an object")
-    known = {name: read(said[name]) for name, read in _READERS.items() if name in said}
-    if said and not known:
+    known = {name: read(fields[name]) for name, read in _READERS.items() if name in fields}
+    if fields and not known:
         raise InvalidArguments(f"value of a stream request: none of {', '.join(_READERS)} in {text[:80]!r}")
     if "scope" in known and "collections" in known:
         raise InvalidArguments("value of a stream request: a scope and collections, expected one of them")
@@ -72,66 +77,66 @@ def read_filter_request(text: bytes) -> FilterRequest:
     )
 
 
-def _hexadecimal(said: Any) -> int:
-    if not isinstance(said, str) or not _HEX.fullmatch(said):
-        raise InvalidArguments(f"value of a stream request: id {str(said)[:40]!r}, expected a string of hexadecimals")
-    return int(said, 16)
+def _read_id(value: Any) -> int:
+    if not isinstance(value, str) or not _HEX.fullmatch(value):
+        raise InvalidArguments(f"value of a stream request: id {str(value)[:40]!r}, expected a string of hexadecimals")
+    return int(value, 16)
 
 
-def _collections(said: Any) -> tuple[int, ...]:
-    if not isinstance(said, list) or not said:
-        raise InvalidArguments(f"value of a stream request: collections {str(said)[:40]!r}, expected a list of ids")
-    return tuple(dict.fromkeys(map(_hexadecimal, said)))
+def _read_collections(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not value:
+        raise InvalidArguments(f"value of a stream request: collections {str(value)[:40]!r}, expected a list of ids")
+    return tuple(dict.fromkeys(map(_read_id, value)))
 
 
-def _stream_id(said: Any) -> int:
-    if type(said) is not int:
-        raise InvalidArguments(f"value of a stream request: sid {str(said)[:40]!r}, expected a number")
-    if not 1 <= said <= _HIGHEST_STREAM_ID:
-        raise StatusError(f"stream id {said}, expected 1 to {_HIGHEST_STREAM_ID}", status=Status.DCP_STREAMID_INVALID)
-    return said
+def _read_stream_id(value: Any) -> int:
+    if type(value) is not int:
+        raise InvalidArguments(f"value of a stream request: sid {str(value)[:40]!r}, expected a number")
+    if not 1 <= value <= _HIGHEST_STREAM_ID:
+        raise StatusError(f"stream id {value}, expected 1 to {_HIGHEST_STREAM_ID}", status=Status.DCP_STREAMID_INVALID)
+    return value
 
 
-def _purge_seqno(said: Any) -> int:
-    digits = said if isinstance(said, str) and said.isascii() and said.isdigit() and len(said) <= 20 else ""
+def _read_purge_seqno(value: Any) -> int:
+    digits = value if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 20 else ""
     if not digits or int(digits) > MAX_SEQNO:
         raise InvalidArguments(
-            f"value of a stream request: purge_seqno {str(said)[:40]!r}, expected digits as a string"
+            f"value of a stream request: purge_seqno {str(value)[:40]!r}, expected digits as a string"
         )
     return int(digits)
 
 
-def _uid(said: Any) -> str:
-    """Take the uid of the manifest that the consumer knows, which is there to be read by people."""
-    if not isinstance(said, str) or not re.fullmatch(r"(0x)?[0-9a-fA-F]{1,16}", said):
-        raise InvalidArguments(f"value of a stream request: uid {str(said)[:40]!r}, expected a string of hexadecimals")
-    return said
+def _read_uid(value: Any) -> str:
+    """Return the manifest uid that the consumer knows. It only serves people who read the request."""
+    if not isinstance(value, str) or not re.fullmatch(r"(0x)?[0-9a-fA-F]{1,16}", value):
+        raise InvalidArguments(f"value of a stream request: uid {str(value)[:40]!r}, expected a string of hexadecimals")
+    return value
 
 
-def _cache_transfer(said: Any) -> dict[str, Any]:
-    if not isinstance(said, dict):
-        raise InvalidArguments(f"value of a stream request: cts {str(said)[:40]!r}, expected an object")
-    return said
+def _read_cache_transfer(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidArguments(f"value of a stream request: cts {str(value)[:40]!r}, expected an object")
+    return value
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
-    "uid": _uid,
-    "sid": _stream_id,
-    "collections": _collections,
-    "scope": _hexadecimal,
-    "purge_seqno": _purge_seqno,
-    "cts": _cache_transfer,
+    "uid": _read_uid,
+    "sid": _read_stream_id,
+    "collections": _read_collections,
+    "scope": _read_id,
+    "purge_seqno": _read_purge_seqno,
+    "cts": _read_cache_transfer,
 }
-"""By name what the value may say. Other names are passed over, if one of these is there too."""
+"""Reader by name of a field. Other names are ignored if one of these is present."""
 
 
 class StreamFilter:
-    """Which changes a stream sends, as collections come and go.
+    """Chooses the changes that a stream sends, as collections come and go.
 
     Attributes:
         ids: the collections whose changes are sent, None for all.
-        scope: the scope whose collections they are, if the consumer asked for one.
-        sends_events: the consumer knows collections at all.
+        scope: the requested scope, None if the consumer requested none.
+        sends_events: whether the consumer knows collections.
     """
 
     def __init__(
@@ -144,28 +149,34 @@ class StreamFilter:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing can be sent any more."""
+        """Whether no further change can be sent."""
         return self._scope_ended if self.scope is not None else self.ids is not None and not self.ids
 
     @property
-    def is_asked_for(self) -> bool:
-        """Whether the consumer asked for less than it could have."""
+    def is_limited(self) -> bool:
+        """Whether the consumer has requested only a part of its changes."""
         return self.ids is not None and self.sends_events
 
-    def wants(self, collection: int) -> bool:
+    def includes(self, collection: int) -> bool:
+        """Return whether changes of a collection are sent."""
         return self.ids is None or collection in self.ids
 
     def high_seqno(self, vbucket: Vbucket) -> int | None:
-        """Return the newest seqno of what is asked for; None where it may be the vbucket's.
+        """Return the newest seqno of the requested collections; None if the vbucket's own applies.
 
-        Of a scope too: that a collection in it has ended concerns its consumers, and is newer than all that is left.
+        The vbucket's own applies to a scope too. The end of a collection concerns the consumers of its scope. It may be
+        newer than all remaining changes.
         """
         if self.ids is None or self.scope is not None:
             return None
         return max((vbucket.collections.high_seqno(collection) for collection in self.ids), default=0)
 
-    def of(self, owners: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return which of some changes are sent. owners: their collections."""
+    def select(self, owners: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return for each change whether it is sent.
+
+        Args:
+            owners: the collection id of each change.
+        """
         wanted: npt.NDArray[np.bool_]
         if self.ids is None:
             wanted = owners >= 0
@@ -175,31 +186,42 @@ class StreamFilter:
             wanted = np.isin(owners, np.fromiter(self.ids, np.int64, len(self.ids)))
         return wanted
 
-    def take(self, event: EventFrame) -> bool:
-        """Take note of a system event. Returns whether it is told."""
+    def apply_event(self, event: EventFrame) -> bool:
+        """Apply a system event to the filter.
+
+        Returns:
+            Whether the event is sent to the consumer.
+        """
         collection, inside = event.collection_id, event.subject.scope_id == self.scope
         if collection is None:
             self._scope_ended |= inside and event.is_end
             return self.sends_events and (self.ids is None or inside)
         if inside and self.ids is not None and event.kind is SystemEventKind.COLLECTION_BEGIN:
             self.ids.add(collection)
-        told = self.ids is None or inside or collection in self.ids
+        is_sent = self.ids is None or inside or collection in self.ids
         if event.is_end and self.ids is not None:
             self.ids.discard(collection)
-        return told and self.sends_events
+        return is_sent and self.sends_events
 
 
-def filter_for(session: Session, bucket: ServedBucket, request: FilterRequest) -> StreamFilter:
-    """Return the filter of a stream that was asked for. bucket: the one that is streamed, whichever is selected now.
+def make_filter(session: Session, bucket: ServedBucket, request: FilterRequest) -> StreamFilter:
+    """Return the filter of a stream request.
 
-    Raises UnknownCollection, UnknownScope for what the bucket does not have, AccessDenied for what the user may not
-    have streamed.
+    Args:
+        session: the session of the consumer.
+        bucket: the streamed bucket. The session may have selected another bucket since.
+        request: the value of the stream request.
+
+    Raises:
+        UnknownCollection: the bucket has no such collection, or the user does not see it.
+        UnknownScope: the bucket has no such scope, or the user does not see it.
+        AccessDenied: the user may not stream the changes.
     """
-    manifest = session.visible_manifest(bucket)
+    manifest = session.get_visible_manifest(bucket)
     if request.scope is not None:
         scope = manifest.scopes_by_id.get(request.scope)
         if scope is None:
-            raise UnknownScope(f"no scope {request.scope:x}", body=manifest.said_uid)
+            raise UnknownScope(f"no scope {request.scope:x}", body=manifest.error_body)
         _check_access(session, bucket, scope.name)
         return StreamFilter((collection.id for collection in scope.collections), scope=request.scope)
     if request.collections is None:
@@ -207,40 +229,56 @@ def filter_for(session: Session, bucket: ServedBucket, request: FilterRequest) -
     for number in request.collections or ():
         collection = manifest.collections.get(number)
         if collection is None:
-            raise UnknownCollection(f"no collection {number:x}", body=manifest.said_uid)
+            raise UnknownCollection(f"no collection {number:x}", body=manifest.error_body)
         _check_access(session, bucket, manifest.scopes_by_id[collection.scope_id].name, collection.name)
     return StreamFilter(request.collections)
 
 
-def bare_filter(session: Session, bucket: ServedBucket) -> StreamFilter:
-    """Return the filter of a stream to who knows no collections. Raises UnknownCollection, AccessDenied."""
+def make_default_filter(session: Session, bucket: ServedBucket) -> StreamFilter:
+    """Return the filter for a consumer without collections.
+
+    Raises:
+        UnknownCollection: the default collection was dropped.
+        AccessDenied: the user may not stream its changes.
+    """
     manifest = bucket.store.manifests.current
     if DEFAULT_COLLECTION not in manifest.collections:
-        raise UnknownCollection("the default collection was dropped", body=manifest.said_uid)
+        raise UnknownCollection("the default collection was dropped", body=manifest.error_body)
     _check_access(session, bucket, DEFAULT_NAME, DEFAULT_NAME)
     return StreamFilter((DEFAULT_COLLECTION,), sends_events=False)
 
 
-def may_stream(user: User | None, bucket: ServedBucket, chosen: StreamFilter) -> bool:
-    """Return whether a user may have all that a filter lets through. What was dropped meanwhile does not count.
+def can_stream(user: User | None, bucket: ServedBucket, stream_filter: StreamFilter) -> bool:
+    """Return whether a user may stream all that a filter includes. Dropped collections do not count.
 
     Source: kv_engine collections/vbucket_filter.cc, Filter::checkPrivileges.
     """
     if user is None:
         return False
     manifest, name = bucket.store.manifests.current, bucket.store.name
-    if chosen.ids is None:
-        return user.may(Privilege.STREAM, name)
-    if chosen.scope is not None:
-        scope = manifest.scopes_by_id.get(chosen.scope)
-        return scope is None or user.may(Privilege.STREAM, name, scope.name)
-    known = (manifest.collections[number] for number in chosen.ids & manifest.collections.keys())
-    return all(user.may(Privilege.STREAM, name, manifest.scopes_by_id[one.scope_id].name, one.name) for one in known)
+    if stream_filter.ids is None:
+        return user.has_privilege(Privilege.STREAM, name)
+    if stream_filter.scope is not None:
+        scope = manifest.scopes_by_id.get(stream_filter.scope)
+        return scope is None or user.has_privilege(Privilege.STREAM, name, scope.name)
+    known = (manifest.collections[number] for number in stream_filter.ids & manifest.collections.keys())
+    return all(
+        user.has_privilege(Privilege.STREAM, name, manifest.scopes_by_id[one.scope_id].name, one.name) for one in known
+    )
 
 
 def _check_access(session: Session, bucket: ServedBucket, *names: str) -> None:
-    """names: of a scope, or a scope and a collection in it; none: the whole bucket."""
-    user = session.login.acting
-    if user is None or not user.may(Privilege.STREAM, bucket.store.name, *names):
-        what = ".".join((bucket.store.name, *names))
-        raise AccessDenied(f"changes of {what}: not for {session.login.acting_name}")
+    """Check the privilege to stream.
+
+    Args:
+        session: the session of the user.
+        bucket: the streamed bucket.
+        *names: a scope, or a scope and a collection; none for the whole bucket.
+
+    Raises:
+        AccessDenied: the user lacks the privilege.
+    """
+    user = session.login.effective_user
+    if user is None or not user.has_privilege(Privilege.STREAM, bucket.store.name, *names):
+        path = ".".join((bucket.store.name, *names))
+        raise AccessDenied(f"changes of {path}: not for {session.login.effective_user_name}")

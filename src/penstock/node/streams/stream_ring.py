@@ -1,8 +1,8 @@
-"""Which streams of a connection send next, and how much the peer takes.
+"""The ring of streams: chooses the streams that send next, within the peer's flow-control window.
 
-Streams that have something to send stand in a ring. A *turn* takes them one after the other, some of each, until it
-has sent its share, the peer's window is full, or the transport has more than it can get rid of; then the event loop
-serves others.
+Streams with something to send stand in a ring. A *turn* sends some of each, one after the other. The turn ends when it
+has sent its share, or when the peer's window or the transport's buffer is full. Then the event loop serves other
+connections.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from penstock.node.buckets.served_bucket import SentCounts, ServedBucket
 from penstock.node.session.session import Session
 from penstock.node.streams.change_producer import CHUNK_BYTES, TURN_BYTES, WRITE_BYTES
 from penstock.node.streams.producer_stream import ProducerStream
-from penstock.node.streams.stream_encoder import joined
+from penstock.node.streams.stream_encoder import join_pieces
 from penstock.wire.codec.frame import Buffer
 from penstock.wire.protocol.stream_state import StreamState
 
 __all__ = ["FlowControl", "StreamRing"]
 
-_VISIT_BYTES = 8 * 1024  # what it costs to look at a stream, in bytes sent
-_SIFT_BYTES = 128 * 1024  # what it costs to look at changes of which none is sent, in bytes sent
-_TURN_SECONDS = 0.005
-_NO_WINDOW = 2**62
+# Costs in bytes sent: of visiting a stream, and of reading changes of which none is sent.
+_STREAM_COST_BYTES = 8 * 1024
+_EMPTY_PIECE_COST_BYTES = 128 * 1024
+_TURN_SECONDS = 0.005  # a connection may have a turn for its requests in the same round of the event loop
+_NO_WINDOW = 2**62  # more than any connection sends
 
 
 class FlowControl:
-    """How many bytes the peer takes before it acknowledges some.
+    """The flow control of a connection: the bytes that may be unacknowledged.
 
     Attributes:
-        window: the limit, 0 for none.
+        window: the limit in bytes, 0 for none.
         unacked: bytes that the peer has not acknowledged.
-        acked: bytes that the peer has acknowledged, as it counts them.
+        acked: bytes that the peer has acknowledged, by its own count.
     """
 
     __slots__ = ("acked", "unacked", "window")
@@ -44,18 +45,19 @@ class FlowControl:
 
     @property
     def room(self) -> int:
-        """How many bytes the peer can still take. A frame may go out while this is above 0."""
+        """Bytes that the peer can still take. A frame may be sent while this is above 0."""
         return self.window - self.unacked if self.window else _NO_WINDOW
 
     def set_window(self, nbytes: int) -> None:
+        """Set the window, 0 for none."""
         self.window = nbytes
         if not nbytes:
             self.unacked = 0
 
     def acknowledge(self, nbytes: int) -> None:
-        """Take nbytes as dealt with by the peer; more than there are count as all.
+        """Free some bytes of the window. More bytes than are unacknowledged free all of them.
 
-        `acked` is what the peer said. Source: kv_engine producer.cc, BufferLog::acknowledge.
+        `acked` counts all bytes of the message. Source: kv_engine producer.cc, BufferLog::acknowledge.
         """
         if self.window:
             self.acked += nbytes
@@ -63,11 +65,11 @@ class FlowControl:
 
 
 class StreamRing:
-    """The streams of a connection that have something to send, in the order in which they do.
+    """The streams of a connection that have something to send, in their order.
 
     Attributes:
         ready: the streams, the next one first.
-        is_sequential: a stream that has sent some stays the next one.
+        is_sequential: whether a stream stays the next one until it has sent everything.
     """
 
     def __init__(
@@ -76,9 +78,17 @@ class StreamRing:
         bucket: ServedBucket,
         flow: FlowControl,
         sent: SentCounts,
-        drop: Callable[[ProducerStream], None],
+        remove_stream: Callable[[ProducerStream], None],
     ) -> None:
-        """drop: takes note that a stream has ended."""
+        """Create an empty ring.
+
+        Args:
+            session: the session of the connection.
+            bucket: the streamed bucket.
+            flow: the flow control of the connection.
+            sent: totals of all producers of the dialect.
+            remove_stream: called with each stream that has ended.
+        """
         self.ready: OrderedDict[ProducerStream, None] = OrderedDict()
         self.is_sequential = False
         self._output = session.output
@@ -86,38 +96,42 @@ class StreamRing:
         self._bucket = bucket
         self._flow = flow
         self._sent = sent
-        self._drop = drop
+        self._remove_stream = remove_stream
 
-    def turn(self) -> None:
+    def run_turn(self) -> None:
         """Send some of each stream, up to the share of one turn."""
         share, deadline = TURN_BYTES, self._time() + _TURN_SECONDS
         while self.ready and share > 0 and self._flow.room > 0 and not self._output.paused:
             stream, _ = self.ready.popitem(last=False)
-            share -= self._visit(stream) + _VISIT_BYTES
-            if self._time() >= deadline:  # changes that are looked at one by one take long
+            share -= self._send_stream(stream) + _STREAM_COST_BYTES
+            if self._time() >= deadline:  # changes that are filtered one by one are slow
                 break
 
-    def _visit(self, stream: ProducerStream) -> int:
-        """Send some of a stream and put it where it belongs then. Returns what that cost, in bytes sent."""
+    def _send_stream(self, stream: ProducerStream) -> int:
+        """Send some of a stream, and put it back into the ring if it has more.
+
+        Returns:
+            The cost, in bytes sent.
+        """
         flow = self._flow
         pieces: list[Buffer] = []
         nbytes = cost = 0
         while cost < WRITE_BYTES and (room := flow.room) > 0:
-            piece = stream.pull(CHUNK_BYTES, room)
+            piece = stream.read_frames(CHUNK_BYTES, room)
             if piece is None:
-                self._bucket.wait(stream)
+                self._bucket.add_waiting_stream(stream)
                 break
             pieces.append(piece)
             nbytes += len(piece)
-            cost += len(piece) or _SIFT_BYTES
+            cost += len(piece) or _EMPTY_PIECE_COST_BYTES
             if flow.window:
                 flow.unacked += len(piece)
             if stream.state is StreamState.ENDED:
-                self._drop(stream)
+                self._remove_stream(stream)
                 break
         else:
             self.ready[stream] = None
             self.ready.move_to_end(stream, last=not self.is_sequential)
         self._sent.nbytes += nbytes
-        self._output.write(joined(pieces))
+        self._output.write(join_pieces(pieces))
         return cost

@@ -1,6 +1,7 @@
-"""The commands of the UPR draft. Its answers have no status: what they are stands in byte 5, as in its requests.
+"""The commands of the UPR draft. Its replies have no status: byte 5 shows their kind, as in its requests.
 
-Source: UPR protocol draft, "Request and Response Messages". What it has no answer for is malformed.
+Source: UPR protocol draft, "Request and Response Messages". Errors without a reply in the draft are sent as
+"malformed".
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from penstock.errors import KeyExists, NotMyVbucket, RemoteProtocolError, Status
 from penstock.node.answers import Answer
 from penstock.node.session.command_table import STREAM, CommandTable
 from penstock.node.session.session import Handler, Session
-from penstock.node.streams.upr_commands import position_of, producer_of
+from penstock.node.streams.upr_commands import get_producer, make_stream_request
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.opcodes import Opcode
@@ -25,15 +26,15 @@ from penstock.wire.messages.upr_draft import (
     DraftStreamReq,
 )
 
-__all__ = ["COMMANDS", "FIRST", "claims", "refuse"]
+__all__ = ["COMMANDS", "is_draft_request", "refuse_request"]
 
 logger = logging.getLogger("penstock.node")
 
 _SET_EXTRAS = frozenset(layout.extras.size for layout in Set.layouts.values())
 
 
-def _answering(handler: Handler) -> Handler:
-    """Let a handler's refusals be said in the draft's words."""
+def _encode_errors(handler: Handler) -> Handler:
+    """Return a handler that replies to errors in the draft's form."""
 
     def answer(session: Session, frame: Frame) -> Answer:
         try:
@@ -42,21 +43,22 @@ def _answering(handler: Handler) -> Handler:
             return DraftFailoverLog(vbucket=frame.specific, opaque=frame.opaque).encode()
         except (StatusError, RemoteProtocolError) as error:
             logger.debug("%s", error)
-            return refuse(session, frame)
+            return refuse_request(session, frame)
 
     return answer
 
 
-COMMANDS = CommandTable(_answering)
+COMMANDS = CommandTable(_encode_errors)
 
 
 @COMMANDS.serve(needs=STREAM)
 def open_stream(session: Session, request: DraftStreamReq) -> bytes:
-    producer = producer_of(session, Dialect.UPR_DRAFT)
-    vbucket = producer.bucket.store.existing(request.vbucket)
-    asked = position_of(request)
-    # A stream is known by its request: one vbucket may have several.
-    point = producer.open_stream(vbucket, request.opaque, request.opaque, asked, group=request.key)
+    """Return the reply to a stream request: success, or the seqno to roll back to."""
+    producer = get_producer(session, Dialect.UPR_DRAFT)
+    vbucket = producer.bucket.store.find_existing(request.vbucket)
+    position = make_stream_request(request)
+    # The key is the opaque, since one vbucket may have several streams.
+    point = producer.open_stream(vbucket, request.opaque, request.opaque, position, group=request.key)
     if point is None:
         return DraftOk(vbucket=vbucket.id, opaque=request.opaque).encode()
     return DraftRollback(vbucket=vbucket.id, opaque=request.opaque, rollback_seqno=point).encode()
@@ -64,28 +66,29 @@ def open_stream(session: Session, request: DraftStreamReq) -> bytes:
 
 @COMMANDS.serve(needs=STREAM)
 def get_failover_log(session: Session, request: DraftGetFailoverLog) -> bytes:
-    producer = producer_of(session, Dialect.UPR_DRAFT)
+    """Return a vbucket's failover log."""
+    producer = get_producer(session, Dialect.UPR_DRAFT)
     if request.opaque in producer.streams:
         raise KeyExists(f"request id {request.opaque} is that of a stream")
-    vbucket = producer.bucket.store.existing(request.vbucket)
+    vbucket = producer.bucket.store.find_existing(request.vbucket)
     log = pack_failover_log(vbucket.history.failover_log)
     return DraftFailoverLog(vbucket=vbucket.id, opaque=request.opaque, value=log).encode()
 
 
-FIRST = frozenset(COMMANDS.commands)
-"""The requests that may be a connection's first."""
+def is_draft_request(frame: Frame, dialect: Dialect | None) -> bool:
+    """Return whether a request of an unlisted shape is one of the draft, not a SET.
 
+    Before a connection has a dialect, byte 5 must be set: without it, a SET without extras is more likely.
 
-def claims(frame: Frame, dialect: Dialect | None) -> bool:
-    """Tell whether a request that no table lists is one of the draft, and not a SET. dialect: the connection's.
-
-    Before a connection has a dialect, byte 5 has to say so: a SET without its extras is more likely just that.
+    Args:
+        frame: the request.
+        dialect: the dialect of the connection.
     """
     if frame.opcode != Opcode.SET or len(frame.extras) in _SET_EXTRAS:
         return False
     return dialect is Dialect.UPR_DRAFT or (dialect is None and frame.datatype != 0)
 
 
-def refuse(session: Session, frame: Frame) -> bytes:
-    """Answer what cannot be understood, or must not be here."""
+def refuse_request(session: Session, frame: Frame) -> bytes:
+    """Return the draft's reply to a malformed or misplaced request."""
     return DraftMalformed(vbucket=frame.specific, opaque=frame.opaque).encode()

@@ -1,4 +1,4 @@
 """TAP as producer and as receiver.
 
-In: connections that speak TAP. Out: state that outlives them (tap_state).
+In: connections with the dialect TAP. Out: state that outlives them (tap_state).
 """

@@ -1,4 +1,4 @@
-"""Changes as TAP has them, made in columns of the frames that the log has."""
+"""Changes in TAP's form, made in columns from frames of the log."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.node.streams.stream_encoder import chosen, owners_of
-from penstock.node.tap_state.tap_hops import Hops
+from penstock.node.streams.stream_encoder import read_chunk_collections, select_changes
+from penstock.node.tap_state.tap_ttls import TapTtls
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.frame_chunks import Chunk
 from penstock.wire.codec.flags import TapFlag
@@ -16,54 +16,63 @@ from penstock.wire.codec.frame import HEADER_BYTES, Buffer
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.columns.frame_form import FrameForm
 from penstock.wire.columns.reframe import reframe
-from penstock.wire.columns.revalue import Content, revalue
+from penstock.wire.columns.revalue import ValueOptions, revalue
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
-__all__ = ["Column", "encode_changes", "mutations_of", "seqnos_of", "shown", "without_spent"]
+__all__ = ["Column", "drop_expired", "encode_changes", "find_mutations", "read_seqnos", "to_tap_changes"]
 
-_CONTENT = Content()
+_CONTENT = ValueOptions()
 
 Column = npt.NDArray[Any]
 
 
-def seqnos_of(chunk: Chunk) -> Column:
-    return _fields(chunk, HEADER_BYTES, ">u8")
+def read_seqnos(chunk: Chunk) -> Column:
+    """Return the seqno of each change."""
+    return _read_column(chunk, HEADER_BYTES, ">u8")
 
 
-def mutations_of(chunk: Chunk) -> Column:
+def find_mutations(chunk: Chunk) -> Column:
     """Return for each change whether it is a mutation."""
-    mutations: Column = _fields(chunk, 1, "u1") == Opcode.DCP_MUTATION
+    mutations: Column = _read_column(chunk, 1, "u1") == Opcode.DCP_MUTATION
     return mutations
 
 
-def shown(chunk: Chunk, vbucket: Vbucket) -> Chunk:
-    """Return what TAP can say: of the default collection, without extended attributes, and not compressed."""
+def to_tap_changes(chunk: Chunk, vbucket: Vbucket) -> Chunk:
+    """Return the changes that TAP can send: of the default collection, without extended attributes, inflated."""
     if vbucket.changes.collection_state is not None:
-        chunk = chosen(chunk, owners_of(chunk) == DEFAULT_COLLECTION)
-    data, begins, _ = revalue(chunk.data, chunk.begins, _CONTENT)
+        chunk = select_changes(chunk, read_chunk_collections(chunk) == DEFAULT_COLLECTION)
+    data, begins, _ = revalue(chunk.data, chunk.offsets, _CONTENT)
     return Chunk(data, begins)
 
 
-def without_spent(chunk: Chunk, hops: Hops) -> Chunk:
-    """Leave out changes that have come as far as they may."""
-    return chosen(chunk, hops.of(seqnos_of(chunk)) > 0)
+def drop_expired(chunk: Chunk, ttls: TapTtls) -> Chunk:
+    """Return the changes that may travel further."""
+    return select_changes(chunk, ttls.get_ttls(read_seqnos(chunk)) > 0)
 
 
-def encode_changes(chunk: Chunk, form: FrameForm, sequences: Column, flags: Column, hops: Hops | None) -> Buffer:
-    """Return changes as messages. sequences, flags: what numbering them gave; hops: of those that came over TAP."""
+def encode_changes(chunk: Chunk, form: FrameForm, sequences: Column, flags: Column, ttls: TapTtls | None) -> Buffer:
+    """Return changes as TAP messages.
+
+    Args:
+        chunk: the changes.
+        form: the form of the messages.
+        sequences: the sequence of each message.
+        flags: the TAP flags of each message.
+        ttls: the TTLs of the vbucket's changes; None if no change came over TAP.
+    """
     # A plain number: numpy takes a flag for an int64, which does not go into a u16.
-    flags[mutations_of(chunk)] |= int(
+    flags[find_mutations(chunk)] |= int(
         (TapFlag.NO_VALUE if form.keys_only else 0) | (0 if form.reversed_flags else TapFlag.NETWORK_BYTE_ORDER)
     )
-    said: dict[str, Any] = {"opaque": sequences, "tap_flags": flags}
-    if hops is not None:
-        said["ttl"] = hops.of(seqnos_of(chunk))
-    return reframe(chunk.data, np.asarray(chunk.begins, np.int64), form, **said)
+    fields: dict[str, Any] = {"opaque": sequences, "tap_flags": flags}
+    if ttls is not None:
+        fields["ttl"] = ttls.get_ttls(read_seqnos(chunk))
+    return reframe(chunk.data, np.asarray(chunk.offsets, np.int64), form, **fields)
 
 
-def _fields(chunk: Chunk, at: int, dtype: str) -> Column:
-    """Return the number in each frame at this place: an overlapping view, one element a byte."""
+def _read_column(chunk: Chunk, at: int, dtype: str) -> Column:
+    """Return one field of each frame, by an overlapping view with one element per byte."""
     size = np.dtype(dtype).itemsize
     view: Column = np.ndarray((max(len(chunk.data) - size + 1, 0),), dtype, chunk.data, strides=(1,))
-    found: Column = view[np.asarray(chunk.begins, np.int64) + at]
+    found: Column = view[np.asarray(chunk.offsets, np.int64) + at]
     return found

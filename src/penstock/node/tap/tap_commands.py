@@ -1,23 +1,22 @@
-"""TAP_CONNECT, and the commands beside it, from frame to producer."""
+"""TAP_CONNECT and the other commands of TAP: decodes requests and calls the producer."""
 
 from __future__ import annotations
 
 from struct import Struct
 
 from penstock.errors import InvalidArguments, KeyNotFound, RemoteProtocolError, TemporaryFailure
-from penstock.node.answers import Answer, Goodbye
+from penstock.node.answers import Answer, CloseConnection
 from penstock.node.session.command_table import META_READ, SETTINGS, STREAM, CommandTable
-from penstock.node.session.replies import reply
+from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Session
-from penstock.node.streams.change_producer import streamable
-from penstock.node.streams.not_yet import NOT_YET
-from penstock.node.streams.stream_filter import bare_filter
+from penstock.node.streams.change_producer import require_streamable_bucket
+from penstock.node.streams.stream_filter import make_default_filter
+from penstock.node.streams.unsupported_requests import UNSUPPORTED
 from penstock.node.tap.tap_producer import TapProducer
 from penstock.node.tap.tap_receiver import MESSAGES
 from penstock.wire.codec.constants import MAX_KEY, Dialect
 from penstock.wire.codec.flags import TapConnectFlag
-from penstock.wire.codec.frame import Frame, opcode_name
-from penstock.wire.codec.layout import Code
+from penstock.wire.codec.frame import Frame, name_opcode
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.tap import (
@@ -30,34 +29,41 @@ from penstock.wire.messages.tap import (
     TapConnect,
     TapOptions,
     unpack_checkpoints,
-    unpack_options,
+    unpack_tap_options,
 )
 
-__all__ = ["COMMANDS", "FIRST", "STREAMS", "refuse"]
+__all__ = ["COMMANDS", "STREAMS", "refuse_request"]
 
 COMMANDS = CommandTable()
-"""Commands beside TAP streams, on every connection."""
+"""Commands of every connection, beside TAP streams."""
 
 STREAMS = CommandTable()
-"""Commands that make a connection one of TAP."""
+"""Commands that set the connection's dialect to TAP."""
 
 MAX_CLIENTS = 4096
-"""Consumers whose places a bucket keeps; a registered one more is refused, until another is deregistered."""
+"""Clients that a bucket keeps. Another registered client is refused until one is deregistered."""
 
 _ID, _IDS = Struct(">Q"), Struct(">QQ")
 
 
 @STREAMS.serve(needs=STREAM)
-def connect(session: Session, request: TapConnect) -> bytes:
-    """Begin to send. There is no answer but a refusal, which ends the connection."""
-    bucket, older = streamable(session), session.producer
-    bare_filter(session, bucket)  # raises
+def connect_consumer(session: Session, request: TapConnect) -> bytes:
+    """Return no reply, and start to send changes.
+
+    Raises:
+        InvalidArguments: the name is too long, or the connection has another dialect.
+        CloseConnection: the options are not supported, or the bucket keeps too many clients.
+    """
+    bucket, older = require_streamable_bucket(session), session.producer
+    make_default_filter(session, bucket)  # raises
     if len(request.key) > MAX_KEY:
         raise InvalidArguments(f"name of {len(request.key)} bytes, limit {MAX_KEY}")
-    options = _options(request)
+    options = _read_options(request)
     known = bucket.tap.clients
     if options.flags & TapConnectFlag.REGISTERED_CLIENT and request.key not in known and len(known) >= MAX_CLIENTS:
-        raise Goodbye(f"{len(known)} TAP clients are kept, limit {MAX_CLIENTS}", reply(request, Status.ENOMEM))
+        raise CloseConnection(
+            f"{len(known)} TAP clients are kept, limit {MAX_CLIENTS}", encode_reply(request, Status.ENOMEM)
+        )
     if older is not None:
         if older.dialect is not Dialect.TAP:
             raise InvalidArguments(f"this connection speaks {older.dialect.value}")
@@ -66,92 +72,101 @@ def connect(session: Session, request: TapConnect) -> bytes:
     return b""
 
 
-def _options(request: TapConnect) -> TapOptions:
+def _read_options(request: TapConnect) -> TapOptions:
     flags = request.flags or 0
     try:
-        options = unpack_options(flags, request.value)
+        options = unpack_tap_options(flags, request.value)
     except RemoteProtocolError as error:
-        raise Goodbye(str(error), b"" if error.fatal else reply(request, Status.NOT_SUPPORTED)) from error
+        raise CloseConnection(
+            str(error), b"" if error.fatal else encode_reply(request, Status.NOT_SUPPORTED)
+        ) from error
     if flags & TapConnectFlag.TAKEOVER_VBUCKETS:
-        status, capability = NOT_YET["TAKEOVER_VBUCKETS"]
-        raise Goodbye(f"TAKEOVER_VBUCKETS needs {capability}, which this node does not have", reply(request, status))
+        status, capability = UNSUPPORTED["TAKEOVER_VBUCKETS"]
+        raise CloseConnection(
+            f"TAKEOVER_VBUCKETS needs {capability}, which this node does not have", encode_reply(request, status)
+        )
     return options
 
 
 @COMMANDS.serve(needs=SETTINGS)
-def deregister(session: Session, request: DeregisterTapClient) -> bytes:
-    """Forget a registered client; if it is here, its connection ends."""
-    bucket = session.selected()
+def deregister_client(session: Session, request: DeregisterTapClient) -> bytes:
+    """Return the reply to DEREGISTER_TAP_CLIENT, which forgets a client and ends its connection."""
+    bucket = session.require_bucket()
     producer = bucket.producers.get((Dialect.TAP, request.key))
     client = bucket.tap.clients.pop(request.key, None)
     if producer is not None:
         producer.abort("deregistered")
         bucket.tap.clients.pop(request.key, None)
-    if client is not None and client.forget is not None:
-        client.forget.cancel()
-    return reply(request)
+    if client is not None and client.forget_timer is not None:
+        client.forget_timer.cancel()
+    return encode_reply(request)
 
 
 @COMMANDS.serve(needs=SETTINGS)
 def change_filter(session: Session, request: ChangeVbFilter) -> bytes:
+    """Return the reply to CHANGE_VB_FILTER. Raises KeyNotFound without a connection of the name."""
     pairs = unpack_checkpoints(request.value)
-    producer = session.selected().producers.get((Dialect.TAP, request.key))
+    producer = session.require_bucket().producers.get((Dialect.TAP, request.key))
     if not isinstance(producer, TapProducer):
         raise KeyNotFound(f"no TAP stream {request.key!r}")
     producer.change_filter(pairs)
-    return reply(request)
+    return encode_reply(request)
 
 
 @COMMANDS.serve(needs=SETTINGS)
-def reset_chain(session: Session, request: ResetReplicationChain) -> bytes:
-    for producer in tuple(session.selected().producers.values()):
+def restart_all_streams(session: Session, request: ResetReplicationChain) -> bytes:
+    """Return the reply to RESET_REPLICATION_CHAIN: all TAP streams of the bucket start from zero."""
+    for producer in tuple(session.require_bucket().producers.values()):
         if isinstance(producer, TapProducer):
-            producer.begin_anew()
-    return reply(request)
+            producer.restart_streams()
+    return encode_reply(request)
 
 
 @COMMANDS.serve(needs=META_READ)
-def get_last_closed(session: Session, request: LastClosedCheckpoint) -> bytes:
-    bucket = session.selected()
-    vbucket = bucket.store.existing(request.vbucket)
-    return reply(request, value=_ID.pack(bucket.tap.checkpoints(vbucket).last_closed))
+def get_last_closed_checkpoint(session: Session, request: LastClosedCheckpoint) -> bytes:
+    """Return the id of a vbucket's last closed checkpoint."""
+    bucket = session.require_bucket()
+    vbucket = bucket.store.find_existing(request.vbucket)
+    return encode_reply(request, value=_ID.pack(bucket.tap.get_checkpoints(vbucket).last_closed_id))
 
 
 @COMMANDS.serve(needs=SETTINGS)
 def create_checkpoint(session: Session, request: CreateCheckpoint) -> bytes:
-    """Answered with the ids of the open checkpoint and of the last one on disk."""
-    bucket = session.selected()
+    """Return the ids of the open checkpoint and of the last one on disk, after closing the open one."""
+    bucket = session.require_bucket()
     vbucket = bucket.store.find(request.vbucket)
-    checkpoints = bucket.tap.checkpoints(vbucket)
-    answer = _IDS.pack(checkpoints.create(), checkpoints.persisted)
+    checkpoints = bucket.tap.get_checkpoints(vbucket)
+    answer = _IDS.pack(checkpoints.close_open(), checkpoints.persisted_id)
     session.changed.add(vbucket.id)
-    return reply(request, value=answer)
+    return encode_reply(request, value=answer)
 
 
 @COMMANDS.serve(needs=META_READ)
 def wait_for_checkpoint(session: Session, request: CheckpointPersistence) -> bytes:
-    bucket = session.selected()
-    vbucket = bucket.store.existing(request.vbucket)
+    """Return the reply once a checkpoint is on disk. Raises TemporaryFailure for an open one of a bucket in memory."""
+    bucket = session.require_bucket()
+    vbucket = bucket.store.find_existing(request.vbucket)
 
     def is_done() -> bool:
-        return request.checkpoint_id <= bucket.tap.checkpoints(vbucket).persisted
+        return request.checkpoint_id <= bucket.tap.get_checkpoints(vbucket).persisted_id
 
     if bucket.flusher is not None:
-        return bucket.flusher.waits.until(vbucket, is_done, reply(request))
+        return bucket.flusher.waits.reply_when(vbucket, is_done, encode_reply(request))
     if not is_done():
-        last = bucket.tap.checkpoints(vbucket).last_closed
+        last = bucket.tap.get_checkpoints(vbucket).last_closed_id
         raise TemporaryFailure(f"checkpoint {request.checkpoint_id} is not closed yet; the last closed one is {last}")
-    return reply(request)
+    return encode_reply(request)
 
 
-FIRST: frozenset[Code] = frozenset((*STREAMS.commands, *MESSAGES.commands))
-"""The requests that may be a connection's first."""
+def refuse_request(session: Session, frame: Frame) -> Answer:
+    """Return the reply to a TAP request of an unlisted shape.
 
-
-def refuse(session: Session, frame: Frame) -> Answer:
-    """Serve a request that no shape lists, or one that TAP does not have. Raises Goodbye, RemoteProtocolError."""
+    Raises:
+        CloseConnection: TAP does not have the request.
+        RemoteProtocolError: the request is malformed.
+    """
     code = Opcode(frame.opcode)
     command = STREAMS.commands.get(code) or MESSAGES.commands.get(code)
     if command is None:
-        raise Goodbye(f"{opcode_name(frame.opcode)} on a TAP connection")
-    return command.checked(session, frame)
+        raise CloseConnection(f"{name_opcode(frame.opcode)} on a TAP connection")
+    return command.checked_handler(session, frame)

@@ -1,7 +1,7 @@
-"""What a TAP producer has sent and its consumer has not answered: sequence numbers, window, acknowledgements.
+"""The unanswered messages of a TAP producer: sequence numbers, window and acknowledgements.
 
-A message's number here counts from 0 and never wraps; on the wire it is a sequence from 1 to 2^32-1, then 1 again. An
-acknowledgement counts for everything before it too, so the log is a queue of runs of messages.
+Numbers of messages count from 0 and never wrap. On the wire, a sequence counts from 1 to 2^32-1, then from 1 again. An
+acknowledgement also applies to all earlier messages, so the log is a queue of runs of messages.
 Source: ep-engine 2.5 tapconnection.cc; TAP, "ACK".
 """
 
@@ -18,17 +18,21 @@ from penstock.wire.codec.flags import TapFlag
 __all__ = ["SEQUENCES", "TapLog"]
 
 SEQUENCES = 2**32 - 1
-"""How many sequences there are: all of 32 bits but 0."""
+"""Number of sequences: all 32-bit numbers but 0."""
 
 Column = npt.NDArray[Any]
 Item = TypeVar("Item")
 
 
 class TapLog(Generic[Item]):
-    """The messages of one connection.
+    """The unanswered messages of one connection.
 
-    acks: does the consumer acknowledge? If not, nothing is kept. interval: every so many messages one asks for an
-    answer. window: so many may be unanswered. sent: how many there were; acked: how many of them are dealt with.
+    Attributes:
+        acks: whether the consumer acknowledges messages. If not, no message is kept.
+        interval: number of messages of which one asks for an answer.
+        window: most unanswered messages.
+        sent: number of messages so far.
+        acked: number of acknowledged messages.
     """
 
     def __init__(self, acks: bool, interval: int, window: int) -> None:
@@ -37,33 +41,43 @@ class TapLog(Generic[Item]):
         self.window = window
         self.sent = 0
         self.acked = 0
-        self._asked = -1  # the newest message that asks for an answer
-        self._barrier = -1  # the newest message that no data may overtake
-        self._runs: deque[tuple[int, int, Item]] = deque()  # from, up to and without, what
+        self._last_asking = -1  # the newest message that asks for an answer
+        self._last_blocking = -1  # the newest message that no data may overtake
+        self._runs: deque[tuple[int, int, Item]] = deque()  # first number, number after the last, item
 
     @property
     def unacked(self) -> int:
+        """Number of unanswered messages."""
         return self.sent - self.acked
 
     @property
     def room(self) -> int:
-        """How many messages may be sent."""
+        """Number of messages that may be sent."""
         return self.window - self.unacked if self.acks else self.window
 
     @property
-    def answer_due(self) -> bool:
-        """Is there a message that asked for an answer and has none?"""
-        return self._asked >= self.acked
+    def is_answer_due(self) -> bool:
+        """Whether the consumer owes an answer."""
+        return self._last_asking >= self.acked
 
     @property
-    def barred(self) -> bool:
-        """Is there a message that has to be answered before data may follow?"""
-        return self._barrier >= self.acked
+    def is_data_blocked(self) -> bool:
+        """Whether a message must be answered before changes may follow."""
+        return self._last_blocking >= self.acked
 
-    def number(self, count: int, item: Item, *, asks: bool, barrier: bool = False) -> tuple[Column, Column]:
-        """Take in messages that are about to be sent, and return their sequences and tap flags.
+    def number_messages(
+        self, count: int, item: Item, *, asks_answer: bool, blocks_data: bool = False
+    ) -> tuple[Column, Column]:
+        """Add messages that are sent next.
 
-        asks: the last of them asks for an answer, whatever its number. barrier: no data may overtake them.
+        Args:
+            count: number of messages.
+            item: returned when they are answered.
+            asks_answer: whether the last of them asks for an answer in any case.
+            blocks_data: whether no change may follow before they are answered.
+
+        Returns:
+            The sequence and the TAP flags of each message.
         """
         first, self.sent = self.sent, self.sent + count
         places = np.arange(first, self.sent, dtype=np.int64) % SEQUENCES
@@ -72,23 +86,27 @@ class TapLog(Generic[Item]):
             self.acked = self.sent
             return places + 1, flags
         flags[places % self.interval == 0] = TapFlag.ACK
-        if asks:
+        if asks_answer:
             flags[-1] = TapFlag.ACK
         asking = np.flatnonzero(flags)
         if len(asking):
-            self._asked = first + int(asking[-1])
-        if barrier:
-            self._barrier = self.sent - 1
+            self._last_asking = first + int(asking[-1])
+        if blocks_data:
+            self._last_blocking = self.sent - 1
         self._runs.append((first, self.sent, item))
         return places + 1, flags
 
-    def find(self, sequence: int) -> int | None:
-        """Return the number of the unanswered message with this sequence, None if there is none."""
+    def find_message(self, sequence: int) -> int | None:
+        """Return the number of the unanswered message with a sequence, None if there is none."""
         number = self.acked + (sequence - 1 - self.acked) % SEQUENCES
         return number if sequence and number < self.sent else None
 
-    def take(self, end: int) -> list[tuple[Item, int, int]]:
-        """Take out all messages before number `end`; of each run touched, from and up to which of its messages."""
+    def remove_before(self, end: int) -> list[tuple[Item, int, int]]:
+        """Remove all messages before number `end`.
+
+        Returns:
+            For each run: its item, and the bounds of its removed messages, counted from the start of the run.
+        """
         taken = []
         while self._runs and self._runs[0][0] < end:
             first, last, item = self._runs[0]

@@ -1,8 +1,8 @@
-"""A TAP connection, from the side that sends: one stream of many vbuckets.
+"""A TAP connection on the side of the producer: one stream of many vbuckets.
 
-Each part of the producer has one idea: which vbuckets the consumer gets (`TapSelection`), what waits (`TapBacklog`),
-what comes next (`TapOrder`), and what was sent and acknowledged (`TapDelivery`). A *turn* of the event loop ends as one
-of DCP does (`streams.stream_producer`), and when a message has to be acknowledged first.
+Each part of the producer has one task: `TapSelection` selects vbuckets, `TapBacklog` keeps pending messages,
+`TapOrder` chooses the next message, and `TapDelivery` sends and acknowledges. A *turn* of the event loop ends as in DCP
+(`streams.stream_producer`), and when a message has to be acknowledged first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.node.answers import Goodbye
+from penstock.node.answers import CloseConnection
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.buckets.vbucket_events import VbucketEvent
 from penstock.node.session.session import Session
@@ -21,16 +21,16 @@ from penstock.node.streams.change_producer import (
     AnswerDeadline,
     ChangeProducer,
 )
-from penstock.node.streams.stream_encoder import joined
+from penstock.node.streams.stream_encoder import join_pieces
 from penstock.node.tap.tap_backlog import TapBacklog, TapNotices, TapRefusals
 from penstock.node.tap.tap_delivery import TapDelivery
 from penstock.node.tap.tap_order import TapOrder
 from penstock.node.tap.tap_request import TapRequest
 from penstock.node.tap.tap_selection import TapSelection
-from penstock.node.tap.tap_stream import TapStream, opaque_message
+from penstock.node.tap.tap_stream import TapStream, make_opaque_message
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect, TapOpaque
-from penstock.wire.codec.frame import Buffer, Frame, opcode_name
+from penstock.wire.codec.frame import Buffer, Frame, name_opcode
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Noop
@@ -38,12 +38,13 @@ from penstock.wire.messages.tap import TapOptions
 
 __all__ = ["TapProducer"]
 
-_STEP_BYTES = 2 * 1024  # what it costs to look at a vbucket, in bytes sent
-_REFUSED_BYTES = 32 * 1024  # to find out whether a change that was refused still counts
-_MOST_NOTICES = 16
-"""Of each vbucket, on average. A consumer before which more wait takes none, and better starts from zero."""
+# Costs in bytes sent: of visiting a vbucket, and of checking whether a refused change was superseded.
+_STEP_COST_BYTES = 2 * 1024
+_REFUSED_COST_BYTES = 32 * 1024
+_MAX_NOTICES = 16
+"""Waiting notices of each vbucket, on average. A consumer with more reads none, and should start from zero."""
 
-_TRANSIENT = frozenset((Status.EBUSY, Status.ETMPFAIL))
+_TRANSIENT = frozenset((Status.EBUSY, Status.ETMPFAIL))  # the message is sent again after a pause
 _MESSAGES = frozenset(range(Opcode.TAP_MUTATION, Opcode.TAP_CHECKPOINT_END + 1))
 
 
@@ -51,120 +52,129 @@ class TapProducer(ChangeProducer):
     """The producer of one connection.
 
     Attributes:
-        request: what the consumer asked for.
-        client: what outlives the connection.
+        request: the options of TAP_CONNECT.
+        client: the state that outlives the connection.
         selection: the vbuckets that the consumer gets.
-        delivery: what was sent.
+        delivery: the sent messages.
+        streams: the open streams by vbucket.
     """
 
     def __init__(self, session: Session, bucket: ServedBucket, name: bytes, options: TapOptions) -> None:
         super().__init__(session, bucket, Dialect.TAP, name)
         self._settings = settings = session.node.tap
         self.request = request = TapRequest(options)
-        returns = self.named and not request.is_dump
+        returns = self.is_named and not request.is_dump
         self.client = bucket.tap.connect_client(
             self.name if returns else b"", registered=request.registered, keepalive=settings.keepalive
         )
-        form = request.form(session.datatypes)
-        notices = TapNotices(_MOST_NOTICES * len(bucket.store.vbuckets), self._abort_soon)
+        form = request.make_form(session.datatypes)
+        notices = TapNotices(_MAX_NOTICES * len(bucket.store.vbuckets), self._schedule_abort)
         self._backlog = TapBacklog(notices, TapRefusals(self.client))
         self.delivery = TapDelivery(bucket, form, request.acks, settings)
         self.selection = TapSelection(
-            bucket, request, form, self.client, self._backlog, resume=self.resume, keep_totals=self.keep_totals
+            bucket, request, form, self.client, self._backlog, resume=self.resume, add_totals=self.add_totals
         )
         self.streams: dict[int, TapStream] = self.selection.streams
         self._order = TapOrder(self.selection, self._backlog, self.delivery)
-        self._pause: asyncio.TimerHandle | None = None  # after a refusal nothing is sent for a while
+        self._pause_timer: asyncio.TimerHandle | None = None  # runs after a refusal; nothing is sent until it ends
         self._answer = AnswerDeadline(session)
-        self._noops = _Noops(session, settings.noop_interval)
+        self._noops = _TapNoops(session, settings.noop_interval)
         if request.acks:
-            notices.add(opaque_message(TapOpaque.ENABLE_AUTO_NACK))
+            notices.add(make_opaque_message(TapOpaque.ENABLE_AUTO_NACK))
         if request.checkpoints:
-            notices.add(opaque_message(TapOpaque.ENABLE_CHECKPOINT_SYNC))
-        self.selection.begin()
+            notices.add(make_opaque_message(TapOpaque.ENABLE_CHECKPOINT_SYNC))
+        self.selection.open_streams()
         self.resume()
 
     def change_filter(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Send other vbuckets from now on, as `TapSelection.change_filter` does."""
+        """Change the selected vbuckets. See `TapSelection.change_filter`."""
         self.selection.change_filter(pairs)
         self.resume()
 
-    def begin_anew(self) -> None:
-        """Send everything again, from the beginning."""
+    def restart_streams(self) -> None:
+        """Send everything again, from the start."""
         self.selection.restart_all()
         self.resume()
 
     def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
+        """Apply an event of a vbucket to its stream."""
         self.selection.vbucket_changed(vbucket, event)
         self.resume()
 
     def stop(self) -> None:
-        """Keep what the consumer has acknowledged, if it may come back, and give up all else.
+        """Keep the acknowledged positions of a client that may return, and free everything else.
 
-        A connection that is ended from here ends twice; by the second time another may be this client.
+        A connection that this node ends is stopped twice. Before the second time, the client may have a new connection.
         """
-        if self.turns.are_over:
+        if self.turns.is_stopped:
             return
         super().stop()
         self._noops.stop()
         self._answer.stop()
-        if self._pause is not None:
-            self._pause.cancel()
+        if self._pause_timer is not None:
+            self._pause_timer.cancel()
         self.selection.close()
         self.bucket.tap.disconnect_client(self.name, self.client, self._settings.keepalive, self.session.node.loop)
 
     # Answers
 
-    def take_response(self, frame: Frame) -> bytes:
+    def handle_response(self, frame: Frame) -> bytes:
+        """Return no reply, after applying an answer of the consumer.
+
+        Raises:
+            CloseConnection: the consumer refuses a message for good, or the response is not one of TAP.
+        """
         if frame.opcode == Opcode.NOOP:
             return b""
         if frame.opcode not in _MESSAGES:
-            raise Goodbye(f"response to {opcode_name(frame.opcode)} on a TAP connection")
-        number = self.delivery.log.find(frame.opaque)
+            raise CloseConnection(f"response to {name_opcode(frame.opcode)} on a TAP connection")
+        number = self.delivery.log.find_message(frame.opaque)
         if number is None:
             return b""
         if frame.specific == Status.SUCCESS:
             self.delivery.acknowledge(number + 1, self._backlog)
         elif frame.specific in _TRANSIENT:
             self.delivery.refuse(number, self._backlog, self.streams)
-            self._pause_for(self._settings.backoff_period)
+            self._pause(self._settings.backoff_period)
         else:
-            raise Goodbye(f"{opcode_name(frame.opcode)} refused with status 0x{frame.specific:02x}")
+            raise CloseConnection(f"{name_opcode(frame.opcode)} refused with status 0x{frame.specific:02x}")
         self._answer.stop()
-        self._watch()
+        self._watch_answer()
         self.resume()
         return b""
 
-    def _pause_for(self, seconds: float) -> None:
-        if self._pause is not None:
-            self._pause.cancel()
-        self._pause = self.session.node.loop.call_later(seconds, self.session.output.guarded, self._end_pause)
+    def _pause(self, seconds: float) -> None:
+        if self._pause_timer is not None:
+            self._pause_timer.cancel()
+        self._pause_timer = self.session.node.loop.call_later(seconds, self.session.output.run_guarded, self._end_pause)
 
     def _end_pause(self) -> None:
-        self._pause = None
+        self._pause_timer = None
         self.resume()
 
-    def _watch(self) -> None:
-        """End the connection in a while, if the peer owes an answer."""
-        if self.delivery.log.answer_due:
+    def _watch_answer(self) -> None:
+        """Start the answer deadline, if the peer owes an answer."""
+        if self.delivery.log.is_answer_due:
             self._answer.start(self._settings.ack_grace_period, "no TAP answer")
 
-    def _abort_soon(self, why: str) -> None:
-        self.session.node.loop.call_soon(self.session.output.abort, why)
+    def _schedule_abort(self, reason: str) -> None:
+        self.session.node.loop.call_soon(self.session.output.abort, reason)
 
     # Sending
 
     def resume(self) -> None:
-        if self._pause is None:
-            self.turns.ask()
+        """Schedule a turn, unless the consumer has asked for a pause by refusing a message."""
+        if self._pause_timer is None:
+            self.turns.schedule()
 
-    def take_turn(self) -> None:
+    def run_turn(self) -> None:
+        """Send some of the pending messages. Raises CloseConnection after the last message of a dump."""
         share = TURN_BYTES
         pieces: list[Buffer] = []
         waiting = 0
         while share > 0 and not self.session.output.paused:
-            cost = _REFUSED_BYTES if self._backlog.refusals else _STEP_BYTES
-            piece = self._order.next_piece() if self._pause is None else None
+            cost = _REFUSED_COST_BYTES if self._backlog.refusals else _STEP_COST_BYTES
+            piece = self._order.encode_next() if self._pause_timer is None else None
             if piece is None:
                 break
             pieces.append(piece)
@@ -176,35 +186,38 @@ class TapProducer(ChangeProducer):
         else:
             self.resume()
         self._write(pieces)
-        self._watch()
+        self._watch_answer()
         if self.request.is_dump and self._order.is_complete and not self.session.output.paused:
-            raise Goodbye("the dump is complete")
+            raise CloseConnection("the dump is complete")
 
     def _write(self, pieces: Sequence[Buffer]) -> None:
-        if data := joined(pieces):
-            self._noops.put_off()
+        if data := join_pieces(pieces):
+            self._noops.skip_interval()
             self.session.output.write(data)
 
-    # What STAT shows
+    # Statistics
 
     @property
-    def ready(self) -> int:
+    def ready_count(self) -> int:
+        """Number of pending messages and streams."""
         return len(self._backlog)
 
     @property
     def unacked(self) -> int:
+        """Number of unanswered messages."""
         return self.delivery.log.unacked
 
     def details(self) -> dict[str, Any]:
+        """Return the statistics that only TAP has, by their name in STAT."""
         return {
             "flags": int(self.request.flags),
-            "vb_filter": ",".join(map(str, sorted(self.request.listed))),
+            "vb_filter": ",".join(map(str, sorted(self.request.vbuckets))),
             "unacked": self.unacked,
             "sequence": self.delivery.log.sent,
         }
 
 
-class _Noops:
+class _TapNoops:
     """Sends a NOOP for each interval in which nothing else was sent."""
 
     def __init__(self, session: Session, interval: float) -> None:
@@ -213,7 +226,7 @@ class _Noops:
         self._is_quiet = True
         self._start()
 
-    def put_off(self) -> None:
+    def skip_interval(self) -> None:
         """Send no NOOP in this interval, since something else was sent."""
         self._is_quiet = False
 
@@ -222,7 +235,7 @@ class _Noops:
 
     def _start(self) -> None:
         session = self._session
-        self._timer = session.node.loop.call_later(self._interval, session.output.guarded, self._end_interval)
+        self._timer = session.node.loop.call_later(self._interval, session.output.run_guarded, self._end_interval)
 
     def _end_interval(self) -> None:
         if self._is_quiet:

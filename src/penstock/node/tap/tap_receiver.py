@@ -1,8 +1,8 @@
-"""TAP messages that come to the node: changes made elsewhere, to be kept here.
+"""The receiver of TAP messages: stores changes that another node sends.
 
-Whoever sends them needs no TAP_CONNECT. A message is answered if it asks for that (ACK), or if it could not be dealt
-with; an answer has no body. Source: TAP, "Message order" and "ACK"; memcached.c, process_bin_tap_packet; ep-engine 2.5
-tapconnection.cc, TapConsumer.
+The sender needs no TAP_CONNECT. A message is answered if it asks for an answer (ACK), or if it fails. Answers have no
+body. Source: TAP, "Message order" and "ACK"; memcached.c, process_bin_tap_packet; ep-engine 2.5 tapconnection.cc,
+TapConsumer.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from struct import Struct
 from typing import TypeVar
 
 from penstock.errors import InvalidArguments, NotMyVbucket, OutOfRange, RemoteProtocolError, StatusError
-from penstock.node.answers import Answer, Goodbye
+from penstock.node.answers import Answer, CloseConnection
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.buckets.vbucket_events import VbucketEvent
+from penstock.node.session.client_values import detect_document_datatype
 from penstock.node.session.command_table import REPLICATE, CommandTable
-from penstock.node.session.replies import reply
+from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Handler, Session
-from penstock.node.session.shown_values import document_datatype
 from penstock.store.documents.incoming_changes import LAST_SEQNO
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, TapOpaque, VbucketState
 from penstock.wire.codec.flags import TapFlag
-from penstock.wire.codec.frame import Frame, opcode_name
+from penstock.wire.codec.frame import Frame, name_opcode
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.tap import (
     TapCheckpointEnd,
@@ -44,47 +44,51 @@ __all__ = ["MESSAGES"]
 logger = logging.getLogger("penstock.node")
 
 _REVISION = Struct(">Q")
-_NRU_AT = _REVISION.size
-_NUMBER_BYTES = 4
-_ID_BYTES = 8
+_NRU_AT = _REVISION.size  # ep-engine's "not recently used" value follows the revision
+_NUMBER_BYTES = 4  # of an opaque command, and of a vbucket state
+_ID_BYTES = 8  # of a checkpoint id
 
 
-def _answering(handler: Handler) -> Handler:
-    """Let a handler answer every message that cannot be read, or not be dealt with."""
+def _reply_errors(handler: Handler) -> Handler:
+    """Return a handler that replies to each malformed or refused message with its status."""
 
     def answer(session: Session, frame: Frame) -> Answer:
-        bucket = session.selected()
+        bucket = session.require_bucket()
         try:
             return handler(session, frame)
         except (StatusError, RemoteProtocolError) as error:
             logger.debug("%s", error)
             bucket.tap.refused += 1
-            return reply(frame, error.status)
+            return encode_reply(frame, error.status)
 
     return answer
 
 
-MESSAGES = CommandTable(_answering)
+MESSAGES = CommandTable(_reply_errors)
 
 M = TypeVar("M", bound=TapMessage)
 
 
-def _received(deal: Callable[[ServedBucket, M], None]) -> Callable[[Session, M], bytes]:
-    """Make the handler of a message, which is answered if it asks for that. deal: raises Goodbye, StatusError."""
+def _make_receiver(apply: Callable[[ServedBucket, M], None]) -> Callable[[Session, M], bytes]:
+    """Return the handler of a message: it applies the message, and replies if the message asks for an answer.
 
-    @wraps(deal)
+    Args:
+        apply: applies the message to the bucket. May raise CloseConnection and StatusError.
+    """
+
+    @wraps(apply)
     def receive(session: Session, message: M) -> bytes:
         if not message.ttl:
-            raise InvalidArguments(f"{opcode_name(message.received_as)} that has no hop left")
-        deal(session.selected(), message)
-        return reply(message) if message.tap_flags & TapFlag.ACK else b""
+            raise InvalidArguments(f"{name_opcode(message.received_as)} that has no hop left")
+        apply(session.require_bucket(), message)
+        return encode_reply(message) if message.tap_flags & TapFlag.ACK else b""
 
     return receive
 
 
-def _found(bucket: ServedBucket, number: int) -> Vbucket:
-    """Return a vbucket that takes changes: any but a dead one. Raises NotMyVbucket."""
-    vbucket = bucket.store.existing(number)
+def _find_vbucket(bucket: ServedBucket, number: int) -> Vbucket:
+    """Return a vbucket that accepts changes. Raises NotMyVbucket for a dead or unknown one."""
+    vbucket = bucket.store.find_existing(number)
     if vbucket.history.state is VbucketState.DEAD:
         raise NotMyVbucket(f"vbucket {number} is dead", vbucket=number)
     return vbucket
@@ -97,31 +101,32 @@ def _check_key(message: TapMessage) -> None:
         )
 
 
-def _revision(message: TapMessage) -> int | None:
-    """Return the rev_seqno that the producer gave a change, None if it said none. Raises OutOfRange."""
+def _read_revision(message: TapMessage) -> int | None:
+    """Return the producer's rev_seqno of a change, None without one. Raises OutOfRange."""
     if len(message.engine_private) < _REVISION.size:
         return None
     (revision,) = _REVISION.unpack_from(message.engine_private)
-    return _countable("rev_seqno", revision)
+    return _check_countable("rev_seqno", revision)
 
 
-def _countable(what: str, number: int) -> int:
-    """Return the number. Raises OutOfRange for one from which this node could not count on."""
+def _check_countable(name: str, number: int) -> int:
+    """Return the number. Raises OutOfRange if the node could not count further."""
     if number > LAST_SEQNO:
-        raise OutOfRange(f"{what} {number}, limit {LAST_SEQNO}")
+        raise OutOfRange(f"{name} {number}, limit {LAST_SEQNO}")
     return number
 
 
 @MESSAGES.serve(needs=REPLICATE)
-@_received
-def take_mutation(bucket: ServedBucket, message: TapMutation) -> None:
-    vbucket = _found(bucket, message.vbucket)
+@_make_receiver
+def store_mutation(bucket: ServedBucket, message: TapMutation) -> None:
+    """Store a mutation."""
+    vbucket = _find_vbucket(bucket, message.vbucket)
     _check_key(message)
-    rev_seqno = _revision(message)
+    rev_seqno = _read_revision(message)
     key = DEFAULT_PREFIX + message.key
     old = vbucket.get(key)
     if old is not None and (old.cas, old.rev_seqno) == (message.cas, rev_seqno):
-        return  # it has been here before, on its way through a circle of nodes
+        return  # it has returned through a circle of nodes
     private = message.engine_private
     stored = vbucket.incoming.apply(
         Event.MUTATION,
@@ -129,31 +134,32 @@ def take_mutation(bucket: ServedBucket, message: TapMutation) -> None:
         message.value,
         cas=message.cas or vbucket.changes.clock.last + 1,
         rev_seqno=rev_seqno if rev_seqno is not None else old.rev_seqno + 1 if old else 1,
-        flags=_item_flags(message),
+        flags=_read_item_flags(message),
         expiry=message.expiry,
         nru=private[_NRU_AT] if len(private) > _NRU_AT else 0,
-        datatype=document_datatype(message.datatype, message.value),
+        datatype=detect_document_datatype(message.datatype, message.value),
     )
-    _note(bucket, vbucket, stored.seqno, message)
+    _record_change(bucket, vbucket, stored.seqno, message)
 
 
-def _item_flags(message: TapMutation) -> int:
-    """Return the client's own flags. Producers that do not say otherwise send them in reverse."""
+def _read_item_flags(message: TapMutation) -> int:
+    """Return the client's flags of a document. Producers without NETWORK_BYTE_ORDER send them reversed."""
     if message.tap_flags & TapFlag.NETWORK_BYTE_ORDER:
         return message.flags
     return int.from_bytes(message.flags.to_bytes(4, "big"), "little")
 
 
 @MESSAGES.serve(needs=REPLICATE)
-@_received
-def take_deletion(bucket: ServedBucket, message: TapDelete) -> None:
-    vbucket = _found(bucket, message.vbucket)
+@_make_receiver
+def store_deletion(bucket: ServedBucket, message: TapDelete) -> None:
+    """Store a deletion. A deletion of a missing document is ignored."""
+    vbucket = _find_vbucket(bucket, message.vbucket)
     _check_key(message)
     key = DEFAULT_PREFIX + message.key
     old = vbucket.get(key)
     if old is None:
         return
-    rev_seqno = _revision(message)
+    rev_seqno = _read_revision(message)
     stored = vbucket.incoming.apply(
         Event.DELETION,
         key,
@@ -162,71 +168,82 @@ def take_deletion(bucket: ServedBucket, message: TapDelete) -> None:
         rev_seqno=rev_seqno if rev_seqno is not None else old.rev_seqno + 1,
         datatype=message.datatype,
     )
-    _note(bucket, vbucket, stored.seqno, message)
+    _record_change(bucket, vbucket, stored.seqno, message)
 
 
-def _note(bucket: ServedBucket, vbucket: Vbucket, seqno: int, message: TapMessage) -> None:
-    bucket.tap.received(vbucket.id, seqno, message.ttl - 1)
+def _record_change(bucket: ServedBucket, vbucket: Vbucket, seqno: int, message: TapMessage) -> None:
+    bucket.tap.record_received(vbucket.id, seqno, message.ttl - 1)
     bucket.changed.add(vbucket.id)
 
 
 @MESSAGES.serve(needs=REPLICATE)
-@_received
-def take_flush(bucket: ServedBucket, message: TapFlush) -> None:
+@_make_receiver
+def flush_vbuckets(bucket: ServedBucket, message: TapFlush) -> None:
+    """Delete all documents, with the history of each vbucket."""
     for vbucket in bucket.store.vbuckets:
         if vbucket.history.state is not None:
-            _reset(bucket, vbucket)
+            _reset_vbucket(bucket, vbucket)
 
 
-def _reset(bucket: ServedBucket, vbucket: Vbucket) -> None:
+def _reset_vbucket(bucket: ServedBucket, vbucket: Vbucket) -> None:
     vbucket.reset()
-    bucket.tell(vbucket, VbucketEvent.FLUSHED)
+    bucket.report_event(vbucket, VbucketEvent.FLUSHED)
 
 
 @MESSAGES.serve(needs=REPLICATE)
-@_received
-def take_remark(bucket: ServedBucket, message: TapOpaqueMessage) -> None:
-    """Take a remark. Those that a consumer does nothing about, and those it does not know, are no error."""
+@_make_receiver
+def handle_opaque(bucket: ServedBucket, message: TapOpaqueMessage) -> None:
+    """Handle an opaque message: INITIAL_VBUCKET_STREAM empties the vbucket. All other commands are ignored."""
     command = int.from_bytes(message.engine_private, "big")
     if len(message.engine_private) != _NUMBER_BYTES:
         logger.info("TAP_OPAQUE of %d bytes, expected %d", len(message.engine_private), _NUMBER_BYTES)
     elif command == TapOpaque.INITIAL_VBUCKET_STREAM:
-        _reset(bucket, _found(bucket, message.vbucket))
+        _reset_vbucket(bucket, _find_vbucket(bucket, message.vbucket))
 
 
 @MESSAGES.serve(needs=REPLICATE)
-@_received
-def take_state(bucket: ServedBucket, message: TapVbucketSet) -> None:
+@_make_receiver
+def set_vbucket_state(bucket: ServedBucket, message: TapVbucketSet) -> None:
+    """Set the state of a vbucket. Raises CloseConnection for an invalid state."""
     number = int.from_bytes(message.engine_private, "big")
     nbytes = len(message.engine_private)
     if nbytes != _NUMBER_BYTES:
-        raise Goodbye(f"TAP_VBUCKET_SET with a state of {nbytes} bytes, expected {_NUMBER_BYTES}")
+        raise CloseConnection(f"TAP_VBUCKET_SET with a state of {nbytes} bytes, expected {_NUMBER_BYTES}")
     if number not in set(VbucketState):
-        raise Goodbye(f"TAP_VBUCKET_SET with state {number}, expected 1 to {max(VbucketState)}")
+        raise CloseConnection(f"TAP_VBUCKET_SET with state {number}, expected 1 to {max(VbucketState)}")
     vbuckets, state = bucket.store.vbuckets, VbucketState(number)
     if message.vbucket >= len(vbuckets):
         raise NotMyVbucket(f"vbucket {message.vbucket} of {len(vbuckets)}", vbucket=message.vbucket)
     vbucket = vbuckets[message.vbucket]
     if vbucket.history.state is not state:
         vbucket.set_state(state)
-        bucket.tell(vbucket, VbucketEvent.STATE_CHANGED)
+        bucket.report_event(vbucket, VbucketEvent.STATE_CHANGED)
 
 
 @MESSAGES.serve(needs=REPLICATE)
-@_received
-def take_checkpoint(bucket: ServedBucket, message: TapCheckpointStart | TapCheckpointEnd) -> None:
-    """Begin or end a checkpoint, in a vbucket that follows the producer's."""
-    vbucket = bucket.store.existing(message.vbucket)
+@_make_receiver
+def update_checkpoint(bucket: ServedBucket, message: TapCheckpointStart | TapCheckpointEnd) -> None:
+    """Start or end a checkpoint, in a vbucket that is a copy of the producer's.
+
+    Raises:
+        CloseConnection: the id is malformed, or the checkpoint is not open.
+    """
+    vbucket = bucket.store.find_existing(message.vbucket)
     if vbucket.history.state is VbucketState.ACTIVE:
         return
-    # A form of the documentation that no server sends has the id as engine-private data, without flags.
+    # In the documentation, the id is engine-private data, without flags. No server sends this form.
     text = message.value or (message.engine_private if message.flags is None else b"")
     if len(text) != _ID_BYTES:
-        raise Goodbye(f"{opcode_name(message.received_as)} with an id of {len(text)} bytes, expected {_ID_BYTES}")
-    checkpoint, checkpoints = _countable("checkpoint", int.from_bytes(text, "big")), bucket.tap.checkpoints(vbucket)
+        raise CloseConnection(
+            f"{name_opcode(message.received_as)} with an id of {len(text)} bytes, expected {_ID_BYTES}"
+        )
+    checkpoint, checkpoints = (
+        _check_countable("checkpoint", int.from_bytes(text, "big")),
+        bucket.tap.get_checkpoints(vbucket),
+    )
     if isinstance(message, TapCheckpointEnd):
         if checkpoint != checkpoints.open_id:
-            raise Goodbye(f"end of checkpoint {checkpoint} while {checkpoints.open_id} is open")
+            raise CloseConnection(f"end of checkpoint {checkpoint} while {checkpoints.open_id} is open")
     elif checkpoint and checkpoint != checkpoints.open_id:
-        checkpoints.begin(checkpoint)
-        bucket.changed.add(vbucket.id)  # who follows checkpoints here is to hear of it
+        checkpoints.open_checkpoint(checkpoint)
+        bucket.changed.add(vbucket.id)  # wakes streams that announce checkpoints

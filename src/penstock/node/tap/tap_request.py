@@ -1,4 +1,4 @@
-"""What a TAP consumer has asked for: which vbuckets, from where on, and how their changes look.
+"""The options of a TAP consumer: its vbuckets, its start, and the form of changes.
 
 Source: TAP, "TAP_CONNECT" and "CHANGE_VB_FILTER"; ep-engine 2.5 tapconnection.cc.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from penstock.node.tap_state.tap_checkpoints import Checkpoints
-from penstock.node.tap_state.tap_clients import Phase, TapPosition
+from penstock.node.tap_state.tap_checkpoints import TapCheckpoints
+from penstock.node.tap_state.tap_clients import TapPhase, TapPosition
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect, VbucketState
 from penstock.wire.codec.flags import TapConnectFlag
@@ -20,10 +20,16 @@ __all__ = ["TapRequest"]
 
 
 class TapRequest:
-    """is_dump: it wants what there is, and then the end. registered: it may come back, however late. acks: it answers.
+    """The options of one TAP_CONNECT.
 
-    checkpoints: it is to be told of them; closed_only: of nothing behind the last closed one. listed: the vbuckets it
-    wants, all where there is none.
+    Attributes:
+        flags: the flags of the request.
+        is_dump: whether the connection ends after the present changes.
+        registered: whether the client may return after any time.
+        acks: whether the consumer acknowledges messages.
+        checkpoints: whether checkpoints are announced.
+        closed_only: whether only changes of closed checkpoints are sent.
+        vbuckets: the requested vbuckets, empty for all.
     """
 
     def __init__(self, options: TapOptions) -> None:
@@ -34,17 +40,27 @@ class TapRequest:
         self.acks = bool(flags & TapConnectFlag.SUPPORT_ACK)
         self.checkpoints = bool(flags & TapConnectFlag.CHECKPOINT)
         self.closed_only = self.registered and options.closed_only
-        self.listed = frozenset(options.vbuckets or ())
+        self.vbuckets = frozenset(options.vbuckets or ())
         self._backfill = options.backfill
-        self._closed = dict(options.checkpoints or ())  # by vbucket the last one that the consumer has closed
+        self._closed_checkpoints = dict(
+            options.checkpoints or ()
+        )  # vbucket -> last checkpoint that the consumer has closed
 
     def change_filter(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Want these vbuckets from now on, all where there is none. pairs: (vbucket, the last checkpoint closed)."""
-        self._closed = dict(pairs)
-        self.listed = frozenset(self._closed)
+        """Request other vbuckets from now on.
 
-    def form(self, datatypes: int) -> FrameForm:
-        """Return what changes look like. datatypes: those that the connection has agreed on."""
+        Args:
+            pairs: (vbucket, last checkpoint that the consumer has closed); empty for all vbuckets.
+        """
+        self._closed_checkpoints = dict(pairs)
+        self.vbuckets = frozenset(self._closed_checkpoints)
+
+    def make_form(self, datatypes: int) -> FrameForm:
+        """Return the form of changes.
+
+        Args:
+            datatypes: Datatype bits that the connection has agreed on.
+        """
         return replace(
             FORMS[Dialect.TAP],
             keys_only=bool(self.flags & TapConnectFlag.REQUEST_KEYS_ONLY),
@@ -52,20 +68,31 @@ class TapRequest:
             reversed_flags=not self.flags & TapConnectFlag.FIX_FLAG_BYTEORDER,
         )
 
-    def wants(self, vbucket: Vbucket, *, bridged: bool) -> bool:
-        """bridged: the bucket is a copy of another node's."""
-        if self.listed and vbucket.id not in self.listed:
+    def includes(self, vbucket: Vbucket, *, bridged: bool) -> bool:
+        """Return whether a vbucket is sent.
+
+        Args:
+            vbucket: the vbucket.
+            bridged: whether the bucket mirrors a bucket of another node.
+        """
+        if self.vbuckets and vbucket.id not in self.vbuckets:
             return False
-        if self.is_dump:  # copies are dumped by their owner, but a bridge is there for nothing else
+        if self.is_dump:  # a dump leaves copies to the active node, but a mirror has only copies
             return vbucket.changes.items > 0 and (vbucket.history.state is VbucketState.ACTIVE or bridged)
         return vbucket.history.state is not None
 
-    def first_place(self, vbucket: Vbucket, checkpoints: Checkpoints, now: float) -> TapPosition:
-        """Return where a consumer begins that has no place yet. checkpoints: the vbucket's. now: epoch seconds."""
-        since = self._closed.get(vbucket.id, 0)
-        point = checkpoints.start_of(since + 1) if since else None
+    def get_first_position(self, vbucket: Vbucket, checkpoints: TapCheckpoints, now: float) -> TapPosition:
+        """Return the position at which a new consumer starts.
+
+        Args:
+            vbucket: the vbucket.
+            checkpoints: the checkpoints of the vbucket.
+            now: epoch seconds.
+        """
+        since = self._closed_checkpoints.get(vbucket.id, 0)
+        point = checkpoints.find_start(since + 1) if since else None
         if point is not None:
-            return TapPosition(Phase.LIVE, vbucket.history.vbuuid, point.seqno)
+            return TapPosition(TapPhase.LIVE, vbucket.history.vbuuid, point.seqno)
         if self._backfill is not None and self._backfill >= int(now) and not self.is_dump:
-            return TapPosition(Phase.LIVE, vbucket.history.vbuuid, vbucket.history.whole_seqno)
-        return TapPosition(Phase.NEW, vbucket.history.vbuuid)
+            return TapPosition(TapPhase.LIVE, vbucket.history.vbuuid, vbucket.history.whole_seqno)
+        return TapPosition(TapPhase.NEW, vbucket.history.vbuuid)

@@ -1,4 +1,4 @@
-"""A bucket's state for TAP: checkpoints, hops, named clients.
+"""The TAP state of a bucket: checkpoints, TTLs and named clients.
 
-In: what stays when no TAP consumer is connected. Out: connections.
+In: state that outlives the connections of TAP consumers. Out: connections.
 """

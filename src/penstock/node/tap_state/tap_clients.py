@@ -1,4 +1,4 @@
-"""What a bucket knows of its TAP consumers and checkpoints, whether or not a consumer is there."""
+"""The TAP consumers and checkpoints of a bucket, also while no consumer is connected."""
 
 from __future__ import annotations
 
@@ -7,90 +7,96 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from penstock.node.tap_state.tap_checkpoints import Checkpoints, Point, is_on_history
-from penstock.node.tap_state.tap_hops import Hops
+from penstock.node.tap_state.tap_checkpoints import HistoryPoint, TapCheckpoints, is_on_history
+from penstock.node.tap_state.tap_ttls import TapTtls
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
-__all__ = ["Phase", "TapBucket", "TapClient", "TapPosition"]
+__all__ = ["TapBucket", "TapClient", "TapPhase", "TapPosition"]
 
 
-class Phase(Enum):
-    """Of one vbucket for one consumer."""
+class TapPhase(Enum):
+    """The phase of one vbucket for one consumer."""
 
-    NEW = "new"  # the consumer is to be told to begin
+    NEW = "new"  # the next message starts the vbucket
     BACKFILL = "backfill"
     LIVE = "live"
 
 
 class TapPosition(NamedTuple):
-    """How far a consumer is with a vbucket.
+    """The position of a consumer in a vbucket.
 
-    vbuuid, seqno: the last change it has. snap_end: of the snapshot which that is in the middle of. checkpoint: the
-    newest one that it was told of; inside: and not yet the end of.
+    Attributes:
+        phase: the phase of the vbucket.
+        vbuuid, seqno: the last change that the consumer has.
+        snap_end: the last seqno of the snapshot with that change.
+        checkpoint: the newest checkpoint that was announced to the consumer.
+        is_inside: whether the end of that checkpoint was not announced yet.
     """
 
-    phase: Phase
+    phase: TapPhase
     vbuuid: int
     seqno: int = 0
     snap_end: int = 0
     checkpoint: int = 0
-    inside: bool = False
+    is_inside: bool = False
 
     def is_on_history(self, vbucket: Vbucket) -> bool:
-        return is_on_history(vbucket, Point(self.vbuuid, self.seqno), self.snap_end)
+        """Return whether the consumer can continue from here."""
+        return is_on_history(vbucket, HistoryPoint(self.vbuuid, self.seqno), self.snap_end)
 
 
 @dataclass(eq=False, slots=True)
 class TapClient:
-    """A consumer that may come back.
+    """A consumer that may return.
 
     Attributes:
-        registered: the client may come back however late.
-        places: by vbucket, how far the client is.
-        refused: (vbucket, seqno) of the changes that the client refused for the moment, in order, until it takes them.
-        forget: the timer that ends the time of an absent client; None for a registered one, and while it is connected.
+        is_registered: whether the client may return after any time.
+        positions: position of the client by vbucket.
+        refused: (vbucket, seqno) of changes that the client has refused for the moment, in order. It keeps them until
+            the client accepts them.
+        forget_timer: ends the keepalive of an absent client. None for a registered or connected one.
     """
 
-    registered: bool = False
-    places: dict[int, TapPosition] = field(default_factory=dict)
+    is_registered: bool = False
+    positions: dict[int, TapPosition] = field(default_factory=dict)
     refused: dict[tuple[int, int], None] = field(default_factory=dict)
-    forget: asyncio.TimerHandle | None = None
+    forget_timer: asyncio.TimerHandle | None = None
 
 
 class TapBucket:
-    """What a bucket keeps for TAP, whether or not a consumer is connected.
+    """The TAP state of a bucket, also while no consumer is connected.
 
     Attributes:
-        clients: by name, the clients that may come back, connected or not.
-        hops: by vbucket, the hops that changes which came over TAP have left.
-        deletes_sent, backoffs, items_received, refused: messages, in total.
+        clients: by name, clients that may return, connected or not.
+        ttls: by vbucket, the TTLs of changes that came over TAP.
+        deletes_sent, backoffs, items_received, refused: numbers of messages since the start of the node.
     """
 
     def __init__(self) -> None:
         self.clients: dict[bytes, TapClient] = {}
-        self.hops: dict[int, Hops] = {}
+        self.ttls: dict[int, TapTtls] = {}
         self.deletes_sent = 0
         self.backoffs = 0
         self.items_received = 0
         self.refused = 0
-        self._checkpoints: dict[int, Checkpoints] = {}
+        self._checkpoints: dict[int, TapCheckpoints] = {}
 
     def connect_client(self, name: bytes, *, registered: bool, keepalive: float) -> TapClient:
-        """Return the client that connects under a name: the one that was there before, or a new one.
+        """Return the client of a name: the known one, or a new one.
 
         Args:
-            name: the client's name, empty for a client that cannot come back.
-            registered: the client is kept however long it stays away.
-            keepalive: seconds for which the bucket keeps other clients, 0 for not at all.
+            name: the client's name, empty for a client that cannot return.
+            registered: whether the client is kept for any time.
+            keepalive: seconds for which the bucket keeps other clients, 0 to forget them at once.
         """
         client = self.clients.get(name) if name else None
         if client is None:
             client = TapClient()
-        if client.forget is not None:
-            client.forget.cancel()
-            client.forget = None
-        client.registered = registered
+        if client.forget_timer is not None:
+            client.forget_timer.cancel()
+            client.forget_timer = None
+        client.is_registered = registered
         if name and (registered or keepalive):
             self.clients[name] = client
         return client
@@ -98,29 +104,36 @@ class TapBucket:
     def disconnect_client(
         self, name: bytes, client: TapClient, keepalive: float, loop: asyncio.AbstractEventLoop
     ) -> None:
-        """Forget a client that leaves, in `keepalive` seconds, unless it is registered or another has its name."""
-        if self.clients.get(name) is client and not client.registered:
-            client.forget = loop.call_later(keepalive, self.clients.pop, name, None)
+        """Forget a client `keepalive` seconds after it has disconnected. A registered client is never forgotten."""
+        # A newer connection may have taken the name meanwhile.
+        if self.clients.get(name) is client and not client.is_registered:
+            client.forget_timer = loop.call_later(keepalive, self.clients.pop, name, None)
 
-    def checkpoints(self, vbucket: Vbucket) -> Checkpoints:
+    def get_checkpoints(self, vbucket: Vbucket) -> TapCheckpoints:
         """Return the checkpoints of a vbucket."""
         found = self._checkpoints.get(vbucket.id)
         if found is None:
-            found = self._checkpoints[vbucket.id] = Checkpoints(vbucket)
-        found.settle()
+            found = self._checkpoints[vbucket.id] = TapCheckpoints(vbucket)
+        found.ensure_open()
         return found
 
-    def items(self, vbucket: Vbucket) -> int:
-        """Return how many documents a dump sends at least: of the default collection, with hops left."""
-        hops = self.hops.get(vbucket.id)
-        return 0 if hops is not None and hops.has_spent else vbucket.collections.item_count(DEFAULT_COLLECTION)
+    def count_items(self, vbucket: Vbucket) -> int:
+        """Return the number of documents that a dump sends at least, all from the default collection."""
+        hops = self.ttls.get(vbucket.id)
+        return 0 if hops is not None and hops.has_expired else vbucket.collections.item_count(DEFAULT_COLLECTION)
 
-    def forget(self, vbucket: Vbucket) -> None:
-        """Begin with a vbucket anew, which has lost its history."""
-        self.hops.pop(vbucket.id, None)
+    def forget_vbucket(self, vbucket: Vbucket) -> None:
+        """Forget the state of a vbucket that has lost its history."""
+        self.ttls.pop(vbucket.id, None)
         self._checkpoints.pop(vbucket.id, None)
 
-    def received(self, vbucket: int, seqno: int, ttl: int) -> None:
-        """Note that a change came over TAP, with so many hops left behind this node."""
+    def record_received(self, vbucket: int, seqno: int, ttl: int) -> None:
+        """Record a change that came over TAP.
+
+        Args:
+            vbucket: the vbucket.
+            seqno: the seqno of the change on this node.
+            ttl: the hops that the change may still travel.
+        """
         self.items_received += 1
-        self.hops.setdefault(vbucket, Hops()).note(seqno, ttl)
+        self.ttls.setdefault(vbucket, TapTtls()).record(seqno, ttl)

@@ -1,4 +1,4 @@
-"""Connections as the operating system has them: accepted, encrypted, shared out by address.
+"""Connections of the operating system: accepting, encrypting, and sharing them among addresses.
 
 In: sockets and their limits. Out: requests.
 """

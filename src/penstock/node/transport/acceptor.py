@@ -1,4 +1,4 @@
-"""Accepts connections, and goes on doing so when the process has no file descriptors left."""
+"""Accepts connections, and continues to do so after the process has run out of file descriptors."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Final
 
 from penstock.node.transport.log_limit import LogLimit
 
-__all__ = ["Acceptor", "most_connections", "raise_file_limit"]
+__all__ = ["Acceptor", "limit_connections", "raise_file_limit"]
 
 logger = logging.getLogger("penstock.node")
 
-_BACKLOG: Final = 4096  # connections that wait to be accepted; with asyncio's 100 a crowd waits a second for every 100
-_AT_ONCE: Final = 64  # connections accepted in one turn of the event loop
+_BACKLOG: Final = 4096  # with asyncio's 100, a crowd of clients waits a second for every 100
+_ACCEPTS_PER_TURN: Final = 64  # so that a crowd of clients does not block the event loop
 _RETRY_SECONDS: Final = 1.0
-_OTHER_FILES: Final = 768  # for everything but KV connections: HTTP may have 512, buckets on disk have some each
-_FEW: Final = 4096  # connections; fewer than these are worth a warning
+_OTHER_FILES: Final = 768  # kept for 512 HTTP connections and for the files of buckets
+_WARNING_LIMIT: Final = 4096  # connections; a lower limit is logged as a warning
 
 
 class Acceptor:
     """Accepts the connections of one port.
 
-    asyncio's own server is not used: when the process is out of file descriptors, it logs thousands of errors a second
-    (Python 3.11, `_accept_connection`). Here that is one line a minute, and the next attempt follows a second later.
+    Out of file descriptors, asyncio's own server logs thousands of errors a second (Python 3.11, `_accept_connection`).
+    This class logs one line a minute, and tries again after a second.
 
     Attributes:
         port: the number of the port.
@@ -40,7 +40,17 @@ class Acceptor:
         port: int,
         factory: Callable[[], asyncio.BaseProtocol],
     ) -> None:
-        """Take a port, 0 for any that is free. Raises OSError."""
+        """Bind a port, without listening.
+
+        Args:
+            loop: the event loop.
+            host: the address.
+            port: the port, 0 for any free one.
+            factory: makes the protocol of a connection.
+
+        Raises:
+            OSError: the address is taken, or is not of this machine.
+        """
         self._loop = loop
         self._factory = factory
         self._log = LogLimit(logger, loop.time)
@@ -61,12 +71,12 @@ class Acceptor:
         self.port: int = self._socket.getsockname()[1]
 
     def start(self) -> None:
-        """Begin to accept connections."""
+        """Listen, and accept connections."""
         self._socket.listen(_BACKLOG)
         self._loop.add_reader(self._socket.fileno(), self._accept)
 
     async def close(self) -> None:
-        """Stop listening. Connections that were accepted before have their protocols when this returns."""
+        """Stop listening. When this returns, all accepted connections have their protocols."""
         if self._socket.fileno() < 0:
             return
         if self._retry is not None:
@@ -77,7 +87,7 @@ class Acceptor:
             await asyncio.wait(set(self._tasks))
 
     def _accept(self) -> None:
-        for _ in range(_AT_ONCE):
+        for _ in range(_ACCEPTS_PER_TURN):
             try:
                 accepted, _ = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -103,7 +113,14 @@ class Acceptor:
 
 
 def raise_file_limit(wanted: int) -> int:
-    """Let this process open as many files as are wanted, or as its hard limit allows; return how many it may open."""
+    """Raise the limit of open files to a number, or as far as the hard limit allows.
+
+    Args:
+        wanted: the number of files.
+
+    Returns:
+        The number of files that the process may open.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft == resource.RLIM_INFINITY or soft >= allowed:
@@ -115,16 +132,19 @@ def raise_file_limit(wanted: int) -> int:
     return allowed
 
 
-def most_connections(wanted: int) -> int:
-    """Return how many KV connections a node may have, after raising the limit of open files for them.
+def limit_connections(wanted: int) -> int:
+    """Return the number of key-value connections that a node may have, after raising the limit of open files.
 
-    With fewer files than are wanted for all connections, some are kept for everything else: a node without a file
-    descriptor cannot write its buckets.
+    With fewer files than needed, some are kept for other purposes: without a free descriptor, a node cannot write its
+    buckets.
+
+    Args:
+        wanted: the number of connections.
     """
     files = raise_file_limit(wanted + _OTHER_FILES)
     places = min(wanted, max(files - _OTHER_FILES, files // 2))
     if places < wanted:
-        level = logging.WARNING if places < _FEW else logging.INFO
+        level = logging.WARNING if places < _WARNING_LIMIT else logging.INFO
         text = "this process may open %d files: at most %d connections instead of %d; raise the limit (ulimit -n)"
         logger.log(level, text, files, places, wanted)
     return places

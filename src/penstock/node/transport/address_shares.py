@@ -1,22 +1,23 @@
-"""Shares out places, such as connections, between the addresses that want them."""
+"""Shares places, such as connections, among client addresses."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections import Counter
 
-__all__ = ["AddressShares", "network_of"]
+__all__ = ["AddressShares", "get_network"]
 
 
 class AddressShares:
-    """Counts the places that each address holds, and keeps room for addresses that hold none yet.
+    """Counts the places that each address holds, and keeps room for new addresses.
 
-    An address may take one more place while it holds fewer than are free. So one address gets half of all places at
-    most, two get a third each, and n get 1/(n+1) each. A fixed share would be too small for a single busy host, or too
-    large when several hosts attack. Source: Choudhury and Hahne, "Dynamic Queue Length Thresholds" (1998).
+    An address may take another place while it holds fewer places than are free. So one address gets at most half of all
+    places, two addresses get a third each, and n addresses get 1/(n+1) each. A fixed share would be too small for one
+    busy host, or too large when several hosts attack.
+    Source: Choudhury and Hahne, "Dynamic Queue Length Thresholds" (1998).
 
     Attributes:
-        places: how many places there are in all. A change counts from the next `take` on.
+        places: the number of places. A change applies from the next `take_place` on.
     """
 
     def __init__(self, places: int) -> None:
@@ -25,36 +26,40 @@ class AddressShares:
         self._taken = 0
 
     def __len__(self) -> int:
-        """Return how many places are taken."""
+        """Return the number of taken places."""
         return self._taken
 
-    def held(self, address: str) -> int:
-        """Return how many places an address holds."""
-        return self._held[network_of(address)]
+    def count_places(self, address: str) -> int:
+        """Return the number of places that an address holds."""
+        return self._held[get_network(address)]
 
-    def take(self, address: str) -> bool:
-        """Take a place for an address, and return True; False if its share is used up."""
-        network = network_of(address)
+    def take_place(self, address: str) -> bool:
+        """Take a place for an address. Return whether the address had a place left.
+
+        Returns:
+            False if the share of the address is used up.
+        """
+        network = get_network(address)
         if self._held[network] >= self.places - self._taken:
             return False
         self._held[network] += 1
         self._taken += 1
         return True
 
-    def give_back(self, address: str) -> None:
-        """Free a place that `take` gave to this address."""
-        network = network_of(address)
+    def free_place(self, address: str) -> None:
+        """Free a place of an address."""
+        network = get_network(address)
         self._held[network] -= 1
         self._taken -= 1
         if not self._held[network]:
             del self._held[network]
 
 
-def network_of(address: str) -> str:
-    """Return the address that a host's connections are counted under.
+def get_network(address: str) -> str:
+    """Return the address under which a host's connections are counted.
 
-    This is the address itself, or the first 64 bits of an IPv6 address: a host chooses the rest freely. An IPv4 address
-    that is mapped into IPv6 counts as IPv4. Any other text counts as it is.
+    An IPv6 address counts as its first 64 bits, since a host chooses the rest freely. An IPv4 address that is mapped
+    into IPv6 counts as IPv4. Any text that is not an address counts as itself.
     """
     try:
         found = ipaddress.ip_address(address.partition("%")[0])

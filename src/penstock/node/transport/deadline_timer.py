@@ -1,4 +1,4 @@
-"""A time by which something has to happen."""
+"""A time limit that can be set again."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ __all__ = ["DeadlineTimer"]
 
 
 class DeadlineTimer:
-    """Calls a function unless it is set again, or cancelled, in time.
+    """Calls a function after a time limit, unless the limit is set again or cancelled before.
 
     Args:
         loop: the event loop.
-        miss: called once the time is over.
+        on_timeout: called after the time limit.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, miss: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_timeout: Callable[[], None]) -> None:
         self._loop = loop
-        self._miss = miss
+        self._on_timeout = on_timeout
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, seconds: float) -> None:
-        """Let the time be over in so many seconds, instead of any time before."""
+        """Set the time limit to some seconds from now. It replaces the previous limit."""
         self.cancel()
-        self._timer = self._loop.call_later(seconds, self._miss)
+        self._timer = self._loop.call_later(seconds, self._on_timeout)
 
     def cancel(self) -> None:
+        """Remove the time limit."""
         if self._timer is not None:
             self._timer.cancel()

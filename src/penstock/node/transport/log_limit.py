@@ -1,4 +1,4 @@
-"""Keeps a log readable when the same thing happens thousands of times, as it does under attack."""
+"""Limits repeated log lines, so that the log stays readable under attack."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECONDS: Final = 60.0
 
 
 class LogLimit:
-    """Logs one line a minute at most. Each line tells how many were left out since the line before."""
+    """Logs at most one line a minute. Each line has the number of lines that were left out before it."""
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float]) -> None:
         self._logger = logger
@@ -21,7 +21,7 @@ class LogLimit:
         self._omitted = 0
 
     def warning(self, text: str) -> None:
-        """Log a warning, or count it."""
+        """Log a warning, or only count it."""
         now = self._clock()
         if now < self._next:
             self._omitted += 1

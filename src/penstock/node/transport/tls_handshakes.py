@@ -1,4 +1,4 @@
-"""Bounds the TLS handshakes of a node, and ends connections whose certificates no longer count."""
+"""Limits the TLS handshakes of a node, and ends connections whose certificates are no longer valid."""
 
 from __future__ import annotations
 
@@ -7,49 +7,52 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
-from penstock.node.transport.encryption import READ_BYTES, Encrypted
-from penstock.node.transport.newcomers import Newcomers
+from penstock.node.transport.pending_connections import PendingConnections
+from penstock.node.transport.tls_connection import READ_BYTES, TlsConnection
 
-__all__ = ["MOST_HANDSHAKES", "MOST_SILENT", "Handshakes"]
+__all__ = ["MAX_HANDSHAKES", "MAX_SILENT", "TlsHandshakes"]
 
-MOST_SILENT: Final = 8192
-MOST_HANDSHAKES: Final = 1024
-"""Peers that have connected but not sent a whole ClientHello (4 KiB each, with theirs), and those for which OpenSSL
-has a handshake under way (40 KiB each). See Newcomers for each address's share."""
+MAX_SILENT: Final = 8192
+"""Peers that have not sent a whole ClientHello, at 4 KiB each with its bytes.
 
-_SECONDS: Final = 10.0
-"""In which a handshake must be done."""
+`PendingConnections` limits the share of each address."""
 
-_LOOK_SECONDS: Final = 1.0
+MAX_HANDSHAKES: Final = 1024
+"""Peers with a handshake in OpenSSL, at 40 KiB each."""
+
+_HANDSHAKE_SECONDS: Final = 10.0
+"""Time limit of a handshake."""
+
+_CHECK_SECONDS: Final = 1.0
 
 
-class Handshakes:
+class TlsHandshakes:
     """The TLS connections of all ports of a node.
 
     Attributes:
         loop: the node's event loop.
-        read_buffer: shared by all connections: each read is used up before the next.
+        read_buffer: the read buffer of all connections. Each read is processed before the next one.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.read_buffer = memoryview(bytearray(READ_BYTES))
-        self._silent: Newcomers[Encrypted] = Newcomers(MOST_SILENT)
-        self._begun: Newcomers[Encrypted] = Newcomers(MOST_HANDSHAKES)
-        self._certified: set[Encrypted] = set()
-        self._looker: asyncio.TimerHandle | None = None
+        self._silent: PendingConnections[TlsConnection] = PendingConnections(MAX_SILENT)
+        self._handshaking: PendingConnections[TlsConnection] = PendingConnections(MAX_HANDSHAKES)
+        self._certified: set[TlsConnection] = set()
+        self._check_timer: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def encrypted(
-        self, make: Callable[[], asyncio.BaseProtocol], new_context: Callable[[], ssl.SSLContext]
+    def make_tls_factory(
+        self, make_protocol: Callable[[], asyncio.BaseProtocol], new_context: Callable[[], ssl.SSLContext]
     ) -> Callable[[], asyncio.BaseProtocol]:
         """Return a factory for the protocols of a port with TLS.
 
         Args:
-            make: makes the protocols that get the bytes in clear.
+            make_protocol: makes the inner protocols, which get the decrypted bytes.
             new_context: returns the context of the next handshake.
         """
-        return lambda: Encrypted(self, make, new_context)
+        return lambda: TlsConnection(self, make_protocol, new_context)
 
     def end_certified(self) -> None:
         """End all connections whose client has shown a certificate."""
@@ -57,45 +60,55 @@ class Handshakes:
             connection.abort()
 
     def close(self) -> None:
-        """End all handshakes, and those that begin later: their connections had been accepted before."""
+        """End all handshakes, also those of connections that were accepted before and start later."""
         self._closed = True
-        if self._looker is not None:
-            self._looker.cancel()
-        for connection in (*self._silent.all(), *self._begun.all()):
+        if self._check_timer is not None:
+            self._check_timer.cancel()
+        for connection in (*self._silent.list_peers(), *self._handshaking.list_peers()):
             connection.abort()
 
-    # What connections call
+    # Called by connections
 
-    def connected(self, connection: Encrypted) -> None:
-        self._add(self._silent, connection)
+    def add_connection(self, connection: TlsConnection) -> None:
+        """Register a connection that has sent nothing yet."""
+        self._add_pending(self._silent, connection)
         if self._closed:
             connection.abort()
-        elif self._looker is None:
-            self._looker = self.loop.call_later(_LOOK_SECONDS, self._look)
+        elif self._check_timer is None:
+            self._check_timer = self.loop.call_later(_CHECK_SECONDS, self._check_timeouts)
 
-    def begun(self, connection: Encrypted) -> None:
+    def start_handshake(self, connection: TlsConnection) -> None:
+        """Note that a connection has sent its ClientHello."""
         self._silent.remove(connection, connection.host)
-        self._add(self._begun, connection)
+        self._add_pending(self._handshaking, connection)
 
-    def done(self, connection: Encrypted, *, certified: bool) -> None:
-        self._begun.remove(connection, connection.host)
+    def finish_handshake(self, connection: TlsConnection, *, certified: bool) -> None:
+        """Note that a handshake is finished.
+
+        Args:
+            connection: the connection.
+            certified: whether the client has shown a certificate.
+        """
+        self._handshaking.remove(connection, connection.host)
         if certified:
             self._certified.add(connection)
 
-    def lost(self, connection: Encrypted) -> None:
+    def remove_connection(self, connection: TlsConnection) -> None:
+        """Forget a connection that was lost."""
         self._silent.remove(connection, connection.host)
-        self._begun.remove(connection, connection.host)
+        self._handshaking.remove(connection, connection.host)
         self._certified.discard(connection)
 
-    def _add(self, newcomers: Newcomers[Encrypted], connection: Encrypted) -> None:
-        oldest = newcomers.add(connection, connection.host, self.loop.time())
+    def _add_pending(self, pending: PendingConnections[TlsConnection], connection: TlsConnection) -> None:
+        oldest = pending.add(connection, connection.host, self.loop.time())
         if oldest is not None:
             oldest.abort()
 
-    def _look(self) -> None:
-        """Check once a second for all together: a timer for each would cost more than the peers that it watches."""
-        late = self.loop.time() - _SECONDS
-        for connection in (*self._silent.older_than(late), *self._begun.older_than(late)):
+    def _check_timeouts(self) -> None:
+        """End late handshakes, once a second for all. A timer for each would cost more than the connection."""
+        late = self.loop.time() - _HANDSHAKE_SECONDS
+        for connection in (*self._silent.list_peers_since(late), *self._handshaking.list_peers_since(late)):
             connection.abort()
-        waiting = len(self._silent) or len(self._begun)
-        self._looker = self.loop.call_later(_LOOK_SECONDS, self._look) if waiting else None
+        # An idle node has no timer.
+        waiting = len(self._silent) or len(self._handshaking)
+        self._check_timer = self.loop.call_later(_CHECK_SECONDS, self._check_timeouts) if waiting else None

@@ -1,32 +1,61 @@
-"""Checks of names that a pipeline's file, or a caller, gives."""
+"""Checks of the names that users give to sources and dependents."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NoReturn
 
 from penstock.errors import UsageError
 from penstock.spark.lake.tables.directory import LakeDirectory
 
-__all__ = ["check_declared_name", "checked_name", "missing_index"]
+__all__ = ["check_declared_name", "refuse_missing_index", "validate_name"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
-def check_declared_name(what: str, name: str) -> None:
-    """Raises UsageError for a name in a pipeline's file that no directory can have. what: source, index, sink."""
+def check_declared_name(subject: str, name: str) -> None:
+    """Check that a name in a pipeline's file can be the name of a directory.
+
+    Args:
+        subject: the kind of table for the error: source, index, sink.
+        name: the name.
+
+    Raises:
+        UsageError: the name has other characters, or too many.
+    """
     if not _NAME.fullmatch(name):
-        raise UsageError(f"the {what} is called {name!r}, expected 1 to 64 letters, digits, - and _")
+        raise UsageError(f"the name of the {subject} is {name!r}, expected 1 to 64 letters, digits, - and _")
 
 
-def checked_name(name: str) -> str:
-    """Return the name of a dependent. Raises UsageError if no file can have it."""
+def validate_name(name: str) -> str:
+    """Return the name of a dependent, if it can be the name of a file.
+
+    Args:
+        name: the name.
+
+    Returns:
+        The same name.
+
+    Raises:
+        UsageError: the name has other characters, or too many.
+    """
     if not _NAME.fullmatch(name):
         raise UsageError(f"the name is {name!r}; expected up to 64 letters, digits, - and _, the first no - or _")
     return name
 
 
-def missing_index(kind: str, name: str, lake: LakeDirectory, there: Sequence[str]) -> UsageError:
-    """Return the error for an index that a lake does not have. there: the names of those it has."""
-    expected = " or ".join(there) or "one that a pipeline has kept"
-    return UsageError(f"there is no {kind} {name!r} in {lake.path}, expected {expected}")
+def refuse_missing_index(kind: str, name: str, lake: LakeDirectory, known: Sequence[str]) -> NoReturn:
+    """Raise the error for an index that a lake does not have.
+
+    Args:
+        kind: the kind of index for the error.
+        name: the name that the lake does not have.
+        lake: the lake.
+        known: names of the lake's indexes of this kind.
+
+    Raises:
+        UsageError: always.
+    """
+    expected = " or ".join(known) or "an index that a pipeline has written"
+    raise UsageError(f"there is no {kind} {name!r} in {lake.path}, expected {expected}")

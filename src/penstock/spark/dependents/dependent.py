@@ -1,58 +1,73 @@
-"""A dependent of a changelog: what every index, invalidation and copy in another bucket has in common."""
+"""The protocol of dependents: the methods that every index, invalidation and copy in another bucket has."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, delta_since
+from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, find_delta
 from penstock.spark.lake.tables.directory import LakeDirectory
 
 __all__ = ["IDLE_VERSIONS", "Dependent", "catch_up"]
 
 IDLE_VERSIONS = 64
-"""Changelog versions without rows after which a dependent stores its position all the same."""
+"""Changelog versions without rows after which a dependent stores its position nevertheless."""
 TRIES = 5
-"""How often a delta is read again when a compaction took files away while they were read."""
+"""Number of times that a delta is read if compactions remove its files meanwhile."""
 
 
 class Dependent(Protocol):
-    """A result that is kept behind a changelog, delta by delta."""
+    """A result that follows a changelog, delta by delta."""
 
     @property
     def name(self) -> str:
         """The dependent's name in the pipeline, unique in a lake."""
 
     def position(self) -> tuple[str, int] | None:
-        """Return the changelog's id and the version of it that was applied, None if nothing was."""
+        """Return id and version of the changelog that were applied, None if nothing was applied."""
 
     def apply_delta(self, delta: ChangelogDelta) -> None:
-        """Apply the changes after the position, and store the position that they reach: both or neither.
+        """Apply the changes after the position and store the new position: both or neither.
 
         Raises FileNotFoundError if a file of the delta was removed meanwhile, and Error if the delta cannot be applied
-        now. Nothing is lost then, and the caller may try again.
+        now. In both cases nothing is lost, and the caller may try again.
         """
 
-    def rows(self) -> int:
-        """Return how many rows a merge of a delta goes through, for the merge policy; 0 if it merges nothing."""
+    def count_rows(self) -> int:
+        """Return the number of rows that a merge of a delta reads, for the merge policy; 0 without merges."""
 
 
 def catch_up(dependent: Dependent, lake: LakeDirectory) -> int:
-    """Apply what the changelog has gained to a dependent; return at once if there is nothing.
+    """Apply the changes that the changelog has gained; return at once if there are none.
 
-    Returns the changelog's version that it has reached, -1 without a changelog. Raises what `apply_delta` raises.
+    Also raises the errors of `apply_delta`.
+
+    Args:
+        dependent: the dependent.
+        lake: the lake of the changelog.
+
+    Returns:
+        The changelog version that the dependent has reached, -1 without a changelog.
+
+    Raises:
+        FileNotFoundError: files of the delta were removed at each attempt.
     """
     failures = 0
     while True:
-        known = dependent.position()
-        delta = delta_since(lake, known)
+        position = dependent.position()
+        delta = find_delta(lake, position)
         if delta is None:
             return -1
-        if known is not None and not delta.everything and not delta.files and delta.version - known[1] < IDLE_VERSIONS:
+        if (
+            position is not None
+            and not delta.is_full
+            and not delta.files
+            and delta.version - position[1] < IDLE_VERSIONS
+        ):
             return delta.version
         try:
             dependent.apply_delta(delta)
             return delta.version
-        except FileNotFoundError:
+        except FileNotFoundError:  # a compaction replaced the files: the next delta names the new ones
             failures += 1
             if failures == TRIES:
                 raise

@@ -1,11 +1,11 @@
-"""A path into JSON documents, and the values that it reaches in many of them at once.
+"""JSON paths: the values that a path reaches in many documents at once.
 
-A path is names joined by dots, `address.city`; a name that holds a dot is in backquotes. Wherever an array is met, the
-path goes on in each of its elements, so that one document may have many values.
+A path is names joined by dots, `address.city`; a name that has a dot stands in backquotes. At an array, the path
+continues in each of its elements, so one document may have many values.
 
-Whole chunks go through Arrow's JSON reader with a schema of just the path. Where that refuses one (a document of
-another shape, a value of another type, text that is no JSON), its halves are tried, and at last one document at a time
-by `json`, which decides; both read strict JSON, and give the same.
+Arrow's JSON reader parses whole chunks with a schema of only the path. It refuses a chunk with a document of another
+shape, a value of another type, or text that is not JSON. Then the halves of the chunk are tried, and at last `json`
+parses each document. Both readers accept only strict JSON and give the same values.
 """
 
 from __future__ import annotations
@@ -28,19 +28,30 @@ from penstock.spark.dependents.value_types import MISFIT_CHARACTERS, ValueType
 from penstock.spark.values.utf8 import is_utf8
 
 CHUNK_ROWS, CHUNK_BYTES = 16_384, 32 << 20
-"""What is parsed at once; Arrow's reader takes no more than 2 GiB."""
-MOST_OPENED = 1000
-"""Braces and brackets in a document, above which it may be too deep for Arrow's reader."""
+"""Documents, and about how many bytes, that are parsed at once; Arrow's reader takes at most 2 GiB."""
+MAX_BRACKETS = 1000
+"""Braces and brackets above which a document may be too deep for Arrow's reader, which would end the process."""
 SINGLE_ROWS = 16
-"""A chunk as small as this that Arrow refuses is read document by document."""
+"""A chunk of at most this size that Arrow refuses is read document by document."""
 
 _NAME = re.compile(r"`(?P<quoted>[^`]+)`|(?P<plain>[^`.\[\]]+)")
-_STRANGE = r"\x00|[:,\[]\s*-?(?:NaN|Inf)"
-"""A zero byte ends what Arrow reads, and these it takes for numbers. In a string that only costs time."""
+_UNSAFE = r"\x00|[:,\[]\s*-?(?:NaN|Inf)"
+"""Arrow ends a text at a zero byte, and accepts NaN and Inf as numbers. A match inside a JSON string only costs time.
+"""
 
 
 def parse_path(text: str) -> tuple[str, ...]:
-    """Return the names in a path. Raises UsageError."""
+    """Return the names in a path.
+
+    Args:
+        text: the path, such as address.city.
+
+    Returns:
+        One name for each step.
+
+    Raises:
+        UsageError: the text is not a path.
+    """
     names: list[str] = []
     at = 0
     while match := _NAME.match(text, at):
@@ -54,131 +65,166 @@ def parse_path(text: str) -> tuple[str, ...]:
     raise UsageError(f"the path is {text!r}; expected names joined by dots, such as address.city or `a.b`.c")
 
 
-def read_json(value: bytes) -> Any:
-    """Return what a document holds. Raises ValueError if it is no JSON (RFC 8259: neither NaN nor Infinity)."""
+def parse_json(value: bytes) -> Any:
+    """Return the content of a document.
+
+    Args:
+        value: the text of the document.
+
+    Returns:
+        Dicts, lists and plain values.
+
+    Raises:
+        ValueError: the text is not JSON (RFC 8259: neither NaN nor Infinity), or too deep.
+    """
     try:
         return _DECODER.decode(value.decode())
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def _refuse(text: str) -> None:
-    raise ValueError(f"{text} is no JSON")
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-def reached(document: Any, names: tuple[str, ...]) -> Iterator[Any]:
-    """Yield what a path reaches in a document; of arrays the elements, however deep; null is nothing."""
+def find_values(document: Any, names: tuple[str, ...]) -> Iterator[Any]:
+    """Yield the values that a path reaches in a document: of arrays the elements at any depth, but no null."""
     if isinstance(document, list):
         for element in document:
-            yield from reached(element, names)
+            yield from find_values(element, names)
     elif names and isinstance(document, dict):
-        yield from reached(document.get(names[0]), names[1:])
+        yield from find_values(document.get(names[0]), names[1:])
     elif not names and document is not None:
         yield document
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractedValues:
-    """Values that a path reached. rows: of the document each is in, ascending. values: null for a misfit. misfits:
-    the beginning of the JSON that was found in place of a value of the kind; null for a value."""
+    """The values that a path reached in some documents.
+
+    Attributes:
+        rows: the document's row of each value, ascending.
+        values: the values, null for a misfit.
+        misfits: the start of the JSON that stands in the place of a value of the right type; null for a value.
+    """
 
     rows: npt.NDArray[np.int64]
     values: pa.Array
     misfits: pa.Array
 
     @classmethod
-    def of(cls, parts: list[ExtractedValues], kind: ValueType) -> ExtractedValues:
-        """Join what was found in documents one after the other."""
+    def join(cls, parts: list[ExtractedValues], kind: ValueType) -> ExtractedValues:
+        """Return the values of consecutive documents as one."""
         return cls(
             np.concatenate([np.zeros(0, np.int64), *(part.rows for part in parts)]),
             pa.concat_arrays([pa.array([], kind.type), *(part.values for part in parts)]),
             pa.concat_arrays([pa.array([], pa.string()), *(part.misfits for part in parts)]),
         )
 
-    def moved(self, by: int) -> ExtractedValues:
-        """Return the same with row numbers that begin at `by`."""
-        return ExtractedValues(self.rows + by, self.values, self.misfits)
+    def shift_rows(self, offset: int) -> ExtractedValues:
+        """Return the same values with row numbers that start at `offset`."""
+        return ExtractedValues(self.rows + offset, self.values, self.misfits)
 
 
-def extract(documents: pa.Array | pa.ChunkedArray, names: tuple[str, ...], kind: ValueType) -> ExtractedValues:
-    """Return what a path reaches in documents (binary, null for none); what is no JSON reaches nothing."""
+def extract_values(documents: pa.Array | pa.ChunkedArray, names: tuple[str, ...], kind: ValueType) -> ExtractedValues:
+    """Return the values that a path reaches in documents. Text that is not JSON has no values.
+
+    Args:
+        documents: binary, null for no document.
+        names: the path.
+        kind: the type of the values.
+
+    Returns:
+        Values and misfits.
+    """
     chunks = documents.chunks if isinstance(documents, pa.ChunkedArray) else [documents]
     parts, start = [], 0
     for chunk in chunks:
         step = max(1, min(CHUNK_ROWS, len(chunk) * CHUNK_BYTES // max(1, chunk.nbytes)))
         for at in range(0, len(chunk), step):
-            parts.append(_Chunk(chunk.slice(at, step), names, kind).found().moved(start + at))
+            parts.append(DocumentChunk(chunk.slice(at, step), names, kind).extract().shift_rows(start + at))
         start += len(chunk)
-    return ExtractedValues.of(parts, kind)
+    return ExtractedValues.join(parts, kind)
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
+class DocumentChunk:
+    """Documents that are parsed together."""
+
     documents: pa.Array
     names: tuple[str, ...]
     kind: ValueType
 
-    def found(self) -> ExtractedValues:
+    def extract(self) -> ExtractedValues:
+        """Return the values of the documents."""
         if not len(self.documents):
-            return ExtractedValues.of([], self.kind)
+            return ExtractedValues.join([], self.kind)
         if self.documents.null_count:
-            return self._some(pc.is_valid(self.documents))
-        strange = self._strange()
-        if strange is not None:
-            return self._apart(strange)
-        return self._halved(pc.replace_substring(self.documents, b"\n", b" "))
+            return self._extract_masked(pc.is_valid(self.documents))
+        unsafe = self._find_unsafe()
+        if unsafe is not None:
+            return self._extract_apart(unsafe)
+        # Arrow reads one document per line. In JSON a line end is only white space, and no string may hold one.
+        return self._extract_halves(pc.replace_substring(self.documents, b"\n", b" "))
 
-    def _some(self, wanted: pa.Array) -> ExtractedValues:
-        """Return what is found in the wanted rows."""
-        rows = np.flatnonzero(wanted)
-        found = _Chunk(self.documents.take(pa.array(rows)), self.names, self.kind).found()
+    def _extract_masked(self, mask: pa.Array) -> ExtractedValues:
+        """Return the values of the documents that `mask` selects."""
+        rows = np.flatnonzero(mask)
+        found = DocumentChunk(self.documents.take(pa.array(rows)), self.names, self.kind).extract()
         return ExtractedValues(rows[found.rows], found.values, found.misfits)
 
-    def _strange(self) -> pa.Array | None:
-        """Return which documents Arrow must not be given: what it would take for JSON, and what breaks it."""
-        tests = [pc.match_substring_regex(self.documents, _STRANGE)]
-        if pc.max(pc.binary_length(self.documents)).as_py() > MOST_OPENED:
+    def _find_unsafe(self) -> pa.Array | None:
+        """Return a mask of the documents that Arrow must not get, None if there are none.
+
+        These are documents that Arrow would accept though they are not JSON, and documents that would end the process.
+        """
+        tests = [pc.match_substring_regex(self.documents, _UNSAFE)]
+        if pc.max(pc.binary_length(self.documents)).as_py() > MAX_BRACKETS:
             opened = pc.add(pc.count_substring(self.documents, b"{"), pc.count_substring(self.documents, b"["))
-            tests.append(pc.greater(opened, MOST_OPENED))
+            tests.append(pc.greater(opened, MAX_BRACKETS))
         try:
             self.documents.cast(pa.string())
         except pa.ArrowInvalid:
             tests.append(pc.invert(is_utf8(self.documents)))
-        strange = reduce(pc.or_, tests)
-        return strange if strange.true_count else None
+        unsafe = reduce(pc.or_, tests)
+        return unsafe if unsafe.true_count else None
 
-    def _apart(self, strange: pa.Array) -> ExtractedValues:
-        """Read strange documents one by one and the others together."""
-        rows = np.flatnonzero(strange)
-        single = self._single(self.documents.take(pa.array(rows)))
-        rest = self._some(pc.invert(strange))
-        both = ExtractedValues.of([ExtractedValues(rows[single.rows], single.values, single.misfits), rest], self.kind)
+    def _extract_apart(self, unsafe: pa.Array) -> ExtractedValues:
+        """Return the values of all documents; unsafe documents are read one by one and the others together."""
+        rows = np.flatnonzero(unsafe)
+        single = self._parse_singly(self.documents.take(pa.array(rows)))
+        rest = self._extract_masked(pc.invert(unsafe))
+        both = ExtractedValues.join(
+            [ExtractedValues(rows[single.rows], single.values, single.misfits), rest], self.kind
+        )
         order = np.argsort(both.rows, kind="stable")
         return ExtractedValues(both.rows[order], both.values.take(pa.array(order)), both.misfits.take(pa.array(order)))
 
-    def _halved(self, documents: pa.Array) -> ExtractedValues:
-        """Read valid documents without line ends together, or where that fails in ever smaller parts."""
-        together = self._together(documents)
-        if together is not None:
-            return together
+    def _extract_halves(self, documents: pa.Array) -> ExtractedValues:
+        """Return the values of safe documents without line ends, read together or in halves that Arrow accepts."""
+        values = self._parse_together(documents)
+        if values is not None:
+            return values
         if len(documents) <= SINGLE_ROWS:
-            return self._single(documents)
+            return self._parse_singly(documents)
         half = len(documents) // 2
-        return ExtractedValues.of(
-            [self._halved(documents[:half]), self._halved(documents[half:]).moved(half)], self.kind
+        return ExtractedValues.join(
+            [self._extract_halves(documents[:half]), self._extract_halves(documents[half:]).shift_rows(half)], self.kind
         )
 
-    def _together(self, documents: pa.Array) -> ExtractedValues | None:
-        """Return what Arrow's reader finds, None where it refuses the documents.
+    def _parse_together(self, documents: pa.Array) -> ExtractedValues | None:
+        """Return the values that Arrow's reader finds, None if it refuses the documents.
 
-        They are members of objects, one a line: text that is empty, or more than one document, is refused or makes
-        lines of its own, which are counted.
+        Each document is a member of an object on a line of its own. A text that is empty or holds several documents is
+        refused, or changes the number of lines, which is checked.
         """
         try:
-            depths = shape(read_json(documents[0].as_py()), self.names)
+            # The schema must state how many arrays enclose the value. The first document decides; if others differ,
+            # Arrow refuses the chunk.
+            depths = measure_depths(parse_json(documents[0].as_py()), self.names)
             lines = pc.binary_join_element_wise(b'{"document":', documents, b"}\n", b"")
             _, offsets, data = lines.buffers()
             span = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
@@ -187,7 +233,8 @@ class _Chunk:
                 pa.BufferReader(text),
                 read_options=pa.json.ReadOptions(use_threads=False, block_size=text.size + 1),
                 parse_options=pa.json.ParseOptions(
-                    explicit_schema=_schema(self.names, depths, self.kind.parsed), unexpected_field_behavior="ignore"
+                    explicit_schema=_build_schema(self.names, depths, self.kind.parsed),
+                    unexpected_field_behavior="ignore",
                 ),
             )
         except (pa.ArrowInvalid, ValueError):
@@ -195,39 +242,39 @@ class _Chunk:
         if table.num_rows != len(documents):
             return None
         column = table["document"].combine_chunks()
-        rows, parsed = _flattened(column, np.arange(len(documents)), self.names, depths)
+        rows, parsed = _flatten_column(column, np.arange(len(documents)), self.names, depths)
         values = self.kind.convert(parsed)
         if values is None:
-            # Text is as it was written; a number that became infinite is not.
-            return self._fitted(rows, parsed.to_pylist()) if self.kind.parsed == pa.string() else None
+            # Text is still as in the document and can be fitted. A number that became infinite has lost its text.
+            return self._fit_values(rows, parsed.to_pylist()) if self.kind.parsed == pa.string() else None
         return ExtractedValues(rows, values, pa.nulls(len(values), pa.string()))
 
-    def _single(self, documents: pa.Array) -> ExtractedValues:
+    def _parse_singly(self, documents: pa.Array) -> ExtractedValues:
         rows: list[int] = []
         values: list[Any] = []
         for row, text in enumerate(documents.to_pylist()):
             try:
-                document = read_json(text.replace(b"\n", b" "))
+                document = parse_json(text.replace(b"\n", b" "))
             except ValueError:
                 continue
-            found = list(reached(document, self.names))
+            found = list(find_values(document, self.names))
             values += found
             rows += [row] * len(found)
-        return self._fitted(np.array(rows, np.int64), values)
+        return self._fit_values(np.array(rows, np.int64), values)
 
-    def _fitted(self, rows: npt.NDArray[np.int64], values: list[Any]) -> ExtractedValues:
+    def _fit_values(self, rows: npt.NDArray[np.int64], values: list[Any]) -> ExtractedValues:
         fits = [self.kind.fit(value) for value in values]
-        misfits = [_shown(value) if fit is None else None for value, fit in zip(values, fits, strict=True)]
+        misfits = [_shorten_json(value) if fit is None else None for value, fit in zip(values, fits, strict=True)]
         return ExtractedValues(rows, pa.array(fits, self.kind.type), pa.array(misfits, pa.string()))
 
 
-def _shown(value: Any) -> str:
+def _shorten_json(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)[:MISFIT_CHARACTERS]
     return text.encode(errors="replace").decode()
 
 
-def shape(document: Any, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return how deep in arrays a document has what each step of a path reaches, the document itself first."""
+def measure_depths(document: Any, names: tuple[str, ...]) -> tuple[int, ...]:
+    """Return how many arrays enclose the value at each step of a path, the document itself first."""
     depths = []
     for name in (*names, None):
         depth = 0
@@ -239,7 +286,7 @@ def shape(document: Any, names: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(depths)
 
 
-def _schema(names: tuple[str, ...], depths: tuple[int, ...], leaf: pa.DataType) -> pa.Schema:
+def _build_schema(names: tuple[str, ...], depths: tuple[int, ...], leaf: pa.DataType) -> pa.Schema:
     kind = leaf
     for name, depth in zip((*names[::-1], "document"), depths[::-1], strict=True):
         for _ in range(depth):
@@ -248,10 +295,10 @@ def _schema(names: tuple[str, ...], depths: tuple[int, ...], leaf: pa.DataType) 
     return pa.schema(list(kind))
 
 
-def _flattened(
+def _flatten_column(
     column: pa.Array, rows: npt.NDArray[np.int64], names: tuple[str, ...], depths: tuple[int, ...]
 ) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    """Return the values that a path reaches in a column of `_schema`, without nulls, and the rows that they are in."""
+    """Return the rows and the values that a path reaches in a column of `_build_schema`, without nulls."""
     for name, depth in zip((None, *names), depths, strict=True):
         if name is not None:
             column = pc.struct_field(column, name)

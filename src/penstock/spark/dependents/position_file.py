@@ -1,4 +1,4 @@
-"""The position of a dependent outside of the lake: a file of the lake with the changelog version that was applied."""
+"""The position of a dependent outside of the lake: a file in the lake with the applied changelog version."""
 
 from __future__ import annotations
 
@@ -9,38 +9,50 @@ from pathlib import Path
 from penstock.errors import Error
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta
 
-__all__ = ["PositionFile", "position_files"]
+__all__ = ["PositionFile", "list_position_files"]
 
 
 class PositionFile:
-    """One such file. consequence: what removing it leads to, for the error that a broken one is."""
+    """A position file.
+
+    Args:
+        path: the file.
+        consequence: the effect of removing the file, for the error about a damaged file.
+    """
 
     def __init__(self, path: Path, consequence: str) -> None:
         self.path = path
         self._consequence = consequence
 
     def read(self) -> tuple[str, int] | None:
-        """Return the changelog's id and the version, None if there is no file. Raises Error if it is broken."""
+        """Return the changelog's id and version, None if there is no file.
+
+        Returns:
+            The applied position.
+
+        Raises:
+            Error: the file is damaged.
+        """
         try:
-            said = json.loads(self.path.read_bytes())
-            return str(said["changelog"]), int(said["version"])
+            content = json.loads(self.path.read_bytes())
+            return str(content["changelog"]), int(content["version"])
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
-            raise Error(f"{self.path} is no position; remove it, and {self._consequence}") from None
+            raise Error(f"{self.path} is not a position file; remove it, then {self._consequence}") from None
 
     def write(self, delta: ChangelogDelta) -> None:
-        """Replace the position by the one that a delta reaches; after a crash the file has the old or the new one."""
+        """Store the position that a delta reaches. After a crash the file has the old or the new position."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = self.path.with_suffix(".new")
         with new.open("w") as file:
             json.dump({"changelog": delta.changelog_id, "version": delta.version}, file)
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # before the rename, or a power failure could leave an empty file
         new.replace(self.path)
 
 
-def position_files(directory: Path, name: str) -> list[Path]:
+def list_position_files(directory: Path, name: str) -> list[Path]:
     """Return the position file of a dependent in a directory, if it exists."""
     path = directory / f"{name}.json"
     return [path] if path.exists() else []

@@ -1,4 +1,4 @@
-"""JSON to an HTTP server: tried again for as long as that is promised, and no longer."""
+"""Posting: sends JSON to an HTTP server, with a limited number of retries."""
 
 from __future__ import annotations
 
@@ -18,22 +18,27 @@ from penstock.errors import Error, Unreachable, UsageError
 from penstock.version import __version__
 
 LONGEST_PAUSE = 30.0
-"""Seconds between two tries at most, whatever the server asks for."""
+"""Greatest number of seconds between two attempts, even if the server's Retry-After is longer."""
 SHOWN_BYTES = 300
-"""How much of a refusal is shown."""
+"""Bytes of a refusal's body that an error shows."""
 DRAINED_BYTES = 64 << 10
-"""How much is read of the answer of one who has accepted; a longer one costs the connection."""
+"""Bytes that are read of the response to an accepted request; a longer response ends the connection."""
 MOST_BYTES = 64 << 10
-"""Of a file with headers."""
+"""Greatest size of a file with headers."""
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _OURS = ("content-type", "content-length", "host", "transfer-encoding")
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """timeout: seconds to connect, and to wait for an answer. retries: tries after the first. backoff: seconds before
-    the first retry; each pause is twice the one before."""
+class RetryPolicy:
+    """Timeouts and retries of requests.
+
+    Attributes:
+        timeout: seconds to connect, and to wait for a response.
+        retries: attempts after the first.
+        backoff: seconds before the first retry; each further pause is twice as long.
+    """
 
     timeout: float = 10.0
     retries: int = 3
@@ -44,63 +49,92 @@ class Patience:
             if (value := getattr(self, name)) < least:
                 raise UsageError(f"{name} is {value}, expected a number, at least {least}")
 
-    def pause(self, attempt: int, asked: str | None) -> float:
-        """Return the seconds before a retry. attempt: from 1. asked: the Retry-After, where dates are passed over."""
-        if asked and asked.isascii() and asked.isdecimal() and len(asked) < 10:
-            return min(float(asked), LONGEST_PAUSE)
+    def compute_pause(self, attempt: int, retry_after: str | None) -> float:
+        """Return the seconds before a retry.
+
+        Args:
+            attempt: the number of the retry, from 1.
+            retry_after: the server's header Retry-After; a date there is ignored.
+
+        Returns:
+            At most LONGEST_PAUSE.
+        """
+        if retry_after and retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 10:
+            return min(float(retry_after), LONGEST_PAUSE)
         return min(self.backoff * (1 << min(attempt - 1, 16)), LONGEST_PAUSE)
 
 
-class Poster:
-    """Posts to one URL. headers: sent with each request; they are in no message, nor in this object's text. shown: the
-    URL without its query, in which secrets may be.
+class HttpPoster:
+    """Posts messages to one URL.
 
-    Raises UsageError for a URL that is none, or has a login in it: that belongs into a header.
+    Args:
+        url: the URL.
+        patience: timeouts and retries.
+        headers: headers of each request. They may be secret, so no message and no representation shows them.
+
+    Attributes:
+        shown_url: the URL without its query, which may have secrets.
+
+    Raises:
+        UsageError: the URL is invalid, or has a login, which belongs in a header.
     """
 
-    def __init__(self, url: str, patience: Patience, headers: Mapping[str, str]) -> None:
+    def __init__(self, url: str, patience: RetryPolicy, headers: Mapping[str, str]) -> None:
         try:
             parsed = urllib3.util.parse_url(url)
-        except LocationParseError:
+        except LocationParseError:  # its text has the URL, which may hold a login
             raise UsageError("the url cannot be read; expected one such as https://cache.example/invalidate") from None
         if parsed.auth is not None:
             raise UsageError("the url has a login in it; expected that in a header, by headers_file or headers_env")
-        self.shown = parsed._replace(query=None, fragment=None).url
+        self.shown_url = parsed._replace(query=None, fragment=None).url
         if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise UsageError(f"the url is {self.shown!r}; expected one such as https://cache.example/invalidate")
+            raise UsageError(f"the url is {self.shown_url!r}; expected one such as https://cache.example/invalidate")
         self._url = url
         self._patience = patience
         self._headers = {"Content-Type": "application/json", "User-Agent": f"penstock/{__version__}", **headers}
+        # `post` retries within the user's limits, so urllib3 must not retry.
         self._pool = urllib3.PoolManager(num_pools=1, maxsize=1, retries=False)
 
     def post(self, message: Mapping[str, Any]) -> None:
-        """Return once the server has answered 2xx.
+        """Post a message, and return once the server has answered with a status 2xx.
 
-        Connection errors, 429 and 5xx are tried again. Raises Unreachable when all tries have failed, Error for any
-        other answer.
+        Connection errors and the statuses 429 and 5xx are retried.
+
+        Args:
+            message: the JSON object.
+
+        Raises:
+            Unreachable: all attempts failed.
+            Error: the server answered with another status.
         """
         body = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
-        failure, asked = "", None
+        failure, retry_after = "", None
         for attempt in range(self._patience.retries + 1):
             if attempt:
-                time.sleep(self._patience.pause(attempt, asked))
+                time.sleep(self._patience.compute_pause(attempt, retry_after))
             try:
-                status, asked, start = self._once(body)
+                status, retry_after, start = self._send_request(body)
             except HTTPError as error:
-                failure, asked = _reason(error), None
+                failure, retry_after = _describe_error(error), None
                 continue
             if 200 <= status < 300:
                 return
             failure = f"status {status}: {start!r}"
             if status != 429 and status < 500:
-                raise Error(f"{self.shown} refused a batch with {failure}")
-        raise Unreachable(f"{self.shown} took no batch in {self._patience.retries + 1} tries; the last: {failure}")
+                raise Error(f"{self.shown_url} refused a batch with {failure}")
+        attempts = self._patience.retries + 1
+        raise Unreachable(f"{self.shown_url} accepted no batch in {attempts} attempts; the last: {failure}")
 
     def close(self) -> None:
+        """Close the connection."""
         self._pool.clear()
 
-    def _once(self, body: bytes) -> tuple[int, str | None, str]:
-        """Return the status, the Retry-After, and the beginning of a refusal's body."""
+    def _send_request(self, body: bytes) -> tuple[int, str | None, str]:
+        """Return the status, the Retry-After, and the start of a refusal's body.
+
+        Raises:
+            HTTPError: the connection failed.
+        """
         response = self._pool.request(
             "POST",
             self._url,
@@ -111,7 +145,7 @@ class Poster:
             preload_content=False,
         )
         is_accepted, start = 200 <= response.status < 300, b""
-        try:  # a connection whose answer is read to its end is kept
+        try:  # urllib3 reuses a connection only if the response was read to its end
             start = response.read(DRAINED_BYTES if is_accepted else SHOWN_BYTES, decode_content=False)
         except HTTPError:
             if not is_accepted:
@@ -121,28 +155,36 @@ class Poster:
         return response.status, response.headers.get("Retry-After"), start[:SHOWN_BYTES].decode(errors="replace")
 
 
-def _reason(error: HTTPError) -> str:
-    # urllib3 puts the connection object before its words.
+def _describe_error(error: HTTPError) -> str:
+    # The message of urllib3 2 starts with the representation of its connection object.
     return str(error).rpartition("): ")[2] or type(error).__name__
 
 
-def secret_headers(file: str | Path | None, variable: str | None) -> dict[str, str]:
-    """Return the headers that a file or a variable of the environment holds, lines of `Name: value`.
+def read_headers(file: str | Path | None, variable: str | None) -> dict[str, str]:
+    """Return the headers in a file or an environment variable, lines of `Name: value`.
 
-    Raises UsageError, in which no value is quoted.
+    Args:
+        file: the file, or None.
+        variable: the name of the variable, or None.
+
+    Returns:
+        Values by name.
+
+    Raises:
+        UsageError: both are given, or the headers cannot be read. The error shows no value.
     """
     if file is not None and variable is not None:
-        raise UsageError("headers_file and headers_env, expected one of them")
+        raise UsageError("both headers_file and headers_env are set, expected one of them")
     if file is not None:
-        return _headers(_text(Path(file)), str(file))
+        return _parse_headers(_read_text(Path(file)), str(file))
     if variable is not None:
         if variable not in os.environ:
             raise UsageError(f"the environment has no {variable}; expected headers in it, lines of Name: value")
-        return _headers(os.environ[variable], f"the variable {variable}")
+        return _parse_headers(os.environ[variable], f"the variable {variable}")
     return {}
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1)
@@ -153,15 +195,15 @@ def _text(path: Path) -> str:
     return text.decode()
 
 
-def _headers(text: str, where: str) -> dict[str, str]:
+def _parse_headers(text: str, where: str) -> dict[str, str]:
     headers: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         name, colon, value = line.partition(":")
         if not (colon and _TOKEN.fullmatch(name) and value.strip().isprintable() and value.isascii()):
-            raise UsageError(f"{where}: line {number} is no header; expected Name: value")
+            raise UsageError(f"{where}: line {number} is not a header; expected Name: value")
         if name.lower() in _OURS:
-            raise UsageError(f"{where}: line {number} is {name}, which is not for others to say")
+            raise UsageError(f"{where}: line {number} sets {name}, which cannot be overridden")
         headers[name] = value.strip()
     return headers

@@ -1,6 +1,6 @@
 """The registry of dependents: every kind is one class, registered by the module in `kinds` that defines it.
 
-Definition, plan, run, status, reset and the command line iterate over `kinds()`. A new kind is a new module:
+Definition, plan, run, status, reset and the command line iterate over `list_kinds()`. A new kind is a new module:
 
     @register_kind
     @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,7 +11,7 @@ Definition, plan, run, status, reset and the command line iterate over `kinds()`
         column: str                           # a key of its TOML table, beside name and source
 
         def open(self, lake, session): ...    # the object that applies changelog deltas
-        def describe(self): ...               # its words in `penstock pipeline plan`
+        def describe(self): ...               # its description in `penstock pipeline plan`
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["AT_ONCE", "DependentKind", "Operand", "Question", "kind_named", "kinds", "register_kind", "titles"]
+__all__ = ["AT_ONCE", "DependentKind", "Operand", "Question", "find_kind", "list_kinds", "list_titles", "register_kind"]
 
 AT_ONCE = MergePolicy(rows=1, share=0.0, age_seconds=0.0)
-"""The policy of a dependent that applies every delta as soon as it comes."""
+"""The policy of a dependent that applies every delta immediately."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One word that a question takes on the command line.
+    """One operand of a question on the command line.
 
     Attributes:
-        name: the key of the word in what `Question.answer` gets.
-        metavar: how help shows it.
+        name: the operand's key among the operands that `Question.answer` gets.
+        metavar: the placeholder in help texts.
         help: one sentence.
-        option: such as --to; None for a positional argument, which is required.
+        option: an option such as --to; None for a positional argument, which is required.
     """
 
     name: str
@@ -59,13 +59,13 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """How the command line asks a dependent: `penstock pipeline COMMAND FILE|LAKE NAME OPERANDS`.
+    """A command that reads a dependent: `penstock pipeline COMMAND FILE|LAKE NAME OPERANDS`.
 
     Attributes:
         command: the command's name.
-        help: what the command prints as its help; the first line is its summary.
+        help: the help text of the command; the first line is its summary.
         examples: command lines.
-        operands: the words after the dependent's name.
+        operands: the operands after the dependent's name.
         columns: columns of the answer that a terminal shows; --json shows all.
         answer: returns the rows that were found. Called with the lake, the dependent's name, the operands by name and
             the greatest number of rows. Raises UsageError for an unknown name or an invalid operand.
@@ -83,19 +83,20 @@ class Question:
 class DependentKind(ABC):
     """A table of a pipeline's file that declares one dependent; each subclass is a kind of dependents.
 
-    The fields of a subclass are the keys of its table; `option` declares limits, and paths that are relative to the
-    file's directory. `__post_init__` checks them and raises UsageError.
+    The fields of a subclass are the keys of its table. `option` declares limits, and paths that are relative to the
+    file's directory. `__post_init__` checks the fields and raises UsageError.
 
     Attributes:
         title: the array of tables in the file: "index" for [[index]].
-        kind: the kind in progress, status and metrics. If it is not the title, tables have it as their key `kind`.
+        kind: the kind in progress, status and metrics. If it differs from the title, tables have it as their key
+            `kind`.
         directory: the directory of the lake that holds the files of all dependents of this kind.
         order: the kind's place in listings, lowest first.
-        is_local: True if its result lies in the lake; such dependents share a thread, and status shows their size.
-            False if it informs another system, which may be slow or away.
-        question: how the command line asks it, None if it has nothing to ask for.
+        is_local: True if the result lies in the lake. Such dependents share a thread, and the status shows their size.
+            False if the dependent sends to another system, which may be slow or unreachable.
+        question: the command that reads the dependent, None without one.
         name: the dependent's name, unique in a lake.
-        source: the name of the source whose changelog it follows, needed if there are several.
+        source: the name of the source whose changelog it follows, needed if there are several sources.
     """
 
     title: ClassVar[str]
@@ -110,45 +111,64 @@ class DependentKind(ABC):
 
     @abstractmethod
     def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> Dependent:
-        """Return the dependent that applies deltas of a lake's changelog. session: for SQL, None without Spark."""
+        """Return the dependent that applies deltas of a lake's changelog.
+
+        Args:
+            lake: the lake.
+            session: the session for SQL; None without Spark.
+
+        Returns:
+            The dependent.
+        """
 
     @abstractmethod
     def describe(self) -> str:
-        """Return what is kept, in a few words."""
+        """Return a description of the result in a few words."""
 
-    def place(self, lake: LakeDirectory) -> str:
-        """Return where the result is, without secrets: a path or an address."""
+    def locate(self, lake: LakeDirectory) -> str:
+        """Return the place of the result, without secrets: a path or an address."""
         return str(lake.path / self.directory / self.name)
 
-    def policy(self, merge: MergePolicy) -> MergePolicy:
-        """Return when it applies pending changes. merge: the policy of the current table."""
+    def choose_policy(self, merge: MergePolicy) -> MergePolicy:
+        """Return the policy by which pending changes are applied, given the policy of the current table."""
         return AT_ONCE
 
-    def bucket_address(self) -> Address | None:
-        """Return the bucket that it writes to, None if it writes to no bucket."""
+    def find_bucket_address(self) -> Address | None:
+        """Return the bucket that the dependent writes to, None if it writes to no bucket."""
         return None
 
     @classmethod
-    def files(cls, lake: LakeDirectory, name: str) -> list[Path]:
-        """Return the files and directories of the dependent of this kind with this name, as far as they exist."""
+    def list_files(cls, lake: LakeDirectory, name: str) -> list[Path]:
+        """Return the existing files and directories of the dependent of this kind with this name."""
         path = lake.path / cls.directory / name
         return [path] if path.exists() else []
 
 
-K = TypeVar("K", bound=type[DependentKind])
+KindT = TypeVar("KindT", bound=type[DependentKind])
 
 _registered: dict[str, type[DependentKind]] = {}
 
 
-def register_kind(kind: K) -> K:
-    """Make a kind known to pipelines; a class decorator. Raises ValueError if another class has the same kind."""
+def register_kind(kind: KindT) -> KindT:
+    """Register a kind for pipelines; a class decorator.
+
+    Args:
+        kind: the class.
+
+    Returns:
+        The same class.
+
+    Raises:
+        ValueError: another class has the same kind.
+    """
+    # Compared by name, because a module that is imported again defines an equal class.
     known = _registered.setdefault(kind.kind, kind)
     if known.__qualname__ != kind.__qualname__ or known.__module__ != kind.__module__:
-        raise ValueError(f"the kind {kind.kind!r} of {kind.__qualname__} is that of {known.__qualname__} already")
+        raise ValueError(f"{kind.__qualname__} has the kind {kind.kind!r}, which {known.__qualname__} already has")
     return kind
 
 
-def kinds() -> tuple[type[DependentKind], ...]:
+def list_kinds() -> tuple[type[DependentKind], ...]:
     """Return all kinds, in the order of listings."""
     package = import_module("penstock.spark.dependents.kinds")
     for module in pkgutil.iter_modules(package.__path__):
@@ -156,11 +176,11 @@ def kinds() -> tuple[type[DependentKind], ...]:
     return tuple(sorted(_registered.values(), key=lambda kind: (kind.order, kind.kind)))
 
 
-def kind_named(name: str) -> type[DependentKind] | None:
-    """Return the kind of this name, None if there is none."""
-    return next((kind for kind in kinds() if kind.kind == name), None)
+def find_kind(name: str) -> type[DependentKind] | None:
+    """Return the kind with this name, None if there is none."""
+    return next((kind for kind in list_kinds() if kind.kind == name), None)
 
 
-def titles() -> tuple[str, ...]:
+def list_titles() -> tuple[str, ...]:
     """Return the arrays of tables that declare dependents, in the order of listings."""
-    return tuple(dict.fromkeys(kind.title for kind in kinds()))
+    return tuple(dict.fromkeys(kind.title for kind in list_kinds()))

@@ -16,16 +16,24 @@ import pyarrow.compute as pc
 from penstock.errors import UsageError
 
 MISFIT_CHARACTERS = 100
-"""How much is kept of the JSON of a value that does not fit."""
+"""Characters that are kept of the JSON of a value that does not fit."""
 LONG = 1 << 63
 
+# Arrow's cast and `datetime.fromisoformat` read this form alike. Columns with other forms are read value by value.
 _PLAIN_TIME = r"\A\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,6})?Z?\z"
 
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """One type. type: of the index's column. parsed: what Arrow's JSON reader is asked for. fit: a JSON value as the
-    column's, None where it does not fit. convert: the same for a column that was parsed, None where one may not."""
+    """One type of indexed values.
+
+    Attributes:
+        name: the name that users write.
+        type: the type of the index's column.
+        parsed: the type that Arrow's JSON reader is asked for.
+        fit: returns the column's value for a JSON value, None if the JSON value does not fit.
+        convert: does the same for a parsed column; returns None if one of its values does not fit.
+    """
 
     name: str
     type: pa.DataType
@@ -33,16 +41,27 @@ class ValueType:
     fit: Callable[[Any], Any]
     convert: Callable[[pa.Array], pa.Array | None]
 
-    def scalar(self, value: Any, what: str) -> pa.Scalar:
-        """Return a bound of a search. Raises UsageError if it is no value of this type."""
+    def convert_bound(self, value: Any, subject: str) -> pa.Scalar:
+        """Return a bound of a search.
+
+        Args:
+            value: the value of the caller.
+            subject: the name of the bound for the error.
+
+        Returns:
+            The bound in the type of the column.
+
+        Raises:
+            UsageError: the value has another type.
+        """
         text = value.isoformat() if isinstance(value, datetime) else value
         fits = self.fit(text)
         if fits is None:
-            raise UsageError(f"{what} is {value!r}; expected a {self.name}")
+            raise UsageError(f"{subject} is {value!r}; expected a {self.name}")
         return pa.scalar(fits, self.type)
 
-    def of_text(self, text: str) -> Any:
-        """Return the value that somebody typed: numbers and booleans as JSON has them, the text where it is neither."""
+    def parse_text(self, text: str) -> Any:
+        """Return the value that a user typed: a number or boolean if the text is one in JSON, otherwise the text."""
         if self.parsed == pa.string():
             return text
         try:
@@ -52,14 +71,24 @@ class ValueType:
         return text if found is None else found
 
 
-def value_type_of(name: str) -> ValueType:
-    """Return the type of that name. Raises UsageError."""
-    if name not in KINDS:
-        raise UsageError(f"the type is {name!r}; expected one of {', '.join(KINDS)}")
-    return KINDS[name]
+def find_value_type(name: str) -> ValueType:
+    """Return the type with this name.
+
+    Args:
+        name: string, double, long, boolean or timestamp.
+
+    Returns:
+        The type.
+
+    Raises:
+        UsageError: the name is unknown.
+    """
+    if name not in VALUE_TYPES:
+        raise UsageError(f"the type is {name!r}; expected one of {', '.join(VALUE_TYPES)}")
+    return VALUE_TYPES[name]
 
 
-def _string(value: Any) -> str | None:
+def _fit_string(value: Any) -> str | None:
     if not isinstance(value, str):
         return None
     try:
@@ -69,7 +98,7 @@ def _string(value: Any) -> str | None:
     return value
 
 
-def _double(value: Any) -> float | None:
+def _fit_double(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -79,17 +108,17 @@ def _double(value: Any) -> float | None:
     return number + 0.0 if math.isfinite(number) else None  # -0.0 becomes 0.0
 
 
-def _long(value: Any) -> int | None:
+def _fit_long(value: Any) -> int | None:
     fits = isinstance(value, int) and not isinstance(value, bool) and -LONG <= value < LONG
     return value if fits else None
 
 
-def _boolean(value: Any) -> bool | None:
+def _fit_boolean(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _timestamp(value: Any) -> datetime | None:
-    """ISO 8601; without a zone it is UTC."""
+def _fit_timestamp(value: Any) -> datetime | None:
+    """Return the time of a text in ISO 8601; without a zone it is UTC."""
     try:
         when = datetime.fromisoformat(value)
         return when.astimezone(UTC) if when.tzinfo is not None else when.replace(tzinfo=UTC)
@@ -97,12 +126,12 @@ def _timestamp(value: Any) -> datetime | None:
         return None
 
 
-def _finite(column: pa.Array) -> pa.Array | None:
+def _convert_finite(column: pa.Array) -> pa.Array | None:
     numbers = column.to_numpy(zero_copy_only=False)
     return pa.array(numbers + 0.0) if np.isfinite(numbers).all() else None
 
 
-def _times(column: pa.Array) -> pa.Array | None:
+def _convert_times(column: pa.Array) -> pa.Array | None:
     plain = pc.match_substring_regex(column, _PLAIN_TIME)
     if not pc.all(plain).as_py():
         return None
@@ -113,17 +142,17 @@ def _times(column: pa.Array) -> pa.Array | None:
     return pc.assume_timezone(naive, "UTC")
 
 
-def _same(column: pa.Array) -> pa.Array | None:
+def _keep_column(column: pa.Array) -> pa.Array | None:
     return column
 
 
-KINDS = {
+VALUE_TYPES = {
     kind.name: kind
     for kind in (
-        ValueType("string", pa.string(), pa.string(), _string, _same),
-        ValueType("double", pa.float64(), pa.float64(), _double, _finite),
-        ValueType("long", pa.int64(), pa.int64(), _long, _same),
-        ValueType("boolean", pa.bool_(), pa.bool_(), _boolean, _same),
-        ValueType("timestamp", pa.timestamp("us", "UTC"), pa.string(), _timestamp, _times),
+        ValueType("string", pa.string(), pa.string(), _fit_string, _keep_column),
+        ValueType("double", pa.float64(), pa.float64(), _fit_double, _convert_finite),
+        ValueType("long", pa.int64(), pa.int64(), _fit_long, _keep_column),
+        ValueType("boolean", pa.bool_(), pa.bool_(), _fit_boolean, _keep_column),
+        ValueType("timestamp", pa.timestamp("us", "UTC"), pa.string(), _fit_timestamp, _convert_times),
     )
 }

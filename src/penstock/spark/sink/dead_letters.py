@@ -1,8 +1,8 @@
-"""Rows that a bucket refused, kept as parquet files in a directory that the driver and all workers see.
+"""Rows that a bucket refused, kept as Parquet files in a directory that the driver and all workers share.
 
-A task writes what it has to tell into a file of its own under `_staging`, which nobody reads. The commit of the batch
-gives these files their names, `batch-<number>-part-<number>.parquet`, and takes away what an earlier try of the same
-batch left under such names: a batch that is run again has its rows here once.
+A task writes its rows into its own file under `_staging`, which readers ignore. The commit of the batch moves these
+files to `batch-<number>-part-<number>.parquet`. It also removes files of an earlier attempt of the same batch. So a
+repeated batch has its rows here once.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.spark.sink.bucket_writes import RefusedRows
-from penstock.wire.codec.frame import status_name
+from penstock.wire.codec.frame import name_status
 
-__all__ = ["LETTER_COLUMNS", "LetterFile", "abort", "commit"]
+__all__ = ["LETTER_COLUMNS", "DeadLetterFile", "commit_letters", "discard_letters"]
 
 LETTER_COLUMNS = pa.schema(
     [
@@ -31,16 +31,18 @@ LETTER_COLUMNS = pa.schema(
         ("error_batch", pa.string()),
     ]
 )
-"""What a refused row has behind its own columns. error_status: as on the wire, -1 where no answer came; error: its
-name. error_batch: the number of the micro-batch, of a batch job its id."""
+"""The columns after the row's own columns.
+
+error_status is the status on the wire, -1 without an answer. error is its name. error_batch is the number of the
+micro-batch, or the id of a batch job."""
 
 _STAGING = "_staging"
 
 
-class LetterFile:
-    """The refused rows of one task, in one file; none where there are none. `close` returns its path.
+class DeadLetterFile:
+    """The file with the refused rows of one task. Without refused rows there is no file.
 
-    A context manager: if its block raises, the file is removed.
+    It is a context manager: if its block raises an exception, the file is removed.
     """
 
     def __init__(self, directory: Path, run: str) -> None:
@@ -48,7 +50,7 @@ class LetterFile:
         self._path = self._directory / f"{uuid.uuid4().hex}.parquet"
         self._writer: pq.ParquetWriter | None = None
 
-    def __enter__(self) -> LetterFile:
+    def __enter__(self) -> DeadLetterFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -57,22 +59,24 @@ class LetterFile:
             self._path.unlink(missing_ok=True)
 
     def write(self, refused: RefusedRows) -> None:
-        rows = _letters(refused, datetime.now(UTC))
+        """Append refused rows to the file."""
+        rows = _make_letters(refused, datetime.now(UTC))
         if self._writer is None:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(self._path, rows.schema, compression="zstd")
         self._writer.write_table(rows)
 
     def close(self) -> Path | None:
+        """Return the path of the file after closing it; None without a file."""
         if self._writer is None:
             return None
         self._writer.close()
         return self._path
 
 
-def _letters(refused: RefusedRows, now: datetime) -> pa.Table:
+def _make_letters(refused: RefusedRows, now: datetime) -> pa.Table:
     rows, faults = refused.rows, refused.faults
-    names = [status_name(fault.status) if fault.status >= 0 else "NO_ANSWER" for fault in faults]
+    names = [name_status(fault.status) if fault.status >= 0 else "NO_ANSWER" for fault in faults]
     found = {
         "error_status": pa.array([fault.status for fault in faults], pa.int32()),
         "error": pa.array(names, pa.string()),
@@ -85,10 +89,16 @@ def _letters(refused: RefusedRows, now: datetime) -> pa.Table:
     return rows
 
 
-def commit(directory: Path, run: str, batch: str, files: Sequence[Path]) -> None:
-    """Make the tasks' files those of a batch. run: what the staging of all of them is under.
+def commit_letters(directory: Path, run: str, batch: str, files: Sequence[Path]) -> None:
+    """Move the files of tasks to the names of a batch.
 
-    May be called again for the same batch, with files of another run.
+    A repeated batch calls this again with files of another run.
+
+    Args:
+        directory: the directory of dead letters.
+        run: the name of the staging directory of all tasks.
+        batch: the batch, for file names and the column error_batch.
+        files: the files of the tasks.
     """
     named = []
     for number, path in enumerate(files):
@@ -105,15 +115,15 @@ def commit(directory: Path, run: str, batch: str, files: Sequence[Path]) -> None
         for old in directory.glob(f"batch-{batch}-part-*.parquet"):
             if old not in kept:
                 old.unlink(missing_ok=True)
-    _clear(directory, run)
+    _remove_staging(directory, run)
 
 
-def abort(directory: Path, run: str) -> None:
-    """Remove what the tasks of a failed batch have written; not what an earlier try of the batch has committed."""
-    _clear(directory, run)
+def discard_letters(directory: Path, run: str) -> None:
+    """Remove the staged files of a failed batch. Files that an earlier attempt has committed stay."""
+    _remove_staging(directory, run)
 
 
-def _clear(directory: Path, run: str) -> None:
+def _remove_staging(directory: Path, run: str) -> None:
     shutil.rmtree(directory / _STAGING / run, ignore_errors=True)
     staging = directory / _STAGING
     if staging.is_dir() and not any(staging.iterdir()):

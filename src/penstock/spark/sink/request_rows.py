@@ -1,4 +1,4 @@
-"""Rows of a table as requests: what is sent for each, decided in columns. No I/O."""
+"""Rows of a table as requests of key-value commands, made in columns. No I/O."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from penstock.client.documents.write_requests import Fault, WriteRows
 from penstock.errors import LocalProtocolError
-from penstock.spark.sink.json_text import is_nested, json_of
-from penstock.spark.sink.sink_options import Operation, SinkOptions, SubPath
+from penstock.spark.sink.json_text import encode_json, is_nested
+from penstock.spark.sink.sink_options import Operation, SinkOptions, SubdocumentPath
 from penstock.wire.codec.constants import FrameInfoId
 from penstock.wire.codec.flags import Datatype, DocFlag, PathFlag, WithMetaFlag
 from penstock.wire.codec.opcodes import Opcode
@@ -25,10 +25,10 @@ from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.messages.kv import GetMeta, Set, SetWithMeta
 from penstock.wire.messages.subdoc import MAX_PATHS, MultiMutation, pack_mutation_specs
 
-__all__ = ["REPLACES", "Prepared", "asking", "prepare"]
+__all__ = ["REPLACED_CAS", "PreparedRows", "prepare_cas_reads", "prepare_writes"]
 
-REPLACES = "replaces"
-"""A column that is not for users: the cas of the one version that a row is to take the place of; 0: a tombstone."""
+REPLACED_CAS = "replaces"
+"""An internal column: the cas of the only version that the row may replace; 0 for a tombstone."""
 
 Numbers = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
@@ -40,29 +40,46 @@ _STORES = {
     Operation.INSERT: (Opcode.ADD, DocFlag.ADD),
     Operation.REPLACE: (Opcode.REPLACE, DocFlag(0)),
 }
-_KEEP_EXPIRY = bytes([FrameInfoId.PRESERVE_TTL << 4])
+_PRESERVE_EXPIRY = bytes([FrameInfoId.PRESERVE_TTL << 4])
 _JSON, _XATTR = np.uint64(Datatype.JSON), np.uint64(Datatype.XATTR)
-_WITH_EXPIRATION = 4
-"""Bytes of the options behind the extras of a DEL_WITH_META."""
+_OPTIONS_BYTES = 4
+"""Bytes of the options after the extras of SET_WITH_META and DEL_WITH_META."""
 
 
 class TargetCollection(NamedTuple):
+    """The names of a collection that rows are written to.
+
+    Attributes:
+        scope: the name of the scope.
+        name: the name of the collection.
+    """
+
     scope: str
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """Requests of some rows, but for the collections of their keys. kept: the rows of the table that there are requests
-    for; the others have nothing to say of documents. collections: of each request, its number in `names`."""
+class PreparedRows:
+    """Requests of some rows, without the collections of their keys.
+
+    Attributes:
+        rows: the requests.
+        sent_rows: for each request the position of its row in the table. The other rows have no change of a document.
+        names: the collections.
+        collections: for each request the position of its collection in `names`.
+    """
 
     rows: WriteRows
-    kept: Numbers
+    sent_rows: Numbers
     names: list[TargetCollection]
     collections: Numbers
 
-    def with_prefixes(self, found: Sequence[bytes | Fault]) -> WriteRows:
-        """Return the requests with what their keys begin with. found: by number of the collection, or why not."""
+    def add_prefixes(self, found: Sequence[bytes | Fault]) -> WriteRows:
+        """Return the requests with the collections of their keys.
+
+        Args:
+            found: for each collection the prefix of its keys, or the reason why there is none.
+        """
         if len(found) == 1 and isinstance(found[0], bytes):
             return replace(self.rows, prefixes=found[0])
         faults = {
@@ -76,17 +93,27 @@ class Prepared:
         return replace(self.rows, prefixes=prefixes, faults={**self.rows.faults, **faults})
 
 
-def asking(options: SinkOptions, table: pa.Table) -> Prepared:
-    """Return requests for the meta data of what the bucket has under the keys of a table."""
-    source = _Columns(table)
-    rows = WriteRows(form=GetMeta, opcode=Opcode.GET_META, keys=source.keys())
-    names, collections = _collections(options, source)
-    return Prepared(replace(rows, faults=source.faults), np.arange(len(source)), names, collections)
+def prepare_cas_reads(options: SinkOptions, table: pa.Table) -> PreparedRows:
+    """Return requests for the metadata of the documents under the keys of a table.
+
+    Args:
+        options: the options of the write, for the collections.
+        table: rows with a column key.
+    """
+    source = _RowColumns(table)
+    rows = WriteRows(message_type=GetMeta, opcode=Opcode.GET_META, keys=source.read_keys())
+    names, collections = _find_collections(options, source)
+    return PreparedRows(replace(rows, faults=source.faults), np.arange(len(source)), names, collections)
 
 
-def prepare(options: SinkOptions, table: pa.Table) -> Prepared:
-    """Return what is to be sent for the rows of a table with the columns that `check_columns` lets pass."""
-    source = _Columns(table)
+def prepare_writes(options: SinkOptions, table: pa.Table) -> PreparedRows:
+    """Return the requests of the rows of a table.
+
+    Args:
+        options: the options of the write.
+        table: rows with columns that `check_columns` accepts.
+    """
+    source = _RowColumns(table)
     kept = np.arange(table.num_rows)
     operation = options.operation
     if operation in (Operation.CHANGE, Operation.WITH_META) and "event" in table.column_names:
@@ -95,23 +122,35 @@ def prepare(options: SinkOptions, table: pa.Table) -> Prepared:
         given = [table[each.column].is_valid() for each in options.subdocument]
         kept = np.flatnonzero(np.logical_or.reduce([np.asarray(each) for each in given]))
     if len(kept) < table.num_rows:
-        source = _Columns(table.take(pa.array(kept)))
+        source = _RowColumns(table.take(pa.array(kept)))
     if operation is Operation.WITH_META:
-        rows = _with_meta(options, source)
+        rows = _make_with_meta_requests(options, source)
     elif operation is Operation.SUBDOC:
-        rows = _subdoc(options, source)
+        rows = _make_subdoc_requests(options, source)
     elif operation is Operation.DELETE:
-        cas = source.numbers("cas", 64)
-        rows = WriteRows(form=Set, opcode=Opcode.DELETE, keys=source.keys(), cas=cas, again=cas == 0, extras_bytes=0)
+        cas = source.read_numbers("cas", 64)
+        rows = WriteRows(
+            message_type=Set,
+            opcode=Opcode.DELETE,
+            keys=source.read_keys(),
+            cas=cas,
+            repeatable=cas == 0,
+            extras_bytes=0,
+        )
     else:
-        rows = _stored(operation, source)
-    names, collections = _collections(options, source)
-    return Prepared(replace(rows, faults=source.faults), kept, names, collections)
+        rows = _make_store_requests(operation, source)
+    names, collections = _find_collections(options, source)
+    return PreparedRows(replace(rows, faults=source.faults), kept, names, collections)
 
 
 @dataclass(slots=True)
-class _Columns:
-    """The columns of a table, in the form in which requests need them. faults: what cannot be sent, by place."""
+class _RowColumns:
+    """The columns of a table, in the form that requests need.
+
+    Attributes:
+        table: the rows.
+        faults: reasons why rows cannot be sent, by position.
+    """
 
     table: pa.Table
     faults: dict[int, Fault] = field(default_factory=dict)
@@ -119,29 +158,37 @@ class _Columns:
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
-    def has(self, name: str) -> bool:
+    def has_values(self, name: str) -> bool:
+        """Return whether the column exists and has a value."""
         return name in self.table.column_names and self.table[name].null_count < len(self)
 
-    def one(self, name: str) -> pa.Array:
+    def get_column(self, name: str) -> pa.Array:
+        """Return a column as one array."""
         column = self.table[name]
         if column.num_chunks == 1:
             return column.chunk(0)
         return column.combine_chunks() if len(self) else pa.array([], column.type)
 
-    def keys(self) -> pa.Array:
-        return self._bytes("key", self.one("key"))
+    def read_keys(self) -> pa.Array:
+        """Return the keys as binary. A null is a fault."""
+        return self._to_binary("key", self.get_column("key"))
 
-    def values(self, stores: Bools | None = None) -> pa.Array:
-        """Return the values; empty where nothing is stored, a fault where something is to be and is null."""
-        column = self.one("value")
-        column = json_of(column) if is_nested(column.type) else column
+    def read_values(self, stores: Bools | None = None) -> pa.Array:
+        """Return the values as binary.
+
+        Args:
+            stores: which rows store a document; None for all. A null in such a row is a fault; other rows have empty
+                values.
+        """
+        column = self.get_column("value")
+        column = encode_json(column) if is_nested(column.type) else column
         if stores is None:
-            return self._bytes("value", column)
+            return self._to_binary("value", column)
         if not stores.all():
             column = pc.if_else(pa.array(stores), column.cast(pa.binary()), b"")
-        return self._bytes("value", column)
+        return self._to_binary("value", column)
 
-    def _bytes(self, name: str, column: pa.Array) -> pa.Array:
+    def _to_binary(self, name: str, column: pa.Array) -> pa.Array:
         if column.null_count:
             for place in np.flatnonzero(np.asarray(column.is_null())).tolist():
                 self.faults.setdefault(place, Fault(Status.EINVAL, f"no {name}"))
@@ -149,11 +196,16 @@ class _Columns:
         column = column.fill_null(b"") if column.null_count else column
         return pa.concat_arrays([column]) if column.offset else column
 
-    def numbers(self, name: str, bits: int) -> Numbers:
-        """Return a column of whole numbers, 0 where there is none; one that does not fit is a fault."""
-        if not self.has(name):
+    def read_numbers(self, name: str, bits: int) -> Numbers:
+        """Return a column of whole numbers, 0 for a null or without the column.
+
+        Args:
+            name: the column. Timestamps become seconds since 1970.
+            bits: the size of the number on the wire. A number that does not fit is a fault.
+        """
+        if not self.has_values(name):
             return np.zeros(len(self), np.uint64)
-        column = self.one(name)
+        column = self.get_column(name)
         if pa.types.is_timestamp(column.type):
             column = column.cast(pa.timestamp("s"), safe=False)
         column = column.cast(pa.int64()) if column.type != pa.int64() else column
@@ -166,60 +218,63 @@ class _Columns:
             self.faults.setdefault(place, Fault(Status.EINVAL, text))
         return np.where(bad, 0, found).view(np.uint64)
 
-    def datatypes(self) -> Numbers:
-        """Return what the values are, as far as it is known: JSON or not."""
+    def read_datatypes(self) -> Numbers:
+        """Return the datatypes of the values as far as they are known: JSON or 0."""
         if is_nested(self.table["value"].type):
             return np.full(len(self), _JSON)
-        return self.numbers("datatype", 8) & _JSON
+        return self.read_numbers("datatype", 8) & _JSON
 
-    def removes(self) -> Bools:
+    def find_removals(self) -> Bools:
         """Return which rows remove their document."""
-        if not self.has("event"):
+        if not self.has_values("event"):
             return np.zeros(len(self), bool)
-        return ~np.asarray(pc.equal(self.one("event"), str(Event.MUTATION)).fill_null(False))
+        return ~np.asarray(pc.equal(self.get_column("event"), str(Event.MUTATION)).fill_null(False))
 
-    def attributes(self) -> list[list[tuple[str, Any]] | None]:
-        """Return the extended attributes of each row, empty where no row has any."""
-        if not self.has("xattrs"):
+    def read_attributes(self) -> list[list[tuple[str, Any]] | None]:
+        """Return the extended attributes of each row; an empty list if no row has any."""
+        if not self.has_values("xattrs"):
             return []
-        column = self.one("xattrs")
+        column = self.get_column("xattrs")
         found: list[list[tuple[str, Any]] | None] = column.to_pylist() if len(column.keys) else []
         return found
 
 
-def _stored(operation: Operation, source: _Columns) -> WriteRows:
-    """upsert, insert, replace and change: whole documents; with attributes, by a MULTI_MUTATION of the document."""
+def _make_store_requests(operation: Operation, source: _RowColumns) -> WriteRows:
+    """Return the requests of upsert, insert, replace and change: whole documents.
+
+    Documents with extended attributes need SUBDOC_MULTI_MUTATION.
+    """
     opcode, doc_flags = _STORES[operation]
-    stores, cas = np.ones(len(source), bool), source.numbers("cas", 64)
+    stores, cas = np.ones(len(source), bool), source.read_numbers("cas", 64)
     if operation is Operation.CHANGE:
-        stores, cas = ~source.removes(), np.zeros(len(source), np.uint64)
-    fields = {"flags": source.numbers("flags", 32), "expiry": source.numbers("expiry", 32)}
-    documents = source.values(stores)
+        stores, cas = ~source.find_removals(), np.zeros(len(source), np.uint64)
+    fields = {"flags": source.read_numbers("flags", 32), "expiry": source.read_numbers("expiry", 32)}
+    documents = source.read_values(stores)
     rows = WriteRows(
-        form=Set,
+        message_type=Set,
         opcode=opcode if stores.all() else np.where(stores, opcode, Opcode.DELETE),
-        keys=source.keys(),
+        keys=source.read_keys(),
         values=documents,
         fields=fields,
         extras_bytes=None if stores.all() else np.where(stores, 8, 0),
         cas=cas,
-        datatype=np.where(stores, source.datatypes(), 0),
-        again=(cas == 0) & (operation is not Operation.INSERT),
+        datatype=np.where(stores, source.read_datatypes(), 0),
+        repeatable=(cas == 0) & (operation is not Operation.INSERT),
     )
-    attributes = source.attributes()
+    attributes = source.read_attributes()
     if not attributes:
         return rows
     user_flags = {"user_flags": fields["flags"]} if fields["flags"].any() else {}
     extras: dict[str, Any] = {"expiry": fields["expiry"], **user_flags, "doc_flags": int(doc_flags)}
     values = [
-        _whole(source, place, pairs, value) if stored else b""
+        _pack_document(source, place, pairs, value) if stored else b""
         for place, (pairs, value, stored) in enumerate(
             zip(attributes, documents.to_pylist(), stores.tolist(), strict=True)
         )
     ]
     return replace(
         rows,
-        form=MultiMutation,
+        message_type=MultiMutation,
         opcode=np.where(stores, Opcode.SUBDOC_MULTI_MUTATION, Opcode.DELETE),
         values=pa.array(values, pa.binary()),
         fields=extras,
@@ -228,51 +283,53 @@ def _stored(operation: Operation, source: _Columns) -> WriteRows:
     )
 
 
-def _whole(source: _Columns, place: int, pairs: list[tuple[str, Any]] | None, value: bytes) -> bytes:
+def _pack_document(source: _RowColumns, place: int, pairs: list[tuple[str, Any]] | None, value: bytes) -> bytes:
     pairs = pairs or []
     if len(pairs) >= MAX_PATHS:
         text = f"{len(pairs)} extended attributes, expected {MAX_PATHS - 1} at most"
         source.faults.setdefault(place, Fault(Status.SUBDOC_INVALID_COMBO, text))
         return b""
-    attributes = [(Opcode.SUBDOC_DICT_UPSERT, PathFlag.XATTR, name.encode(), _octets(each)) for name, each in pairs]
+    attributes = [
+        (Opcode.SUBDOC_DICT_UPSERT, PathFlag.XATTR, name.encode(), _encode_attribute(each)) for name, each in pairs
+    ]
     return pack_mutation_specs([*attributes, (Opcode.SET, 0, b"", value)])
 
 
-def _octets(value: str | bytes | None) -> bytes:
+def _encode_attribute(value: str | bytes | None) -> bytes:
     return value.encode() if isinstance(value, str) else value or b""
 
 
-def _with_meta(options: SinkOptions, source: _Columns) -> WriteRows:
-    """Documents, and deletions, with the meta data that they have elsewhere.
+def _make_with_meta_requests(options: SinkOptions, source: _RowColumns) -> WriteRows:
+    """Return requests for documents and deletions with given metadata.
 
-    With a column REPLACES they take the place of exactly that version, whatever it is; where it says 0, of a tombstone.
+    With a column REPLACED_CAS they replace exactly that version, without conflict resolution; 0 stands for a tombstone.
     """
-    removes = source.removes()
-    values, datatype = _values_with_attributes(source, removes)
-    times = source.numbers("expiry", 32)
+    removes = source.find_removals()
+    values, datatype = _pack_values(source, removes)
+    times = source.read_numbers("expiry", 32)
     forced = WithMetaFlag.FORCE_ACCEPT if options.conflict_resolution == "lww" else 0
-    said = np.full(len(source), int(forced), np.uint64)
-    replaces, storing = source.numbers(REPLACES, 64), np.full(len(source), int(Opcode.SET_WITH_META))
-    if REPLACES in source.table.column_names:
-        said |= np.uint64(WithMetaFlag.SKIP_CONFLICT_RESOLUTION)
+    meta_options = np.full(len(source), int(forced), np.uint64)
+    replaces, storing = source.read_numbers(REPLACED_CAS, 64), np.full(len(source), int(Opcode.SET_WITH_META))
+    if REPLACED_CAS in source.table.column_names:
+        meta_options |= np.uint64(WithMetaFlag.SKIP_CONFLICT_RESOLUTION)
         storing[replaces == 0] = Opcode.ADD_WITH_META
     if removes.any():
-        times = np.where(removes, source.numbers("delete_time", 32), times)
-        expired = np.asarray(pc.equal(source.one("event"), str(Event.EXPIRATION)))
-        said |= expired * np.uint64(WithMetaFlag.IS_EXPIRATION)
+        times = np.where(removes, source.read_numbers("delete_time", 32), times)
+        expired = np.asarray(pc.equal(source.get_column("event"), str(Event.EXPIRATION)))
+        meta_options |= expired * np.uint64(WithMetaFlag.IS_EXPIRATION)
     fields: dict[str, Any] = {
-        "flags": source.numbers("flags", 32),
+        "flags": source.read_numbers("flags", 32),
         "expiry": times,
-        "rev_seqno": source.numbers("rev_seqno", 64),
-        "new_cas": source.numbers("cas", 64),
+        "rev_seqno": source.read_numbers("rev_seqno", 64),
+        "new_cas": source.read_numbers("cas", 64),
     }
-    if said.any():
-        fields["options"] = said
-    extras_bytes = 24 if not said.any() else np.where(said != 0, 24 + _WITH_EXPIRATION, 24)
+    if meta_options.any():
+        fields["options"] = meta_options
+    extras_bytes = 24 if not meta_options.any() else np.where(meta_options != 0, 24 + _OPTIONS_BYTES, 24)
     return WriteRows(
-        form=SetWithMeta,
+        message_type=SetWithMeta,
         opcode=np.where(removes, Opcode.DEL_WITH_META, storing),
-        keys=source.keys(),
+        keys=source.read_keys(),
         values=values,
         fields=fields,
         extras_bytes=extras_bytes,
@@ -281,52 +338,52 @@ def _with_meta(options: SinkOptions, source: _Columns) -> WriteRows:
     )
 
 
-def _values_with_attributes(source: _Columns, removes: npt.NDArray[np.bool_]) -> tuple[pa.Array, Numbers]:
-    """Return the values, with extended attributes packed in front, and their datatypes."""
-    values, datatype = source.values(~removes), np.where(removes, np.uint64(0), source.datatypes())
-    attributes = source.attributes()
+def _pack_values(source: _RowColumns, removes: npt.NDArray[np.bool_]) -> tuple[pa.Array, Numbers]:
+    """Return the values with extended attributes packed in front, and their datatypes."""
+    values, datatype = source.read_values(~removes), np.where(removes, np.uint64(0), source.read_datatypes())
+    attributes = source.read_attributes()
     if any(attributes):
         has_some = np.fromiter(map(bool, attributes), bool, len(attributes))
         datatype |= has_some * _XATTR
         packed = [
-            _packed(source, place, pairs, value) if pairs else value
+            _pack_value(source, place, pairs, value) if pairs else value
             for place, (pairs, value) in enumerate(zip(attributes, values.to_pylist(), strict=True))
         ]
         values = pa.array(packed, pa.binary())
     return values, datatype
 
 
-def _packed(source: _Columns, place: int, pairs: list[tuple[str, Any]], value: bytes) -> bytes:
+def _pack_value(source: _RowColumns, place: int, pairs: list[tuple[str, Any]], value: bytes) -> bytes:
     try:
-        return pack_xattrs({name: _octets(each) for name, each in pairs}, value)
+        return pack_xattrs({name: _encode_attribute(each) for name, each in pairs}, value)
     except LocalProtocolError as error:
         source.faults.setdefault(place, Fault(Status.XATTR_EINVAL, str(error)))
         return b""
 
 
-def _subdoc(options: SinkOptions, source: _Columns) -> WriteRows:
-    """Several paths of a document at once; a column that is null leaves its path as it is."""
-    parts = [_path(each, source.one(each.column)) for each in options.subdocument]
-    cas = source.numbers("cas", 64)
+def _make_subdoc_requests(options: SinkOptions, source: _RowColumns) -> WriteRows:
+    """Return the requests of several paths of each document. A null leaves its path unchanged."""
+    parts = [_pack_path(each, source.get_column(each.column)) for each in options.subdocument]
+    cas = source.read_numbers("cas", 64)
     has_expiry = "expiry" in source.table.column_names
-    fields: Mapping[str, Any] = {"expiry": source.numbers("expiry", 32)} if has_expiry else {}
+    fields: Mapping[str, Any] = {"expiry": source.read_numbers("expiry", 32)} if has_expiry else {}
     return WriteRows(
-        form=MultiMutation,
+        message_type=MultiMutation,
         opcode=Opcode.SUBDOC_MULTI_MUTATION,
-        keys=source.keys(),
+        keys=source.read_keys(),
         values=pc.binary_join_element_wise(*parts, b""),
         fields={**fields, "doc_flags": int(DocFlag.MKDOC if options.create_documents else DocFlag(0))},
-        framing=b"" if has_expiry else _KEEP_EXPIRY,
+        framing=b"" if has_expiry else _PRESERVE_EXPIRY,
         cas=0 if options.create_documents and not cas.any() else cas,
-        again=cas == 0,
+        repeatable=cas == 0,
     )
 
 
-def _path(sub: SubPath, column: pa.Array) -> pa.Array:
-    """Return what a MULTI_MUTATION says of one path, in each row; nothing where the column is null."""
-    values = json_of(column)
-    flags = PathFlag.MKDIR_P | (PathFlag.XATTR if sub.xattr else 0)
-    path = sub.path.encode()
+def _pack_path(subdoc_path: SubdocumentPath, column: pa.Array) -> pa.Array:
+    """Return the part of a SUBDOC_MULTI_MUTATION for one path, of each row; empty where the column is null."""
+    values = encode_json(column)
+    flags = PathFlag.MKDIR_P | (PathFlag.XATTR if subdoc_path.is_xattr else 0)
+    path = subdoc_path.path.encode()
     head = pack_mutation_specs([(Opcode.SUBDOC_DICT_UPSERT, flags, path, b"")])[:4]
     lengths = pc.binary_length(values).fill_null(0).to_numpy(zero_copy_only=False).astype(">u4")
     bounds = pa.py_buffer(np.arange(len(values) + 1, dtype=np.int32) * 4)
@@ -334,13 +391,13 @@ def _path(sub: SubPath, column: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(head, length, path, values, b"").fill_null(b"")
 
 
-def _collections(options: SinkOptions, source: _Columns) -> tuple[list[TargetCollection], Numbers]:
-    """Return the collections that rows go to, and which of them each row does."""
-    if options.scope is not None or options.collection is not None or not source.has("collection"):
+def _find_collections(options: SinkOptions, source: _RowColumns) -> tuple[list[TargetCollection], Numbers]:
+    """Return the collections of the rows, and for each row the position of its collection."""
+    if options.scope is not None or options.collection is not None or not source.has_values("collection"):
         scope, name = options.scope or DEFAULT_NAME, options.collection or DEFAULT_NAME
         return [TargetCollection(scope, name)], np.zeros(len(source), np.int64)
-    names = source.one("collection").fill_null(DEFAULT_NAME)
-    scopes = source.one("scope").fill_null(DEFAULT_NAME) if source.has("scope") else None
+    names = source.get_column("collection").fill_null(DEFAULT_NAME)
+    scopes = source.get_column("scope").fill_null(DEFAULT_NAME) if source.has_values("scope") else None
     if scopes is None:
         scopes = pa.repeat(pa.scalar(DEFAULT_NAME), len(source))
     encoded = pc.binary_join_element_wise(scopes, names, "\0").dictionary_encode()

@@ -1,4 +1,4 @@
-"""Which columns an operation needs, and what they may be; all is checked before anything is written."""
+"""Columns that an operation needs, and their types. They are checked before the first write."""
 
 from __future__ import annotations
 
@@ -54,9 +54,16 @@ _TYPES: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
 
 
 def check_columns(options: SinkOptions, schema: pa.Schema) -> None:
-    """Raise UsageError for columns that are missing, that nothing is known of, or that hold something else.
+    """Check the columns of a write.
 
-    All columns of a change may be there: those that the operation has no use for are passed over.
+    All columns of a change may be there. The operation ignores those that it does not need.
+
+    Args:
+        options: the options of the write.
+        schema: the columns.
+
+    Raises:
+        UsageError: a column is missing, is unknown, stands twice, or has another type.
     """
     operation, names = options.operation, schema.names
     mapped = [each.column for each in options.subdocument]
@@ -66,7 +73,7 @@ def check_columns(options: SinkOptions, schema: pa.Schema) -> None:
     if unknown := [name for name in names if name not in CHANGE_SCHEMA.names and name not in mapped]:
         raise UsageError(
             f"column {unknown[0]!r} means nothing to operation {operation}; known are "
-            f"{', '.join(dict.fromkeys((*_TYPES, *mapped)))}: select what is to be written"
+            f"{', '.join(dict.fromkeys((*_TYPES, *mapped)))}: select the columns to write"
         )
     if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"column {twice[0]!r} twice, expected it once")

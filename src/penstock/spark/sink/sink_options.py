@@ -11,16 +11,16 @@ from urllib.parse import urlsplit
 
 from penstock.client.documents.bulk import MAX_BYTES_IN_FLIGHT
 from penstock.errors import UsageError
-from penstock.options import SIZE, TEXT, TRUTH, one_of, option, parsed
+from penstock.options import BOOLEAN, SIZE, TEXT, one_of, option, parsed
 from penstock.spark.source.bucket_options import BucketOptions
-from penstock.spark.source.source_options import selection_of
+from penstock.spark.source.source_options import make_selection
 from penstock.wire.messages.subdoc import MAX_PATHS
 
-__all__ = ["Operation", "SinkOptions", "SubPath"]
+__all__ = ["Operation", "SinkOptions", "SubdocumentPath"]
 
 
 class Operation(StrEnum):
-    """What a row does to the document with its key."""
+    """The operation that a row stands for."""
 
     UPSERT = "upsert"
     INSERT = "insert"
@@ -31,35 +31,60 @@ class Operation(StrEnum):
     SUBDOC = "subdoc"
 
 
-class SubPath(NamedTuple):
-    """One path of `subdocument`, and the column that goes there. xattr: it is one of an extended attribute."""
+class SubdocumentPath(NamedTuple):
+    """One path of the option `subdocument`.
+
+    Attributes:
+        path: the path in the document or in its extended attributes.
+        column: the column with the values.
+        is_xattr: whether it is a path of an extended attribute.
+    """
 
     path: str
     column: str
-    xattr: bool = False
+    is_xattr: bool = False
 
 
-XATTR_MARK = "xattr:"
+XATTR_PREFIX = "xattr:"
 
 
-def sub_paths(name: str, text: str) -> tuple[SubPath, ...]:
-    """Read `path=column` with commas between them; those of extended attributes come first, as a node wants them."""
+def parse_subdocument(name: str, text: str) -> tuple[SubdocumentPath, ...]:
+    """Return the paths of `path=column` with commas between them.
+
+    Paths of extended attributes come first, because a node requires this order.
+
+    Args:
+        name: the option, for errors.
+        text: its value.
+
+    Raises:
+        UsageError: the text has another form, too many paths, or a path twice.
+    """
     found = []
     for part in text.split(","):
         path, sign, column = (each.strip() for each in part.rpartition("="))
-        xattr = path.startswith(XATTR_MARK)
-        path = path.removeprefix(XATTR_MARK).strip()
+        xattr = path.startswith(XATTR_PREFIX)
+        path = path.removeprefix(XATTR_PREFIX).strip()
         if not (sign and path and column):
-            raise UsageError(f"option {name} has {part.strip()!r}, expected path=column, or {XATTR_MARK}path=column")
-        found.append(SubPath(path, column, xattr))
+            raise UsageError(f"option {name} has {part.strip()!r}, expected path=column, or {XATTR_PREFIX}path=column")
+        found.append(SubdocumentPath(path, column, xattr))
     if len(found) > MAX_PATHS:
         raise UsageError(f"option {name} has {len(found)} paths, expected {MAX_PATHS} at most")
-    if twice := [each.path for each in found if [(one.path, one.xattr) for one in found].count(each[::2]) > 1]:
+    if twice := [each.path for each in found if [(one.path, one.is_xattr) for one in found].count(each[::2]) > 1]:
         raise UsageError(f"option {name} has the path {twice[0]!r} twice, expected it once")
-    return tuple(sorted(found, key=lambda each: not each.xattr))
+    return tuple(sorted(found, key=lambda each: not each.is_xattr))
 
 
-def directory(name: str, text: str) -> Path:
+def parse_directory(name: str, text: str) -> Path:
+    """Return a directory as an absolute path. Accepts paths and `file:` URLs.
+
+    Args:
+        name: the option, for errors.
+        text: its value.
+
+    Raises:
+        UsageError: it is a URL of another kind.
+    """
     parts = urlsplit(TEXT.read(name, text))
     if len(parts.scheme) > 1 and (parts.scheme != "file" or parts.netloc):
         raise UsageError(f"option {name} is {text!r}, expected a directory that the driver and all workers see")
@@ -68,50 +93,52 @@ def directory(name: str, text: str) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions(BucketOptions):
-    """The options of a write. What is None was not given."""
+    """The options of a write. An option that was not given is None."""
 
-    place: ClassVar[str] = "for writing by format dcp"
+    purpose: ClassVar[str] = "for writing by format dcp"
 
     operation: Operation = option(
         one_of(*Operation),
-        "what a row does: upsert, insert, replace, delete, change, with-meta or subdoc",
+        "operation of each row: upsert, insert, replace, delete, change, with-meta or subdoc",
         default=Operation.UPSERT,
     )
-    subdocument: tuple[SubPath, ...] = option(
-        parsed(sub_paths),
+    subdocument: tuple[SubdocumentPath, ...] = option(
+        parsed(parse_subdocument),
         "for operation subdoc: `path=column` with commas between them; `xattr:path=column` in extended attributes",
         default=(),
         shown="none",
     )
-    create_documents: bool = option(TRUTH, "for operation subdoc: make a document where there is none", default=True)
-    scope: str | None = option(TEXT, "where all documents go", default=None, shown="the column scope, else `_default`")
+    create_documents: bool = option(BOOLEAN, "for operation subdoc: create missing documents", default=True)
+    scope: str | None = option(TEXT, "scope of all documents", default=None, shown="the column scope, else `_default`")
     collection: str | None = option(
-        TEXT, "where all documents go", default=None, shown="the column collection, else `_default`"
+        TEXT, "collection of all documents", default=None, shown="the column collection, else `_default`"
     )
     errors: str = option(
         one_of("fail", "deadletter"),
-        "what a row that is refused does: end the job, or go to deadLetterPath",
+        "effect of a refused row: end the job, or write the row to deadLetterPath",
         default="fail",
     )
     dead_letter_path: Path | None = option(
-        parsed(directory, is_path=True), "a directory for parquet files with the rows that were refused", default=None
+        parsed(parse_directory, is_path=True),
+        "directory for Parquet files of refused rows",
+        default=None,
     )
     max_bytes_in_flight: int = option(
-        SIZE, "bytes of requests without an answer at most, of each task", default=MAX_BYTES_IN_FLIGHT, shown="4m"
+        SIZE, "maximum size of unanswered requests of each task in bytes", default=MAX_BYTES_IN_FLIGHT, shown="4m"
     )
     conflict_resolution: str = option(
         one_of("seqno", "lww"),
-        "for operation with-meta: how the bucket that is written to resolves conflicts",
+        "for operation with-meta: conflict resolution of the target bucket",
         default="seqno",
     )
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
-        """As BucketOptions.parse; Spark's own options are passed over."""
-        return super().parse({name: text for name, text in given.items() if name.lower() not in _SPARKS_OWN})
+        """Return the options like BucketOptions.parse, without Spark's own options."""
+        return super().parse({name: text for name, text in given.items() if name.lower() not in _SPARK_OPTIONS})
 
     def _check(self, given: Collection[str]) -> None:
-        _ = selection_of(self.address, self.address.options.protocol)
+        _ = make_selection(self.address, self.address.options.protocol)
         is_subdoc = self.operation is Operation.SUBDOC
         if is_subdoc != bool(self.subdocument):
             raise UsageError(
@@ -125,4 +152,5 @@ class SinkOptions(BucketOptions):
             raise UsageError(f"option conflictResolution with operation {self.operation}, expected operation with-meta")
 
 
-_SPARKS_OWN = ("checkpointlocation", "queryname")
+_SPARK_OPTIONS = ("checkpointlocation", "queryname")
+"""Options that Spark passes to every streaming sink."""

@@ -1,7 +1,7 @@
-"""Spark's side of writing to a bucket: `write` runs in tasks, `commit` and `abort` in a process beside the driver.
+"""Spark's writers to a bucket: `write` runs in tasks, `commit` and `abort` in a process beside the driver.
 
-What tasks have written stays written whatever becomes of the job: a bucket takes nothing back. So all writing is at
-least once, and only dead letters wait for the commit.
+A bucket cannot undo writes. So rows that tasks have written stay written if the job fails, and all writes happen at
+least once. Only dead letters wait for the commit.
 """
 
 from __future__ import annotations
@@ -17,101 +17,159 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from penstock.errors import UsageError
+from penstock.errors import Error, UsageError
 from penstock.spark.sink import dead_letters
-from penstock.spark.sink.bucket_writes import Counts, FirstRefused, refusal_of, windows, write_tables
+from penstock.spark.sink.bucket_writes import (
+    FirstRefusal,
+    WriteCounts,
+    divide_into_windows,
+    make_refusal_error,
+    write_tables,
+)
 from penstock.spark.sink.sink_columns import check_columns
 from penstock.spark.sink.sink_options import SinkOptions
 
-__all__ = ["DcpStreamWriter", "DcpWriter", "Written", "batch_writer", "stream_writer"]
+__all__ = ["DcpStreamWriter", "DcpWriter", "WriteMessage", "make_batch_writer", "make_stream_writer"]
 
 logger = logging.getLogger("penstock.spark")
 
 
 @dataclass
-class Written(WriterCommitMessage):
-    """The message of a task to the driver. letters: its file of refused rows, if there are any."""
+class WriteMessage(WriterCommitMessage):
+    """The message of a task to the driver.
 
-    counts: Counts = field(default_factory=Counts)
-    letters: Path | None = None
+    Attributes:
+        counts: the numbers of rows by outcome.
+        letter_file: the file of refused rows; None without refused rows.
+    """
+
+    counts: WriteCounts = field(default_factory=WriteCounts)
+    letter_file: Path | None = None
 
 
 @dataclass(frozen=True)
-class Writing:
-    """What both kinds of writers do. run: what this writer's dead letters are staged under."""
+class WriteJob:
+    """The work of batch and streaming writers.
+
+    Attributes:
+        options: the options of the write.
+        run: the name of the staging directory for dead letters.
+    """
 
     options: SinkOptions
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
-        """Write a task's rows. Raises Error for rows that are refused, unless they go to the dead letters."""
+    def write(self, batches: Iterator[pa.RecordBatch]) -> WriteMessage:
+        """Write the rows of a task.
+
+        Args:
+            batches: the rows.
+
+        Returns:
+            The message for the driver.
+
+        Raises:
+            Error: rows were refused, and the options do not send them to the dead letters.
+        """
         if self.options.dead_letter_path is None:
-            first = FirstRefused()
-            counts = write_tables(self.options, windows(batches), first.take)
+            first = FirstRefusal()
+            counts = write_tables(self.options, divide_into_windows(batches), first.record)
             if first.text:
-                raise refusal_of(counts, first.text)
-            return Written(counts)
-        with dead_letters.LetterFile(self.options.dead_letter_path, self.run) as letters:
-            counts = write_tables(self.options, windows(batches), letters.write)
-            return Written(counts, letters.close())
+                refusal: Error = make_refusal_error(counts, first.text)
+                raise refusal
+            return WriteMessage(counts)
+        with dead_letters.DeadLetterFile(self.options.dead_letter_path, self.run) as letters:
+            counts = write_tables(self.options, divide_into_windows(batches), letters.write)
+            return WriteMessage(counts, letters.close())
 
     def commit(self, messages: list[WriterCommitMessage | None], batch: str) -> None:
-        written = [each for each in messages if isinstance(each, Written)]
-        counts = sum((each.counts for each in written), Counts())
+        """Publish the dead letters of a batch, and log the numbers of its rows."""
+        written = [each for each in messages if isinstance(each, WriteMessage)]
+        counts = sum((each.counts for each in written), WriteCounts())
         if self.options.dead_letter_path is not None:
-            files = [each.letters for each in written if each.letters is not None]
-            dead_letters.commit(self.options.dead_letter_path, self.run, batch, files)
+            files = [each.letter_file for each in written if each.letter_file is not None]
+            dead_letters.commit_letters(self.options.dead_letter_path, self.run, batch, files)
         level = logging.WARNING if counts.failed else logging.INFO
         logger.log(level, "%s, batch %s: %s", self.options.address, batch, counts)
 
     def abort(self) -> None:
+        """Remove the dead letters of a failed batch."""
         if self.options.dead_letter_path is not None:
-            dead_letters.abort(self.options.dead_letter_path, self.run)
+            dead_letters.discard_letters(self.options.dead_letter_path, self.run)
 
 
 class DcpWriter(DataSourceArrowWriter):
-    """A batch job's. Its dead letters are those of a batch with this writer's own id."""
+    """The writer of a batch job. Its own id names the batch of its dead letters.
+
+    Attributes:
+        job: the work.
+    """
 
     def __init__(self, options: SinkOptions) -> None:
-        self.writing = Writing(options)
+        self.job = WriteJob(options)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return self.writing.write(iterator)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriteMessage:
+        """Return the message of a task after writing its rows; called in a worker."""
+        return self.job.write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self.writing.commit(messages, self.writing.run)
+        """Commit the job; called after all tasks."""
+        self.job.commit(messages, self.job.run)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self.writing.abort()
+        """Abort the job; called if a task failed."""
+        self.job.abort()
 
 
 class DcpStreamWriter(DataSourceStreamArrowWriter):
-    """A streaming query's."""
+    """The writer of a streaming query.
+
+    Attributes:
+        job: the work.
+    """
 
     def __init__(self, options: SinkOptions) -> None:
-        self.writing = Writing(options)
+        self.job = WriteJob(options)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return self.writing.write(iterator)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriteMessage:
+        """Return the message of a task after writing its rows; called in a worker."""
+        return self.job.write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self.writing.commit(messages, f"{batchId:09}")
+        """Commit a micro-batch; called after all tasks."""
+        self.job.commit(messages, f"{batchId:09}")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self.writing.abort()
+        """Abort a micro-batch; called if a task failed."""
+        self.job.abort()
 
 
-def batch_writer(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> DcpWriter:
-    """Raises UsageError for options or columns that cannot be, and for what would replace a table."""
-    return DcpWriter(_checked(given, schema, overwrite=overwrite))
+def make_batch_writer(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> DcpWriter:
+    """Return the writer of a batch job.
+
+    Args:
+        given: the options as text.
+        schema: the columns.
+        overwrite: whether the mode is overwrite.
+
+    Raises:
+        UsageError: options or columns are invalid, or the write would replace a table.
+    """
+    return DcpWriter(_parse_write(given, schema, overwrite=overwrite))
 
 
-def stream_writer(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> DcpStreamWriter:
-    """As batch_writer; overwrite: the query's output mode is complete."""
-    return DcpStreamWriter(_checked(given, schema, overwrite=overwrite))
+def make_stream_writer(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> DcpStreamWriter:
+    """Return the writer of a streaming query. Arguments and errors are those of `make_batch_writer`.
+
+    Args:
+        given: the options as text.
+        schema: the columns.
+        overwrite: whether the query's output mode is complete.
+    """
+    return DcpStreamWriter(_parse_write(given, schema, overwrite=overwrite))
 
 
-def _checked(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> SinkOptions:
+def _parse_write(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> SinkOptions:
     if overwrite:
         raise UsageError("a bucket is not a table that can be overwritten; expected mode append")
     options = SinkOptions.parse(given)

@@ -1,4 +1,4 @@
-"""The options of `format("dcp")` that reading and writing share: where the bucket is, who logs in, how long to wait."""
+"""The options of `format("dcp")` that reading and writing share: the bucket, the login, timeouts."""
 
 from __future__ import annotations
 
@@ -10,27 +10,48 @@ from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
 from penstock.client.connect.address import DEFAULT_URL, Address, ConnectionOptions, parse_address
-from penstock.client.connect.credentials import Credentials, credentials_file, credentials_from, password_file
+from penstock.client.connect.credentials import (
+    PASSWORD_VARIABLE,
+    USERNAME_VARIABLE,
+    Credentials,
+    read_credentials_file,
+    read_password_file,
+    resolve_credentials,
+)
 from penstock.errors import UsageError
-from penstock.options import ANY_TEXT, FILE, TEXT, option, outside_name, read_options, shared, shared_values
+from penstock.options import (
+    ANY_TEXT,
+    FILE,
+    TEXT,
+    nonempty,
+    option,
+    read_options,
+    read_shared_values,
+    shared_option,
+    to_external_name,
+)
 
 __all__ = ["BucketOptions"]
 
-_ENVIRONMENT = "of the driver's environment"
+URL_VARIABLE = "PENSTOCK_URL"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketOptions:
-    """What reading and writing say of the bucket. What is None was not given."""
+    """The options of a bucket for reading and writing. An option that was not given is None.
 
-    place: ClassVar[str]
-    """Which options these are, for the error about one that is unknown."""
+    Attributes:
+        purpose: the use of the options, which the error for an unknown option names.
+    """
+
+    purpose: ClassVar[str]
+    """The last words of the error for an unknown option."""
 
     url: str = option(
-        TEXT,
-        "connection string; its query has more options, as those of TLS",
+        nonempty(metavar="URL"),
+        "connection string of the bucket; its query has more options, such as those of TLS",
         default=DEFAULT_URL,
-        shown=f"PENSTOCK_URL {_ENVIRONMENT}, else {DEFAULT_URL}",
+        environment=URL_VARIABLE,
         example="couchbases://node1,node2/beer?ca=ca.pem",
     )
     bucket: str | None = option(
@@ -41,77 +62,110 @@ class BucketOptions:
         example="beer",
     )
     username: str | None = option(
-        TEXT, "who logs in", default=None, shown=f"PENSTOCK_USERNAME {_ENVIRONMENT}, else nobody", example="ada"
+        TEXT,
+        f"user name; its password is in a file, or in {PASSWORD_VARIABLE}",
+        default=None,
+        environment=USERNAME_VARIABLE,
+        example="ada",
     )
     password: str | None = option(
         ANY_TEXT,
         "the password; no plan, log or message shows it",
         default=None,
-        shown=f"PENSTOCK_PASSWORD {_ENVIRONMENT}",
+        environment=PASSWORD_VARIABLE,
         example="secret",
         secret=True,
     )
     password_file: str | None = option(
-        FILE, "a file on the driver whose only line is the password", default=None, example="/run/secrets/dcp"
+        FILE, "file whose only line is the password", default=None, example="/run/secrets/dcp"
     )
     credentials_file: str | None = option(
-        FILE, "a file on the driver with username and password as JSON", default=None, example="login.json"
+        FILE, "file with username and password as JSON", default=None, example="login.json"
     )
-    connect_timeout: float | None = shared(ConnectionOptions, example="5")
-    operation_timeout: float | None = shared(ConnectionOptions, example="2.5")
-    retry_seconds: float | None = shared(ConnectionOptions, example="300")
-    vbucket_count: int | None = shared(ConnectionOptions, example="1024")
+    connect_timeout: float | None = shared_option(ConnectionOptions, example="5")
+    operation_timeout: float | None = shared_option(ConnectionOptions, example="2.5")
+    retry_seconds: float | None = shared_option(ConnectionOptions, example="300")
+    vbucket_count: int | None = shared_option(ConnectionOptions, example="1024")
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
-        """Return the options that are given as text, their names in any case.
+        """Return the options that are given as text. Names are case-insensitive.
 
-        Raises UsageError for an unknown name, an invalid value, and options that exclude each other.
+        Args:
+            given: option names with their texts, as Spark passes them.
+
+        Returns:
+            The options, with all values checked.
+
+        Raises:
+            UsageError: a name is unknown, a value is invalid, or options exclude each other.
         """
-        values = read_options(cls, given, cls.place, any_case=True)
-        options = cls(**{**cls._completed(values), "url": _with_bucket(values.get("url"), values.get("bucket"))})
+        values = read_options(cls, given, cls.purpose, any_case=True)
+        options = cls(**{**cls._complete(values), "url": _add_bucket(values.get("url"), values.get("bucket"))})
         _ = options.credentials
         options._check(values.keys())
         return options
 
     @classmethod
-    def _completed(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the values with those that follow from others."""
+    def _complete(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the values, completed by those that follow from other options."""
         return values
 
     def _check(self, given: Collection[str]) -> None:
-        """Raises UsageError for options that exclude each other. given: the fields that were given."""
+        """Raise UsageError for options that exclude each other.
+
+        Args:
+            given: the names of the fields that were given.
+        """
 
     @cached_property
     def credentials(self) -> Credentials | None:
-        """The user that logs in. Raises UsageError for a file that cannot be used, and for half a login."""
+        """The credentials of the login; None without a login.
+
+        Raises:
+            UsageError: a file cannot be used, options exclude each other, or user name or password is missing.
+        """
         given = [name for name in ("username", "password", "password_file") if getattr(self, name) is not None]
         if self.credentials_file is not None:
             if given:
-                raise UsageError(f"option credentialsFile says all, expected it without {outside_name(given[0])}")
-            return credentials_file(self.credentials_file)
+                raise UsageError(
+                    f"option credentialsFile has the whole login, expected it without {to_external_name(given[0])}"
+                )
+            return read_credentials_file(self.credentials_file)
         if self.password is not None and self.password_file is not None:
             raise UsageError("options password and passwordFile, expected one of them")
-        password = self.password if self.password_file is None else password_file(self.password_file)
-        return credentials_from(self.username, password, os.environ)
+        password = self.password if self.password_file is None else read_password_file(self.password_file)
+        return resolve_credentials(self.username, password, os.environ)
 
     @cached_property
     def address(self) -> Address:
-        """Where the bucket is, with what these options say in place of what the connection string does."""
+        """The address of the bucket. These options replace those of the connection string."""
         address = parse_address(self.url, self.credentials)
-        return replace(address, options=self._connection(address.options))
+        return replace(address, options=self._merge_connection_options(address.options))
 
-    def _connection(self, said: ConnectionOptions) -> ConnectionOptions:
-        """Return the settings of connections. said: those of the connection string."""
-        return replace(said, **shared_values(self, ConnectionOptions))
+    def _merge_connection_options(self, url_options: ConnectionOptions) -> ConnectionOptions:
+        """Return the settings of connections: those of the connection string, replaced by these options.
+
+        Args:
+            url_options: the settings of the connection string.
+        """
+        return replace(url_options, **read_shared_values(self, ConnectionOptions))
 
 
-def _with_bucket(url: str | None, bucket: str | None) -> str:
-    """Return the connection string with the bucket in its path. Raises UsageError for two of them."""
-    found = os.environ.get("PENSTOCK_URL", DEFAULT_URL) if url is None else url
+def _add_bucket(url: str | None, bucket: str | None) -> str:
+    """Return the connection string with the bucket in its path.
+
+    Args:
+        url: the option url; None if it was not given.
+        bucket: the option bucket; None if it was not given.
+
+    Raises:
+        UsageError: the connection string is invalid, or names another bucket.
+    """
+    found = os.environ.get(URL_VARIABLE, DEFAULT_URL) if url is None else url
     if bucket is None:
         return found
-    address = parse_address(found)  # whatever is wrong with it is told in front of what is wrong with the bucket
+    address = parse_address(found)  # an error of the connection string comes before one of the bucket
     head, mark, query = found.partition("?")
     scheme, _, rest = head.partition("://")
     hosts, _, path = rest.partition("/")

@@ -1,4 +1,4 @@
-"""The planning process's view of the bucket."""
+"""Requests that planning needs: histories, high seqnos, statistics and collections of the bucket."""
 
 from __future__ import annotations
 
@@ -12,37 +12,43 @@ from penstock.client.connect.address import Address
 from penstock.client.connect.client_session import open_session
 from penstock.client.connect.cluster_map import ClusterMap
 from penstock.client.connect.handshake import DOCUMENTS
-from penstock.client.connect.retry import retrying
-from penstock.client.feeds.selection import KnownCollections, read_manifest
+from penstock.client.connect.retry import run_with_retry
+from penstock.client.feeds.collection_selection import KnownCollections, parse_manifest
 from penstock.client.streams.dialect_check import check_dialect
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.messages.collections import GetManifest
 
-__all__ = ["ASSUMED_BYTES", "Planner", "bytes_per_seqno"]
+__all__ = ["ASSUMED_BYTES", "Planner", "estimate_bytes_per_seqno"]
 
-_LOOK_SECONDS, _WATCH_SECONDS = 0.2, 0.02
-"""How often an idle query looks at the histories of all vbuckets, and at their high seqnos, at most."""
+_CHECK_SECONDS, _WATCH_SECONDS = 0.2, 0.02
+"""The shortest times between two requests of an idle query: for all failover logs, and for all high seqnos."""
 
-_WEIGH_SECONDS = 10.0
-"""How long an estimate of the changes' size is good for."""
+_ESTIMATE_SECONDS = 10.0
+"""The time after which the estimated size of a change is computed again."""
 
 ASSUMED_BYTES = 1024
-"""Of a change, where a node says nothing that it could be known from."""
+"""The size of a change if the statistics of a node allow no estimate."""
 
-_WEIGHED = (
+_SIZE_STATISTICS = (
     ("ep_log_live_bytes", "curr_items_tot"),
     ("vb_active_itm_memory_uncompressed", "vb_active_curr_items"),
     ("vb_active_itm_memory", "vb_active_curr_items"),
     ("bytes", "curr_items"),
 )
-"""Statistics of bytes and of the documents that have them: Penstock's node, then kv_engine from new to old."""
+"""Statistics of bytes with those of the documents that they belong to.
+
+The first row is from Penstock's node, the others are from kv_engine, newest first."""
 
 
-def bytes_per_seqno(stats: Mapping[str, int]) -> int:
-    """Return how many bytes a change of the bucket has on average, as far as its statistics tell; at least 1."""
-    for of_bytes, of_items in _WEIGHED:
+def estimate_bytes_per_seqno(stats: Mapping[str, int]) -> int:
+    """Return the estimated mean size of a change in bytes, at least 1.
+
+    Args:
+        stats: names of statistics with values, added up over all nodes.
+    """
+    for of_bytes, of_items in _SIZE_STATISTICS:
         nbytes, items = stats.get(of_bytes, 0), stats.get(of_items, 0)
         if nbytes and items:
             return -(-nbytes // items)
@@ -50,45 +56,51 @@ def bytes_per_seqno(stats: Mapping[str, int]) -> int:
 
 
 class Planner:
-    """What a bucket says of itself, over connections made when they are first needed.
+    """The state of a bucket, read over connections that open at the first request.
 
-    vbuckets: those that are asked for, None for all. Every method raises as those of Bucket do, and UsageError for a
-    vbucket that there is not.
+    Methods raise the errors of the same methods of Bucket, and UsageError for a vbucket that the bucket does not have.
+
+    Attributes:
+        last_infos: the result of the last `read_infos`, by vbucket.
     """
 
     def __init__(self, address: Address, vbuckets: Sequence[int] | None = None) -> None:
         self._loop = LoopThread("penstock-planner").__enter__()
         self._bucket = Bucket(address)
         self._vbuckets = vbuckets
-        self._looked_at = 0.0
-        self._looked_for: frozenset[int] = frozenset()
-        self._bytes, self._weighed_at = ASSUMED_BYTES, -_WEIGH_SECONDS
-        self.seen: dict[int, VbucketInfo] = {}
-        """What `infos` returned last."""
+        self._checked_at = 0.0
+        self._checked_vbuckets: frozenset[int] = frozenset()
+        self._bytes_per_seqno, self._estimated_at = ASSUMED_BYTES, -_ESTIMATE_SECONDS
+        self.last_infos: dict[int, VbucketInfo] = {}
 
     @property
     def cluster(self) -> ClusterMap:
+        """The current cluster map."""
         return self._loop.run(self._bucket.cluster())
 
     @property
     def vbuckets(self) -> Sequence[int]:
-        """Those that are asked for."""
+        """The vbuckets of the read: the selected ones, or all.
+
+        Raises:
+            UsageError: a selected vbucket is not in the bucket.
+        """
         count = self.cluster.vbuckets
         if self._vbuckets is not None and self._vbuckets[-1] >= count:
             raise UsageError(f"option vbuckets has {self._vbuckets[-1]}, expected numbers below the bucket's {count}")
         return range(count) if self._vbuckets is None else self._vbuckets
 
-    def collections(self) -> KnownCollections | None:
-        """Return what collections the bucket has now, None of a node that knows none."""
-        return self._loop.run(retrying(self._collections, self._bucket.address, self._bucket.has_served))
+    def read_collections(self) -> KnownCollections | None:
+        """Return the current collections of the bucket; None if the node does not support collections."""
+        return self._loop.run(run_with_retry(self._read_collections, self._bucket.address, self._bucket.has_served))
 
-    async def _collections(self) -> KnownCollections | None:
+    async def _read_collections(self) -> KnownCollections | None:
         session = await open_session(self._bucket.address, DOCUMENTS)
         try:
-            if not session.collections:
+            if not session.has_collections:
                 return None
             timeout = self._bucket.address.options.operation_timeout
-            return read_manifest((await session.link.request(GetManifest(), timeout)).value)
+            return parse_manifest((await session.link.request(GetManifest(), timeout)).value)
         finally:
             await session.link.close()
 
@@ -96,53 +108,60 @@ class Planner:
         """Raise UnsupportedServer if the server does not stream changes in this dialect."""
         self._loop.run(check_dialect(self._bucket.address, dialect))
 
-    def infos(
-        self, vbuckets: Sequence[int] | None = None, settled: Collection[int] | None = None
+    def read_infos(
+        self, vbuckets: Sequence[int] | None = None, settled_vbuckets: Collection[int] | None = None
     ) -> dict[int, VbucketInfo]:
-        """Return a consistent view of these vbuckets; of all that are asked for, if not given.
+        """Return a consistent view of the vbuckets: failover logs, high seqnos and purge seqnos.
 
-        Those that no node serves are waited for, or left out, as the option missingVbuckets says.
+        The option missingVbuckets decides about vbuckets that no node serves: the call waits for them, or omits them.
 
-        settled: those whose purge seqno does not matter as long as nothing else has changed since the last call; None:
-        everything is asked for anew.
+        Args:
+            vbuckets: the vbuckets to read; None for all of the read.
+            settled_vbuckets: vbuckets whose purge seqno does not matter unless their failover log or high seqno changed
+                since the last call. None: all are read completely.
+
+        Returns:
+            The view by vbucket.
         """
         wanted = self.vbuckets if vbuckets is None else vbuckets
-        self._looked_for = frozenset(wanted)
-        known, unsure = ({}, set()) if settled is None else (self.seen, {*wanted} - {*settled})
-        self.seen = self._loop.run(self._bucket.vbucket_infos(wanted, known, unsure))
-        self._looked_at = time.monotonic()
-        return self.seen
+        self._checked_vbuckets = frozenset(wanted)
+        known, unsure = ({}, set()) if settled_vbuckets is None else (self.last_infos, {*wanted} - {*settled_vbuckets})
+        self.last_infos = self._loop.run(self._bucket.vbucket_infos(wanted, known, unsure))
+        self._checked_at = time.monotonic()
+        return self.last_infos
 
-    def nothing_new(self) -> bool:
-        """Tell whether the last `infos` still hold, all but the purge seqnos, at a third of what they cost.
+    def is_unchanged(self) -> bool:
+        """Return whether failover logs and high seqnos equal those of the last `read_infos`.
 
-        Without a trigger Spark asks every 10 ms: after less than _LOOK_SECONDS this waits, watching the high seqnos.
+        This costs a third of `read_infos`. Without a trigger interval, Spark asks every 10 ms. So within _CHECK_SECONDS
+        of the last check this call waits and watches the high seqnos.
         """
-        return self._loop.run(self._unchanged())
+        return self._loop.run(self._check_unchanged())
 
-    async def _unchanged(self) -> bool:
-        expected = {vbucket: info.high_seqno for vbucket, info in self.seen.items()}
-        while await self._high_seqnos() == expected:
-            left = self._looked_at + _LOOK_SECONDS - time.monotonic()
+    async def _check_unchanged(self) -> bool:
+        expected = {vbucket: info.high_seqno for vbucket, info in self.last_infos.items()}
+        while await self._read_high_seqnos() == expected:
+            left = self._checked_at + _CHECK_SECONDS - time.monotonic()
             if left > 0:
                 await asyncio.sleep(min(left, _WATCH_SECONDS))
                 continue
             logs = await self._bucket.failover_logs([*expected])
-            self._looked_at = time.monotonic()
-            return all(self.seen[vbucket].failover_log == log for vbucket, log in logs.items())
+            self._checked_at = time.monotonic()
+            return all(self.last_infos[vbucket].failover_log == log for vbucket, log in logs.items())
         return False
 
-    async def _high_seqnos(self) -> dict[int, int]:
+    async def _read_high_seqnos(self) -> dict[int, int]:
         found = await self._bucket.high_seqnos()
-        return {vb: seqno for vb, seqno in found.items() if vb in self._looked_for}
+        return {vb: seqno for vb, seqno in found.items() if vb in self._checked_vbuckets}
 
-    def bytes_per_seqno(self) -> int:
-        """Return an estimate for all changes, of the last _WEIGH_SECONDS."""
-        if time.monotonic() - self._weighed_at >= _WEIGH_SECONDS:
-            self._bytes = bytes_per_seqno(self._loop.run(self._bucket.total_stats()))
-            self._weighed_at = time.monotonic()
-        return self._bytes
+    def estimate_bytes_per_seqno(self) -> int:
+        """Return the estimated mean size of a change in bytes, at most _ESTIMATE_SECONDS old."""
+        if time.monotonic() - self._estimated_at >= _ESTIMATE_SECONDS:
+            self._bytes_per_seqno = estimate_bytes_per_seqno(self._loop.run(self._bucket.total_stats()))
+            self._estimated_at = time.monotonic()
+        return self._bytes_per_seqno
 
     def close(self) -> None:
+        """Close the connections and end the thread of the event loop."""
         self._loop.run(self._bucket.close())
         self._loop.__exit__(None, None, None)

@@ -1,7 +1,7 @@
-"""What of Spark's filters a batch read takes over, and how that narrows what is asked of the bucket.
+"""Spark's filters that a batch read applies itself, and the smaller requests that they allow.
 
-Whatever is taken runs in Arrow before rows reach Spark, so that nothing depends on how far a filter narrows. Narrowing
-leaves out only what the filters leave out anyway: vbuckets, seqnos, and collections as the bucket has them now.
+Applied filters run in Arrow before rows reach Spark. So the result does not depend on how far requests become smaller.
+Requests leave out only vbuckets, seqnos and present collections whose rows the filters drop in any case.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import datasource as spark
 
-from penstock.client.feeds.selection import KnownCollections, Selection, qualified
+from penstock.client.feeds.collection_selection import CollectionSelection, KnownCollections, qualify_name
 from penstock.client.topology.vbucket_info import VbucketInfo
-from penstock.spark.source.offsets import VbucketRead, can_begin_at
+from penstock.spark.source.batch_planning import can_start_at
+from penstock.spark.source.offsets import (
+    VbucketRead,
+)
 from penstock.spark.source.shape import ColumnFilter, Operator
 from penstock.wire.codec.constants import MAX_SEQNO
 
-__all__ = ["Pushed", "narrowed", "push"]
+__all__ = ["PushedFilters", "narrow_reads", "push_filters"]
 
 _OPERATORS: dict[type[spark.Filter], Operator] = {
     spark.EqualTo: "=",
@@ -36,40 +39,45 @@ _OPERATORS: dict[type[spark.Filter], Operator] = {
     spark.StringEndsWith: "ends with",
     spark.StringContains: "contains",
 }
-_WITHOUT_OPERAND = (spark.IsNull, spark.IsNotNull)
-_OF_TEXT = (spark.StringStartsWith, spark.StringEndsWith, spark.StringContains)
+_NULL_FILTERS = (spark.IsNull, spark.IsNotNull)
+_TEXT_FILTERS = (spark.StringStartsWith, spark.StringEndsWith, spark.StringContains)
 
-_NEGATIVE = 1 << 63
-"""Rows show seqnos from here on as negative numbers, and a filter compares those."""
+_FIRST_NEGATIVE = 1 << 63
+"""Rows show seqnos from here on as negative numbers, and filters compare those numbers."""
 
 _INVERTED: dict[Operator, Operator] = {">": "<=", ">=": "<", "<": ">=", "<=": ">"}
 
 
 @dataclass(frozen=True)
-class Pushed:
-    """The filters that were taken, all of which must hold of a row."""
+class PushedFilters:
+    """The filters that a read applies; all must hold for a row.
+
+    Attributes:
+        filters: the conditions.
+    """
 
     filters: tuple[ColumnFilter, ...] = ()
 
-    def vbuckets_of(self, asked: Sequence[int]) -> Sequence[int]:
-        """Return those of the vbuckets that there can be rows of."""
+    def select_vbuckets(self, asked: Sequence[int]) -> Sequence[int]:
+        """Return the vbuckets that can have matching rows."""
         numbers = pa.array(asked, pa.int32())
-        return _holding(self._on("vbucket"), {"vbucket": numbers}, numbers)
+        return _select_matching(self._list_filters("vbucket"), {"vbucket": numbers}, numbers)
 
     @property
-    def is_of_collections(self) -> bool:
-        return bool(self._on("scope", "collection", "collection_id"))
+    def has_collection_filters(self) -> bool:
+        """Whether a filter has a column of the collection."""
+        return bool(self._list_filters("scope", "collection", "collection_id"))
 
     @cached_property
-    def seqnos(self) -> tuple[int, int]:
-        """The first and the last seqno that there can be rows of, of those below _NEGATIVE."""
+    def seqno_range(self) -> tuple[int, int]:
+        """The first and the last seqno of matching rows, among seqnos below _FIRST_NEGATIVE."""
         first, last = 0, MAX_SEQNO
-        for each in self._on("seqno"):
+        for each in self._list_filters("seqno"):
             operator = _INVERTED.get(each.operator) if each.negated else each.operator
             if operator is None or (known := [seqno for seqno in each.operands if seqno is not None]) == []:
                 continue
             if min(known) < 0:
-                continue  # it stands for one of the others
+                continue  # negative numbers stand for seqnos from _FIRST_NEGATIVE on
             if operator in (">", ">=", "=", "<=>", "in"):
                 first = max(first, min(known) + (operator == ">"))
             if operator in ("=", "<=>", "in"):
@@ -78,32 +86,42 @@ class Pushed:
                 last = min(last, max(known) - (operator == "<"))
         return first, last
 
-    def selection(self, asked: Selection, known: KnownCollections) -> Selection:
-        """Return the part of the bucket that there can be rows of. asked: the part that the options say.
+    def narrow_selection(self, asked: CollectionSelection, known: KnownCollections) -> CollectionSelection:
+        """Return the part of the bucket that can have matching rows.
 
-        It is a whole scope where its own events count too; nothing is left out where those of more scopes do, nor where
-        collections that are no more could count: those are not among what is known.
+        The result is a whole scope if that scope's own events can match. It is `asked` if events of several scopes can
+        match, or if rows of deleted collections can match: `known` does not have those.
+
+        Args:
+            asked: the selection of the options.
+            known: the present collections of the bucket.
         """
-        conditions = self._on("scope", "collection", "collection_id")
-        if not any(_names_what_is_known(each, known) for each in conditions):
+        conditions = self._list_filters("scope", "collection", "collection_id")
+        if not any(_names_known_collections(each, known) for each in conditions):
             return asked
-        names = [name for name in known.collections if _is_in(name, asked)]
+        names = [name for name in known.collections if _is_selected(name, asked)]
         ids = [known.collections[name] for name in names]
         columns = {
             "scope": pa.array([scope for scope, _ in names], pa.string()),
             "collection": pa.array([name for _, name in names], pa.string()),
             "collection_id": pa.array(ids, pa.int64()),
         }
-        left = [names[at] for at in _holding(conditions, columns, pa.array(range(len(names)), pa.int32()))]
-        scopes = self._scopes(conditions, asked, known)
+        left = [names[at] for at in _select_matching(conditions, columns, pa.array(range(len(names)), pa.int32()))]
+        scopes = self._find_scopes(conditions, asked, known)
         if len(left) == len(names) or not left or (asked.collections and scopes):
             return asked
         if not scopes:
-            return Selection(collections=tuple(".".join(name) for name in left))
-        return Selection(scopes[0]) if scopes == sorted({scope for scope, _ in left}) and len(scopes) == 1 else asked
+            return CollectionSelection(collections=tuple(".".join(name) for name in left))
+        return (
+            CollectionSelection(scopes[0])
+            if scopes == sorted({scope for scope, _ in left}) and len(scopes) == 1
+            else asked
+        )
 
-    def _scopes(self, conditions: Sequence[ColumnFilter], asked: Selection, known: KnownCollections) -> list[str]:
-        """Return the scopes whose own events can be among the rows."""
+    def _find_scopes(
+        self, conditions: Sequence[ColumnFilter], asked: CollectionSelection, known: KnownCollections
+    ) -> list[str]:
+        """Return the scopes whose own events can match."""
         scopes = sorted(scope for scope in known.scopes if not asked.scope or scope == asked.scope)
         nothing = pa.nulls(len(scopes))
         columns = {
@@ -111,36 +129,49 @@ class Pushed:
             "collection": nothing.cast(pa.string()),
             "collection_id": nothing.cast(pa.int64()),
         }
-        return [scopes[at] for at in _holding(conditions, columns, pa.array(range(len(scopes)), pa.int32()))]
+        return [scopes[at] for at in _select_matching(conditions, columns, pa.array(range(len(scopes)), pa.int32()))]
 
-    def _on(self, *columns: str) -> list[ColumnFilter]:
+    def _list_filters(self, *columns: str) -> list[ColumnFilter]:
         return [each for each in self.filters if each.column in columns]
 
 
-def push(filters: Iterable[spark.Filter], schema: pa.Schema) -> tuple[Pushed, list[spark.Filter]]:
-    """Return what is taken of Spark's filters, and those that are left to it. schema: that of the rows."""
+def push_filters(filters: Iterable[spark.Filter], schema: pa.Schema) -> tuple[PushedFilters, list[spark.Filter]]:
+    """Return the filters that the read applies, and those that Spark must apply.
+
+    Args:
+        filters: Spark's filters.
+        schema: the schema of the rows.
+    """
     taken: list[ColumnFilter] = []
     left: list[spark.Filter] = []
     for each in filters:
-        condition = _condition(each, schema)
+        condition = _make_filter(each, schema)
         if condition is None:
             left.append(each)
         else:
             taken.append(condition)
-    return Pushed(tuple(taken)), left
+    return PushedFilters(tuple(taken)), left
 
 
-def narrowed(reads: Sequence[VbucketRead], pushed: Pushed, infos: Mapping[int, VbucketInfo]) -> list[VbucketRead]:
-    """Return the reads without what lies in front of or behind the wanted seqnos; rollback rows stay."""
-    first, last = pushed.seqnos
+def narrow_reads(
+    reads: Sequence[VbucketRead], pushed: PushedFilters, infos: Mapping[int, VbucketInfo]
+) -> list[VbucketRead]:
+    """Return the reads without seqnos outside the range of the filters. Rollback rows stay.
+
+    Args:
+        reads: the reads of the batch.
+        pushed: the filters.
+        infos: the state of the vbuckets that the reads were planned with.
+    """
+    first, last = pushed.seqno_range
     found: list[VbucketRead] = []
     for read in reads:
-        if read.end_seqno >= _NEGATIVE:
+        if read.end_seqno >= _FIRST_NEGATIVE:
             found.append(read)
             continue
         end = max(read.start_seqno, min(read.end_seqno, last))
         start = min(max(read.start_seqno, first - 1), end)
-        if start > read.start_seqno and (start == end or can_begin_at(start, infos[read.vbucket])):
+        if start > read.start_seqno and (start == end or can_start_at(start, infos[read.vbucket])):
             read = replace(read, start_seqno=start, purge_seqno=0)
         read = replace(read, end_seqno=max(end, read.start_seqno))
         if read.start_seqno < read.end_seqno or read.rollback is not None:
@@ -148,28 +179,28 @@ def narrowed(reads: Sequence[VbucketRead], pushed: Pushed, infos: Mapping[int, V
     return found
 
 
-def _condition(given: spark.Filter, schema: pa.Schema) -> ColumnFilter | None:
-    """Return a filter as data, None for one that is not taken: of a nested column, of an operand of another type."""
+def _make_filter(given: spark.Filter, schema: pa.Schema) -> ColumnFilter | None:
+    """Return a filter as data; None if Spark must apply it: for a nested column, or an operand of another type."""
     if isinstance(given, spark.Not):
-        inner = _condition(given.child, schema)
+        inner = _make_filter(given.child, schema)
         return None if inner is None or inner.negated else replace(inner, negated=True)
     operator = _OPERATORS.get(type(given))
     path: tuple[str, ...] = getattr(given, "attribute", ())
     if operator is None or len(path) != 1 or path[0] not in schema.names:
         return None
     of_type = schema.field(path[0]).type
-    if isinstance(given, _WITHOUT_OPERAND):
+    if isinstance(given, _NULL_FILTERS):
         return ColumnFilter(path[0], operator)
-    value: Any = getattr(given, "value")  # noqa: B009 - of every class that is left
+    value: Any = getattr(given, "value")  # noqa: B009 - all other classes have it
     operands = tuple(value) if isinstance(given, spark.In) else (value,)
-    fits = _fits_text if isinstance(given, _OF_TEXT) else _fits
+    fits = _fits_text if isinstance(given, _TEXT_FILTERS) else _fits_type
     return ColumnFilter(path[0], operator, operands) if all(fits(each, of_type) for each in operands) else None
 
 
-def _fits(operand: Any, of_type: pa.DataType) -> bool:
-    """Can a column of this type be compared with the operand as Spark does it?"""
+def _fits_type(operand: Any, of_type: pa.DataType) -> bool:
+    """Return whether Arrow compares a column of this type with the operand as Spark does."""
     if operand is None:
-        return pa.types.is_integer(of_type) or _fits("", of_type) or _fits(b"", of_type)
+        return pa.types.is_integer(of_type) or _fits_type("", of_type) or _fits_type(b"", of_type)
     if pa.types.is_integer(of_type):
         bound = 1 << (of_type.bit_width - 1)
         return type(operand) is int and -bound <= operand < bound
@@ -182,23 +213,25 @@ def _fits_text(operand: Any, of_type: pa.DataType) -> bool:
     )
 
 
-def _holding(conditions: Sequence[ColumnFilter], columns: Mapping[str, pa.Array], values: pa.Array) -> list[int]:
-    """Return those of the values for whose rows all conditions hold."""
+def _select_matching(
+    conditions: Sequence[ColumnFilter], columns: Mapping[str, pa.Array], values: pa.Array
+) -> list[int]:
+    """Return the values for whose rows all conditions hold."""
     rows = pa.table({**columns, "": values})
     for each in conditions:
-        rows = rows.filter(each.of(rows[each.column].combine_chunks()))
+        rows = rows.filter(each.evaluate(rows[each.column].combine_chunks()))
     found: list[int] = rows[""].to_pylist()
     return found
 
 
-def _names_what_is_known(condition: ColumnFilter, known: KnownCollections) -> bool:
-    """Does a condition name what it wants, and not by the id of a collection that is no more?"""
+def _names_known_collections(condition: ColumnFilter, known: KnownCollections) -> bool:
+    """Return whether a condition names its collections, and all their ids are present."""
     if condition.negated or condition.operator not in ("=", "<=>", "in"):
         return False
     return condition.column != "collection_id" or {*condition.operands} <= {*known.collections.values()}
 
 
-def _is_in(name: tuple[str, str], asked: Selection) -> bool:
+def _is_selected(name: tuple[str, str], asked: CollectionSelection) -> bool:
     if asked.collections:
-        return name in [qualified(each, asked.scope) for each in asked.collections]
+        return name in [qualify_name(each, asked.scope) for each in asked.collections]
     return not asked.scope or name[0] == asked.scope

@@ -1,7 +1,7 @@
-"""Spark's view of reading a bucket: what is planned, and in which parts.
+"""Spark's readers of a bucket: they plan a read and divide it into partitions.
 
-All decisions are in the modules offsets, ranges and pushdown; this is the edge. Spark calls latestOffset and partitions
-in one process that lives as long as the query, and read in workers that know nothing but their partition.
+All decisions are in the modules batch_planning, offsets, ranges and pushdown. Spark calls latestOffset and partitions
+in one process, which lives as long as the query. It calls read in workers, which know nothing but their partition.
 """
 
 from __future__ import annotations
@@ -25,215 +25,273 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.client.connect.address import Address
-from penstock.client.connect.cluster_map import NOBODY, ClusterMap
-from penstock.client.connect.cluster_map import Place as NodePlace
+from penstock.client.connect.cluster_map import NO_NODE, ClusterMap
+from penstock.client.connect.cluster_map import Endpoint as NodePlace
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.errors import Error
-from penstock.spark.source import offsets
-from penstock.spark.source.offsets import Memory, Offset, Setback, VbucketRange, VbucketRead
-from penstock.spark.source.partition_reader import ChangePartition, DumpPartition, read_range
+from penstock.spark.source import batch_planning, offsets
+from penstock.spark.source.batch_planning import PlanMemory, PlannedRollback
+from penstock.spark.source.offsets import (
+    Offset,
+    VbucketRange,
+    VbucketRead,
+)
+from penstock.spark.source.partition_reader import ChangePartition, DumpPartition, read_partition
 from penstock.spark.source.planner import Planner
-from penstock.spark.source.pushdown import Pushed, narrowed, push
-from penstock.spark.source.ranges import cut
-from penstock.spark.source.read_positions import LATEST, Place, Positions
-from penstock.spark.source.runs import join
+from penstock.spark.source.pushdown import PushedFilters, narrow_reads, push_filters
+from penstock.spark.source.ranges import divide_reads
+from penstock.spark.source.read_positions import LATEST, ReadPosition, VbucketPositions
+from penstock.spark.source.run_lengths import encode_runs
 from penstock.spark.source.shape import Shape
 from penstock.spark.source.source_options import SourceOptions
-from penstock.spark.source.source_schema import shape_of
+from penstock.spark.source.source_schema import make_read_shape
 from penstock.wire.codec.constants import Dialect
 
 __all__ = ["DcpReader", "DcpStreamReader", "FilteringReader", "latest_offsets"]
 
 
 class DcpReader(DataSourceReader):
-    """What the bucket holds between two positions when the job is planned. Raises UsageError for wrong options."""
+    """A batch read: the changes between two positions when the job is planned.
+
+    Attributes:
+        options: the options of the read.
+        shape: its columns and rows.
+        pushed: filters that the read applies in place of Spark.
+    """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         options.check_batch()
         self.options = options
-        self.shape = shape_of(options, schema)
-        self.pushed = Pushed()
+        self.shape = make_read_shape(options, schema)
+        self.pushed = PushedFilters()
 
     def partitions(self) -> list[InputPartition]:
+        """Return the partitions of the read; called once by Spark."""
         shape = replace(self.shape, filters=self.pushed.filters)
         with closing(Planner(self.options.address, self.options.vbuckets)) as planner:
             planner.check_dialect(self.options.dialect)
             if self.options.dialect is Dialect.TAP:
                 return [DumpPartition(self.options.address, shape)]
-            address, cluster = self._narrowed(planner), planner.cluster
-            infos = planner.infos(self.pushed.vbuckets_of(planner.vbuckets))
-        start, end = self._between(infos, cluster.vbuckets)
-        _check(self.options, offsets.setbacks(start, end, infos))
-        reads = narrowed(offsets.reads(start, end), self.pushed, infos)
-        return _partitions(self.options, address, shape, reads, cluster, is_final=True)
+            address, cluster = self._narrow_address(planner), planner.cluster
+            infos = planner.read_infos(self.pushed.select_vbuckets(planner.vbuckets))
+        start, end = self._plan_offsets(infos, cluster.vbuckets)
+        _check_rollbacks(self.options, batch_planning.find_rollbacks(start, end, infos))
+        reads = narrow_reads(offsets.derive_reads(start, end), self.pushed, infos)
+        return _make_partitions(self.options, address, shape, reads, cluster, is_final=True)
 
-    def _narrowed(self, planner: Planner) -> Address:
-        """Return the address with the collections that filters leave."""
+    def _narrow_address(self, planner: Planner) -> Address:
+        """Return the address with the collections that the filters can match."""
         address, asked = self.options.address, self.options.selection
-        if asked is None or not self.pushed.is_of_collections or (known := planner.collections()) is None:
+        if asked is None or not self.pushed.has_collection_filters or (known := planner.read_collections()) is None:
             return address
-        wanted = self.pushed.selection(asked, known)
+        wanted = self.pushed.narrow_selection(asked, known)
         return replace(address, options=replace(address.options, scope=wanted.scope, collections=wanted.collections))
 
-    def _between(self, infos: Mapping[int, VbucketInfo], count: int) -> tuple[Offset, Offset]:
-        start = _offset_of(self.options.starting_offsets, infos, count)
+    def _plan_offsets(self, infos: Mapping[int, VbucketInfo], count: int) -> tuple[Offset, Offset]:
+        """Return start and end of the read."""
+        start = _resolve_position(self.options.starting_offsets, infos, count)
         if self.options.ending_offsets == LATEST:
-            return start, offsets.plan(replace(start, pinned=True), infos)[0]
-        return start, offsets.plan_until(start, _offset_of(self.options.ending_offsets, infos, count), infos)
+            return start, batch_planning.plan_batch(replace(start, pinned=True), infos)[0]
+        return start, batch_planning.plan_batch_until(
+            start, _resolve_position(self.options.ending_offsets, infos, count), infos
+        )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_range(partition)
+        """Return the rows of a partition; called in a worker."""
+        return read_partition(partition)
 
 
 class FilteringReader(DcpReader):
-    """The same, taking what filters it can from Spark.
+    """A batch read that applies Spark's filters where it can.
 
-    A class of its own: Spark refuses every read by a reader with pushFilters while its setting for that is off.
+    It is a class of its own because Spark 4.3 refuses every reader with pushFilters while
+    spark.sql.python.filterPushdown.enabled is off.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self.pushed, left = push(filters, self.shape.schema)
+        """Take the filters that the read can apply.
+
+        Args:
+            filters: Spark's filters.
+
+        Returns:
+            The filters that Spark must apply itself.
+        """
+        self.pushed, left = push_filters(filters, self.shape.schema)
         return left
 
 
 class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The changes as they come. Offsets are those of penstock.spark.source.offsets, as JSON.
+    """A streaming read. Its offsets are those of penstock.spark.source.offsets, as JSON.
 
-    given: the options as text. What is wrong with them is told by the first call that Spark makes, not here: what a
-    reader raises while it is made, Spark 4.3 loses behind an error of its own.
+    The first call by Spark checks the options, not the constructor: Spark 4.3 hides an exception of a constructor
+    behind another error.
     """
 
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
         self._given = given
         self._schema = schema
         self._planner: Planner | None = None
-        self._memory = Memory()
+        self._memory = PlanMemory()
         self._initial: dict[str, Any] | None = None
         self._idle_at: dict[str, Any] | None = None
-        self._planned = self._before = _NONE
+        self._planned = self._previous = _NO_OFFSET
 
     @cached_property
     def options(self) -> SourceOptions:
-        """Raises UsageError for what cannot be, and for what a stream cannot have."""
+        """The options of the read.
+
+        Raises:
+            UsageError: an option is invalid, or a stream cannot have it.
+        """
         options = SourceOptions.parse(self._given)
         options.check_streaming()
         return options
 
     @cached_property
     def _shape(self) -> Shape:
-        return shape_of(self.options, self._schema)
+        return make_read_shape(self.options, self._schema)
 
-    def _connected(self) -> Planner:
+    def _connect(self) -> Planner:
         if self._planner is None:
             with ExitStack() as stack:
                 planner = stack.enter_context(closing(Planner(self.options.address, self.options.vbuckets)))
                 planner.check_dialect(self.options.dialect)
-                stack.pop_all()  # it is good for use, and closed by `stop`
+                stack.pop_all()  # the planner is usable now, and `stop` closes it
             self._planner = planner
         return self._planner
 
     def initialOffset(self) -> dict[str, Any]:
+        """Return the start of a new query; the same at each call."""
         if self._initial is None:
-            _ = self._shape  # whatever is wrong with it is better told now
-            planner = self._connected()
-            infos = planner.infos()
-            self._initial = _offset_of(self.options.starting_offsets, infos, planner.cluster.vbuckets).to_json()
+            _ = self._shape  # raise an error of the schema before the first request
+            planner = self._connect()
+            infos = planner.read_infos()
+            self._initial = _resolve_position(self.options.starting_offsets, infos, planner.cluster.vbuckets).to_json()
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the limit of a batch, from the options."""
         if (most := self.options.max_changes_per_trigger) is not None:
-            return ReadMaxRows(most)  # and no more bytes than that option says: Python cannot name both
+            return ReadMaxRows(
+                most
+            )  # _limit_seqnos applies the limit of bytes too: Spark's Python API cannot combine limits
         if (most := self.options.max_bytes_per_trigger) is not None:
             return ReadMaxBytes(most)
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        planner = self._connected()
-        if start == self._idle_at and planner.nothing_new():
-            return start  # nor can a purge matter to somebody who has everything
-        previous = self._read(start)
-        infos = planner.infos(settled=offsets.settled(previous, planner.seen, self._memory))
-        offsets.check_size(previous, planner.cluster.vbuckets)
-        planned, memory = offsets.plan(previous, infos, self._most(limit), self._memory)
-        _check(self.options, offsets.setbacks(previous, planned, infos))
+        """Return the end of the next batch; `start` itself if there are no new changes."""
+        planner = self._connect()
+        if start == self._idle_at and planner.is_unchanged():
+            return start  # a purge cannot matter to a reader that has all changes
+        previous = self._decode_offset(start)
+        infos = planner.read_infos(
+            settled_vbuckets=batch_planning.find_settled_vbuckets(previous, planner.last_infos, self._memory)
+        )
+        offsets.check_vbucket_count(previous, planner.cluster.vbuckets)
+        planned, memory = batch_planning.plan_batch(previous, infos, self._limit_seqnos(limit), self._memory)
+        _check_rollbacks(self.options, batch_planning.find_rollbacks(previous, planned, infos))
         end = planned.to_json()
-        self._planned, self._before, self._memory = (end, planned), (start, previous), memory
+        self._planned, self._previous, self._memory = (end, planned), (start, previous), memory
         self._idle_at = start if end == start else None
         return end
 
-    def _read(self, said: dict[str, Any]) -> Offset:
-        """Return the offset that Spark gives; to read it once more costs as much as to plan."""
-        for known, offset in (self._planned, self._before):
-            if known == said:
-                return offset
-        return Offset.from_json(said)
+    def _decode_offset(self, value: dict[str, Any]) -> Offset:
+        """Return the offset of its JSON.
 
-    def _most(self, limit: ReadLimit) -> int | None:
-        """Return how many seqnos a batch may have."""
+        The last two offsets are cached, because decoding takes as long as planning.
+        """
+        for known, offset in (self._planned, self._previous):
+            if known == value:
+                return offset
+        return Offset.from_json(value)
+
+    def _limit_seqnos(self, limit: ReadLimit) -> int | None:
+        """Return the most seqnos of a batch; None for no limit."""
         if isinstance(limit, ReadAllAvailable):
             return None
         limits = [limit.max_rows] if isinstance(limit, ReadMaxRows) else []
         if (nbytes := self.options.max_bytes_per_trigger) is not None:
-            limits.append(max(1, nbytes // self._connected().bytes_per_seqno()))
+            limits.append(max(1, nbytes // self._connect().estimate_bytes_per_seqno()))
         return min(limits, default=None)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the high seqnos that the last plan saw, and how many seqnos behind them its end is."""
-        if self._planner is None or self._planned is _NONE:
+        """Report the high seqnos of the last plan to Spark's progress.
+
+        Returns:
+            The high seqnos, and as `lag` the seqnos between the plan's end and them. None before the first plan.
+        """
+        if self._planner is None or self._planned is _NO_OFFSET:
             return None
-        seen, planned = self._planner.seen, self._planned[1].vbuckets
+        seen, planned = self._planner.last_infos, self._planned[1].vbuckets
         ends = [seen[vb].high_seqno if vb in seen else each.seqno for vb, each in enumerate(planned)]
         lag = sum(max(0, end - each.seqno) for end, each in zip(ends, planned, strict=True))
-        return {"seqno": join(map(str, ends)), "lag": lag}
+        return {"seqno": encode_runs(map(str, ends)), "lag": lag}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._memory = offsets.prepare(self._connected().infos())
+        """Fix the end of an AvailableNow run at the present high seqnos."""
+        self._memory = batch_planning.prepare_available_now(self._connect().read_infos())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        reads = offsets.reads(self._read(start), self._read(end))
-        _check(self.options, [_setback(read) for read in reads if read.rollback is not None])
+        """Return the partitions of a batch."""
+        reads = offsets.derive_reads(self._decode_offset(start), self._decode_offset(end))
+        _check_rollbacks(self.options, [_describe_rollback(read) for read in reads if read.rollback is not None])
         options = self.options
-        return _partitions(options, options.address, self._shape, reads, self._connected().cluster, is_final=False)
+        return _make_partitions(options, options.address, self._shape, reads, self._connect().cluster, is_final=False)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_range(partition)
+        """Return the rows of a partition; called in a worker."""
+        return read_partition(partition)
 
     def stop(self) -> None:
+        """Close the connections of planning."""
         planner, self._planner = self._planner, None
         if planner is not None:
             planner.close()
 
 
-_NONE: tuple[dict[str, Any], Offset] = ({}, Offset(()))
-"""No offset that Spark knows, and what it says."""
+_NO_OFFSET: tuple[dict[str, Any], Offset] = ({}, Offset(()))
+"""An empty cache entry: JSON that Spark never passes, and its offset."""
 
 
 def latest_offsets(given: Mapping[str, str]) -> str:
-    """Return where a bucket's changes end now, as JSON for startingOffsets and endingOffsets. given: source options.
+    """Return the current end of a bucket as JSON, for startingOffsets and endingOffsets.
 
-    It is the end of a batch that begins at the beginning: a read from there that ends here, and a stream that starts
-    here, have all changes, each once.
+    It is the end of a batch that starts at the first change. A read up to this end and a stream from it together return
+    each change once.
+
+    Args:
+        given: options of a read, as text.
+
+    Returns:
+        The offsets of all vbuckets.
     """
     options = SourceOptions.parse(given)
     options.check_streaming()
     with closing(Planner(options.address, options.vbuckets)) as planner:
         planner.check_dialect(options.dialect)
-        infos = planner.infos()
-        end, _ = offsets.plan(offsets.beginning(planner.cluster.vbuckets), infos)
+        infos = planner.read_infos()
+        end, _ = batch_planning.plan_batch(offsets.make_first_offset(planner.cluster.vbuckets), infos)
     return json.dumps(end.to_json())
 
 
-def _offset_of(place: Place, infos: Mapping[int, VbucketInfo], count: int) -> Offset:
+def _resolve_position(place: ReadPosition, infos: Mapping[int, VbucketInfo], count: int) -> Offset:
+    """Return the offset that an option stands for."""
     if isinstance(place, Offset):
-        offsets.check_size(place, count)
+        offsets.check_vbucket_count(place, count)
         return place
-    if isinstance(place, Positions):
-        return place.offset(count)
-    return offsets.now(infos, count) if place == LATEST else offsets.beginning(count)
+    if isinstance(place, VbucketPositions):
+        return place.to_offset(count)
+    return offsets.make_current_offset(infos, count) if place == LATEST else offsets.make_first_offset(count)
 
 
-def _check(options: SourceOptions, setbacks: Sequence[Setback]) -> None:
-    """Raises Error for what an option says must end the query."""
+def _check_rollbacks(options: SourceOptions, setbacks: Sequence[PlannedRollback]) -> None:
+    """Check that no rollback ends the query.
+
+    Raises:
+        Error: an option ends the query at this rollback.
+    """
     for each in setbacks:
         if each.by_purge and options.fail_on_data_loss:
             raise Error(
@@ -243,16 +301,18 @@ def _check(options: SourceOptions, setbacks: Sequence[Setback]) -> None:
     if setbacks and options.rollback == "fail":
         first = setbacks[0]
         raise Error(
-            f"vbucket {first.vbucket} rolled back from seqno {first.seqno} to {first.to}, and option rollback is 'fail'"
+            f"vbucket {first.vbucket} rolled back from seqno {first.seqno} to {first.target_seqno}, "
+            "and option rollback is 'fail'"
         )
 
 
-def _setback(read: VbucketRead) -> Setback:
+def _describe_rollback(read: VbucketRead) -> PlannedRollback:
+    """Return the rollback that a read begins with."""
     assert read.rollback is not None
-    return Setback(read.vbucket, read.rollback.requested_seqno, read.rollback.seqno, by_purge=False)
+    return PlannedRollback(read.vbucket, read.rollback.requested_seqno, read.rollback.seqno, by_purge=False)
 
 
-def _partitions(
+def _make_partitions(
     options: SourceOptions,
     address: Address,
     shape: Shape,
@@ -261,10 +321,12 @@ def _partitions(
     *,
     is_final: bool,
 ) -> list[InputPartition]:
-    ranges = cut(reads, options.max_partitions, options.min_partitions, cluster.owners)
-    return [ChangePartition(address, each, is_final, options.dialect, shape, _place(each, cluster)) for each in ranges]
+    ranges = divide_reads(reads, options.max_partitions, options.min_partitions, cluster.owners)
+    return [
+        ChangePartition(address, each, is_final, options.dialect, shape, _find_node(each, cluster)) for each in ranges
+    ]
 
 
-def _place(part: VbucketRange, cluster: ClusterMap) -> NodePlace | None:
-    """Return the node to be connected to; None where it is the only one, or there is none for now."""
-    return None if part.owner == NOBODY or len(cluster.places) == 1 else cluster.places[part.owner]
+def _find_node(part: VbucketRange, cluster: ClusterMap) -> NodePlace | None:
+    """Return the node to connect to; None if the bucket has one node only, or if no node serves the vbuckets."""
+    return None if part.owner == NO_NODE or len(cluster.endpoints) == 1 else cluster.endpoints[part.owner]

@@ -2,96 +2,118 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from penstock.client.connect.address import Address, ConnectionOptions, MissingVbuckets
-from penstock.client.feeds.selection import Selection
+from penstock.client.feeds.collection_selection import CollectionSelection
 from penstock.errors import UsageError
-from penstock.options import POSITIVE, SIZE, TEXT, TRUTH, one_of, option, outside_name, parsed, shared
+from penstock.options import BOOLEAN, TEXT, one_of, option, parsed, shared_option, to_external_name
 from penstock.spark.source.bucket_options import BucketOptions
-from penstock.spark.source.option_text import columns_of, vbuckets_of
-from penstock.spark.source.read_positions import EARLIEST, LATEST, Place, end_of, start_of
+from penstock.spark.source.micro_batch_options import MicroBatchOptions
+from penstock.spark.source.read_positions import EARLIEST, LATEST, ReadPosition, parse_end, parse_start
 from penstock.spark.source.shape import Shape, ValueFormat
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
-__all__ = ["INFERRED", "SourceOptions", "selection_of"]
+__all__ = ["INFERRED", "SourceOptions", "make_selection"]
 
 INFERRED = "infer"
-"""As valueSchema: what the values are found to be."""
+"""The value of valueSchema that asks for a schema inferred from the bucket's values."""
 
-MOST_PARTITIONS = 8
-"""Default limit: a Python task costs about 34 ms however little it reads."""
+
+_MAX_VBUCKETS = 65536
+
+
+def parse_columns(name: str, text: str) -> tuple[str, ...]:
+    """Return the column names of a comma-separated list.
+
+    Args:
+        name: the option, for the error.
+        text: names with commas between them.
+
+    Raises:
+        UsageError: a column is unknown or stands twice.
+    """
+    names = tuple(each.strip() for each in text.split(","))
+    if unknown := [each for each in names if each not in CHANGE_SCHEMA.names]:
+        raise UsageError(f"option {name} has {unknown[0]!r}, expected some of {', '.join(CHANGE_SCHEMA.names)}")
+    if twice := [each for each in names if names.count(each) > 1]:
+        raise UsageError(f"option {name} has {twice[0]} twice, expected it once")
+    return names
+
+
+def parse_vbuckets(name: str, text: str) -> tuple[int, ...]:
+    """Return the vbuckets of numbers and ranges in ascending order: `0-15,40` has 17 vbuckets.
+
+    Args:
+        name: the option, for the error.
+        text: numbers and ranges with commas between them.
+
+    Raises:
+        UsageError: the text has another form, or a number is above 65535.
+    """
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        bounds = [first, last] if dash else [first]
+        if not all(each.isascii() and each.isdecimal() and len(each) <= 5 for each in bounds):
+            raise UsageError(f"option {name} is {text!r}, expected numbers and ranges of them as 0-15,40")
+        low, high = int(bounds[0]), int(bounds[-1])
+        if not low <= high < _MAX_VBUCKETS:
+            raise UsageError(f"option {name} has {part.strip()!r}, expected 0 to {_MAX_VBUCKETS - 1}, the lower first")
+        found |= {*range(low, high + 1)}
+    return tuple(sorted(found))
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceOptions(BucketOptions):
-    """The options of a read. What is None was not given. url: with the bucket in it."""
+class SourceOptions(MicroBatchOptions, BucketOptions):
+    """The options of a read. An option that was not given is None.
 
-    place: ClassVar[str] = "of format dcp"
+    Attributes:
+        url: the connection string, with the bucket in its path.
+    """
 
-    scope: str | None = shared(ConnectionOptions, example="inventory", filters=True)
-    collections: tuple[str, ...] | None = shared(ConnectionOptions, example="hotel,route", filters=True)
+    purpose: ClassVar[str] = "of format dcp"
+
+    scope: str | None = shared_option(ConnectionOptions, example="inventory", is_filter=True)
+    collections: tuple[str, ...] | None = shared_option(ConnectionOptions, example="hotel,route", is_filter=True)
     vbuckets: tuple[int, ...] | None = option(
-        parsed(vbuckets_of),
-        "only these: numbers and ranges",
+        parsed(parse_vbuckets),
+        "read only these vbuckets: numbers and ranges",
         default=None,
         shown="all",
         example="0-15,40",
-        filters=True,
+        is_filter=True,
     )
-    starting_offsets: Place = option(
-        parsed(start_of),
-        "where a new query or a batch read begins: earliest, latest (streams only) or positions as JSON",
+    starting_offsets: ReadPosition = option(
+        parsed(parse_start),
+        "start of a new query or a batch read: earliest, latest (streams only) or positions as JSON",
         default=EARLIEST,
         example="latest",
     )
-    ending_offsets: Place = option(
-        parsed(end_of), "where a batch read ends: latest or positions as JSON", default=LATEST, example="latest"
-    )
-    max_changes_per_trigger: int | None = option(
-        POSITIVE,
-        "seqnos of one micro-batch at most, which is an upper bound on its rows",
-        default=None,
-        shown="no limit",
-        example="100000",
-    )
-    max_bytes_per_trigger: int | None = option(
-        SIZE,
-        "about how many bytes of changes a micro-batch has at most",
-        default=None,
-        shown="no limit",
-        example="64m",
-    )
-    min_partitions: int = option(
-        POSITIVE, "tasks of a batch at least, where as many vbuckets have changes", default=1, example="4"
-    )
-    max_partitions: int = option(
-        POSITIVE,
-        "tasks of a batch at most; but each node that has changes gets one",
-        default=min(os.cpu_count() or 1, MOST_PARTITIONS),
-        shown=f"the driver's processors, up to {MOST_PARTITIONS}",
-        example="16",
+    ending_offsets: ReadPosition = option(
+        parsed(parse_end), "end of a batch read: latest or positions as JSON", default=LATEST, example="latest"
     )
     keys_only: bool = option(
-        TRUTH,
-        "without the columns value and xattrs, and without their bytes on the way",
+        BOOLEAN,
+        "omit the columns value and xattrs; the node does not send them either",
         default=False,
         example="true",
-        filters=True,
+        is_filter=True,
     )
     columns: tuple[str, ...] | None = option(
-        parsed(columns_of),
-        "which columns, in this order; without value no values travel",
+        parsed(parse_columns),
+        "columns of the result, in this order; the node sends values only if value is one of them",
         default=None,
         shown="all",
         example="key,seqno,event",
     )
-    xattrs: bool | None = shared(ConnectionOptions, shown="true where columns names it", example="true", filters=True)
+    xattrs: bool | None = shared_option(
+        ConnectionOptions, shown="true where columns names it", example="true", is_filter=True
+    )
     value_format: ValueFormat = option(
         one_of("binary", "string", "json"), "the form of the column value", default="binary", example="json"
     )
@@ -108,27 +130,27 @@ class SourceOptions(BucketOptions):
         default="",
         shown="none",
         example="^user::",
-        filters=True,
+        is_filter=True,
     )
-    protocol: Dialect | None = shared(
+    protocol: Dialect | None = shared_option(
         ConnectionOptions, doc="the dialect: tap (batch only), upr-draft, upr or dcp", example="upr"
     )
     rollback: Literal["row", "fail"] = option(
-        one_of("row", "fail"), "what a rollback is: a row, or the end of the query", default="row", example="fail"
+        one_of("row", "fail"), "effect of a rollback: a row, or the end of the query", default="row", example="fail"
     )
     fail_on_data_loss: bool = option(
-        TRUTH, "end where deletions were purged before they were read", default=False, example="true"
+        BOOLEAN, "fail if deletions were purged before they were read", default=False, example="true"
     )
     filter_pushdown: bool = option(
-        TRUTH,
-        "batch reads take Spark's filters; needs spark.sql.python.filterPushdown.enabled",
+        BOOLEAN,
+        "apply Spark's filters in batch reads; needs spark.sql.python.filterPushdown.enabled",
         default=False,
         example="true",
     )
-    missing_vbuckets: MissingVbuckets | None = shared(ConnectionOptions, example="skip")
+    missing_vbuckets: MissingVbuckets | None = shared_option(ConnectionOptions, example="skip")
 
     @classmethod
-    def _completed(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _complete(cls, values: dict[str, Any]) -> dict[str, Any]:
         if "min_partitions" in values and "max_partitions" not in values:
             return {**values, "max_partitions": max(values["min_partitions"], cls.max_partitions)}
         return values
@@ -138,8 +160,8 @@ class SourceOptions(BucketOptions):
             raise UsageError(
                 f"option minPartitions is {self.min_partitions}, above maxPartitions {self.max_partitions}"
             )
-        if self.keys_only and (named := [name for name in _OF_VALUES if name in given]):
-            raise UsageError(f"options keysOnly and {outside_name(named[0])}, expected one of them")
+        if self.keys_only and (named := [name for name in _VALUE_OPTIONS if name in given]):
+            raise UsageError(f"options keysOnly and {to_external_name(named[0])}, expected one of them")
         if self.value_schema != INFERRED:
             _ = self.shape
         elif self.value_format != "json":
@@ -148,38 +170,51 @@ class SourceOptions(BucketOptions):
 
     @property
     def dialect(self) -> Dialect:
-        """The dialect of the option protocol, else of the connection string."""
+        """The dialect of the option protocol, or else of the connection string."""
         return self.address.options.protocol
 
-    def _connection(self, said: ConnectionOptions) -> ConnectionOptions:
-        options = replace(super()._connection(said), xattrs=self._wants_xattrs(said))
+    def _merge_connection_options(self, url_options: ConnectionOptions) -> ConnectionOptions:
+        options = replace(super()._merge_connection_options(url_options), xattrs=self._is_reading_xattrs(url_options))
         if self.scope is not None or self.collections is not None:
             options = replace(options, scope=self.scope or "", collections=self.collections or ())
         return options
 
-    def _wants_xattrs(self, said: ConnectionOptions) -> bool:
-        if not self.shape_of("").needs_xattrs:
+    def _is_reading_xattrs(self, url_options: ConnectionOptions) -> bool:
+        """Return whether the producer must send extended attributes."""
+        if not self.make_shape("").needs_xattrs:
             return False
         if self.xattrs is None:
-            return said.xattrs or self.columns is not None
+            return url_options.xattrs or self.columns is not None
         return self.xattrs
 
     @cached_property
-    def selection(self) -> Selection | None:
-        """The collections that are wanted; None in a dialect that knows none. Raises UsageError."""
-        return selection_of(self.address, self.dialect)
+    def selection(self) -> CollectionSelection | None:
+        """The selected collections; None in a dialect without collections.
+
+        Raises:
+            UsageError: collections are selected in a dialect without collections.
+        """
+        return make_selection(self.address, self.dialect)
 
     @cached_property
     def shape(self) -> Shape:
-        """What columns there are. Raises UsageError; and for an inferred schema, which only the bucket can tell."""
-        if self.value_schema != INFERRED:
-            return self.shape_of(self.value_schema)
-        if self.shape_of("").needs_values:
-            raise UsageError("option valueSchema is 'infer', which a bucket must be asked for")
-        return self.shape_of("")
+        """The columns and rows of the read.
 
-    def shape_of(self, value_schema: str) -> Shape:
-        """Return the shape with this schema of JSON values; empty: as bytes, though the option says JSON."""
+        Raises:
+            UsageError: the options are invalid, or the schema must first be inferred from the bucket.
+        """
+        if self.value_schema != INFERRED:
+            return self.make_shape(self.value_schema)
+        if self.make_shape("").needs_values:
+            raise UsageError("option valueSchema is 'infer', so the schema must first be read from the bucket")
+        return self.make_shape("")
+
+    def make_shape(self, value_schema: str) -> Shape:
+        """Return the shape with this schema of JSON values.
+
+        Args:
+            value_schema: the fields as DDL. If empty, values stay bytes, even with valueFormat json.
+        """
         columns = self.columns or tuple(CHANGE_SCHEMA.names)
         if self.keys_only:
             columns = tuple(name for name in columns if name not in ("value", "xattrs"))
@@ -188,36 +223,54 @@ class SourceOptions(BucketOptions):
         return Shape(columns, self.value_format, value_schema, self.key_pattern)
 
     def check_streaming(self) -> None:
-        """Raises UsageError for what a streaming query cannot have."""
+        """Check the options for a streaming query.
+
+        Raises:
+            UsageError: a streaming query cannot have one of them.
+        """
         if self.dialect is Dialect.TAP:
             raise UsageError("option protocol is 'tap', but TAP cannot resume; streaming needs upr-draft, upr or dcp")
         if self.ending_offsets != LATEST:
             raise UsageError("option endingOffsets is for batch reads, a stream has no end; expected none")
 
     def check_batch(self) -> None:
-        """Raises UsageError for what a batch read cannot have."""
+        """Check the options for a batch read.
+
+        Raises:
+            UsageError: a batch read cannot have one of them.
+        """
         if self.starting_offsets == LATEST:
             raise UsageError(
-                "option startingOffsets is 'latest', but a batch read has only what was before; "
+                "option startingOffsets is 'latest', but a batch read has only earlier changes; "
                 "expected earliest or positions as JSON"
             )
         if self.dialect is Dialect.TAP:
             for name in ("starting_offsets", "ending_offsets", "vbuckets"):
                 if getattr(self, name) != getattr(SourceOptions, name):
-                    raise UsageError(f"option {outside_name(name)}, but TAP has no seqnos: it reads all there is")
+                    raise UsageError(
+                        f"option {to_external_name(name)}, but TAP has no seqnos: it reads the whole bucket"
+                    )
 
 
-def selection_of(address: Address, dialect: Dialect) -> Selection | None:
-    """Return the collections that are wanted: all, if none are named. None: of a dialect that knows none.
+def make_selection(address: Address, dialect: Dialect) -> CollectionSelection | None:
+    """Return the selected collections; without a selection, all of the bucket.
 
-    Raises UsageError for what goes not together.
+    Args:
+        address: the bucket, with the options scope and collections.
+        dialect: the dialect of the read.
+
+    Returns:
+        The selection; None for a dialect without collections.
+
+    Raises:
+        UsageError: collections are selected in a dialect without collections.
     """
-    selection = Selection(address.options.scope, address.options.collections)
+    selection = CollectionSelection(address.options.scope, address.options.collections)
     if dialect is Dialect.DCP:
         return selection
     if not selection.is_everything:
-        raise UsageError(f"option protocol is {dialect.value!r}, which knows no collections; dcp does")
+        raise UsageError(f"option protocol is {dialect.value!r}, which does not support collections; dcp does")
     return None
 
 
-_OF_VALUES = ("value_format", "value_schema", "xattrs")
+_VALUE_OPTIONS = ("value_format", "value_schema", "xattrs")

@@ -1,4 +1,4 @@
-"""The schema of a read: what its options say, and of JSON values, if they are to be inferred, what a bucket holds."""
+"""The schema of a read: from its options, or inferred from values of the bucket."""
 
 from __future__ import annotations
 
@@ -6,28 +6,44 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from penstock.client.blocking import changes_at
+from penstock.client.blocking import read_changes_at
 from penstock.errors import UsageError
 from penstock.spark.source.shape import Shape
 from penstock.spark.source.source_options import INFERRED, SourceOptions
 from penstock.spark.values import json_columns
 from penstock.wire.columns.schema import Event
 
-__all__ = ["inferred_fields", "schema_of", "shape_of"]
+__all__ = ["infer_fields", "make_read_schema", "make_read_shape"]
 
 SAMPLE_VALUES, SAMPLE_BYTES = 1_000, 4 << 20
-"""How much of a bucket is looked at to infer a schema, from its beginning."""
+"""Limits of the sample that a schema is inferred from. The sample starts at the bucket's first change."""
 
 
-def schema_of(options: SourceOptions) -> StructType:
-    """Return the columns that Spark is promised. Raises UsageError, and as a read does where the bucket is asked."""
-    shape = options.shape_of(inferred_fields(options)) if _is_to_infer(options) else options.shape
+def make_read_schema(options: SourceOptions) -> StructType:
+    """Return the schema that the source promises to Spark.
+
+    Args:
+        options: the options of the read.
+
+    Raises:
+        UsageError: the options are invalid, or the sample has no JSON objects. A schema that must be inferred also
+            raises the errors of a read.
+    """
+    shape = options.make_shape(infer_fields(options)) if _needs_inference(options) else options.shape
     return from_arrow_schema(shape.schema)
 
 
-def shape_of(options: SourceOptions, schema: StructType) -> Shape:
-    """Return the shape that has the columns which Spark was promised. Raises UsageError if none has."""
-    shape = options.shape_of(_told(schema)) if _is_to_infer(options) else options.shape
+def make_read_shape(options: SourceOptions, schema: StructType) -> Shape:
+    """Return the shape that has the promised columns.
+
+    Args:
+        options: the options of the read.
+        schema: the schema that Spark was promised.
+
+    Raises:
+        UsageError: no shape of these options has this schema.
+    """
+    shape = options.make_shape(_read_value_fields(schema)) if _needs_inference(options) else options.shape
     expected = from_arrow_schema(shape.schema)
     if schema != expected:
         raise UsageError(
@@ -37,23 +53,38 @@ def shape_of(options: SourceOptions, schema: StructType) -> Shape:
     return shape
 
 
-def _is_to_infer(options: SourceOptions) -> bool:
-    return options.value_schema == INFERRED and options.shape_of("").needs_values
+def _needs_inference(options: SourceOptions) -> bool:
+    """Return whether the schema of values must be inferred from the bucket."""
+    return options.value_schema == INFERRED and options.make_shape("").needs_values
 
 
-def _told(schema: StructType) -> str:
-    """Return the fields of values in the schema that was inferred before, as DDL."""
+def _read_value_fields(schema: StructType) -> str:
+    """Return the fields of values of a schema that was inferred before, as DDL.
+
+    Raises:
+        UsageError: the schema has no column value with fields.
+    """
     value = schema["value"].dataType if "value" in schema.names else None
     if not isinstance(value, StructType):
         raise UsageError(f"schema {schema.simpleString()}, expected a column value with the fields of JSON")
     return json_columns.to_ddl(to_arrow_schema(value, timezone="UTC"))
 
 
-def inferred_fields(options: SourceOptions) -> str:
-    """Return the fields of the first values in the bucket, as DDL. Raises UsageError where there are none."""
+def infer_fields(options: SourceOptions) -> str:
+    """Return the fields of the bucket's first values, as DDL.
+
+    Args:
+        options: the options of the read; its key pattern limits the sample.
+
+    Returns:
+        The fields, each once.
+
+    Raises:
+        UsageError: the sample has no JSON objects.
+    """
     keys_too = Shape(key_pattern=options.key_pattern)
     found: list[pa.Array] = []
-    changes = changes_at(options.address, stop="now", vbuckets=options.vbuckets, protocol=options.dialect)
+    changes = read_changes_at(options.address, stop="now", vbuckets=options.vbuckets, protocol=options.dialect)
     try:
         for batch in map(keys_too.apply, changes):
             mutations = pa.compute.equal(batch["event"], Event.MUTATION)

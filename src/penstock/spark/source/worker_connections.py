@@ -1,7 +1,7 @@
-"""What a Spark worker keeps from one task to the next: an event loop in a thread, and connections to nodes.
+"""The event loop and the connections that a Spark worker keeps from one task to the next.
 
-Workers outlive a batch, and which of them gets a partition changes from batch to batch, so each may come to have a
-connection to each node. What Spark forks has nothing of what its parent had.
+Spark reuses a worker for several batches, and gives it other partitions in each batch. So a worker may connect to each
+node in time. A process that Spark forks must not use the threads and sockets of its parent.
 """
 
 from __future__ import annotations
@@ -12,26 +12,35 @@ import threading
 from penstock.client.blocking import LoopThread
 from penstock.client.streams.session_pool import SessionPool
 
-_MOST, _SECONDS = 8, 60.0
-"""Connections that wait in a process, and for how long: a trigger's interval is seldom longer, and making one is cheap
-against that."""
+_MAX_IDLE_CONNECTIONS, _IDLE_SECONDS = 8, 60.0
+"""The most idle connections of a process, and the time that each may stay idle.
+
+An interval between triggers is seldom longer than a minute, and a new connection is cheap in comparison."""
 
 
-class _Kept:
+class _WorkerState:
+    """The event loop and the connections of one process.
+
+    Attributes:
+        pid: the process that made them. After a fork it differs from the process's own id.
+        loop: the thread with the event loop.
+        sessions: the connections; only the event loop may use them.
+    """
+
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.loop = LoopThread("penstock-task").__enter__()
-        self.sessions = SessionPool(_MOST, _SECONDS)
+        self.sessions = SessionPool(_MAX_IDLE_CONNECTIONS, _IDLE_SECONDS)
 
 
 _lock = threading.Lock()
-_kept: _Kept | None = None
+_state: _WorkerState | None = None
 
 
-def kept() -> tuple[LoopThread, SessionPool]:
-    """Return this process's event loop, and what is to be used there alone."""
-    global _kept  # noqa: PLW0603 - it is the process's
+def get_connections() -> tuple[LoopThread, SessionPool]:
+    """Return this process's event loop and its connections, which only the event loop may use."""
+    global _state  # noqa: PLW0603 - one state for each process
     with _lock:
-        if _kept is None or _kept.pid != os.getpid():
-            _kept = _Kept()
-        return _kept.loop, _kept.sessions
+        if _state is None or _state.pid != os.getpid():
+            _state = _WorkerState()
+        return _state.loop, _state.sessions

@@ -1,4 +1,4 @@
-"""Which binary values are text."""
+"""Detects binary values that are UTF-8 text."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ _UTF8 = (
 
 
 def is_utf8(octets: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Return of each binary value whether it is UTF-8, null of null."""
+    """Return for each binary value whether it is UTF-8; null for null."""
     return pc.match_substring_regex(octets, _UTF8)

@@ -43,7 +43,7 @@ class BucketCompactor:
         """Rewrite everything, here and now. Raises TemporaryFailure where the disk does not take it."""
         log = self._log
         self._eraser.erase_all()
-        log.room.seal()
+        log.room.seal_active()
         log.commits.run()
         while (piece := self.next_piece(everything=True)) is not None:
             piece.run()
@@ -51,4 +51,4 @@ class BucketCompactor:
             if piece.error is not None:
                 raise TemporaryFailure(f"the disk does not take it: {piece.error.strerror or piece.error}")
             log.commits.run()
-        log.room.check()
+        log.room.check_fault()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from penstock.store.bucket.rollout import Rollout
 from penstock.store.documents.vbucket import Vbucket
+from penstock.store.slices import run_slices
 
 __all__ = ["BucketEraser"]
 
@@ -22,7 +23,7 @@ class BucketEraser:
 
     def erase_some(self) -> bool:
         """Go on with what is left of dropped collections, a few milliseconds' worth; False: nothing is left."""
-        if self._rollout.spread():
+        if self._rollout.catch_up_some():
             return True  # nothing may be erased that an event, which is yet to be written, is about
         rows = 0
         for vbucket in self._vbuckets:
@@ -32,5 +33,4 @@ class BucketEraser:
         return rows >= _ROWS_AT_ONCE
 
     def erase_all(self) -> None:
-        while self.erase_some():
-            pass
+        run_slices(self.erase_some)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.store.bucket.bucket_compactor import BucketCompactor
-from penstock.store.documents.deleter import Deleter
+from penstock.store.documents.document_deleter import DocumentDeleter
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.log.change_log import Log
+from penstock.store.slices import run_slices
 from penstock.wire.codec.constants import VbucketState
 
 __all__ = ["BucketMemory"]
@@ -25,7 +26,7 @@ class BucketMemory:
         self._vbuckets = vbuckets
         self._compactor = compactor
         self._changed = changed
-        self._deleter: Deleter | None = None
+        self._deleter: DocumentDeleter | None = None
         self.auto_deleted = 0
         log.room.can_delete = self.can_delete
 
@@ -47,7 +48,7 @@ class BucketMemory:
             wanted = quota.measure() - self._log.segments.dead_bytes - quota.low_water
             if wanted <= 0:
                 return False
-            self._deleter = Deleter(self._log, self._vbuckets, wanted)
+            self._deleter = DocumentDeleter(self._log, self._vbuckets, wanted)
         deleted = self._deleter.delete_some()
         self.auto_deleted += len(deleted)
         self._changed.update(deleted)
@@ -55,18 +56,18 @@ class BucketMemory:
             self._deleter = None
         return self._deleter is not None
 
-    def compact_here(self) -> None:
+    def compact_now(self) -> None:
         """Rewrite the next piece now; where memory is short, free as much as can be.
 
         The log of a bucket in memory calls this. A caller that compacts on a thread sets another `log.room.compact`.
+        If the system has no memory for a piece, nothing is freed: the log calls again while it fills.
         """
         if self._deleter is not None:
             return  # its deletions ask for room
         while (piece := self._compactor.next_piece()) is not None:
             piece.run()
             piece.finish()
-            self._log.quota.look()
-            if not self._log.quota.is_pressed:
+            self._log.quota.measure_again()
+            if piece.error is not None or not self._log.quota.is_pressed:
                 return
-        while self.delete_some():
-            pass
+        run_slices(self.delete_some)

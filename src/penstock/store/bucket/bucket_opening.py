@@ -11,21 +11,21 @@ from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.durable_log import DurableLog
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.recovery import bucket_directory
-from penstock.store.recovery.file_scan import complete
-from penstock.store.recovery.found_files import Found
-from penstock.store.recovery.log_replay import recover
+from penstock.store.recovery.file_scan import name_drafts
+from penstock.store.recovery.found_files import FoundFiles
+from penstock.store.recovery.log_replay import recover_log
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["finish_opening", "opening", "recover_vbuckets"]
+__all__ = ["finish_opening", "lock_while_opening", "recover_vbuckets"]
 
 
 @contextmanager
-def opening(files: Directory) -> Iterator[ExitStack]:
+def lock_while_opening(files: Directory) -> Iterator[ExitStack]:
     """Lock a directory while it is opened; unlock it again, and undo what else is pushed, if that fails.
 
     Raises StoreRefused where the directory cannot be read or written to.
     """
-    bucket_directory.enter(files)
+    bucket_directory.lock_directory(files)
     with ExitStack() as undo:
         undo.callback(files.unlock)
         try:
@@ -33,11 +33,11 @@ def opening(files: Directory) -> Iterator[ExitStack]:
         except TemporaryFailure as error:
             raise StoreRefused(f"{files.path}: {error}") from error
         except OSError as error:
-            raise StoreRefused(bucket_directory.refusal(files.path, "read and written to", error)) from error
+            raise StoreRefused(bucket_directory.describe_refusal(files.path, "read and written to", error)) from error
         undo.pop_all()
 
 
-def recover_vbuckets(log: DurableLog, vbuckets: Sequence[Vbucket], found: Found) -> str:
+def recover_vbuckets(log: DurableLog, vbuckets: Sequence[Vbucket], found: FoundFiles) -> str:
     """Fill an empty log and its vbuckets with what was found. Returns what that was, in words; empty for nothing.
 
     After a stop that was not clean all active vbuckets begin a branch. Raises StoreDamaged.
@@ -51,11 +51,11 @@ def recover_vbuckets(log: DurableLog, vbuckets: Sequence[Vbucket], found: Found)
     if not found.logs:
         log.begin_file(1)
         return found.summary if found.torn else ""
-    recover(log, [vbucket.history for vbucket in vbuckets], found)
-    log.commits.relist()  # from here on the log may be longer than it says
+    recover_log(log, [vbucket.history for vbucket in vbuckets], found)
+    log.commits.write_inventory()  # from here on the log may be longer than it says
     _check_fault(log)  # files that are not listed may neither get their names nor replace others
-    complete(log.directory, found)
-    if not found.clean:
+    name_drafts(log.directory, found)
+    if not found.is_clean:
         for vbucket in vbuckets:
             if vbucket.history.state is VbucketState.ACTIVE:
                 vbucket.history.begin_branch()
@@ -63,7 +63,7 @@ def recover_vbuckets(log: DurableLog, vbuckets: Sequence[Vbucket], found: Found)
     return found.summary
 
 
-def finish_opening(log: DurableLog, record: BucketRecord, found: Found) -> None:
+def finish_opening(log: DurableLog, record: BucketRecord, found: FoundFiles) -> None:
     """Bring to disk that the bucket is open. Raises StoreRefused if the disk does not take it."""
     for left_over in found.obsolete:
         log.directory.remove(left_over)
@@ -71,7 +71,7 @@ def finish_opening(log: DurableLog, record: BucketRecord, found: Found) -> None:
         record.write_format()  # before a note that an older release cannot read, behind the inventory
     log.commits.run()
     if log.room.fault is None and found.logs:
-        log.commits.relist()  # with the mark of this opening
+        log.commits.write_inventory()  # with the mark of this opening
     _check_fault(log)
     record.write_format()
 

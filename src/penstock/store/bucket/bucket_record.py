@@ -25,12 +25,12 @@ class BucketRecord:
     def __init__(self, log: Log, directory: Directory | None = None, said: Mapping[str, Any] | None = None) -> None:
         self._log = log
         self._directory = directory
-        self.said: dict[str, Any] = {"properties": {}} if said is None else dict(said)
+        self.content: dict[str, Any] = {"properties": {}} if said is None else dict(said)
 
     @property
     def properties(self) -> Mapping[str, Any]:
         """What `set_properties` was given last; at first there are none."""
-        return dict(self.said["properties"])
+        return dict(self.content["properties"])
 
     def set_properties(self, properties: Mapping[str, Any]) -> None:
         """Keep a JSON object for the caller. Raises TemporaryFailure where the disk does not take it."""
@@ -38,17 +38,17 @@ class BucketRecord:
 
     def write_format(self) -> None:
         """Let the file have the newest format."""
-        if self.said["format"] != bucket_directory.FORMAT:
+        if self.content["format"] != bucket_directory.FORMAT:
             self.write("format", bucket_directory.FORMAT)
 
-    def write(self, name: str, what: object) -> None:
+    def write(self, name: str, value: object) -> None:
         """Write down one thing more. Raises TemporaryFailure, with nothing changed, where the disk does not take it."""
-        said = {**self.said, name: what, "revision": self.said.get("revision", 0) + 1}
+        said = {**self.content, name: value, "revision": self.content.get("revision", 0) + 1}
         if self._directory is not None:
             try:
-                bucket_directory.write(self._directory, said)
+                bucket_directory.write_record(self._directory, said)
             except OSError as error:
                 raise TemporaryFailure(f"the disk does not take it: {error.strerror or error}") from error
-        self.said = said
+        self.content = said
         if isinstance(self._log, DurableLog):
             self._log.inventory.revision = said["revision"]

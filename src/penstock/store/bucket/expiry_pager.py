@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from penstock.store.bucket.bucket_eraser import BucketEraser
 from penstock.store.documents.vbucket import Vbucket
-from penstock.store.log.frame_fields import expiries, keys
+from penstock.store.log.frame_fields import read_expiries, read_keys
 from penstock.store.log.segment import Column
 from penstock.wire.codec.constants import VbucketState
 
@@ -47,7 +47,7 @@ class ExpiryPager:
         now = self._clock() // _NANOSECONDS
         for vbucket in self._vbuckets:
             if vbucket.history.state is VbucketState.ACTIVE:
-                for buffer, offsets, _ in vbucket.index.live():
+                for buffer, offsets, _ in vbucket.index.iterate_live_frames():
                     for first in range(0, len(offsets), _ROWS_AT_ONCE):
                         yield from _expire_frames(vbucket, buffer, offsets[first : first + _ROWS_AT_ONCE], now)
                     yield _ROWS_PER_CALL
@@ -55,11 +55,11 @@ class ExpiryPager:
 
 def _expire_frames(vbucket: Vbucket, buffer: memoryview, offsets: Column, now: int) -> Iterator[int]:
     """End the documents in some frames whose time is over. Yields the work that this was, in rows, piece by piece."""
-    times = expiries(buffer, offsets)
+    times = read_expiries(buffer, offsets)
     over = offsets[(times > 0) & (times <= now)]
     for first in range(0, len(over), _EXPIRED_AT_ONCE):
         some = over[first : first + _EXPIRED_AT_ONCE]
-        for key in keys(buffer, some):
+        for key in read_keys(buffer, some):
             vbucket.get(key)
         yield len(some) * _ROWS_PER_EXPIRED
     yield len(offsets)

@@ -13,9 +13,10 @@ from contextlib import suppress
 from penstock.store.bucket.bucket_manifest import BucketManifest, ManifestStep
 from penstock.store.definition.manifest import Manifest
 from penstock.store.documents.vbucket import Vbucket
-from penstock.store.history.event_frames import room_for
+from penstock.store.history.event_frames import estimate_event_bytes
 from penstock.store.history.vbucket_changes import REFUSED
 from penstock.store.log.change_log import Log
+from penstock.store.slices import run_slices
 from penstock.wire.codec.constants import VbucketState
 
 __all__ = ["Rollout"]
@@ -53,19 +54,18 @@ class Rollout:
         What was in a dropped collection is left to the eraser.
         """
         self.begin_manifest(manifest)
-        while self.spread(len(self._vbuckets)):
-            pass
+        run_slices(lambda: self.catch_up_some(len(self._vbuckets)))
 
     def begin_manifest(self, manifest: Manifest) -> None:
         """Let these be the scopes and collections. All active vbuckets are behind until they say so.
 
         Raises as BucketManifest.change does.
         """
-        step = self._manifests.change(manifest)
+        step = self._manifests.change_manifest(manifest)
         if step is not None:
-            for vbucket in self._active():
+            for vbucket in self._list_active():
                 self._steps.setdefault(vbucket.id, []).append(step)
-                vbucket.changes.behind = True
+                vbucket.changes.is_behind = True
 
     def begin_flush(self) -> None:
         """Empty all active vbuckets, as `Vbucket.reset` does. They are behind until then.
@@ -73,11 +73,11 @@ class Rollout:
         So commands on documents find the whole bucket empty from now on. Until `is_due` is false, all else may still
         find the old history of a vbucket. Raises TemporaryFailure, with nothing changed, while the log takes nothing.
         """
-        self._log.room.check()
-        for vbucket in self._active():
+        self._log.room.check_fault()
+        for vbucket in self._list_active():
             self._unflushed.add(vbucket.id)
             self._steps.setdefault(vbucket.id, [])
-            vbucket.changes.behind = True
+            vbucket.changes.is_behind = True
 
     def abandon_flush(self) -> bool:
         """Let the vbuckets that a flush has not emptied yet keep what they have; False: there are none."""
@@ -85,7 +85,7 @@ class Rollout:
         self._unflushed.clear()
         return abandoned
 
-    def spread(self, events: int = _EVENTS_AT_ONCE) -> bool:
+    def catch_up_some(self, events: int = _EVENTS_AT_ONCE) -> bool:
         """Let the next vbuckets that are behind catch up; False: none is behind, or the log takes nothing.
 
         events: how many they write, all vbuckets together; at least one vbucket's, or a segment is begun for them.
@@ -94,8 +94,8 @@ class Rollout:
             number, steps = next(iter(self._steps.items()))
             due = [event for step in steps for event in step.events]
             if number in self._unflushed:
-                due = self._manifests.first_events()
-            if due and self._log.room.begin_segment_for(room_for(due)):
+                due = self._manifests.make_first_events()
+            if due and self._log.room.begin_segment_for(estimate_event_bytes(due)):
                 events -= _EVENTS_PER_VBUCKET_SEALED * len(self._vbuckets)
                 continue
             events -= _EVENTS_PER_VBUCKET + len(due)
@@ -111,7 +111,7 @@ class Rollout:
         Raises TemporaryFailure or OutOfMemory; then the vbucket stays behind.
         """
         vbucket, steps = self._vbuckets[number], self._steps.pop(number, [])
-        vbucket.changes.behind = False
+        vbucket.changes.is_behind = False
         if vbucket.history.state is not VbucketState.ACTIVE:
             self._unflushed.discard(number)
             return
@@ -119,7 +119,7 @@ class Rollout:
             if number in self._unflushed:
                 self._flush(vbucket)
             else:
-                self._manifests.bring_up(vbucket, steps)
+                self._manifests.update_vbucket(vbucket, steps)
         except REFUSED:
             self._leave_behind(number)
             raise
@@ -145,7 +145,7 @@ class Rollout:
 
     def _leave_behind(self, number: int) -> None:
         self._steps[number] = []
-        self._vbuckets[number].changes.behind = True
+        self._vbuckets[number].changes.is_behind = True
 
-    def _active(self) -> list[Vbucket]:
+    def _list_active(self) -> list[Vbucket]:
         return [vbucket for vbucket in self._vbuckets if vbucket.history.state is VbucketState.ACTIVE]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.errors import UsageError
 from penstock.options import number, one_of, option, whole_number
 
-__all__ = ["MAX_TTL", "Settings"]
+__all__ = ["MAX_TTL", "BucketSettings"]
 
 MAX_TTL = 2**31 - 1
 """The longest time to live of documents, in seconds."""
@@ -17,7 +17,7 @@ _MODES = ("seqno", "lww")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class BucketSettings:
     """The settings of a bucket; in memory those about files do not matter.
 
     Attributes:

@@ -86,7 +86,7 @@ class Manifest:
         return {scope.name: scope for scope in self.scopes}
 
     @property
-    def said_uid(self) -> bytes:
+    def error_body(self) -> bytes:
         """The body of a reply that something is not in this manifest."""
         return json.dumps({"manifest_uid": f"{self.uid:x}"}, separators=(",", ":")).encode()
 
@@ -94,14 +94,16 @@ class Manifest:
         """Raises UnknownScope."""
         scope = self._scopes_by_name.get(name)
         if scope is None:
-            raise UnknownScope(f"no scope {name!r} in manifest {self.uid:x}", body=self.said_uid)
+            raise UnknownScope(f"no scope {name!r} in manifest {self.uid:x}", body=self.error_body)
         return scope
 
     def find(self, scope: str, collection: str) -> Collection:
         """Raises UnknownScope, UnknownCollection."""
         found = self.find_scope(scope).find(collection)
         if found is None:
-            raise UnknownCollection(f"no collection {scope}.{collection} in manifest {self.uid:x}", body=self.said_uid)
+            raise UnknownCollection(
+                f"no collection {scope}.{collection} in manifest {self.uid:x}", body=self.error_body
+            )
         return found
 
     # Changes
@@ -132,57 +134,61 @@ class Manifest:
         if len(self.collections) >= MAX_COLLECTIONS:
             raise InvalidArguments(f"{len(self.collections)} collections, and there may be no more")
         added = Collection(self.next_id, inside.id, name, max_ttl, history)
-        return self._with(inside, (*inside.collections, added), self.next_id + 1)
+        return self._replace_collections(inside, (*inside.collections, added), self.next_id + 1)
 
     def without_collection(self, scope: str, name: str) -> Manifest:
         """Raises UnknownScope, UnknownCollection."""
         gone = self.find(scope, name)
         inside = self.scopes_by_id[gone.scope_id]
-        return self._with(inside, tuple(collection for collection in inside.collections if collection is not gone))
+        return self._replace_collections(
+            inside, tuple(collection for collection in inside.collections if collection is not gone)
+        )
 
     def with_max_ttl(self, scope: str, name: str, max_ttl: int | None) -> Manifest:
         """Raises UnknownScope, UnknownCollection, and InvalidArguments for a max_ttl out of range."""
         check_ttl(name, max_ttl)
-        return self._with_changed(self.find(scope, name), max_ttl=max_ttl)
+        return self._change_collection(self.find(scope, name), max_ttl=max_ttl)
 
     def with_history(self, scope: str, name: str, history: bool) -> Manifest:
         """Raises UnknownScope, UnknownCollection."""
-        return self._with_changed(self.find(scope, name), history=history)
+        return self._change_collection(self.find(scope, name), history=history)
 
-    def _with_changed(self, old: Collection, **changed: Any) -> Manifest:
+    def _change_collection(self, old: Collection, **changed: Any) -> Manifest:
         new = replace(old, **changed)
         inside = self.scopes_by_id[old.scope_id]
-        return self._with(inside, tuple(new if other is old else other for other in inside.collections))
+        return self._replace_collections(inside, tuple(new if other is old else other for other in inside.collections))
 
-    def _with(self, inside: Scope, collections: tuple[Collection, ...], next_id: int | None = None) -> Manifest:
+    def _replace_collections(
+        self, inside: Scope, collections: tuple[Collection, ...], next_id: int | None = None
+    ) -> Manifest:
         changed = replace(inside, collections=collections)
         scopes = tuple(changed if scope is inside else scope for scope in self.scopes)
         return Manifest(self.uid + 1, scopes, next_id or self.next_id)
 
-    def followed_by(self, given: Manifest) -> Manifest:
+    def accept_successor(self, given: Manifest) -> Manifest:
         """Return a manifest that was made elsewhere as the next one after this.
 
         Raises OutOfRange if its uid is below this one's, CannotApplyManifest if it has this one's and is another, or
         gives an id another name or place, or brings back the default collection.
         """
         if given.uid < self.uid:
-            raise OutOfRange(f"manifest {given.uid:x} after {self.uid:x}", body=self.said_uid)
-        if given.uid == self.uid and not given.says_the_same_as(self):
-            raise CannotApplyManifest(f"another manifest {given.uid:x} than the one here", body=self.said_uid)
+            raise OutOfRange(f"manifest {given.uid:x} after {self.uid:x}", body=self.error_body)
+        if given.uid == self.uid and not given.has_same_content(self):
+            raise CannotApplyManifest(f"another manifest {given.uid:x} than the one here", body=self.error_body)
         for scope in given.scopes:
             known = self.scopes_by_id.get(scope.id, scope)
-            _check_kept("scope", scope.id, known.name, scope.name, self)
+            _check_unchanged("scope", scope.id, known.name, scope.name, self)
         for collection in given.collections.values():
             before = self.collections.get(collection.id, collection)
-            _check_kept("collection", collection.id, before.name, collection.name, self)
-            _check_kept("the scope of collection", collection.id, before.scope_id, collection.scope_id, self)
+            _check_unchanged("collection", collection.id, before.name, collection.name, self)
+            _check_unchanged("the scope of collection", collection.id, before.scope_id, collection.scope_id, self)
         if DEFAULT_COLLECTION in given.collections and DEFAULT_COLLECTION not in self.collections:
-            raise CannotApplyManifest("the default collection was dropped and cannot come back", body=self.said_uid)
+            raise CannotApplyManifest("the default collection was dropped and cannot come back", body=self.error_body)
         return replace(given, next_id=max(given.next_id, self.next_id))
 
-    def says_the_same_as(self, other: Manifest) -> bool:
+    def has_same_content(self, other: Manifest) -> bool:
         """Tell whether both have the same scopes and collections, whatever their order."""
-        return dict(_named(self)) == dict(_named(other)) and self.collections == other.collections
+        return dict(_list_scope_names(self)) == dict(_list_scope_names(other)) and self.collections == other.collections
 
 
 DEFAULT_MANIFEST: Final = Manifest(
@@ -194,10 +200,10 @@ DEFAULT_MANIFEST: Final = Manifest(
 # What may be in one
 
 
-def check_name(what: str, name: str) -> None:
+def check_name(kind: str, name: str) -> None:
     """Raise InvalidArguments for a name that no scope or collection can have. what: which of them it is."""
     if not _NAME.fullmatch(name):
-        raise InvalidArguments(f"{what} name {name[:300]!r}: expected {_NAME_RULE}")
+        raise InvalidArguments(f"{kind} name {name[:300]!r}: expected {_NAME_RULE}")
 
 
 def check_ttl(name: str, max_ttl: int | None) -> None:
@@ -206,10 +212,10 @@ def check_ttl(name: str, max_ttl: int | None) -> None:
         raise InvalidArguments(f"collection {name!r}: a maxTTL of {max_ttl}, expected 0 to {MAX_TTL}")
 
 
-def _check_kept(what: str, of: int, before: str | int, after: str | int, manifest: Manifest) -> None:
+def _check_unchanged(kind: str, number: int, before: str | int, after: str | int, manifest: Manifest) -> None:
     if before != after:
-        raise CannotApplyManifest(f"{what} {of:x} was {before!r}, cannot be {after!r}", body=manifest.said_uid)
+        raise CannotApplyManifest(f"{kind} {number:x} was {before!r}, cannot be {after!r}", body=manifest.error_body)
 
 
-def _named(manifest: Manifest) -> Iterator[tuple[int, str]]:
+def _list_scope_names(manifest: Manifest) -> Iterator[tuple[int, str]]:
     return ((scope.id, scope.name) for scope in manifest.scopes)

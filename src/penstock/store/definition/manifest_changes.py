@@ -9,7 +9,7 @@ from penstock.store.definition.manifest import Collection, Manifest, Scope
 from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.messages import system_event
 
-__all__ = ["ManifestChange", "changes_between", "subjects_of"]
+__all__ = ["ManifestChange", "compare_manifests", "make_event_subjects"]
 
 
 class ManifestChange(NamedTuple):
@@ -19,18 +19,18 @@ class ManifestChange(NamedTuple):
     subject: Collection | Scope
 
 
-def changes_between(old: Manifest, new: Manifest) -> list[ManifestChange]:
+def compare_manifests(old: Manifest, new: Manifest) -> list[ManifestChange]:
     """Return what leads from one manifest to another, in the order in which vbuckets tell of it.
 
     First what is dropped, collections before their scopes, then what is created, scopes before their collections, then
     what is modified; each by id.
     """
     return [
-        *_changes(SystemEventKind.COLLECTION_END, old.collections, lambda n: n not in new.collections),
-        *_changes(SystemEventKind.SCOPE_DROP, old.scopes_by_id, lambda n: n not in new.scopes_by_id),
-        *_changes(SystemEventKind.SCOPE_CREATE, new.scopes_by_id, lambda n: n not in old.scopes_by_id),
-        *_changes(SystemEventKind.COLLECTION_BEGIN, new.collections, lambda n: n not in old.collections),
-        *_changes(
+        *_select_changes(SystemEventKind.COLLECTION_END, old.collections, lambda n: n not in new.collections),
+        *_select_changes(SystemEventKind.SCOPE_DROP, old.scopes_by_id, lambda n: n not in new.scopes_by_id),
+        *_select_changes(SystemEventKind.SCOPE_CREATE, new.scopes_by_id, lambda n: n not in old.scopes_by_id),
+        *_select_changes(SystemEventKind.COLLECTION_BEGIN, new.collections, lambda n: n not in old.collections),
+        *_select_changes(
             SystemEventKind.COLLECTION_MODIFY,
             new.collections,
             lambda n: n in old.collections and old.collections[n] != new.collections[n],
@@ -38,13 +38,13 @@ def changes_between(old: Manifest, new: Manifest) -> list[ManifestChange]:
     ]
 
 
-def _changes(
+def _select_changes(
     kind: SystemEventKind, subjects: Mapping[int, Collection] | Mapping[int, Scope], wanted: Callable[[int], bool]
 ) -> Iterator[ManifestChange]:
     return (ManifestChange(kind, subjects[number]) for number in sorted(subjects) if wanted(number))
 
 
-def subjects_of(
+def make_event_subjects(
     changes: Iterable[ManifestChange], before: int, uid: int
 ) -> list[tuple[SystemEventKind, system_event.Subject]]:
     """Return what system events say of changes that lead from one manifest's uid to another.
@@ -53,10 +53,10 @@ def subjects_of(
     """
     found = list(changes)
     uids = [before] * (len(found) - 1) + [uid]
-    return [(change.kind, _subject(change, of)) for change, of in zip(found, uids, strict=False)]
+    return [(change.kind, _make_subject(change, of)) for change, of in zip(found, uids, strict=False)]
 
 
-def _subject(change: ManifestChange, uid: int) -> system_event.Subject:
+def _make_subject(change: ManifestChange, uid: int) -> system_event.Subject:
     subject = change.subject
     if isinstance(subject, Scope):
         if change.kind is SystemEventKind.SCOPE_DROP:

@@ -24,12 +24,12 @@ from penstock.store.definition.manifest import (
 __all__ = ["manifest_from_dict", "manifest_to_dict", "pack_manifest", "unpack_manifest"]
 
 _LARGEST_ID = 2**32 - 1
-_UID = re.compile(r"[0-9a-fA-F]{1,16}")
+_UID_PATTERN = re.compile(r"[0-9a-fA-F]{1,16}")
 
 
 def pack_manifest(manifest: Manifest) -> bytes:
     """Return what COLLECTIONS_GET_MANIFEST answers."""
-    return json.dumps(_said(manifest), separators=(",", ":")).encode()
+    return json.dumps(_content_to_dict(manifest), separators=(",", ":")).encode()
 
 
 def unpack_manifest(text: bytes) -> Manifest:
@@ -38,18 +38,18 @@ def unpack_manifest(text: bytes) -> Manifest:
         said = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidArguments(f"a manifest that is not JSON: {error}") from None
-    return _read(said)
+    return _read_manifest(said)
 
 
 def manifest_to_dict(manifest: Manifest) -> dict[str, Any]:
     """Return what `manifest_from_dict` makes this manifest of, its next id included."""
-    return {**_said(manifest), "next_id": manifest.next_id}
+    return {**_content_to_dict(manifest), "next_id": manifest.next_id}
 
 
 def manifest_from_dict(said: Any) -> Manifest:
     """Read what `manifest_to_dict` returned. Raises InvalidArguments for something else."""
-    manifest = _read(said)
-    next_id = _integer(said, "next_id", None, manifest.next_id, _LARGEST_ID + 1)
+    manifest = _read_manifest(said)
+    next_id = _read_integer(said, "next_id", None, manifest.next_id, _LARGEST_ID + 1)
     assert next_id is not None
     return replace(manifest, next_id=next_id)
 
@@ -57,19 +57,19 @@ def manifest_from_dict(said: Any) -> Manifest:
 # Writing
 
 
-def _said(manifest: Manifest) -> dict[str, Any]:
-    return {"uid": f"{manifest.uid:x}", "scopes": [_scope_said(scope) for scope in manifest.scopes]}
+def _content_to_dict(manifest: Manifest) -> dict[str, Any]:
+    return {"uid": f"{manifest.uid:x}", "scopes": [_scope_to_dict(scope) for scope in manifest.scopes]}
 
 
-def _scope_said(scope: Scope) -> dict[str, Any]:
+def _scope_to_dict(scope: Scope) -> dict[str, Any]:
     return {
         "name": scope.name,
         "uid": f"{scope.id:x}",
-        "collections": [_collection_said(collection) for collection in scope.collections],
+        "collections": [_collection_to_dict(collection) for collection in scope.collections],
     }
 
 
-def _collection_said(collection: Collection) -> dict[str, Any]:
+def _collection_to_dict(collection: Collection) -> dict[str, Any]:
     said: dict[str, Any] = {"name": collection.name, "uid": f"{collection.id:x}"}
     if collection.max_ttl is not None:
         said["maxTTL"] = collection.max_ttl
@@ -84,7 +84,7 @@ def _collection_said(collection: Collection) -> dict[str, Any]:
 _Kind = TypeVar("_Kind", str, list[Any], bool)
 
 
-def _member(said: Any, name: str, kind: type[_Kind]) -> _Kind:
+def _read_member(said: Any, name: str, kind: type[_Kind]) -> _Kind:
     if not isinstance(said, dict) or not isinstance(found := said.get(name), kind):
         raise InvalidArguments(
             f"a manifest with {str(said)[:80]} where an object with a {kind.__name__} {name!r} is due"
@@ -92,7 +92,7 @@ def _member(said: Any, name: str, kind: type[_Kind]) -> _Kind:
     return found
 
 
-def _integer(said: Any, name: str, missing: int | None, lowest: int, highest: int) -> int | None:
+def _read_integer(said: Any, name: str, missing: int | None, lowest: int, highest: int) -> int | None:
     found = said.get(name, missing)
     if found is missing and missing is None and name not in said:
         return None
@@ -101,16 +101,16 @@ def _integer(said: Any, name: str, missing: int | None, lowest: int, highest: in
     return found
 
 
-def _uid(said: Any) -> int:
-    text = _member(said, "uid", str)
-    if not _UID.fullmatch(text):
+def _read_uid(said: Any) -> int:
+    text = _read_member(said, "uid", str)
+    if not _UID_PATTERN.fullmatch(text):
         raise InvalidArguments(f"a manifest with uid {text[:40]!r}, expected up to 16 hexadecimal digits")
     return int(text, 16)
 
 
-def _id(said: Any, name: str) -> int:
+def _read_id(said: Any, name: str) -> int:
     """Return the id of a scope or collection. 0 is that of the default ones alone, those from 1 to 7 are nobody's."""
-    found = _uid(said)
+    found = _read_uid(said)
     if (found == 0) != (name == DEFAULT_NAME) or 0 < found < FIRST_ID or found > _LARGEST_ID:
         raise InvalidArguments(
             f"a manifest with uid {found:x} for {name!r}, expected 0 for {DEFAULT_NAME}, else 8 or more"
@@ -118,9 +118,9 @@ def _id(said: Any, name: str) -> int:
     return found
 
 
-def _read(said: Any) -> Manifest:
-    uid = _uid(said)
-    scopes = tuple(map(_read_scope, _member(said, "scopes", list)))
+def _read_manifest(said: Any) -> Manifest:
+    uid = _read_uid(said)
+    scopes = tuple(map(_read_scope, _read_member(said, "scopes", list)))
     _check_distinct("scope", [scope.name for scope in scopes], [scope.id for scope in scopes], MAX_SCOPES)
     names = [f"{scope.name}.{collection.name}" for scope in scopes for collection in scope.collections]
     ids = [collection.id for scope in scopes for collection in scope.collections]
@@ -130,28 +130,28 @@ def _read(said: Any) -> Manifest:
     return Manifest(uid, scopes, max([*ids, *(scope.id for scope in scopes), FIRST_ID - 1]) + 1)
 
 
-def _check_distinct(what: str, names: list[str], ids: list[int], most: int) -> None:
+def _check_distinct(kind: str, names: list[str], ids: list[int], most: int) -> None:
     if len(names) > most:
-        raise InvalidArguments(f"a manifest with {len(names)} {what}s, limit {most}")
+        raise InvalidArguments(f"a manifest with {len(names)} {kind}s, limit {most}")
     for values in (names, ids):
         if len(set(values)) != len(values):
             twice = next(value for place, value in enumerate(values) if value in values[:place])
-            raise InvalidArguments(f"a manifest with {what} {twice!r} twice")
+            raise InvalidArguments(f"a manifest with {kind} {twice!r} twice")
 
 
 def _read_scope(said: Any) -> Scope:
-    name = _member(said, "name", str)
+    name = _read_member(said, "name", str)
     if name != DEFAULT_NAME:
         check_name("scope", name)
-    scope_id = _id(said, name)
-    collections = _member(said, "collections", list)
+    scope_id = _read_id(said, name)
+    collections = _read_member(said, "collections", list)
     return Scope(scope_id, name, tuple(_read_collection(one, scope_id) for one in collections))
 
 
 def _read_collection(said: Any, scope_id: int) -> Collection:
-    name = _member(said, "name", str)
+    name = _read_member(said, "name", str)
     if name != DEFAULT_NAME or scope_id != DEFAULT_SCOPE:
         check_name("collection", name)
-    max_ttl = _integer(said, "maxTTL", None, 0, MAX_TTL)
-    history = _member(said, "history", bool) if "history" in said else False
-    return Collection(_id(said, name), scope_id, name, max_ttl, history)
+    max_ttl = _read_integer(said, "maxTTL", None, 0, MAX_TTL)
+    history = _read_member(said, "history", bool) if "history" in said else False
+    return Collection(_read_id(said, name), scope_id, name, max_ttl, history)

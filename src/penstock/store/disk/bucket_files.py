@@ -38,7 +38,7 @@ class Directory:
             os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
         return True
 
-    def owner(self) -> str:
+    def read_owner(self) -> str:
         """Return what the lock says about who has it, a process id."""
         return (self.path / _LOCK).read_text(encoding="ascii", errors="replace").strip()
 
@@ -47,7 +47,7 @@ class Directory:
             os.close(self._lock)
             self._lock = None
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         return sorted(entry.name for entry in os.scandir(self.path) if entry.is_file())
 
     def read(self, name: str) -> bytes:
@@ -124,7 +124,7 @@ class Directory:
             written = self.write(descriptor, data, offset)
             data, offset = data[written:], offset + written
 
-    def put(self, name: str, *parts: tuple[int, memoryview]) -> None:
+    def write_file(self, name: str, *parts: tuple[int, memoryview]) -> None:
         """Write a file of these parts, each at its offset, synced. What there is of it if that fails is removed."""
         descriptor = self.create(name)
         try:

@@ -10,12 +10,12 @@ from crc32c import crc32c
 
 from penstock.store.disk.bucket_files import Directory
 
-__all__ = ["draft_of", "replace_json", "unpack_json"]
+__all__ = ["make_json_draft_name", "replace_json", "unpack_json"]
 
 _CHECKSUM = "crc32c"
 
 
-def draft_of(name: str) -> str:
+def make_json_draft_name(name: str) -> str:
     """Return the name of the draft that takes the place of a file."""
     return f"{name}.new"
 
@@ -23,8 +23,8 @@ def draft_of(name: str) -> str:
 def replace_json(directory: Directory, name: str, content: Mapping[str, Any]) -> None:
     """Write the draft, synced, and let it take the place of the file. Sync the names afterwards."""
     text = json.dumps({**content, _CHECKSUM: _checksum(content)}, indent=2).encode() + b"\n"
-    directory.put(draft_of(name), (0, memoryview(text)))
-    directory.rename(draft_of(name), name)
+    directory.write_file(make_json_draft_name(name), (0, memoryview(text)))
+    directory.rename(make_json_draft_name(name), name)
 
 
 def unpack_json(data: bytes) -> dict[str, Any]:

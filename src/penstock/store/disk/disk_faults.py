@@ -20,31 +20,31 @@ class DiskFaults:
     """
 
     def __init__(self, room: LogRoom) -> None:
-        self.broken = False
+        self.is_broken = False
         self._room = room
 
-    def sync(self, call: Callable[..., None], *arguments: int) -> None:
+    def run_sync(self, call: Callable[..., None], *arguments: int) -> None:
         """Call a function that syncs. If it raises OSError, nothing is known of the disk any more."""
         try:
             call(*arguments)
         except OSError as error:
-            self.broken = True
-            self._room.shut(
+            self.is_broken = True
+            self._room.refuse_changes(
                 f"a sync has failed ({error.strerror or error}): nobody knows what is on disk, so nothing is stored "
                 "until the bucket is opened anew"
             )
             raise
 
-    def give_up(self, path: Path) -> None:
+    def fail_for_lost_file(self, path: Path) -> None:
         """Raise OSError for good: the log file that is written is no longer the file that an opening would find."""
-        self.broken = True
-        self._room.shut(
+        self.is_broken = True
+        self._room.refuse_changes(
             f"{path} was deleted, moved or replaced while the bucket was open: what was "
             "stored since then is lost, and nothing is stored until the bucket is opened anew"
         )
         raise FileNotFoundError(ENOENT, os.strerror(ENOENT), path.name)
 
-    def refuse(self, error: OSError) -> None:
+    def refuse_changes(self, error: OSError) -> None:
         """Refuse changes until a commit succeeds."""
-        if not self.broken:
-            self._room.shut(f"the disk does not take what is to be written: {error.strerror or error}")
+        if not self.is_broken:
+            self._room.refuse_changes(f"the disk does not take what is to be written: {error.strerror or error}")

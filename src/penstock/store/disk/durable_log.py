@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.errors import TemporaryFailure
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.disk_faults import DiskFaults
 from penstock.store.disk.inventory_writer import InventoryWriter
@@ -30,9 +30,9 @@ from penstock.store.log.compaction import CompactionPlanner
 from penstock.store.log.log_room import LogRoom
 from penstock.store.log.log_segments import LoggedVbucket, LogSegments
 from penstock.store.log.quota import Quota
-from penstock.store.log.records import RECORD_BYTES, pack_file_header, seed_of
+from penstock.store.log.records import RECORD_BYTES, pack_file_header, read_seed
 from penstock.store.log.row_index import RowIndex
-from penstock.store.log.segment import Segment, new_buffer
+from penstock.store.log.segment import Segment, new_active_buffer
 
 __all__ = ["DurableLog"]
 
@@ -54,7 +54,7 @@ class DurableLog:
         self,
         indexes: Sequence[RowIndex],
         directory: Directory,
-        settings: Settings,
+        settings: BucketSettings,
         *,
         uuid: bytes,
         clock: Callable[[], int],
@@ -75,7 +75,7 @@ class DurableLog:
             pending=self.pending,
             inventory=self.inventory,
             faults=faults,
-            write_note=self._write_note,
+            append_note=self._append_note,
         )
         self.commits = LogCommits(
             directory,
@@ -87,14 +87,14 @@ class DurableLog:
         )
         self._retention = RetentionWindow(settings, self.segments, self.pending, clock)
         self.compactions = CompactionPlanner(
-            self.segments, self.quota, settings, keeper=self.drafts, retention=self._retention, clock=clock
+            self.segments, self.quota, settings, storage=self.drafts, retention=self._retention, clock=clock
         )
 
-    def set_settings(self, settings: Settings) -> None:
+    def set_settings(self, settings: BucketSettings) -> None:
         self.compactions.settings = self._retention.settings = settings
         self.quota.nbytes = settings.memory_bytes
         self.quota.usual_segment_bytes = settings.segment_bytes
-        self.quota.doubt()
+        self.quota.invalidate()
 
     # Log files
 
@@ -114,92 +114,92 @@ class DurableLog:
 
         nbytes: the file has room for a record of so many bytes more.
         """
-        if not self.drafts.unnamed:  # otherwise files are there of which some are older than the oldest segment
+        if not self.drafts.unnamed_count:  # otherwise files are there of which some are older than the oldest segment
             sealed = self.segments.sealed
             oldest = sealed[0].ids[1] if sealed else number
             for index in self.segments.indexes:
                 index.cuts = [cut for cut in index.cuts if cut[0] > oldest]
         before = self.pending.active
-        described = [history.described() for history in self.segments.histories]
-        head = pack_note({"head": described, "behind": before.end, **self._moment()})
+        described = [history.to_dict() for history in self.segments.histories]
+        head = pack_note({"head": described, "behind": before.end, **self._make_identity()})
         header = pack_file_header(self._uuid, number)
         needed = len(header) + len(head) + nbytes + 2 * RECORD_BYTES
-        file = LogFile(number, new_buffer(max(self.quota.segment_bytes, needed)), appended=before.appended)
-        file.begin(header, head)
+        file = LogFile(number, new_active_buffer(max(self.quota.segment_bytes, needed)), appended=before.appended)
+        file.write_head(header, head)
         return file
 
     def _append_to(self, file: LogFile) -> None:
-        self.segments.begin(file)
+        self.segments.begin_active(file)
         self.pending.add(file)
         self.room.raise_limit(0)
 
-    def resume(self, sealed: list[Segment], active: Segment, end: int) -> None:
+    def resume_file(self, sealed: list[Segment], active: Segment, end: int) -> None:
         """Append to a log file that is there, behind its first `end` bytes; active: what it holds.
 
         The inventory lists that file last.
         """
         for segment in sealed:
-            if not segment.clustered:
+            if not segment.is_clustered:
                 segment.sealed_at = self._clock()
                 self.directory.close(reopen_synced(self.directory, segment.ids[0], len(segment.buffer)))
         self.segments.sealed = sealed
         number = active.ids[0]
-        file = LogFile(number, new_buffer(max(self.quota.segment_bytes, end)), end=end)
+        file = LogFile(number, new_active_buffer(max(self.quota.segment_bytes, end)), end=end)
         file.buffer[:end] = active.buffer[:end]
-        file.seed = seed_of(pack_file_header(self._uuid, number))
+        file.seed = read_seed(pack_file_header(self._uuid, number))
         file.identity = self.inventory.newest.logs[-1].identity
         file.is_listed = True
         file.reopen(self.directory)
         self._append_to(file)
-        fate = active.fate
+        fate = active.fates
         for index in self.segments.indexes:
             rows = slice(active.starts[index.vbucket], active.starts[index.vbucket + 1])
             index.fill_tail(active, rows, int(active.lengths[rows][fate[rows] > 0].sum()))
 
     def check_backlog(self, most: int) -> None:
-        if max(self.segments.waiting_bytes, self.pending.sealed_bytes) > most:
+        if max(self.segments.unclustered_bytes, self.pending.sealed_bytes) > most:
             raise TemporaryFailure("too many changes wait for the disk: it is too slow, or persistence is stopped")
 
-    def persisted(self, index: RowIndex) -> int:
-        return self.pending.persisted(index)
+    def find_persisted_seqno(self, index: RowIndex) -> int:
+        return self.pending.find_persisted_seqno(index)
 
     # Notes
 
     def make_room_for_note(self, history: LoggedVbucket) -> None:
-        self.room.check()
-        self._make_space(2 * len(pack_note(history.described())))
+        self.room.check_fault()
+        self._make_note_room(2 * len(pack_note(history.to_dict())))
 
-    def note(self, history: LoggedVbucket, cut: int | None = None) -> None:
+    def write_note(self, history: LoggedVbucket, cut: int | None = None) -> None:
         said: dict[str, Any] = {}
         if cut is not None:
-            self.quota.doubt()
+            self.quota.invalidate()
             index = history.index
             index.cuts = [(number, seqno) for number, seqno in index.cuts if seqno < cut]
             index.cuts.append((self.pending.active.number, cut))
             said = {"cut": cut}
-        self._write_note(pack_note({**history.described(), **said}))
+        self._append_note(pack_note({**history.to_dict(), **said}))
 
-    def note_cas(self, vbucket: int, cas: int) -> None:
+    def write_cas_note(self, vbucket: int, cas: int) -> None:
         text = pack_note({"cas": [vbucket, cas]})
-        self.room.check()
+        self.room.check_fault()
         if not self.pending.active.has_room(len(text)):
             self.room.check_backlog()
-        self._write_note(text)
+        self._append_note(text)
 
     def mark_opened(self) -> None:
         """Write that the bucket is open, so that a clean stop before this one is not the last word."""
-        self._make_space(MARK_BYTES)
-        self.pending.active.append_identifying(pack_note({"opened": True, **self._moment()}))
+        self._make_note_room(MARK_BYTES)
+        self.pending.active.append_identifying_note(pack_note({"opened": True, **self._make_identity()}))
 
-    def _moment(self) -> dict[str, int]:
+    def _make_identity(self) -> dict[str, int]:
         """Return what tells this log file, and this opening of the bucket, from all others."""
         return {"at": self._clock(), "generation": self.inventory.newest.generation}
 
-    def _write_note(self, text: bytes) -> None:
-        self._make_space(len(text))
+    def _append_note(self, text: bytes) -> None:
+        self._make_note_room(len(text))
         self.pending.active.append(text, 0)
 
-    def _make_space(self, nbytes: int) -> None:
+    def _make_note_room(self, nbytes: int) -> None:
         """See to it that a record of nbytes fits, whatever the disk says."""
         if not self.pending.active.has_room(nbytes):
             self.roll(nbytes)
@@ -211,16 +211,16 @@ class DurableLog:
         self.commits.run()
         if self.room.fault is None:
             self._mark_closed()
-        self.let_go()
+        self.release()
 
     def _mark_closed(self) -> None:
-        self._make_space(MARK_BYTES)
+        self._make_note_room(MARK_BYTES)
         self.pending.active.append(CLEAN, 0)
         self.commits.run()
         if self.room.fault is None:
-            self.commits.relist(clean=True)
+            self.commits.write_inventory(clean=True)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Let others have the directory, whatever is not on disk."""
         for file in self.pending.files:
             if file.descriptor is not None:

@@ -81,7 +81,7 @@ class Inventory(NamedTuple):
     revision: int = 0
     segments: tuple[ListedSegment, ...] = ()
     logs: tuple[ListedLog, ...] = ()
-    clean: bool = False
+    is_clean: bool = False
 
     def with_segment(self, new: ListedSegment) -> Inventory:
         """Return the inventory with a segment in the place of those and of the log files that it stands for."""
@@ -116,7 +116,7 @@ def write_inventory(directory: Directory, uuid: bytes, inventory: Inventory) -> 
         "uuid": uuid.hex(),
         "generation": inventory.generation,
         "revision": inventory.revision,
-        "clean": inventory.clean,
+        "clean": inventory.is_clean,
         "segments": [[*one.ids, one.nbytes, one.checksum] for one in inventory.segments],
         "logs": inventory.logs,
     }
@@ -146,5 +146,5 @@ def _unpack(content: Mapping[str, Any]) -> Inventory:
             ListedSegment((first, last), nbytes, checksum) for first, last, nbytes, checksum in content["segments"]
         ),
         logs=tuple(ListedLog(*one) for one in content["logs"]),
-        clean=bool(content["clean"]),
+        is_clean=bool(content["clean"]),
     )

@@ -30,7 +30,7 @@ class InventoryWriter:
 
     def close_log(self, file: LogFile) -> None:
         """Take note of a log file that is on disk as a whole; the next inventory says so."""
-        self._closed.append(file.listed)
+        self._closed.append(file.listing)
 
     def add_segment(self, listed: ListedSegment) -> None:
         """Let a segment be one of the files that there must be."""
@@ -41,10 +41,10 @@ class InventoryWriter:
     def write(self, inventory: Inventory) -> None:
         """Write an inventory, with all that is known of log files. Raises OSError."""
         replaced = max((one.ids[1] for one in inventory.segments), default=0)
-        logs = [one for one in (*self._closed, *self._pending.listed()) if one.number > replaced]
+        logs = [one for one in (*self._closed, *self._pending.list_logs()) if one.number > replaced]
         inventory = inventory.with_logs(logs)
         inventory = inventory._replace(generation=self.newest.generation + 1, revision=self.revision)
         write_inventory(self._directory, self._uuid, inventory)
-        self._faults.sync(self._directory.sync_names)
+        self._faults.run_sync(self._directory.sync_names)
         self.newest = inventory
         self._closed.clear()

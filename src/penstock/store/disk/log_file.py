@@ -8,18 +8,18 @@ from collections.abc import Callable
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.inventory import ListedLog, extend_identity
 from penstock.store.log.long_frame import Frame
-from penstock.store.log.records import RECORD_BYTES, pack_record, pack_record_head, seed_of
+from penstock.store.log.records import RECORD_BYTES, pack_record, pack_record_head, read_seed
 
-__all__ = ["LogFile", "log_name", "log_number", "reopen_synced"]
+__all__ = ["LogFile", "make_log_name", "parse_log_number", "reopen_synced"]
 
 _NAME = re.compile(r"log-(\d{10})")
 
 
-def log_name(number: int) -> str:
+def make_log_name(number: int) -> str:
     return f"log-{number:010d}"
 
 
-def log_number(name: str) -> int | None:
+def parse_log_number(name: str) -> int | None:
     """Return the number in a log file's name, None of another name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
@@ -87,15 +87,15 @@ class LogFile:
         self.appended += 1
         return body
 
-    def begin(self, header: bytes, head: bytes) -> None:
+    def write_head(self, header: bytes, head: bytes) -> None:
         """Write what the file begins with: its header, and a note of how things stand."""
         self.buffer[: len(header)] = header
-        self.seed = seed_of(header)
+        self.seed = read_seed(header)
         self.end = len(header)
-        self.append_identifying(head)
+        self.append_identifying_note(head)
         self.head_end = self.end
 
-    def append_identifying(self, note: bytes) -> None:
+    def append_identifying_note(self, note: bytes) -> None:
         """Write a note that tells the file, or this opening of it, from all others."""
         at = self.append(note, 0) - RECORD_BYTES
         self.identity = extend_identity(self.identity, self.buffer, at)
@@ -106,14 +106,14 @@ class LogFile:
 
     def create(self, directory: Directory) -> int:
         """Make the file and return its descriptor."""
-        self.descriptor = directory.create(log_name(self.number))
-        self.has_name = directory.watch(self.descriptor, log_name(self.number))
+        self.descriptor = directory.create(make_log_name(self.number))
+        self.has_name = directory.watch(self.descriptor, make_log_name(self.number))
         return self.descriptor
 
     def reopen(self, directory: Directory) -> None:
         """Go on with a file that is there."""
         self.descriptor = reopen_synced(directory, self.number, self.end)
-        self.has_name = directory.watch(self.descriptor, log_name(self.number))
+        self.has_name = directory.watch(self.descriptor, make_log_name(self.number))
 
     def write(self, directory: Directory, descriptor: int, end: int) -> None:
         """Write what was appended up to there and is not in the file yet."""
@@ -121,13 +121,13 @@ class LogFile:
             self.written += directory.write(descriptor, self.buffer[self.written : end], self.written)
 
     @property
-    def listed(self) -> ListedLog:
+    def listing(self) -> ListedLog:
         """What an inventory says of the file."""
         return ListedLog(self.number, self.synced, self.identity)
 
 
 def reopen_synced(directory: Directory, number: int, size: int) -> int:
     """Sync a log file that was found: its writer may have been stopped before that. Returns its descriptor."""
-    descriptor = directory.reopen(log_name(number), size)
+    descriptor = directory.reopen(make_log_name(number), size)
     directory.sync(descriptor)
     return descriptor

@@ -30,7 +30,7 @@ class PendingFiles:
         self.active = file
         self.files.append(file)
 
-    def numbers(self) -> set[int]:
+    def list_numbers(self) -> set[int]:
         return {file.number for file in tuple(self.files)}  # a commit may remove one meanwhile
 
     @property
@@ -38,11 +38,11 @@ class PendingFiles:
         """Bytes of all but the active file, also of those with notes alone."""
         return sum(len(file.buffer) for file in self.files[:-1])
 
-    def listed(self) -> list[ListedLog]:
+    def list_logs(self) -> list[ListedLog]:
         """Return what an inventory says of the files that are there."""
-        return [file.listed for file in self.files if file.synced]
+        return [file.listing for file in self.files if file.synced]
 
-    def persisted(self, index: RowIndex) -> int:
+    def find_persisted_seqno(self, index: RowIndex) -> int:
         """Return the seqno up to which a vbucket's changes are on disk."""
         row = bisect_left(index.offsets_at, self.active.synced)
         if row:
@@ -50,7 +50,7 @@ class PendingFiles:
         unsynced = {file.number: file.synced for file in tuple(self.files)}
         for segment in reversed(index.segments):
             start, end = segment.starts[index.vbucket], segment.ends[index.vbucket]
-            synced = None if segment.clustered else unsynced.get(segment.ids[1])
+            synced = None if segment.is_clustered else unsynced.get(segment.ids[1])
             row = end if synced is None else bisect_left(segment.offsets_at, synced, start, end)
             if row > start:
                 return segment.seqnos_at[row - 1]

@@ -30,15 +30,15 @@ from penstock.store.log.segment import Rows, Segment
 __all__ = [
     "FRAMES_AT",
     "BadSegment",
-    "Sealed",
-    "bad_blocks",
-    "draft_ids",
-    "draft_name",
+    "SegmentFile",
+    "find_bad_blocks",
     "is_draft",
-    "load",
-    "save",
-    "segment_ids",
-    "segment_name",
+    "load_segment",
+    "make_draft_name",
+    "make_segment_name",
+    "parse_draft_ids",
+    "parse_segment_ids",
+    "write_segment",
 ]
 
 MAGIC = b"PSTKSEG1"
@@ -70,7 +70,7 @@ class BadSegment(StoreDamaged):
         self.reason = reason
 
 
-class Sealed(NamedTuple):
+class SegmentFile(NamedTuple):
     """A segment as a file has it.
 
     Attributes:
@@ -95,42 +95,42 @@ class Sealed(NamedTuple):
     uuid: str = ""
 
     @property
-    def listed(self) -> ListedSegment:
+    def listing(self) -> ListedSegment:
         """What an inventory says of the file."""
         return ListedSegment(self.segment.ids, self.nbytes, self.checksum)
 
 
-def segment_name(ids: tuple[int, int]) -> str:
+def make_segment_name(ids: tuple[int, int]) -> str:
     return f"segment-{ids[0]:010d}-{ids[1]:010d}"
 
 
-def draft_name(ids: tuple[int, int], number: int) -> str:
+def make_draft_name(ids: tuple[int, int], number: int) -> str:
     """Return what a segment is called until it counts. number: of the draft."""
-    return f"{segment_name(ids)}.{number}.new"
+    return f"{make_segment_name(ids)}.{number}.new"
 
 
 def is_draft(name: str) -> bool:
     return _DRAFT.fullmatch(name) is not None
 
 
-def draft_ids(name: str) -> tuple[int, int] | None:
+def parse_draft_ids(name: str) -> tuple[int, int] | None:
     """Return the numbers of the first and the last log file in a draft's name, None of another name."""
     match = _DRAFT.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
 
-def segment_ids(name: str) -> tuple[int, int] | None:
+def parse_segment_ids(name: str) -> tuple[int, int] | None:
     """Return the numbers of the first and the last log file in a segment's name, None of another name."""
     match = _NAME.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
 
-def save(
+def write_segment(
     directory: Directory, name: str, segment: Segment, *, as_of: tuple[int, int], uuid: bytes, generation: int
 ) -> None:
     """Write a clustered segment with its supersedes column, synced. Keyword arguments: as of Sealed."""
     frames = segment.buffer
-    columns_at = _padded(FRAMES_AT + len(frames))
+    columns_at = _pad_size(FRAMES_AT + len(frames))
     columns, places = _pack_columns(segment, columns_at)
     said = {
         "ids": segment.ids,
@@ -145,7 +145,7 @@ def save(
     }
     description = json.dumps(said).encode()
     tail = columns + description + _END.pack(len(description), crc32c(description), MAGIC)
-    directory.put(name, (0, memoryview(_HEADER)), (FRAMES_AT, frames), (columns_at, memoryview(tail)))
+    directory.write_file(name, (0, memoryview(_HEADER)), (FRAMES_AT, frames), (columns_at, memoryview(tail)))
 
 
 def _pack_columns(segment: Segment, at: int) -> tuple[bytes, dict[str, list[int]]]:
@@ -165,15 +165,15 @@ def _pack_columns(segment: Segment, at: int) -> tuple[bytes, dict[str, list[int]
     for column, kind in _COLUMNS.items():
         data = columns[column].astype(kind, copy=False).tobytes()
         places[column] = [at, len(columns[column])]
-        parts.append(data.ljust(_padded(len(data)), b"\0"))
+        parts.append(data.ljust(_pad_size(len(data)), b"\0"))
         at += len(parts[-1])
     return b"".join(parts), places
 
 
-def load(directory: Directory, name: str, vbuckets: int) -> Sealed:
+def load_segment(directory: Directory, name: str, vbuckets: int) -> SegmentFile:
     """Map a segment. The frames' checksums are left to `bad_blocks`. Raises BadSegment."""
     data = directory.map(name)
-    said = _description(name, data)
+    said = _read_description(name, data)
     columns: dict[str, npt.NDArray[Any]] = {}
     try:
         begin = said["columns"]["starts"][0]
@@ -200,12 +200,14 @@ def load(directory: Directory, name: str, vbuckets: int) -> Sealed:
     rows = Rows(columns["seqnos"], columns["offsets"], columns["lengths"], superseded, columns["supersedes"])
     segment = Segment(frames, columns["starts"], rows, ids=ids)
     segment.tombstone_bytes, segment.purge_at = tombstone_bytes, purge_at
-    segment.sealed_at, segment.mapped = sealed_at, True
+    segment.sealed_at, segment.is_mapped = sealed_at, True
     checksum = said["crc32c"]
-    return Sealed(segment, as_of, columns["checksums"], name, len(data), checksum, generation=generation, uuid=uuid)
+    return SegmentFile(
+        segment, as_of, columns["checksums"], name, len(data), checksum, generation=generation, uuid=uuid
+    )
 
 
-def _description(name: str, data: memoryview) -> Mapping[str, Any]:
+def _read_description(name: str, data: memoryview) -> Mapping[str, Any]:
     if len(data) < FRAMES_AT + _END.size or data[:FRAMES_AT] != _HEADER:
         raise BadSegment(name, 0, f"{len(data)} bytes that do not begin as a segment does")
     length, checksum, magic = _END.unpack_from(data, len(data) - _END.size)
@@ -216,7 +218,7 @@ def _description(name: str, data: memoryview) -> Mapping[str, Any]:
     return {**said, "bytes": length, "crc32c": checksum}
 
 
-def bad_blocks(sealed: Sealed) -> list[slice]:
+def find_bad_blocks(sealed: SegmentFile) -> list[slice]:
     """Return which parts of the frames, a MiB each, are not as their checksums say."""
     frames = sealed.segment.buffer
     blocks = [slice(at, min(at + _BLOCK, len(frames))) for at in range(0, len(frames), _BLOCK)]
@@ -224,5 +226,5 @@ def bad_blocks(sealed: Sealed) -> list[slice]:
     return [block for block, checksum in checked if crc32c(frames[block]) != checksum]
 
 
-def _padded(nbytes: int) -> int:
+def _pad_size(nbytes: int) -> int:
     return -(-nbytes // 8) * 8

@@ -13,12 +13,12 @@ from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.disk_faults import DiskFaults
 from penstock.store.disk.inventory import ListedSegment
 from penstock.store.disk.inventory_writer import InventoryWriter
-from penstock.store.disk.log_file import log_name
+from penstock.store.disk.log_file import make_log_name
 from penstock.store.disk.log_notes import pack_note
 from penstock.store.disk.pending_files import PendingFiles
-from penstock.store.disk.sealed_segment import draft_name, load, save, segment_name
+from penstock.store.disk.sealed_segment import load_segment, make_draft_name, make_segment_name, write_segment
 from penstock.store.log.log_segments import LogSegments
-from penstock.store.log.rewrite import Rewritten, superseding
+from penstock.store.log.rewrite import RewrittenSegment, find_superseding_changes
 from penstock.store.log.segment import Column, Segment
 
 __all__ = ["SegmentDrafts"]
@@ -46,7 +46,7 @@ class SegmentDrafts:
     A file is a draft until the log's note about it is on disk; the commit that brings the note there names the file.
     """
 
-    keeps_empty = in_order = True
+    keeps_empty_segments = rewrites_in_order = True
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class SegmentDrafts:
         pending: PendingFiles,
         inventory: InventoryWriter,
         faults: DiskFaults,
-        write_note: Callable[[bytes], None],
+        append_note: Callable[[bytes], None],
     ) -> None:
         self._segments = segments
         self._pending = pending
@@ -65,29 +65,29 @@ class SegmentDrafts:
         self._directory = directory
         self._uuid = uuid
         self._faults = faults
-        self._write_note = write_note
+        self._append_note = append_note
         self._installed: deque[_Installed] = deque()
         self._count = 0
         self._as_of = 0, 0  # where the log ended when the newest compaction was chosen
         self._listed: dict[str, ListedSegment] = {}  # of what is not installed yet, by draft
 
     @property
-    def unnamed(self) -> int:
+    def unnamed_count(self) -> int:
         """How many segments count already whose files are drafts."""
         return len(self._installed)
 
-    def prepare(self) -> None:
+    def begin_rewrite(self) -> None:
         self._as_of = self._pending.active.number, self._pending.active.end
 
-    def held(self, sources: Sequence[Segment]) -> Column:
+    def find_protected_changes(self, sources: Sequence[Segment]) -> Column:
         sealed = self._segments.sealed
-        return superseding(sealed[: sealed.index(sources[0])])
+        return find_superseding_changes(sealed[: sealed.index(sources[0])])
 
-    def keep(self, rewritten: Rewritten) -> Rewritten:
+    def store(self, rewritten: RewrittenSegment) -> RewrittenSegment:
         segment = rewritten.segment
-        draft = draft_name(segment.ids, self._count)
+        draft = make_draft_name(segment.ids, self._count)
         self._count += 1
-        save(
+        write_segment(
             self._directory,
             draft,
             segment,
@@ -96,28 +96,30 @@ class SegmentDrafts:
             generation=self._inventory.newest.generation,
         )
         self._directory.sync_names()  # before the log promises that it has a name, and the inventory lists it
-        sealed = load(self._directory, draft, len(self._segments.indexes))
-        sealed.segment.held = segment.held
-        self._listed[draft] = sealed.listed
+        sealed = load_segment(self._directory, draft, len(self._segments.indexes))
+        sealed.segment.held_bytes = segment.held_bytes
+        self._listed[draft] = sealed.listing
         return rewritten._replace(segment=sealed.segment, draft=draft)
 
-    def discard(self, rewritten: Rewritten | None) -> None:
+    def discard(self, rewritten: RewrittenSegment | None) -> None:
         if rewritten is not None:
             self._listed.pop(rewritten.draft, None)
             with suppress(OSError):  # what stays goes when the bucket is opened the next time
                 self._directory.remove(rewritten.draft)
 
-    def install(self, sources: Sequence[Segment], rewritten: Rewritten) -> None:
+    def install(self, sources: Sequence[Segment], rewritten: RewrittenSegment) -> None:
         segment = rewritten.segment
-        name = segment_name(segment.ids)
-        self._note_floors(rewritten, name)
-        names = {segment_name(source.ids) if source.clustered else log_name(source.ids[0]) for source in sources}
+        name = make_segment_name(segment.ids)
+        self._write_floors_note(rewritten, name)
+        names = {
+            make_segment_name(source.ids) if source.is_clustered else make_log_name(source.ids[0]) for source in sources
+        }
         listed = self._listed.pop(rewritten.draft)
         content = memoryview(segment.buffer.obj)  # all of the mapped file, also where there is no frame
         self._installed.append(_Installed(rewritten.draft, name, names - {name}, sources, listed, content))
         self._pending.active.appended += 1  # a commit is to name the file, also if one has just taken the note
 
-    def _note_floors(self, rewritten: Rewritten, name: str) -> None:
+    def _write_floors_note(self, rewritten: RewrittenSegment, name: str) -> None:
         """Write to the log what was dropped, if something was, and that the draft is a segment from here on."""
         passed = np.flatnonzero(rewritten.choice.passed).tolist()
         raised = {*passed, *(purged.vbucket for purged in rewritten.purged)}
@@ -126,7 +128,7 @@ class SegmentDrafts:
             floors = [[i.vbucket, i.lowest_snapshot_end, i.purge_seqno, i.purged_rev_seqno] for i in indexes]
             drafts = {one.draft: one.name for one in tuple(self._installed)}  # no earlier one may stay behind
             drafts[rewritten.draft] = name
-            self._write_note(pack_note({"floors": floors, "drafts": drafts}))
+            self._append_note(pack_note({"floors": floors, "drafts": drafts}))
 
     def name_files(self, count: int) -> None:
         """List the first new segments, now that what the log says about them is on disk; then name their files.
@@ -135,16 +137,16 @@ class SegmentDrafts:
         """
         for _ in range(count):
             new = self._installed[0]
-            self._restore(new)
+            self._restore_draft(new)
             self._inventory.add_segment(new.listed)
             self._directory.rename(new.draft, new.name)
-            self._faults.sync(self._directory.sync_names)
+            self._faults.run_sync(self._directory.sync_names)
             self._installed.popleft()
             for name in new.replaced:
                 self._directory.remove(name)
 
-    def _restore(self, new: _Installed) -> None:
+    def _restore_draft(self, new: _Installed) -> None:
         """Write a draft again that somebody has deleted: its content is still mapped, and the log needs no other."""
-        if new.draft not in self._directory.names():
-            self._directory.put(new.draft, (0, new.content))
-            self._faults.sync(self._directory.sync_names)
+        if new.draft not in self._directory.list_names():
+            self._directory.write_file(new.draft, (0, new.content))
+            self._faults.run_sync(self._directory.sync_names)

@@ -1,4 +1,4 @@
-"""The documents of a vbucket by key: reads, writes, locks, expiry, versions from elsewhere.
+"""The documents of a vbucket by key: reads, writes, locks, expiry, versions from other nodes.
 
-In: what a key-value command does to the bucket. Out: paths within a document (subdoc).
+In: the effects of key-value commands on a bucket. Out: paths within a document (subdoc).
 """

@@ -1,4 +1,4 @@
-"""Values that are made of the one that is there: numbers counted on, and what is put in front or behind."""
+"""Values that are made from the present value: counters, and values with bytes added in front or behind."""
 
 from __future__ import annotations
 
@@ -9,25 +9,29 @@ from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Buffer
 from penstock.wire.messages.dcp_values import split_xattrs
 from penstock.wire.values.json_value import detect_json
-from penstock.wire.values.large_bytes import join_large
+from penstock.wire.values.large_bytes import join_buffers
 from penstock.wire.values.snappy import inflate
 
-__all__ = ["beside_attributes", "counted", "extended"]
+__all__ = ["add_to_number", "extend_value", "keep_attributes"]
 
 _NUMBERS = 2**64
+_SNAPPY = int(Datatype.SNAPPY)  # operators of plain numbers: those of an IntFlag take a microsecond
+_XATTR = int(Datatype.XATTR)
 _MOST_DIGITS = 20
 _COUNTER = re.compile(rb"\s*+\+?([0-9]++)(?:\s|\Z)").match
 """A number, white space before it, and after it anything that begins with white space. Source: kv_engine util.cc."""
 
 
-def counted(value: Buffer, datatype: int, delta: int) -> tuple[int, bytes]:
-    """Return the number that a value is, plus `delta`, and the value with it. Extended attributes stay.
+def add_to_number(value: Buffer, datatype: int, delta: int) -> tuple[int, bytes]:
+    """Return the sum of a decimal value and `delta`, and the new value. Extended attributes stay.
 
-    From 2^64 on it begins at 0 again; below 0 it stays there. White space around the number is dropped.
-    Raises DeltaBadValue for a value that is no decimal u64.
-    A compressed value comes back inflated.
+    A sum of 2^64 or more wraps around to 0; a sum below 0 is 0. White space around the number is dropped. A compressed
+    value becomes uncompressed.
+
+    Raises:
+        DeltaBadValue: the value is not a decimal u64.
     """
-    xattrs, body = _apart(value, datatype)
+    xattrs, body = _split_value(value, datatype)
     found = _COUNTER(body)
     digits = b"" if found is None else found[1].lstrip(b"0") or b"0"
     if not 0 < len(digits) <= _MOST_DIGITS or (number := int(digits)) >= _NUMBERS:
@@ -36,31 +40,32 @@ def counted(value: Buffer, datatype: int, delta: int) -> tuple[int, bytes]:
     return number, xattrs + b"%d" % number
 
 
-def extended(value: Buffer, datatype: int, more: bytes, *, in_front: bool) -> tuple[Buffer, int]:
-    """Return a value with more behind it, or in front of it but behind its extended attributes, and its datatype.
+def extend_value(value: Buffer, datatype: int, more: bytes, *, in_front: bool) -> tuple[Buffer, int]:
+    """Return a value with bytes added, and its datatype.
 
-    The datatype has JSON if the new body is JSON text. A compressed value comes back inflated.
+    The bytes go behind it, or in front of its body but behind its extended attributes. The datatype has JSON if the new
+    body is JSON text. A compressed value becomes uncompressed.
     """
     if not more:
         return value, datatype
-    xattrs, body = _apart(value, datatype)
-    body = join_large(more, body) if in_front else join_large(body, more)
-    return join_large(xattrs, body) if xattrs else body, datatype & Datatype.XATTR | detect_json(body)
+    xattrs, body = _split_value(value, datatype)
+    body = join_buffers(more, body) if in_front else join_buffers(body, more)
+    return join_buffers(xattrs, body) if xattrs else body, datatype & _XATTR | detect_json(body)
 
 
-def beside_attributes(old: Buffer, old_datatype: int, value: Buffer, datatype: int) -> tuple[bytes, Buffer, int]:
-    """Return the extended attributes of a document, the one that replaces it, inflated, and the datatype of both."""
-    xattrs, _ = _apart(old, old_datatype)
-    if datatype & Datatype.SNAPPY:
-        value, datatype = inflate(value), datatype & ~Datatype.SNAPPY
-    return xattrs, value, datatype | Datatype.XATTR
+def keep_attributes(old: Buffer, old_datatype: int, value: Buffer, datatype: int) -> tuple[bytes, Buffer, int]:
+    """Return a document's extended attributes, the uncompressed value that replaces it, and the datatype of both."""
+    xattrs, _ = _split_value(old, old_datatype)
+    if datatype & _SNAPPY:
+        value, datatype = inflate(value), datatype & ~_SNAPPY
+    return xattrs, value, datatype | _XATTR
 
 
-def _apart(value: Buffer, datatype: int) -> tuple[bytes, Buffer]:
-    """Return the section with the extended attributes, as it is, and the document, inflated."""
-    if datatype & Datatype.SNAPPY:
+def _split_value(value: Buffer, datatype: int) -> tuple[bytes, Buffer]:
+    """Return the section with the extended attributes, and the uncompressed body."""
+    if datatype & _SNAPPY:
         value = inflate(value)
-    if not datatype & Datatype.XATTR:
+    if not datatype & _XATTR:
         return b"", value
     xattrs, body = split_xattrs(value)
     return bytes(xattrs), body

@@ -1,18 +1,18 @@
-"""Changes that were made elsewhere: those of the vbucket that this one is a copy of, and commands with meta data."""
+"""Changes that were made on other nodes: those of the vbucket that this one copies, and commands with metadata."""
 
 from __future__ import annotations
 
 from penstock.errors import KeyExists, KeyNotFound, OutOfRange
-from penstock.store.documents.conflict import Meta, wins
+from penstock.store.documents.conflict import Meta, is_winner
 from penstock.store.documents.document_expiry import DocumentExpiry
 from penstock.store.documents.document_locks import DocumentLocks
 from penstock.store.documents.document_writer import DocumentWriter
-from penstock.store.documents.item import Stored, is_document, meta_of
+from penstock.store.documents.item import Stored, is_document, read_meta
 from penstock.store.history.event_frames import SYSTEM_PREFIX, read_event
-from penstock.store.history.tombstone import tombstone_head
+from penstock.store.history.tombstone import make_tombstone_head
 from penstock.store.history.vbucket_changes import CAS
 from penstock.store.history.vbucket_collections import VbucketCollections
-from penstock.store.history.vbucket_history import History
+from penstock.store.history.vbucket_history import VbucketHistory
 from penstock.store.log.long_frame import LONG_FROM, Frame, LongFrame
 from penstock.wire.codec.frame import HEADER_BYTES, Buffer
 from penstock.wire.codec.opcodes import Magic, Opcode
@@ -33,17 +33,17 @@ _new_stored = tuple.__new__
 
 
 class IncomingChanges:
-    """Writes changes that were made elsewhere into a vbucket.
+    """Writes changes of other nodes into a vbucket.
 
     Attributes:
-        conflict_resolution: as in Settings.
+        conflict_resolution: as in BucketSettings.
     """
 
     __slots__ = ("_changes", "_collections", "_expiry", "_history", "_locks", "_writer", "conflict_resolution")
 
     def __init__(
         self,
-        history: History,
+        history: VbucketHistory,
         collections: VbucketCollections,
         locks: DocumentLocks,
         writer: DocumentWriter,
@@ -69,23 +69,37 @@ class IncomingChanges:
         resolve: bool = True,
         new_cas: bool = False,
     ) -> Stored:
-        """Store a version of a document that was made elsewhere, with its meta data, if it wins against the one here.
+        """Store a version of another node with its metadata, if it wins against the version here.
 
-        event: a mutation, deletion or expiration; the last two leave a tombstone whether or not there was a document.
-        cas: as of Vbucket.set. add: only where there is no document. resolve: False: it wins in any case. new_cas: it
-        gets a cas of this vbucket instead of its own. A document that has expired is none, but its version still
-        counts. A time limit of the bucket or collection limits the expiry, as in kv_engine KVBucket::setWithMeta.
-        Raises KeyExists if it does not win, is to be added to a document, or that has another cas; KeyNotFound if a cas
-        is given and there is no document; OutOfRange for a rev_seqno above LAST_SEQNO.
+        An expired document is absent, but its version still counts. A time limit of the bucket or collection limits the
+        expiry, as in kv_engine KVBucket::setWithMeta.
+
+        Args:
+            event: a mutation, deletion or expiration. The last two leave a tombstone, also if there was no document.
+            key: the document's key.
+            value: the document's value.
+            meta: the version's metadata.
+            cas: the cas that the document here must have, 0 for any.
+            add: store only if there is no document.
+            resolve: False: the version wins in any case.
+            new_cas: the version gets a cas of this vbucket instead of its own.
+
+        Returns:
+            The version's cas and seqno.
+
+        Raises:
+            KeyExists: the version does not win, `add` finds a document, or the document has another cas.
+            KeyNotFound: a cas is given and there is no document.
+            OutOfRange: the rev_seqno is above LAST_SEQNO.
         """
         deleted = event is not Event.MUTATION
         newest = self._changes.find(key, _MUTATION_BYTES + len(key) + len(value), deleted)
-        is_there = is_document(newest) and not self._expiry.is_over(newest)
+        is_there = is_document(newest) and not self._expiry.is_expired(newest)
         if newest is not None:
-            if (add and is_there) or (resolve and not wins(meta, meta_of(newest), self.conflict_resolution)):
+            if (add and is_there) or (resolve and not is_winner(meta, read_meta(newest), self.conflict_resolution)):
                 raise KeyExists(vbucket=self._changes.id)
             if is_there:
-                self._locks.check(key, cas, newest[2][CAS])
+                self._locks.check_cas(key, cas, newest[2][CAS])
         if cas and not is_there:
             raise KeyNotFound(vbucket=self._changes.id)
         return self.apply(
@@ -95,7 +109,7 @@ class IncomingChanges:
             cas=self._changes.clock.tick() if new_cas else meta.cas,
             rev_seqno=meta.rev_seqno,
             flags=meta.flags,
-            expiry=0 if deleted else self._writer.limited_expiry(key, meta.expiry),
+            expiry=0 if deleted else self._writer.limit_expiry(self._changes, key, meta.expiry),
             datatype=meta.datatype,
             delete_time=meta.expiry if deleted else 0,
         )
@@ -117,23 +131,41 @@ class IncomingChanges:
         datatype: int = 0,
         delete_time: int = 0,
     ) -> Stored:
-        """Store a change that happened elsewhere, with the cas and rev_seqno that it got there.
+        """Store a change of another node, with its cas and rev_seqno.
 
-        event: a mutation, deletion or expiration; the last two leave a tombstone whether or not there was a document.
-        expiry, delete_time: epoch seconds; a tombstone that comes without a time gets the present one.
-        seqno: its place in the history that this vbucket is a copy of, above high_seqno; None: the next one of this
-        vbucket's own. snapshot_end: of the snapshot that it is a part of; until a change has reached it, whole_seqno
-        stays where it was. None: the change is a snapshot by itself.
-        With the key of a system event it is that event. Raises OutOfRange for a seqno that is not above high_seqno, or
-        a number above LAST_SEQNO; RemoteProtocolError for a system event that is none.
+        A change with the key of a system event is that event.
+
+        Args:
+            event: a mutation, deletion or expiration. The last two leave a tombstone, also if there was no document.
+            key: the document's key.
+            value: the document's value.
+            cas: the change's cas.
+            rev_seqno: the change's rev_seqno.
+            seqno: its place in the history that this vbucket copies, above high_seqno; None: the next seqno of this
+                vbucket.
+            snapshot_end: the end of its snapshot. Until a change reaches it, whole_seqno does not move. None: the
+                change is a snapshot by itself.
+            flags: the document's flags.
+            expiry: epoch seconds, 0 for never.
+            lock_time: as in the DCP mutation.
+            nru: as in the DCP mutation.
+            datatype: the Datatype bits.
+            delete_time: epoch seconds; 0: now.
+
+        Returns:
+            The change's cas and seqno.
+
+        Raises:
+            OutOfRange: the seqno is not above high_seqno, or a number is above LAST_SEQNO.
+            RemoteProtocolError: the key is a system event's, and the value is not.
         """
         changes, history = self._changes, self._history
-        if changes.behind:
+        if changes.is_behind:
             changes.catch_up(changes.id)
-        seqno = self._check_place(seqno, rev_seqno)
-        told = None
+        seqno = self._check_seqnos(seqno, rev_seqno)
+        system_event = None
         if key.startswith(SYSTEM_PREFIX):
-            told = read_event(key, bytes(value), flags if event is Event.MUTATION else None)
+            system_event = read_event(key, bytes(value), flags if event is Event.MUTATION else None)
         key_length, value_length = len(key), len(value)
         if event is Event.MUTATION:
             body = _MUTATION_EXTRAS + key_length + value_length
@@ -142,7 +174,7 @@ class IncomingChanges:
                 seqno, rev_seqno, flags, expiry, lock_time, 0, nru,
             )  # fmt: skip
         else:
-            head = tombstone_head(
+            head = make_tombstone_head(
                 event,
                 vbucket=changes.id,
                 key_length=key_length,
@@ -155,18 +187,22 @@ class IncomingChanges:
             )
         frame: Frame = b"".join((head, key, value)) if value_length < LONG_FROM else LongFrame(head + key, value)
         history.begin_change(seqno, snapshot_end)
-        if told is None:
+        if system_event is None:
             changes.commit(changes.find(key, len(frame), event is not Event.MUTATION), key, seqno, frame)
         else:
-            self._collections.apply_event(told, seqno, frame)
+            self._collections.apply_event(system_event, seqno, frame)
         if self._locks.held:
             self._locks.forget(key)
-        changes.clock.see(cas)
+        changes.clock.observe(cas)
         history.end_change(snapshot_end)
         return _new_stored(Stored, (cas, seqno))
 
-    def _check_place(self, seqno: int | None, rev_seqno: int) -> int:
-        """Return the seqno of a change that is to be written, None: the next one. Raises OutOfRange."""
+    def _check_seqnos(self, seqno: int | None, rev_seqno: int) -> int:
+        """Return the seqno of the next change, which may be given.
+
+        Raises:
+            OutOfRange: the seqno is not above high_seqno, or a number is above LAST_SEQNO.
+        """
         number, high = self._changes.id, self._changes.high_seqno
         if seqno is None:
             seqno = high + 1

@@ -1,4 +1,4 @@
-"""Which keys a vbucket has: some one, or all in order."""
+"""Lists the keys of a vbucket: a random one, or all in order."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from itertools import chain, islice
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.values.collection_key import pack_collection_id, split_collection_key
 
-__all__ = ["keys_from", "random_key"]
+__all__ = ["choose_random_key", "list_keys"]
 
 
-def random_key(vbucket: Vbucket, prefix: bytes, choose: Callable[[int], int]) -> bytes | None:
-    """Return the key of some document with this prefix, None if there is none.
+def choose_random_key(vbucket: Vbucket, prefix: bytes, choose: Callable[[int], int]) -> bytes | None:
+    """Return the key of a document with this prefix, None if there is none.
 
-    choose: returns a random number from 0 to below another. The key is that of the first document from a random place
-    on, so those behind many others that do not count come more often.
+    The result is the first document from a random place on. So documents behind many deleted ones come more often.
+
+    Args:
+        vbucket: the vbucket.
+        prefix: the beginning of the key, such as a collection id.
+        choose: returns a random number from 0 to below its argument.
     """
-    keys = vbucket.changes.keys.loaded()
+    keys = vbucket.changes.keys.load_all()
     start = choose(len(keys)) if keys else 0
     for key in chain(islice(keys, start, None), islice(keys, start)):
         if key.startswith(prefix) and vbucket.versions.has_document(key):
@@ -26,13 +30,18 @@ def random_key(vbucket: Vbucket, prefix: bytes, choose: Callable[[int], int]) ->
     return None
 
 
-def keys_from(vbucket: Vbucket, start: bytes, count: int) -> list[bytes]:
-    """Return the keys of documents in a collection, in order, from `start` on, which begins with it; at most count.
+def list_keys(vbucket: Vbucket, start: bytes, count: int) -> list[bytes]:
+    """Return the keys of documents in a collection, in order, from `start` on; at most count.
 
     Takes time in proportion to the vbucket.
+
+    Args:
+        vbucket: the vbucket.
+        start: the first key, which begins with the collection id.
+        count: the greatest number of keys.
     """
     prefix = pack_collection_id(split_collection_key(start)[0])
-    keys = [key for key in vbucket.changes.keys.loaded() if key >= start and key.startswith(prefix)]
+    keys = [key for key in vbucket.changes.keys.load_all() if key >= start and key.startswith(prefix)]
     heapify(keys)
     found: list[bytes] = []
     while keys and len(found) < count:

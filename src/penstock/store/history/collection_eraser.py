@@ -1,8 +1,8 @@
-"""Erasing what is left of collections that have ended.
+"""Erases the documents of collections that have ended.
 
-What was in such a collection is superseded by the event that ended it: snapshots that end before that event show it,
-those that end behind it do not, once it is erased. That takes time in proportion to the vbucket, so it is done bit by
-bit; until then a snapshot may still show some of it, in front of the event.
+The event that ended a collection supersedes the collection's documents. Snapshots that end before the event show them.
+Snapshots that end behind it do not, once they are erased. Erasing takes time in proportion to the vbucket, so it is
+done bit by bit. Until it is done, a snapshot may still show some of the documents, in front of the event.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.store.history.vbucket_changes import VbucketChanges
-from penstock.store.log.frame_fields import collection_ids, is_mutation, keys
+from penstock.store.log.frame_fields import mask_mutations, read_collection_ids, read_keys
 from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import Segment
+from penstock.store.slices import run_slices
 
 __all__ = ["CollectionEraser"]
 
@@ -30,11 +31,11 @@ class _Slice(NamedTuple):
 
 
 class CollectionEraser:
-    """Erases what ended collections have left in a vbucket.
+    """Erases the documents of ended collections in a vbucket.
 
     Args:
-        changes: of the vbucket.
-        forget_document: called with the key of each change that was erased.
+        changes: the vbucket's changes.
+        forget_document: called with the key of each erased change.
     """
 
     __slots__ = ("_changes", "_forget_document")
@@ -45,14 +46,15 @@ class CollectionEraser:
 
     @property
     def is_due(self) -> bool:
-        """Whether something is left of collections that have ended."""
+        """Whether changes of ended collections are left."""
         state = self._changes.collection_state
         return state is not None and bool(state.erasing)
 
     def erase_some(self, most: int = 16 * 1024) -> int:
-        """Go on with what is left of collections that have ended; returns how many rows that took, 0: nothing is left.
+        """Erase changes of ended collections in up to `most` rows, a few milliseconds of work.
 
-        most: so many rows at once, a few milliseconds' worth.
+        Returns:
+            How many rows that took; 0 when all are erased.
         """
         state = self._changes.collection_state
         if state is None or not state.erasing:
@@ -79,13 +81,13 @@ class CollectionEraser:
         return taken
 
     def erase_all(self) -> None:
-        while self.erase_some():
-            pass
+        """Erase all changes of ended collections."""
+        run_slices(self.erase_some)
 
     def _next(self, done: int, end: int, most: int) -> _Slice | None:
-        """Return the next rows above one seqno and below another."""
+        """Return the next rows above the seqno `done` and below the seqno `end`."""
         index = self._changes.index
-        for segment in index.segments[max(bisect_right(index.firsts, done) - 1, 0) :]:
+        for segment in index.segments[max(bisect_right(index.first_seqnos, done) - 1, 0) :]:
             first, last = segment.starts[index.vbucket], segment.ends[index.vbucket]
             start = bisect_right(segment.seqnos_at, done, first, last)
             stop = min(start + most, bisect_left(segment.seqnos_at, end, start, last))
@@ -96,21 +98,21 @@ class CollectionEraser:
         return _Slice(index, start, stop) if start < stop else None
 
     def _erase(self, found: _Slice, ends: Mapping[int, int]) -> None:
-        """Let those of some rows that are in a collection count no more from its end on. ends: of each collection."""
+        """Supersede the rows that are in an ended collection. ends: the seqno of each collection's end."""
         rows, start, stop = found
         live = start + np.flatnonzero(np.array(rows.superseded_at[start:stop], np.int64) == 0)
         offsets = np.array(rows.offsets_at[start:stop], np.int64)[live - start]
         seqnos = np.array(rows.seqnos_at[start:stop], np.int64)[live - start]
         ended = np.array(sorted(ends), np.int64)
-        ids = collection_ids(rows.buffer, offsets)
+        ids = read_collection_ids(rows.buffer, offsets)
         places = np.minimum(np.searchsorted(ended, ids), len(ended) - 1)
         row_ends = np.array([ends[collection] for collection in ended.tolist()], np.int64)[places]
         inside = (ended[places] == ids) & (seqnos < row_ends)
         offsets = offsets[inside]
         for row, end in zip(live[inside].tolist(), row_ends[inside].tolist(), strict=True):
             rows.superseded_at[row] = end
-            rows.dead += rows.lengths_at[row]
-        self._changes.items -= int(np.count_nonzero(is_mutation(rows.buffer, offsets)))
-        for key in keys(rows.buffer, offsets):
+            rows.dead_bytes += rows.lengths_at[row]
+        self._changes.items -= int(np.count_nonzero(mask_mutations(rows.buffer, offsets)))
+        for key in read_keys(rows.buffer, offsets):
             del self._changes.newest[key]
             self._forget_document(key)

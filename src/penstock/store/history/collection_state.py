@@ -1,9 +1,8 @@
-"""What a vbucket knows of its collections, beside their documents: which there are, and how much is in each.
+"""The state of a vbucket's collections beside their documents: which exist, and how many documents each has.
 
-A vbucket has this state from its first system event on. Until then all is the default collection, and nothing is
-counted.
-All of it can be read from the vbucket's changes; on disk most of it is in the notes too, so that a bucket that is
-opened need not read its keys for that.
+A vbucket has this state from its first system event on. Until then it has the default collection alone, and nothing is
+counted. All of the state can be read from the vbucket's changes. On disk most of it is in the notes too, so that
+opening a bucket need not read its keys.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import RemoteProtocolError
-from penstock.store.history.event_frames import EventFrame, owners, subject_of_key, system_events
-from penstock.store.log.frame_fields import collection_ids, is_mutation, keys
+from penstock.store.history.event_frames import EventFrame, find_system_events, parse_event_key, read_owners
+from penstock.store.log.frame_fields import mask_mutations, read_collection_ids, read_keys
 from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import Column, Segment
 from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION, SYSTEM_COLLECTION, split_collection_key
 
-__all__ = ["CollectionState", "collection_of", "count_segment", "mark_emptied"]
+__all__ = ["CollectionState", "count_segment", "mark_emptied", "read_collection"]
 
 _ONE_BYTE = 0x80  # ids below take one byte in front of a key
 _ID_BITS = 32
 _RUN_FIELDS = 3  # of a run of collections in a note; up to format 3 there were pairs
 
 
-def collection_of(key: bytes) -> int:
-    """Return the collection that a key begins with, -1 if that is none."""
+def read_collection(key: bytes) -> int:
+    """Return the collection id at the beginning of a key; -1 if there is no valid id."""
     try:
         return split_collection_key(key)[0]
     except RemoteProtocolError:
@@ -39,40 +38,40 @@ def collection_of(key: bytes) -> int:
 
 
 class CollectionState:
-    """What a vbucket knows of its collections beside their documents.
+    """The collections of a vbucket beside their documents.
 
     Attributes:
-        uid: of the manifest that the vbucket is up to; None: that has to be found out.
-        seqno: of the newest system event.
+        manifest_uid: uid of the manifest that the vbucket has reached; None: it must be read from the changes.
+        seqno: the seqno of the newest system event.
         items: how many documents each collection has.
         highs: the seqno of the newest change of each collection, its events included.
-        emptied: by collection, the seqno of the event before which nothing in it counts any more.
-        erasing: of these the ones for which that is not yet done, and up to which seqno it is.
+        emptied: for each ended collection the seqno of the event that ended it; earlier changes in it no longer count.
+        erasing: those of them whose changes are not all erased, and up to which seqno they are.
     """
 
-    __slots__ = ("_noted", "emptied", "erasing", "highs", "items", "seqno", "uid")
+    __slots__ = ("_noted", "emptied", "erasing", "highs", "items", "manifest_uid", "seqno")
 
     def __init__(self, highs: Mapping[int, int], items: Mapping[int, int] | None = None) -> None:
-        self._noted: dict[str, list[list[int]]] | None = None  # what the notes say of `highs` and `emptied`
-        self.uid: int | None = 0
+        self._noted: dict[str, list[list[int]]] | None = None  # `highs` and `emptied` as in the notes
+        self.manifest_uid: int | None = 0
         self.seqno = 0
         self.highs = dict(highs)
         self.items = dict(items) if items is not None else dict.fromkeys(self.highs, 0)
         self.emptied: dict[int, int] = {}
         self.erasing: dict[int, int] = {}
 
-    def count(self, key: bytes, seqno: int, items: int) -> None:
-        """Count a change of a document. items: how many documents there are more. Runs for every change."""
+    def count_change(self, key: bytes, seqno: int, items: int) -> None:
+        """Count a change of a document. items: by how much the number of documents grows. Runs for every change."""
         collection = key[0]
         if collection >= _ONE_BYTE:
-            collection = collection_of(key)
+            collection = read_collection(key)
         if collection in self.highs:
             self.highs[collection] = seqno
             self.items[collection] += items
 
-    def take(self, event: EventFrame, seqno: int) -> None:
-        """Count a system event. A collection that begins although it is there is emptied."""
-        self.uid, self.seqno, self._noted = event.subject.manifest_uid, seqno, None
+    def apply_event(self, event: EventFrame, seqno: int) -> None:
+        """Count a system event. A collection that begins although it exists is emptied."""
+        self.manifest_uid, self.seqno, self._noted = event.subject.manifest_uid, seqno, None
         collection = event.collection_id
         if collection is None:
             return
@@ -86,43 +85,49 @@ class CollectionState:
             self.items.setdefault(collection, 0)
             self.highs[collection] = seqno
 
-    def forget(self, key: bytes, seqno: int) -> None:
-        """Forget what ended at a tombstone that was dropped: nothing is left of it."""
-        about = subject_of_key(key)
+    def forget_end_at(self, key: bytes, seqno: int) -> None:
+        """Forget a collection's end if its event is the tombstone that was dropped: none of its changes is left."""
+        about = parse_event_key(key)
         if about is not None and about[0] and self.emptied.get(about[1]) == seqno:
             self.forget_ends([about[1]])
 
     def forget_ends(self, collections: Sequence[int]) -> None:
-        """Forget that collections ended: the events that said so were lost or dropped."""
+        """Forget that collections ended, because the events were lost or dropped."""
         for collection in collections:
             del self.emptied[collection]
             self._noted = None
 
     # Notes
 
-    def described(self) -> dict[str, Any]:
-        if self._noted is None:  # each log file begins with what all vbuckets have to say
-            self._noted = {"known": _runs(sorted(self.highs)), "emptied": _pack_emptied(self.emptied)}
-        return {"uid": self.uid, "seqno": self.seqno, **self._noted}
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state as a part of the vbucket's note."""
+        if self._noted is None:  # made once: each log file begins with the descriptions of all vbuckets
+            self._noted = {"known": _pack_ids(sorted(self.highs)), "emptied": _pack_emptied(self.emptied)}
+        return {"uid": self.manifest_uid, "seqno": self.seqno, **self._noted}
 
     @classmethod
-    def restored(cls, said: Mapping[str, Any]) -> CollectionState:
-        """Raises LookupError, TypeError or ValueError for what `described` never returned."""
-        state = cls({collection: 0 for first, last in said["known"] for collection in range(first, last + 1)})
-        state.uid = None if said["uid"] is None else int(said["uid"])
-        state.seqno = int(said["seqno"])
-        state.emptied = _unpack_emptied(said["emptied"])
-        if all(len(run) == _RUN_FIELDS for run in said["emptied"]):
-            state._noted = {"known": said["known"], "emptied": said["emptied"]}
+    def from_dict(cls, description: Mapping[str, Any]) -> CollectionState:
+        """Return the state from the result of `to_dict`.
+
+        It raises LookupError, TypeError or ValueError for any other content.
+        """
+        state = cls({collection: 0 for first, last in description["known"] for collection in range(first, last + 1)})
+        state.manifest_uid = None if description["uid"] is None else int(description["uid"])
+        state.seqno = int(description["seqno"])
+        state.emptied = _unpack_emptied(description["emptied"])
+        if all(len(run) == _RUN_FIELDS for run in description["emptied"]):
+            state._noted = {"known": description["known"], "emptied": description["emptied"]}
         return state
 
     # From the changes
 
     @classmethod
-    def read(cls, index: RowIndex, before: CollectionState) -> tuple[CollectionState | None, int]:
-        """Return what the changes say, None if they say nothing of collections, and how many documents there are.
+    def read_changes(cls, index: RowIndex, before: CollectionState) -> tuple[CollectionState | None, int]:
+        """Return the state that the changes show, None if they have no system events, and the number of documents.
 
-        before: what was known when there were more changes.
+        Args:
+            index: the rows of the vbucket.
+            before: the state when there were more changes.
         """
         state = cls({DEFAULT_COLLECTION: 0})
         state.emptied = {
@@ -130,24 +135,24 @@ class CollectionState:
             for collection, seqno in before.emptied.items()
             if seqno <= index.last_seqno and index.find(seqno) is not None
         }
-        for seqno, event in system_events(index):
-            state._see(event, seqno)
+        for seqno, event in find_system_events(index):
+            state._count_newest_event(event, seqno)
         state.erasing = {
             collection: done
             for collection, done in before.erasing.items()
             if state.emptied.get(collection) == before.emptied[collection]
         }
         total = 0
-        for buffer, offsets, seqnos in index.live():
-            ids, documents = collection_ids(buffer, offsets), is_mutation(buffer, offsets)
+        for buffer, offsets, seqnos in index.iterate_live_frames():
+            ids, documents = read_collection_ids(buffer, offsets), mask_mutations(buffer, offsets)
             total += int(np.count_nonzero(documents & (ids != SYSTEM_COLLECTION)))
-            for collection, items, high in _sums(ids, seqnos, documents):
-                state.add(collection, items, high)
+            for collection, items, high in _sum_by_name(ids, seqnos, documents):
+                state.add_changes(collection, items, high)
         return state if state.seqno or state.emptied else None, total
 
-    def _see(self, event: EventFrame, seqno: int) -> None:
-        """Count the newest event about something; the events come in their order."""
-        self.uid, self.seqno = max(self.uid or 0, event.subject.manifest_uid), seqno
+    def _count_newest_event(self, event: EventFrame, seqno: int) -> None:
+        """Count the newest event of a scope or collection; the events come in the order of their seqnos."""
+        self.manifest_uid, self.seqno = max(self.manifest_uid or 0, event.subject.manifest_uid), seqno
         collection = event.collection_id
         if collection is not None and event.is_end:
             self.highs.pop(collection, None)
@@ -157,15 +162,15 @@ class CollectionState:
             self.highs[collection] = seqno
             self.items[collection] = 0
 
-    def add(self, collection: int, items: int, high: int) -> None:
-        """Count changes that nothing has superseded. high: the highest seqno of them."""
+    def add_changes(self, collection: int, items: int, high: int) -> None:
+        """Count changes that are not superseded. high: the highest of their seqnos."""
         if collection in self.highs:
             self.items[collection] += items
             self.highs[collection] = max(self.highs[collection], high)
 
 
-def _runs(ids: Sequence[int]) -> list[list[int]]:
-    """Return the first and the last of all ids that follow each other: mostly they do, and each note says them."""
+def _pack_ids(ids: Sequence[int]) -> list[list[int]]:
+    """Return the first and the last id of each run of adjacent ids. Ids are mostly adjacent, and each note has them."""
     runs: list[list[int]] = []
     for number in ids:
         if runs and number == runs[-1][1] + 1:
@@ -176,9 +181,9 @@ def _runs(ids: Sequence[int]) -> list[list[int]]:
 
 
 def _pack_emptied(emptied: Mapping[int, int]) -> list[list[int]]:
-    """Return the first id and seqno of all that follow each other in both, and how many do.
+    """Return the runs of entries whose ids and seqnos both ascend by one: the first id, its seqno, and the count.
 
-    A manifest that drops a thousand collections says one such run to each vbucket.
+    A manifest that drops a thousand collections makes one such run in each vbucket.
     """
     runs: list[list[int]] = []
     for number, seqno in sorted(emptied.items()):
@@ -190,7 +195,7 @@ def _pack_emptied(emptied: Mapping[int, int]) -> list[list[int]]:
 
 
 def _unpack_emptied(runs: Iterable[Sequence[int]]) -> dict[int, int]:
-    """Return what `_pack_emptied` was given. A pair is one collection and its seqno."""
+    """Return the argument of `_pack_emptied` from its result. A pair is one collection and its seqno."""
     found = {}
     for first, seqno, *count in runs:
         for place in range(count[0] if count else 1):
@@ -198,8 +203,8 @@ def _unpack_emptied(runs: Iterable[Sequence[int]]) -> dict[int, int]:
     return found
 
 
-def _sums(names: Column, seqnos: Column, documents: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int, int]]:
-    """Yield of each name how many documents have it, and the highest seqno of any change that has."""
+def _sum_by_name(names: Column, seqnos: Column, documents: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int, int]]:
+    """Return for each name how many documents have it, and the highest seqno of a change that has it."""
     found, places = np.unique(names, return_inverse=True)
     items = np.bincount(places, documents, minlength=len(found)).astype(np.int64)
     highs = np.zeros(len(found), np.int64)
@@ -211,13 +216,17 @@ def _sums(names: Column, seqnos: Column, documents: npt.NDArray[np.bool_]) -> It
 
 
 def mark_emptied(segments: Sequence[Segment], states: Mapping[int, CollectionState]) -> None:
-    """Let nothing count that was in a collection before that was emptied, if the event that says so is there.
+    """Supersede the changes of collections that were emptied later, if the event is there.
 
-    segments: all there are. states: by vbucket. Changes that have been superseded stay so by what has done that.
+    Changes that are superseded already keep their superseding seqno.
+
+    Args:
+        segments: all segments of the log.
+        states: the collection state of each vbucket that has one.
     """
     ends: dict[int, Column] = {}
     for vbucket, state in states.items():
-        lost = [collection for collection, seqno in state.emptied.items() if not _has(segments, vbucket, seqno)]
+        lost = [collection for collection, seqno in state.emptied.items() if not _has_change(segments, vbucket, seqno)]
         state.forget_ends(lost)
         for collection, seqno in state.emptied.items():
             ends.setdefault(collection, np.zeros(len(segments[0].ends), np.int64))[vbucket] = seqno
@@ -226,16 +235,16 @@ def mark_emptied(segments: Sequence[Segment], states: Mapping[int, CollectionSta
     concerned = np.maximum.reduce([*ends.values()])
     for segment in segments:
         vbuckets = segment.vbuckets
-        rows = np.flatnonzero((segment.fate == 0) & (segment.seqnos < concerned[vbuckets]))
-        ids = owners(segment.buffer, segment.offsets[rows])
+        rows = np.flatnonzero((segment.fates == 0) & (segment.seqnos < concerned[vbuckets]))
+        ids = read_owners(segment.buffer, segment.offsets[rows])
         for collection, seqnos in ends.items():
             inside = rows[ids == collection]
             gone = inside[segment.seqnos[inside] < seqnos[vbuckets[inside]]]
             segment.superseded[gone] = seqnos[vbuckets[gone]]
-            segment.dead += int(segment.lengths[gone].sum(dtype=np.int64))
+            segment.dead_bytes += int(segment.lengths[gone].sum(dtype=np.int64))
 
 
-def _has(segments: Sequence[Segment], vbucket: int, seqno: int) -> bool:
+def _has_change(segments: Sequence[Segment], vbucket: int, seqno: int) -> bool:
     for segment in reversed(segments):
         start, end = segment.starts[vbucket], segment.ends[vbucket]
         if start < end and segment.seqnos_at[start] <= seqno <= segment.seqnos_at[end - 1]:
@@ -244,21 +253,27 @@ def _has(segments: Sequence[Segment], vbucket: int, seqno: int) -> bool:
 
 
 def count_segment(segment: Segment, states: Mapping[int, CollectionState]) -> Column:
-    """Add what is in a segment to states, by vbucket. Returns how many system events look like documents, of each."""
+    """Add the live changes of a segment to the states, by vbucket.
+
+    Returns:
+        For each vbucket, how many system events look like documents.
+    """
     has = np.zeros(len(segment.ends), bool)
     has[[*states]] = True
-    rows = np.flatnonzero(has[segment.vbuckets] & (segment.fate == 0))
+    rows = np.flatnonzero(has[segment.vbuckets] & (segment.fates == 0))
     rows = rows[np.argsort(segment.offsets[rows])]
     vbuckets, offsets, seqnos = segment.vbuckets[rows], segment.offsets[rows], segment.seqnos[rows]
-    ids, documents = collection_ids(segment.buffer, offsets), is_mutation(segment.buffer, offsets)
+    ids, documents = read_collection_ids(segment.buffer, offsets), mask_mutations(segment.buffer, offsets)
     system = ids == SYSTEM_COLLECTION
     names = (vbuckets.astype(np.int64) << _ID_BITS) | np.where(ids < 0, SYSTEM_COLLECTION, ids)
-    for name, items, high in _sums(names[~system], seqnos[~system], documents[~system]):
-        states[name >> _ID_BITS].add(name & (2**_ID_BITS - 1), items, high)
-    told = zip(vbuckets[system].tolist(), keys(segment.buffer, offsets[system]), seqnos[system].tolist(), strict=True)
-    for vbucket, key, seqno in told:
-        about = subject_of_key(key)
+    for name, items, high in _sum_by_name(names[~system], seqnos[~system], documents[~system]):
+        states[name >> _ID_BITS].add_changes(name & (2**_ID_BITS - 1), items, high)
+    events = zip(
+        vbuckets[system].tolist(), read_keys(segment.buffer, offsets[system]), seqnos[system].tolist(), strict=True
+    )
+    for vbucket, key, seqno in events:
+        about = parse_event_key(key)
         if about is not None and about[0]:
-            states[vbucket].add(about[1], 0, seqno)
+            states[vbucket].add_changes(about[1], 0, seqno)
     counts: Column = np.bincount(vbuckets[system & documents], minlength=len(segment.ends))
     return counts

@@ -1,9 +1,12 @@
-"""System events as a vbucket keeps them: changes like others, whose keys are in a namespace of their own.
+"""System events as a vbucket stores them: changes whose keys are in a namespace of their own.
 
-What begins, creates or modifies is a mutation with the event's kind as its flags, what ends or drops a tombstone of the
-same key; the value is the event's FlatBuffers table in either. So the newest change of a key says what there is now.
-That a collection is another now has a key of its own, as in kv_engine: who reads from the beginning is told first that
-it began. The event that the collection ended, or began anew, supersedes both.
+An event that begins, creates or modifies is a mutation with the event's kind as its flags. An event that ends or drops
+is a tombstone of the same key. The value is the event's FlatBuffers table in either. So the newest change of a key
+shows the present state.
+
+The event that a collection was modified has a key of its own, as in kv_engine. A consumer that starts from zero
+therefore receives the collection's beginning first. The event that the collection ended, or began again, supersedes
+both.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from penstock.errors import RemoteProtocolError
-from penstock.store.log.frame_fields import collection_ids, keys
+from penstock.store.log.frame_fields import read_collection_ids, read_keys
 from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import Column, Lengths
 from penstock.wire.codec.constants import SystemEventKind
@@ -27,14 +30,14 @@ from penstock.wire.values.collection_key import SYSTEM_COLLECTION, pack_collecti
 __all__ = [
     "SYSTEM_PREFIX",
     "EventFrame",
-    "event_key",
-    "modify_key",
-    "owners",
-    "packed_events",
+    "estimate_event_bytes",
+    "find_system_events",
+    "make_event_key",
+    "make_modify_key",
+    "pack_events",
+    "parse_event_key",
     "read_event",
-    "room_for",
-    "subject_of_key",
-    "system_events",
+    "read_owners",
 ]
 
 SYSTEM_PREFIX: Final = pack_collection_id(SYSTEM_COLLECTION)
@@ -52,7 +55,14 @@ _ENDS = {SystemEventKind.COLLECTION_END, SystemEventKind.SCOPE_DROP}
 
 
 class EventFrame(NamedTuple):
-    """key: in the store. value: the table. is_end: it is kept as a tombstone."""
+    """A system event as a change of a vbucket.
+
+    Attributes:
+        kind: the kind of the event.
+        subject: the decoded event.
+        key: its key in the store.
+        value: the FlatBuffers table.
+    """
 
     kind: SystemEventKind
     subject: Subject
@@ -61,42 +71,44 @@ class EventFrame(NamedTuple):
 
     @property
     def is_end(self) -> bool:
+        """Whether the event is stored as a tombstone."""
         return self.kind in _ENDS
 
     @property
     def collection_id(self) -> int | None:
-        """None for one about a scope."""
+        """The collection of the event; None for an event of a scope."""
         return getattr(self.subject, "collection_id", None)
 
 
-def event_key(kind: SystemEventKind, subject: Subject) -> bytes:
-    """Return the key in a vbucket of what an event is about."""
+def make_event_key(kind: SystemEventKind, subject: Subject) -> bytes:
+    """Return the key under which a vbucket stores an event."""
     if kind is SystemEventKind.COLLECTION_MODIFY:
-        return modify_key(subject.collection_id)  # type: ignore[union-attr]
+        return make_modify_key(subject.collection_id)  # type: ignore[union-attr]
     if kind in _OF_COLLECTIONS:
         return _COLLECTION + pack_collection_id(subject.collection_id)  # type: ignore[union-attr]
     return _SCOPE + pack_collection_id(subject.scope_id)
 
 
-def modify_key(collection: int) -> bytes:
-    """Return the key in a vbucket of the event that a collection was modified."""
+def make_modify_key(collection: int) -> bytes:
+    """Return the key of the event that a collection was modified."""
     return _MODIFY + pack_collection_id(collection)
 
 
-def packed_events(told: Iterable[tuple[SystemEventKind, Subject]]) -> list[EventFrame]:
+def pack_events(events: Iterable[tuple[SystemEventKind, Subject]]) -> list[EventFrame]:
+    """Return the events as changes, with their keys and values."""
     return [
-        EventFrame(kind, subject, event_key(kind, subject), pack_system_event(kind, subject, as_table=True).value)
-        for kind, subject in told
+        EventFrame(kind, subject, make_event_key(kind, subject), pack_system_event(kind, subject, as_table=True).value)
+        for kind, subject in events
     ]
 
 
-def room_for(events: Iterable[EventFrame]) -> int:
+def estimate_event_bytes(events: Iterable[EventFrame]) -> int:
     """Return how many bytes of the log these events take at most."""
     return sum(_HEAD_BYTES + len(event.key) + len(event.value) for event in events)
 
 
-def subject_of_key(key: bytes) -> tuple[bool, int] | None:
-    """Return whether a key in the store is of a collection's events, else a scope's, and its id; None for others."""
+def parse_event_key(key: bytes) -> tuple[bool, int] | None:
+    """Return whether an event's key is about a collection, else a scope, and its id; None for other keys."""
     for prefix, of_collection in _PREFIXES:
         if key.startswith(prefix):
             try:
@@ -108,11 +120,17 @@ def subject_of_key(key: bytes) -> tuple[bool, int] | None:
 
 
 def read_event(key: bytes, value: bytes, kind: int | None) -> EventFrame | None:
-    """Return the event that a change is; None if its key is of none. kind: a mutation's flags, None for a tombstone.
+    """Return the system event in a change; None if the key is not an event's.
 
-    Raises RemoteProtocolError, not fatal, for a key of an event with anything else than one of those behind it.
+    Args:
+        key: the change's key.
+        value: the change's value.
+        kind: the flags of a mutation, None for a tombstone.
+
+    Raises:
+        RemoteProtocolError: not fatal; the value is not the event that the key names.
     """
-    about = subject_of_key(key)
+    about = parse_event_key(key)
     if about is None:
         return None
     of_collection, number = about
@@ -120,33 +138,33 @@ def read_event(key: bytes, value: bytes, kind: int | None) -> EventFrame | None:
         kind = SystemEventKind.COLLECTION_END if of_collection else SystemEventKind.SCOPE_DROP
     subject = unpack_system_event(kind, FLATBUFFERS, b"", value)
     event = EventFrame(SystemEventKind(kind), subject, key, value)
-    if event_key(event.kind, subject) != key:
+    if make_event_key(event.kind, subject) != key:
         raise RemoteProtocolError(
             f"system event {kind} under the key of {number:x}, which it is not about", fatal=False
         )
     return event
 
 
-def system_events(index: RowIndex) -> list[tuple[int, EventFrame]]:
-    """Return the newest events that a vbucket has of each collection and scope, by their seqnos."""
+def find_system_events(index: RowIndex) -> list[tuple[int, EventFrame]]:
+    """Return a vbucket's newest events of each collection and scope, with their seqnos."""
     found = []
-    for buffer, offsets, seqnos in index.live():
-        rows = collection_ids(buffer, offsets) == SYSTEM_COLLECTION
+    for buffer, offsets, seqnos in index.iterate_live_frames():
+        rows = read_collection_ids(buffer, offsets) == SYSTEM_COLLECTION
         for key, at, seqno in zip(
-            keys(buffer, offsets[rows]), offsets[rows].tolist(), seqnos[rows].tolist(), strict=True
+            read_keys(buffer, offsets[rows]), offsets[rows].tolist(), seqnos[rows].tolist(), strict=True
         ):
             event = _read_frame(buffer, at, key)
             found += [] if event is None else [(seqno, event)]
     return sorted(found)
 
 
-def owners(buffer: memoryview, offsets: Column | Lengths) -> Column:
-    """Return of each frame the collection with which it goes: the one it is in, or that it says was modified."""
-    found = collection_ids(buffer, offsets)
+def read_owners(buffer: memoryview, offsets: Column | Lengths) -> Column:
+    """Return the collection with which each frame is erased: that of its key, or the modified one of an event."""
+    found = read_collection_ids(buffer, offsets)
     events = np.flatnonzero(found == SYSTEM_COLLECTION)
     events = events[np.argsort(offsets[events])]
-    for row, key in zip(events.tolist(), keys(buffer, offsets[events]), strict=True):
-        about = subject_of_key(key) if key.startswith(_MODIFY) else None
+    for row, key in zip(events.tolist(), read_keys(buffer, offsets[events]), strict=True):
+        about = parse_event_key(key) if key.startswith(_MODIFY) else None
         if about is not None:
             found[row] = about[1]
     return found

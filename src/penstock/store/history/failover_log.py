@@ -1,6 +1,6 @@
 """The failover log: which history branch a vbucket was on, from which seqno.
 
-A log is a tuple, newest entry first, of at most MAX_ENTRIES entries. Entry `(vbuuid, seqno)` says that the branch
+A log is a tuple, newest entry first, of at most MAX_ENTRIES entries. Entry `(vbuuid, seqno)` means that the branch
 `vbuuid` begins just after `seqno`, and lasts up to the seqno of the entry in front of it. Seqnos never rise from
 front to back; two entries may share one. Source: kv_engine failover-table.cc.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from penstock.wire.messages.kv import FailoverEntry
 
-__all__ = ["MAX_ENTRIES", "FailoverEntry", "FailoverLog", "branch_at", "create_entry", "prune", "sanitised"]
+__all__ = ["MAX_ENTRIES", "FailoverEntry", "FailoverLog", "create_entry", "find_branch", "prune_log", "sanitise_log"]
 
 MAX_ENTRIES = 25  # kv_engine's default for max_failover_entries; the oldest entries are forgotten first
 
@@ -18,27 +18,30 @@ FailoverLog = tuple[FailoverEntry, ...]
 
 
 def create_entry(log: FailoverLog, vbuuid: int, seqno: int) -> FailoverLog:
-    """Return the log after a new branch has begun at `seqno`; entries above it never happened on this branch.
+    """Return the log after a new branch began at `seqno`. Entries above it are removed.
 
-    An empty log begins a vbucket's history. Raises ValueError if vbuuid is 0.
+    An empty log begins a vbucket's history.
+
+    Raises:
+        ValueError: vbuuid is 0.
     """
     if vbuuid == 0:
         raise ValueError("vbuuid 0 means 'no history' on the wire and cannot name a branch")
-    return (FailoverEntry(vbuuid, seqno), *prune(log, seqno))[:MAX_ENTRIES]
+    return (FailoverEntry(vbuuid, seqno), *prune_log(log, seqno))[:MAX_ENTRIES]
 
 
-def prune(log: FailoverLog, seqno: int) -> FailoverLog:
+def prune_log(log: FailoverLog, seqno: int) -> FailoverLog:
     """Return the log without the branches that began above `seqno`, as after a rollback to it.
 
-    The result may be empty (nothing known goes back so far): the vbucket then needs a new entry.
+    The result may be empty, if no known branch is so old; the vbucket then needs a new entry.
     """
     return tuple(entry for entry in log if entry.seqno <= seqno)
 
 
-def sanitised(log: Iterable[tuple[int, int]]) -> FailoverLog:
-    """Return a log that came from elsewhere without what cannot be in one; it may be empty then.
+def sanitise_log(log: Iterable[tuple[int, int]]) -> FailoverLog:
+    """Return the valid part of a log that came from another node; it may be empty.
 
-    That is vbuuid 0, an entry above the one in front of it, and what is more than MAX_ENTRIES.
+    It removes vbuuid 0, entries above the one in front of them, and entries beyond MAX_ENTRIES.
     """
     kept: list[FailoverEntry] = []
     for vbuuid, seqno in log:
@@ -47,10 +50,14 @@ def sanitised(log: Iterable[tuple[int, int]]) -> FailoverLog:
     return tuple(kept[:MAX_ENTRIES])
 
 
-def branch_at(log: FailoverLog, seqno: int) -> FailoverEntry:
+def find_branch(log: FailoverLog, seqno: int) -> FailoverEntry:
     """Return the entry of the branch in which `seqno` was written.
 
-    A newer branch of the log knows the seqno as well, but another producer may share only the older one. For a seqno
-    older than the log, and for 0, it is the oldest entry that is left. log: newest entry first, not empty.
+    A newer branch includes the seqno as well, but another producer may share only the older one. For 0, and for a seqno
+    older than the log, the result is the oldest entry.
+
+    Args:
+        log: newest entry first, not empty.
+        seqno: the seqno.
     """
     return next((entry for entry in log if entry.seqno < seqno), log[-1])

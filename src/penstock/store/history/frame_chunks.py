@@ -1,7 +1,7 @@
-"""Frames of the log, chosen but not yet copied: handed out in chunks, with the opaque of the stream they go to.
+"""Frames of the log that were chosen and not yet copied. They are read in chunks, with the stream's opaque.
 
-Three forms do the same: FewFrames one by one, for a stream that is up to date; ManyFrames in columns, for a backfill;
-AdjacentFrames for a backfill of a vbucket from which nothing is left out.
+Three classes have the same interface. FewFrames reads one by one, for a stream that is up to date. ManyFrames reads
+columns, for a backfill. AdjacentFrames is for a backfill of a vbucket from which no frame is left out.
 """
 
 from __future__ import annotations
@@ -25,21 +25,27 @@ _MEAN_RUN = 8  # copying a run takes about as long as Arrow's take of so many fr
 
 
 class Chunk(NamedTuple):
-    """Whole frames, one after the other, in memory of their own. begins: where each of them does, ascending."""
+    """Whole frames, one after the other, in memory of their own.
+
+    Attributes:
+        data: the bytes of the frames.
+        offsets: where each frame begins, ascending.
+    """
 
     data: bytes | bytearray
-    begins: Sequence[int] | npt.NDArray[np.int64]
+    offsets: Sequence[int] | npt.NDArray[np.int64]
 
     @property
-    def frames(self) -> int:
-        return len(self.begins)
+    def frame_count(self) -> int:
+        """How many frames the chunk has."""
+        return len(self.offsets)
 
 
 NO_FRAMES = Chunk(b"", ())
 
 
 class FewFrames:
-    """Frames as (buffer, offset, length)."""
+    """A few frames as (buffer, offset, length)."""
 
     __slots__ = ("_at", "_frames")
 
@@ -49,10 +55,11 @@ class FewFrames:
 
     @property
     def remaining(self) -> int:
+        """How many frames are left."""
         return len(self._frames) - self._at
 
     def read(self, opaque: int, max_bytes: int, window: int, max_frames: int) -> Chunk:
-        """As Snapshot.read, with a window and a number of frames of at least 1."""
+        """Return the next frames, as Snapshot.read does. The window and max_frames are at least 1."""
         data = bytearray()
         begins: list[int] = []
         for buffer, offset, length in self._frames[self._at : self._at + max_frames]:
@@ -66,8 +73,8 @@ class FewFrames:
         return Chunk(data, begins)
 
 
-class _Columns:
-    """Frames of which the lengths are known in a column. A form of it knows where their bytes lie."""
+class _FrameColumns:
+    """Frames whose lengths are in a column. Subclasses know where the bytes are."""
 
     __slots__ = ("_at", "_ends", "_lengths")
 
@@ -78,10 +85,11 @@ class _Columns:
 
     @property
     def remaining(self) -> int:
+        """How many frames are left."""
         return len(self._ends) - self._at
 
     def read(self, opaque: int, max_bytes: int, window: int, max_frames: int) -> Chunk:
-        """As Snapshot.read, with a window and a number of frames of at least 1."""
+        """Return the next frames, as Snapshot.read does. The window and max_frames are at least 1."""
         start, count = self._at, len(self._ends)
         if start == count:
             return NO_FRAMES
@@ -107,8 +115,13 @@ class _Columns:
         raise NotImplementedError
 
 
-class AdjacentFrames(_Columns):
-    """Frames that lie next to each other. parts: buffers, each from the first of its frames to the last, in order."""
+class AdjacentFrames(_FrameColumns):
+    """Frames next to each other.
+
+    Args:
+        parts: buffers, each from the first of its frames to the last, in order.
+        lengths: the lengths of all frames.
+    """
 
     __slots__ = ("_parts",)
 
@@ -126,9 +139,14 @@ class AdjacentFrames(_Columns):
         return found
 
 
-class ManyFrames(_Columns):
-    """Frames as columns. where: the number of the buffer above OFFSET_BITS, the offset in it below; buffers in order,
-    and ascending in each."""
+class ManyFrames(_FrameColumns):
+    """Frames as columns.
+
+    Args:
+        buffers: the buffers with the frames, in order.
+        where: for each frame the number of its buffer in the bits from OFFSET_BITS on, and its offset below. Ascending.
+        lengths: the length of each frame.
+    """
 
     __slots__ = ("_buffers", "_where")
 
@@ -138,13 +156,13 @@ class ManyFrames(_Columns):
         self._where = where
 
     def _pieces(self, start: int, stop: int) -> list[memoryview]:
-        """Return the bytes of the rows: runs of frames that lie next to each other, or frames picked all at once."""
+        """Return the bytes of the rows: slices of adjacent frames, or all frames picked at once."""
         where, lengths = self._where[start:stop], self._lengths[start:stop]
         after = where + lengths
-        begins, ends = _runs(where, after, where[1:] != after[:-1])
+        begins, ends = _find_runs(where, after, where[1:] != after[:-1])
         if len(begins) * _MEAN_RUN <= stop - start:
             return self._slices(begins, ends)
-        begins, ends = _runs(where, after, np.diff(where >> OFFSET_BITS) != 0)
+        begins, ends = _find_runs(where, after, np.diff(where >> OFFSET_BITS) != 0)
         if len(begins) == 1:
             return [gather_ascending(self._buffers[int(where[0]) >> OFFSET_BITS], where & _OFFSET, lengths)]
         # From each segment all that lies between the vbucket's first and last frame here, most of which is wanted.
@@ -159,6 +177,6 @@ class ManyFrames(_Columns):
         return [self._buffers[number][begin:end] for number, begin, end in places]
 
 
-def _runs(where: Column, after: Column, breaks: npt.NDArray[np.bool_]) -> tuple[Column, Column]:
-    """Return where each run of rows begins and ends; breaks: whether one ends behind each row but the last."""
+def _find_runs(where: Column, after: Column, breaks: npt.NDArray[np.bool_]) -> tuple[Column, Column]:
+    """Return where each run of rows begins and ends. breaks: whether a run ends behind each row except the last."""
     return where[np.append(True, breaks)], after[np.append(breaks, True)]

@@ -1,9 +1,10 @@
 """A consistent state of a vbucket, as frames ready to send.
 
-The snapshot of (start, end] holds each change in there that no other change in there superseded. Superseding seqnos
-only ever grow from 0 to something above `end`, so the choice may be made late, segment by segment while the snapshot
-is read, and comes out the same however many writes, seals, rewrites and resets lie between: the snapshot holds on to
-the segments it was opened on. After a rollback the same seqnos come again: before it, the snapshot takes a copy.
+The snapshot of (start, end] holds each change in the range that no other change in the range superseded. A superseding
+seqno only ever changes from 0 to a number above `end`. So the choice can be made late, segment by segment while the
+snapshot is read. The result does not depend on writes, seals, rewrites and resets in between, because the snapshot
+refers to the segments with which it was opened. After a rollback the same seqnos are assigned again, so the snapshot
+takes a copy before the rollback.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _ANY_NUMBER = 2**62
 
 
 class _Part(NamedTuple):
-    """The rows of a segment from start to end, and which seqnos have superseded them."""
+    """The rows of a segment from start to end, and the seqnos that have superseded them."""
 
     segment: Segment
     superseded: Column
@@ -39,11 +40,16 @@ class _Part(NamedTuple):
 
 
 class Snapshot:
-    """The changes of (start_seqno, end_seqno] that count at end_seqno, in order; the last has end_seqno itself.
+    """The changes of (start_seqno, end_seqno] that count at end_seqno, in order.
 
-    flags: a SnapshotFlag for the marker. DISK where the snapshot begins in a backfill; kv_engine says so of buckets in
-    memory, too. Every snapshot shows a document once, so each is a checkpoint.
-    A snapshot with start_seqno == end_seqno is empty.
+    The last change has the seqno end_seqno. If start_seqno == end_seqno, the snapshot is empty. Every snapshot has a
+    document at most once, so each is a checkpoint.
+
+    Attributes:
+        start_seqno: the seqno after which the snapshot begins.
+        end_seqno: the seqno of its last change.
+        flags: the SnapshotFlag of the marker. DISK if the snapshot begins in a backfill; kv_engine sets it for buckets
+            in memory, too.
     """
 
     __slots__ = ("__weakref__", "_frames", "_has_copies", "_parts", "_tail", "end_seqno", "flags", "start_seqno")
@@ -58,11 +64,11 @@ class Snapshot:
         self._parts: list[_Part] = []  # those to come, last one first
         self._has_copies = False
         if end_seqno - start_seqno <= few:
-            self._frames = _look_up(index, start_seqno, end_seqno)
+            self._frames = _look_up_frames(index, start_seqno, end_seqno)
             return
         self._frames = _NOTHING
-        first = max(bisect_right(index.firsts, start_seqno) - 1, 0)
-        for segment in reversed(index.segments[first : bisect_right(index.firsts, end_seqno)]):
+        first = max(bisect_right(index.first_seqnos, start_seqno) - 1, 0)
+        for segment in reversed(index.segments[first : bisect_right(index.first_seqnos, end_seqno)]):
             start, end = segment.starts[index.vbucket], segment.ends[index.vbucket]
             if segment.seqnos_at[start] <= start_seqno:
                 start = bisect_right(segment.seqnos_at, start_seqno, start, end)
@@ -73,23 +79,28 @@ class Snapshot:
             index.readers.add(self)
         self._tail = _choose_from_tail(index, start_seqno, end_seqno)
 
-    def hold(self) -> None:
-        """Take a copy of what has superseded the rows to come."""
+    def copy_superseded(self) -> None:
+        """Copy the superseding seqnos of the rows that are left."""
         self._parts = [part._replace(superseded=part.superseded.copy()) for part in self._parts]
         self._has_copies = True
 
     @property
     def remaining(self) -> int:
-        """How many frames are left, at most; 0 only when none is."""
+        """How many frames are left, at most; 0 only if none is left."""
         tail = self._tail.remaining if self._tail else 0
         return self._frames.remaining + tail + sum(part.end - part.start for part in self._parts)
 
     def read(self, opaque: int, max_bytes: int, window: int | None = None, max_frames: int = _ANY_NUMBER) -> Chunk:
-        """Return the next frames with this opaque: at most max_bytes of them, but at least one, unless none is left.
+        """Return the next frames with this opaque: at most max_bytes and 256 MiB, but at least one frame.
 
-        Never more than 256 MiB of them.
-        window: how many bytes the consumer can still take (flow control). A frame may go out while there are any, so
-        the last one may exceed it. None: any number. max_frames: at least 1.
+        The chunk is empty if no frame is left, or the window is used up.
+
+        Args:
+            opaque: the stream's opaque.
+            max_bytes: the greatest length of the chunk, unless one frame is longer.
+            window: bytes that the consumer accepts (flow control). A frame may be sent while the window is above 0, so
+                the last frame may exceed it. None: no limit.
+            max_frames: the greatest number of frames, at least 1.
         """
         if window is None:
             window = max(max_bytes, 1)
@@ -101,7 +112,11 @@ class Snapshot:
         return self._frames.read(opaque, max_bytes, window, max_frames)
 
     def _advance(self) -> bool:
-        """Go on to the next segments, or to the tail. False: that was all."""
+        """Go on to the next segments, or to the tail.
+
+        Returns:
+            False if there were none left.
+        """
         if self._parts:
             self._frames = self._choose()
         elif self._tail:
@@ -112,16 +127,16 @@ class Snapshot:
         return True
 
     def _choose(self) -> FewFrames | ManyFrames | AdjacentFrames:
-        """Choose among the rows of the next segments."""
+        """Return the frames that count among the rows of the next segments."""
         if not self._has_copies and (adjacent := self._take_whole()):
-            return _join(adjacent)
+            return _join_parts(adjacent)
         if not self._parts:  # there were only parts without a row
             return _NOTHING
         parts: list[_Part] = []
         total = 0
         while self._parts and total < _BATCH_ROWS:
-            if parts and not (parts[0].segment.clustered and self._parts[-1].segment.clustered):
-                break  # what lies in between, in a segment that is not clustered, is not worth copying
+            if parts and not (parts[0].segment.is_clustered and self._parts[-1].segment.is_clustered):
+                break  # an unclustered segment has other vbuckets in between, which are not worth copying
             parts.append(self._parts.pop())
             total += parts[-1].end - parts[-1].start
         slices = [(part, slice(part.start, part.end)) for part in parts]
@@ -136,12 +151,12 @@ class Snapshot:
         return ManyFrames([part.segment.buffer for part in parts], where, lengths)
 
     def _take_whole(self) -> list[_Part]:
-        """Return the next parts as far as every frame in them counts, and lies behind the one before."""
+        """Return the next parts, as long as all of their frames count and lie in order."""
         parts: list[_Part] = []
         total = 0
         while self._parts and total < _BATCH_ROWS:
             segment, _, start, end = self._parts[-1]
-            if segment.dead or not segment.clustered:
+            if segment.dead_bytes or not segment.is_clustered:
                 break
             part = self._parts.pop()
             if start < end:
@@ -150,7 +165,7 @@ class Snapshot:
         return parts
 
 
-def _join(parts: list[_Part]) -> AdjacentFrames:
+def _join_parts(parts: list[_Part]) -> AdjacentFrames:
     spans, lengths = [], []
     for segment, _, start, end in parts:
         begin, stop = segment.offsets_at[start], segment.offsets_at[end - 1] + segment.lengths_at[end - 1]
@@ -159,7 +174,7 @@ def _join(parts: list[_Part]) -> AdjacentFrames:
     return AdjacentFrames(spans, lengths[0] if len(lengths) == 1 else np.concatenate(lengths))
 
 
-def _look_up(index: RowIndex, start_seqno: int, end_seqno: int) -> FewFrames:
+def _look_up_frames(index: RowIndex, start_seqno: int, end_seqno: int) -> FewFrames:
     frames = []
     for seqno in range(start_seqno + 1, end_seqno + 1):
         found = index.find(seqno)
@@ -171,7 +186,7 @@ def _look_up(index: RowIndex, start_seqno: int, end_seqno: int) -> FewFrames:
 
 
 def _choose_from_tail(index: RowIndex, start_seqno: int, end_seqno: int) -> ManyFrames | None:
-    """Choose among the rows of the tail at once: its columns are on the move."""
+    """Return the frames of the tail that count. It is read at once, because its columns grow."""
     start, end = bisect_right(index.seqnos_at, start_seqno), bisect_right(index.seqnos_at, end_seqno)
     if end <= start:
         return None

@@ -1,8 +1,8 @@
-"""Cas values and expiry times: what the store makes of the clock it is given."""
+"""Cas values and expiry times, made from the clock that the store is given."""
 
 from collections.abc import Callable
 
-__all__ = ["LAST_SEEN", "HybridClock", "absolute_expiry"]
+__all__ = ["LAST_SEEN", "HybridClock", "resolve_expiry"]
 
 _LOGICAL = 0xFFFF
 LAST_SEEN = 2**64 - 2**48
@@ -11,10 +11,15 @@ _NANOSECONDS = 10**9
 
 
 class HybridClock:
-    """A hybrid logical clock: close to the wall clock, yet every value is above the one before it.
+    """A hybrid logical clock: close to the wall clock, and each value is above the previous one.
 
-    The low 16 bits of a value are a counter, the others the wall clock's nanoseconds. now: ns since the epoch.
-    Source: kv_engine hlc.h.
+    The low 16 bits of a value are a counter, the others the wall clock's nanoseconds. Source: kv_engine hlc.h.
+
+    Args:
+        now: returns nanoseconds since the epoch.
+
+    Attributes:
+        last: the newest value.
     """
 
     __slots__ = ("_now", "last")
@@ -23,21 +28,24 @@ class HybridClock:
         self._now = now
         self.last = 0
 
-    def see(self, cas: int) -> None:
-        """Take note of a value from elsewhere: those to come are above it. The last 2^48 values there are do not count.
+    def observe(self, cas: int) -> None:
+        """Make all later values higher than a value from another node.
 
-        Otherwise one value could leave none for the changes after it.
+        The last 2^48 numbers are ignored: otherwise one value could leave no numbers for later changes.
         """
         if self.last < cas <= LAST_SEEN:
             self.last = cas
 
     def tick(self) -> int:
-        """Return the next value. It does not go back when the wall clock does."""
+        """Return the next value. It does not go back if the wall clock does."""
         now = self._now() & ~_LOGICAL
         self.last = last = now if now > self.last else self.last + 1
         return last
 
 
-def absolute_expiry(expiry: int, now: int) -> int:
-    """Return the epoch second that `expiry` means at `now` (ns); memcached counts up to 30 days from now. 0: never."""
+def resolve_expiry(expiry: int, now: int) -> int:
+    """Return the epoch second that `expiry` means at `now` (ns); 0 for never.
+
+    As in memcached, up to 30 days count from now, larger numbers are epoch seconds.
+    """
     return now // _NANOSECONDS + expiry if 0 < expiry <= _LONGEST_RELATIVE else expiry

@@ -1,30 +1,43 @@
-"""The rollback decision: may a consumer go on from where it is, and if not, from where?
+"""The rollback decision: may a consumer resume where it is, and if not, from which seqno?
 
-Two histories that share a branch agree up to the seqno at which one of them left that branch, the *upper* bound. A
-consumer in the middle of a snapshot is harder: deduplication may have hidden versions from it that only a change
-further on in the same snapshot replaces, so what it has counts as on the shared history only if the snapshot's end
-does. The steps are those of kv_engine's FailoverTable::needsRollback (since 6.0: the purge check looks at the start
-seqno, not at the snapshot's).
+Two histories that share a branch agree up to the seqno at which one of them left that branch: the *upper* bound. A
+consumer in the middle of a snapshot is harder. Deduplication may have hidden versions that only a later change of the
+same snapshot replaces. So its changes are on the shared history only if the snapshot's end is.
+
+The steps are those of kv_engine's FailoverTable::needsRollback, since 6.0: the purge check compares the start seqno,
+not that of the snapshot.
 """
 
 from dataclasses import dataclass
 
 from penstock.store.history.failover_log import FailoverLog
 
-__all__ = ["MAX_SEQNO", "StreamRequest", "common_seqno", "misses_purged", "range_error", "rollback_point"]
+__all__ = [
+    "MAX_SEQNO",
+    "StreamRequest",
+    "find_common_seqno",
+    "find_range_error",
+    "find_rollback_point",
+    "has_unsent_tombstones",
+]
 
 MAX_SEQNO = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRequest:
-    """What a consumer says about itself when it asks for a vbucket's changes.
+    """The position that a consumer sends when it requests a vbucket's changes.
 
-    start_seqno: the last seqno it has; end_seqno: the last it wants. vbuuid: the branch it was on, 0 if it has no
-    history. snap_start, snap_end: the snapshot that start_seqno lies in.
-    strict_vbuuid: check the vbuuid even when it starts at 0. ignore_purged: it does not mind missing deletions.
-    purge_seqno: the purge seqno it saw last, 0 if unknown. collections_high_seqno: the highest seqno of the
-    collections it asks for, None if it asks for all.
+    Attributes:
+        start_seqno: the last seqno that it has.
+        end_seqno: the last seqno that it requests.
+        vbuuid: the branch it was on, 0 if it has no history.
+        snap_start: the start of the snapshot that start_seqno is in.
+        snap_end: the end of that snapshot.
+        strict_vbuuid: check the vbuuid even when the stream starts at 0.
+        ignore_purged: the consumer accepts missing deletions.
+        purge_seqno: the newest purge seqno that it received, 0 if unknown.
+        collections_high_seqno: the highest seqno of the requested collections, None for all collections.
     """
 
     start_seqno: int
@@ -38,8 +51,8 @@ class StreamRequest:
     collections_high_seqno: int | None = None
 
 
-def range_error(request: StreamRequest) -> str | None:
-    """Return why the request contradicts itself, or None. Such a request is answered with ERANGE, not a rollback."""
+def find_range_error(request: StreamRequest) -> str | None:
+    """Return how the request contradicts itself, or None. The answer to such a request is ERANGE, not a rollback."""
     start, end, low, high = request.start_seqno, request.end_seqno, request.snap_start, request.snap_end
     if start > end:
         return f"start seqno {start} after end seqno {end}"
@@ -48,23 +61,32 @@ def range_error(request: StreamRequest) -> str | None:
     return None
 
 
-def rollback_point(log: FailoverLog, high_seqno: int, purge_seqno: int, request: StreamRequest) -> int | None:
-    """Return the seqno to which the consumer must roll back, or None if it may go on.
+def find_rollback_point(log: FailoverLog, high_seqno: int, purge_seqno: int, request: StreamRequest) -> int | None:
+    """Return the seqno to which the consumer must roll back, or None if it may resume.
 
-    A consumer that goes on in the middle of a snapshot (snap_start < start_seqno < snap_end) must be sent its rest
-    before a snapshot ends: the next one may end at snap_end, not below.
+    A consumer may resume in the middle of a snapshot (snap_start < start_seqno < snap_end). It must then receive the
+    rest before a snapshot ends: the next snapshot must end at snap_end or above.
 
-    log: newest entry first. high_seqno, purge_seqno: the vbucket's. Returns 0 when the two share nothing: the
-    consumer starts over. The request must have passed range_error. Raises ValueError if the log is empty.
+    Args:
+        log: newest entry first.
+        high_seqno: the vbucket's.
+        purge_seqno: the vbucket's.
+        request: a request that has passed find_range_error.
+
+    Returns:
+        The seqno. 0 if the two share no history: the consumer restarts from zero.
+
+    Raises:
+        ValueError: the log is empty.
     """
     if not log:
         raise ValueError("empty failover log: every vbucket has at least the branch it began with")
     start = request.start_seqno
     if start == 0 and (request.vbuuid == 0 or not request.strict_vbuuid):
         return None
-    if _missed_purged(purge_seqno, request):
+    if _has_missed_tombstones(purge_seqno, request):
         return 0
-    upper = _branch_end(log, high_seqno, request.vbuuid)
+    upper = _find_branch_end(log, high_seqno, request.vbuuid)
     if upper is None:
         return 0
     snap_start, snap_end = request.snap_start, request.snap_end
@@ -77,10 +99,13 @@ def rollback_point(log: FailoverLog, high_seqno: int, purge_seqno: int, request:
     return min(upper, snap_start)
 
 
-def common_seqno(own: FailoverLog, high_seqno: int, theirs: FailoverLog) -> int:
-    """Return the highest seqno up to which two histories are the same, as far as their failover logs tell.
+def find_common_seqno(own: FailoverLog, high_seqno: int, theirs: FailoverLog) -> int:
+    """Return the highest seqno up to which two histories are equal, according to their failover logs; 0 for none.
 
-    own, theirs: newest entry first. high_seqno: the own one. 0 if they share no branch.
+    Args:
+        own: the own log, newest entry first.
+        high_seqno: the own high seqno.
+        theirs: the other log, newest entry first.
     """
     ends = [MAX_SEQNO, *(entry.seqno for entry in theirs)]
     end_of = {entry.vbuuid: end for entry, end in zip(theirs, ends, strict=False)}
@@ -92,19 +117,19 @@ def common_seqno(own: FailoverLog, high_seqno: int, theirs: FailoverLog) -> int:
     return 0
 
 
-def misses_purged(purge_seqno: int, seen: int, seqno: int) -> bool:
-    """Tell whether tombstones were purged that a stream has yet to send: its consumer would keep deleted documents.
+def has_unsent_tombstones(purge_seqno: int, seen: int, seqno: int) -> bool:
+    """Return whether tombstones were purged before a stream sent them: its consumer would keep deleted documents.
 
     Args:
         purge_seqno: the vbucket's.
         seen: the vbucket's purge seqno when the stream began, or chose its newest snapshot.
-        seqno: the end of that snapshot; 0: the consumer has nothing that could be deleted.
+        seqno: the end of that snapshot; 0: the consumer has no documents yet.
     """
     return purge_seqno > seen and 0 < seqno < purge_seqno
 
 
-def _missed_purged(purge_seqno: int, request: StreamRequest) -> bool:
-    """Tell whether tombstones the consumer has not seen were purged, so that it would keep deleted documents."""
+def _has_missed_tombstones(purge_seqno: int, request: StreamRequest) -> bool:
+    """Return whether tombstones were purged that the consumer has not received: it would keep deleted documents."""
     start, high = request.start_seqno, request.collections_high_seqno
     if request.ignore_purged or start == 0 or start >= purge_seqno or request.purge_seqno == purge_seqno:
         return False
@@ -112,8 +137,8 @@ def _missed_purged(purge_seqno: int, request: StreamRequest) -> bool:
     return high is None or start < high
 
 
-def _branch_end(log: FailoverLog, high_seqno: int, vbuuid: int) -> int | None:
-    """Return the last seqno of the branch on this history, or None if it is not in the log. Oldest match wins."""
+def _find_branch_end(log: FailoverLog, high_seqno: int, vbuuid: int) -> int | None:
+    """Return the last seqno of the branch on this history, or None if it is not in the log. The oldest match wins."""
     end = None
     newer = high_seqno
     for entry in log:

@@ -1,6 +1,6 @@
 """The history of one vbucket: its states and branches, and which of its snapshots are complete.
 
-One thread at a time: nothing here locks.
+One thread at a time: there are no locks.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ from contextlib import suppress
 from typing import Any
 
 from penstock.store.history.collection_state import CollectionState
-from penstock.store.history.failover_log import FailoverEntry, FailoverLog, create_entry, prune, sanitised
+from penstock.store.history.failover_log import FailoverEntry, FailoverLog, create_entry, prune_log, sanitise_log
 from penstock.store.history.history_snapshot import Snapshot
 from penstock.store.history.vbucket_changes import REFUSED, VbucketChanges
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["History"]
+__all__ = ["VbucketHistory"]
 
 
-class History:
-    """The states and branches of a vbucket. The log has a note of each change of them.
+class VbucketHistory:
+    """The states and branches of a vbucket. The log has a note of each of their changes.
 
     Attributes:
+        id: the vbucket's number.
+        index: the rows of the vbucket.
         changes: the vbucket's changes.
         state: a VbucketState, None while the vbucket is deleted.
         failover_log: newest entry first.
@@ -46,28 +48,28 @@ class History:
 
     @property
     def whole_seqno(self) -> int:
-        """The end of the last complete snapshot: high_seqno, unless one has begun that has not ended."""
+        """The end of the last complete snapshot: high_seqno, unless a snapshot has begun and not ended."""
         return self.changes.high_seqno if self._whole_seqno is None else self._whole_seqno
 
     @property
     def persisted_seqno(self) -> int:
-        """Changes up to here are as safe as this bucket can make them: on disk, or stored where there is no disk."""
-        persisted = self._log.persisted(self.index)
+        """The seqno up to which changes are on disk, or stored if there is no disk."""
+        persisted = self._log.find_persisted_seqno(self.index)
         return self.changes.high_seqno if persisted is None else persisted
 
     def set_max_cas(self, cas: int) -> None:
-        """Let the cas of every later change be above this one. It never goes down."""
+        """Make the cas of every later change higher than this one. The limit never goes down."""
         self._log.make_room_for_note(self)
-        self.changes.clock.see(cas)
-        self._log.note(self)
+        self.changes.clock.observe(cas)
+        self._log.write_note(self)
 
     # States
 
     def enter_state(self, state: VbucketState, *, takeover: bool = False) -> None:
-        """Change the state. A vbucket that was deleted is there again, empty.
+        """Change the state. A deleted vbucket returns empty.
 
-        Becoming active begins a new branch of history at the end of the last complete snapshot, unless this is a
-        takeover: then the history of the vbucket's last owner goes on.
+        Becoming active begins a new branch at the end of the last complete snapshot. A takeover instead continues the
+        history of the vbucket's last owner.
         """
         self._log.make_room_for_note(self)
         if state is VbucketState.ACTIVE and self.state is not VbucketState.ACTIVE:
@@ -75,12 +77,13 @@ class History:
                 self.failover_log = create_entry(self.failover_log, self._new_vbuuid(), self.whole_seqno)
             self._whole_seqno = None
         self.state = state
-        self._log.note(self)
+        self._log.write_note(self)
 
     def clear(self, *, removes: bool = False) -> None:
-        """Forget all changes and branches: seqnos begin at 1 again, on a new branch.
+        """Remove all changes and branches: seqnos begin at 1 again, on a new branch.
 
-        removes: the vbucket is deleted, too.
+        Args:
+            removes: delete the vbucket, too.
         """
         self._log.make_room_for_note(self)
         if removes:
@@ -88,10 +91,10 @@ class History:
         self.changes.clear()
         self._whole_seqno = None
         self.failover_log = create_entry((), self._new_vbuuid(), 0)
-        self._log.note(self, cut=0)
+        self._log.write_note(self, cut=0)
 
     def try_catch_up(self) -> None:
-        """Let an active vbucket write what it lacks of the bucket's manifest; while the log takes nothing, later."""
+        """Let an active vbucket write the manifest's missing events. Refused events come later."""
         if self.state is VbucketState.ACTIVE:
             with suppress(*REFUSED):
                 self.changes.catch_up(self.id)
@@ -99,35 +102,41 @@ class History:
     # Branches
 
     def set_failover_log(self, log: Iterable[tuple[int, int]]) -> None:
-        """Take over the log of the vbucket that this one is a copy of; (vbuuid, seqno), newest first."""
+        """Adopt the log of the vbucket that this one copies; (vbuuid, seqno), newest first."""
         self._log.make_room_for_note(self)
-        self.failover_log = sanitised(log) or create_entry((), self._new_vbuuid(), self.changes.high_seqno)
-        self._log.note(self)
+        self.failover_log = sanitise_log(log) or create_entry((), self._new_vbuuid(), self.changes.high_seqno)
+        self._log.write_note(self)
 
     def begin_branch(self, seqno: int | None = None) -> None:
-        """Begin a branch at a change, None: the newest: later ones were lost, and a consumer may have seen them."""
+        """Begin a branch at a seqno, None: the newest.
+
+        Later changes were lost, and a consumer may have received them.
+        """
         seqno = self.changes.high_seqno if seqno is None else seqno
         self.failover_log = create_entry(self.failover_log, self._new_vbuuid(), seqno)
         self.index.purge_seqno = min(self.index.purge_seqno, seqno)
-        self._log.note(self)
+        self._log.write_note(self)
 
     def start_new_history(self) -> None:
-        """Start a new history with the changes that are there: consumers of the old one restart from zero."""
+        """Start a new history with the present changes: consumers of the old history restart from zero."""
         self.failover_log = create_entry((), self._new_vbuuid(), 0)
         self.index.purge_seqno, self.index.lowest_snapshot_end = 0, self.changes.high_seqno
-        self._log.note(self)
+        self._log.write_note(self)
 
-    def go_back(self, seqno: int) -> int:
-        """Go back to `seqno` and return how far that was. Nothing above counts any more; what it superseded is back.
+    def roll_back(self, seqno: int) -> int:
+        """Roll back to `seqno`. Changes above it no longer count; changes that they superseded count again.
 
-        It ends at the last change up to `seqno`, and at 0, as `clear` does, where a version that would have to come
-        back has been dropped, or that last change itself. Takes time in proportion to the vbucket.
+        The rollback ends at the last change up to `seqno`. It ends at 0, as `clear` does, if that change was dropped,
+        or a version that must return was dropped. Takes time in proportion to the vbucket.
+
+        Returns:
+            The seqno at which it ended.
         """
         changes, index = self.changes, self.index
         self._log.make_room_for_note(self)
         cut = None
         if seqno < changes.high_seqno:
-            end = index.floor(seqno)
+            end = index.find_floor(seqno)
             if seqno < index.lowest_snapshot_end or not end or end < min(seqno, index.purge_seqno):
                 self.clear()
                 return 0
@@ -135,18 +144,18 @@ class History:
             changes.cut(seqno)
             self._whole_seqno = whole if whole < changes.high_seqno else None
             cut = seqno
-        self.failover_log = prune(self.failover_log, changes.high_seqno)
+        self.failover_log = prune_log(self.failover_log, changes.high_seqno)
         if not self.failover_log:
             self.failover_log = create_entry((), self._new_vbuuid(), changes.high_seqno)
-        self._log.note(self, cut)
+        self._log.write_note(self, cut)
         return changes.high_seqno
 
     # Notes
 
-    def described(self) -> dict[str, Any]:
-        """Return what `restore` needs besides the changes."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the description that `restore` needs besides the changes."""
         index, state = self.index, self.changes.collection_state
-        collections = {} if state is None else {"collections": state.described()}
+        collections = {} if state is None else {"collections": state.to_dict()}
         return {
             "vbucket": self.id,
             "state": self.state,
@@ -160,71 +169,78 @@ class History:
             **collections,
         }
 
-    def restore(self, said: Mapping[str, Any]) -> None:
-        """Take what `described` returned. Raises LookupError, TypeError or ValueError for something else."""
+    def restore(self, description: Mapping[str, Any]) -> None:
+        """Restore the result of `to_dict`. It raises LookupError, TypeError or ValueError for any other content."""
         index = self.index
-        self.state = VbucketState(said["state"]) if said["state"] is not None else None
-        self.failover_log = tuple(FailoverEntry(vbuuid, seqno) for vbuuid, seqno in said["failover_log"])
-        self._whole_seqno = said["whole_seqno"]
-        self.changes.clock.see(said["max_cas"])
-        index.purge_seqno = said["purge_seqno"]
-        index.purged_rev_seqno = said["purged_rev_seqno"]
-        index.lowest_snapshot_end = said["lowest_snapshot_end"]
-        index.cuts = [(number, seqno) for number, seqno in said["cuts"]]
-        found = CollectionState.restored(said["collections"]) if "collections" in said else None
+        self.state = VbucketState(description["state"]) if description["state"] is not None else None
+        self.failover_log = tuple(FailoverEntry(vbuuid, seqno) for vbuuid, seqno in description["failover_log"])
+        self._whole_seqno = description["whole_seqno"]
+        self.changes.clock.observe(description["max_cas"])
+        index.purge_seqno = description["purge_seqno"]
+        index.purged_rev_seqno = description["purged_rev_seqno"]
+        index.lowest_snapshot_end = description["lowest_snapshot_end"]
+        index.cuts = [(number, seqno) for number, seqno in description["cuts"]]
+        found = CollectionState.from_dict(description["collections"]) if "collections" in description else None
         self.changes.collection_state = found
 
-    def settle(self, items: int, max_cas: int) -> None:
-        """Begin where the index says. items: documents there are. max_cas: the highest of the vbucket's changes."""
-        self.changes.settle(items, max_cas)
+    def start_from_index(self, items: int, max_cas: int) -> None:
+        """Start with the changes in the index.
+
+        Args:
+            items: the number of documents.
+            max_cas: the highest cas of the vbucket's changes.
+        """
+        self.changes.start_from_index(items, max_cas)
         if (self._whole_seqno or 0) >= self.changes.high_seqno:  # a snapshot had begun, its first change was lost
             self._whole_seqno = None
 
     # Snapshots
 
     def begin_change(self, seqno: int, snapshot_end: int | None) -> None:
-        """Take note that the change to come, at `seqno`, belongs to a snapshot that ends there.
+        """Record that the next change, at `seqno`, belongs to a snapshot that ends at `snapshot_end`.
 
-        Before it is written: if the log ended between the two, its snapshot would seem to be complete.
+        The note is written before the change. If the log ended between the two, the snapshot would seem complete.
         """
         if snapshot_end is not None and seqno < snapshot_end and self._whole_seqno is None:
             self._log.make_room_for_note(self)
             self._whole_seqno = self.changes.high_seqno
-            self._log.note(self)
+            self._log.write_note(self)
 
     def end_change(self, snapshot_end: int | None) -> None:
-        """Take note, if the newest change is the last one of its snapshot, that this is complete."""
+        """Record that a snapshot is complete, if the newest change is its last one."""
         if self._whole_seqno is not None and (snapshot_end is None or self.changes.high_seqno >= snapshot_end):
             self._whole_seqno = None
-            self._log.note(self)
+            self._log.write_note(self)
 
     def end_snapshot(self, *, hides: bool) -> None:
-        """Let the snapshot that has begun be complete with the newest change.
+        """Record that the snapshot is complete with the newest change.
 
-        hides: it left seqnos out, so that it may lack versions that were current inside it: no snapshot ends there.
+        Args:
+            hides: the snapshot left seqnos out, so it may lack versions that were current inside it. No snapshot may
+                end there.
         """
         self._log.make_room_for_note(self)
         self._whole_seqno = None
         if hides:
             self.index.lowest_snapshot_end = max(self.index.lowest_snapshot_end, self.changes.high_seqno)
-        self._log.note(self)
+        self._log.write_note(self)
 
-    def snapshot(self, start_seqno: int, end_seqno: int) -> Snapshot:
-        """Return the changes after start_seqno up to end_seqno, as they are now, whatever is written later.
+    def open_snapshot(self, start_seqno: int, end_seqno: int) -> Snapshot:
+        """Return the changes after start_seqno up to end_seqno, as they are now. Later writes do not affect it.
 
-        It ends at end_seqno; at the next change if there is none of that number; at lowest_snapshot_end if that is
-        higher; at whole_seqno if that is lower. It is empty, and ends at start_seqno, if nothing lies between, or
-        while lowest_snapshot_end is above whole_seqno.
+        It ends at end_seqno, or at the next change if none has that number. It ends at lowest_snapshot_end if that is
+        higher, at whole_seqno if that is lower. It is empty, and ends at start_seqno, if nothing lies between, or while
+        lowest_snapshot_end is above whole_seqno.
         """
         index, whole = self.index, self.whole_seqno
         end = max(min(end_seqno, whole), index.lowest_snapshot_end)
         if end_seqno <= start_seqno or not start_seqno < end <= whole:
             end = start_seqno
         elif end < self.changes.high_seqno:
-            end = index.ceiling(end)
+            end = index.find_ceiling(end)
         return Snapshot(index, start_seqno, end)
 
     def collection_highs(self) -> tuple[int, ...]:
-        """Return the seqno of the newest change of each collection. Called from any thread."""
+        """Return the seqno of the newest change of each collection. Any thread may call this."""
         state = self.changes.collection_state
         return () if state is None else tuple(state.highs.values())  # the tuple is made at one moment

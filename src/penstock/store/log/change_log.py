@@ -1,12 +1,12 @@
-"""The change log of a bucket: encoded frames of all vbuckets in one sequence of segments.
+"""The change log of a bucket: the encoded frames of all vbuckets in one sequence of segments.
 
-Frames are packed into the active segment in the order of commits. When it is full it is *sealed*, and the next one
-begins. Compaction then *clusters* it: a new segment has the frames of each vbucket next to each other, so that a
-backfill copies a few long runs, and lacks the frames that were superseded meanwhile. Later it rewrites the segments
-with many dead frames in the same way.
+Frames are packed into the active segment in the order of commits. A full segment is *sealed*, and the next one begins.
+Compaction then *clusters* a sealed segment. The new segment holds the frames of each vbucket next to each other, so
+that a backfill copies a few long runs. It lacks the frames that were superseded meanwhile. Later, compaction rewrites
+segments with many dead frames in the same way.
 
-`Log` is what the vbuckets and the bucket know of a log. MemoryLog lives in memory; DurableLog keeps the same on disk.
-Appends never move anything; LogRoom.make may.
+`Log` is the interface that vbuckets and the bucket use. MemoryLog lives in memory, DurableLog in files. Appends never
+move a frame or a row; LogRoom.make_room may.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Protocol
 import numpy as np
 
 from penstock.errors import TemporaryFailure
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.log.compaction import CompactionPlanner
 from penstock.store.log.log_room import LogRoom, RolledLog
 from penstock.store.log.log_segments import LoggedVbucket, LogSegments
 from penstock.store.log.long_frame import Frame
 from penstock.store.log.quota import SEGMENT_BYTES, Quota
-from penstock.store.log.rewrite import Choice, Rewritten
+from penstock.store.log.rewrite import RewrittenSegment, RowChoice
 from penstock.store.log.row_index import RowIndex
-from penstock.store.log.segment import Column, Segment, new_buffer
+from penstock.store.log.segment import Column, Segment, new_active_buffer
 
 __all__ = ["Log", "MemoryLog"]
 
@@ -33,61 +33,72 @@ _ANY_SEQNO = 2**63 - 1
 
 
 class Commits(Protocol):
-    """Brings to disk what was appended."""
+    """Writes appended records to disk."""
 
     @property
-    def broken(self) -> bool:
-        """Whether nobody knows what is on disk, so that nothing is stored any more."""
+    def is_broken(self) -> bool:
+        """Whether the content of the disk is unknown, so that the log accepts no changes."""
 
     @property
-    def uncommitted(self) -> int:
-        """How many changes and notes no commit has taken yet; 0 in memory."""
+    def uncommitted_records(self) -> int:
+        """How many records no commit has taken yet; 0 in memory."""
 
     @property
-    def unpersisted(self) -> int:
-        """How many changes and notes are not on disk yet, those of the commit under way included; 0 in memory."""
+    def unpersisted_records(self) -> int:
+        """How many records are not on disk yet, those of a running commit included; 0 in memory."""
 
     def run(self) -> None:
-        """Write to disk what was appended."""
+        """Write all appended records to disk."""
 
 
 class Log(RolledLog, Protocol):
-    """The log of a bucket's vbuckets. They append to its active segment, the bucket has it committed and compacted.
+    """The log of a bucket. Its vbuckets append changes; the bucket commits and compacts them.
 
     Attributes:
         room: makes room in the active segment.
-        commits: brings to disk what was appended.
+        commits: writes appended records to disk.
     """
 
     room: LogRoom
 
     @property
-    def commits(self) -> Commits: ...
+    def commits(self) -> Commits:
+        """The object that writes appended records to disk."""
 
-    def set_settings(self, settings: Settings) -> None:
-        """Take other settings from now on."""
+    def set_settings(self, settings: BucketSettings) -> None:
+        """Apply other settings from now on."""
 
     def make_room_for_note(self, history: LoggedVbucket) -> None:
-        """See to it that a note about a vbucket can be written. Raises TemporaryFailure."""
+        """Make sure that a note about a vbucket can be written.
 
-    def note(self, history: LoggedVbucket, cut: int | None = None) -> None:
-        """Write down how things stand with a vbucket but for its changes.
-
-        cut: those that it has above this seqno count no more.
+        Raises:
+            TemporaryFailure: the log accepts no records at the moment.
         """
 
-    def note_cas(self, vbucket: int, cas: int) -> None:
-        """Write down a cas that was given without a change. Raises TemporaryFailure while the log cannot take it."""
+    def write_note(self, history: LoggedVbucket, cut: int | None = None) -> None:
+        """Write a note of a vbucket's state.
 
-    def persisted(self, index: RowIndex) -> int | None:
-        """Return the seqno up to which a vbucket's changes are on disk, None in memory."""
+        Args:
+            history: the vbucket.
+            cut: a seqno; the vbucket's earlier records above it no longer count. None: no such cut.
+        """
+
+    def write_cas_note(self, vbucket: int, cas: int) -> None:
+        """Write a note of a cas that was assigned without a change.
+
+        Raises:
+            TemporaryFailure: the log accepts no records at the moment.
+        """
+
+    def find_persisted_seqno(self, index: RowIndex) -> int | None:
+        """Return the seqno up to which a vbucket's changes are on disk; None in memory."""
 
     def close(self) -> None:
-        """End well."""
+        """Commit all records and release the files."""
 
 
 class MemorySegment:
-    """An active segment in memory. Attributes as of ActiveSegment."""
+    """An active segment in memory. Its attributes are those of ActiveSegment."""
 
     __slots__ = ("buffer", "end", "limit", "number")
 
@@ -95,7 +106,7 @@ class MemorySegment:
 
     def __init__(self, number: int, nbytes: int) -> None:
         self.number = number
-        self.buffer = new_buffer(nbytes)
+        self.buffer = new_active_buffer(nbytes)
         self.end = self.limit = 0
 
     def append(self, frame: Frame, supersedes: int) -> int:
@@ -108,56 +119,56 @@ class MemorySegment:
         return offset
 
 
-class MemoryKeeper:
-    """Keeps rewritten segments where they were made: in memory."""
+class MemoryStorage:
+    """Stores rewritten segments of a log in memory: they stay where they were made."""
 
-    keeps_empty = in_order = False
+    keeps_empty_segments = rewrites_in_order = False
 
-    def prepare(self) -> None:
-        """Nothing depends on where the log ends."""
+    def begin_rewrite(self) -> None:
+        """Do nothing: in memory nothing depends on the end of the log."""
 
-    def held(self, sources: Sequence[Segment]) -> Column | None:
-        """Return None: nobody reads this log from its beginning."""
+    def find_protected_changes(self, sources: Sequence[Segment]) -> Column | None:
+        """Return None: no program reads this log from its beginning."""
         return None
 
-    def keep(self, rewritten: Rewritten) -> Rewritten:
+    def store(self, rewritten: RewrittenSegment) -> RewrittenSegment:
         return rewritten
 
-    def discard(self, rewritten: Rewritten | None) -> None:
-        """It goes by itself."""
+    def discard(self, rewritten: RewrittenSegment | None) -> None:
+        """Do nothing: the memory is freed with the last reference."""
 
-    def install(self, sources: Sequence[Segment], rewritten: Rewritten) -> None:
-        """It is where it has to be."""
+    def install(self, sources: Sequence[Segment], rewritten: RewrittenSegment) -> None:
+        """Do nothing: the segment is in memory already."""
 
 
 class NoRetention:
-    """Superseded frames of a log in memory may go at once."""
+    """Retention of a log in memory: compaction may drop superseded frames at once."""
 
     def __init__(self, vbuckets: int) -> None:
         self._vbuckets = vbuckets
 
-    def unready(self) -> set[int]:
+    def find_unready_segments(self) -> set[int]:
         return set()
 
-    def floors(self) -> Column:
+    def find_floors(self) -> Column:
         return np.full(self._vbuckets, _ANY_SEQNO, np.int64)
 
-    def retained(self, choice: Choice) -> int:
-        return choice.held
+    def count_retained_bytes(self, choice: RowChoice) -> int:
+        return choice.held_bytes
 
 
 class NoCommits:
-    """There is no disk to bring anything to."""
+    """Commits of a log in memory: there is no disk to write to."""
 
-    broken = False
-    uncommitted = unpersisted = 0
+    is_broken = False
+    uncommitted_records = unpersisted_records = 0
 
     def run(self) -> None:
-        """Nothing is written."""
+        """Do nothing."""
 
 
 class MemoryLog:
-    """A log in memory. Attributes as of Log. Notes are not written."""
+    """A log in memory. It writes no notes. Its attributes are those of Log."""
 
     durable = False
     commits: Commits = NoCommits()
@@ -165,7 +176,7 @@ class MemoryLog:
     def __init__(
         self,
         indexes: Sequence[RowIndex],
-        settings: Settings,
+        settings: BucketSettings,
         *,
         segment_bytes: int = SEGMENT_BYTES,
         clock: Callable[[], int],
@@ -177,19 +188,21 @@ class MemoryLog:
             self.segments,
             self.quota,
             settings,
-            keeper=MemoryKeeper(),
+            storage=MemoryStorage(),
             retention=NoRetention(len(indexes)),
             clock=clock,
         )
         self.room = LogRoom(self)
         self._begin(self._make_segment(0))
 
-    def set_settings(self, settings: Settings) -> None:
+    def set_settings(self, settings: BucketSettings) -> None:
+        """Apply other settings from now on."""
         self.compactions.settings = settings
         self.quota.nbytes = settings.memory_bytes
-        self.quota.doubt()
+        self.quota.invalidate()
 
     def roll(self, nbytes: int) -> None:
+        """Seal the active segment and begin one with room for nbytes."""
         segment = self._make_segment(nbytes)  # first: where there is no memory for it, nothing changes
         self.segments.seal(self._clock())
         self._begin(segment)
@@ -198,25 +211,32 @@ class MemoryLog:
         return MemorySegment(self.segments.active.number + 1, max(self.quota.segment_bytes, nbytes))
 
     def _begin(self, segment: MemorySegment) -> None:
-        self.segments.begin(segment)
+        self.segments.begin_active(segment)
         self.room.raise_limit(0)
 
     def check_backlog(self, most: int) -> None:
-        if self.segments.waiting_bytes > most:
+        """Raise TemporaryFailure if more than `most` bytes wait for compaction.
+
+        Raises:
+            TemporaryFailure: compaction is behind.
+        """
+        if self.segments.unclustered_bytes > most:
             raise TemporaryFailure("too many changes wait for compaction, try again soon")
 
     def make_room_for_note(self, history: LoggedVbucket) -> None:
-        """Notes take no room."""
+        """Do nothing: a log in memory writes no notes."""
 
-    def note(self, history: LoggedVbucket, cut: int | None = None) -> None:
+    def write_note(self, history: LoggedVbucket, cut: int | None = None) -> None:
+        """Mark the memory measurement as outdated after a cut."""
         if cut is not None:
-            self.quota.doubt()
+            self.quota.invalidate()
 
-    def note_cas(self, vbucket: int, cas: int) -> None:
-        """Nobody asks for it again."""
+    def write_cas_note(self, vbucket: int, cas: int) -> None:
+        """Do nothing: the clock lives as long as the bucket."""
 
-    def persisted(self, index: RowIndex) -> int | None:
+    def find_persisted_seqno(self, index: RowIndex) -> int | None:
+        """Return None: there is no disk."""
         return None
 
     def close(self) -> None:
-        """Nothing has to end."""
+        """Do nothing: there are no files."""

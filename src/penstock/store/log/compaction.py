@@ -1,7 +1,7 @@
-"""Compaction: segments of the log are rewritten without frames that nobody needs any more.
+"""Compaction: segments of the log are rewritten without frames that are no longer needed.
 
-Each piece of it is made and finished on the thread that owns the bucket, in milliseconds; it is run in between on any
-thread, while the bucket goes on.
+The thread that owns the bucket begins and finishes each piece, which takes milliseconds. Between the two, the piece
+runs on any thread, while the bucket serves requests.
 """
 
 from __future__ import annotations
@@ -14,158 +14,191 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from penstock.store.definition.bucket_settings import Settings
+from penstock.errors import TemporaryFailure
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.log.log_segments import LogSegments
 from penstock.store.log.quota import Quota
-from penstock.store.log.rewrite import Choice, Limits, Purged, PurgeRequest, Rewritten, rewrite
-from penstock.store.log.rewrite import name as name_of
-from penstock.store.log.rewrite_choice import gain_of, next_in_pass, next_rewrite, next_unclustered
+from penstock.store.log.rewrite import (
+    PurgedTombstone,
+    PurgeRequest,
+    RewriteLimits,
+    RewrittenSegment,
+    RowChoice,
+    rewrite_segments,
+)
+from penstock.store.log.rewrite import make_change_ids as name_of
+from penstock.store.log.rewrite_choice import choose_next_in_pass, choose_next_rewrite, estimate_gain, find_unclustered
 from penstock.store.log.segment import Column, Segment
 
-__all__ = ["Compaction", "CompactionPlanner", "FrameRetention", "SegmentKeeper"]
+__all__ = ["Compaction", "CompactionPlanner", "FrameRetention", "SegmentStorage"]
 
 _SHORT_PURGE_AGE = 60.0  # seconds. Source: kv_engine, ephemeral_metadata_purge_age
 _NANOSECONDS = 10**9
 
 
-class SegmentKeeper(Protocol):
-    """Keeps rewritten segments where the log is.
+class SegmentStorage(Protocol):
+    """Stores rewritten segments, in memory or in files.
 
     Attributes:
-        keeps_empty: a segment without a frame stays, too: the numbers of segments must have no gaps.
-        in_order: segments are rewritten oldest first, because dead frames in an older one hold back newer ones.
+        keeps_empty_segments: a segment without frames stays, because the numbers of segments must have no gaps.
+        rewrites_in_order: segments are rewritten oldest first, because dead frames of an older segment protect frames
+            of newer ones.
     """
 
     @property
-    def keeps_empty(self) -> bool: ...
+    def keeps_empty_segments(self) -> bool:
+        """Whether a segment without frames stays in the log."""
+
     @property
-    def in_order(self) -> bool: ...
+    def rewrites_in_order(self) -> bool:
+        """Whether segments are rewritten oldest first."""
 
-    def prepare(self) -> None:
-        """Take note that a rewrite begins with the log as it is now."""
+    def begin_rewrite(self) -> None:
+        """Remember where the log ends, when a rewrite begins."""
 
-    def held(self, sources: Sequence[Segment]) -> Column | None:
-        """Return what `choose` may not drop for the sake of older segments. Called from any thread."""
+    def find_protected_changes(self, sources: Sequence[Segment]) -> Column | None:
+        """Return the ids of the changes whose frames must stay because of older segments.
 
-    def keep(self, rewritten: Rewritten) -> Rewritten:
-        """Put the new segment where it is to stay. Called from any thread."""
+        Such a change supersedes a frame that is still in an older segment. Any thread may call this.
+        """
 
-    def discard(self, rewritten: Rewritten | None) -> None:
-        """Forget what `keep` has kept."""
+    def store(self, rewritten: RewrittenSegment) -> RewrittenSegment:
+        """Store the new segment in its final form. Any thread may call this."""
 
-    def install(self, sources: Sequence[Segment], rewritten: Rewritten) -> None:
-        """Let the new segment stand for its sources from now on, also after a restart."""
+    def discard(self, rewritten: RewrittenSegment | None) -> None:
+        """Delete a stored segment that will not be used."""
+
+    def install(self, sources: Sequence[Segment], rewritten: RewrittenSegment) -> None:
+        """Replace the sources by the new segment, also for the time after a restart."""
 
 
 class FrameRetention(Protocol):
-    """Which superseded frames have to stay for the time being."""
+    """Decides which superseded frames must stay for now."""
 
-    def unready(self) -> set[int]:
+    def find_unready_segments(self) -> set[int]:
         """Return the numbers of sealed segments that cannot be rewritten yet."""
 
-    def floors(self) -> Column:
+    def find_floors(self) -> Column:
         """Return for each vbucket the highest seqno whose superseded frame may be dropped."""
 
-    def retained(self, choice: Choice) -> int:
-        """Return how many bytes of dead frames a rewrite had to keep, and the next one has to."""
+    def count_retained_bytes(self, choice: RowChoice) -> int:
+        """Return how many bytes of dead frames a rewrite had to keep. The next rewrite has to keep them, too."""
 
 
 class CompactionPlanner:
-    """Plans what is rewritten next, one piece at a time, and puts it in the place of its sources.
+    """Plans which segments are rewritten next, one piece at a time, and installs the results.
 
     Attributes:
-        settings: the bucket's.
-        is_running: a piece is under way.
-        purged: tombstones that were dropped, whose keys nobody needs any more; for the caller to take out.
+        settings: the bucket's settings.
+        is_running: a piece has begun and not finished.
+        purged: tombstones that were dropped. The caller removes them, and their keys from the vbuckets.
     """
 
     def __init__(
         self,
         segments: LogSegments,
         quota: Quota,
-        settings: Settings,
+        settings: BucketSettings,
         *,
-        keeper: SegmentKeeper,
+        storage: SegmentStorage,
         retention: FrameRetention,
         clock: Callable[[], int],
     ) -> None:
         self.settings = settings
         self.is_running = False
-        self.purged: list[Purged] = []
+        self.purged: list[PurgedTombstone] = []
         self._segments = segments
         self._quota = quota
-        self._keeper = keeper
+        self._storage = storage
         self._retention = retention
         self._clock = clock
         self._passed = 0  # by a pass over everything: the number of the last segment
-        self._front = 0  # by a pass over what holds others back: likewise
+        self._front = 0  # the same for the pass over segments that protect frames of newer ones
 
     # Which piece is next
 
     def next_piece(self, everything: bool, purge: PurgeRequest | None = None) -> Compaction | None:
-        """Return the next piece of rewriting that is worth doing; None while there is none, or one is under way.
+        """Begin the next piece that is worth rewriting, if none is running.
 
-        everything: also where there is little to gain, each segment once, until None is returned. purge: tombstones
-        to drop before their time.
+        Args:
+            everything: rewrite also segments with little to gain, each once, until None is returned.
+            purge: tombstones to drop before their purge age.
+
+        Returns:
+            The piece; None if there is none, or one is running.
+
+        Raises:
+            TemporaryFailure: there is no memory to begin a piece; no piece is running then.
         """
+        if self.is_running or not self._segments.sealed:
+            return None
+        try:
+            chosen = self._choose_next(everything)
+            if chosen is None:
+                return None
+            self.is_running = True
+            self._storage.begin_rewrite()
+            sources = self._segments.sealed[chosen]
+            return Compaction(self, self._storage, sources, self.make_limits()._replace(purge=purge))
+        except MemoryError as error:
+            self.discard(None)
+            raise TemporaryFailure("the system has no memory for a compaction, try again soon") from error
+
+    def _choose_next(self, everything: bool) -> slice | None:
         sealed = self._segments.sealed
-        if self.is_running or not sealed:
-            return None
-        chosen = next_unclustered(sealed, self._retention.unready())
-        if chosen is None:
-            if everything:
-                chosen = next_in_pass(sealed, self._passed, self._quota.segment_bytes)
-                self._passed = 0 if chosen is None else sealed[chosen.stop - 1].ids[1]
-            else:
-                chosen, self._front = self._next_rewrite()
-        if chosen is None:
-            return None
-        self.is_running = True
-        self._keeper.prepare()
-        return Compaction(self, self._keeper, sealed[chosen], self.limits()._replace(purge=purge))
+        chosen = find_unclustered(sealed, self._retention.find_unready_segments())
+        if chosen is None and everything:
+            chosen = choose_next_in_pass(sealed, self._passed, self._quota.segment_bytes)
+            self._passed = 0 if chosen is None else sealed[chosen.stop - 1].ids[1]
+        elif chosen is None:
+            chosen, self._front = self._choose_next_rewrite()
+        return chosen
 
     def restart_pass(self) -> None:
-        """Let the pass over everything begin again with the oldest segment."""
+        """Restart the pass over all segments at the oldest one."""
         self._passed = 0
 
-    def frees(self) -> bool:
-        """Tell whether compaction is about to free memory."""
-        return self.is_running or self._segments.waiting_bytes > 0 or self._next_rewrite()[0] is not None
+    def can_free_memory(self) -> bool:
+        """Return whether compaction is about to free memory."""
+        return self.is_running or self._segments.unclustered_bytes > 0 or self._choose_next_rewrite()[0] is not None
 
-    def _next_rewrite(self) -> tuple[slice | None, int]:
+    def _choose_next_rewrite(self) -> tuple[slice | None, int]:
         """Return the segments that are worth a rewrite, and the next `_front`."""
         sealed, now, purge_age = self._segments.sealed, self._clock(), self._purge_age
-        return next_rewrite(
+        return choose_next_rewrite(
             sealed,
-            [gain_of(segment, now, purge_age) for segment in sealed],
+            [estimate_gain(segment, now, purge_age) for segment in sealed],
             self._quota.segment_bytes,
             front=self._front,
             pressed=self._quota.is_pressed,
-            in_order=self._keeper.in_order,
+            in_order=self._storage.rewrites_in_order,
         )
 
-    # What it may drop
+    # Limits
 
     @property
     def _purge_age(self) -> float:
-        """Seconds that a tombstone stays. Those of documents that had to go for lack of memory must go themselves."""
+        """Seconds that a tombstone stays.
+
+        Documents that were deleted to free memory leave tombstones, which must not fill the memory in turn.
+        """
         age = self.settings.purge_age
         return min(age, _SHORT_PURGE_AGE) if self.settings.auto_delete and self._quota.is_pressed else age
 
-    def limits(self) -> Limits:
-        """Return what a rewrite may drop: what is superseded, and tombstones whose time is over.
+    def make_limits(self) -> RewriteLimits:
+        """Return the limits of a rewrite: it may drop superseded frames, and tombstones older than the purge age.
 
-        Of tombstones the newest change of a vbucket stays, and of each collection.
+        The newest change of each vbucket and of each collection stays, also if it is a tombstone.
         """
-        return Limits(
-            floors=self._retention.floors(),
+        return RewriteLimits(
+            floors=self._retention.find_floors(),
             last_seqnos=np.array([index.last_seqno for index in self._segments.indexes], np.int64),
             purge_before=max(self._clock() // _NANOSECONDS - int(self._purge_age), 0),
-            kept=self._newest_of_collections,
+            find_kept=self._list_newest_of_collections,
         )
 
-    def _newest_of_collections(self) -> Column:
-        """Return the names of the newest change of each collection in each vbucket. Called from any thread."""
+    def _list_newest_of_collections(self) -> Column:
+        """Return the ids of the newest change of each collection in each vbucket. Any thread may call this."""
         found = [np.zeros(0, np.int64)]
         for history in self._segments.histories:
             if highs := history.collection_highs():
@@ -173,79 +206,96 @@ class CompactionPlanner:
                 found.append(name_of(np.full(len(seqnos), history.id, np.uint16), seqnos))
         return np.concatenate(found)
 
-    # What becomes of it
+    # Results
 
-    def install(self, sources: Sequence[Segment], rewritten: Rewritten) -> None:
-        """Let the new segment stand for its sources."""
-        segment, choice, indexes = rewritten.segment, rewritten.choice, self._segments.indexes
-        segment.mark(np.concatenate([source.superseded for source in sources])[choice.rows])
-        self._segments.replace(sources, segment, keeps_empty=self._keeper.keeps_empty)
-        for index, passed in zip(indexes, choice.passed.tolist(), strict=True):
+    def install(self, sources: Sequence[Segment], rewritten: RewrittenSegment) -> None:
+        """Replace the sources by the new segment, which has the current superseding seqnos."""
+        indexes = self._segments.indexes
+        self._segments.replace(sources, rewritten.segment, keeps_empty=self._storage.keeps_empty_segments)
+        for index, passed in zip(indexes, rewritten.choice.passed.tolist(), strict=True):
             index.raise_floors(passed)
         for purged in rewritten.purged:
             indexes[purged.vbucket].raise_floors(0, purged.seqno, purged.rev_seqno)
         self.purged += rewritten.purged
-        self._note_rewrite(sources, rewritten)
+        self._defer_useless_rewrites(sources, rewritten)
         self.is_running = False
-        self._quota.doubt()
-        self._keeper.install(sources, rewritten)
+        self._quota.invalidate()
+        self._storage.install(sources, rewritten)
 
-    def discard(self, rewritten: Rewritten | None) -> None:
+    def discard(self, rewritten: RewrittenSegment | None) -> None:
         """Give up a piece; the sources stay."""
         self.is_running = False
-        self._keeper.discard(rewritten)
+        self._storage.discard(rewritten)
 
-    def _note_rewrite(self, sources: Sequence[Segment], rewritten: Rewritten) -> None:
-        """Note what a rewrite could not drop: trying again helps only later, or once one has dropped older frames."""
+    def _defer_useless_rewrites(self, sources: Sequence[Segment], rewritten: RewrittenSegment) -> None:
+        """Record which bytes a rewrite could not drop.
+
+        Another rewrite helps only later, or after older frames were dropped.
+        """
         segment, now = rewritten.segment, self._clock()
         dropped = sum(source.size for source in sources) - segment.size
         if not dropped:
-            segment.rest(gain_of(segment, now, self._purge_age), now)
+            segment.defer_rewrite(estimate_gain(segment, now, self._purge_age), now)
             return
-        overdue = gain_of(segment, now, self._purge_age) - segment.dead
-        segment.rest(self._retention.retained(rewritten.choice) + overdue, now)
+        overdue = estimate_gain(segment, now, self._purge_age) - segment.dead_bytes
+        segment.defer_rewrite(self._retention.count_retained_bytes(rewritten.choice) + overdue, now)
         for newer in self._segments.sealed:
             if newer.ids[0] > segment.ids[1]:
-                newer.rest(0, now)
+                newer.defer_rewrite(0, now)
 
 
 class Compaction:
-    """A piece of rewriting: some segments of a log, neighbours, become one.
+    """A piece of compaction: it rewrites neighbouring segments of a log into one.
 
-    error: what the disk said, if it did not take it; ENOMEM, if there was no memory for the work.
+    Attributes:
+        sources: the segments to rewrite, oldest first.
+        error: the error of the disk; ENOMEM if there was no memory for the work; None if neither failed.
     """
 
     def __init__(
-        self, planner: CompactionPlanner, keeper: SegmentKeeper, sources: Sequence[Segment], limits: Limits
+        self, planner: CompactionPlanner, storage: SegmentStorage, sources: Sequence[Segment], limits: RewriteLimits
     ) -> None:
         self.sources = sources
         self.error: OSError | None = None
         self._planner = planner
-        self._keeper = keeper
+        self._storage = storage
         self._limits = limits
-        self._cuts = [source.cuts for source in sources]
-        self._fates: list[Column] = [source.fate.copy() for source in sources]
-        self._rewritten: Rewritten | None = None
+        self._cuts = [source.cut_count for source in sources]
+        self._fates: list[Column] = [source.fates.copy() for source in sources]
+        self._rewritten: RewrittenSegment | None = None
 
     def run(self) -> None:
-        """Do the work, all but to put it in place."""
-        held = self._keeper.held(self.sources)
+        """Write the new segment, without installing it. Any thread may call this."""
         try:
-            self._rewritten = self._keeper.keep(rewrite(self.sources, self._fates, self._limits, held))
+            held = self._storage.find_protected_changes(self.sources)
+            self._rewritten = self._storage.store(rewrite_segments(self.sources, self._fates, self._limits, held))
         except OSError as error:
             self.error = error
         except MemoryError:
-            self.error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        pa.default_memory_pool().release_unused()  # Arrow would keep what the copying took, up to 30 MB
+            self.error = _make_memory_error()
+        pa.default_memory_pool().release_unused()  # Arrow would keep the memory of the copies, up to 30 MB
 
     def finish(self) -> bool:
-        """Let the new segment stand for the old ones.
+        """Replace the old segments by the new one.
 
-        False, and nothing has changed: it could not be written, or a rollback meanwhile wants frames back.
+        Returns:
+            False if nothing has changed: the segment could not be written, there is no memory, or a rollback needs
+            dropped frames.
         """
-        if self._rewritten is None or [source.cuts for source in self.sources] != self._cuts:
+        if self._rewritten is None or [source.cut_count for source in self.sources] != self._cuts:
+            self._planner.discard(self._rewritten)
+            return False
+        try:
+            superseded = np.concatenate([source.superseded for source in self.sources])
+            self._rewritten.segment.set_superseded(superseded[self._rewritten.choice.rows])
+        except MemoryError:
+            self.error = _make_memory_error()
             self._planner.discard(self._rewritten)
             return False
         self._planner.install(self.sources, self._rewritten)
         self.sources, self._fates, self._rewritten = (), [], None  # the log decides where the old ones end
         return True
+
+
+def _make_memory_error() -> OSError:
+    return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))

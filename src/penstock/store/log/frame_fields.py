@@ -1,32 +1,32 @@
-"""Fields of many frames at once, read where they lie in a log's buffer."""
+"""Reads fields of many frames at once, where the frames lie in a log's buffer."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.store.log.segment import Column, Lengths, values_of
+from penstock.store.log.segment import Column, Lengths, make_arrow_values
 from penstock.wire.codec.frame import HEADER_BYTES
 from penstock.wire.codec.opcodes import Opcode
-from penstock.wire.columns.shapes import head_dtype
+from penstock.wire.columns.data_forms import make_head_dtype
 from penstock.wire.messages.dcp import DeletionV2, Mutation
 
 __all__ = [
-    "by_seqnos",
-    "cas",
-    "collection_ids",
-    "delete_times",
-    "expiries",
-    "field",
-    "is_mutation",
-    "key_fingerprints",
-    "keys",
-    "rev_seqnos",
-    "vbuckets_of",
+    "fingerprint_keys",
+    "mask_mutations",
+    "read_by_seqnos",
+    "read_cas_values",
+    "read_collection_ids",
+    "read_delete_times",
+    "read_expiries",
+    "read_field",
+    "read_keys",
+    "read_rev_seqnos",
+    "read_vbuckets",
 ]
 
 _MUTATION = int(Opcode.DCP_MUTATION)
-_MUTATION_EXTRAS = head_dtype(Mutation).itemsize - HEADER_BYTES
+_MUTATION_EXTRAS = make_head_dtype(Mutation).itemsize - HEADER_BYTES
 _WORD = (0, "<u8")
 _WORD_BYTES = 8
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # odd, with bits everywhere
@@ -34,20 +34,28 @@ _LEB_BITS, _LEB_BYTES = 0x7F, 5  # of an id in front of a key
 _LARGEST_COLLECTION = 2**32 - 1
 
 
-def _place(name: str, cls: type[Mutation] | type[DeletionV2]) -> tuple[int, str]:
-    """Return where a field begins in a frame, and its type."""
-    dtype, at = head_dtype(cls).fields[name][:2]  # type: ignore[index]
+def _locate_field(name: str, cls: type[Mutation] | type[DeletionV2]) -> tuple[int, str]:
+    """Return the offset of a field in a frame, and its numpy type."""
+    dtype, at = make_head_dtype(cls).fields[name][:2]  # type: ignore[index]
     return at, dtype.str
 
 
-_OPCODE, _KEY_LENGTH, _CAS, _EXPIRY = (_place(name, Mutation) for name in ("opcode", "key_length", "cas", "expiry"))
-_VBUCKET, _BY_SEQNO, _REV_SEQNO = (_place(name, Mutation) for name in ("vbucket", "by_seqno", "rev_seqno"))
-_EXTRAS_LENGTH = _place("extras_length", Mutation)
-_DELETE_TIME = _place("delete_time", DeletionV2)  # in an expiration it lies there too
+_OPCODE, _KEY_LENGTH, _CAS, _EXPIRY = (
+    _locate_field(name, Mutation) for name in ("opcode", "key_length", "cas", "expiry")
+)
+_VBUCKET, _BY_SEQNO, _REV_SEQNO = (_locate_field(name, Mutation) for name in ("vbucket", "by_seqno", "rev_seqno"))
+_EXTRAS_LENGTH = _locate_field("extras_length", Mutation)
+_DELETE_TIME = _locate_field("delete_time", DeletionV2)  # in an expiration it lies there too
 
 
-def field(buffer: memoryview, offsets: Column | Lengths, place: tuple[int, str]) -> npt.NDArray[np.generic]:
-    """Return a field of the frames at `offsets`. place: where it begins in a frame, and its type."""
+def read_field(buffer: memoryview, offsets: Column | Lengths, place: tuple[int, str]) -> npt.NDArray[np.generic]:
+    """Return one field of the frames at `offsets`.
+
+    Args:
+        buffer: the log's memory.
+        offsets: where the frames begin.
+        place: the field's offset in a frame, and its numpy type.
+    """
     at, kind = place
     dtype = np.dtype(kind)
     if not len(offsets):
@@ -56,75 +64,80 @@ def field(buffer: memoryview, offsets: Column | Lengths, place: tuple[int, str])
     return overlapping[offsets]
 
 
-def is_mutation(buffer: memoryview, offsets: Column | Lengths) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = field(buffer, offsets, _OPCODE) == _MUTATION
+def mask_mutations(buffer: memoryview, offsets: Column | Lengths) -> npt.NDArray[np.bool_]:
+    """Return which of the frames are mutations."""
+    found: npt.NDArray[np.bool_] = read_field(buffer, offsets, _OPCODE) == _MUTATION
     return found
 
 
-def vbuckets_of(buffer: memoryview, offsets: Column | Lengths) -> npt.NDArray[np.uint16]:
-    return field(buffer, offsets, _VBUCKET).astype(np.uint16)
+def read_vbuckets(buffer: memoryview, offsets: Column | Lengths) -> npt.NDArray[np.uint16]:
+    """Return the vbucket of each frame."""
+    return read_field(buffer, offsets, _VBUCKET).astype(np.uint16)
 
 
-def by_seqnos(buffer: memoryview, offsets: Column | Lengths) -> Column:
-    return field(buffer, offsets, _BY_SEQNO).astype(np.int64)
+def read_by_seqnos(buffer: memoryview, offsets: Column | Lengths) -> Column:
+    """Return the seqno of each frame."""
+    return read_field(buffer, offsets, _BY_SEQNO).astype(np.int64)
 
 
-def rev_seqnos(buffer: memoryview, offsets: Column | Lengths) -> Column:
-    return field(buffer, offsets, _REV_SEQNO).astype(np.int64)
+def read_rev_seqnos(buffer: memoryview, offsets: Column | Lengths) -> Column:
+    """Return the rev_seqno of each frame."""
+    return read_field(buffer, offsets, _REV_SEQNO).astype(np.int64)
 
 
-def cas(buffer: memoryview, offsets: Column | Lengths) -> npt.NDArray[np.uint64]:
-    return field(buffer, offsets, _CAS).astype(np.uint64)
+def read_cas_values(buffer: memoryview, offsets: Column | Lengths) -> npt.NDArray[np.uint64]:
+    """Return the cas of each frame."""
+    return read_field(buffer, offsets, _CAS).astype(np.uint64)
 
 
-def expiries(buffer: memoryview, offsets: Column | Lengths) -> Column:
-    """Return when the documents expire, in epoch seconds; 0 for never, and for tombstones."""
+def read_expiries(buffer: memoryview, offsets: Column | Lengths) -> Column:
+    """Return when each document expires, in epoch seconds; 0 for never, and for tombstones."""
     found = np.zeros(len(offsets), np.int64)
-    documents = is_mutation(buffer, offsets)
-    found[documents] = field(buffer, offsets[documents], _EXPIRY)
+    documents = mask_mutations(buffer, offsets)
+    found[documents] = read_field(buffer, offsets[documents], _EXPIRY)
     return found
 
 
-def delete_times(buffer: memoryview, offsets: Column | Lengths) -> Column:
-    """Return when the documents of tombstones were deleted, in epoch seconds; 0 for mutations."""
+def read_delete_times(buffer: memoryview, offsets: Column | Lengths) -> Column:
+    """Return when the document of each tombstone was deleted, in epoch seconds; 0 for mutations."""
     found = np.zeros(len(offsets), np.int64)
-    tombstones = ~is_mutation(buffer, offsets)
-    found[tombstones] = field(buffer, offsets[tombstones], _DELETE_TIME)
+    tombstones = ~mask_mutations(buffer, offsets)
+    found[tombstones] = read_field(buffer, offsets[tombstones], _DELETE_TIME)
     return found
 
 
-def keys(buffer: memoryview, offsets: Column | Lengths) -> list[bytes]:
+def read_keys(buffer: memoryview, offsets: Column | Lengths) -> list[bytes]:
     """Return the keys of frames whose offsets ascend."""
     if not len(offsets):
         return []
-    begins = _key_begins(buffer, offsets)
-    lengths = field(buffer, offsets, _KEY_LENGTH).astype(np.uint32)
-    found: list[bytes] = values_of(buffer, begins, lengths).take(np.arange(0, 2 * len(begins), 2)).to_pylist()
+    begins = _find_key_offsets(buffer, offsets)
+    lengths = read_field(buffer, offsets, _KEY_LENGTH).astype(np.uint32)
+    found: list[bytes] = make_arrow_values(buffer, begins, lengths).take(np.arange(0, 2 * len(begins), 2)).to_pylist()
     return found
 
 
-def key_fingerprints(buffer: memoryview, offsets: Column | Lengths) -> npt.NDArray[np.uint64]:
-    """Return a number for the key of each frame, made of its length and the bytes at its ends and in its middle.
+def fingerprint_keys(buffer: memoryview, offsets: Column | Lengths) -> npt.NDArray[np.uint64]:
+    """Return a number for the key of each frame, made of its length, its ends and its middle.
 
-    The same key has the same number everywhere; two keys seldom have.
+    Equal keys have equal numbers everywhere. Different keys seldom have equal numbers.
     """
-    begins = _key_begins(buffer, offsets)
-    lengths = field(buffer, offsets, _KEY_LENGTH).astype(np.int64)
+    begins = _find_key_offsets(buffer, offsets)
+    lengths = read_field(buffer, offsets, _KEY_LENGTH).astype(np.int64)
     last = begins + lengths - _WORD_BYTES  # of a shorter key it begins in the header
     surplus = np.maximum(_WORD_BYTES - lengths, 0).astype(np.uint64)
-    found = field(buffer, last, _WORD).astype(np.uint64) >> (np.uint64(8) * surplus)
+    found = read_field(buffer, last, _WORD).astype(np.uint64) >> (np.uint64(8) * surplus)
     for at, least in ((begins, _WORD_BYTES), (last - (lengths >> 1) + _WORD_BYTES // 2, 2 * _WORD_BYTES)):
-        word = field(buffer, np.where(lengths >= least, at, last), _WORD).astype(np.uint64)
+        word = read_field(buffer, np.where(lengths >= least, at, last), _WORD).astype(np.uint64)
         found = found * _MIX + np.where(lengths >= least, word, np.uint64(0))
     return found * _MIX + lengths.astype(np.uint64)
 
 
-def collection_ids(buffer: memoryview, offsets: Column | Lengths) -> Column:
-    """Return the collection that each frame's key begins with, -1 where that is none."""
+def read_collection_ids(buffer: memoryview, offsets: Column | Lengths) -> Column:
+    """Return the collection id at the beginning of each key; -1 where there is no valid id."""
     if not len(offsets):
         return np.zeros(0, np.int64)
     data = np.frombuffer(buffer, np.uint8)
-    begins = _key_begins(buffer, offsets)
+    begins = _find_key_offsets(buffer, offsets)
     found = data[begins].astype(np.int64)
     more = np.flatnonzero(found > _LEB_BITS)
     found &= _LEB_BITS
@@ -140,7 +153,7 @@ def collection_ids(buffer: memoryview, offsets: Column | Lengths) -> Column:
     return found
 
 
-def _key_begins(buffer: memoryview, offsets: Column | Lengths) -> Column:
+def _find_key_offsets(buffer: memoryview, offsets: Column | Lengths) -> Column:
     begins = offsets.astype(np.int64) + HEADER_BYTES
-    begins += field(buffer, offsets, _EXTRAS_LENGTH).astype(np.int64)
+    begins += read_field(buffer, offsets, _EXTRAS_LENGTH).astype(np.int64)
     return begins

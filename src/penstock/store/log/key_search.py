@@ -1,7 +1,7 @@
 """The keys of a vbucket that was opened, until all of them have been read from its frames.
 
-To read a million keys takes a quarter of a second. So that a command on such a vbucket need not wait for that, the
-keys have fingerprints, made and put in order while the bucket is opened: the frame of a key is found by its own.
+Reading a million keys takes a quarter of a second. A command on such a vbucket must not wait so long. So opening the
+bucket makes a sorted table of fingerprints: the frame of a key is found by the key's fingerprint.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.store.log.frame_fields import key_fingerprints, keys
+from penstock.store.log.frame_fields import fingerprint_keys, read_keys
 from penstock.store.log.key_table import MANY_KEYS, KeyTable
 from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import Column
+from penstock.store.slices import run_slices
 from penstock.wire.codec.frame import HEADER
 
 __all__ = ["UnloadedKeys"]
 
-_LOADED_AT_ONCE = 8192
-_LOADED_BY_LOOKUP = 64  # a connection does many look-ups in one turn
+_LOADED_AT_ONCE = 8192  # rows, a few milliseconds of work.
+_LOADED_BY_LOOKUP = 64  # Few, because a connection does many look-ups in one turn.
 _FEW_ROWS = 16 * 1024  # whose keys are read at once, in less than ten milliseconds
-_MOST_ALIKE = 64  # frames of the same fingerprint that are looked at
+_MOST_MATCHES = 64  # frames of the same fingerprint that are looked at
 
 Fingerprints = npt.NDArray[np.uint64]
 
@@ -40,28 +41,30 @@ class _Part(NamedTuple):
 
 
 class UnloadedKeys(MutableMapping[bytes, int]):
-    """In the place of a vbucket's keys until they have been read from its frames.
+    """Stands for a vbucket's keys until they have been read from its frames.
 
-    Where there are few, the first look-up reads them all. Where there are many, a look-up reads some and searches the
-    others.
+    The first look-up reads all keys of a small vbucket. In a large one, each look-up reads some keys and searches the
+    rest.
 
     Args:
         index: the rows of the vbucket.
-        take: called with the keys when all are there.
-        stale: the table of the keys that were there before, which is freed bit by bit.
+        on_loaded: called with the keys when all are loaded.
+        stale: the vbucket's earlier table of keys, which is freed bit by bit.
 
     Attributes:
         found: the keys that have been read.
     """
 
     def __init__(
-        self, index: RowIndex, take: Callable[[MutableMapping[bytes, int]], None], stale: KeyTable | None = None
+        self, index: RowIndex, on_loaded: Callable[[MutableMapping[bytes, int]], None], stale: KeyTable | None = None
     ) -> None:
-        self._take = take
+        self._on_loaded = on_loaded
         count = index.row_count
         self.found: dict[bytes, int] | KeyTable = {} if count < MANY_KEYS and stale is None else KeyTable(stale)
-        self._written: dict[bytes, int | None] = {}  # since, None: deleted; what is read later is older
-        self._parts: Iterator[_Part] = (_Part(*part) for part in index.live())
+        self._written: dict[
+            bytes, int | None
+        ] = {}  # changes since the opening, None: deleted. Frames that are read later are older.
+        self._parts: Iterator[_Part] = (_Part(*part) for part in index.iterate_live_frames())
         self._part: _Part | None = None  # the one whose keys are being read
         self._search = _Search(list(self._parts)) if count > _FEW_ROWS else None
         if self._search is not None:
@@ -69,6 +72,7 @@ class UnloadedKeys(MutableMapping[bytes, int]):
             self._part = next(self._parts, None)
 
     def get(self, key: bytes, default: Any = None) -> Any:
+        """Return the seqno of a key's newest change, or the default."""
         search = self._search
         if search is None:
             return self.load().get(key, default)
@@ -79,7 +83,7 @@ class UnloadedKeys(MutableMapping[bytes, int]):
         elif (seqno := self.found.get(key)) is None:
             try:
                 seqno = search.find(key)
-            except _TooManyAlikeError:
+            except _TooManyMatchesError:
                 return self.load().get(key, default)
         return default if seqno is None else seqno
 
@@ -102,14 +106,15 @@ class UnloadedKeys(MutableMapping[bytes, int]):
         return iter(self.found)
 
     def load(self) -> MutableMapping[bytes, int]:
-        while self.load_some():
-            pass
+        """Return all keys, after reading them."""
+        run_slices(self.load_some)
         return self.found
 
     def load_some(self, most: int = _LOADED_AT_ONCE) -> int:
-        """Read some thousand keys. Returns how many rows that took; 0 when all are there, and in the vbucket.
+        """Read up to `most` keys.
 
-        most: so many at once.
+        Returns:
+            How many rows' worth of work that was; 0 when all keys are loaded and the vbucket has them.
         """
         if self._part is None:
             self._part = next(self._parts, None)
@@ -119,7 +124,7 @@ class UnloadedKeys(MutableMapping[bytes, int]):
             self._search = _Search([])  # all keys are read; the search would find those that were deleted since
         for _ in range(most):
             if not self._written:
-                self._take(self.found)
+                self._on_loaded(self.found)
                 return 0
             key, seqno = self._written.popitem()
             if seqno is None:
@@ -131,7 +136,7 @@ class UnloadedKeys(MutableMapping[bytes, int]):
     def _read(self, part: _Part, most: int) -> int:
         buffer, offsets, seqnos = part
         head = min(len(offsets), most)
-        entries = zip(keys(buffer, offsets[:head]), seqnos[:head].tolist(), strict=True)
+        entries = zip(read_keys(buffer, offsets[:head]), seqnos[:head].tolist(), strict=True)
         taken = head + 1
         if isinstance(self.found, KeyTable):
             self.found.insert(entries)
@@ -145,14 +150,14 @@ class UnloadedKeys(MutableMapping[bytes, int]):
         return getsizeof(self.found) + getsizeof(self._written)
 
 
-class _TooManyAlikeError(Exception):
-    """So many frames have the fingerprint of a key that to look at all of them takes long."""
+class _TooManyMatchesError(Exception):
+    """So many frames have a key's fingerprint that comparing all of their keys takes too long."""
 
 
 class _Search:
-    """The rows of frames, in the order of their keys' fingerprints.
+    """The rows of frames, sorted by the fingerprints of their keys.
 
-    Each row is one number: the upper bits of the fingerprint, and below them the place of the row.
+    Each row is one number: the upper bits are those of the fingerprint, the lower bits are the row's place.
     """
 
     __slots__ = ("_firsts", "_mask", "_sorted", "parts")
@@ -162,36 +167,40 @@ class _Search:
         self._firsts = [0, *accumulate(len(part.offsets) for part in parts)]
         count = self._firsts[-1]
         self._mask = (1 << count.bit_length()) - 1
-        found = np.concatenate([np.zeros(0, np.uint64), *(_fingerprints(part) for part in parts)])
+        found = np.concatenate([np.zeros(0, np.uint64), *(_fingerprint_part(part) for part in parts)])
         found &= ~np.uint64(self._mask)
         found |= np.arange(count, dtype=np.uint64)
         found.sort()
         self._sorted = found.data
 
     def find(self, key: bytes) -> int | None:
-        """Return the seqno of a key. Raises _TooManyAlikeError."""
-        wanted = int(key_fingerprints(*_alone(key))[0]) & ~self._mask
+        """Return the seqno of a key; None if there is none.
+
+        Raises:
+            _TooManyMatchesError: too many frames have the key's fingerprint.
+        """
+        wanted = int(fingerprint_keys(*_make_frame(key))[0]) & ~self._mask
         low, high = bisect_left(self._sorted, wanted), bisect_right(self._sorted, wanted | self._mask)
-        if high - low > _MOST_ALIKE:
-            raise _TooManyAlikeError
+        if high - low > _MOST_MATCHES:
+            raise _TooManyMatchesError
         for place in range(low, high):
             row = self._sorted[place] & self._mask
             number = bisect_right(self._firsts, row) - 1
             buffer, offsets, seqnos = self.parts[number]
             row -= self._firsts[number]
-            if keys(buffer, offsets[row : row + 1]) == [key]:
+            if read_keys(buffer, offsets[row : row + 1]) == [key]:
                 return int(seqnos[row])
         return None
 
 
-def _fingerprints(part: _Part) -> Fingerprints:
-    """Return the fingerprints of keys, made of some at a time: numpy lets no other thread go on meanwhile."""
+def _fingerprint_part(part: _Part) -> Fingerprints:
+    """Return the fingerprints of keys. It works in pieces, because numpy holds the GIL during each call."""
     buffer, offsets, _ = part
     pieces = range(0, len(offsets), _LOADED_AT_ONCE)
-    found = [key_fingerprints(buffer, offsets[first : first + _LOADED_AT_ONCE]) for first in pieces]
+    found = [fingerprint_keys(buffer, offsets[first : first + _LOADED_AT_ONCE]) for first in pieces]
     return np.concatenate([np.zeros(0, np.uint64), *found])
 
 
-def _alone(key: bytes) -> tuple[memoryview, Column]:
-    """Return a buffer with a frame of this key, and where it begins."""
+def _make_frame(key: bytes) -> tuple[memoryview, Column]:
+    """Return a buffer with a frame of this key, and the frame's offset."""
     return memoryview(HEADER.pack(0, 0, len(key), 0, 0, 0, len(key), 0, 0) + key), np.zeros(1, np.int64)

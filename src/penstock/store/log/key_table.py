@@ -1,7 +1,7 @@
 """The keys of a vbucket that has very many.
 
-A dict moves all of its entries when it grows, and frees them all when it is dropped: with a million keys each takes
-30 ms, and nothing else runs meanwhile. So many keys are spread over parts, which grow and go one by one.
+A dict moves all of its entries when it grows, and frees all of them when it is deleted. With a million keys each takes
+30 ms, while nothing else runs. So the keys are spread over parts that grow and are freed one by one.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ __all__ = ["MANY_KEYS", "KeyTable"]
 MANY_KEYS = 128 * 1024
 """From so many keys on a vbucket has a table. To move as many in a dict takes 5 ms."""
 
-_PARTS = 61  # a prime: a dict places a key by the low bits of its hash, so keys of one part must differ in those
-_FREEING_MASK = 63  # to free a part takes a millisecond, and many keys may be stored in one turn
+_PARTS = 61  # A prime. A dict places a key by the low bits of its hash, so keys of one part must differ in those.
+_FREEING_MASK = 63  # To free a part takes a millisecond, and many keys may be stored in one turn.
 
 
 class KeyTable(MutableMapping[bytes, int]):
-    """Of each key a number, as a dict has it; somewhat slower, but no operation takes long.
+    """A mapping of keys to seqnos. It is somewhat slower than a dict, but no operation takes long.
 
     Args:
-        stale: a table that this one stands for from now on, empty. Its parts are freed one by one, with each
-            64th number that is stored and with `free_some`.
+        stale: a table that this one replaces. Its parts are freed one by one, with each 64th number that is stored and
+            with `free_some`.
     """
 
     __slots__ = ("_parts", "_stale")
@@ -37,6 +37,7 @@ class KeyTable(MutableMapping[bytes, int]):
     # Without the mixin's calls of other methods: these run for every command.
 
     def get(self, key: bytes, default: Any = None) -> Any:
+        """Return the seqno of a key, or the default."""
         return self._parts[hash(key) % _PARTS].get(key, default)
 
     def __getitem__(self, key: bytes) -> int:
@@ -60,11 +61,15 @@ class KeyTable(MutableMapping[bytes, int]):
         return sum(map(getsizeof, self._parts)) + sum(map(getsizeof, self._stale))
 
     def insert(self, entries: Iterable[tuple[bytes, int]]) -> None:
-        """Store many keys, as `update` does, which takes twice as long."""
+        """Store many keys, twice as fast as `update`."""
         parts = self._parts
         for key, seqno in entries:
             parts[hash(key) % _PARTS][key] = seqno
 
     def free_some(self) -> int:
-        """Free a part of the table that this one stands for. Returns how many keys it had, 0: nothing is left."""
+        """Free one part of the replaced table.
+
+        Returns:
+            The number of its keys plus 1; 0 if no part is left.
+        """
         return len(self._stale.pop()) + 1 if self._stale else 0

@@ -15,28 +15,31 @@ __all__ = ["ActiveSegment", "LogSegments", "LoggedVbucket"]
 
 
 class LoggedVbucket(Protocol):
-    """What the log asks of each vbucket."""
+    """The part of a vbucket that its log uses."""
 
     @property
-    def id(self) -> int: ...
+    def id(self) -> int:
+        """The vbucket's number."""
+
     @property
-    def index(self) -> RowIndex: ...
+    def index(self) -> RowIndex:
+        """The rows of the vbucket."""
 
     def collection_highs(self) -> tuple[int, ...]:
-        """Return the seqno of the newest change of each collection. Called from any thread."""
+        """Return the seqno of the newest change of each collection. Any thread may call this."""
 
-    def described(self) -> dict[str, Any]:
-        """Return what the log notes of the vbucket, to be restored with it."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the description of the vbucket that the log writes as a note."""
 
 
 class ActiveSegment(Protocol):
-    """The segment that is written: frames in the order of commits.
+    """The segment to which frames are appended, in the order of commits.
 
     Attributes:
-        number: each active segment has a higher one than those before it.
+        number: higher than the numbers of all earlier active segments.
         buffer: its memory, written up to `end`.
-        limit: a frame that would end above it needs LogRoom.make. 0 while nothing can be appended.
-        overhead: bytes that are written in front of each frame.
+        limit: a frame that would end above the limit needs LogRoom.make_room. 0 while the log refuses changes.
+        overhead: bytes in front of each frame.
     """
 
     buffer: memoryview
@@ -44,14 +47,19 @@ class ActiveSegment(Protocol):
     limit: int
 
     @property
-    def number(self) -> int: ...
+    def number(self) -> int:
+        """The number of the segment."""
+
     @property
-    def overhead(self) -> int: ...
+    def overhead(self) -> int:
+        """Bytes in front of each frame."""
 
     def append(self, frame: Frame, supersedes: int) -> int:
-        """Write a frame for which there is room and return its offset in the buffer.
+        """Write a frame and return its offset in the buffer. There must be room for it.
 
-        supersedes: the seqno, in the same vbucket, of the change that it replaces; 0 for none.
+        Args:
+            frame: the encoded change.
+            supersedes: the seqno, in the same vbucket, of the change that it replaces; 0 for none.
         """
 
 
@@ -59,10 +67,10 @@ class LogSegments:
     """All segments of a log, and the indexes that list their rows by vbucket.
 
     Attributes:
-        indexes: of all vbuckets.
-        histories: the vbuckets themselves; their bucket sets them.
-        sealed: oldest first.
-        active: the segment that is written.
+        indexes: the index of each vbucket.
+        histories: the vbuckets themselves; the bucket sets them.
+        sealed: the sealed segments, oldest first.
+        active: the segment to which frames are appended.
     """
 
     def __init__(self, indexes: Sequence[RowIndex], active: ActiveSegment) -> None:
@@ -71,18 +79,18 @@ class LogSegments:
         self.sealed: list[Segment] = []
         self.active = active
 
-    def begin(self, active: ActiveSegment) -> None:
-        """Append to another segment from now on. The rows of the one before must be in a sealed segment."""
+    def begin_active(self, active: ActiveSegment) -> None:
+        """Append to another segment from now on. The rows of the previous one must be in a sealed segment."""
         self.active = active
         for index in self.indexes:
             index.begin_tail(active.buffer)
 
     def seal(self, now: int, *, keeps_empty: bool = False) -> None:
-        """List the active segment among the sealed ones, if it has rows. Another one must begin then.
+        """Add the active segment to the sealed ones, if it has rows. Another active segment must begin then.
 
         Args:
             now: nanoseconds since the epoch.
-            keeps_empty: list it also without rows, so that the numbers of segments have no gaps.
+            keeps_empty: add it also without rows, so that the numbers of segments have no gaps.
         """
         segment = self._read_tails()
         if not len(segment.seqnos):
@@ -96,7 +104,7 @@ class LogSegments:
             index.replace([], segment)
 
     def _read_tails(self) -> Segment:
-        """Return the active segment as it is: its rows by vbucket, its frames in the order of commits."""
+        """Return the active segment as it is: rows by vbucket, frames in the order of commits."""
         indexes = self.indexes
         starts = np.zeros(len(indexes) + 1, np.int32)
         np.cumsum([len(index.offsets_at) for index in indexes], out=starts[1:])
@@ -107,18 +115,21 @@ class LogSegments:
             superseded=np.frombuffer(bytearray().join([index.superseded_at for index in indexes]), np.int64),
         )
         segment = Segment(self.active.buffer, starts, rows, clustered=False)
-        segment.mark(segment.superseded)  # what was cut off is not in it
+        segment.set_superseded(segment.superseded)  # rows that were cut off are not in it
         return segment
 
     @property
-    def active_is_used(self) -> bool:
-        """Whether the active segment has rows, or had some that were cut off."""
-        return any(index.offsets_at or index.dead for index in self.indexes)
+    def is_active_used(self) -> bool:
+        """Whether the active segment has rows, or had rows that were cut off."""
+        return any(index.offsets_at or index.dead_bytes for index in self.indexes)
 
     def replace(self, sources: Sequence[Segment], segment: Segment, *, keeps_empty: bool) -> None:
-        """Put a segment in the place of others, which are neighbours.
+        """Replace neighbouring segments by one segment.
 
-        keeps_empty: as of `seal`.
+        Args:
+            sources: the segments to replace.
+            segment: the new segment.
+            keeps_empty: keep it also without rows.
         """
         at = self.sealed.index(sources[0])
         self.sealed[at : at + len(sources)] = [segment] if keeps_empty or len(segment.seqnos) else []
@@ -126,9 +137,9 @@ class LogSegments:
             index.replace(list(sources), segment)
 
     @property
-    def waiting_bytes(self) -> int:
+    def unclustered_bytes(self) -> int:
         """Bytes of sealed segments that are not clustered yet."""
-        return sum(len(segment.buffer) for segment in self.sealed if not segment.clustered)
+        return sum(len(segment.buffer) for segment in self.sealed if not segment.is_clustered)
 
     @property
     def frame_bytes(self) -> int:
@@ -138,12 +149,12 @@ class LogSegments:
     @property
     def mapped_bytes(self) -> int:
         """Bytes of frames that are parts of files, not in memory."""
-        return sum(segment.size for segment in self.sealed if segment.mapped)
+        return sum(segment.size for segment in self.sealed if segment.is_mapped)
 
     @property
     def dead_bytes(self) -> int:
-        """Bytes of frames that have been superseded, or forgotten with their vbucket's history."""
-        return sum(index.dead for index in self.indexes) + sum(segment.dead for segment in self.sealed)
+        """Bytes of frames that were superseded or cut off."""
+        return sum(index.dead_bytes for index in self.indexes) + sum(segment.dead_bytes for segment in self.sealed)
 
     @property
     def index_bytes(self) -> int:

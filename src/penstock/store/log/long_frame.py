@@ -1,4 +1,4 @@
-"""Frames that are too long to be put together before they are written to the log."""
+"""Frames that are too long to be joined before they are written to the log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONG_FROM: Final = 256 * 1024
 
 
 class LongFrame:
-    """A frame in two parts, which stands for its bytes: it has their length, and its first ones can be read.
+    """A frame in two parts. It has the length of the whole frame, and its first bytes can be read.
 
     Attributes:
         head: the frame up to the value.
@@ -33,11 +33,11 @@ class LongFrame:
         return self.head[at]
 
     def write_to(self, target: memoryview) -> None:
-        """Put the frame into as many bytes of memory."""
+        """Write the frame into memory of the same length."""
         value_at = len(self.head)
         target[:value_at] = self.head
         target[value_at:] = self.value
 
 
 Frame = bytes | LongFrame
-"""What the log takes."""
+"""The forms of a frame that the log accepts."""

@@ -1,4 +1,4 @@
-"""The memory quota of a bucket: how much of it is in use, and how a change is refused above it."""
+"""The memory quota of a bucket: how much is in use, and how a change above the quota is refused."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ HIGH_WATER, LOW_WATER = 0.85, 0.75
 _LARGEST_SEGMENT = 1024 * 1024 * 1024  # its offsets, and twice them, fit into Arrow's 31 bits
 _SMALLEST_SEGMENT = 1024 * 1024
 _SEGMENTS = 16  # in a quota: the active one takes its whole length
-_ASKED = 64  # refusals between two looks: a look takes up to a millisecond, and every change asks above the quota
+_REQUESTS_PER_MEASUREMENT = (
+    64  # refusals between two looks: a look takes up to a millisecond, and every change asks above the quota
+)
 
 
 class Quota:
-    """What a bucket may occupy in memory, and whether it does.
+    """The memory limit of a bucket, and the newest measurement of its usage.
 
     Attributes:
         nbytes: the quota; None: no quota.
-        usual_segment_bytes: the length of a log segment where the quota asks for no shorter ones.
+        usual_segment_bytes: the length of a log segment, unless a small quota needs shorter ones.
         measure: returns how many bytes are in use now.
-        occupied: bytes that were in use at the last look.
-        helps: whether memory was being freed at the last look, so that a refused client should try again.
+        used_bytes: bytes in use at the last measurement.
+        is_freeing: whether memory was being freed at the last measurement, so that a refused client should try again.
         temporary_errors: changes that were refused while memory was being freed.
         errors: changes that were refused because nothing could be freed.
     """
@@ -39,55 +41,67 @@ class Quota:
         self.nbytes = nbytes
         self.usual_segment_bytes = segment_bytes
         self.measure: Callable[[], int] = lambda: 0
-        self.occupied = 0
-        self.helps = False
+        self.used_bytes = 0
+        self.is_freeing = False
         self.temporary_errors = self.errors = 0
-        self._asked = 0
+        self._requests = 0
 
     @property
     def segment_bytes(self) -> int:
-        """Bytes of a log segment. A small quota makes small segments: the active one is in memory as a whole."""
+        """Bytes of a log segment. A small quota needs small segments: all of the active one is in memory."""
         usual = self.usual_segment_bytes
         return usual if self.nbytes is None else min(usual, max(self.nbytes // _SEGMENTS, _SMALLEST_SEGMENT))
 
     @property
     def high_water(self) -> int:
+        """Bytes in use above which memory is freed."""
         return int((self.nbytes or 0) * HIGH_WATER)
 
     @property
     def low_water(self) -> int:
+        """Bytes in use down to which memory is freed."""
         return int((self.nbytes or 0) * LOW_WATER)
 
     @property
     def is_pressed(self) -> bool:
-        """Whether so much is in use that memory should be freed."""
-        return self.nbytes is not None and self.occupied > self.high_water
+        """Whether the usage is above the high-water mark."""
+        return self.nbytes is not None and self.used_bytes > self.high_water
 
     @property
     def is_exceeded(self) -> bool:
-        return self.nbytes is not None and self.occupied > self.nbytes
+        """Whether the usage is above the quota."""
+        return self.nbytes is not None and self.used_bytes > self.nbytes
 
-    def doubt(self) -> None:
-        """Look again when the next change asks: memory was freed, or the quota changed."""
-        self._asked = 0
+    def invalidate(self) -> None:
+        """Measure again at the next change, because memory was freed or the quota changed."""
+        self._requests = 0
 
-    def look(self) -> bool:
-        """Measure what is in use; False: the last measurement still counts."""
+    def measure_again(self) -> bool:
+        """Measure the usage, unless the last measurement is recent enough.
+
+        Returns:
+            False if the last measurement still counts.
+        """
         if self.nbytes is None:
-            self.occupied = 0
+            self.used_bytes = 0
             return False
-        if self.is_exceeded and self._asked % _ASKED:
-            self._asked += 1
+        if self.is_exceeded and self._requests % _REQUESTS_PER_MEASUREMENT:
+            self._requests += 1
             return False
-        self._asked = 1
-        self.occupied = self.measure()
+        self._requests = 1
+        self.used_bytes = self.measure()
         return True
 
     def refuse(self) -> None:
-        """Raise TemporaryFailure if memory is being freed, else OutOfMemory."""
-        said = f"{self.occupied} bytes of memory in use, limit {self.nbytes}"
-        if self.helps:
+        """Raise the error for a change above the quota.
+
+        Raises:
+            TemporaryFailure: memory is being freed.
+            OutOfMemory: no memory can be freed.
+        """
+        usage = f"{self.used_bytes} bytes of memory in use, limit {self.nbytes}"
+        if self.is_freeing:
             self.temporary_errors += 1
-            raise TemporaryFailure(f"{said}: memory is being freed, try again soon")
+            raise TemporaryFailure(f"{usage}: memory is being freed, try again soon")
         self.errors += 1
-        raise OutOfMemory(said)
+        raise OutOfMemory(usage)

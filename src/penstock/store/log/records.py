@@ -1,14 +1,15 @@
 """The records of a log file: a frame or a note each, in the order of commits.
 
-    file    a header: the magic, the bucket's uuid, the file's number
-    record  crc32c u32, length u32, supersedes u64, synced u32, body
-    body    a frame of the wire, which begins with its magic; or a note, JSON, which begins with `{`
+    file    a header: the magic, the bucket's uuid, the file's number.
+    record  crc32c u32, length u32, supersedes u64, synced u32, body.
+    body    a frame of the wire, which begins with its magic; or a note, JSON, which begins with `{`.
 
-The checksum covers all that follows it, and begins with what the header's checksum and the record's offset make: so a
-record counts in its file and its place alone, whatever else a disk or a document's value holds. supersedes: the seqno,
-in the frame's vbucket, of the change that this one replaced, 0 for none. synced: the file was on disk up to there when
-the record was made, for certain: that tells what a crash can have torn from what was damaged later. Numbers are
-little-endian, so that columns can be read in place; the frame is as the wire has it.
+The checksum covers all bytes behind it. It is seeded with the header's checksum and the record's offset, so a record is
+valid only in its own file and place. Bytes of a document's value cannot pass for a record.
+
+supersedes is the seqno, in the frame's vbucket, of the change that this one replaced; 0 for none. synced is the length
+of the file that was certainly on disk when the record was made. It distinguishes a crash's torn end from later damage.
+Numbers are little-endian, so that columns are read in place; the frame is as on the wire.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from penstock.wire.codec.opcodes import Magic
 __all__ = [
     "FILE_HEADER",
     "RECORD_BYTES",
-    "Scanned",
+    "ScannedRecords",
+    "find_later_record",
     "is_file_header",
-    "later_record",
     "pack_file_header",
     "pack_record",
     "pack_record_head",
-    "salvage",
-    "scan",
-    "seed_of",
-    "supersedes_of",
+    "read_seed",
+    "read_supersedes",
+    "salvage_records",
+    "scan_records",
 ]
 
 MAGIC = b"PSTKLOG1"
@@ -55,19 +56,31 @@ _PIECE = 1024 * 1024
 
 
 def pack_file_header(uuid: bytes, number: int) -> bytes:
-    """uuid: 16 bytes."""
+    """Return the header of a log file.
+
+    Args:
+        uuid: the bucket's uuid, 16 bytes.
+        number: the number of the file.
+
+    Returns:
+        The header, with its checksum.
+    """
     fields = FILE_HEADER.pack(MAGIC, uuid, number, 0)[: -_CHECKSUM.size]
     return fields + _CHECKSUM.pack(crc32c(fields))
 
 
-def seed_of(header: bytes) -> int:
-    """Return what the checksums of a file's records begin with, but for their offsets. header: the file's."""
+def read_seed(header: bytes) -> int:
+    """Return the seed of the checksums of a file's records, before the offset is mixed in.
+
+    Args:
+        header: the file's header.
+    """
     seed: int = _CHECKSUM.unpack_from(header, FILE_HEADER.size - _CHECKSUM.size)[0]
     return seed
 
 
 def is_file_header(data: memoryview) -> bool:
-    """Tell whether a file begins with a header as it was written, of whichever log file that is."""
+    """Return whether a file begins with a valid header, of any log file."""
     if len(data) < FILE_HEADER.size or data[: len(MAGIC)] != MAGIC:
         return False
     fields = data[: FILE_HEADER.size - _CHECKSUM.size]
@@ -75,26 +88,35 @@ def is_file_header(data: memoryview) -> bool:
 
 
 def pack_record(body: bytes, supersedes: int, synced: int, seed: int) -> bytes:
-    """Return a whole record. seed: the file's, xor the record's offset. Runs for every change."""
+    """Return a whole record. This runs for every change.
+
+    Args:
+        body: a frame or a note.
+        supersedes: as in the module's description.
+        synced: as in the module's description.
+        seed: the file's seed, xor the record's offset.
+    """
     rest: bytes = _pack_head(len(body), supersedes, synced) + body
     return _pack_checksum(crc32c(rest, seed)) + rest
 
 
 def pack_record_head(body: memoryview, supersedes: int, synced: int, seed: int) -> bytes:
-    """Return what stands in front of a record's body. Arguments as of `pack_record`."""
+    """Return the bytes in front of a record's body. The arguments are those of `pack_record`."""
     rest: bytes = _pack_head(len(body), supersedes, synced)
     return _pack_checksum(crc32c(body, crc32c(rest, seed))) + rest
 
 
-class Scanned(NamedTuple):
-    """What a log file holds.
+class ScannedRecords(NamedTuple):
+    """The records of a log file.
 
     Attributes:
-        offsets, lengths, supersedes: of the frames.
-        notes: where the record of each note begins, and its body.
-        end: of the last good record.
-        later: where a good record lies behind a bad one although the bad one had been on disk before it; None if there
-            is none.
+        offsets: where the frames begin.
+        lengths: the lengths of the frames.
+        supersedes: for each frame the seqno that it supersedes.
+        notes: for each note the offset of its record, and its body.
+        end: the end of the last valid record.
+        later_offset: the offset of a valid record which proves that the invalid record in front of it had been on disk;
+            None if there is none.
     """
 
     offsets: Column
@@ -102,17 +124,29 @@ class Scanned(NamedTuple):
     supersedes: Column
     notes: list[tuple[int, bytes]]
     end: int
-    later: int | None
+    later_offset: int | None
 
 
-def scan(data: memoryview, seed: int) -> Scanned:
-    """Read records up to the first bad one, or the end. data: the file, whose header has been checked."""
-    scanned = _scan(data, seed, FILE_HEADER.size)
-    return scanned._replace(later=later_record(data, scanned.end, seed))
+def scan_records(data: memoryview, seed: int) -> ScannedRecords:
+    """Read records up to the first invalid one, or the end.
+
+    Args:
+        data: the file, whose header has been checked.
+        seed: the file's seed.
+
+    Returns:
+        The records.
+    """
+    scanned = _scan_from(data, seed, FILE_HEADER.size)
+    return scanned._replace(later_offset=find_later_record(data, scanned.end, seed))
 
 
-def _scan(data: memoryview, seed: int, at: int) -> Scanned:
-    """Read records from an offset on, whatever comes behind the first bad one."""
+def _scan_from(data: memoryview, seed: int, at: int) -> ScannedRecords:
+    """Read records from an offset up to the first invalid one.
+
+    Returns:
+        The records, without `later_offset`.
+    """
     size = len(data)
     offsets: list[int] = []
     lengths: list[int] = []
@@ -133,41 +167,45 @@ def _scan(data: memoryview, seed: int, at: int) -> Scanned:
             notes.append((at, bytes(data[body:end])))
         at = end
     columns = np.array(offsets, np.int64), np.array(lengths, np.uint32), np.array(supersedes, np.int64)
-    return Scanned(*columns, notes, at, None)
+    return ScannedRecords(*columns, notes, at, None)
 
 
-def salvage(data: memoryview, seed: int, at: int) -> Iterator[tuple[int, Scanned]]:
-    """Read every good record from an offset on: yield those that lie together, and where they begin."""
+def salvage_records(data: memoryview, seed: int, at: int) -> Iterator[tuple[int, ScannedRecords]]:
+    """Read every valid record from an offset on.
+
+    Yields:
+        The offset of each run of valid records, and the records.
+    """
     while True:
-        scanned = _scan(data, seed, at)
+        scanned = _scan_from(data, seed, at)
         if scanned.end > at:
             yield at, scanned
-        found = _next_record(data, scanned.end, seed, -1)
+        found = _find_next_record(data, scanned.end, seed, -1)
         if found is None:
             return
         at = found
 
 
-def later_record(data: memoryview, bad: int, seed: int) -> int | None:
-    """Return where a good record lies that says that the byte at `bad` had been on disk when it was made.
+def find_later_record(data: memoryview, bad: int, seed: int) -> int | None:
+    """Return the offset of a valid record which states that the byte at `bad` was on disk before; None for none.
 
-    Only what was appended since the last sync can be torn, whichever of its pages reached the disk.
+    A crash can tear only the bytes that were appended since the last sync, in any of their pages.
     """
-    return _next_record(data, bad, seed, bad)
+    return _find_next_record(data, bad, seed, bad)
 
 
-def _next_record(data: memoryview, behind: int, seed: int, past: int) -> int | None:
-    """Return where the first good record lies behind an offset that was made when more than `past` was on disk."""
+def _find_next_record(data: memoryview, behind: int, seed: int, past: int) -> int | None:
+    """Return the offset of the first valid record behind an offset that was made when more than `past` was on disk."""
     last = len(data) - RECORD_BYTES
     for start in range(behind + 1, last, _PIECE):
-        for at in _plausible(data, start, min(start + _PIECE, last), past):
+        for at in _find_plausible_offsets(data, start, min(start + _PIECE, last), past):
             checksum, length, _, _ = _RECORD.unpack_from(data, at)
             if crc32c(data[at + _CHECKSUM.size : at + RECORD_BYTES + length], seed ^ at) == checksum:
                 return at
     return None
 
 
-def _plausible(data: memoryview, start: int, end: int, past: int) -> list[int]:
+def _find_plausible_offsets(data: memoryview, start: int, end: int, past: int) -> list[int]:
     """Return where a record may begin that was made when more than `past` was on disk."""
     starts = np.arange(start, end)
 
@@ -180,8 +218,8 @@ def _plausible(data: memoryview, start: int, end: int, past: int) -> list[int]:
     return found
 
 
-def supersedes_of(buffer: memoryview, offsets: Column | Lengths) -> Column:
-    """Return what the records say in front of these frames."""
+def read_supersedes(buffer: memoryview, offsets: Column | Lengths) -> Column:
+    """Return the superseded seqnos in the records of these frames."""
     if not len(offsets):
         return np.zeros(0, np.int64)
     back = RECORD_BYTES - _SUPERSEDES_AT

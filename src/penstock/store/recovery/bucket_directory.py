@@ -12,7 +12,7 @@ from penstock.errors import InvalidArguments, StoreDamaged, StoreRefused
 from penstock.store.definition.manifest import DEFAULT_MANIFEST
 from penstock.store.definition.manifest_json import manifest_from_dict, manifest_to_dict
 from penstock.store.disk.bucket_files import Directory
-from penstock.store.disk.checked_json import draft_of, replace_json, unpack_json
+from penstock.store.disk.checked_json import make_json_draft_name, replace_json, unpack_json
 from penstock.store.disk.inventory import INVENTORY
 
 __all__ = [
@@ -20,15 +20,15 @@ __all__ = [
     "COPY",
     "FORMAT",
     "FORMAT_WITHOUT_INVENTORY",
-    "check_same",
-    "enter",
-    "is_there",
-    "keep_copy",
-    "make",
+    "check_identity",
+    "create_record",
+    "describe_refusal",
+    "has_bucket",
+    "lock_directory",
     "read_copy",
-    "refusal",
-    "said_by",
-    "write",
+    "read_record",
+    "write_copy",
+    "write_record",
 ]
 
 FORMAT = 4
@@ -43,7 +43,7 @@ COPY = "bucket-copy.json"
 """The same again, written behind it: a repair restores a damaged one from there."""
 
 
-def enter(directory: Directory) -> None:
+def lock_directory(directory: Directory) -> None:
     """Make the directory this process's own. Raises StoreRefused, also where nothing can be written."""
     try:
         directory.path.mkdir(parents=True, exist_ok=True)
@@ -51,15 +51,15 @@ def enter(directory: Directory) -> None:
     except OSError as error:
         raise StoreRefused(f"{directory.path}: cannot be written to: {error.strerror or error}") from error
     if not free:
-        raise StoreRefused(f"{directory.path}: in use by process {directory.owner()}")
+        raise StoreRefused(f"{directory.path}: in use by process {directory.read_owner()}")
 
 
-def is_there(directory: Directory) -> bool:
+def has_bucket(directory: Directory) -> bool:
     """Tell whether a bucket has been made in the directory, also where its name is lost."""
     return any((directory.path / name).exists() for name in (BUCKET, COPY, INVENTORY))
 
 
-def make(
+def create_record(
     directory: Directory, *, name: str, uuid: bytes, vbuckets: int, properties: Mapping[str, Any] | None = None
 ) -> Mapping[str, Any]:
     """Write down whose directory it is, and return that. uuid: 16 bytes."""
@@ -72,21 +72,21 @@ def make(
         "properties": properties or {},
     }
     try:
-        write(directory, said)
+        write_record(directory, said)
     except OSError as error:
         raise StoreRefused(f"{directory.path}: cannot be written to: {error.strerror or error}") from error
     return said
 
 
-def write(directory: Directory, said: Mapping[str, Any]) -> None:
+def write_record(directory: Directory, said: Mapping[str, Any]) -> None:
     """Let the directory say that from now on. What it says is never half of it."""
     replace_json(directory, BUCKET, said)
     directory.sync_names()
     if "repair" not in said:  # which may have ended when somebody needs the copy
-        keep_copy(directory, said)
+        write_copy(directory, said)
 
 
-def keep_copy(directory: Directory, said: Mapping[str, Any]) -> None:
+def write_copy(directory: Directory, said: Mapping[str, Any]) -> None:
     """Let the copy say the same as `bucket.json`. Where the disk does not take it, the next opening writes it."""
     with suppress(OSError):
         try:
@@ -97,13 +97,17 @@ def keep_copy(directory: Directory, said: Mapping[str, Any]) -> None:
         replace_json(directory, COPY, said)
 
 
-def said_by(directory: Directory, *, repairs: bool = False) -> Mapping[str, Any] | None:
+def read_record(directory: Directory, *, repairs: bool = False) -> Mapping[str, Any] | None:
     """Return whose directory it is; None if nothing is in it yet.
 
     repairs: whether the caller ends a repair that was interrupted. Raises StoreRefused for a directory with one,
     otherwise, and for a format that this version does not know; StoreDamaged if all that is not said.
     """
-    names = [name for name in directory.names() if name not in {"lock", draft_of(BUCKET), draft_of(COPY)}]
+    names = [
+        name
+        for name in directory.list_names()
+        if name not in {"lock", make_json_draft_name(BUCKET), make_json_draft_name(COPY)}
+    ]
     if not names:
         return None
     advice = f"; `penstock check --repair` restores it from {COPY}" if COPY in names else ""
@@ -111,15 +115,15 @@ def said_by(directory: Directory, *, repairs: bool = False) -> Mapping[str, Any]
         raise StoreDamaged(f"{directory.path / BUCKET}: missing{advice}")
     if BUCKET not in names:
         raise StoreRefused(f"{directory.path}: has {names[0]}, but no {BUCKET}: it is no bucket's directory")
-    said = _read(directory, BUCKET, advice)
-    if (revision := _revision_of_copy(directory, said["uuid"])) > (found := said.get("revision", 0)):
+    said = _read_checked(directory, BUCKET, advice)
+    if (revision := _read_copy_revision(directory, said["uuid"])) > (found := said.get("revision", 0)):
         raise StoreDamaged(f"{directory.path / BUCKET}: an older copy: revision {found}, expected {revision}{advice}")
     if "repair" in said and not repairs:
         raise StoreRefused(f"{directory.path}: a repair was interrupted; `penstock check --repair` ends it")
     return said
 
 
-def _revision_of_copy(directory: Directory, uuid: str) -> int:
+def _read_copy_revision(directory: Directory, uuid: str) -> int:
     """Return the revision that the copy has, 0 of one that cannot be relied on. It is never ahead of `bucket.json`."""
     try:
         copy = unpack_json(directory.read(COPY))
@@ -131,12 +135,12 @@ def _revision_of_copy(directory: Directory, uuid: str) -> int:
 def read_copy(directory: Directory) -> Mapping[str, Any]:
     """Return what the copy says. Raises StoreRefused and StoreDamaged as `said_by` does."""
     try:
-        return _read(directory, COPY, "; take it from a backup of the directory")
+        return _read_checked(directory, COPY, "; take it from a backup of the directory")
     except FileNotFoundError:
         raise StoreDamaged(f"{directory.path / COPY}: missing, so {BUCKET} cannot be restored from it") from None
 
 
-def _read(directory: Directory, name: str, advice: str) -> Mapping[str, Any]:
+def _read_checked(directory: Directory, name: str, advice: str) -> Mapping[str, Any]:
     try:
         said = _unpack(directory, directory.read(name))
         _, _ = bytes.fromhex(said["uuid"]), said["vbuckets"] + 0
@@ -161,10 +165,10 @@ def _unpack(directory: Directory, data: bytes) -> dict[str, Any]:
     return said
 
 
-def refusal(path: Path, what: str, error: OSError) -> str:
+def describe_refusal(path: Path, use: str, error: OSError) -> str:
     """Return the sentence about a directory that cannot be used, with the file's name where the system says it."""
     place = path / Path(error.filename).name if isinstance(error.filename, str) else path
-    return f"{place}: cannot be {what}: {error.strerror or error}"
+    return f"{place}: cannot be {use}: {error.strerror or error}"
 
 
 def _check_format(directory: Directory, found: object) -> None:
@@ -173,7 +177,7 @@ def _check_format(directory: Directory, found: object) -> None:
         raise StoreRefused(f"{directory.path}: format {found}, this version knows {known}")
 
 
-def check_same(said: Mapping[str, Any], path: Path, *, name: str, vbuckets: int) -> None:
+def check_identity(said: Mapping[str, Any], path: Path, *, name: str, vbuckets: int) -> None:
     """Raise StoreRefused unless the directory is this bucket's."""
     if said["name"] != name:
         raise StoreRefused(f"{path}: of bucket {said['name']!r}, not {name!r}")

@@ -15,17 +15,17 @@ import numpy.typing as npt
 from penstock.errors import StoreDamaged
 from penstock.store.disk.durable_log import DurableLog
 from penstock.store.disk.inventory import Inventory, ListedLog
-from penstock.store.disk.log_file import log_name
+from penstock.store.disk.log_file import make_log_name
 from penstock.store.history.collection_state import CollectionState, count_segment, mark_emptied
 from penstock.store.history.hybrid_clock import LAST_SEEN
-from penstock.store.history.vbucket_history import History
-from penstock.store.log.frame_fields import by_seqnos, cas, is_mutation, vbuckets_of
-from penstock.store.log.records import supersedes_of
+from penstock.store.history.vbucket_history import VbucketHistory
+from penstock.store.log.frame_fields import mask_mutations, read_by_seqnos, read_cas_values, read_vbuckets
+from penstock.store.log.records import read_supersedes
 from penstock.store.log.row_lookup import find_rows
 from penstock.store.log.segment import CUT, Column, Rows, Segment
-from penstock.store.recovery.found_files import Found, LogRead
+from penstock.store.recovery.found_files import FoundFiles, ReadLog
 
-__all__ = ["recover", "supersede"]
+__all__ = ["mark_superseded", "recover_log"]
 
 
 # Rows
@@ -37,7 +37,7 @@ class _Cut(NamedTuple):
     offset: int
 
 
-def recover(log: DurableLog, histories: Sequence[History], found: Found) -> None:
+def recover_log(log: DurableLog, histories: Sequence[VbucketHistory], found: FoundFiles) -> None:
     """Fill an empty log and its vbuckets with what was found; the last log file becomes the active one, or another one
     is begun. The log's inventory is what was found, too; it has yet to be written.
 
@@ -45,29 +45,33 @@ def recover(log: DurableLog, histories: Sequence[History], found: Found) -> None
     """
     log.inventory.newest = Inventory(
         generation=found.generation,
-        segments=tuple(sealed.listed for sealed in found.sealed),
-        logs=tuple(ListedLog(read.number, read.scanned.end, read.identity(read.scanned.end)) for read in found.logs),
+        segments=tuple(sealed.listing for sealed in found.sealed),
+        logs=tuple(
+            ListedLog(read.number, read.scanned.end, read.compute_identity(read.scanned.end)) for read in found.logs
+        ),
     )
     sealed = [one.segment for one in found.sealed]
     log.segments.sealed = sealed
     unclustered = _read_rows(sealed, histories, found.logs)
     segments = [*sealed, *unclustered]
-    supersede(segments)
+    mark_superseded(segments)
     states = {history.id: state for history in histories if (state := history.changes.collection_state) is not None}
     mark_emptied(segments, states)
     for segment in [*sealed, *unclustered[:-1]]:
         for history in histories:
             history.index.replace([], segment)
     if unclustered:
-        log.resume([*sealed, *unclustered[:-1]], unclustered[-1], found.logs[-1].scanned.end)
+        log.resume_file([*sealed, *unclustered[:-1]], unclustered[-1], found.logs[-1].scanned.end)
     else:
         log.begin_file(sealed[-1].ids[1] + 1 if sealed else 1)
-    _settle(histories, segments, states, newest=unclustered or sealed)
+    _start_vbuckets(histories, segments, states, newest=unclustered or sealed)
 
 
-def _read_rows(sealed: Sequence[Segment], histories: Sequence[History], logs: Sequence[LogRead]) -> list[Segment]:
+def _read_rows(
+    sealed: Sequence[Segment], histories: Sequence[VbucketHistory], logs: Sequence[ReadLog]
+) -> list[Segment]:
     """Take the notes of log files, and return the rows that count of each. Segments are cut where the notes say so."""
-    cuts = [_take_notes(read, histories) for read in logs]
+    cuts = [_apply_notes(read, histories) for read in logs]
     for history in histories:
         for segment in sealed:
             for number, seqno in history.index.cuts:
@@ -76,12 +80,12 @@ def _read_rows(sealed: Sequence[Segment], histories: Sequence[History], logs: Se
     unclustered = []
     for place, read in enumerate(logs):
         later = [cut._replace(offset=len(read.data)) for more in cuts[place + 1 :] for cut in more]
-        unclustered.append(_segment_of(read, len(histories), [*cuts[place], *later]))
+        unclustered.append(_make_segment(read, len(histories), [*cuts[place], *later]))
     return unclustered
 
 
-def _settle(
-    histories: Sequence[History],
+def _start_vbuckets(
+    histories: Sequence[VbucketHistory],
     segments: Sequence[Segment],
     states: Mapping[int, CollectionState],
     newest: Sequence[Segment],
@@ -89,44 +93,44 @@ def _settle(
     """Tell the vbuckets how many documents they have. newest: the segments with the newest cas of each."""
     items, max_cas = np.zeros(len(histories), np.int64), np.zeros(len(histories), np.uint64)
     for segment in segments:
-        items += _items(segment)
+        items += _count_items(segment)
         if states:
             items -= count_segment(segment, states)
     for segment in newest:
-        max_cas = np.maximum(max_cas, _newest_cas(segment))
+        max_cas = np.maximum(max_cas, _find_newest_cas(segment))
     for history, count, cas_seen in zip(histories, items.tolist(), max_cas.tolist(), strict=True):
-        history.settle(count, cas_seen)
+        history.start_from_index(count, cas_seen)
         history.index.loaded_seqno = history.index.last_seqno
 
 
-def _take_notes(read: LogRead, histories: Sequence[History]) -> list[_Cut]:
+def _apply_notes(read: ReadLog, histories: Sequence[VbucketHistory]) -> list[_Cut]:
     """Restore the vbuckets as the notes of a log file say, and return the cuts in it."""
     cuts = []
     for at, text in read.scanned.notes:
         try:
-            said = json.loads(text)
-            for description in said.get("head", [said] if "vbucket" in said else []):
+            note = json.loads(text)
+            for description in note.get("head", [note] if "vbucket" in note else []):
                 histories[description["vbucket"]].restore(description)
-            for vbucket, *floors in said.get("floors", ()):
+            for vbucket, *floors in note.get("floors", ()):
                 histories[vbucket].index.raise_floors(*floors)
-            if "cas" in said:
-                vbucket, given = said["cas"]
-                histories[vbucket].changes.clock.see(given)
-            if "cut" in said:
-                cuts.append(_Cut(said["vbucket"], said["cut"], at))
+            if "cas" in note:
+                vbucket, given = note["cas"]
+                histories[vbucket].changes.clock.observe(given)
+            if "cut" in note:
+                cuts.append(_Cut(note["vbucket"], note["cut"], at))
         except (LookupError, TypeError, ValueError) as error:
             raise StoreDamaged(
-                f"{log_name(read.number)}, offset {at}: a note that says what cannot be: {error}"
+                f"{make_log_name(read.number)}, offset {at}: a note that says what cannot be: {error}"
             ) from error
     return cuts
 
 
-def _segment_of(read: LogRead, vbuckets: int, cuts: Iterable[_Cut]) -> Segment:
+def _make_segment(read: ReadLog, vbuckets: int, cuts: Iterable[_Cut]) -> Segment:
     """Return the rows of a log file that count."""
     scanned = read.scanned
-    numbers, seqnos = vbuckets_of(read.data, scanned.offsets), by_seqnos(read.data, scanned.offsets)
+    numbers, seqnos = read_vbuckets(read.data, scanned.offsets), read_by_seqnos(read.data, scanned.offsets)
     if len(numbers) and int(numbers.max()) >= vbuckets:
-        raise StoreDamaged(f"{log_name(read.number)}: a change in vbucket {int(numbers.max())} of {vbuckets}")
+        raise StoreDamaged(f"{make_log_name(read.number)}: a change in vbucket {int(numbers.max())} of {vbuckets}")
     order = np.argsort(numbers, kind="stable")
     counting = np.ones(len(order), bool)
     bounds = np.searchsorted(numbers[order], np.arange(vbuckets + 1))
@@ -145,7 +149,7 @@ def _segment_of(read: LogRead, vbuckets: int, cuts: Iterable[_Cut]) -> Segment:
     return Segment(read.data, starts, columns, clustered=False, ids=(read.number, read.number))
 
 
-def supersede(segments: Sequence[Segment]) -> None:
+def mark_superseded(segments: Sequence[Segment]) -> None:
     """Work out which rows have been superseded, from what each row that counts says it supersedes.
 
     segments: all there are, oldest first. A row that is not there any more was dropped: then nothing has to be said.
@@ -154,8 +158,8 @@ def supersede(segments: Sequence[Segment]) -> None:
         return
     numbers = np.concatenate([segment.vbuckets for segment in segments])
     seqnos = np.concatenate([segment.seqnos for segment in segments])
-    targets = np.concatenate([_targets(segment) for segment in segments])
-    counting = np.concatenate([segment.fate for segment in segments]) != CUT
+    targets = np.concatenate([_read_targets(segment) for segment in segments])
+    counting = np.concatenate([segment.fates for segment in segments]) != CUT
     order = np.flatnonzero(counting)
     order = order[np.argsort(numbers[order], kind="stable")]  # by (vbucket, seqno): segments are, and follow each other
     asking = order[targets[order] > 0]
@@ -164,26 +168,26 @@ def supersede(segments: Sequence[Segment]) -> None:
     superseded[order[found[found >= 0]]] = seqnos[asking[found >= 0]]
     bounds = np.cumsum([0, *(len(segment.seqnos) for segment in segments)]).tolist()
     for segment, start, end in zip(segments, bounds[:-1], bounds[1:], strict=True):
-        segment.mark(superseded[start:end])
+        segment.set_superseded(superseded[start:end])
 
 
-def _targets(segment: Segment) -> Column:
+def _read_targets(segment: Segment) -> Column:
     if segment.supersedes is None:
-        return supersedes_of(segment.buffer, segment.offsets)
+        return read_supersedes(segment.buffer, segment.offsets)
     return segment.supersedes
 
 
-def _items(segment: Segment) -> Column:
+def _count_items(segment: Segment) -> Column:
     """Return how many live documents a segment has of each vbucket, system events included."""
-    live = np.flatnonzero(segment.fate == 0)
-    documents = live[is_mutation(segment.buffer, segment.offsets[live])]
+    live = np.flatnonzero(segment.fates == 0)
+    documents = live[mask_mutations(segment.buffer, segment.offsets[live])]
     counts: Column = np.bincount(segment.vbuckets[documents], minlength=len(segment.ends))
     return counts
 
 
-def _newest_cas(segment: Segment) -> npt.NDArray[np.uint64]:
+def _find_newest_cas(segment: Segment) -> npt.NDArray[np.uint64]:
     highest = np.zeros(len(segment.ends), np.uint64)
-    found = cas(segment.buffer, segment.offsets)
+    found = read_cas_values(segment.buffer, segment.offsets)
     seen = found <= LAST_SEEN
     np.maximum.at(highest, segment.vbuckets[seen], found[seen])
     return highest

@@ -7,18 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.store.disk.bucket_files import Directory
-from penstock.store.disk.checked_json import draft_of
+from penstock.store.disk.checked_json import make_json_draft_name
 from penstock.store.disk.inventory import INVENTORY
-from penstock.store.disk.log_file import log_number
-from penstock.store.disk.sealed_segment import segment_ids
+from penstock.store.disk.log_file import parse_log_number
+from penstock.store.disk.sealed_segment import parse_segment_ids
 
-__all__ = ["Overlay", "Untouched"]
+__all__ = ["DiscardingDirectory", "OverlayDirectory"]
 
 _DRAFT = ".repaired"
-_INVENTORIES = INVENTORY, draft_of(INVENTORY)
+_INVENTORIES = INVENTORY, make_json_draft_name(INVENTORY)
 
 
-class Untouched(Directory):
+class DiscardingDirectory(Directory):
     """What is written goes nowhere, and nobody is kept out: for a look at what a bucket would be."""
 
     def lock(self) -> bool:
@@ -46,7 +46,7 @@ class Untouched(Directory):
         pass
 
 
-class Overlay(Directory):
+class OverlayDirectory(Directory):
     """What is written goes into drafts, which are seen in the place of the files that they are to replace.
 
     Attributes:
@@ -62,7 +62,7 @@ class Overlay(Directory):
         self.renamed: dict[str, str] = {}
 
     @staticmethod
-    def draft(name: str) -> str:
+    def make_draft_name(name: str) -> str:
         return f"{name}{_DRAFT}"
 
     @staticmethod
@@ -71,48 +71,48 @@ class Overlay(Directory):
         base = name.removesuffix(_DRAFT)
         if base == name:
             return False
-        return log_number(base) is not None or segment_ids(base) is not None or base in _INVENTORIES
+        return parse_log_number(base) is not None or parse_segment_ids(base) is not None or base in _INVENTORIES
 
-    def _seen(self, name: str) -> str:
-        return self.draft(name) if name in self.written else self.renamed.get(name, name)
+    def _find_seen_name(self, name: str) -> str:
+        return self.make_draft_name(name) if name in self.written else self.renamed.get(name, name)
 
-    def show(self, name: str, new: str) -> None:
+    def show_as(self, name: str, new: str) -> None:
         """Let a file be seen under another name, in the place of the file that has it."""
         self.renamed[new] = name
 
     def unlock(self) -> None:
         """Whoever has the lock keeps it."""
 
-    def names(self) -> list[str]:
-        there = {*super().names()} - {*self.renamed.values()}
+    def list_names(self) -> list[str]:
+        there = {*super().list_names()} - {*self.renamed.values()}
         return sorted((there | self.written | self.renamed.keys()) - self.removed)
 
     def read(self, name: str) -> bytes:
-        return super().read(self._seen(name))
+        return super().read(self._find_seen_name(name))
 
     def map(self, name: str) -> memoryview:
-        return super().map(self._seen(name))
+        return super().map(self._find_seen_name(name))
 
     def create(self, name: str) -> int:
-        descriptor = super().create(self.draft(name))
+        descriptor = super().create(self.make_draft_name(name))
         self.written.add(name)
         self.removed.discard(name)
         return descriptor
 
     def reopen(self, name: str, size: int) -> int:
         if name in self.written:
-            return super().reopen(self.draft(name), size)
+            return super().reopen(self.make_draft_name(name), size)
         content = super().map(name)
         descriptor = self.create(name)
         self.write_all(descriptor, content[:size], 0)
         return descriptor
 
     def watch(self, descriptor: int, name: str) -> Callable[[], bool]:
-        return super().watch(descriptor, self._seen(name))
+        return super().watch(descriptor, self._find_seen_name(name))
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file that was written here."""
-        super().rename(self.draft(old), self.draft(new))
+        super().rename(self.make_draft_name(old), self.make_draft_name(new))
         self.written.remove(old)
         self.written.add(new)
         self.removed.discard(new)
@@ -120,8 +120,8 @@ class Overlay(Directory):
     def remove(self, name: str) -> None:
         self.removed.add(name)
 
-    def forget(self) -> None:
+    def remove_drafts(self) -> None:
         """Remove all drafts."""
         for name in self.written:
-            super().remove(self.draft(name))
+            super().remove(self.make_draft_name(name))
         self.written.clear()

@@ -23,27 +23,36 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.store.definition.bucket_settings import Settings
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.durable_log import DurableLog
-from penstock.store.disk.sealed_segment import Sealed
+from penstock.store.disk.sealed_segment import SegmentFile
 from penstock.store.history.vbucket_changes import VbucketChanges
-from penstock.store.history.vbucket_history import History
-from penstock.store.log.frame_fields import by_seqnos, keys, vbuckets_of
-from penstock.store.log.records import salvage
+from penstock.store.history.vbucket_history import VbucketHistory
+from penstock.store.log.frame_fields import read_by_seqnos, read_keys, read_vbuckets
+from penstock.store.log.records import salvage_records
 from penstock.store.log.row_index import RowIndex
-from penstock.store.log.segment import CUT, Column, Rows, Segment, gather
-from penstock.store.recovery.found_files import Behind, Damage, Found, Gap
-from penstock.store.recovery.log_replay import recover
-from penstock.store.recovery.overlay import Untouched
+from penstock.store.log.segment import CUT, Column, Rows, Segment, gather_frames
+from penstock.store.recovery.found_files import Damage, FileGap, FoundFiles, IgnoredLog
+from penstock.store.recovery.log_replay import recover_log
+from penstock.store.recovery.overlay import DiscardingDirectory
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["Blank", "Left", "Loss", "Lost", "RepairPlan", "left_of", "plan", "settle"]
+__all__ = [
+    "DamageLoss",
+    "LostChanges",
+    "RemainingVbucket",
+    "RepairPlan",
+    "TrialRecovery",
+    "apply_plan",
+    "describe_vbucket",
+    "plan_repair",
+]
 
 Mask = npt.NDArray[np.bool_]
 
 
-class Lost(NamedTuple):
+class LostChanges(NamedTuple):
     """Changes of a vbucket that are lost.
 
     Attributes:
@@ -57,7 +66,7 @@ class Lost(NamedTuple):
     last_seqno: int | None
 
 
-class Loss(NamedTuple):
+class DamageLoss(NamedTuple):
     """What a damage costs.
 
     Attributes:
@@ -66,12 +75,12 @@ class Loss(NamedTuple):
     """
 
     damage: Damage
-    lost: list[Lost]
+    lost: list[LostChanges]
     notes: int = 0
     unreadable: int = 0
 
 
-class Left(NamedTuple):
+class RemainingVbucket(NamedTuple):
     """What there is, or is left, of a vbucket.
 
     Attributes:
@@ -103,98 +112,104 @@ class RepairPlan(NamedTuple):
         clean: the bucket was closed well.
     """
 
-    losses: list[Loss]
-    found: Found
-    rebuilt: list[Sealed]
+    losses: list[DamageLoss]
+    found: FoundFiles
+    rebuilt: list[SegmentFile]
     is_cut: bool
-    behind: list[int]
+    dropped_logs: list[int]
     first_lost: dict[int, int]
     floors: dict[int, int]
     starts_over: bool
-    described: Mapping[int, Mapping[str, Any]]
-    clean: bool
+    descriptions: Mapping[int, Mapping[str, Any]]
+    was_clean: bool
 
 
-class Recovered(NamedTuple):
+class RecoveredBucket(NamedTuple):
     log: DurableLog
-    histories: list[History]
+    histories: list[VbucketHistory]
 
 
-class Blank:
+class TrialRecovery:
     """A bucket with nothing in it, again and again. said: what its directory says; the others: as of Bucket.open."""
 
-    def __init__(self, said: Mapping[str, Any], *, clock: Callable[[], int], new_vbuuid: Callable[[], int]) -> None:
-        self.said = said
-        self.uuid = bytes.fromhex(said["uuid"])
+    def __init__(self, record: Mapping[str, Any], *, clock: Callable[[], int], new_vbuuid: Callable[[], int]) -> None:
+        self.record = record
+        self.uuid = bytes.fromhex(record["uuid"])
         self._clock = clock
         self._new_vbuuid = new_vbuuid
 
-    def recovered(
-        self, found: Found, described: Mapping[int, Mapping[str, Any]], directory: Directory | None = None
-    ) -> Recovered:
+    def recover(
+        self, found: FoundFiles, described: Mapping[int, Mapping[str, Any]], directory: Directory | None = None
+    ) -> RecoveredBucket:
         """Return it with what was found. directory: what it writes to, None: to nothing."""
-        indexes = [RowIndex(vbucket) for vbucket in range(self.said["vbuckets"])]
-        files = directory or Untouched(Path())
-        log = DurableLog(indexes, files, Settings(), uuid=self.uuid, clock=self._clock)
+        indexes = [RowIndex(vbucket) for vbucket in range(self.record["vbuckets"])]
+        files = directory or DiscardingDirectory(Path())
+        log = DurableLog(indexes, files, BucketSettings(), uuid=self.uuid, clock=self._clock)
         histories = [
-            History(VbucketChanges(index, log, clock=self._clock), new_vbuuid=self._new_vbuuid) for index in indexes
+            VbucketHistory(VbucketChanges(index, log, clock=self._clock), new_vbuuid=self._new_vbuuid)
+            for index in indexes
         ]
         log.segments.histories = histories
         for vbucket, description in described.items():
             histories[vbucket].restore(description)
-        recover(log, histories, found)
-        return Recovered(log, histories)
+        recover_log(log, histories, found)
+        return RecoveredBucket(log, histories)
 
 
 # Planning
 
 
-def plan(found: Found, blank: Blank) -> RepairPlan:
+def plan_repair(found: FoundFiles, blank: TrialRecovery) -> RepairPlan:
     """Return what a repair makes of files. Raises StoreDamaged for a note that is whole, and says what cannot be."""
     if not found.damage:
-        return RepairPlan([], found, [], False, [], {}, {}, False, {}, found.clean)
-    described = {} if found.logs or found.end is None else _described(found.end.behind, blank.said["vbuckets"])
-    histories = blank.recovered(found, described).histories
-    bad = [_in_blocks(sealed.segment, blocks) for sealed, blocks in _by_segment(found)]
-    losses = [Loss(damage, []) for damage in found.others]
-    losses += [Loss(one.damage, _lost_in(found.sealed[one.place].segment, [one.block])) for one in found.bad_blocks]
-    losses += [Loss(gap.damage, _lost_with(gap, histories)) for gap in found.gaps]
+        return RepairPlan([], found, [], False, [], {}, {}, False, {}, found.is_clean)
+    described = (
+        {} if found.logs or found.end is None else _read_descriptions(found.end.ignored, blank.record["vbuckets"])
+    )
+    histories = blank.recover(found, described).histories
+    bad = [_mask_blocks(sealed.segment, blocks) for sealed, blocks in _group_by_segment(found)]
+    losses = [DamageLoss(damage, []) for damage in found.other_damage]
+    losses += [
+        DamageLoss(one.damage, _find_lost_in_blocks(found.sealed[one.place].segment, [one.block]))
+        for one in found.bad_blocks
+    ]
+    losses += [DamageLoss(gap.damage, _find_lost_in_gap(gap, histories)) for gap in found.gaps]
     first_lost: dict[int, int] = {}
     for lost in (lost for loss in losses for lost in loss.lost):
         first_lost[lost.vbucket] = min(lost.first_seqno, first_lost.get(lost.vbucket, lost.first_seqno))
-    sealed = [_without(one, rows) if rows.any() else one for one, rows in zip(found.sealed, bad, strict=True)]
-    sealed += [_nothing(gap.ids, len(histories)) for gap in found.gaps]
+    sealed = [_remove_rows(one, rows) if rows.any() else one for one, rows in zip(found.sealed, bad, strict=True)]
+    sealed += [_make_empty_segment(gap.ids, len(histories)) for gap in found.gaps]
     sealed.sort(key=lambda one: one.segment.ids)
-    left = found._replace(sealed=sealed, bad_blocks=[], gaps=[], end=None, others=[])
-    starts_over = found.end is not None and _knows_more(found)
+    left = found._replace(sealed=sealed, bad_blocks=[], gaps=[], end=None, other_damage=[])
+    starts_over = found.end is not None and _is_newer_than_log(found)
     concerned = range(len(histories)) if starts_over else sorted(first_lost)
     floors: dict[int, int] = {}
     if concerned:
-        left, floors = _let_newest_count(left, blank.recovered(left, described).histories, concerned)
+        left, floors = _remove_older_versions(left, blank.recover(left, described).histories, concerned)
     if found.end is not None:
-        losses.append(_lost_behind(found.end.damage, found.end.behind))
+        losses.append(_find_lost_behind(found.end.damage, found.end.ignored))
     return RepairPlan(
         losses,
         left,
         rebuilt=[one for one in left.sealed if not one.nbytes],
         is_cut=found.end is not None,
-        behind=[] if found.end is None else [behind.number for behind in found.end.behind],
+        dropped_logs=[] if found.end is None else [behind.number for behind in found.end.ignored],
         first_lost=first_lost,
         floors=floors,
         starts_over=starts_over,
-        described=described,
-        clean=found.clean,
+        descriptions=described,
+        was_clean=found.is_clean,
     )
 
 
-def _by_segment(found: Found) -> list[tuple[Sealed, list[slice]]]:
+def _group_by_segment(found: FoundFiles) -> list[tuple[SegmentFile, list[slice]]]:
     blocks: list[list[slice]] = [[] for _ in found.sealed]
     for bad in found.bad_blocks:
         blocks[bad.place].append(bad.block)
     return list(zip(found.sealed, blocks, strict=True))
 
 
-def _in_blocks(segment: Segment, blocks: Iterable[slice]) -> Mask:
+def _mask_blocks(segment: Segment, blocks: Iterable[slice]) -> Mask:
     """Return which rows have some of their frame in one of these parts of the frames."""
     starts = segment.offsets.astype(np.int64)
     ends = starts + segment.lengths
@@ -204,34 +219,34 @@ def _in_blocks(segment: Segment, blocks: Iterable[slice]) -> Mask:
     return mask
 
 
-def _lost_in(segment: Segment, blocks: list[slice]) -> list[Lost]:
-    rows = _in_blocks(segment, blocks) & (segment.fate != CUT)
-    return _counted(segment.vbuckets[rows], segment.seqnos[rows])
+def _find_lost_in_blocks(segment: Segment, blocks: list[slice]) -> list[LostChanges]:
+    rows = _mask_blocks(segment, blocks) & (segment.fates != CUT)
+    return _count_lost(segment.vbuckets[rows], segment.seqnos[rows])
 
 
-def _counted(vbuckets: npt.NDArray[np.uint16], seqnos: Column) -> list[Lost]:
+def _count_lost(vbuckets: npt.NDArray[np.uint16], seqnos: Column) -> list[LostChanges]:
     """Return how many changes that is of each vbucket, with which seqnos."""
     found = []
     for vbucket in np.unique(vbuckets).tolist():
         of_it = seqnos[vbuckets == vbucket]
-        found.append(Lost(vbucket, len(of_it), int(of_it.min()), int(of_it.max())))
+        found.append(LostChanges(vbucket, len(of_it), int(of_it.min()), int(of_it.max())))
     return found
 
 
-def _lost_with(gap: Gap, histories: Sequence[History]) -> list[Lost]:
+def _find_lost_in_gap(gap: FileGap, histories: Sequence[VbucketHistory]) -> list[LostChanges]:
     """Return what may have been in files of which nothing is left: what lies between the others."""
     found = []
     for history in histories:
-        before, after = _around(history.index, gap.ids)
+        before, after = _find_seqnos_around(history.index, gap.ids)
         if history.state is not None and after != before + 1:
-            found.append(Lost(history.id, None, before + 1, after - 1 if after else None))
+            found.append(LostChanges(history.id, None, before + 1, after - 1 if after else None))
     return found
 
 
-def _around(index: RowIndex, ids: tuple[int, int]) -> tuple[int, int]:
+def _find_seqnos_around(index: RowIndex, ids: tuple[int, int]) -> tuple[int, int]:
     """Return the last seqno in front of some log files, and the first behind them; 0 for none."""
     before = after = 0
-    for segment, first in zip(index.segments, index.firsts, strict=True):
+    for segment, first in zip(index.segments, index.first_seqnos, strict=True):
         if segment.ids[1] < ids[0]:
             before = segment.seqnos_at[segment.ends[index.vbucket] - 1]
         elif not after:
@@ -241,27 +256,27 @@ def _around(index: RowIndex, ids: tuple[int, int]) -> tuple[int, int]:
     return before, after
 
 
-def _lost_behind(damage: Damage, behind: Iterable[Behind]) -> Loss:
+def _find_lost_behind(damage: Damage, behind: Iterable[IgnoredLog]) -> DamageLoss:
     """Return what is lost with the rest of the log, as far as it can be read."""
     vbuckets, seqnos = [np.zeros(0, np.uint16)], [np.zeros(0, np.int64)]
     notes = unreadable = 0
     for file in behind:
         at = file.start
-        for start, scanned in salvage(file.data, file.seed, at):
-            vbuckets.append(vbuckets_of(file.data, scanned.offsets))
-            seqnos.append(by_seqnos(file.data, scanned.offsets))
+        for start, scanned in salvage_records(file.data, file.seed, at):
+            vbuckets.append(read_vbuckets(file.data, scanned.offsets))
+            seqnos.append(read_by_seqnos(file.data, scanned.offsets))
             notes += len(scanned.notes)
             unreadable += start - at
             at = scanned.end
         unreadable += len(file.data) - at
-    return Loss(damage, _counted(np.concatenate(vbuckets), np.concatenate(seqnos)), notes, unreadable)
+    return DamageLoss(damage, _count_lost(np.concatenate(vbuckets), np.concatenate(seqnos)), notes, unreadable)
 
 
-def _described(behind: Iterable[Behind], vbuckets: int) -> dict[int, dict[str, Any]]:
+def _read_descriptions(behind: Iterable[IgnoredLog], vbuckets: int) -> dict[int, dict[str, Any]]:
     """Return the newest descriptions of vbuckets that can be read in log files that do not count."""
     found: dict[int, dict[str, Any]] = {}
     for file in behind:
-        for _, scanned in salvage(file.data, file.seed, file.start):
+        for _, scanned in salvage_records(file.data, file.seed, file.start):
             for _, text in scanned.notes:
                 said = json.loads(text)
                 for description in said.get("head", [said] if "vbucket" in said else []):
@@ -270,7 +285,7 @@ def _described(behind: Iterable[Behind], vbuckets: int) -> dict[int, dict[str, A
     return found
 
 
-def _knows_more(found: Found) -> bool:
+def _is_newer_than_log(found: FoundFiles) -> bool:
     """Tell whether a segment was made when the log was longer than it is now, or nothing is left of the log."""
     if not found.logs:
         return True
@@ -281,7 +296,7 @@ def _knows_more(found: Found) -> bool:
 # Segments
 
 
-def _without(sealed: Sealed, gone: Mask) -> Sealed:
+def _remove_rows(sealed: SegmentFile, gone: Mask) -> SegmentFile:
     """Return a segment without some of its rows."""
     segment = sealed.segment
     assert segment.supersedes is not None
@@ -292,20 +307,20 @@ def _without(sealed: Sealed, gone: Mask) -> Sealed:
     packed = (np.cumsum(lengths, dtype=np.int64) - lengths).astype(np.uint32)
     frames = memoryview(b"")
     if len(kept):
-        frames = gather(segment.buffer, segment.offsets[kept].astype(np.int64), lengths)
+        frames = gather_frames(segment.buffer, segment.offsets[kept].astype(np.int64), lengths)
     rows = Rows(segment.seqnos[kept], packed, lengths, np.zeros(len(kept), np.int64), segment.supersedes[kept])
     left = Segment(frames, starts, rows, ids=segment.ids)
     left.sealed_at = segment.sealed_at
     return sealed._replace(segment=left, name="", nbytes=0)
 
 
-def _nothing(ids: tuple[int, int], vbuckets: int) -> Sealed:
+def _make_empty_segment(ids: tuple[int, int], vbuckets: int) -> SegmentFile:
     """Return a segment without a row."""
     nothing = np.zeros(0, np.int64)
     lengths = nothing.astype(np.uint32)
     rows = Rows(nothing, lengths, lengths, nothing, nothing)
     segment = Segment(memoryview(b""), np.zeros(vbuckets + 1, np.int32), rows, ids=ids)
-    return Sealed(segment, (0, 0), lengths)
+    return SegmentFile(segment, (0, 0), lengths)
 
 
 class _Version(NamedTuple):
@@ -316,9 +331,9 @@ class _Version(NamedTuple):
     place: tuple[int, int] | None
 
 
-def _let_newest_count(
-    found: Found, histories: Sequence[History], vbuckets: Iterable[int]
-) -> tuple[Found, dict[int, int]]:
+def _remove_older_versions(
+    found: FoundFiles, histories: Sequence[VbucketHistory], vbuckets: Iterable[int]
+) -> tuple[FoundFiles, dict[int, int]]:
     """Let only the newest change of each document count, also where what had superseded another one is lost.
 
     That one goes, with all that are older: what it superseded would be back. Returns the files without them, and for
@@ -328,7 +343,7 @@ def _let_newest_count(
     gone = [np.zeros(len(sealed.segment.seqnos), bool) for sealed in found.sealed]
     floors: dict[int, int] = {}
     for vbucket in vbuckets:
-        for versions in _versions(histories[vbucket].index, places).values():
+        for versions in _read_versions(histories[vbucket].index, places).values():
             back = max((n for n, version in enumerate(versions[:-1]) if version.is_live), default=-1)
             for version in versions[: back + 1]:
                 assert version.place is not None, "a change in the log is superseded by one that was in a segment"
@@ -336,23 +351,23 @@ def _let_newest_count(
                 gone[place][row] = True
             if back >= 0:
                 floors[vbucket] = max(versions[back + 1].seqno, floors.get(vbucket, 0))
-    sealed = [_without(one, rows) if rows.any() else one for one, rows in zip(found.sealed, gone, strict=True)]
+    sealed = [_remove_rows(one, rows) if rows.any() else one for one, rows in zip(found.sealed, gone, strict=True)]
     return found._replace(sealed=sealed), floors
 
 
-def _versions(index: RowIndex, places: Mapping[int, int]) -> dict[bytes, list[_Version]]:
+def _read_versions(index: RowIndex, places: Mapping[int, int]) -> dict[bytes, list[_Version]]:
     """Return all changes that a vbucket has of each document, oldest first. places: of segments, by their ids."""
     found: dict[bytes, list[_Version]] = {}
     for segment in index.segments:
         place = places.get(id(segment))
         rows = range(segment.starts[index.vbucket], segment.ends[index.vbucket])
         offsets = segment.offsets[rows.start : rows.stop].astype(np.int64)
-        for row, key in zip(rows, keys(segment.buffer, offsets), strict=True):
+        for row, key in zip(rows, read_keys(segment.buffer, offsets), strict=True):
             where = None if place is None else (place, row)
             version = _Version(segment.seqnos_at[row], not segment.superseded_at[row], where)
             found.setdefault(key, []).append(version)
     tail = zip(
-        keys(index.buffer, np.array(index.offsets_at, np.int64)), index.seqnos_at, index.superseded_at, strict=True
+        read_keys(index.buffer, np.array(index.offsets_at, np.int64)), index.seqnos_at, index.superseded_at, strict=True
     )
     for key, seqno, superseded in tail:
         found.setdefault(key, []).append(_Version(seqno, not superseded, None))
@@ -362,7 +377,7 @@ def _versions(index: RowIndex, places: Mapping[int, int]) -> dict[bytes, list[_V
 # Carrying it out
 
 
-def settle(histories: Sequence[History], plan: RepairPlan) -> dict[int, int]:
+def apply_plan(histories: Sequence[VbucketHistory], plan: RepairPlan) -> dict[int, int]:
     """Let vbuckets with what is left of them begin the branches that tell their consumers so.
 
     Returns, by vbucket, where those have to go back to that have seen more.
@@ -376,23 +391,23 @@ def settle(histories: Sequence[History], plan: RepairPlan) -> dict[int, int]:
         starts_over = plan.starts_over or (first is not None and (plan.is_cut or seqno < index.lowest_snapshot_end))
         index.raise_floors(plan.floors.get(history.id, 0))
         if starts_over or first is not None:
-            history.changes.doubt_collections()
+            history.changes.invalidate_collections()
         if starts_over:
             history.start_new_history()
             rollbacks[history.id] = 0
-        elif first is not None or (history.state is VbucketState.ACTIVE and not plan.clean):
+        elif first is not None or (history.state is VbucketState.ACTIVE and not plan.was_clean):
             history.begin_branch(seqno)
             rollbacks[history.id] = seqno
     return rollbacks
 
 
-def left_of(history: History, rollback: int | None) -> Left:
+def describe_vbucket(history: VbucketHistory, rollback: int | None) -> RemainingVbucket:
     """Return what there is of a vbucket."""
     index = history.index
     tail = index.seqnos_at
     sealed = sum(segment.ends[history.id] - segment.starts[history.id] for segment in index.segments)
-    first = index.firsts[0] if index.firsts else tail[0] if tail else 0
-    return Left(
+    first = index.first_seqnos[0] if index.first_seqnos else tail[0] if tail else 0
+    return RemainingVbucket(
         history.id,
         history.state,
         history.changes.items,

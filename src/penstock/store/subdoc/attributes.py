@@ -17,23 +17,23 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from penstock.errors import StatusError, status_error
+from penstock.errors import StatusError, make_status_error
 from penstock.store.subdoc.path import KeyComponent, parse_path
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.statuses import Status
 
 __all__ = [
     "MUTATION_MACROS",
-    "Around",
+    "CommandContext",
     "EditedDocument",
     "check_macro",
     "decode_binary",
-    "document_macro",
     "encode_binary",
+    "expand_document_macro",
     "is_system",
     "is_virtual",
-    "virtual_text",
-    "xattr_name",
+    "make_virtual_object",
+    "parse_xattr_name",
 ]
 
 
@@ -54,7 +54,7 @@ class EditedDocument(NamedTuple):
     expiry: int = 0
 
 
-class Around(NamedTuple):
+class CommandContext(NamedTuple):
     """What operations on a document need beside it.
 
     Attributes:
@@ -77,7 +77,7 @@ _NO_NAME = set((string.punctuation + "".join(map(chr, range(32))) + "\x7f").enco
 # Names
 
 
-def xattr_name(path: bytes) -> KeyComponent:
+def parse_xattr_name(path: bytes) -> KeyComponent:
     """Return the attribute that a path leads into: its first component, as it is written.
 
     Raises StatusError with XATTR_EINVAL unless that has 1 to 15 bytes and does not begin with punctuation, but for the
@@ -85,11 +85,11 @@ def xattr_name(path: bytes) -> KeyComponent:
     """
     first = _DOT_OR_BRACKET.split(path, maxsplit=1)[0]
     if not 1 <= len(first) <= _MAX_NAME or first[0] in _NO_NAME or first in (b"_", b"$") or b"`" in first:
-        raise _bad_name(path)
+        raise _make_name_error(path)
     try:
         (name,) = parse_path(first)
     except StatusError:
-        raise _bad_name(path) from None
+        raise _make_name_error(path) from None
     assert isinstance(name, KeyComponent), "there is no bracket in it"
     return name
 
@@ -103,8 +103,8 @@ def is_system(name: str | bytes) -> bool:
     return name[:1] in ("_", b"_")
 
 
-def _bad_name(path: bytes) -> StatusError:
-    return status_error(
+def _make_name_error(path: bytes) -> StatusError:
+    return make_status_error(
         Status.XATTR_EINVAL, f"extended attribute {path[:40]!r}: expected a name of 1 to {_MAX_NAME} bytes in front"
     )
 
@@ -112,36 +112,36 @@ def _bad_name(path: bytes) -> StatusError:
 # Virtual attributes
 
 
-def virtual_text(name: str, document: EditedDocument, around: Around) -> str:
+def make_virtual_object(name: str, document: EditedDocument, around: CommandContext) -> str:
     """Return an object with one key, a virtual attribute. Raises StatusError with SUBDOC_XATTR_UNKNOWN_VATTR."""
     value: object
     if name == "$document":
-        value = _shown(document, around)
+        value = _describe_document(document, around)
     elif name == "$vbucket":
         value = {"HLC": {"mode": "real", "now": str(around.now // _NANOSECONDS)}}
     elif name == "$XTOC":
         value = [each for each in document.xattrs if around.system_xattrs or not is_system(each)]
     else:
-        raise status_error(
+        raise make_status_error(
             Status.SUBDOC_XATTR_UNKNOWN_VATTR, f"virtual attribute {name!r}, there are $document, $vbucket and $XTOC"
         )
-    return _json({name: value})
+    return _pack_json({name: value})
 
 
-def _shown(document: EditedDocument, around: Around) -> dict[str, object]:
+def _describe_document(document: EditedDocument, around: CommandContext) -> dict[str, object]:
     names = [flag.name.lower() for flag in _SHOWN_DATATYPES if document.datatype & flag and flag.name]
     return {
-        "CAS": _hex(document.cas, 16),
+        "CAS": _format_hex(document.cas, 16),
         "datatype": names or ["raw"],
         "deleted": document.deleted,
         "exptime": document.expiry,
         "flags": document.flags,
         "last_modified": str(document.cas // _NANOSECONDS),
         "revid": str(document.rev_seqno),
-        "seqno": _hex(document.seqno, 16),
+        "seqno": _format_hex(document.seqno, 16),
         "value_bytes": len(document.body),
-        "value_crc32c": _hex(crc32c(document.body), 8),
-        "vbucket_uuid": _hex(around.vbuuid, 16),
+        "value_crc32c": _format_hex(crc32c(document.body), 8),
+        "vbucket_uuid": _format_hex(around.vbuuid, 16),
     }
 
 
@@ -177,25 +177,25 @@ _DOCUMENT_MACRO = re.compile(rb'"\$\{\$document(?:\.([^"}]*))?\}"')
 def check_macro(value: bytes) -> None:
     """Raise StatusError with SUBDOC_XATTR_UNKNOWN_MACRO for a value that stands for none other."""
     if value not in MUTATION_MACROS and _DOCUMENT_MACRO.fullmatch(value) is None:
-        raise status_error(Status.SUBDOC_XATTR_UNKNOWN_MACRO, f"{value[:40]!r} stands for no other value")
+        raise make_status_error(Status.SUBDOC_XATTR_UNKNOWN_MACRO, f"{value[:40]!r} stands for no other value")
 
 
-def document_macro(value: bytes, document: EditedDocument, around: Around) -> bytes:
+def expand_document_macro(value: bytes, document: EditedDocument, around: CommandContext) -> bytes:
     """Return what a checked value stands for in the document as it was.
 
     Raises StatusError with SUBDOC_XATTR_UNKNOWN_VATTR_MACRO for what `$document` does not show.
     """
     found = _DOCUMENT_MACRO.fullmatch(value)
     assert found is not None, "it was checked"
-    shown = _shown(document, around)
+    shown = _describe_document(document, around)
     if found[1] is None:
-        return _json(shown).encode()
+        return _pack_json(shown).encode()
     field = found[1].decode("ascii", "replace")
     if field not in shown:
-        raise status_error(
+        raise make_status_error(
             Status.SUBDOC_XATTR_UNKNOWN_VATTR_MACRO, f"{field!r} of $document, which has {', '.join(shown)}"
         )
-    return _json(shown[field]).encode()
+    return _pack_json(shown[field]).encode()
 
 
 # Values that are no JSON
@@ -215,12 +215,12 @@ def decode_binary(value: bytes) -> bytes:
             return b64decode(value[len(_BINARY) : -1], validate=True)
         except NotBase64:
             pass
-    raise status_error(Status.SUBDOC_NOT_BINARY, f"{value[:40]!r}, expected a string that was stored as binary")
+    raise make_status_error(Status.SUBDOC_NOT_BINARY, f"{value[:40]!r}, expected a string that was stored as binary")
 
 
-def _hex(number: int, digits: int) -> str:
+def _format_hex(number: int, digits: int) -> str:
     return f"0x{number:0{digits}x}"
 
 
-def _json(value: object) -> str:
+def _pack_json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -13,22 +13,22 @@ from contextlib import suppress
 from hashlib import sha256
 from typing import NamedTuple
 
-from penstock.errors import KeyExists, KeyNotFound, StatusError, status_error
+from penstock.errors import KeyExists, KeyNotFound, StatusError, make_status_error
 from penstock.store.subdoc.attributes import (
     MUTATION_MACROS,
-    Around,
+    CommandContext,
     EditedDocument,
     decode_binary,
-    document_macro,
     encode_binary,
+    expand_document_macro,
     is_system,
     is_virtual,
-    virtual_text,
-    xattr_name,
+    make_virtual_object,
+    parse_xattr_name,
 )
-from penstock.store.subdoc.edit import EDITS, READS, makes_array
+from penstock.store.subdoc.edit import EDITS, READS, creates_array
 from penstock.store.subdoc.path import KeyComponent, Path, parse_path
-from penstock.store.subdoc.text import Text
+from penstock.store.subdoc.text import JsonText
 from penstock.wire.codec.flags import Datatype, DocFlag, PathFlag
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
@@ -36,7 +36,7 @@ from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.messages.subdoc import LookupResult, LookupSpec, MutationResult, MutationSpec
 from penstock.wire.values.json_value import detect_json
 
-__all__ = ["Changed", "begin", "change", "look_up"]
+__all__ = ["ChangedDocument", "change_document", "run_lookups", "select_document"]
 
 _MKDIR_P, _XATTR, _BINARY = int(PathFlag.MKDIR_P), int(PathFlag.XATTR), int(PathFlag.BINARY)
 _EXPAND = int(PathFlag.EXPAND_MACROS)
@@ -48,7 +48,7 @@ _JSON_BODY, _XATTRS = int(Datatype.JSON), int(Datatype.XATTR)
 _WHOLE = {Opcode.GET, Opcode.SET, Opcode.ADD, Opcode.DELETE}
 
 
-class Changed(NamedTuple):
+class ChangedDocument(NamedTuple):
     """What a command makes of a document. deleted: whether it is, or stays, one.
 
     answers: of the operations that have one. macros: text of the attributes, and the macro that it stands for.
@@ -58,7 +58,7 @@ class Changed(NamedTuple):
     xattrs: dict[str, bytes]
     datatype: int
     deleted: bool
-    answers: list[MutationResult]
+    results: list[MutationResult]
     macros: dict[bytes, bytes]
 
     @property
@@ -66,7 +66,7 @@ class Changed(NamedTuple):
         """Bytes of the value to be stored."""
         return len(self.body) + (len(pack_xattrs(self.xattrs)) if self.xattrs else 0)
 
-    def front(self, cas: int = 0, seqno: int = 0) -> bytes:
+    def pack_front(self, cas: int = 0, seqno: int = 0) -> bytes:
         """Return what is stored in front of the body, for a change with this cas and seqno: always as long."""
         if not self.xattrs:
             return b""
@@ -79,7 +79,7 @@ class Changed(NamedTuple):
 # Which document
 
 
-def begin(
+def select_document(
     found: EditedDocument | None, specs: Sequence[LookupSpec | MutationSpec], doc_flags: int, *, cas: int = 0
 ) -> EditedDocument:
     """Return the document that checked operations are for: the one that was found, or a new one.
@@ -93,34 +93,34 @@ def begin(
     if found is None:
         if cas or not doc_flags & _CREATES:
             raise KeyNotFound
-        return _new(specs, doc_flags)
+        return _make_document(specs, doc_flags)
     if doc_flags & _ADD:
         raise KeyExists("a document that is to be added is there")
     if cas and cas != found.cas:
         raise KeyExists(f"cas {cas}, the document has {found.cas}")
     if doc_flags & _REVIVE and not found.deleted:
-        raise status_error(Status.SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS, "the document is not deleted")
+        raise make_status_error(Status.SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS, "the document is not deleted")
     return found
 
 
-def _new(specs: Sequence[LookupSpec | MutationSpec], doc_flags: int) -> EditedDocument:
+def _make_document(specs: Sequence[LookupSpec | MutationSpec], doc_flags: int) -> EditedDocument:
     if doc_flags & _AS_DELETED:
         return EditedDocument(deleted=True)
     for spec in specs:
         if spec.opcode not in _WHOLE:
-            return EditedDocument(b"[]" if makes_array(spec.opcode, spec.path) else b"{}", datatype=_JSON_BODY)
+            return EditedDocument(b"[]" if creates_array(spec.opcode, spec.path) else b"{}", datatype=_JSON_BODY)
     return EditedDocument()
 
 
 # What the operations do
 
 
-def look_up(document: EditedDocument, specs: Sequence[LookupSpec], around: Around) -> list[LookupResult]:
+def run_lookups(document: EditedDocument, specs: Sequence[LookupSpec], around: CommandContext) -> list[LookupResult]:
     """Return what checked lookups find, one after the other: those that find nothing hinder none.
 
     If one of them needs an attribute of the system that is not allowed, all attributes are denied, and the body is not.
     """
-    work = _Work(document, around, specs)
+    work = _DocumentEditor(document, around, specs)
     denied = 0 if _may_access(specs, around) else _XATTR
     results = []
     for spec in specs:
@@ -134,9 +134,9 @@ def look_up(document: EditedDocument, specs: Sequence[LookupSpec], around: Aroun
     return results
 
 
-def change(
-    document: EditedDocument, specs: Sequence[MutationSpec], doc_flags: int, around: Around
-) -> Changed | MutationResult:
+def change_document(
+    document: EditedDocument, specs: Sequence[MutationSpec], doc_flags: int, around: CommandContext
+) -> ChangedDocument | MutationResult:
     """Return what checked operations make of a document, or the one of them that fails.
 
     Attributes come first: an attribute of the system that is not allowed fails the first operation.
@@ -144,9 +144,9 @@ def change(
     """
     if not _may_access(specs, around):
         return MutationResult(0, Status.EACCESS)
-    work = _Work(document, around, specs)
+    work = _DocumentEditor(document, around, specs)
     mkdir_p = _MKDIR_P if doc_flags & _CREATES else 0
-    work.reserve(specs)
+    work.reserve_stand_ins(specs)
     answers = []
     for index, spec in enumerate(specs):
         try:
@@ -159,14 +159,16 @@ def change(
     if document.deleted and not doc_flags & _REVIVE:
         deleted = True
     if deleted and work.body:
-        raise status_error(
+        raise make_status_error(
             Status.SUBDOC_DELETED_DOCUMENT_CANT_HAVE_VALUE, f"a body of {len(work.body)} bytes in a deleted document"
         )
-    datatype = _JSON_BODY if work.json and work.body else 0
-    return Changed(work.body, work.xattrs, datatype | (_XATTRS if work.xattrs else 0), deleted, answers, work.macros)
+    datatype = _JSON_BODY if work.is_json and work.body else 0
+    return ChangedDocument(
+        work.body, work.xattrs, datatype | (_XATTRS if work.xattrs else 0), deleted, answers, work.macros
+    )
 
 
-def _may_access(specs: Sequence[LookupSpec | MutationSpec], around: Around) -> bool:
+def _may_access(specs: Sequence[LookupSpec | MutationSpec], around: CommandContext) -> bool:
     """Tell whether the user may access all attributes of checked operations.
 
     Source: kv_engine, subdocument_context.cc, do_xattr_phase.
@@ -174,36 +176,38 @@ def _may_access(specs: Sequence[LookupSpec | MutationSpec], around: Around) -> b
     return around.system_xattrs or not any(spec.flags & _XATTR and is_system(spec.path) for spec in specs)
 
 
-class _Work:
+class _DocumentEditor:
     """A document that operations are done on.
 
     A text is parsed once for all paths that lead into it: the body, or an attribute.
     """
 
-    def __init__(self, document: EditedDocument, around: Around, specs: Sequence[LookupSpec | MutationSpec]) -> None:
+    def __init__(
+        self, document: EditedDocument, around: CommandContext, specs: Sequence[LookupSpec | MutationSpec]
+    ) -> None:
         self._document = document
         self._around = around
         self._specs = specs
-        self._texts: dict[str | None, Text | StatusError] = {}  # by the attribute; None is the body
+        self._texts: dict[str | None, JsonText | StatusError] = {}  # by the attribute; None is the body
         self._body = document.body
-        self.json = bool(document.datatype & _JSON_BODY)
+        self.is_json = bool(document.datatype & _JSON_BODY)
         self.xattrs = dict(document.xattrs)
         self.macros: dict[bytes, bytes] = {}
 
     @property
     def body(self) -> bytes:
         text = self._texts.get(None)
-        return text.read() if isinstance(text, Text) else self._body
+        return text.read() if isinstance(text, JsonText) else self._body
 
     def read(self, spec: LookupSpec) -> bytes:
         """Do a lookup and return what it finds. Raises StatusError."""
         if spec.opcode == Opcode.GET:
             if not self.body:
-                raise status_error(Status.SUBDOC_PATH_ENOENT, "the document has no body")
+                raise make_status_error(Status.SUBDOC_PATH_ENOENT, "the document has no body")
             return self.body
         if not spec.flags & _XATTR:
-            return READS[spec.opcode](self._body_text(), parse_path(spec.path))
-        text = self._xattr_text(xattr_name(spec.path))
+            return READS[spec.opcode](self._parse_body(), parse_path(spec.path))
+        text = self._parse_xattr(parse_xattr_name(spec.path))
         found = READS[spec.opcode](text, parse_path(spec.path))
         return decode_binary(found) if spec.flags & _BINARY else found
 
@@ -218,16 +222,16 @@ class _Work:
         path, mkdir_p = parse_path(spec.path), bool(spec.flags & _MKDIR_P)
         edit = EDITS[spec.opcode]
         if spec.flags & _XATTR:
-            name = xattr_name(spec.path)
-            text = self._xattr_text(name)
-            answer = edit(text, path, self._meant(spec), mkdir_p)
-            self._keep(name, text.read())
+            name = parse_xattr_name(spec.path)
+            text = self._parse_xattr(name)
+            answer = edit(text, path, self._make_value(spec), mkdir_p)
+            self._take_out_value(name, text.read())
         else:
-            answer = edit(self._body_text(), path, spec.value, mkdir_p)
-            self.json = True
+            answer = edit(self._parse_body(), path, spec.value, mkdir_p)
+            self.is_json = True
         return answer
 
-    def reserve(self, specs: Sequence[MutationSpec]) -> None:
+    def reserve_stand_ins(self, specs: Sequence[MutationSpec]) -> None:
         """Choose what stands in the attributes for what only a change gives: texts that stand nowhere else in them."""
         wanted = {spec.value for spec in specs if spec.flags & _EXPAND and spec.value in MUTATION_MACROS}
         if not wanted:
@@ -241,63 +245,63 @@ class _Work:
             self.macros[b'"%s"' % stand_in] = macro
             chance.update(macro)
 
-    def _body_text(self) -> Text:
-        return self._parsed(None) or self._parse(None, self._body)
+    def _parse_body(self) -> JsonText:
+        return self._get_parsed(None) or self._parse(None, self._body)
 
-    def _xattr_text(self, name: KeyComponent) -> Text:
+    def _parse_xattr(self, name: KeyComponent) -> JsonText:
         """Return an object of one attribute, stored or virtual; an empty one if there is no such attribute."""
-        return self._parsed(name.name) or self._parse(name.name, self._xattr_object(name))
+        return self._get_parsed(name.name) or self._parse(name.name, self._make_xattr_object(name))
 
-    def _parsed(self, name: str | None) -> Text | None:
+    def _get_parsed(self, name: str | None) -> JsonText | None:
         text = self._texts.get(name)
         if isinstance(text, StatusError):
             raise text
         return text
 
-    def _parse(self, name: str | None, text: bytes) -> Text:
+    def _parse(self, name: str | None, text: bytes) -> JsonText:
         try:
-            self._texts[name] = parsed = Text(text, self._paths(name))
+            self._texts[name] = parsed = JsonText(text, self._list_paths(name))
         except StatusError as error:
             self._texts[name] = error
             raise
         return parsed
 
-    def _paths(self, name: str | None) -> list[Path]:
+    def _list_paths(self, name: str | None) -> list[Path]:
         """Return the paths of operations that lead into an attribute, or into the body."""
         paths = []
         for spec in self._specs:
             with suppress(StatusError):  # of a path that cannot be; its operation fails when it is done
-                if name == (xattr_name(spec.path).name if spec.flags & _XATTR else None):
+                if name == (parse_xattr_name(spec.path).name if spec.flags & _XATTR else None):
                     paths.append(parse_path(spec.path))
         return paths
 
     def _set_body(self, body: bytes) -> None:
         self._texts.pop(None, None)
-        self._body, self.json = body, bool(detect_json(body))
+        self._body, self.is_json = body, bool(detect_json(body))
 
     def _write_whole(self, spec: MutationSpec) -> None:
         if spec.opcode == Opcode.ADD and self.body:
-            raise status_error(Status.SUBDOC_PATH_EEXISTS, "the document has a body")
+            raise make_status_error(Status.SUBDOC_PATH_EEXISTS, "the document has a body")
         self._set_body(spec.value)
         if spec.opcode == Opcode.DELETE:
             self._texts.clear()
             self.xattrs = {name: value for name, value in self.xattrs.items() if is_system(name)}
 
-    def _xattr_object(self, name: KeyComponent) -> bytes:
+    def _make_xattr_object(self, name: KeyComponent) -> bytes:
         if is_virtual(name.name):
-            return virtual_text(name.name, self._document, self._around).encode()
+            return make_virtual_object(name.name, self._document, self._around).encode()
         value = self.xattrs.get(name.name)
-        return b"{}" if value is None else b"%s%s}" % (_front(name), value)
+        return b"{}" if value is None else b"%s%s}" % (_make_front(name), value)
 
-    def _keep(self, name: KeyComponent, object_: bytes) -> None:
+    def _take_out_value(self, name: KeyComponent, object_: bytes) -> None:
         """Take an attribute's value out of the object in which an operation has put it, or left none."""
-        front = _front(name)
+        front = _make_front(name)
         if object_.startswith(front):
             self.xattrs[name.name] = object_[len(front) : -1]
         else:
             self.xattrs.pop(name.name, None)
 
-    def _meant(self, spec: MutationSpec) -> bytes:
+    def _make_value(self, spec: MutationSpec) -> bytes:
         """Return what is to be put in for a value."""
         if spec.flags & _BINARY:
             return encode_binary(spec.value)
@@ -306,8 +310,8 @@ class _Work:
         for stand_in, macro in self.macros.items():
             if macro == spec.value:
                 return stand_in
-        return document_macro(spec.value, self._document, self._around)
+        return expand_document_macro(spec.value, self._document, self._around)
 
 
-def _front(name: KeyComponent) -> bytes:
+def _make_front(name: KeyComponent) -> bytes:
     return f'{{"{name.text}":'.encode()

@@ -12,10 +12,10 @@ from functools import lru_cache
 from json import JSONDecoder
 from typing import NamedTuple
 
-from penstock.errors import StatusError, status_error
+from penstock.errors import StatusError, make_status_error
 from penstock.wire.codec.statuses import Status
 
-__all__ = ["LAST", "MAX_COMPONENTS", "MAX_PATH", "Component", "KeyComponent", "Path", "parse_path", "spelled"]
+__all__ = ["LAST", "MAX_COMPONENTS", "MAX_PATH", "Component", "KeyComponent", "Path", "format_path", "parse_path"]
 
 MAX_PATH = 1024
 """Bytes of a path."""
@@ -50,58 +50,58 @@ def parse_path(path: bytes) -> Path:
     components.
     """
     if len(path) > MAX_PATH:
-        raise status_error(Status.SUBDOC_PATH_E2BIG, f"path of {len(path)} bytes, limit {MAX_PATH}")
+        raise make_status_error(Status.SUBDOC_PATH_E2BIG, f"path of {len(path)} bytes, limit {MAX_PATH}")
     try:
         text = path.decode()
     except UnicodeDecodeError:
-        raise _bad(path, "it is not UTF-8") from None
+        raise _make_path_error(path, "it is not UTF-8") from None
     components: list[Component] = []
     at = 0
     while at < len(text):
-        component, at = _component(path, text, at)
+        component, at = _parse_component(path, text, at)
         if len(components) == MAX_COMPONENTS:
-            raise status_error(Status.SUBDOC_PATH_E2BIG, f"path of more than {MAX_COMPONENTS} components")
+            raise make_status_error(Status.SUBDOC_PATH_E2BIG, f"path of more than {MAX_COMPONENTS} components")
         components.append(component)
         if at < len(text) and text[at] == ".":
             at += 1
             if at == len(text):
-                raise _bad(path, "nothing follows the last dot")
+                raise _make_path_error(path, "nothing follows the last dot")
         elif at < len(text) and text[at] != "[":
-            raise _bad(path, f"expected a dot or a bracket at {at}")
+            raise _make_path_error(path, f"expected a dot or a bracket at {at}")
     return tuple(components)
 
 
-def spelled(path: Path) -> str:
+def format_path(path: Path) -> str:
     """Return a path as messages show it."""
     return "".join(f"[{each}]" if isinstance(each, int) else f".{each.name}" for each in path).lstrip(".") or "''"
 
 
-def _component(path: bytes, text: str, at: int) -> tuple[Component, int]:
+def _parse_component(path: bytes, text: str, at: int) -> tuple[Component, int]:
     """Return the component that begins at `at`, and where it ends."""
     if (index := _INDEX.match(text, at)) is not None:
         return int(index[1]), index.end()
     key = _KEY.match(text, at)
     if key is None:
-        raise _bad(path, f"expected a key or an index at {at}")
-    return _key(path, key[0]), key.end()
+        raise _make_path_error(path, f"expected a key or an index at {at}")
+    return _parse_key(path, key[0]), key.end()
 
 
-def _key(path: bytes, part: str) -> KeyComponent:
+def _parse_key(path: bytes, part: str) -> KeyComponent:
     if len(part) > 1 and part[0] == part[-1] == "`":
         part = part[1:-1]
     if "`" in part:
         part = _BACKTICKS.sub(lambda found: found[0][1:], part)
     if not part:
-        raise _bad(path, "a key is empty")
+        raise _make_path_error(path, "a key is empty")
     quoted = f'"{part}"'
     try:
         name, end = _name_of(quoted)
     except ValueError:
         end = 0
     if end != len(quoted):
-        raise _bad(path, f"key {part!r} has a quote or a control character that is not escaped")
+        raise _make_path_error(path, f"key {part!r} has a quote or a control character that is not escaped")
     return KeyComponent(name, part)
 
 
-def _bad(path: bytes, why: str) -> StatusError:
-    return status_error(Status.SUBDOC_PATH_EINVAL, f"path {path[:80]!r}: {why}")
+def _make_path_error(path: bytes, reason: str) -> StatusError:
+    return make_status_error(Status.SUBDOC_PATH_EINVAL, f"path {path[:80]!r}: {reason}")

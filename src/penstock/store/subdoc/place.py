@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["MISMATCH", "MISSING", "Place"]
+__all__ = ["MISMATCH", "MISSING", "PathPlace"]
 
 MISSING: Final = -1
 MISMATCH: Final = -2
 
 
-class Place(NamedTuple):
+class PathPlace(NamedTuple):
     """Where a path leads. Places are numbers of bytes from the beginning of the text; -1 where there is none.
 
     Attributes:

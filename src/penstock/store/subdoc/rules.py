@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.errors import InvalidArguments, status_error
-from penstock.store.subdoc.attributes import check_macro, is_virtual, xattr_name
+from penstock.errors import InvalidArguments, make_status_error
+from penstock.store.subdoc.attributes import check_macro, is_virtual, parse_xattr_name
 from penstock.store.subdoc.path import MAX_PATH
 from penstock.wire.codec.flags import DocFlag, PathFlag
-from penstock.wire.codec.frame import opcode_name
+from penstock.wire.codec.frame import name_opcode
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.subdoc import LookupSpec, MutationSpec
 
-__all__ = ["check_changes", "check_lookups", "xattrs_named"]
+__all__ = ["check_changes", "check_lookups", "find_xattr_names"]
 
 # Plain numbers: this runs for every operation, and a flag's operators cost as much as ten of those.
 MKDIR_P, XATTR, BINARY = int(PathFlag.MKDIR_P), int(PathFlag.XATTR), int(PathFlag.BINARY)
@@ -32,31 +32,31 @@ _CHANGE = ACCESS | REVIVE
 _CREATE = MKDOC | ADD | AS_DELETED | _CHANGE
 
 
-class Allowed(NamedTuple):
+class AllowedFlags(NamedTuple):
     """What flags an operation may have, and the command that it stands in."""
 
     flags: int
     doc_flags: int
 
 
-_ALLOWED: dict[int, Allowed] = {
-    Opcode.GET: Allowed(0, _LOOKUP),
-    Opcode.SUBDOC_GET: Allowed(XATTR | BINARY, _LOOKUP),
-    Opcode.SUBDOC_EXISTS: Allowed(XATTR, _LOOKUP),
-    Opcode.SUBDOC_GET_COUNT: Allowed(XATTR, _LOOKUP),
-    Opcode.SET: Allowed(0, MKDOC | ADD),
-    Opcode.ADD: Allowed(0, MKDOC | ADD),
-    Opcode.DELETE: Allowed(0, _CHANGE),
-    Opcode.SUBDOC_DICT_ADD: Allowed(MKDIR_P | XATTR | EXPAND | BINARY, _CREATE),
-    Opcode.SUBDOC_DICT_UPSERT: Allowed(MKDIR_P | XATTR | EXPAND | BINARY, _CREATE),
-    Opcode.SUBDOC_DELETE: Allowed(XATTR, _CHANGE),
-    Opcode.SUBDOC_REPLACE: Allowed(XATTR | EXPAND | BINARY, _CHANGE | ADD),
-    Opcode.SUBDOC_ARRAY_PUSH_LAST: Allowed(MKDIR_P | XATTR | EXPAND | BINARY, _CREATE),
-    Opcode.SUBDOC_ARRAY_PUSH_FIRST: Allowed(MKDIR_P | XATTR | EXPAND | BINARY, _CREATE),
-    Opcode.SUBDOC_ARRAY_INSERT: Allowed(XATTR | EXPAND | BINARY, _CHANGE | ADD | AS_DELETED),
-    Opcode.SUBDOC_ARRAY_ADD_UNIQUE: Allowed(MKDIR_P | XATTR, _CREATE),
-    Opcode.SUBDOC_COUNTER: Allowed(MKDIR_P | XATTR, _CREATE),
-    Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR: Allowed(XATTR | BINARY, _CHANGE),
+_ALLOWED: dict[int, AllowedFlags] = {
+    Opcode.GET: AllowedFlags(0, _LOOKUP),
+    Opcode.SUBDOC_GET: AllowedFlags(XATTR | BINARY, _LOOKUP),
+    Opcode.SUBDOC_EXISTS: AllowedFlags(XATTR, _LOOKUP),
+    Opcode.SUBDOC_GET_COUNT: AllowedFlags(XATTR, _LOOKUP),
+    Opcode.SET: AllowedFlags(0, MKDOC | ADD),
+    Opcode.ADD: AllowedFlags(0, MKDOC | ADD),
+    Opcode.DELETE: AllowedFlags(0, _CHANGE),
+    Opcode.SUBDOC_DICT_ADD: AllowedFlags(MKDIR_P | XATTR | EXPAND | BINARY, _CREATE),
+    Opcode.SUBDOC_DICT_UPSERT: AllowedFlags(MKDIR_P | XATTR | EXPAND | BINARY, _CREATE),
+    Opcode.SUBDOC_DELETE: AllowedFlags(XATTR, _CHANGE),
+    Opcode.SUBDOC_REPLACE: AllowedFlags(XATTR | EXPAND | BINARY, _CHANGE | ADD),
+    Opcode.SUBDOC_ARRAY_PUSH_LAST: AllowedFlags(MKDIR_P | XATTR | EXPAND | BINARY, _CREATE),
+    Opcode.SUBDOC_ARRAY_PUSH_FIRST: AllowedFlags(MKDIR_P | XATTR | EXPAND | BINARY, _CREATE),
+    Opcode.SUBDOC_ARRAY_INSERT: AllowedFlags(XATTR | EXPAND | BINARY, _CHANGE | ADD | AS_DELETED),
+    Opcode.SUBDOC_ARRAY_ADD_UNIQUE: AllowedFlags(MKDIR_P | XATTR, _CREATE),
+    Opcode.SUBDOC_COUNTER: AllowedFlags(MKDIR_P | XATTR, _CREATE),
+    Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR: AllowedFlags(XATTR | BINARY, _CHANGE),
 }
 
 
@@ -120,53 +120,57 @@ def _check_created_as_deleted(specs: Sequence[MutationSpec], doc_flags: int) -> 
         raise InvalidArguments("the flag CREATE_AS_DELETED with a path in the body; expected an extended attribute")
 
 
-def xattrs_named(specs: Sequence[LookupSpec | MutationSpec]) -> set[str]:
+def find_xattr_names(specs: Sequence[LookupSpec | MutationSpec]) -> set[str]:
     """Return the attributes that checked operations name, without virtual ones."""
-    names = {xattr_name(spec.path).name for spec in specs if spec.flags & XATTR}
+    names = {parse_xattr_name(spec.path).name for spec in specs if spec.flags & XATTR}
     return {name for name in names if not is_virtual(name)}
 
 
 def _check_paths(specs: Sequence[MutationSpec], doc_flags: int, several_xattrs: bool) -> None:
     in_body = 0
     for spec in specs:
-        _check(spec, doc_flags)
+        _check_operation(spec, doc_flags)
         if spec.flags & XATTR and in_body:
-            raise status_error(Status.SUBDOC_INVALID_XATTR_ORDER, "an extended attribute behind a path of the body")
+            raise make_status_error(
+                Status.SUBDOC_INVALID_XATTR_ORDER, "an extended attribute behind a path of the body"
+            )
         in_body += not spec.flags & XATTR
     if in_body > 1 and any(spec.opcode == Opcode.DELETE for spec in specs):
-        raise status_error(Status.SUBDOC_INVALID_COMBO, "the document is deleted, and something in its body changed")
-    if not several_xattrs and len(xattrs_named(specs)) > 1:
-        raise status_error(
-            Status.SUBDOC_XATTR_INVALID_KEY_COMBO, f"{len(xattrs_named(specs))} extended attributes, expected one"
+        raise make_status_error(
+            Status.SUBDOC_INVALID_COMBO, "the document is deleted, and something in its body changed"
+        )
+    if not several_xattrs and len(find_xattr_names(specs)) > 1:
+        raise make_status_error(
+            Status.SUBDOC_XATTR_INVALID_KEY_COMBO, f"{len(find_xattr_names(specs))} extended attributes, expected one"
         )
 
 
-def _check(spec: MutationSpec, doc_flags: int) -> None:
+def _check_operation(spec: MutationSpec, doc_flags: int) -> None:
     allowed = _ALLOWED[spec.opcode]
     for kind, flags, some in (("path", spec.flags, allowed.flags), ("document", doc_flags, allowed.doc_flags)):
         if excess := flags & ~some:
-            name = opcode_name(spec.opcode)
+            name = name_opcode(spec.opcode)
             raise InvalidArguments(f"{name} with {kind} flags 0x{excess:02x}, expected none but 0x{some:02x}")
     if len(spec.path) > MAX_PATH:
-        raise InvalidArguments(f"{opcode_name(spec.opcode)} with a path of {len(spec.path)} bytes, limit {MAX_PATH}")
+        raise InvalidArguments(f"{name_opcode(spec.opcode)} with a path of {len(spec.path)} bytes, limit {MAX_PATH}")
     if spec.opcode == Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR and not spec.flags & XATTR:
-        raise InvalidArguments(f"{opcode_name(spec.opcode)} without the flag XATTR")
+        raise InvalidArguments(f"{name_opcode(spec.opcode)} without the flag XATTR")
     if spec.flags & XATTR:
         _check_xattr(spec)
     elif spec.flags & (EXPAND | BINARY):
-        raise status_error(
+        raise make_status_error(
             Status.SUBDOC_XATTR_INVALID_FLAG_COMBO, f"path flags 0x{spec.flags:02x}: those are for extended attributes"
         )
 
 
 def _check_xattr(spec: MutationSpec) -> None:
     if spec.flags & EXPAND and spec.flags & BINARY:
-        raise status_error(
+        raise make_status_error(
             Status.SUBDOC_XATTR_INVALID_FLAG_COMBO, "the flags EXPAND_MACROS and BINARY, expected one of them"
         )
-    name = xattr_name(spec.path).name
+    name = parse_xattr_name(spec.path).name
     if is_virtual(name) and spec.opcode not in _READ:
-        raise status_error(Status.SUBDOC_XATTR_CANT_MODIFY_VATTR, f"{name} is made when it is read")
+        raise make_status_error(Status.SUBDOC_XATTR_CANT_MODIFY_VATTR, f"{name} is made when it is read")
     if spec.flags & EXPAND:
         check_macro(spec.value)
 

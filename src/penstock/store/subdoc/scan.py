@@ -14,7 +14,7 @@ from json import JSONDecoder
 from typing import NoReturn
 
 from penstock.store.subdoc.path import LAST, Component, Path
-from penstock.store.subdoc.place import MISMATCH, MISSING, Place
+from penstock.store.subdoc.place import MISMATCH, MISSING, PathPlace
 
 __all__ = ["find_item", "locate"]
 
@@ -35,7 +35,7 @@ _decoder = JSONDecoder(parse_float=bool, parse_int=bool, parse_constant=_refuse)
 _read: Callable[[str, int], tuple[object, int]] = _decoder.scan_once  # type: ignore[attr-defined]  # as raw_decode
 
 
-def locate(document: bytes, paths: Sequence[Path]) -> tuple[int, list[Place]]:
+def locate(document: bytes, paths: Sequence[Path]) -> tuple[int, list[PathPlace]]:
     """Return how many levels of arrays and objects a text has, and where paths lead; -1 levels if it is no JSON."""
     try:
         document.decode()
@@ -45,7 +45,7 @@ def locate(document: bytes, paths: Sequence[Path]) -> tuple[int, list[Place]]:
         return -1, []
     except RecursionError:
         return _TOO_DEEP, []
-    return _levels(text), [_place(text, path) for path in paths]
+    return _count_levels(text), [_place(text, path) for path in paths]
 
 
 def find_item(document: bytes, at: int, item: bytes) -> int:
@@ -60,7 +60,7 @@ def find_item(document: bytes, at: int, item: bytes) -> int:
     return -1
 
 
-def _levels(text: str) -> int:
+def _count_levels(text: str) -> int:
     if "\\" in text:
         text = _ESCAPE("", text)
     outside = "".join(text.split('"')[::2])  # of strings
@@ -72,12 +72,12 @@ def _levels(text: str) -> int:
     return levels
 
 
-def _place(text: str, path: Path) -> Place:
+def _place(text: str, path: Path) -> PathPlace:
     at = _skip(text, 0)
-    place = Place(at, found=0)
+    place = PathPlace(at, found=0)
     for found, component in enumerate(path):
         if text[at] != ("[" if isinstance(component, int) else "{"):
-            return Place(MISMATCH, found=found, container=at)
+            return PathPlace(MISMATCH, found=found, container=at)
         place = _member(text, at, component, found)
         at = place.at
         if at < 0:
@@ -94,14 +94,14 @@ def _measure(text: str, at: int) -> tuple[int, int]:
     return (_entry(text, at, None, 0).members if text[at] == "{" else -1), end
 
 
-def _member(text: str, container: int, component: Component, found: int) -> Place:
+def _member(text: str, container: int, component: Component, found: int) -> PathPlace:
     """Return the place of a component in the array or object at `container`, `found` components being above it."""
     if isinstance(component, int):
         return _element(text, container, component, found)
     return _entry(text, container, component.name, found)
 
 
-def _entry(text: str, container: int, name: str | None, found: int) -> Place:
+def _entry(text: str, container: int, name: str | None, found: int) -> PathPlace:
     """As _member, of an object. name: None for that of no key."""
     members = 0
     at = _skip(text, container + 1)
@@ -111,10 +111,10 @@ def _entry(text: str, container: int, name: str | None, found: int) -> Place:
         is_wanted = name is not None and _key(text[key_at:at]) == name
         at = _skip(text, _skip(text, at) + 1)
         if is_wanted:
-            return Place(at, found=found + 1, container=container, key_at=key_at)
+            return PathPlace(at, found=found + 1, container=container, key_at=key_at)
         members += 1
         at = _next(text, _read(text, at)[1])
-    return Place(MISSING, found=found, container=container, close=at, members=members)
+    return PathPlace(MISSING, found=found, container=container, close=at, members=members)
 
 
 def _key(quoted: str) -> str:
@@ -122,20 +122,20 @@ def _key(quoted: str) -> str:
     return json.loads(raw) if "\\" in raw else raw[1:-1]
 
 
-def _element(text: str, container: int, index: int | None, found: int) -> Place:
+def _element(text: str, container: int, index: int | None, found: int) -> PathPlace:
     """As _member, of an array. index: None for that of no element."""
     last = -1
     members = 0
     at = _skip(text, container + 1)
     while text[at] != "]":
         if members == index:
-            return Place(at, found=found + 1, container=container, key_at=at)
+            return PathPlace(at, found=found + 1, container=container, key_at=at)
         last = at
         members += 1
         at = _next(text, _read(text, at)[1])
     if index == LAST and members:
-        return Place(last, found=found + 1, container=container, key_at=last)
-    return Place(MISSING, found=found, container=container, close=at, members=members)
+        return PathPlace(last, found=found + 1, container=container, key_at=last)
+    return PathPlace(MISSING, found=found, container=container, close=at, members=members)
 
 
 def _skip(text: str, at: int) -> int:

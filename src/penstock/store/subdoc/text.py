@@ -12,15 +12,15 @@ from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple
 
-from penstock.errors import StatusError, status_error
+from penstock.errors import StatusError, make_status_error
 from penstock.store.subdoc import scan
-from penstock.store.subdoc.path import MAX_COMPONENTS, Path, spelled
-from penstock.store.subdoc.place import MISMATCH, MISSING, Place
+from penstock.store.subdoc.path import MAX_COMPONENTS, Path, format_path
+from penstock.store.subdoc.place import MISMATCH, MISSING, PathPlace
 from penstock.wire.codec import native
 from penstock.wire.codec.statuses import Status
-from penstock.wire.values.large_bytes import join_large
+from penstock.wire.values.large_bytes import join_buffers
 
-__all__ = ["MAX_DEPTH", "WHITE", "Splice", "Text", "count_levels", "skip_space"]
+__all__ = ["MAX_DEPTH", "WHITE", "JsonText", "Splice", "count_levels", "skip_space"]
 
 MAX_DEPTH = 32
 """How deep arrays and objects may stand in one another, the outermost counted."""
@@ -46,7 +46,7 @@ class Splice(NamedTuple):
     new: bytes
 
 
-class Text:
+class JsonText:
     """A checked JSON text that paths are looked up in, and that changes are put into.
 
     paths: what will be asked for; one pass finds them all. Changes that leave each other's places valid are put in
@@ -60,15 +60,15 @@ class Text:
         self._document = document
         self._paths = tuple(dict.fromkeys(paths))[:_MOST_PATHS]
         self._splices: list[Splice] = []
-        self._longer: dict[Path, Place] = {}  # arrays that have become longer, and nothing else since
+        self._longer: dict[Path, PathPlace] = {}  # arrays that have become longer, and nothing else since
         levels, places = locate(document, self._paths)
         if levels < 0:
-            raise status_error(Status.SUBDOC_DOC_NOTJSON, f"document of {len(document)} bytes is no JSON text")
+            raise make_status_error(Status.SUBDOC_DOC_NOTJSON, f"document of {len(document)} bytes is no JSON text")
         if levels > MAX_DEPTH:
-            raise status_error(Status.SUBDOC_DOC_E2DEEP, f"document of more than {MAX_DEPTH} levels")
+            raise make_status_error(Status.SUBDOC_DOC_E2DEEP, f"document of more than {MAX_DEPTH} levels")
         self._places = dict(zip(self._paths, places, strict=True))
 
-    def find(self, path: Path) -> Place:
+    def find(self, path: Path) -> PathPlace:
         """Return where a path leads.
 
         Raises StatusError with SUBDOC_PATH_MISMATCH where it takes something for an array or object that is not one.
@@ -83,13 +83,13 @@ class Text:
     def read(self) -> bytes:
         """Return the text with its changes. Places that were found before are those of an older text then."""
         if self._splices:
-            self._document = _spliced(self._document, self._splices)
+            self._document = _apply_splices(self._document, self._splices)
             self._splices = []
             self._places = {}
             self._longer = {}
         return self._document
 
-    def part(self, begin: int, end: int) -> bytes:
+    def get_part(self, begin: int, end: int) -> bytes:
         """Return what stands between two places."""
         return self._document[begin:end]
 
@@ -97,7 +97,7 @@ class Text:
         """Return where the next byte is that is not white space."""
         return skip_space(self._document, at)
 
-    def before(self, at: int) -> int:
+    def skip_space_back(self, at: int) -> int:
         """Return where the last byte in front of a place is that is not white space."""
         window = 64
         while True:
@@ -114,12 +114,12 @@ class Text:
         found: int = extension.find_item(self._document, array, item)
         return found
 
-    def find_to_append(self, path: Path) -> Place:
+    def find_to_append(self, path: Path) -> PathPlace:
         """Return what `find` does, also of an array that has become longer and is to become longer still."""
         place = self._longer.get(path)
         return self.find(path) if place is None else place
 
-    def append(self, path: Path, place: Place, new: bytes) -> None:
+    def append(self, path: Path, place: PathPlace, new: bytes) -> None:
         """Put elements behind those of an array at a place of `find_to_append`."""
         close = place.end - 1
         self._splices.append(Splice(close, close, b"," + new if place.size else new))
@@ -128,12 +128,12 @@ class Text:
             self._places = {other: its for other, its in self._places.items() if _is_outside(its, place)}
         self._longer[path] = place if place.size else place._replace(size=1)  # how many there are matters no more
 
-    def change(self, splice: Splice) -> None:
+    def apply_splice(self, splice: Splice) -> None:
         """Put a change in, after which all that was found is looked for again."""
         self._splices.append(splice)
         self.read()
 
-    def change_value(self, path: Path, place: Place, splice: Splice) -> None:
+    def change_value(self, path: Path, place: PathPlace, splice: Splice) -> None:
         """Put a change in that replaces the value at a place, or adds the missing rest of its path to an object.
 
         Places that are found stay valid where the change is in none of their values and none of what they lack.
@@ -142,26 +142,26 @@ class Text:
         self._longer = {}
         moved = {}
         for other, its in self._places.items():
-            kept = _kept(other, its, path, place)
+            kept = _move_place(other, its, path, place)
             if kept is not None:
                 moved[other] = kept
         self._places = moved
 
-    def _find_again(self, path: Path) -> Place:
+    def _find_again(self, path: Path) -> PathPlace:
         paths = self._paths if path in self._paths else (path,)
         _, places = locate(self.read(), paths)
         self._places = dict(zip(paths, places, strict=True))
         return self._places[path]
 
-    def _mismatch(self, path: Path, place: Place) -> StatusError:
+    def _mismatch(self, path: Path, place: PathPlace) -> StatusError:
         opening = self._document[place.container : place.container + 1]
         kind = {b"[": "an array", b"{": "an object"}.get(opening, "neither array nor object")
         wanted = "an array" if isinstance(path[place.found], int) else "an object"
-        text = f"{spelled(path[: place.found])} is {kind}, expected {wanted}"
-        return status_error(Status.SUBDOC_PATH_MISMATCH, text)
+        text = f"{format_path(path[: place.found])} is {kind}, expected {wanted}"
+        return make_status_error(Status.SUBDOC_PATH_MISMATCH, text)
 
 
-def _kept(path: Path, place: Place, changed: Path, where: Place) -> Place | None:
+def _move_place(path: Path, place: PathPlace, changed: Path, where: PathPlace) -> PathPlace | None:
     """Return a path's place after a value was changed or added at another path's; None if that is not known."""
     if where.at >= 0:  # a value was replaced
         inside = place.at if place.at >= 0 else place.container
@@ -177,19 +177,19 @@ def _kept(path: Path, place: Place, changed: Path, where: Place) -> Place | None
     return place
 
 
-def _is_outside(place: Place, array: Place) -> bool:
+def _is_outside(place: PathPlace, array: PathPlace) -> bool:
     """Tell whether a place, and what it lacks, lies neither in an array nor around it."""
     begin, end = (place.at, place.end) if place.at >= 0 else (place.container, place.container + 1)
     return end <= array.at or begin >= array.end
 
 
-def _spliced(document: bytes, splices: Sequence[Splice]) -> bytes:
+def _apply_splices(document: bytes, splices: Sequence[Splice]) -> bytes:
     parts: list[bytes | memoryview] = []
     source, at = memoryview(document), 0
     for begin, end, new in sorted(splices, key=lambda splice: splice.begin):
         parts += (source[at:begin], new)
         at = end
-    return join_large(*parts, source[at:])
+    return join_buffers(*parts, source[at:])
 
 
 def skip_space(document: bytes, at: int) -> int:
@@ -204,16 +204,16 @@ def count_levels(document: bytes) -> int:
     return locate(document, ())[0]
 
 
-def locate(document: bytes, paths: tuple[Path, ...]) -> tuple[int, Sequence[Place]]:
+def locate(document: bytes, paths: tuple[Path, ...]) -> tuple[int, Sequence[PathPlace]]:
     """Return what `count_levels` does, and where up to 16 paths lead: nothing if this is no JSON text."""
     if extension is None:
         return scan.locate(document, paths)
-    levels, places = extension.locate(document, *_table(paths))
-    return levels, [Place._make(place) for place in places]
+    levels, places = extension.locate(document, *_make_path_table(paths))
+    return levels, [PathPlace._make(place) for place in places]
 
 
 @lru_cache(maxsize=1024)
-def _table(paths: tuple[Path, ...]) -> tuple[bytes, bytes]:
+def _make_path_table(paths: tuple[Path, ...]) -> tuple[bytes, bytes]:
     """Return paths as the extension module takes them: a row of numbers for each, and the names of their keys."""
     rows, names = [], b""
     for path in paths:

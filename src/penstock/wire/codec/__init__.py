@@ -1,4 +1,4 @@
 """Frames and their declarations: numbers, headers, layouts, and the extension module.
 
-In: what holds for every message. Out: any single message.
+Belongs here: code for every message. Does not: any single message.
 """

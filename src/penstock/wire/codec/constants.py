@@ -1,4 +1,4 @@
-"""Numbers of the protocol family that are no opcode, status or flag: dialects, features, kinds, limits.
+"""Numbers of the protocol family other than opcodes, statuses and flags: dialects, features, kinds, limits.
 
 Sources: kv_engine docs/BinaryProtocol.md and docs/dcp, memcached headers.
 """
@@ -18,9 +18,9 @@ class Dialect(StrEnum):
 
 
 class KeyState(IntEnum):
-    """How far a document has got, in OBSERVE. Source: memcached protocol_binary.h, protocol_binary_observe_key_state.
+    """Persistence of a document, in OBSERVE. Source: memcached protocol_binary.h, protocol_binary_observe_key_state.
 
-    NOT_FOUND is also what was deleted, once that is on disk.
+    A document is NOT_FOUND also after its deletion is on disk.
     """
 
     NOT_PERSISTED = 0x00
@@ -30,7 +30,7 @@ class KeyState(IntEnum):
 
 
 class ParamType(IntEnum):
-    """What a parameter of SET_PARAM belongs to. Source: kv_engine, memcacheConstants.py, ENGINE_PARAM_*.
+    """The subsystem of a parameter in SET_PARAM. Source: kv_engine, memcacheConstants.py, ENGINE_PARAM_*.
 
     REPLICATION was TAP in ep-engine 2.x and 3.x.
     """
@@ -44,7 +44,7 @@ class ParamType(IntEnum):
 
 
 class Feature(IntEnum):
-    """What HELLO negotiates. Source: memcached mcbp/protocol/feature.h. The node grants those that it keeps."""
+    """Features that HELLO negotiates; the node grants those it supports. Source: memcached mcbp/protocol/feature.h."""
 
     DATATYPE = 0x01
     TLS = 0x02
@@ -106,7 +106,7 @@ class ResponseFrameInfo(IntEnum):
 
 
 class DurabilityLevel(IntEnum):
-    """How far a write must have got before it is answered. Source: BinaryProtocol.md, "Durability requirement"."""
+    """The copies that a write must reach before it is answered. Source: BinaryProtocol.md, "Durability requirement"."""
 
     MAJORITY = 1
     MAJORITY_AND_PERSIST_ON_MASTER = 2
@@ -114,7 +114,7 @@ class DurabilityLevel(IntEnum):
 
 
 class SystemEventKind(IntEnum):
-    """SYSTEM_EVENT. Source: docs/dcp, commands/system_event.md."""
+    """Kinds of SYSTEM_EVENT. Source: docs/dcp, commands/system_event.md."""
 
     COLLECTION_BEGIN = 0
     COLLECTION_END = 1
@@ -138,7 +138,7 @@ class TapOpaque(IntEnum):
 
 
 class VbucketState(IntEnum):
-    """Source: BinaryProtocol.md, "Set VBucket"."""
+    """States of a vbucket. Source: BinaryProtocol.md, "Set VBucket"."""
 
     ACTIVE = 1
     REPLICA = 2
@@ -147,7 +147,7 @@ class VbucketState(IntEnum):
 
 
 MAX_SEQNO = 2**64 - 1
-"""As an end of a stream: never ends."""
+"""As an end of a stream: the stream never ends."""
 
 MAX_KEY = 250
 """Bytes of a key."""

@@ -9,7 +9,7 @@ from enum import IntFlag
 
 
 class Datatype(IntFlag):
-    """What a value is made of. Source: BinaryProtocol.md, "Data types"."""
+    """Encodings and parts of a value. Source: BinaryProtocol.md, "Data types"."""
 
     RAW = 0
     JSON = 0x01
@@ -28,7 +28,7 @@ class WithMetaFlag(IntFlag):
 
 
 class PathFlag(IntFlag):
-    """Of one path in a sub-document command. Source: memcached docs, SubDocument API."""
+    """Flags of one path in a sub-document command. Source: memcached docs, SubDocument API."""
 
     MKDIR_P = 0x01
     XATTR = 0x04
@@ -37,7 +37,7 @@ class PathFlag(IntFlag):
 
 
 class DocFlag(IntFlag):
-    """Of the document in a sub-document command. Source: memcached docs, SubDocument API."""
+    """Flags of the document in a sub-document command. Source: memcached docs, SubDocument API."""
 
     MKDOC = 0x01
     ADD = 0x02
@@ -48,7 +48,7 @@ class DocFlag(IntFlag):
 
 
 class OpenFlag(IntFlag):
-    """DCP OPEN. Source: docs/dcp, commands/open-connection.md."""
+    """Flags of DCP OPEN. Source: docs/dcp, commands/open-connection.md."""
 
     PRODUCER = 0x001
     NOTIFIER = 0x002
@@ -61,7 +61,7 @@ class OpenFlag(IntFlag):
 
 
 class StreamFlag(IntFlag):
-    """DCP STREAM_REQ. Source: docs/dcp, commands/stream-request.md."""
+    """Flags of DCP STREAM_REQ. Source: docs/dcp, commands/stream-request.md."""
 
     TAKEOVER = 0x001
     DISK_ONLY = 0x002
@@ -74,7 +74,7 @@ class StreamFlag(IntFlag):
 
 
 class SnapshotFlag(IntFlag):
-    """SNAPSHOT_MARKER. Source: docs/dcp, commands/snapshot-marker.md."""
+    """Flags of SNAPSHOT_MARKER. Source: docs/dcp, commands/snapshot-marker.md."""
 
     MEMORY = 0x01
     DISK = 0x02
@@ -85,14 +85,14 @@ class SnapshotFlag(IntFlag):
 
 
 class OsoFlag(IntFlag):
-    """OSO_SNAPSHOT. Source: docs/dcp, commands/oso_snapshot.md."""
+    """Flags of OSO_SNAPSHOT. Source: docs/dcp, commands/oso_snapshot.md."""
 
     START = 0x01
     END = 0x02
 
 
 class TapConnectFlag(IntFlag):
-    """TAP_CONNECT; the data that some of them bring stands in the value, lowest flag first. Source: TAP, "Flags"."""
+    """Flags of TAP_CONNECT; the data of some of them stand in the value, lowest flag first. Source: TAP, "Flags"."""
 
     BACKFILL = 0x001
     DUMP = 0x002
@@ -106,7 +106,7 @@ class TapConnectFlag(IntFlag):
 
 
 class TapFlag(IntFlag):
-    """What a TAP message says of itself. Source: memcached protocol_binary.h, TAP_FLAG_*."""
+    """Flags of a TAP message. Source: memcached protocol_binary.h, TAP_FLAG_*."""
 
     ACK = 0x0001
     NO_VALUE = 0x0002

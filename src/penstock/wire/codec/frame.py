@@ -1,4 +1,4 @@
-"""The 24-byte header: cut frames out of bytes and put them together; what they mean is not known here.
+"""Frames and their 24-byte header: cuts frames out of bytes and joins them. The meaning of a frame is not known here.
 
 Source: kv_engine docs/BinaryProtocol.md, "Packet structure". All integers are big-endian.
 
@@ -27,13 +27,13 @@ _PLACES = dict(zip(HEADER_NAMES, accumulate(map(calcsize, HEADER.format[1:]), in
 MAGIC_AT, OPCODE_AT, KEY_LENGTH_AT, EXTRAS_LENGTH_AT, DATATYPE_AT, BODY_AT, OPAQUE_AT = (
     _PLACES[name] for name in ("magic", "opcode", "key_length", "extras_length", "datatype", "body", "opaque")
 )
-"""Where these begin in a frame. In the UPR draft the kind of message stands at DATATYPE_AT."""
+"""Offsets in a frame. In the UPR draft the kind of message stands at DATATYPE_AT."""
 
 U32 = Struct(">I")
 """Body length and opaque as they stand in a header."""
 
 BODY_LENGTH = Struct(f">{BODY_AT}xI")
-"""Reads the body length at a frame's first byte: all that a hop from header to header needs."""
+"""Reads the body length of the frame at an offset. The search for frames needs nothing else of a header."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -43,15 +43,16 @@ SERVER_MAGICS = frozenset((int(Magic.SERVER_REQUEST), int(Magic.SERVER_RESPONSE)
 _ALTERNATIVE = frozenset((int(Magic.ALT_REQUEST), int(Magic.ALT_RESPONSE)))
 ALTERNATIVE_OF = {Magic.REQUEST: Magic.ALT_REQUEST, Magic.RESPONSE: Magic.ALT_RESPONSE}
 PLAIN_OF = {int(magic): Magic.REQUEST if int(magic) in REQUEST_MAGICS else Magic.RESPONSE for magic in Magic}
-"""Which direction a magic means: that of a plain request or of a plain response."""
+"""Magic -> its direction, as the magic of a plain request or a plain response."""
 
 
 class Frame(NamedTuple):
-    """One frame, cut but not understood.
+    """One frame, cut into parts that are not decoded.
 
     Attributes:
         specific: the vbucket of a request, the status of a response.
-        value: bytes; a long one is a view where a Connection was told so.
+        value: bytes; a long one is a view if its FrameReceiver was given the opcode in `viewed_opcodes`.
+        framing: the framing extras.
     """
 
     magic: int
@@ -67,38 +68,42 @@ class Frame(NamedTuple):
 
     @property
     def size(self) -> int:
+        """Bytes of the frame, header included."""
         return HEADER_BYTES + len(self.framing) + len(self.extras) + len(self.key) + len(self.value)
 
 
-def opcode_name(opcode: int) -> str:
-    """Return the opcode's name for people, or its number where it has none."""
+def name_opcode(opcode: int) -> str:
+    """Return the opcode's name, or its number in words if it has none."""
     return Opcode(opcode).name if opcode in Opcode._value2member_map_ else f"opcode 0x{opcode:02x}"
 
 
-def status_name(status: int) -> str:
-    """Return the status's name for people, or its number where it has none."""
+def name_status(status: int) -> str:
+    """Return the status's name, or its number in words if it has none."""
     return Status(status).name if status in Status._value2member_map_ else f"status 0x{status:02x}"
 
 
-def frame_length(buffer: Buffer, offset: int, limit: int = MAX_FRAME) -> int:
+def read_frame_length(buffer: Buffer, offset: int, limit: int = MAX_FRAME) -> int:
     """Return how many bytes the frame at `offset` has, header included.
 
-    Raises RemoteProtocolError (fatal: there is no next frame to hop to) for an unknown magic or a body over `limit`.
+    Raises:
+        RemoteProtocolError: the magic is unknown, or the frame is longer than `limit`. Fatal: the next frame's place is
+            unknown.
     """
     if buffer[offset] not in MAGICS:
         raise RemoteProtocolError(f"first byte of a frame is 0x{buffer[offset]:02x}, not a known magic")
     size: int = HEADER_BYTES + BODY_LENGTH.unpack_from(buffer, offset)[0]
     if size > limit:
         raise RemoteProtocolError(
-            f"frame of {size} bytes ({opcode_name(buffer[offset + 1])}), limit {limit}", status=Status.E2BIG
+            f"frame of {size} bytes ({name_opcode(buffer[offset + 1])}), limit {limit}", status=Status.E2BIG
         )
     return size
 
 
 def cut_frame(view: memoryview, offset: int) -> Frame:
-    """Return the frame at `offset`; all its bytes must be there. Its parts are copies.
+    """Return the frame at `offset`, whose bytes must all be there. Its parts are copies.
 
-    Raises RemoteProtocolError (not fatal: the next frame's place is known) when the parts do not fit into the body.
+    Raises:
+        RemoteProtocolError: the parts do not fit into the body. Not fatal: the next frame's place is known.
     """
     magic, opcode, key_length, extras_length, datatype, specific, body, opaque, cas = HEADER.unpack_from(view, offset)
     parts = view[offset + HEADER_BYTES : offset + HEADER_BYTES + body].tobytes()
@@ -110,7 +115,7 @@ def cut_frame(view: memoryview, offset: int) -> Frame:
     value_at = extras_length + key_length
     if value_at > body:
         raise RemoteProtocolError(
-            f"{opcode_name(opcode)}: extras of {extras_length} and key of {key_length} bytes in a body of {body}",
+            f"{name_opcode(opcode)}: extras of {extras_length} and key of {key_length} bytes in a body of {body}",
             fatal=False,
         )
     extras, key, value = parts[:extras_length], parts[extras_length:value_at], parts[value_at:]
@@ -118,7 +123,10 @@ def cut_frame(view: memoryview, offset: int) -> Frame:
 
 
 def view_frame(view: memoryview) -> Frame:
-    """As `cut_frame`, of a frame that is long enough for any key; its value is a view."""
+    """Return the frame that the view holds; its value is a view.
+
+    The frame must be longer than VIEWED_FROM, and therefore long enough for any key.
+    """
     magic, opcode, key_length, extras_length, datatype, specific, body, opaque, cas = HEADER.unpack_from(view)
     framing_length = 0
     if magic in _ALTERNATIVE:
@@ -139,7 +147,7 @@ _new_frame = tuple.__new__
 
 
 def join_frame(frame: Frame) -> bytes:
-    """Return the frame's bytes. Raises ValueError or struct.error for what does not fit into its field."""
+    """Return the frame's bytes. Raises ValueError or struct.error for a part that does not fit into its field."""
     magic, opcode, specific, datatype, opaque, cas, extras, key, value, framing = frame
     key_length = len(key)
     if magic in _ALTERNATIVE:

@@ -1,4 +1,4 @@
-"""A message is declared once: its class is its layout.
+"""Declarations of messages: the class of a message is its layout.
 
     @message(Opcode.SET, key=PRESENT, value=MAYBE, cas=MAYBE)
     class Set(Request):
@@ -6,12 +6,12 @@
         expiry: int = u32("seconds, or epoch seconds above 30 days")
 
 `message` makes a frozen dataclass of the class and enters it in LAYOUTS, by dialect, direction, opcode and length of
-the extras. Encoder, decoder, validation, documentation and test strategies walk that table; nothing states a layout a
+the extras. Encoder, decoder, validation, documentation and test strategies read that table; nothing states a layout a
 second time.
 
-Fields with `default=None` stand at the end of the extras and may be missing, all together; where the message says which
-lengths its extras have (`extras=`), all those whose fields make such a length. Fields `within="value"` are what the
-value is made of; those of them with `default=None` may be missing from any one on.
+Fields with `default=None` stand at the end of the extras and may be missing, all together. If a message declares the
+lengths of its extras (`extras=`), single fields may be missing where the rest has such a length. Fields
+`within="value"` are in the value. Of these, the fields with `default=None` may be missing from any one on.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.wire.codec.constants import Dialect
-from penstock.wire.codec.frame import ALTERNATIVE_OF, PLAIN_OF, SERVER_MAGICS, Frame, join_frame, opcode_name
+from penstock.wire.codec.frame import ALTERNATIVE_OF, PLAIN_OF, SERVER_MAGICS, Frame, join_frame, name_opcode
+from penstock.wire.codec.frame_decoder import DecodedForm, make_decoder
 from penstock.wire.codec.opcodes import DCP_OPCODES, QUIET_OPCODES, DraftCode, Magic, Opcode, ServerOpcode, UprOpcode
 from penstock.wire.codec.statuses import Status
 
 Code = Opcode | UprOpcode | DraftCode | ServerOpcode
-"""What names a message: its opcode; in the UPR draft the opcode and, below, the kind in byte 5."""
+"""Identifies a message: its opcode; in the UPR draft the opcode in the upper byte and the kind (byte 5) in the lower.
+"""
 
 
 class Part(Enum):
-    """What a message says of its key, value or cas: always empty (0), never empty, or either."""
+    """Whether a message has a key, value or cas: never (it is empty or 0), always, or sometimes."""
 
     ABSENT = "absent"
     PRESENT = "present"
@@ -48,31 +50,38 @@ PRIVATE = "engine_private"
 """The field of a message with a private section."""
 
 
-def _integer(code: str) -> Callable[..., Any]:
+def _make_declaration(code: str) -> Callable[..., Any]:
     def declare(doc: str, *, default: Any = MISSING, within: str = "extras") -> Any:
         return field(default=default, metadata={"code": code, "doc": doc, "within": within})
 
     return declare
 
 
-u8, u16, u32, u64 = map(_integer, "BHIQ")
+u8, u16, u32, u64 = map(_make_declaration, "BHIQ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What every frame carries beside the fields of its kind."""
+    """Fields of every message, beside those of its kind.
+
+    Attributes:
+        opaque: the sender's number for a request; the reply repeats it.
+        cas: the version of a document.
+        datatype: a Datatype.
+        key: a document's key, or a name.
+        value: the part after the key.
+    """
 
     magic: ClassVar[Magic] = Magic.REQUEST
-    third: ClassVar[str] = "vbucket"
-    """The name of the header's third number: "vbucket" of a request, "status" of a response."""
+    specific_name: ClassVar[str] = "vbucket"
+    """The field that holds the header's number `specific`: "vbucket" of a request, "status" of a response."""
     opcode: ClassVar[Code]
     opcodes: ClassVar[tuple[Code, ...]]
-    """Those that share this layout; `opcode` is the first of them."""
+    """The codes that share this layout; `opcode` is the first of them."""
     layouts: ClassVar[dict[int, Layout]]
-    """The forms of this message, by how many of the declared fields of the extras they hold; of two with as many, the
-    longer."""
+    """Number of fields in the extras -> form. Of two forms with the same number, it holds the longer one."""
     forms: ClassVar[dict[tuple[str, ...], Layout]]
-    """The forms of this message, by which of the declared fields of the extras they hold."""
+    """Names of the fields in the extras -> form."""
 
     opaque: int = 0
     cas: int = 0
@@ -82,7 +91,7 @@ class Message:
     framing: bytes = b""
     """Framing extras: with some, the frame has an alternative magic."""
     received_as: int = field(default=-1, compare=False, repr=False)
-    """The opcode that a received message came with; -1 of a message that is to be sent."""
+    """The opcode of a received message; -1 in a message that is to be sent."""
 
     @property
     def is_quiet(self) -> bool:
@@ -90,9 +99,13 @@ class Message:
         return self.received_as in QUIET_OPCODES
 
     def encode(self, opcode: Code | None = None) -> bytes:
-        """Return the frame's bytes. opcode: one of those that share this layout, where it is not the first.
+        """Return the frame's bytes.
 
-        Raises LocalProtocolError for a field out of its range, and for a part of the extras that cannot stand alone.
+        Args:
+            opcode: one of those that share this layout, if it is not the first.
+
+        Raises:
+            LocalProtocolError: a field is out of its range, or a part of the extras cannot stand alone.
         """
         try:
             return join_frame(self._frame(self.opcode if opcode is None else opcode))
@@ -100,7 +113,7 @@ class Message:
             raise LocalProtocolError(f"{type(self).__name__}: {error}") from error
 
     def fault(self) -> str | None:
-        """Return what is wrong with fields that are right one by one, or None."""
+        """Return the fault of fields that are valid alone and contradict each other, None if there is none."""
         return None
 
     def _frame(self, code: Code) -> Frame:
@@ -119,7 +132,7 @@ class Message:
         return Frame(
             magic=ALTERNATIVE_OF.get(self.magic, self.magic) if self.framing else self.magic,
             opcode=code >> 8 if draft else code,
-            specific=getattr(self, longest.third),
+            specific=getattr(self, longest.specific_name),
             datatype=code & 0xFF if draft else self.datatype,
             opaque=self.opaque,
             cas=self.cas,
@@ -132,6 +145,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request(Message):
+    """A request of a client, or a message of a producer."""
+
     vbucket: int = 0
 
 
@@ -140,14 +155,14 @@ class Response(Message):
     """A reply with status SUCCESS, or one whose body has the same layout."""
 
     magic: ClassVar[Magic] = Magic.RESPONSE
-    third: ClassVar[str] = "status"
+    specific_name: ClassVar[str] = "status"
 
     status: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRequest(Request):
-    """What a server asks of its own accord, on a connection that has agreed on it (DUPLEX)."""
+    """A request of a server, on a connection that has agreed on it (DUPLEX)."""
 
     magic: ClassVar[Magic] = Magic.SERVER_REQUEST
 
@@ -161,75 +176,71 @@ class ServerResponse(Response):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One form of a message: its class, its extras, and what it says of the rest of the frame.
+    """One form of a message: its class, its extras, and the parts of the frame that it has.
 
     Attributes:
         cls: the class of the message.
-        extras: the extras, with the length of the private section in front.
+        extras: the extras, with the length of the private section first.
         names: the fields in the extras.
-        parts: whether key, value and cas are there.
-        third: as of Message.
+        parts: for key, value and cas, whether the frame has them.
+        specific_name: as of Message.
         private: the extras begin with the length, u16, of a section that stands between them and the key.
-        tails: what the value is made of, by its length, as struct and names; empty where it is the sender's own.
+        tails: length of the value -> its Struct and its fields; empty if the value has no declared fields.
         others: the fields that stand neither in the header nor in the extras, with their defaults.
-        setters: set the fields of a new message: those of every message, then `names`, then `others`.
+        make_message: returns the message of a frame whose key, value and cas are there as declared. Raises
+            RemoteProtocolError (EINVAL, not fatal) for a private section or a value of a wrong length, and for the
+            fault that `Message.fault` returns.
     """
 
     cls: type[Message]
     extras: Struct
     names: tuple[str, ...]
     parts: tuple[tuple[str, Part], ...]
-    third: str
+    specific_name: str
     private: bool
     tails: dict[int, tuple[Struct, tuple[str, ...]]]
     others: dict[str, Any] = field(init=False, repr=False)
-    setters: tuple[Callable[[Message, Any], None], ...] = field(init=False, repr=False)
+    make_message: Callable[[Frame], Message] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        common = ("opaque", "cas", "datatype", "key", "value", "framing", "received_as", self.third)
-        others = {one.name: one.default for one in fields(self.cls) if one.name not in {*common, *self.names}}
+        cls = self.cls
+        known = {*(one.name for one in fields(Message)), self.specific_name, *self.names}
+        others = {one.name: one.default for one in fields(cls) if one.name not in known}
+        form = DecodedForm(
+            cls,
+            unpack=self.extras.unpack,
+            names=self.names,
+            others=others,
+            specific_name=self.specific_name,
+            has_datatype=type(cls.opcode) is not DraftCode,
+            take_apart=self._take_apart if self.private or self.tails else None,
+            check=self._check_fields if cls.fault is not Message.fault else None,
+        )
         object.__setattr__(self, "others", others)
-        # The class is frozen; its slots take a value a third faster than its constructor does.
-        setters = tuple(getattr(self.cls, name).__set__ for name in (*common, *self.names, *others))
-        object.__setattr__(self, "setters", setters)
+        object.__setattr__(self, "make_message", make_decoder(form))
 
     def check(self, frame: Frame) -> None:
-        """Raise RemoteProtocolError (EINVAL, not fatal) unless private section, key, value and cas are as declared."""
+        """Check that private section, key, value and cas are there as declared.
+
+        Raises:
+            RemoteProtocolError: one of them is not (EINVAL, not fatal).
+        """
         _, value = self._split(frame)
         for name, part in self.parts:
             there = value if name == "value" else getattr(frame, name)
             if part is not Part.MAYBE and bool(there) != (part is Part.PRESENT):
                 found = there if isinstance(there, int) else f"{len(there)} bytes"
-                raise self._error(frame, f"{name} must be {part.value}, found {found}")
+                raise self._make_error(frame, f"{name} must be {part.value}, found {found}")
         self._check_tail(frame, value)
 
-    def message_of(self, frame: Frame) -> Message:
-        """Return the message of a frame whose key, value and cas are there as declared.
+    def _check_fields(self, frame: Frame, message: Message) -> None:
+        if fault := message.fault():
+            raise self._make_error(frame, fault)
 
-        Raises RemoteProtocolError (EINVAL, not fatal) for a private section or a value of a wrong length, and for what
-        `Message.fault` says.
-        """
-        _, opcode, specific, datatype, opaque, cas, extras, key, value, framing = frame
-        numbers, others = self.extras.unpack(extras), self.others
-        if self.private or self.tails:
-            key, value, numbers, others = self._take_apart(frame, numbers)
-        cls = self.cls
-        if type(cls.opcode) is DraftCode:
-            datatype = 0
-        message = _new_object(cls)
-        contents = (opaque, cas, datatype, key, value, framing, opcode, specific, *numbers, *others.values())
-        for set_field, content in zip(self.setters, contents, strict=False):
-            set_field(message, content)
-        if cls.fault is not Message.fault and (fault := message.fault()):
-            raise self._error(frame, fault)
-        return message
-
-    def _take_apart(
-        self, frame: Frame, numbers: tuple[int, ...]
-    ) -> tuple[bytes, bytes, tuple[int, ...], dict[str, Any]]:
-        """Return key, value, the numbers in the extras, and `others`, where there is a private section or a tail."""
+    def _take_apart(self, frame: Frame) -> tuple[bytes, bytes, tuple[int, ...], tuple[Any, ...]]:
+        """Return key, value, the numbers in the extras and the values of `others`, for a private section or a tail."""
         private, value = self._split(frame)
-        key, others = frame.key, dict(self.others)
+        key, numbers, others = frame.key, self.extras.unpack(frame.extras), dict(self.others)
         if self.private:
             others[PRIVATE] = private
             key = (frame.key + frame.value)[numbers[0] : numbers[0] + len(key)]
@@ -239,10 +250,14 @@ class Layout:
             tail, names = self.tails[len(value)]
             others |= zip(names, tail.unpack(value), strict=True)
             value = b""
-        return key, value, numbers, others
+        return key, value, numbers, tuple(others.values())
 
     def pack_value(self, message: Message) -> bytes:
-        """Return the value that the message's fields make."""
+        """Return the value with the message's fields.
+
+        Raises:
+            ValueError: no form has these fields alone.
+        """
         if not self.tails:
             return b""
         given = {
@@ -254,42 +269,42 @@ class Layout:
         raise ValueError(f"a value of {', '.join(given)}: no form has these fields alone")
 
     def _split(self, frame: Frame) -> tuple[bytes, bytes]:
-        """Return the private section, and the value behind the key."""
+        """Return the private section, and the value after the key."""
         if not self.private:
             return b"", frame.value
         length = int.from_bytes(frame.extras[:2], "big")
         if length > len(frame.value):
             found = len(frame.value)
-            raise self._error(frame, f"engine-private data of more bytes than the {found} behind the extras")
+            raise self._make_error(frame, f"engine-private data of more bytes than the {found} behind the extras")
         return (frame.key + frame.value)[:length], frame.value[length:]
 
     def _check_tail(self, frame: Frame, value: bytes) -> None:
         if self.tails and len(value) not in self.tails:
             lengths = " or ".join(map(str, sorted(self.tails)))
-            raise self._error(frame, f"value of {len(value)} bytes, expected {lengths}")
+            raise self._make_error(frame, f"value of {len(value)} bytes, expected {lengths}")
 
-    def _error(self, frame: Frame, what: str) -> RemoteProtocolError:
-        return RemoteProtocolError(f"{_name(self.cls.opcode, frame)}: {what}", fatal=False)
-
-
-_new_object = object.__new__
+    def _make_error(self, frame: Frame, fault: str) -> RemoteProtocolError:
+        return RemoteProtocolError(f"{_name_code(self.cls.opcode, frame)}: {fault}", fatal=False)
 
 
-def _name(code: Code, frame: Frame) -> str:
-    """Return the name of a frame's code; several opcodes may share a layout."""
-    return opcode_name(frame.opcode) if isinstance(code, Opcode) else code.name
+def _name_code(code: Code, frame: Frame) -> str:
+    """Return the name of a frame's code. The frame's opcode counts, since several opcodes may share a layout."""
+    return name_opcode(frame.opcode) if isinstance(code, Opcode) else code.name
 
 
 Forms = dict[int, Layout]
-"""The forms of one opcode, by the length of the extras."""
+"""Length of the extras -> form, for one opcode."""
 
 _DIRECTIONS = (Magic.REQUEST, Magic.RESPONSE, Magic.SERVER_REQUEST, Magic.SERVER_RESPONSE)
 
 LAYOUTS: dict[Dialect, dict[Magic, dict[int, Forms]]] = {
     dialect: {magic: {} for magic in _DIRECTIONS} for dialect in Dialect
 }
-"""By dialect, direction (the plain magic) and code. Key-value commands, TAP and what a server asks stand under DCP: no
-two of them clash. What UPR and its draft do not say differently is looked up there too."""
+"""Dialect -> direction (the plain magic) -> code -> forms.
+
+Key-value commands, TAP and requests of servers stand under DCP: no two of them clash. Messages that UPR and its draft
+do not define themselves are looked up there too.
+"""
 
 DIALECT_OF: dict[type[IntEnum], Dialect] = {
     Opcode: Dialect.DCP,
@@ -297,10 +312,10 @@ DIALECT_OF: dict[type[IntEnum], Dialect] = {
     UprOpcode: Dialect.UPR,
     DraftCode: Dialect.UPR_DRAFT,
 }
-"""The dialect whose codes are of an enum."""
+"""Enum of codes -> its dialect."""
 
 
-def layouts_of(code: Code, magic: Magic) -> Forms:
+def list_forms(code: Code, magic: Magic) -> Forms:
     """Return the declared forms of a code. Raises KeyError if it has none."""
     return LAYOUTS[DIALECT_OF[type(code)]][magic][code]
 
@@ -317,21 +332,26 @@ def message(
     private: bool = False,
     extras: tuple[int, ...] = (),
 ) -> Callable[[type[M]], type[M]]:
-    """Make a message of an annotated class. Several opcodes share a layout where only loudness differs (SET, SETQ).
+    """Return a decorator that makes a message of an annotated class.
 
-    private: as of Layout; the class then has a field `engine_private`. extras: the lengths that they may have, where
-    the fields that may be missing do so one without the other.
+    Args:
+        opcodes: several opcodes share a layout if they differ only in being quiet (SET, SETQ).
+        key: whether the message has a key.
+        value: whether it has a value.
+        cas: whether it has a cas.
+        private: as of Layout; the class then has a field `engine_private`.
+        extras: valid lengths of the extras, for messages whose optional fields may be missing one by one.
     """
 
     def enter(cls: type[M]) -> type[M]:
         cls = dataclass(frozen=True, slots=True, kw_only=True)(cls)
         wire = [f for f in fields(cls) if f.metadata.get("within") == "extras"]
-        tails = dict(_tails([f for f in fields(cls) if f.metadata.get("within") == "value"]))
+        tails = dict(_make_tails([f for f in fields(cls) if f.metadata.get("within") == "value"]))
         parts = (("key", key), ("value", PRESENT if tails else value), ("cas", cas))
         cls.opcode, cls.opcodes, cls.layouts, cls.forms = opcodes[0], opcodes, {}, {}
-        for held in _held(wire, extras):
+        for held in _choose_fields(wire, extras):
             struct = Struct(">" + "H" * private + "".join(f.metadata["code"] for f in held))
-            layout = Layout(cls, struct, tuple(f.name for f in held), parts, cls.third, private, tails)
+            layout = Layout(cls, struct, tuple(f.name for f in held), parts, cls.specific_name, private, tails)
             cls.layouts[len(held)] = cls.forms[layout.names] = layout
             for opcode in opcodes:
                 LAYOUTS[DIALECT_OF[type(opcode)]][cls.magic].setdefault(opcode, {})[struct.size] = layout
@@ -340,32 +360,36 @@ def message(
     return enter
 
 
-def _held(wire: list[Field[Any]], lengths: tuple[int, ...]) -> list[list[Field[Any]]]:
-    """Return which fields the forms of some extras hold, the shortest form first."""
+def _choose_fields(wire: list[Field[Any]], lengths: tuple[int, ...]) -> list[list[Field[Any]]]:
+    """Return the fields in the extras of each form, the shortest form first."""
     if not lengths:
         required = sum(f.default is not None for f in wire)
         return [wire[:count] for count in sorted({required, len(wire)})]
     choices = product(*((True,) if f.default is not None else (False, True) for f in wire))
-    by_length = {_size(held): held for choice in choices if _size(held := [*compress(wire, choice)]) in lengths}
+    by_length = {
+        _measure_fields(held): held
+        for choice in choices
+        if _measure_fields(held := [*compress(wire, choice)]) in lengths
+    }
     return [by_length[length] for length in sorted(lengths)]
 
 
-def _size(wire: list[Field[Any]]) -> int:
+def _measure_fields(wire: list[Field[Any]]) -> int:
     return calcsize(">" + "".join(f.metadata["code"] for f in wire))
 
 
-def _tails(wire: list[Field[Any]]) -> Iterable[tuple[int, tuple[Struct, tuple[str, ...]]]]:
+def _make_tails(wire: list[Field[Any]]) -> Iterable[tuple[int, tuple[Struct, tuple[str, ...]]]]:
     required = sum(f.default is not None for f in wire)
     for count in range(max(required, 1), len(wire) + 1):
         tail = Struct(">" + "".join(f.metadata["code"] for f in wire[:count]))
         yield tail.size, (tail, tuple(f.name for f in wire[:count]))
 
 
-def forms_of(frame: Frame, dialect: Dialect = Dialect.DCP) -> Forms | None:
+def find_forms(frame: Frame, dialect: Dialect = Dialect.DCP) -> Forms | None:
     """Return the declared forms of a frame's opcode, None if it has none.
 
-    What a server asks of its own accord (magic 0x82) has opcodes of its own, the same in all dialects. DCP's opcodes
-    mean in UPR what UPR says, and nothing where it says nothing.
+    Requests of servers (magic 0x82) have opcodes of their own, the same in all dialects. In UPR, DCP's opcodes have
+    UPR's meaning, or none.
     """
     if frame.magic in SERVER_MAGICS:
         return LAYOUTS[Dialect.DCP][Magic(frame.magic)].get(frame.opcode)
@@ -380,26 +404,31 @@ def forms_of(frame: Frame, dialect: Dialect = Dialect.DCP) -> Forms | None:
     return LAYOUTS[Dialect.DCP][magic].get(frame.opcode)
 
 
-def layout_of(frame: Frame, dialect: Dialect = Dialect.DCP) -> Layout:
+def find_layout(frame: Frame, dialect: Dialect = Dialect.DCP) -> Layout:
     """Return the declared layout of a frame.
 
-    Raises RemoteProtocolError, not fatal: status UNKNOWN_COMMAND for an opcode that is not declared, EINVAL for
-    extras of a length that no form of the message has.
+    Raises:
+        RemoteProtocolError: not fatal. UNKNOWN_COMMAND: the opcode is not declared. EINVAL: no form of the message has
+            extras of this length.
     """
-    forms = forms_of(frame, dialect)
+    forms = find_forms(frame, dialect)
     if forms is None:
-        name = f"server opcode 0x{frame.opcode:02x}" if frame.magic in SERVER_MAGICS else opcode_name(frame.opcode)
+        name = f"server opcode 0x{frame.opcode:02x}" if frame.magic in SERVER_MAGICS else name_opcode(frame.opcode)
         raise RemoteProtocolError(f"{name} is not served here", status=Status.UNKNOWN_COMMAND, fatal=False)
     layout = forms.get(len(frame.extras))
     if layout is None:
-        name = _name(next(iter(forms.values())).cls.opcode, frame)
+        name = _name_code(next(iter(forms.values())).cls.opcode, frame)
         lengths = " or ".join(map(str, sorted(forms)))
         raise RemoteProtocolError(f"{name}: extras of {len(frame.extras)} bytes, expected {lengths}", fatal=False)
     return layout
 
 
-def decode(frame: Frame, dialect: Dialect = Dialect.DCP) -> Message:
-    """Return the message that a frame is. Raises as `layout_of`, `Layout.check` and `Layout.message_of` do."""
-    layout = layout_of(frame, dialect)
+def decode_frame(frame: Frame, dialect: Dialect = Dialect.DCP) -> Message:
+    """Return the message of a frame.
+
+    Raises:
+        RemoteProtocolError: as find_layout, `Layout.check` and `Layout.make_message` raise it.
+    """
+    layout = find_layout(frame, dialect)
     layout.check(frame)
-    return layout.message_of(frame)
+    return layout.make_message(frame)

@@ -1,6 +1,6 @@
-"""The extension module, where it was built. Without it the same work is done in Python and numpy, more slowly.
+"""The extension module, if it was built. Without it the same work is done in Python and numpy, more slowly.
 
-PENSTOCK_NATIVE=0 leaves it out.
+PENSTOCK_NATIVE=0 disables it.
 """
 
 from __future__ import annotations

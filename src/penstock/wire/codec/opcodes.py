@@ -1,4 +1,4 @@
-"""What a frame is: its magic and its opcode, by protocol.
+"""Magics and opcodes, by protocol.
 
 Sources: kv_engine docs/BinaryProtocol.md and docs/dcp, memcached headers.
 """
@@ -148,7 +148,7 @@ class Opcode(IntEnum):
 
 
 DCP_OPCODES = range(0x50, 0x68)
-"""The opcodes of change streams, which mean other things in UPR."""
+"""The opcodes of change streams, which have other meanings in UPR."""
 
 
 TAP_OPCODES = range(0x40, 0x48)
@@ -164,11 +164,11 @@ QUIET_OPCODES: frozenset[int] = frozenset(
         ),
     )
 )
-"""Commands that are not answered where they succeed; those that read, where they find nothing."""
+"""Commands that are not answered if they succeed; those that read are not answered if they find nothing."""
 
 
 class UprOpcode(IntEnum):
-    """The change-stream opcodes of UPR as it was first written down. Source: UPR transport specification."""
+    """The change-stream opcodes of UPR in its first specification. Source: UPR transport specification."""
 
     UPR_STREAM_REQ = 0x50
     UPR_GET_FAILOVER_LOG = 0x51
@@ -184,10 +184,10 @@ class UprOpcode(IntEnum):
 
 
 class DraftCode(IntEnum):
-    """The messages of the UPR draft: the opcode in the high byte, in the low one the kind, which stands in byte 5.
+    """The messages of the UPR draft: the opcode in the high byte; in the low byte the kind, which stands in byte 5.
 
-    Source: UPR protocol draft, "Messages" and "Streams". DRAFT_MALFORMED is this project's: the draft has no status
-    for a request that cannot be understood.
+    Source: UPR protocol draft, "Messages" and "Streams". DRAFT_MALFORMED is Penstock's own: the draft has no status for
+    a request that cannot be understood.
     """
 
     DRAFT_NO_REQUEST = 0x0100
@@ -209,7 +209,7 @@ class DraftCode(IntEnum):
 
 
 class ServerOpcode(IntEnum):
-    """What a server asks of its own accord (magic 0x82). Source: memcached mcbp/protocol/opcode.h, ServerOpcode."""
+    """Requests of a server to its clients (magic 0x82). Source: memcached mcbp/protocol/opcode.h, ServerOpcode."""
 
     CLUSTERMAP_CHANGE_NOTIFICATION = 0x01
     AUTHENTICATE = 0x02

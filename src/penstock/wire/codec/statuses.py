@@ -1,4 +1,4 @@
-"""How something ended: the status of a response, the reason of a stream's end.
+"""Statuses of responses, and reasons of a stream's end.
 
 Sources: kv_engine docs/BinaryProtocol.md and docs/dcp, memcached headers.
 """
@@ -97,7 +97,7 @@ class Status(IntEnum):
 
 
 class StreamEndReason(IntEnum):
-    """STREAM_END. Source: docs/dcp, commands/stream-end.md."""
+    """Reasons of STREAM_END. Source: docs/dcp, commands/stream-end.md."""
 
     OK = 0
     CLOSED = 1
@@ -111,7 +111,7 @@ class StreamEndReason(IntEnum):
 
 
 class UprEndReason(IntEnum):
-    """STREAM_END of UPR. Source: UPR transport specification, "Stream End"."""
+    """Reasons of STREAM_END in UPR. Source: UPR transport specification, "Stream End"."""
 
     OK = 0
     STATE_CHANGED = 1

@@ -1,4 +1,4 @@
 """Runs of data frames to Arrow columns and back, without Python for each message.
 
-In: gathering, decoding, encoding, changing the form of frames. Out: single requests and replies.
+Belongs here: gathering, decoding, encoding, changing the form of frames. Does not: single requests and replies.
 """

@@ -1,4 +1,4 @@
-"""What collections and scopes are called, for the rows of a stream whose keys only have their ids."""
+"""Names of collections and scopes, for the rows of a stream whose keys hold only collection ids."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from penstock.wire.columns.pieces import MADE_ONCE, Column
+from penstock.wire.columns.arrow_arrays import CACHED_ROWS, Column
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
 __all__ = ["DEFAULT_NAME", "CollectionName", "CollectionNames"]
 
 DEFAULT_NAME = "_default"
-"""Of the scope and of the collection that every bucket begins with."""
+"""The name of every bucket's first scope, and of the first collection in it."""
 
 
 class CollectionName(NamedTuple):
@@ -29,9 +29,9 @@ _UNKNOWN = CollectionName(None, None)
 
 
 class CollectionNames:
-    """Names by id, of a manifest and of what began since then.
+    """Names by id: those in a manifest, and those of collections and scopes that were created later.
 
-    No id is ever given to something else, so names are only added: what is gone may still be told of.
+    A bucket never uses an id twice. Names are therefore only added: a later row may belong to a dropped collection.
     """
 
     def __init__(self) -> None:
@@ -40,29 +40,33 @@ class CollectionNames:
         self._columns: tuple[Column, pa.Array, pa.Array] | None = None
 
     def add_scope(self, scope_id: int, name: str) -> None:
+        """Add the name of a scope. Its collections are added after it."""
         self._scopes[scope_id] = name
 
-    def add(self, collection_id: int, scope_id: int, name: str) -> None:
+    def add_collection(self, collection_id: int, scope_id: int, name: str) -> None:
+        """Add the name of a collection."""
         self._names[collection_id] = CollectionName(self._scopes.get(scope_id), name)
         self._columns = None
 
-    def scope(self, scope_id: int) -> str | None:
+    def find_scope(self, scope_id: int) -> str | None:
+        """Return the name of a scope, None if it is not known."""
         return self._scopes.get(scope_id)
 
-    def of(self, collection_id: int) -> CollectionName:
+    def find_collection(self, collection_id: int) -> CollectionName:
+        """Return the names of a collection and of its scope."""
         return self._names.get(collection_id, _UNKNOWN)
 
-    def columns(self, ids: Column) -> tuple[pa.Array, pa.Array]:
-        """Return the names of scope and collection for each of some ids, of which there is at least one."""
+    def make_columns(self, ids: Column) -> tuple[pa.Array, pa.Array]:
+        """Return the names of scope and collection for each of the ids. There must be at least one id."""
         first, count = int(ids[0]), len(ids)
         if (ids == first).all():
-            scope, collection = self.of(first)
-            return _repeated(scope, count), _repeated(collection, count)
+            scope, collection = self.find_collection(first)
+            return _repeat_name(scope, count), _repeat_name(collection, count)
         if self._columns is None:
             known = sorted(self._names)
             names = [self._names[each] for each in known]
-            # Behind them all stands what is not known.
-            self._columns = np.array(known, np.int64), *map(_strings, zip(*names, _UNKNOWN, strict=True))
+            # The last place holds the null of unknown ids.
+            self._columns = np.array(known, np.int64), *map(_make_strings, zip(*names, _UNKNOWN, strict=True))
         known_ids, scopes, collections = self._columns
         places = np.searchsorted(known_ids, ids)
         places[known_ids[np.minimum(places, len(known_ids) - 1)] != ids] = len(known_ids)
@@ -70,19 +74,22 @@ class CollectionNames:
         return scopes.take(chosen), collections.take(chosen)
 
 
-def _strings(names: Iterable[str | None]) -> pa.Array:
+def _make_strings(names: Iterable[str | None]) -> pa.Array:
     return pa.array(names, pa.string())
 
 
 _SHORT = 32
+"""Characters of a name up to which a long array of it is kept."""
 
 
-def _repeated(name: str | None, count: int) -> pa.Array:
+def _repeat_name(name: str | None, count: int) -> pa.Array:
     if name is None:
         return pa.nulls(count, pa.string())
-    return _made_once(name).slice(0, count) if count <= MADE_ONCE and len(name) <= _SHORT else pa.repeat(name, count)
+    return (
+        _make_repeated(name).slice(0, count) if count <= CACHED_ROWS and len(name) <= _SHORT else pa.repeat(name, count)
+    )
 
 
 @lru_cache(maxsize=32)
-def _made_once(name: str) -> pa.Array:
-    return pa.repeat(name, MADE_ONCE)
+def _make_repeated(name: str) -> pa.Array:
+    return pa.repeat(name, CACHED_ROWS)

@@ -1,4 +1,4 @@
-"""What change frames look like for a consumer: which message each kind becomes, and how its head is made.
+"""Forms of change frames for consumers: the message that each kind becomes, and the rules for its head.
 
 The log holds DCP frames: mutations, and tombstones with their times (DELETION V2, EXPIRATION). Each field of a new head
 is a constant or a rule. A rule works on numbers and on columns alike, so `reframe` applies it to few frames one by one
@@ -20,9 +20,9 @@ from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import HEADER_BYTES, HEADER_NAMES
 from penstock.wire.codec.layout import Message
 from penstock.wire.codec.opcodes import DraftCode, Magic, Opcode
-from penstock.wire.columns.shapes import dtype_of, reversed_u32
-from penstock.wire.messages.dcp import Deletion, DeletionV2, Expiration, Mutation, head_fields
-from penstock.wire.messages.dcp_values import framing_of
+from penstock.wire.columns.data_forms import make_dtype, reverse_u32
+from penstock.wire.messages.dcp import Deletion, DeletionV2, Expiration, Mutation, list_head_fields
+from penstock.wire.messages.dcp_values import pack_stream_id
 from penstock.wire.messages.tap import TapDelete, TapMutation
 from penstock.wire.messages.upr import UprDeletion, UprExpiration, UprMutation
 from penstock.wire.messages.upr_draft import DraftDeletion, DraftExpiration, DraftMutation
@@ -36,34 +36,40 @@ Stored = Column | Mapping[str, int]
 """Heads of the log's frames: a structured column, or the numbers of one by name (STORED_NAMES). A rule reads both."""
 
 Rule = Callable[[Any], Numbers]
-"""Makes a field of the new head from Stored."""
+"""Computes a field of the new head from Stored."""
 
-STORED_NAMES = tuple(name for name, _ in head_fields(Mutation))
+STORED_NAMES = tuple(name for name, _ in list_head_fields(Mutation))
 """The numbers of a stored head: those of a mutation. In a tombstone the delete time stands where this has `flags`."""
 
 _MUTATION_ONLY = frozenset(("flags", "expiry", "lock_time", "nmeta", "nru"))
-"""What has no place in a tombstone: its delete time and key stand there."""
+"""Fields that a tombstone does not have: its delete time and key stand in their place."""
 
 _TIMED_EXTRAS = Expiration.layouts[max(Expiration.layouts)].extras.size
-"""Bytes of extras from which on a tombstone has its time."""
+"""Bytes of extras from which on a tombstone has a delete time."""
 
 _PRIVATE = {TapMutation: [("rev_seqno", "Q"), ("nru", "B")], TapDelete: [("rev_seqno", "Q")]}
 """The engine-private data of TAP, as ep-engine has it: between extras and key."""
 
 _FRAMING = [("frame_info", "B"), ("framing", "H")]
-_STREAM_ID_INFO = framing_of(1)[0]
-"""How framing extras with a stream's id begin: they lie between header and extras, whose length is then in the upper
-byte of the key's."""
+_STREAM_ID_INFO = pack_stream_id(1)[0]
+"""The first byte of framing extras with a stream's id.
+
+Framing extras stand between header and extras; their length is in the upper byte of the key's length.
+"""
 
 
 @dataclass(frozen=True)
 class FrameForm:
-    """What the change frames of a connection look like.
+    """The form of a connection's change frames.
 
-    keys_only: without values. datatypes: the bits that the consumer understands; None: all, also of values that are
-    left out. reversed_flags: item flags in the order of bytes that little-endian TAP servers send them. bare_keys:
-    without their collection's id; all frames are then the default collection's. stream_id: stands in each frame, where
-    one vbucket may have several streams.
+    Attributes:
+        mutation, deletion, expiration: the message of each kind of change.
+        keys_only: frames have no values.
+        datatypes: the datatype bits that the consumer understands; None: all, also for values that are left out.
+        reversed_flags: item flags have the byte order that little-endian TAP servers send.
+        bare_keys: keys have no collection id; all frames are then the default collection's.
+        stream_id: stands in each frame where one vbucket may have several streams; None: no id.
+        head_rules: the log's opcode -> how the new head is made.
     """
 
     mutation: type[Message]
@@ -74,7 +80,7 @@ class FrameForm:
     reversed_flags: bool = False
     bare_keys: bool = False
     stream_id: int | None = None
-    heads: dict[int, HeadRules] = field(init=False, repr=False, compare=False)
+    head_rules: dict[int, HeadRules] = field(init=False, repr=False, compare=False)
     """By the log's opcode, how the new head is made."""
 
     def __post_init__(self) -> None:
@@ -83,52 +89,53 @@ class FrameForm:
             int(Opcode.DCP_DELETION): HeadRules(self.deletion, self),
             int(Opcode.DCP_EXPIRATION): HeadRules(self.expiration, self),
         }
-        object.__setattr__(self, "heads", kinds)
+        object.__setattr__(self, "head_rules", kinds)
 
     @cached_property
     def keeps_mutations(self) -> bool:
-        """Do mutations go out as the log has them, but for the collection's id?"""
+        """Whether mutations are sent as the log has them, except for the collection's id."""
         changed = self.keys_only or self.datatypes is not None or self.stream_id is not None
         return self.mutation is Mutation and not changed
 
     @cached_property
     def is_native(self) -> bool:
-        """Does everything go out as the log has it, but for the collection's id?"""
+        """Whether all frames are sent as the log has them, except for the collection's id."""
         return self.keeps_mutations and self.deletion is DeletionV2 and self.expiration is Expiration
 
     @cached_property
     def prefix_bytes(self) -> int:
-        """How many bytes of the log's keys are left out."""
+        """How many bytes at the start of the log's keys are left out."""
         return len(DEFAULT_PREFIX) if self.bare_keys else 0
 
-    def tail(self, stored: Any, begin: Any, end: Any) -> tuple[Any, Any]:
+    def find_tail(self, stored: Any, begin: Any, end: Any) -> tuple[Any, Any]:
         """Return where the kept bytes of a frame begin and end: its key without prefix, and its value if it is sent."""
         at = begin + stored["extras_length"] + (HEADER_BYTES + self.prefix_bytes)
         return at, at + stored["key_length"] - self.prefix_bytes if self.keys_only else end
 
 
 class HeadRules:
-    """The head of a message that a form makes, with what stands in front of extras and key.
+    """The head of a message in a form: header, framing extras, extras and engine-private data.
 
     Attributes:
-        dtype: the head as a column has it.
-        head: the head as a struct, its numbers in the same order.
+        dtype: the head as a structured type for columns.
+        head: the head as a Struct, with its numbers in the same order.
     """
 
     def __init__(self, cls: type[Message], form: FrameForm) -> None:
         framing = _FRAMING if form.stream_id is not None else []
-        own, private = head_fields(cls), _PRIVATE.get(cls, [])
+        own, private = list_head_fields(cls), _PRIVATE.get(cls, [])
         fields = [*own[: len(HEADER_NAMES)], *framing, *own[len(HEADER_NAMES) :], *private]
-        self.dtype = dtype_of(fields)
+        self.dtype = make_dtype(fields)
         self.head = Struct(">" + "".join(code for _, code in fields))
-        rules = _rules(cls, form)
+        rules = _make_rules(cls, form)
         self._fields = [(name, rules.get(name, 0)) for name, _ in fields]
 
-    def numbers(self, stored: Stored, tail_bytes: Numbers, given: Mapping[str, Numbers]) -> dict[str, Numbers]:
+    def compute_fields(self, stored: Stored, tail_bytes: Numbers, given: Mapping[str, Numbers]) -> dict[str, Numbers]:
         """Return the fields of new heads by name, in the order of the bytes.
 
         Args:
-            tail_bytes: what stands behind the head: the key, and the value if it is sent.
+            stored: the heads of the log's frames.
+            tail_bytes: bytes after the head: the key, and the value if it is sent.
             given: fields that do not follow from the log.
         """
         given = {**given, "body": self.head.size - HEADER_BYTES + tail_bytes}
@@ -138,8 +145,8 @@ class HeadRules:
         }
 
 
-def _rules(cls: type[Message], form: FrameForm) -> dict[str, int | Rule]:
-    """Return what a form makes of the fields of a message: a constant, or a rule. Fields that are not named are 0."""
+def _make_rules(cls: type[Message], form: FrameForm) -> dict[str, int | Rule]:
+    """Return the fields of a form's message, each a constant or a rule. Fields that are not named are 0."""
     draft = isinstance(cls.opcode, DraftCode)
     extras = cls.layouts[max(cls.layouts)].extras
     framing_bytes = 0 if form.stream_id is None else calcsize(">BH")
@@ -152,6 +159,7 @@ def _rules(cls: type[Message], form: FrameForm) -> dict[str, int | Rule]:
         "extras_length": extras.size,
         "frame_info": _STREAM_ID_INFO,
         "framing": form.stream_id or 0,
+        # A product instead of a condition, since rules work on columns too.
         "delete_time": lambda stored: (stored["extras_length"] >= _TIMED_EXTRAS) * stored["flags"],
     }
     if draft:
@@ -159,17 +167,17 @@ def _rules(cls: type[Message], form: FrameForm) -> dict[str, int | Rule]:
     elif (datatypes := form.datatypes) is not None:
         rules["datatype"] = 0 if form.keys_only else lambda stored: stored["datatype"] & datatypes
     if form.reversed_flags and "flags" in kept:
-        rules["flags"] = lambda stored: reversed_u32(stored["flags"])
+        rules["flags"] = lambda stored: reverse_u32(stored["flags"])
     if cls in _PRIVATE:
         rules |= {"engine_length": calcsize(">" + "".join(code for _, code in _PRIVATE[cls])), "ttl": 0xFF}
     return rules
 
 
 DCP = FrameForm(Mutation, Deletion, Deletion, bare_keys=True)
-"""What a DCP consumer gets that asked for nothing special: deletions of form V1, also of what expired."""
+"""The form of a DCP consumer without options: deletions of form V1, also for expirations."""
 
 NATIVE = FrameForm(Mutation, DeletionV2, Expiration)
-"""What the log has."""
+"""The form of the log."""
 
 FORMS = {
     Dialect.DCP: DCP,
@@ -177,4 +185,4 @@ FORMS = {
     Dialect.UPR_DRAFT: FrameForm(DraftMutation, DraftDeletion, DraftExpiration, bare_keys=True),
     Dialect.TAP: FrameForm(TapMutation, TapDelete, TapDelete, datatypes=0, bare_keys=True),
 }
-"""By dialect, the form of a connection without options."""
+"""Dialect -> the form of a connection without options."""

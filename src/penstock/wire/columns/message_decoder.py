@@ -1,4 +1,4 @@
-"""Stream frames to objects, one struct at a time: what `run_decoder` does in columns, for runs of few messages."""
+"""Decodes stream frames to objects, one struct at a time: faster than `run_decoder` for runs of few messages."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from penstock.wire.columns.change_rules import (
     breaks_layout,
     has_rev_seqno,
     has_reversed_flags,
-    is_text,
-    leaves_value_out,
-    xattrs_at,
+    is_value_omitted,
+    read_xattrs,
 )
-from penstock.wire.columns.heads import Run, StreamContext, error_of
+from penstock.wire.columns.data_forms import SHAPES, reverse_u32
+from penstock.wire.columns.heads import Run, StreamContext, find_frame_error
 from penstock.wire.columns.schema import Change, Event
-from penstock.wire.columns.shapes import SHAPES, reversed_u32
 from penstock.wire.messages.dcp import COLLECTION_SEPARATOR
 from penstock.wire.values.collection_key import split_collection_key
+from penstock.wire.values.json_value import is_utf8
 
 __all__ = ["decode_messages"]
 
@@ -35,7 +35,8 @@ _NO_COLLECTION: _Owner = (None, None, None)
 def decode_messages(run: Run, context: StreamContext) -> list[Change]:
     """Return the changes of a run as objects.
 
-    Raises RemoteProtocolError as heads_of does.
+    Raises:
+        RemoteProtocolError: a frame is impossible, as in gather_heads, or its content is.
     """
     decoder = _MessageDecoder(run, context)
     offsets: Sequence[int] = run.offsets if isinstance(run.offsets, list) else run.offsets.tolist()
@@ -49,8 +50,8 @@ class _MessageDecoder:
     """Decodes the messages of one run.
 
     Attributes:
-        fault: the first message with a good layout and a bad content. A message that breaks its layout goes before it,
-            wherever it stands.
+        fault: the error of the first message with a good layout and a bad content. The error of a message that breaks
+            its layout has precedence, wherever that message stands.
     """
 
     def __init__(self, run: Run, context: StreamContext) -> None:
@@ -74,7 +75,7 @@ class _MessageDecoder:
         _, engine_length, tap_flags, nmeta, name_length = numbers[10:]
         key_at = offset + form.head_bytes + engine_length
         value_at, end = key_at + key_length, end - nmeta
-        if breaks_layout(key_length, value_at, end, seqno, form.bare):
+        if breaks_layout(key_length, value_at, end, seqno, form.ends_at_key):
             raise self._error(offset)
         owner, key = _NO_COLLECTION, view[key_at:value_at].tobytes()
         if name_length or self._names is not None:
@@ -82,14 +83,14 @@ class _MessageDecoder:
         xattrs = None
         if self._xattrs and datatype & _XATTR:
             datatype &= ~_XATTR
-            xattrs, value_at = self._xattrs_at(value_at, end)
+            xattrs, value_at = self._read_xattrs(value_at, end)
         value = view[value_at:end].tobytes() if self._values and form.event is Event.MUTATION else None
         if tap_flags is not None:
             rev_seqno = rev_seqno if has_rev_seqno(engine_length) else None
-            value = None if leaves_value_out(tap_flags) else value
-            flags = reversed_u32(flags) if flags is not None and has_reversed_flags(tap_flags) else flags
+            value = None if is_value_omitted(tap_flags) else value
+            flags = reverse_u32(flags) if flags is not None and has_reversed_flags(tap_flags) else flags
         if vbucket != self._vbucket:
-            self._vbucket, self._stream = vbucket, self._stream_of(vbucket)
+            self._vbucket, self._stream = vbucket, self._read_stream(vbucket)
         vbuuid, snapshot = self._stream
         datatype = datatype if self._values else None
         stored = vbucket, vbuuid, seqno, rev_seqno, cas, form.event, key, value
@@ -97,38 +98,39 @@ class _MessageDecoder:
         return _new_change(Change, (*stored, *owner, datatype, *times, xattrs, *snapshot, None))
 
     def _error(self, offset: int) -> RemoteProtocolError:
-        return error_of(self._run, offset, prefixed=self._names is not None)
+        return find_frame_error(self._run, offset, prefixed=self._names is not None)
 
-    def _stream_of(self, vbucket: int) -> tuple[int | None, Sequence[int | None]]:
-        """Return what a vbucket's stream says of all its changes: the vbuuid, and the others of StreamContext.NAMES."""
+    def _read_stream(self, vbucket: int) -> tuple[int | None, Sequence[int | None]]:
+        """Return the facts of a vbucket's stream: the vbuuid, and the others of StreamContext.NAMES."""
         try:
-            said = self._context.of(vbucket)
+            facts = self._context.read_vbucket(vbucket)
         except RemoteProtocolError as error:
             self.fault = self.fault or error
-            said = [0] * len(StreamContext.NAMES)
-        sayable = self._shapes.about_streams
-        pairs = zip(StreamContext.NAMES, said, strict=True)
-        vbuuid, *snapshot = (number if name in sayable else None for name, number in pairs)
+            facts = [0] * len(StreamContext.NAMES)
+        columns = self._shapes.stream_columns
+        pairs = zip(StreamContext.NAMES, facts, strict=True)
+        vbuuid, *snapshot = (number if name in columns else None for name, number in pairs)
         return vbuuid, snapshot
 
-    def _xattrs_at(self, at: int, end: int) -> tuple[dict[str, bytes] | None, int]:
+    def _read_xattrs(self, at: int, end: int) -> tuple[dict[str, bytes] | None, int]:
         try:
-            return xattrs_at(self._view, at, end)
+            return read_xattrs(self._view, at, end)
         except RemoteProtocolError as error:
             self.fault = self.fault or error
             return None, at
 
     def _split_key(self, offset: int, key: bytes, name_length: int) -> tuple[_Owner, bytes]:
-        """Return which collection a key is in, and the key behind its id or name."""
+        """Return the collection of a key, and the key after its collection's id or name."""
         if self._names is None:
             named, key = self._split_name(offset, key, name_length)
             return (None, None, named), key
         collection_id, key = self._split_prefix(offset, key, name_length)
-        scope, name = self._names.of(collection_id)
+        scope, name = self._names.find_collection(collection_id)
         return (collection_id, scope, name), key
 
     def _split_prefix(self, offset: int, key: bytes, name_length: int) -> tuple[int, bytes]:
-        """Return the collection's id that a key begins with, and the key behind it."""
+        """Return the collection id that a key begins with, and the rest of the key."""
+        # An id below 128 is one byte and needs no call.
         if key[0] < 0x80 and len(key) > 1 and not name_length:
             return key[0], key[1:]
         try:
@@ -140,9 +142,9 @@ class _MessageDecoder:
         return collection_id, rest
 
     def _split_name(self, offset: int, key: bytes, length: int) -> tuple[str, bytes]:
-        """Return the collection's name, which has `length` bytes, and the key behind it."""
+        """Return the collection's name, which has `length` bytes, and the key after it."""
         key_at = length + len(COLLECTION_SEPARATOR)
         name, separator, rest = key[:length], key[length:key_at], key[key_at:]
-        if separator != COLLECTION_SEPARATOR or not rest or not is_text(name):
+        if separator != COLLECTION_SEPARATOR or not rest or not is_utf8(name):
             raise self._error(offset)
         return name.decode(), rest

@@ -1,7 +1,7 @@
-"""Values in frames of the log, as a consumer gets them: with extended attributes or without, compressed or not.
+"""Converts values in frames of the log for a consumer: with extended attributes or without, compressed or not.
 
-The log has values as they were stored. Few consumers agree on everything that may be in one, and few values have any of
-it: only frames whose datatype says so are made anew, one by one. A chunk without them costs one look at a column.
+The log has values as they were stored. Most consumers do not support every datatype, and most values are plain. Only
+frames whose datatype has such a bit are written again, one by one. A chunk without them costs one pass over a column.
 
 Source: kv_engine docs/dcp, commands/open-connection.md; engines/ep/src/item.cc, removeBodyAndOrXattrs.
 """
@@ -23,26 +23,31 @@ from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.dcp_values import pack_xattrs, unpack_xattrs
 from penstock.wire.values.snappy import deflate, inflate
 
-__all__ = ["Content", "Revalued", "revalue"]
+__all__ = ["Revalued", "ValueOptions", "revalue"]
 
 _MUTATION = int(Opcode.DCP_MUTATION)
-_FEW = 16  # frames: below, a loop finds nothing sooner than the columns do
+_JSON, _SNAPPY, _XATTR = int(Datatype.JSON), int(Datatype.SNAPPY), int(Datatype.XATTR)
+_FEW = 16  # frames: with fewer of them, a loop that finds nothing is faster than a column
 _WORTH = 0.85
-"""What a value that is compressed only for the way has to come down to. Source: dcp_min_compression_ratio."""
+"""A value that is compressed only for sending must shrink to this ratio. Source: dcp_min_compression_ratio."""
 
 _SYSTEM = "_"
-"""How the names of attributes begin that are not the user's."""
+"""Names of system attributes begin with this; other attributes are the user's."""
 
 Begins = Sequence[int] | npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Content:
-    """What a consumer wants of values.
+class ValueOptions:
+    """The parts and encodings of values that a consumer asked for.
 
-    body: the documents, not only their keys. xattrs: extended attributes; deleted_user_xattrs: of tombstones also those
-    that are not the system's. snappy: it takes compressed values. compress: it wants them. underlying: the datatype
-    stays that of the stored document, whatever is left out.
+    Attributes:
+        body: documents have their bodies, not only their keys.
+        xattrs: values have extended attributes.
+        deleted_user_xattrs: tombstones also have attributes that are not the system's.
+        snappy: the consumer accepts compressed values.
+        compress: the consumer asked for compressed values.
+        underlying: the datatype stays that of the stored document, also for parts that are left out.
     """
 
     body: bool = True
@@ -53,8 +58,8 @@ class Content:
     underlying: bool = False
 
     @cached_property
-    def special(self) -> int:
-        """The bits of a datatype with which a value may not go out as it is, or without its value."""
+    def changed_datatypes(self) -> int:
+        """Datatype bits of values that are not sent as stored; without bodies, of values that keep attributes."""
         if not self.body:
             return int(Datatype.XATTR) if self.xattrs else 0
         whole = self.xattrs and self.deleted_user_xattrs
@@ -62,20 +67,26 @@ class Content:
 
 
 class Revalued(NamedTuple):
-    """Frames, and where each begins. bodies_gone: those without a body have lost it here."""
+    """Frames after the conversion of their values.
+
+    Attributes:
+        data: the frames, one after the other.
+        begins: where each frame begins.
+        bodies_removed: the conversion has removed the bodies; `reframe` need not.
+    """
 
     data: bytes | bytearray
     begins: Begins
-    bodies_gone: bool = False
+    bodies_removed: bool = False
 
 
-def revalue(data: bytes | bytearray, begins: Begins, content: Content) -> Revalued:
-    """Return the frames with values as they are wanted; the same frames if none is to be changed.
+def revalue(data: bytes | bytearray, begins: Begins, options: ValueOptions) -> Revalued:
+    """Return the frames with values that match the options; the same frames if no value has to change.
 
-    Documents without a body and without extended attributes are left to `reframe`, unless there are others between.
-    A value that is not what its datatype says goes out as it is.
+    `reframe` removes the bodies if no frame has extended attributes. A value that contradicts its datatype is sent
+    unchanged.
     """
-    rows = _to_change(data, begins, content)
+    rows = _find_rows_to_change(data, begins, options)
     if not len(rows):
         return Revalued(data, begins)
     view = memoryview(data)
@@ -85,79 +96,79 @@ def revalue(data: bytes | bytearray, begins: Begins, content: Content) -> Revalu
     start = 0
     for row in map(int, rows):
         begin, end = bounds[row], bounds[row + 1]
-        changed = _changed(view[begin:end], content)
+        changed = _convert_frame(view[begin:end], options)
         pieces += [view[start:begin], changed]
         lengths[row] = len(changed)
         start = end
     pieces.append(view[start:])
-    return Revalued(bytearray().join(pieces), np.cumsum(lengths) - lengths, bodies_gone=not content.body)
+    return Revalued(bytearray().join(pieces), np.cumsum(lengths) - lengths, bodies_removed=not options.body)
 
 
-def _to_change(data: Buffer, begins: Begins, content: Content) -> Sequence[int] | npt.NDArray[np.int64]:
-    """Return which of the frames are to be made anew, ascending."""
-    if content.body and content.compress:
+def _find_rows_to_change(data: Buffer, begins: Begins, options: ValueOptions) -> Sequence[int] | npt.NDArray[np.int64]:
+    """Return the rows of frames that have to be written again, ascending."""
+    if options.body and options.compress:
         return range(len(begins))
-    if not content.special:
+    if not options.changed_datatypes:
         return ()
-    special = content.special
+    special = options.changed_datatypes
     if len(begins) < _FEW and not any(data[begin + DATATYPE_AT] & special for begin in begins):
         return ()
-    found = _octets(data, begins, DATATYPE_AT) & special
+    found = _read_bytes_at(data, begins, DATATYPE_AT) & special
     if not found.any():
         return ()
-    if not content.body:
+    if not options.body:
         return range(len(begins))
-    if content.xattrs:  # only tombstones have too many
-        mutations = _octets(data, begins, OPCODE_AT) == _MUTATION
+    if options.xattrs:  # only tombstones have too many
+        mutations = _read_bytes_at(data, begins, OPCODE_AT) == _MUTATION
         found[mutations] &= np.uint8(Datatype.SNAPPY)
     return np.flatnonzero(found)
 
 
-def _octets(data: Buffer, begins: Begins, at: int) -> npt.NDArray[np.uint8]:
-    """Return the byte at a place of each frame."""
+def _read_bytes_at(data: Buffer, begins: Begins, at: int) -> npt.NDArray[np.uint8]:
+    """Return the byte at an offset of each frame."""
     octets: npt.NDArray[np.uint8] = np.frombuffer(data, np.uint8)[at:][np.asarray(begins, np.int64)]
     return octets
 
 
-def _changed(frame: memoryview, content: Content) -> Buffer:
-    """Return a frame of the log with its value as it is wanted."""
+def _convert_frame(frame: memoryview, options: ValueOptions) -> Buffer:
+    """Return a frame of the log with a value that matches the options."""
     source = cut_frame(frame, 0)
     try:
-        value, datatype = _wanted(source, content)
+        value, datatype = _convert_value(source, options)
     except RemoteProtocolError:
         return frame
     return join_frame(source._replace(value=value, datatype=datatype))
 
 
-def _wanted(source: Frame, content: Content) -> tuple[bytes, int]:
-    """Return what is wanted of a value, and its datatype."""
-    stored, value, gone = source.datatype, source.value, source.opcode != _MUTATION
-    was_compressed = bool(stored & Datatype.SNAPPY)
+def _convert_value(source: Frame, options: ValueOptions) -> tuple[bytes, int]:
+    """Return the wanted part of a value, and its datatype."""
+    stored, value, deleted = source.datatype, source.value, source.opcode != _MUTATION
+    was_compressed = bool(stored & _SNAPPY)
     if was_compressed:
         value = inflate(value)
-    section, document = _taken_apart(value, stored, content, gone=gone)
-    has_body = content.body and not gone
+    section, document = _split_value(value, stored, options, deleted=deleted)
+    has_body = options.body and not deleted
     wanted = section + document if has_body else section
-    if wanted == value and was_compressed and content.snappy:
+    if wanted == value and was_compressed and options.snappy:
         return source.value, stored
-    datatype = (int(Datatype.XATTR) if section else 0) | (stored & Datatype.JSON if has_body else 0)
-    if content.underlying and not content.body:
+    datatype = (_XATTR if section else 0) | (stored & _JSON if has_body else 0)
+    if options.underlying and not options.body:
         datatype = stored
-    if wanted and content.snappy and (was_compressed or content.compress):
+    if wanted and options.snappy and (was_compressed or options.compress):
         compressed = deflate(wanted)
-        if datatype & Datatype.SNAPPY or len(compressed) <= len(wanted) * _WORTH:
-            return compressed, datatype | Datatype.SNAPPY
+        if datatype & _SNAPPY or len(compressed) <= len(wanted) * _WORTH:
+            return compressed, datatype | _SNAPPY
     return wanted, datatype
 
 
-def _taken_apart(value: bytes, datatype: int, content: Content, *, gone: bool) -> tuple[bytes, bytes]:
-    """Return the section with the extended attributes that are wanted, empty for none, and the document behind it."""
-    if not datatype & Datatype.XATTR:
+def _split_value(value: bytes, datatype: int, options: ValueOptions, *, deleted: bool) -> tuple[bytes, bytes]:
+    """Return the section of the wanted extended attributes, empty for none, and the document after it."""
+    if not datatype & _XATTR:
         return b"", value
     xattrs, document = unpack_xattrs(value)
-    if not content.xattrs:
+    if not options.xattrs:
         return b"", document
-    if gone and not content.deleted_user_xattrs:
+    if deleted and not options.deleted_user_xattrs:
         kept = {name: attribute for name, attribute in xattrs.items() if name.startswith(_SYSTEM)}
         return pack_xattrs(kept) if kept else b"", document
     return value[: len(value) - len(document)], document

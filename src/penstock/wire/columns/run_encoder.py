@@ -1,7 +1,7 @@
-"""Changes to stream frames: the way back from Arrow columns to the wire.
+"""Encodes changes as stream frames: the way back from Arrow columns to the wire.
 
-All heads are written as one structured array. Arrow then joins head, key and value of every row, and the data buffer of
-the joined column is what goes to the peer. Below SMALL_BATCH rows one message after the other is faster.
+All heads are written as one structured array. Arrow then joins head, key and value of every row. The data buffer of the
+joined column is sent to the peer. With fewer than SMALL_BATCH rows, one message after the other is faster.
 """
 
 from __future__ import annotations
@@ -18,40 +18,54 @@ import pyarrow.compute as pc
 from penstock.errors import LocalProtocolError
 from penstock.wire.codec.frame import HEADER_BYTES
 from penstock.wire.codec.opcodes import Magic, Opcode
-from penstock.wire.columns.pieces import Column, repeated
-from penstock.wire.columns.run_decoder import changes_of
+from penstock.wire.columns.arrow_arrays import Column, repeat_text
+from penstock.wire.columns.data_forms import make_head_dtype
+from penstock.wire.columns.run_decoder import list_changes
 from penstock.wire.columns.schema import Change, Event
-from penstock.wire.columns.shapes import head_dtype
 from penstock.wire.messages.dcp import DELETION_HEAD, MUTATION_HEAD, Deletion, Mutation
 
 SMALL_BATCH = 25
-"""Rows: below, the loop is faster than the columns (measured: equal between 23 and 32)."""
+"""Rows: with fewer of them, the loop is faster than the columns (measured: equal between 23 and 32)."""
 
 Opaque = int | npt.NDArray[np.uint32]
 
 
 class Frames(NamedTuple):
-    """Frames one behind the other. offsets: where each begins, and at the end where the last one ends."""
+    """Frames, one after the other.
+
+    Attributes:
+        buffer: the frames.
+        offsets: where each frame begins, and at the end where the last one ends.
+    """
 
     buffer: pa.Buffer
     offsets: npt.NDArray[np.int32]
 
 
 def encode_columns(batch: pa.RecordBatch, opaque: Opaque = 0) -> Frames:
-    """Return the mutations and deletions of a batch as frames; deletions in form V1.
+    """Return the mutations and deletions of a batch as frames; deletions have form V1.
 
-    batch: the columns of CHANGE_SCHEMA, at most 2 GiB of frames. opaque: of all rows, or of each. A null is sent as 0
-    or as nothing; what no frame of this form has (collections, xattrs, times of deletions) is left out.
-    Raises LocalProtocolError for a row that is no change, or whose numbers or key do not fit.
+    Args:
+        batch: the columns of CHANGE_SCHEMA, at most 2 GiB of frames. A null is sent as 0 or as no bytes. Columns that
+            these frames do not have (collections, xattrs, times of deletions) are left out.
+        opaque: one for all rows, or one for each.
+
+    Raises:
+        LocalProtocolError: a row is no mutation or deletion, or a number or key does not fit.
     """
     if batch.num_rows < SMALL_BATCH:
         opaques = repeat(opaque) if isinstance(opaque, int) else opaque.tolist()
-        return encode_changes(changes_of(batch), opaques)
+        return encode_changes(list_changes(batch), opaques)
     return join_columns(batch, opaque)
 
 
 def encode_changes(changes: Sequence[Change], opaques: Iterable[int]) -> Frames:
-    """Do what encode_columns does, one message at a time. opaques: one for each change, or more."""
+    """Return the same frames as encode_columns, one message at a time.
+
+    Args:
+        changes: mutations and deletions.
+        opaques: one for each change, or more.
+    """
     frames = [_message_of(change, opaque).encode() for change, opaque in zip(changes, opaques, strict=False)]
     offsets = np.fromiter(accumulate(map(len, frames), initial=0), np.int32, len(frames) + 1)
     return Frames(pa.py_buffer(b"".join(frames)), offsets)
@@ -64,17 +78,17 @@ def _message_of(change: Change, opaque: int) -> Mutation | Deletion:
         raise LocalProtocolError(
             f"vbucket {change.vbucket}: a {change.event} needs a key and a seqno, found {change.key!r}, {change.seqno}"
         )
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         **{"vbucket": change.vbucket, "opaque": opaque, "cas": change.cas or 0, "datatype": change.datatype or 0},
         **{"key": change.key, "value": change.value or b""},
         **{"by_seqno": change.seqno, "rev_seqno": change.rev_seqno or 0},
     }
     if change.event == Event.DELETION:
-        return Deletion(**said)
-    return Mutation(**said, flags=change.flags or 0, expiry=change.expiry or 0, lock_time=change.lock_time or 0)
+        return Deletion(**fields)
+    return Mutation(**fields, flags=change.flags or 0, expiry=change.expiry or 0, lock_time=change.lock_time or 0)
 
 
-_HEAD = head_dtype(Mutation)
+_HEAD = make_head_dtype(Mutation)
 """Header and extras of a mutation. A deletion's extras begin with the same two fields; the rest is not its own."""
 
 _FIELDS = {
@@ -87,13 +101,13 @@ _FIELDS = {
     "expiry": "expiry",
     "lock_time": "lock_time",
 }
-"""What the columns are called in a frame."""
+"""Column -> the name of its field in a frame."""
 
 _MUTATIONS_ONLY = ("flags", "expiry", "lock_time")
 
 
 def join_columns(batch: pa.RecordBatch, opaque: Opaque = 0) -> Frames:
-    """Do what encode_columns does, all rows at once."""
+    """Return the same frames as encode_columns, for any number of rows."""
     kinds = pc.index_in(batch.column("event"), _EVENT_NAMES)
     gone = _numbers(kinds) == _DELETION
     keys, values = _bytes_of(batch, "key"), _bytes_of(batch, "value")
@@ -115,7 +129,7 @@ def join_columns(batch: pa.RecordBatch, opaque: Opaque = 0) -> Frames:
     return _join(heads, head_bytes, keys, values)
 
 
-_EVENT_NAMES = pa.concat_arrays([repeated(str(event), 1) for event in (Event.MUTATION, Event.DELETION)])
+_EVENT_NAMES = pa.concat_arrays([repeat_text(str(event), 1) for event in (Event.MUTATION, Event.DELETION)])
 _DELETION = 1
 
 
@@ -138,15 +152,22 @@ def _check(batch: pa.RecordBatch, kinds: pa.Array, key_bytes: Column, numbers: d
     if kinds.null_count:
         bad |= kinds.is_null().to_numpy(zero_copy_only=False)
     if bad.any():
-        encode_changes(changes_of(batch.slice(int(np.argmax(bad)), 1)), [0])
+        encode_changes(list_changes(batch.slice(int(np.argmax(bad)), 1)), [0])
 
 
 def _join(heads: Column, head_bytes: Column, keys: pa.Array, values: pa.Array) -> Frames:
-    """Put heads, of which only the first `head_bytes` count, keys and values together."""
+    """Join heads, of which only the first `head_bytes` count, keys and values.
+
+    Returns:
+        The frames.
+
+    Raises:
+        LocalProtocolError: the frames together are too long for one Arrow column.
+    """
     count, size = len(heads), int(heads["body"].sum(dtype=np.int64)) + HEADER_BYTES * len(heads)
     if size > _LONGEST:
         raise LocalProtocolError(f"{count} changes make {size} bytes of frames, limit {_LONGEST}: split the batch")
-    # What follows a short head is an element of its own, and every second element is taken.
+    # The unused end of a short head is an element of its own, so only every second element is taken.
     bounds = np.empty(2 * count + 1, np.int32)
     bounds[::2] = np.arange(count + 1) * _HEAD.itemsize
     bounds[1::2] = bounds[:-1:2] + head_bytes

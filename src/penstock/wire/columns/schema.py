@@ -1,7 +1,7 @@
-"""A change, as a row: one list of columns for wire, client, Spark and tables.
+"""Schema of a change: one list of columns for wire, client, Spark and tables.
 
-Arrow and Spark know no common unsigned types: a u64 is an int64 with the same bits (`signed64`, `unsigned64`), a u32 an
-int64, u16 and u8 an int32. What a dialect cannot say is null.
+Arrow and Spark have no common unsigned types. A u64 is an int64 with the same bits (`signed64`, `unsigned64`), a u32 an
+int64, u16 and u8 an int32. Columns that a dialect does not have are null.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ CHANGE_SCHEMA = pa.schema(
         ("requested_seqno", pa.int64()),
     ]
 )
-"""All columns are nullable; the table of design.md says what each holds."""
+"""All columns are nullable; the table in docs/design.md describes them."""
 
 
 class Event(StrEnum):
-    """What happened. Those about collections and scopes have no key; their value says the rest, as JSON.
+    """The kind of a change. Events of collections and scopes have no key; their value holds the details, as JSON.
 
     A collection that begins once more was emptied.
     """

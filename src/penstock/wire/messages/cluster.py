@@ -1,7 +1,7 @@
-"""The commands about a node rather than a bucket's documents, and what a node says of its own accord.
+"""Commands about a node rather than a bucket's documents, and requests that a node sends to its clients.
 
-Source: kv_engine docs/BinaryProtocol.md; GET_ERROR_MAP: docs/ErrorMap.md. NOOP, VERSION, HELLO and the rest of what
-every connection begins with: see penstock.wire.messages.kv; logging in: penstock.wire.messages.sasl.
+Source: kv_engine docs/BinaryProtocol.md; GET_ERROR_MAP: docs/ErrorMap.md. See penstock.wire.messages.kv for the first
+commands of every connection (NOOP, VERSION, HELLO and others), and penstock.wire.messages.sasl for logins.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ __all__ = [
 
 @message(Opcode.VERBOSITY)
 class Verbosity(Request):
-    """How much the server is to log. Answered and passed over: a client has no say in that."""
+    """Set the server's level of logging. The server answers and ignores it: clients may not change the log."""
 
-    level: int = u32("the higher, the more")
+    level: int = u32("a higher level logs more")
 
 
 @message(Opcode.LIST_BUCKETS)
 class ListBuckets(Request):
-    """Answered with the names of the buckets that the asker may select, with a space between them."""
+    """Answered with the names of the buckets that the user may select, with a space between them."""
 
 
 @message(Opcode.GET_ERROR_MAP)
 class GetErrorMap(Request):
-    """Answered with what each status means, as JSON: see penstock.wire.messages.error_map."""
+    """Answered with the meaning of each status, as JSON: see penstock.wire.messages.error_map."""
 
-    version: int = u16("the newest form of the map that the asker reads", within="value")
+    version: int = u16("the newest form of the map that the client reads", within="value")
 
 
 @message(ServerOpcode.CLUSTERMAP_CHANGE_NOTIFICATION, key=MAYBE, value=MAYBE)
 class ClustermapChanged(ServerRequest):
-    """Server to client: a bucket's map has changed. key: the bucket, empty for the nodes alone.
+    """Server to client: a bucket's map has changed. The key is the bucket's name, empty for the map of nodes alone.
 
-    value: the map, as GET_CLUSTER_CONFIG has it; empty where CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF was agreed on.
-    No answer is waited for.
+    The value is the map, as GET_CLUSTER_CONFIG returns it. It is empty where CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF was
+    agreed on. The server does not wait for an answer.
     """
 
     epoch: int = u64("revEpoch of the map")
@@ -59,4 +59,4 @@ class OldClustermapChanged(ServerRequest):
 
 @message(ServerOpcode.CLUSTERMAP_CHANGE_NOTIFICATION, key=MAYBE, value=MAYBE, cas=MAYBE)
 class ServerReply(ServerResponse):
-    """A client's answer; the status says whether it could do anything with it."""
+    """A client's answer; the status shows whether the client could use the request."""

@@ -1,6 +1,7 @@
 """The messages of DCP (opcodes 0x50-0x67).
 
-Source: kv_engine docs/dcp, one page a command; include/memcached/protocol_binary.h where a page is older.
+Source: kv_engine docs/dcp, one page for each command; include/memcached/protocol_binary.h for the forms of older
+releases.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from penstock.wire.codec.opcodes import Opcode
 
 @message(Opcode.DCP_OPEN, key=PRESENT, value=MAYBE, cas=MAYBE)
 class Open(Request):
-    """Make this a change-stream connection. key: its name, 1 to 200 bytes; a second of the same name ends the first."""
+    """Make this a change-stream connection. The key is its name, 1 to 200 bytes.
+
+    A second connection of the same name ends the first.
+    """
 
     seqno: int = u32("reserved, 0", default=0)
     flags: int = u32("an OpenFlag", default=0)
@@ -23,7 +27,7 @@ class Open(Request):
 
 @message(Opcode.DCP_ADD_STREAM, cas=MAYBE)
 class AddStream(Request):
-    """To a consumer: ask your producer for this vbucket."""
+    """To a consumer: request a stream of this vbucket from your producer."""
 
     flags: int = u32("a StreamFlag", default=0)
 
@@ -42,15 +46,15 @@ class CloseStream(Request):
 
 @message(Opcode.DCP_STREAM_REQ, value=MAYBE, cas=MAYBE)
 class StreamReq(Request):
-    """Consumer to producer: send this vbucket's changes. Its opaque stands on every message of the stream."""
+    """Consumer to producer: send this vbucket's changes. All messages of the stream have the request's opaque."""
 
     flags: int = u32("a StreamFlag", default=0)
     reserved: int = u32("0", default=0)
     start_seqno: int = u64("the consumer has everything up to here")
-    end_seqno: int = u64("the last one wanted; 2^64-1: never ends")
+    end_seqno: int = u64("the last seqno to send; 2^64-1: never ends")
     vbuuid: int = u64("branch in which start_seqno was received; 0: the consumer has nothing", default=0)
-    snap_start: int = u64("snapshot that start_seqno lies in: its lowest seqno", default=0)
-    snap_end: int = u64("and its highest", default=0)
+    snap_start: int = u64("lowest seqno of the snapshot that start_seqno lies in", default=0)
+    snap_end: int = u64("highest seqno of that snapshot", default=0)
 
 
 @message(Opcode.DCP_GET_FAILOVER_LOG, cas=MAYBE)
@@ -69,7 +73,7 @@ class StreamEnd(Request):
 class SnapshotMarker(Request):
     """Producer to consumer: the changes that follow, up to end_seqno, are one consistent state when all have come.
 
-    Form V1. A seqno in the range need not appear: an older version of a document that changed again is left out.
+    Form V1. Some seqnos of the range may be missing: if a document changed again, its older version is left out.
     """
 
     start_seqno: int = u64("lowest seqno that the snapshot may hold")
@@ -79,25 +83,26 @@ class SnapshotMarker(Request):
 
 @message(Opcode.DCP_SNAPSHOT_MARKER, cas=MAYBE)
 class SnapshotMarkerV2(Request):
-    """As SnapshotMarker. Form V2.0 has 36 bytes of value, V2.2 has 52; 44 were written down and never sent."""
+    """As SnapshotMarker. Form V2.0 has 36 bytes of value, V2.2 has 52. 44 bytes were specified and never sent."""
 
     version: int = u8("0: V2.0, 2: V2.2", default=0)
     start_seqno: int = u64("lowest seqno that the snapshot may hold", within="value")
     end_seqno: int = u64("highest, included", within="value")
     flags: int = u32("a SnapshotFlag", default=0, within="value")
-    max_visible_seqno: int = u64("highest seqno that is no prepare and no abort", default=0, within="value")
+    max_visible_seqno: int = u64("highest seqno that is neither a prepare nor an abort", default=0, within="value")
     high_completed_seqno: int = u64("with DISK: highest prepare that is decided", default=0, within="value")
     purge_seqno: int | None = u64("highest seqno of a tombstone that was dropped", default=None, within="value")
     high_prepared_seqno: int | None = u64("with DISK: highest prepare that holds here", default=None, within="value")
 
     def fault(self) -> str | None:
+        """Return the fault of a version that contradicts the value's length, None otherwise."""
         version = 0 if self.purge_seqno is None else 2
         return None if self.version == version else f"version {self.version}, its value is of version {version}"
 
 
 @message(Opcode.DCP_MUTATION, key=PRESENT, value=MAYBE, cas=MAYBE)
 class Mutation(Request):
-    """Producer to consumer: a document was stored. datatype says what the value is made of."""
+    """Producer to consumer: a document was stored. The datatype describes the value."""
 
     by_seqno: int = u64("place in the vbucket's history")
     rev_seqno: int = u64("how many times the document changed", default=0)
@@ -117,12 +122,14 @@ class PrototypeMutation(Mutation):
     )
 
     def fault(self) -> str | None:
+        """Return the fault of a key without the separator after the collection's name, None otherwise."""
         if self.collection_length and self.key[self.collection_length :][:2] != COLLECTION_SEPARATOR:
             return f"no {COLLECTION_SEPARATOR!r} behind the first {self.collection_length} bytes of key {self.key!r}"
         return None
 
 
 COLLECTION_SEPARATOR = b"::"
+"""Stands between the collection's name and the key in the collections prototype."""
 
 
 @message(Opcode.DCP_DELETION, key=PRESENT, value=MAYBE, cas=MAYBE)
@@ -146,7 +153,7 @@ class DeletionV2(Request):
 
 @message(Opcode.DCP_EXPIRATION, key=PRESENT, value=MAYBE, cas=MAYBE)
 class Expiration(Request):
-    """Producer to consumer: a document reached its expiry. To others than who asked for it this is a deletion."""
+    """Producer to consumer: a document reached its expiry. A consumer without this option gets a deletion."""
 
     by_seqno: int = u64("place in the vbucket's history")
     rev_seqno: int = u64("how many times the document changed, this change included", default=0)
@@ -155,43 +162,43 @@ class Expiration(Request):
 
 @message(Opcode.DCP_EXPIRATION, key=PRESENT, value=MAYBE, cas=MAYBE)
 class OldExpiration(Deletion):
-    """As Expiration, in the form that releases up to 6.0 took."""
+    """As Expiration, in the form that releases up to 6.0 accepted."""
 
 
 @message(Opcode.DCP_FLUSH, cas=MAYBE)
 class DcpFlush(Request):
-    """Producer to consumer: the vbucket was emptied. No release sends or takes it."""
+    """Producer to consumer: the vbucket was emptied. No release sends or accepts it."""
 
 
 @message(Opcode.DCP_SET_VBUCKET_STATE, cas=MAYBE)
 class SetVbucketState(Request):
-    """Producer to consumer: the state that the vbucket shall have. Answered."""
+    """Producer to consumer: set the state of the vbucket. Answered."""
 
     state: int = u8("a VbucketState")
 
 
 @message(Opcode.DCP_NOOP, cas=MAYBE)
 class DcpNoop(Request):
-    """Producer to consumer: are you there? Answered with the same opaque."""
+    """Producer to consumer: check that the consumer is alive. Answered with the same opaque."""
 
 
 @message(Opcode.DCP_BUFFER_ACK, cas=MAYBE)
 class BufferAck(Request):
-    """Consumer to producer: so many bytes of stream messages have been dealt with. Not answered."""
+    """Consumer to producer: this many bytes of stream messages have been processed. Not answered."""
 
-    nbytes: int = u32("bytes freed since the last one")
+    nbytes: int = u32("bytes processed since the last BUFFER_ACK")
 
 
 @message(Opcode.DCP_CONTROL, key=PRESENT, value=PRESENT, cas=MAYBE)
 class Control(Request):
-    """Consumer to producer: a setting of this connection; key its name, value its text."""
+    """Consumer to producer: a setting of this connection. The key is its name, the value its text."""
 
 
 @message(Opcode.DCP_SYSTEM_EVENT, key=MAYBE, value=MAYBE, cas=MAYBE)
 class SystemEvent(Request):
-    """Producer to consumer: a collection or scope began, changed or ended. key: its name, where the event has one.
+    """Producer to consumer: a collection or scope began, changed or ended. The key is its name, if the event has one.
 
-    value: see penstock.wire.messages.system_event.
+    For the value see penstock.wire.messages.system_event.
     """
 
     by_seqno: int = u64("place in the vbucket's history")
@@ -201,7 +208,7 @@ class SystemEvent(Request):
 
 @message(Opcode.DCP_PREPARE, key=PRESENT, value=MAYBE, cas=PRESENT)
 class Prepare(Request):
-    """Producer to replica: a synchronous write that is not decided yet. Counts 2 bytes more for flow control."""
+    """Producer to replica: a synchronous write that is not decided yet. Flow control counts 2 bytes more for it."""
 
     by_seqno: int = u64("place in the vbucket's history")
     rev_seqno: int = u64("how many times the document changed, this change included", default=0)
@@ -210,51 +217,51 @@ class Prepare(Request):
     lock_time: int = u32("0", default=0)
     nru: int = u8("how cold the document is", default=0)
     deleted: int = u8("1: the write is a deletion", default=0)
-    durability: int = u8("1: majority, 2: and on disk where it is active, 3: on disk on a majority", default=1)
+    durability: int = u8("1: majority, 2: majority and on the active's disk, 3: on a majority's disks", default=1)
 
 
 @message(Opcode.DCP_SEQNO_ACKNOWLEDGED)
 class SeqnoAcknowledged(Request):
-    """Replica to producer: prepares up to this one hold here."""
+    """Replica to producer: the replica holds all prepares up to this one."""
 
-    prepared_seqno: int = u64("the highest of them")
+    prepared_seqno: int = u64("seqno of that prepare")
 
 
 @message(Opcode.DCP_COMMIT, key=PRESENT)
 class Commit(Request):
-    """Producer to replica: a prepare holds."""
+    """Producer to replica: a prepare is committed."""
 
-    prepared_seqno: int = u64("the prepare's; 0: of an abort whose prepare was left out")
+    prepared_seqno: int = u64("seqno of the prepare; in an abort 0, if the prepare was left out")
     by_seqno: int = u64("place in the vbucket's history")
 
 
 @message(Opcode.DCP_ABORT, key=PRESENT)
 class Abort(Commit):
-    """Producer to replica: a prepare never will hold."""
+    """Producer to replica: a prepare is aborted."""
 
 
 @message(Opcode.DCP_SEQNO_ADVANCED, cas=MAYBE)
 class SeqnoAdvanced(Request):
-    """Producer to consumer: there is nothing for you up to here. May complete a snapshot."""
+    """Producer to consumer: this stream has no further change up to this seqno. May complete a snapshot."""
 
     by_seqno: int = u64("the consumer has everything up to here")
 
 
 @message(Opcode.DCP_OSO_SNAPSHOT, cas=MAYBE)
 class OsoSnapshot(Request):
-    """Producer to consumer: what follows, up to the end, is one state of a collection in the order of keys."""
+    """Producer to consumer: the changes up to the end message are one state of a collection, in the order of keys."""
 
     flags: int = u32("an OsoFlag")
 
 
 @message(Opcode.DCP_CACHE_TRANSFER, value=PRESENT)
 class CacheTransfer(Request):
-    """Producer to consumer: documents that were in its memory, in no order. value: see `dcp_values`."""
+    """Producer to consumer: documents from the producer's memory, in no order. For the value see `dcp_values`."""
 
 
 @message(Opcode.DCP_CACHE_TRANSFER_END)
 class CacheTransferEnd(Request):
-    """Producer to consumer: that was all of its memory; the history follows."""
+    """Producer to consumer: the documents in memory are complete; the history follows."""
 
 
 @message(
@@ -275,31 +282,36 @@ _SEQNO = Struct(">Q")
 
 
 def pack_rollback(seqno: int) -> bytes:
+    """Return the value of a ROLLBACK reply."""
     return _SEQNO.pack(seqno)
 
 
 def unpack_rollback(value: bytes) -> int:
-    """Return the seqno of a ROLLBACK reply. Raises RemoteProtocolError unless it has 8 bytes."""
+    """Return the seqno of a ROLLBACK reply.
+
+    Raises:
+        RemoteProtocolError: the value does not have 8 bytes.
+    """
     if len(value) != _SEQNO.size:
         raise RemoteProtocolError(f"ROLLBACK with {len(value)} bytes, expected {_SEQNO.size}")
     seqno: int = _SEQNO.unpack(value)[0]
     return seqno
 
 
-def head_fields(message: type[Message]) -> list[tuple[str, str]]:
+def list_head_fields(message: type[Message]) -> list[tuple[str, str]]:
     """Return (name, struct code) of the header's fields and of the message's own, in the order of the bytes."""
     layout = message.layouts[max(message.layouts)]
-    header = [layout.third if name == "specific" else name for name in HEADER_NAMES]
+    header = [layout.specific_name if name == "specific" else name for name in HEADER_NAMES]
     private = ["engine_length"] * layout.private
     return list(zip([*header, *private, *layout.names], HEADER.format[1:] + layout.extras.format[1:], strict=True))
 
 
-def head_struct(message: type[Message], *chosen: str) -> Struct:
-    """Return one Struct over header and extras; with names chosen, one that reads only those of them."""
-    fields = head_fields(message)
+def make_head_struct(message: type[Message], *chosen: str) -> Struct:
+    """Return one Struct over header and extras; with names chosen, one that reads only those fields."""
+    fields = list_head_fields(message)
     skipped = {name: f"{calcsize('>' + code)}x" for name, code in fields if chosen and name not in chosen}
     return Struct(">" + "".join(skipped.get(name, code) for name, code in fields))
 
 
-MUTATION_HEAD = head_struct(Mutation)
-DELETION_HEAD = head_struct(Deletion)
+MUTATION_HEAD = make_head_struct(Mutation)
+DELETION_HEAD = make_head_struct(Deletion)

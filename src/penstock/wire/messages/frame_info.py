@@ -1,7 +1,7 @@
-"""What stands in the framing extras of requests and responses.
+"""Elements in the framing extras of requests and responses.
 
-Source: kv_engine docs/BinaryProtocol.md, "Request header with flexible framing extras", and docs/Durability.md. How
-elements are laid out: penstock.wire.messages.dcp_values.
+Source: kv_engine docs/BinaryProtocol.md, "Request header with flexible framing extras", and docs/Durability.md. For the
+form of an element see penstock.wire.messages.dcp_values.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, Final, NamedTuple
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.wire.codec.constants import DurabilityLevel, FrameInfoId, ResponseFrameInfo
 from penstock.wire.codec.statuses import Status
-from penstock.wire.messages.dcp_values import framing_of, pack_framing, stream_id, unpack_framing
+from penstock.wire.messages.dcp_values import pack_framing, pack_stream_id, unpack_framing, unpack_stream_id
 
 __all__ = [
     "Durability",
     "RequestInfos",
     "ResponseInfos",
     "decode_duration",
-    "duration_framing",
     "encode_duration",
+    "pack_duration",
     "pack_request_infos",
     "pack_response_infos",
     "unpack_request_infos",
@@ -34,18 +34,28 @@ _NO_TIMEOUTS = (0, 0xFFFF)
 
 
 class Durability(NamedTuple):
-    """How far a write must have got before it is answered. level: a DurabilityLevel. timeout_ms: 1 to 65534; None: as
-    the server likes."""
+    """The replication and persistence that a write must reach before it is answered.
+
+    Attributes:
+        level: how many copies, in memory or on disk.
+        timeout_ms: milliseconds, 1 to 65534; None: the server's default.
+    """
 
     level: DurabilityLevel
     timeout_ms: int | None = None
 
 
 class RequestInfos(NamedTuple):
-    """What a request says in its framing extras.
+    """Contents of a request's framing extras.
 
-    barrier: not to be done beside others. impersonate: the user in whose name it is done. privileges: those that the
-    one who asks has beside the user's own. token_id: which token says who asks.
+    Attributes:
+        durability: the level that a write must reach before it is answered.
+        stream_id: the id of a change stream.
+        preserve_ttl: the document keeps its expiry.
+        barrier: the request is not executed beside others.
+        impersonate: the request is executed with this user's rights.
+        privileges: privileges that the request has beside the impersonated user's.
+        token_id: the token that identifies the user.
     """
 
     durability: Durability | None = None
@@ -58,14 +68,18 @@ class RequestInfos(NamedTuple):
 
 
 def pack_request_infos(infos: RequestInfos) -> bytes:
-    """Raises LocalProtocolError for a number or text that does not fit."""
+    """Return the framing extras of a request.
+
+    Raises:
+        LocalProtocolError: a number or text does not fit.
+    """
     elements: list[tuple[int, bytes]] = []
     if infos.barrier:
         elements.append((FrameInfoId.BARRIER, b""))
     if infos.durability is not None:
         elements.append((FrameInfoId.DURABILITY, _pack_durability(infos.durability)))
     if infos.stream_id is not None:
-        elements += unpack_framing(framing_of(infos.stream_id))
+        elements += unpack_framing(pack_stream_id(infos.stream_id))
     if infos.impersonate is not None:
         elements.append((FrameInfoId.IMPERSONATE, infos.impersonate.encode()))
     if infos.preserve_ttl:
@@ -77,26 +91,27 @@ def pack_request_infos(infos: RequestInfos) -> bytes:
 
 
 def unpack_request_infos(framing: bytes) -> RequestInfos:
-    """Return what framing extras say.
+    """Return the contents of a request's framing extras.
 
-    Raises RemoteProtocolError, not fatal: status UNKNOWN_FRAME_INFO for an element that is not known,
-    DURABILITY_INVALID_LEVEL, DCP_STREAMID_INVALID, and EINVAL for whatever else is not well formed or stands twice.
+    Raises:
+        RemoteProtocolError: an element is not well formed, stands twice, or is unknown; not fatal. The status is
+            UNKNOWN_FRAME_INFO, DURABILITY_INVALID_LEVEL, DCP_STREAMID_INVALID or EINVAL.
     """
-    said: dict[str, Any] = {}
+    infos: dict[str, Any] = {}
     privileges = []
     for number, data in unpack_framing(framing):
         if number not in _READERS:
-            raise _bad(f"element {number} is not known", Status.UNKNOWN_FRAME_INFO)
+            raise _make_error(f"element {number} is not known", Status.UNKNOWN_FRAME_INFO)
         name, read = _READERS[number]
         if number == FrameInfoId.EXTRA_PRIVILEGE:
-            privileges.append(_text(data))
-        elif name in said and number != FrameInfoId.STREAM_ID:
-            raise _bad(f"{FrameInfoId(number).name} twice")
+            privileges.append(_unpack_text(data))
+        elif name in infos and number != FrameInfoId.STREAM_ID:
+            raise _make_error(f"{FrameInfoId(number).name} twice")
         else:
-            said[name] = read(data)
-    if "stream_id" in said:
-        said["stream_id"] = stream_id(framing)
-    return RequestInfos(**said, privileges=(*privileges,))
+            infos[name] = read(data)
+    if "stream_id" in infos:
+        infos["stream_id"] = unpack_stream_id(framing)
+    return RequestInfos(**infos, privileges=(*privileges,))
 
 
 def _pack_durability(wanted: Durability) -> bytes:
@@ -108,56 +123,61 @@ def _pack_durability(wanted: Durability) -> bytes:
     return bytes([level]) + _pack_u16("durability: timeout", timeout_ms)
 
 
-def _durability(data: bytes) -> Durability:
+def _unpack_durability(data: bytes) -> Durability:
     if len(data) not in (1, 1 + _U16.size):
-        raise _bad(f"DURABILITY of {len(data)} bytes, expected 1 or 3")
+        raise _make_error(f"DURABILITY of {len(data)} bytes, expected 1 or 3")
     if data[0] not in DurabilityLevel._value2member_map_:
-        raise _bad(f"durability level {data[0]}, expected 1 to 3", Status.DURABILITY_INVALID_LEVEL)
+        raise _make_error(f"durability level {data[0]}, expected 1 to 3", Status.DURABILITY_INVALID_LEVEL)
     timeout_ms = int.from_bytes(data[1:], "big") if len(data) > 1 else None
     if timeout_ms in _NO_TIMEOUTS:
-        raise _bad(f"durability timeout of {timeout_ms} ms, expected 1 to 65534")
+        raise _make_error(f"durability timeout of {timeout_ms} ms, expected 1 to 65534")
     return Durability(DurabilityLevel(data[0]), timeout_ms)
 
 
-def _present(data: bytes) -> bool:
+def _unpack_flag(data: bytes) -> bool:
     if data:
-        raise _bad(f"{len(data)} bytes in an element that has none")
+        raise _make_error(f"{len(data)} bytes in an element that has none")
     return True
 
 
-def _text(data: bytes) -> str:
+def _unpack_text(data: bytes) -> str:
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        raise _bad(f"{data[:40]!r} is not UTF-8") from None
+        raise _make_error(f"{data[:40]!r} is not UTF-8") from None
     if not text:
-        raise _bad("a name of no bytes")
+        raise _make_error("a name of no bytes")
     return text
 
 
-def _u16(data: bytes) -> int:
+def _unpack_u16(data: bytes) -> int:
     if len(data) != _U16.size:
-        raise _bad(f"number of {len(data)} bytes, expected {_U16.size}")
+        raise _make_error(f"number of {len(data)} bytes, expected {_U16.size}")
     return int.from_bytes(data, "big")
 
 
 _READERS: dict[int, tuple[str, Callable[[bytes], Any]]] = {
-    FrameInfoId.BARRIER: ("barrier", _present),
-    FrameInfoId.DURABILITY: ("durability", _durability),
+    FrameInfoId.BARRIER: ("barrier", _unpack_flag),
+    FrameInfoId.DURABILITY: ("durability", _unpack_durability),
     FrameInfoId.STREAM_ID: ("stream_id", bytes),  # which penstock.wire.messages.dcp_values reads
-    FrameInfoId.IMPERSONATE: ("impersonate", _text),
-    FrameInfoId.PRESERVE_TTL: ("preserve_ttl", _present),
-    FrameInfoId.EXTRA_PRIVILEGE: ("privileges", _text),
-    FrameInfoId.TOKEN_AUTH: ("token_id", _u16),
+    FrameInfoId.IMPERSONATE: ("impersonate", _unpack_text),
+    FrameInfoId.PRESERVE_TTL: ("preserve_ttl", _unpack_flag),
+    FrameInfoId.EXTRA_PRIVILEGE: ("privileges", _unpack_text),
+    FrameInfoId.TOKEN_AUTH: ("token_id", _unpack_u16),
 }
 
 
-# Of responses
+# Responses
 
 
 class ResponseInfos(NamedTuple):
-    """What a response says in its framing extras. server_us, throttle_us: microseconds that the server took, and that
-    it made the request wait; about half a percent exact."""
+    """Contents of a response's framing extras.
+
+    Attributes:
+        server_us: microseconds that the server needed, with an error of up to half a percent.
+        read_units, write_units: units that the request cost.
+        throttle_us: microseconds for which the server delayed the request, as exact as server_us.
+    """
 
     server_us: float | None = None
     read_units: int | None = None
@@ -170,18 +190,18 @@ _LONGEST_US: Final = 0xFFFF**_EXPONENT / 2
 
 
 def encode_duration(microseconds: float) -> int:
-    """Return a duration as the u16 that says it; what is longer than about 120 seconds is said as that."""
+    """Return a duration as a u16. Durations above 120 seconds or so are encoded as the longest one."""
     encoded: int = round((2 * min(max(microseconds, 0.0), _LONGEST_US)) ** (1 / _EXPONENT))
     return encoded
 
 
 def decode_duration(encoded: int) -> float:
-    """Return microseconds."""
+    """Return a duration in microseconds."""
     return float(encoded**_EXPONENT / 2)
 
 
-def duration_framing(microseconds: float) -> bytes:
-    """Return the framing extras that say nothing but how long the server took."""
+def pack_duration(microseconds: float) -> bytes:
+    """Return framing extras with nothing but the server's duration."""
     return _DURATION + _U16.pack(encode_duration(microseconds))
 
 
@@ -189,7 +209,11 @@ _DURATION = bytes([ResponseFrameInfo.SERVER_DURATION << 4 | _U16.size])
 
 
 def pack_response_infos(infos: ResponseInfos) -> bytes:
-    """Raises LocalProtocolError for a number that does not fit."""
+    """Return the framing extras of a response.
+
+    Raises:
+        LocalProtocolError: a number does not fit.
+    """
     numbers = (
         (ResponseFrameInfo.SERVER_DURATION, None if infos.server_us is None else encode_duration(infos.server_us)),
         (ResponseFrameInfo.READ_UNITS, infos.read_units),
@@ -203,34 +227,35 @@ def pack_response_infos(infos: ResponseInfos) -> bytes:
 
 
 def unpack_response_infos(framing: bytes) -> ResponseInfos:
-    """Return what framing extras say; elements that are not known are passed over.
+    """Return the contents of a response's framing extras; unknown elements are ignored.
 
-    Raises RemoteProtocolError, not fatal, for what is not well formed or stands twice.
+    Raises:
+        RemoteProtocolError: an element is not well formed or stands twice; not fatal.
     """
-    said: dict[int, int] = {}
+    numbers: dict[int, int] = {}
     for number, data in unpack_framing(framing):
         if number not in ResponseFrameInfo._value2member_map_:
             continue
-        if number in said:
-            raise _bad(f"{ResponseFrameInfo(number).name} twice")
-        said[number] = _u16(data)
+        if number in numbers:
+            raise _make_error(f"{ResponseFrameInfo(number).name} twice")
+        numbers[number] = _unpack_u16(data)
     server, throttle = (
-        said.get(kind) for kind in (ResponseFrameInfo.SERVER_DURATION, ResponseFrameInfo.THROTTLE_DURATION)
+        numbers.get(kind) for kind in (ResponseFrameInfo.SERVER_DURATION, ResponseFrameInfo.THROTTLE_DURATION)
     )
     return ResponseInfos(
         server_us=None if server is None else decode_duration(server),
-        read_units=said.get(ResponseFrameInfo.READ_UNITS),
-        write_units=said.get(ResponseFrameInfo.WRITE_UNITS),
+        read_units=numbers.get(ResponseFrameInfo.READ_UNITS),
+        write_units=numbers.get(ResponseFrameInfo.WRITE_UNITS),
         throttle_us=None if throttle is None else decode_duration(throttle),
     )
 
 
-def _pack_u16(what: str, number: int) -> bytes:
+def _pack_u16(name: str, number: int) -> bytes:
     try:
         return _U16.pack(number)
     except StructError as error:
-        raise LocalProtocolError(f"{what} {number}: {error}") from error
+        raise LocalProtocolError(f"{name} {number}: {error}") from error
 
 
-def _bad(what: str, status: int = Status.EINVAL) -> RemoteProtocolError:
-    return RemoteProtocolError(f"framing extras: {what}", status=status, fatal=False)
+def _make_error(fault: str, status: int = Status.EINVAL) -> RemoteProtocolError:
+    return RemoteProtocolError(f"framing extras: {fault}", status=status, fatal=False)

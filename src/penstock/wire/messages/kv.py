@@ -1,4 +1,4 @@
-"""The key-value commands and the commands about a whole connection or bucket.
+"""The key-value commands, and the commands about a whole connection or bucket.
 
 Source: kv_engine docs/BinaryProtocol.md; HELLO: docs/protocol/hello.md; OBSERVE_SEQNO and SEQNO_PERSISTENCE:
 their own pages. The quiet forms share the layout of the loud ones.
@@ -29,7 +29,7 @@ _STORING = (
 
 @message(Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, key=PRESENT)
 class Get(Request):
-    """Read a document. GETK answers with the key; the quiet forms say nothing of a miss."""
+    """Read a document. GETK answers with the key; the quiet forms do not answer a miss."""
 
 
 @message(Opcode.GET_REPLICA, key=PRESENT)
@@ -39,63 +39,67 @@ class GetReplica(Request):
 
 @message(Opcode.GET_RANDOM_KEY, extras=(0, 4, 5))
 class GetRandomKey(Request):
-    """Read a document, whichever. Answered as GETK is."""
+    """Read a random document. Answered as GETK is."""
 
-    collection_id: int | None = u32("of this collection; missing: of the default one", default=None)
-    include_xattrs: int | None = u8("1: its extended attributes too, in front of the value", default=None)
+    collection_id: int | None = u32("the document's collection; missing: the default one", default=None)
+    include_xattrs: int | None = u8("1: the value begins with the document's extended attributes", default=None)
 
 
 @message(Opcode.GET_KEYS, key=PRESENT)
 class GetKeys(Request):
-    """The keys of a vbucket in their order. key: where to begin. Answered with the length, u16, and the key of each."""
+    """List the keys of a vbucket in order, from the given key on. Answered with a length u16 and a key for each."""
 
-    count: int | None = u32("how many at most; missing: 1000", default=None)
+    count: int | None = u32("number of keys, at most; missing: 1000", default=None)
 
 
 @message(Opcode.GAT, Opcode.GATQ, key=PRESENT)
 class GetAndTouch(Request):
-    """Read a document and give it another expiry. GATQ says nothing of a miss."""
+    """Read a document and set its expiry. GATQ does not answer a miss."""
 
     expiry: int = u32("as of Set")
 
 
 @message(Opcode.TOUCH, key=PRESENT)
 class Touch(Request):
-    """Give a document another expiry."""
+    """Set the expiry of a document."""
 
     expiry: int = u32("as of Set")
 
 
 @message(Opcode.GET_LOCKED, key=PRESENT)
 class GetLocked(Request):
-    """Read a document and lock it: until then it changes only with the cas that is answered, and that ends the lock."""
+    """Read a document and lock it. Until the lock ends, only a request with the returned cas changes the document.
+
+    Such a change ends the lock.
+    """
 
     lock_time: int | None = u32("seconds; 0, above 30, or missing: 15", default=None)
 
 
 @message(Opcode.UNLOCK, key=PRESENT, cas=PRESENT)
 class Unlock(Request):
-    """End the lock of GET_LOCKED with the cas that it gave."""
+    """End the lock of GET_LOCKED, with the cas that GET_LOCKED returned."""
 
 
 @message(*_READING, key=MAYBE, value=MAYBE, cas=MAYBE)
 class GetReply(Response):
-    """The document: its value, and with GETK its key. cas: 2^64-1 while it is locked, for all but who locks it."""
+    """The document: its value, and with GETK its key. While it is locked, other clients get the cas 2^64-1."""
 
     flags: int = u32("the client's own 4 bytes", default=0)
 
 
 @message(*_READING, key=MAYBE, value=MAYBE, cas=MAYBE)
 class NoDocument(Response):
-    """A GET's reply with a status other than SUCCESS. value: what the server has to say of it, as text or JSON."""
+    """A GET's reply with a status other than SUCCESS. The value is an explanation, as text or JSON."""
 
     def fault(self) -> str | None:
+        """Return the fault of a SUCCESS without extras, None otherwise."""
         return None if self.status else "extras of 0 bytes, expected 4 with status SUCCESS"
 
 
 @message(Opcode.SET, Opcode.SETQ, Opcode.REPLACE, Opcode.REPLACEQ, key=PRESENT, value=MAYBE, cas=MAYBE)
 class Set(Request):
-    """Store a document; with a cas, only over that version. REPLACE stores only over a document."""
+    """Store a document; with a cas, only over that version. REPLACE stores only over an existing document."""
 
     flags: int = u32("the client's own 4 bytes, returned as they came", default=0)
     expiry: int = u32("0: never; up to 30 days: seconds from now; above: epoch seconds", default=0)
@@ -103,7 +107,7 @@ class Set(Request):
 
 @message(Opcode.ADD, Opcode.ADDQ, key=PRESENT, value=MAYBE)
 class Add(Set):
-    """Store a document where there is none."""
+    """Store a document that does not exist yet."""
 
 
 @message(Opcode.DELETE, Opcode.DELETEQ, key=PRESENT, cas=MAYBE)
@@ -113,12 +117,12 @@ class Delete(Request):
 
 @message(Opcode.APPEND, Opcode.APPENDQ, Opcode.PREPEND, Opcode.PREPENDQ, key=PRESENT, value=MAYBE, cas=MAYBE)
 class Append(Request):
-    """Put something behind, or in front of, the value of a document; with a cas, only of that version."""
+    """Add bytes at the end of a document's value, or with PREPEND at its start; with a cas, only to that version."""
 
 
 @message(*_STORING, cas=MAYBE, value=MAYBE)
 class StoreReply(Response):
-    """Stored or removed, as the status says; cas is the document's new one."""
+    """The document was stored or removed if the status is SUCCESS; cas is then its new one."""
 
     vbuuid: int | None = u64("branch of the history, with MUTATION_SEQNO only", default=None)
     seqno: int | None = u64("by_seqno of this change, with MUTATION_SEQNO only", default=None)
@@ -126,38 +130,38 @@ class StoreReply(Response):
 
 @message(Opcode.INCREMENT, Opcode.INCREMENTQ, Opcode.DECREMENT, Opcode.DECREMENTQ, key=PRESENT)
 class Count(Request):
-    """Add to the decimal number that a document's value is, or take away from it; where there is none, make one.
+    """Add to the decimal number in a document's value, or subtract from it. A missing document is created.
 
-    Behind 2^64-1 comes 0; below 0 nothing does.
+    After 2^64-1 the number continues at 0; it never falls below 0.
     """
 
-    delta: int = u64("how much")
+    delta: int = u64("the number to add or subtract")
     initial: int = u64("the number of a new document", default=0)
-    expiry: int = u32("as of Set, of a new document; 2^32-1: make none", default=0)
+    expiry: int = u32("expiry of a new document, as of Set; 2^32-1: create none", default=0)
 
 
 @message(Opcode.INCREMENT, Opcode.INCREMENTQ, Opcode.DECREMENT, Opcode.DECREMENTQ, cas=MAYBE, value=MAYBE)
 class CountReply(StoreReply):
-    """value: the number as it is now, u64, with status SUCCESS; cas is the document's new one."""
+    """With status SUCCESS the value is the new number, u64, and cas is the document's new one."""
 
 
-# Documents with their meta data: what keeps a bucket like another that is written to as well
+# Documents with their metadata: they replicate a bucket to another bucket that has writers of its own (XDCR)
 
 
 @message(Opcode.GET_META, Opcode.GETQ_META, key=PRESENT)
 class GetMeta(Request):
-    """Ask for a document's meta data, or those of its tombstone. GETQ_META says nothing of a miss."""
+    """Ask for a document's metadata, or for those of its tombstone. GETQ_META does not answer a miss."""
 
-    version: int | None = u8("1; 2: the datatype is wanted too", default=None)
+    version: int | None = u8("1; 2: the reply has the datatype too", default=None)
 
 
 @message(Opcode.GET_META, Opcode.GETQ_META, cas=MAYBE)
 class MetaReply(Response):
-    """A document's meta data; cas is in the header, 2^64-1 while the document is locked."""
+    """A document's metadata; its cas is in the header, 2^64-1 while the document is locked."""
 
     deleted: int = u32("1: this is a tombstone")
     flags: int = u32("the client's own 4 bytes")
-    expiry: int = u32("epoch seconds, 0: never; of a tombstone when it was made")
+    expiry: int = u32("epoch seconds, 0: never; of a tombstone its time of deletion")
     rev_seqno: int = u64("how many times the document changed")
     value_datatype: int | None = u8("a Datatype, with version 2", default=None)
 
@@ -167,6 +171,7 @@ class NoMeta(NoDocument):
     """As NoDocument, of GET_META."""
 
     def fault(self) -> str | None:
+        """Return the fault of a SUCCESS without extras, None otherwise."""
         return None if self.status else "extras of 0 bytes, expected 20 or 21 with status SUCCESS"
 
 
@@ -176,21 +181,21 @@ _DELETING_META = (Opcode.DEL_WITH_META, Opcode.DELQ_WITH_META)
 
 @message(*_SETTING_META, key=PRESENT, value=MAYBE, cas=MAYBE)
 class SetWithMeta(Request):
-    """Store a document with the meta data that it has elsewhere, unless the version here is the newer one.
+    """Store a document with the metadata of its original, unless the existing version wins the conflict.
 
-    cas: in the header, as of Set, what the document here must have. ADD_WITH_META stores only where there is none.
+    The header's cas is as of Set: the existing document must have it. ADD_WITH_META stores only if no document exists.
     """
 
     flags: int = u32("the client's own 4 bytes")
     expiry: int = u32("epoch seconds, 0: never")
     rev_seqno: int = u64("how many times the document has changed")
-    new_cas: int = u64("the document's")
+    new_cas: int = u64("the document's cas")
     options: int | None = u32("a WithMetaFlag", default=None)
 
 
 @message(*_SETTING_META, key=PRESENT, value=MAYBE, cas=MAYBE)
 class SetWithNmeta(SetWithMeta):
-    """As SetWithMeta, with extended meta data behind the value, which are passed over."""
+    """As SetWithMeta, with extended metadata after the value, which are ignored."""
 
     options: int = u32("a WithMetaFlag")
     nmeta: int = u16("bytes of extended meta data at the end of the value")
@@ -198,20 +203,20 @@ class SetWithNmeta(SetWithMeta):
 
 @message(*_SETTING_META, key=PRESENT, value=MAYBE, cas=MAYBE)
 class OldSetWithNmeta(Request):
-    """As SetWithMeta, with extended meta data behind the value and no options."""
+    """As SetWithMeta, with extended metadata after the value and no options."""
 
     flags: int = u32("the client's own 4 bytes")
     expiry: int = u32("epoch seconds, 0: never")
     rev_seqno: int = u64("how many times the document has changed")
-    new_cas: int = u64("the document's")
+    new_cas: int = u64("the document's cas")
     nmeta: int = u16("bytes of extended meta data at the end of the value")
 
 
 @message(*_DELETING_META, key=PRESENT, value=MAYBE, cas=MAYBE)
 class DelWithMeta(Request):
-    """Remove a document with the meta data that its deletion has elsewhere, unless the version here is the newer one.
+    """Remove a document with the metadata of its original's deletion, unless the existing version wins the conflict.
 
-    cas: in the header, as of Set. value: extended attributes (datatype XATTR), or empty.
+    The header's cas is as of Set. The value has extended attributes (datatype XATTR), or is empty.
     """
 
     flags: int = u32("the client's own 4 bytes")
@@ -223,7 +228,7 @@ class DelWithMeta(Request):
 
 @message(*_DELETING_META, key=PRESENT, value=MAYBE, cas=MAYBE)
 class DelWithNmeta(DelWithMeta):
-    """As DelWithMeta, with extended meta data behind the value, which are passed over."""
+    """As DelWithMeta, with extended metadata after the value, which are ignored."""
 
     options: int = u32("a WithMetaFlag")
     nmeta: int = u16("bytes of extended meta data at the end of the value")
@@ -231,7 +236,7 @@ class DelWithNmeta(DelWithMeta):
 
 @message(*_DELETING_META, key=PRESENT, value=MAYBE, cas=MAYBE)
 class OldDelWithNmeta(Request):
-    """As DelWithMeta, with extended meta data behind the value and no options."""
+    """As DelWithMeta, with extended metadata after the value and no options."""
 
     flags: int = u32("the client's own 4 bytes")
     delete_time: int = u32("epoch seconds; 0: now")
@@ -245,7 +250,7 @@ class OldDelWithNmeta(Request):
 
 @message(Opcode.NOOP)
 class Noop(Request):
-    """Answered after everything before it: the barrier behind quiet commands."""
+    """Answered after all requests before it. Clients send it as a barrier after quiet commands."""
 
 
 @message(Opcode.VERSION)
@@ -255,42 +260,45 @@ class Version(Request):
 
 @message(Opcode.QUIT, Opcode.QUITQ)
 class Quit(Request):
-    """Answered, unless quiet, and the connection closes."""
+    """Close the connection. Answered first, unless quiet."""
 
 
 @message(Opcode.STAT, key=MAYBE, value=MAYBE)
 class Stat(Request):
-    """A group of statistics: one reply for each, key and value as text, then an empty one."""
+    """Ask for a group of statistics. Answered with one reply for each, key and value as text, then an empty one."""
 
 
 @message(Opcode.HELLO, key=MAYBE, value=MAYBE)
 class Hello(Request):
-    """key: the agent's name; value: the features it wants, u16 each. Replaces what an earlier one switched on."""
+    """Negotiate features. The key is the agent's name, the value the requested features, u16 each.
+
+    It replaces the features of an earlier HELLO.
+    """
 
 
 @message(Opcode.SELECT_BUCKET, key=PRESENT)
 class SelectBucket(Request):
-    """key: the bucket's name."""
+    """Select a bucket for the connection. The key is the bucket's name."""
 
 
 @message(Opcode.GET_CLUSTER_CONFIG)
 class GetClusterConfig(Request):
-    """Answered with the bucket's map of vbuckets to nodes, as JSON; with nothing if the asker's is as new."""
+    """Answered with the bucket's map of vbuckets to nodes, as JSON; with no map if the client's is as new."""
 
-    epoch: int | None = u64("revEpoch of the map that the asker has", default=None)
+    epoch: int | None = u64("revEpoch of the map that the client has", default=None)
     revision: int | None = u64("rev of that map", default=None)
 
 
 @message(Opcode.SET_VBUCKET, value=MAYBE, cas=MAYBE)
 class SetVbucket(Request):
-    """Give the vbucket a state, and create it where it is not there. value: its topology, as JSON, or empty."""
+    """Set the state of a vbucket, and create it if it does not exist. The value is its topology, as JSON, or empty."""
 
     state: int = u8("a VbucketState")
 
 
 @message(Opcode.SET_VBUCKET, cas=MAYBE)
 class OldSetVbucket(Request):
-    """As SetVbucket, in the form that releases before 6.5 took."""
+    """As SetVbucket, in the form that releases before 6.5 accepted."""
 
     state: int = u32("a VbucketState")
 
@@ -309,21 +317,22 @@ class GetVbucket(Request):
 
 @message(Opcode.DEL_VBUCKET, value=MAYBE, cas=MAYBE)
 class DelVbucket(Request):
-    """Delete the vbucket and all it holds. value: `async=0` to be answered when all of it is gone, or empty."""
+    """Delete the vbucket and its contents. The value is `async=0` for a reply after the deletion, or empty."""
 
 
 @message(Opcode.FLUSH, Opcode.FLUSHQ)
 class Flush(Request):
-    """Delete every document of the bucket. Quietly: only an error is answered."""
+    """Delete every document of the bucket. FLUSHQ answers only an error."""
 
-    delay: int | None = u32("seconds until then", default=None)
+    delay: int | None = u32("seconds before the deletion", default=None)
 
 
 @message(Opcode.CLOSE_PRODUCER, key=PRESENT)
 class CloseProducer(Request):
-    """End the change-stream connections of this name to the selected bucket. key: the name.
+    """End the change-stream connections of this name to the selected bucket. The key is the name.
 
-    This project's own: the family has a command for it in TAP only. Answered with KEY_ENOENT if there is none.
+    This command is Penstock's own: in the protocol family only TAP has such a command. Answered with KEY_ENOENT if no
+    connection has the name.
     """
 
 
@@ -331,14 +340,14 @@ class CloseProducer(Request):
 class GetAllVbSeqnos(Request):
     """Answered with the high seqno of each vbucket: vbucket u16, seqno u64."""
 
-    state: int | None = u32("only vbuckets in this VbucketState; 0: all that are alive", default=None)
+    state: int | None = u32("only vbuckets in this VbucketState; 0: all but dead ones", default=None)
 
 
 @message(Opcode.GET_ALL_VB_SEQNOS)
 class GetCollectionSeqnos(Request):
-    """As GetAllVbSeqnos, of one collection; vbuckets that do not have it are left out."""
+    """As GetAllVbSeqnos, of one collection; vbuckets without the collection are left out."""
 
-    state: int = u32("only vbuckets in this VbucketState; 0: all that are alive", default=0)
+    state: int = u32("only vbuckets in this VbucketState; 0: all but dead ones", default=0)
     collection_id: int = u32("the collection; 0: the default one", default=0)
 
 
@@ -351,12 +360,12 @@ class SeqnoPersistence(Request):
 
 @message(Opcode.OBSERVE_SEQNO, value=PRESENT)
 class ObserveSeqno(Request):
-    """value: the vbuuid that the asker knows, u64."""
+    """Ask for the persisted and current seqno of a vbucket. The value is the vbuuid that the client knows, u64."""
 
 
 @message(Opcode.GET_FAILOVER_LOG)
 class GetFailoverLog(Request):
-    """The failover log of a vbucket on a connection that streams nothing."""
+    """Ask for the failover log of a vbucket on a connection without streams."""
 
 
 @message(
@@ -370,14 +379,19 @@ class GetFailoverLog(Request):
     cas=MAYBE,
 )
 class Reply(Response):
-    """A reply whose key and value say everything."""
+    """A reply without extras: its key and value hold the whole answer."""
 
 
-# What stands in values
+# Contents of values
 
 
 class FailoverEntry(NamedTuple):
-    """A branch of the history, which begins behind `seqno`. vbuuid: 1 to 2^64-1; 0 is sent by who has no history."""
+    """A branch of the history.
+
+    Attributes:
+        vbuuid: 1 to 2^64-1. A client without history sends 0.
+        seqno: the branch begins after it.
+    """
 
     vbuuid: int
     seqno: int
@@ -391,35 +405,43 @@ _OBSERVED_OLD = Struct(">BHQQQQQ")
 
 
 def pack_failover_log(log: Iterable[tuple[int, int]]) -> bytes:
-    """log: (vbuuid, seqno), newest first."""
+    """Return the value of a failover log, given (vbuuid, seqno), newest first."""
     return b"".join(_FAILOVER_ENTRY.pack(*entry) for entry in log)
 
 
 def unpack_failover_log(value: bytes) -> tuple[FailoverEntry, ...]:
-    """Return the entries, newest first. Raises RemoteProtocolError if there is none or a part of one."""
+    """Return the entries of a failover log, newest first.
+
+    Raises:
+        RemoteProtocolError: the value has no entry, or a part of one.
+    """
     if not value or len(value) % _FAILOVER_ENTRY.size:
         raise RemoteProtocolError(f"failover log of {len(value)} bytes, expected a multiple of {_FAILOVER_ENTRY.size}")
     return tuple(FailoverEntry(*entry) for entry in _FAILOVER_ENTRY.iter_unpack(value))
 
 
 def pack_vb_seqnos(seqnos: Iterable[tuple[int, int]]) -> bytes:
-    """seqnos: (vbucket, high seqno), in order of the vbuckets."""
+    """Return the value of a reply to GET_ALL_VB_SEQNOS, given (vbucket, high seqno), in the order of vbuckets."""
     return b"".join(_VB_SEQNO.pack(*pair) for pair in seqnos)
 
 
 def unpack_vb_seqnos(value: bytes) -> dict[int, int]:
-    """Return high seqno by vbucket. Raises RemoteProtocolError for a part of an entry."""
+    """Return high seqnos by vbucket. Raises RemoteProtocolError for a part of an entry."""
     if len(value) % _VB_SEQNO.size:
         raise RemoteProtocolError(f"vbucket seqnos of {len(value)} bytes, expected a multiple of {_VB_SEQNO.size}")
     return dict(_VB_SEQNO.iter_unpack(value))
 
 
 def pack_features(features: Sequence[int]) -> bytes:
+    """Return the value of a HELLO."""
     return b"".join(feature.to_bytes(2, "big") for feature in features)
 
 
 def unpack_features(value: bytes) -> list[int]:
-    """Raises RemoteProtocolError (EINVAL, not fatal) for an odd number of bytes."""
+    """Return the features in a HELLO's value.
+
+    Raises RemoteProtocolError (EINVAL, not fatal) for an odd number of bytes.
+    """
     if len(value) % 2:
         raise RemoteProtocolError(f"HELLO: features in {len(value)} bytes, expected 2 each", fatal=False)
     return [feature for (feature,) in iter_unpack(">H", value)]
@@ -431,7 +453,7 @@ def pack_key_list(keys: Iterable[bytes]) -> bytes:
 
 
 def unpack_key_list(value: bytes) -> list[bytes]:
-    """Raises RemoteProtocolError (EINVAL, not fatal) for a part of a key."""
+    """Return the keys in a reply to GET_KEYS. Raises RemoteProtocolError (EINVAL, not fatal) for a part of a key."""
     keys = []
     at = 0
     while at < len(value):
@@ -444,7 +466,14 @@ def unpack_key_list(value: bytes) -> list[bytes]:
 
 
 class Observed(NamedTuple):
-    """The answer to OBSERVE_SEQNO. The last two are None unless the asker's branch has been superseded."""
+    """The answer to OBSERVE_SEQNO.
+
+    Attributes:
+        vbuuid: the current branch.
+        persisted_seqno, current_seqno: the highest seqno on disk, and in memory.
+        old_vbuuid: the client's branch, if another branch has replaced it; None otherwise.
+        last_seqno_of_old: the last seqno of that branch, None otherwise.
+    """
 
     vbucket: int
     vbuuid: int
@@ -454,13 +483,14 @@ class Observed(NamedTuple):
     last_seqno_of_old: int | None = None
 
     def pack(self) -> bytes:
+        """Return the value of the reply."""
         if self.old_vbuuid is None:
             return _OBSERVED.pack(0, *self[:4])
         return _OBSERVED_OLD.pack(1, *self)
 
 
 def unpack_observed(value: bytes) -> Observed:
-    """Raises RemoteProtocolError for a value of another length or format."""
+    """Return a reply to OBSERVE_SEQNO. Raises RemoteProtocolError for a value of another length or format."""
     form = {(27, 0): _OBSERVED, (43, 1): _OBSERVED_OLD}.get((len(value), value[0] if value else 0))
     if form is None:
         raise RemoteProtocolError(f"OBSERVE_SEQNO reply of {len(value)} bytes", status=Status.EINVAL)

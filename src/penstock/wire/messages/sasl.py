@@ -1,7 +1,7 @@
-"""The list of mechanisms, and the exchange of one.
+"""Commands of a login: the list of mechanisms, and the exchange of one.
 
-Source: kv_engine docs/BinaryProtocol.md, "SASL"; RFC 4616 (PLAIN), RFC 5802 and 7677 (SCRAM). The exchange stands in
-values, passwords and proofs among it: no repr and no `penstock decode` shows them.
+Source: kv_engine docs/BinaryProtocol.md, "SASL"; RFC 4616 (PLAIN), RFC 5802 and 7677 (SCRAM). Values of the exchange
+hold passwords and proofs. No repr and no `penstock decode` shows them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ __all__ = ["SECRETS", "SaslAuth", "SaslListMechs", "SaslReply", "SaslStep"]
 
 
 SECRETS = frozenset((Opcode.SASL_AUTH, Opcode.SASL_STEP))
-"""Commands whose values, asked and answered, are nobody else's business."""
+"""Commands whose requests and replies have secret values."""
 
 
-def _without_value(self: Message) -> str:
+def _show_without_value(self: Message) -> str:
     return f"{type(self).__name__}(opaque={self.opaque}, key={self.key!r}, value={len(self.value)} bytes)"
 
 
@@ -27,21 +27,23 @@ class SaslListMechs(Request):
 
 @message(Opcode.SASL_AUTH, key=PRESENT, value=MAYBE)
 class SaslAuth(Request):
-    """Begin to log in. key: the mechanism; value: what the client says first. Answered with SUCCESS, AUTH_ERROR, or
-    AUTH_CONTINUE and what the server says to it."""
+    """Begin a login. The key is the mechanism, the value the client's first message.
 
-    __repr__ = _without_value
+    Answered with SUCCESS, with AUTH_ERROR, or with AUTH_CONTINUE and the server's message.
+    """
+
+    __repr__ = _show_without_value
 
 
 @message(Opcode.SASL_STEP, key=PRESENT, value=MAYBE)
 class SaslStep(Request):
-    """Go on with it. key: the mechanism once more; value: what the client says to the server's answer."""
+    """Continue a login. The key is the mechanism again, the value the client's answer to the server's message."""
 
-    __repr__ = _without_value
+    __repr__ = _show_without_value
 
 
 @message(Opcode.SASL_LIST_MECHS, Opcode.SASL_AUTH, Opcode.SASL_STEP, key=MAYBE, value=MAYBE, cas=MAYBE)
 class SaslReply(Response):
-    """value: what the server says; of SASL_LIST_MECHS the names."""
+    """The value is the server's message, or the names that SASL_LIST_MECHS asked for."""
 
-    __repr__ = _without_value
+    __repr__ = _show_without_value

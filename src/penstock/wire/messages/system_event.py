@@ -1,7 +1,7 @@
-"""What SYSTEM_EVENT says of a collection or scope, in all of its versions.
+"""Contents of SYSTEM_EVENT: events of collections and scopes, in all versions of the message.
 
-Versions 0 and 1 are fixed fields; the name is the message's key. Version 2 is a FlatBuffers table, for consumers that
-asked for it; it may say more. Source: kv_engine docs/dcp, commands/system_event.md; system_event_types.h;
+Versions 0 and 1 have fixed fields; the name is the message's key. Version 2 is a FlatBuffers table, for consumers that
+asked for it, with more fields. Source: kv_engine docs/dcp, commands/system_event.md; system_event_types.h;
 events.fbs, whose order of fields is that of the slots here.
 """
 
@@ -22,10 +22,18 @@ from penstock.wire.codec.constants import SystemEventKind
 
 
 class CreatedCollection(NamedTuple):
-    """A collection began, or is another now. max_ttl: seconds; None: it has none of its own.
+    """A collection began, or was changed.
 
-    default_mvs: of the default collection, its highest seqno that is no prepare. flush_uid: the manifest that last
-    emptied it.
+    Attributes:
+        manifest_uid: uid of the manifest with this change.
+        scope_id: id of its scope.
+        collection_id: its id.
+        name: its name.
+        max_ttl: seconds; None: the collection has no limit of its own.
+        history: whether change history is kept.
+        default_mvs: highest visible seqno of the default collection: its highest seqno that is not a prepare.
+        metered: whether use of the collection is metered.
+        flush_uid: uid of the manifest that last emptied the collection.
     """
 
     manifest_uid: int
@@ -40,6 +48,8 @@ class CreatedCollection(NamedTuple):
 
 
 class DroppedCollection(NamedTuple):
+    """A collection was dropped."""
+
     manifest_uid: int
     scope_id: int
     collection_id: int
@@ -47,12 +57,16 @@ class DroppedCollection(NamedTuple):
 
 
 class CreatedScope(NamedTuple):
+    """A scope was created."""
+
     manifest_uid: int
     scope_id: int
     name: str
 
 
 class DroppedScope(NamedTuple):
+    """A scope was dropped."""
+
     manifest_uid: int
     scope_id: int
     system: bool = False
@@ -62,7 +76,7 @@ Subject = CreatedCollection | DroppedCollection | CreatedScope | DroppedScope
 
 
 class PackedEvent(NamedTuple):
-    """What a SystemEvent message holds beside its seqno and kind."""
+    """The fields of a SystemEvent message that depend on the event's contents."""
 
     version: int
     key: bytes
@@ -86,7 +100,7 @@ _FIXED: dict[tuple[int, int], tuple[Struct, tuple[str, ...]]] = {
     (SystemEventKind.SCOPE_CREATE, 0): (Struct(">QI"), ("manifest_uid", "scope_id")),
     (SystemEventKind.SCOPE_DROP, 0): (Struct(">QI"), ("manifest_uid", "scope_id")),
 }
-"""By kind and version."""
+"""(kind, version) -> the numbers in the value, and their names."""
 
 _U64, _U32, _BOOL, _TEXT = "Uint64", "Uint32", "Bool", "text"
 _SLOTS: dict[type[Subject], tuple[tuple[str, str], ...]] = {
@@ -106,72 +120,80 @@ _SLOTS: dict[type[Subject], tuple[tuple[str, str], ...]] = {
     CreatedScope: (("manifest_uid", _U64), ("scope_id", _U32), ("name", _TEXT)),
     DroppedScope: (("manifest_uid", _U64), ("scope_id", _U32), ("system", _BOOL)),
 }
-"""The slots of the tables, in order. A slot that is missing is 0, false or empty."""
+"""The slots of the tables, in order. A missing slot is 0, false or empty."""
 
 
 def unpack_system_event(event: int, version: int, key: bytes, value: bytes) -> Subject:
-    """Return what a SystemEvent message is about.
+    """Return the collection or scope of a SystemEvent message.
 
-    Raises RemoteProtocolError, not fatal: for an unknown event or version, and for a key or value that is not as the
-    version has it.
+    Raises:
+        RemoteProtocolError: the event or version is unknown, or key or value do not match the version; not fatal.
     """
     kind = _KINDS.get(event)
     form = _FIXED.get((event, version))
     if kind is None or (form is None and version != FLATBUFFERS):
-        raise _bad(event, f"version {version} is not known")
-    said: dict[str, Any]
+        raise _make_error(event, f"version {version} is not known")
+    fields: dict[str, Any]
     if form is None:
-        said = _read_table(event, kind, value)
+        fields = _read_table(event, kind, value)
     else:
         numbers, names = form
         if len(value) != numbers.size:
-            raise _bad(event, f"value of {len(value)} bytes, expected {numbers.size} in version {version}")
-        said = dict(zip(names, numbers.unpack(value), strict=True))
+            raise _make_error(event, f"value of {len(value)} bytes, expected {numbers.size} in version {version}")
+        fields = dict(zip(names, numbers.unpack(value), strict=True))
     if "name" not in kind._fields:
-        return kind(**said)
+        return kind(**fields)
     try:
-        return kind(**{**said, "name": said.get("name") or key.decode()})
+        return kind(**{**fields, "name": fields.get("name") or key.decode()})
     except UnicodeDecodeError:
-        raise _bad(event, f"name {key[:40]!r} is not UTF-8") from None
+        raise _make_error(event, f"name {key[:40]!r} is not UTF-8") from None
 
 
 def pack_system_event(event: int, subject: Subject, *, as_table: bool) -> PackedEvent:
-    """Return what says `subject`. as_table: in version 2, otherwise in the lowest version that can say a time to live.
+    """Return the version, key and value of the message for `subject`. Data without a fixed field is left out.
 
-    Raises LocalProtocolError for an event that is not about such a thing, that has no version without tables
-    (COLLECTION_MODIFY), and for a number out of its range. What fixed fields have no room for is left out.
+    Args:
+        event: a SystemEventKind.
+        subject: the collection or scope.
+        as_table: use version 2; otherwise the lowest version that can hold a time to live.
+
+    Raises:
+        LocalProtocolError: the event does not fit to the subject, exists only as a table (COLLECTION_MODIFY), or a
+            number is out of its range.
     """
     if _KINDS.get(event) is not type(subject):
         raise LocalProtocolError(f"system event {event} about a {type(subject).__name__}")
-    said = subject._asdict()
-    key = said.get("name", "").encode()
+    fields = subject._asdict()
+    key = fields.get("name", "").encode()
     if as_table:
-        return PackedEvent(FLATBUFFERS, key, _write_table(event, subject, said))
-    version = int(said.get("max_ttl") is not None)
+        return PackedEvent(FLATBUFFERS, key, _write_table(event, subject, fields))
+    version = int(fields.get("max_ttl") is not None)
     if (event, version) not in _FIXED:
-        raise LocalProtocolError(f"system event {event} is said by a table only")
+        raise LocalProtocolError(f"system event {event} exists only as a table")
     numbers, names = _FIXED[event, version]
     try:
-        return PackedEvent(version, key, numbers.pack(*(said[name] for name in names)))
+        return PackedEvent(version, key, numbers.pack(*(fields[name] for name in names)))
     except StructError as error:
         raise LocalProtocolError(f"system event {event}: {error}") from error
 
 
-def _bad(event: int, what: str) -> RemoteProtocolError:
-    return RemoteProtocolError(f"system event {event}: {what}", fatal=False)
+def _make_error(event: int, fault: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"system event {event}: {fault}", fatal=False)
 
 
 def _read_table(event: int, kind: type[Subject], value: bytes) -> dict[str, Any]:
-    # The library takes offsets at their word. Python checks what it reads, and slices end where the buffer does:
-    # wrong ones raise one of these, or read nonsense from within the buffer.
+    # The library does not check offsets. Python checks each read, and slices end where the buffer does. Wrong offsets
+    # therefore raise one of these errors, or read other bytes of the buffer.
     try:
         table = Table(value, int.from_bytes(value[:4], "little"))
-        said = {name: _read_slot(table, slot, code) for slot, (name, code) in enumerate(_SLOTS[kind])}
+        fields = {name: _read_slot(table, slot, code) for slot, (name, code) in enumerate(_SLOTS[kind])}
     except (StructError, ValueError, TypeError, LookupError, ArithmeticError) as error:
-        raise _bad(event, f"value of {len(value)} bytes is not the table of a {kind.__name__}: {error}") from error
-    if not said.pop("ttl_valid", True):
-        said["max_ttl"] = None
-    return said
+        raise _make_error(
+            event, f"value of {len(value)} bytes is not the table of a {kind.__name__}: {error}"
+        ) from error
+    if not fields.pop("ttl_valid", True):
+        fields["max_ttl"] = None
+    return fields
 
 
 def _read_slot(table: Any, slot: int, code: str) -> Any:
@@ -182,9 +204,13 @@ def _read_slot(table: Any, slot: int, code: str) -> Any:
     return table.Get(flags, at + table.Pos) if at else flags.py_type(0)
 
 
-def _write_table(event: int, subject: Subject, said: Mapping[str, Any]) -> bytes:
-    """Return a table. The library takes 65 us to lay one out, so tables of the same shape are laid out once."""
-    fields = {**said, "ttl_valid": said.get("max_ttl") is not None, "max_ttl": said.get("max_ttl") or 0}
+def _write_table(event: int, subject: Subject, given: Mapping[str, Any]) -> bytes:
+    """Return a table. The library takes 65 us to lay one out, so tables of the same shape are laid out once.
+
+    Raises:
+        LocalProtocolError: a number is out of its range.
+    """
+    fields = {**given, "ttl_valid": given.get("max_ttl") is not None, "max_ttl": given.get("max_ttl") or 0}
     if "name" in fields:
         fields["name"] = fields["name"].encode()
     slots = _SLOTS[type(subject)]
@@ -217,7 +243,12 @@ class _Layout(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _lay_out(event: int, shape: tuple[int, ...]) -> _Layout:
-    """Lay out a table. shape: of each slot whether it is there, of the name its length."""
+    """Return the layout of a table.
+
+    Args:
+        event: a SystemEventKind.
+        shape: for each slot whether it is there, for the name its length.
+    """
     slots = _SLOTS[_KINDS[event]]
     builder = flatbuffers.Builder(256)
     lengths = [length for length, (_, code) in zip(shape, slots, strict=True) if code == _TEXT]
@@ -237,7 +268,7 @@ def _lay_out(event: int, shape: tuple[int, ...]) -> _Layout:
         if at == table.Pos:
             continue
         if code == _TEXT:
-            name_at = at + int.from_bytes(data[at : at + 4], "little") + 4  # behind the length
+            name_at = at + int.from_bytes(data[at : at + 4], "little") + 4  # after the length
         else:
             numbers.append((field, getattr(number_types, f"{code}Flags").packer_type, at))
     return _Layout(data, tuple(numbers), name_at)

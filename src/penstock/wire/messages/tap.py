@@ -1,8 +1,8 @@
 """The messages of TAP (opcodes 0x40-0x47) and the commands beside it.
 
-Source: TAP, one section a message; ep-engine 2.5 tapconnection.cc for what stands in the engine-private data, which
-lies between extras and key and may hold anything of another producer. All are requests, also what a producer sends;
-the opaque counts a connection's messages, and an answer to one acknowledges all before it.
+Source: TAP, one section for each message; ep-engine 2.5 tapconnection.cc for the engine-private data. These data lie
+between extras and key, and other producers may put anything there. All messages are requests, also those of producers.
+The opaque counts a connection's messages, and an answer to one message acknowledges all before it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from penstock.wire.codec.opcodes import Opcode
 
 @message(Opcode.TAP_CONNECT, key=MAYBE, value=MAYBE)
 class TapConnect(Request):
-    """Consumer to producer: send changes, all in one stream. key: the consumer's name, by which it may go on later."""
+    """Consumer to producer: send changes, all in one stream. The key is the consumer's name, for resuming later."""
 
     flags: int | None = u32(
-        "a TapConnectFlag; what some of them need stands in the value, lowest flag first", default=None
+        "a TapConnectFlag; the value has the data of flags that need some, lowest flag first", default=None
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TapMessage(Request):
-    """What every message of a TAP stream has."""
+    """Fields of every message in a TAP stream."""
 
     engine_private: bytes = b""
     tap_flags: int = u16("a TapFlag", default=0)
-    ttl: int = u8("hops that are left, 255 from where the change was made", default=0xFF)
+    ttl: int = u8("hops that are left, 255 from the node where the change was made", default=0xFF)
     reserved: int = u8("0", default=0)
     reserved_too: int = u16("0", default=0)
 
@@ -42,7 +42,7 @@ class TapMessage(Request):
 class TapMutation(TapMessage):
     """Producer to consumer: a document was stored. Engine-private: rev_seqno u64, nru u8."""
 
-    flags: int = u32("the client's own 4 bytes; without NETWORK_BYTE_ORDER maybe in reverse", default=0)
+    flags: int = u32("the client's own 4 bytes; without NETWORK_BYTE_ORDER their order may be reversed", default=0)
     expiry: int = u32("epoch seconds; 0: never", default=0)
 
 
@@ -58,17 +58,17 @@ class TapFlush(TapMessage):
 
 @message(Opcode.TAP_OPAQUE, private=True)
 class TapOpaqueMessage(TapMessage):
-    """Producer to consumer: a remark of its engine. Engine-private: a TapOpaque, u32."""
+    """Producer to consumer: a command of the producer's engine. Engine-private: a TapOpaque, u32."""
 
 
 @message(Opcode.TAP_VBUCKET_SET, private=True)
 class TapVbucketSet(TapMessage):
-    """Producer to consumer: the state that the vbucket shall have. Engine-private: a VbucketState, u32."""
+    """Producer to consumer: set the state of the vbucket. Engine-private: a VbucketState, u32."""
 
 
 @message(Opcode.TAP_CHECKPOINT_START, key=MAYBE, value=MAYBE, cas=MAYBE, private=True)
 class TapCheckpointStart(TapMessage):
-    """Producer to consumer: a checkpoint begins; its id, u64, is the value. key: the message's name in letters.
+    """Producer to consumer: a checkpoint begins. The value is its id, u64; the key is the message's name in letters.
 
     Engine-private: the highest rev_seqno of the deleted documents, u64.
     """
@@ -89,9 +89,9 @@ class TapCheckpointEnd(TapCheckpointStart):
     value=MAYBE,
 )
 class TapReply(Response):
-    """Consumer to producer: everything up to this opaque is dealt with, or is to be sent again (EBUSY, ETMPFAIL).
+    """Consumer to producer: all messages up to this opaque were processed, or must be sent again (EBUSY, ETMPFAIL).
 
-    A producer answers TAP_CONNECT only where it refuses it.
+    A producer answers TAP_CONNECT only if it refuses it.
     """
 
 
@@ -102,22 +102,22 @@ class LastClosedCheckpoint(Request):
 
 @message(Opcode.DEREGISTER_TAP_CLIENT, key=PRESENT)
 class DeregisterTapClient(Request):
-    """Forget a registered client. key: its name."""
+    """Forget a registered client. The key is its name."""
 
 
 @message(Opcode.RESET_REPLICATION_CHAIN)
 class ResetReplicationChain(Request):
-    """Begin all streams that this node sends anew."""
+    """Restart all streams that this node sends."""
 
 
 @message(Opcode.CREATE_CHECKPOINT)
 class CreateCheckpoint(Request):
-    """Close the vbucket's open checkpoint and open another."""
+    """Close the vbucket's open checkpoint and open a new one."""
 
 
 @message(Opcode.CHANGE_VB_FILTER, key=PRESENT, value=PRESENT)
 class ChangeVbFilter(Request):
-    """Let a stream send other vbuckets. key: its name; value: as of `pack_checkpoints`."""
+    """Change the vbuckets of a stream. The key is the stream's name; for the value see `pack_checkpoints`."""
 
 
 @message(Opcode.CHECKPOINT_PERSISTENCE)
@@ -134,10 +134,10 @@ class CheckpointPersistence(Request):
     value=MAYBE,
 )
 class TapCommandReply(Response):
-    """A reply whose value says everything."""
+    """A reply without extras: its value holds the whole answer."""
 
 
-# What stands in values and engine-private data
+# Contents of values and engine-private data
 
 _DATE = Struct(">Q")
 _COUNT = Struct(">H")
@@ -146,11 +146,14 @@ _CHECKPOINT = Struct(">HQ")
 
 
 class TapOptions(NamedTuple):
-    """What TAP_CONNECT asks for.
+    """The options of TAP_CONNECT.
 
-    backfill: epoch seconds, changes before need not come; None: everything is sent, then what comes. vbuckets: None or
-    empty: all. checkpoints: by vbucket the last one that the consumer has closed. closed_only: of a registered client,
-    send closed checkpoints alone.
+    Attributes:
+        flags: a TapConnectFlag.
+        backfill: epoch seconds; changes from before need not be sent. None: all stored changes are sent, then new ones.
+        vbuckets: None or empty: all.
+        checkpoints: (vbucket, id of the last checkpoint that the consumer has closed).
+        closed_only: send a registered client only closed checkpoints.
     """
 
     flags: int = 0
@@ -160,7 +163,7 @@ class TapOptions(NamedTuple):
     closed_only: bool | None = None
 
     def pack(self) -> bytes:
-        """Return the value of a TAP_CONNECT with these flags. Raises struct.error for what does not fit."""
+        """Return the value of a TAP_CONNECT with these flags. Raises struct.error for a number that does not fit."""
         parts = []
         if self.flags & TapConnectFlag.BACKFILL:
             parts.append(_DATE.pack(self.backfill or 0))
@@ -174,11 +177,12 @@ class TapOptions(NamedTuple):
         return b"".join(parts)
 
 
-def unpack_options(flags: int, value: bytes) -> TapOptions:
-    """Return what a TAP_CONNECT asks for. What stands behind the last option is passed over, as servers do.
+def unpack_tap_options(flags: int, value: bytes) -> TapOptions:
+    """Return the options of a TAP_CONNECT. Bytes after the last option are ignored, as servers do.
 
-    Raises RemoteProtocolError: fatal where the date of BACKFILL is cut off, since servers close without a word then;
-    otherwise not fatal, for counts that do not match what follows.
+    Raises:
+        RemoteProtocolError: a count contradicts the bytes after it (not fatal), or the date of BACKFILL is cut off.
+            The latter is fatal, since servers then close the connection without a reply.
     """
     at = 0
     backfill = vbuckets = checkpoints = closed_only = None
@@ -188,19 +192,23 @@ def unpack_options(flags: int, value: bytes) -> TapOptions:
         (backfill,) = _DATE.unpack_from(value)
         at = _DATE.size
     if flags & TapConnectFlag.LIST_VBUCKETS:
-        pairs, at = _listed(value, at, _VBUCKET)
+        pairs, at = _unpack_list(value, at, _VBUCKET)
         vbuckets = tuple(vbucket for (vbucket,) in pairs)
     if flags & TapConnectFlag.CHECKPOINT and len(value) - at >= _COUNT.size:
         # cbadm-tap-registration leaves the list out, and one byte of REGISTERED_CLIENT follows.
-        pairs, at = _listed(value, at, _CHECKPOINT)
+        pairs, at = _unpack_list(value, at, _CHECKPOINT)
         checkpoints = tuple((vbucket, checkpoint) for vbucket, checkpoint in pairs)
     if flags & TapConnectFlag.REGISTERED_CLIENT and at < len(value):
         closed_only = bool(value[at])
     return TapOptions(flags, backfill, vbuckets, checkpoints, closed_only)
 
 
-def _listed(value: bytes, at: int, element: Struct) -> tuple[list[tuple[int, ...]], int]:
-    """Return the counted elements at `at`, and where they end."""
+def _unpack_list(value: bytes, at: int, element: Struct) -> tuple[list[tuple[int, ...]], int]:
+    """Return the counted elements at `at`, and where they end.
+
+    Raises:
+        RemoteProtocolError: the list is cut off.
+    """
     count = int.from_bytes(value[at : at + _COUNT.size], "big")
     begin = at + _COUNT.size
     end = begin + count * element.size
@@ -214,13 +222,17 @@ def _listed(value: bytes, at: int, element: Struct) -> tuple[list[tuple[int, ...
 
 
 def pack_checkpoints(checkpoints: Sequence[tuple[int, int]]) -> bytes:
-    """Return the value of CHANGE_VB_FILTER. checkpoints: (vbucket, id of the last one that was closed)."""
+    """Return the value of CHANGE_VB_FILTER, given (vbucket, id of the last checkpoint that was closed)."""
     return b"".join((_COUNT.pack(len(checkpoints)), *(_CHECKPOINT.pack(*each) for each in checkpoints)))
 
 
 def unpack_checkpoints(value: bytes) -> tuple[tuple[int, int], ...]:
-    """Return (vbucket, checkpoint id). Raises RemoteProtocolError unless the count matches what follows."""
-    pairs, end = _listed(value, 0, _CHECKPOINT)
+    """Return the (vbucket, checkpoint id) pairs in a CHANGE_VB_FILTER.
+
+    Raises:
+        RemoteProtocolError: the count contradicts the length of the value.
+    """
+    pairs, end = _unpack_list(value, 0, _CHECKPOINT)
     if end != len(value) or not value:
         raise RemoteProtocolError(f"CHANGE_VB_FILTER: {len(value)} bytes, expected {end}", fatal=False)
     return tuple((vbucket, checkpoint) for vbucket, checkpoint in pairs)

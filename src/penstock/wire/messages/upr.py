@@ -1,7 +1,7 @@
-"""The messages of UPR as it was first written down (opcodes 0x50-0x5a, which mean other things in DCP).
+"""The messages of UPR in its first specification (opcodes 0x50-0x5a, which have other meanings in DCP).
 
-Source: UPR transport specification of September 2013, one section a command. There is no OPEN, no flow control and no
-NOOP; a stream is known by the opaque of its request.
+Source: UPR transport specification of September 2013, one section for each command. It has no OPEN, flow control or
+NOOP; a stream is identified by the opaque of its request.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from penstock.wire.messages.dcp import unpack_rollback
 
 @message(UprOpcode.UPR_STREAM_REQ, key=MAYBE)
 class UprStreamReq(Request):
-    """Consumer to producer: send this vbucket's changes. key: the group that the stream belongs to, a name."""
+    """Consumer to producer: send this vbucket's changes. The key is the name of the stream's group."""
 
     flags: int = u32("none is defined, 0", default=0)
     reserved: int = u32("0", default=0)
     start_seqno: int = u64("the consumer has everything up to here")
-    end_seqno: int = u64("the last one wanted; 2^64-1: never ends")
+    end_seqno: int = u64("the last seqno to send; 2^64-1: never ends")
     vbuuid: int = u64("branch in which start_seqno was received; 0: the consumer has nothing", default=0)
-    high_seqno: int = u64("seqno behind which that branch began, as the failover log says", default=0)
+    high_seqno: int = u64("seqno after which that branch began, from the failover log", default=0)
 
 
 @message(UprOpcode.UPR_STREAM_REQ, key=MAYBE, value=MAYBE)
 class UprStreamReply(Response):
-    """Empty where the stream begins. With ROLLBACK the seqno to go back to; some senders have it in the value."""
+    """Empty if the stream begins. With ROLLBACK it has the seqno to go back to; some servers send that as the value."""
 
     rollback_seqno: int | None = u64("with ROLLBACK: the seqno to go back to", default=None)
 
     def rollback(self) -> int:
-        """Return the seqno of a ROLLBACK, wherever it stands. Raises RemoteProtocolError if it stands nowhere."""
+        """Return the seqno of a ROLLBACK, from extras or value. Raises RemoteProtocolError if it stands in neither."""
         return unpack_rollback(self.value) if self.rollback_seqno is None else self.rollback_seqno
 
 
@@ -41,7 +41,7 @@ class UprGetFailoverLog(Request):
 
 @message(UprOpcode.UPR_GET_FAILOVER_LOG, value=MAYBE)
 class UprFailoverLogReply(Response):
-    """The failover log: pairs of vbuuid and the seqno behind which it began, newest first."""
+    """The failover log: pairs of a vbuuid and the seqno after which its branch began, newest first."""
 
 
 @message(UprOpcode.UPR_STREAM_START)
@@ -63,7 +63,7 @@ class UprSnapshotStart(Request):
 
 @message(UprOpcode.UPR_SNAPSHOT_END)
 class UprSnapshotEnd(Request):
-    """Producer to consumer: what was sent is a consistent state."""
+    """Producer to consumer: the changes since SNAPSHOT_START are a consistent state."""
 
 
 @message(UprOpcode.UPR_MUTATION, key=PRESENT, value=MAYBE, cas=MAYBE)
@@ -87,16 +87,16 @@ class UprDeletion(Request):
 
 @message(UprOpcode.UPR_EXPIRATION, key=PRESENT, cas=MAYBE)
 class UprExpiration(UprDeletion):
-    """Producer to consumer: a document reached its expiry and is gone."""
+    """Producer to consumer: a document reached its expiry and was deleted."""
 
 
 @message(UprOpcode.UPR_FLUSH)
 class UprFlush(Request):
-    """Producer to consumer: the vbucket was emptied, and its history begins anew."""
+    """Producer to consumer: the vbucket was emptied, and a new history starts."""
 
 
 @message(UprOpcode.UPR_SET_VBUCKET_STATE)
 class UprSetVbucketState(Request):
-    """Producer to consumer: the state that the vbucket shall have. Not answered."""
+    """Producer to consumer: set the state of the vbucket. Not answered."""
 
     state: int = u8("a VbucketState")

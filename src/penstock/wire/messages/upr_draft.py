@@ -1,8 +1,8 @@
 """The messages of the UPR draft (opcodes 1 to 5, which are key-value commands elsewhere).
 
-Source: UPR protocol draft, "Messages" and "Streams". The header's byte 5 says which kind of request, response or stream
-message a frame is, and bytes 6-7 name the vbucket in both directions: there is no status and no datatype. What a
-producer sends has the magic of a response, asked for or not. The opaque is the *request id*.
+Source: UPR protocol draft, "Messages" and "Streams". The header's byte 5 is the kind of request, response or stream
+message. Bytes 6-7 are the vbucket in both directions: there is no status and no datatype. All messages of a producer
+have the magic of a response, also those of a stream. The opaque is the *request id*.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.wire.codec.opcodes import DraftCode, Magic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftResponse(Message):
-    """What a producer sends."""
+    """A message of a producer."""
 
     magic: ClassVar[Magic] = Magic.RESPONSE
 
@@ -25,19 +25,19 @@ class DraftResponse(Message):
 
 @message(DraftCode.DRAFT_NO_REQUEST)
 class DraftNoRequest(Request):
-    """A request of kind 0, which the draft prints and does not define. Answered as malformed."""
+    """A request of kind 0, which the draft shows and does not define. Answered as malformed."""
 
 
 @message(DraftCode.DRAFT_STREAM_REQ, key=MAYBE)
 class DraftStreamReq(Request):
-    """Consumer to producer: send this vbucket's changes. key: the group that the stream belongs to, a name."""
+    """Consumer to producer: send this vbucket's changes. The key is the name of the stream's group."""
 
     start_seqno: int = u64("the consumer has everything up to here")
-    end_seqno: int = u64("the last one wanted; 2^64-1: never ends")
+    end_seqno: int = u64("the last seqno to send; 2^64-1: never ends")
     vbuuid: int = u64("branch in which start_seqno was received; 0: the consumer has nothing", default=0)
-    high_seqno: int = u64("seqno behind which that branch began, as the failover log says", default=0)
+    high_seqno: int = u64("seqno after which that branch began, from the failover log", default=0)
     reserved: int | None = u64(
-        "what the extras of 40 bytes hold that the draft prints, without a meaning", default=None
+        "8 bytes without a meaning, in the extras of 40 bytes that the draft shows", default=None
     )
 
 
@@ -53,19 +53,19 @@ class DraftOk(DraftResponse):
 
 @message(DraftCode.DRAFT_NOT_MY_VBUCKET, value=MAYBE)
 class DraftFailoverLog(DraftResponse):
-    """Empty: the vbucket is not here. Otherwise the failover log that was asked for, newest entry first."""
+    """Empty: the vbucket is not on this node. Otherwise the requested failover log, newest entry first."""
 
 
 @message(DraftCode.DRAFT_ROLLBACK)
 class DraftRollback(DraftResponse):
-    """The consumer has to go back before it can have the stream."""
+    """The consumer has to go back to a seqno before the stream can begin."""
 
     rollback_seqno: int = u64("the seqno to go back to", within="value")
 
 
 @message(DraftCode.DRAFT_MALFORMED)
 class DraftMalformed(DraftResponse):
-    """The request could not be understood. Not in the draft: its list of responses has nothing to say so."""
+    """The request could not be understood. This response is Penstock's own: the draft has none for it."""
 
 
 @message(DraftCode.DRAFT_STREAM_START)
@@ -80,7 +80,7 @@ class DraftSnapshotStart(DraftResponse):
 
 @message(DraftCode.DRAFT_SNAPSHOT_END)
 class DraftSnapshotEnd(DraftResponse):
-    """What was sent is a consistent state."""
+    """The changes since the snapshot's start are a consistent state."""
 
 
 @message(DraftCode.DRAFT_MUTATION, key=PRESENT, value=MAYBE, cas=MAYBE)
@@ -101,19 +101,19 @@ class DraftDeletion(DraftMutation):
 
 @message(DraftCode.DRAFT_EXPIRATION, key=PRESENT, cas=MAYBE)
 class DraftExpiration(DraftMutation):
-    """A document reached its expiry and is gone. Flags, expiry and lock time are 0."""
+    """A document reached its expiry and was deleted. Flags, expiry and lock time are 0."""
 
 
 @message(DraftCode.DRAFT_FLUSH)
 class DraftFlush(DraftResponse):
-    """The vbucket was emptied, and its history begins anew."""
+    """The vbucket was emptied, and a new history starts."""
 
 
 @message(DraftCode.DRAFT_STREAM_END_OK)
 class DraftStreamEnd(DraftResponse):
-    """The last message of a stream: everything that was asked for has been sent."""
+    """The last message of a stream: all requested changes have been sent."""
 
 
 @message(DraftCode.DRAFT_STREAM_END_STATE_CHANGED)
 class DraftStateChanged(DraftResponse):
-    """The last message of a stream: the vbucket is in another state now."""
+    """The last message of a stream: the vbucket has a new state."""

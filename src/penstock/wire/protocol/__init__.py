@@ -1,4 +1,4 @@
-"""Protocol state without I/O: received frames, the life of a stream, the dialect of a connection.
+"""Protocol state without I/O: received frames, the states of a stream, the dialect of a connection.
 
-In: state machines as tables. Out: sockets, clocks.
+Belongs here: state machines as tables. Does not: sockets, clocks.
 """

@@ -1,8 +1,8 @@
-"""Which of the dialects a connection speaks, seen from what it sends.
+"""Detects the dialect of a connection from its requests.
 
-One port serves all four beside key-value commands, and the first change-stream request decides. Opcodes overlap, the
-lengths of the extras do not: UPR's stream request has DCP OPEN's opcode, and the draft's has SET's, which brings 8
-bytes of extras.
+One port serves all four dialects beside key-value commands, and the first change-stream request decides. Opcodes
+overlap, but the lengths of their extras do not. UPR's stream request has DCP OPEN's opcode. The draft's requests have
+SET's opcode, but SET has 8 bytes of extras.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FIRST_REQUESTS: dict[tuple[int, int], Dialect] = {
     (UprOpcode.UPR_STREAM_REQ, 40): Dialect.UPR,
     (UprOpcode.UPR_GET_FAILOVER_LOG, 0): Dialect.UPR,
 }
-"""By opcode and length of the extras."""
+"""(opcode, length of the extras) -> dialect."""
 
 FIRST_DRAFT_REQUESTS = frozenset(
     (
@@ -25,10 +25,10 @@ FIRST_DRAFT_REQUESTS = frozenset(
         (DraftCode.DRAFT_GET_FAILOVER_LOG, 0),
     )
 )
-"""By opcode with the kind in byte 5, and length of the extras."""
+"""Pairs of (opcode with the kind in byte 5, length of the extras)."""
 
 
-def detect(frame: Frame) -> Dialect | None:
+def detect_dialect(frame: Frame) -> Dialect | None:
     """Return the dialect that begins with this request; None for any other frame, which decides nothing."""
     if frame.magic != Magic.REQUEST:
         return None
@@ -36,6 +36,7 @@ def detect(frame: Frame) -> Dialect | None:
         return Dialect.TAP
     extras = len(frame.extras)
     kind = frame.opcode << 8 | frame.datatype
+    # A SET with datatype SNAPPY that lacks its extras looks like the draft's failover log request, but has a key.
     if (kind, extras) in FIRST_DRAFT_REQUESTS and not (kind == DraftCode.DRAFT_GET_FAILOVER_LOG and frame.key):
         return Dialect.UPR_DRAFT
     return FIRST_REQUESTS.get((frame.opcode, extras))

@@ -1,10 +1,15 @@
-"""Bytes in, events out: the receiving half of a connection, with no socket and no clock.
+"""The receiving half of a connection: bytes in, events out, with no socket and no clock.
 
-A reader asks `get_buffer` where to put bytes, fills some of it, and calls `receive_data`. What comes back are events in
-the order of the bytes: a Frame for everything that is dealt with one by one; a Run for consecutive stream frames, which
-stay where they are in the slab; Malformed for a frame that can be answered and skipped; Broken, always last, when there
-is no next frame to be found. Only an incomplete frame is copied out of the slab, so that many connections of one event
-loop share a slab. A frame too long to be worth copying twice is received in a buffer of its own.
+A reader asks `get_buffer` where to put bytes, fills some of it, and calls `receive_data`. That returns events in the
+order of the bytes:
+
+- Frame: a frame that is handled alone.
+- Run: consecutive stream frames, which stay in the slab.
+- MalformedFrame: a frame that can be answered and skipped.
+- BrokenInput: the next frame cannot be found. It is always the last event.
+
+Only an incomplete frame is copied out of the slab, so that many connections of one event loop share a slab. A frame too
+long to be worth copying twice is received in a buffer of its own.
 """
 
 from __future__ import annotations
@@ -14,28 +19,39 @@ from typing import NamedTuple
 
 from penstock.errors import RemoteProtocolError
 from penstock.wire.codec.constants import MAX_FRAME, Dialect
-from penstock.wire.codec.frame import HEADER, HEADER_BYTES, MAGICS, Frame, cut_frame, frame_length, view_frame
+from penstock.wire.codec.frame import HEADER, HEADER_BYTES, MAGICS, Frame, cut_frame, read_frame_length, view_frame
+from penstock.wire.columns.data_forms import SLACK
+from penstock.wire.columns.frame_offsets import Offsets, find_offsets, find_run_offsets
 from penstock.wire.columns.heads import Run
-from penstock.wire.columns.hop import Offsets, hop, hop_runs
-from penstock.wire.columns.shapes import SLACK
 
 SLAB_BYTES = 2 * 1024 * 1024
 """Room for received bytes. Columns from slabs of 1 to 4 MiB were measured fastest."""
 
 VIEWED_FROM = 257 * 1024
-"""Bytes of a frame above which its value may be a view. The value has more than 256 KiB then, next to any valid key;
-and key and extras fit into the frame, whatever its header says."""
+"""Bytes of a frame above which its value may be a view.
+
+The value then has more than 256 KiB beside any valid key. Key and extras fit into the frame for any header.
+"""
 
 _MOST_READ = 1024 * 1024
-"""Bytes that one read puts into a buffer of a frame's own: others have their turn in between."""
+"""Bytes that a read puts into a frame's own buffer, at most, so that other connections are served in between."""
 
 _OWN_BUFFER = 64 * 1024
-"""An incomplete frame longer than this gets a buffer of its own instead of being copied out and in with each read.
-So does one that is longer than the slab."""
+"""A longer incomplete frame gets a buffer of its own instead of being copied out and in with each read.
+
+So does a frame that is longer than the slab.
+"""
 
 
-class Malformed(NamedTuple):
-    """A frame whose parts do not fit: it can be answered (`error.status`) and the next one read."""
+class MalformedFrame(NamedTuple):
+    """A frame whose parts contradict its header. It can be answered, and the next frame can be read.
+
+    Attributes:
+        magic: the first byte of the frame.
+        opcode: its opcode.
+        opaque: its opaque.
+        error: the fault; `error.status` is the status of the reply.
+    """
 
     magic: int
     opcode: int
@@ -43,13 +59,17 @@ class Malformed(NamedTuple):
     error: RemoteProtocolError
 
 
-class Broken(NamedTuple):
-    """Nothing that follows can be read."""
+class BrokenInput(NamedTuple):
+    """The input is broken: nothing after this point can be read.
+
+    Attributes:
+        error: the fault.
+    """
 
     error: RemoteProtocolError
 
 
-ReceiveEvent = Frame | Run | Malformed | Broken
+ReceiveEvent = Frame | Run | MalformedFrame | BrokenInput
 
 
 class Slab:
@@ -61,62 +81,79 @@ class Slab:
         self.nbytes = nbytes
 
 
-class Connection:
-    """What one peer sent so far.
+class FrameReceiver:
+    """Cuts the bytes of one peer into frames and runs.
 
-    runs: hand consecutive data messages of this dialect on as Run events; None: each is a Frame like any other.
-    viewed: opcodes of frames whose value is a view where the frame is longer than VIEWED_FROM: it is received in a
-    buffer of its own, and nobody copies it unasked.
-    max_frame: bytes of a frame that is waited for. No read brings more than these either, so a longer frame is refused
-    however it arrives, and what one read brings is bounded for peers that are not trusted yet.
+    Args:
+        slab: where bytes are received.
+        run_dialect: consecutive data messages of this dialect become Run events; None: each is a Frame.
+        max_frame: bytes of a frame, at most. No read brings more bytes either. A longer frame is therefore refused
+            however it arrives, and a peer that is not trusted yet can send little with one read.
+        viewed_opcodes: opcodes of frames whose value is a view if the frame is longer than VIEWED_FROM. Such a frame is
+            received in a buffer of its own and is not copied.
     """
 
     def __init__(
-        self, slab: Slab, *, runs: Dialect | None, max_frame: int = MAX_FRAME, viewed: Collection[int] = ()
+        self,
+        slab: Slab,
+        *,
+        run_dialect: Dialect | None,
+        max_frame: int = MAX_FRAME,
+        viewed_opcodes: Collection[int] = (),
     ) -> None:
         self.slab = slab
-        self._viewed = viewed
-        self._runs = runs
+        self._viewed_opcodes = viewed_opcodes
+        self._run_dialect = run_dialect
         self.max_frame = max_frame
         self._kept = b""
-        self._own: Slab | None = None
-        self._own_filled = 0
+        self._frame_buffer: Slab | None = None
+        self._frame_filled = 0
         self._broken = False
 
     @property
     def is_between_frames(self) -> bool:
-        """Did the last bytes end a frame?"""
-        return not self._kept and self._own is None
+        """Whether the last received byte ended a frame."""
+        return not self._kept and self._frame_buffer is None
 
     @property
-    def half_frame(self) -> str:
-        """What has come of a frame that is incomplete; empty between two frames."""
-        if self._own is not None:
-            return f"{self._own_filled} of the {self._own.nbytes} bytes of a frame"
+    def incomplete_frame(self) -> str:
+        """How much of an incomplete frame was received, for errors; empty between two frames."""
+        if self._frame_buffer is not None:
+            return f"{self._frame_filled} of the {self._frame_buffer.nbytes} bytes of a frame"
         if len(self._kept) < HEADER_BYTES:
             return f"{len(self._kept)} of the {HEADER_BYTES} bytes of a header" if self._kept else ""
-        size = frame_length(self._kept, 0, self.max_frame)
+        size = read_frame_length(self._kept, 0, self.max_frame)
         return f"{len(self._kept)} of the {size} bytes of a frame"
 
     def get_buffer(self) -> memoryview:
-        """Return where the next bytes go: never empty, valid until the next call on any connection of this slab."""
-        if self._own is not None:
-            return self._own.view[self._own_filled : min(self._own_filled + _MOST_READ, self._own.nbytes)]
+        """Return the memory for the next bytes: never empty, valid until the next call on any receiver of this slab."""
+        if self._frame_buffer is not None:
+            return self._frame_buffer.view[
+                self._frame_filled : min(self._frame_filled + _MOST_READ, self._frame_buffer.nbytes)
+            ]
         kept = len(self._kept)
         self.slab.view[:kept] = self._kept
         # `max_frame` may have become less than is kept: then a few bytes more show that the frame is too long.
         return self.slab.view[kept : max(min(self.slab.nbytes, self.max_frame), kept + HEADER_BYTES)]
 
     def receive_data(self, nbytes: int) -> list[ReceiveEvent]:
-        """Take the first `nbytes` of the buffer given out last as received, and return what they complete."""
-        if self._broken:
+        """Accept the first `nbytes` of the buffer that was given out last.
+
+        Returns:
+            The events that these bytes complete.
+        """
+        if self._broken:  # BrokenInput was the last event
             return []
-        if self._own is not None:
-            return self._receive_own(self._own, nbytes)
-        return self._receive(self.slab, len(self._kept) + nbytes)
+        if self._frame_buffer is not None:
+            return self._receive_in_frame_buffer(self._frame_buffer, nbytes)
+        return self._receive_in_slab(self.slab, len(self._kept) + nbytes)
 
     def feed(self, data: bytes | memoryview) -> Iterator[ReceiveEvent]:
-        """Receive bytes that are already somewhere else. A Run is valid until the next event is asked for."""
+        """Receive bytes from other memory.
+
+        Yields:
+            The events that the bytes complete. A Run is valid until the next event is requested.
+        """
         rest = memoryview(data)
         while rest:
             room = self.get_buffer()
@@ -125,46 +162,46 @@ class Connection:
             rest = rest[nbytes:]
             yield from self.receive_data(nbytes)
 
-    def _receive_own(self, own: Slab, nbytes: int) -> list[ReceiveEvent]:
-        self._own_filled += nbytes
-        if self._own_filled < own.nbytes:
+    def _receive_in_frame_buffer(self, own: Slab, nbytes: int) -> list[ReceiveEvent]:
+        self._frame_filled += nbytes
+        if self._frame_filled < own.nbytes:
             return []
-        self._own = None
-        if own.nbytes > VIEWED_FROM and own.buffer[1] in self._viewed:
+        self._frame_buffer = None
+        if own.nbytes > VIEWED_FROM and own.buffer[1] in self._viewed_opcodes:
             return [view_frame(own.view)]
-        return self._receive(own, own.nbytes)
+        return self._receive_in_slab(own, own.nbytes)
 
-    def _receive(self, slab: Slab, end: int) -> list[ReceiveEvent]:
-        if self._runs is None:
-            offsets, position = hop(slab.buffer, 0, end)
-            events = self._alone(slab, offsets)
+    def _receive_in_slab(self, slab: Slab, end: int) -> list[ReceiveEvent]:
+        if self._run_dialect is None:
+            offsets, position = find_offsets(slab.buffer, 0, end)
+            events = self._cut_frames(slab, offsets)
         else:
-            starts, alone, position = hop_runs(slab.buffer, end, self._runs)
-            events = self._in_runs(slab, starts, alone, position, self._runs)
+            starts, alone, position = find_run_offsets(slab.buffer, end, self._run_dialect)
+            events = self._make_runs(slab, starts, alone, position, self._run_dialect)
         if not self._broken:
-            self._keep(slab, position, end, events)
+            self._keep_incomplete_frame(slab, position, end, events)
         return events
 
-    def _keep(self, slab: Slab, position: int, end: int, events: list[ReceiveEvent]) -> None:
+    def _keep_incomplete_frame(self, slab: Slab, position: int, end: int, events: list[ReceiveEvent]) -> None:
         """Copy the incomplete frame at `position` out of the slab."""
         self._kept = b""
         if end - position >= HEADER_BYTES:
             try:
-                size = frame_length(slab.buffer, position, self.max_frame)
+                size = read_frame_length(slab.buffer, position, self.max_frame)
             except RemoteProtocolError as error:
-                self._break(events, error)
+                self._end_input(events, error)
                 return
             if size > min(_OWN_BUFFER, slab.nbytes):
-                self._own = Slab(size)
-                self._own_filled = end - position
-                self._own.view[: self._own_filled] = slab.view[position:end]
+                self._frame_buffer = Slab(size)
+                self._frame_filled = end - position
+                self._frame_buffer.view[: self._frame_filled] = slab.view[position:end]
                 return
         self._kept = slab.view[position:end].tobytes()
 
-    def _in_runs(
+    def _make_runs(
         self, slab: Slab, offsets: Offsets, alone: list[int], end: int, dialect: Dialect
     ) -> list[ReceiveEvent]:
-        """Return the frames at `offsets` as runs and, of the indices `alone`, one by one."""
+        """Return the frames at `offsets` as runs; those at the indices `alone` one by one."""
         events: list[ReceiveEvent] = []
         behind = 0
         for index in alone:
@@ -172,28 +209,30 @@ class Connection:
             if behind < index:
                 events.append(Run(slab.buffer, offsets[behind:index], offset, dialect))
             behind = index + 1
-            events += self._alone(slab, [offset])
+            events += self._cut_frames(slab, [offset])
             if self._broken:
                 return events
         if behind < len(offsets):
             events.append(Run(slab.buffer, offsets[behind:], end, dialect))
         return events
 
-    def _alone(self, slab: Slab, offsets: list[int]) -> list[ReceiveEvent]:
+    def _cut_frames(self, slab: Slab, offsets: list[int]) -> list[ReceiveEvent]:
         events: list[ReceiveEvent] = []
         for offset in offsets:
             magic = slab.buffer[offset]
             if magic not in MAGICS:
-                self._break(events, RemoteProtocolError(f"first byte of a frame is 0x{magic:02x}, not a known magic"))
+                self._end_input(
+                    events, RemoteProtocolError(f"first byte of a frame is 0x{magic:02x}, not a known magic")
+                )
                 return events
             try:
                 events.append(cut_frame(slab.view, offset))
             except RemoteProtocolError as error:
                 _, opcode, *_, opaque, _ = HEADER.unpack_from(slab.buffer, offset)
-                events.append(Malformed(magic, opcode, opaque, error))
+                events.append(MalformedFrame(magic, opcode, opaque, error))
         return events
 
-    def _break(self, events: list[ReceiveEvent], error: RemoteProtocolError) -> None:
+    def _end_input(self, events: list[ReceiveEvent], error: RemoteProtocolError) -> None:
         self._broken = True
         self._kept = b""
-        events.append(Broken(error))
+        events.append(BrokenInput(error))

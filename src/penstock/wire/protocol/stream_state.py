@@ -1,8 +1,9 @@
-"""The life of one stream, the same for the side that sends and the side that receives, in each dialect.
+"""States of one stream, the same for the sender and the receiver, in each dialect.
 
-The tables are all there is: a message that the current state does not list breaks the protocol, and `advance` is the
-one place that says so. EVENTS says which message is which event; replies to stream requests are events of their own,
-since one opcode means three things. A TAP connection is one stream, with a state for each vbucket.
+The tables are complete: a message that the current state does not list breaks the protocol. Only `advance_state` raises
+that error. EVENTS maps messages to events. Replies to stream requests are events of their own, since one opcode has
+three meanings. A TAP connection is one stream, with a state for each vbucket.
+
 Source: docs/dcp, commands/stream-request.md and the ordering rules of docs/dcp/documentation/protocol.md; UPR transport
 specification, "Stream Request" to "Snapshot End"; UPR draft, "Streams"; ep-engine 2.5 tapconnection.cc.
 """
@@ -19,6 +20,8 @@ from penstock.wire.messages import dcp, tap, upr, upr_draft
 
 
 class StreamState(Enum):
+    """The states of a stream. Not every dialect has all of them."""
+
     REQUESTED = "requested"
     ACCEPTED = "accepted"
     OPEN = "open"
@@ -28,7 +31,7 @@ class StreamState(Enum):
 
 
 class StreamEvent(Enum):
-    """What can happen to a stream, whoever causes it. A checkpoint of TAP is a snapshot too."""
+    """The events of a stream, from either side. A checkpoint of TAP is a snapshot too."""
 
     ACCEPTED = "accepted"
     ROLLBACK = "rollback"
@@ -98,7 +101,7 @@ TRANSITIONS: dict[Dialect, Transitions] = {
     Dialect.UPR: _UPR,
     Dialect.DCP: _DCP,
 }
-"""Of each dialect the states that a stream can be in, and what may follow. TAP accepts by beginning to send."""
+"""Dialect -> state -> event -> next state. TAP has no reply that accepts a stream: its first message does."""
 
 EVENTS: dict[Dialect, dict[type[Message], StreamEvent]] = {
     Dialect.TAP: {
@@ -149,17 +152,21 @@ EVENTS: dict[Dialect, dict[type[Message], StreamEvent]] = {
         dcp.StreamEnd: E.END,
     },
 }
-"""Of each dialect the messages of a stream. What is not here belongs to no stream, or has to be asked for first."""
+"""Dialect -> message -> event. Other messages belong to no stream, or are sent only on request."""
 
 
-def advance(state: StreamState, event: StreamEvent, vbucket: int, dialect: Dialect = Dialect.DCP) -> StreamState:
-    """Return the state that follows. Raises OrderViolation where the table has none."""
+def advance_state(state: StreamState, event: StreamEvent, vbucket: int, dialect: Dialect = Dialect.DCP) -> StreamState:
+    """Return the state that follows.
+
+    Raises:
+        OrderViolation: the state does not allow the event.
+    """
     following = TRANSITIONS[dialect].get(state, {}).get(event)
     if following is None:
         raise OrderViolation(f"vbucket {vbucket}: {event.value} while the stream is {state.value}", vbucket=vbucket)
     return following
 
 
-def reply_event(status: int) -> StreamEvent:
-    """Return what the status of a reply to a stream request means for the stream."""
+def classify_reply(status: int) -> StreamEvent:
+    """Return the event of a reply to a stream request, given its status."""
     return {int(Status.SUCCESS): E.ACCEPTED, int(Status.ROLLBACK): E.ROLLBACK}.get(status, E.REFUSED)

@@ -1,4 +1,4 @@
 """Parts of keys and values: collection ids, JSON, compression, and the texts of SCRAM.
 
-In: functions from bytes to bytes. Out: frames.
+Belongs here: functions from bytes to bytes. Does not: frames.
 """

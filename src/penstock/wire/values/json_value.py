@@ -1,4 +1,4 @@
-"""Detects values that are JSON text, as kv_engine's servers do: clients' claims about it are not believed.
+"""Detects values that are JSON text, as kv_engine's servers do: the datatype that a client sends is not believed.
 
 Any JSON value counts, scalars too, with white space around it. Source: kv_engine mutation_context.cc and
 syntax_validator.cc; platform JSON_checker.cc.
@@ -26,7 +26,7 @@ _LARGE: Final = 64 * 1024
 
 _locate = getattr(native.extension, "locate", None)
 _MAX_LEVELS: Final = 1024
-"""Levels that the extension module reads."""
+"""Levels of nesting that the extension module accepts."""
 
 _check_syntax = Decoder(Raw).decode
 """Reads JSON text without making objects of it. It takes any byte above 0x7f in a string."""
@@ -52,7 +52,10 @@ def detect_json(value: bytes) -> int:
 
 
 def _detect_with_surrogates(value: bytes) -> int:
-    """Detect JSON once more without surrogates, of which the library takes escaped ones in pairs only."""
+    """Return the bit Datatype.JSON for JSON text with its surrogates removed, 0 for any other value.
+
+    msgspec accepts escaped surrogates in pairs only.
+    """
     if b"\\ud" not in value and b"\\uD" not in value:
         return 0
     plain = value.replace(b"\\\\", b"__").replace(b"\\ud", b"\\u0").replace(b"\\uD", b"\\u0")
@@ -64,7 +67,7 @@ def _detect_with_surrogates(value: bytes) -> int:
 
 
 def is_utf8(value: bytes) -> bool:
-    """Tell whether bytes are UTF-8."""
+    """Return whether bytes are UTF-8."""
     try:
         value.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Large pieces of memory, copied while other Python threads run.
+"""Copies large pieces of memory while other Python threads run.
 
 `bytes(view)` and most of `bytes.join` hold the GIL while they copy: for 18 MiB several milliseconds, in which no
 event loop does anything.
@@ -6,40 +6,29 @@ event loop does anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from penstock.wire.codec import native
 from penstock.wire.codec.frame import Buffer
 
-__all__ = ["copy_into", "join_large", "plain_bytes", "touch"]
+__all__ = ["join_buffers", "to_bytes", "touch_pages"]
 
 _PAGE = 4096
 _join = getattr(native.extension, "join", None)  # an extension module of an older release has no such function
 
 
-def join_large(*parts: Buffer) -> bytes:
-    """Return what lies in some buffers, behind each other."""
+def join_buffers(*parts: Buffer) -> bytes:
+    """Return the bytes of the buffers, one after the other."""
     joined: bytes = b"".join(parts) if _join is None else _join(parts)
     return joined
 
 
-def plain_bytes(value: Buffer) -> bytes:
-    """Return a value as bytes: a copy, unless it is such."""
-    return value if isinstance(value, bytes) else join_large(value)
+def to_bytes(value: Buffer) -> bytes:
+    """Return a value as bytes: the value itself if it is bytes, otherwise a copy."""
+    return value if isinstance(value, bytes) else join_buffers(value)
 
 
-def copy_into(target: memoryview, parts: Iterable[Buffer]) -> None:
-    """Put what lies in some buffers behind each other into another buffer, from its beginning."""
-    at = 0
-    room = np.frombuffer(target, np.uint8)
-    for part in parts:
-        room[at : at + len(part)] = np.frombuffer(part, np.uint8) if part else ()
-        at += len(part)
-
-
-def touch(view: Buffer) -> None:
-    """Read a byte of each page, so that all of them are in memory when the event loop reads them."""
+def touch_pages(view: Buffer) -> None:
+    """Read a byte of each page, so that all pages are in memory when the event loop reads them."""
     if view:
         np.frombuffer(view, np.uint8)[::_PAGE].max()

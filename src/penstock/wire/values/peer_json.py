@@ -1,7 +1,7 @@
-"""Reads JSON that a peer sent: a hostile peer gets an error of the protocol, and nothing else happens.
+"""Reads JSON from a peer: malformed or hostile JSON raises an error of the protocol and has no other effect.
 
-The reader builds only the fields that its type names, so that what is unknown costs no memory. Objects and arrays may
-be nested as deep as the interpreter allows. NaN, half surrogates and text that is not UTF-8 are refused where the type
+The reader builds only the fields that its type names, so that unknown fields cost no memory. Objects and arrays may be
+nested as deep as the interpreter allows. NaN, half surrogates and text that is not UTF-8 are refused where the type
 names the field. Of two equal keys the later one counts.
 """
 
@@ -27,7 +27,8 @@ def read_peer_json(text: bytes, kind: type[T], about: str) -> T:
     """Return JSON of a peer as a value of a type.
 
     Args:
-        kind: what msgspec can decode: a Struct, or a type of lists, dicts, texts and numbers.
+        text: the JSON, as it was received.
+        kind: a type that msgspec can decode: a Struct, or a type of lists, dicts, texts and numbers.
         about: names the JSON in the error.
 
     Raises:
@@ -36,7 +37,7 @@ def read_peer_json(text: bytes, kind: type[T], about: str) -> T:
     if len(text) > MOST_JSON_BYTES:
         raise RemoteProtocolError(f"{about} of {len(text)} bytes, limit {MOST_JSON_BYTES}")
     try:
-        value: T = _decoder_of(cast("Hashable", kind)).decode(text)
+        value: T = _make_decoder(cast("Hashable", kind)).decode(text)
     except ValueError as error:  # msgspec's errors are ValueErrors, and so is that of text that is not UTF-8
         raise RemoteProtocolError(f"{about} of {len(text)} bytes is malformed: {error}") from None
     except RecursionError:
@@ -45,5 +46,5 @@ def read_peer_json(text: bytes, kind: type[T], about: str) -> T:
 
 
 @cache
-def _decoder_of(kind: Any) -> Decoder[Any]:
+def _make_decoder(kind: Any) -> Decoder[Any]:
     return Decoder(kind)

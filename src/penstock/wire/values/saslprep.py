@@ -1,4 +1,4 @@
-"""Prepares user names and passwords, so that both sides hash the same bytes. Source: RFC 4013, RFC 3454."""
+"""Prepares user names and passwords (SASLprep), so that both sides hash the same bytes. Source: RFC 4013, RFC 3454."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import unicodedata
 
 from penstock.errors import UsageError
 
-__all__ = ["prepared"]
+__all__ = ["prepare_text"]
 
 _PROHIBITED = (
     (stringprep.in_table_b1, "a character that means nothing"),
@@ -24,26 +24,27 @@ _PROHIBITED = (
 )
 
 
-def prepared(text: str) -> str:
-    """Return a name or a password in its prepared form (SASLprep).
+def prepare_text(text: str) -> str:
+    """Return a name or a password in its prepared form.
 
-    Raises UsageError for a character that is not allowed in it, without showing the text: it may be a password.
+    Raises:
+        UsageError: a character is not allowed. The message does not show the text, which may be a password.
     """
     if text.isascii() and text.isprintable():
         return text
     mapped = (" " if stringprep.in_table_c12(one) else one for one in text if not stringprep.in_table_b1(one))
     found = unicodedata.ucd_3_2_0.normalize("NFKC", "".join(mapped))
     for one in found:
-        for is_in, what in _PROHIBITED:
+        for is_in, description in _PROHIBITED:
             if is_in(one):
-                raise _refused(what)
+                raise _make_error(description)
     if any(map(stringprep.in_table_d1, found)):
         if any(map(stringprep.in_table_d2, found)):
-            raise _refused("characters that are written from right to left and others from left to right")
+            raise _make_error("characters that are written from right to left and others from left to right")
         if not (stringprep.in_table_d1(found[0]) and stringprep.in_table_d1(found[-1])):
-            raise _refused("characters that are written from right to left, but not at its begin and end")
+            raise _make_error("characters that are written from right to left, but not at its begin and end")
     return found
 
 
-def _refused(what: str) -> UsageError:
-    return UsageError(f"a name or password that SASLprep (RFC 4013) refuses: it has {what}")
+def _make_error(fault: str) -> UsageError:
+    return UsageError(f"a name or password that SASLprep (RFC 4013) refuses: it has {fault}")

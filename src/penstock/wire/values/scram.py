@@ -1,12 +1,12 @@
 """SCRAM, both sides: messages in, messages out. The caller draws the nonces.
 
-    client = ScramClient(mechanism, name, password, nonce)      server = ScramServer(mechanism, keys_of, nonce)
-    client.first()                                  ->          server.challenge(first)
-    client.final(challenge)                         ->          server.verify(final), None if the proof is wrong
-    client.check(verdict)
+    client = ScramClient(mechanism, name, password, nonce)      server = ScramServer(mechanism, find_keys, nonce)
+    client.begin()                                  ->          server.challenge(first)
+    client.respond(challenge)                       ->          server.verify(final), None if the proof is wrong
+    client.verify(verdict)
 
-It is our own because the library for it (scramp 1.5) refuses peers that we have to talk to. Couchbase before 7.6 asks
-for 4000 iterations (ns_server, scram_sha.erl), where scramp wants 4096. Clients on Couchbase's C++ core send nonces
+The library for it (scramp 1.5) cannot be used: it refuses peers that must be able to log in. Couchbase before 7.6 asks
+for 4000 iterations (ns_server, scram_sha.erl), where scramp requires 4096. Clients on Couchbase's C++ core send nonces
 with spaces, which RFC 5802 does not allow.
 
 Source: RFC 5802, sections 3, 5 and 7, and RFC 7677; without channel binding.
@@ -30,11 +30,13 @@ __all__ = ["MAX_ITERATIONS", "MIN_ITERATIONS", "SCRAM", "ScramClient", "ScramKey
 SCRAM: Final[Mapping[str, str]] = MappingProxyType(
     {"SCRAM-SHA512": "sha512", "SCRAM-SHA256": "sha256", "SCRAM-SHA1": "sha1"}
 )
-"""The mechanisms by the names that this protocol has for them, the strongest first; each with its hash."""
+"""Mechanism, as this protocol names it -> its hash. The strongest mechanism is first."""
 
 MIN_ITERATIONS, MAX_ITERATIONS = 4000, 1_000_000
-"""What a server may ask for. Fewer would make a password that somebody overhears easier to guess; more would keep the
-client busy for more than a second."""
+"""Iterations that a server may ask for.
+
+With fewer, an eavesdropper could guess the password more easily. With more, the client would be busy for over a second.
+"""
 
 _FIRST: Final = re.compile(r"([ny]),,(n=([^,]*),r=([\x20-\x2b\x2d-\x7e]+)(?:,[a-z]=[^,]*)*)", re.ASCII | re.IGNORECASE)
 _CHALLENGE: Final = re.compile(r"r=([^,]*),s=([^,]+),i=([0-9]+)((?:,[^,=]+=[^,]*)*)")
@@ -46,7 +48,7 @@ _ESCAPED: Final = re.compile("=.{0,2}", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ScramKeys:
-    """What a server keeps of a password (RFC 5802, section 3). Its repr does not show the keys."""
+    """Keys that a server stores instead of a password (RFC 5802, section 3). Its repr does not show them."""
 
     salt: bytes = field(repr=False)
     iterations: int
@@ -55,8 +57,15 @@ class ScramKeys:
 
     @classmethod
     def derive(cls, mechanism: str, password: bytes, salt: bytes, iterations: int) -> ScramKeys:
-        """Make the keys of a password, which takes milliseconds. password: after SASLprep, in UTF-8."""
-        client_key, server_key = _client_and_server_key(SCRAM[mechanism], password, salt, iterations)
+        """Return the keys of a password, which takes milliseconds.
+
+        Args:
+            mechanism: one of SCRAM.
+            password: after SASLprep, in UTF-8.
+            salt: random bytes.
+            iterations: rounds of the hash.
+        """
+        client_key, server_key = _derive_keys(SCRAM[mechanism], password, salt, iterations)
         return cls(salt, iterations, _digest(SCRAM[mechanism], client_key), server_key)
 
 
@@ -76,23 +85,32 @@ class ScramClient:
         self._bare = f"n={name.replace('=', '=3D').replace(',', '=2C')},r={nonce}"
         self._verdict = b""
 
-    def first(self) -> bytes:
+    def begin(self) -> bytes:
+        """Return the client's first message."""
         return f"{_HEADER}{self._bare}".encode()
 
-    def final(self, challenge: bytes) -> bytes:
-        """Answer a challenge. Raises RemoteProtocolError for one that must not be answered."""
+    def respond(self, challenge: bytes) -> bytes:
+        """Return the client's final message.
+
+        Raises:
+            RemoteProtocolError: the challenge is malformed or unsafe and must not be answered.
+        """
         nonce, salt, iterations = _read_challenge(challenge, self._nonce)
         final = f"c={b64encode(_HEADER.encode()).decode()},r={nonce}"
         whole = f"{self._bare},{challenge.decode()},{final}".encode()
-        client_key, server_key = _client_and_server_key(self._hash, self._password, salt, iterations)
+        client_key, server_key = _derive_keys(self._hash, self._password, salt, iterations)
         proof = _xor(client_key, hmac.digest(_digest(self._hash, client_key), whole, self._hash))
         self._verdict = b"v=" + b64encode(hmac.digest(server_key, whole, self._hash))
         return f"{final},p={b64encode(proof).decode()}".encode()
 
-    def check(self, verdict: bytes) -> None:
-        """Check the server's last message. Raises RemoteProtocolError if the server does not know the password."""
+    def verify(self, verdict: bytes) -> None:
+        """Check the server's last message.
+
+        Raises:
+            RemoteProtocolError: the server does not know the password.
+        """
         if not self._verdict or not hmac.compare_digest(verdict.split(b",")[0], self._verdict):
-            raise RemoteProtocolError("the server did not prove that it knows the password: it may be another one")
+            raise RemoteProtocolError("the server did not prove that it knows the password: it may be an impostor")
 
 
 class ScramServer:
@@ -100,38 +118,43 @@ class ScramServer:
 
     Args:
         mechanism: one of SCRAM.
-        keys_of: returns the keys of a name, also of one that nobody has; what it raises is passed on.
-        nonce: the server's part of it, as of ScramClient.
+        find_keys: returns the keys of a user name, also for a name that no user has. Its exceptions are passed on.
+        nonce: the server's part of the nonce: printable, without a comma, never used before.
 
     Attributes:
-        name: of the client, as it wrote it; empty before `challenge`.
+        name: the client's user name, as the client wrote it; empty before `challenge`.
     """
 
-    def __init__(self, mechanism: str, keys_of: Callable[[str], ScramKeys], nonce: str) -> None:
+    def __init__(self, mechanism: str, find_keys: Callable[[str], ScramKeys], nonce: str) -> None:
         self.name = ""
         self._hash = SCRAM[mechanism]
-        self._keys_of = keys_of
+        self._find_keys = find_keys
         self._nonce = nonce
-        self._header = self._said = ""
+        self._header = self._messages = ""
         self._keys: ScramKeys
 
     def challenge(self, first: bytes) -> bytes:
-        """Answer the client's first message. Raises ValueError for another message."""
+        """Return the server's first message, which answers the client's.
+
+        Raises:
+            ValueError: it is not a first message.
+        """
         found = _FIRST.fullmatch(first.decode())
         if found is None:
             raise ValueError("a first message that is not n,,n=…,r=…")
         header, bare, name, nonce = found.groups()
-        self.name = _ESCAPED.sub(_unescaped, name)
-        self._keys = self._keys_of(self.name)
+        self.name = _ESCAPED.sub(_unescape, name)
+        self._keys = self._find_keys(self.name)
         self._header, self._nonce = f"{header},,", nonce + self._nonce
         challenge = f"r={self._nonce},s={b64encode(self._keys.salt).decode()},i={self._keys.iterations}"
-        self._said = f"{bare},{challenge}"
+        self._messages = f"{bare},{challenge}"
         return challenge.encode()
 
     def verify(self, final: bytes) -> bytes | None:
-        """Check the client's proof, and return the server's; None if the client's is wrong.
+        """Return the server's proof if the client's proof is right, None if it is wrong.
 
-        Raises ValueError for a message that does not answer the challenge.
+        Raises:
+            ValueError: the message does not answer the challenge.
         """
         found = _FINAL.fullmatch(final.decode())
         if found is None:
@@ -141,19 +164,20 @@ class ScramServer:
             raise ValueError("a final message whose header is not the first one's")
         if nonce != self._nonce:
             raise ValueError("a final message with another nonce")
-        whole = f"{self._said},{without_proof}".encode()
-        if not self._proves(b64decode(proof, validate=True), whole):
+        whole = f"{self._messages},{without_proof}".encode()
+        if not self._is_proof(b64decode(proof, validate=True), whole):
             return None
         return b"v=" + b64encode(hmac.digest(self._keys.server_key, whole, self._hash))
 
-    def _proves(self, proof: bytes, whole: bytes) -> bool:
+    def _is_proof(self, proof: bytes, whole: bytes) -> bool:
+        # The time of compare_digest does not depend on where two proofs differ.
         signature = hmac.digest(self._keys.stored_key, whole, self._hash)
         if len(proof) != len(signature):
             return False
         return hmac.compare_digest(_digest(self._hash, _xor(proof, signature)), self._keys.stored_key)
 
 
-def _client_and_server_key(name: str, password: bytes, salt: bytes, iterations: int) -> tuple[bytes, bytes]:
+def _derive_keys(name: str, password: bytes, salt: bytes, iterations: int) -> tuple[bytes, bytes]:
     salted = hashlib.pbkdf2_hmac(name, password, salt, iterations)
     return hmac.digest(salted, b"Client Key", name), hmac.digest(salted, b"Server Key", name)
 
@@ -167,13 +191,17 @@ def _xor(one: bytes, other: bytes) -> bytes:
 
 
 def _read_challenge(challenge: bytes, nonce: str) -> tuple[str, bytes, int]:
-    """Return nonce, salt and iterations of a challenge. nonce: ours, which the server's has to begin with."""
+    """Return nonce, salt and iterations of a challenge. The challenge's nonce has to begin with `nonce`.
+
+    Raises:
+        RemoteProtocolError: the challenge is malformed or unsafe.
+    """
     try:
         found = _CHALLENGE.fullmatch(challenge.decode())
         salt = b64decode(found[2], validate=True) if found is not None else b""
     except ValueError:
         found = None
-    if found is None or not salt or _repeats(found[4]):
+    if found is None or not salt or _has_duplicates(found[4]):
         raise RemoteProtocolError("a SCRAM challenge that is not r=…,s=…,i=…")
     digits = found[3]
     if len(digits) > 9 or not MIN_ITERATIONS <= int(digits) <= MAX_ITERATIONS:
@@ -186,13 +214,13 @@ def _read_challenge(challenge: bytes, nonce: str) -> tuple[str, bytes, int]:
     return found[1], salt, int(digits)
 
 
-def _repeats(extensions: str) -> bool:
-    """Does an attribute stand twice in a challenge?"""
+def _has_duplicates(extensions: str) -> bool:
+    """Return whether an attribute stands twice in a challenge."""
     names = ["r", "s", "i", *(part.partition("=")[0] for part in extensions.split(",")[1:])]
     return len(set(names)) < len(names)
 
 
-def _unescaped(found: re.Match[str]) -> str:
+def _unescape(found: re.Match[str]) -> str:
     if found[0] not in _ESCAPES:
         raise ValueError("a user name with an = that is neither =2C nor =3D")
     return _ESCAPES[found[0]]

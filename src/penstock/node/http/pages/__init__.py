@@ -1,4 +1,4 @@
-"""The pages: what a path answers, to whom, and what it changes.
+"""The pages: responses of paths, the privileges that they need, and the changes that they make.
 
 In: paths, forms, documents. Out: connections (protocol).
 """

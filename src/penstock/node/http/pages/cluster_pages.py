@@ -1,4 +1,4 @@
-"""The node over HTTP: what it is, what there is to find, who is asking."""
+"""Pages of the node: its services, its buckets, and the user of the request."""
 
 from __future__ import annotations
 
@@ -6,49 +6,55 @@ from starlette.responses import Response
 
 from penstock.node.auth.roles import Privilege
 from penstock.node.cluster.release import VERSION
-from penstock.node.cluster.topology import at_host
+from penstock.node.cluster.topology import insert_host
 from penstock.node.http.pages import http_documents
-from penstock.node.http.pages.http_authentication import Page, Visit, json_response
+from penstock.node.http.pages.http_authentication import Page, PageRequest, make_json_response
 
 __all__ = ["PAGES"]
 
 
-async def _root(visit: Visit) -> Response:
-    version = {} if visit.is_stranger else {"version": VERSION}
-    return visit.json({"name": "penstock", **version, "pools": "/pools"})
+async def _show_root(request: PageRequest) -> Response:
+    version = {} if request.is_unauthenticated else {"version": VERSION}
+    return request.make_json_response({"name": "penstock", **version, "pools": "/pools"})
 
 
-async def _pools(visit: Visit) -> Response:
-    if visit.is_stranger:
-        return visit.json(http_documents.pools_for_stranger())
-    return visit.json(http_documents.pools(visit.node, is_admin=visit.user.may(Privilege.SETTINGS)))
+async def _show_pools(request: PageRequest) -> Response:
+    if request.is_unauthenticated:
+        return request.make_json_response(http_documents.make_unauthenticated_pools())
+    return request.make_json_response(
+        http_documents.make_pools(request.node, is_admin=request.user.has_privilege(Privilege.SETTINGS))
+    )
 
 
-async def _pool(visit: Visit) -> Response:
-    said = http_documents.pool(visit.node, visit.items())
-    said["bucketNames"] = [bucket for bucket in said["bucketNames"] if visit.user.sees(bucket["bucketName"])]
-    return visit.json(said)
+async def _show_pool(request: PageRequest) -> Response:
+    pool = http_documents.make_pool(request.node, request.count_items())
+    pool["bucketNames"] = [bucket for bucket in pool["bucketNames"] if request.user.can_see(bucket["bucketName"])]
+    return request.make_json_response(pool)
 
 
-async def _nodes(visit: Visit) -> Response:
-    return visit.json({"name": "default", "nodes": http_documents.nodes(visit.node, visit.items())})
+async def _list_nodes(request: PageRequest) -> Response:
+    return request.make_json_response(
+        {"name": "default", "nodes": http_documents.make_nodes(request.node, request.count_items())}
+    )
 
 
-async def _services(visit: Visit) -> Response:
-    return json_response(at_host(visit.node.map.text, visit.host))
+async def _show_node_services(request: PageRequest) -> Response:
+    return make_json_response(insert_host(request.node.map.text, request.host))
 
 
-async def _whoami(visit: Visit) -> Response:
-    user = visit.user
+async def _show_own_user(request: PageRequest) -> Response:
+    user = request.user
     roles = [{"role": role.name.value, "target": str(role.target)} for role in user.roles]
-    return visit.json({"id": user.name, "domain": "local" if user.name else "anonymous", "roles": roles})
+    return request.make_json_response(
+        {"id": user.name, "domain": "local" if user.name else "anonymous", "roles": roles}
+    )
 
 
 PAGES = (
-    Page("GET", "/", _root, open=True),
-    Page("GET", "/pools", _pools, open=True),
-    Page("GET", "/pools/default", _pool),
-    Page("GET", "/pools/nodes", _nodes),
-    Page("GET", "/pools/default/nodeServices", _services),
-    Page("GET", "/whoami", _whoami),
+    Page("GET", "/", _show_root, is_open=True),
+    Page("GET", "/pools", _show_pools, is_open=True),
+    Page("GET", "/pools/default", _show_pool),
+    Page("GET", "/pools/nodes", _list_nodes),
+    Page("GET", "/pools/default/nodeServices", _show_node_services),
+    Page("GET", "/whoami", _show_own_user),
 )

@@ -1,4 +1,4 @@
-"""Scopes and collections over HTTP. Each change answers with the uid of the manifest that has it."""
+"""Pages of scopes and collections. The response to a change is the uid of the new manifest."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from starlette.responses import Response
 from penstock.errors import InvalidArguments, StatusError, UnknownCollection, UnknownScope
 from penstock.node.auth.roles import Privilege
 from penstock.node.buckets.served_bucket import ServedBucket
-from penstock.node.http.pages.forms import FormErrors, flag, read_form
-from penstock.node.http.pages.http_authentication import Page, Visit
+from penstock.node.http.pages.forms import FormErrors, parse_flag, read_form
+from penstock.node.http.pages.http_authentication import Page, PageRequest
 from penstock.store.definition.bucket_settings import MAX_TTL
 from penstock.store.definition.manifest import Collection, Manifest
 
@@ -23,59 +23,63 @@ WAIT_SECONDS = 10.0
 _LARGEST_UID = 16  # digits
 
 
-async def _scopes(visit: Visit) -> Response:
-    return visit.json(_said(visit.manifest(visit.bucket())))
+async def _list_scopes(request: PageRequest) -> Response:
+    return request.make_json_response(_make_manifest_document(request.filter_manifest(request.find_bucket())))
 
 
-def _said(manifest: Manifest) -> dict[str, Any]:
+def _make_manifest_document(manifest: Manifest) -> dict[str, Any]:
     scopes = [
-        {"name": scope.name, "uid": f"{scope.id:x}", "collections": [_collection(found) for found in scope.collections]}
+        {
+            "name": scope.name,
+            "uid": f"{scope.id:x}",
+            "collections": [_make_collection_document(found) for found in scope.collections],
+        }
         for scope in manifest.scopes
     ]
     return {"uid": f"{manifest.uid:x}", "scopes": scopes}
 
 
-def _collection(found: Collection) -> dict[str, Any]:
-    """maxTTL: 0 for what the bucket says, -1 for none at all."""
+def _make_collection_document(found: Collection) -> dict[str, Any]:
+    """Return the document of a collection. maxTTL is 0 for the bucket's default, -1 for no limit."""
     ttl = {None: 0, 0: -1}.get(found.max_ttl, found.max_ttl)
     return {"name": found.name, "uid": f"{found.id:x}", "maxTTL": ttl, "history": found.history}
 
 
-async def _create_scope(visit: Visit) -> Response:
-    served, form = visit.bucket(), await _form(visit, "name")
+async def _create_scope(request: PageRequest) -> Response:
+    served, form = request.find_bucket(), await _read_fields(request, "name")
     name = form["name"]
-    return await _change(visit, served, lambda manifest: _with_scope(manifest, name))
+    return await _change_manifest(request, served, lambda manifest: _add_scope(manifest, name))
 
 
-def _with_scope(manifest: Manifest, name: str) -> Manifest:
+def _add_scope(manifest: Manifest, name: str) -> Manifest:
     if any(scope.name == name for scope in manifest.scopes):
         raise FormErrors({"_": f'Scope with name "{name}" already exists'})
     return manifest.with_scope(name)
 
 
-async def _drop_scope(visit: Visit) -> Response:
-    name = visit.argument("scope")
-    return await _change(visit, visit.bucket(), lambda manifest: manifest.without_scope(name))
+async def _drop_scope(request: PageRequest) -> Response:
+    name = request.get_path_part("scope")
+    return await _change_manifest(request, request.find_bucket(), lambda manifest: manifest.without_scope(name))
 
 
-async def _create_collection(visit: Visit) -> Response:
-    served, form = visit.bucket(), await _form(visit, "name", "maxTTL", "history")
-    scope, name = visit.argument("scope"), form["name"]
-    ttl, history = _max_ttl(form.get("maxTTL", "0")), _history(form.get("history", "0"))
+async def _create_collection(request: PageRequest) -> Response:
+    served, form = request.find_bucket(), await _read_fields(request, "name", "maxTTL", "history")
+    scope, name = request.get_path_part("scope"), form["name"]
+    ttl, history = _parse_max_ttl(form.get("maxTTL", "0")), _parse_history(form.get("history", "0"))
 
     def added(manifest: Manifest) -> Manifest:
         if manifest.find_scope(scope).find(name) is not None:
             raise FormErrors({"_": f'Collection with name "{name}" in scope "{scope}" already exists'})
         return manifest.with_collection(scope, name, ttl, history)
 
-    return await _change(visit, served, added)
+    return await _change_manifest(request, served, added)
 
 
-async def _modify_collection(visit: Visit) -> Response:
-    served, form = visit.bucket(), await _form(visit, "maxTTL", "history", required=False)
-    scope, name = visit.argument("scope"), visit.argument("collection")
-    ttl = _max_ttl(form["maxTTL"]) if "maxTTL" in form else None
-    history = _history(form["history"]) if "history" in form else None
+async def _modify_collection(request: PageRequest) -> Response:
+    served, form = request.find_bucket(), await _read_fields(request, "maxTTL", "history", required=False)
+    scope, name = request.get_path_part("scope"), request.get_path_part("collection")
+    ttl = _parse_max_ttl(form["maxTTL"]) if "maxTTL" in form else None
+    history = _parse_history(form["history"]) if "history" in form else None
 
     def modified(manifest: Manifest) -> Manifest:
         found = manifest.find(scope, name)
@@ -86,53 +90,61 @@ async def _modify_collection(visit: Visit) -> Response:
             after = after.with_history(scope, name, history)
         return after
 
-    return await _change(visit, served, modified)
+    return await _change_manifest(request, served, modified)
 
 
-async def _drop_collection(visit: Visit) -> Response:
-    scope, name = visit.argument("scope"), visit.argument("collection")
-    return await _change(visit, visit.bucket(), lambda manifest: manifest.without_collection(scope, name))
+async def _drop_collection(request: PageRequest) -> Response:
+    scope, name = request.get_path_part("scope"), request.get_path_part("collection")
+    return await _change_manifest(
+        request, request.find_bucket(), lambda manifest: manifest.without_collection(scope, name)
+    )
 
 
-async def _change(visit: Visit, served: ServedBucket, change: Callable[[Manifest], Manifest]) -> Response:
+async def _change_manifest(
+    request: PageRequest, served: ServedBucket, change: Callable[[Manifest], Manifest]
+) -> Response:
     before = served.store.manifests.current
     try:
         after = change(before)
         if after is not before:
             served.change_manifest(after)
-            await _spread(served)
+            await _wait_for_rollout(served)
     except UnknownScope:
-        _missing(f'Scope with name "{visit.argument("scope")}" is not found')
+        _refuse_missing(f'Scope with name "{request.get_path_part("scope")}" is not found')
     except UnknownCollection:
-        scope, name = visit.argument("scope"), visit.argument("collection")
-        _missing(f'Collection with name "{name}" in scope "{scope}" is not found')
+        scope, name = request.get_path_part("scope"), request.get_path_part("collection")
+        _refuse_missing(f'Collection with name "{name}" in scope "{scope}" is not found')
     except InvalidArguments as error:
         raise FormErrors({"_": str(error)}) from None
     except StatusError as error:
         raise HTTPException(503, str(error)) from None
-    return visit.json({"uid": f"{after.uid:x}"})
+    return request.make_json_response({"uid": f"{after.uid:x}"})
 
 
-async def _spread(served: ServedBucket) -> None:
-    """Wait until all vbuckets have written the events of the manifest, as long as the bucket is there."""
-    spread = asyncio.Event()
-    give_up = served.upkeep.when_spread(lambda _: spread.set())
+async def _wait_for_rollout(served: ServedBucket) -> None:
+    """Wait until all vbuckets have written the events of the manifest."""
+    is_finished = asyncio.Event()
+    give_up = served.maintenance.call_after_rollout(lambda _: is_finished.set())
     try:
         async with asyncio.timeout(WAIT_SECONDS):
-            await spread.wait()
+            await is_finished.wait()
     except TimeoutError:
         raise HTTPException(504, f"not all vbuckets have the manifest after {WAIT_SECONDS:g} s") from None
     finally:
         give_up()
 
 
-def _missing(why: str) -> NoReturn:
-    raise FormErrors({"_": why}, status=404)
+def _refuse_missing(reason: str) -> NoReturn:
+    raise FormErrors({"_": reason}, status=404)
 
 
-async def _ensure(visit: Visit) -> Response:
-    """Answer once the bucket has a manifest, or a later one."""
-    served, text = visit.bucket(), visit.argument("uid")
+async def _ensure_manifest(request: PageRequest) -> Response:
+    """Answer once the bucket has a manifest, or a later one.
+
+    Returns:
+        An empty document.
+    """
+    served, text = request.find_bucket(), request.get_path_part("uid")
     try:
         uid = int(text, 16)
     except ValueError:
@@ -140,7 +152,7 @@ async def _ensure(visit: Visit) -> Response:
     if uid < 0 or len(text) > _LARGEST_UID:
         raise FormErrors({"_": f"manifest uid {text[:40]!r}: expected up to {_LARGEST_UID} hexadecimal digits"})
     changed = asyncio.Event()
-    unwatch = served.map.watch(changed.set)
+    unwatch = served.cluster_map.watch(changed.set)
     try:
         async with asyncio.timeout(WAIT_SECONDS):
             while served.store.manifests.current.uid < uid:
@@ -150,15 +162,15 @@ async def _ensure(visit: Visit) -> Response:
         raise HTTPException(504, f"no manifest {uid:x} within {WAIT_SECONDS:g} s") from None
     finally:
         unwatch()
-    await _spread(served)
-    return visit.json({})
+    await _wait_for_rollout(served)
+    return request.make_json_response({})
 
 
 # Fields
 
 
-async def _form(visit: Visit, *known: str, required: bool = True) -> dict[str, str]:
-    form = await read_form(visit.request)
+async def _read_fields(request: PageRequest, *known: str, required: bool = True) -> dict[str, str]:
+    form = await read_form(request.http_request)
     wrong = {name: "Unsupported key" for name in form if name not in known}
     if required and "name" not in form:
         wrong["name"] = "The value must be supplied"
@@ -167,17 +179,17 @@ async def _form(visit: Visit, *known: str, required: bool = True) -> dict[str, s
     return form
 
 
-def _max_ttl(text: str) -> int | None:
-    """Return what a collection is to have: 0 leaves it to the bucket, -1 is none at all."""
+def _parse_max_ttl(text: str) -> int | None:
+    """Return the max_ttl of a collection: None (sent as 0) for the bucket's default, 0 (sent as -1) for no limit."""
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 10 and -1 <= int(text) <= MAX_TTL):
         raise FormErrors({"maxTTL": f"expected a whole number from -1 to {MAX_TTL}, found {text[:40]!r}"})
     return {0: None, -1: 0}.get(int(text), int(text))
 
 
-def _history(text: str) -> bool:
+def _parse_history(text: str) -> bool:
     try:
-        return flag(text)
+        return parse_flag(text)
     except ValueError as error:
         raise FormErrors({"history": str(error)}) from None
 
@@ -187,9 +199,9 @@ _COLLECTIONS = f"{_SCOPES}/{{scope}}/collections"
 _MANAGE = Privilege.MANAGE_COLLECTIONS
 
 PAGES = (
-    Page("GET", _SCOPES, _scopes),
+    Page("GET", _SCOPES, _list_scopes),
     Page("POST", _SCOPES, _create_scope, _MANAGE),
-    Page("POST", f"{_SCOPES}/@ensureManifest/{{uid}}", _ensure),
+    Page("POST", f"{_SCOPES}/@ensureManifest/{{uid}}", _ensure_manifest),
     Page("DELETE", f"{_SCOPES}/{{scope}}", _drop_scope, _MANAGE),
     Page("POST", _COLLECTIONS, _create_collection, _MANAGE),
     Page("PATCH", f"{_COLLECTIONS}/{{collection}}", _modify_collection, _MANAGE),

@@ -1,4 +1,4 @@
-"""What a request brings: its body, as far as it is taken, and the fields in it."""
+"""Forms: the bodies of requests, and their fields."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.errors import UsageError
 from penstock.node.buckets.bucket_spec import MAX_REPLICAS, BucketSpec
 from penstock.node.http.protocol.request_reader import MAX_BODY
 
-__all__ = ["MAX_BODY", "FormErrors", "changed_spec", "flag", "new_spec", "number", "read_form"]
+__all__ = ["MAX_BODY", "FormErrors", "change_spec", "make_number_parser", "make_spec", "parse_flag", "read_form"]
 
 MAX_FIELDS = 100
 _MEGABYTE = 1024 * 1024
@@ -23,16 +23,27 @@ _LARGEST = 2**63 - 1
 
 
 class FormErrors(Exception):
-    """Fields that cannot be taken, and why: one sentence each."""
+    """Invalid fields of a form.
+
+    Attributes:
+        errors: field -> a sentence with the error; `_` for the whole form.
+        status: status of the response.
+    """
 
     def __init__(self, errors: Mapping[str, str], *, status: int = 400) -> None:
+        """Make the exception."""
         super().__init__("; ".join(errors.values()))
         self.errors = errors
         self.status = status
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """Return the fields of a form. Raises HTTPException for a body that is none, or too long."""
+    """Return the fields of a form.
+
+    Raises:
+        HTTPException: the body is no form, or too long.
+        FormErrors: a field is given twice.
+    """
     try:
         text = (await _read_body(request)).decode("utf-8")
         pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict")
@@ -50,7 +61,7 @@ async def _read_body(request: Request) -> bytes:
     body = bytearray()
     async for piece in request.stream():
         body += piece
-        if len(body) > MAX_BODY:  # a chunked one: the connection refuses the others by their length
+        if len(body) > MAX_BODY:  # a chunked body; bodies with a length were refused before
             raise HTTPException(413, f"a body over {MAX_BODY} bytes", {"connection": "close"})
     return bytes(body)
 
@@ -58,7 +69,9 @@ async def _read_body(request: Request) -> bytes:
 # Fields
 
 
-def number(lowest: int, highest: int) -> Callable[[str], int]:
+def make_number_parser(lowest: int, highest: int) -> Callable[[str], int]:
+    """Return a function that parses a whole number, and raises ValueError for a number out of range."""
+
     def read(text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) <= 20 and lowest <= int(text) <= highest):
             raise ValueError(f"expected a whole number from {lowest} to {highest}, found {text[:40]!r}")
@@ -67,13 +80,14 @@ def number(lowest: int, highest: int) -> Callable[[str], int]:
     return read
 
 
-def flag(text: str) -> bool:
+def parse_flag(text: str) -> bool:
+    """Return the flag of a field. Raises ValueError for another text."""
     if text not in ("0", "1", "false", "true"):
         raise ValueError(f"expected 0, 1, false or true, found {text[:40]!r}")
     return text in ("1", "true")
 
 
-def _choice(*known: str, **others: str) -> Callable[[str], str]:
+def make_choice_parser(*known: str, **others: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in known and text not in others:
             raise ValueError(f"expected {', '.join((*known, *others))}, found {text[:40]!r}")
@@ -82,12 +96,12 @@ def _choice(*known: str, **others: str) -> Callable[[str], str]:
     return read
 
 
-def _quota(text: str) -> int | None:
-    return number(0, _LARGEST_QUOTA)(text) * _MEGABYTE or None
+def _parse_quota(text: str) -> int | None:
+    return make_number_parser(0, _LARGEST_QUOTA)(text) * _MEGABYTE or None
 
 
-def _vbuckets(text: str) -> int:
-    found = number(1, 65536)(text)
+def _parse_vbuckets(text: str) -> int:
+    found = make_number_parser(1, 65536)(text)
     if found & (found - 1):
         raise ValueError(f"expected a power of two up to 65536, found {text[:40]!r}")
     return found
@@ -96,70 +110,81 @@ def _vbuckets(text: str) -> int:
 Field = tuple[str, Callable[[str], Any]]
 
 _FIXED: dict[str, Field] = {
-    "bucketType": ("kind", _choice("couchbase", "ephemeral", "memcached", membase="couchbase")),
-    "conflictResolutionType": ("conflict_resolution", _choice("seqno", "lww")),
-    "numVBuckets": ("vbuckets", _vbuckets),
-    "storageBackend": ("storage_backend", _choice("couchstore", "magma", undefined="couchstore")),
+    "bucketType": ("kind", make_choice_parser("couchbase", "ephemeral", "memcached", membase="couchbase")),
+    "conflictResolutionType": ("conflict_resolution", make_choice_parser("seqno", "lww")),
+    "numVBuckets": ("vbuckets", _parse_vbuckets),
+    "storageBackend": ("storage_backend", make_choice_parser("couchstore", "magma", undefined="couchstore")),
 }
-"""Fields by name: the attribute of a BucketSpec, and what reads it. These stay as they were when it was made."""
+"""Field -> attribute of BucketSpec and parser, for the fields that cannot change after the creation."""
 
 _CHANGEABLE: dict[str, Field] = {
-    "ramQuota": ("quota_bytes", _quota),
-    "ramQuotaMB": ("quota_bytes", _quota),
-    "replicaNumber": ("replicas", number(0, MAX_REPLICAS)),
-    "flushEnabled": ("flush_enabled", flag),
-    "evictionPolicy": ("eviction", _choice("valueOnly", "fullEviction", "noEviction", "nruEviction")),
-    "maxTTL": ("max_ttl", number(0, 2**31 - 1)),
-    "historyRetentionSeconds": ("retention_seconds", number(0, _LARGEST)),
-    "historyRetentionBytes": ("retention_bytes", lambda text: number(0, _LARGEST)(text) or None),
+    "ramQuota": ("quota_bytes", _parse_quota),
+    "ramQuotaMB": ("quota_bytes", _parse_quota),
+    "replicaNumber": ("replicas", make_number_parser(0, MAX_REPLICAS)),
+    "flushEnabled": ("flush_enabled", parse_flag),
+    "evictionPolicy": ("eviction", make_choice_parser("valueOnly", "fullEviction", "noEviction", "nruEviction")),
+    "maxTTL": ("max_ttl", make_number_parser(0, 2**31 - 1)),
+    "historyRetentionSeconds": ("retention_seconds", make_number_parser(0, _LARGEST)),
+    "historyRetentionBytes": ("retention_bytes", lambda text: make_number_parser(0, _LARGEST)(text) or None),
 }
 
 _CHECKED: dict[str, Callable[[str], Any]] = {
-    "durabilityMinLevel": _choice("none"),
-    "compressionMode": _choice("off", "passive", "active"),
-    "replicaIndex": flag,
-    "historyRetentionCollectionDefault": flag,
+    "durabilityMinLevel": make_choice_parser("none"),
+    "compressionMode": make_choice_parser("off", "passive", "active"),
+    "replicaIndex": parse_flag,
+    "historyRetentionCollectionDefault": parse_flag,
 }
-"""What clients send with every bucket and what changes nothing here."""
+"""Fields that clients send with every bucket. They are checked and have no effect."""
 
 
-def new_spec(form: Mapping[str, str], vbuckets: int) -> BucketSpec:
-    """Return the bucket that a form describes; vbuckets: how many unless it says. Raises FormErrors.
+def make_spec(form: Mapping[str, str], vbuckets: int) -> BucketSpec:
+    """Return the bucket that a form describes. Unknown fields are ignored: each release of the clients adds some.
 
-    Fields that nobody knows are passed over: each release of the clients has some more.
+    Args:
+        form: the fields.
+        vbuckets: number of vbuckets if the form has none.
+
+    Raises:
+        FormErrors: a field is invalid.
     """
-    found = _read(form, _FIXED | _CHANGEABLE)
+    found = _read_fields(form, _FIXED | _CHANGEABLE)
     if "name" not in form:
         raise FormErrors({"name": "Bucket name needs to be specified"})
     try:
         return BucketSpec(**{"name": form["name"], "vbuckets": vbuckets, **found})
     except UsageError as error:
-        raise _not_a_bucket(error) from None
+        raise _make_form_errors(error) from None
 
 
-def _not_a_bucket(error: UsageError) -> FormErrors:
+def _make_form_errors(error: UsageError) -> FormErrors:
     return FormErrors({"evictionPolicy" if "eviction" in str(error) else "name": str(error)})
 
 
-def changed_spec(spec: BucketSpec, form: Mapping[str, str]) -> BucketSpec:
-    """Return the bucket as a form changes it. Raises FormErrors, also for what cannot be changed."""
-    fixed = _read(form, _FIXED)
-    wrong = {name: "cannot be changed" for name, (to, _) in _FIXED.items() if to in fixed and _differs(spec, to, fixed)}
+def change_spec(spec: BucketSpec, form: Mapping[str, str]) -> BucketSpec:
+    """Return a bucket's definition as changed by a form.
+
+    Raises:
+        FormErrors: a field is invalid or cannot be changed.
+    """
+    fixed = _read_fields(form, _FIXED)
+    wrong = {
+        name: "cannot be changed" for name, (to, _) in _FIXED.items() if to in fixed and _is_different(spec, to, fixed)
+    }
     if form.get("name", spec.name) != spec.name:
         wrong["name"] = "cannot be changed"
     if wrong:
         raise FormErrors(wrong)
     try:
-        return replace(spec, **_read(form, _CHANGEABLE))
+        return replace(spec, **_read_fields(form, _CHANGEABLE))
     except UsageError as error:
-        raise _not_a_bucket(error) from None
+        raise _make_form_errors(error) from None
 
 
-def _differs(spec: BucketSpec, attribute: str, found: Mapping[str, Any]) -> bool:
+def _is_different(spec: BucketSpec, attribute: str, found: Mapping[str, Any]) -> bool:
     return bool(getattr(spec, attribute) not in (None, found[attribute]))
 
 
-def _read(form: Mapping[str, str], fields: Mapping[str, Field]) -> dict[str, Any]:
+def _read_fields(form: Mapping[str, str], fields: Mapping[str, Field]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     wrong: dict[str, str] = {}
     for name, text in form.items():

@@ -1,4 +1,4 @@
-"""All pages, and what is answered where one raises."""
+"""The ASGI application: all pages, and the responses to their exceptions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.node.cluster.topology import dump
+from penstock.node.cluster.topology import dump_json
 from penstock.node.http.pages import bucket_pages, cluster_pages, collection_pages, user_pages
 from penstock.node.http.pages.forms import FormErrors
-from penstock.node.http.pages.http_authentication import json_response, route_of
+from penstock.node.http.pages.http_authentication import make_json_response, make_route
 from penstock.node.http.pages.http_state import HttpState
 
 __all__ = ["PAGES", "make_app"]
@@ -21,10 +21,15 @@ PAGES = (*cluster_pages.PAGES, *bucket_pages.PAGES, *collection_pages.PAGES, *us
 
 
 def make_app(http: HttpState) -> Starlette:
+    """Return the application of a node."""
     app = Starlette(
-        routes=[route_of(http, page) for page in PAGES],
+        routes=[make_route(http, page) for page in PAGES],
         middleware=[Middleware(TrailingSlashes)],
-        exception_handlers={HTTPException: _refused, FormErrors: _wrong_form, ClientDisconnect: _left},
+        exception_handlers={
+            HTTPException: _answer_refusal,
+            FormErrors: _answer_form_errors,
+            ClientDisconnect: _answer_disconnect,
+        },
     )
     app.router.redirect_slashes = False
     return app
@@ -41,21 +46,22 @@ class TrailingSlashes:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the request with the shorter path."""
         path, raw = scope["path"], scope["raw_path"]
         slashes = len(raw) - len(raw.rstrip(b"/"))
         await self._app({**scope, "path": path[: len(path) - slashes] or "/"}, receive, send)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _answer_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return PlainTextResponse(f"{error.detail}\n", error.status_code, headers=dict(error.headers or {}))
 
 
-async def _wrong_form(request: Request, error: Exception) -> Response:
+async def _answer_form_errors(request: Request, error: Exception) -> Response:
     assert isinstance(error, FormErrors)
-    return json_response(dump({"errors": dict(error.errors)}), error.status)
+    return make_json_response(dump_json({"errors": dict(error.errors)}), error.status)
 
 
-async def _left(request: Request, error: Exception) -> Response:
-    """Nobody gets this: the peer has gone before its request was whole."""
+async def _answer_disconnect(request: Request, error: Exception) -> Response:
+    """Return a response that no client receives: the client left before its request was complete."""
     return Response(status_code=400)

@@ -1,31 +1,32 @@
-"""What the pages of one node have in common: the node, the logins of its ports, its open streams."""
+"""The state that all pages of a node share: the node, the logins of its ports, its open streams."""
 
 from __future__ import annotations
 
 import asyncio
 
-from penstock.node.auth.listener_access import Access
+from penstock.node.auth.listener_access import ListenerAccess
 from penstock.node.session.node_services import NodeServices
 
 __all__ = ["HttpState"]
 
 
 class HttpState:
-    """State of a node's HTTP server that pages use.
+    """State of a node's HTTP server.
 
     Attributes:
-        accesses: who may log in and how, by scheme.
-        streams: wakes each open stream.
+        node: the node.
+        accesses: scheme -> users and mechanisms.
+        streams: an event for each open stream, which wakes it.
         stopping: the server stops; streams end.
     """
 
     def __init__(self, node: NodeServices) -> None:
         self.node = node
-        self.accesses: dict[str, Access] = {}
+        self.accesses: dict[str, ListenerAccess] = {}
         self.streams: set[asyncio.Event] = set()
         self.stopping = False
 
-    def wake(self) -> None:
+    def wake_streams(self) -> None:
         """Let all streams check whether they must end: the node stops, or a bucket is deleted."""
         for stream in tuple(self.streams):
             stream.set()

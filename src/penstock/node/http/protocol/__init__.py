@@ -1,4 +1,4 @@
-"""HTTP/1.1 over one connection: requests read strictly, served in order, each within a time.
+"""HTTP/1.1 over one connection: requests are parsed strictly and served in order, each within a time limit.
 
-In: bytes, requests and their responses. Out: what a request means (pages).
+In: bytes, requests and their responses. Out: the meaning of requests (pages).
 """

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from penstock.node.http.protocol.request_reader import split_target
 
-__all__ = ["Exchange", "make_scope", "reason_phrase"]
+__all__ = ["Exchange", "get_reason_phrase", "make_scope"]
 
 logger = logging.getLogger("penstock.node")
 
@@ -25,8 +25,8 @@ def make_scope(request: h11.Request, transport: asyncio.BaseTransport, scheme: s
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "http_version": request.http_version.decode("ascii"),
-        "server": _address(transport, "sockname"),
-        "client": _address(transport, "peername"),
+        "server": _get_address(transport, "sockname"),
+        "client": _get_address(transport, "peername"),
         "scheme": scheme,
         "method": request.method.decode("ascii"),
         "root_path": "",
@@ -38,33 +38,34 @@ def make_scope(request: h11.Request, transport: asyncio.BaseTransport, scheme: s
     }
 
 
-def reason_phrase(status: int) -> bytes:
+def get_reason_phrase(status: int) -> bytes:
     """Return the text behind a status code: clients of HTTP/1.0 show it."""
     return HTTPStatus(status).phrase.encode("ascii")
 
 
-def _address(transport: asyncio.BaseTransport, name: str) -> tuple[str, int] | None:
+def _get_address(transport: asyncio.BaseTransport, name: str) -> tuple[str, int] | None:
     found = transport.get_extra_info(name)
     return None if found is None else (found[0], found[1])
 
 
 class ExchangeOutput(Protocol):
-    """Takes the response of an exchange."""
+    """Writes the response of an exchange."""
 
-    def write(self, data: bytes) -> None: ...
+    def write(self, data: bytes) -> None:
+        """Write a part of the response."""
 
     async def drain(self) -> None:
         """Wait until the client reads."""
 
 
 class ExchangePipeline(Protocol):
-    """The requests of the connection, of which an exchange is one."""
+    """The pipeline that an exchange belongs to."""
 
     def update_reading(self) -> None:
-        """Read more only while there is room for it, or none is needed."""
+        """Pause or resume reading: there must be room for more bytes."""
 
     def exchange_finished(self) -> None:
-        """Go on after a response that was written."""
+        """Continue after a complete response."""
 
 
 class Exchange:
@@ -72,9 +73,9 @@ class Exchange:
 
     Attributes:
         protocol: h11's state of the request and its response.
-        unread: the part of the body that the application has yet to take.
+        unread: the part of the body that the application has not taken yet.
         request_complete: the whole body was received.
-        response_complete: the whole response was written, or never will be.
+        response_complete: the whole response was written, or was given up.
         keep_alive: the connection may serve another request afterwards.
     """
 
@@ -110,23 +111,25 @@ class Exchange:
             self.response_complete, self.keep_alive = True, False
             self._pipeline.exchange_finished()
 
-    # What the connection calls
+    # Called by the connection
 
     def receive_body(self, data: bytes | bytearray) -> None:
-        if not self.response_complete:  # else nobody reads it
+        """Add a part of the body."""
+        if not self.response_complete:  # otherwise the application does not read it
             self.unread += data
             self._changed.set()
 
     def receive_end(self) -> None:
+        """Note the end of the body."""
         self.request_complete = True
         self._changed.set()
 
     def disconnect(self) -> None:
-        """Tell the application that the client has left, or that the rest of its request is invalid."""
+        """Report to the application that the client has left, or that the rest of its request is invalid."""
         self._disconnected, self.keep_alive = True, False
         self._changed.set()
 
-    # What the application calls
+    # Called by the application
 
     async def _receive(self) -> Message:
         while True:
@@ -155,7 +158,7 @@ class Exchange:
                 headers.append((b"connection", b"close"))
             self._started = True
             status = message["status"]
-            event = h11.Response(status_code=status, headers=headers, reason=reason_phrase(status))
+            event = h11.Response(status_code=status, headers=headers, reason=get_reason_phrase(status))
             self._head = self.protocol.send(event) or b""  # it goes out with the first part of the body
             return
         pieces = [self._head]

@@ -1,9 +1,9 @@
-"""A connection for HTTP: what is read from its socket, when no more is read, and how it ends.
+"""A connection for HTTP: it reads a socket, pauses reading, and ends.
 
-Each wait has a limit. A request has to be whole some seconds after its first byte, head and body. An idle connection
-ends. A client has to go on reading what is sent to it. One request is served at a time; behind it only as much is read
-as one head may have, so the number of pipelined requests that wait is bounded too. Behind the last request of a
-connection everything is read and thrown away, so that its client is seen to leave.
+Each wait has a limit. A request must be complete some seconds after its first byte. An idle connection ends. A client
+must keep reading its responses. One request is served at a time. Behind it, at most the bytes of one head are read, so
+the number of waiting pipelined requests is limited too. After the last request of a connection, all further bytes are
+read and discarded, so that the end of the client is noticed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.node.transport.deadline_timer import DeadlineTimer
 __all__ = ["ConnectionHost", "HttpConnection"]
 
 _LINGER_SECONDS = 1.0  # for the client to close first
-_SYSTEM_BYTES: Final = 64 * 1024  # sent by the system; with its usual megabytes, a slow client seems to read nothing
+_SYSTEM_BYTES: Final = 64 * 1024  # send buffer; with the usual megabytes, a slow client seems to read nothing
 
 
 class ConnectionHost(PipelineServer, Protocol):
@@ -32,24 +32,26 @@ class ConnectionHost(PipelineServer, Protocol):
     read_buffer: memoryview
 
     @property
-    def loop(self) -> asyncio.AbstractEventLoop: ...
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of the server."""
 
-    def enter(self, connection: HttpConnection) -> bool:
+    def add_connection(self, connection: HttpConnection) -> bool:
         """Add a connection; False if there is no room for it."""
 
-    def leave(self, connection: HttpConnection) -> None: ...
+    def remove_connection(self, connection: HttpConnection) -> None:
+        """Remove a closed connection."""
 
 
 class HttpConnection(asyncio.BufferedProtocol):
     """One connection of an HTTP client.
 
     Attributes:
-        transport: of the event loop.
-        address: the client's IP address, empty if it is unknown.
+        transport: the event loop's transport.
+        address: the client's IP address; empty if unknown.
         scheme: `http` or `https`.
         eof: the client sends nothing more.
         pipeline: its requests.
-        output: takes its responses.
+        output: writes its responses.
         deadline: aborts the connection.
     """
 
@@ -65,9 +67,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.eof = False
         self._closer = DeadlineTimer(server.loop, self._close)
 
-    # What asyncio calls
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start the deadline of the first request; abort if the server has no room."""
         server = self._server
         self.transport = cast(asyncio.Transport, transport)
         self.output = ResponseOutput(server.loop, self.transport)
@@ -77,19 +80,25 @@ class HttpConnection(asyncio.BufferedProtocol):
         connected = cast(socket.socket, transport.get_extra_info("socket"))
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SYSTEM_BYTES)
-        if server.enter(self):
+        if server.add_connection(self):
             self.deadline.set(server.seconds)
         else:
             self.transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        """Return the shared read buffer."""
         return self._server.read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
+        """Read requests from the buffer."""
         self.pipeline.receive(self._server.read_buffer[:nbytes])
 
     def eof_received(self) -> bool:
-        """Let a request that was received whole be answered; TLS cannot be closed by halves."""
+        """Keep the connection open for the response to a complete request. TLS has no half-close.
+
+        Returns:
+            True: the transport stays open for writing.
+        """
         self.eof = True
         exchange = self.pipeline.exchange
         if exchange is None or exchange.response_complete or self.pipeline.ended or self.scheme == "https":
@@ -98,19 +107,22 @@ class HttpConnection(asyncio.BufferedProtocol):
         return True
 
     def pause_writing(self) -> None:
+        """Let responses wait until the client reads."""
         self.output.pause()
 
     def resume_writing(self) -> None:
+        """Let responses continue."""
         self.output.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the timers and report the end to the application."""
         self.pipeline.ended = True
         self.deadline.cancel()
         self._closer.cancel()
         self.output.stop()
         if self.pipeline.exchange is not None:
             self.pipeline.exchange.disconnect()
-        self._server.leave(self)
+        self._server.remove_connection(self)
 
     # The end
 
@@ -123,10 +135,11 @@ class HttpConnection(asyncio.BufferedProtocol):
             exchange.keep_alive = False
 
     def end(self) -> None:
-        """Close the connection once all was written. What the client still sends is thrown away.
+        """Close the connection once all output was written. Bytes that the client still sends are discarded.
 
-        The client closes first, if it does so soon: else the system answers what it still sends with a reset, and that
-        may overtake the response. TLS has no half-close, so there this is for clients in the middle of a request.
+        The client should close first: otherwise the system answers its bytes with a reset, which may overtake the
+        response.
+        TLS has no half-close, so there only a client in the middle of a request is waited for.
         """
         self.pipeline.ended = True
         if self.transport.is_closing():

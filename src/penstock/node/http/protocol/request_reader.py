@@ -1,8 +1,8 @@
-"""Reads HTTP/1.1 requests from bytes, strictly: a request that two programs could read differently is refused.
+"""Parses HTTP/1.1 requests strictly: a request that two programs could read differently is refused.
 
-h11 parses; this module decides which bytes reach it. h11 is lenient where RFC 9112 allows it: it accepts a bare LF as a
-line end, joins folded lines, and lets Transfer-Encoding override Content-Length. A proxy in front of the node may read
-such a request in another way, and the rest of one user's request would then count as the next user's ("request
+h11 parses; this module decides which bytes reach it. h11 is lenient where RFC 9112 permits it: it accepts a bare LF as
+a line end, joins folded lines, and lets Transfer-Encoding override Content-Length. A proxy in front of the node may
+read such a request in another way. The rest of one user's request would then count as the next user's ("request
 smuggling").
 """
 
@@ -35,19 +35,20 @@ _VERSIONS = (b"1.0", b"1.1")
 
 
 class RequestRefused(Exception):
-    """A request that is not served; its connection ends.
+    """A request that is not served. Its connection ends.
 
     Attributes:
-        status: of the HTTP response.
+        status: status of the HTTP response.
     """
 
     def __init__(self, status: int, reason: str) -> None:
+        """Make the exception; the reason is shown to the client."""
         super().__init__(reason)
         self.status = status
 
 
 class RequestReader:
-    """Turns the bytes of one connection into requests, one after the other.
+    """Parses the bytes of one connection into requests, one after the other.
 
     Attributes:
         exchange: h11's state of the current request and its response; None between two requests.
@@ -61,17 +62,21 @@ class RequestReader:
         self._checked = 0  # bytes at the start of the buffer that are known to be valid in a head
 
     @property
-    def buffered(self) -> int:
-        """Return how many bytes wait for a later `next_event`."""
+    def buffered_bytes(self) -> int:
+        """Bytes that wait for a later `next_event`."""
         return len(self._buffer)
 
     def feed(self, data: bytes | memoryview) -> None:
+        """Add received bytes."""
         self._buffer += data
 
     def next_event(self) -> RequestEvent | None:
-        """Return the next part of a request, None until more bytes arrive. Raises RequestRefused.
+        """Return the next part of a request; None until more bytes arrive.
 
-        After EndOfMessage, the next request is read once `finish` was called.
+        After EndOfMessage, the next request is parsed once `finish` was called.
+
+        Raises:
+            RequestRefused: the request is invalid or too long.
         """
         if self.exchange is None:
             return self._read_head()
@@ -80,7 +85,7 @@ class RequestReader:
         return self._read_body(self.exchange)
 
     def finish(self) -> None:
-        """Prepare for the next request: the current one was received whole, and answered."""
+        """Prepare for the next request, after the current one was answered."""
         self.exchange = None
 
     def _read_head(self) -> RequestEvent | None:
@@ -100,8 +105,8 @@ class RequestReader:
         self._checked = 0
         _check_lines(head)
         self.exchange = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
-        self.exchange.receive_data(head.removeprefix(b"\r\n"))  # old clients send one CRLF behind a body
-        request = _next_of(self.exchange)
+        self.exchange.receive_data(head.removeprefix(b"\r\n"))  # old clients send a CRLF after a body
+        request = _read_event(self.exchange)
         assert isinstance(request, h11.Request), request
         _check_framing(request)
         return request
@@ -110,14 +115,14 @@ class RequestReader:
         if self._buffer:
             exchange.receive_data(bytes(self._buffer))
             self._buffer.clear()
-        event = _next_of(exchange)
+        event = _read_event(exchange)
         if isinstance(event, h11.EndOfMessage):
             self._buffer += exchange.trailing_data[0]
             return event
         return event if isinstance(event, h11.Data) else None
 
 
-def _next_of(exchange: h11.Connection) -> object:
+def _read_event(exchange: h11.Connection) -> object:
     try:
         return exchange.next_event()
     except h11.RemoteProtocolError as error:
@@ -125,7 +130,7 @@ def _next_of(exchange: h11.Connection) -> object:
 
 
 def _check_bytes(buffer: bytearray, start: int, end: int) -> None:
-    """Refuse at once bytes that can never become a head, such as a TLS handshake."""
+    """Refuse bytes at once that cannot become a head, such as a TLS handshake."""
     found = _INVALID_BYTES.search(buffer, start, end)
     if found is None and (buffer[0] < 0x80 or start):
         return
@@ -144,7 +149,7 @@ def _check_lines(head: bytes) -> None:
 
 
 def _check_framing(request: h11.Request) -> None:
-    """Refuse a body whose end is ambiguous, or too far away. h11 has refused lengths that differ or are no numbers."""
+    """Refuse a body whose end is ambiguous or too far away. h11 has refused contradictory and invalid lengths."""
     if request.http_version not in _VERSIONS:
         raise RequestRefused(505, "HTTP/1.0 and HTTP/1.1 are supported")
     fields = dict(request.headers)

@@ -1,5 +1,5 @@
 """The kinds of dependents, one module each.
 
-Belongs here: a module with one registered class; the registry imports every module of this package.
+Belongs here: modules with one registered class; the registry imports every module of this package.
 Does not belong here: helpers of several kinds.
 """

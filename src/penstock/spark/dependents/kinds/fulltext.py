@@ -1,8 +1,8 @@
-"""A full-text index: one SQLite file with the documents' text and an FTS5 index of it.
+"""A full-text index: one SQLite file with the documents' text and an FTS5 index of the text.
 
-The text is kept in a table of its own, which the index refers to: FTS5 removes an entry by the very text that was
-added. One transaction applies a changelog delta and stores the version that it reaches. Readers go on beside it (WAL)
-and see the state before or after.
+The text stands in a separate table that the index refers to, because FTS5 needs the old text to remove an entry. One
+transaction applies a changelog delta and stores the version that it reaches. Readers continue during a transaction
+(WAL), and see the state before it or after it.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import Error, UsageError
-from penstock.spark.dependents.checks import check_declared_name, checked_name, missing_index
-from penstock.spark.dependents.json_paths import parse_path, reached, read_json
+from penstock.spark.dependents.checks import check_declared_name, refuse_missing_index, validate_name
+from penstock.spark.dependents.json_paths import find_values, parse_json, parse_path
 from penstock.spark.dependents.registry import DependentKind, Operand, Question, register_kind
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, RangeDelta
-from penstock.spark.lake.changelog.merge_rules import keys_of, to_documents
+from penstock.spark.lake.changelog.merge_rules import read_keys, to_documents
 from penstock.spark.lake.tables.directory import LakeDirectory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-BETWEEN = "\n\ue000\n"
-"""Stands between two strings of a document. A private character is a word to the tokenizer: no phrase spans two."""
-_BETWEEN = re.compile(r"\n?\ue000\n?")
+SEPARATOR = "\n\ue000\n"
+"""Stands between two strings of a document. FTS5 reads a private character as a word, so no phrase spans two."""
+_SEPARATOR = re.compile(r"\n?\ue000\n?")
 BUSY_SECONDS = 30.0
+"""Seconds to wait for another connection's transaction."""
 CHUNK_ROWS = 4096
+"""Documents that are converted to Python objects at once."""
 
 SCHEMA = """
 CREATE TABLE penstock (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -61,69 +63,91 @@ FOUND_SCHEMA = pa.schema(
         ("snippet", pa.string()),
     ]
 )
-"""What a search finds; the key as in the current table. score: higher is better. snippet: found words in [ ]."""
+"""The columns of a search's result, with the key as in the current table.
 
-Identity = tuple[int, int, bytes]
+score: higher is better. snippet: part of the text, with the found words in [ ].
+"""
+
+DocumentIdentity = tuple[int, int, bytes]
+"""vbucket, collection_id and key."""
 
 
 class FullText:
-    """The full-text index `name` of a lake, of the strings that `paths` reach in documents, all of them without paths.
+    """A full-text index of a lake over the strings in its documents.
 
-    A path is names joined by dots; it reaches all strings below it. A document that is not JSON has no text. Raises
-    UsageError for what cannot be.
+    Raises UsageError for an invalid name or path.
+
+    Args:
+        lake: the lake of the documents.
+        name: the index's name, unique in the lake.
+        paths: paths, names joined by dots. Each reaches all strings below it. Without paths all strings are indexed. A
+            document that is not JSON has no text.
+
+    Attributes:
+        path: the SQLite file.
     """
 
     def __init__(self, lake: LakeDirectory, name: str, paths: Sequence[str] = ()) -> None:
         self.lake = lake
-        self.name = checked_name(name)
+        self.name = validate_name(name)
         self.paths = tuple(paths)
         self.path = lake.path / "indexes" / f"{name}.sqlite"
         self._names = tuple(parse_path(path) for path in self.paths) or ((),)
 
     @classmethod
     def stored(cls, lake: LakeDirectory, name: str) -> FullText:
-        """Return the index that a lake has under this name, with its own paths. Raises UsageError for none."""
-        there = sorted(path.stem for path in (lake.path / "indexes").glob("*.sqlite"))
-        if name not in there:
-            raise missing_index("full-text index", name, lake, there)
-        with cls(lake, name)._opened("ro") as connection:
-            said = _recalled(connection)
-        return cls(lake, name, json.loads(said.get("paths", "[]")))
+        """Return the index that a lake has under this name, with its own paths. Raises UsageError if there is none."""
+        known = sorted(path.stem for path in (lake.path / "indexes").glob("*.sqlite"))
+        if name not in known:
+            refuse_missing_index("full-text index", name, lake, known)
+        with cls(lake, name)._connect("ro") as connection:
+            settings = _read_settings(connection)
+        return cls(lake, name, json.loads(settings.get("paths", "[]")))
 
     def position(self) -> tuple[str, int] | None:
-        """Return the changelog's id and the version of it that was applied, None if nothing was."""
-        said = self._said()
-        return (str(said["changelog"]), int(said["version"])) if said else None
+        """Return id and version of the changelog that were applied, None if nothing was applied."""
+        state = self._read_state()
+        return (str(state["changelog"]), int(state["version"])) if state else None
 
     def apply_delta(self, delta: ChangelogDelta) -> None:
         """Apply a delta in one transaction, which also stores the version that it reaches."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._opened("rwc") as connection:
+        with self._connect("rwc") as connection:
             connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")  # lost deltas are applied again
-            connection.execute("BEGIN IMMEDIATE")  # what is open when the connection is closed is rolled back
-            self._prepare(connection)
-            said = _recalled(connection)
-            if said.get("changelog") == delta.changelog_id and said["version"] >= delta.version:
+            # A power failure may lose the newest transactions; then their deltas are applied again.
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("BEGIN IMMEDIATE")  # closing the connection rolls back an open transaction
+            self._create_tables(connection)
+            settings = _read_settings(connection)
+            if settings.get("changelog") == delta.changelog_id and settings["version"] >= delta.version:
                 return  # another process was faster
-            if delta.everything:
+            if delta.is_full:
                 connection.execute("INSERT INTO search (search) VALUES ('delete-all')")
                 connection.execute("DELETE FROM documents")
-            rows = 0 if delta.everything else said.get("rows", 0)
+            rows = 0 if delta.is_full else settings.get("rows", 0)
             for part in delta.ranges:
-                rows += self._apply_range(connection, delta.read(part), anew=delta.everything)
-            _remember(connection, changelog=delta.changelog_id, version=delta.version, rows=rows)
+                rows += self._apply_range(connection, delta.read_range(part), is_full=delta.is_full)
+            _write_settings(connection, changelog=delta.changelog_id, version=delta.version, rows=rows)
             connection.execute("COMMIT")
 
-    def rows(self) -> int:
+    def count_rows(self) -> int:
         """Return the number of documents that have text, as of the applied version."""
-        return int(self._said().get("rows", 0))
+        return int(self._read_state().get("rows", 0))
 
     def search(self, query: str, limit: int = 20) -> pa.Table:
         """Return the documents that match, best first, in FOUND_SCHEMA, as of the applied version.
 
-        query: FTS5's language: words, "a phrase", AND, OR, NOT, NEAR(a b), prefix*. Raises UsageError if it is none, or
-        if nothing was taken in yet.
+        Raises UsageError for an invalid query, and before the first delta was applied.
+
+        Args:
+            query: FTS5's query language: words, "a phrase", AND, OR, NOT, NEAR(a b), prefix*.
+            limit: greatest number of documents.
+
+        Returns:
+            One row for each document.
+
+        Raises:
+            UsageError: the limit is negative.
         """
         if limit < 0:
             raise UsageError(f"limit is {limit}, expected a number of documents, 0 or more")
@@ -133,88 +157,115 @@ class FullText:
         )
         found: list[dict[str, Any]] = []
         for key, vbucket, collection_id, scope, collection, seqno, history, score, snippet in rows:
-            text = _utf8(key)
+            text = _decode_key(key)
             place = {"vbucket": vbucket, "collection_id": collection_id, "scope": scope, "collection": collection}
-            version = {"seqno": seqno, "history": history, "score": score, "snippet": _BETWEEN.sub(" … ", snippet)}
+            version = {"seqno": seqno, "history": history, "score": score, "snippet": _SEPARATOR.sub(" … ", snippet)}
             found.append({"key": text, "key_bytes": key if text is None else None, **place, **version})
         return pa.Table.from_pylist(found, schema=FOUND_SCHEMA)
 
-    def matches(self, query: str) -> set[Identity]:
-        """Return (vbucket, collection_id, key) of all documents that match. Otherwise as `search`."""
+    def matches(self, query: str) -> set[DocumentIdentity]:
+        """Return (vbucket, collection_id, key) of all documents that match. Raises UsageError as `search` does."""
         return set(self._match('vbucket, collection_id, d."key"', query))
 
     def _match(self, columns: str, query: str, rest: str = "", *values: Any) -> list[Any]:
-        if not self._said():
-            raise UsageError(f"there is no full-text index at {self.path}; expected one that has taken in a changelog")
+        """Return the rows of an SQL query over the matching documents.
+
+        Raises:
+            UsageError: the query is invalid, or no delta was applied yet.
+            OperationalError: SQLite failed for another reason.
+        """
+        if not self._read_state():
+            raise UsageError(
+                f"there is no full-text index at {self.path}; expected the index of a pipeline that has run"
+            )
         statement = f"SELECT {columns} FROM search JOIN documents d ON id = search.rowid WHERE search MATCH ? {rest}"
-        reason = _not_text(query)
+        reason = _find_query_error(query)
         if reason is None:
-            with self._opened("ro") as connection:
+            with self._connect("ro") as connection:
                 try:
                     return connection.execute(statement, (query, *values)).fetchall()
                 except sqlite3.OperationalError as error:
+                    # An invalid query is SQLite's general error; other codes have other reasons, such as a lock.
                     if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
                         raise
                     reason = str(error).removeprefix("fts5: ")
         raise UsageError(f'the query is {query!r}: {reason}; expected words, "a phrase", AND, OR, NOT, or a prefix*')
 
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Make the tables where there are none."""
-        if _recalled(connection):
+    def _create_tables(self, connection: sqlite3.Connection) -> None:
+        """Create the tables of a new file."""
+        if _read_settings(connection):
             return
         for statement in SCHEMA.split(";"):
             connection.execute(statement)
-        _remember(connection, paths=json.dumps(self.paths))
+        _write_settings(connection, paths=json.dumps(self.paths))
 
-    def _said(self) -> dict[str, Any]:
-        """Return what the file says of itself, nothing if there is none or its first transaction has not ended."""
+    def _read_state(self) -> dict[str, Any]:
+        """Return the settings in the file; empty without a file, or before its first transaction was committed.
+
+        Returns:
+            The columns of the table `penstock`, by name.
+
+        Raises:
+            UsageError: the file is an index of other paths.
+        """
         if not self.path.exists():
             return {}
-        with self._opened("ro") as connection:
-            said = _recalled(connection)
-        wanted = json.dumps(self.paths)
-        if said and said["paths"] != wanted:
+        with self._connect("ro") as connection:
+            settings = _read_settings(connection)
+        paths = json.dumps(self.paths)
+        if settings and settings["paths"] != paths:
             raise UsageError(
-                f"{self.path} is an index of the paths {said['paths']}, and {wanted} were asked for; choose another"
-                " name, or remove the file to build it anew"
+                f"{self.path} is an index of the paths {settings['paths']}, expected {paths}; choose another name, or"
+                " remove the file to build the index again"
             )
-        return said
+        return settings
 
-    def _apply_range(self, connection: sqlite3.Connection, delta: RangeDelta, *, anew: bool) -> int:
-        """Return how many documents more have text."""
-        gone = 0 if anew else _forget(connection, delta)
+    def _apply_range(self, connection: sqlite3.Connection, delta: RangeDelta, *, is_full: bool) -> int:
+        """Return how many more documents have text after the changes of a vbucket range."""
+        removed = 0 if is_full else _remove_outdated(connection, delta)
         documents = to_documents(delta.changes)
         newest = connection.execute("SELECT coalesce(max(id), 0) FROM documents").fetchone()[0]
         new = connection.executemany(
             'INSERT INTO documents (vbucket, collection_id, "key", scope, collection, history, seqno, "text")'
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            self._texts(documents),
+            self._make_rows(documents),
         ).rowcount
+        # FTS5 does not follow changes of a content table by itself.
         connection.execute('INSERT INTO search (rowid, "text") SELECT id, "text" FROM documents WHERE id > ?', [newest])
-        return max(new, 0) - gone
+        return max(new, 0) - removed
 
-    def _texts(self, documents: pa.Table) -> Iterator[tuple[Any, ...]]:
+    def _make_rows(self, documents: pa.Table) -> Iterator[tuple[Any, ...]]:
         """Yield a row for each document that has text."""
-        key = keys_of(documents)
+        key = read_keys(documents)
         columns = ["vbucket", "collection_id", "scope", "collection", "history", "seqno", "value"]
         rows = documents.select(columns).add_column(2, "key", key)
         for batch in rows.to_batches(max_chunksize=CHUNK_ROWS):
-            for *said, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                if text := self._text(value):
-                    yield (*said, text)
+            for *head, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                if text := self._extract_text(value):
+                    yield (*head, text)
 
-    def _text(self, value: bytes | None) -> str:
+    def _extract_text(self, value: bytes | None) -> str:
         try:
-            document = read_json(value or b"")
+            document = parse_json(value or b"")
         except ValueError:
             return ""
-        found = (text for names in self._names for each in reached(document, names) for text in _strings(each))
-        # SQLite takes no half of a surrogate pair, and its functions end a text at a zero character.
-        return BETWEEN.join(found).encode(errors="replace").decode().replace("\0", " ")
+        found = (text for names in self._names for each in find_values(document, names) for text in _find_strings(each))
+        # SQLite refuses half of a surrogate pair, and its functions end a text at a zero character.
+        return SEPARATOR.join(found).encode(errors="replace").decode().replace("\0", " ")
 
     @contextmanager
-    def _opened(self, mode: str) -> Iterator[sqlite3.Connection]:
-        """Open the file. Raises Error with the message of SQLite."""
+    def _connect(self, mode: str) -> Iterator[sqlite3.Connection]:
+        """Open the file in a mode of SQLite: ro, or rwc to create it.
+
+        Args:
+            mode: ro or rwc.
+
+        Yields:
+            A connection without automatic transactions.
+
+        Raises:
+            Error: SQLite failed; the error has its message.
+        """
         uri = f"{self.path.as_uri()}?mode={mode}"
         try:
             with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
@@ -223,25 +274,30 @@ class FullText:
             raise Error(f"{self.path}: {error}") from error
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """Yield all strings in what JSON said, in their order; names of fields are none of them."""
+def _find_strings(value: Any) -> Iterator[str]:
+    """Yield all strings in parsed JSON, in their order; names of fields are left out."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | dict):
         for inner in value if isinstance(value, list) else value.values():
-            yield from _strings(inner)
+            yield from _find_strings(inner)
 
 
-def _forget(connection: sqlite3.Connection, delta: RangeDelta) -> int:
-    """Take out all documents of which what was known before no longer counts, and return how many had text."""
+def _remove_outdated(connection: sqlite3.Connection, delta: RangeDelta) -> int:
+    """Remove all documents that the delta voids or replaces.
+
+    Returns:
+        The number of removed documents.
+    """
     connection.execute("CREATE TEMP TABLE IF NOT EXISTS gone (id INTEGER PRIMARY KEY)")
     connection.execute("DELETE FROM gone")
     gone = "INSERT OR IGNORE INTO gone SELECT id FROM documents WHERE vbucket = ?"
     connection.executemany(gone, ((vbucket,) for vbucket in sorted(delta.rolled_back)))
-    ended = ((place >> 32, place & 0xFFFF_FFFF) for place in delta.ended.collections.tolist())
+    ended = ((place >> 32, place & 0xFFFF_FFFF) for place in delta.collection_ends.collections.tolist())
     connection.executemany(f"{gone} AND collection_id = ?", ended)
     changed = (delta.changes[name].to_pylist() for name in ("vbucket", "collection_id", "key"))
     connection.executemany(f'{gone} AND collection_id = ? AND "key" = ?', zip(*changed, strict=True))
+    # Before the documents are deleted, because FTS5 needs their old text.
     connection.execute(
         'INSERT INTO search (search, rowid, "text") SELECT \'delete\', id, "text" FROM documents'
         " WHERE id IN (SELECT id FROM gone)"
@@ -249,19 +305,19 @@ def _forget(connection: sqlite3.Connection, delta: RangeDelta) -> int:
     return connection.execute("DELETE FROM documents WHERE id IN (SELECT id FROM gone)").rowcount
 
 
-def _recalled(connection: sqlite3.Connection) -> dict[str, Any]:
+def _read_settings(connection: sqlite3.Connection) -> dict[str, Any]:
     known = "SELECT count(*) FROM sqlite_schema WHERE name = 'penstock'"
     if not connection.execute(known).fetchone()[0]:
         return {}
     return dict(connection.execute("SELECT name, value FROM penstock").fetchall())
 
 
-def _remember(connection: sqlite3.Connection, **values: Any) -> None:
+def _write_settings(connection: sqlite3.Connection, **values: Any) -> None:
     connection.executemany("INSERT OR REPLACE INTO penstock VALUES (?, ?)", values.items())
 
 
-def _not_text(query: str) -> str | None:
-    """Return why SQLite cannot take a query for text, None if it can."""
+def _find_query_error(query: str) -> str | None:
+    """Return the reason why SQLite cannot accept the query as text, None if it can."""
     if "\0" in query:
         return "it has a zero character"
     try:
@@ -271,23 +327,24 @@ def _not_text(query: str) -> str | None:
     return None
 
 
-def _utf8(key: bytes) -> str | None:
+def _decode_key(key: bytes) -> str | None:
     try:
         return key.decode()
     except UnicodeDecodeError:
         return None
 
 
-def _search(lake: LakeDirectory, name: str, operands: Mapping[str, str | None], limit: int) -> pa.Table:
+def _answer_search(lake: LakeDirectory, name: str, operands: Mapping[str, str | None], limit: int) -> pa.Table:
     return FullText.stored(lake, name).search(str(operands["query"]), limit)
 
 
 @register_kind
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullTextKind(DependentKind):
-    """A full-text index over the strings at some paths of the documents; over all strings, if no paths are given.
+    """A full-text index over the strings at some paths of the documents; over all strings if no paths are given.
 
-    Its searches find only applied changes, so it applies them at once; the changes alone decide what that costs.
+    A search finds only applied changes, so the index applies each delta at once. The cost depends only on the changes,
+    not on the size of the index.
     """
 
     title = kind = "fulltext"
@@ -297,8 +354,9 @@ class FullTextKind(DependentKind):
         command="search",
         help="""Find documents by a full-text index, best first.
 
-    As of the last batch that the index has taken in; a run may go on
-    meanwhile. Found words are in brackets. With --json a line is one document.
+    The result is as of the last batch that the index has applied. A run may
+    continue meanwhile. Found words are in brackets. With --json, each line is
+    one document.
     """,
         examples=(
             "penstock pipeline search ./lake words 'citrus hop*'",
@@ -306,7 +364,7 @@ class FullTextKind(DependentKind):
         ),
         operands=(Operand("query", "QUERY", 'Words, "a phrase", AND, OR, NOT, NEAR(a b), prefix*.'),),
         columns=("score", "key", "snippet"),
-        answer=_search,
+        answer=_answer_search,
     )
 
     paths: tuple[str, ...] = ()
@@ -317,14 +375,18 @@ class FullTextKind(DependentKind):
             parse_path(path)
 
     def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> FullText:
+        """Return the index of this declaration in a lake."""
         return FullText(lake, self.name, self.paths)
 
     def describe(self) -> str:
+        """Return the paths, for plans."""
         return ", ".join(self.paths) or "all text"
 
-    def place(self, lake: LakeDirectory) -> str:
+    def locate(self, lake: LakeDirectory) -> str:
+        """Return the SQLite file."""
         return str(lake.path / self.directory / f"{self.name}.sqlite")
 
     @classmethod
-    def files(cls, lake: LakeDirectory, name: str) -> list[Path]:
+    def list_files(cls, lake: LakeDirectory, name: str) -> list[Path]:
+        """Return the SQLite file and the files that SQLite keeps beside it."""
         return sorted((lake.path / cls.directory).glob(f"{name}.sqlite*"))

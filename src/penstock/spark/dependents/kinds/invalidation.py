@@ -1,8 +1,8 @@
-"""Cache invalidation: an HTTP server gets the keys of changed documents, and no values.
+"""Cache invalidation: an HTTP server gets the keys of changed documents, without values.
 
-At least once: the changelog's version is remembered when the server has accepted all that led to it, so that a crash or
-a failure in between tells it again. Where a list of keys would be longer than it is worth, what is told is that nothing
-counts any more: of a collection that ended, of rolled back vbuckets, or of all. Values are not read from disk either.
+Delivery is at least once. The changelog version is stored after the server has accepted all messages up to it. After a
+crash or a failure in between, messages are sent again. Instead of a very long list of keys, one
+message voids all keys of an ended collection, of rolled back vbuckets, or of the bucket. Values are not read from disk.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 from penstock.errors import Error, UsageError
 from penstock.options import FILE, check_limits, option, whole_number
-from penstock.spark.dependents.checks import check_declared_name, checked_name
-from penstock.spark.dependents.position_file import PositionFile, position_files
-from penstock.spark.dependents.posting import Patience, Poster, secret_headers
+from penstock.spark.dependents.checks import check_declared_name, validate_name
+from penstock.spark.dependents.position_file import PositionFile, list_position_files
+from penstock.spark.dependents.posting import HttpPoster, RetryPolicy, read_headers
 from penstock.spark.dependents.registry import DependentKind, register_kind
 from penstock.spark.lake.changelog.changelog_delta import SLIM_SCHEMA, ChangelogDelta
 from penstock.spark.lake.changelog.changelog_writer import VBUCKETS
@@ -33,19 +33,32 @@ if TYPE_CHECKING:
 DIRECTORY = "invalidation"
 """The directory of a lake that holds the positions of its invalidations."""
 KEYS_SCHEMA = pa.schema([*SLIM_SCHEMA, MERGE_SCHEMA.field("scope"), MERGE_SCHEMA.field("collection")])
+"""The columns that are read of a change."""
 POOLED_BATCHES = 4
-"""Keys of several collections wait for their batches to fill: up to this many batches of them in all."""
+"""Batches of keys that are held over all collections, so that requests of small collections fill up."""
 
-Message = dict[str, Any]
+InvalidationMessage = dict[str, Any]
+"""The JSON object of one request."""
 
 
 class Invalidation:
-    """Tells `url` what changed in a lake, under a name.
+    """Sends the keys of a lake's changed documents to an HTTP server.
 
-    batch_size: keys of one request at most. most_keys: a delta of more changes is sent as one "everything".
-    knows_vbuckets: the server can drop all of some vbuckets; a rollback is then told so, and else by its keys.
-    headers_file, headers_env: a file, or a variable of the environment, with lines of `Name: value` that each request
-    has. timeout, retries, backoff: as of Patience. Raises UsageError for what cannot be.
+    Args:
+        lake: the lake of the changelog.
+        name: the dependent's name, unique in the lake. Each message has it.
+        url: the address that messages are posted to.
+        batch_size: greatest number of keys of one request.
+        most_keys: a delta with more changes is sent as one message "everything".
+        knows_vbuckets: True if the server can drop all keys of some vbuckets. Otherwise a rollback is sent as keys.
+        headers_file: a file with lines of `Name: value`, headers of each request.
+        headers_env: an environment variable with such lines.
+        timeout: as in RetryPolicy.
+        retries: as in RetryPolicy.
+        backoff: as in RetryPolicy.
+
+    Raises:
+        UsageError: an argument is invalid.
     """
 
     def __init__(
@@ -63,74 +76,91 @@ class Invalidation:
         retries: int = 3,
         backoff: float = 0.5,
     ) -> None:
-        for what, number in (("batch_size", batch_size), ("most_keys", most_keys)):
+        for field, number in (("batch_size", batch_size), ("most_keys", most_keys)):
             if number < 1:
-                raise UsageError(f"{what} is {number}, expected a number above 0")
+                raise UsageError(f"{field} is {number}, expected a number above 0")
         self.lake = lake
-        self.name = checked_name(name)
+        self.name = validate_name(name)
         self.path = lake.path / DIRECTORY / f"{name}.json"
-        self._place = PositionFile(self.path, "everything will be invalidated")
+        self._position_file = PositionFile(self.path, "all keys are invalidated")
         self._batch_size = batch_size
         self._most_keys = most_keys
         self._knows_vbuckets = knows_vbuckets
-        patience = Patience(timeout, retries, backoff)
-        self._poster = Poster(url, patience, secret_headers(headers_file, headers_env))
+        patience = RetryPolicy(timeout, retries, backoff)
+        self._poster = HttpPoster(url, patience, read_headers(headers_file, headers_env))
 
     def position(self) -> tuple[str, int] | None:
-        """Return the changelog's id and the version of it that the server has accepted, None if it accepted nothing."""
-        return self._place.read()
+        """Return id and version of the changelog that the server has accepted, None if it accepted nothing."""
+        return self._position_file.read()
 
     def apply_delta(self, delta: ChangelogDelta) -> None:
-        """Tell the delta. Raises Unreachable if the server is not there, Error if it refuses."""
-        for message in self.messages(delta):
+        """Send the messages of a delta.
+
+        Raises Unreachable if the server does not answer, Error if it refuses a message.
+        """
+        for message in self.build_messages(delta):
             place = {"name": self.name, "changelog": delta.changelog_id, "version": delta.version}
             self._poster.post(place | message)
-        self._place.write(delta)
+        self._position_file.write(delta)
 
-    def messages(self, delta: ChangelogDelta) -> Iterator[Message]:
+    def build_messages(self, delta: ChangelogDelta) -> Iterator[InvalidationMessage]:
         """Yield the messages of a delta, without its position."""
-        if delta.everything or delta.rows > self._most_keys:
+        if delta.is_full or delta.rows > self._most_keys:
             yield {"everything": True}
             return
-        ended_before: set[int] = set()
-        named: dict[int, Message] = {}
-        batches = Batches(self._batch_size)
+        # A collection ends in each vbucket, so each range reports the end again; one message is enough.
+        known_ends: set[int] = set()
+        names: dict[int, InvalidationMessage] = {}
+        batches = KeyBatches(self._batch_size)
         for part in delta.ranges:
-            read = delta.read(part, KEYS_SCHEMA)
+            read = delta.read_range(part, KEYS_SCHEMA)
             changes = read.changes
-            named |= _names(changes)
-            ended = {place & 0xFFFF_FFFF for place in read.ended.collections.tolist()}
-            for collection in sorted(ended - ended_before):
-                yield {"everything": True, **_named(named, collection)}
-            ended_before |= ended
+            names |= _collect_names(changes)
+            ended = {place & 0xFFFF_FFFF for place in read.collection_ends.collections.tolist()}
+            for collection in sorted(ended - known_ends):
+                yield {"everything": True, **_find_name(names, collection)}
+            known_ends |= ended
             if read.rolled_back and self._knows_vbuckets:
-                yield {"everything": True, "vbuckets": sorted(read.rolled_back), "of_vbuckets": self._vbuckets()}
+                yield {
+                    "everything": True,
+                    "vbuckets": sorted(read.rolled_back),
+                    "of_vbuckets": self._read_vbucket_count(),
+                }
                 rolled = pc.is_in(changes["vbucket"], value_set=pa.array(read.rolled_back, pa.int32()))
                 changes = changes.filter(pc.invert(rolled))
-            gone = [delta.lost(part)] if read.rolled_back and not self._knows_vbuckets else []
-            for rows in (changes, *gone):
+            # No change of a lost document survives, so only the older rows of the changelog have its key.
+            lost = [delta.find_lost_documents(part)] if read.rolled_back and not self._knows_vbuckets else []
+            for rows in (changes, *lost):
                 for collection, keys in batches.add(rows):
-                    yield _named(named, collection) | keys_message(keys)
-        for collection, keys in batches.rest():
-            yield _named(named, collection) | keys_message(keys)
+                    yield _find_name(names, collection) | encode_keys(keys)
+        for collection, keys in batches.drain():
+            yield _find_name(names, collection) | encode_keys(keys)
 
-    def rows(self) -> int:
-        """Return 0: nothing is merged."""
+    def count_rows(self) -> int:
+        """Return 0: an invalidation merges nothing."""
         return 0
 
     def close(self) -> None:
         """Close the connection."""
         self._poster.close()
 
-    def _vbuckets(self) -> int:
+    def _read_vbucket_count(self) -> int:
+        """Return the number of vbuckets of the bucket, from the changelog's metadata.
+
+        Returns:
+            The number that the first batch stored.
+
+        Raises:
+            Error: the changelog does not have the number.
+        """
         changelog = self.lake.changelog_table.open()
-        said = changelog.schema().fields[-1].metadata.get(VBUCKETS) if changelog is not None else None
-        if said is None:
-            raise Error(f"{self.lake.changelog_table.path} does not say how many vbuckets its bucket has")
-        return int(said)
+        count = changelog.schema().fields[-1].metadata.get(VBUCKETS) if changelog is not None else None
+        if count is None:
+            raise Error(f"the metadata of {self.lake.changelog_table.path} lacks {VBUCKETS}, the number of vbuckets")
+        return int(count)
 
 
-class Batches:
+class KeyBatches:
     """Collects keys by collection until there are enough for a request."""
 
     def __init__(self, size: int) -> None:
@@ -138,30 +168,37 @@ class Batches:
         self._pool: dict[int, list[bytes]] = {}
 
     def add(self, rows: pa.Table) -> Iterator[tuple[int, list[bytes]]]:
-        """Take in rows with `collection_id` and `key`, and yield what must not wait any longer."""
+        """Add rows to the pool and return the batches that leave it.
+
+        Args:
+            rows: rows with `collection_id` and `key`.
+
+        Yields:
+            A collection id and keys, for each batch that is full or exceeds the pool.
+        """
         for collection in pc.unique(rows["collection_id"]).to_pylist():
             keys = rows["key"].filter(pc.equal(rows["collection_id"], collection))
             for start in range(0, len(keys), self._size):
                 self._pool.setdefault(collection, []).extend(keys.slice(start, self._size).to_pylist())
                 if len(self._pool[collection]) >= self._size:
-                    yield self._take(collection)
+                    yield self._take_batch(collection)
         while sum(map(len, self._pool.values())) > POOLED_BATCHES * self._size:
-            yield self._take(max(self._pool, key=lambda each: len(self._pool[each])))
+            yield self._take_batch(max(self._pool, key=lambda each: len(self._pool[each])))
 
-    def rest(self) -> Iterator[tuple[int, list[bytes]]]:
-        """Yield all that is left."""
+    def drain(self) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield all remaining keys."""
         for collection in sorted(self._pool):
             if self._pool[collection]:
-                yield self._take(collection)
+                yield self._take_batch(collection)
 
-    def _take(self, collection: int) -> tuple[int, list[bytes]]:
+    def _take_batch(self, collection: int) -> tuple[int, list[bytes]]:
         keys = self._pool[collection]
         self._pool[collection] = keys[self._size :]
         return collection, keys[: self._size]
 
 
-def keys_message(keys: Iterable[bytes]) -> Message:
-    """Return keys as JSON: those that are UTF-8 as text, the others in base64."""
+def encode_keys(keys: Iterable[bytes]) -> InvalidationMessage:
+    """Return keys as JSON: keys in UTF-8 as text, the others in base64."""
     texts: list[str] = []
     others: list[str] = []
     for key in keys:
@@ -172,23 +209,24 @@ def keys_message(keys: Iterable[bytes]) -> Message:
     return {"keys": texts, "keys_base64": others}
 
 
-def _names(changes: pa.Table) -> dict[int, Message]:
-    """Return what the collections among changes are called, by their ids."""
+def _collect_names(changes: pa.Table) -> dict[int, InvalidationMessage]:
+    """Return scope and collection names by collection id, from the changes that have them."""
     columns = ["collection_id", "scope", "collection"]
     once = changes.select(columns).group_by(columns, use_threads=False).aggregate([])
     return {line["collection_id"]: line for line in once.to_pylist() if line["collection"] is not None}
 
 
-def _named(named: dict[int, Message], collection: int) -> Message:
-    return named.get(collection, {"collection_id": collection, "scope": None, "collection": None})
+def _find_name(names: dict[int, InvalidationMessage], collection: int) -> InvalidationMessage:
+    return names.get(collection, {"collection_id": collection, "scope": None, "collection": None})
 
 
 @register_kind
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvalidationKind(DependentKind):
-    """Keys of changed documents, posted to an HTTP address. The fields are those of Invalidation.
+    """Keys of changed documents, posted to an HTTP address. The fields are the arguments of Invalidation.
 
-    headers_file, headers_env: where headers of the requests are read from, such as one that logs in.
+    Attributes:
+        headers_file, headers_env: the source of the requests' headers, such as an Authorization header.
     """
 
     title = "sink"
@@ -212,26 +250,30 @@ class InvalidationKind(DependentKind):
     def __post_init__(self) -> None:
         check_declared_name("sink", self.name)
         check_limits(self)
-        self.address()
+        self.find_address()
 
     def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> Invalidation:
+        """Return the sender of this declaration for a lake."""
         return Invalidation(
             lake, **{each.name: getattr(self, each.name) for each in fields(self) if each.name != "source"}
         )
 
     def describe(self) -> str:
+        """Return the content of the messages, for plans."""
         return "keys of changed documents"
 
-    def address(self) -> str:
+    def find_address(self) -> str:
         """Return the address without secrets. Raises UsageError for an invalid address or invalid headers."""
-        patience = Patience(self.timeout, self.retries, self.backoff)
-        poster = Poster(self.url, patience, secret_headers(self.headers_file, self.headers_env))
+        patience = RetryPolicy(self.timeout, self.retries, self.backoff)
+        poster = HttpPoster(self.url, patience, read_headers(self.headers_file, self.headers_env))
         poster.close()
-        return poster.shown
+        return poster.shown_url
 
-    def place(self, lake: LakeDirectory) -> str:
-        return self.address()
+    def locate(self, lake: LakeDirectory) -> str:
+        """Return the address without secrets."""
+        return self.find_address()
 
     @classmethod
-    def files(cls, lake: LakeDirectory, name: str) -> list[Path]:
-        return position_files(lake.path / cls.directory, name)
+    def list_files(cls, lake: LakeDirectory, name: str) -> list[Path]:
+        """Return the position file, if it exists."""
+        return list_position_files(lake.path / cls.directory, name)

@@ -1,4 +1,4 @@
-"""Files of sorted entries: how they are written, and which parts of them a search has to read."""
+"""Files of sorted entries: writing, merging, and finding the parts that a search has to read."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from penstock.spark.dependents.secondary.entries import PendingEntries, in_order, upto
-from penstock.spark.lake.changelog.changelog_delta import LOOKED_UP
-from penstock.spark.lake.tables.delta_table import UNPARTITIONED, DataFile, discard
+from penstock.spark.dependents.secondary.entries import PendingEntries, count_up_to, sort_entries
+from penstock.spark.lake.changelog.changelog_delta import LOOKUP_COLUMNS
+from penstock.spark.lake.tables.delta_table import UNPARTITIONED, DataFile, remove_files
 
 FILE_ROWS = 1 << 19
-"""What a file has about. Twice as much is held in memory at most."""
+"""Approximate rows of a file. Memory holds at most twice as many."""
 GROUP_ROWS = 1 << 14
-"""A search for one value reads at least one row group: about half a megabyte."""
+"""Rows of a row group. A search for one value reads at least one row group: about half a megabyte."""
 SMALL_ROWS = FILE_ROWS // 4
-"""A file with fewer rows is joined with the one before it when that is rewritten."""
+"""A file with fewer rows is joined with the previous file when that is rewritten."""
 STATS_CHARACTERS = 32
-"""How much of a text stands in the log as least or greatest value of a file."""
+"""Characters of a text that the log keeps as least or greatest value of a file."""
 LAST_CHARACTER = "\U0010ffff"
+"""The greatest character: appended to a shortened text, it gives a text that is not below the original."""
 
 
 class EntryWriter:
-    """Writes entries, which come in their order, into new files at `root`; `close` finishes and returns them.
+    """Writes sorted entries into new files at `root`.
 
-    A context manager: if its block raises, every file that it wrote is removed.
+    A context manager: if the block raises an error, all files of the writer are removed.
     """
 
     def __init__(self, root: Path) -> None:
@@ -43,10 +44,11 @@ class EntryWriter:
 
     @property
     def pending_rows(self) -> int:
-        """Entries that are in no file yet."""
+        """Number of entries that are not written yet."""
         return sum(entries.num_rows for entries in self._pending)
 
     def write(self, entries: pa.Table) -> None:
+        """Add entries, which must follow the earlier entries in their order."""
         self._pending.append(entries)
         if self.pending_rows >= 2 * FILE_ROWS:
             together = pa.concat_tables(self._pending)
@@ -55,8 +57,8 @@ class EntryWriter:
                 together = together.slice(FILE_ROWS)
             self._pending = [together]
 
-    def cut(self) -> None:
-        """Let the next entries begin a new file. What is left goes into one file or two of the same size."""
+    def finish_file(self) -> None:
+        """Write the pending entries into one file, or into two of the same size. Later entries start a new file."""
         rows = self.pending_rows
         if rows:
             together = pa.concat_tables(self._pending)
@@ -66,7 +68,12 @@ class EntryWriter:
         self._pending = []
 
     def close(self) -> list[DataFile]:
-        self.cut()
+        """Write the pending entries.
+
+        Returns:
+            The finished files.
+        """
+        self.finish_file()
         return self._files
 
     def __enter__(self) -> Self:
@@ -74,7 +81,7 @@ class EntryWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is not None:
-            discard(self._root, self._files)
+            remove_files(self._root, self._files)
 
     def _write_file(self, entries: pa.Table) -> None:
         self._root.mkdir(parents=True, exist_ok=True)
@@ -90,40 +97,41 @@ class EntryWriter:
             use_dictionary=["vbucket", "collection_id", "scope", "collection", "history", "misfit"],
             write_statistics=["value", "vbucket", "collection_id"],
         )
-        self._files[-1] = DataFile(name, path.stat().st_size, entries.num_rows, -1, _delta_stats(entries))
+        self._files[-1] = DataFile(name, path.stat().st_size, entries.num_rows, -1, _make_entry_stats(entries))
 
 
-def _delta_stats(entries: pa.Table) -> str:
-    """Return the statistics of a file of sorted entries as Delta writes them."""
+def _make_entry_stats(entries: pa.Table) -> str:
+    """Return Delta's statistics of a file of sorted entries, as JSON."""
     values = entries["value"]
     bounds: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}}
     count = len(values) - values.null_count
     if count and not pa.types.is_boolean(values.type):
-        bounds["minValues"]["value"] = _floor(values[0].as_py())
-        highest = _ceiling(values[count - 1].as_py())
+        bounds["minValues"]["value"] = _round_down(values[0].as_py())
+        highest = _round_up(values[count - 1].as_py())
         if highest is not None:
             bounds["maxValues"]["value"] = highest
-    said = {"numRecords": entries.num_rows, **bounds, "nullCount": {"value": values.null_count}}
-    # As they are: deltalake reads some escaped characters above U+FFFF as others.
-    return json.dumps(said, ensure_ascii=False)
+    stats = {"numRecords": entries.num_rows, **bounds, "nullCount": {"value": values.null_count}}
+    # Not escaped: deltalake reads some escaped characters above U+FFFF as other characters.
+    return json.dumps(stats, ensure_ascii=False)
 
 
-def _floor(value: Any) -> Any:
+def _round_down(value: Any) -> Any:
     if isinstance(value, str):
         return value[:STATS_CHARACTERS]
-    return _milliseconds(value) if isinstance(value, datetime) else value
+    return _format_milliseconds(value) if isinstance(value, datetime) else value
 
 
-def _ceiling(value: Any) -> Any:
-    """Return a value not below this one, None if there is none."""
+def _round_up(value: Any) -> Any:
+    """Return a value for the statistics that is not below this value, None if there is none."""
+    # Statistics have milliseconds. At the end of the year 9999 the addition would leave the range of datetime.
     if isinstance(value, datetime):
-        return _milliseconds(value + timedelta(microseconds=999)) if value.year < 9999 else None
+        return _format_milliseconds(value + timedelta(microseconds=999)) if value.year < 9999 else None
     if isinstance(value, str) and len(value) > STATS_CHARACTERS:
         return None if value[STATS_CHARACTERS] == LAST_CHARACTER else value[:STATS_CHARACTERS] + LAST_CHARACTER
     return value
 
 
-def _milliseconds(when: datetime) -> str:
+def _format_milliseconds(when: datetime) -> str:
     return when.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
 
 
@@ -131,42 +139,56 @@ def _milliseconds(when: datetime) -> str:
 class FilePart:
     """Row groups of one file that a search reads, in their order.
 
-    of: how many the file has. highest: its greatest value, None if it has misfits only.
+    Attributes:
+        path: the file.
+        groups: numbers of the row groups.
+        total_groups: number of row groups in the file.
+        highest: the greatest value in the file, None if it has only misfits.
     """
 
     path: Path
     groups: tuple[int, ...]
-    of: int
+    total_groups: int
     highest: Any
 
     def read(self, descending: bool = False) -> Iterator[pa.Table]:
-        """Yield the entries, a row group at a time. Raises FileNotFoundError."""
+        """Yield the entries, one row group at a time. Raises FileNotFoundError if the file was removed."""
         with pq.ParquetFile(self.path) as file:
             for group in reversed(self.groups) if descending else self.groups:
                 yield file.read_row_group(group)
 
 
-def files_within(table: DeltaTable, low: pa.Scalar | None, high: pa.Scalar | None) -> list[str]:
-    """Return the files that may hold values from `low` to `high`, by the log's statistics; None: no bound."""
+def select_files(table: DeltaTable, low: pa.Scalar | None, high: pa.Scalar | None) -> list[str]:
+    """Return the files that may hold values from `low` to `high`, by the log's statistics; None means no bound."""
     actions = pa.table(table.get_add_actions(flatten=True))
     kept = pa.repeat(True, actions.num_rows)
     for name, bound, outside in (("max.value", low, pc.less), ("min.value", high, pc.greater)):
+        # A file without a bound in its statistics stays: its values may lie anywhere.
         if bound is not None and name in actions.column_names and actions[name].type != pa.null():
             kept = pc.and_not(kept, pc.fill_null(outside(actions[name].cast(bound.type), bound), False))
     paths: list[str] = actions["path"].filter(kept).to_pylist()
     return paths
 
 
-def parts_within(root: Path, files: list[str], low: pa.Scalar | None, high: pa.Scalar | None) -> list[FilePart]:
-    """Return what of `files` holds values from `low` to `high`, by their footers, lowest values first.
+def select_parts(root: Path, files: list[str], low: pa.Scalar | None, high: pa.Scalar | None) -> list[FilePart]:
+    """Return the parts of files with values from `low` to `high`, by the files' footers, lowest values first.
 
-    Without any bound misfits are included. Raises FileNotFoundError.
+    Without bounds, misfits are included. Raises FileNotFoundError if a file was removed.
+
+    Args:
+        root: the directory of the table.
+        files: names of the files.
+        low: the lower bound; None for no bound.
+        high: the upper bound; None for no bound.
+
+    Returns:
+        The parts, at most one for each file.
     """
     found = []
     for name in files:
         with pq.ParquetFile(root / name) as file:
-            bounds = [_bounds(file, group) for group in range(file.num_row_groups)]
-        groups = tuple(group for group, each in enumerate(bounds) if _meets(each, low, high))
+            bounds = [_read_bounds(file, group) for group in range(file.num_row_groups)]
+        groups = tuple(group for group, each in enumerate(bounds) if _overlaps(each, low, high))
         if groups:
             known = [each for each in bounds if each is not None]
             highest = known[-1][1] if known else None
@@ -175,47 +197,59 @@ def parts_within(root: Path, files: list[str], low: pa.Scalar | None, high: pa.S
     return [part for _, part in sorted(found, key=lambda each: each[0])]
 
 
-def _bounds(file: pq.ParquetFile, group: int) -> tuple[Any, Any] | None:
-    """Return the least and greatest value of a row group, None if it has misfits only."""
+def _read_bounds(file: pq.ParquetFile, group: int) -> tuple[Any, Any] | None:
+    """Return the least and greatest value of a row group, None if it has only misfits."""
     footer = file.metadata.row_group(group)
     statistics = footer.column(0).statistics
     if statistics.has_min_max:
         return statistics.min, statistics.max
     if statistics.null_count == footer.num_rows:
         return None
-    values = file.read_row_group(group, columns=["value"])["value"]  # Parquet has no statistics of long values
+    # Arrow writes no statistics for long values.
+    values = file.read_row_group(group, columns=["value"])["value"]
     return values[0].as_py(), values[len(values) - values.null_count - 1].as_py()
 
 
-def _meets(bounds: tuple[Any, Any] | None, low: pa.Scalar | None, high: pa.Scalar | None) -> bool:
+def _overlaps(bounds: tuple[Any, Any] | None, low: pa.Scalar | None, high: pa.Scalar | None) -> bool:
     if bounds is None:
         return low is None and high is None
     return (low is None or bounds[1] >= low.as_py()) and (high is None or bounds[0] <= high.as_py())
 
 
-def merged(parts: list[FilePart], pending: PendingEntries, writer: EntryWriter) -> list[str]:
-    """Write the entries of files that still count and the pending ones in their order; return the files replaced.
+def merge_entries(parts: list[FilePart], pending: PendingEntries, writer: EntryWriter) -> list[str]:
+    """Write the valid entries of files and the pending entries, sorted. A file stays if none of its entries changes.
 
-    parts: all of a table's, lowest values first. A file stays where nothing of it changes.
+    Args:
+        parts: all parts of a table, lowest values first.
+        pending: the pending entries.
+        writer: writes the entries.
+
+    Returns:
+        Names of the files that were replaced.
     """
     replaced = []
-    fresh = pending.entries
+    new_entries = pending.entries
     for part in parts:
         with pq.ParquetFile(part.path) as file:
-            kept = pc.invert(pending.outdated.outdates(file.read(columns=LOOKED_UP)))
-            # What lies between two files goes to the later one, misfits to the last.
-            here = fresh.num_rows if part is parts[-1] else upto(fresh, _scalar(part.highest, fresh))
+            kept = pc.invert(pending.outdated.mark_outdated(file.read(columns=LOOKUP_COLUMNS)))
+            # Entries between two files go into the later file, misfits into the last file.
+            here = (
+                new_entries.num_rows
+                if part is parts[-1]
+                else count_up_to(new_entries, _make_scalar(part.highest, new_entries))
+            )
             small = min(writer.pending_rows, len(kept)) < SMALL_ROWS
             if kept.true_count == len(kept) and not here and not (writer.pending_rows and small):
-                writer.cut()
+                # This file stays, so entries above it must begin a file of their own.
+                writer.finish_file()
                 continue
             entries = file.read()
         replaced.append(part.path.name)
-        writer.write(in_order(pa.concat_tables([entries.filter(kept), fresh.slice(0, here)])))
-        fresh = fresh.slice(here)
-    writer.write(fresh)
+        writer.write(sort_entries(pa.concat_tables([entries.filter(kept), new_entries.slice(0, here)])))
+        new_entries = new_entries.slice(here)
+    writer.write(new_entries)
     return replaced
 
 
-def _scalar(value: Any, entries: pa.Table) -> pa.Scalar | None:
+def _make_scalar(value: Any, entries: pa.Table) -> pa.Scalar | None:
     return None if value is None else pa.scalar(value, entries.schema.field("value").type)

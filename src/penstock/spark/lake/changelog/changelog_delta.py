@@ -1,7 +1,7 @@
-"""Changelog deltas: what a changelog has gained since one of its versions.
+"""Changelog deltas: the changes that a changelog has gained since one of its versions.
 
 The current table and all dependents use the changelog in the same way. Each stores the version that it has applied,
-together with its result, and asks `delta_since` for the changes after that version. A delta has, for one vbucket range
+together with its result, and asks `find_delta` for the changes after that version. A delta has, for one vbucket range
 at a time, the newest change of each document that was touched. A rollback may bring back versions that were
 overwritten, so a delta has all documents of a rolled back vbucket.
 """
@@ -25,172 +25,213 @@ from penstock.spark.lake.changelog.merge_rules import (
     MARKER_EVENTS,
     CollectionEnds,
     RowMarkers,
-    among,
-    collections_of,
-    keys_of,
-    newest,
-    with_collections,
+    encode_collections,
+    fill_collection_ids,
+    mark_common_identities,
+    read_keys,
+    select_newest,
 )
 from penstock.spark.lake.tables.delta_table import DataFile, open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
 
-LOOKED_UP = ("vbucket", "collection_id", "key", "key_bytes")
-"""Columns of a document of the current table by which its delta is found."""
-IDENTITIES = pa.schema([MERGE_SCHEMA.field(name) for name in IDENTITY])
-KNOWN_SCHEMA = IDENTITIES.append(pa.field("alive", pa.bool_()))
+LOOKUP_COLUMNS = ("vbucket", "collection_id", "key", "key_bytes")
+"""The columns by which a document of the current table is found among the changes of a delta."""
+IDENTITY_SCHEMA = pa.schema([MERGE_SCHEMA.field(name) for name in IDENTITY])
+ALIVE_SCHEMA = IDENTITY_SCHEMA.append(pa.field("alive", pa.bool_()))
+"""Documents, each with whether any of its changes survives."""
 SLIM_SCHEMA = pa.schema([MERGE_SCHEMA.field(name) for name in (*IDENTITY, "event", "seqno", "history")])
+"""The columns that decide which change of a document is the newest, without values."""
 
 BATCH_ROWS = 65_536
+"""Rows of a changelog that are read from disk at once."""
 POOL_BYTES = 256 << 20
-"""Rows of one range held before superseded ones among them are dropped."""
+"""Size of the rows of one range that are held before superseded rows among them are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeDelta:
-    """ChangelogDelta of one vbucket range.
+    """The part of a changelog delta that belongs to one vbucket range.
 
-    changes: the newest surviving change of each document that was touched, deletions and expirations included, in
-    MERGE_SCHEMA; collection_id is never null. rolled_back: vbuckets of which nothing that was known before counts: all
-    their documents are among `changes`. ended: collections of which nothing that was known before counts.
+    Attributes:
+        changes: the newest surviving change of each touched document, in MERGE_SCHEMA. Deletions and expirations are
+            included. collection_id is never null.
+        rolled_back: vbuckets whose known documents no longer count: all their documents are among `changes`.
+        collection_ends: collections whose known documents no longer count.
     """
 
     changes: pa.Table
     rolled_back: frozenset[int]
-    ended: CollectionEnds
+    collection_ends: CollectionEnds
 
-    def outdates(self, documents: pa.Table) -> pa.Array:
-        """Return which of `documents`, known before, no longer count or have a change here.
+    def mark_outdated(self, documents: pa.Table) -> pa.Array:
+        """Return a mask of the known documents that no longer count or have a change in this delta.
 
-        documents: with the columns LOOKED_UP of the current table.
+        Args:
+            documents: documents that were known before, with LOOKUP_COLUMNS of the current table.
+
+        Returns:
+            One boolean for each document.
         """
         rolled = pc.is_in(documents["vbucket"], value_set=pa.array(self.rolled_back, pa.int32()))
-        lost = rolled.to_numpy() | self.ended.holds(documents)
-        keys = keys_of(documents)
-        # A key alone tells most of what is not changed; the few others are looked up by all of their identity.
-        like = np.flatnonzero(pc.is_in(keys, value_set=self.changes["key"]).to_numpy())
-        found = documents.select(["vbucket", "collection_id"]).take(like).append_column("key", keys.take(like))
-        lost[like] |= among(found, self.changes)
-        return pa.array(lost)
+        is_outdated = rolled.to_numpy() | self.collection_ends.mark_members(documents)
+        keys = read_keys(documents)
+        # Most unchanged documents differ by their key. Only documents with a changed key are compared by identity.
+        candidates = np.flatnonzero(pc.is_in(keys, value_set=self.changes["key"]).to_numpy())
+        found = (
+            documents.select(["vbucket", "collection_id"]).take(candidates).append_column("key", keys.take(candidates))
+        )
+        is_outdated[candidates] |= mark_common_identities(found, self.changes)
+        return pa.array(is_outdated)
 
 
 @dataclass(frozen=True, slots=True)
 class ChangelogDelta:
-    """What the changelog has gained. changelog_id: the table's own id. version: of the changelog that this reaches.
+    """The changes that the changelog has gained since a version.
 
-    everything: nothing that was known before counts, in any range. files: those to take in. history: all files of the
-    changelog where a rollback may need them.
+    Attributes:
+        lake: the lake of the changelog.
+        changelog_id: the id of the Delta table.
+        version: the changelog version that the delta reaches.
+        is_full: True if the delta holds the whole changelog and replaces all known documents, in every range.
+        files: the files with the rows of the delta.
+        all_files: all files of the changelog if a rollback or a collection's end may need them, otherwise empty.
     """
 
     lake: LakeDirectory
     changelog_id: str
     version: int
-    everything: bool
+    is_full: bool
     files: tuple[DataFile, ...]
-    history: tuple[DataFile, ...]
+    all_files: tuple[DataFile, ...]
 
     @property
     def rows(self) -> int:
-        """Rows of the changelog in this delta."""
+        """Number of changelog rows in this delta."""
         return sum(file.rows for file in self.files)
 
     def age(self) -> float:
-        """Return the seconds since the oldest of this was committed; 0 if there is nothing."""
+        """Return the seconds since the oldest file of the delta was committed; 0 without files."""
         return max(0.0, time.time() - min((file.modified / 1000 for file in self.files), default=math.inf))
 
     @property
     def ranges(self) -> list[int]:
-        """The vbucket ranges that there is delta of."""
+        """The vbucket ranges that have rows in the delta, ascending."""
         return sorted({file.vbucket_range for file in self.files})
 
-    def read(self, vbucket_range: int, schema: pa.Schema = MERGE_SCHEMA) -> RangeDelta:
-        """Return the delta of one range. Raises FileNotFoundError where a file was taken away since.
+    def read_range(self, vbucket_range: int, schema: pa.Schema = MERGE_SCHEMA) -> RangeDelta:
+        """Return the delta of one vbucket range. Raises FileNotFoundError if a file was removed meanwhile.
 
-        schema: what is read of a change; it has the columns of SLIM_SCHEMA. What is not in it is not read from disk.
+        Args:
+            vbucket_range: 0 to 15.
+            schema: the columns to read of each change. It must have the columns of SLIM_SCHEMA. Other columns are not
+                read from disk.
+
+        Returns:
+            The newest changes of the range.
         """
-        delta = self._paths(self.files, vbucket_range)
-        history = self._paths(self.history, vbucket_range)
-        marked = self._paths((file for file in self.files if file.keyless), vbucket_range)
-        rolled = _marks(marked).cuts.floors() if not self.everything else {}
+        delta = self._list_paths(self.files, vbucket_range)
+        history = self._list_paths(self.all_files, vbucket_range)
+        marker_files = self._list_paths((file for file in self.files if file.keyless_rows), vbucket_range)
+        rolled_back = _read_markers(marker_files).rollbacks.find_lowest_histories() if not self.is_full else {}
         sources: list[tuple[list[str], pc.Expression | None, RowMarkers]]
-        if rolled:
-            vbuckets = pc.field("vbucket").isin(list(rolled))
-            again = vbuckets & (pc.field("history") >= min(rolled.values()))
-            sources = [(history, again, _marks(history, vbuckets)), (delta, ~vbuckets, _marks(marked, ~vbuckets))]
+        if rolled_back:
+            vbuckets = pc.field("vbucket").isin(list(rolled_back))
+            is_read_again = vbuckets & (pc.field("history") >= min(rolled_back.values()))
+            sources = [
+                (history, is_read_again, _read_markers(history, vbuckets)),
+                (delta, ~vbuckets, _read_markers(marker_files, ~vbuckets)),
+            ]
         else:
-            sources = [(delta, None, _marks(marked))]
-        read = (marks.survivors(rows) for paths, which, marks in sources for rows in _rows(paths, which, schema))
-        changes = _reduce(read, schema)
-        return RangeDelta(changes, frozenset(rolled), sources[-1][2].ended)
+            sources = [(delta, None, _read_markers(marker_files))]
+        read = (
+            marks.select_survivors(rows) for paths, which, marks in sources for rows in _read_rows(paths, which, schema)
+        )
+        changes = _reduce_rows(read, schema)
+        return RangeDelta(changes, frozenset(rolled_back), sources[-1][2].collection_ends)
 
-    def lost(self, vbucket_range: int) -> pa.Table:
-        """Return (vbucket, collection_id, key) of documents that rollbacks or ends of collections took away.
+    def find_lost_documents(self, vbucket_range: int) -> pa.Table:
+        """Return the documents that rollbacks or collection ends removed.
 
-        These had changes, and of none of them is there any among `read(vbucket_range).changes`: neither a document nor
-        a deletion survives. Where everything is delta, these are all such documents that the changelog knows. Raises
-        FileNotFoundError as `read` does.
+        A lost document had changes in the changelog, and no change of it is among `read_range(vbucket_range).changes`:
+        neither a mutation nor a deletion survives. In a full delta these are all lost documents that the changelog
+        knows. As in `read_range`, a FileNotFoundError means that a file was removed meanwhile.
+
+        Args:
+            vbucket_range: 0 to 15.
+
+        Returns:
+            The identities of the documents, in IDENTITY_SCHEMA.
         """
-        marked = _marks(self._paths((file for file in self.files if file.keyless), vbucket_range))
-        rolled = set(marked.cuts.floors())
-        ended = marked.ended.collections
+        markers = _read_markers(self._list_paths((file for file in self.files if file.keyless_rows), vbucket_range))
+        rolled = set(markers.rollbacks.find_lowest_histories())
+        ended = markers.collection_ends.collections
         which: pc.Expression | None = None
-        if not self.everything:
+        if not self.is_full:
             vbuckets = rolled | set((ended >> 32).tolist())
             if not vbuckets:
-                return IDENTITIES.empty_table()
+                return IDENTITY_SCHEMA.empty_table()
             which = pc.field("vbucket").isin(list(vbuckets))
-        history = self._paths(self.history, vbucket_range)
-        marks = _marks(history, which)
+        history = self._list_paths(self.all_files, vbucket_range)
+        marks = _read_markers(history, which)
 
-        def identified() -> Iterator[pa.Table]:
-            for rows in _rows(history, which, SLIM_SCHEMA):
+        def read_identities() -> Iterator[pa.Table]:
+            for rows in _read_rows(history, which, SLIM_SCHEMA):
                 rows = rows.filter(pc.is_in(rows["event"], value_set=DOCUMENT_EVENTS))
-                if not self.everything:
-                    concerned = np.isin(rows["vbucket"].to_numpy(), list(rolled)) | np.isin(collections_of(rows), ended)
+                if not self.is_full:
+                    concerned = np.isin(rows["vbucket"].to_numpy(), list(rolled)) | np.isin(
+                        encode_collections(rows), ended
+                    )
                     rows = rows.filter(pa.array(concerned))
-                yield rows.select(IDENTITY).append_column("alive", pa.array(marks.survive(rows)))
+                yield rows.select(IDENTITY).append_column("alive", pa.array(marks.mark_survivors(rows)))
 
-        found = _reduce(identified(), KNOWN_SCHEMA, _known)
+        found = _reduce_rows(read_identities(), ALIVE_SCHEMA, _merge_alive)
         return found.filter(pc.invert(found["alive"])).select(IDENTITY)
 
-    def _paths(self, files: Iterable[DataFile], vbucket_range: int) -> list[str]:
-        return self.lake.changelog_table.paths(file for file in files if file.vbucket_range == vbucket_range)
+    def _list_paths(self, files: Iterable[DataFile], vbucket_range: int) -> list[str]:
+        return self.lake.changelog_table.list_paths(file for file in files if file.vbucket_range == vbucket_range)
 
 
-def delta_since(lake: LakeDirectory, known: tuple[str, int] | None) -> ChangelogDelta | None:
-    """Return what the changelog has gained since a version, None if there is no changelog.
+def find_delta(lake: LakeDirectory, applied: tuple[str, int] | None) -> ChangelogDelta | None:
+    """Return the changes that the changelog has gained since a version, None if there is no changelog.
 
-    known: the changelog's id and the version that was applied, None: nothing. The delta has everything if that is
-    another changelog, or if the log of a later version no longer exists.
+    Args:
+        lake: the lake of the changelog.
+        applied: id and version of the changelog that were applied, None if nothing was applied.
+
+    Returns:
+        The delta. It is full if `applied` belongs to another changelog, or if the log of a later version was removed.
     """
     changelog = lake.changelog_table.open()
     if changelog is None:
         return None
     changelog_id, version = str(changelog.metadata().id), changelog.version()
     files = None
-    if known is not None and known[0] == changelog_id and known[1] <= version:
-        files = lake.changelog_table.added_since(changelog, known[1])
+    if applied is not None and applied[0] == changelog_id and applied[1] <= version:
+        files = lake.changelog_table.list_added_since(changelog, applied[1])
     everything = files is None
-    # The list of all files grows with the changelog: it is made only where it is needed.
+    # The list of all files grows with the changelog, so it is built only if a row of the delta has no key.
     history: tuple[DataFile, ...] = ()
-    if files is None or any(file.keyless for file in files):
-        history = tuple(lake.changelog_table.files(changelog))
+    if files is None or any(file.keyless_rows for file in files):
+        history = tuple(lake.changelog_table.list_files(changelog))
     return ChangelogDelta(lake, changelog_id, version, everything, history if files is None else tuple(files), history)
 
 
-def _marks(paths: list[str], which: pc.Expression | None = None) -> RowMarkers:
+def _read_markers(paths: list[str], which: pc.Expression | None = None) -> RowMarkers:
+    """Return the rollback and collection markers among the rows of files."""
     if not paths:
-        return RowMarkers.of(SLIM_SCHEMA.empty_table())
-    marking = pc.field("event").isin(MARKER_EVENTS)
-    return RowMarkers.of(
-        open_dataset(paths, SLIM_SCHEMA).to_table(filter=marking if which is None else marking & which)
+        return RowMarkers.collect(SLIM_SCHEMA.empty_table())
+    is_marker = pc.field("event").isin(MARKER_EVENTS)
+    return RowMarkers.collect(
+        open_dataset(paths, SLIM_SCHEMA).to_table(filter=is_marker if which is None else is_marker & which)
     )
 
 
-def _rows(paths: list[str], which: pc.Expression | None, schema: pa.Schema = MERGE_SCHEMA) -> Iterator[pa.Table]:
+def _read_rows(paths: list[str], which: pc.Expression | None, schema: pa.Schema = MERGE_SCHEMA) -> Iterator[pa.Table]:
+    """Yield the rows of files in batches, each document with a collection id."""
     batches: Iterator[pa.RecordBatch]
     if which is None:
-        # A changelog's files are many and small, and a dataset of them takes twice as long.
+        # A changelog has many small files; reading them as an Arrow dataset takes twice as long.
         files = (pq.ParquetFile(path, pre_buffer=False) for path in paths)
         batches = (
             batch.select(schema.names)
@@ -198,23 +239,23 @@ def _rows(paths: list[str], which: pc.Expression | None, schema: pa.Schema = MER
             for batch in file.iter_batches(BATCH_ROWS, columns=schema.names, use_threads=False)
         )
     else:
-        # Arrow would read ahead 16 batches in each of 4 files.
+        # By default Arrow reads 16 batches of each of 4 files ahead, all of which would be held in memory.
         options: dict[str, Any] = {"batch_size": BATCH_ROWS, "batch_readahead": 2, "fragment_readahead": 1}
         batches = open_dataset(paths, schema).to_batches(filter=which, **options)
     for batch in batches:
-        yield with_collections(pa.Table.from_batches([batch]))
+        yield fill_collection_ids(pa.Table.from_batches([batch]))
 
 
-def _known(rows: pa.Table) -> pa.Table:
+def _merge_alive(rows: pa.Table) -> pa.Table:
     """Return each document once, and whether any of its rows is alive."""
     documents = rows.group_by(IDENTITY, use_threads=False).aggregate([("alive", "max")])
-    return documents.rename_columns([*IDENTITY, "alive"]).cast(KNOWN_SCHEMA)
+    return documents.rename_columns([*IDENTITY, "alive"]).cast(ALIVE_SCHEMA)
 
 
-def _reduce(
-    rows: Iterable[pa.Table], schema: pa.Schema = MERGE_SCHEMA, shrink: Callable[[pa.Table], pa.Table] = newest
+def _reduce_rows(
+    rows: Iterable[pa.Table], schema: pa.Schema = MERGE_SCHEMA, shrink: Callable[[pa.Table], pa.Table] = select_newest
 ) -> pa.Table:
-    """Return what `shrink` leaves of all rows, holding little more than that at any time."""
+    """Return `shrink` of all rows together, while memory holds little more than the result."""
     pool, fresh, settled = [schema.empty_table()], 0, 0
     for some in rows:
         pool.append(some)

@@ -1,8 +1,8 @@
-"""The changelog, written exactly once per micro-batch.
+"""The changelog writer: writes each micro-batch of a query to the changelog exactly once.
 
-Tasks write the batch's rows into new files. One Delta commit on the driver then makes them part of the table and
-records (query id, batch id), so that a batch that is run again after a crash is recognised: its commit does nothing but
-remove the files of the second attempt. Up to that commit, nothing that was written counts.
+Tasks write the rows of a batch into new files. Then one Delta commit on the driver adds the files to the table, and
+records the query id and the batch id. A batch that runs again after a crash is recognised by these ids. Its commit
+changes nothing and removes the files of the second attempt. Files that no commit names are not part of the table.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from penstock.errors import LakeRefused
-from penstock.spark.lake.tables.delta_table import RANGES, DataFile, RangeWriter
+from penstock.spark.lake.tables.delta_table import RANGE_COUNT, DataFile, RangeWriter
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 POOL_BYTES = 64 << 20
-"""What a task holds in memory, over all ranges, before it writes a row group that is not full."""
+"""Bytes that a task holds in memory over all ranges; above that it writes a row group that is not full."""
 
 
 GATHERED_ROWS, GATHERED_BYTES = 16_384, 16 << 20
-"""What is cut into ranges at once, about: to do so costs a batch more than its rows."""
+"""Rows, and about how many bytes, that are divided into ranges at once. Per call, dividing costs more than per row."""
 
 VBUCKETS = "penstock.vbuckets"
-"""The key, in the table's metadata of `vbucket_range`, of the bucket's number of vbuckets."""
+"""The metadata key of the column `vbucket_range` for the number of vbuckets of the bucket."""
 
 
-def vbucket_ranges(vbuckets: pa.Array, count: int) -> np.ndarray:
-    """Return the range, 0 to 15, of each of `vbuckets`, out of `count` in the bucket."""
-    return np.asarray(vbuckets).astype(np.int64) * RANGES // count
+def compute_ranges(vbuckets: pa.Array, count: int) -> np.ndarray:
+    """Return the range of each vbucket, 0 to 15, in a bucket with `count` vbuckets."""
+    return np.asarray(vbuckets).astype(np.int64) * RANGE_COUNT // count
 
 
-def split(batch: pa.RecordBatch, vbuckets: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut a batch into its vbucket ranges; rows of one range keep their order."""
+def split_by_range(batch: pa.RecordBatch, vbuckets: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the rows of a batch by vbucket range; rows of one range keep their order."""
     if not batch.num_rows:
         return
-    ranges = vbucket_ranges(batch["vbucket"], vbuckets)
+    ranges = compute_ranges(batch["vbucket"], vbuckets)
     if (np.diff(ranges) < 0).any():
         order = np.argsort(ranges, kind="stable")
         batch, ranges = batch.take(pa.array(order)), ranges[order]
@@ -52,24 +52,32 @@ def split(batch: pa.RecordBatch, vbuckets: int) -> Iterator[tuple[int, pa.Record
 
 
 def write_files(batches: Iterable[pa.RecordBatch], root: Path, vbuckets: int) -> list[DataFile]:
-    """Write rows of CHANGE_SCHEMA into new files of the changelog at `root`; none is in the table yet.
+    """Write rows of CHANGE_SCHEMA into new files of the changelog at `root`. The files are not in the table yet.
 
-    vbuckets: how many the bucket has. If this raises, it has removed its files.
+    If this raises an error, the files were removed.
+
+    Args:
+        batches: the rows.
+        root: the directory of the table.
+        vbuckets: number of vbuckets in the bucket.
+
+    Returns:
+        The finished files.
     """
     writers: dict[int, RangeWriter] = {}
     with ExitStack() as stack:
-        for batch in _gathered(batches):
-            for part, rows in split(batch, vbuckets):
+        for batch in _gather_batches(batches):
+            for part, rows in split_by_range(batch, vbuckets):
                 if part not in writers:
                     writers[part] = stack.enter_context(RangeWriter(root, part, CHANGE_SCHEMA))
-                writers[part].write(pa.Table.from_batches([_in_order(rows)]))
+                writers[part].write(pa.Table.from_batches([_match_schema(rows)]))
             while sum(writer.pending_bytes for writer in writers.values()) > POOL_BYTES:
                 max(writers.values(), key=lambda writer: writer.pending_bytes).flush()
         return [file for writer in writers.values() for file in writer.close()]
 
 
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Give the same rows in fewer batches: Spark hands them over a few hundred at a time."""
+def _gather_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in fewer batches: Spark passes a few hundred rows at a time."""
     held: list[pa.RecordBatch] = []
     rows = nbytes = 0
     for batch in batches:
@@ -83,70 +91,94 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(held)
 
 
-def _in_order(rows: pa.RecordBatch) -> pa.RecordBatch:
+def _match_schema(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows with the columns and types of CHANGE_SCHEMA."""
     return rows if rows.schema.equals(CHANGE_SCHEMA) else rows.select(CHANGE_SCHEMA.names).cast(CHANGE_SCHEMA)
 
 
-def commit(lake: LakeDirectory, query: str, batch_id: int, files: Sequence[DataFile], *, vbuckets: int) -> bool:
-    """Make a batch's files part of the changelog; return False, and remove them, if that batch is in it already.
+def commit_batch(lake: LakeDirectory, query: str, batch_id: int, files: Sequence[DataFile], *, vbuckets: int) -> bool:
+    """Add a batch's files to the changelog.
 
-    vbuckets: as for `write_files`. Raises LakeRefused if another query wrote the changelog, or for a bucket of another
-    size.
+    If the changelog has the batch already, the files are removed. Raises LakeRefused if another query wrote the
+    changelog, or if the bucket has another number of vbuckets.
+
+    Args:
+        lake: the lake of the changelog.
+        query: the id of the query.
+        batch_id: the number of the batch, rising.
+        files: the files of the batch, as `write_files` returns them.
+        vbuckets: number of vbuckets in the bucket.
+
+    Returns:
+        False if the changelog has the batch already.
+
+    Raises:
+        DeltaError: the commit failed, and no other process has committed the batch.
     """
     table = lake.changelog_table.open()
     if table is not None:
-        _check(lake, table, query, vbuckets)
-    if not _holds(table, query, batch_id):
+        _check_writer(lake, table, query, vbuckets)
+    if not _has_batch(table, query, batch_id):
         try:
-            lake.changelog_table.commit(table, (query, batch_id), files, note={VBUCKETS: str(vbuckets)})
+            lake.changelog_table.commit(table, (query, batch_id), files, metadata={VBUCKETS: str(vbuckets)})
             return True
         except DeltaError:
-            # Another process may have come first with the same batch: a driver that was thought dead.
-            if not _holds(lake.changelog_table.open(), query, batch_id):
+            # Another driver, which was believed dead, may have committed the same batch first.
+            if not _has_batch(lake.changelog_table.open(), query, batch_id):
                 raise
-    abort(lake, files)
+    abort_batch(lake, files)
     return False
 
 
 def append_changes(
     lake: LakeDirectory, query: str, batch_id: int, batches: Iterable[pa.RecordBatch], *, vbuckets: int
 ) -> bool:
-    """Write changes to the changelog as one batch, without Spark; return False if the changelog has that batch.
+    """Write changes to the changelog as one batch, without Spark.
+
+    Raises LakeRefused if another writer wrote the changelog, or if the bucket has another number of vbuckets.
 
     Args:
-        lake: where the changelog is, or will be.
-        query: the name of the writer; a changelog has one.
+        lake: the lake with the changelog. The first batch creates the changelog.
+        query: the name of the writer; a changelog has one writer.
         batch_id: the number of the batch, rising.
-        batches: rows of CHANGE_SCHEMA, as `read_changes` gives them.
-        vbuckets: how many the bucket has.
+        batches: rows of CHANGE_SCHEMA, as `read_changes` returns them.
+        vbuckets: number of vbuckets in the bucket.
+
+    Returns:
+        False if the changelog has the batch already.
+    """
+    return commit_batch(
+        lake, query, batch_id, write_files(batches, lake.changelog_table.path, vbuckets), vbuckets=vbuckets
+    )
+
+
+def abort_batch(lake: LakeDirectory, files: Sequence[DataFile]) -> None:
+    """Remove the given files unless the table has them.
+
+    Spark also aborts a batch whose commit has landed and then raised an error, and passes the files that the table now
+    has. So the table decides which files are removed, not the caller.
+    """
+    lake.changelog_table.discard_uncommitted(files)
+
+
+def _check_writer(lake: LakeDirectory, table: DeltaTable, query: str, vbuckets: int) -> None:
+    """Check that this query wrote the table, for a bucket of the same size.
 
     Raises:
-        LakeRefused: another writer wrote the changelog, or the bucket has another size.
+        LakeRefused: another query wrote it, or the number of vbuckets differs.
     """
-    return commit(lake, query, batch_id, write_files(batches, lake.changelog_table.path, vbuckets), vbuckets=vbuckets)
-
-
-def abort(lake: LakeDirectory, files: Sequence[DataFile]) -> None:
-    """Remove those of `files` that are not in the table.
-
-    Spark aborts also a batch whose commit raised after it had landed, and hands over the very files that are now the
-    table's: the table decides, never the caller.
-    """
-    lake.changelog_table.abandon(files)
-
-
-def _check(lake: LakeDirectory, table: DeltaTable, query: str, vbuckets: int) -> None:
     if table.transaction_version(query) is None:
         raise LakeRefused(f"{lake.changelog_table.path} was written by another query; choose another directory")
     before = table.schema().fields[-1].metadata.get(VBUCKETS)
     if before != str(vbuckets):
-        # The same vbucket would fall into two ranges, and its documents twice into the current table.
+        # A vbucket would belong to two ranges, and the current table would have its documents twice.
         raise LakeRefused(
             f"{lake.changelog_table.path} is that of a bucket with {before} vbuckets, and this one has {vbuckets};"
             " choose another directory"
         )
 
 
-def _holds(table: DeltaTable | None, query: str, batch_id: int) -> bool:
+def _has_batch(table: DeltaTable | None, query: str, batch_id: int) -> bool:
+    """Return whether the table has a batch of the query."""
     newest = table.transaction_version(query) if table is not None else None
     return newest is not None and newest >= batch_id

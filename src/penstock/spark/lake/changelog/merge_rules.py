@@ -1,7 +1,7 @@
-"""What of the changelog's rows still counts: pure functions over Arrow tables.
+"""Merge rules: which rows of a changelog still count. Pure functions over Arrow tables.
 
-For each document it is the newest change that is on the surviving history and in a collection that has not ended since.
-`merge_changes` is that sentence as a function of all the changelog's rows.
+The current state of a document is its newest change on the surviving history, in a collection that has not ended since.
+`merge_changes` computes that from all rows of a changelog.
 """
 
 from __future__ import annotations
@@ -18,50 +18,56 @@ from penstock.spark.values.utf8 import is_utf8
 from penstock.wire.columns.schema import Event
 
 DOCUMENT_EVENTS = pa.array([Event.MUTATION, Event.DELETION, Event.EXPIRATION], pa.string())
-CUTTING_EVENTS = pa.array([Event.ROLLBACK, Event.FLUSH], pa.string())
-ENDING_EVENTS = pa.array([Event.END_COLLECTION, Event.BEGIN_COLLECTION], pa.string())
-MARKER_EVENTS = pa.concat_arrays([CUTTING_EVENTS, ENDING_EVENTS])
-"""Events that say of other rows that they no longer count. A collection that begins once more was emptied."""
+ROLLBACK_EVENTS = pa.array([Event.ROLLBACK, Event.FLUSH], pa.string())
+"""Events that void rows of their vbucket; a flush is a rollback to seqno 0."""
+COLLECTION_EVENTS = pa.array([Event.END_COLLECTION, Event.BEGIN_COLLECTION], pa.string())
+"""Events that void older rows of a collection. A collection that begins again was empty at that moment."""
+MARKER_EVENTS = pa.concat_arrays([ROLLBACK_EVENTS, COLLECTION_EVENTS])
+"""Events that void other rows."""
 IDENTITY = ("vbucket", "collection_id", "key")
+"""The columns that identify a document."""
 
 Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class RollbackMarkers:
-    """What rollbacks take away: a row of `vbucket` and a `history` below that of `places[i]` ends at `limits[i]`.
+    """The rollbacks of a changelog, prepared for searches.
 
-    places: vbucket << 32 | history of each rollback, ascending. limits: the lowest seqno that this rollback or a later
-    one of its vbucket rolled back to.
+    A row of a vbucket with a history below that of `places[i]` survives only up to seqno `limits[i]`.
+
+    Attributes:
+        places: vbucket << 32 | history of each rollback, ascending.
+        limits: the lowest seqno of this rollback and all later rollbacks of the same vbucket.
     """
 
     places: npt.NDArray[np.int64]
     limits: npt.NDArray[np.uint64]
 
     @classmethod
-    def of(cls, rows: pa.Table) -> RollbackMarkers:
-        """Collect the rollback and flush rows of `rows`; a flush without seqno goes back to 0."""
-        rows = rows.filter(pc.is_in(rows["event"], value_set=CUTTING_EVENTS))
-        places = _places(rows)
+    def collect(cls, rows: pa.Table) -> RollbackMarkers:
+        """Return the markers of the rollback and flush rows; a flush without seqno goes back to 0."""
+        rows = rows.filter(pc.is_in(rows["event"], value_set=ROLLBACK_EVENTS))
+        places = _encode_places(rows)
         order = np.argsort(places, kind="stable")
-        places, seqnos = places[order], _seqnos(rows)[order]
+        places, seqnos = places[order], _read_seqnos(rows)[order]
         starts = np.flatnonzero(np.diff(places >> 32, prepend=-1))
         limits = [np.minimum.accumulate(group[::-1])[::-1] for group in np.split(seqnos, starts[1:])]
         return cls(places, np.concatenate(limits) if limits else seqnos)
 
-    def survive(self, rows: pa.Table) -> Bools:
-        """Return which of `rows` no rollback takes away."""
+    def mark_survivors(self, rows: pa.Table) -> Bools:
+        """Return a mask of the rows that no rollback removes."""
         if not len(self.places):
             return np.ones(rows.num_rows, bool)
-        places = _places(rows)
+        places = _encode_places(rows)
         later = np.searchsorted(self.places, places, side="right")
         inside = np.minimum(later, len(self.places) - 1)
-        cut = (later < len(self.places)) & (self.places[inside] >> 32 == places >> 32)
-        kept: Bools = ~(cut & (_seqnos(rows) > self.limits[inside]))
+        is_rolled_back = (later < len(self.places)) & (self.places[inside] >> 32 == places >> 32)
+        kept: Bools = ~(is_rolled_back & (_read_seqnos(rows) > self.limits[inside]))
         return kept
 
-    def floors(self) -> dict[int, int]:
-        """Return the lowest history of each rolled back vbucket of which a row can survive."""
+    def find_lowest_histories(self) -> dict[int, int]:
+        """Return the lowest history of which a row can survive, for each rolled back vbucket."""
         floors: dict[int, int] = {}
         for place, limit in zip(self.places.tolist(), self.limits.tolist(), strict=True):
             floors.setdefault(place >> 32, 0)
@@ -70,21 +76,27 @@ class RollbackMarkers:
         return floors
 
 
-def _places(rows: pa.Table) -> npt.NDArray[np.int64]:
+def _encode_places(rows: pa.Table) -> npt.NDArray[np.int64]:
+    """Return vbucket << 32 | history of each row."""
+    # One sorted array of these finds the next rollback of a row's vbucket in one binary search.
     places: npt.NDArray[np.int64] = rows["vbucket"].to_numpy().astype(np.int64) << 32 | rows["history"].to_numpy()
     return places
 
 
-def _seqnos(rows: pa.Table) -> npt.NDArray[np.uint64]:
+def _read_seqnos(rows: pa.Table) -> npt.NDArray[np.uint64]:
+    """Return the seqnos as unsigned numbers, null as 0."""
     seqnos: npt.NDArray[np.uint64] = pc.fill_null(rows["seqno"], 0).to_numpy().view(np.uint64)
     return seqnos
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionEnds:
-    """Collections that ended: what was written to them at or before that place is gone.
+    """The ends of collections: earlier rows of these collections no longer count.
 
-    collections: vbucket << 32 | collection_id, ascending, each once. histories, seqnos: of the newest event about each.
+    Attributes:
+        collections: vbucket << 32 | collection_id, ascending, each once.
+        histories: the history of the newest end of each collection.
+        seqnos: the seqno of the newest end of each collection.
     """
 
     collections: npt.NDArray[np.int64]
@@ -92,87 +104,88 @@ class CollectionEnds:
     seqnos: npt.NDArray[np.uint64]
 
     @classmethod
-    def of(cls, rows: pa.Table) -> CollectionEnds:
-        """Collect the ends among `rows`, which have survived all rollbacks."""
-        rows = rows.filter(pc.is_in(rows["event"], value_set=ENDING_EVENTS))
-        collections, histories, seqnos = collections_of(rows), rows["history"].to_numpy(), _seqnos(rows)
+    def collect(cls, rows: pa.Table) -> CollectionEnds:
+        """Return the ends among rows that have survived all rollbacks."""
+        rows = rows.filter(pc.is_in(rows["event"], value_set=COLLECTION_EVENTS))
+        collections, histories, seqnos = encode_collections(rows), rows["history"].to_numpy(), _read_seqnos(rows)
         order = np.lexsort((seqnos, histories, collections))
         last = order[np.append(np.diff(collections[order]) != 0, True)] if len(order) else order
         return cls(collections[last], histories[last], seqnos[last])
 
-    def survive(self, rows: pa.Table) -> Bools:
-        """Return which of `rows` no collection's end takes away."""
+    def mark_survivors(self, rows: pa.Table) -> Bools:
+        """Return a mask of the rows that no end of a collection removes."""
         if not len(self.collections):
             return np.ones(rows.num_rows, bool)
-        collections = collections_of(rows)
+        collections = encode_collections(rows)
         at = np.minimum(np.searchsorted(self.collections, collections), len(self.collections) - 1)
         histories = rows["history"].to_numpy()
-        before = (histories < self.histories[at]) | (
-            (histories == self.histories[at]) & (_seqnos(rows) <= self.seqnos[at])
+        is_older = (histories < self.histories[at]) | (
+            (histories == self.histories[at]) & (_read_seqnos(rows) <= self.seqnos[at])
         )
-        kept: Bools = ~((self.collections[at] == collections) & before)
+        kept: Bools = ~((self.collections[at] == collections) & is_older)
         return kept
 
-    def holds(self, documents: pa.Table) -> Bools:
-        """Return which of `documents`, all older than the ends, are in a collection that ended."""
-        found: Bools = np.isin(collections_of(documents), self.collections)
+    def mark_members(self, documents: pa.Table) -> Bools:
+        """Return a mask of the documents in an ended collection; all documents must be older than the ends."""
+        found: Bools = np.isin(encode_collections(documents), self.collections)
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class RowMarkers:
-    """All that rows of a changelog say of other rows."""
+    """All rows of a changelog that void other rows: rollbacks and collection ends."""
 
-    cuts: RollbackMarkers
-    ended: CollectionEnds
+    rollbacks: RollbackMarkers
+    collection_ends: CollectionEnds
 
     @classmethod
-    def of(cls, rows: pa.Table) -> RowMarkers:
-        cuts = RollbackMarkers.of(rows)
-        return cls(cuts, CollectionEnds.of(rows.filter(pa.array(cuts.survive(rows)))))
+    def collect(cls, rows: pa.Table) -> RowMarkers:
+        """Return the markers of a changelog's rows. A collection end that was rolled back has no effect."""
+        cuts = RollbackMarkers.collect(rows)
+        return cls(cuts, CollectionEnds.collect(rows.filter(pa.array(cuts.mark_survivors(rows)))))
 
-    def survive(self, rows: pa.Table) -> Bools:
-        """Return which of `rows` still count."""
-        kept: Bools = self.cuts.survive(rows) & self.ended.survive(rows)
+    def mark_survivors(self, rows: pa.Table) -> Bools:
+        """Return a mask of the rows that still count."""
+        kept: Bools = self.rollbacks.mark_survivors(rows) & self.collection_ends.mark_survivors(rows)
         return kept
 
-    def survivors(self, rows: pa.Table) -> pa.Table:
-        """Return those of `rows` that still count."""
-        kept = self.survive(rows)
+    def select_survivors(self, rows: pa.Table) -> pa.Table:
+        """Return the rows that still count."""
+        kept = self.mark_survivors(rows)
         return rows if kept.all() else rows.filter(pa.array(kept))
 
 
-def collections_of(rows: pa.Table) -> npt.NDArray[np.int64]:
+def encode_collections(rows: pa.Table) -> npt.NDArray[np.int64]:
     """Return vbucket << 32 | collection_id of each row."""
     ids: npt.NDArray[np.int64] = pc.fill_null(rows["collection_id"], 0).to_numpy()
     collections: npt.NDArray[np.int64] = rows["vbucket"].to_numpy().astype(np.int64) << 32 | ids
     return collections
 
 
-def among(rows: pa.Table, others: pa.Table) -> Bools:
-    """Return which of `rows` have the identity of one of `others`."""
+def mark_common_identities(rows: pa.Table, others: pa.Table) -> Bools:
+    """Return a mask of the rows whose identity stands in `others`."""
     keys = pc.unique(others["key"])
-    places = np.unique(collections_of(others))
+    places = np.unique(encode_collections(others))
     if not len(keys) or not rows.num_rows:
         return np.zeros(rows.num_rows, bool)
 
-    def numbers(table: pa.Table) -> npt.NDArray[np.int64]:
-        """Number identities among those of these keys and places; -1 is none of them."""
+    def number_identities(table: pa.Table) -> npt.NDArray[np.int64]:
+        """Return one number for each identity among these keys and collections; -1 for all other identities."""
         key = pc.fill_null(pc.index_in(table["key"], value_set=keys), -1).to_numpy().astype(np.int64)
-        collections = collections_of(table)
+        collections = encode_collections(table)
         place = np.minimum(np.searchsorted(places, collections), len(places) - 1)
         number: npt.NDArray[np.int64] = key * len(places) + place
         number[(key < 0) | (places[place] != collections)] = -1
         return number
 
-    found: Bools = np.isin(mine := numbers(rows), numbers(others)) & (mine >= 0)
+    found: Bools = np.isin(mine := number_identities(rows), number_identities(others)) & (mine >= 0)
     return found
 
 
-def newest(rows: pa.Table) -> pa.Table:
-    """Return the newest change of each document by (history, seqno), deletions included; other events go away."""
+def select_newest(rows: pa.Table) -> pa.Table:
+    """Return the newest change of each document by (history, seqno), deletions included. Other events are left out."""
     rows = rows.filter(pc.is_in(rows["event"], value_set=DOCUMENT_EVENTS))
-    order = np.lexsort((_seqnos(rows), rows["history"].to_numpy()))
+    order = np.lexsort((_read_seqnos(rows), rows["history"].to_numpy()))
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     documents = rows.select(IDENTITY).append_column("rank", pa.array(rank)).group_by(IDENTITY, use_threads=False)
@@ -182,13 +195,13 @@ def newest(rows: pa.Table) -> pa.Table:
 
 
 def merge_changes(rows: pa.Table) -> pa.Table:
-    """Return the documents that `rows`, the changelog's rows in any order, leave; in CURRENT_COLUMNS."""
-    rows = with_collections(rows.select(MERGE_SCHEMA.names))
-    return to_documents(newest(RowMarkers.of(rows).survivors(rows)))
+    """Return the current documents after all rows of a changelog, in CURRENT_COLUMNS. The rows may be in any order."""
+    rows = fill_collection_ids(rows.select(MERGE_SCHEMA.names))
+    return to_documents(select_newest(RowMarkers.collect(rows).select_survivors(rows)))
 
 
-def with_collections(rows: pa.Table) -> pa.Table:
-    """Return rows of MERGE_SCHEMA in which a document without a collection is in the default one."""
+def fill_collection_ids(rows: pa.Table) -> pa.Table:
+    """Return the rows with collection id 0, the default collection, in the place of null."""
     ids = rows["collection_id"]
     if not ids.null_count:
         return rows
@@ -196,7 +209,7 @@ def with_collections(rows: pa.Table) -> pa.Table:
 
 
 def to_documents(changes: pa.Table) -> pa.Table:
-    """Return the mutations among `changes` as rows of the current table."""
+    """Return the mutations among the changes as rows of the current table."""
     rows = changes.filter(pc.equal(changes["event"], Event.MUTATION))
     try:
         key, rest = rows["key"].cast(pa.string()), pa.nulls(rows.num_rows, pa.binary())
@@ -209,6 +222,6 @@ def to_documents(changes: pa.Table) -> pa.Table:
     return pa.table({name: columns[name] for name in CURRENT_COLUMNS.names}, schema=CURRENT_COLUMNS)
 
 
-def keys_of(documents: pa.Table) -> pa.ChunkedArray:
+def read_keys(documents: pa.Table) -> pa.ChunkedArray:
     """Return the keys of rows of the current table, as binary."""
     return pc.coalesce(documents["key"].cast(pa.binary()), documents["key_bytes"])

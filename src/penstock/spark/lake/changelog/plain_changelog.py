@@ -1,10 +1,10 @@
-"""The changelog as plain Parquet files, for who wants no Delta: `changelog/vbucket_range=N/*.parquet` and nothing else.
+"""The changelog as plain Parquet files, for readers without Delta: `changelog/vbucket_range=N/*.parquet`.
 
-Tasks write files into a directory of their own, `_pending`. The commit of a batch is one manifest,
-`changelog/_batches/BATCH.json`, which names its files and is made once or not at all; then they move to where readers
-look. A batch that is run again finds its manifest, moves the files if a crash came between, and adds nothing.
+Tasks write files into a separate directory, `_pending`. The commit of a batch creates one manifest,
+`changelog/_batches/BATCH.json`, which names the files of the batch. Then the files move to the directories that readers
+list. A batch that runs again finds its manifest. It moves the files that a crash left in `_pending`, and adds nothing.
 
-There are no versions here: no current table, no indexes and no views, which all need to know what came when.
+Plain files have no versions. So there is no current table, no index and no view: all of these need versions.
 """
 
 from __future__ import annotations
@@ -16,55 +16,71 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import LakeRefused
-from penstock.spark.lake.tables.delta_table import DataFile, discard
+from penstock.spark.lake.tables.delta_table import DataFile, remove_files
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.plain_manifests import (
     create_file,
-    manifest_path,
-    newest_batch,
+    find_newest_batch,
+    find_writer,
+    locate_manifest,
     read_manifest,
-    written_by,
 )
 
 KEPT_BATCHES = 100
-"""Manifests that stay. All files of a batch have their names before Spark begins the next one."""
+"""Manifests that stay on disk. All files of a batch are in place before Spark starts the next batch."""
 
 
-def pending(lake: LakeDirectory) -> Path:
+def locate_pending(lake: LakeDirectory) -> Path:
     """Return the directory for files of batches that are not committed."""
     return lake.path / "_pending"
 
 
-def commit(lake: LakeDirectory, query: str, batch_id: int, files: Sequence[DataFile], *, vbuckets: int) -> bool:
-    """Make a batch's files part of the changelog; return False, and remove them, if that batch is in it already.
+def commit_batch(lake: LakeDirectory, query: str, batch_id: int, files: Sequence[DataFile], *, vbuckets: int) -> bool:
+    """Add a batch's files to the changelog.
 
-    files: in `pending`. vbuckets: how many the bucket has. Raises LakeRefused if another
-    query wrote the changelog, or for a bucket of another size; UsageError if something else is there.
+    If the changelog has the batch already, the files are removed. Raises LakeRefused if another query wrote the
+    changelog, or for a bucket of another size. Raises UsageError if the directory holds something else.
+
+    Args:
+        lake: the lake of the changelog.
+        query: the id of the query.
+        batch_id: the number of the batch, rising.
+        files: the files of the batch, in the pending directory.
+        vbuckets: number of vbuckets in the bucket.
+
+    Returns:
+        False if the changelog has the batch already.
     """
     root = lake.changelog_table.path
-    found = written_by(root)
-    newest = found[1] if found is not None else None
+    writer = find_writer(root)
+    newest = writer[1] if writer is not None else None
     if newest is not None:
-        _check(root, read_manifest(root, newest), query, vbuckets)
+        _check_manifest(root, read_manifest(root, newest), query, vbuckets)
     content = {"query": query, "vbuckets": vbuckets, "files": [[file.path, file.rows] for file in files]}
-    if (newest is None or newest < batch_id) and create_file(manifest_path(root, batch_id), json.dumps(content)):
-        _publish(lake, batch_id)
-        manifest_path(root, batch_id - KEPT_BATCHES).unlink(missing_ok=True)
+    if (newest is None or newest < batch_id) and create_file(locate_manifest(root, batch_id), json.dumps(content)):
+        _publish_batch(lake, batch_id)
+        locate_manifest(root, batch_id - KEPT_BATCHES).unlink(missing_ok=True)
         return True
-    abort(lake, files)
-    _publish(lake, batch_id if newest is None else max(newest, batch_id))
+    abort_batch(lake, files)
+    # An earlier attempt may have ended between its manifest and the move of its files.
+    _publish_batch(lake, batch_id if newest is None else max(newest, batch_id))
     return False
 
 
-def abort(lake: LakeDirectory, files: Iterable[DataFile]) -> None:
-    """Remove those of `files` that no manifest names: Spark may abort a batch whose commit has landed."""
+def abort_batch(lake: LakeDirectory, files: Iterable[DataFile]) -> None:
+    """Remove the given files unless a manifest names them: Spark may abort a batch whose commit has landed."""
     root = lake.changelog_table.path
-    newest = newest_batch(root)
+    newest = find_newest_batch(root)
     named = {path for path, _ in read_manifest(root, newest)["files"]} if newest is not None else set()
-    discard(pending(lake), [file for file in files if file.path not in named])
+    remove_files(locate_pending(lake), [file for file in files if file.path not in named])
 
 
-def _check(root: Path, manifest: dict[str, Any], query: str, vbuckets: int) -> None:
+def _check_manifest(root: Path, manifest: dict[str, Any], query: str, vbuckets: int) -> None:
+    """Check that this query wrote the changelog, for a bucket of the same size.
+
+    Raises:
+        LakeRefused: another query wrote it, or the number of vbuckets differs.
+    """
     if manifest["query"] != query:
         raise LakeRefused(f"{root} was written by another query; choose another directory")
     if manifest["vbuckets"] != vbuckets:
@@ -74,10 +90,10 @@ def _check(root: Path, manifest: dict[str, Any], query: str, vbuckets: int) -> N
         )
 
 
-def _publish(lake: LakeDirectory, batch_id: int) -> None:
-    """Move a batch's files to where readers look, as far as they are not there yet."""
+def _publish_batch(lake: LakeDirectory, batch_id: int) -> None:
+    """Move the files of a batch to the directories that readers list, if they are not there yet."""
     root = lake.changelog_table.path
     for path, _ in read_manifest(root, batch_id)["files"]:
         (root / path).parent.mkdir(exist_ok=True)
-        with suppress(FileNotFoundError):
-            (pending(lake) / path).rename(root / path)
+        with suppress(FileNotFoundError):  # an earlier attempt has moved this file
+            (locate_pending(lake) / path).rename(root / path)

@@ -1,5 +1,5 @@
-"""The current table: the newest change of each document, merged from the changelog when a policy finds it due.
+"""The current table: the newest change of each document, merged from the changelog according to a policy.
 
 Belongs here: merging, and the state that readers see while a merge is pending.
-Does not belong here: selecting, sorting and converting what is read.
+Does not belong here: selecting, sorting and converting rows for readers.
 """

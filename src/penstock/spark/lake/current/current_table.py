@@ -1,8 +1,8 @@
-"""The current table: for each document the newest change that is still on the surviving history.
+"""The current table: the newest change of each document on the surviving history.
 
-`merge_current` merges the changelog versions since the table's last commit, and makes one commit of them, together with
-the version that it reaches. A crash between the two tables' commits leaves a version to merge, nothing else. Of a
-range's files only those are rewritten that hold a changed document, and small ones, so that files do not pile up.
+`merge_current` merges the changelog versions since the table's last commit. One commit makes the result visible and
+records the version that it reaches. So a crash between the commits of the two tables leaves only versions to merge.
+A merge rewrites the files that hold a changed document. It also rewrites small files, so that their number stays low.
 """
 
 from __future__ import annotations
@@ -19,28 +19,34 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from penstock.errors import Error
-from penstock.spark.lake.changelog.changelog_delta import LOOKED_UP, ChangelogDelta, delta_since
+from penstock.spark.lake.changelog.changelog_delta import LOOKUP_COLUMNS, ChangelogDelta, find_delta
 from penstock.spark.lake.changelog.merge_rules import to_documents
 from penstock.spark.lake.current.merge_policy import MergePolicy
-from penstock.spark.lake.tables.delta_table import DataFile, RangeWriter, discard
+from penstock.spark.lake.tables.delta_table import DataFile, RangeWriter, remove_files
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 
 SMALL_BYTES, SMALL_ROWS = 8 << 20, 32_768
-"""A file below both is rewritten whenever its range changes."""
+"""A file below both limits is rewritten whenever its range changes."""
 TRIES = 5
-"""How often a merge is prepared again because its table's files were joined meanwhile."""
+"""Number of times that a merge is prepared if compactions of its table come first."""
 IDLE_VERSIONS = 64
-"""Changelog versions without rows after which the position is committed all the same."""
+"""Changelog versions without rows after which the position is committed nevertheless."""
 VACUUM_EVERY = 50
-"""Commits of `current` after which files that no longer belong to it are removed from the disk."""
+"""Commits of `current` after which unused files are removed from the disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergeProgress:
-    """version: of the changelog that `current` has reached, -1 without a changelog. changes: changelog rows taken in by
-    this call. rewritten: whether everything was computed anew. rolled_back: vbuckets computed anew for a rollback.
-    pending: changelog rows that wait for the policy; then `version` is where they begin."""
+    """The result of a call of `merge_current`.
+
+    Attributes:
+        version: the changelog version that `current` has reached, -1 without a changelog.
+        changes: changelog rows that this call merged.
+        rewritten: True if the whole table was computed again.
+        rolled_back: vbuckets that were computed again because of a rollback.
+        pending: changelog rows that wait for the policy; they begin after `version`.
+    """
 
     version: int
     changes: int = 0
@@ -51,7 +57,7 @@ class MergeProgress:
 
 @dataclass(frozen=True, slots=True)
 class PreparedMerge:
-    """A merge whose files are written; `commit` makes them the table."""
+    """A merge whose files are written; `commit` adds them to the table."""
 
     lake: LakeDirectory
     table: DeltaTable | None
@@ -61,13 +67,13 @@ class PreparedMerge:
     progress: MergeProgress
 
     def commit(self) -> None:
-        """Raises DeltaError if another process committed a merge since this one began."""
+        """Commit the merge. Raises DeltaError if another process committed a merge since this merge began."""
         table = self.lake.current_table
         transaction = (self.changelog_id, self.progress.version)
         table.commit(self.table, transaction, self.added, self.removed)
 
-    def clean_up(self) -> None:
-        """Remove, now and then, files that no longer belong to the table; what cannot be removed now, is next time."""
+    def vacuum(self) -> None:
+        """Remove unused files at every VACUUM_EVERYth commit. The next call retries a failed removal."""
         opened = self.lake.current_table.open()
         if opened is not None and opened.version() % VACUUM_EVERY == VACUUM_EVERY - 1:
             with suppress(DeltaError):
@@ -75,52 +81,73 @@ class PreparedMerge:
 
 
 def merge_current(lake: LakeDirectory, policy: MergePolicy | None = None) -> MergeProgress:
-    """Merge what the changelog has gained into `current`, if the policy finds that due; None: merge in any case.
+    """Merge the changes that the changelog has gained into `current`.
 
-    Raises DeltaError if another process does the same at the same time.
+    Args:
+        lake: the lake of the tables.
+        policy: decides whether a merge is due; None to merge in any case.
+
+    Returns:
+        The progress, also if no merge was due.
+
+    Raises:
+        DeltaError: another process merges at the same time.
+        Error: other processes changed the table at each attempt.
     """
     for _ in range(TRIES):
-        step = prepare(lake, policy)
+        step = prepare_merge(lake, policy)
         if not isinstance(step, PreparedMerge):
             return step
         try:
             step.commit()
         except DeltaError:
-            lake.current_table.abandon(step.added)
-            # A compaction leaves the merged version as it is; another merge moves it.
-            if merged_version(lake, lake.current_table.open()) != merged_version(lake, step.table):
+            lake.current_table.discard_uncommitted(step.added)
+            # A compaction keeps the merged version; another merge changes it.
+            if read_merged_version(lake, lake.current_table.open()) != read_merged_version(lake, step.table):
                 raise
             continue
-        step.clean_up()
+        step.vacuum()
         return step.progress
     raise Error(f"{lake.current_table.path} was changed by others {TRIES} times while changes were merged into it")
 
 
-def prepare(lake: LakeDirectory, policy: MergePolicy | None = None) -> PreparedMerge | MergeProgress:
-    """Write the files of the next merge, or return where `current` stands if none is due."""
+def prepare_merge(lake: LakeDirectory, policy: MergePolicy | None = None) -> PreparedMerge | MergeProgress:
+    """Write the files of the next merge, if one is due.
+
+    Args:
+        lake: the lake of the tables.
+        policy: decides whether a merge is due; None to merge in any case.
+
+    Returns:
+        The merge to commit, or the progress of `current` if no merge is due.
+    """
     table = lake.current_table.open()
-    known = merged_version(lake, table)
-    delta = delta_since(lake, known)
+    known = read_merged_version(lake, table)
+    delta = find_delta(lake, known)
     if delta is None:
         return MergeProgress(-1)
-    before = lake.current_table.files(table) if table is not None else []
-    if known is not None and not delta.everything:
+    before = lake.current_table.list_files(table) if table is not None else []
+    # Without a valid table the policy is ignored: readers would have to merge the whole changelog.
+    if known is not None and not delta.is_full:
         if not delta.files and delta.version - known[1] < IDLE_VERSIONS:
             return MergeProgress(delta.version)
         rows = sum(file.rows for file in before)
-        if delta.files and policy is not None and not policy.due(delta.rows, rows, delta.age(), len(delta.files)):
+        if delta.files and policy is not None and not policy.is_due(delta.rows, rows, delta.age(), len(delta.files)):
             return MergeProgress(known[1], pending=delta.rows)
-    parts = _Rewrite(lake, delta, before).run()
+    parts = _MergeRewrite(lake, delta, before).run()
     progress = MergeProgress(
-        delta.version, delta.rows, delta.everything and bool(before), sum(part.rolled_back for part in parts)
+        delta.version, delta.rows, delta.is_full and bool(before), sum(part.rolled_back for part in parts)
     )
     added = [file for part in parts for file in part.added]
-    removed = before if delta.everything else [file for part in parts for file in part.removed]
+    removed = before if delta.is_full else [file for part in parts for file in part.removed]
     return PreparedMerge(lake, table, delta.changelog_id, added, removed, progress)
 
 
-def merged_version(lake: LakeDirectory, table: DeltaTable | None) -> tuple[str, int] | None:
-    """Return the id and version of the changelog that `current` has merged, None if that is no version of it."""
+def read_merged_version(lake: LakeDirectory, table: DeltaTable | None) -> tuple[str, int] | None:
+    """Return id and version of the changelog that `current` has merged.
+
+    None if there is no current table, or if it was merged from another changelog.
+    """
     changelog = lake.changelog_table.open()
     if table is None or changelog is None:
         return None
@@ -130,51 +157,68 @@ def merged_version(lake: LakeDirectory, table: DeltaTable | None) -> tuple[str, 
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _RewrittenRange:
+    """The files of one vbucket range after a merge."""
+
     added: list[DataFile]
     removed: list[DataFile]
     rolled_back: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Rewrite:
-    """before: the files of `current`; nothing of them stays where everything is delta."""
+class _MergeRewrite:
+    """Rewrites the files of `current` with a delta, ranges in parallel.
+
+    Attributes:
+        old_files: the files of `current`; a full delta replaces all of them.
+    """
 
     lake: LakeDirectory
     delta: ChangelogDelta
-    before: list[DataFile]
+    old_files: list[DataFile]
 
-    def run(self) -> list[_Part]:
+    def run(self) -> list[_RewrittenRange]:
+        """Write the new files of all ranges. If a range fails, the files of all other ranges are removed.
+
+        Returns:
+            Added and removed files of each range.
+        """
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             tasks = [pool.submit(self.merge_range, part) for part in self.delta.ranges]
         failed = [task for task in tasks if task.exception()]
         if failed:
             for task in tasks:
                 if task not in failed:
-                    discard(self.lake.current_table.path, task.result().added)
+                    remove_files(self.lake.current_table.path, task.result().added)
         return [task.result() for task in tasks]
 
-    def merge_range(self, vbucket_range: int) -> _Part:
-        """Put a range's changes in place of what its files say of the same documents."""
-        delta = self.delta.read(vbucket_range)
+    def merge_range(self, vbucket_range: int) -> _RewrittenRange:
+        """Replace the documents of a range that the delta changes.
+
+        Returns:
+            Added and removed files of the range.
+        """
+        delta = self.delta.read_range(vbucket_range)
         root = self.lake.current_table.path
         removed: list[DataFile] = []
         with RangeWriter(root, vbucket_range, CURRENT_COLUMNS) as writer:
-            if delta.changes.num_rows or delta.rolled_back or len(delta.ended.collections):
-                for file in self.before if not self.delta.everything else ():
+            if delta.changes.num_rows or delta.rolled_back or len(delta.collection_ends.collections):
+                for file in self.old_files if not self.delta.is_full else ():
                     if file.vbucket_range != vbucket_range:
                         continue
                     with pq.ParquetFile(root / file.path) as old:
-                        kept = pc.invert(delta.outdates(old.read(columns=LOOKED_UP)))
+                        kept = pc.invert(delta.mark_outdated(old.read(columns=LOOKUP_COLUMNS)))
+                        # A small file is rewritten even without outdated documents, so that few files remain.
                         if pc.all(kept).as_py() and (file.size > SMALL_BYTES or file.rows > SMALL_ROWS):
                             continue
-                        _copy(old, kept, writer)
+                        _copy_rows(old, kept, writer)
                     removed.append(file)
                 writer.write(to_documents(delta.changes))
-            return _Part(writer.close(), removed, len(delta.rolled_back))
+            return _RewrittenRange(writer.close(), removed, len(delta.rolled_back))
 
 
-def _copy(file: pq.ParquetFile, kept: pa.Array, writer: RangeWriter) -> None:
+def _copy_rows(file: pq.ParquetFile, kept: pa.Array, writer: RangeWriter) -> None:
+    """Write the rows of a file that `kept` selects, one row group at a time."""
     start = 0
     for group in range(file.num_row_groups):
         rows = file.read_row_group(group, columns=CURRENT_COLUMNS.names)

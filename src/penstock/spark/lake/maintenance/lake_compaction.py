@@ -1,9 +1,9 @@
-"""Compaction: small files of a lake's tables are joined.
+"""Compaction: joins small files of a lake's tables.
 
-May run beside a pipeline. The same rows move into other files, and the commits declare that no row changed: dependents
-of the changelog skip them. Only those changelog files are joined that current and all dependents have applied; the
-others may be about to be read. Each vbucket range is a commit of its own. A killed process loses at most one range,
-and leaves files that `vacuum` removes.
+Compaction may run beside a pipeline. The rows move into other files, and the commits declare that no row changed, so
+dependents of the changelog skip them. Only changelog files that current and all dependents have applied are joined; a
+dependent may be about to read the others. Each vbucket range has its own commit. A killed process loses the work on one
+range at most, and leaves files that `vacuum` removes.
 """
 
 from __future__ import annotations
@@ -19,75 +19,111 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from penstock.errors import Error, UsageError
-from penstock.spark.lake.current.current_table import merged_version
+from penstock.spark.lake.current.current_table import read_merged_version
 from penstock.spark.lake.maintenance.lake_vacuum import KEEP_HOURS
 from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport, TableReport
-from penstock.spark.lake.tables.delta_table import RANGE, DataFile, LakeTable, RangeWriter
+from penstock.spark.lake.tables.delta_table import RANGE_COLUMN, DataFile, LakeTable, RangeWriter
 from penstock.spark.lake.tables.directory import LakeDirectory
 
-__all__ = ["Conflict", "compact", "joins", "maintain_changelog"]
+__all__ = ["CompactionConflict", "compact", "group_small_files", "maintain_changelog"]
 
-JOINED_BYTES = 64 << 20
-"""What a joined file has on disk at least, where there is that much."""
-SMALL_BYTES = JOINED_BYTES // 2
-"""Files below this are joined."""
+COMPACTED_BYTES = 64 << 20
+"""Least size of a joined file on disk, if there are enough rows."""
+SMALL_BYTES = COMPACTED_BYTES // 2
+"""Files below this size are joined."""
 TRIES = 5
-"""How often a range is joined again because another commit came first."""
-MAINTENANCE = "penstock.upkeep"
-"""The application id of commits to the changelog that remove files: of two at once, one fails."""
-MOST_SMALL = 4096
-"""Small files of a changelog that a run tolerates: every commit reads the list of all files now and then."""
+"""Number of times that a range is joined if other commits come first."""
+MAINTENANCE = "penstock.maintenance"
+"""The application id of commits that remove files of the changelog: if two run at the same time, one fails."""
+MAX_SMALL_FILES = 4096
+"""Small changelog files that a run tolerates. Delta's checkpoints list all files, so each file costs commits time."""
 
 
-class Conflict(Error):
+class CompactionConflict(Error):
     """Other processes kept changing a table while its files were joined."""
 
 
 def compact(lake: LakeDirectory, applied: Iterable[tuple[str, int] | None] = ()) -> MaintenanceReport:
-    """Join small files of both tables.
+    """Join small files of both tables. Raises CompactionConflict if other processes keep changing a table.
 
-    applied: what each dependent has applied, as changelog id and version; newer changelog files are left alone.
-    Raises UsageError without a changelog, Conflict if others keep changing a table.
+    Args:
+        lake: the lake of the tables.
+        applied: for each dependent the changelog id and version that it has applied. Newer changelog files stay.
+
+    Returns:
+        Files and bytes of both tables, before and after.
+
+    Raises:
+        UsageError: the lake has no changelog.
     """
     if lake.changelog_table.open() is None:
         raise UsageError(f"there is no table at {lake.changelog_table.path}; expected the lake of a pipeline that ran")
 
-    def of_current(table: DeltaTable) -> list[list[DataFile]]:
-        return joins(lake.current_table.files(table)) if merged_version(lake, table) is not None else []
+    def group_current_files(table: DeltaTable) -> list[list[DataFile]]:
+        return (
+            group_small_files(lake.current_table.list_files(table))
+            if read_merged_version(lake, table) is not None
+            else []
+        )
 
     return MaintenanceReport(
-        _join(lake.changelog_table, lambda table: joins(_applied_files(lake, table, applied)), _maintenance),
-        # A merge marks its commit so, too: of a merge and a compaction at once, one fails.
-        _join(lake.current_table, of_current, lambda table: merged_version(lake, table) or _maintenance(table)),
+        _compact_table(
+            lake.changelog_table,
+            lambda table: group_small_files(_list_applied_files(lake, table, applied)),
+            _make_transaction,
+        ),
+        # A merge commits with the same transaction. So if a merge and a compaction run at once, one fails.
+        _compact_table(
+            lake.current_table,
+            group_current_files,
+            lambda table: read_merged_version(lake, table) or _make_transaction(table),
+        ),
     )
 
 
 def maintain_changelog(lake: LakeDirectory) -> bool:
-    """Join the changelog's small files once they are very many, and return whether they were; for a run to call often.
+    """Join the changelog's small files once there are very many of them. A run calls this often.
 
-    Files are joined with their likes, so that a row is copied few times only. What was replaced an hour ago is removed,
-    as long as the table remembers it; what is in no commit stays: it may be a batch that takes long.
+    Only files of similar size are joined, so that a row is copied few times. Replaced files are removed after
+    KEEP_HOURS, as long as the table remembers them. Files that no commit names stay: they may belong to a batch that is
+    being written.
+
+    Args:
+        lake: the lake of the changelog.
+
+    Returns:
+        True if there were enough small files.
     """
     table = lake.changelog_table
     opened = table.open()
     if opened is None:
         return False
-    are_many = sum(file.size < SMALL_BYTES for file in table.files(opened)) >= MOST_SMALL
+    are_many = sum(file.size < SMALL_BYTES for file in table.list_files(opened)) >= MAX_SMALL_FILES
     if are_many:
-        with suppress(Conflict):  # somebody else is about it
-            _join(table, lambda opened: joins(_applied_files(lake, opened, ()), alike=True), _maintenance)
+        with suppress(CompactionConflict):  # another process joins these files
+            _compact_table(
+                table,
+                lambda opened: group_small_files(_list_applied_files(lake, opened, ()), is_tiered=True),
+                _make_transaction,
+            )
+        # The removal below must see the compaction's commits.
         opened.update_incremental()
-    # By hand: the table remembers for a while what is gone already, and would note each time that it is.
+    # Not by Delta's vacuum: it would commit a note at each call about removed files that the table still remembers.
     for path in opened.vacuum(retention_hours=KEEP_HOURS, enforce_retention_duration=False, dry_run=True, full=False):
         with suppress(FileNotFoundError):
             os.unlink(f"{table.path}/{path}")
     return are_many
 
 
-def joins(files: Iterable[DataFile], *, alike: bool = False) -> list[list[DataFile]]:
-    """Return which files are to become one: neighbours, small, of one vbucket range, in their order.
+def group_small_files(files: Iterable[DataFile], *, is_tiered: bool = False) -> list[list[DataFile]]:
+    """Return groups of files to join: small neighbours of one vbucket range, in their order.
 
-    alike: leave out a range's oldest files as long as each is larger than all that came later.
+    Args:
+        files: the files of a table, oldest first.
+        is_tiered: leave out a range's oldest files as long as each is larger than all later files together.
+
+    Returns:
+        Groups of at least two files.
     """
     groups: list[list[DataFile]] = []
     small = sorted((file for file in files if file.size < SMALL_BYTES), key=lambda file: file.vbucket_range)
@@ -98,9 +134,9 @@ def joins(files: Iterable[DataFile], *, alike: bool = False) -> list[list[DataFi
         size = 0
         for file in group:
             later -= file.size
-            if alike and not groups[-1] and file.size > later:
+            if is_tiered and not groups[-1] and file.size > later:
                 continue
-            if size >= JOINED_BYTES:
+            if size >= COMPACTED_BYTES:
                 groups.append([])
                 size = 0
             groups[-1].append(file)
@@ -108,71 +144,98 @@ def joins(files: Iterable[DataFile], *, alike: bool = False) -> list[list[DataFi
     return [group for group in groups if len(group) > 1]
 
 
-def _applied_files(lake: LakeDirectory, table: DeltaTable, applied: Iterable[tuple[str, int] | None]) -> list[DataFile]:
+def _list_applied_files(
+    lake: LakeDirectory, table: DeltaTable, applied: Iterable[tuple[str, int] | None]
+) -> list[DataFile]:
     """Return the changelog's files that current and all dependents have applied.
 
-    A dependent that has applied nothing, or whose version is too old to be continued, reads all files there are.
+    A dependent may have applied nothing, or a version that is too old to continue. Such a dependent reads all files, so
+    it excludes none.
     """
     changelog_id = str(table.metadata().id)
-    known = [merged_version(lake, lake.current_table.open()), *applied]
+    known = [read_merged_version(lake, lake.current_table.open()), *applied]
     versions = sorted(one[1] for one in known if one is not None and one[0] == changelog_id)
-    deltas = (lake.changelog_table.added_since(table, version) for version in versions)
+    deltas = (lake.changelog_table.list_added_since(table, version) for version in versions)
+    # The oldest version with a complete log decides: it lacks every file that a newer version lacks.
     new = {file.path for file in next((files for files in deltas if files is not None), ())}
-    return [file for file in lake.changelog_table.files(table) if file.path not in new]
+    return [file for file in lake.changelog_table.list_files(table) if file.path not in new]
 
 
-def _maintenance(table: DeltaTable) -> tuple[str, int]:
+def _make_transaction(table: DeltaTable) -> tuple[str, int]:
+    """Return the transaction of a maintenance commit on this version of the table."""
     return MAINTENANCE, table.version()
 
 
-def _join(
+def _compact_table(
     table: LakeTable,
-    chosen: Callable[[DeltaTable], list[list[DataFile]]],
+    choose_groups: Callable[[DeltaTable], list[list[DataFile]]],
     transaction: Callable[[DeltaTable], tuple[str, int]],
 ) -> TableReport:
+    """Join files of all ranges, one commit for each range.
+
+    Args:
+        table: the table.
+        choose_groups: returns the groups of files to join in a version of the table.
+        transaction: returns application id and version for a commit on a version of the table.
+
+    Returns:
+        Files and bytes of the table, before and after.
+    """
     opened = table.open()
     if opened is None:
         return TableReport()
-    before = table.files(opened)
+    before = table.list_files(opened)
     for part in sorted({file.vbucket_range for file in before}):
-        _join_range(table, part, chosen, transaction)
+        _compact_range(table, part, choose_groups, transaction)
     opened = table.open() or opened
-    after = table.files(opened)
+    after = table.list_files(opened)
     return TableReport(len(before), len(after), sum(f.size for f in before), sum(f.size for f in after))
 
 
-def _join_range(
+def _compact_range(
     table: LakeTable,
-    part: int,
-    chosen: Callable[[DeltaTable], list[list[DataFile]]],
+    vbucket_range: int,
+    choose_groups: Callable[[DeltaTable], list[list[DataFile]]],
     transaction: Callable[[DeltaTable], tuple[str, int]],
 ) -> None:
+    """Join files of one range.
+
+    Raises:
+        CompactionConflict: other commits came first at each attempt.
+    """
     for _ in range(TRIES):
         opened = table.open()
-        groups = [group for group in chosen(opened) if group[0].vbucket_range == part] if opened is not None else []
+        groups = (
+            [group for group in choose_groups(opened) if group[0].vbucket_range == vbucket_range]
+            if opened is not None
+            else []
+        )
         if opened is None or not groups:
             return
         added: list[DataFile] = []
         try:
             for group in groups:
-                added += _rewritten(table, group)
+                added += _rewrite_files(table, group)
             table.commit(opened, transaction(opened), added, [f for group in groups for f in group], rows_change=False)
             return
         except DeltaError:
-            table.abandon(added)  # a merge or another compaction came first
+            table.discard_uncommitted(added)  # a merge or another compaction committed first
         except Exception:
-            table.abandon(added)
+            table.discard_uncommitted(added)
             raise
-    raise Conflict(f"{table.path} was changed by others {TRIES} times while its files were joined; try again later")
+    raise CompactionConflict(
+        f"{table.path} was changed by others {TRIES} times while its files were joined; try again later"
+    )
 
 
-def _rewritten(table: LakeTable, group: Sequence[DataFile]) -> list[DataFile]:
-    """Return new files with the rows of others, in their order."""
-    schema = table.schema.remove(table.schema.get_field_index(RANGE))
+def _rewrite_files(table: LakeTable, group: Sequence[DataFile]) -> list[DataFile]:
+    """Return new files with the rows of the given files, in their order."""
+    schema = table.schema.remove(table.schema.get_field_index(RANGE_COLUMN))
     with RangeWriter(table.path, group[0].vbucket_range, schema) as writer:
-        for path in table.paths(group):
+        for path in table.list_paths(group):
             with pq.ParquetFile(path) as file:
                 for number in range(file.num_row_groups):
                     writer.write(file.read_row_group(number, columns=schema.names))
+        # The time of the rows' commit, which readers sort by and past states depend on, not the time of this copy.
         newest = max(file.modified for file in group)
         return [replace(file, modified=newest) for file in writer.close()]

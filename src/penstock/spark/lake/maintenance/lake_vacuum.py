@@ -1,6 +1,6 @@
-"""Vacuum: remove files from the disk that no version of a table needs.
+"""Vacuum: removes files from the disk that no version of a table needs.
 
-May run beside a pipeline, as long as files are kept for longer than a reader, batch or merge takes.
+Vacuum may run beside a pipeline if it keeps files for longer than a reader, a batch or a merge takes.
 """
 
 from __future__ import annotations
@@ -9,38 +9,57 @@ from contextlib import nullcontext
 
 from penstock.errors import UsageError
 from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport, TableReport
-from penstock.spark.lake.tables.delta_table import RANGE, LakeTable
+from penstock.spark.lake.tables.delta_table import RANGE_COLUMN, LakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.lake.tables.lake_lock import locked
+from penstock.spark.lake.tables.lake_lock import hold_lock
 
 __all__ = ["KEEP_HOURS", "vacuum"]
 
 KEEP_HOURS = 1
-"""Hours that a replaced file stays on the disk for readers, unless a caller says otherwise."""
+"""Default hours that a replaced file stays on disk for readers."""
 
 
 def vacuum(lake: LakeDirectory, keep_hours: int = KEEP_HOURS) -> MaintenanceReport:
-    """Remove files from the disk that the tables have not needed for `keep_hours`.
+    """Remove files that the tables have not needed for `keep_hours`.
 
-    A reader that began before its files were replaced, and a batch or merge that is being written, must end within that
-    time. 0: at once; then no pipeline may run. Raises LakeRefused if one does, UsageError for a negative number.
+    A reader that began before its files were replaced must end within that time. A batch or a merge that is being
+    written must end within that time too. Raises LakeRefused if `keep_hours` is 0 and a pipeline runs.
+
+    Args:
+        lake: the lake of the tables.
+        keep_hours: 0 to remove the files at once.
+
+    Returns:
+        Files and bytes on disk, before and after.
+
+    Raises:
+        UsageError: `keep_hours` is negative.
     """
     if keep_hours < 0:
         raise UsageError(f"files are to be kept for {keep_hours} hours; expected 0 or more")
-    with locked(lake.path, 0) if keep_hours == 0 and lake.path.is_dir() else nullcontext():
-        return MaintenanceReport(*(_vacuum(table, keep_hours) for table in (lake.changelog_table, lake.current_table)))
+    with hold_lock(lake.path, 0) if keep_hours == 0 and lake.path.is_dir() else nullcontext():
+        return MaintenanceReport(
+            *(_vacuum_table(table, keep_hours) for table in (lake.changelog_table, lake.current_table))
+        )
 
 
-def _vacuum(table: LakeTable, keep_hours: int) -> TableReport:
+def _vacuum_table(table: LakeTable, keep_hours: int) -> TableReport:
+    """Remove unused files of one table.
+
+    Returns:
+        Files and bytes on disk, before and after.
+    """
     opened = table.open()
     if opened is None:
         return TableReport()
-    before = _on_disk(table)
+    before = _list_file_sizes(table)
+    # If enforced, deltalake refuses a time below the table's `deletedFileRetentionDuration`.
+    # `full` also removes files that no commit names, which a killed task, merge or compaction leaves.
     opened.vacuum(retention_hours=keep_hours, enforce_retention_duration=False, dry_run=False, full=True)
-    after = _on_disk(table)
+    after = _list_file_sizes(table)
     return TableReport(len(before), len(after), sum(before), sum(after))
 
 
-def _on_disk(table: LakeTable) -> list[int]:
+def _list_file_sizes(table: LakeTable) -> list[int]:
     """Return the sizes of the data files in the table's directory."""
-    return [path.stat().st_size for path in table.path.glob("*/*.parquet") if path.parent.name.startswith(RANGE)]
+    return [path.stat().st_size for path in table.path.glob("*/*.parquet") if path.parent.name.startswith(RANGE_COLUMN)]

@@ -19,7 +19,7 @@ class TableReport:
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceReport:
-    """What was done to each table."""
+    """Files and bytes of each table that maintenance found and left."""
 
     changelog: TableReport
     current: TableReport

@@ -1,4 +1,4 @@
-"""Readers of a lake: Arrow tables, Spark frames, states of the past, positions, typed JSON.
+"""Readers of a lake: Arrow tables, Spark frames, past states, positions, typed JSON.
 
-Belongs here: what the class Lake offers. Does not belong here: anything that writes to a table.
+Belongs here: the methods of the class Lake. Does not belong here: anything that writes to a table.
 """

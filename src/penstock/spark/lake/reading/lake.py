@@ -1,4 +1,4 @@
-"""A lake for its readers: documents, changes and positions of a pipeline's tables."""
+"""The class Lake: documents, changes and positions of a pipeline's tables, for programs that read them."""
 
 from __future__ import annotations
 
@@ -22,73 +22,118 @@ __all__ = ["Lake"]
 
 
 class Lake(LakeDirectory):
-    """The tables of a bucket in a directory, to be read as Arrow tables or Spark frames.
+    """The tables of a bucket in a directory, which programs read as Arrow tables or Spark frames.
+
+    Raises UsageError if the path cannot be a local directory.
 
     Args:
         path: a directory of this machine, as a pipeline's `lake` names it.
-
-    Raises:
-        UsageError: the path cannot be a local directory.
     """
 
     def current(self, columns: Sequence[str] | None = None, where: pc.Expression | None = None) -> pa.Table:
-        """Return the documents as of the changelog's newest version, in `columns` of CURRENT_COLUMNS, in no order.
+        """Return the documents as of the changelog's newest version, in no order.
 
-        What the current table has not taken in yet is merged into what is read. where: an Arrow expression over these
-        columns. Raises UsageError if the lake has no changelog.
+        Pending changes are merged with the current table on read. Raises UsageError if the lake has no changelog.
+
+        Args:
+            columns: names of CURRENT_COLUMNS; None for all.
+            where: an Arrow expression over these columns; None for all documents.
+
+        Returns:
+            One row for each document.
         """
-        return lake_readers.current(self, columns, where)
+        return lake_readers.scan_current(self, columns, where)
 
     def changelog(self, columns: Sequence[str] | None = None, where: pc.Expression | None = None) -> pa.Table:
-        """Return the changelog's rows, in `columns` of CHANGE_SCHEMA, in no order; otherwise as `current`."""
-        return lake_readers.changelog(self, columns, where)
+        """Return the changelog's rows, in no order.
+
+        Raises UsageError if the lake has no changelog.
+
+        Args:
+            columns: names of CHANGE_SCHEMA; None for all.
+            where: an Arrow expression over these columns; None for all rows.
+
+        Returns:
+            One row for each change or rollback.
+        """
+        return lake_readers.scan_changelog(self, columns, where)
 
     def current_frame(self, spark: SparkSession) -> DataFrame:
-        """Return what `current` does as a Spark frame, of the tables as they are now.
+        """Return the documents as a Spark frame, as of the changelog's newest version.
 
-        Its files are on disk for some minutes after a merge has replaced them; an action later than that fails, and
-        the frame is made anew.
+        The frame reads the files of this version, which stay on disk for some minutes after a merge replaces them. An
+        action after that fails; then call this method again.
+
+        Args:
+            spark: the session of the frame.
+
+        Returns:
+            A frame with CURRENT_COLUMNS.
         """
-        return spark_frames.current_frame(self, spark)
+        return spark_frames.make_current_frame(self, spark)
 
     def changelog_frame(self, spark: SparkSession) -> DataFrame:
-        """Return the changelog as a Spark frame, of the table as it is now."""
-        return spark_frames.changelog_frame(self, spark)
+        """Return the changelog's rows as a Spark frame, as of its newest version."""
+        return spark_frames.make_changelog_frame(self, spark)
 
     def position(self, batch: int | None = None) -> LakePosition | None:
-        """Return where the changelog ends, or ended with an older batch; None before its first batch.
+        """Return the bucket position at which the changelog ends, None before its first batch.
 
-        Raises UsageError for a batch that there is not, or that the checkpoint has forgotten.
+        Raises UsageError if the changelog does not have the batch, or if the checkpoint no longer has it.
+
+        Args:
+            batch: the position at the end of this older batch; None for the newest batch.
+
+        Returns:
+            The position with its batch.
         """
-        return lake_positions.position(self, batch)
+        return lake_positions.read_position(self, batch)
 
     def wait_for(self, tokens: Iterable[MutationToken], timeout: float = 60.0) -> None:
-        """Return once both tables, as `current` and `changelog` read them, hold the writes that tokens stand for.
+        """Wait until both tables hold the writes of some tokens, as `current` and `changelog` read them.
 
-        tokens: of `Bucket.tokens`. timeout: seconds. Raises OperationTimeout after that, WriteLost at once for a write
-        that was rolled back, UsageError for tokens of another bucket.
+        Raises OperationTimeout after the timeout, WriteLost at once for a write that was rolled back, and UsageError
+        for tokens of another bucket.
+
+        Args:
+            tokens: mutation tokens, as `Bucket.tokens` returns them.
+            timeout: seconds.
         """
-        lake_positions.wait_for(self, tokens, timeout)
+        lake_positions.wait_for_writes(self, tokens, timeout)
 
     def as_of(self, at: LakePosition | Offset | datetime) -> pa.Table:
-        """Return the documents of a consistent state of the past, in CURRENT_COLUMNS and no order.
+        """Return the documents of a consistent past state, in CURRENT_COLUMNS and no order.
 
-        Of each vbucket that is its newest boundary not behind the position, or that the changelog had at the time; see
-        penstock.spark.lake.reading.lake_views.
+        Each vbucket is at its newest boundary up to the position. A boundary is a seqno at which the changelog
+        certainly has all documents of the vbucket. Raises UsageError for a position that the lake has not reached, and
+        for a time whose files compaction has joined with later files.
+
+        Args:
+            at: a position of this lake, or a time with a time zone.
+
+        Returns:
+            One row for each document. A vbucket without a boundary has no rows.
         """
-        return lake_views.as_of(self, at)
+        return lake_views.read_as_of(self, at)
 
     def as_of_frame(self, spark: SparkSession, at: LakePosition | Offset | datetime) -> DataFrame:
-        """Return what `as_of` does as a Spark frame."""
-        return lake_views.as_of_frame(self, spark, at)
+        """Return the documents of `as_of` as a Spark frame; they pass through the driver's memory."""
+        return lake_views.make_as_of_frame(self, spark, at)
 
     def json_view(self, schema: pa.Schema | str | None = None) -> pa.Table:
-        """Return the documents, as `current` does, with typed columns of their JSON and what did not fit in `_rest`.
+        """Return the documents with the fields of their JSON as typed columns.
 
-        schema: of Arrow or as Spark's DDL; None: inferred. See penstock.spark.lake.reading.lake_views.
+        `key`, `key_bytes`, `scope` and `collection` come first. The column `_rest` has, as JSON, the parts of a value
+        that do not fit the schema.
+
+        Args:
+            schema: an Arrow schema or Spark's DDL; None to infer the fields from all documents.
+
+        Returns:
+            One row for each document.
         """
-        return lake_views.json_view(self, schema)
+        return lake_views.read_json_view(self, schema)
 
     def json_frame(self, spark: SparkSession, schema: pa.Schema | str | None = None) -> DataFrame:
-        """Return what `json_view` does as a Spark frame."""
-        return lake_views.json_frame(self, spark, schema)
+        """Return the documents of `json_view` as a Spark frame, whose values are parsed in Spark's tasks."""
+        return lake_views.make_json_frame(self, spark, schema)

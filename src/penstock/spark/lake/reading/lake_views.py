@@ -1,4 +1,4 @@
-"""Views of a lake's documents: a consistent state of the past, and JSON values as typed columns."""
+"""Views of a lake's documents: consistent past states, and JSON values as typed columns."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from penstock.errors import UsageError
-from penstock.spark.lake.changelog.boundaries import EVIDENCE, Boundary, boundaries, rows_below
+from penstock.spark.lake.changelog.boundaries import EVIDENCE, Boundary, find_boundaries, select_rows_below
 from penstock.spark.lake.changelog.merge_rules import merge_changes
-from penstock.spark.lake.current.merged_state import no_table, retried
-from penstock.spark.lake.reading.lake_positions import LakePosition, position, position_at
-from penstock.spark.lake.reading.lake_readers import current
-from penstock.spark.lake.reading.spark_frames import current_frame
+from penstock.spark.lake.current.merged_state import refuse_missing_table, retry_missing_files
+from penstock.spark.lake.reading.lake_positions import LakePosition, find_position_at, read_position
+from penstock.spark.lake.reading.lake_readers import scan_current
+from penstock.spark.lake.reading.spark_frames import make_current_frame
 from penstock.spark.lake.tables.delta_table import DataFile, open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, MERGE_SCHEMA
@@ -27,78 +27,97 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["as_of", "as_of_frame", "boundaries_of", "json_frame", "json_view"]
+__all__ = ["boundaries_of", "make_as_of_frame", "make_json_frame", "read_as_of", "read_json_view"]
 
-BESIDE = ("key", "key_bytes", "scope", "collection")
-"""Columns of the current table beside the typed ones of `json_view`."""
+KEY_COLUMNS = ("key", "key_bytes", "scope", "collection")
+"""Columns of the current table that stand before the typed columns of a JSON view."""
 REST = "_rest"
+"""The column for the parts of a value that do not fit the schema, as JSON."""
 
 
-# A state of the past
+# Past states
 
 
-def as_of(lake: LakeDirectory, at: LakePosition | Offset | datetime) -> pa.Table:
-    """Return the documents of a consistent state, in CURRENT_COLUMNS and no order.
+def read_as_of(lake: LakeDirectory, at: LakePosition | Offset | datetime) -> pa.Table:
+    """Return the documents of a consistent past state, in CURRENT_COLUMNS and no order.
 
-    Of each vbucket that is its newest boundary (module boundaries) not behind the position, or that the changelog had
-    at the time, by the rollbacks that it knew then; of one without a boundary it is nothing. at: a
-    position of this lake, or a time with a time zone. Raises UsageError for a position that the lake has not reached,
-    for a time before which files were joined with later ones, and without a changelog.
+    Each vbucket is at its newest boundary (module boundaries) up to the position, after the rollbacks that were known
+    then. Raises UsageError for a position that the lake has not reached, and without a changelog. It is also raised for
+    a time whose files compaction has joined with later files.
+
+    Args:
+        lake: the lake of the changelog.
+        at: a position of this lake, or a time with a time zone.
+
+    Returns:
+        One row for each document. A vbucket without a boundary has no rows.
     """
-    return retried(lambda: _as_of(lake, at))
+    return retry_missing_files(lambda: _merge_as_of(lake, at))
 
 
-def as_of_frame(lake: LakeDirectory, spark: SparkSession, at: LakePosition | Offset | datetime) -> DataFrame:
-    """Return what `as_of` does as a Spark frame; all of it goes through the driver's memory."""
+def make_as_of_frame(lake: LakeDirectory, spark: SparkSession, at: LakePosition | Offset | datetime) -> DataFrame:
+    """Return the documents of `read_as_of` as a Spark frame; all of them pass through the driver's memory."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    return spark.createDataFrame(as_of(lake, at), from_arrow_schema(CURRENT_COLUMNS))
+    return spark.createDataFrame(read_as_of(lake, at), from_arrow_schema(CURRENT_COLUMNS))
 
 
 def boundaries_of(lake: LakeDirectory, at: LakePosition | Offset | datetime) -> dict[int, Boundary]:
-    """Return the boundary of each vbucket that `as_of` gives the documents of."""
-    return retried(lambda: {vbucket: found for _, bounds in _bounds(lake, at) for vbucket, found in bounds.items()})
+    """Return the boundary of each vbucket at which `as_of` reads the documents."""
+    return retry_missing_files(
+        lambda: {vbucket: found for _, bounds in _find_range_boundaries(lake, at) for vbucket, found in bounds.items()}
+    )
 
 
-def _as_of(lake: LakeDirectory, at: LakePosition | Offset | datetime) -> pa.Table:
+def _merge_as_of(lake: LakeDirectory, at: LakePosition | Offset | datetime) -> pa.Table:
+    """Return the documents of a past state, merged range by range."""
     parts = [CURRENT_COLUMNS.empty_table()]
-    for files, bounds in _bounds(lake, at):
+    for files, bounds in _find_range_boundaries(lake, at):
         if bounds:
-            batches = _dataset(lake, files).to_batches(columns=MERGE_SCHEMA.names)
-            rows = [rows_below(pa.Table.from_batches([batch]), bounds) for batch in batches if batch.num_rows]
+            batches = _open_changelog(lake, files).to_batches(columns=MERGE_SCHEMA.names)
+            rows = [select_rows_below(pa.Table.from_batches([batch]), bounds) for batch in batches if batch.num_rows]
             parts.append(merge_changes(pa.concat_tables([MERGE_SCHEMA.empty_table(), *rows])))
     return pa.concat_tables(parts)
 
 
-def _bounds(
+def _find_range_boundaries(
     lake: LakeDirectory, at: LakePosition | Offset | datetime
 ) -> Iterator[tuple[list[DataFile], dict[int, Boundary]]]:
-    """Yield for each vbucket range its files and the boundaries in them."""
+    """Yield for each vbucket range its files and the boundaries in them.
+
+    Raises:
+        UsageError: the time has no time zone.
+    """
     opened = lake.changelog_table.open()
     if opened is None:
-        raise no_table(lake.changelog_table.path)
-    files, offset = lake.changelog_table.files(opened), None
+        refuse_missing_table(lake.changelog_table.path)
+    files, offset = lake.changelog_table.list_files(opened), None
     if isinstance(at, datetime):
         if at.tzinfo is None:
             raise UsageError(f"the time {at} has no time zone; expected one, such as datetime.now(timezone.utc)")
-        found = position_at(lake, at)
+        found = find_position_at(lake, at)
         if found is None:
-            files = _until(lake, files, at)
+            files = _list_files_at(lake, files, at)
         offset = found.offset if found is not None else None
     else:
         offset = at.offset if isinstance(at, LakePosition) else at
         _check_reached(lake, offset)
     for part in sorted({file.vbucket_range for file in files}):
         own = [file for file in files if file.vbucket_range == part]
-        yield own, boundaries(_dataset(lake, own).to_table(columns=list(EVIDENCE)), offset)
+        yield own, find_boundaries(_open_changelog(lake, own).to_table(columns=list(EVIDENCE)), offset)
 
 
-def _dataset(lake: LakeDirectory, files: Iterable[DataFile]) -> ds.Dataset:
-    return open_dataset(lake.changelog_table.paths(files), CHANGE_SCHEMA)
+def _open_changelog(lake: LakeDirectory, files: Iterable[DataFile]) -> ds.Dataset:
+    return open_dataset(lake.changelog_table.list_paths(files), CHANGE_SCHEMA)
 
 
 def _check_reached(lake: LakeDirectory, offset: Offset) -> None:
-    newest = position(lake)
+    """Check that the lake has reached a position.
+
+    Raises:
+        UsageError: the position belongs to another bucket, or lies above the end of the changelog.
+    """
+    newest = read_position(lake)
     if newest is None or len(newest.offset.vbuckets) != len(offset.vbuckets):
         raise UsageError(f"a position in {len(offset.vbuckets)} vbuckets; {lake.path} is of another bucket")
     for vbucket, (wanted, reached) in enumerate(zip(offset.vbuckets, newest.offset.vbuckets, strict=True)):
@@ -109,16 +128,20 @@ def _check_reached(lake: LakeDirectory, offset: Offset) -> None:
             )
 
 
-def _until(lake: LakeDirectory, files: Sequence[DataFile], when: datetime) -> list[DataFile]:
-    """Return the files that were committed at a time. Raises UsageError where files of then lie in later ones."""
+def _list_files_at(lake: LakeDirectory, files: Sequence[DataFile], when: datetime) -> list[DataFile]:
+    """Return the files that the changelog had at a time.
+
+    Raises:
+        UsageError: compaction has joined files of that time with later files.
+    """
     moment = when.timestamp() * 1000
     later = [file for file in files if file.modified > moment]
-    for file, path in zip(later, lake.changelog_table.paths(later), strict=True):
-        # A file is written before its rows are committed, in whole milliseconds, unless it was made of others.
+    for file, path in zip(later, lake.changelog_table.list_paths(later), strict=True):
+        # A file is written before its rows are committed. Only a joined file is newer than the time of its rows.
         if os.stat(path).st_mtime_ns // 1_000_000 > file.modified:
             known = datetime.fromtimestamp(file.modified / 1000, UTC)
             raise UsageError(
-                f"of {lake.path} at {when.isoformat()} nothing can be told: its files were joined with later ones;"
+                f"the state of {lake.path} at {when.isoformat()} is unknown: its files were joined with later files;"
                 f" expected a time from {known.isoformat()} on, or a position"
             )
     return [file for file in files if file.modified <= moment]
@@ -127,27 +150,43 @@ def _until(lake: LakeDirectory, files: Sequence[DataFile], when: datetime) -> li
 # JSON values as columns
 
 
-def json_view(lake: LakeDirectory, schema: pa.Schema | str | None = None) -> pa.Table:
-    """Return the documents with a column for each field of `schema`, beside BESIDE, and what did not fit in `_rest`.
+def read_json_view(lake: LakeDirectory, schema: pa.Schema | str | None = None) -> pa.Table:
+    """Return the documents with a column for each field of `schema`, after KEY_COLUMNS and before `_rest`.
 
-    schema: of Arrow or Spark's DDL; None: inferred from all documents. What fits: see the module json_columns. A
-    field with the name of a column before it (whether in upper or lower case) gets underscores behind its own.
+    A field whose name equals that of an earlier column, in upper or lower case, gets underscores at its end. The module
+    json_columns defines which values fit a type.
+
+    Args:
+        lake: the lake of the tables.
+        schema: an Arrow schema or Spark's DDL; None to infer the fields from all documents.
+
+    Returns:
+        One row for each document.
     """
-    documents = current(lake, [*BESIDE, "value"])
+    documents = scan_current(lake, [*KEY_COLUMNS, "value"])
     batches = documents.to_batches()
-    fields = _fields(schema, (batch["value"] for batch in batches))
-    named = _named(fields)
-    return pa.Table.from_batches([_typed(batch, fields, named) for batch in batches], named)
+    fields = _resolve_fields(schema, (batch["value"] for batch in batches))
+    named = _name_columns(fields)
+    return pa.Table.from_batches([_parse_batch(batch, fields, named) for batch in batches], named)
 
 
-def json_frame(lake: LakeDirectory, spark: SparkSession, schema: pa.Schema | str | None = None) -> DataFrame:
-    """Return what `json_view` does as a Spark frame, whose values are parsed in Spark's tasks. Same arguments."""
+def make_json_frame(lake: LakeDirectory, spark: SparkSession, schema: pa.Schema | str | None = None) -> DataFrame:
+    """Return the documents of `read_json_view` as a Spark frame, whose values are parsed in Spark's tasks.
+
+    Args:
+        lake: the lake of the tables.
+        spark: the session of the frame.
+        schema: an Arrow schema or Spark's DDL; None to infer the fields from all documents.
+
+    Returns:
+        A frame with one row for each document.
+    """
     from pyspark.sql.functions import arrow_udf, col  # type: ignore[attr-defined]
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    values = () if schema is not None else (batch["value"] for batch in current(lake, ["value"]).to_batches())
-    fields = _fields(schema, values)
-    columns = _named(fields).names[len(BESIDE) :]
+    values = () if schema is not None else (batch["value"] for batch in scan_current(lake, ["value"]).to_batches())
+    fields = _resolve_fields(schema, values)
+    columns = _name_columns(fields).names[len(KEY_COLUMNS) :]
     types = [*(field.type for field in fields), pa.string()]
     numbered = pa.schema([(f"c{number}", of) for number, of in enumerate(types)])
 
@@ -155,31 +194,32 @@ def json_frame(lake: LakeDirectory, spark: SparkSession, schema: pa.Schema | str
         found, rest = parse(values, fields)
         return pa.StructArray.from_arrays([*found.flatten(), rest], fields=list(numbered))
 
-    # Not mapInArrow, which asks for pandas.
+    # Not mapInArrow, because PySpark requires pandas for it.
     parsed = arrow_udf(typed, from_arrow_schema(numbered))(col("value"))
-    documents = current_frame(lake, spark).select(*BESIDE, parsed.alias("typed"))
-    return documents.select(*BESIDE, *(col(f"typed.c{number}").alias(name) for number, name in enumerate(columns)))
+    documents = make_current_frame(lake, spark).select(*KEY_COLUMNS, parsed.alias("typed"))
+    return documents.select(*KEY_COLUMNS, *(col(f"typed.c{number}").alias(name) for number, name in enumerate(columns)))
 
 
-def _fields(schema: pa.Schema | str | None, values: Iterable[pa.Array]) -> pa.Schema:
+def _resolve_fields(schema: pa.Schema | str | None, values: Iterable[pa.Array]) -> pa.Schema:
+    """Return the schema that a caller gave, or the inferred one."""
     if schema is None:
         return infer_all(values)
     return from_ddl(schema) if isinstance(schema, str) else schema
 
 
-def _named(fields: pa.Schema) -> pa.Schema:
-    """Return the columns of a view."""
-    columns = [CURRENT_COLUMNS.field(name) for name in BESIDE]
-    taken = {*BESIDE, REST}
+def _name_columns(fields: pa.Schema) -> pa.Schema:
+    """Return the columns of a view, with unique names."""
+    columns = [CURRENT_COLUMNS.field(name) for name in KEY_COLUMNS]
+    taken = {*KEY_COLUMNS, REST}
     for field in fields:
         name = field.name
-        while name.lower() in taken:
+        while name.lower() in taken:  # Spark compares column names without case
             name += "_"
         taken.add(name.lower())
         columns.append(pa.field(name, field.type))
     return pa.schema([*columns, pa.field(REST, pa.string())])
 
 
-def _typed(batch: pa.RecordBatch, fields: pa.Schema, named: pa.Schema) -> pa.RecordBatch:
+def _parse_batch(batch: pa.RecordBatch, fields: pa.Schema, named: pa.Schema) -> pa.RecordBatch:
     columns, rest = parse(batch["value"], fields)
-    return pa.RecordBatch.from_arrays([*(batch[name] for name in BESIDE), *columns.flatten(), rest], schema=named)
+    return pa.RecordBatch.from_arrays([*(batch[name] for name in KEY_COLUMNS), *columns.flatten(), rest], schema=named)

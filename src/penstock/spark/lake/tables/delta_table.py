@@ -1,10 +1,10 @@
-"""A Delta table in a directory of this machine, written by whole files and partitioned by `vbucket_range`.
+"""A Delta table in a directory of this machine, written as whole files and partitioned by `vbucket_range`.
 
-A commit names the files that it adds and removes and the transaction (application id, version) it stands for, all or
-nothing; a file that no commit names is not in the table. Creating the table is the first commit's business, so that no
-table is ever without a transaction. Between two writers that saw the same version, one commit fails.
+A commit names the files that it adds and removes, and a transaction (application id, version). A file that no commit
+names is not in the table. The first commit creates the table, so every table has a transaction. If two writers start
+from the same version, one of their commits fails.
 
-`vbucket_range` is a partition column that the files hold physically too: whoever is given only a list of files sees it.
+The files also hold the partition column `vbucket_range` physically, so that readers of a list of files have it.
 """
 
 from __future__ import annotations
@@ -31,44 +31,53 @@ from penstock.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
-RANGE = "vbucket_range"
-RANGES = 16
+RANGE_COLUMN = "vbucket_range"
+"""The partition column."""
+RANGE_COUNT = 16
+"""Vbucket ranges of a bucket."""
 UNPARTITIONED = "part-"
-"""How the files of a table without partitions are called."""
+"""The prefix of file names in a table without partitions."""
 
 ROW_GROUP_ROWS = 131_072
+"""Rows after which a row group is written."""
 ROW_GROUP_BYTES = 16 << 20
+"""Arrow bytes after which a row group is written."""
 FILE_BYTES = 128 << 20
-"""Arrow bytes after which a new file begins: whoever rewrites a file holds that much of it in memory."""
+"""Arrow bytes after which a new file begins: a process that rewrites a file holds that much in memory."""
 
-MOST_LOGS = 4096
-"""Commits of which a table remembers what they added."""
+MAX_LOGS = 4096
+"""Commits whose added files a table object remembers."""
 
 STATISTICS = ("vbucket", "seqno", "history")
-"""Columns of which each file's entry in the log gives the least and greatest value."""
+"""Columns with least and greatest value in each file's log entry."""
 COUNTED = (*STATISTICS, "key")
-"""Columns of which it gives the number of nulls."""
+"""Columns with the number of nulls in each file's log entry."""
 
 REPEATING = (
     "vbucket", "vbuuid", "event", "collection_id", "scope", "collection", "datatype", "flags", "expiry", "lock_time",
-    "delete_time", "snapshot_start", "snapshot_end", "snapshot_flags", "history", "requested_seqno", RANGE,
+    "delete_time", "snapshot_start", "snapshot_end", "snapshot_flags", "history", "requested_seqno", RANGE_COLUMN,
 )  # fmt: skip
-"""Columns with few distinct values: dictionary encoding pays there, and is lost work on keys and values."""
+"""Columns with few distinct values: only there dictionary encoding saves space; on keys and values it wastes time."""
 
 ENCODINGS = {
     **dict.fromkeys(("seqno", "rev_seqno", "cas"), "DELTA_BINARY_PACKED"),
     **dict.fromkeys(("key", "key_bytes", "value"), "DELTA_LENGTH_BYTE_ARRAY"),
 }
-"""Of rising numbers the differences, and of bytes the lengths apart: faster to write than plain, and smaller."""
+"""Rising numbers are stored as differences, bytes with separate lengths: faster to write than plain, and smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One parquet file. path: relative to the table. stats: Delta's JSON. modified: ms since the epoch, when its newest
-    row was committed; 0: not yet.
+    """One Parquet file.
 
-    vbucket_range: -1 in a table without partitions. keyless: rows without a key (rollbacks, flushes), -1 where that is
-    not known.
+    Attributes:
+        path: relative to the table's directory.
+        size: bytes on disk.
+        rows: number of rows.
+        vbucket_range: -1 in a table without partitions.
+        stats: Delta's statistics as JSON.
+        modified: milliseconds since the epoch at which its newest row was committed, 0 before the commit.
+        keyless_rows: rows without a key (rollbacks, flushes), -1 if unknown.
     """
 
     path: str
@@ -77,21 +86,28 @@ class DataFile:
     vbucket_range: int
     stats: str = ""
     modified: int = 0
-    keyless: int = -1
+    keyless_rows: int = -1
 
 
 class RangeWriter:
-    """Writes rows of one vbucket range into new files of a table; `close` finishes and returns them.
+    """Writes rows of one vbucket range into new files of a table.
 
-    A context manager: if its block raises, every file that it began is removed. schema: of the rows, without
-    `vbucket_range`.
+    A context manager: if the block raises an error, all files of the writer are removed.
+
+    Args:
+        root: the directory of the table.
+        vbucket_range: the range of all rows.
+        schema: the schema of the rows, without `vbucket_range`.
+
+    Attributes:
+        pending_bytes: Arrow bytes of the rows that are not written yet.
     """
 
     def __init__(self, root: Path, vbucket_range: int, schema: pa.Schema) -> None:
         self.pending_bytes = 0
         self._root = root
         self._range = vbucket_range
-        self._schema = schema.append(pa.field(RANGE, pa.int32()))
+        self._schema = schema.append(pa.field(RANGE_COLUMN, pa.int32()))
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
         self._files: list[DataFile] = []
@@ -101,10 +117,10 @@ class RangeWriter:
         self._footers: list[pq.FileMetaData] = []
 
     def write(self, rows: pa.Table) -> None:
-        """Take rows in; they are written once they fill a row group."""
+        """Add rows; they are written once they fill a row group."""
         if not rows.num_rows:
             return
-        nbytes = rows.nbytes  # asked for once: it takes longer than most of what is done here
+        nbytes = rows.nbytes  # read once, because Arrow computes it from all buffers at each access
         step = max(1, min(ROW_GROUP_ROWS, rows.num_rows * ROW_GROUP_BYTES // max(1, nbytes)))
         for start in range(0, rows.num_rows, step):
             piece = rows.slice(start, step)
@@ -115,20 +131,24 @@ class RangeWriter:
                 self.flush()
 
     def flush(self) -> None:
-        """Write the rows taken in so far as a row group."""
+        """Write the pending rows as a row group."""
         if not self._pending:
             return
         rows = pa.concat_tables(self._pending)
         writer = self._writer or self._open()
         column = pa.repeat(pa.scalar(self._range, pa.int32()), rows.num_rows)
-        writer.write_table(rows.append_column(self._schema.field(RANGE), column))
+        writer.write_table(rows.append_column(self._schema.field(RANGE_COLUMN), column))
         self._written += self.pending_bytes
         self._pending, self._pending_rows, self.pending_bytes = [], 0, 0
         if self._written >= FILE_BYTES:
             self._finish()
 
     def close(self) -> list[DataFile]:
-        """Write what is left and return the finished files."""
+        """Write the pending rows.
+
+        Returns:
+            The finished files.
+        """
         self.flush()
         self._finish()
         return self._files
@@ -140,14 +160,15 @@ class RangeWriter:
         if kind is None:
             return
         if self._writer is not None:
-            with suppress(Exception):  # as of a full disk: why the block raised is what is to be told
+            # On a full disk, close fails too. The error of the block is the one to report.
+            with suppress(Exception):
                 self._writer.close()
             self._writer = None
             (self._root / self._path).unlink(missing_ok=True)
-        discard(self._root, self._files)
+        remove_files(self._root, self._files)
 
     def _open(self) -> pq.ParquetWriter:
-        directory = f"{RANGE}={self._range}"
+        directory = f"{RANGE_COLUMN}={self._range}"
         (self._root / directory).mkdir(parents=True, exist_ok=True)
         self._path, self._written, self._footers = f"{directory}/{uuid.uuid4().hex}.parquet", 0, []
         self._writer = pq.ParquetWriter(
@@ -168,11 +189,11 @@ class RangeWriter:
         self._writer.close()
         self._writer = None
         size, footer = (self._root / self._path).stat().st_size, self._footers[0]
-        self._files.append(DataFile(self._path, size, footer.num_rows, self._range, _delta_stats(footer)))
+        self._files.append(DataFile(self._path, size, footer.num_rows, self._range, _make_range_stats(footer)))
 
 
-def _delta_stats(footer: pq.FileMetaData) -> str:
-    """Return the statistics of a file as Delta writes them, from the parquet footer's."""
+def _make_range_stats(footer: pq.FileMetaData) -> str:
+    """Return Delta's statistics of a file as JSON, from the footer of the Parquet file."""
     groups = range(footer.num_row_groups)
     least: dict[str, int] = {}
     greatest: dict[str, int] = {}
@@ -189,23 +210,28 @@ def _delta_stats(footer: pq.FileMetaData) -> str:
     return json.dumps({"numRecords": footer.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls})
 
 
-def discard(root: Path, files: Iterable[DataFile]) -> None:
-    """Remove files of the table at `root` that are in no commit."""
+def remove_files(root: Path, files: Iterable[DataFile]) -> None:
+    """Remove files of the table at `root` that no commit names."""
     for file in files:
         (root / file.path).unlink(missing_ok=True)
 
 
 def open_dataset(paths: list[str], schema: pa.Schema) -> ds.Dataset:
-    """Return the rows of parquet files, in their order, as one dataset; of no file if `paths` is empty."""
-    import pyarrow.dataset as ds  # it brings pandas, and each commit has a process of its own to start
+    """Return the rows of Parquet files, in their order, as one dataset; an empty dataset for no files."""
+    import pyarrow.dataset as ds  # imported late: it imports pandas, which would slow down each commit's process
 
     return ds.dataset(paths, schema=schema, format="parquet") if paths else ds.dataset(schema.empty_table())
 
 
 class LakeTable:
-    """One table. schema: with `vbucket_range` last. configuration: Delta's table properties, given at its creation.
+    """One Delta table of a lake. The directory need not exist before the first commit.
 
-    A schema without `vbucket_range` is that of a table without partitions, whose files lie in its directory.
+    A schema without `vbucket_range` means a table without partitions, whose files lie in the table's directory.
+
+    Args:
+        path: the directory of the table.
+        schema: the columns, `vbucket_range` last.
+        configuration: Delta's table properties for a new table.
     """
 
     def __init__(self, path: Path, schema: pa.Schema, configuration: Mapping[str, str]) -> None:
@@ -213,17 +239,24 @@ class LakeTable:
         self.schema = schema
         self.configuration = configuration
         self._logs: dict[int, tuple[tuple[int, int], list[DataFile] | None]] = {}
-        self.partition_by = [RANGE] if RANGE in schema.names else []
+        self.partition_by = [RANGE_COLUMN] if RANGE_COLUMN in schema.names else []
 
     def open(self) -> DeltaTable | None:
-        """Return the table as it is now, or None if it has no commit yet. Raises UsageError if it is something else."""
+        """Return the newest version of the table, None before its first commit.
+
+        Returns:
+            The table as deltalake opens it.
+
+        Raises:
+            UsageError: the path holds something else.
+        """
         if not self.path.exists():
             return None
         if not self.path.is_dir():
             raise UsageError(f"{self.path} is a file; expected a directory with the {self.path.name} table, or nothing")
         if not DeltaTable.is_deltatable(self.path.as_uri()):
-            # A process that died before the first commit leaves data files, and perhaps an empty log.
-            own = ("_delta_log", f"{RANGE}=" if self.partition_by else UNPARTITIONED)
+            # A process that was killed before the first commit leaves data files, and perhaps an empty log.
+            own = ("_delta_log", f"{RANGE_COLUMN}=" if self.partition_by else UNPARTITIONED)
             foreign = [e.name for e in self.path.iterdir() if not e.name.startswith(own)]
             if foreign:
                 raise UsageError(
@@ -249,35 +282,49 @@ class LakeTable:
         transaction: tuple[str, int],
         added: Sequence[DataFile],
         removed: Sequence[DataFile] = (),
-        note: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
         *,
         rows_change: bool = True,
     ) -> None:
-        """Make one commit on top of `table`, or the table's first one if that is None.
+        """Commit added and removed files on top of a version of the table.
 
-        transaction: application id and version. note: what a new table says about its last column. rows_change:
-        False if the same rows only lie in other files. Raises DeltaError if another commit with that id came first;
-        nothing else keeps two commits from removing the same file.
+        Raises DeltaError if another commit with the same application id came first. Delta does not prevent that two
+        commits with different ids remove the same file.
+
+        Args:
+            table: the version to commit on; None to create the table.
+            transaction: application id and version.
+            added: files to add.
+            removed: files to remove.
+            metadata: metadata of the last column of a new table.
+            rows_change: False if the same rows only move to other files.
         """
         now = time.time_ns() // 1_000_000
         actions: list[Any] = [
-            AddAction(file.path, file.size, self._partition(file), file.modified or now, rows_change, file.stats)
+            AddAction(
+                file.path, file.size, self._make_partition_values(file), file.modified or now, rows_change, file.stats
+            )
             for file in added
         ]
-        # A creation that lost a race would be tried again as the table's second commit: no retries then.
+        # Without this, deltalake would retry a creation that lost a race as the table's second commit.
         retries = 0 if table is None else None
         mark = Transaction(*transaction, last_updated=now)
         properties = CommitProperties(app_transactions=[mark], max_commit_retries=retries)
         if table is None:
-            self._create(actions, properties, note)
+            self._create_table(actions, properties, metadata)
             return
-        actions += [RemoveAction(file.path, rows_change, now, file.size, self._partition(file)) for file in removed]
+        actions += [
+            RemoveAction(file.path, rows_change, now, file.size, self._make_partition_values(file)) for file in removed
+        ]
         table.create_write_transaction(
             actions, "append", table.schema(), self.partition_by, commit_properties=properties
         )
 
-    def _create(self, actions: list[Any], properties: CommitProperties, note: Mapping[str, str] | None) -> None:
-        schema = self.schema.set(len(self.schema) - 1, self.schema.field(-1).with_metadata(note))
+    def _create_table(
+        self, actions: list[Any], properties: CommitProperties, metadata: Mapping[str, str] | None
+    ) -> None:
+        """Create the table with its first commit."""
+        schema = self.schema.set(len(self.schema) - 1, self.schema.field(-1).with_metadata(metadata))
         self.path.mkdir(parents=True, exist_ok=True)
         create_table_with_add_actions(
             self.path.as_uri(),
@@ -289,85 +336,87 @@ class LakeTable:
             commit_properties=properties,
         )
 
-    def abandon(self, files: Iterable[DataFile]) -> None:
-        """Remove those of `files` that are not in the table.
+    def discard_uncommitted(self, files: Iterable[DataFile]) -> None:
+        """Remove the given files unless the table has them.
 
-        A commit may raise after it has landed: the table decides what it holds, never who wrote the files.
+        A commit may raise an error after it has landed. So the table decides which files are removed, not the caller.
         """
         opened = self.open()
-        live = {file.path for file in self.files(opened)} if opened is not None else set()
-        discard(self.path, (file for file in files if file.path not in live))
+        live = {file.path for file in self.list_files(opened)} if opened is not None else set()
+        remove_files(self.path, (file for file in files if file.path not in live))
 
-    def files(self, table: DeltaTable) -> list[DataFile]:
+    def list_files(self, table: DeltaTable) -> list[DataFile]:
         """Return every file of the table, oldest commit first."""
         actions = pa.table(table.get_add_actions(flatten=True))
         columns = [
             actions["path"],
             actions["size_bytes"],
             actions["num_records"],
-            actions[f"partition.{RANGE}"] if self.partition_by else pa.repeat(-1, actions.num_rows),
+            actions[f"partition.{RANGE_COLUMN}"] if self.partition_by else pa.repeat(-1, actions.num_rows),
             pc.cast(actions["modification_time"], pa.int64()),
         ]
         rows = zip(*(column.to_pylist() for column in columns), strict=True)
         files = [DataFile(path, size, count, part, modified=when) for path, size, count, part, when in rows]
         return sorted(files, key=lambda file: (file.modified, file.path))
 
-    def added_since(self, table: DeltaTable, version: int) -> list[DataFile] | None:
-        """Return the files added by the commits after `version`, in their order.
+    def list_added_since(self, table: DeltaTable, version: int) -> list[DataFile] | None:
+        """Return the files that the commits after `version` added, in the order of the commits.
 
-        None if that cannot be said: the log of one of them is gone, or rows or files were taken away since.
+        None if the log of a commit was removed, or if a commit or vacuum removed rows or files since.
         """
         files: list[DataFile] = []
         for number in range(version + 1, table.version() + 1):
-            added = self._added_by(number)
+            added = self._list_added_by(number)
             if added is None:
                 return None
             files += added
         return files if all((self.path / file.path).exists() for file in files) else None
 
-    def _added_by(self, version: int) -> list[DataFile] | None:
-        """Return the files that a commit added; None if its log is gone, or it took rows or files away.
+    def _list_added_by(self, version: int) -> list[DataFile] | None:
+        """Return the files that a commit added; None if its log does not exist, or if it removed rows or files.
 
-        What was read of a log is remembered: who waits for enough to merge asks for the same again and again.
+        The result is remembered, because a reader that waits for enough pending rows reads the same logs repeatedly.
         """
         log = self.path / "_delta_log" / f"{version:020d}.json"
         try:
             found = log.stat()
             known = self._logs.get(version)
             if known is None or known[0] != (found.st_ino, found.st_mtime_ns):
-                if len(self._logs) >= MOST_LOGS:
+                if len(self._logs) >= MAX_LOGS:
                     self._logs.clear()
-                known = self._logs[version] = (found.st_ino, found.st_mtime_ns), _added(log.read_text())
+                known = self._logs[version] = (found.st_ino, found.st_mtime_ns), _parse_commit(log.read_text())
         except FileNotFoundError:
             return None
         return known[1]
 
-    def _partition(self, file: DataFile) -> dict[str, str | None]:
-        return {RANGE: str(file.vbucket_range)} if self.partition_by else {}
+    def _make_partition_values(self, file: DataFile) -> dict[str, str | None]:
+        return {RANGE_COLUMN: str(file.vbucket_range)} if self.partition_by else {}
 
-    def paths(self, files: Iterable[DataFile]) -> list[str]:
-        """Return the files' places on disk."""
+    def list_paths(self, files: Iterable[DataFile]) -> list[str]:
+        """Return the files' absolute paths."""
         return [str(self.path / file.path) for file in files]
 
 
-def _added(log: str) -> list[DataFile] | None:
+def _parse_commit(log: str) -> list[DataFile] | None:
+    """Return the files that a commit's log adds, None if it removes rows."""
     files: list[DataFile] = []
     for line in log.splitlines():
         action = json.loads(line)
+        # The removals of a compaction have dataChange false: its rows only move to other files.
         if "remove" in action and action["remove"].get("dataChange", True):
             return None
         if "add" in action and action["add"]["dataChange"]:
-            files.append(_from_log(action["add"]))
+            files.append(_parse_add_action(action["add"]))
     return files
 
 
-def _from_log(add: dict[str, Any]) -> DataFile:
+def _parse_add_action(add: dict[str, Any]) -> DataFile:
     stats = json.loads(add["stats"])
     return DataFile(
         unquote(add["path"]),
         add["size"],
         stats["numRecords"],
-        int(add["partitionValues"][RANGE]),
+        int(add["partitionValues"][RANGE_COLUMN]),
         modified=add["modificationTime"],
-        keyless=stats["nullCount"].get("key", -1),
+        keyless_rows=stats["nullCount"].get("key", -1),
     )

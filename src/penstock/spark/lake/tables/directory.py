@@ -1,7 +1,7 @@
-"""The directory of a lake: a pipeline's tables, `changelog` and `current`, and its query's checkpoint.
+"""The directory of a lake: the tables `changelog` and `current`, and the checkpoint of the query that writes them.
 
-Spark names a query by the id in its checkpoint's metadata. The changelog's commits carry that id, so a lake is known to
-belong to a query whatever the two directories are called and wherever they are moved.
+Spark identifies a query by the id in its checkpoint's metadata, and the changelog's commits carry that id. So a lake
+belongs to its query even if both directories are renamed or moved.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from penstock.spark.lake.tables import plain_manifests
 from penstock.spark.lake.tables.delta_table import LakeTable
 from penstock.spark.lake.tables.schemas import CHANGELOG_SCHEMA, CURRENT_SCHEMA
 
-# Opening a table reads its newest checkpoint and the commits after that, and lists the log's directory: both stay
-# short. A version that is not merged into `current` when its log entry expires costs a merge of the whole changelog.
-# A removed file is remembered for longer than vacuum keeps it, which removes only remembered files.
+# Opening a table reads its newest checkpoint and all later commits, and lists the log's directory. These values keep
+# both short. If a version is not merged into `current` before its log entry expires, the whole changelog is merged.
+# The log remembers a removed file for longer than vacuum keeps it, because vacuum removes only remembered files.
 CHANGELOG_PROPERTIES = {
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 6 hours",
     "delta.deletedFileRetentionDuration": "interval 2 hours",
 }
-# Every merge rewrites files, and the log remembers a removed file for this long.
+# Every merge rewrites files. A short time keeps the list of removed files in the log small.
 CURRENT_PROPERTIES = {
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 1 hours",
@@ -33,7 +33,10 @@ CURRENT_PROPERTIES = {
 
 
 class LakeDirectory:
-    """The places in a lake's directory: tables and checkpoint. Raises UsageError if `path` cannot be a local directory.
+    """The files of a lake: tables and checkpoint. Raises UsageError if `path` cannot be a local directory.
+
+    Args:
+        path: the lake's directory.
 
     Attributes:
         path: the lake's directory, absolute.
@@ -53,43 +56,54 @@ class LakeDirectory:
         self.changelog_table = LakeTable(self.path / "changelog", CHANGELOG_SCHEMA, CHANGELOG_PROPERTIES)
         self.current_table = LakeTable(self.path / "current", CURRENT_SCHEMA, CURRENT_PROPERTIES)
 
-    def query_id(self) -> str | None:
-        """Return the id of the query whose checkpoint lies in the lake, or None if there is no checkpoint."""
-        return query_id(self.checkpoint)
+    def read_query_id(self) -> str | None:
+        """Return the id of the query whose checkpoint lies in the lake, None without a checkpoint."""
+        return read_query_id(self.checkpoint)
 
     def check_owner(self, table_format: str = "delta") -> None:
-        """Make the directory, and raise LakeRefused unless checkpoint and changelog belong together.
+        """Create the directory, and check that checkpoint and changelog belong together.
 
-        They do if one query wrote both and every batch whose end the checkpoint knows is in the changelog, and every
-        batch there is known to the checkpoint: of a batch planned anew that counts as written, rows would be lost.
-        table_format: delta, or parquet for a changelog of plain files.
-        Raises UsageError if the directory cannot be made or holds something else in a table's place.
+        They belong together if one query wrote both and neither is an older copy. Then the changelog has every batch
+        that the checkpoint lists as ended, and the checkpoint lists every batch of the changelog as planned. Otherwise
+        Spark would plan a batch again that the changelog counts as written, and its rows would be lost.
+
+        Args:
+            table_format: delta, or parquet for a changelog of plain files.
+
+        Raises:
+            UsageError: the directory cannot be created or written, or a table's place holds something else.
+            LakeRefused: checkpoint and changelog do not belong together.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"{self.path} cannot be made a lake's directory: {error.strerror}") from error
+            raise UsageError(f"cannot create the lake's directory {self.path}: {error.strerror}") from error
         if not os.access(self.path, os.W_OK | os.X_OK):
-            raise UsageError(f"{self.path} cannot be written; expected a directory of one's own")
-        query = self.query_id()
-        exists, written = self._written(query, table_format)
-        table, remedy = self.changelog_table.path, f"remove {self.path} to begin anew, or choose another directory"
+            raise UsageError(f"{self.path} cannot be written; expected a directory that this user may write")
+        query = self.read_query_id()
+        exists, written = self._find_newest_written(query, table_format)
+        table, remedy = self.changelog_table.path, f"remove {self.path} to start again, or choose another directory"
         if exists and query is None:
-            raise LakeRefused(f"{table} was written by a query whose checkpoint {self.checkpoint} is gone: {remedy}")
+            raise LakeRefused(
+                f"{table} was written by a query, but its checkpoint {self.checkpoint} is missing: {remedy}"
+            )
         if exists and written is None:
             raise LakeRefused(f"{table} was not written by the query of {self.checkpoint}: {remedy}")
-        ended, planned = _newest(self.checkpoint / "commits"), _newest(self.checkpoint / "offsets")
+        ended, planned = (
+            _find_newest_batch(self.checkpoint / "commits"),
+            _find_newest_batch(self.checkpoint / "offsets"),
+        )
         batch = -1 if written is None else written
         if not ended <= batch <= planned:
             raise LakeRefused(
-                f"{table} ends with batch {batch}, and {self.checkpoint} knows {ended} to have ended and {planned}"
-                f" to have begun, so one of them is an old copy: {remedy}"
+                f"{table} ends with batch {batch}, but in {self.checkpoint} the newest ended batch is {ended} and the"
+                f" newest planned batch is {planned}, so one of them is an old copy: {remedy}"
             )
 
-    def _written(self, query: str | None, table_format: str) -> tuple[bool, int | None]:
-        """Return whether there is a changelog, and the newest batch in it, None unless that query wrote it."""
+    def _find_newest_written(self, query: str | None, table_format: str) -> tuple[bool, int | None]:
+        """Return whether there is a changelog, and its newest batch; the batch is None if another query wrote it."""
         if table_format == "parquet":
-            found = plain_manifests.written_by(self.changelog_table.path)
+            found = plain_manifests.find_writer(self.changelog_table.path)
             return found is not None, found[1] if found is not None and found[0] == query else None
         changelog = self.changelog_table.open()
         self.current_table.open()
@@ -98,8 +112,15 @@ class LakeDirectory:
         return True, changelog.transaction_version(query) if query is not None else None
 
 
-def query_id(checkpoint: Path) -> str | None:
-    """Return the id in a Spark checkpoint's metadata, or None if there is none. Raises UsageError if it is broken."""
+def read_query_id(checkpoint: Path) -> str | None:
+    """Return the id in the metadata of a Spark checkpoint, None if there is no metadata.
+
+    Returns:
+        The id that Spark gave the query.
+
+    Raises:
+        UsageError: the metadata cannot be read.
+    """
     path = checkpoint / "metadata"
     try:
         text = path.read_text()
@@ -113,7 +134,10 @@ def query_id(checkpoint: Path) -> str | None:
         raise UsageError(f"{path} holds {text[:80]!r}; expected a Spark query's metadata with its id") from error
 
 
-def _newest(log: Path) -> int:
-    """Return the newest batch in one of a checkpoint's logs, or -1. Spark logs a batch before it runs, and after."""
+def _find_newest_batch(log: Path) -> int:
+    """Return the newest batch in one of a checkpoint's logs, or -1.
+
+    Spark writes `offsets` before a batch runs, and `commits` after it.
+    """
     names = [entry.name for entry in log.iterdir()] if log.is_dir() else []
     return max((int(name) for name in names if name.isdigit()), default=-1)

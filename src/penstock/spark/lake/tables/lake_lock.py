@@ -1,7 +1,7 @@
-"""One run at a time on a lake.
+"""The lock of a lake: one run at a time writes it.
 
-A driver that is killed leaves Spark's Java process behind for a moment, in which it may go on with the query. The lock
-is the kernel's, on an open file that Java inherits: it is free once both processes are gone, however they ended.
+If a driver is killed, Spark's Java process lives on for a moment and may continue the query. The lock is a kernel lock
+on an open file that Java inherits. So it is free once both processes have ended, for any reason.
 """
 
 from __future__ import annotations
@@ -15,33 +15,50 @@ from pathlib import Path
 
 from penstock.errors import LakeRefused, UsageError
 
-NAME = "_lock"
-_LOOK_SECONDS = 0.1
+LOCK_NAME = "_lock"
+"""The lock's file in the lake's directory."""
+_POLL_SECONDS = 0.1
+"""Seconds between two attempts to get the lock."""
 
 
 @contextmanager
-def locked(directory: Path, patience: float) -> Iterator[int]:
-    """Hold the lock of a lake's directory and give its open file.
+def hold_lock(directory: Path, timeout: float) -> Iterator[int]:
+    """Hold the lock of a lake's directory while the block runs.
 
-    patience: seconds to wait for one who has it. Raises LakeRefused after that, UsageError where no file can be made.
+    Raises LakeRefused if another run keeps the lock.
+
+    Args:
+        directory: the lake's directory.
+        timeout: seconds to wait for the run that holds the lock.
+
+    Yields:
+        The descriptor of the open lock file.
+
+    Raises:
+        UsageError: the lock's file cannot be created.
     """
     try:
-        file = os.open(directory / NAME, os.O_RDWR | os.O_CREAT, 0o666)
+        file = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise UsageError(f"the lake {directory} cannot be written: {error.strerror}") from error
     try:
-        _acquire(file, directory, patience)
+        _acquire_lock(file, directory, timeout)
         try:
             yield file
         finally:
-            # Closing it would not do: a Java that lives on has it open too.
+            # Closing is not enough: a Java process that still lives has the file open too.
             fcntl.flock(file, fcntl.LOCK_UN)
     finally:
         os.close(file)
 
 
-def _acquire(file: int, directory: Path, patience: float) -> None:
-    deadline = time.monotonic() + patience
+def _acquire_lock(file: int, directory: Path, timeout: float) -> None:
+    """Wait for the lock.
+
+    Raises:
+        LakeRefused: another run held the lock until the timeout.
+    """
+    deadline = time.monotonic() + timeout
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -50,4 +67,4 @@ def _acquire(file: int, directory: Path, patience: float) -> None:
             if time.monotonic() >= deadline:
                 text = f"another run writes {directory}; stop it first, or choose another directory"
                 raise LakeRefused(text) from None
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""The batches of a changelog of plain Parquet files: one manifest a batch, which names the batch's files."""
+"""Manifests of a changelog of plain Parquet files: each names the files of one batch."""
 
 from __future__ import annotations
 
@@ -10,29 +10,34 @@ from typing import Any
 
 from penstock.errors import UsageError
 
-__all__ = ["create_file", "files_of", "manifest_path", "newest_batch", "read_manifest", "written_by"]
+__all__ = ["create_file", "find_newest_batch", "find_writer", "list_files", "locate_manifest", "read_manifest"]
 
 BATCHES = "_batches"
+"""The directory of the manifests."""
 
 
-def newest_batch(root: Path) -> int | None:
+def find_newest_batch(root: Path) -> int | None:
     """Return the newest batch in the changelog at `root`, None if there is none."""
     directory = root / BATCHES
     names = [entry.stem for entry in directory.glob("*.json")] if directory.is_dir() else []
     return max((int(name) for name in names if name.isdigit()), default=None)
 
 
-def files_of(root: Path, batch_id: int) -> list[tuple[str, int]]:
-    """Return path, relative to the changelog at `root`, and rows of each file of a batch that is in it."""
+def list_files(root: Path, batch_id: int) -> list[tuple[str, int]]:
+    """Return path and number of rows of each file of a batch; paths are relative to the changelog at `root`."""
     return [(path, rows) for path, rows in read_manifest(root, batch_id)["files"]]
 
 
-def written_by(root: Path) -> tuple[str, int] | None:
-    """Return the query that wrote the changelog at `root`, and its newest batch; None if there is nothing.
+def find_writer(root: Path) -> tuple[str, int] | None:
+    """Return the query that wrote the changelog at `root`, and its newest batch; None if there is no changelog.
 
-    Raises UsageError if something else is there.
+    Returns:
+        The query's id and the number of the batch.
+
+    Raises:
+        UsageError: the path holds something else.
     """
-    newest = newest_batch(root)
+    newest = find_newest_batch(root)
     if newest is not None:
         return str(read_manifest(root, newest)["query"]), newest
     if root.exists() and (not root.is_dir() or (root / "_delta_log").exists()):
@@ -40,18 +45,25 @@ def written_by(root: Path) -> tuple[str, int] | None:
     return None
 
 
-def manifest_path(root: Path, batch_id: int) -> Path:
+def locate_manifest(root: Path, batch_id: int) -> Path:
+    """Return the path of a batch's manifest. The number has leading zeros, so that names sort by batch."""
     return root / BATCHES / f"{batch_id:020d}.json"
 
 
 def read_manifest(root: Path, batch_id: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(manifest_path(root, batch_id).read_text())
+    """Return the content of a batch's manifest."""
+    found: dict[str, Any] = json.loads(locate_manifest(root, batch_id).read_text())
     return found
 
 
 def create_file(path: Path, text: str) -> bool:
-    """Make a file, whole and on disk; return False if it is there already."""
+    """Create a complete file that survives a crash.
+
+    Returns:
+        False if the file exists already.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # A hard link to a synced draft creates the name exactly once. A rename would replace an existing manifest.
     draft = path.with_name(f"{uuid.uuid4().hex}.draft")
     with draft.open("w") as file:
         file.write(text)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from penstock.spark.lake.tables.delta_table import RANGE
+from penstock.spark.lake.tables.delta_table import RANGE_COLUMN
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
-CHANGELOG_SCHEMA = CHANGE_SCHEMA.append(pa.field(RANGE, pa.int32()))
+CHANGELOG_SCHEMA = CHANGE_SCHEMA.append(pa.field(RANGE_COLUMN, pa.int32()))
 
 MERGE_SCHEMA = pa.schema(
     [
@@ -16,7 +16,7 @@ MERGE_SCHEMA = pa.schema(
                      "scope", "collection", "datatype", "flags", "expiry", "xattrs", "history")
     ]
 )  # fmt: skip
-"""The columns of a change that decide about the current table or stand in it."""
+"""The columns of a change that decide about the current table, or that the current table has."""
 
 CURRENT_COLUMNS = pa.schema(
     [
@@ -38,7 +38,10 @@ CURRENT_COLUMNS = pa.schema(
         ("vbuuid", pa.int64()),
     ]
 )
-"""A document: `key` is null where the key is not UTF-8, and only then `key_bytes` is not. collection_id is 0 for the
-default collection, also where the changes came from a node or in a dialect that knows no collections."""
+"""The columns of a document.
 
-CURRENT_SCHEMA = CURRENT_COLUMNS.append(pa.field(RANGE, pa.int32()))
+`key` is null if the key is not UTF-8; only then `key_bytes` has it. collection_id is 0 for the default collection, also
+for changes from a node or dialect without collections.
+"""
+
+CURRENT_SCHEMA = CURRENT_COLUMNS.append(pa.field(RANGE_COLUMN, pa.int32()))

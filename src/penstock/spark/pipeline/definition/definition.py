@@ -1,11 +1,11 @@
-"""What a pipeline is: sources, filters, tables and sinks, declared in a TOML file or by a command's options.
+"""The definition of a pipeline: sources, filters, tables and sinks, from a TOML file or from a command's options.
 
     lake = "./lake"
-    [source.NAME]            a bucket, or a part of it, by the options of format("dcp") in snake_case
-    [tables] [current]       how the changelog is written, and when pending changes are merged
+    [source.NAME]            a bucket or a part of it, by the options of format("dcp") in snake_case
+    [tables] [current]       the format of the changelog, and when pending changes are merged
     [[index]] [[fulltext]]   dependents of the changelog: one array of tables for each kind in the registry
     [[sink]]                 other systems that get the changes
-    [metrics]                figures for Prometheus
+    [metrics]                metrics for Prometheus
 
 Paths are relative to the file's directory. docs/pipelines.md shows every key.
 """
@@ -19,32 +19,38 @@ from typing import Any, Literal, TypeVar
 
 from penstock.errors import UsageError
 from penstock.options import (
-    PORT,
     TEXT,
     check_limits,
     given_options,
+    list_options,
     number,
     option,
-    options_of,
-    outside_name,
+    to_external_name,
     whole_number,
 )
 from penstock.spark.dependents.checks import check_declared_name
-from penstock.spark.dependents.registry import DependentKind, kinds, titles
+from penstock.spark.dependents.registry import DependentKind, list_kinds, list_titles
 from penstock.spark.lake.current.merge_policy import MergePolicy
-from penstock.spark.pipeline.definition.toml_tables import TomlPlace, load, made_of, read, refuse_unknown
+from penstock.spark.pipeline.definition.run_options import Metrics, Trigger
+from penstock.spark.pipeline.definition.toml_tables import (
+    TomlPlace,
+    build_dataclass,
+    check_keys,
+    load_toml,
+    parse_table,
+)
 from penstock.spark.source.source_options import INFERRED, SourceOptions
 from penstock.spark.values.json_types import from_ddl
 
 __all__ = [
-    "Current",
+    "CurrentSettings",
     "Metrics",
     "PipelineDefinition",
-    "Source",
-    "Tables",
-    "definition_of",
+    "SourceDefinition",
+    "TableSettings",
+    "define_bucket_pipeline",
     "is_definition",
-    "of_one",
+    "parse_definition",
     "read_definition",
 ]
 
@@ -55,26 +61,25 @@ _POLICY = MergePolicy()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """A bucket, or a part of it, and how it is followed.
+class SourceDefinition(Trigger):
+    """A bucket or a part of it, and how its changes are read.
 
     Attributes:
-        name: None where a command's options make the one source.
-        given: the options of `format("dcp")` that are given.
+        name: None where a command's options define the only source.
+        reader_options: the options of `format("dcp")` that are given, by their names in the file.
     """
 
     name: str | None = None
-    given: Mapping[str, str] = given_options(
+    reader_options: Mapping[str, str] = given_options(
         SourceOptions,
         without=("password", "ending_offsets", "columns", "value_format", "filter_pushdown"),
     )
     where: str | None = option(
         TEXT,
-        "SQL on the value's JSON fields; other documents are in the changelog as deleted",
+        "SQL condition on the value's JSON fields; other documents are written as deletions",
         default=None,
     )
-    value_schema: str | None = option(TEXT, 'those fields as DDL, or "infer" from what the bucket has', default=None)
-    trigger_seconds: float = option(number(0, 86400), "how often a micro-batch begins", default=1.0)
+    value_schema: str | None = option(TEXT, 'the fields as DDL, or "infer" to read them from the bucket', default=None)
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -82,26 +87,28 @@ class Source:
         check_limits(self)
         if self.where is not None and not self.where.strip():
             raise UsageError(f"where is {self.where!r}, expected a condition in SQL such as abv > 5")
-        if self.where is not None and self.given.get("keys_only") == "true":
+        if self.where is not None and self.reader_options.get("keys_only") == "true":
+            # Such a source would never match: without values every field is null.
             raise UsageError("has where and keys_only, but SQL on the value needs values")
         if self.value_schema is not None and self.value_schema != INFERRED:
             from_ddl(self.value_schema)
-        self.options()
+        self.parse_options()
 
-    def given_options(self) -> dict[str, str]:
+    def format_options(self) -> dict[str, str]:
         """Return the options of `format("dcp")`, as text."""
-        return {outside_name(name): text for name, text in self.given.items()}
+        return {to_external_name(name): text for name, text in self.reader_options.items()}
 
-    def options(self) -> SourceOptions:
-        """Raises UsageError for what can be known to be wrong without a bucket and without Spark."""
-        options = SourceOptions.parse(self.given_options())
+    def parse_options(self) -> SourceOptions:
+        """Return the parsed options. Raises UsageError for errors that need neither a bucket nor Spark to find."""
+        options = SourceOptions.parse(self.format_options())
         options.check_streaming()
         return options
 
-    def content(self) -> dict[str, str]:
-        """Return what decides about the rows of the tables: another answer needs other tables."""
-        declared = options_of(SourceOptions)
-        found = {name: self.given[name] for name in declared if declared[name].filters and name in self.given}
+    def list_content_options(self) -> dict[str, str]:
+        """Return the options that decide which rows the tables have: other values need other tables."""
+        declared = list_options(SourceOptions)
+        given = self.reader_options
+        found = {name: given[name] for name in declared if declared[name].is_filter and name in given}
         if self.where is not None:
             found["where"] = self.where
             if self.value_schema is not None:
@@ -110,8 +117,13 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tables:
-    """changelog_format: "delta", or "parquet" for plain files. current: whether the current table is kept."""
+class TableSettings:
+    """The tables of a lake.
+
+    Attributes:
+        changelog_format: "delta", or "parquet" for plain files.
+        current: whether the current table is written.
+    """
 
     changelog_format: Literal["delta", "parquet"] = "delta"
     current: bool = True
@@ -119,64 +131,79 @@ class Tables:
     def __post_init__(self) -> None:
         if self.changelog_format == "parquet" and self.current:
             raise UsageError(
-                "changelog_format is 'parquet', which has no versions for a table to follow; expected current = false"
+                "changelog_format is 'parquet', whose files have no versions to merge from; expected current = false"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Current:
-    """When pending changes are merged into current: once there are merge_rows, or merge_share of current's rows if that
-    is more, or the oldest of them is merge_age_seconds old."""
+class CurrentSettings:
+    """The limits after which pending changes are merged into `current`.
 
-    merge_rows: int = option(whole_number(1, 10**12), "rows that are pending", default=_POLICY.rows)
-    merge_share: float = option(number(0, 1), "their share of current's rows", default=_POLICY.share)
-    merge_age_seconds: float = option(number(0, 86400), "the age of the oldest", default=_POLICY.age_seconds)
+    Attributes:
+        merge_rows: pending rows that are enough, if they are also `merge_share` of the rows of `current`.
+        merge_share: 0 to 1.
+        merge_age_seconds: age of the oldest pending row that is enough.
+    """
+
+    merge_rows: int = option(whole_number(1, 10**12), "pending rows that start a merge", default=_POLICY.rows)
+    merge_share: float = option(number(0, 1), "share of current's rows that starts a merge", default=_POLICY.share)
+    merge_age_seconds: float = option(
+        number(0, 86400), "age of the oldest pending row that starts a merge", default=_POLICY.age_seconds
+    )
 
     def __post_init__(self) -> None:
         check_limits(self)
 
     @property
     def policy(self) -> MergePolicy:
+        """The limits as a policy."""
         return MergePolicy(self.merge_rows, self.merge_share, self.merge_age_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
-    """The figures for Prometheus."""
-
-    port: int = option(PORT, "the port of 127.0.0.1 where they are served at /metrics")
-
-    def __post_init__(self) -> None:
-        check_limits(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineDefinition:
-    """A pipeline. lake: a directory; that of the tables where there is one source, else of a directory for each."""
+    """A pipeline.
+
+    Attributes:
+        lake: the directory of the tables for one source; for several sources, the directory of their lakes.
+        sources: the buckets.
+        tables: the tables of each lake.
+        current: when pending changes are merged.
+        dependents: indexes and sinks.
+        metrics: where metrics are served, None for nowhere.
+    """
 
     lake: str
-    sources: tuple[Source, ...]
-    tables: Tables = field(default_factory=Tables)
-    current: Current = field(default_factory=Current)
+    sources: tuple[SourceDefinition, ...]
+    tables: TableSettings = field(default_factory=TableSettings)
+    current: CurrentSettings = field(default_factory=CurrentSettings)
     dependents: tuple[DependentKind, ...] = ()
     metrics: Metrics | None = None
 
-    def lake_of(self, source: Source) -> str:
+    def locate_lake(self, source: SourceDefinition) -> str:
         """Return the directory of a source's tables."""
         return self.lake if len(self.sources) == 1 else str(Path(self.lake) / str(source.name))
 
-    def dependents_of(self, source: Source) -> list[DependentKind]:
+    def list_dependents(self, source: SourceDefinition) -> list[DependentKind]:
         """Return the dependents of a source's changelog."""
         return [each for each in self.dependents if each.source in (None, source.name)]
 
 
-def of_one(lake: str, **source: Any) -> PipelineDefinition:
-    """Return the pipeline of one bucket into one lake. source: keys of its table in a file. Raises UsageError."""
-    return PipelineDefinition(lake=lake, sources=(made_of(Source, source),))
+def define_bucket_pipeline(lake: str, **source: Any) -> PipelineDefinition:
+    """Return the pipeline of one bucket into one lake.
+
+    Args:
+        lake: the directory of the tables.
+        source: keys of the source's table in a file.
+
+    Returns:
+        The definition. UsageError is raised for invalid keys.
+    """
+    return PipelineDefinition(lake=lake, sources=(build_dataclass(SourceDefinition, source),))
 
 
 def is_definition(path: str) -> bool:
-    """Tell whether a path names a pipeline's file rather than its lake."""
+    """Return whether a path names a pipeline's file and not its lake."""
     return path.endswith(".toml") or Path(path).is_file()
 
 
@@ -184,85 +211,94 @@ _TOP = ("lake", "source", "tables", "current")
 
 
 def read_definition(path: str) -> PipelineDefinition:
-    """Return what a pipeline's file declares. Raises UsageError, which names the file, the table and the key."""
-    return definition_of(load(path), path)
+    """Return the pipeline that a file declares. Raises UsageError, which names the file, the table and the key."""
+    return parse_definition(load_toml(path), path)
 
 
-def definition_of(given: Mapping[str, Any], path: str) -> PipelineDefinition:
-    """Return the same of what was read from the file at `path`."""
+def parse_definition(given: Mapping[str, Any], path: str) -> PipelineDefinition:
+    """Return the pipeline that the parsed content of a file declares.
+
+    Args:
+        given: the content.
+        path: the file, for errors and for relative paths.
+
+    Returns:
+        The definition.
+    """
     place = TomlPlace(path)
-    refuse_unknown(place, given, [*_TOP, *titles(), "metrics"])
+    check_keys(place, given, [*_TOP, *list_titles(), "metrics"])
     lake = given.get("lake")
     if not isinstance(lake, str) or not lake:
-        raise place.wrong(f"lake is {lake!r}, expected a directory such as ./lake" if lake else "has no lake")
-    declared = list(_dependents(path, given))
+        raise place.make_error(f"lake is {lake!r}, expected a directory such as ./lake" if lake else "has no lake")
+    declared = list(_parse_dependents(path, given))
     found = PipelineDefinition(
-        lake=place.path(lake),
-        sources=_sources(place, given.get("source")),
-        tables=_table(Tables, path, "tables", given),
-        current=_table(Current, path, "current", given),
+        lake=place.resolve_path(lake),
+        sources=_parse_sources(place, given.get("source")),
+        tables=_parse_table(TableSettings, path, "tables", given),
+        current=_parse_table(CurrentSettings, path, "current", given),
         dependents=tuple(each for _, each in declared),
-        metrics=read(Metrics, TomlPlace(path, "[metrics]"), given["metrics"]) if "metrics" in given else None,
+        metrics=parse_table(Metrics, TomlPlace(path, "[metrics]"), given["metrics"]) if "metrics" in given else None,
     )
     _check_dependents(found, declared)
     return found
 
 
-def _sources(place: TomlPlace, given: Any) -> tuple[Source, ...]:
+def _parse_sources(place: TomlPlace, given: Any) -> tuple[SourceDefinition, ...]:
     if not isinstance(given, dict) or not given:
-        raise place.wrong("has no source, expected a table [source.NAME] with the url of a bucket")
+        raise place.make_error("has no source, expected a table [source.NAME] with the url of a bucket")
     if flat := [name for name, table in given.items() if not isinstance(table, dict)]:
-        raise place.wrong(f"[source] has the key {flat[0]!r}, expected a table [source.NAME]")
+        raise place.make_error(f"[source] has the key {flat[0]!r}, expected a table [source.NAME]")
     return tuple(
-        read(Source, TomlPlace(place.file, f"[source.{name}]"), table, name=name) for name, table in given.items()
+        parse_table(SourceDefinition, TomlPlace(place.file, f"[source.{name}]"), table, name=name)
+        for name, table in given.items()
     )
 
 
-def _table(cls: type[T], file: str, name: str, given: Mapping[str, Any]) -> T:
-    return read(cls, TomlPlace(file, f"[{name}]"), given.get(name, {}))
+def _parse_table(cls: type[T], file: str, name: str, given: Mapping[str, Any]) -> T:
+    return parse_table(cls, TomlPlace(file, f"[{name}]"), given.get(name, {}))
 
 
-def _entries(file: str, name: str, given: Mapping[str, Any]) -> list[tuple[TomlPlace, Any]]:
+def _list_tables(file: str, name: str, given: Mapping[str, Any]) -> list[tuple[TomlPlace, Any]]:
     found = given.get(name, [])
     if not isinstance(found, list):
-        raise TomlPlace(file, f"[{name}]").wrong(f"is one table, expected [[{name}]]")
+        raise TomlPlace(file, f"[{name}]").make_error(f"is one table, expected [[{name}]]")
     return [(TomlPlace(file, f"[[{name}]] {number}"), table) for number, table in enumerate(found, 1)]
 
 
-def _dependents(file: str, given: Mapping[str, Any]) -> Iterator[tuple[TomlPlace, DependentKind]]:
+def _parse_dependents(file: str, given: Mapping[str, Any]) -> Iterator[tuple[TomlPlace, DependentKind]]:
     """Yield the dependents that a file declares, with the place of each table."""
-    for title in titles():
-        for place, table in _entries(file, title, given):
-            kind, keys = _kind_of_table(place, title, table)
-            yield place, read(kind, place, keys)
+    for title in list_titles():
+        for place, table in _list_tables(file, title, given):
+            kind, keys = _find_table_kind(place, title, table)
+            yield place, parse_table(kind, place, keys)
 
 
-def _kind_of_table(place: TomlPlace, title: str, table: Any) -> tuple[type[DependentKind], Any]:
+def _find_table_kind(place: TomlPlace, title: str, table: Any) -> tuple[type[DependentKind], Any]:
     """Return the kind that a table declares, and its other keys. Raises UsageError for an unknown kind."""
-    known = {kind.kind: kind for kind in kinds() if kind.title == title}
+    known = {kind.kind: kind for kind in list_kinds() if kind.title == title}
     if title in known:
         return known[title], table
     word = table.get("kind") if isinstance(table, dict) else None
-    if word not in known:
+    if not isinstance(word, str) or word not in known:
         found = "has no kind" if word is None else f"kind is {word!r}"
-        raise place.wrong(f"{found}, expected {' or '.join(map(repr, known))}")
+        raise place.make_error(f"{found}, expected {' or '.join(map(repr, known))}")
     return known[word], {name: value for name, value in table.items() if name != "kind"}
 
 
 def _check_dependents(found: PipelineDefinition, declared: Iterable[tuple[TomlPlace, DependentKind]]) -> None:
-    """Raises UsageError for a name that stands twice, and for a source that is unknown or missing."""
+    """Raise UsageError for a name that stands twice, and for a source that is unknown or missing."""
     names = [source.name for source in found.sources]
     taken: dict[tuple[str | None, str], str] = {}
-    for at, each in declared:
+    for place, each in declared:
         if each.source is None and len(names) > 1:
-            raise at.wrong(f"has no source, expected one of {', '.join(map(str, names))}")
+            raise place.make_error(f"has no source, expected one of {', '.join(map(str, names))}")
         if each.source is not None and each.source not in names:
-            raise at.wrong(f"source is {each.source!r}, expected one of {', '.join(map(str, names))}")
+            raise place.make_error(f"source is {each.source!r}, expected one of {', '.join(map(str, names))}")
         if found.tables.changelog_format == "parquet":
-            raise at.wrong("depends on a changelog of plain parquet, which has no versions; expected 'delta'")
+            raise place.make_error("depends on a changelog of plain parquet, which has no versions; expected 'delta'")
         if each.name in _TABLES:
-            raise at.wrong(f"name is {each.name!r}, which is a table of the lake")
-        where = (each.source or names[0], each.name)
-        if where in taken:
-            raise at.wrong(f"name is {each.name!r}, and so is that of {taken[where]}")
-        taken[where] = at.title
+            raise place.make_error(f"name is {each.name!r}, which is a table of the lake")
+        identity = (each.source or names[0], each.name)
+        if identity in taken:
+            raise place.make_error(f"name is {each.name!r}, and so is that of {taken[identity]}")
+        taken[identity] = place.title

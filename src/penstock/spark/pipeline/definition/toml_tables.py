@@ -1,4 +1,4 @@
-"""Tables of a TOML file as frozen dataclasses: each field is a key, its annotation is the type of the value.
+"""Tables of a TOML file as frozen dataclasses: each field is a key, and its annotation is the type of the value.
 
 A field of `given_options` stands for the options of another class, which are keys of the table too.
 
@@ -20,30 +20,35 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from msgspec import ValidationError, convert
 
 from penstock.errors import UsageError
-from penstock.options import group_of, option_text, options_of
+from penstock.options import find_option_group, format_option, list_options
 
-__all__ = ["TomlKey", "TomlPlace", "keys_of", "load", "made_of", "read", "refuse_unknown"]
+__all__ = ["TomlKey", "TomlPlace", "build_dataclass", "check_keys", "list_keys", "load_toml", "parse_table"]
 
 T = TypeVar("T")
 
-_MOST_BYTES = 1 << 20
-"""Of a file: what is longer is another file."""
+_MAX_BYTES = 1 << 20
+"""Greatest size of a file. A larger file is not a pipeline's file."""
 
 _KINDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
 
 
 class TomlPlace(NamedTuple):
-    """Where something stands. title: as `[current]`; empty for the keys outside all tables."""
+    """A place in a file, for errors.
+
+    Attributes:
+        file: the file.
+        title: the table, such as `[current]`; empty for keys outside all tables.
+    """
 
     file: str
     title: str = ""
 
-    def wrong(self, text: str) -> UsageError:
-        """Return the error that names this place."""
+    def make_error(self, text: str) -> UsageError:
+        """Return an error that names this place."""
         return UsageError(f"{self.file}: {self.title}{' ' * bool(self.title)}{text}")
 
-    def path(self, text: str) -> str:
-        """Return a path, which is relative to the file's directory, as one that holds anywhere."""
+    def resolve_path(self, text: str) -> str:
+        """Return an absolute path for a path that is relative to the file's directory."""
         base = Path(self.file).absolute().parent
         return text if "://" in text else os.path.normpath(base / Path(text).expanduser())
 
@@ -52,10 +57,10 @@ class TomlKey(NamedTuple):
     """A key of a table.
 
     Attributes:
-        type: what its value must be.
+        type: the type of its value.
         required: True if the table must have it.
-        is_path: its value is a path relative to the file's directory.
-        group: the field that holds it among the options of another class, None if it is a field itself.
+        is_path: True if the value is a path relative to the file's directory.
+        group: the field that holds the value among the options of another class; None if the key is a field itself.
     """
 
     type: Any
@@ -64,45 +69,72 @@ class TomlKey(NamedTuple):
     group: str | None = None
 
 
-def keys_of(cls: type) -> dict[str, TomlKey]:
-    """Return the keys of the table that a dataclass declares. A field stands above an option of the same name."""
-    hints, declared = typing.get_type_hints(cls), options_of(cls)
+def list_keys(cls: type) -> dict[str, TomlKey]:
+    """Return the keys of the table that a dataclass declares.
+
+    A field takes precedence over an option with the same name.
+
+    Args:
+        cls: the dataclass.
+
+    Returns:
+        The keys by name.
+    """
+    hints, declared = typing.get_type_hints(cls), list_options(cls)
     own = {field.name for field in fields(cls)}
     found = {}
     for field in fields(cls):
-        if (group := group_of(field)) is not None:
+        if (group := find_option_group(field)) is not None:
             for name, each in group.options().items():
                 if name not in own:
-                    found[name] = TomlKey(each.takes.value, is_path=each.takes.is_path, group=field.name)
+                    found[name] = TomlKey(each.option_type.value, is_path=each.option_type.is_path, group=field.name)
         else:
             required = field.default is MISSING and field.default_factory is MISSING
-            is_path = field.name in declared and declared[field.name].takes.is_path
+            is_path = field.name in declared and declared[field.name].option_type.is_path
             found[field.name] = TomlKey(hints[field.name], required, is_path)
     return found
 
 
-def made_of(cls: type[T], values: Mapping[str, Any]) -> T:
-    """Return `cls` made of the values of keys. A value of None is not given. Raises UsageError as `cls` does."""
-    keys = keys_of(cls)
+def build_dataclass(cls: type[T], values: Mapping[str, Any]) -> T:
+    """Return a dataclass made of the values of keys. Raises the UsageError of the dataclass.
+
+    Args:
+        cls: the dataclass.
+        values: values by key; None counts as not given.
+
+    Returns:
+        An instance.
+    """
+    keys = list_keys(cls)
     arguments: dict[str, Any] = {}
     for name, value in values.items():
         group = keys[name].group if name in keys else None
         if value is not None and group is not None:
-            arguments.setdefault(group, {})[name] = option_text(value)
+            arguments.setdefault(group, {})[name] = format_option(value)
         elif value is not None:
             arguments[name] = value
     return cls(**arguments)
 
 
-def load(path: str | Path) -> dict[str, Any]:
-    """Return the content of a TOML file. Raises UsageError if it cannot be read or is not TOML."""
+def load_toml(path: str | Path) -> dict[str, Any]:
+    """Return the content of a TOML file.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The tables and keys.
+
+    Raises:
+        UsageError: the file cannot be read or is not TOML.
+    """
     try:
         with Path(path).open("rb") as file:
-            found = file.read(_MOST_BYTES + 1)
+            found = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}, expected a pipeline's TOML file") from None
-    if len(found) > _MOST_BYTES:
-        raise UsageError(f"{path}: more than {_MOST_BYTES} bytes, expected a pipeline's TOML file")
+    if len(found) > _MAX_BYTES:
+        raise UsageError(f"{path}: more than {_MAX_BYTES} bytes, expected a pipeline's TOML file")
     try:
         return tomllib.loads(found.decode())
     except UnicodeDecodeError as error:
@@ -111,59 +143,68 @@ def load(path: str | Path) -> dict[str, Any]:
         raise UsageError(f"{path}: not TOML: {error}") from None
 
 
-def read(cls: type[T], place: TomlPlace, given: Any, **more: Any) -> T:
-    """Return `cls` made of a table. more: fields that are no keys of the table.
+def parse_table(cls: type[T], place: TomlPlace, given: Any, **fixed_fields: Any) -> T:
+    """Return a dataclass made of a table.
 
-    Raises UsageError for an unknown key, with the nearest known one; for a key that is missing; for a value of another
-    kind; and for what `cls` itself refuses.
+    Raises UsageError for an unknown or missing key, and for a value of another type. It names the nearest known key.
+    Also raises the UsageError of the dataclass.
+
+    Args:
+        cls: the dataclass.
+        place: the table's place, for errors.
+        given: the table.
+        fixed_fields: values of fields that are not keys of the table.
+
+    Returns:
+        An instance.
     """
     if not isinstance(given, dict):
-        raise place.wrong("is not a table, expected keys and values")
-    keys = {name: key for name, key in keys_of(cls).items() if name not in more}
-    refuse_unknown(place, given, list(keys))
+        raise place.make_error("is not a table, expected keys and values")
+    keys = {name: key for name, key in list_keys(cls).items() if name not in fixed_fields}
+    check_keys(place, given, list(keys))
     for name, key in keys.items():
         if key.required and name not in given:
-            raise place.wrong(f"has no {name}")
-    values = {name: _value(place, name, keys[name], found) for name, found in given.items()}
+            raise place.make_error(f"has no {name}")
+    values = {name: _convert_value(place, name, keys[name], found) for name, found in given.items()}
     try:
-        return made_of(cls, values | more)
+        return build_dataclass(cls, values | fixed_fields)
     except UsageError as error:
-        raise place.wrong(str(error)) from None
+        raise place.make_error(str(error)) from None
 
 
-def refuse_unknown(place: TomlPlace, given: Mapping[str, Any], known: list[str]) -> None:
-    """Raises UsageError for a key that is not known."""
+def check_keys(place: TomlPlace, given: Mapping[str, Any], known: list[str]) -> None:
+    """Raise UsageError for a key that is not known."""
     for name in given:
         if "password" in name and name not in known:
-            raise place.wrong(
-                f"{name}: a password does not stand in this file; use password_file, credentials_file or the"
-                " environment's PENSTOCK_PASSWORD"
+            raise place.make_error(
+                f"{name}: a pipeline's file must not hold a password; use password_file, credentials_file or the"
+                " environment variable PENSTOCK_PASSWORD"
             )
         if name not in known:
             near = difflib.get_close_matches(name, known, 1, 0.5)
             meant = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-            raise place.wrong(f"has an unknown key {name!r}; {meant}")
+            raise place.make_error(f"has an unknown key {name!r}; {meant}")
 
 
-def _value(place: TomlPlace, name: str, key: TomlKey, found: Any) -> Any:
-    """Return a value as its key wants it. Raises UsageError."""
+def _convert_value(place: TomlPlace, name: str, key: TomlKey, found: Any) -> Any:
+    """Return a value in its key's type. Raises UsageError for a value of another type."""
     try:
         value = convert(found, key.type)
     except ValidationError:
         value = None
     if value is not None and found != []:
-        return place.path(value) if key.is_path else value
-    kinds = [kind for kind in _alternatives(key.type) if kind is not types.NoneType]
+        return place.resolve_path(value) if key.is_path else value
+    kinds = [kind for kind in _list_alternatives(key.type) if kind is not types.NoneType]
     shown = "a table" if isinstance(found, dict) else "a list" if isinstance(found, list) else repr(found)
     shown = "an empty list" if found == [] else shown
-    raise place.wrong(f"{name} is {shown}, expected {' or '.join(map(_kind_text, kinds))}")
+    raise place.make_error(f"{name} is {shown}, expected {' or '.join(map(_describe_kind, kinds))}")
 
 
-def _alternatives(hint: Any) -> tuple[Any, ...]:
+def _list_alternatives(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
 
 
-def _kind_text(kind: Any) -> str:
+def _describe_kind(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return " or ".join(map(repr, typing.get_args(kind)))
     return "a list of texts" if typing.get_origin(kind) is tuple else _KINDS[kind]

@@ -1,7 +1,7 @@
-"""From the source's rows to those of the changelog: a filter on values, and columns that were not asked for.
+"""Changelog rows: the source's rows after a filter on values, with null in columns that were not read.
 
-A document that the filter does not want is not left out but written as a deletion: it may have been wanted before, and
-current must lose it then. Rows that are no document, rollbacks above all, pass as they are.
+A document that the filter excludes is written as a deletion: it may have matched before, and then `current` must drop
+it. Rows that are not documents, such as rollbacks, pass unchanged.
 """
 
 from __future__ import annotations
@@ -12,19 +12,28 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 
 from penstock.errors import UsageError
-from penstock.spark.pipeline.definition.definition import Source
+from penstock.spark.pipeline.definition.definition import SourceDefinition
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 
-__all__ = ["CHANGE", "prepared"]
+__all__ = ["CHANGE", "prepare_rows"]
 
 CHANGE = "_change"
 """The struct in which a filter finds the change's own columns: `_change.key`."""
 
 
-def prepared(frame: DataFrame, source: Source, value_schema: str | None) -> DataFrame:
-    """Return the frame of `format("dcp")` as the changelog takes it. value_schema: DDL, for the source's `where`.
+def prepare_rows(frame: DataFrame, source: SourceDefinition, value_schema: str | None) -> DataFrame:
+    """Return the rows for the changelog, from a frame of `format("dcp")`.
 
-    Raises UsageError for a filter that is no condition on these fields.
+    Args:
+        frame: rows of the source.
+        source: the definition with the filter.
+        value_schema: the fields of values as DDL; None without a filter.
+
+    Returns:
+        A frame with all columns of CHANGE_SCHEMA.
+
+    Raises:
+        UsageError: the filter is not a condition on these fields.
     """
     for field in CHANGE_SCHEMA:
         if field.name not in frame.columns:
@@ -33,20 +42,20 @@ def prepared(frame: DataFrame, source: Source, value_schema: str | None) -> Data
     if source.where is None or value_schema is None:
         return frame
     try:
-        return _matching(frame, source.where, value_schema)
+        return _apply_filter(frame, source.where, value_schema)
     except (AnalysisException, ParseException) as error:
         text = str(error).strip().partition("\n")[0].rstrip(";")
         raise UsageError(f"where is {source.where!r}, expected a condition on {value_schema}: {text}") from None
 
 
-def _matching(frame: DataFrame, where: str, value_schema: str) -> DataFrame:
+def _apply_filter(frame: DataFrame, where: str, value_schema: str) -> DataFrame:
     fields = F.from_json(F.col("value").cast("string"), value_schema)
-    # Fields become columns of their own, so that SQL finds them; a document may have fields called as a change's.
+    # Fields become columns, so that SQL finds them. The struct keeps fields apart from a change's columns of that name.
     flat = frame.select(F.struct(*CHANGE_SCHEMA.names).alias(CHANGE), fields.alias("_value")).select(CHANGE, "_value.*")
-    # The condition is parsed by itself: no comment at its end hides what follows.
+    # The condition is parsed separately, so that a comment at its end cannot hide the rest of the expression.
     wanted = F.expr(f"{CHANGE}.event <> '{Event.MUTATION}'") | F.coalesce(F.expr(where), F.expr("false"))
-    marked = flat.select(CHANGE, wanted.alias("_wanted"))
-    return marked.select(
+    marked_rows = flat.select(CHANGE, wanted.alias("_wanted"))
+    return marked_rows.select(
         *(F.expr(_IF_WANTED.get(name, f"{CHANGE}.{name}")).alias(name) for name in CHANGE_SCHEMA.names)
     )
 
@@ -57,4 +66,4 @@ _IF_WANTED = {
     "xattrs": f"if(_wanted, {CHANGE}.xattrs, null)",
     "datatype": f"if(_wanted or {CHANGE}.datatype is null, {CHANGE}.datatype, 0)",
 }
-"""What is in a column that differs where a document is not wanted."""
+"""The expression of each column that differs for a document that the filter excludes."""

@@ -1,9 +1,9 @@
 """Dependent runners: threads that apply changelog deltas to the current table and the dependents.
 
 Each task has its own policy and its own failures. The current table and the local dependents share one thread for all
-of a run, so that merges take turns. Each of the other dependents has its own thread, because the system that it informs
-may be slow or away. Only a failure of the current table ends the run. All other tasks are tried again, with growing
-pauses, and go on at their position.
+of a run, so that merges take turns. Each of the other dependents has its own thread, because the system that it sends
+to may be slow or unreachable. Only a failure of the current table ends the run. Other tasks are tried again after
+growing pauses, and continue at their position.
 """
 
 from __future__ import annotations
@@ -23,14 +23,21 @@ from penstock.spark.pipeline.state.run_progress import DependentProgress
 __all__ = ["DependentRunner", "DependentTask"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds before the first retry, and at most between two."""
+"""Seconds before the first retry, and greatest number of seconds between two attempts."""
 
 _log = logging.getLogger("penstock.pipeline")
 
 
 @dataclass(frozen=True, slots=True)
-class _Commit:
-    """Rows, in files, of the changelog that came with one look at it. at: seconds since the epoch."""
+class _PendingCommit:
+    """Changelog rows found by one poll.
+
+    Attributes:
+        version: the changelog version with these rows.
+        rows: number of rows.
+        files: number of files.
+        at: when the oldest of them was committed, in seconds since the epoch.
+    """
 
     version: int
     rows: int
@@ -39,14 +46,18 @@ class _Commit:
 
 
 class DependentTask:
-    """The current table or one dependent in a run. Its runner's thread makes all calls but `now` and `gained`.
+    """The current table or one dependent in a run.
+
+    Its runner's thread makes all calls except `progress` and `add_pending`.
 
     Args:
+        name: the dependent's name, or "current".
+        kind: the dependent's kind, or "current".
         catch_up: applies all pending changes and returns the changelog version that it reaches.
-        policy: when pending changes are applied.
-        table_rows: returns how many rows a merge goes through, for the policy.
-        is_local: the result lies in the lake; no other system is waited for.
-        vital: a failure ends the run.
+        policy: decides when pending changes are applied.
+        table_rows: returns how many rows a merge reads, for the policy.
+        is_local: the result lies in the lake, so no other system can delay it.
+        is_vital: a failure ends the run.
     """
 
     def __init__(
@@ -58,65 +69,78 @@ class DependentTask:
         *,
         table_rows: Callable[[], int] = lambda: 0,
         is_local: bool = True,
-        vital: bool = False,
+        is_vital: bool = False,
     ) -> None:
         self.is_local = is_local
         self.policy = policy
-        self.vital = vital
+        self.is_vital = is_vital
         self._catch_up = catch_up
         self._table_rows = table_rows
         self._lock = threading.Lock()
         self._state = DependentProgress(name, kind)
-        self._pending: list[_Commit] = []
+        self._pending: list[_PendingCommit] = []
         self._newest = -1
         self._retry_at = 0.0
 
     @property
-    def now(self) -> DependentProgress:
-        """The progress."""
+    def progress(self) -> DependentProgress:
+        """The progress so far."""
         return self._state
 
-    def begins(self, version: int, newest: int, pending: Sequence[DataFile]) -> None:
+    def set_position(self, version: int, newest: int, pending: Sequence[DataFile]) -> None:
         """Set the applied version, the changelog's newest version, and the files between the two."""
         self._state = replace(self._state, version=version)
-        self.gained(newest, pending)
+        self.add_pending(newest, pending)
 
-    def gained(self, version: int, files: Sequence[DataFile]) -> None:
-        """Add files that the changelog has gained. version: the changelog's newest."""
+    def add_pending(self, version: int, files: Sequence[DataFile]) -> None:
+        """Add files that the changelog has gained.
+
+        Args:
+            version: the changelog's newest version.
+            files: the added files.
+        """
         with self._lock:
             self._newest = version
             if rows := sum(file.rows for file in files):
                 oldest = min(file.modified for file in files) / 1000
-                self._pending.append(_Commit(version, rows, len(files), oldest))
+                self._pending.append(_PendingCommit(version, rows, len(files), oldest))
                 self._state = replace(self._state, pending=sum(each.rows for each in self._pending))
 
     def is_due(self, now: float) -> bool:
-        """Return whether the policy finds a merge due. now: seconds since the epoch."""
+        """Return whether the policy finds a merge due.
+
+        Args:
+            now: seconds since the epoch.
+
+        Returns:
+            False during the pause after a failure.
+        """
         pending = self._pending
         if time.monotonic() < self._retry_at:
             return False
         if not pending:
             return self._newest - self._state.version >= IDLE_VERSIONS
         if self._state.version < 0:
-            return True  # there is nothing yet that readers could find
+            return True  # without a first merge, readers find nothing
         rows, files = self._state.pending, sum(each.files for each in pending)
+        # Counting rows reads the table's log, so it is done only if the number can decide.
         table_rows = self._table_rows() if rows >= self.policy.rows else 0
-        return self.policy.due(rows, table_rows, now - pending[0].at, files)
+        return self.policy.is_due(rows, table_rows, now - pending[0].at, files)
 
     @property
     def is_behind(self) -> bool:
-        """Whether there is anything to catch up with."""
+        """Whether the changelog has versions that are not applied."""
         return self._newest > self._state.version
 
     def run(self) -> None:
-        """Apply all pending changes. Raises the errors of a vital task; those of another are stored in its progress."""
+        """Apply all pending changes. An error of a vital task is raised; other errors are stored in the progress."""
         before, began = self._state.pending, time.monotonic()
         try:
             version = self._catch_up()
-        except Exception as error:
-            if self.vital:
+        except Exception as error:  # of any kind: a user's SQL may raise it, and the other tasks must continue
+            if self.is_vital:
                 raise
-            self._failed(error)
+            self._record_failure(error)
             return
         with self._lock:
             self._pending = [each for each in self._pending if each.version > version]
@@ -125,51 +149,66 @@ class DependentTask:
                 self._state,
                 version=version,
                 pending=left,
-                taken=self._state.taken + max(0, before - left),
-                times=self._state.times + 1,
-                seconds=self._state.seconds + time.monotonic() - began,
+                applied_rows=self._state.applied_rows + max(0, before - left),
+                merges=self._state.merges + 1,
+                merge_seconds=self._state.merge_seconds + time.monotonic() - began,
                 error=None,
                 failures=0,
             )
 
-    def _failed(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
+        """Store the failure, and set the time of the next attempt."""
         text = " ".join(str(error).split()) or type(error).__name__
         if not isinstance(error, Error | OSError):
             text = f"{type(error).__name__}: {text}"
         failures = self._state.failures + 1
         pause = min(FIRST_PAUSE * 2 ** (failures - 1), LONGEST_PAUSE)
-        if text != self._state.error:
-            _log.warning("%s %s is behind and will be tried again: %s", self._state.kind, self._state.name, text)
+        if text != self._state.error:  # a system that stays unreachable is logged once
+            _log.warning("%s %s failed and will be retried: %s", self._state.kind, self._state.name, text)
         self._retry_at = time.monotonic() + pause
         with self._lock:
             self._state = replace(self._state, error=text, failures=failures)
 
 
 class DependentRunner:
-    """Runs tasks on a thread when they are due, until `finish`, which lets all of them catch up first.
+    """Runs due tasks on a thread until `finish`, and then lets all tasks catch up.
+
+    Args:
+        tasks: the tasks of this thread.
+        poll_seconds: seconds between two checks for due tasks.
 
     Attributes:
-        failure: the error of a vital task, which has ended the thread; None otherwise.
+        tasks: the tasks of this thread.
+        failure: the error of a vital task, which has ended the thread; otherwise None.
     """
 
-    def __init__(self, tasks: Iterable[DependentTask], look_seconds: float = 1.0) -> None:
+    def __init__(self, tasks: Iterable[DependentTask], poll_seconds: float = 1.0) -> None:
         self.tasks = tuple(tasks)
         self.failure: Exception | None = None
-        self._look_seconds = look_seconds
+        self._poll_seconds = poll_seconds
         self._wake = threading.Event()
         self._is_finishing = False
+        # A daemon: a request that hangs in another system must not keep the process alive after the run.
         self._thread = threading.Thread(target=self._main, name="penstock-dependents", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def finish(self) -> None:
-        """Ask for the end."""
+        """Request the end; returns at once."""
         self._is_finishing = True
         self._wake.set()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the end; tell whether it has come."""
+        """Wait until the thread has ended.
+
+        Args:
+            seconds: longest wait; None for no limit.
+
+        Returns:
+            True if the thread has ended.
+        """
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -179,9 +218,9 @@ class DependentRunner:
                 for task in self.tasks:
                     if task.is_due(time.time()):
                         task.run()
-                self._wake.wait(self._look_seconds)
+                self._wake.wait(self._poll_seconds)
             for task in self.tasks:
                 if task.is_behind:
                     task.run()
-        except Exception as error:  # noqa: BLE001 - raised again by the run
+        except Exception as error:  # noqa: BLE001 - the run raises it on its own thread
             self.failure = error

@@ -1,8 +1,7 @@
-"""The main job: streaming queries from buckets to changelogs, and what is kept behind these.
+"""The run of a pipeline: streaming queries from buckets to changelogs, and the dependents of these changelogs.
 
-A query writes the changelog exactly once for each micro-batch. The current table and all else is taken from what the
-changelog has committed, while the query runs: a crash between the two leaves something to take in, which the next run
-does.
+A query writes each micro-batch to the changelog exactly once. The current table and all dependents read the committed
+changelog, while the query runs. So a crash between the commits leaves pending changes, which the next run applies.
 """
 
 from __future__ import annotations
@@ -22,33 +21,33 @@ from penstock.client.bucket import Bucket
 from penstock.client.streams.dialect_check import check_dialect
 from penstock.errors import Error, UsageError
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.lake.tables.lake_lock import locked
-from penstock.spark.pipeline.definition.definition import PipelineDefinition, Source
+from penstock.spark.lake.tables.lake_lock import hold_lock
+from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
 from penstock.spark.pipeline.run.dependent_runner import DependentRunner
-from penstock.spark.pipeline.run.dependent_tasks import tasks_of
+from penstock.spark.pipeline.run.dependent_tasks import create_tasks
 from penstock.spark.pipeline.run.source_run import SourceRun
-from penstock.spark.pipeline.run.spark_failure import in_one_sentence
-from penstock.spark.pipeline.run.value_fields import fields_of
+from penstock.spark.pipeline.run.spark_failure import translate_errors
+from penstock.spark.pipeline.run.value_fields import load_fields
 from penstock.spark.pipeline.state import run_state as control
 from penstock.spark.pipeline.state.run_progress import ReportProgress, SourceProgress
-from penstock.spark.runtime.spark_session import add_formats, cluster_session, local_session
+from penstock.spark.runtime.spark_session import cluster_session, local_session, register_formats
 
-__all__ = ["run"]
+__all__ = ["run_pipeline"]
 
-PATIENCE = 15.0
-"""Seconds for the Java process of a driver that was killed to end; it takes about one."""
+LOCK_SECONDS = 15.0
+"""Seconds to wait for the Java process of a driver that was killed; it takes about one second to end."""
 
-OTHERS_SECONDS = 30.0
-"""How long a run that ends waits for dependents of other systems; the next run sends them what is left."""
+REMOTE_SECONDS = 30.0
+"""Seconds that a run waits at its end for dependents of other systems; the next run sends the remaining changes."""
 
 _POLL_SECONDS = 1
-"""How often progress is looked at and reported, however rarely a batch begins."""
+"""Seconds between two reports of the progress, however rarely a batch starts."""
 
-_ACCOUNT_SECONDS = 5.0
-"""How old a run's account of itself gets at most."""
+_STATE_SECONDS = 5.0
+"""Greatest age in seconds of the run's state in the lake."""
 
 
-def run(
+def run_pipeline(
     definition: PipelineDefinition,
     *,
     available_now: bool = False,
@@ -57,75 +56,103 @@ def run(
     report: ReportProgress | None = None,
     finish: threading.Event | None = None,
 ) -> tuple[SourceProgress, ...]:
-    """Follow the sources into their lakes until interrupted, or asked to stop through one of the lakes.
+    """Follow the sources into their lakes until the run is interrupted, or asked to stop through one of the lakes.
 
-    available_now: end once what the buckets have now is in all tables. finish: once set, end as soon as the tables have
-    caught up. spark: the session to run in; without it, one is started and stopped: on this machine, or on the cluster
-    that `master` names as for spark-submit. report: called about once a second for each source. However this ends, what
-    the changelogs have is merged before.
-    Raises UsageError or LakeRefused for settings, a server, bucket or lake that cannot be used, before Spark starts;
-    Unreachable if a node stays away; Error if a query fails.
+    Before the run ends, for any reason, the committed changes of all changelogs are merged. Settings, servers, buckets
+    and lakes that cannot be used raise UsageError or LakeRefused before Spark starts. Unreachable means that a node
+    stays away, Error that a query failed.
+
+    Args:
+        definition: the pipeline.
+        available_now: end once all tables have the changes that the buckets have now.
+        spark: the session to run in; None to start one, and stop it at the end.
+        master: the cluster of a session that is started, as for spark-submit; None for this machine.
+        report: called about once a second for each source.
+        finish: once set, the run ends as soon as all tables have caught up.
+
+    Returns:
+        The last progress of each source.
     """
-    places = [_Place(source, LakeDirectory(definition.lake_of(source))) for source in definition.sources]
-    _check_places(definition, places)
+    places = [_OpenSource(source, LakeDirectory(definition.locate_lake(source))) for source in definition.sources]
+    _check_lakes(definition, places)
     with LoopThread("penstock-pipeline") as loop, ExitStack() as stack:
         for place in places:
             stack.callback(place.close, loop)
             place.lake.check_owner(definition.tables.changelog_format)
-            source = place.source.options()
+            source = place.source.parse_options()
+            # Before Spark starts, so that an unusable bucket is reported at once.
             loop.run(check_dialect(source.address, source.dialect))
             loop.run(place.bucket.high_seqnos())
-        locks = [stack.enter_context(locked(place.lake.path, PATIENCE)) for place in places]
+        locks = [stack.enter_context(hold_lock(place.lake.path, LOCK_SECONDS)) for place in places]
         for place in places:
-            # Once more: the run that had the lock may have written meanwhile.
+            # Again: the run that held the lock may have written since the first check.
             place.lake.check_owner(definition.tables.changelog_format)
-            control.check_content(place.lake, place.source.content())
-        # Twice: a stopped session no longer tells an error's causes.
-        with in_one_sentence(), _session(spark, master, locks) as session, in_one_sentence():
-            sources = [_source_run(definition, place, loop, session) for place in places]
-            return _Run(sources, report, available_now, finish or threading.Event()).follow(session)
+            control.check_content(place.lake, place.source.list_content_options())
+        # Inside and outside of the session, because a stopped session no longer returns the causes of an error.
+        with translate_errors(), _open_session(spark, master, locks) as session, translate_errors():
+            sources = [_create_source_run(definition, place, loop, session) for place in places]
+            return _PipelineRun(sources, report, available_now, finish or threading.Event()).follow(session)
 
 
-def _source_run(definition: PipelineDefinition, place: _Place, loop: LoopThread, session: SparkSession) -> SourceRun:
+def _create_source_run(
+    definition: PipelineDefinition, place: _OpenSource, loop: LoopThread, session: SparkSession
+) -> SourceRun:
     return SourceRun(
         place.source,
         place.lake,
         place.bucket.vbuckets,
-        partial(place.ask_high_seqnos, loop),
-        tasks=tasks_of(definition, place.source, place.lake, session),
+        partial(place.request_high_seqnos, loop),
+        tasks=create_tasks(definition, place.source, place.lake, session),
         table_format=definition.tables.changelog_format,
-        fields=fields_of(place.source, place.lake),
+        fields=load_fields(place.source, place.lake),
     )
 
 
-class _Place:
-    """Where a source's changes come from and go to."""
+class _OpenSource:
+    """A source with its lake and a connection to its bucket."""
 
-    def __init__(self, source: Source, lake: LakeDirectory) -> None:
+    def __init__(self, source: SourceDefinition, lake: LakeDirectory) -> None:
         self.source = source
         self.lake = lake
-        self.bucket = Bucket(source.options().address)
+        self.bucket = Bucket(source.parse_options().address)
 
-    def ask_high_seqnos(self, loop: LoopThread) -> Future[dict[int, int]]:
+    def request_high_seqnos(self, loop: LoopThread) -> Future[dict[int, int]]:
+        """Return a future of the high seqno of each vbucket."""
         return loop.start(self.bucket.high_seqnos())
 
     def close(self, loop: LoopThread) -> None:
+        """Close the connection to the bucket."""
         loop.run(self.bucket.close())
 
 
-def _check_places(definition: PipelineDefinition, places: Sequence[_Place]) -> None:
-    """Raises UsageError where a lake of one source would be that of several."""
-    if len(places) > 1 and LakeDirectory(definition.lake).changelog_table.path.exists():
+def _check_lakes(definition: PipelineDefinition, sources: Sequence[_OpenSource]) -> None:
+    """Check that several sources do not write into the lake of one source.
+
+    Raises:
+        UsageError: the directory has tables.
+    """
+    if len(sources) > 1 and LakeDirectory(definition.lake).changelog_table.path.exists():
         raise UsageError(
-            f"the lake {definition.lake} holds the tables of one source, expected a directory for {len(places)} of them"
+            f"the lake {definition.lake} holds the tables of one source;"
+            f" expected a directory without tables for {len(sources)} sources"
         )
 
 
 @contextmanager
-def _session(given: SparkSession | None, master: str | None, locks: Sequence[int]) -> Iterator[SparkSession]:
+def _open_session(given: SparkSession | None, master: str | None, locks: Sequence[int]) -> Iterator[SparkSession]:
+    """Yield the given session, or a new one that is stopped at the end.
+
+    Args:
+        given: the session of the caller.
+        master: the cluster of a new session.
+        locks: descriptors that the Java process inherits.
+
+    Yields:
+        A session with the formats.
+    """
     if given is not None:
-        add_formats(given)
-        # Spark looks a format up in the calling thread's session, and this makes it the given one.
+        register_formats(given)
+        # Spark looks up a format in the session of the calling thread. This call makes it the given session.
         given.createDataFrame([], "nothing int")
         yield given
         return
@@ -136,7 +163,9 @@ def _session(given: SparkSession | None, master: str | None, locks: Sequence[int
         spark.stop()
 
 
-class _Run:
+class _PipelineRun:
+    """One run: its sources, its dependent runners, and its state in the lakes."""
+
     def __init__(
         self,
         sources: Sequence[SourceRun],
@@ -149,20 +178,32 @@ class _Run:
         self._available_now = available_now
         self._finish = finish
         tasks = [task for source in sources for task in source.tasks]
-        self._tables = DependentRunner([task for task in tasks if task.is_local])
-        self._others = [DependentRunner([task]) for task in tasks if not task.is_local]
-        self._account = control.begin()
+        self._local_runner = DependentRunner([task for task in tasks if task.is_local])
+        self._remote_runners = [DependentRunner([task]) for task in tasks if not task.is_local]
+        self._state = control.create_run_state()
         self._written_at = 0.0
 
     def follow(self, spark: SparkSession) -> tuple[SourceProgress, ...]:
+        """Run until the end, and merge all pending changes.
+
+        Args:
+            spark: the session of the queries.
+
+        Returns:
+            The last progress of each source.
+
+        Raises:
+            Error: a query or a vital task failed.
+            KeyboardInterrupt: the user interrupted the run, or the caller's report raised it.
+        """
         error: str | None = "it ended unexpectedly"
         try:
-            self._tell()  # whoever waits for this to stop what Spark is long in starting can do so now
-            for keeper in (self._tables, *self._others):
-                keeper.start()
+            self._report_progress()  # so that a caller can interrupt the run before Spark's slow first batch
+            for runner in (self._local_runner, *self._remote_runners):
+                runner.start()
             try:
-                with in_one_sentence():
-                    self._watch(spark)
+                with translate_errors():
+                    self._run_queries(spark)
             finally:
                 self._merge_all()
             error = None
@@ -173,73 +214,76 @@ class _Run:
             error = None
             raise
         finally:
-            self._write_account(ended=True, error=error)
+            self._write_state(ended=True, error=error)
             for source in self._sources:
-                control.forget_requests(source.lake)
+                control.clear_stop_request(source.lake)
         return tuple(source.progress for source in self._sources)
 
-    def _watch(self, spark: SparkSession) -> None:
-        """Run the queries to their end."""
+    def _run_queries(self, spark: SparkSession) -> None:
+        """Start the queries and wait until they end, or until the run is asked to end."""
         queries = []
         with ThreadPoolExecutor(len(self._sources), "penstock-finish") as pool, ExitStack() as stack:
             for source in self._sources:
                 queries.append(source.start(spark, available_now=self._available_now))
                 stack.callback(queries[-1].stop)
             caught_up: list[Future[None]] = []
-            while (active := [query for query in queries if query.isActive]) and not self._is_asked_to_stop():
+            while (active := [query for query in queries if query.isActive]) and not self._is_stop_requested():
                 if self._finish.is_set() and not caught_up:
+                    # On other threads, because this call blocks and the run must go on with its reports.
                     caught_up = [pool.submit(query.processAllAvailable) for query in active]
                 if caught_up and all(each.done() for each in caught_up):
                     break
                 active[0].awaitTermination(_POLL_SECONDS)
-                self._tell()
+                self._report_progress()
                 self._raise_failure()
                 if any(not query.isActive and query.exception() is not None for query in queries):
                     break
         for query in queries:
-            query.awaitTermination()  # it has ended: this raises the error that ended it, if one did, with its causes
+            query.awaitTermination()  # the query has ended: this raises its error, if there is one, with the causes
 
     def _merge_all(self) -> None:
-        """Wait until all tables have the pending changes; for other systems, only for a limited time."""
+        """Wait until all tables have the pending changes; for other systems, wait only for a limited time."""
         for source in self._sources:
-            source.look()
-        for keeper in (self._tables, *self._others):
-            keeper.finish()
-        while not self._tables.wait(_POLL_SECONDS):
-            self._tell_in_passing()
-        deadline = time.monotonic() + OTHERS_SECONDS
-        for keeper in self._others:
-            keeper.wait(max(0.0, deadline - time.monotonic()))
-        self._tell_in_passing()
+            source.update_progress()
+        for runner in (self._local_runner, *self._remote_runners):
+            runner.finish()
+        while not self._local_runner.wait(_POLL_SECONDS):
+            self._report_last()
+        deadline = time.monotonic() + REMOTE_SECONDS
+        for runner in self._remote_runners:
+            runner.wait(max(0.0, deadline - time.monotonic()))
+        self._report_last()
         self._raise_failure()
 
     def _raise_failure(self) -> None:
-        for keeper in (self._tables, *self._others):
-            if keeper.failure is not None:
-                raise keeper.failure
+        """Raise the error of a vital task, if there is one."""
+        for runner in (self._local_runner, *self._remote_runners):
+            if runner.failure is not None:
+                raise runner.failure
 
-    def _tell(self) -> None:
-        """Report where everything stands; the report may raise, to end the run."""
+    def _report_progress(self) -> None:
+        """Report the progress of all sources; the caller's report may raise an exception to end the run."""
         before = tuple(source.progress for source in self._sources)
-        now = tuple(source.look() for source in self._sources)
-        if now != before or time.monotonic() - self._written_at > _ACCOUNT_SECONDS:
-            self._write_account(ended=False, error=None)
+        now = tuple(source.update_progress() for source in self._sources)
+        if now != before or time.monotonic() - self._written_at > _STATE_SECONDS:
+            self._write_state(ended=False, error=None)
         for progress in now if self._report is not None else ():
             assert self._report is not None
             self._report(progress)
 
-    def _tell_in_passing(self) -> None:
-        """Report to a caller that has ended the run already and raises at each report."""
+    def _report_last(self) -> None:
+        """Report to a caller that has already ended the run and may interrupt each report again."""
         with suppress(KeyboardInterrupt):
-            self._tell()
+            self._report_progress()
 
-    def _write_account(self, *, ended: bool, error: str | None) -> None:
+    def _write_state(self, *, ended: bool, error: str | None) -> None:
+        """Write the run's state into each lake."""
         self._written_at = time.monotonic()
         for source in self._sources:
-            account = replace(
-                self._account, updated=time.time(), ended=ended, error=error, said=asdict(source.progress)
+            state = replace(
+                self._state, updated=time.time(), ended=ended, error=error, progress=asdict(source.progress)
             )
-            account.write(source.lake)
+            state.write(source.lake)
 
-    def _is_asked_to_stop(self) -> bool:
-        return any(control.is_asked_to_stop(source.lake, self._account.run) for source in self._sources)
+    def _is_stop_requested(self) -> bool:
+        return any(control.is_stop_requested(source.lake, self._state.run) for source in self._sources)

@@ -1,4 +1,4 @@
-"""A run's figures for Prometheus, served by this process on loopback."""
+"""Metrics of a run for Prometheus, served by this process on loopback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from penstock.errors import UsageError
 from penstock.spark.pipeline.state.run_progress import DependentProgress, SourceProgress
 
-__all__ = ["Figures", "serving"]
+__all__ = ["PipelineMetrics", "serve_metrics"]
 
 _COUNTERS = {
     "rows": "Rows written to the changelog by this run.",
@@ -27,27 +27,33 @@ _GAUGES = {
     "bytes_per_second": "Bytes written to the changelog in the last second or so.",
 }
 _DEPENDENT_COUNTERS = {
-    "taken": ("rows", "Rows of the changelog taken in by this run."),
-    "times": ("merges", "How often it has taken rows in."),
-    "seconds": ("merge_seconds", "How long that took altogether."),
+    "applied_rows": ("rows", "Rows of the changelog that this run has applied."),
+    "merges": ("merges", "How often this run has applied pending rows."),
+    "merge_seconds": ("merge_seconds", "Seconds that this run has spent applying rows."),
 }
 _DEPENDENT_GAUGES = {
-    "pending": ("pending_rows", "Rows of the changelog that it has not taken in."),
-    "failures": ("failures", "How often in a row it could not take them in."),
+    "pending": ("pending_rows", "Rows of the changelog that are not applied yet."),
+    "failures": ("failures", "Failed attempts in a row to apply rows."),
 }
 
 
-class Figures(Collector):
-    """The newest progress of each source, as metrics called penstock_pipeline_*. port: where they are served, if so."""
+class PipelineMetrics(Collector):
+    """The newest progress of each source, as metrics named penstock_pipeline_*.
+
+    Attributes:
+        port: the port that serves the metrics, None if they are not served.
+    """
 
     def __init__(self) -> None:
         self.port: int | None = None
         self._newest: dict[str, SourceProgress] = {}
 
-    def take(self, progress: SourceProgress) -> None:
-        self._newest[progress.source or ""] = progress
+    def update(self, progress: SourceProgress) -> None:
+        """Store the newest progress of a source."""
+        self._newest[progress.source or ""] = progress  # a label of Prometheus is text, never None
 
     def collect(self) -> Iterable[Metric]:
+        """Yield all metrics; Prometheus' library calls this for each request."""
         sources = sorted(self._newest.items())
         for name, text in (_COUNTERS | _GAUGES).items():
             kind = CounterMetricFamily if name in _COUNTERS else GaugeMetricFamily
@@ -63,24 +69,31 @@ class Figures(Collector):
             if progress.last_rollback is not None:
                 last.add_metric([source], progress.last_rollback.at)
         yield last
-        yield from self._dependents([(source, each) for source, p in sources for each in p.dependents])
+        yield from self._collect_dependents([(source, each) for source, p in sources for each in p.dependents])
 
-    def _dependents(self, found: list[tuple[str, DependentProgress]]) -> Iterable[Metric]:
+    def _collect_dependents(self, found: list[tuple[str, DependentProgress]]) -> Iterable[Metric]:
         for name, (shown, text) in (_DEPENDENT_COUNTERS | _DEPENDENT_GAUGES).items():
             kind = CounterMetricFamily if name in _DEPENDENT_COUNTERS else GaugeMetricFamily
-            family = kind(f"penstock_pipeline_kept_{shown}", text, labels=["source", "name", "kind"])
+            family = kind(f"penstock_pipeline_dependent_{shown}", text, labels=["source", "name", "kind"])
             for source, each in found:
                 family.add_metric([source, each.name, each.kind], getattr(each, name))
             yield family
 
 
 @contextmanager
-def serving(port: int | None) -> Iterator[Figures]:
-    """Serve figures at /metrics on a port of 127.0.0.1 while the block lasts; None: on none, 0: on any that is free.
+def serve_metrics(port: int | None) -> Iterator[PipelineMetrics]:
+    """Serve metrics at /metrics on a port of 127.0.0.1 while the block runs.
 
-    Raises UsageError for a port that cannot be had.
+    Args:
+        port: the port; 0 for any free port, None to serve nothing.
+
+    Yields:
+        The metrics to update.
+
+    Raises:
+        UsageError: the port cannot be used.
     """
-    figures = Figures()
+    figures = PipelineMetrics()
     if port is None:
         yield figures
         return
@@ -89,7 +102,7 @@ def serving(port: int | None) -> Iterator[Figures]:
     try:
         server, thread = start_http_server(port, "127.0.0.1", registry)
     except OSError as error:
-        raise UsageError(f"port {port} of 127.0.0.1 for metrics: {error.strerror}") from None
+        raise UsageError(f"cannot serve metrics on port {port} of 127.0.0.1: {error.strerror}") from None
     figures.port = server.server_port
     try:
         yield figures

@@ -1,4 +1,4 @@
-"""The plan of a run: what it would do, found without Spark and without writing anything."""
+"""The plan of a run: sources, tables and dependents, found without Spark and without writing anything."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from penstock.client.bucket import Bucket
 from penstock.client.connect.address import Address
 from penstock.client.streams.dialect_check import check_dialect
 from penstock.errors import Error, UsageError
-from penstock.spark.lake.reading.lake_positions import position
+from penstock.spark.lake.reading.lake_positions import read_position
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.pipeline.definition.definition import PipelineDefinition, Source
-from penstock.spark.pipeline.state.lag import behind
-from penstock.spark.pipeline.state.lake_status import LakeStatus, status_of
+from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
+from penstock.spark.pipeline.state.lag import compute_lag
+from penstock.spark.pipeline.state.lake_status import LakeStatus, read_status
 
-__all__ = ["PlannedPart", "PlannedSource", "check_buckets", "plan"]
+__all__ = ["PlannedPart", "PlannedSource", "check_buckets", "plan_run"]
 
 T = TypeVar("T")
 
-SECONDS = 10.0
-"""How long a bucket that does not answer is waited for."""
+ANSWER_SECONDS = 10.0
+"""Seconds to wait for a bucket that does not answer."""
 
 _SETTINGS = ("starting_offsets", "max_changes_per_trigger", "max_bytes_per_trigger", "max_partitions", "protocol")
 """Options that a plan shows beside the filters."""
@@ -30,22 +30,36 @@ _SETTINGS = ("starting_offsets", "max_changes_per_trigger", "max_bytes_per_trigg
 
 @dataclass(frozen=True, slots=True)
 class PlannedPart:
-    """A table or a dependent in a plan. place: a directory, a file or an address. begins: it does not exist yet."""
+    """A table or a dependent in a plan.
+
+    Attributes:
+        name: its name.
+        kind: its format or its kind.
+        place: a directory, a file or an address.
+        description: a description in a few words.
+        is_new: True if it does not exist yet.
+    """
 
     name: str
     kind: str
     place: str
-    says: str = ""
-    begins: bool = True
+    description: str = ""
+    is_new: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedSource:
-    """What would be done for one source.
+    """The plan for one source.
 
-    bucket: its address. filters: what does not come at all or comes as deleted. settings: options that were given, by
-    their names in the file. status: of the lake as it is. behind: seqnos of the bucket that the tables lack; None where
-    the bucket cannot be asked, and `unreachable` says why.
+    Attributes:
+        name: the source's name, None for the only source.
+        bucket: the bucket's address.
+        filters: options that decide which rows the tables have.
+        settings: other options that are given, by their names in the file.
+        parts: tables and dependents.
+        status: the status of the lake.
+        lag: seqnos of the bucket that the tables lack, None if the bucket does not answer.
+        unreachable: the reason why the bucket does not answer, otherwise None.
     """
 
     name: str | None
@@ -54,65 +68,70 @@ class PlannedSource:
     settings: dict[str, str]
     parts: tuple[PlannedPart, ...]
     status: LakeStatus
-    behind: int | None = None
+    lag: int | None = None
     unreachable: str | None = None
 
 
-def plan(definition: PipelineDefinition) -> list[PlannedSource]:
-    """Return what would run. Raises UsageError for a lake that cannot be used."""
-    asked = asyncio.run(_ask([source.options().address for source in definition.sources]))
-    return [_planned(definition, source, answer) for source, answer in zip(definition.sources, asked, strict=True)]
+def plan_run(definition: PipelineDefinition) -> list[PlannedSource]:
+    """Return the plan for each source. Raises UsageError for a lake that cannot be used."""
+    answers = asyncio.run(_request_all_high_seqnos([source.parse_options().address for source in definition.sources]))
+    return [
+        _plan_source(definition, source, answer) for source, answer in zip(definition.sources, answers, strict=True)
+    ]
 
 
-def _planned(definition: PipelineDefinition, source: Source, answer: dict[int, int] | str) -> PlannedSource:
-    lake = LakeDirectory(definition.lake_of(source))
-    status = status_of(lake, source.name)
-    filters = source.content()
-    settings = {name: source.given[name] for name in _SETTINGS if name in source.given}
+def _plan_source(
+    definition: PipelineDefinition, source: SourceDefinition, answer: dict[int, int] | str
+) -> PlannedSource:
+    lake = LakeDirectory(definition.locate_lake(source))
+    status = read_status(lake, source.name)
+    filters = source.list_content_options()
+    settings = {name: source.reader_options[name] for name in _SETTINGS if name in source.reader_options}
     return PlannedSource(
         source.name,
-        str(source.options().address),
+        str(source.parse_options().address),
         filters,
         settings | {"trigger_seconds": f"{source.trigger_seconds:g}"},
-        tuple(_parts(definition, source, lake, status)),
+        tuple(_plan_parts(definition, source, lake, status)),
         status,
-        _lag(source, lake, answer) if isinstance(answer, dict) else None,
+        _compute_lag(source, lake, answer) if isinstance(answer, dict) else None,
         answer if isinstance(answer, str) else None,
     )
 
 
-def _lag(source: Source, lake: LakeDirectory, high_seqnos: Mapping[int, int]) -> int:
-    stand = position(lake)
-    return behind(stand.offset if stand is not None else None, high_seqnos, source.options().vbuckets)
+def _compute_lag(source: SourceDefinition, lake: LakeDirectory, high_seqnos: Mapping[int, int]) -> int:
+    end = read_position(lake)
+    return compute_lag(end.offset if end is not None else None, high_seqnos, source.parse_options().vbuckets)
 
 
-def _parts(
-    definition: PipelineDefinition, source: Source, lake: LakeDirectory, status: LakeStatus
+def _plan_parts(
+    definition: PipelineDefinition, source: SourceDefinition, lake: LakeDirectory, status: LakeStatus
 ) -> list[PlannedPart]:
-    there = {each.name for each in status.kept if each.version >= 0}
+    known = {each.name for each in status.dependents if each.version >= 0}
     tables = definition.tables
     parts = [
         PlannedPart(
-            "changelog", tables.changelog_format, str(lake.changelog_table.path), begins=status.changelog is None
+            "changelog", tables.changelog_format, str(lake.changelog_table.path), is_new=status.changelog is None
         )
     ]
     if tables.current:
-        parts.append(PlannedPart("current", "delta", str(lake.current_table.path), begins="current" not in there))
-    for each in definition.dependents_of(source):
-        parts.append(PlannedPart(each.name, each.kind, each.place(lake), each.describe(), each.name not in there))
+        parts.append(PlannedPart("current", "delta", str(lake.current_table.path), is_new="current" not in known))
+    for each in definition.list_dependents(source):
+        parts.append(PlannedPart(each.name, each.kind, each.locate(lake), each.describe(), each.name not in known))
     return parts
 
 
-async def _ask(addresses: Sequence[Address]) -> list[dict[int, int] | str]:
+async def _request_all_high_seqnos(addresses: Sequence[Address]) -> list[dict[int, int] | str]:
     """Return each bucket's high seqnos, or a sentence with the reason that it did not answer."""
-    return [*await asyncio.gather(*map(_high_seqnos, addresses))]
+    # All at once: buckets that do not answer delay the plan by one timeout, not by one each.
+    return [*await asyncio.gather(*map(_request_high_seqnos, addresses))]
 
 
-async def _high_seqnos(address: Address) -> dict[int, int] | str:
+async def _request_high_seqnos(address: Address) -> dict[int, int] | str:
     bucket = Bucket(address)
     try:
-        await _within(check_dialect(address, address.options.protocol), address)
-        return await _within(bucket.high_seqnos(), address)
+        await _await_answer(check_dialect(address, address.options.protocol), address)
+        return await _await_answer(bucket.high_seqnos(), address)
     except Error as error:
         return str(error)
     finally:
@@ -120,50 +139,67 @@ async def _high_seqnos(address: Address) -> dict[int, int] | str:
 
 
 def check_buckets(definition: PipelineDefinition) -> list[str]:
-    """Ask the buckets of sources and sinks whether they are there with what is wanted; return a line about each.
+    """Check that the buckets of sources and sinks exist and have the requested parts, and return a line about each.
 
-    Raises UsageError for what a bucket does not have, Error where it cannot be asked.
+    Raises UsageError for parts that a bucket does not have, Error if a bucket does not answer.
+
+    Args:
+        definition: the pipeline.
+
+    Returns:
+        A line for each bucket, sources first.
     """
 
     async def ask() -> list[str]:
-        lines = [await _checked(source) for source in definition.sources]
-        targets = [address for each in definition.dependents if (address := each.bucket_address()) is not None]
-        return lines + [await _reached(address) for address in targets]
+        lines = [await _check_source(source) for source in definition.sources]
+        targets = [address for each in definition.dependents if (address := each.find_bucket_address()) is not None]
+        return lines + [await _check_target(address) for address in targets]
 
     return asyncio.run(ask())
 
 
-async def _checked(source: Source) -> str:
-    options = source.options()
+async def _check_source(source: SourceDefinition) -> str:
+    """Return a line about a source's bucket.
+
+    Raises:
+        UsageError: the bucket does not have the requested vbuckets.
+    """
+    options = source.parse_options()
     bucket = Bucket(options.address)
     try:
-        await _within(check_dialect(options.address, options.dialect), options.address)
-        seqnos = await _within(bucket.high_seqnos(), options.address)
+        await _await_answer(check_dialect(options.address, options.dialect), options.address)
+        seqnos = await _await_answer(bucket.high_seqnos(), options.address)
         if beyond := [vbucket for vbucket in options.vbuckets or () if vbucket >= bucket.vbuckets]:
-            raise UsageError(f"vbuckets has {beyond[0]}, but {options.address} has {bucket.vbuckets}, from 0 on")
-        await _within(_open_nothing(bucket), options.address)
+            raise UsageError(f"vbuckets has {beyond[0]}, but {options.address} has vbuckets 0 to {bucket.vbuckets - 1}")
+        await _await_answer(_open_empty_stream(bucket), options.address)
         return f"{options.address}: {bucket.vbuckets} vbuckets, {sum(seqnos.values()):,} seqnos"
     finally:
         await bucket.close()
 
 
-async def _open_nothing(bucket: Bucket) -> None:
-    """Open a change stream that is at its end, which a node refuses for a scope or collections that it lacks."""
+async def _open_empty_stream(bucket: Bucket) -> None:
+    """Open a change stream at its end: a node refuses it for a scope or collection that does not exist."""
     async for _ in bucket.batches("now", "now", [0]):
         pass
 
 
-async def _reached(address: Address) -> str:
+async def _check_target(address: Address) -> str:
+    """Return a line about a sink's bucket."""
     bucket = Bucket(address)
     try:
-        await _within(bucket.connect(), address)
-        return f"{address}: {bucket.vbuckets} vbuckets, to be written to"
+        await _await_answer(bucket.connect(), address)
+        return f"{address}: {bucket.vbuckets} vbuckets, target of writes"
     finally:
         await bucket.close()
 
 
-async def _within(answer: Coroutine[Any, Any, T], address: Address) -> T:
+async def _await_answer(answer: Coroutine[Any, Any, T], address: Address) -> T:
+    """Return an answer.
+
+    Raises:
+        Error: there was no answer within ANSWER_SECONDS.
+    """
     try:
-        return await asyncio.wait_for(answer, SECONDS)
+        return await asyncio.wait_for(answer, ANSWER_SECONDS)
     except TimeoutError:
-        raise Error(f"{address} did not answer within {SECONDS:g} s") from None
+        raise Error(f"{address} did not answer within {ANSWER_SECONDS:g} s") from None

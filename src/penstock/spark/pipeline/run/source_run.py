@@ -1,4 +1,4 @@
-"""One source's part of a run: its query, what it has written, and what is kept behind that."""
+"""The run of one source: its query, its progress, and the tasks of its dependents."""
 
 from __future__ import annotations
 
@@ -13,38 +13,48 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.errors import Error
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.pipeline.definition.definition import Source
-from penstock.spark.pipeline.run.changelog_rows import prepared
+from penstock.spark.pipeline.definition.definition import SourceDefinition
+from penstock.spark.pipeline.run.changelog_rows import prepare_rows
 from penstock.spark.pipeline.run.dependent_runner import DependentTask
-from penstock.spark.pipeline.run.value_fields import Fields
-from penstock.spark.pipeline.state.changelog_meter import METERS, last_rollback
-from penstock.spark.pipeline.state.lag import behind
+from penstock.spark.pipeline.run.value_fields import ValueFields
+from penstock.spark.pipeline.state.changelog_meter import METERS, find_last_rollback
+from penstock.spark.pipeline.state.lag import compute_lag
 from penstock.spark.pipeline.state.run_progress import SourceProgress
 from penstock.spark.source.offsets import Offset
 
 __all__ = ["SourceRun"]
 
 LAG_SECONDS = 0.5
-"""How long a report waits for the node."""
+"""Seconds that a report waits for the node."""
 
 
 class SourceRun:
-    """The tables of one source while a run keeps them.
+    """The query and the tasks of one source in a run.
 
-    vbuckets: how many the bucket has. ask: asks the node for the high seqno of each. fields: those of values, where
-    the source says them.
+    Args:
+        source: the source.
+        lake: its lake.
+        vbuckets: number of vbuckets in the bucket.
+        request_high_seqnos: requests the high seqno of each vbucket from the node.
+        tasks: the current table and the dependents.
+        table_format: delta or parquet.
+        fields: the fields of values, if the source declares them.
+
+    Attributes:
+        query: the running query, None before `start`.
+        progress: the newest progress.
     """
 
     def __init__(
         self,
-        source: Source,
+        source: SourceDefinition,
         lake: LakeDirectory,
         vbuckets: int,
-        ask: Callable[[], Future[dict[int, int]]],
+        request_high_seqnos: Callable[[], Future[dict[int, int]]],
         *,
         tasks: Iterable[DependentTask],
         table_format: str = "delta",
-        fields: Fields | None = None,
+        fields: ValueFields | None = None,
     ) -> None:
         self.source = source
         self.lake = lake
@@ -52,20 +62,28 @@ class SourceRun:
         self.query: StreamingQuery | None = None
         self._vbuckets = vbuckets
         self._fields = fields
-        self._chosen = source.options().vbuckets
-        self._ask_high_seqnos = ask
+        self._chosen = source.parse_options().vbuckets
+        self._request_high_seqnos = request_high_seqnos
         self._high_seqnos: Future[dict[int, int]] | None = None
         self._table_format = table_format
         self._meter = METERS[table_format](lake)
-        self._meter.last_rollback = last_rollback(lake)
+        self._meter.last_rollback = find_last_rollback(lake)
         self._last_at = time.monotonic()
         self.progress = SourceProgress(source.name)
-        self.look()
+        self.update_progress()
 
     def start(self, spark: SparkSession, *, available_now: bool) -> StreamingQuery:
-        """Start the query from the bucket to the changelog."""
-        frame = spark.readStream.format("dcp").options(**self.source.given_options()).load()
-        sink = prepared(frame, self.source, None if self._fields is None else self._fields.ddl).writeStream.format(
+        """Start the query from the bucket to the changelog.
+
+        Args:
+            spark: the session.
+            available_now: True to end at the current end of the bucket.
+
+        Returns:
+            The query.
+        """
+        frame = spark.readStream.format("dcp").options(**self.source.format_options()).load()
+        sink = prepare_rows(frame, self.source, None if self._fields is None else self._fields.ddl).writeStream.format(
             "penstock-changelog"
         )
         sink = sink.option("path", str(self.lake.path)).option("vbuckets", self._vbuckets)
@@ -78,14 +96,18 @@ class SourceRun:
             self.query = sink.trigger(processingTime=f"{milliseconds} milliseconds").start()
         return self.query
 
-    def look(self) -> SourceProgress:
-        """See what was written since the last look, tell the tasks, and return where everything stands."""
+    def update_progress(self) -> SourceProgress:
+        """Pass files that were committed since the last call to the tasks.
+
+        Returns:
+            The new progress.
+        """
         before, now = self.progress, time.monotonic()
-        if files := self._meter.look():
+        if files := self._meter.update():
             for task in self.tasks:
-                task.gained(self._meter.version, files)
+                task.add_pending(self._meter.version, files)
             if self._fields is not None:
-                self._fields.look(self.lake.changelog_table.paths(files))
+                self._fields.compare_values(self.lake.changelog_table.list_paths(files))
         seconds = max(now - self._last_at, 0.001)
         found = replace(
             before,
@@ -97,23 +119,24 @@ class SourceRun:
             bytes_per_second=round((self._meter.bytes - before.bytes) / seconds, 1),
             rollbacks=self._meter.rollbacks,
             last_rollback=self._meter.last_rollback,
-            dependents=tuple(task.now for task in self.tasks),
+            dependents=tuple(task.progress for task in self.tasks),
             schema_changes=() if self._fields is None else self._fields.changes,
         )
         last = self.query.lastProgress if self.query is not None else None
         if last is not None:
-            lag, missing = self._lag(last.sources[0].endOffset)
+            lag, missing = self._measure_lag(last.sources[0].endOffset)
             found = replace(found, batches=last.batchId + 1, lag=lag, missing_vbuckets=missing)
         self.progress, self._last_at = found, now
         return found
 
-    def _lag(self, end_offset: str | None) -> tuple[int | None, tuple[int, ...]]:
+    def _measure_lag(self, end_offset: str | None) -> tuple[int | None, tuple[int, ...]]:
         """Return the lag, and the vbuckets that no node serves.
 
-        The lag is None also where the node does not answer, or not at once: what that means, the query finds out.
+        The lag is None if the node does not answer in time. The query itself finds out whether that is an error.
         """
         before = self.progress.missing_vbuckets
-        asked = self._high_seqnos = self._high_seqnos or self._ask_high_seqnos()
+        # An unanswered request is awaited again by the next report, so a slow node has one request at a time.
+        asked = self._high_seqnos = self._high_seqnos or self._request_high_seqnos()
         if asked not in wait([asked], LAG_SECONDS).done:
             return None, before
         self._high_seqnos = None
@@ -125,4 +148,4 @@ class SourceRun:
         missing = tuple(vbucket for vbucket in wanted if vbucket not in high_seqnos)
         if not end_offset:
             return None, missing
-        return behind(Offset.from_json(json.loads(end_offset)), high_seqnos, self._chosen), missing
+        return compute_lag(Offset.from_json(json.loads(end_offset)), high_seqnos, self._chosen), missing

@@ -1,4 +1,4 @@
-"""What Spark and its processes raise, as one sentence."""
+"""Failures of Spark: the exceptions of Spark and its processes, as one sentence."""
 
 from __future__ import annotations
 
@@ -13,18 +13,26 @@ from pyspark.errors import PySparkException
 from penstock import errors
 from penstock.errors import Error
 
-__all__ = ["failure", "in_one_sentence"]
+__all__ = ["parse_failure", "translate_errors"]
 
 
 @contextmanager
-def in_one_sentence() -> Iterator[None]:
-    """Raise as Error what Spark and the tables' library raise, and what a call to a Java that has died does."""
+def translate_errors() -> Iterator[None]:
+    """Raise exceptions of Spark, of deltalake, and of calls to a dead Java process as Error.
+
+    Yields:
+        Once, for the block.
+
+    Raises:
+        Error: one of these exceptions.
+    """
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        raise failure(str(error)) from None
+        problem: Error = parse_failure(str(error))
+        raise problem from None
     except DeltaError as error:
-        raise Error(f"the table failed: {' '.join(str(error).split())}") from error
+        raise Error(f"a Delta table failed: {' '.join(str(error).split())}") from error
     except (Py4JError, ConnectionError) as error:
         raise Error(f"Spark's Java process ended unexpectedly ({error})") from None
 
@@ -33,8 +41,8 @@ _PYTHON_ERROR = re.compile(r"^(?:.*: )?Traceback \(most recent call last\):\n(?:
 _SPARK_PREFACE = re.compile(r"^(?:\[\w+(?:\.\w+)*\] )?(?:Query \[.*?\] terminated with exception: )?")
 
 
-def failure(text: str) -> Error:
-    """Return what Spark reports, as an error of one sentence: the Python error that it wraps, if there is one."""
+def parse_failure(text: str) -> Error:
+    """Return Spark's report as an error of one sentence: the Python error that it wraps, if there is one."""
     if not (wrapped := _PYTHON_ERROR.findall(text)):
         return Error(f"Spark failed: {_SPARK_PREFACE.sub('', text.strip()).partition(chr(10))[0]}")
     name, _, message = wrapped[-1].partition(": ")

@@ -1,4 +1,4 @@
-"""How far behind its bucket a lake's tables are."""
+"""The lag of a lake's tables behind their bucket."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ from collections.abc import Iterable, Mapping
 
 from penstock.spark.source.offsets import Offset
 
-__all__ = ["behind"]
+__all__ = ["compute_lag"]
 
 
-def behind(end: Offset | None, high_seqnos: Mapping[int, int], chosen: Iterable[int] | None = None) -> int:
-    """Return how many seqnos a bucket has beyond a position. chosen: only these vbuckets count, if not all do."""
+def compute_lag(end: Offset | None, high_seqnos: Mapping[int, int], chosen: Iterable[int] | None = None) -> int:
+    """Return the number of seqnos that a bucket has beyond a position.
+
+    Args:
+        end: the position; None for the start of the bucket.
+        high_seqnos: the bucket's high seqno by vbucket.
+        chosen: the vbuckets that count; None for all.
+
+    Returns:
+        The sum over these vbuckets.
+    """
     wanted = high_seqnos.keys() if chosen is None else high_seqnos.keys() & set(chosen)
     known = {} if end is None else dict(enumerate(vbucket.seqno for vbucket in end.vbuckets))
     return sum(max(0, high_seqnos[vbucket] - known.get(vbucket, 0)) for vbucket in wanted)

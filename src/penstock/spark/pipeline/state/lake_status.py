@@ -1,4 +1,4 @@
-"""The status of a lake and its newest run, from its files alone: no bucket is asked, no run is disturbed."""
+"""The status of a lake and its newest run, from its files alone: neither the bucket nor the run is involved."""
 
 from __future__ import annotations
 
@@ -10,22 +10,30 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from penstock.spark.dependents.registry import kind_named
-from penstock.spark.lake.changelog.changelog_delta import delta_since
-from penstock.spark.lake.current.current_table import merged_version
+from penstock.spark.dependents.registry import find_kind
+from penstock.spark.lake.changelog.changelog_delta import find_delta
+from penstock.spark.lake.current.current_table import read_merged_version
 from penstock.spark.lake.tables import plain_manifests
 from penstock.spark.lake.tables.delta_table import LakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.pipeline.state.changelog_meter import last_rollback
+from penstock.spark.pipeline.state.changelog_meter import find_last_rollback
 from penstock.spark.pipeline.state.run_progress import RollbackEvent
 from penstock.spark.pipeline.state.run_state import RunState, is_locked, read_run_state
 
-__all__ = ["DependentStatus", "LakeStatus", "TableSize", "applied_versions", "iso", "status_of"]
+__all__ = ["DependentStatus", "LakeStatus", "TableSize", "format_time", "list_applied_versions", "read_status"]
 
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """rows, bytes, files: those that count now. A file may be on disk for some minutes after it was replaced."""
+    """The size of a table.
+
+    A replaced file does not count, though it stays on disk for some minutes.
+
+    Attributes:
+        rows: number of rows, None if unknown.
+        bytes: bytes on disk.
+        files: number of files.
+    """
 
     rows: int | None
     bytes: int
@@ -37,9 +45,11 @@ class DependentStatus:
     """The status of the current table or of one dependent.
 
     Attributes:
+        name: its name.
+        kind: "current", or the kind of the dependent.
         version: the changelog version that was applied, -1 for none.
         pending: rows of the changelog that were not applied yet.
-        error: why the last attempt failed, None if it succeeded.
+        error: the reason why the last attempt failed, None if it succeeded.
         size: None if the result does not lie in the lake.
     """
 
@@ -55,9 +65,20 @@ class DependentStatus:
 class LakeStatus:
     """A lake and its newest run.
 
-    state: running; stopping, where its process is gone and only Java is left; ended; killed, where it did not end by
-    itself; or new, where none has run. pid, since: of that run; until: when it was last heard of. lag, rows_per_second,
-    bytes_per_second: as it said then. version: of the changelog.
+    Attributes:
+        lake: the lake's directory.
+        source: the name of its source, None for the only source.
+        state: new (no run yet), running, stopping (only its Java process still runs), ended, or killed (the run did not
+            end by itself).
+        pid, since: process and start of the run. Times are seconds since the epoch.
+        until: the run's last report.
+        error: the error that ended the run.
+        lag, rows_per_second, bytes_per_second: as the run reported them last.
+        version: the changelog's version.
+        changelog: the changelog's size, None before the first batch.
+        dependents: the current table and the dependents.
+        last_rollback: the newest rollback in the changelog.
+        schema_changes: fields of values that the declared or inferred schema lacks.
     """
 
     lake: str
@@ -72,69 +93,78 @@ class LakeStatus:
     bytes_per_second: float = 0.0
     version: int = -1
     changelog: TableSize | None = None
-    kept: tuple[DependentStatus, ...] = ()
+    dependents: tuple[DependentStatus, ...] = ()
     last_rollback: RollbackEvent | None = None
     schema_changes: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it with times as text in ISO 8601."""
-        said = asdict(self)
+    def to_dict(self) -> dict[str, Any]:
+        """Return the status as a dict for JSON, with times as text in ISO 8601."""
+        fields = asdict(self)
         for name in ("since", "until"):
-            said[name] = iso(said[name])
-        if said["last_rollback"] is not None:
-            said["last_rollback"]["at"] = iso(said["last_rollback"]["at"])
-        return said
+            fields[name] = format_time(fields[name])
+        if fields["last_rollback"] is not None:
+            fields["last_rollback"]["at"] = format_time(fields["last_rollback"]["at"])
+        return fields
 
 
-def iso(at: float | None) -> str | None:
-    """Return seconds since the epoch as text."""
+def format_time(at: float | None) -> str | None:
+    """Return a time in seconds since the epoch as text in ISO 8601."""
     return None if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def status_of(lake: LakeDirectory, source: str | None = None) -> LakeStatus:
-    """Return the status of a lake. Raises UsageError for tables that are not a pipeline's."""
-    account = read_run_state(lake)
-    said: dict[str, Any] = account.said if account is not None else {}
-    found = said.get("last_rollback")
-    version, size = _changelog(lake)
-    rollback = RollbackEvent(found["at"], tuple(found["vbuckets"])) if found else last_rollback(lake)
+def read_status(lake: LakeDirectory, source: str | None = None) -> LakeStatus:
+    """Return the status of a lake. Raises UsageError for tables that are not a pipeline's.
+
+    Args:
+        lake: the lake.
+        source: the name of its source; None for the name that the run reported.
+
+    Returns:
+        The status.
+    """
+    state = read_run_state(lake)
+    progress: dict[str, Any] = state.progress if state is not None else {}
+    found = progress.get("last_rollback")
+    version, size = _measure_changelog(lake)
+    rollback = RollbackEvent(found["at"], tuple(found["vbuckets"])) if found else find_last_rollback(lake)
     return LakeStatus(
         lake=str(lake.path),
-        source=source if source is not None else said.get("source"),
-        state=_state(lake, account),
-        pid=account.pid if account is not None else None,
-        since=account.started if account is not None else None,
-        until=account.updated if account is not None else None,
-        error=account.error if account is not None else None,
-        lag=said.get("lag"),
-        rows_per_second=said.get("rows_per_second", 0.0),
-        bytes_per_second=said.get("bytes_per_second", 0.0),
+        source=source if source is not None else progress.get("source"),
+        state=_find_run_state(lake, state),
+        pid=state.pid if state is not None else None,
+        since=state.started if state is not None else None,
+        until=state.updated if state is not None else None,
+        error=state.error if state is not None else None,
+        lag=progress.get("lag"),
+        rows_per_second=progress.get("rows_per_second", 0.0),
+        bytes_per_second=progress.get("bytes_per_second", 0.0),
         version=version,
         changelog=size,
-        kept=tuple(_kept(lake, said.get("dependents", ()))),
+        dependents=tuple(_list_dependents(lake, progress.get("dependents", ()))),
         last_rollback=rollback,
-        schema_changes=tuple(said.get("schema_changes", ())),
+        schema_changes=tuple(progress.get("schema_changes", ())),
     )
 
 
-def applied_versions(lake: LakeDirectory) -> list[tuple[str, int]]:
-    """Return what each dependent but current has applied, as changelog id and version, by the run's last report."""
-    account, changelog = read_run_state(lake), lake.changelog_table.open()
-    if account is None or changelog is None:
+def list_applied_versions(lake: LakeDirectory) -> list[tuple[str, int]]:
+    """Return changelog id and version that each dependent has applied, by the run's last report."""
+    state, changelog = read_run_state(lake), lake.changelog_table.open()
+    if state is None or changelog is None:
         return []
-    dependents = account.said.get("dependents", ())
+    dependents = state.progress.get("dependents", ())
     return [(str(changelog.metadata().id), each["version"]) for each in dependents if each["kind"] != "current"]
 
 
-def _state(lake: LakeDirectory, account: RunState | None) -> str:
-    if account is None:
+def _find_run_state(lake: LakeDirectory, state: RunState | None) -> str:
+    if state is None:
         return "running" if is_locked(lake) else "new"
     if is_locked(lake):
-        return "running" if not account.ended and _lives(account.pid) else "stopping"
-    return "ended" if account.ended else "killed"
+        return "running" if not state.ended and _is_alive(state.pid) else "stopping"
+    return "ended" if state.ended else "killed"
 
 
-def _lives(pid: int) -> bool:
+# Signal 0 only checks that the process exists; PermissionError means that it belongs to another user.
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -144,42 +174,42 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def _kept(lake: LakeDirectory, dependents: Iterable[dict[str, Any]]) -> Iterable[DependentStatus]:
-    if (size := _size(lake.current_table)) is not None:
-        known = merged_version(lake, lake.current_table.open())
-        delta = delta_since(lake, known)
+def _list_dependents(lake: LakeDirectory, dependents: Iterable[dict[str, Any]]) -> Iterable[DependentStatus]:
+    if (size := _measure_table(lake.current_table)) is not None:
+        known = read_merged_version(lake, lake.current_table.open())
+        delta = find_delta(lake, known)
         yield DependentStatus("current", "current", known[1] if known else -1, delta.rows if delta else 0, size=size)
     for each in dependents:
         if each["kind"] == "current":
             continue
-        size = _size_on_disk(lake, each["kind"], each["name"])
+        size = _measure_dependent(lake, each["kind"], each["name"])
         yield DependentStatus(each["name"], each["kind"], each["version"], each["pending"], each["error"], size)
 
 
-def _changelog(lake: LakeDirectory) -> tuple[int, TableSize | None]:
-    """Return the changelog's version, or newest batch where it is plain files, and its size."""
+def _measure_changelog(lake: LakeDirectory) -> tuple[int, TableSize | None]:
+    """Return the changelog's version and size; for plain files the version is the newest batch."""
     root = lake.changelog_table.path
-    if (batch := plain_manifests.newest_batch(root)) is not None:
+    if (batch := plain_manifests.find_newest_batch(root)) is not None:
         paths = [*root.glob("vbucket_range=*/*.parquet")]
         rows = sum(pq.read_metadata(path).num_rows for path in paths)
         return batch, TableSize(rows, sum(path.stat().st_size for path in paths), len(paths))
     opened = lake.changelog_table.open()
-    return -1 if opened is None else opened.version(), _size(lake.changelog_table)
+    return -1 if opened is None else opened.version(), _measure_table(lake.changelog_table)
 
 
-def _size(table: LakeTable) -> TableSize | None:
+def _measure_table(table: LakeTable) -> TableSize | None:
     opened = table.open()
     if opened is None:
         return None
-    files = table.files(opened)
+    files = table.list_files(opened)
     return TableSize(sum(file.rows for file in files), sum(file.size for file in files), len(files))
 
 
-def _size_on_disk(lake: LakeDirectory, kind: str, name: str) -> TableSize | None:
+def _measure_dependent(lake: LakeDirectory, kind: str, name: str) -> TableSize | None:
     """Return the size of a dependent's files, None if its result does not lie in the lake."""
-    known = kind_named(kind)
+    known = find_kind(kind)
     if known is None or not known.is_local:
         return None
-    paths = [each for path in known.files(lake, name) for each in (path, *path.rglob("*"))]
+    paths = [each for path in known.list_files(lake, name) for each in (path, *path.rglob("*"))]
     files = [path.stat().st_size for path in paths if path.is_file()]
     return TableSize(None, sum(files), len(files)) if files else None

@@ -26,13 +26,14 @@ class DependentProgress:
     """The progress of the current table or of one dependent.
 
     Attributes:
+        name: "current", or the name of the dependent.
         kind: "current", or the kind of the dependent.
         version: the changelog version that was applied, -1 for none.
         pending: rows of the changelog that were not applied yet.
-        taken: rows that this run has applied.
-        times: how often this run has applied rows.
-        seconds: how long that took altogether.
-        error: why the last attempt failed, None if it succeeded.
+        applied_rows: rows that this run has applied.
+        merges: number of times that this run has applied rows.
+        merge_seconds: seconds that this run has spent on it.
+        error: the reason why the last attempt failed, None if it succeeded.
         failures: failed attempts in a row.
     """
 
@@ -40,9 +41,9 @@ class DependentProgress:
     kind: str
     version: int = -1
     pending: int = 0
-    taken: int = 0
-    times: int = 0
-    seconds: float = 0.0
+    applied_rows: int = 0
+    merges: int = 0
+    merge_seconds: float = 0.0
     error: str | None = None
     failures: int = 0
 

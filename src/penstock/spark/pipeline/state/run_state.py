@@ -1,8 +1,8 @@
-"""The state of a run in the lake's directory, and the request to stop it.
+"""The state of a run in the lake's directory, and the request to stop the run.
 
-`_run.json` has the run's state; every update replaces the whole file. `_stop` names the run that is asked to end. A run
-has a unique id, so a request that outlived its run, or a process number that was given again, has no effect. Neither
-file shows whether a run lives: the lake's lock does, which ends with the run's processes.
+`_run.json` has the run's state; every update replaces the whole file. `_stop` names the run that shall end. Each run
+has a unique id. So a request that is older than the run has no effect, even if the run got the same process number.
+Neither file shows whether a run is alive. The lake's lock shows that: it is released when the run's processes end.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ from typing import Any
 from penstock.errors import LakeRefused, UsageError
 from penstock.spark.lake.tables import plain_manifests
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.lake.tables.lake_lock import NAME as LOCK
+from penstock.spark.lake.tables.lake_lock import LOCK_NAME as LOCK
 
 __all__ = [
     "RunState",
-    "ask_to_stop",
-    "begin",
     "check_content",
-    "forget_kept",
-    "forget_requests",
-    "is_asked_to_stop",
+    "clear_stop_request",
+    "create_run_state",
+    "find_lakes",
+    "forget_dependents",
     "is_locked",
-    "lakes_at",
+    "is_stop_requested",
     "read_run_state",
+    "request_stop",
 ]
 
-ACCOUNT, STOP, CONTENT = "_run.json", "_stop", "_content.json"
-_MARKS = ("_checkpoint", "changelog", ACCOUNT)
+RUN_STATE, STOP, CONTENT = "_run.json", "_stop", "_content.json"
+"""Files in the lake: the run's state, the request to stop, and the options that decide about the rows."""
+_LAKE_FILES = ("_checkpoint", "changelog", RUN_STATE)
+"""Any of these names shows that a directory is a lake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,9 @@ class RunState:
         run: the run's id.
         pid: its process.
         started, updated: seconds since the epoch.
-        ended: whether the run ended by itself.
+        ended: True if the run ended by itself.
         error: the error that ended it, in one sentence.
-        said: its progress, SourceProgress as a dict.
+        progress: its progress, SourceProgress as a dict.
     """
 
     run: str
@@ -59,81 +61,106 @@ class RunState:
     updated: float
     ended: bool
     error: str | None
-    said: dict[str, Any]
+    progress: dict[str, Any]
 
     def write(self, lake: LakeDirectory) -> None:
         """Replace the state in the lake's directory."""
         text = json.dumps({name: getattr(self, name) for name in self.__slots__})
-        draft = lake.path / f"{ACCOUNT}.{self.run}"
+        draft = lake.path / f"{RUN_STATE}.{self.run}"  # a rename is atomic: readers see the old or the new state
         draft.write_text(text)
-        draft.replace(lake.path / ACCOUNT)
+        draft.replace(lake.path / RUN_STATE)
 
 
-def begin() -> RunState:
-    """Return the state of a run that begins in this process."""
+def create_run_state() -> RunState:
+    """Return the state of a run that starts in this process."""
     now = time.time()
-    return RunState(uuid.uuid4().hex, os.getpid(), now, now, ended=False, error=None, said={})
+    return RunState(uuid.uuid4().hex, os.getpid(), now, now, ended=False, error=None, progress={})
 
 
 def read_run_state(lake: LakeDirectory) -> RunState | None:
-    """Return the state of a lake's newest run, None if there was no run."""
+    """Return the state of a lake's newest run, None if there was no run.
+
+    Args:
+        lake: the lake.
+
+    Returns:
+        The state.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
     try:
-        return RunState(**json.loads((lake.path / ACCOUNT).read_text()))
+        return RunState(**json.loads((lake.path / RUN_STATE).read_text()))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, TypeError):
-        raise UsageError(f"{lake.path / ACCOUNT} is not what a run writes; it may be removed") from None
+        raise UsageError(f"{lake.path / RUN_STATE} is damaged or of another version; remove it") from None
 
 
-def ask_to_stop(lake: LakeDirectory, run: str) -> None:
-    """Ask this run to end."""
+def request_stop(lake: LakeDirectory, run: str) -> None:
+    """Request that a run ends.
+
+    Args:
+        lake: the lake of the run.
+        run: the id of the run.
+    """
+    # Several processes may write requests at once: each has its own draft.
     draft = lake.path / f"{STOP}.{os.getpid()}"
     draft.write_text(run)
     draft.replace(lake.path / STOP)
 
 
-def is_asked_to_stop(lake: LakeDirectory, run: str) -> bool:
-    """Return whether this run was asked to end; requests to other runs are removed."""
+def is_stop_requested(lake: LakeDirectory, run: str) -> bool:
+    """Return whether this run shall end; requests for other runs are removed."""
     path = lake.path / STOP
     try:
-        asked = path.read_text()
+        requested = path.read_text()
     except FileNotFoundError:
         return False
-    if asked != run:
+    if requested != run:
         path.unlink(missing_ok=True)
-    return asked == run
+    return requested == run
 
 
-def forget_requests(lake: LakeDirectory) -> None:
-    """Remove the request to a run that ends."""
+def clear_stop_request(lake: LakeDirectory) -> None:
+    """Remove the request to stop, at the end of a run."""
     (lake.path / STOP).unlink(missing_ok=True)
 
 
-def forget_kept(lake: LakeDirectory, names: Collection[str]) -> None:
-    """Remove dependents that were deleted from the state of a run that has ended."""
-    account = read_run_state(lake)
-    if account is not None:
-        dependents = [each for each in account.said.get("dependents", ()) if each["name"] not in names]
-        replace(account, said={**account.said, "dependents": dependents}).write(lake)
+def forget_dependents(lake: LakeDirectory, names: Collection[str]) -> None:
+    """Remove deleted dependents from the state of a run that has ended."""
+    state = read_run_state(lake)
+    if state is not None:
+        dependents = [each for each in state.progress.get("dependents", ()) if each["name"] not in names]
+        replace(state, progress={**state.progress, "dependents": dependents}).write(lake)
 
 
 def check_content(lake: LakeDirectory, content: dict[str, str]) -> None:
-    """Store the options that decide about the rows of a new lake; raise LakeRefused if an old lake has others."""
+    """Store the options that decide about the rows of a new lake, or compare them with those of an old lake.
+
+    Args:
+        lake: the lake.
+        content: the options.
+
+    Raises:
+        LakeRefused: the lake was written with other options.
+        UsageError: the stored options are damaged.
+    """
     path, root = lake.path / CONTENT, lake.changelog_table.path
     try:
         before = json.loads(path.read_text())
     except FileNotFoundError:
         before = {}
     except ValueError:
-        raise UsageError(f"{path} is not what a run writes; expected what its tables hold, as JSON") from None
-    if not (root / "_delta_log").is_dir() and plain_manifests.newest_batch(root) is None:
-        before = content  # whoever wrote that down has come no further, as for a filter that Spark refused
+        raise UsageError(f"{path} is damaged; expected the options of the tables as JSON") from None
+    if not (root / "_delta_log").is_dir() and plain_manifests.find_newest_batch(root) is None:
+        before = content  # the earlier run wrote no batch, for example because Spark refused its filter
     for name in sorted(before.keys() | content.keys()):
         if before.get(name) != content.get(name):
-            was, now = (repr(each[name]) if name in each else "nothing" for each in (before, content))
+            was, now = (repr(each[name]) if name in each else "unset" for each in (before, content))
             raise LakeRefused(
-                f"{lake.path} was written with {name} {was}, and now it is {now}, which makes other tables:"
-                " choose another directory, or begin anew with penstock pipeline reset"
+                f"{lake.path} was written with {name} {was}, and {name} is {now} now, which selects other rows:"
+                " choose another directory, or start again with penstock pipeline reset"
             )
     draft = lake.path / f"{CONTENT}.{os.getpid()}"
     draft.write_text(json.dumps(content))
@@ -141,13 +168,13 @@ def check_content(lake: LakeDirectory, content: dict[str, str]) -> None:
 
 
 def is_locked(lake: LakeDirectory) -> bool:
-    """Tell whether a run holds the lake, or the Java of one that was killed still does."""
+    """Return whether a run holds the lake, or the Java process of a run that was killed."""
     try:
         file = os.open(lake.path / LOCK, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:
-        # Shared: those who only ask do not keep each other out.
+        # A shared lock, so that two processes that only check do not exclude each other.
         with suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
@@ -156,10 +183,17 @@ def is_locked(lake: LakeDirectory) -> bool:
         os.close(file)
 
 
-def lakes_at(path: str) -> dict[str | None, LakeDirectory]:
-    """Return the lakes in a directory, by the name of their source: itself, or those of several sources.
+def find_lakes(path: str) -> dict[str | None, LakeDirectory]:
+    """Return the lakes in a directory, by the name of their source: the directory itself, or those of several sources.
 
-    Raises UsageError if there is none.
+    Args:
+        path: the directory.
+
+    Returns:
+        The lakes; None is the name of the only source.
+
+    Raises:
+        UsageError: there is no lake.
     """
     lake = LakeDirectory(path)
     if _is_lake(lake.path):
@@ -171,4 +205,4 @@ def lakes_at(path: str) -> dict[str | None, LakeDirectory]:
 
 
 def _is_lake(path: Path) -> bool:
-    return any((path / mark).exists() for mark in _MARKS)
+    return any((path / mark).exists() for mark in _LAKE_FILES)

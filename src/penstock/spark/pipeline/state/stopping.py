@@ -1,4 +1,4 @@
-"""Ending a run from another process, and making a lake new."""
+"""Stopping a run from another process, and removing the tables of a lake."""
 
 from __future__ import annotations
 
@@ -11,103 +11,134 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import UsageError
-from penstock.spark.dependents.registry import kinds
+from penstock.spark.dependents.registry import list_kinds
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.lake.tables.lake_lock import locked
+from penstock.spark.lake.tables.lake_lock import hold_lock
 from penstock.spark.pipeline.state import run_state as control
 
-__all__ = ["Removal", "removals", "reset", "stop"]
+__all__ = ["Removal", "plan_removal", "remove_tables", "stop_runs"]
 
-_LOOK_SECONDS = 0.1
-_OLD = "_reset-"
-"""How what is being removed is called meanwhile: what a crash leaves of it, the next reset takes."""
+_POLL_SECONDS = 0.1
+"""Seconds between two checks whether the runs have ended."""
+_REMOVED_PREFIX = "_reset-"
+"""The prefix of files that are being removed. If a crash leaves some of them, the next reset removes them."""
 
-WHOLE = "changelog"
-"""The table without which the others mean nothing."""
-_OWN = ("_checkpoint", "_pending", "_schema.json", "_content.json", "_run.json", "_stop")
-"""What a run keeps in the lake beside tables and dependents."""
+CHANGELOG_NAME = "changelog"
+"""The table that all others are made from: removing it removes all."""
+_RUN_FILES = ("_checkpoint", "_pending", "_schema.json", "_content.json", "_run.json", "_stop")
+"""Files of a run in the lake, beside tables and dependents."""
 
 
-def stop(lakes: Sequence[LakeDirectory], seconds: float, tell: Callable[[int], None] = lambda pid: None) -> bool:
-    """Ask the runs that hold these lakes to merge what is pending and end, and wait for that; tell whether they did.
+def stop_runs(
+    lakes: Sequence[LakeDirectory], seconds: float, report_request: Callable[[int], None] = lambda pid: None
+) -> bool:
+    """Ask the runs that hold these lakes to merge their pending changes and end, and wait for that.
 
-    tell: called with the process of a run when that is asked. A run that was killed needs nothing but its Java's end.
+    If a run was killed, only the end of its Java process is awaited.
+
+    Args:
+        lakes: the lakes.
+        seconds: longest wait.
+        report_request: called with the process of each run that was asked.
+
+    Returns:
+        True if all runs have ended.
     """
     deadline = time.monotonic() + seconds
-    asked: dict[Path, str] = {}
+    requested: dict[Path, str] = {}
     waiting = threading.Event()
-    while held := [lake for lake in lakes if control.is_locked(lake)]:
-        for lake in held:
-            account = control.read_run_state(lake)  # each time: a run that has just begun has not said its own yet
-            if account is not None and not account.ended and asked.get(lake.path) != account.run:
-                control.ask_to_stop(lake, account.run)
-                if account.run not in asked.values():
-                    tell(account.pid)
-                asked[lake.path] = account.run
+    while running := [lake for lake in lakes if control.is_locked(lake)]:
+        for lake in running:
+            # Read at each check: a new run writes its state a moment after it takes the lock.
+            state = control.read_run_state(lake)
+            if state is not None and not state.ended and requested.get(lake.path) != state.run:
+                control.request_stop(lake, state.run)
+                if state.run not in requested.values():
+                    report_request(state.pid)
+                requested[lake.path] = state.run
         if time.monotonic() > deadline:
             return False
-        waiting.wait(_LOOK_SECONDS)
+        waiting.wait(_POLL_SECONDS)
     return True
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What a reset takes away. paths: those that exist."""
+    """The files that a reset removes.
+
+    Attributes:
+        lake: the lake.
+        tables: names of the removed tables and dependents; empty for all.
+        paths: the existing files and directories.
+    """
 
     lake: LakeDirectory
     tables: tuple[str, ...]
     paths: tuple[Path, ...]
 
 
-def removals(lake: LakeDirectory, tables: Sequence[str]) -> Removal:
-    """Return what would be removed. tables: names of things kept behind the changelog; none, or changelog: all.
+def plan_removal(lake: LakeDirectory, tables: Sequence[str]) -> Removal:
+    """Return the files that a reset would remove.
 
-    Raises UsageError for a name that is nothing of the lake.
+    Args:
+        lake: the lake.
+        tables: names of tables and dependents. Without names, or with `changelog`, the whole lake is removed.
+
+    Returns:
+        The existing files and directories.
+
+    Raises:
+        UsageError: the lake has no table or dependent with such a name.
     """
-    if not tables or WHOLE in tables:
-        names = ("changelog", "current", *_directories(), *_OWN)
-        found = [lake.path / name for name in names] + [*lake.path.glob(f"{_OLD}*")]
+    if not tables or CHANGELOG_NAME in tables:
+        names = ("changelog", "current", *_list_directories(), *_RUN_FILES)
+        found = [lake.path / name for name in names] + [*lake.path.glob(f"{_REMOVED_PREFIX}*")]
         return Removal(lake, (), tuple(path for path in found if path.exists()))
     paths: list[Path] = []
     for name in tables:
-        places = [path for path in _places(lake, name) if path.exists()]
+        places = [path for path in _list_paths(lake, name) if path.exists()]
         if not places:
-            known = ", ".join(sorted(_known(lake))) or "nothing"
+            known = ", ".join(sorted(_list_names(lake))) or "nothing"
             raise UsageError(f"there is no {name!r} in {lake.path}, expected some of {known}")
         paths += places
     return Removal(lake, tuple(tables), tuple(paths))
 
 
-def _directories() -> tuple[str, ...]:
+def _list_directories() -> tuple[str, ...]:
     """Return the directories of a lake that hold the files of dependents."""
-    return tuple(dict.fromkeys(kind.directory for kind in kinds()))
+    return tuple(dict.fromkeys(kind.directory for kind in list_kinds()))
 
 
-def _places(lake: LakeDirectory, name: str) -> Iterable[Path]:
+def _list_paths(lake: LakeDirectory, name: str) -> Iterable[Path]:
     if name == "current":
         return [lake.current_table.path]
-    return dict.fromkeys(path for kind in kinds() for path in kind.files(lake, name))
+    return dict.fromkeys(path for kind in list_kinds() for path in kind.list_files(lake, name))
 
 
-def _known(lake: LakeDirectory) -> set[str]:
+def _list_names(lake: LakeDirectory) -> set[str]:
     names = {"changelog", "current"} if lake.current_table.path.exists() else {"changelog"}
-    for directory in _directories():
+    for directory in _list_directories():
         if (lake.path / directory).is_dir():
             names |= {path.name.partition(".")[0] for path in (lake.path / directory).iterdir()}
     return names
 
 
-def reset(removal: Removal, patience: float = 0.0) -> None:
-    """Remove it. Raises LakeRefused while a run holds the lake."""
-    with locked(removal.lake.path, patience):
-        # First out of the way, then off the disk: no run finds a table that is half there.
+def remove_tables(removal: Removal, patience: float = 0.0) -> None:
+    """Remove the files of a removal. Raises LakeRefused while a run holds the lake.
+
+    Args:
+        removal: the files.
+        patience: seconds to wait for the lake's lock.
+    """
+    with hold_lock(removal.lake.path, patience):
+        # All paths are renamed before any is deleted, so that no run finds a table with missing files.
         moved = []
         for number, path in enumerate(removal.paths):
-            target = removal.lake.path / f"{_OLD}{number}-{time.time_ns()}"
-            with suppress(FileNotFoundError):  # such as SQLite's, which go with their last reader
+            target = removal.lake.path / f"{_REMOVED_PREFIX}{number}-{time.time_ns()}"
+            with suppress(FileNotFoundError):  # SQLite removes its extra files when the last reader closes
                 path.replace(target)
                 moved.append(target)
-        control.forget_kept(removal.lake, removal.tables)
+        control.forget_dependents(removal.lake, removal.tables)
         for path in moved:
             if path.is_dir():
                 shutil.rmtree(path)

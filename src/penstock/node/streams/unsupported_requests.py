@@ -1,0 +1,43 @@
+"""The parts of DCP and TAP that this node does not support, with the status of each refusal."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from penstock.errors import make_status_error
+from penstock.wire.codec.statuses import Status
+
+__all__ = ["UNSUPPORTED", "refuse_unsupported"]
+
+UNSUPPORTED: dict[str, tuple[Status, str]] = {
+    # OPEN
+    "OPEN without PRODUCER": (Status.NOT_SUPPORTED, "the node as consumer"),
+    # STREAM_REQ
+    "TAKEOVER": (Status.NOT_SUPPORTED, "takeover"),
+    "CACHE_TRANSFER": (Status.NOT_SUPPORTED, "cache transfer"),
+    # TAP_CONNECT
+    "TAKEOVER_VBUCKETS": (Status.NOT_SUPPORTED, "takeover"),
+    # CONTROL
+    "enable_sync_writes": (Status.NOT_SUPPORTED, "sync writes"),
+    "change_streams": (Status.NOT_SUPPORTED, "change history"),
+    "cache_transfer": (Status.NOT_SUPPORTED, "cache transfer"),
+    # other requests
+    "SEQNO_ACKNOWLEDGED": (Status.EINVAL, "sync writes"),
+}
+"""Name of the request -> the status of the refusal, and the missing capability.
+
+kv_engine replies with the same statuses where the capability is off.
+"""
+
+
+def refuse_unsupported(name: str) -> NoReturn:
+    """Raise the StatusError of an unsupported request.
+
+    Args:
+        name: the name in `UNSUPPORTED`.
+
+    Raises:
+        StatusError: always.
+    """
+    status, capability = UNSUPPORTED[name]
+    raise make_status_error(status, f"{name} needs {capability}, which this node does not have")

@@ -1,0 +1,305 @@
+"""Plan micro-batches: pure functions over failover logs, seqnos and offsets.
+
+Spark plans the end of a batch before a producer chooses its snapshots. In a snapshot, deduplication can hide a version
+that a later change replaces. So an end is at first only *planned*. A later plan *proves* it under two conditions. The
+branch of the batch is still the newest, and no tombstone was purged that the batch may have missed.
+
+A proven end is stored with `high`, the high seqno of the plan that proved it. Each change that hid a version below the
+end is at or below `high`. So a rollback to `high` or above restores no version, and the end stays valid. Any other
+rollback must go to an older proven end, or to 0.
+
+`infos` may hold only some of the vbuckets. The others keep their positions.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from penstock.client.topology.vbucket_info import VbucketInfo
+from penstock.errors import Error, UsageError
+from penstock.spark.source.offsets import (
+    MAX_PROVEN,
+    Offset,
+    ProvenEnd,
+    VbucketOffset,
+    check_vbucket_count,
+    sort_vbuckets,
+)
+from penstock.store.history.rollback import StreamRequest, find_rollback_point
+
+__all__ = [
+    "PlanMemory",
+    "PlannedRollback",
+    "can_start_at",
+    "find_rollbacks",
+    "find_settled_vbuckets",
+    "plan_batch",
+    "plan_batch_until",
+    "prepare_available_now",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMemory:
+    """The knowledge of a running query beyond its offset. Each plan returns one for the next plan.
+
+    A new proof alone makes no new offset; otherwise an idle query would plan batches without end. If the process ends,
+    the proofs are lost. The cost is at most more reading after a rollback.
+
+    Attributes:
+        offset: the offset that the last plan returned; None if it had no proofs beyond it.
+        proven_offset: `offset` with the proofs of the last plan.
+        target: the end of an AvailableNow run as (vbuuid, seqno) by vbucket, otherwise None.
+    """
+
+    offset: Offset | None = None
+    proven_offset: Offset | None = None
+    target: Mapping[int, tuple[int, int]] | None = None
+
+
+class PlannedRollback(NamedTuple):
+    """A vbucket that a plan rolls back.
+
+    Attributes:
+        vbucket: the vbucket.
+        seqno: the end of the previous offset.
+        target_seqno: the seqno to which the plan goes back.
+        by_purge: whether the cause is a purge: the branch continues, but tombstones were purged before they were read.
+    """
+
+    vbucket: int
+    seqno: int
+    target_seqno: int
+    by_purge: bool
+
+
+def prepare_available_now(infos: Mapping[int, VbucketInfo]) -> PlanMemory:
+    """Return the memory for the first plan of an AvailableNow run, which ends at the present high seqnos.
+
+    The run is over when a plan returns its `previous`. It does so only after it has proven the last batch.
+    """
+    return PlanMemory(target={vb: (info.vbuuid, info.high_seqno) for vb, info in infos.items()})
+
+
+def plan_batch(
+    previous: Offset, infos: Mapping[int, VbucketInfo], limit: int | None = None, memory: PlanMemory | None = None
+) -> tuple[Offset, PlanMemory]:
+    """Return the end of the next batch, and the memory for the next plan.
+
+    The batch that ends at `previous` must be completely read before `infos` are requested.
+
+    Args:
+        previous: the end of the last batch.
+        infos: the state of the vbuckets.
+        limit: the most seqnos to plan, at least 1; None for no limit. A vbucket that starts from 0 must be read up to
+            its purge seqno at once, and may exceed the limit.
+        memory: the memory of the last plan; None for the first plan of a query.
+
+    Returns:
+        The end, which is `previous` itself if there is nothing to do, and the memory.
+
+    Raises:
+        UsageError: `previous` does not have one of the vbuckets.
+    """
+    memory = memory or PlanMemory()
+    chosen = sort_vbuckets(infos, len(previous.vbuckets))
+    states = [infos[vb] for vb in chosen]
+    target = _update_target(memory.target, infos)
+    if not previous.pinned:
+        return replace(previous, pinned=True), PlanMemory(target=target)
+    known = memory.proven_offset if memory.proven_offset and memory.offset == previous else previous
+    bases = [_settle_vbucket(known.vbuckets[vb], infos[vb]) for vb in chosen]
+    ends = [infos[vb].high_seqno if target is None else target[vb][1] for vb in chosen]
+    granted = _allocate_seqnos(bases, states, ends, limit)
+    planned = _replace_vbuckets(known, zip(chosen, map(_advance_vbucket, bases, states, granted), strict=True))
+    if all(
+        a.seqno == b.seqno and a.history == b.history for a, b in zip(planned.vbuckets, previous.vbuckets, strict=True)
+    ):
+        return previous, PlanMemory(previous, planned, target)
+    return planned, PlanMemory(target=target)
+
+
+def plan_batch_until(previous: Offset, end: Offset, infos: Mapping[int, VbucketInfo]) -> Offset:
+    """Return the end of a single batch from `previous` to the seqnos of `end`.
+
+    Args:
+        previous: the start of the batch.
+        end: the seqnos at which the batch ends.
+        infos: the state of the vbuckets to read.
+
+    Returns:
+        The end of the batch.
+
+    Raises:
+        UsageError: the start is after the end, or the numbers of vbuckets differ.
+        Error: the bucket's history no longer has the end.
+    """
+    check_vbucket_count(end, len(previous.vbuckets))
+    planned: dict[int, VbucketOffset] = {}
+    for vb in sort_vbuckets(infos, len(previous.vbuckets)):
+        base, info, last = _settle_vbucket(previous.vbuckets[vb], infos[vb]), infos[vb], end.vbuckets[vb]
+        if _find_rollback_point(last.seqno, last.vbuuid, info, purge_seqno=0) is not None:
+            raise Error(f"vbucket {vb}: the bucket's history no longer has the end, seqno {last.seqno}, that was given")
+        if base.seqno > last.seqno:
+            raise UsageError(f"vbucket {vb}: the start, seqno {base.seqno}, is behind the end, seqno {last.seqno}")
+        planned[vb] = _advance_vbucket(base, info, last.seqno - base.seqno)
+    return _replace_vbuckets(previous, planned.items())
+
+
+def find_rollbacks(previous: Offset, planned: Offset, infos: Mapping[int, VbucketInfo]) -> list[PlannedRollback]:
+    """Return the rollbacks of a plan, ordered by vbucket.
+
+    Args:
+        previous: the offset before the plan.
+        planned: the offset that the plan returned.
+        infos: the state that the plan used.
+    """
+    found: list[PlannedRollback] = []
+    for vb in sorted(infos):
+        a, b = previous.vbuckets[vb], planned.vbuckets[vb]
+        if b.history > a.history:
+            unpurged = _settle_vbucket(a, replace(infos[vb], purge_seqno=0))
+            found.append(PlannedRollback(vb, a.seqno, b.start, by_purge=unpurged.seqno > b.start))
+    return found
+
+
+def find_settled_vbuckets(previous: Offset, infos: Mapping[int, VbucketInfo], memory: PlanMemory) -> set[int]:
+    """Return the vbuckets whose purge seqno cannot matter to the next plan while the rest of `infos` stays the same.
+
+    They are completely read, and a plan has proven that.
+
+    Args:
+        previous: the offset of the next plan.
+        infos: the state of the vbuckets.
+        memory: the memory of the last plan.
+    """
+    known = memory.proven_offset if memory.proven_offset and memory.offset == previous else previous
+    vbuckets = [(vb, known.vbuckets[vb]) for vb in infos if vb < len(known.vbuckets)]
+    return {vb for vb, v in vbuckets if v.start == v.seqno == infos[vb].high_seqno}
+
+
+def can_start_at(seqno: int, info: VbucketInfo) -> bool:
+    """Return whether the producer accepts a stream of its newest branch that starts after `seqno`."""
+    return _find_rollback_point(seqno, info.vbuuid, info, info.purge_seqno) is None
+
+
+def _settle_vbucket(v: VbucketOffset, info: VbucketInfo) -> VbucketOffset:
+    """Return `v` with its last batch proven, or rolled back to the newest valid proven end."""
+    proven = v.proven
+    if v.seqno > v.start and _is_complete(v, info):
+        proven = (*proven, ProvenEnd(v.seqno, info.high_seqno))[-MAX_PROVEN:]
+    while proven and not _is_valid(proven[-1], v.vbuuid, info):
+        proven = proven[:-1]
+    at = proven[-1].end if proven else 0
+    if at == v.seqno:
+        return VbucketOffset(v.history, v.vbuuid, v.seqno, proven)
+    demanded = _find_rollback_point(v.seqno, v.vbuuid, info, info.purge_seqno)
+    return VbucketOffset(v.history + 1, info.vbuuid, at, proven, requested=v.seqno if demanded is None else demanded)
+
+
+def _is_complete(v: VbucketOffset, info: VbucketInfo) -> bool:
+    """Return whether the last batch of `v` was read completely, and missed no deletion.
+
+    The branch was the newest before and after the batch, so it was the newest in between. A purge at or below the start
+    concerns only older readers. A reader from 0 has no rows that a purged deletion could have removed, except for a
+    purge during the batch.
+    """
+    return v.vbuuid == info.vbuuid and info.purge_seqno <= max(v.start, v.purge_seqno)
+
+
+def _is_valid(proven: ProvenEnd, vbuuid: int, info: VbucketInfo) -> bool:
+    """Return whether the producer accepts a stream of `vbuuid` from the proven end.
+
+    The producer must also have hidden no version below the end since.
+    """
+    if vbuuid == info.vbuuid:  # the usual case, and faster; the rule below gives the same result
+        return info.purge_seqno <= proven.end and proven.high <= info.high_seqno
+    return (
+        _find_rollback_point(proven.end, vbuuid, info, info.purge_seqno) is None
+        and _find_rollback_point(proven.high, vbuuid, info, purge_seqno=0) is None
+    )
+
+
+def _find_rollback_point(seqno: int, vbuuid: int, info: VbucketInfo, purge_seqno: int) -> int | None:
+    """Return the seqno to which the producer rolls back a reader that has all changes up to `seqno`, or None."""
+    request = StreamRequest(start_seqno=seqno, vbuuid=vbuuid, snap_start=seqno, snap_end=seqno)
+    return find_rollback_point(info.failover_log, info.high_seqno, purge_seqno, request)
+
+
+def _advance_vbucket(base: VbucketOffset, info: VbucketInfo, granted: int) -> VbucketOffset:
+    """Return `base` with `granted` more seqnos planned.
+
+    If `granted` is 0, the branch stays the one on which the end was read.
+    """
+    if not granted:
+        return base
+    purge_seqno = 0 if base.seqno else info.purge_seqno
+    # Not with `replace`, which takes as long as the rest of a plan.
+    seqno = base.seqno + granted
+    return VbucketOffset(base.history, info.vbuuid, seqno, base.proven, purge_seqno, base.requested)
+
+
+def _update_target(
+    target: Mapping[int, tuple[int, int]] | None, infos: Mapping[int, VbucketInfo]
+) -> Mapping[int, tuple[int, int]] | None:
+    """Return the target, with new seqnos for vbuckets that have a new branch: the old seqno means nothing there.
+
+    A vbucket without a target was not served when the run started. Its present high seqno becomes the target.
+    """
+    if target is None:
+        return None
+    return {
+        vb: target[vb] if vb in target and target[vb][0] == info.vbuuid else (info.vbuuid, info.high_seqno)
+        for vb, info in infos.items()
+    }
+
+
+def _allocate_seqnos(
+    bases: Sequence[VbucketOffset], states: Sequence[VbucketInfo], ends: Sequence[int], limit: int | None
+) -> list[int]:
+    """Return the number of seqnos by which each vbucket advances."""
+    wanted = [max(0, end - base.seqno) for base, end in zip(bases, ends, strict=True)]
+    # A producer refuses streams that start between 0 and the purge seqno. A reader from 0 that stops there would
+    # restart from 0 without end.
+    least = [
+        info.purge_seqno if want and base.seqno == 0 else 0
+        for want, base, info in zip(wanted, bases, states, strict=True)
+    ]
+    wanted = list(map(max, wanted, least))
+    if limit is None or sum(wanted) <= limit:
+        return wanted
+    # The first vbucket differs from batch to batch. So all are served even if the limit is below their number.
+    first = sum(base.seqno for base in bases) % len(bases)
+    return _divide_limit(wanted, least, limit, [*range(first, len(bases)), *range(first)])
+
+
+def _divide_limit(wanted: list[int], least: Sequence[int], limit: int, order: Sequence[int]) -> list[int]:
+    """Return the share of each vbucket in the limit.
+
+    First come the minimums, each completely or not at all, then equal parts. The remainder is given one by one in
+    `order`.
+    """
+    granted = [0] * len(wanted)
+    left = limit
+    for index in order:
+        if least[index] and (least[index] <= left or left == limit):
+            granted[index] = least[index]
+            left = max(0, left - least[index])
+    open_ = [i for i in order if wanted[i] > granted[i] and (granted[i] or not least[i])]
+    while open_ and (part := left // len(open_)):
+        for index in open_:
+            more = min(part, wanted[index] - granted[index])
+            granted[index] += more
+            left -= more
+        open_ = [i for i in open_ if wanted[i] > granted[i]]
+    for index in open_[:left]:
+        granted[index] += 1
+    return granted
+
+
+def _replace_vbuckets(offset: Offset, changed: Iterable[tuple[int, VbucketOffset]]) -> Offset:
+    """Return the offset with some vbuckets replaced."""
+    vbuckets = list(offset.vbuckets)
+    for vbucket, each in changed:
+        vbuckets[vbucket] = each
+    return Offset(tuple(vbuckets))

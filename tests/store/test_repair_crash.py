@@ -1,0 +1,253 @@
+"""Repairs that are interrupted, killed, or refused by the disk."""
+
+import errno
+import json
+import shutil
+from itertools import chain, count
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import StoreRefused
+from penstock.store.disk.bucket_files import Directory
+from penstock.store.disk.inventory import INVENTORY
+from penstock.store.disk.log_file import make_log_name
+from penstock.store.recovery import repair_run as repairing
+from penstock.store.recovery.overlay import OverlayDirectory
+from penstock.store.recovery.repair_run import CheckReport
+from tests.store.failing import FailingDirectory, Place, contents, shown
+from tests.store.memory_disk import Died
+from tests.store.repairs import check, repair
+from tests.store.written import flipped, of_all_kinds, put
+
+
+@pytest.fixture
+def place(memory: Path) -> Place:
+    return Place(memory / "beer")
+
+
+@pytest.mark.long
+def test_next_repair_finishes_an_interrupted_repair(place: Place) -> None:
+    written = of_all_kinds()
+    content = written.files[written.last]
+    broken = {**written.files, written.last: flipped(content, written.records[1].start)}
+    interruptions = 0
+    for operation in ("rename", "write", "sync", "sync_names", "create", "make"):
+        for after in range(12):
+            for file in place.path.glob("damaged*/*"):
+                file.unlink()
+            for directory in place.path.glob("damaged*"):
+                directory.rmdir()
+            put(place.path, broken)
+            report = check(place)
+            files = FailingDirectory(place.path)
+            repairing.lock_for_repair(files)
+            files.fail(operation, errno.EIO, after=after)
+            try:
+                repairing.repair_bucket(files, report)
+            except (OSError, StoreRefused):
+                interruptions += 1
+            files.let_go()
+            end_of_repair(place, broken, report)
+    assert interruptions > 8
+
+
+def end_of_repair(place: Place, broken: dict[str, bytes], report: CheckReport) -> None:
+    """Check that a bucket is either as it was, or can only be used when its repair has ended."""
+    record = json.loads((place.path / "bucket.json").read_text())
+    if "repair" in record:
+        with pytest.raises(StoreRefused, match=r"a repair was interrupted; `penstock check --repair` ends it$"):
+            place()
+        files = Directory(place.path)
+        repairing.finish_repair(files, repairing.lock_for_repair(files))
+        files.unlock()
+    elif not any(place.path.glob("damaged*/*")):
+        left = contents(place.path)
+        assert {name: left[name] for name in broken} == broken
+        repair(place, check(place))
+    again = check(place)
+    assert not again.losses
+    assert [left[:6] for left in again.remaining] == [left[:6] for left in report.remaining]
+    assert not [name for name in contents(place.path) if name.endswith((".repaired", ".new"))]
+    kept = {name: content for path in place.path.glob("damaged*") for name, content in contents(path).items()}
+    assert kept == {name: content for name, content in broken.items() if name in kept}
+    place().close()
+
+
+def test_next_repair_removes_drafts_of_a_killed_repair(place: Place) -> None:
+    written = of_all_kinds()
+    put(place.path, {**written.files, written.last: flipped(written.files[written.last], 50)})
+    for name in (f"{make_log_name(99)}.repaired", "notes.repaired"):
+        (place.path / name).write_bytes(b"draft")
+    repair(place, check(place))
+    assert [name for name in contents(place.path) if name.endswith(".repaired")] == ["notes.repaired"]
+
+
+class FullOverlay(OverlayDirectory):
+    """Takes so many writes."""
+
+    left = 3
+
+    def write(self, descriptor: int, data: memoryview, offset: int) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(descriptor, data, offset)
+
+
+@pytest.mark.parametrize("writes", range(6))
+def test_repair_on_a_full_disk_changes_nothing(place: Place, writes: int) -> None:
+    written = of_all_kinds()
+    (segment,) = (name for name in written.files if name.startswith("segment"))
+    broken = {**written.files, segment: flipped(written.files[segment], 70)}
+    put(place.path, broken)
+    report = check(place)
+
+    def overlay(path: Path) -> OverlayDirectory:
+        full = FullOverlay(path)
+        full.left = writes
+        return full
+
+    files = Directory(place.path)
+    repairing.lock_for_repair(files)
+    with pytest.raises(StoreRefused, match=r"beer: .*No space left on device$"):
+        repairing.repair_bucket(files, report, overlay)
+    files.unlock()
+    assert contents(place.path) == broken
+
+
+def test_check_refuses_other_directories(place: Place) -> None:
+    bucket = place()
+    with pytest.raises(StoreRefused, match=r"beer: in use by process \d+$"):
+        check(place)
+    bucket.close()
+    for file in place.path.iterdir():
+        file.unlink()
+    with pytest.raises(StoreRefused, match=r"beer: nothing is in it, expected a bucket$"):
+        check(place)
+    files = FailingDirectory(place.path)
+    files.fail("lock", errno.EROFS)
+    with pytest.raises(StoreRefused, match=r"beer: cannot be written to: Read-only file system$"):
+        check(place, files)
+
+
+# Crashes
+
+
+class Dying(Directory):
+    """The process is killed at one of its calls. left: how many come before that, shared with others."""
+
+    left: list[int]
+
+    def call(self) -> None:
+        if not self.left[0]:
+            raise Died
+        self.left[0] -= 1
+
+    def create(self, name: str) -> int:
+        self.call()
+        return super().create(name)
+
+    def reopen(self, name: str, size: int) -> int:
+        self.call()
+        return super().reopen(name, size)
+
+    def write(self, descriptor: int, data: memoryview, offset: int) -> int:
+        self.call()
+        return super().write(descriptor, data, offset)
+
+    def sync(self, descriptor: int) -> None:
+        self.call()
+
+    def sync_names(self) -> None:
+        self.call()
+
+    def rename(self, old: str, new: str) -> None:
+        self.call()
+        super().rename(old, new)
+
+    def remove(self, name: str) -> None:
+        self.call()
+        super().remove(name)
+
+    def make_directory(self, name: str) -> None:
+        self.call()
+        super().make_directory(name)
+
+
+class DyingOverlay(Dying, OverlayDirectory):
+    pass
+
+
+def promised(place: Place) -> dict[str, bytes]:
+    """Return files with a segment that the log has promised and that has the name of a draft, and a damage."""
+    bucket = place(segment_bytes=8000)
+    older = contents(place.path)["bucket.json"]
+    bucket.record.set_properties({"flush": True})
+    for number in range(40):
+        bucket.vbuckets[number % 4].set(b"key %d" % number, b"older" * 4)
+    bucket.compactor.rewrite_all()
+    for number in range(36):
+        bucket.vbuckets[number % 4].set(b"key %d" % number, b"newer")
+    bucket.log.commits.run()
+    compaction = bucket.compactor.next_piece()
+    assert compaction is not None
+    compaction.run()
+    assert compaction.finish()
+    place.directory.fail("rename", errno.EIO)
+    bucket.log.commits.run()
+    place.directory.let_go()
+    (place.path / f"{INVENTORY}.new").unlink()
+    return {**contents(place.path), "bucket.json": older, "bucket-copy.json": older}
+
+
+def repair_dying(place: Place, calls: int) -> bool:
+    """Repair as `penstock check --repair` does, and be killed after so many calls; False: it was killed."""
+    left = [calls]
+
+    def dying(path: Path) -> DyingOverlay:
+        overlay = DyingOverlay(path)
+        overlay.left = left
+        return overlay
+
+    files = Dying(place.path)
+    files.left = left
+    try:
+        record = repairing.lock_for_repair(files)
+        if "repair" in record:
+            record = repairing.finish_repair(files, record)
+        report = repairing.check_bucket(files, record, clock=lambda: place.now, new_vbuuid=lambda: next(place.vbuuids))
+        if report.losses:
+            repairing.repair_bucket(files, report, dying)
+    except Died:
+        return False
+    finally:
+        files.unlock()
+    return True
+
+
+def test_repair_killed_at_any_call_loses_nothing(place: Place) -> None:
+    files = promised(place)
+    assert [name for name in files if name.startswith("segment")] == [
+        "segment-0000000001-0000000001", "segment-0000000001-0000000001.2.new"
+    ]  # fmt: skip
+    wanted = None
+    for calls in chain([10**6], count()):  # first without a kill
+        shutil.rmtree(place.path)
+        place.path.mkdir()
+        put(place.path, files)
+        died = not repair_dying(place, calls)
+        attempts = calls
+        while not repair_dying(place, attempts):  # killed again and again
+            attempts += 5  # each leaves a directory that the next one passes
+        everything = {
+            content for path in (place.path, *place.path.glob("damaged*")) for content in contents(path).values()
+        }
+        assert {content for name, content in files.items() if name not in {"bucket.json", INVENTORY}} <= everything
+        bucket = place()
+        wanted = wanted or shown(bucket)
+        assert shown(bucket) == wanted
+        bucket.close()
+        if not died and calls < 10**6:
+            break
+    assert calls > 20
