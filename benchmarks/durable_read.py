@@ -1,4 +1,4 @@
-"""Backfills from disk, without a node: `vbucket.history.snapshot(0, …)` read to its end, of every vbucket.
+"""Backfills from disk, without a node: `vbucket.history.open_snapshot(0, …)` read to its end, of every vbucket.
 
 Warm is what the page cache holds; rates are of CPU time, the stores in turns. Cold is not in the page cache: ours
 alone, on the clock, in turns with plain reads of the same files. `--ahead` adds a reader for which a thread reads the

@@ -265,7 +265,7 @@ class RowHistory(VbucketHistory):
 
     changes: RowChanges
 
-    def snapshot(self, start_seqno: int, end_seqno: int) -> Any:
+    def open_snapshot(self, start_seqno: int, end_seqno: int) -> Any:
         changes = self.changes
         high_seqno = changes.high_seqno
         if end_seqno <= start_seqno or start_seqno >= high_seqno:

@@ -23,10 +23,7 @@ from benchmarks.served import Served, served
 from penstock.client.bucket import connect
 from penstock.client.connect.address import Address, parse_address
 from penstock.client.documents.bulk import BulkWriter
-from penstock.client.documents.write_requests import WriteRows, encode_writes
 from penstock.spark.runtime.spark_session import local_session
-from penstock.wire.codec.opcodes import Opcode
-from penstock.wire.messages.kv import Set
 
 WINDOW_ROWS = 32_768
 PIPELINED = 5000
@@ -90,19 +87,10 @@ async def _write_bulk(address: Address, name: str, rows: int, value: bytes) -> f
     """Encode and write; making the columns is not timed, since Spark has them."""
     keys, values = pa.array(_keys(name, rows), pa.binary()), pa.array([value] * min(rows, WINDOW_ROWS), pa.binary())
     async with BulkWriter(address) as writer:
-        prefix = await writer.find_key_prefix("_default", "_default")
         start = time.perf_counter()
         for at in range(0, rows, WINDOW_ROWS):
             some = pa.concat_arrays([keys.slice(at, WINDOW_ROWS)])
-            said = WriteRows(
-                message_type=Set,
-                opcode=Opcode.SET,
-                keys=some,
-                values=values[: len(some)],
-                prefixes=prefix,
-                fields={"flags": 0, "expiry": 0},
-            )
-            outcomes = await writer.write(encode_writes(said, writer.vbuckets))
+            outcomes = await writer.upsert(some, values[: len(some)])
             if outcomes.faults:
                 raise RuntimeError(f"{len(outcomes.faults)} rows were refused")
         return time.perf_counter() - start

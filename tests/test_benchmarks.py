@@ -71,7 +71,7 @@ def test_a_bucket_of_rows_does_as_one_in_memory(story):
                     rows = SQLITE.open(Path(directory), "b", clock=row_clock, **made)
                     assert [v.history.failover_log for v in rows.vbuckets] == branches
                 case "snapshot":
-                    snapshots = [each.history.snapshot(extra, MAX_SEQNO) for each in (vbucket, other)]
+                    snapshots = [each.history.open_snapshot(extra, MAX_SEQNO) for each in (vbucket, other)]
                     written = [outcome(each, "set", b"a", b"later", 0) for each in (vbucket, other)]
                     assert written[0] == written[1]
                     assert snapshots[0].end_seqno == snapshots[1].end_seqno

@@ -121,7 +121,7 @@ def test_a_bucket_flows_into_a_lake_until_it_is_stopped(on_beer, node, tmp_path)
     (found,) = on_beer("pipeline", "status", lake, "--json").json_lines
     (current,) = found["dependents"]
     assert (found["state"], current["pending"], current["size"]["rows"]) == ("ended", 0, 296)
-    assert on_beer("pipeline", "stop", lake).out == f"No run writes {lake}\n"
+    assert on_beer("pipeline", "stop", lake).out == f"No run writes {lake}.\n"
 
 
 @pytest.fixture

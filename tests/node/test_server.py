@@ -54,7 +54,7 @@ def test_url_names_host_port_and_bucket(host, address):
     try:
         with Node.running(["beer", "wine"], vbuckets=1, host=host) as node:
             assert node.url("beer") == f"couchbase://{address}:{node.kv_port}/beer"
-            with pytest.raises(UsageError, match="'water'; there is beer, wine"):
+            with pytest.raises(UsageError, match="no bucket 'water'; expected one of beer, wine"):
                 node.url("water")
     except UsageError:
         if host != "::1":

@@ -328,8 +328,8 @@ def test_later_attempt_writes_each_dead_letter_once(source, documents, target, t
             with pytest.raises(KeyboardInterrupt):
                 replicate(source.lake, target)
     with monkeypatch.context() as here:
-        here.setattr(dead_letters, "commit", crash)
-        here.setattr(dead_letters, "abort", lambda *_: None)  # as if killed
+        here.setattr(dead_letters, "commit_letters", crash)
+        here.setattr(dead_letters, "discard_letters", lambda *_: None)  # as if killed
         with pytest.raises(KeyboardInterrupt):
             replicate(source.lake, target)
     assert (letters / "_staging").exists()

@@ -1,7 +1,7 @@
 """Bulk writes: requests pipelined to the nodes of their vbuckets, with a limit for the bytes in flight.
 
-    async with BulkWriter(address) as writer:
-        outcomes = await writer.write(encode(WriteRows(...), writer.vbuckets))
+    async with BulkWriter("couchbase://127.0.0.1/beer") as writer:
+        outcomes = await writer.upsert([b"a", b"b"], [b"1", b"2"])
 
 Requests are sent in the order of the rows, as fast as nodes answer. A temporarily refused request is sent again, with
 every later request for the same document. So of two rows with one key, the later row wins.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from penstock.client.connect.handshake import DOCUMENTS
 from penstock.client.connect.node_link import NodeLink, read_error_text
 from penstock.client.connect.retry import Retry
 from penstock.client.documents.collection_ids import CollectionIds
-from penstock.client.documents.write_requests import OPAQUES, Fault, WriteRequests
+from penstock.client.documents.write_requests import OPAQUES, Fault, WriteRequests, WriteRows, encode_writes
 from penstock.client.topology.nodes import Nodes
 from penstock.errors import (
     STATUS_ERRORS,
@@ -37,7 +37,11 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.wire.codec.frame import Frame, cut_frame, name_status
+from penstock.wire.codec.layout import Message
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
+from penstock.wire.columns.collection_names import DEFAULT_NAME
+from penstock.wire.messages.kv import Delete, Set
 from penstock.wire.messages.subdoc import unpack_mutation_specs
 from penstock.wire.protocol.frame_receiver import ReceiveEvent
 
@@ -63,6 +67,9 @@ _RETRIED_STATUSES = frozenset(
 """Statuses of requests that were not executed, and may succeed later."""
 
 Numbers = npt.NDArray[np.int64]
+
+BinaryColumn: TypeAlias = pa.Array | Sequence[bytes] | Sequence[str]
+"""Binary values or texts without nulls. Texts become UTF-8."""
 
 
 class Outcomes(NamedTuple):
@@ -134,6 +141,63 @@ class BulkWriter:
 
     async def __aexit__(self, *exc: object) -> None:
         await self._nodes.close()
+
+    async def upsert(
+        self,
+        keys: BinaryColumn,
+        values: BinaryColumn,
+        *,
+        scope: str = DEFAULT_NAME,
+        collection: str = DEFAULT_NAME,
+        flags: int = 0,
+        expiry: int = 0,
+    ) -> Outcomes:
+        """Store documents, whether they exist or not. Of two rows with one key, the later row wins.
+
+        Args:
+            keys: one for each document, of 1 to 250 bytes.
+            values: one for each key.
+            scope: the scope of all documents.
+            collection: the collection of all documents.
+            flags: of all documents; clients use them to describe the format of the value.
+            expiry: seconds until the documents expire if at most 30 days, otherwise seconds since the epoch; 0: never.
+
+        Returns:
+            The result of each row, in their order.
+
+        Raises:
+            UsageError: a column has nulls, or the columns have different lengths. The errors of `write` and of
+                `find_key_prefix` are raised too.
+        """
+        stored = _to_binary(values, "values")
+        columns = {"values": stored, "fields": {"flags": flags, "expiry": expiry}}
+        if len(keys) != len(stored):
+            raise UsageError(f"{len(keys)} keys and {len(stored)} values, expected as many of each")
+        return await self._write_columns(Set, Opcode.SET, keys, scope, collection, **columns)
+
+    async def delete(
+        self, keys: BinaryColumn, *, scope: str = DEFAULT_NAME, collection: str = DEFAULT_NAME
+    ) -> Outcomes:
+        """Delete documents. A document that does not exist is a fault of its row, with the status KEY_ENOENT.
+
+        Args, results and errors are those of `upsert`.
+        """
+        return await self._write_columns(Delete, Opcode.DELETE, keys, scope, collection)
+
+    async def _write_columns(
+        self,
+        message_type: type[Message],
+        opcode: Opcode,
+        keys: BinaryColumn,
+        scope: str,
+        collection: str,
+        **columns: Any,
+    ) -> Outcomes:
+        prefix = await self.find_key_prefix(scope, collection)
+        rows = WriteRows(
+            message_type=message_type, opcode=opcode, keys=_to_binary(keys, "keys"), prefixes=prefix, **columns
+        )
+        return await self.write(encode_writes(rows, self.vbuckets))
 
     async def find_key_prefix(self, scope: str, collection: str) -> bytes:
         """Return the encoded id of a collection, with which its keys begin.
@@ -271,6 +335,14 @@ class BulkWriter:
                 share.missing -= answered
                 share.silent_since = self._now()
             share.progress.set()
+
+
+def _to_binary(column: BinaryColumn, name: str) -> pa.Array:
+    """Return a column as binary without nulls; `name` is for the error."""
+    binary = column.cast(pa.binary()) if isinstance(column, pa.Array) else pa.array(column, pa.binary())
+    if binary.null_count:
+        raise UsageError(f"{binary.null_count} nulls in {name}, expected none")
+    return binary
 
 
 class _WriteWindow:
