@@ -219,8 +219,8 @@ MISSING = [
     (CollectionSelection("nope"), KNOWN, "the bucket has no scope 'nope'"),
     (CollectionSelection("inventory", ("nope",)), KNOWN, "the bucket has no collection 'inventory.nope'"),
     (CollectionSelection("", ("hotel",)), KNOWN, "the bucket has no collection '_default.hotel'"),
-    (CollectionSelection("inventory"), None, "collections of a node that has none"),
-    (CollectionSelection("", ("inventory.hotel",)), None, "collections of a node that has none"),
+    (CollectionSelection("inventory"), None, "the node or the dialect does not support collections"),
+    (CollectionSelection("", ("inventory.hotel",)), None, "the node or the dialect does not support collections"),
 ]
 
 
@@ -234,7 +234,7 @@ def test_the_default_collection_is_there_without_collections():
     consumer, request = opened(known=None, selection=CollectionSelection("", ("_default",)))
     assert request.value == b""
     consumer, _ = opened()
-    with pytest.raises(UsageError, match="of a node that has none"):
+    with pytest.raises(UsageError, match="the node or the dialect does not support collections"):
         consumer.feed.use_collections(None)
 
 

@@ -1,4 +1,4 @@
 """The consumer without its socket: positions, resume policy, dialects, and the streams of one consumer.
 
-Here belongs what decides about change streams. Nothing here does I/O, waits, or asks for the time.
+All decisions about change streams belong here. No module here does I/O, waits, or reads the clock.
 """

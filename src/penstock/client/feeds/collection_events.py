@@ -1,4 +1,4 @@
-"""What happened to a collection or a scope, as a row."""
+"""Rows for the system events of collections and scopes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,22 @@ _EVENTS: dict[int, Event] = {
 
 
 def make_event_change(message: SystemEvent, names: CollectionNames, context: StreamContext) -> Change:
-    """Return the row of an event, and add the name that it gives to those that are known.
+    """Return the row of a system event, and add the name in the event to the known names.
 
-    The value is a JSON object with the manifest's uid and the scope's id in hexadecimal, and of a collection that is
-    there its max_ttl (seconds, or null) and history. Raises RemoteProtocolError for an event that cannot be read.
+    The value of the row is a JSON object with the manifest's uid and the scope's id, both in hexadecimal. For a
+    collection that was created or changed, it also has `max_ttl` (seconds, or null) and `history`.
+
+    Args:
+        message: the event.
+        names: the known names by id.
+        context: facts of the connection's streams.
+
+    Raises:
+        RemoteProtocolError: the event cannot be decoded, or no stream of this connection can have its vbucket.
     """
     try:
         subject = unpack_system_event(message.event, message.version, message.key, message.value)
-    except RemoteProtocolError as error:  # in a stream it is not to be passed over
+    except RemoteProtocolError as error:  # a stream must not skip an event, so the error names the vbucket
         raise RemoteProtocolError(f"vbucket {message.vbucket}: {error}", status=error.status) from None
     fields: dict[str, Any] = {"manifest_uid": f"{subject.manifest_uid:x}", "scope_id": f"{subject.scope_id:x}"}
     collection_id = None

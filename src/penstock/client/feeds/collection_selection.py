@@ -1,4 +1,4 @@
-"""Which collections a consumer wants: names in options, ids in the manifest, and the filter of a stream request.
+"""The collections that a consumer selects: names in options, ids in the manifest, the filter of a stream request.
 
 Source: kv_engine docs/Collections.md, "Manifest"; docs/dcp, commands/stream-request.md, "Value".
 """
@@ -28,13 +28,18 @@ __all__ = [
 
 
 class KnownCollections(NamedTuple):
-    """The contents of a manifest: ids of scopes by name, of collections by both names."""
+    """The scopes and collections in a manifest.
+
+    Attributes:
+        scopes: scope name -> scope id.
+        collections: (scope name, collection name) -> collection id.
+    """
 
     scopes: Mapping[str, int]
     collections: Mapping[tuple[str, str], int]
 
     def register_names(self, names: CollectionNames) -> None:
-        """Add all to what is known by id."""
+        """Add the names of all scopes and collections to `names`."""
         for scope, scope_id in self.scopes.items():
             names.add_scope(scope_id, scope)
         for (scope, name), collection_id in self.collections.items():
@@ -42,7 +47,7 @@ class KnownCollections(NamedTuple):
 
 
 _Id = Annotated[str, Meta(pattern="^[0-9a-fA-F]{1,8}$")]
-"""In hexadecimal."""
+"""An id in hexadecimal."""
 
 
 class _Collection(Struct):
@@ -57,13 +62,17 @@ class _Scope(Struct):
 
 
 class _Manifest(Struct):
-    """A collections manifest, as far as the client reads it."""
+    """The part of a collections manifest that the client reads."""
 
     scopes: list[_Scope]
 
 
 def parse_manifest(manifest: bytes) -> KnownCollections:
-    """Return the contents of a node's manifest. Raises RemoteProtocolError for JSON that is none."""
+    """Return the scopes and collections in a node's manifest. Raises RemoteProtocolError if it is not valid.
+
+    Args:
+        manifest: the JSON of the reply to GET_MANIFEST.
+    """
     read = read_peer_json(manifest, _Manifest, "collections manifest").scopes
     scopes = {scope.name: int(scope.uid, 16) for scope in read}
     collections = {(scope.name, each.name): int(each.uid, 16) for scope in read for each in scope.collections}
@@ -71,9 +80,14 @@ def parse_manifest(manifest: bytes) -> KnownCollections:
 
 
 def qualify_name(name: str, scope: str = "") -> tuple[str, str]:
-    """Return scope and collection of `name` or `scope.name`. scope: that of a bare name; none: the default one.
+    """Return the names of the scope and of the collection.
 
-    Raises UsageError for a name that cannot be.
+    Args:
+        name: `name` or `scope.name`.
+        scope: the scope of a name without a scope; empty: the default scope.
+
+    Raises:
+        UsageError: the name is invalid.
     """
     first, dot, rest = name.rpartition(".")
     if not rest or "." in first or (dot and not first):
@@ -83,9 +97,15 @@ def qualify_name(name: str, scope: str = "") -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class CollectionSelection:
-    """What of a bucket is wanted: everything, or one scope, or some collections, bare names being those of the scope.
+    """The selected part of a bucket: everything, one scope, or some collections.
 
-    Raises UsageError for a collection of another scope than the one that is given, and for a name that cannot be.
+    Attributes:
+        scope: name of the selected scope; empty: not limited to a scope.
+        collections: each as `name` or `scope.name`; empty: all collections. A name without a scope is in `scope`, or in
+            the default scope if `scope` is empty.
+
+    Raises:
+        UsageError: `scope` is set, and a collection is in another scope or has an invalid name.
     """
 
     scope: str = ""
@@ -98,15 +118,26 @@ class CollectionSelection:
 
     @property
     def is_everything(self) -> bool:
+        """Whether the whole bucket is selected."""
         return not self.scope and not self.collections
 
     @property
     def is_default(self) -> bool:
-        """Is it what a node without collections has?"""
+        """Whether only the default collection is selected, which a node without collections has too."""
         return [qualify_name(name, self.scope) for name in self.collections] == [(DEFAULT_NAME, DEFAULT_NAME)]
 
     def encode_filter(self, known: KnownCollections) -> bytes:
-        """Return the value of a stream request. Raises UsageError for what the bucket does not have."""
+        """Return the value of a stream request for this selection.
+
+        Args:
+            known: the scopes and collections of the bucket.
+
+        Returns:
+            JSON with ids in hexadecimal; empty if everything is selected.
+
+        Raises:
+            UsageError: the bucket does not have the scope or a collection, or a name is invalid.
+        """
         if self.is_everything:
             return b""
         if self.scope and self.scope not in known.scopes:
@@ -122,13 +153,13 @@ class CollectionSelection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamContent:
-    """What streams have of a bucket's changes.
+    """The parts of a bucket's changes that streams contain.
 
     Attributes:
-        selection: the collections, of a node that has them, in DCP. None: only the default one, as if there were no
-            others.
-        xattrs: with extended attributes, in DCP.
-        values: with values. Without, DCP and TAP do not send them.
+        selection: the collections, in DCP and if the node has collections. None: only the default collection, as if the
+            bucket had no others.
+        xattrs: whether changes have extended attributes, in DCP.
+        values: whether changes have values. If not, DCP and TAP do not send them.
     """
 
     selection: CollectionSelection | None = None
@@ -137,11 +168,15 @@ class StreamContent:
 
 
 PLAIN_CONTENT = StreamContent()
-"""What every dialect and server has."""
+"""The content that every dialect and every server supports."""
 
 
 class CollectionFilter:
-    """What a consumer asks for, over one connection after another. value: that of its stream requests."""
+    """The collections that a consumer requests, over one connection after another.
+
+    Attributes:
+        request_value: the value of the stream requests; empty for everything, and before `resolve_names`.
+    """
 
     def __init__(self, selection: CollectionSelection) -> None:
         self.request_value = b""
@@ -149,16 +184,23 @@ class CollectionFilter:
         self._names: CollectionNames | None = None
 
     def resolve_names(self, known: KnownCollections | None) -> CollectionNames | None:
-        """Return the names for a connection's rows; None where its node has no collections, and known is None.
+        """Return the names for the rows of a connection, by id.
 
-        Raises UsageError for what is wanted and not there.
+        Args:
+            known: the scopes and collections of the node; None if it has no collections.
+
+        Returns:
+            The names; None if `known` is None.
+
+        Raises:
+            UsageError: the node or the bucket does not have the selected collections.
         """
         if known is None:
             if self._names is not None or not (self._selection.is_everything or self._selection.is_default):
-                raise UsageError("collections of a node that has none, or in a dialect that knows none")
+                raise UsageError("collections are selected, but the node or the dialect does not support collections")
             return None
         if self._names is None:
-            # Once: under the same names there may be other collections later, whose changes go on with nothing.
+            # Only once: a later collection with the same name has another id, and its changes continue no stream.
             self.request_value = self._selection.encode_filter(known)
             self._names = CollectionNames()
         known.register_names(self._names)

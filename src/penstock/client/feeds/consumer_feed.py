@@ -1,4 +1,4 @@
-"""What a ChangeStream reads from: the consumer without its socket, whatever the dialect."""
+"""The consumer that a ChangeStream reads from: without a socket, with one interface for all dialects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ __all__ = ["ConsumerFeed", "DumpProgress", "FeedHandler", "FeedState", "StreamFa
 
 
 class StreamFailure(NamedTuple):
-    """A stream that ended or was refused, which another attempt may mend. vbucket: None for all of the connection."""
+    """A stream that ended or was refused. Another attempt may succeed.
+
+    Attributes:
+        vbucket: the vbucket of the stream; None: all vbuckets of the connection.
+        connection_id: the number of the connection.
+        error: the reason.
+        was_open: whether the producer had accepted the stream.
+    """
 
     vbucket: int | None
     connection_id: int
@@ -32,7 +39,7 @@ class StreamFailure(NamedTuple):
 
 
 class StreamFailures:
-    """Failures that nobody has dealt with yet."""
+    """The failures of streams that were not handled yet."""
 
     def __init__(self) -> None:
         self._failures: list[StreamFailure] = []
@@ -42,23 +49,29 @@ class StreamFailures:
 
     @property
     def newest(self) -> Error | None:
+        """The error of the newest failure, None without failures."""
         return self._failures[-1].error if self._failures else None
 
     def add(self, failure: StreamFailure) -> None:
+        """Add a failure."""
         self._failures.append(failure)
 
     def pop_all(self) -> list[StreamFailure]:
-        """Return the failures since this was asked last."""
+        """Return all failures, and remove them."""
         failures, self._failures = self._failures, []
         return failures
 
     def forget(self, connection_id: int | None) -> None:
-        """Forget those of a connection, None: of any."""
+        """Remove the failures of a connection.
+
+        Args:
+            connection_id: its number; None: all connections.
+        """
         self._failures = [each for each in self._failures if connection_id not in (None, each.connection_id)]
 
 
 class OpaqueRegister(dict[int, StreamOpaques]):
-    """The opaques of each connection, by its number."""
+    """Connection number -> opaques of its streams. A missing entry is created."""
 
     def __init__(self, dropped: DropCounter) -> None:
         super().__init__()
@@ -70,20 +83,22 @@ class OpaqueRegister(dict[int, StreamOpaques]):
 
 
 class FeedState:
-    """What the parts of a feed share.
+    """The state that the parts of a feed share.
 
     Attributes:
-        vbuckets: how many the bucket has.
+        dialect: the dialect of the streams.
+        vbuckets: the number of vbuckets of the bucket.
         window: bytes that may wait for the caller.
-        output: what is handed out, and sent.
-        connection_ids: by vbucket, the number of the connection to its node; 0 where nothing is given.
-        failures: streams that ended or were refused, which another attempt may mend.
-        recovering: the vbuckets to which that happened, until they have sent a change again.
-        given_up: the vbuckets whose producer has another history than the expected one.
-        pending_ends: vbuckets whose end is what the producer has now, to be asked for and given to `set_end`.
-        dropped: what was received and not handed out.
-        opaques: those under which messages may come, by connection.
-        context: what the rows of a stream have in common.
+        output: deliveries for the caller, and bytes for the producer.
+        connection_ids: vbucket -> number of the connection to its node; 0 for a vbucket without an entry.
+        failures: streams that ended or were refused. Another attempt may succeed.
+        recovering: the vbuckets of such streams, until the stream has sent a change again.
+        given_up: the vbuckets whose producer has a history other than the expected one.
+        pending_ends: vbuckets whose stream ends at the producer's current seqno. The caller requests the seqno, and
+            passes it to `set_end`.
+        dropped: counts the frames and changes that were received and not delivered.
+        opaques: connection number -> opaques that messages of streams may have.
+        context: facts that the rows of a stream share.
     """
 
     def __init__(self, dialect: Dialect, vbuckets: int, window: int, output: DeliveryQueue) -> None:
@@ -101,59 +116,71 @@ class FeedState:
         self.context = StreamContext(vbuckets)
 
     def find_connection_id(self, vbucket: int) -> int:
+        """Return the number of the connection to a vbucket's node; 0 if none is set."""
         return self.connection_ids.get(vbucket, 0)
 
 
 class FeedHandler(Protocol):
-    """Takes what arrives."""
+    """Handles the messages that arrive."""
 
     def on_run(self, run: Run) -> None:
-        """Take consecutive data messages."""
+        """Handle consecutive data messages."""
 
     def on_frame(self, frame: Frame) -> None:
-        """Take any other message."""
+        """Handle any other message."""
 
 
 class DumpProgress:
-    """Whether everything that existed has arrived, in a dialect that has no message for it. Here: one that has.
+    """Decides whether all existing changes have arrived, in a dialect that has no message for this.
+
+    This base class is for the dialects that have such a message: it decides nothing.
 
     Attributes:
-        needs_counts: the item counts of the vbuckets are to be asked for and given to `set_counts`.
+        needs_counts: the caller must request the item counts of the vbuckets, and pass them to `set_counts`.
     """
 
     needs_counts = False
 
     @property
     def is_unsettled(self) -> bool:
-        """May everything have been sent that existed, though no message reports it?"""
+        """Whether the producer may have sent all existing changes, although no message reports it."""
         return False
 
     def record_silence(self) -> None:
-        """Note that nothing has come for a while."""
+        """Record that nothing has arrived for a while."""
 
     def set_counts(self, counts: ItemCounts | None) -> str:
-        """Take the item counts, None if the server has none. Return a warning, or nothing.
+        """Compare the stream with the item counts. Raises Unreachable if the stream stays incomplete.
 
-        Raises Unreachable if the stream stays incomplete.
+        Args:
+            counts: the item counts; None if the server does not report them.
+
+        Returns:
+            A warning, or an empty string.
         """
         return ""
 
     def record_connection_end(self) -> bool:
-        """Note that the producer ended the connection in order. Return whether that is an end, not a loss."""
+        """Record that the producer closed the connection without an error.
+
+        Returns:
+            Whether this is the end of the stream. If not, the connection was lost.
+        """
         return False
 
 
 class ConsumerFeed(ABC):
-    """The streams of one consumer, over one connection after another, each of them with every node there is.
+    """The streams of one consumer, over one connection after another to each node of the bucket.
 
     Attributes:
-        positions: where the streams begin.
-        noop: the producer gives signs of life, so that its silence means something.
-        content: what the streams have of the changes. A connection agrees on it, where the node has it.
-        deliveries: what has arrived and not been handed out, to be taken from the left.
-        dump: whether everything that existed has arrived.
-        dialect, vbuckets, window, connection_ids, failures, recovering: as of FeedState.
-        given_up, pending_ends, dropped: as of FeedState.
+        positions: vbucket -> position from which its stream starts.
+        noop: whether the producer sends signs of life, so that its silence means a failure.
+        content: the parts of the changes that the streams contain. Each connection negotiates them, if its node
+            supports them.
+        deliveries: deliveries that were not handed out yet; the oldest is on the left.
+        dump: decides whether all existing changes have arrived.
+        dialect, vbuckets, window, connection_ids, failures, recovering: as in FeedState.
+        given_up, pending_ends, dropped: as in FeedState.
     """
 
     noop = False
@@ -166,6 +193,15 @@ class ConsumerFeed(ABC):
         arrivals: FeedHandler,
         dump: DumpProgress,
     ) -> None:
+        """Create a feed without a connection.
+
+        Args:
+            state: the state that the parts of the feed share.
+            positions: vbucket -> position from which its stream starts.
+            content: the parts of the changes that the streams contain.
+            arrivals: handles the messages that arrive.
+            dump: decides whether all existing changes have arrived.
+        """
         self.positions = positions
         self.content = content
         state.context.xattrs, state.context.values = content.xattrs, content.values
@@ -180,52 +216,68 @@ class ConsumerFeed(ABC):
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of deliveries that are not consumed yet, which a producer may count against the window."""
+        """Bytes of the deliveries that were not consumed yet. A producer may count them against the window."""
         return self._output.queued_bytes
 
-    # what is asked for
+    # requests
 
     @abstractmethod
     def find_unfinished(self) -> Collection[int]:
-        """Return the vbuckets of which there is more to come."""
+        """Return the vbuckets that will send more changes."""
 
     def use_collections(self, known: KnownCollections | None) -> None:
-        """Learn what the node of a new connection has for collections; None: it has agreed on none."""
+        """Use the collections of a new connection.
+
+        Args:
+            known: the scopes and collections of its node; None if the connection has no collections.
+
+        Raises:
+            UsageError: the dialect does not support collections.
+        """
         if known is not None:
             raise UsageError(f"{self.dialect} knows no collections")
 
     @property
     @abstractmethod
     def is_done(self) -> bool:
-        """Has everything arrived that is to come?"""
+        """Whether the streams will send no more changes."""
 
     def count_unanswered(self, connection_id: int) -> int:
-        """Return how many requests on this connection are unanswered."""
+        """Return the number of unanswered requests on a connection."""
         return 0
 
     @property
     @abstractmethod
     def is_endless(self) -> bool:
-        """Do all streams go on for ever?"""
+        """Whether all streams continue without an end."""
 
     @property
     def is_reusable(self) -> bool:
-        """May another stream use its connections, because no message of these streams comes by them any more?"""
+        """Whether another stream may use the connections, because no message of these streams can still arrive."""
         return False
 
     @property
     def can_resume(self) -> bool:
-        """May another connection take up what this one breaks off?"""
+        """Whether the streams of a lost connection can continue on another connection."""
         return True
 
     @abstractmethod
     def take_requests(self, allocate_opaque: Callable[[], int], held: Collection[int] = ()) -> Sequence[Request]:
-        """Return the requests that are due, but for those of the vbuckets that are held: their node is away."""
+        """Return the requests that are due.
+
+        Args:
+            allocate_opaque: returns an unused opaque.
+            held: vbuckets without requests for now, because their node is not available.
+        """
 
     def forget_connection(self, connection_id: int | None = None) -> Collection[int]:
-        """Forget what belongs to a connection (None: to any), not what has been received over it.
+        """Forget the state of a connection. The changes that were received over it are kept.
 
-        Returns the unfinished vbuckets that it had.
+        Args:
+            connection_id: its number; None: all connections.
+
+        Returns:
+            The unfinished vbuckets of the connection.
         """
         state, known = self._state, {*self._output.generations, *self._state.opaques, *self.connection_ids.values(), 0}
         connection_ids = known if connection_id is None else {connection_id}
@@ -236,29 +288,41 @@ class ConsumerFeed(ABC):
         return {vb for vb in self.find_unfinished() if connection_id in (None, state.find_connection_id(vb))}
 
     def request_again(self, vbuckets: Collection[int]) -> None:  # noqa: B027 - nothing to do where streams have no states
-        """Make due the streams of these vbuckets, as far as they are not open."""
+        """Make the streams of these vbuckets due, unless they are open."""
 
     def tolerate_opaques(self, earlier: int, connection_id: int = 0) -> None:
-        """Leave out messages under opaques below `earlier`: they belong to an earlier user of a connection."""
+        """Drop messages with old opaques without an error: they belong to an earlier user of the connection.
+
+        Args:
+            earlier: opaques below it are old.
+            connection_id: the number of the connection.
+        """
         self._state.opaques[connection_id].earlier = max(self._state.opaques[connection_id].earlier, earlier)
 
     @abstractmethod
     def set_end(self, vbucket: int, end_seqno: int) -> None:
-        """Set where a vbucket of `pending_ends` ends."""
+        """Set the last seqno to read of a vbucket of `pending_ends`."""
 
     @abstractmethod
     def skip_vbucket(self, vbucket: int) -> None:
-        """Expect nothing more of a vbucket of `pending_ends`: no node serves it, and the read goes on without it."""
+        """Finish a vbucket of `pending_ends` that no node serves. The read continues without it."""
 
-    # what arrives
+    # messages and acknowledgements
 
     def receive(self, events: Iterable[ReceiveEvent], connection_id: int = 0) -> bytes:
-        """Take the events of one read and return what must be sent at once: answers to noops, acknowledgements.
+        """Process the events of one read.
 
-        connection_id: of several connections at a time, which one it was; there the answer goes.
-        Raises OrderViolation if the producer breaks the order of its streams, ConnectionClosed if a stream cannot go on
-        over this connection: another one may mend that.
-        Raises RemoteProtocolError for any other rule that it breaks, StatusError for a refusal that no retry mends.
+        Args:
+            events: the events, in the order of their arrival.
+            connection_id: the number of the connection that was read.
+
+        Returns:
+            Bytes to send at once over the same connection: replies to NOOPs, and acknowledgements.
+
+        Raises:
+            Error: OrderViolation if the producer violates the order of its streams. ConnectionClosed if a stream cannot
+                continue over this connection, but may continue over a new one. StatusError if the producer refuses a
+                stream, and a retry does not help. RemoteProtocolError for any other violation of the protocol.
         """
         output, arrivals = self._output, self._arrivals
         output.connection_id = connection_id
@@ -272,25 +336,29 @@ class ConsumerFeed(ABC):
         except Error as error:
             if isinstance(error, OrderViolation) and error.vbucket in self.find_unfinished():
                 self.recovering.add(error.vbucket)
-            output.flush()  # what came before it holds
+            output.flush()  # the changes before the error are valid
             left = sum(len(event.offsets) if isinstance(event, Run) else 1 for event in events)
             self.dropped.add(DropReason.AFTER_VIOLATION, left)
-            output.arrived_bytes = 0  # nothing more is acknowledged to this connection
+            output.arrived_bytes = 0  # this connection gets no more acknowledgements
             raise
         output.flush()
         output.acknowledge(output.take_bytes())
         return output.take_outgoing()
 
     def acknowledge(self, delivery: Delivery) -> bytes:
-        """Note that the caller is done with a delivery; return what acknowledges it where it came from."""
+        """Record that the caller has consumed a delivery.
+
+        Returns:
+            The acknowledgement for the connection that the delivery came from; may be empty.
+        """
         return self._output.consume(delivery)
 
     def take_positions(self) -> dict[int, Position]:
-        """Return the positions that have moved without a change; nothing while a change is still to be handed out."""
+        """Return the positions that have moved without a change; nothing while changes wait for delivery."""
         return {} if self.deliveries or self._output.rows else self._output.take_positions()
 
     def take_last_acknowledgement(self, connection_id: int = 0) -> bytes:
-        """Return the last that has to be sent by a connection before another stream uses it."""
+        """Return the last acknowledgement of a connection, to be sent before another stream uses the connection."""
         self._output.connection_id = connection_id
         self._output.acknowledge(0, at_once=True)
         return self._output.take_outgoing()

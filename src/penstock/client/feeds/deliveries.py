@@ -1,4 +1,4 @@
-"""What a feed hands out, and what it sends in return: deliveries, their bytes, and acknowledgements."""
+"""The output of a feed: deliveries for the caller, their bytes, and acknowledgements for the producer."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ __all__ = ["Delivery", "DeliveryQueue"]
 
 
 class Delivery(NamedTuple):
-    """What a caller gets at once.
+    """Changes that a caller receives together.
 
     Attributes:
-        content: changes, as a batch or as objects.
-        positions: those behind the changes.
-        nbytes: what the changes took on the wire.
-        connection: the number of the connection that they came by, to which they are acknowledged.
-        logs: the failover logs, newest entry first, of the streams that began in front of these changes.
-        connection_id: of several connections at a time, which one it was.
+        content: the changes, as a batch or as objects.
+        positions: vbucket -> position after the changes.
+        nbytes: bytes of the changes on the wire.
+        connection: how often the connection with this number had been lost when the changes arrived. They are
+            acknowledged only if it was not lost since.
+        logs: vbucket -> failover log, newest entry first, of the streams that began before these changes.
+        connection_id: the number of the connection that the changes came from.
     """
 
     content: pa.RecordBatch | list[Change]
@@ -38,10 +39,12 @@ class Delivery(NamedTuple):
 
     @property
     def batch(self) -> pa.RecordBatch:
+        """The changes as a batch."""
         return make_batch(self.content) if isinstance(self.content, list) else self.content
 
     @property
     def changes(self) -> list[Change]:
+        """The changes as objects."""
         return self.content if isinstance(self.content, list) else list_changes(self.content)
 
 
@@ -49,14 +52,15 @@ class DeliveryQueue(ABC):
     """Deliveries that wait for the caller, and bytes that wait to be sent.
 
     Attributes:
-        connection_id: the connection whose messages are dealt with at the moment; there the answers go.
-        deliveries: what has arrived and not been handed out, to be taken from the left.
-        queued_bytes: what a producer may count against the window, of them and of deliveries that are not consumed.
+        connection_id: the connection whose messages are processed now; replies go to it.
+        deliveries: deliveries that were not handed out yet; the oldest is on the left.
+        queued_bytes: bytes of all deliveries that were not consumed yet, handed out or not. A producer may count them
+            against the window.
         rows: changes that are in no delivery yet.
-        arrived_bytes: of messages that arrived since the last delivery.
-        outgoing: what is to be sent.
-        delivered, consumed: how many deliveries there were since a connection was lost.
-        generations: by connection, how often it was lost.
+        arrived_bytes: bytes of the messages that arrived since the last delivery.
+        outgoing: messages to send.
+        delivered, consumed: number of deliveries made, and consumed, since a connection was last lost.
+        generations: connection number -> how often it was lost.
     """
 
     def __init__(self) -> None:
@@ -69,7 +73,7 @@ class DeliveryQueue(ABC):
         self.generations: Counter[int] = Counter()
 
     def deliver(self, content: pa.RecordBatch | list[Change]) -> None:
-        """Hand out changes, with the bytes that arrived since the last delivery."""
+        """Make a delivery of changes, with the bytes that arrived since the last delivery."""
         positions, logs = self.take_positions(), self.take_logs()
         delivery = Delivery(
             content, positions, self.take_bytes(), self.generations[self.connection_id], logs, self.connection_id
@@ -79,13 +83,17 @@ class DeliveryQueue(ABC):
         self.deliveries.append(delivery)
 
     def flush(self) -> None:
-        """Hand out the rows."""
+        """Make a delivery of `rows`, if there are any."""
         if self.rows:
             rows, self.rows = self.rows, []
             self.deliver(rows)
 
     def consume(self, delivery: Delivery) -> bytes:
-        """Note that the caller is done with a delivery; return what acknowledges it where it came from."""
+        """Record that the caller has consumed a delivery.
+
+        Returns:
+            The acknowledgement for the connection that the delivery came from; may be empty.
+        """
         self.connection_id = delivery.connection_id
         self.queued_bytes -= delivery.nbytes
         if delivery.connection == self.generations[delivery.connection_id]:
@@ -94,31 +102,37 @@ class DeliveryQueue(ABC):
         return self.take_outgoing()
 
     def take_bytes(self) -> int:
-        """Return the bytes that arrived since the last delivery: what they held was dropped or dealt with."""
+        """Return the number of bytes that arrived since the last delivery, and reset it.
+
+        The messages in these bytes were dropped or processed.
+        """
         nbytes, self.arrived_bytes = self.arrived_bytes, 0
         return nbytes
 
     def take_outgoing(self) -> bytes:
+        """Return the messages to send, and remove them."""
         outgoing, self.outgoing = b"".join(self.outgoing), []
         return outgoing
 
     def take_positions(self) -> dict[int, Position]:
-        """Return the positions that have moved since this was asked last."""
+        """Return the positions that have moved since the last call: vbucket -> position."""
         return {}
 
     def take_logs(self) -> dict[int, FailoverLog]:
-        """Return the failover logs that have become known since this was asked last."""
+        """Return the failover logs that became known since the last call: vbucket -> log."""
         return {}
 
     def forget_connections(self, connection_ids: Iterable[int]) -> None:
-        """Acknowledge nothing more that came by these connections."""
+        """Stop acknowledging deliveries that came from these connections."""
         for connection_id in connection_ids:
             self.generations[connection_id] += 1
         self.delivered = self.consumed = self.arrived_bytes = 0
 
     @abstractmethod
     def acknowledge(self, nbytes: int, *, at_once: bool = False) -> None:
-        """Note that so many bytes were consumed, or held nothing to hand out; send what that makes due.
+        """Record consumed bytes, and add the acknowledgements that are due to `outgoing`.
 
-        at_once: send also what could wait.
+        Args:
+            nbytes: bytes that the caller has consumed, or that held nothing to deliver.
+            at_once: also send acknowledgements that could wait.
         """

@@ -1,6 +1,6 @@
-"""What differs between the dialects that stream by vbucket: how to ask, and what an answer means. No state, no socket.
+"""Differences between the dialects with one stream for each vbucket: requests, and the meaning of their answers.
 
-Which event a message of a stream is stands in `stream_state`. Sources: kv_engine docs/dcp; UPR transport
+No state, no socket. `stream_state` maps the messages of a stream to events. Sources: kv_engine docs/dcp; UPR transport
 specification, "Failover Log Request", "Stream Request" and "Stream End"; UPR draft, "Request and Response Messages".
 """
 
@@ -28,23 +28,35 @@ _NO_BRANCH = FailoverEntry(0, 0)
 
 
 class AcceptedAnswer(NamedTuple):
-    """The stream begins. log: the producer's, newest entry first; empty where the answer does not hold it."""
+    """The producer accepted the stream.
+
+    Attributes:
+        log: the producer's failover log, newest entry first; empty if the answer does not contain it.
+    """
 
     log: FailoverLog
 
 
 class RollbackAnswer(NamedTuple):
-    """The consumer has to go back before it can have the stream."""
+    """The consumer must roll back before the producer accepts the stream.
+
+    Attributes:
+        seqno: the seqno in the producer's answer.
+    """
 
     seqno: int
 
 
 class UnknownBranchAnswer(NamedTuple):
-    """The producer has no branch of this vbuuid."""
+    """The producer has no branch with the requested vbuuid."""
 
 
 class RefusedAnswer(NamedTuple):
-    """There is no stream, or no log. status: that of the answer, or the one that means the same."""
+    """The producer refused the stream, or the failover log.
+
+    Attributes:
+        status: the status of the answer; in the UPR draft, the status that means the same.
+    """
 
     status: int
 
@@ -53,9 +65,12 @@ Answer = AcceptedAnswer | RollbackAnswer | UnknownBranchAnswer | RefusedAnswer
 
 
 class DialectRules(ABC):
-    """One dialect.
+    """The rules of one dialect.
 
-    noop: the producer gives a sign of life when there is nothing else. flow_control: it counts what was consumed.
+    Attributes:
+        dialect: the dialect.
+        noop: whether the producer sends signs of life when it has nothing else to send.
+        flow_control: whether the producer counts the bytes that the consumer acknowledges.
     """
 
     dialect: ClassVar[Dialect]
@@ -66,49 +81,59 @@ class DialectRules(ABC):
     def make_stream_request(
         self, vbucket: int, position: Position, end_seqno: int, opaque: int, log: FailoverLog
     ) -> Request:
-        """Ask for what follows `position`. log: the producer's, where it was asked for."""
+        """Return the request for the changes after `position`.
+
+        Args:
+            vbucket: the vbucket.
+            position: the position to continue from.
+            end_seqno: the last seqno to read.
+            opaque: the opaque of the request and of the stream's messages.
+            log: the producer's failover log, if the dialect requests it first.
+        """
 
     def is_answer(self, frame: Frame) -> bool:
-        """Tell an answer to a request from a message of a stream."""
+        """Return whether a frame answers a request. If not, it is a message of a stream."""
         return frame.magic == Magic.RESPONSE
 
     @abstractmethod
     def read_stream_answer(self, frame: Frame) -> Answer | None:
-        """Return the answer to a stream request; None if it answers another request.
+        """Return the answer to a stream request; None if the frame answers another request.
 
-        Raises RemoteProtocolError for a malformed one.
+        Raises RemoteProtocolError for a malformed answer.
         """
 
     def encode_close_request(self, vbucket: int) -> bytes:
-        """Return the message that closes a stream; nothing in a dialect that has none."""
+        """Return the message that closes a stream; empty in a dialect without such a message."""
         return b""
 
     @abstractmethod
     def describe_end(self, message: Any) -> str:
-        """Return why a stream ended before its end; empty if everything that was asked for has been sent.
+        """Return why a stream ended early; empty if the producer has sent all requested changes.
 
-        message: the dialect's end of a stream.
+        Args:
+            message: the dialect's message for the end of a stream.
         """
 
 
 class LogFirstRules(DialectRules):
-    """A dialect whose accepted streams do not say which branches the producer has: the consumer asks beforehand."""
+    """A dialect without the producer's failover log in its accepting answer: the consumer requests the log first."""
 
     _log_request_type: ClassVar[type[UprGetFailoverLog | DraftGetFailoverLog]]
     _stream_request_type: ClassVar[type[UprStreamReq | DraftStreamReq]]
 
     def make_log_request(self, vbucket: int, opaque: int) -> Request:
-        """Ask which branches the producer has."""
+        """Return the request for the producer's failover log, which names its branches."""
         return self._log_request_type(vbucket=vbucket, opaque=opaque)
 
     @abstractmethod
     def read_log_answer(self, frame: Frame) -> FailoverLog | RefusedAnswer:
-        """Return the failover log that a producer answers with. Raises RemoteProtocolError for one that cannot be."""
+        """Return the failover log in an answer, or the refusal. Raises RemoteProtocolError for an invalid log."""
 
     def make_stream_request(
         self, vbucket: int, position: Position, end_seqno: int, opaque: int, log: FailoverLog
     ) -> Request:
-        # The branch of the seqno, or the oldest one that the producer still has; nothing for a stream from 0.
+        """Return the request for the changes after `position`, in the branch that the log has for its seqno."""
+        # The branch of the seqno, or the oldest branch that the producer still has. A stream from 0 names no branch.
         vbuuid, high_seqno = find_branch(log, position.seqno) if position.seqno else _NO_BRANCH
         return self._stream_request_type(
             vbucket=vbucket,
@@ -168,7 +193,7 @@ class _UprRules(LogFirstRules):
 
 
 class _DraftRules(LogFirstRules):
-    """An answer's kind stands in byte 5, and its vbucket where others have a status."""
+    """The rules of the UPR draft: byte 5 of an answer is its kind, and the vbucket is in the place of the status."""
 
     dialect = Dialect.UPR_DRAFT
     _log_request_type = DraftGetFailoverLog
@@ -205,11 +230,16 @@ _DRAFT_STATUS: dict[int, Status] = {
 LOG_FIRST_RULES: dict[Dialect, LogFirstRules] = {rules.dialect: rules for rules in (_DraftRules(), _UprRules())}
 
 DIALECT_RULES: dict[Dialect, DialectRules] = {**LOG_FIRST_RULES, Dialect.DCP: _DcpRules()}
-"""The dialects that stream by vbucket: all but TAP."""
+"""The dialects with one stream for each vbucket: all except TAP."""
 
 
 def _make_answer(frame: Frame, rollback_seqno: Callable[[], int]) -> Answer:
-    """Return the answer to a stream request, as its status says. rollback_seqno: reads the seqno of a rollback."""
+    """Return the answer to a stream request, according to its status.
+
+    Args:
+        frame: the answer.
+        rollback_seqno: reads the seqno of a rollback.
+    """
     event = classify_reply(frame.specific)
     if event is StreamEvent.ACCEPTED:
         return AcceptedAnswer(_read_log(frame.value))

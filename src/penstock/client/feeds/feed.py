@@ -1,15 +1,15 @@
-"""The consumer without its socket, of the dialects that stream by vbucket: DCP, UPR and its draft.
+"""The consumer without its socket, for the dialects with one stream for each vbucket: DCP, UPR and the UPR draft.
 
-A Feed is given the events of one connection after another. It opens streams, checks what they send, turns it into
-batches, counts bytes for flow control, and keeps the position of every vbucket, so that a new connection goes on where
-the last one ended: nothing is lost, nothing comes twice. A rollback is a row like any other.
+A Feed receives the events of one connection after another. It opens streams, checks their messages, makes batches of
+the changes, and counts bytes for flow control. It keeps the position of every vbucket. So a new connection continues
+where the last one ended: no change is lost, and none arrives twice. A rollback is a row like any other.
 
-    StreamSet       the streams by vbucket: position, end, state
-    StreamRequests  which of them are due, asked for, or open, and by which connection
-    StreamAnswers   what the answers to requests do to them, by their ResumePolicy
-    StreamMessages  what snapshots, flushes, events and ends do
-    StreamChanges   what changes do
-    StreamOutput    what is handed out and acknowledged
+- StreamSet: the streams by vbucket, with position, end and state.
+- StreamRequests: the streams that are due, requested or open, and the connection of each.
+- StreamAnswers: processes the answers to requests, according to each stream's ResumePolicy.
+- StreamMessages: processes snapshots, flushes, events and ends.
+- StreamChanges: processes changes.
+- StreamOutput: the deliveries and their acknowledgements.
 """
 
 from __future__ import annotations
@@ -32,19 +32,7 @@ __all__ = ["Delivery", "EndRule", "Feed", "StreamTarget"]
 
 
 class Feed(ConsumerFeed):
-    """The streams of some vbuckets, each from its own position. Attributes as of ConsumerFeed.
-
-    Args:
-        vbuckets: how many the bucket has.
-        targets: what to read, by vbucket.
-        window: flow control, bytes.
-        dialect: any but TAP.
-        end_rule: where the streams end.
-        deliver_positions: a position that moves without a change makes a delivery as well, without any.
-        content: what the streams have of the changes.
-
-    Raises UsageError for a vbucket that the bucket does not have.
-    """
+    """The streams of some vbuckets, each from its own position. The attributes are those of ConsumerFeed."""
 
     def __init__(
         self,
@@ -57,6 +45,20 @@ class Feed(ConsumerFeed):
         deliver_positions: bool = False,
         content: StreamContent = PLAIN_CONTENT,
     ) -> None:
+        """Create a feed without a connection; all its streams are due.
+
+        Args:
+            vbuckets: the number of vbuckets of the bucket.
+            targets: vbucket -> the part of its changes to read.
+            window: bytes of the flow control window.
+            dialect: any dialect except TAP.
+            end_rule: where the streams end.
+            deliver_positions: whether positions that move without a change make a delivery without changes.
+            content: the parts of the changes that the streams contain.
+
+        Raises:
+            UsageError: the bucket does not have a vbucket of `targets`.
+        """
         if foreign := [vb for vb in targets if not 0 <= vb < vbuckets]:
             raise UsageError(f"vbucket {foreign[0]}, expected one below {vbuckets}")
         rules = DIALECT_RULES[dialect]
@@ -72,42 +74,59 @@ class Feed(ConsumerFeed):
         self.forget_connection()
 
     def use_collections(self, known: KnownCollections | None) -> None:
-        """As of ConsumerFeed. Raises UsageError for what is wanted and not there."""
+        """Use the collections of a new connection. Raises UsageError if it does not have the selected collections."""
         if self._filter is not None:
             self._state.context.collections = self._filter.resolve_names(known)
 
     def find_unfinished(self) -> Collection[int]:
+        """Return the vbuckets that will send more changes."""
         return self._streams.unfinished
 
     @property
     def is_done(self) -> bool:
+        """Whether the streams will send no more changes."""
         return not self._streams.unfinished
 
     @property
     def is_reusable(self) -> bool:
+        """Whether all streams have ended, and no producer still sends messages of them."""
         return self.is_done and not self._requests.by_opaque and not self._requests.has_abandoned_stream
 
     @property
     def is_endless(self) -> bool:
+        """Whether all streams continue without an end."""
         return self._streams.is_endless
 
     def count_unanswered(self, connection_id: int) -> int:
+        """Return the number of unanswered requests on a connection."""
         return self._requests.count_unanswered(connection_id)
 
     def take_requests(self, allocate_opaque: Callable[[], int], held: Collection[int] = ()) -> list[Request]:
+        """Return the requests that are due, for streams and for failover logs."""
         return self._requests.take_due_requests(allocate_opaque, held)
 
     def forget_connection(self, connection_id: int | None = None) -> Collection[int]:
+        """Forget the state of a connection, and make its unfinished vbuckets due.
+
+        Args:
+            connection_id: its number; None: all connections.
+
+        Returns:
+            The unfinished vbuckets of the connection.
+        """
         lost = super().forget_connection(connection_id)
         self._acknowledged.forget_unacked(connection_id)
         self._requests.forget_connection(connection_id, lost)
         return lost
 
     def request_again(self, vbuckets: Collection[int]) -> None:
+        """Make the streams of these vbuckets due, unless they are open."""
         self._requests.request_again(vbuckets)
 
     def set_end(self, vbucket: int, end_seqno: int) -> None:
+        """Set the last seqno to read of a vbucket of `pending_ends`."""
         self._streams.set_end(vbucket, end_seqno)
 
     def skip_vbucket(self, vbucket: int) -> None:
+        """Finish a vbucket of `pending_ends` that no node serves. The read continues without it."""
         self._streams.skip_vbucket(vbucket)

@@ -1,10 +1,10 @@
-"""What a rollback, an unknown branch, a flush, a purge and an end mean for the next stream request of a vbucket.
+"""Decisions about a vbucket's next stream request after a rollback, an unknown branch, a flush, a purge or an end.
 
-Pure decisions: a position and the producer's answer go in, the place to go on from comes out. A feed asks the policy of
-each stream, and Spark's plans name the policy that their tasks read by. There is no other copy of these rules.
+The decisions are pure functions: from a position and the producer's answer they return the point to continue from. A
+feed asks the policy of each stream, and Spark's plans name the policy of their tasks. No other code has these rules.
 
-    following consumer  FollowHistory  goes back to what both histories share, and emits a rollback row
-    a planned batch     PinnedBranch   reads one branch, and gives up on another one: the next plan rolls back
+- FollowHistory, for a following consumer: returns to the common part of both histories, and emits a rollback row.
+- PinnedBranch, for a planned batch: reads one branch, and gives up on any other branch. The next plan rolls back.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["FOLLOW", "FollowHistory", "PinnedBranch", "ResumePolicy", "Resumptio
 
 
 class Resumption(NamedTuple):
-    """Where the next stream request goes on.
+    """The point from which the next stream request continues.
 
     Attributes:
-        position: the stream goes on behind it.
-        requested_seqno: the seqno that the histories have in common, for the rollback row; None: nothing is void.
-        received: changes up to here were handed out before. They come again, and are left out.
+        position: the stream continues after it.
+        requested_seqno: the seqno up to which the histories agree, for the rollback row; None: no change is void.
+        received: changes up to this seqno were delivered before. They arrive again, and are dropped.
     """
 
     position: Position
@@ -34,53 +34,67 @@ class Resumption(NamedTuple):
 
 
 class ResumePolicy(ABC):
-    """Decides where a stream goes on. None as a decision: give the stream up, without a row and without an error."""
+    """Decides where a stream continues.
+
+    The decision None gives the stream up, without a rollback row and without an error.
+    """
 
     @abstractmethod
     def accepts(self, log: FailoverLog) -> bool:
-        """Tell whether a stream may be read that the producer of this failover log has accepted."""
+        """Return whether an accepted stream may be read, given the failover log of its producer, newest entry first."""
 
     @abstractmethod
     def decide_on_log(self, position: Position, log: FailoverLog) -> Resumption | None:
-        """Decide in front of a request, in a dialect whose requests cannot say in which snapshot they begin."""
+        """Decide before a request, in a dialect whose requests cannot name the snapshot in which they begin."""
 
     @abstractmethod
     def decide_on_new_log(self, position: Position) -> Resumption | None:
-        """Decide after the failover log changed while the stream was asked for."""
+        """Decide after the failover log changed during the stream request."""
 
     @abstractmethod
     def decide_on_rollback(self, position: Position, requested_seqno: int) -> Resumption | None:
-        """Decide after the producer answered ROLLBACK to a stream from `position`."""
+        """Decide after the producer answered ROLLBACK to a stream from `position`.
+
+        Args:
+            position: the position of the request.
+            requested_seqno: the seqno in the answer.
+        """
 
     @abstractmethod
     def decide_on_unknown_branch(self, position: Position) -> Resumption | None:
-        """Decide after the producer answered that it does not have the position's branch."""
+        """Decide after the producer answered that it does not have the branch of the position."""
 
     @abstractmethod
     def decide_on_flush(self, position: Position) -> Resumption | None:
-        """Decide after the bucket lost all of its documents, so that its seqnos begin at 1 again."""
+        """Decide after a flush: the bucket lost all its documents, and its seqnos start at 1 again."""
 
 
 class FollowHistory(ResumePolicy):
-    """Goes on with whatever history the producer has: back to the newest complete snapshot that both have."""
+    """Continues with any history of the producer, from the newest complete snapshot that both sides have."""
 
     def accepts(self, log: FailoverLog) -> bool:
+        """Return True: the stream may have any history."""
         return True
 
     def decide_on_log(self, position: Position, log: FailoverLog) -> Resumption:
+        """Return the position, or the newest complete snapshot that the producer of the log has too."""
         return Resumption(*reconcile_position(position, log))
 
     def decide_on_new_log(self, position: Position) -> Resumption:
+        """Return the unchanged position. The next request compares it with the new log."""
         return Resumption(position)
 
     def decide_on_rollback(self, position: Position, requested_seqno: int) -> Resumption:
+        """Return the newest complete snapshot that is not above the seqno in the answer."""
         return Resumption(roll_back_position(position, requested_seqno), requested_seqno)
 
     def decide_on_unknown_branch(self, position: Position) -> Resumption:
+        """Return the newest complete snapshot of another branch."""
         back = leave_branch(position)
         return Resumption(back, back.seqno)
 
     def decide_on_flush(self, position: Position) -> Resumption:
+        """Return seqno 0, with a rollback row that makes all changes void."""
         return Resumption(Position(history=position.history), 0)
 
 
@@ -88,34 +102,40 @@ class FollowHistory(ResumePolicy):
 class PinnedBranch(ResumePolicy):
     """Reads one branch of the history and nothing else.
 
-    Below the purge seqno a producer serves only streams from 0. There a rollback does not mean another history, and the
-    stream begins at 0 again.
+    Below the purge seqno a producer serves only streams from 0. A rollback there does not mean another history, so the
+    stream restarts from 0.
 
     Attributes:
-        vbuuid: the branch, which has to be the producer's newest one.
-        purge_seqno: the producer's when the read was planned; 0 if the read does not begin at 0.
+        vbuuid: the branch, which must be the producer's newest branch.
+        purge_seqno: the producer's purge seqno when the read was planned; 0 if the read does not start at 0.
     """
 
     vbuuid: int
     purge_seqno: int = 0
 
     def accepts(self, log: FailoverLog) -> bool:
+        """Return whether the branch is the newest branch in the log."""
         return log[0].vbuuid == self.vbuuid
 
     def decide_on_log(self, position: Position, log: FailoverLog) -> Resumption | None:
+        """Return the unchanged position; None if the log has a newer branch or requires a rollback."""
         shared = reconcile_position(position, log)
         return Resumption(position) if self.accepts(log) and shared.requested_seqno is None else None
 
     def decide_on_new_log(self, position: Position) -> None:
+        """Give the stream up: a changed log means another branch."""
         return None
 
     def decide_on_rollback(self, position: Position, requested_seqno: int) -> Resumption | None:
+        """Return seqno 0 if the position is below the purge seqno, else None."""
         return self._from_zero(position)
 
     def decide_on_unknown_branch(self, position: Position) -> Resumption | None:
+        """Return seqno 0 if the position is below the purge seqno, else None."""
         return self._from_zero(position)
 
     def decide_on_flush(self, position: Position) -> None:
+        """Give the stream up: the planned changes no longer exist."""
         return None
 
     def _from_zero(self, position: Position) -> Resumption | None:
@@ -128,10 +148,11 @@ FOLLOW = FollowHistory()
 
 
 def is_complete_end(position: Position, end_seqno: int, *, is_whole: bool) -> bool:
-    """Tell whether a stream that ended has sent all up to its end seqno.
+    """Return whether a stream that ended has sent all changes up to its end seqno.
 
     Args:
-        position: behind the last change.
-        is_whole: whether the end of a snapshot came last, in a dialect that marks it.
+        position: the position after the last change.
+        end_seqno: the last requested seqno.
+        is_whole: whether the end of a snapshot arrived last, in a dialect that marks it.
     """
     return position.seqno >= end_seqno or position.is_complete or is_whole

@@ -1,4 +1,4 @@
-"""What a feed does with the answers to its requests: streams begin, go back, are refused or given up."""
+"""Processing of the answers to a feed's requests: streams begin, roll back, are refused or are given up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _EVENTS: dict[type[Answer], StreamEvent] = {
 
 
 class StreamAnswers:
-    """Takes answers, in any dialect that streams by vbucket."""
+    """Processes answers, in any dialect with one stream for each vbucket."""
 
     def __init__(self, state: FeedState, streams: StreamSet, requests: StreamRequests) -> None:
         self._state = state
@@ -42,9 +42,14 @@ class StreamAnswers:
         self._requests = requests
 
     def handle_answer(self, frame: Frame) -> None:
+        """Process the answer to a request for a stream or for a failover log.
+
+        Raises StatusError for a refusal that no retry changes, RemoteProtocolError for an invalid answer, and
+        ConnectionClosed if the history changed during the request.
+        """
         requests = self._requests
-        if (asked := requests.pop_log_request(frame.opaque)) is not None:
-            self._on_log(asked, frame)
+        if (log_request := requests.pop_log_request(frame.opaque)) is not None:
+            self._on_log(log_request, frame)
             return
         stream = requests.by_opaque.get(frame.opaque)
         answer = None if stream is None else requests.rules.read_stream_answer(frame)
@@ -64,7 +69,7 @@ class StreamAnswers:
         else:
             self._on_rollback(stream, answer)
 
-    # to stream requests
+    # answers to stream requests
 
     def _on_accepted(self, stream: VbucketStream, log: FailoverLog) -> None:
         known = stream.log if self._requests.log_first is not None else log
@@ -102,30 +107,38 @@ class StreamAnswers:
         if self._requests.resume(stream, decision):
             self._requests.schedule(stream.vbucket)
 
-    # to requests for failover logs
+    # answers to requests for failover logs
 
-    def _on_log(self, asked: LogRequest, frame: Frame) -> None:
+    def _on_log(self, log_request: LogRequest, frame: Frame) -> None:
         assert self._requests.log_first is not None
-        stream, answer = asked.stream, self._requests.log_first.read_log_answer(frame)
-        if asked.stream_opaque != stream.opaque or stream.vbucket not in self._streams.unfinished:
+        stream, answer = log_request.stream, self._requests.log_first.read_log_answer(frame)
+        if log_request.stream_opaque != stream.opaque or stream.vbucket not in self._streams.unfinished:
             self._state.dropped.add(DropReason.OUTDATED_LOG)
         elif isinstance(answer, RefusedAnswer):
             self._on_refused(stream, answer.status)
-        elif asked.purpose is LogPurpose.DECIDE_START:
+        elif log_request.purpose is LogPurpose.DECIDE_START:
             self._decide_start(stream, answer)
-        elif asked.purpose is LogPurpose.CONFIRM:
+        elif log_request.purpose is LogPurpose.CONFIRM:
             self._confirm(stream, answer)
         else:
             self._adopt_branches(stream, answer)
 
     def _decide_start(self, stream: VbucketStream, log: FailoverLog) -> None:
-        """Find out where to go on with the producer of this log, and ask for the stream."""
+        """Decide where the stream continues with the producer of this log, and make its request due."""
         if self._requests.resume(stream, stream.policy.decide_on_log(stream.position, log)):
             stream.log = log
             self._requests.schedule_stream(stream.vbucket)
 
     def _confirm(self, stream: VbucketStream, log: FailoverLog) -> None:
-        """Compare the log behind a stream request with the one in front of it."""
+        """Compare the failover logs before and after a stream request.
+
+        Args:
+            stream: the stream, with the log from before the request.
+            log: the log from after the request.
+
+        Raises:
+            ConnectionClosed: the logs differ, and the stream continues on a new connection.
+        """
         if stream.is_confirmed or (stream.state is StreamState.ENDED and not stream.has_ended):
             return
         if log == stream.log:
@@ -134,11 +147,11 @@ class StreamAnswers:
             self._requests.forget(stream.opaque)
             stream.state = StreamState.ENDED
             self._state.recovering.add(stream.vbucket)
-            # The producer goes on with the stream, and there is no message that stops it.
+            # The producer continues the stream, and the dialect has no message that closes it.
             raise ConnectionClosed(f"vbucket {stream.vbucket}: its history changed as the stream began")
 
     def _adopt_branches(self, stream: VbucketStream, log: FailoverLog) -> None:
-        """Learn the names of the branches that a flush began."""
+        """Adopt the branches that began with a flush, now that their vbuuids are known."""
         if stream.state is not StreamState.ENDED or stream.has_ended:
             self._streams.adopt_history(stream, adopt_log(stream.position, log), log)
             self._streams.confirm(stream)

@@ -1,4 +1,4 @@
-"""What a feed does with changes: it checks their order, moves positions over them, and hands them out."""
+"""Processing of a feed's changes: checks their order, moves positions over them, and delivers them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["StreamChanges"]
 
 
 class StreamChanges:
-    """Takes runs of changes, as columns or one by one."""
+    """Processes runs of changes, as columns or one by one."""
 
     def __init__(self, state: FeedState, streams: StreamSet, requests: StreamRequests, *, end_rule: EndRule) -> None:
         self._state = state
@@ -38,6 +38,7 @@ class StreamChanges:
         self._exact_end = end_rule is EndRule.EXACT
 
     def receive_run(self, run: Run) -> None:
+        """Process the changes of a run. Raises OrderViolation if the producer violates the order of a stream."""
         if len(run.offsets) < SMALL_RUN:
             self._receive_rows(run)
         else:
@@ -61,7 +62,7 @@ class StreamChanges:
 
     def _receive_columns(self, run: Run) -> None:
         output, context = self._state.output, self._state.context
-        output.flush()  # first, or the rows of smaller runs would be handed out with positions behind this one
+        output.flush()  # first: else rows of earlier runs would be delivered with the positions after this run
         output.arrived_bytes += run.end - int(run.offsets[0])
         run, heads = gather_plain_heads(run, prefixed=context.collections is not None)
         batch = decode_columns(run, heads, context)
@@ -74,15 +75,20 @@ class StreamChanges:
             raise violation
 
     def _accept_part(self, part: RunPart) -> tuple[int, int]:
-        """Move a vbucket's position over some changes; return which of them are wanted, as (first, last).
+        """Move a vbucket's position over consecutive changes.
 
-        NONE_WANTED: none, because the stream was given up, closed or ended.
+        Returns:
+            The first and the last seqno to deliver; NONE_WANTED if the stream was given up, closed or ended.
         """
         stream = self._find_open_stream(part.vbucket, part.opaque, part.end_row - part.start_row)
         return NONE_WANTED if stream is None else self.accept_seqnos(stream, part.first_seqno, part.last_seqno)
 
     def accept_change(self, stream: VbucketStream, seqno: int) -> bool:
-        """Move the position of an open stream over a change; return whether the change is wanted."""
+        """Move the position of an open stream over a change. Raises the errors of `accept_seqnos`.
+
+        Returns:
+            Whether to deliver the change. If not, it was counted as dropped.
+        """
         first, last = self.accept_seqnos(stream, seqno, seqno)
         if first <= seqno <= last:
             return True
@@ -90,7 +96,16 @@ class StreamChanges:
         return False
 
     def _find_open_stream(self, vbucket: int, opaque: int, changes: int) -> VbucketStream | None:
-        """Return the open stream to which changes belong; None, and the changes are counted, if it is not open."""
+        """Return the open stream of some changes. Raises OrderViolation if the changes cannot belong to it.
+
+        Args:
+            vbucket: the vbucket in the changes.
+            opaque: the opaque in the changes.
+            changes: the number of changes.
+
+        Returns:
+            The stream; None if it is not open. The changes were then counted as dropped.
+        """  # noqa: DOC501 - ruff takes the function that makes the error for its class
         state = self._state
         stream = self._requests.find_stream(opaque)
         if stream is None:
@@ -102,7 +117,18 @@ class StreamChanges:
         return stream
 
     def accept_seqnos(self, stream: VbucketStream, least: int, most: int) -> tuple[int, int]:
-        """Move the position of an open stream over the seqnos of changes; return which are wanted, as (first, last)."""
+        """Move the position of an open stream over the seqnos of changes.
+
+        Raises OrderViolation if a seqno is not above the position, or is above the end of the snapshot.
+
+        Args:
+            stream: the stream.
+            least: the seqno of the first change.
+            most: the seqno of the last change.
+
+        Returns:
+            The first and the last seqno to deliver.
+        """  # noqa: DOC501 - ruff takes the function that makes the error for its class
         vbucket = stream.vbucket
         if least <= stream.position.seqno:
             raise make_seqno_order_error(vbucket, least, stream.position.seqno)

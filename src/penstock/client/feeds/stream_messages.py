@@ -1,4 +1,4 @@
-"""What a feed does with the messages of its streams, beside changes: snapshots, flushes, events, ends."""
+"""Processing of the messages of a feed's streams: snapshots, flushes, events, ends. Runs go to StreamChanges."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["StreamMessages"]
 
 
 class StreamMessages:
-    """Takes what arrives, in any dialect that streams by vbucket."""
+    """Handles the messages that arrive, in any dialect with one stream for each vbucket."""
 
     def __init__(
         self,
@@ -54,9 +54,16 @@ class StreamMessages:
         self._changes = StreamChanges(state, streams, requests, end_rule=end_rule)
 
     def on_run(self, run: Run) -> None:
+        """Handle consecutive data messages."""
         self._changes.receive_run(run)
 
     def on_frame(self, frame: Frame) -> None:
+        """Handle any other message: an answer, a NOOP, or a message of a stream.
+
+        Raises:
+            RemoteProtocolError: a producer must not send this message. OrderViolation if the message has the wrong
+                vbucket, or is not allowed in the state of its stream.
+        """  # noqa: DOC501 - ruff takes the function that makes the error for its class
         dialect, output = self._state.dialect, self._output
         if self._requests.rules.is_answer(frame):
             self._answers.handle_answer(frame)
@@ -109,15 +116,15 @@ class StreamMessages:
     # flushes
 
     def _begin_again(self) -> None:
-        """Begin every stream at 0 again: the bucket was flushed, and its seqnos start at 1 under the same vbuuids.
+        """Restart every stream from 0: the bucket was flushed, and its seqnos start at 1 again under the same vbuuids.
 
-        To the producer a position of the old history looks like one of the new, once that has grown as long.
+        Once the new history is as long as the old one, a producer cannot distinguish positions of the two histories.
         """
-        self._output.flush()  # first, or rows of the old history would be handed out with positions of the new one
+        self._output.flush()  # first: else rows of the old history would be delivered with new positions
         for stream in [self._streams.by_vbucket[vbucket] for vbucket in sorted(self._streams.unfinished)]:
             if not stream.position.seqno:
                 continue
-            # What still comes by other connections is of the old history, or out of its place in the new one.
+            # Other connections may still bring messages of the old history, or of the new one in the wrong order.
             self._requests.forget(stream.opaque)
             stream.state = StreamState.ENDED
             last = stream.position.seqno
@@ -126,14 +133,15 @@ class StreamMessages:
                 self._output.moved_streams.pop(stream.vbucket, None)
 
     def _on_flush(self, stream: VbucketStream, message: Message) -> None:
-        """Go on with the history that begins here, whose branch is still to be asked for."""
+        """Continue with the history that the flush began. Its branch is unknown, so the log is requested."""
         decision = stream.policy.decide_on_flush(stream.position)
         if decision is None:
             self._requests.give_up(stream)
             return
         stream.least_end = stream.received = 0
         stream.is_whole = False
-        position = replace(decision.position, history=decision.position.history + 1)  # the stream goes on by itself
+        # The producer continues without a new request, so no accepting answer increases the history later.
+        position = replace(decision.position, history=decision.position.history + 1)
         self._streams.adopt_history(stream, position, UNKNOWN_LOG)
         self._output.rows.append(make_rollback_row(stream.vbucket, None, position, 0))
         self._requests.schedule_log(stream.vbucket, LogPurpose.LEARN_BRANCHES)
@@ -141,7 +149,7 @@ class StreamMessages:
     # other messages
 
     def _skip_message(self, stream: VbucketStream, message: Message) -> None:
-        """Pass over a stream's start, and a state that the vbucket shall have here, which is for replicas."""
+        """Drop the start of a stream, or a vbucket state, which only replicas use."""
         is_state = EVENTS[self._state.dialect][type(message)] is StreamEvent.STATE
         self._state.dropped.add(DropReason.VBUCKET_STATE if is_state else DropReason.STREAM_START)
 
@@ -154,7 +162,7 @@ class StreamMessages:
             self._output.rows.append(change)
 
     def _on_advanced(self, stream: VbucketStream, message: SeqnoAdvanced) -> None:
-        """Go on to where there is nothing more for this stream; a repeated message does no harm."""
+        """Move the position over seqnos without changes for this stream. A repeated message is dropped."""
         if message.by_seqno != stream.position.seqno:
             self._changes.accept_seqnos(stream, message.by_seqno, message.by_seqno)
         else:
@@ -164,7 +172,8 @@ class StreamMessages:
         self._requests.forget(stream.opaque)
         is_empty = isinstance(message, StreamEnd) and message.reason == StreamEndReason.FILTER_EMPTY
         if is_empty and self._filter and self._filter.request_value:
-            self._streams.finish_when_confirmed(stream)  # what was wanted is gone, and will not be there again
+            # The selected collections were dropped, and no later collection has their ids.
+            self._streams.finish_when_confirmed(stream)
             return
         position, reason = stream.position, self._requests.rules.describe_end(message)
         if isinstance(message, StreamEnd) and message.reason == StreamEndReason.LOST_PRIVILEGES:
@@ -181,7 +190,7 @@ class StreamMessages:
 
 
 _Handler = Callable[[StreamMessages, VbucketStream, Any], None]
-"""Takes the messages of one event, or of one type, which its signature names."""
+"""Handles the messages of one event, or of one type, which the signature names."""
 
 _HANDLERS: dict[StreamEvent, _Handler] = {
     StreamEvent.START: StreamMessages._skip_message,
@@ -192,10 +201,10 @@ _HANDLERS: dict[StreamEvent, _Handler] = {
     StreamEvent.STATE: StreamMessages._skip_message,
     StreamEvent.END: StreamMessages._on_end,
 }
-"""What a message of a stream does, behind the change of state in the table of its dialect."""
+"""Event of a message -> its handler, which runs after the change of state in the table of the dialect."""
 
 _DATA_HANDLERS: dict[type[Message], _Handler] = {
     SystemEvent: StreamMessages._on_system_event,
     SeqnoAdvanced: StreamMessages._on_advanced,
 }
-"""What the changes do that do not come in runs."""
+"""Data message that is not part of a run -> its handler."""

@@ -1,8 +1,8 @@
-"""The order that a producer must keep in the streams of one connection, and the errors of one that does not.
+"""The order that a producer must keep in the streams of one connection, and the errors for violations.
 
-Every violation costs the streams a new connection, each resumed from its position; what came before it holds. Three
-in a row without a change in between are an error (penstock.client.connect.retry). A frame that cannot be decoded is
-no matter of order: it is an error at once.
+After a violation the streams need a new connection, and each resumes from its position. Changes before the violation
+are valid. Three violations in a row without a change in between are an error (penstock.client.connect.retry). A frame
+that cannot be decoded does not violate the order: it is an error at once.
 """
 
 from __future__ import annotations
@@ -34,17 +34,19 @@ __all__ = [
 
 
 NONE_WANTED = (1, 0)
-"""The first and the last seqno to hand out, where none is."""
+"""The first and the last seqno to deliver, if no change is delivered."""
 
 
 class RunPart(NamedTuple):
-    """Consecutive changes of one stream within a run, their seqnos ascending.
+    """Consecutive changes of one stream within a run, with ascending seqnos.
 
     Attributes:
-        first: row of the first change.
-        behind: row after the last change.
-        least: by_seqno of the first change.
-        most: by_seqno of the last change.
+        vbucket: the vbucket in the changes.
+        opaque: the opaque in the changes.
+        start_row: row of the first change.
+        end_row: row after the last change.
+        first_seqno: by_seqno of the first change.
+        last_seqno: by_seqno of the last change.
     """
 
     vbucket: int
@@ -56,7 +58,11 @@ class RunPart(NamedTuple):
 
 
 def _split_run(heads: Heads) -> Iterator[RunPart]:
-    """Cut a run where another stream's changes follow, or a seqno that is not above the one before."""
+    """Split a run before the changes of another stream, and before a seqno that is not above the previous seqno.
+
+    Yields:
+        The parts in their order.
+    """
     vbucket, opaque, seqno = heads.vbucket, heads.opaque, heads.by_seqno
     assert seqno is not None
     cuts = (vbucket[1:] != vbucket[:-1]) | (opaque[1:] != opaque[:-1]) | (seqno[1:] <= seqno[:-1])
@@ -73,13 +79,14 @@ def check_run_order(
     """Check the order of a run, stream by stream.
 
     Args:
-        take: takes consecutive changes of one stream. Returns the first and the last seqno to hand out, NONE_WANTED if
-            it has counted them as dropped. Raises OrderViolation.
-        dropped: counts the other changes that are not to be handed out.
+        heads: the numbers of the run's frames.
+        accept_part: receives consecutive changes of one stream. It returns the first and the last seqno to deliver, or
+            NONE_WANTED if it has counted the changes as dropped. It may raise OrderViolation.
+        dropped: counts the other changes that are not delivered.
 
     Returns:
-        Which rows to hand out (None: all), and the violation of the first row that breaks the order, if one does.
-        No row behind it is handed out.
+        Whether to deliver each row (None: deliver all), and the first violation, or None. No row of the part with the
+        violation, and no later row, is delivered.
     """
     keep: npt.NDArray[np.bool_] | None = None
     for part in _split_run(heads):
@@ -106,9 +113,9 @@ def check_run_order(
 
 
 class StreamOpaques:
-    """The opaques under which a producer may send messages of streams on one connection.
+    """The opaques that a producer may use for messages of streams on one connection.
 
-    A stream that was closed, ended or given up leaves messages under way: they are legal, and left out.
+    Messages of a stream that was closed, ended or given up may still arrive. They are valid, and are dropped.
 
     Attributes:
         earlier: opaques below it may belong to streams of an earlier user of the connection.
@@ -120,12 +127,20 @@ class StreamOpaques:
         self._dropped = dropped
 
     def add(self, opaque: int) -> None:
+        """Add the opaque of a stream."""
         self._streams.add(opaque)
 
     def check(self, opaque: int, vbucket: int, name: str, frames: int = 1) -> None:
-        """Count messages of a stream that is not open.
+        """Count messages of a stream that is not open as dropped.
 
-        Raises OrderViolation for messages under an opaque that no stream of the connection ever had.
+        Args:
+            opaque: the opaque in the messages.
+            vbucket: the vbucket in the messages, for the error.
+            name: the kind of message, for the error.
+            frames: the number of messages.
+
+        Raises:
+            OrderViolation: no stream of the connection has had this opaque.
         """
         if opaque in self._streams:
             self._dropped.add(DropReason.CLOSED_STREAM, frames)
@@ -139,15 +154,16 @@ class StreamOpaques:
 
 
 def is_flush(marker: SnapshotMarker | SnapshotMarkerV2, last: int, least_start: int) -> bool:
-    """Tell whether a snapshot shows that the seqnos of its stream begin at 1 again.
+    """Return whether a snapshot shows that the seqnos of its stream start at 1 again.
 
-    A snapshot from disk that goes on behind `last` does not: Couchbase 4.5.1 to 4.6 reads from disk again for a slow
-    consumer, and names the start of the stream as the start of each such snapshot.
+    A snapshot from disk that continues after `last` does not show this. Couchbase 4.5.1 to 4.6 reads from disk again
+    for a slow consumer. The start of each such snapshot is then the start of the stream.
     Source: ep-engine 4.6.5, dcp/stream.cc (markDiskSnapshot, handleSlowStream).
 
     Args:
+        marker: the marker of the snapshot.
         last: the seqno of the last change.
-        least_start: where the snapshot should begin, or above.
+        least_start: the lowest expected start of the snapshot.
     """
     if not marker.start_seqno <= 1 <= last:
         return False
@@ -155,23 +171,23 @@ def is_flush(marker: SnapshotMarker | SnapshotMarkerV2, last: int, least_start: 
 
 
 def make_seqno_order_error(vbucket: int, seqno: int, last: int) -> OrderViolation:
-    """Return the error of a change that comes behind a later one, or a second time."""
+    """Return the error for a change that arrives after a later change, or a second time."""
     return OrderViolation(f"vbucket {vbucket}: by_seqno {seqno} after {last}", vbucket=vbucket, status=Status.ERANGE)
 
 
 def make_beyond_snapshot_error(vbucket: int, seqno: int, snap_end: int) -> OrderViolation:
-    """Return the error of a change that its snapshot cannot hold."""
+    """Return the error for a change above the end of its snapshot."""
     return OrderViolation(f"vbucket {vbucket}: by_seqno {seqno} behind its snapshot's end {snap_end}", vbucket=vbucket)
 
 
 def make_snapshot_error(
     vbucket: int, start_seqno: int, end_seqno: int, last: int, *, is_flushed: bool = False
 ) -> OrderViolation:
-    """Return the error of a snapshot that ends below its start, or at or below a change that has come."""
+    """Return the error for a snapshot that ends below its start or its stream's position, or that shows a flush."""
     about = f"vbucket {vbucket}: snapshot {start_seqno}..{end_seqno} after seqno {last}"
     return OrderViolation(about, vbucket=vbucket, status=Status.ERANGE, seqnos_restarted=is_flushed)
 
 
 def make_foreign_vbucket_error(vbucket: int, expected: int, name: str) -> OrderViolation:
-    """Return the error of a message that carries the opaque of another vbucket's stream."""
+    """Return the error for a message with the opaque of another vbucket's stream."""
     return OrderViolation(f"{name} of vbucket {vbucket} under the opaque of {expected}", vbucket=expected)

@@ -1,4 +1,4 @@
-"""Where a consumer stands in a vbucket's history, and what it does when the producer's history is another one.
+"""The position of a consumer in a vbucket's history, and the way back if the producer has another history.
 
 Pure functions over plain values. Source: kv_engine docs/dcp, rollback.md and failure-scenarios.md.
 """
@@ -16,14 +16,19 @@ from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.messages.dcp import StreamReq
 
 _KEPT_ENDS = 16
-"""Snapshot ends that a position remembers. A rollback below the oldest starts over."""
+"""Snapshot ends that a position keeps. A rollback below the oldest of them restarts from zero."""
 
 UNKNOWN_END = MAX_SEQNO
-"""As snap_end: of a snapshot whose producer announces its end only when it is complete (UPR and its draft)."""
+"""The snap_end of a snapshot whose producer reports the end only at the end (UPR and the UPR draft)."""
 
 
 class SnapshotEnd(NamedTuple):
-    """The end of a completely received snapshot, and the branch in which it was received."""
+    """The end of a completely received snapshot.
+
+    Attributes:
+        seqno: its last seqno.
+        vbuuid: the branch in which it was received.
+    """
 
     seqno: int
     vbuuid: int
@@ -31,13 +36,18 @@ class SnapshotEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """What a consumer must keep of a vbucket to go on: a seqno alone cannot resume inside a snapshot.
+    """The point at which a consumer continues a vbucket: a seqno alone cannot resume inside a snapshot.
 
-    seqno: the last change received. snap_start, snap_end: the snapshot it lies in, from the newest seqno below that is
-    a consistent state; both are seqno where the snapshot is complete; snap_end is UNKNOWN_END where it is not known.
-    vbuuid: the branch that snap_end lies in, 0 if nothing was received. history: rollbacks that this position has
-    passed. ends: the newest ends of complete snapshots up to seqno, oldest first; a rollback goes to one of these,
-    since deduplication hides versions inside a snapshot.
+    Attributes:
+        seqno: the seqno of the last received change.
+        vbuuid: the branch that contains snap_end; 0 if nothing was received.
+        snap_start: start of the snapshot of `seqno`: the newest seqno below with a consistent state. Equal to `seqno`
+            if the snapshot is complete.
+        snap_end: end of the snapshot of `seqno`. Equal to `seqno` if the snapshot is complete; UNKNOWN_END if the
+            producer has not reported it.
+        history: the number of rollbacks that this position has passed.
+        ends: the newest ends of complete snapshots up to `seqno`, oldest first. A rollback goes to one of them, because
+            deduplication hides versions inside a snapshot.
     """
 
     seqno: int = 0
@@ -49,7 +59,7 @@ class Position:
 
     @property
     def is_complete(self) -> bool:
-        """Is everything of the snapshot here, so that what was received is a consistent state?"""
+        """Whether the snapshot has arrived completely, so that the received changes are a consistent state."""
         return self.seqno == self.snap_end
 
 
@@ -57,16 +67,27 @@ BEGINNING = Position()
 
 
 def adopt_log(position: Position, log: FailoverLog) -> Position:
-    """Return the position after the producer of this failover log has agreed to go on from it."""
+    """Return the position after a producer accepted a stream from it.
+
+    Args:
+        position: the position of the request.
+        log: the producer's failover log, newest entry first.
+    """
     ends = tuple(SnapshotEnd(end.seqno, find_branch(log, end.seqno).vbuuid) for end in position.ends)
     return replace(position, vbuuid=find_branch(log, position.snap_end).vbuuid, ends=ends)
 
 
 def advance_position(position: Position, seqno: int, snap_end: int, log: FailoverLog) -> Position:
-    """Return the position behind a change of the snapshot that ends at `snap_end`; a complete one is remembered.
+    """Return the position after a change. If the change completes its snapshot, the snapshot's end is kept.
 
-    snap_end: of the newest marker, or that of the position where it is higher. A snapshot that was left in the middle
-    is complete only there, however many markers that takes: what hides versions below may come anywhere up to it.
+    A snapshot that was interrupted is complete only at its own end, even if several markers follow. The change that
+    replaces a hidden version may be anywhere up to that end.
+
+    Args:
+        position: the position before the change.
+        seqno: the seqno of the change.
+        snap_end: the end in the newest marker, or that of the position if it is higher.
+        log: the producer's failover log, newest entry first.
     """
     if seqno < snap_end:
         start = position.seqno if position.is_complete else position.snap_start
@@ -79,21 +100,28 @@ def advance_position(position: Position, seqno: int, snap_end: int, log: Failove
 
 
 def roll_back_position(position: Position, requested_seqno: int) -> Position:
-    """Return where to go on after the producer answered ROLLBACK: the newest complete snapshot not above its seqno.
+    """Return the position after a ROLLBACK answer: the newest complete snapshot that is not above its seqno.
 
-    The request that was refused is never repeated: a position at or below `requested_seqno` goes below its own seqno.
-    `history` stays: it counts once for a stream that is accepted again, however many answers that takes.
+    The refused request is never repeated: a position at or below `requested_seqno` goes below its own seqno. `history`
+    does not change. It is increased once when the stream is accepted again, even after several ROLLBACK answers.
+
+    Args:
+        position: the position of the refused request.
+        requested_seqno: the seqno in the answer.
     """
     return _go_back_to(position, [end for end in position.ends if end.seqno <= requested_seqno])
 
 
 def leave_branch(position: Position) -> Position:
-    """Return where to go on with a producer that does not know the position's branch: as roll_back, in another one."""
+    """Return the newest complete snapshot of another branch, for a producer without the position's branch.
+
+    The result is below the position's seqno, as in `roll_back_position`.
+    """
     return _go_back_to(position, [end for end in position.ends if end.vbuuid != position.vbuuid])
 
 
 def _go_back_to(position: Position, ends: Sequence[SnapshotEnd]) -> Position:
-    """Return the position at the newest of these ends below its seqno; without one, at the beginning."""
+    """Return the position at the newest of these ends below its seqno; seqno 0 if there is none."""
     kept = tuple(end for end in ends if end.seqno < position.seqno)
     if not kept:
         return Position(history=position.history)
@@ -102,24 +130,33 @@ def _go_back_to(position: Position, ends: Sequence[SnapshotEnd]) -> Position:
 
 
 class ReconciledPosition(NamedTuple):
-    """Where to go on, and the point up to which the histories agree if that is a rollback; None if it is not."""
+    """The point from which to continue with a producer.
+
+    Attributes:
+        position: the stream continues after it.
+        requested_seqno: the seqno up to which the histories agree; None if no rollback is needed.
+    """
 
     position: Position
     requested_seqno: int | None
 
 
 def reconcile_position(position: Position, log: FailoverLog) -> ReconciledPosition:
-    """Return where to go on with the producer of this failover log.
+    """Return the point from which to continue with the producer of this failover log.
 
-    A consumer decides so by itself, with the rule of a DCP producer, where a stream request cannot say in which
-    snapshot it begins: a snapshot that was cut off goes on in the branch it was begun in, or it comes again, since
-    it may hide versions that a newer branch brings back. A branch that the log does not have is dropped for the newest
-    one before it that both know. log: newest entry first, not empty.
+    If a stream request cannot name the snapshot in which it begins, the consumer itself applies the rule of a DCP
+    producer. An interrupted snapshot continues in the branch in which it began. Otherwise it is sent again, because it
+    may hide versions that a newer branch restores. A branch that the log does not have is replaced by the newest
+    earlier branch that both sides know.
+
+    Args:
+        position: the consumer's position.
+        log: the producer's failover log, newest entry first, not empty.
     """
     requested_seqno: int | None = None
     while position.seqno:
         if any(entry.vbuuid == position.vbuuid for entry in log):
-            # What the newest branch has is not known here, and a consumer that is in it needs no rollback.
+            # MAX_SEQNO: the high seqno is unknown here, and a consumer in the newest branch needs no rollback.
             requested = find_rollback_point(log, MAX_SEQNO, 0, _make_rollback_request(position))
             if requested is None:
                 break
@@ -140,7 +177,14 @@ def _make_rollback_request(position: Position) -> StreamRequest:
 
 
 def make_stream_request(vbucket: int, position: Position, end_seqno: int = MAX_SEQNO, opaque: int = 0) -> StreamReq:
-    """Return the request that goes on behind `position`."""
+    """Return the DCP request for the changes after `position`.
+
+    Args:
+        vbucket: the vbucket.
+        position: the position to continue from.
+        end_seqno: the last seqno to read.
+        opaque: the opaque of the request and of the stream's messages.
+    """
     return StreamReq(
         vbucket=vbucket,
         opaque=opaque,
@@ -153,7 +197,11 @@ def make_stream_request(vbucket: int, position: Position, end_seqno: int = MAX_S
 
 
 def make_end_position(info: VbucketInfo) -> Position:
-    """Return the position of a consumer that wants nothing of what exists, only what comes."""
+    """Return the position of a consumer that skips all existing changes, and receives only new ones.
+
+    Args:
+        info: the failover log and the seqnos of the vbucket now.
+    """
     seqno = info.high_seqno
     if not seqno:
         return BEGINNING

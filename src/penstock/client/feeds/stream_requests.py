@@ -1,8 +1,8 @@
-"""The requests of a consumer: which streams are due, asked for, or open, and over which connection.
+"""The requests of a consumer: the streams that are due, requested or open, and the connection of each.
 
-A stream is known by the opaque of its request. Where a dialect has to know the failover log first, the log is asked
-for, then the stream, and then the log again: only if both logs are the same did the stream begin in the history that
-was decided upon. Until then no snapshot counts as complete.
+The opaque of its request identifies a stream. In a dialect that needs the failover log first, the consumer requests
+the log, then the stream, then the log again. Only if both logs are equal, the stream began in the history that the
+consumer decided on. Until then no snapshot counts as complete.
 """
 
 from __future__ import annotations
@@ -26,15 +26,21 @@ __all__ = ["LogPurpose", "LogRequest", "StreamRequests"]
 
 
 class LogPurpose(Enum):
-    """Why a failover log is asked for."""
+    """The reason for the request of a failover log."""
 
-    DECIDE_START = "in front of a stream request: where does the stream go on?"
-    CONFIRM = "behind a stream request: is the history still the same?"
-    LEARN_BRANCHES = "behind a flush: what are its branches called?"
+    DECIDE_START = "before a stream request: where does the stream continue?"
+    CONFIRM = "after a stream request: is the history still the same?"
+    LEARN_BRANCHES = "after a flush: which vbuuids do its branches have?"
 
 
 class LogRequest(NamedTuple):
-    """A failover log that was asked for. of: the opaque of the stream that it was asked about."""
+    """The pending request of a failover log.
+
+    Attributes:
+        stream: the stream of the vbucket.
+        purpose: the reason for the request.
+        stream_opaque: the stream's opaque at the time of the request. A log for an earlier opaque is outdated.
+    """
 
     stream: VbucketStream
     purpose: LogPurpose
@@ -45,9 +51,10 @@ class StreamRequests:
     """The requests of a set of streams.
 
     Attributes:
-        log_first: the dialect, if the consumer has to ask it for failover logs; else None.
-        by_opaque: the streams whose messages are taken.
-        has_abandoned_stream: a producer goes on with a stream that was given up.
+        rules: the rules of the dialect.
+        log_first: the same rules, if the dialect needs requests of failover logs; else None.
+        by_opaque: opaque -> stream whose messages are accepted.
+        has_abandoned_stream: whether a producer still sends a closed stream, because its dialect cannot close streams.
     """
 
     def __init__(self, state: FeedState, streams: StreamSet, collection_filter: CollectionFilter | None) -> None:
@@ -64,13 +71,18 @@ class StreamRequests:
         self._requested: set[int] = set()
 
     def count_unanswered(self, connection_id: int) -> int:
-        """Return how many requests on this connection are unanswered."""
+        """Return the number of unanswered requests on a connection."""
         streams = [self.by_opaque[opaque] for opaque in self._requested]
         streams += [each.stream for each in self._logs.values()]
         return sum(stream.connection_id == connection_id for stream in streams)
 
     def forget_connection(self, connection_id: int | None, lost: Collection[int]) -> None:
-        """Forget a connection, None: any, and make its unfinished vbuckets due."""
+        """Forget the streams of a connection, and make its unfinished vbuckets due.
+
+        Args:
+            connection_id: its number; None: all connections.
+            lost: the unfinished vbuckets of the connection.
+        """
         for opaque in [
             opaque for opaque, stream in self.by_opaque.items() if connection_id in (None, stream.connection_id)
         ]:
@@ -93,30 +105,38 @@ class StreamRequests:
             self.schedule(vbucket)
 
     def request_again(self, vbuckets: Collection[int]) -> None:
-        """Make due the streams of these vbuckets, as far as they are not open."""
+        """Make the streams of these vbuckets due, unless they are open."""
         for vbucket in self._streams.unfinished.intersection(vbuckets):
             stream = self._streams.by_vbucket[vbucket]
             if stream.state is StreamState.ENDED and not stream.has_ended:
                 self.schedule(vbucket)
 
     def schedule(self, vbucket: int) -> None:
-        """Ask for a stream, or first for what has to be known before."""
+        """Make a stream due, or first the failover log, if the dialect needs the log."""
         if self.log_first is None:
             self._due.add(vbucket)
         else:
             self._logs_due[vbucket] = LogPurpose.DECIDE_START
 
     def schedule_stream(self, vbucket: int) -> None:
-        """Ask for a stream at once."""
+        """Make a stream due without a request of the failover log before it."""
         self._due.add(vbucket)
 
     def schedule_log(self, vbucket: int, use: LogPurpose) -> None:
+        """Make the request of a failover log due.
+
+        Args:
+            vbucket: the vbucket.
+            use: the reason for the request.
+        """
         self._logs_due[vbucket] = use
 
     def take_due_requests(self, allocate_opaque: Callable[[], int], held: Collection[int]) -> list[Request]:
         """Return the requests that are due: one for each stream that is neither open nor at its end.
 
-        held: vbuckets to leave out, since their node is away.
+        Args:
+            allocate_opaque: returns an unused opaque.
+            held: vbuckets without requests for now, because their node is not available.
         """
         if not (self._due or self._logs_due):
             return []
@@ -133,7 +153,7 @@ class StreamRequests:
         return requests + [self._request_log(vb, use, self._allocate_opaque(allocate_opaque)) for vb, use in logs]
 
     def _allocate_opaque(self, allocate_opaque: Callable[[], int]) -> int:
-        """Return an opaque that nothing has: all messages of a stream are known by it alone."""
+        """Return an opaque of no stream and no log request: the opaque alone identifies messages of a stream."""
         while (opaque := allocate_opaque()) in self.by_opaque or opaque in self._logs:
             continue
         return opaque
@@ -161,7 +181,7 @@ class StreamRequests:
         assert self.log_first is not None
         stream = self._streams.by_vbucket[vbucket]
         if (before := self._logs.get(stream.log_opaque)) is not None and before.stream is stream:
-            del self._logs[stream.log_opaque]  # it asked about what is over; one question each is enough
+            del self._logs[stream.log_opaque]  # outdated: one pending log request for each stream is enough
         stream.log_opaque = opaque
         if stream.state is StreamState.ENDED:
             stream.connection_id = self._state.find_connection_id(vbucket)
@@ -169,24 +189,25 @@ class StreamRequests:
         return self.log_first.make_log_request(vbucket, opaque)
 
     def pop_log_request(self, opaque: int) -> LogRequest | None:
-        """Return the log request that has this opaque, and expect no other answer to it."""
+        """Return the log request with this opaque, and remove it; None if there is none."""
         return self._logs.pop(opaque, None)
 
     def mark_answered(self, opaque: int) -> None:
+        """Record that the stream request with this opaque was answered."""
         self._requested.discard(opaque)
 
     def find_stream(self, opaque: int) -> VbucketStream | None:
-        """Return the stream that has this opaque on the connection that is dealt with at the moment."""
+        """Return the stream with this opaque; None if it is not on the connection whose messages are processed now."""
         stream = self.by_opaque.get(opaque)
         return stream if stream is not None and stream.connection_id == self._state.output.connection_id else None
 
     def forget(self, opaque: int) -> None:
-        """Take no more messages of a stream."""
+        """Stop accepting messages of a stream."""
         self.by_opaque.pop(opaque, None)
         self._requested.discard(opaque)
 
     def close(self, stream: VbucketStream) -> None:
-        """Request that the producer sends nothing more of a stream."""
+        """Close a stream, with a message to the producer if the dialect has one for this."""
         self.forget(stream.opaque)
         stream.state = advance_state(stream.state, StreamEvent.CLOSED, stream.vbucket, self._state.dialect)
         closing = self.rules.encode_close_request(stream.vbucket)
@@ -195,7 +216,15 @@ class StreamRequests:
         self.has_abandoned_stream = self.has_abandoned_stream or not closing
 
     def resume(self, stream: VbucketStream, decision: Resumption | None) -> bool:
-        """Let a stream go on as its policy has decided, None: give it up; return whether it goes on."""
+        """Continue a stream as its policy has decided.
+
+        Args:
+            stream: the stream.
+            decision: the point to continue from; None: give the stream up.
+
+        Returns:
+            Whether the stream continues.
+        """
         if decision is None:
             self.give_up(stream)
             return False
@@ -210,7 +239,7 @@ class StreamRequests:
         return True
 
     def give_up(self, stream: VbucketStream) -> None:
-        """Leave a stream alone whose producer has another history than the expected one."""
+        """Finish a stream whose producer has a history other than the expected one."""
         if self.by_opaque.get(stream.opaque) is stream:
             self.close(stream)
         self._streams.finish(stream)

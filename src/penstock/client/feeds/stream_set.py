@@ -1,4 +1,4 @@
-"""The streams of a consumer, one for each vbucket: positions, ends, and what became of them."""
+"""The streams of a consumer, one for each vbucket: their positions, ends and outcomes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,21 @@ __all__ = ["StreamOutput", "StreamSet"]
 
 
 class StreamOutput(DeliveryQueue):
-    """Deliveries with the positions behind them, acknowledged by bytes where the dialect counts these.
+    """Deliveries with the positions after them. Their bytes are acknowledged if the dialect has flow control.
 
     Attributes:
-        moved: the streams whose positions are in no delivery yet.
-        adopted: failover logs that are in no delivery yet.
+        moved_streams: vbucket -> stream whose position is in no delivery yet.
+        adopted_logs: vbucket -> failover log that is in no delivery yet.
     """
 
     def __init__(self, window: int, *, flow_control: bool, deliver_positions: bool) -> None:
+        """Create an empty queue.
+
+        Args:
+            window: bytes of the flow control window.
+            flow_control: whether the producer counts acknowledged bytes.
+            deliver_positions: whether positions that move without a change make a delivery without changes.
+        """
         super().__init__()
         self.moved_streams: dict[int, VbucketStream] = {}
         self.adopted_logs: dict[int, FailoverLog] = {}
@@ -36,22 +43,29 @@ class StreamOutput(DeliveryQueue):
         self._unacked: Counter[int] = Counter()
 
     def flush(self) -> None:
+        """Make a delivery of `rows`, or of positions without changes if these are requested."""
         if self._every_move and self.moved_streams and not self.rows:
             self.deliver([])
         super().flush()
 
     def take_positions(self) -> dict[int, Position]:
+        """Return the positions that have moved since the last call: vbucket -> position."""
         moved, self.moved_streams = self.moved_streams, {}
         return {vbucket: stream.position for vbucket, stream in moved.items()}
 
     def take_logs(self) -> dict[int, FailoverLog]:
+        """Return the failover logs that were adopted since the last call: vbucket -> log."""
         logs, self.adopted_logs = self.adopted_logs, {}
         return logs
 
     def acknowledge(self, nbytes: int, *, at_once: bool = False) -> None:
-        """Count bytes as dealt with, and report them to the producer when they are a fifth of the window.
+        """Record consumed bytes, and acknowledge them to the producer when they reach a fifth of the window.
 
-        Source: docs/dcp, flow-control.md. What is less is reported with the next answer to a NOOP.
+        Fewer bytes are acknowledged with the next reply to a NOOP. Source: docs/dcp, flow-control.md.
+
+        Args:
+            nbytes: bytes that the caller has consumed, or that held nothing to deliver.
+            at_once: acknowledge any number of bytes.
         """
         if not self._flow_control:
             return
@@ -62,7 +76,11 @@ class StreamOutput(DeliveryQueue):
         self._unacked[self.connection_id] = unacked
 
     def forget_unacked(self, connection_id: int | None) -> None:
-        """Acknowledge nothing more to a connection, None: to any."""
+        """Forget the bytes that were not acknowledged to a connection yet.
+
+        Args:
+            connection_id: its number; None: all connections.
+        """
         for each in {*self._unacked} if connection_id is None else {connection_id}:
             del self._unacked[each]
 
@@ -71,8 +89,9 @@ class StreamSet:
     """The streams by vbucket, over one connection after another.
 
     Attributes:
-        unfinished: the vbuckets of which there is more to come.
-        ends_now: each connection's first act is to find out where the streams end (EndRule.NOW).
+        by_vbucket: vbucket -> stream.
+        unfinished: the vbuckets that will send more changes.
+        ends_now: whether the ends of the streams are requested at the start of each connection (EndRule.NOW).
     """
 
     def __init__(
@@ -89,9 +108,11 @@ class StreamSet:
 
     @property
     def is_endless(self) -> bool:
+        """Whether all streams continue without an end."""
         return not self.ends_now and all(stream.end_seqno == MAX_SEQNO for stream in self.by_vbucket.values())
 
     def set_end(self, vbucket: int, end_seqno: int) -> None:
+        """Set the last seqno to read of a vbucket. A vbucket with nothing to read is finished."""
         stream = self.by_vbucket[vbucket]
         stream.end_seqno = end_seqno
         self._state.pending_ends.discard(vbucket)
@@ -99,22 +120,24 @@ class StreamSet:
             self.finish(stream)
 
     def skip_vbucket(self, vbucket: int) -> None:
+        """Finish a vbucket that no node serves."""
         self._state.pending_ends.discard(vbucket)
         self.finish(self.by_vbucket[vbucket])
 
     def finish(self, stream: VbucketStream) -> None:
+        """Expect no more changes of a stream."""
         self.unfinished.discard(stream.vbucket)
         self._state.recovering.discard(stream.vbucket)
 
     def finish_when_confirmed(self, stream: VbucketStream) -> None:
-        """Finish a stream of which everything is here, but not before it is known which history that is of."""
+        """Finish a stream whose changes have all arrived, as soon as its history is confirmed."""
         if stream.is_confirmed:
             self.finish(stream)
         else:
             stream.has_ended = True
 
     def confirm(self, stream: VbucketStream) -> None:
-        """Let count what a stream has sent: the history it is of is known."""
+        """Accept the snapshots and the end of a stream, since its history is known now."""
         stream.is_confirmed = True
         if stream.is_whole:
             self.complete_snapshot(stream)
@@ -122,12 +145,24 @@ class StreamSet:
             self.finish(stream)
 
     def record_failure(self, stream: VbucketStream, error: Error, *, was_open: bool = False) -> None:
-        """Ask again for a stream, but later, when `request_again` is called: at once would be a busy loop."""
+        """Record the failure of a stream. It becomes due with `request_again`: to request it at once makes a busy loop.
+
+        Args:
+            stream: the stream.
+            error: the reason.
+            was_open: whether the producer had accepted the stream.
+        """
         self._state.failures.add(StreamFailure(stream.vbucket, stream.connection_id, error, was_open))
         self._state.recovering.add(stream.vbucket)
 
     def adopt_history(self, stream: VbucketStream, position: Position, log: FailoverLog) -> None:
-        """Take over a position in the history of the producer of this log."""
+        """Continue a stream in the history of a producer.
+
+        Args:
+            stream: the stream.
+            position: its position in that history.
+            log: the producer's failover log, newest entry first.
+        """
         context, vbucket = self._state.context, stream.vbucket
         stream.position, stream.log = position, log
         self._output.adopted_logs[vbucket] = log
@@ -136,12 +171,12 @@ class StreamSet:
         context.history[vbucket] = position.history
 
     def advance(self, stream: VbucketStream, seqno: int) -> None:
-        """Move a position over changes up to a seqno, within the snapshot of the newest marker."""
+        """Move the position of a stream over changes up to a seqno, within the snapshot of the newest marker."""
         stream.position = advance_position(stream.position, seqno, stream.snap_end, stream.log)
         self._output.moved_streams[stream.vbucket] = stream
 
     def complete_snapshot(self, stream: VbucketStream) -> None:
-        """Remember that the snapshot is complete at the last change of it, wherever its end was announced."""
+        """Mark the snapshot as complete at its last change, even if another end was announced."""
         position = stream.position
         if not position.is_complete and position.seqno >= stream.least_end:
             stream.position = advance_position(position, position.seqno, position.seqno, stream.log)

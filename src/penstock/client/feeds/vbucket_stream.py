@@ -1,4 +1,4 @@
-"""One vbucket's stream as a consumer sees it: what is to be read of it, and where it stands."""
+"""The stream of one vbucket in a consumer: the changes to read, and the state of the stream."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from penstock.wire.columns.schema import Change, Event
 from penstock.wire.protocol.stream_state import StreamState
 
 UNKNOWN_LOG: FailoverLog = (FailoverEntry(0, 0),)
-"""The log of a vbucket whose branches are not known: no producer has one of this name, so nothing goes on in it."""
+"""The failover log of a vbucket with unknown branches. No producer has vbuuid 0, so no stream continues in it."""
 
 
 class EndRule(Enum):
-    """Where a stream ends that has an end."""
+    """The place where a stream with an end stops."""
 
     SNAPSHOT = "with the snapshot that holds end_seqno, which a producer may complete"
-    EXACT = "at end_seqno; changes behind it are left out"
-    NOW = "where the producer is when a connection begins; it is asked, and end_seqno is not used"
+    EXACT = "at end_seqno; later changes are dropped"
+    NOW = "at the producer's seqno when a connection begins; the seqno is requested, and end_seqno is not used"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTarget:
-    """What is to be read of one vbucket.
+    """The changes to read of one vbucket.
 
     Attributes:
-        position: the stream goes on behind it.
+        position: the stream continues after it.
         end_seqno: the last seqno to read.
-        policy: decides where the stream goes on when the producer's history is another one.
+        policy: decides where the stream continues if the producer has another history.
     """
 
     position: Position = BEGINNING
@@ -41,7 +41,30 @@ class StreamTarget:
 
 @dataclass(slots=True)
 class VbucketStream:
-    """Where a vbucket's stream stands, over one connection after another."""
+    """The state of a vbucket's stream, over one connection after another.
+
+    Attributes:
+        vbucket: the vbucket.
+        policy: decides where the stream continues if the producer has another history.
+        position: the position after the last change.
+        end_seqno: the last seqno to read.
+        state: the state in the dialect's table of states.
+        opaque: the opaque of the last stream request.
+        connection_id: the number of the connection of the last request.
+        log_opaque: the opaque of the last request of the failover log.
+        log: the producer's failover log, newest entry first, from the last log request or accepted stream request.
+        is_confirmed: whether the stream is known to have begun in the history of `log`.
+        is_whole: whether the end of a snapshot has arrived, and no message of a later snapshot.
+        has_ended: whether all changes have arrived, but are not confirmed yet.
+        snap_end: the seqno at which the snapshot of the last marker is complete.
+        least_end: the end of the snapshot in which the stream continued, as another dialect announced it.
+        requested_seqno: the seqno of the producer's last ROLLBACK, until the stream is accepted again.
+        received: changes up to this seqno were delivered before the stream restarted from 0.
+        least_start: the lowest valid start of the next snapshot. For the first snapshot: the start of the requested
+            snapshot.
+        recovering_until: changes up to this seqno are no progress: the producer went back below it, and sends the same
+            seqnos again.
+    """
 
     vbucket: int
     policy: ResumePolicy
@@ -50,33 +73,28 @@ class VbucketStream:
     state: StreamState = StreamState.ENDED
     opaque: int = 0
     connection_id: int = 0
-    """The number of the connection that it was asked for on."""
     log_opaque: int = 0
-    """That of the failover log that was asked for last."""
     log: FailoverLog = ()
-    """The producer's, newest entry first, from when it was asked last or accepted the stream last."""
     is_confirmed: bool = True
-    """Did the stream begin in the history of `log`?"""
     is_whole: bool = False
-    """Was the end of a snapshot received, and nothing of another one?"""
     has_ended: bool = False
-    """Everything has arrived, but is not confirmed yet."""
     snap_end: int = 0
-    """Where the snapshot of the last marker is complete."""
     least_end: int = 0
-    """The end of the snapshot in which the stream went on, as another dialect announced it."""
     requested_seqno: int | None = None
-    """The seqno of the producer's last ROLLBACK, until the stream is accepted again."""
     received: int = 0
-    """Changes up to here were handed out before the stream began again at 0."""
     least_start: int = 0
-    """Where the next snapshot begins, or above; the first one at the start of the snapshot that was asked for."""
     recovering_until: int = 0
-    """A change up to here is no progress: the producer went back below it and sends the same seqnos again."""
 
 
 def make_rollback_row(vbucket: int, vbuuid: int | None, position: Position, requested_seqno: int) -> Change:
-    """Return the row that cuts off what lies above `position`; requested_seqno: the common point of the histories."""
+    """Return the row that makes the changes above `position` void.
+
+    Args:
+        vbucket: the vbucket.
+        vbuuid: the producer's newest branch; None if it is not known.
+        position: the position after the rollback.
+        requested_seqno: the seqno up to which the histories agree.
+    """
     return Change(
         vbucket=vbucket,
         vbuuid=vbuuid,
@@ -88,5 +106,8 @@ def make_rollback_row(vbucket: int, vbuuid: int | None, position: Position, requ
 
 
 def is_empty_target(position: Position, end_seqno: int) -> bool:
-    """Is there nothing to stream? Behind seqno 0 a producer is asked in any case: its history may be another one."""
+    """Return whether there is nothing to stream.
+
+    A stream from a seqno above 0 is always requested, because the producer may have another history.
+    """
     return position.seqno == end_seqno == 0
