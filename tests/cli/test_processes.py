@@ -148,9 +148,7 @@ def test_a_disk_that_takes_no_more_is_told_and_waited_for(tmp_path):
             _, most = resource.prlimit(node.pid, resource.RLIMIT_FSIZE)
             resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (1, most))
             client.set(b"k", b"in memory")
-            assert "bucket beer: the disk does not take what is to be written: File too large" in first_line(
-                node.stderr
-            )
+            assert "bucket beer: the disk does not accept writes: File too large" in first_line(node.stderr)
             assert client.set(b"k", b"refused").specific == Status.ETMPFAIL
             resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (most, most))
             assert first_line(node.stderr).endswith("all changes are on disk; changes are accepted again\n")

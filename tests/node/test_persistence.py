@@ -409,7 +409,7 @@ def test_full_disk_refuses_changes_until_there_is_room(tmp_path, caplog, monkeyp
         assert client.set(b"k", b"after").specific == S.SUCCESS
         assert client.stats()["ep_storage_fault"] == ""
     begun, ended = logged(caplog, logging.WARNING)
-    assert begun.startswith("bucket default: the disk does not take what is to be written: No space left on device;")
+    assert begun.startswith("bucket default: the disk does not accept writes: No space left on device;")
     assert ended == "bucket default: all changes are on disk; changes are accepted again"
     with running(tmp_path) as node, connected(node) as client:
         assert client.get(b"k").value == b"after"
@@ -447,7 +447,7 @@ def test_stop_with_a_full_disk_reports_the_loss(tmp_path, caplog):
         client.set(b"k", b"lost")
         until_stat(client, "ep_flusher_state", "retrying")
     (said,) = logged(caplog, logging.ERROR)
-    assert said.startswith("bucket default: 1 changes are not on disk, and lost: the disk does not take")
+    assert said.startswith("bucket default: 1 changes are not on disk, and lost: the disk does not accept writes")
     with running(tmp_path) as node, connected(node) as client:
         assert client.get(b"k").value == b"kept"
 

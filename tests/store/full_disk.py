@@ -8,7 +8,7 @@ from penstock.errors import TemporaryFailure
 from penstock.store.bucket_store import BucketStore
 from tests.store.failing import Place, shown
 
-FULL = "the disk does not take what is to be written: No space left on device"
+FULL = "the disk does not accept writes: No space left on device"
 
 
 def fill(bucket: BucketStore) -> None:

@@ -76,7 +76,7 @@ def failing(operation: str, number: int) -> Callable[[Place], None]:
     return prepare
 
 
-NOT_TAKEN = "the disk does not take what is to be written"
+NOT_TAKEN = "the disk does not accept writes"
 REFUSED: list[tuple[str, Callable[[Place], None], str]] = [
     ("another format", lambda place: say(place, format=0), "beer: format 0, this version knows 2 to 4"),
     ("an older format", lambda place: say(place, format=1), "beer: format 1, this version knows 2 to 4"),

@@ -453,13 +453,13 @@ def test_nothing_is_acknowledged_after_a_sync_has_failed(place: Place, operation
         assert bucket.log.commits.is_broken
         place.directory.heal()
         persisted = [vbucket.history.persisted_seqno for vbucket in bucket.vbuckets]
-        check_refusal(bucket, "a sync has failed (Input/output error): nobody knows what is on disk")
+        check_refusal(bucket, "a sync has failed (Input/output error): the content of the disk is unknown")
         for _ in range(3):
             bucket.log.commits.run()
             rewrite(bucket)
         assert bucket.log.commits.is_broken
         assert [vbucket.history.persisted_seqno for vbucket in bucket.vbuckets] == persisted
-        check_refusal(bucket, "until the bucket is opened anew")
+        check_refusal(bucket, "until the bucket is opened again")
         place.directory.power_off()
         bucket = place()
         assert bucket.log.room.fault is None

@@ -1,4 +1,4 @@
-"""Small JSON files with a checksum, which are replaced as a whole: a reader finds the old content or the new one."""
+"""Small JSON files with a checksum. They are replaced as a whole: a reader finds the old or the new content."""
 
 from __future__ import annotations
 
@@ -16,19 +16,38 @@ _CHECKSUM = "crc32c"
 
 
 def make_json_draft_name(name: str) -> str:
-    """Return the name of the draft that takes the place of a file."""
+    """Return the name of the draft that will replace a file."""
     return f"{name}.new"
 
 
 def replace_json(directory: Directory, name: str, content: Mapping[str, Any]) -> None:
-    """Write the draft, synced, and let it take the place of the file. Sync the names afterwards."""
+    """Write a draft of the file, sync it, and rename it to the file's name. The caller syncs the names afterwards.
+
+    Args:
+        directory: the directory of the file.
+        name: the name of the file.
+        content: the JSON object to write; the checksum is added to it.
+
+    Raises:
+        OSError: the draft could not be written or renamed. The old file is unchanged.
+    """
     text = json.dumps({**content, _CHECKSUM: _checksum(content)}, indent=2).encode() + b"\n"
     directory.write_file(make_json_draft_name(name), (0, memoryview(text)))
     directory.rename(make_json_draft_name(name), name)
 
 
 def unpack_json(data: bytes) -> dict[str, Any]:
-    """Return the content of a file. Raises ValueError, LookupError or TypeError for anything else."""
+    """Return the content of a file that `replace_json` has written, without the checksum.
+
+    Args:
+        data: the bytes of the file.
+
+    Raises:
+        ValueError: the bytes are not JSON, or do not match the checksum.
+        LookupError: there is no checksum.
+        TypeError: the JSON value is an array.
+        AttributeError: the JSON value is a string, a number, true, false or null.
+    """
     content: dict[str, Any] = json.loads(data)
     checksum = content.pop(_CHECKSUM)
     if checksum != _checksum(content):

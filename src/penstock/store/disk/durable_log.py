@@ -1,13 +1,15 @@
 """The change log of a bucket on disk.
 
-Changes are packed into the active log file's buffer in the order of commits, as records; a commit writes what has
-gathered and syncs it. A log file that is full is sealed: the next one begins with a note of how things stand with every
-vbucket, so that the log can be read from there, and a compaction clusters its frames in a segment of their own.
+Changes are packed as records into the buffer of the active log file, in the order of commits. A commit writes the
+records since the last commit and syncs the file. A full log file is sealed. The next log file begins with a note of
+the state of every vbucket, so that the log can be read from there. A compaction clusters the frames of sealed files in
+a segment.
 
-On disk there are therefore segments, oldest first, then log files, each numbered on from the one before. The numbers of
-a segment are those of the log files that it was made from; one whose numbers lie within another's is a left-over.
+The files on disk are therefore segments, oldest first, and then log files, with consecutive numbers. The numbers of a
+segment are those of the log files that it was made from. A segment whose numbers lie within those of another segment
+is left over from a compaction.
 
-One thread owns the log; LogCommits.run and Compaction.run may be called beside it, from one other thread each.
+One thread owns the log. LogCommits.run and Compaction.run may be called at the same time, from one other thread each.
 """
 
 from __future__ import annotations
@@ -38,14 +40,14 @@ __all__ = ["DurableLog"]
 
 
 class DurableLog:
-    """The log in a directory.
+    """The log of a bucket in a directory. It also has the attributes of Log.
 
-    Attributes as of Log, and:
-        directory: what does all reading and writing.
-        pending: log files of which something is not on disk yet, with the active one.
-        inventory: which files there must be.
+    Attributes:
+        directory: reads and writes all files.
+        pending: the log files that are not completely on disk, and the active one.
+        inventory: writes the list of files that the directory must have.
         drafts: new segments whose files have no names yet.
-        commits: writes and syncs.
+        commits: writes and syncs appended records.
     """
 
     durable = True
@@ -91,6 +93,7 @@ class DurableLog:
         )
 
     def set_settings(self, settings: BucketSettings) -> None:
+        """Apply other settings from now on."""
         self.compactions.settings = self._retention.settings = settings
         self.quota.nbytes = settings.memory_bytes
         self.quota.usual_segment_bytes = settings.segment_bytes
@@ -99,6 +102,7 @@ class DurableLog:
     # Log files
 
     def roll(self, nbytes: int) -> None:
+        """Seal the active log file, if there is one, and begin the next one with room for a record of nbytes."""
         number = self.pending.active.number
         file = self._make_file(number + 1, nbytes)  # first: where there is no memory for it, nothing changes
         if number:
@@ -106,15 +110,18 @@ class DurableLog:
         self._append_to(file)
 
     def begin_file(self, number: int) -> None:
-        """Begin a log file; the one before, if there is one, must be sealed."""
+        """Begin a log file. The previous log file, if there is one, must be sealed."""
         self._append_to(self._make_file(number, 0))
 
     def _make_file(self, number: int, nbytes: int) -> LogFile:
-        """Return a log file that begins with how things stand with every vbucket, and the size of the file before.
+        """Return a log file that begins with a note of every vbucket's state and of the previous file's size.
 
-        nbytes: the file has room for a record of so many bytes more.
+        Args:
+            number: the number of the new file.
+            nbytes: the file has room for the note and for a record of this size.
         """
-        if not self.drafts.unnamed_count:  # otherwise files are there of which some are older than the oldest segment
+        # While drafts have no names, files that are older than the oldest segment are on disk. They need their cuts.
+        if not self.drafts.unnamed_count:
             sealed = self.segments.sealed
             oldest = sealed[0].ids[1] if sealed else number
             for index in self.segments.indexes:
@@ -134,9 +141,15 @@ class DurableLog:
         self.room.raise_limit(0)
 
     def resume_file(self, sealed: list[Segment], active: Segment, end: int) -> None:
-        """Append to a log file that is there, behind its first `end` bytes; active: what it holds.
+        """Append to an existing log file, after its first `end` bytes. It is the last file of the inventory.
 
-        The inventory lists that file last.
+        Args:
+            sealed: all older segments and log files, oldest first.
+            active: the content of the file to append to.
+            end: the number of its bytes that are valid.
+
+        Raises:
+            OSError: a log file could not be opened or synced.
         """
         for segment in sealed:
             if not segment.is_clustered:
@@ -157,29 +170,51 @@ class DurableLog:
             index.fill_tail(active, rows, int(active.lengths[rows][fate[rows] > 0].sum()))
 
     def check_backlog(self, most: int) -> None:
+        """Check how many bytes wait for compaction or for the disk.
+
+        Raises:
+            TemporaryFailure: more than `most` bytes wait for either.
+        """
         if max(self.segments.unclustered_bytes, self.pending.sealed_bytes) > most:
             raise TemporaryFailure("too many changes wait for the disk: it is too slow, or persistence is stopped")
 
     def find_persisted_seqno(self, index: RowIndex) -> int:
+        """Return the seqno up to which a vbucket's changes are on disk."""
         return self.pending.find_persisted_seqno(index)
 
     # Notes
 
     def make_room_for_note(self, history: LoggedVbucket) -> None:
+        """Make sure that a note about a vbucket can be written.
+
+        Raises:
+            TemporaryFailure: the log accepts no records at the moment.
+        """
         self.room.check_fault()
         self._make_note_room(2 * len(pack_note(history.to_dict())))
 
     def write_note(self, history: LoggedVbucket, cut: int | None = None) -> None:
-        said: dict[str, Any] = {}
+        """Write a note of a vbucket's state.
+
+        Args:
+            history: the vbucket.
+            cut: a seqno; the vbucket's earlier records above it no longer count. None: no such cut.
+        """
+        fields: dict[str, Any] = {}
         if cut is not None:
             self.quota.invalidate()
             index = history.index
             index.cuts = [(number, seqno) for number, seqno in index.cuts if seqno < cut]
             index.cuts.append((self.pending.active.number, cut))
-            said = {"cut": cut}
-        self._append_note(pack_note({**history.to_dict(), **said}))
+            fields = {"cut": cut}
+        self._append_note(pack_note({**history.to_dict(), **fields}))
 
     def write_cas_note(self, vbucket: int, cas: int) -> None:
+        """Write a note of a cas that was assigned without a change.
+
+        Raises:
+            TemporaryFailure: the log accepts no records at the moment.
+        """
         text = pack_note({"cas": [vbucket, cas]})
         self.room.check_fault()
         if not self.pending.active.has_room(len(text)):
@@ -187,12 +222,12 @@ class DurableLog:
         self._append_note(text)
 
     def mark_opened(self) -> None:
-        """Write that the bucket is open, so that a clean stop before this one is not the last word."""
+        """Write a note that the bucket was opened. An earlier note of a clean end is no longer the last note then."""
         self._make_note_room(MARK_BYTES)
         self.pending.active.append_identifying_note(pack_note({"opened": True, **self._make_identity()}))
 
     def _make_identity(self) -> dict[str, int]:
-        """Return what tells this log file, and this opening of the bucket, from all others."""
+        """Return the fields that distinguish this log file, and this opening of the bucket, from all others."""
         return {"at": self._clock(), "generation": self.inventory.newest.generation}
 
     def _append_note(self, text: bytes) -> None:
@@ -200,14 +235,14 @@ class DurableLog:
         self.pending.active.append(text, 0)
 
     def _make_note_room(self, nbytes: int) -> None:
-        """See to it that a record of nbytes fits, whatever the disk says."""
+        """Make sure that a record of nbytes fits. Notes are accepted even while the disk has a fault."""
         if not self.pending.active.has_room(nbytes):
             self.roll(nbytes)
 
-    # Its end
+    # Closing
 
     def close(self) -> None:
-        """Commit, with the mark of a clean stop; then let others have the directory."""
+        """Commit all records, mark a clean end of the log, and release the directory for other processes."""
         self.commits.run()
         if self.room.fault is None:
             self._mark_closed()
@@ -221,7 +256,7 @@ class DurableLog:
             self.commits.write_inventory(clean=True)
 
     def release(self) -> None:
-        """Let others have the directory, whatever is not on disk."""
+        """Release the directory for other processes, without a commit."""
         for file in self.pending.files:
             if file.descriptor is not None:
                 self.directory.close(file.descriptor)

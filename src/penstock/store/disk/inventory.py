@@ -1,11 +1,12 @@
 """The inventory of a bucket's directory: which segments and log files it must have, and how much of each is on disk.
 
-The bucket writes it anew whenever that changes: a log file begins, a segment takes the place of others, the bucket is
-opened or closed. So a file that is missing, shortened, or of another time or another bucket is found out. Commits do
-not write it: a log file may be longer than the inventory says, until the bucket is closed.
+The bucket writes a new inventory whenever the set of files changes: a log file begins, or a segment replaces others. It
+also writes one when it is opened or closed. So an opening detects files that are missing, shortened, or from another
+time or another bucket. Commits do not write the inventory: until the bucket is closed, a log file may be longer than
+the listed size.
 
-A new segment counts from the moment that the inventory lists it. Its file gets its name afterwards: a crash in between
-leaves a draft, and the next opening gives that its name.
+A new segment is valid from the moment that the inventory lists it. Its file gets its name afterwards. A crash in
+between leaves a draft, and the next opening gives the draft its name.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ _CHECKSUM_BYTES = 4
 
 
 class BadInventory(Exception):
-    """An inventory that cannot be relied on. The message says why."""
+    """The inventory is not usable. The message is the reason."""
 
 
 class ListedSegment(NamedTuple):
-    """A segment that must be there.
+    """A segment that the directory must have.
 
     Attributes:
-        ids: the first and the last log file that it stands for.
+        ids: the numbers of the first and the last log file that the segment replaced.
         nbytes: the size of the file.
-        checksum: the checksum of its description, which covers all other checksums.
+        checksum: the checksum of the file's description, which covers all other checksums.
     """
 
     ids: tuple[int, int]
@@ -53,12 +54,12 @@ class ListedSegment(NamedTuple):
 
 
 class ListedLog(NamedTuple):
-    """A log file that must be there.
+    """A log file that the directory must have.
 
     Attributes:
         number: the number in its name.
-        synced: bytes that were on disk when the inventory was written; there may be more.
-        identity: as `extend_identity` makes it, of the notes in those bytes.
+        synced: bytes that were on disk when the inventory was written; the file may be longer.
+        identity: the result of `extend_identity` over the identifying notes in those bytes.
     """
 
     number: int
@@ -70,11 +71,12 @@ class Inventory(NamedTuple):
     """The files that a directory must have.
 
     Attributes:
-        generation: counts the inventories of a bucket. Files name the newest one at the time they were made.
-        revision: the revision of `bucket.json` at the time, at least.
-        segments: oldest first.
-        logs: oldest first.
-        clean: the bucket was closed; the last log file has exactly the bytes that are listed.
+        generation: counts the inventories of a bucket. A file contains the newest generation at the time when the file
+            was made.
+        revision: `bucket.json` had at least this revision when the inventory was written.
+        segments: the segments, oldest first.
+        logs: the log files, oldest first.
+        is_clean: the bucket was closed; the last log file has exactly the listed size.
     """
 
     generation: int = 0
@@ -84,34 +86,35 @@ class Inventory(NamedTuple):
     is_clean: bool = False
 
     def with_segment(self, new: ListedSegment) -> Inventory:
-        """Return the inventory with a segment in the place of those and of the log files that it stands for."""
+        """Return the inventory with a new segment instead of the segments and log files that it replaces."""
         first, last = new.ids
         segments = [one for one in self.segments if not first <= one.ids[0] <= last]
         logs = tuple(one for one in self.logs if not first <= one.number <= last)
         return self._replace(segments=tuple(sorted([*segments, new])), logs=logs)
 
     def with_logs(self, new: Iterable[ListedLog]) -> Inventory:
-        """Return the inventory with log files that are new or have grown."""
+        """Return the inventory with these log files added, or updated if it lists them."""
         logs = {one.number: one for one in (*self.logs, *new)}
         return self._replace(logs=tuple(logs[number] for number in sorted(logs)))
 
 
 def extend_identity(identity: int, data: memoryview, at: int) -> int:
-    """Return the identity of a log file with one more note: that of its beginning, or of an opening of the bucket.
+    """Return the identity of a log file after one more identifying note.
 
-    Those notes tell the time, so no two log files begin alike and no two openings go on alike.
+    Identifying notes are the note that begins a log file, and the note of each opening of the bucket. They contain the
+    time. So no two log files have the same beginning, and no two openings continue a file in the same way.
 
     Args:
-        identity: the file's up to there, 0 at first.
-        data: the file.
-        at: where the note's record begins, with its checksum.
+        identity: the file's identity before the note, 0 for none.
+        data: the content of the file.
+        at: the offset of the note's record, which begins with its checksum.
     """
     extended: int = crc32c(data[at : at + _CHECKSUM_BYTES], identity)
     return extended
 
 
 def write_inventory(directory: Directory, uuid: bytes, inventory: Inventory) -> None:
-    """Replace the inventory of a bucket. Sync the names afterwards."""
+    """Replace the inventory of a bucket. The caller syncs the names afterwards."""
     content = {
         "uuid": uuid.hex(),
         "generation": inventory.generation,
@@ -124,7 +127,16 @@ def write_inventory(directory: Directory, uuid: bytes, inventory: Inventory) -> 
 
 
 def read_inventory(directory: Directory, uuid: bytes) -> Inventory:
-    """Return the inventory of a bucket. Raises BadInventory, and FileNotFoundError where there is none."""
+    """Return the inventory of a bucket.
+
+    Args:
+        directory: the bucket's directory.
+        uuid: the bucket's uuid.
+
+    Raises:
+        FileNotFoundError: there is no inventory.
+        BadInventory: the file cannot be read, or is the inventory of another bucket.
+    """
     try:
         content = unpack_json(directory.read(INVENTORY))
         if content["uuid"] != uuid.hex():

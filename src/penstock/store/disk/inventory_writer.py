@@ -1,4 +1,4 @@
-"""The inventory of a bucket that is open: written anew whenever the directory is to have other files."""
+"""The inventory of an open bucket: a new one is written whenever the set of files changes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["InventoryWriter"]
 
 
 class InventoryWriter:
-    """Brings to disk which files there must be.
+    """Writes the inventory of an open bucket.
 
     Attributes:
         newest: the inventory in the directory.
-        revision: of `bucket.json`, as the inventory is to say.
+        revision: the revision of `bucket.json` that the next inventory contains.
     """
 
     def __init__(self, directory: Directory, uuid: bytes, pending: PendingFiles, faults: DiskFaults) -> None:
@@ -26,20 +26,28 @@ class InventoryWriter:
         self._uuid = uuid
         self._pending = pending
         self._faults = faults
-        self._closed: list[ListedLog] = []  # since the inventory was written
+        self._closed: list[ListedLog] = []  # closed since the newest inventory was written
 
     def close_log(self, file: LogFile) -> None:
-        """Take note of a log file that is on disk as a whole; the next inventory says so."""
+        """Remember the final size of a log file that is completely on disk, for the next inventory."""
         self._closed.append(file.listing)
 
     def add_segment(self, listed: ListedSegment) -> None:
-        """Let a segment be one of the files that there must be."""
+        """Add a segment to the inventory, and write it unless the segment is listed.
+
+        Raises:
+            OSError: the inventory could not be written.
+        """
         inventory = self.newest.with_segment(listed)
         if inventory != self.newest:
             self.write(inventory)
 
     def write(self, inventory: Inventory) -> None:
-        """Write an inventory, with all that is known of log files. Raises OSError."""
+        """Write an inventory, with the present sizes of the log files added.
+
+        Raises:
+            OSError: the inventory could not be written or synced.
+        """
         replaced = max((one.ids[1] for one in inventory.segments), default=0)
         logs = [one for one in (*self._closed, *self._pending.list_logs()) if one.number > replaced]
         inventory = inventory.with_logs(logs)

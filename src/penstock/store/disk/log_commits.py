@@ -1,4 +1,4 @@
-"""Commits: what was appended to a log is written to its files and synced."""
+"""Commits: records that were appended to a log are written to its files and synced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["LogCommits"]
 
 
 class LogCommits:
-    """Brings to disk what was appended, on a thread of its own if the caller likes: one commit at a time."""
+    """Writes and syncs appended records, one commit at a time. A commit may run on a separate thread."""
 
     def __init__(
         self,
@@ -32,27 +32,34 @@ class LogCommits:
         self._inventory = inventory
         self._drafts = drafts
         self._faults = faults
-        self._taken = 0  # records, by commits: written by the thread that commits
-        self._committed = 0  # of them, by commits that have ended well: likewise
+        # Both count records. Only the thread that commits writes them.
+        self._taken = 0  # records that a commit has taken
+        self._committed = 0  # records of commits that succeeded
 
     @property
     def is_broken(self) -> bool:
+        """Whether the content of the disk is unknown, so that the log accepts no changes."""
         return self._faults.is_broken
 
     @property
     def uncommitted_records(self) -> int:
+        """How many records no commit has taken yet."""
         return self._pending.active.appended - self._taken
 
     @property
     def unpersisted_records(self) -> int:
+        """How many records are not on disk yet, those of a running commit included."""
         return self._pending.active.appended - self._committed
 
     def run(self) -> None:
-        """Write and sync all that was appended before, unless `fault` of the room says that it could not be done."""
+        """Write and sync all records that were appended before the call.
+
+        If that fails, `fault` of the room has the reason, and the log refuses changes.
+        """
         if self.is_broken:
             return
         before, self._taken = self._taken, self._pending.active.appended
-        unnamed = self._drafts.unnamed_count  # those whose notes are on disk when all that was appended by now is
+        unnamed = self._drafts.unnamed_count  # their notes are among the records of this commit
         try:
             for file in tuple(self._pending.files):
                 self._commit_file(file)
@@ -84,9 +91,10 @@ class LogCommits:
             self._pending.files.remove(file)
 
     def write_inventory(self, *, clean: bool = False) -> None:
-        """Write the inventory, unless `fault` of the room says that it could not be done.
+        """Write the inventory. If that fails, `fault` of the room has the reason.
 
-        clean: the bucket is closed, and all it has is on disk.
+        Args:
+            clean: the bucket is closed, and all its records are on disk.
         """
         try:
             self._inventory.write(self._inventory.newest._replace(is_clean=clean))

@@ -1,4 +1,4 @@
-"""A log file that is being written: the active segment of a log on disk."""
+"""A log file while it is written: the active segment of a log on disk."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ _NAME = re.compile(r"log-(\d{10})")
 
 
 def make_log_name(number: int) -> str:
+    """Return the name of the log file with this number."""
     return f"log-{number:010d}"
 
 
 def parse_log_number(name: str) -> int | None:
-    """Return the number in a log file's name, None of another name."""
+    """Return the number in the name of a log file; None for other names."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 class LogFile:
-    """Records in a buffer, and how much of them is in the file.
+    """Records in a buffer, and how many bytes of them are in the file. It also has the attributes of ActiveSegment.
 
-    The thread that owns the log appends, the one that commits writes.
+    The thread that owns the log appends to the buffer. The thread that commits writes the file.
 
     Attributes:
-        number, buffer, end, limit: as of ActiveSegment.
-        appended: how many records the log had been given with the newest one here. Segments that take the place of
-            others count like a record: a commit has to name their files.
-        seed: of the records' checksums.
-        written: how much is in the file.
-        synced: how much of that is on disk for certain.
-        head_end: the end of the note that the file begins with.
-        identity: as the inventory lists it.
-        descriptor: of the file, None as long as there is none.
-        has_name: tells whether the file that is open still has its name.
+        appended: how many records the log had received when the newest record here was appended. A new segment counts
+            like a record, because a commit has to name its file.
+        seed: the seed of the records' checksums.
+        written: how many bytes are in the file.
+        synced: how many of these bytes are certainly on disk.
+        head_end: the end of the note at the beginning of the file.
+        identity: the identity that the inventory lists, see `extend_identity`.
+        descriptor: the open file, None before it is created.
+        has_name: returns whether the open file still has its name.
         is_listed: the inventory lists the file.
     """
 
@@ -74,6 +74,15 @@ class LogFile:
         self.is_listed = False
 
     def append(self, frame: Frame, supersedes: int) -> int:
+        """Write a record to the buffer, which must have room for it.
+
+        Args:
+            frame: a frame or a note.
+            supersedes: the seqno of the change that the frame replaces, 0 for none.
+
+        Returns:
+            The offset of the frame in the buffer, after the head of its record.
+        """
         start = self.end
         body = start + RECORD_BYTES
         end = body + len(frame)
@@ -83,12 +92,12 @@ class LogFile:
             written = self.buffer[body:end]
             frame.write_to(written)
             self.buffer[start:body] = pack_record_head(written, supersedes, self.synced, self.seed ^ start)
-        self.end = end  # only now: a commit may look at any time
+        self.end = end  # last: a commit on another thread may read it at any time
         self.appended += 1
         return body
 
     def write_head(self, header: bytes, head: bytes) -> None:
-        """Write what the file begins with: its header, and a note of how things stand."""
+        """Write the beginning of the file: its header, and a note of every vbucket's state."""
         self.buffer[: len(header)] = header
         self.seed = read_seed(header)
         self.end = len(header)
@@ -96,38 +105,65 @@ class LogFile:
         self.head_end = self.end
 
     def append_identifying_note(self, note: bytes) -> None:
-        """Write a note that tells the file, or this opening of it, from all others."""
+        """Write a note that distinguishes this file, or this opening of it, from all others."""
         at = self.append(note, 0) - RECORD_BYTES
         self.identity = extend_identity(self.identity, self.buffer, at)
 
     def has_room(self, nbytes: int) -> bool:
-        """Tell whether a record of nbytes fits."""
+        """Return whether a record of nbytes fits into the buffer."""
         return self.end + RECORD_BYTES + nbytes <= len(self.buffer)
 
     def create(self, directory: Directory) -> int:
-        """Make the file and return its descriptor."""
+        """Create the file.
+
+        Returns:
+            The open descriptor.
+
+        Raises:
+            OSError: the file could not be created.
+        """
         self.descriptor = directory.create(make_log_name(self.number))
         self.has_name = directory.watch(self.descriptor, make_log_name(self.number))
         return self.descriptor
 
     def reopen(self, directory: Directory) -> None:
-        """Go on with a file that is there."""
+        """Open the existing file, to append to it.
+
+        Raises:
+            OSError: the file could not be opened or synced.
+        """
         self.descriptor = reopen_synced(directory, self.number, self.end)
         self.has_name = directory.watch(self.descriptor, make_log_name(self.number))
 
     def write(self, directory: Directory, descriptor: int, end: int) -> None:
-        """Write what was appended up to there and is not in the file yet."""
+        """Write the bytes of the buffer up to `end` that are not in the file yet.
+
+        Raises:
+            OSError: the disk does not accept the bytes.
+        """
         while self.written < end:
             self.written += directory.write(descriptor, self.buffer[self.written : end], self.written)
 
     @property
     def listing(self) -> ListedLog:
-        """What an inventory says of the file."""
+        """The entry of the file in an inventory."""
         return ListedLog(self.number, self.synced, self.identity)
 
 
 def reopen_synced(directory: Directory, number: int, size: int) -> int:
-    """Sync a log file that was found: its writer may have been stopped before that. Returns its descriptor."""
+    """Open an existing log file and sync it: the process that wrote it may have ended before its sync.
+
+    Args:
+        directory: the directory of the file.
+        number: the number of the file.
+        size: the number of valid bytes; the file is truncated to it.
+
+    Returns:
+        The open descriptor.
+
+    Raises:
+        OSError: the file could not be opened or synced.
+    """
     descriptor = directory.reopen(make_log_name(number), size)
     directory.sync(descriptor)
     return descriptor

@@ -1,16 +1,19 @@
-"""The notes of a log file: JSON, in the order of commits among the changes.
+"""The notes of a log file: JSON objects among the changes, in the order of commits.
 
-    {"head": [vbucket, ...], "behind": n, ...}  a log file begins: how things stand with every vbucket, and the size of
-                                                the log file before
-    {"opened": true, ...}                       the bucket was opened
-    {"clean": true}                             the bucket was closed; what it had is all there
-    {"vbucket": n, ..., "cut": seqno}           how things stand with a vbucket; with a cut its changes above that
-                                                seqno count no more
-    {"cas": [vbucket, cas]}                     a cas that was given without a change
-    {"floors": [...], "drafts": {...}}          a compaction dropped frames: what no snapshot can show any more, and
-                                                which drafts are segments from here on
+```
+{"head": [vbucket, ...], "behind": n, ...}  A log file begins: the state of every vbucket, and the size in bytes of the
+                                            previous log file.
+{"opened": true, ...}                       The bucket was opened.
+{"clean": true}                             The bucket was closed; all its records are in the files.
+{"vbucket": n, ..., "cut": seqno}           The state of a vbucket. With a cut: its changes above that seqno no longer
+                                            count.
+{"cas": [vbucket, cas]}                     A cas was assigned without a change.
+{"floors": [...], "drafts": {...}}          A compaction dropped frames: the limits below which snapshots are no longer
+                                            complete, and the drafts that are segments from here on.
+```
 
-The first two tell the time, so that no two log files begin alike and no two openings go on alike.
+The first two contain the time. So no two log files have the same beginning, and no two openings continue a file in
+the same way.
 """
 
 from __future__ import annotations
@@ -24,8 +27,9 @@ HEAD = b'{"head":'
 OPENED = b'{"opened":'
 
 MARK_BYTES = 128
-"""No note of an opening or a clean end is longer."""
+"""The maximum length of a note of an opening or of a clean end."""
 
 
-def pack_note(said: object) -> bytes:
-    return json.dumps(said, separators=(",", ":")).encode()
+def pack_note(note: object) -> bytes:
+    """Return a note as compact JSON."""
+    return json.dumps(note, separators=(",", ":")).encode()

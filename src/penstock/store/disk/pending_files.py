@@ -1,4 +1,4 @@
-"""Log files of which something is not on disk yet."""
+"""Log files that are not completely on disk yet."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["PendingFiles"]
 
 
 class PendingFiles:
-    """Log files that are not on disk as a whole.
+    """The log files that are not completely on disk.
 
-    The thread that owns the log adds files, the one that commits removes them.
+    The thread that owns the log adds files. The thread that commits removes them.
 
     Attributes:
-        files: oldest first; the last one is the active one.
+        files: oldest first; the last file is the active one.
         active: the file to which records are appended.
     """
 
@@ -26,20 +26,21 @@ class PendingFiles:
         self.active = LogFile(0, memoryview(b""))
 
     def add(self, file: LogFile) -> None:
-        """Let a file be the active one. A commit may look at it from now on."""
+        """Make a file the active one. From now on, a commit on another thread may read it."""
         self.active = file
         self.files.append(file)
 
     def list_numbers(self) -> set[int]:
-        return {file.number for file in tuple(self.files)}  # a commit may remove one meanwhile
+        """Return the numbers of the files."""
+        return {file.number for file in tuple(self.files)}  # a copy: a commit may remove a file at the same time
 
     @property
     def sealed_bytes(self) -> int:
-        """Bytes of all but the active file, also of those with notes alone."""
+        """The size of the buffers of all files except the active one, in bytes. Files with only notes count as well."""
         return sum(len(file.buffer) for file in self.files[:-1])
 
     def list_logs(self) -> list[ListedLog]:
-        """Return what an inventory says of the files that are there."""
+        """Return the inventory entries of the files that exist on disk."""
         return [file.listing for file in self.files if file.synced]
 
     def find_persisted_seqno(self, index: RowIndex) -> int:

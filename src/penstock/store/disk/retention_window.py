@@ -1,4 +1,4 @@
-"""Which superseded frames of a log on disk stay: those that were superseded lately, and those not on disk yet."""
+"""Retention of superseded frames on disk: those that were superseded recently stay, and those not on disk yet."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NANOSECONDS = 10**9
 
 
 class RetentionWindow:
-    """The newest log files, as many as the settings say: their changes keep what they superseded.
+    """The newest log files, up to the limits of the bucket's settings. Frames that their changes superseded stay.
 
     Attributes:
-        settings: the bucket's.
+        settings: the bucket's settings, with the retention in seconds and in bytes.
     """
 
     def __init__(
@@ -34,15 +34,23 @@ class RetentionWindow:
         self._clock = clock
 
     def find_unready_segments(self) -> set[int]:
+        """Return the numbers of sealed segments that cannot be rewritten yet: they are not completely on disk."""
         return self._pending.list_numbers()
 
     def find_floors(self) -> Column:
-        """What is superseded by a change on disk that is older than the retention may be dropped."""
+        """Return for each vbucket the highest seqno whose superseded frame may be dropped.
+
+        The change with that seqno is on disk and older than the retention.
+
+        Returns:
+            An array of seqnos, one for each vbucket.
+        """
         first, persisted = self._find_first_file(self._clock()), self._pending.find_persisted_seqno
         floors = [min(persisted(index), self._find_last_seqno_before(index, first)) for index in self._segments.indexes]
         return np.array(floors, np.int64)
 
     def count_retained_bytes(self, choice: RowChoice) -> int:
+        """Return how many bytes of dead frames a rewrite had to keep. The next rewrite has to keep them, too."""
         return choice.held_bytes + (0 if self._is_empty else choice.recent_bytes)
 
     @property
@@ -50,7 +58,11 @@ class RetentionWindow:
         return self.settings.retention_seconds == 0 or self.settings.retention_bytes == 0
 
     def _find_first_file(self, now: int) -> int:
-        """Return the number of the first log file whose changes keep what they superseded."""
+        """Return the number of the first log file in the window.
+
+        Args:
+            now: the present time, ns.
+        """
         active = self._segments.active
         if self._is_empty:
             return active.number + 1
@@ -66,7 +78,7 @@ class RetentionWindow:
         return first
 
     def _find_last_seqno_before(self, index: RowIndex, number: int) -> int:
-        """Return the last seqno of a vbucket in front of a log file."""
+        """Return the last seqno of a vbucket before the log file with this number."""
         for segment, first in zip(index.segments, index.first_seqnos, strict=True):
             if segment.ids[0] >= number:
                 return first - 1
