@@ -1,9 +1,11 @@
 """All operations of a command on one document.
 
-A document is looked up, `begin` says whether the command may have it and makes a new one where it is to, and `look_up`
-or `change` do the operations. They raise no StatusError for an operation that fails but give its status: a reply has it
-beside those of others. What stands in an attribute is a member of an object of one, of the attribute's name, so that
-the operations are the same there.
+The caller looks up the document. `select_document` checks whether the command may use it, or makes a new document.
+`run_lookups` or `change_document` execute the operations. They raise no StatusError for an operation that fails but
+return its status, because the reply contains it together with the others.
+
+An attribute is edited inside a JSON object with one key, the attribute's name. So the operations are the same for the
+body and for attributes.
 """
 
 from __future__ import annotations
@@ -43,15 +45,21 @@ _EXPAND = int(PathFlag.EXPAND_MACROS)
 _ADD, _REVIVE, _ACCESS = int(DocFlag.ADD), int(DocFlag.REVIVE), int(DocFlag.ACCESS_DELETED)
 _CREATES = int(DocFlag.MKDOC) | _ADD
 _AS_DELETED = int(DocFlag.CREATE_AS_DELETED)
-_STAGES = _ADD | _AS_DELETED  # which needs that there is no deleted document either
+_STAGES = _ADD | _AS_DELETED  # these flags together: there must be no document, not even a deleted one
 _JSON_BODY, _XATTRS = int(Datatype.JSON), int(Datatype.XATTR)
 _WHOLE = {Opcode.GET, Opcode.SET, Opcode.ADD, Opcode.DELETE}
 
 
 class ChangedDocument(NamedTuple):
-    """What a command makes of a document. deleted: whether it is, or stays, one.
+    """A document after the operations of a command.
 
-    answers: of the operations that have one. macros: text of the attributes, and the macro that it stands for.
+    Attributes:
+        body: the new body.
+        xattrs: name of an extended attribute -> its JSON text.
+        datatype: the new Datatype bits.
+        deleted: whether the document is deleted now.
+        results: results of the operations that return a value.
+        macros: stand-in in the attributes' text -> the macro whose value replaces it, a key of MUTATION_MACROS.
     """
 
     body: bytes
@@ -63,11 +71,19 @@ class ChangedDocument(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the value to be stored."""
+        """The size of the value that is stored, in bytes."""
         return len(self.body) + (len(pack_xattrs(self.xattrs)) if self.xattrs else 0)
 
     def pack_front(self, cas: int = 0, seqno: int = 0) -> bytes:
-        """Return what is stored in front of the body, for a change with this cas and seqno: always as long."""
+        """Return the encoded attributes, which are stored before the body.
+
+        Args:
+            cas: the cas of the change.
+            seqno: the seqno of the change.
+
+        Returns:
+            The bytes. Their length does not depend on the arguments.
+        """
         if not self.xattrs:
             return b""
         front = pack_xattrs(self.xattrs)
@@ -76,17 +92,24 @@ class ChangedDocument(NamedTuple):
         return front
 
 
-# Which document
+# Selecting the document
 
 
 def select_document(
     found: EditedDocument | None, specs: Sequence[LookupSpec | MutationSpec], doc_flags: int, *, cas: int = 0
 ) -> EditedDocument:
-    """Return the document that checked operations are for: the one that was found, or a new one.
+    """Return the document that a command operates on: the document that was found, or a new one.
 
-    found: also a deleted one, whose body is empty. cas: the request's.
-    Raises KeyNotFound if there is none and is not to be, KeyExists if there must be none or one with another cas, and
-    StatusError with SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS.
+    Args:
+        found: the document with the command's key, also a deleted one, whose body is empty; None if there is none.
+        specs: the command's operations, which were checked.
+        doc_flags: the command's DocFlag bits.
+        cas: the request's cas, 0 for any.
+
+    Raises:
+        KeyNotFound: there is no document, and the command does not create one.
+        KeyExists: there is a document, and the command must create one; or the document has another cas.
+        StatusError: with SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS; the command revives a document that is not deleted.
     """
     if found is not None and found.deleted and not doc_flags & _ACCESS and doc_flags & _STAGES != _STAGES:
         found = None
@@ -95,9 +118,9 @@ def select_document(
             raise KeyNotFound
         return _make_document(specs, doc_flags)
     if doc_flags & _ADD:
-        raise KeyExists("a document that is to be added is there")
+        raise KeyExists("the document exists already")
     if cas and cas != found.cas:
-        raise KeyExists(f"cas {cas}, the document has {found.cas}")
+        raise KeyExists(f"cas {cas}, expected the document's cas {found.cas}")
     if doc_flags & _REVIVE and not found.deleted:
         raise make_status_error(Status.SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS, "the document is not deleted")
     return found
@@ -112,16 +135,25 @@ def _make_document(specs: Sequence[LookupSpec | MutationSpec], doc_flags: int) -
     return EditedDocument()
 
 
-# What the operations do
+# Executing the operations
 
 
-def run_lookups(document: EditedDocument, specs: Sequence[LookupSpec], around: CommandContext) -> list[LookupResult]:
-    """Return what checked lookups find, one after the other: those that find nothing hinder none.
+def run_lookups(document: EditedDocument, specs: Sequence[LookupSpec], context: CommandContext) -> list[LookupResult]:
+    """Execute checked lookups. A lookup that fails does not affect the others.
 
-    If one of them needs an attribute of the system that is not allowed, all attributes are denied, and the body is not.
+    If one lookup needs an attribute of the system that is not allowed, all lookups of attributes are denied. Lookups
+    in the body are not denied.
+
+    Args:
+        document: the document to read.
+        specs: the lookups.
+        context: the values for virtual attributes, and the permission for attributes of the system.
+
+    Returns:
+        A result for each lookup, in the same order.
     """
-    work = _DocumentEditor(document, around, specs)
-    denied = 0 if _may_access(specs, around) else _XATTR
+    work = _DocumentEditor(document, context, specs)
+    denied = 0 if _may_access(specs, context) else _XATTR
     results = []
     for spec in specs:
         if spec.flags & denied:
@@ -135,16 +167,27 @@ def run_lookups(document: EditedDocument, specs: Sequence[LookupSpec], around: C
 
 
 def change_document(
-    document: EditedDocument, specs: Sequence[MutationSpec], doc_flags: int, around: CommandContext
+    document: EditedDocument, specs: Sequence[MutationSpec], doc_flags: int, context: CommandContext
 ) -> ChangedDocument | MutationResult:
-    """Return what checked operations make of a document, or the one of them that fails.
+    """Execute checked changes: all of them, or none if one fails.
 
-    Attributes come first: an attribute of the system that is not allowed fails the first operation.
-    Raises StatusError with SUBDOC_DELETED_DOCUMENT_CANT_HAVE_VALUE for a body in a document that stays deleted.
+    Operations on attributes come first. So an attribute of the system that is not allowed fails the first operation.
+
+    Args:
+        document: the document before the command.
+        specs: the changes.
+        doc_flags: the command's DocFlag bits.
+        context: the values for macros, and the permission for attributes of the system.
+
+    Returns:
+        The changed document, or the result of the first operation that failed.
+
+    Raises:
+        StatusError: with SUBDOC_DELETED_DOCUMENT_CANT_HAVE_VALUE; the document stays deleted and would have a body.
     """
-    if not _may_access(specs, around):
+    if not _may_access(specs, context):
         return MutationResult(0, Status.EACCESS)
-    work = _DocumentEditor(document, around, specs)
+    work = _DocumentEditor(document, context, specs)
     mkdir_p = _MKDIR_P if doc_flags & _CREATES else 0
     work.reserve_stand_ins(specs)
     answers = []
@@ -168,27 +211,32 @@ def change_document(
     )
 
 
-def _may_access(specs: Sequence[LookupSpec | MutationSpec], around: CommandContext) -> bool:
-    """Tell whether the user may access all attributes of checked operations.
+def _may_access(specs: Sequence[LookupSpec | MutationSpec], context: CommandContext) -> bool:
+    """Return whether the user may access all attributes of checked operations.
 
     Source: kv_engine, subdocument_context.cc, do_xattr_phase.
     """
-    return around.system_xattrs or not any(spec.flags & _XATTR and is_system(spec.path) for spec in specs)
+    return context.system_xattrs or not any(spec.flags & _XATTR and is_system(spec.path) for spec in specs)
 
 
 class _DocumentEditor:
-    """A document that operations are done on.
+    """Executes operations on one document.
 
-    A text is parsed once for all paths that lead into it: the body, or an attribute.
+    A text, that is the body or an attribute, is parsed once for all paths that lead into it.
+
+    Attributes:
+        is_json: whether the body is JSON text.
+        xattrs: name of an extended attribute -> its JSON text.
+        macros: stand-in in the attributes' text -> the macro whose value replaces it.
     """
 
     def __init__(
-        self, document: EditedDocument, around: CommandContext, specs: Sequence[LookupSpec | MutationSpec]
+        self, document: EditedDocument, context: CommandContext, specs: Sequence[LookupSpec | MutationSpec]
     ) -> None:
         self._document = document
-        self._around = around
+        self._context = context
         self._specs = specs
-        self._texts: dict[str | None, JsonText | StatusError] = {}  # by the attribute; None is the body
+        self._texts: dict[str | None, JsonText | StatusError] = {}  # by attribute; None: the body
         self._body = document.body
         self.is_json = bool(document.datatype & _JSON_BODY)
         self.xattrs = dict(document.xattrs)
@@ -196,11 +244,19 @@ class _DocumentEditor:
 
     @property
     def body(self) -> bytes:
+        """The body with all changes so far."""
         text = self._texts.get(None)
         return text.read() if isinstance(text, JsonText) else self._body
 
     def read(self, spec: LookupSpec) -> bytes:
-        """Do a lookup and return what it finds. Raises StatusError."""
+        """Execute a lookup.
+
+        Returns:
+            The value that the reply contains.
+
+        Raises:
+            StatusError: the lookup failed.
+        """
         if spec.opcode == Opcode.GET:
             if not self.body:
                 raise make_status_error(Status.SUBDOC_PATH_ENOENT, "the document has no body")
@@ -212,7 +268,14 @@ class _DocumentEditor:
         return decode_binary(found) if spec.flags & _BINARY else found
 
     def write(self, spec: MutationSpec) -> bytes:
-        """Do a change and return its answer. Raises StatusError."""
+        """Execute a change.
+
+        Returns:
+            The value that the reply contains; empty for most operations.
+
+        Raises:
+            StatusError: the change failed.
+        """
         if spec.opcode in _WHOLE:
             self._write_whole(spec)
             return b""
@@ -232,24 +295,27 @@ class _DocumentEditor:
         return answer
 
     def reserve_stand_ins(self, specs: Sequence[MutationSpec]) -> None:
-        """Choose what stands in the attributes for what only a change gives: texts that stand nowhere else in them."""
-        wanted = {spec.value for spec in specs if spec.flags & _EXPAND and spec.value in MUTATION_MACROS}
-        if not wanted:
+        """Choose stand-ins for the macros whose values are known only when the change gets its cas and seqno.
+
+        A stand-in is a JSON string as long as the value. It occurs nowhere else in the attributes.
+        """
+        used = {spec.value for spec in specs if spec.flags & _EXPAND and spec.value in MUTATION_MACROS}
+        if not used:
             return
         taken = b"\0".join([*self.xattrs.values(), *(part for spec in specs for part in (spec.path, spec.value))])
-        chance = sha256(taken)  # which nobody can have put there
-        for macro in sorted(wanted):
+        digest = sha256(taken)  # no client can put the digest of a text into that text
+        for macro in sorted(used):
             digits = len(MUTATION_MACROS[macro](0, 0, b"")) - 2
-            while (stand_in := chance.hexdigest()[:digits].encode()) in taken or b'"%s"' % stand_in in self.macros:
-                chance.update(b"\0")
+            while (stand_in := digest.hexdigest()[:digits].encode()) in taken or b'"%s"' % stand_in in self.macros:
+                digest.update(b"\0")
             self.macros[b'"%s"' % stand_in] = macro
-            chance.update(macro)
+            digest.update(macro)
 
     def _parse_body(self) -> JsonText:
         return self._get_parsed(None) or self._parse(None, self._body)
 
     def _parse_xattr(self, name: KeyComponent) -> JsonText:
-        """Return an object of one attribute, stored or virtual; an empty one if there is no such attribute."""
+        """Return an object of one stored or virtual attribute; an empty object if there is no such attribute."""
         return self._get_parsed(name.name) or self._parse(name.name, self._make_xattr_object(name))
 
     def _get_parsed(self, name: str | None) -> JsonText | None:
@@ -270,7 +336,7 @@ class _DocumentEditor:
         """Return the paths of operations that lead into an attribute, or into the body."""
         paths = []
         for spec in self._specs:
-            with suppress(StatusError):  # of a path that cannot be; its operation fails when it is done
+            with suppress(StatusError):  # a path that is not valid: its operation fails later, in its turn
                 if name == (parse_xattr_name(spec.path).name if spec.flags & _XATTR else None):
                     paths.append(parse_path(spec.path))
         return paths
@@ -289,12 +355,12 @@ class _DocumentEditor:
 
     def _make_xattr_object(self, name: KeyComponent) -> bytes:
         if is_virtual(name.name):
-            return make_virtual_object(name.name, self._document, self._around).encode()
+            return make_virtual_object(name.name, self._document, self._context).encode()
         value = self.xattrs.get(name.name)
         return b"{}" if value is None else b"%s%s}" % (_make_front(name), value)
 
     def _take_out_value(self, name: KeyComponent, object_: bytes) -> None:
-        """Take an attribute's value out of the object in which an operation has put it, or left none."""
+        """Store the value of an attribute from the object that an operation has edited; remove it if there is none."""
         front = _make_front(name)
         if object_.startswith(front):
             self.xattrs[name.name] = object_[len(front) : -1]
@@ -302,7 +368,7 @@ class _DocumentEditor:
             self.xattrs.pop(name.name, None)
 
     def _make_value(self, spec: MutationSpec) -> bytes:
-        """Return what is to be put in for a value."""
+        """Return the JSON text that an operation puts into an attribute."""
         if spec.flags & _BINARY:
             return encode_binary(spec.value)
         if not spec.flags & _EXPAND:
@@ -310,7 +376,7 @@ class _DocumentEditor:
         for stand_in, macro in self.macros.items():
             if macro == spec.value:
                 return stand_in
-        return expand_document_macro(spec.value, self._document, self._around)
+        return expand_document_macro(spec.value, self._document, self._context)
 
 
 def _make_front(name: KeyComponent) -> bytes:

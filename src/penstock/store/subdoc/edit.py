@@ -1,8 +1,8 @@
-"""One operation on one checked text. What an operation gives is again a checked text, so that several can follow.
+"""One operation on one checked text. The result is a checked text again, so several operations can follow.
 
-A value of which the command says that it may be several is what stands between an array's brackets; any other is one
-JSON value. It is put in as it was sent, white space included. Whether elements are the same is asked of their
-spelling: 1 and 1.0 are two.
+For most operations the value is one JSON value. Operations that may add several elements take the text between an
+array's brackets. A value is stored as it was sent, white space included. Elements are equal if their texts are equal:
+1 and 1.0 are different.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _exists(text: JsonText, path: Path) -> bytes:
 def _get_count(text: JsonText, path: Path) -> bytes:
     size = _find_existing(text, path).size
     if size < 0:
-        raise _make_path_error(Status.SUBDOC_PATH_MISMATCH, path, "is neither array nor object")
+        raise _make_path_error(Status.SUBDOC_PATH_MISMATCH, path, "is neither an array nor an object")
     return b"%d" % size
 
 
@@ -52,7 +52,7 @@ def _dict_add(text: JsonText, path: Path, value: bytes, mkdir_p: bool) -> bytes:
     new = _check_one_value(value, above=len(path))
     place = _find_entry(text, path)
     if place.at >= 0:
-        raise _make_path_error(Status.SUBDOC_PATH_EEXISTS, path, "is there already")
+        raise _make_path_error(Status.SUBDOC_PATH_EEXISTS, path, "exists already")
     _add_key(text, path, place, new, mkdir_p)
     return b""
 
@@ -68,7 +68,11 @@ def _dict_upsert(text: JsonText, path: Path, value: bytes, mkdir_p: bool) -> byt
 
 
 def _find_entry(text: JsonText, path: Path) -> PathPlace:
-    """Return the place of a path that ends in a key."""
+    """Return the place of a path that ends in a key.
+
+    Raises:
+        StatusError: with SUBDOC_PATH_EINVAL; the path is empty or ends in an index. Also the errors of JsonText.find.
+    """
     place = text.find(_check_not_empty(path))
     if not isinstance(path[-1], KeyComponent):
         raise _make_path_error(Status.SUBDOC_PATH_EINVAL, path, "ends in an index, expected a key")
@@ -76,10 +80,18 @@ def _find_entry(text: JsonText, path: Path) -> PathPlace:
 
 
 def _add_key(text: JsonText, path: Path, place: PathPlace, new: bytes, mkdir_p: bool) -> None:
-    """Add what is missing of a path, and a value at its end.
+    """Add the missing components of a path, and a value at its end.
 
-    Raises StatusError with SUBDOC_PATH_ENOENT where more than the last key is missing and the command did not ask for
-    that, or where an index is missing: there is nothing to put in front of it.
+    Args:
+        text: the text to change.
+        path: the path of the value.
+        place: the place of the path, where no value is.
+        new: the value.
+        mkdir_p: whether missing objects on the way are created.
+
+    Raises:
+        StatusError: with SUBDOC_PATH_ENOENT; a missing component is an index, because nothing would be before it. Or
+            more than the last key is missing, without `mkdir_p`.
     """
     missing = path[place.found :]
     keys = [component.text.encode() for component in missing if isinstance(component, KeyComponent)]
@@ -92,7 +104,7 @@ def _add_key(text: JsonText, path: Path, place: PathPlace, new: bytes, mkdir_p: 
     text.change_value(path, place, Splice(place.close, place.close, added))
 
 
-# Changing what is there
+# Changing existing values
 
 
 def _replace(text: JsonText, path: Path, value: bytes, mkdir_p: bool) -> bytes:
@@ -103,7 +115,11 @@ def _replace(text: JsonText, path: Path, value: bytes, mkdir_p: bool) -> bytes:
 
 
 def _delete(text: JsonText, path: Path, value: bytes, mkdir_p: bool) -> bytes:
-    """A member that is not the last goes with the comma behind it, the last with the one in front of it, if any."""
+    """Remove a member with the comma after it. The last member is removed with the comma before it, if there is one.
+
+    Returns:
+        No bytes.
+    """
     text.read()
     place = _find_existing(text, _check_not_empty(path))
     begin, end = place.key_at, place.end
@@ -117,7 +133,15 @@ def _delete(text: JsonText, path: Path, value: bytes, mkdir_p: bool) -> bytes:
 
 
 def _counter(text: JsonText, path: Path, value: bytes, mkdir_p: bool) -> bytes:
-    """A sum that is no i64 is SUBDOC_VALUE_CANTINSERT, as on the server; a number that is none, SUBDOC_NUM_ERANGE."""
+    """Add a delta to an integer, or create the integer.
+
+    Returns:
+        The new number.
+
+    Raises:
+        StatusError: with SUBDOC_VALUE_CANTINSERT if the sum is not an i64, as on the server. With SUBDOC_NUM_ERANGE if
+            the present number is not an i64.
+    """
     delta = _parse_delta(value)
     place = text.find(_check_not_empty(path))
     if place.at < 0:
@@ -126,7 +150,7 @@ def _counter(text: JsonText, path: Path, value: bytes, mkdir_p: bool) -> bytes:
         return new
     old = text.get_part(place.at, place.end)
     if _INTEGER.fullmatch(old) is None:
-        raise _make_path_error(Status.SUBDOC_PATH_MISMATCH, path, "is no integer")
+        raise _make_path_error(Status.SUBDOC_PATH_MISMATCH, path, "is not an integer")
     if len(old) > _MOST_DIGITS or not _LOWEST <= (number := int(old)) <= _HIGHEST:
         raise _make_path_error(Status.SUBDOC_NUM_ERANGE, path, "is a number that does not fit into 64 bits")
     number += delta
@@ -183,7 +207,9 @@ def _insert(text: JsonText, path: Path, value: bytes, mkdir_p: bool) -> bytes:
     if place.at >= 0:
         text.apply_splice(Splice(place.at, place.at, new + b","))
     elif place.found < len(path) - 1 or place.members != index:
-        raise _make_path_error(Status.SUBDOC_PATH_ENOENT, path, "is not there, nor what would be in front of it")
+        raise _make_path_error(
+            Status.SUBDOC_PATH_ENOENT, path, "does not exist, and is not the index after the last element"
+        )
     else:
         text.apply_splice(Splice(place.close, place.close, b"," + new if index else new))
     return b""
@@ -193,7 +219,9 @@ def _add_unique(text: JsonText, path: Path, value: bytes, mkdir_p: bool) -> byte
     new = _check_one_value(value, above=len(path) + 1)
     bare = new.strip(WHITE)
     if bare[:1] in (b"[", b"{"):
-        raise make_status_error(Status.SUBDOC_VALUE_CANTINSERT, "an array or object, expected what can be compared")
+        raise make_status_error(
+            Status.SUBDOC_VALUE_CANTINSERT, "an array or object, expected a string, number, true, false or null"
+        )
     place = _find_array(text, path)
     if place.at < 0:
         _add_array(text, path, place, new, mkdir_p)
@@ -208,14 +236,14 @@ def _add_unique(text: JsonText, path: Path, value: bytes, mkdir_p: bool) -> byte
 
 
 def _find_array(text: JsonText, path: Path) -> PathPlace:
-    """Return the place of a path that leads to an array, or to nothing."""
+    """Return the place of a path that leads to an array, or of a missing path."""
     text.read()
     return _check_array(text, path, text.find(path))
 
 
 def _check_array(text: JsonText, path: Path, place: PathPlace) -> PathPlace:
     if place.at >= 0 and text.get_part(place.at, place.at + 1) != b"[":
-        raise _make_path_error(Status.SUBDOC_PATH_MISMATCH, path, "is no array")
+        raise _make_path_error(Status.SUBDOC_PATH_MISMATCH, path, "is not an array")
     return place
 
 
@@ -225,7 +253,7 @@ def _add_array(text: JsonText, path: Path, place: PathPlace, new: bytes, mkdir_p
     _add_key(text, path, place, b"[%s]" % new, mkdir_p)
 
 
-# What they have in common
+# Checks that several operations use
 
 
 def _find_existing(text: JsonText, path: Path) -> PathPlace:
@@ -242,13 +270,26 @@ def _check_not_empty(path: Path) -> Path:
 
 
 def _check_one_value(value: bytes, *, above: int) -> bytes:
-    """Return a value that is one JSON value. above: how many arrays and objects it is to stand in."""
+    """Return a value after the check that it is one JSON value.
+
+    Args:
+        value: the value of the command.
+        above: how many arrays and objects will contain the value.
+    """
     _check_levels(value, count_levels(value), above)
     return value
 
 
 def _check_several_values(value: bytes, *, above: int) -> bytes:
-    """Return a value that is one or more JSON values with commas between them. above: as of `_one`, of each."""
+    """Return a value after the check that it is one or more JSON values with commas between them.
+
+    Args:
+        value: the value of the command.
+        above: how many arrays and objects will contain each of the values.
+
+    Raises:
+        StatusError: the value has no JSON values, or too many levels.
+    """
     _check_levels(value, count_levels(b"[%s]" % value) - 1, above)
     if skip_space(value, 0) == len(value):
         raise _make_value_error(value)
@@ -266,7 +307,7 @@ def _check_levels(value: bytes, levels: int, above: int) -> None:
 
 def _make_value_error(value: bytes) -> StatusError:
     return make_status_error(
-        Status.SUBDOC_VALUE_CANTINSERT, f"value {value[:40]!r} of {len(value)} bytes is no JSON here"
+        Status.SUBDOC_VALUE_CANTINSERT, f"value {value[:40]!r} of {len(value)} bytes is not JSON for this operation"
     )
 
 
@@ -275,7 +316,12 @@ def _make_path_error(status: Status, path: Path, reason: str) -> StatusError:
 
 
 def creates_array(opcode: int, path: bytes) -> bool:
-    """Whether a document is an array, and no object, that is made because there is none for this operation."""
+    """Return whether the document that an operation creates is an array. Otherwise it is an object.
+
+    Args:
+        opcode: the opcode of the operation.
+        path: the path of the operation.
+    """
     return path[:1] == b"[" or (not path and opcode in _PUSHES)
 
 
@@ -286,7 +332,7 @@ READS: dict[int, Callable[[JsonText, Path], bytes]] = {
     Opcode.SUBDOC_EXISTS: _exists,
     Opcode.SUBDOC_GET_COUNT: _get_count,
 }
-"""By opcode: takes a checked text and a path, returns the answer. All raise StatusError."""
+"""Opcode -> function of a checked text and a path that returns the value for the reply. All raise StatusError."""
 
 EDITS: dict[int, Callable[[JsonText, Path, bytes, bool], bytes]] = {
     Opcode.SUBDOC_DICT_ADD: _dict_add,
@@ -299,5 +345,8 @@ EDITS: dict[int, Callable[[JsonText, Path, bytes, bool], bytes]] = {
     Opcode.SUBDOC_ARRAY_ADD_UNIQUE: _add_unique,
     Opcode.SUBDOC_COUNTER: _counter,
 }
-"""By opcode: changes a checked text at a path, with a value, making the objects that are missing on the way if the last
-argument says so; returns the answer. All raise StatusError, and have changed nothing then."""
+"""Opcode -> function that changes a checked text and returns the value for the reply.
+
+The arguments are the text, the path, the value, and whether missing objects on the way are created (`mkdir_p`). A
+function that raises StatusError has not changed the text.
+"""

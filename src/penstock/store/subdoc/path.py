@@ -1,8 +1,8 @@
-"""The path of a part of a document: keys and indexes, as in `address.lines[0]`.
+r"""The path of a part of a document: keys and indexes, as in `address.lines[0]`.
 
-A key stands as it does between the quotes of JSON text, escapes included, but for \\u, which paths do not have. What is
-between backticks is taken as it is, so that a key may have dots and brackets; a doubled backtick is one of the key's
-own. Index -1 is an array's last element. A dot may stand in front of a bracket; one at the end is refused, as is `[]`.
+A key is written as between the quotes of JSON text, with the same escapes except `\u`. Text between backticks is part
+of the key, so a key may have dots and brackets. Two backticks stand for one backtick of the key. Index -1 is the last
+element of an array. A dot may stand before a bracket. A dot at the end is refused, and so is `[]`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,20 @@ from penstock.wire.codec.statuses import Status
 __all__ = ["LAST", "MAX_COMPONENTS", "MAX_PATH", "Component", "KeyComponent", "Path", "format_path", "parse_path"]
 
 MAX_PATH = 1024
-"""Bytes of a path."""
+"""The maximum length of a path, in bytes."""
 
 MAX_COMPONENTS = 32
 LAST = -1
-"""As an index: of the last element."""
+"""The index of an array's last element."""
 
 
 class KeyComponent(NamedTuple):
-    """A component that is a key. name: what it means. text: as it is spelled between quotes."""
+    """A component of a path that is a key.
+
+    Attributes:
+        name: the key, decoded.
+        text: the key as JSON text, without the quotes.
+    """
 
     name: str
     text: str
@@ -39,15 +44,19 @@ _INDEX = re.compile(r"\[(-1|[0-9]+)\]")
 _KEY = re.compile(r"(?:[^\\`.\[\]]|\\[\"/\\bfnrt]|`(?:[^\\`]|\\[\"/\\bfnrt])*`)+")
 _BACKTICKS = re.compile("``?")
 
-_name_of = JSONDecoder().raw_decode
+_decode_name = JSONDecoder().raw_decode
 
 
 @lru_cache(maxsize=1024)
 def parse_path(path: bytes) -> Path:
-    """Return the components of a path, none for the empty one.
+    """Return the components of a path; no components for the empty path.
 
-    Raises StatusError: SUBDOC_PATH_EINVAL for what is no path, SUBDOC_PATH_E2BIG for one of more than 1024 bytes or 32
-    components.
+    Args:
+        path: the path as the command has it.
+
+    Raises:
+        StatusError: with SUBDOC_PATH_EINVAL; it is not a path. With SUBDOC_PATH_E2BIG; it has more than 1024 bytes or
+            32 components.
     """
     if len(path) > MAX_PATH:
         raise make_status_error(Status.SUBDOC_PATH_E2BIG, f"path of {len(path)} bytes, limit {MAX_PATH}")
@@ -72,12 +81,12 @@ def parse_path(path: bytes) -> Path:
 
 
 def format_path(path: Path) -> str:
-    """Return a path as messages show it."""
+    """Return a path as text for messages."""
     return "".join(f"[{each}]" if isinstance(each, int) else f".{each.name}" for each in path).lstrip(".") or "''"
 
 
 def _parse_component(path: bytes, text: str, at: int) -> tuple[Component, int]:
-    """Return the component that begins at `at`, and where it ends."""
+    """Return the component that begins at `at`, and the position after it."""
     if (index := _INDEX.match(text, at)) is not None:
         return int(index[1]), index.end()
     key = _KEY.match(text, at)
@@ -95,7 +104,7 @@ def _parse_key(path: bytes, part: str) -> KeyComponent:
         raise _make_path_error(path, "a key is empty")
     quoted = f'"{part}"'
     try:
-        name, end = _name_of(quoted)
+        name, end = _decode_name(quoted)
     except ValueError:
         end = 0
     if end != len(quoted):

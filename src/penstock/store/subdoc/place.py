@@ -1,4 +1,4 @@
-"""Where a path leads in JSON text."""
+"""The place in JSON text that a path leads to."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ MISMATCH: Final = -2
 
 
 class PathPlace(NamedTuple):
-    """Where a path leads. Places are numbers of bytes from the beginning of the text; -1 where there is none.
+    """The place of a path's value. Positions are in bytes from the beginning of the text; -1 if there is none.
+
+    A *member* is an element of an array, or a key of an object with its value.
 
     Attributes:
-        at: where the value begins. MISSING: there is none. MISMATCH: something on the way is neither the array nor the
-            object that the path takes it for.
+        at: where the value begins. MISSING: there is no value. MISMATCH: a value on the way is not the array or the
+            object that the path expects.
         end: where the value ends.
-        size: members of the value, -1 if it is a scalar.
-        found: components of the path that are there.
-        container: where the array or object begins that has, or would have, the next component; of a mismatch, what
-            is neither.
-        key_at: where the member begins, with its key if it has one.
-        close: where the container ends that lacks the next component.
-        members: how many it has.
+        size: how many members the value has, -1 if it is a scalar.
+        found: how many components of the path exist.
+        container: where the array or object begins that has, or would have, the next component. After a mismatch:
+            where the value begins that the path does not expect.
+        key_at: where the member begins: its key in an object.
+        close: position of the closing bracket of the container, if the container lacks the next component.
+        members: how many members this container has.
     """
 
     at: int

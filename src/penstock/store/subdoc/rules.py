@@ -1,7 +1,8 @@
-"""Which operations, flags and paths may stand together in a command.
+"""Rules for the combination of operations, flags and paths in one command.
 
-That an operation is one of a lookup or of a change, and has the path and value that it needs, is seen to where a
-command is taken from its bytes.
+The decoder of the command has checked more: a lookup has only lookups, a change only changes. Each operation has the
+path and the value that it needs.
+
 Source: memcached daemon/subdocument_traits.h and subdocument_validators.cc, their statuses included.
 """
 
@@ -21,7 +22,7 @@ from penstock.wire.messages.subdoc import LookupSpec, MutationSpec
 
 __all__ = ["check_changes", "check_lookups", "find_xattr_names"]
 
-# Plain numbers: this runs for every operation, and a flag's operators cost as much as ten of those.
+# Plain numbers: the checks run for every operation, and an operator of a flag costs as much as ten of an int.
 MKDIR_P, XATTR, BINARY = int(PathFlag.MKDIR_P), int(PathFlag.XATTR), int(PathFlag.BINARY)
 EXPAND = int(PathFlag.EXPAND_MACROS)
 MKDOC, ADD, REVIVE = int(DocFlag.MKDOC), int(DocFlag.ADD), int(DocFlag.REVIVE)
@@ -33,7 +34,12 @@ _CREATE = MKDOC | ADD | AS_DELETED | _CHANGE
 
 
 class AllowedFlags(NamedTuple):
-    """What flags an operation may have, and the command that it stands in."""
+    """The flags that an operation may have.
+
+    Attributes:
+        flags: the PathFlag bits of the operation.
+        doc_flags: the DocFlag bits of the command that contains the operation.
+    """
 
     flags: int
     doc_flags: int
@@ -61,7 +67,16 @@ _ALLOWED: dict[int, AllowedFlags] = {
 
 
 def check_lookups(specs: Sequence[LookupSpec], doc_flags: int, *, several_xattrs: bool = True) -> None:
-    """Raise StatusError for lookups that cannot be one command. several_xattrs: whether it may read more than one."""
+    """Check the flags and paths of a lookup command.
+
+    Args:
+        specs: the command's lookups.
+        doc_flags: the command's DocFlag bits.
+        several_xattrs: whether one command may read more than one extended attribute.
+
+    Raises:
+        StatusError: the lookups cannot stand together in one command.
+    """
     _check_paths([MutationSpec(*spec) for spec in specs], doc_flags, several_xattrs)
 
 
@@ -83,10 +98,13 @@ def check_changes(
         several_xattrs: whether one command may change more than one extended attribute.
 
     Raises:
+        InvalidArguments: the flags or the paths are not allowed.
         StatusError: the operations cannot stand together in one command.
     """
     if doc_flags & ADD and cas:
-        raise InvalidArguments("a cas, and the flag ADD: there is to be no document that could have it")
+        raise InvalidArguments(
+            "a cas and the flag ADD, expected one of them: a document that does not exist has no cas"
+        )
     if doc_flags & ADD and doc_flags & MKDOC:
         raise InvalidArguments("the flags ADD and MKDOC, expected one of them")
     if single_path and doc_flags & AS_DELETED:
@@ -101,6 +119,9 @@ def _check_revived(doc_flags: int) -> None:
 
     A single-path command has neither rule: without ACCESS_DELETED it finds no deleted document to revive.
     Source: kv_engine subdocument_validators.cc.
+
+    Raises:
+        InvalidArguments: the flag without ACCESS_DELETED, or with CREATE_AS_DELETED.
     """
     if not doc_flags & ACCESS:
         raise InvalidArguments("the flag REVIVE without ACCESS_DELETED")
@@ -113,6 +134,9 @@ def _check_created_as_deleted(specs: Sequence[MutationSpec], doc_flags: int) -> 
 
     SUBDOC_MULTI_MUTATION has neither rule: gocbcore's transactions send it with CREATE_AS_DELETED|ACCESS_DELETED and a
     cas, to change a staged insert. Source: kv_engine subdocument_validators.cc.
+
+    Raises:
+        InvalidArguments: the flag without ADD and MKDOC, or with a path in the body.
     """
     if not doc_flags & (ADD | MKDOC):
         raise InvalidArguments("the flag CREATE_AS_DELETED without ADD or MKDOC")
@@ -132,12 +156,13 @@ def _check_paths(specs: Sequence[MutationSpec], doc_flags: int, several_xattrs: 
         _check_operation(spec, doc_flags)
         if spec.flags & XATTR and in_body:
             raise make_status_error(
-                Status.SUBDOC_INVALID_XATTR_ORDER, "an extended attribute behind a path of the body"
+                Status.SUBDOC_INVALID_XATTR_ORDER,
+                "an extended attribute after a path of the body, expected the attributes first",
             )
         in_body += not spec.flags & XATTR
     if in_body > 1 and any(spec.opcode == Opcode.DELETE for spec in specs):
         raise make_status_error(
-            Status.SUBDOC_INVALID_COMBO, "the document is deleted, and something in its body changed"
+            Status.SUBDOC_INVALID_COMBO, "DELETE together with other operations on the body, expected DELETE alone"
         )
     if not several_xattrs and len(find_xattr_names(specs)) > 1:
         raise make_status_error(
@@ -150,7 +175,7 @@ def _check_operation(spec: MutationSpec, doc_flags: int) -> None:
     for kind, flags, some in (("path", spec.flags, allowed.flags), ("document", doc_flags, allowed.doc_flags)):
         if excess := flags & ~some:
             name = name_opcode(spec.opcode)
-            raise InvalidArguments(f"{name} with {kind} flags 0x{excess:02x}, expected none but 0x{some:02x}")
+            raise InvalidArguments(f"{name} with {kind} flags 0x{excess:02x}, allowed 0x{some:02x}")
     if len(spec.path) > MAX_PATH:
         raise InvalidArguments(f"{name_opcode(spec.opcode)} with a path of {len(spec.path)} bytes, limit {MAX_PATH}")
     if spec.opcode == Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR and not spec.flags & XATTR:
@@ -159,7 +184,8 @@ def _check_operation(spec: MutationSpec, doc_flags: int) -> None:
         _check_xattr(spec)
     elif spec.flags & (EXPAND | BINARY):
         raise make_status_error(
-            Status.SUBDOC_XATTR_INVALID_FLAG_COMBO, f"path flags 0x{spec.flags:02x}: those are for extended attributes"
+            Status.SUBDOC_XATTR_INVALID_FLAG_COMBO,
+            f"path flags 0x{spec.flags:02x}: they are allowed for extended attributes only",
         )
 
 
@@ -170,7 +196,9 @@ def _check_xattr(spec: MutationSpec) -> None:
         )
     name = parse_xattr_name(spec.path).name
     if is_virtual(name) and spec.opcode not in _READ:
-        raise make_status_error(Status.SUBDOC_XATTR_CANT_MODIFY_VATTR, f"{name} is made when it is read")
+        raise make_status_error(
+            Status.SUBDOC_XATTR_CANT_MODIFY_VATTR, f"{name} is a virtual attribute and cannot be changed"
+        )
     if spec.flags & EXPAND:
         check_macro(spec.value)
 

@@ -1,7 +1,7 @@
-"""JSON text: whether it is some, how deep it is, where its parts lie, and changes of it that are put in together.
+"""JSON text: its validity, its levels, the places of its parts, and changes that are applied together.
 
-The extension module reads a text in one pass, whatever the number of paths, without objects and without the GIL; where
-it was not built, penstock.store.subdoc.scan does the same.
+The extension module reads a text in one pass for all paths. It creates no Python objects and does not hold the GIL. If
+the module was not built, penstock.store.subdoc.scan does the same.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from penstock.wire.values.large_bytes import join_buffers
 __all__ = ["MAX_DEPTH", "WHITE", "JsonText", "Splice", "count_levels", "skip_space"]
 
 MAX_DEPTH = 32
-"""How deep arrays and objects may stand in one another, the outermost counted."""
+"""The maximum number of levels of arrays and objects, with the outermost."""
 
 WHITE: Final = b" \t\n\r"
 _MOST_PATHS: Final = 16
-"""Of one pass. A command has no more."""
+"""The maximum number of paths of one pass. A command has at most as many."""
 
 _MAX_INDEX: Final = 2**31 - 1
-"""No document is long enough for this element."""
+"""An index that no document is long enough to have."""
 
-extension = native.extension if hasattr(native.extension, "locate") else None  # one of an older release has no such
+extension = native.extension if hasattr(native.extension, "locate") else None  # a module of an older release lacks it
 
 _NAME_ROW = Struct(f"{1 + 2 * MAX_COMPONENTS}i")
 _SPACE = re.compile(rb"[ \t\n\r]*").match
 
 
 class Splice(NamedTuple):
-    """A change of a text: `new` takes the place of what stands between begin and end."""
+    """A change of a text: `new` replaces the bytes from `begin` up to `end`."""
 
     begin: int
     end: int
@@ -47,11 +47,17 @@ class Splice(NamedTuple):
 
 
 class JsonText:
-    """A checked JSON text that paths are looked up in, and that changes are put into.
+    """A checked JSON text in which paths are found and values are changed.
 
-    paths: what will be asked for; one pass finds them all. Changes that leave each other's places valid are put in
-    together, when the text is next read as a whole.
-    Raises StatusError: SUBDOC_DOC_NOTJSON, SUBDOC_DOC_E2DEEP.
+    Changes that keep each other's places valid are collected. They are applied together when the whole text is read
+    next.
+
+    Args:
+        document: the text.
+        paths: the paths that will be found later; one pass finds them all.
+
+    Raises:
+        StatusError: with SUBDOC_DOC_NOTJSON; the document is not JSON. With SUBDOC_DOC_E2DEEP; it has too many levels.
     """
 
     __slots__ = ("_document", "_longer", "_paths", "_places", "_splices")
@@ -60,28 +66,32 @@ class JsonText:
         self._document = document
         self._paths = tuple(dict.fromkeys(paths))[:_MOST_PATHS]
         self._splices: list[Splice] = []
-        self._longer: dict[Path, PathPlace] = {}  # arrays that have become longer, and nothing else since
+        self._longer: dict[Path, PathPlace] = {}  # arrays that got longer and were not changed otherwise
         levels, places = locate(document, self._paths)
         if levels < 0:
-            raise make_status_error(Status.SUBDOC_DOC_NOTJSON, f"document of {len(document)} bytes is no JSON text")
+            raise make_status_error(Status.SUBDOC_DOC_NOTJSON, f"the document of {len(document)} bytes is not JSON")
         if levels > MAX_DEPTH:
-            raise make_status_error(Status.SUBDOC_DOC_E2DEEP, f"document of more than {MAX_DEPTH} levels")
+            raise make_status_error(Status.SUBDOC_DOC_E2DEEP, f"the document has more than {MAX_DEPTH} levels")
         self._places = dict(zip(self._paths, places, strict=True))
 
     def find(self, path: Path) -> PathPlace:
-        """Return where a path leads.
+        """Return the place that a path leads to.
 
-        Raises StatusError with SUBDOC_PATH_MISMATCH where it takes something for an array or object that is not one.
+        Args:
+            path: the path; one that was given to the constructor needs no pass of its own.
+
+        Raises:
+            StatusError: with SUBDOC_PATH_MISMATCH; the path expects an array or an object where the text has none.
         """
         place = self._places.get(path)
         if place is None:
             place = self._find_again(path)
         if place.at == MISMATCH:
-            raise self._mismatch(path, place)
+            raise self._make_mismatch_error(path, place)
         return place
 
     def read(self) -> bytes:
-        """Return the text with its changes. Places that were found before are those of an older text then."""
+        """Return the text with all changes applied. Places that were found before are no longer valid then."""
         if self._splices:
             self._document = _apply_splices(self._document, self._splices)
             self._splices = []
@@ -90,15 +100,15 @@ class JsonText:
         return self._document
 
     def get_part(self, begin: int, end: int) -> bytes:
-        """Return what stands between two places."""
+        """Return the bytes between two positions."""
         return self._document[begin:end]
 
     def skip_space(self, at: int) -> int:
-        """Return where the next byte is that is not white space."""
+        """Return the position of the next byte, from `at`, that is not white space."""
         return skip_space(self._document, at)
 
     def skip_space_back(self, at: int) -> int:
-        """Return where the last byte in front of a place is that is not white space."""
+        """Return the position of the last byte before `at` that is not white space."""
         window = 64
         while True:
             begin = max(0, at - window)
@@ -108,35 +118,54 @@ class JsonText:
             at, window = begin, 2 * window
 
     def find_item(self, array: int, item: bytes) -> int:
-        """Return where in an array the first element is that is spelled so, or is an array or object; -1 for none."""
+        """Find the first element of an array that has the same text as an item, or is an array or object.
+
+        Args:
+            array: where the array begins.
+            item: the text of a scalar, without white space around it.
+
+        Returns:
+            The position of the element, -1 for none.
+        """
         if extension is None:
             return scan.find_item(self._document, array, item)
         found: int = extension.find_item(self._document, array, item)
         return found
 
     def find_to_append(self, path: Path) -> PathPlace:
-        """Return what `find` does, also of an array that has become longer and is to become longer still."""
+        """Return the place of an array to append to. It stays valid while the array is only appended to."""
         place = self._longer.get(path)
         return self.find(path) if place is None else place
 
     def append(self, path: Path, place: PathPlace, new: bytes) -> None:
-        """Put elements behind those of an array at a place of `find_to_append`."""
+        """Append elements to an array.
+
+        Args:
+            path: the path of the array.
+            place: its place, from `find_to_append`.
+            new: the elements, with commas between them.
+        """
         close = place.end - 1
         self._splices.append(Splice(close, close, b"," + new if place.size else new))
         self._places.pop(path, None)
         if self._places:
             self._places = {other: its for other, its in self._places.items() if _is_outside(its, place)}
-        self._longer[path] = place if place.size else place._replace(size=1)  # how many there are matters no more
+        self._longer[path] = place if place.size else place._replace(size=1)  # from here on only size 0 or not matters
 
     def apply_splice(self, splice: Splice) -> None:
-        """Put a change in, after which all that was found is looked for again."""
+        """Apply a change after which all places have to be found again."""
         self._splices.append(splice)
         self.read()
 
     def change_value(self, path: Path, place: PathPlace, splice: Splice) -> None:
-        """Put a change in that replaces the value at a place, or adds the missing rest of its path to an object.
+        """Add a change that replaces a value, or that adds the missing rest of a path to an object.
 
-        Places that are found stay valid where the change is in none of their values and none of what they lack.
+        The place of another path stays valid if the change is outside its value, and does not add its missing member.
+
+        Args:
+            path: the path of the value.
+            place: the place of the path.
+            splice: the change.
         """
         self._splices.append(splice)
         self._longer = {}
@@ -153,16 +182,26 @@ class JsonText:
         self._places = dict(zip(paths, places, strict=True))
         return self._places[path]
 
-    def _mismatch(self, path: Path, place: PathPlace) -> StatusError:
+    def _make_mismatch_error(self, path: Path, place: PathPlace) -> StatusError:
         opening = self._document[place.container : place.container + 1]
-        kind = {b"[": "an array", b"{": "an object"}.get(opening, "neither array nor object")
+        kind = {b"[": "an array", b"{": "an object"}.get(opening, "neither an array nor an object")
         wanted = "an array" if isinstance(path[place.found], int) else "an object"
         text = f"{format_path(path[: place.found])} is {kind}, expected {wanted}"
         return make_status_error(Status.SUBDOC_PATH_MISMATCH, text)
 
 
 def _move_place(path: Path, place: PathPlace, changed: Path, where: PathPlace) -> PathPlace | None:
-    """Return a path's place after a value was changed or added at another path's; None if that is not known."""
+    """Return the place of a path after a value was changed or added at another path.
+
+    Args:
+        path: the path whose place is returned.
+        place: its place before the change.
+        changed: the path of the change.
+        where: the place of the change, before it.
+
+    Returns:
+        The place, or None if it has to be found again.
+    """
     if where.at >= 0:  # a value was replaced
         inside = place.at if place.at >= 0 else place.container
         is_apart = not where.at <= inside < where.end
@@ -178,7 +217,7 @@ def _move_place(path: Path, place: PathPlace, changed: Path, where: PathPlace) -
 
 
 def _is_outside(place: PathPlace, array: PathPlace) -> bool:
-    """Tell whether a place, and what it lacks, lies neither in an array nor around it."""
+    """Return whether a place, or the container of a missing member, is neither in an array nor around it."""
     begin, end = (place.at, place.end) if place.at >= 0 else (place.container, place.container + 1)
     return end <= array.at or begin >= array.end
 
@@ -193,19 +232,27 @@ def _apply_splices(document: bytes, splices: Sequence[Splice]) -> bytes:
 
 
 def skip_space(document: bytes, at: int) -> int:
-    """Return where the next byte is that is not white space."""
+    """Return the position of the next byte, from `at`, that is not white space."""
     found = _SPACE(document, at)
-    assert found is not None, "it matches nothing, too"
+    assert found is not None, "the pattern matches the empty text, too"
     return found.end()
 
 
 def count_levels(document: bytes) -> int:
-    """Return how many arrays and objects stand in one another at most, -1 if this is no JSON text."""
+    """Return how many levels of arrays and objects a text has at most, -1 if it is not JSON."""
     return locate(document, ())[0]
 
 
 def locate(document: bytes, paths: tuple[Path, ...]) -> tuple[int, Sequence[PathPlace]]:
-    """Return what `count_levels` does, and where up to 16 paths lead: nothing if this is no JSON text."""
+    """Return the levels of a text, and the places of paths.
+
+    Args:
+        document: the text.
+        paths: up to 16 paths.
+
+    Returns:
+        The levels as of `count_levels`; and a place for each path, none if the text is not JSON.
+    """
     if extension is None:
         return scan.locate(document, paths)
     levels, places = extension.locate(document, *_make_path_table(paths))
@@ -214,7 +261,12 @@ def locate(document: bytes, paths: tuple[Path, ...]) -> tuple[int, Sequence[Path
 
 @lru_cache(maxsize=1024)
 def _make_path_table(paths: tuple[Path, ...]) -> tuple[bytes, bytes]:
-    """Return paths as the extension module takes them: a row of numbers for each, and the names of their keys."""
+    """Return paths in the format of the extension module.
+
+    Returns:
+        A row of i32 numbers for each path: the number of components, then two numbers for each component. They are
+        the index and -1, or the offset and length of a key in the second result. Then the names of all keys.
+    """
     rows, names = [], b""
     for path in paths:
         row = [len(path)]
