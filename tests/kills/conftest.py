@@ -2,10 +2,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kills.killing import Nursery
+from tests.kills.killing import ForkServer
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    with Nursery.running() as nursery:
-        yield nursery
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer.start() as fork_server:
+        yield fork_server

@@ -1,7 +1,8 @@
-"""A process that makes and drops collections while it stores documents in them, until it is killed.
+"""A process that creates and drops collections, and stores documents in them, until it is killed.
 
-Each line on stdout says what is on disk: the manifest's uid, and by `vbucket collection key` a document's value. Values
-are numbers that only rise, and nothing is deleted but with its collection.
+Each line on stdout is JSON with the state that is on disk. It has the uid of the manifest, and a map from
+`vbucket collection key` to the value of a document. Values are numbers that only rise. Documents are deleted only with
+their collection.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.disk.bucket_files import Directory
 from penstock.wire.values.collection_key import pack_collection_id
-from tests.kills.writer import Doom, Doomed
+from tests.kills.writer import KillPoint, SelfKillingDirectory
 
 __all__ = ["NOW", "open_bucket"]
 
 NOW = 1_700_000_000 * 10**9
 _SETTINGS = BucketSettings(segment_bytes=8192, purge_age=0.0)
-_MOST = 4  # collections
+_MOST_COLLECTIONS = 4
 
 
 def open_bucket(path: Path, life: int, directory: Callable[[Path], Directory] = Directory) -> BucketStore:
+    """Open the bucket with a clock and vbuuids of their own for each life, which is the number of the opening."""
     vbuuids = count(1 + life * 10**6)
     return BucketStore.open(
         path,
@@ -40,20 +42,26 @@ def open_bucket(path: Path, life: int, directory: Callable[[Path], Directory] = 
     )
 
 
-def drop(bucket: BucketStore, chance: random.Random, first: int) -> None:
-    """first: the lowest value that is stored."""
+def change_collections(bucket: BucketStore, chance: random.Random, first: int) -> None:
+    """Change collections and documents without end.
+
+    Args:
+        bucket: the open bucket.
+        chance: the source of all choices.
+        first: the value of the first document; each operation counts on.
+    """
     stored: dict[str, int] = {}
     for number in count(first):
         act = chance.random()
         manifest = bucket.manifests.current
         collections = sorted(manifest.collections)
         if act < 0.02:
-            if len(collections) < _MOST:
+            if len(collections) < _MOST_COLLECTIONS:
                 bucket.rollout.set_manifest(manifest.with_collection("_default", f"c{manifest.next_id}"))
             else:
-                gone = manifest.collections[chance.choice(collections[1:])]
-                bucket.rollout.set_manifest(manifest.without_collection("_default", gone.name))
-                stored = {name: value for name, value in stored.items() if name.split()[1] != str(gone.id)}
+                dropped = manifest.collections[chance.choice(collections[1:])]
+                bucket.rollout.set_manifest(manifest.without_collection("_default", dropped.name))
+                stored = {name: value for name, value in stored.items() if name.split()[1] != str(dropped.id)}
         elif act < 0.05:
             bucket.eraser.erase_some()
         elif act < 0.1:
@@ -73,7 +81,8 @@ def drop(bucket: BucketStore, chance: random.Random, first: int) -> None:
 
 
 if __name__ == "__main__":
-    _path, _life, _seed, _doom = sys.argv[1:]
-    _how = json.loads(_doom)
-    _opened = open_bucket(Path(_path), int(_life), partial(Doomed, Doom(*_how)) if _how else Directory)
-    drop(_opened, random.Random(int(_seed)), int(_life) * 10**6)
+    _path, _life, _seed, _kill_point = sys.argv[1:]
+    _fields = json.loads(_kill_point)
+    _directory = partial(SelfKillingDirectory, KillPoint(*_fields)) if _fields else Directory
+    _opened = open_bucket(Path(_path), int(_life), _directory)
+    change_collections(_opened, random.Random(int(_seed)), int(_life) * 10**6)

@@ -1,7 +1,7 @@
-"""What a bucket on disk ought to hold, in plain lists, after each record that was written to its log.
+"""The expected content of a bucket on disk, in plain lists, after each record that was written to its log.
 
-`Expected` has a method for every verb of the workload. Each is an iterator that stops after every record, so that a
-bucket that was killed can be held against the expectation at every place at which its log can end.
+`ExpectedBucket` has a method for every verb of the workload. Each method is an iterator that stops after every record.
+So a bucket that was killed can be compared at every place at which its log can end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.wire.codec.flags import Datatype
 from penstock.wire.messages.dcp import DeletionV2, Expiration, Mutation
 from tests.kills.workload import COMMANDS, NANOSECONDS, Operation, Turn
 
-__all__ = ["ACTIVE", "Change", "Expected", "ExpectedVbucket", "begun_at"]
+__all__ = ["ACTIVE", "Change", "ExpectedBucket", "ExpectedVbucket", "add_branch"]
 
 ACTIVE = VbucketState.ACTIVE
 _LOGICAL = 0xFFFF
@@ -26,14 +26,19 @@ Log = tuple[tuple[int, int], ...]
 Records = Iterator[None]
 
 
-def begun_at(log: Log, vbuuid: int, seqno: int) -> Log:
+def add_branch(log: Log, vbuuid: int, seqno: int) -> Log:
     """Return a failover log with a branch that begins at `seqno`."""
     return ((vbuuid, seqno), *(entry for entry in log if entry[1] <= seqno))[:_BRANCHES]
 
 
 @dataclass(slots=True)
 class Change:
-    """One change. superseded: the seqno of the next one of its key, 0 if there is none."""
+    """One change of a vbucket.
+
+    Attributes:
+        message: the change as DCP sends it.
+        superseded: the seqno of the next change of the same key, 0 if there is none.
+    """
 
     message: Mutation | DeletionV2 | Expiration
     superseded: int = 0
@@ -53,7 +58,7 @@ class Change:
 
     @property
     def deleted_at(self) -> int:
-        """Epoch seconds."""
+        """The time of a deletion, epoch seconds; 0 for a mutation."""
         return 0 if isinstance(self.message, Mutation) else self.message.delete_time
 
     @property
@@ -63,7 +68,7 @@ class Change:
 
     @property
     def item(self) -> Item | None:
-        """What a reader is given."""
+        """The item that a reader gets, None for a deletion."""
         message = self.message
         if not isinstance(message, Mutation):
             return None
@@ -73,8 +78,15 @@ class Change:
 
 @dataclass
 class ExpectedVbucket:
-    """whole: the end of the last complete snapshot, None if that is the newest change. hidden: the end of the last
-    snapshot that left seqnos out. log: newest entry first.
+    """The expected state of one vbucket.
+
+    Attributes:
+        changes: all changes, in the order of seqnos.
+        newest: key -> its newest change.
+        whole: the end of the last complete snapshot, None if that is the newest change.
+        hidden: the end of the last snapshot that left seqnos out.
+        log: the failover log, newest entry first.
+        clock: the newest cas.
     """
 
     id: int
@@ -103,9 +115,9 @@ class ExpectedVbucket:
         return {key: change for key, change in self.newest.items() if change.is_document}
 
     def begin_branch(self, vbuuid: int, seqno: int) -> None:
-        self.log = begun_at(self.log, vbuuid, seqno)
+        self.log = add_branch(self.log, vbuuid, seqno)
 
-    def forget(self, vbuuid: int) -> None:
+    def reset(self, vbuuid: int) -> None:
         self.changes, self.newest, self.whole, self.hidden = [], {}, None, 0
         self.log = ((vbuuid, 0),)
 
@@ -113,8 +125,8 @@ class ExpectedVbucket:
         self.clock = max(now & ~_LOGICAL, self.clock + 1)
         return self.clock
 
-    def rev(self, key: bytes) -> int:
-        """Return the revision that the key's next change has."""
+    def next_revision(self, key: bytes) -> int:
+        """Return the revision of the key's next change."""
         return self.newest[key].message.rev_seqno + 1 if key in self.newest else 1
 
     def append(self, message: Mutation | DeletionV2 | Expiration) -> None:
@@ -126,7 +138,7 @@ class ExpectedVbucket:
         self.clock = max(self.clock, message.cas)
 
     def cut(self, seqno: int) -> None:
-        """Take back what is above `seqno`."""
+        """Roll back to `seqno`: remove the changes above it."""
         self.changes = [change for change in self.changes if change.seqno <= seqno]
         self.newest = {change.key: change for change in self.changes}
         for change in self.changes:
@@ -139,8 +151,15 @@ class ExpectedVbucket:
         return [c for c in self.changes if start < c.seqno <= end and not 0 < c.superseded <= end]
 
 
-class Expected:
-    """A bucket. now: what its clock says, ns. vbuuids: to come. clean: its log ends with the mark of a clean stop."""
+class ExpectedBucket:
+    """The expected state of a bucket.
+
+    Attributes:
+        vbuckets: the expected state of each vbucket.
+        now: the time of the bucket's clock, ns.
+        clean: the log ends with the mark of a clean stop.
+        vbuuids: the vbuuids of the next branches.
+    """
 
     def __init__(self, vbuckets: int) -> None:
         self.vbuckets = [ExpectedVbucket(number) for number in range(vbuckets)]
@@ -148,8 +167,8 @@ class Expected:
         self.clean = True
         self.vbuuids: Iterator[int] = iter(())
 
-    def opening(self, vbuuids: Iterator[int]) -> Iterator[int]:
-        """Foresee what opening the bucket writes: yields a vbucket's number after each record."""
+    def expect_opening(self, vbuuids: Iterator[int]) -> Iterator[int]:
+        """Expect an opening of the bucket; yield the number of a vbucket after each record that it writes."""
         self.vbuuids = vbuuids
         for _ in self.vbuckets:
             next(vbuuids)
@@ -161,31 +180,31 @@ class Expected:
         self.clean = False
         yield 0
 
-    def turn(self, turn: Turn) -> Iterator[int]:
-        """Foresee what a turn writes: yields a vbucket's number after each record."""
+    def expect_turn(self, turn: Turn) -> Iterator[int]:
+        """Expect a turn; yield the number of a vbucket after each record that it writes."""
         self.now = turn.now
         for operation in turn.operations:
             if operation.verb == "expire_all":
                 yield from self._expire_all()
             else:
-                for _ in self._records(operation):
+                for _ in self._expect_operation(operation):
                     yield operation.vbucket
 
-    def _records(self, operation: Operation) -> Records:
+    def _expect_operation(self, operation: Operation) -> Records:
         vbucket = self.vbuckets[operation.vbucket]
         if operation.verb in COMMANDS and vbucket.state is not ACTIVE:
             return iter(())
-        foresee: Callable[..., Records] = getattr(self, operation.verb)
-        return foresee(vbucket, **operation.arguments)
+        expect: Callable[..., Records] = getattr(self, operation.verb)
+        return expect(vbucket, **operation.arguments)
 
-    # Documents
+    # Verbs of the workload: documents
 
     def fetch(self, vbucket: ExpectedVbucket, key: bytes) -> Records:
-        if self._is_over(vbucket, key):
-            yield from self._bury(vbucket, key, expired=True)
+        if self._is_expired(vbucket, key):
+            yield from self._write_tombstone(vbucket, key, expired=True)
 
     def put(self, vbucket: ExpectedVbucket, key: bytes, value: bytes, flags: int, expiry: int) -> Records:
-        yield from self._write(vbucket, key, value, flags, self._absolute(expiry))
+        yield from self._write(vbucket, key, value, flags, self._make_expiry(expiry))
 
     def add(self, vbucket: ExpectedVbucket, key: bytes, value: bytes, flags: int, expiry: int) -> Records:
         yield from self.fetch(vbucket, key)
@@ -195,35 +214,37 @@ class Expected:
     def delete(self, vbucket: ExpectedVbucket, key: bytes) -> Records:
         yield from self.fetch(vbucket, key)
         if key in vbucket.documents:
-            yield from self._bury(vbucket, key, expired=False)
+            yield from self._write_tombstone(vbucket, key, expired=False)
 
     def touch(self, vbucket: ExpectedVbucket, key: bytes, expiry: int) -> Records:
         yield from self.fetch(vbucket, key)
-        item = self._item(vbucket, key)
-        if item is not None and item.expiry != self._absolute(expiry):
-            yield from self._write(vbucket, key, bytes(item.value), item.flags, self._absolute(expiry), item.datatype)
+        item = self._find_item(vbucket, key)
+        if item is not None and item.expiry != self._make_expiry(expiry):
+            yield from self._write(
+                vbucket, key, bytes(item.value), item.flags, self._make_expiry(expiry), item.datatype
+            )
 
     def count(self, vbucket: ExpectedVbucket, key: bytes, delta: int) -> Records:
-        item = self._item(vbucket, key)
+        item = self._find_item(vbucket, key)
         number = 0 if item is None else max(int(item.value) + delta, 0)
         yield from self._write(vbucket, key, b"%d" % number, 0, 0, Datatype.JSON)
 
     def extend(self, vbucket: ExpectedVbucket, key: bytes, more: bytes) -> Records:
         yield from self.fetch(vbucket, key)
-        item = self._item(vbucket, key)
+        item = self._find_item(vbucket, key)
         if item is not None:
             yield from self._write(vbucket, key, bytes(item.value) + more, item.flags, item.expiry)
 
     def store(self, vbucket: ExpectedVbucket, **change: Any) -> Records:
-        yield from self._apply(vbucket, vbucket.high + 1, **change)
+        yield from self._write_received(vbucket, vbucket.high + 1, **change)
 
     def _expire_all(self) -> Iterator[int]:
         for vbucket in self.vbuckets:
             for change in sorted(vbucket.documents.values(), key=lambda change: change.seqno):
-                if self._is_over(vbucket, change.key):
-                    yield from (vbucket.id for _ in self._bury(vbucket, change.key, expired=True))
+                if self._is_expired(vbucket, change.key):
+                    yield from (vbucket.id for _ in self._write_tombstone(vbucket, change.key, expired=True))
 
-    # Whole vbuckets
+    # Verbs of the workload: whole vbuckets
 
     def become(self, vbucket: ExpectedVbucket, state: str) -> Records:
         if VbucketState[state] is ACTIVE and vbucket.state is not ACTIVE:
@@ -238,20 +259,20 @@ class Expected:
         yield from self.empty(vbucket)
 
     def empty(self, vbucket: ExpectedVbucket) -> Records:
-        vbucket.forget(next(self.vbuuids))
+        vbucket.reset(next(self.vbuuids))
         yield
 
-    # Copies
+    # Verbs of the workload: replicas
 
     def receive(self, vbucket: ExpectedVbucket, changes: Sequence[dict[str, Any]], rest: int) -> Records:
         end = vbucket.high + sum(1 + change["gap"] for change in changes) + rest
         for change in changes if vbucket.state is not ACTIVE else ():
-            said = dict(change)
-            seqno = vbucket.high + 1 + said.pop("gap")
+            fields = dict(change)
+            seqno = vbucket.high + 1 + fields.pop("gap")
             if seqno < end and vbucket.whole is None:
                 vbucket.whole = vbucket.high
                 yield
-            yield from self._apply(vbucket, seqno, **said)
+            yield from self._write_received(vbucket, seqno, **fields)
             if seqno == end and vbucket.whole is not None:
                 vbucket.whole = None
                 yield
@@ -282,16 +303,16 @@ class Expected:
             vbucket.log = tuple((vbuuid, vbucket.high // n) for n, vbuuid in enumerate(vbuuids, 1))
             yield
 
-    # What they are made of
+    # Parts of the verbs
 
-    def _absolute(self, expiry: int) -> int:
+    def _make_expiry(self, expiry: int) -> int:
         return self.now // NANOSECONDS + expiry if expiry else 0
 
-    def _item(self, vbucket: ExpectedVbucket, key: bytes) -> Item | None:
+    def _find_item(self, vbucket: ExpectedVbucket, key: bytes) -> Item | None:
         return vbucket.newest[key].item if key in vbucket.newest else None
 
-    def _is_over(self, vbucket: ExpectedVbucket, key: bytes) -> bool:
-        item = self._item(vbucket, key)
+    def _is_expired(self, vbucket: ExpectedVbucket, key: bytes) -> bool:
+        item = self._find_item(vbucket, key)
         return vbucket.state is ACTIVE and item is not None and 0 < item.expiry <= self.now // NANOSECONDS
 
     def _write(
@@ -307,12 +328,12 @@ class Expected:
                 datatype=datatype,
                 cas=vbucket.tick(self.now),
                 by_seqno=vbucket.high + 1,
-                rev_seqno=vbucket.rev(key),
+                rev_seqno=vbucket.next_revision(key),
             )
         )
         yield
 
-    def _bury(self, vbucket: ExpectedVbucket, key: bytes, *, expired: bool) -> Records:
+    def _write_tombstone(self, vbucket: ExpectedVbucket, key: bytes, *, expired: bool) -> Records:
         tombstone = Expiration if expired else DeletionV2
         vbucket.append(
             tombstone(
@@ -321,12 +342,12 @@ class Expected:
                 delete_time=self.now // NANOSECONDS,
                 cas=vbucket.tick(self.now),
                 by_seqno=vbucket.high + 1,
-                rev_seqno=vbucket.rev(key),
+                rev_seqno=vbucket.next_revision(key),
             )
         )
         yield
 
-    def _apply(
+    def _write_received(
         self,
         vbucket: ExpectedVbucket,
         seqno: int,

@@ -1,7 +1,7 @@
-"""A process that has imported what its children need, and forks one whenever it is told to: within milliseconds.
+"""A fork server: it has imported all modules that its children need, so it starts a child within milliseconds.
 
-Each line on stdin is what the child is to do, as JSON: a writer's Life, or where a node has its data. On stdout comes
-`pid N` from the child, then what it says, and `end N` with its exit status, which of a killed one is -9.
+Each line on stdin starts a child. It is JSON: a writer's Life, or the arguments of a node. The output of each child is
+`pid N`, then the child's own lines, and then `end N` with its exit status, which is -9 after SIGKILL.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import traceback
 from typing import Any
 
 from tests.kills.served import serve
-from tests.kills.writer import Doom, Life, write
+from tests.kills.writer import KillPoint, Life, write
 
 
-def _do(kind: str, arguments: list[Any]) -> None:
+def _run_child(kind: str, arguments: list[Any]) -> None:
     if kind == "serve":
         serve(*arguments)
     else:
-        path, plan, seed, number, doom = arguments
-        write(Life(path, plan, seed, number, doom and Doom(*doom)))
+        path, plan, seed, number, kill_point = arguments
+        write(Life(path, plan, seed, number, kill_point and KillPoint(*kill_point)))
 
 
-def _give_birth(said: str) -> None:
+def _fork_child(line: str) -> None:
     pid = os.fork()
     if not pid:
         os.write(1, b"pid %d\n" % os.getpid())
         try:
-            _do(*json.loads(said))
-        finally:  # it never comes to an end by itself
+            _run_child(*json.loads(line))
+        finally:  # reached only after an error: a child runs until it is killed
             os.write(1, traceback.format_exc().encode())
             os._exit(1)
     _, status = os.waitpid(pid, 0)
@@ -39,4 +39,4 @@ def _give_birth(said: str) -> None:
 
 if __name__ == "__main__":
     for line in sys.stdin:
-        _give_birth(line)
+        _fork_child(line)

@@ -1,4 +1,4 @@
-"""Nodes that are killed: the command's process, or a quicker one whose log files are small."""
+"""Nodes that are killed: the process of `penstock serve`, or a faster process with small log files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from penstock.node import Node
 from penstock.store.definition.bucket_settings import BucketSettings
 from tests.patience import PATIENCE
 
-__all__ = ["VBUCKETS", "Command", "serve"]
+__all__ = ["VBUCKETS", "NodeProcess", "serve"]
 
 VBUCKETS = 16
 
 
 def serve(path: str, segment_bytes: int) -> None:
-    """Run a node until somebody puts an end to it. On stdout comes `port N`."""
+    """Run a node until it is killed. It prints `port N`."""
     asyncio.run(_serve(Path(path), BucketSettings(segment_bytes=segment_bytes)))
 
 
@@ -33,8 +33,12 @@ async def _serve(path: Path, settings: BucketSettings) -> None:
     await node.wait_closed()
 
 
-class Command:
-    """`penstock serve` as a process. port: where it listens."""
+class NodeProcess:
+    """A process of `penstock serve`.
+
+    Attributes:
+        port: the port of the node.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -45,8 +49,8 @@ class Command:
 
     @classmethod
     @contextmanager
-    def running(cls, path: Path) -> Iterator[Command]:
-        """Run one; it is killed if nobody has done that at the end."""
+    def start(cls, path: Path) -> Iterator[NodeProcess]:
+        """Run a node; kill it at the end of the context unless that has been done."""
         options = ["--port", "0", "--bucket", "beer", "--vbuckets", str(VBUCKETS), "--data-dir", str(path), "--json"]
         command = [sys.executable, "-m", "penstock", "serve", *options]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
@@ -60,6 +64,6 @@ class Command:
         assert self._process.wait(PATIENCE) == -signal.SIGKILL
 
     def stop(self) -> None:
-        """Let it end well."""
+        """Stop the node with SIGTERM: a clean stop."""
         self._process.terminate()
         assert self._process.wait(PATIENCE) == 0

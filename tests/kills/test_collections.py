@@ -1,6 +1,6 @@
-"""A bucket whose process is killed while collections come and go has, after each kill, one manifest in all vbuckets.
+"""After a kill of a process that creates and drops collections, all vbuckets have the same manifest.
 
-Nothing is left of what was in a dropped collection, and nothing is missing of what was on disk in the others.
+Dropped collections have no documents. All documents of other collections that were on disk exist.
 """
 
 from __future__ import annotations
@@ -20,43 +20,48 @@ from penstock.wire.messages.dcp import Mutation
 from penstock.wire.values.collection_key import SYSTEM_COLLECTION, split_collection_key
 from tests.kills.dropper import open_bucket
 from tests.kills.killing import ROOT
-from tests.kills.writer import OPERATIONS, Doom
+from tests.kills.writer import OPERATIONS, KillPoint
 from tests.patience import PATIENCE
 from tests.store.model import read_all
 
 _LIVES = 5
 _LINES = 40
 
-Said = tuple[int, dict[str, int]]
-"""The manifest's uid, and the values of documents, that were on disk."""
+Report = tuple[int, dict[str, int]]
+"""The uid of the manifest and the values of the documents that were on disk."""
 
 
-def live(path: Path, life: int, chance: random.Random) -> Said:
-    """Let a process work until it is killed, by itself or here; return what it has said last, if anything."""
-    doom = None
+def run_until_kill(path: Path, life: int, chance: random.Random) -> Report:
+    """Run `tests.kills.dropper` until it kills itself, or kill it after some reports.
+
+    Returns:
+        The last report of the process; an empty one if there was none.
+    """
+    kill_point = None
     if chance.random() < 0.5:
         operation = chance.choice(OPERATIONS)
-        doom = Doom(operation, chance.randint(1, 60 if operation in ("write", "sync") else 12), chance.randrange(3))
+        most = 60 if operation in ("write", "sync") else 12
+        kill_point = KillPoint(operation, chance.randint(1, most), chance.randrange(3))
     command = [sys.executable, "-m", "tests.kills.dropper", str(path), str(life), str(chance.random())[2:]]
     lines = chance.randint(1, _LINES)
-    said = b""
-    with subprocess.Popen([*command, json.dumps(doom)], cwd=ROOT, stdout=subprocess.PIPE) as process:
+    last = b""
+    with subprocess.Popen([*command, json.dumps(kill_point)], cwd=ROOT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.endswith(b"\n"):
-                said = line
+                last = line
             lines -= 1
             if lines <= 0:
                 process.kill()
         assert process.wait(PATIENCE) == -signal.SIGKILL
-    uid, stored = json.loads(said) if said else (0, {})
+    uid, stored = json.loads(last) if last else (0, {})
     return uid, stored
 
 
-def check(bucket: BucketStore, said: Said) -> None:
+def check_bucket(bucket: BucketStore, report: Report) -> None:
     while bucket.eraser.erase_some():
         pass
-    uid, stored = said
+    uid, stored = report
     assert bucket.manifests.current.uid >= uid
     collections = bucket.manifests.current.collections
     for vbucket in bucket.vbuckets:
@@ -79,13 +84,13 @@ def check(bucket: BucketStore, said: Said) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("seed", range(2))
-def test_killed_while_collections_come_and_go(tmp_path: Path, seed: int) -> None:
+def test_bucket_recovers_after_kills_while_collections_change(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     for life in range(1, 2 * _LIVES, 2):
-        said = live(tmp_path / "beer", life, chance)
+        report = run_until_kill(tmp_path / "beer", life, chance)
         bucket = open_bucket(tmp_path / "beer", life + 1)
-        check(bucket, said)
+        check_bucket(bucket, report)
         if chance.random() < 0.5:
             bucket.compactor.rewrite_all()
-            check(bucket, (0, {}))
+            check_bucket(bucket, (0, {}))
         bucket.close()

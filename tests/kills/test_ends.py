@@ -1,4 +1,4 @@
-"""Where a log ends in the middle of one operation, which wrote more than one record."""
+"""Logs that end in the middle of an operation that writes more than one record."""
 
 from collections.abc import Callable
 from errno import EIO
@@ -17,24 +17,24 @@ from penstock.wire.columns.schema import Event
 from tests.store.model import START, read_all
 
 
-class WithoutNames(Directory):
-    """Gives no segment its name."""
+class DirectoryWithoutSegmentNames(Directory):
+    """Fails to rename a draft to the name of a segment."""
 
     def rename(self, old: str, new: str) -> None:
         if parse_segment_ids(new) is not None:
-            raise OSError(EIO, "no names today")
+            raise OSError(EIO, "renames of segments fail")
         super().rename(old, new)
 
 
-def opened(path: Path, directory: Callable[[Path], Directory] = Directory) -> BucketStore:
+def open_bucket(path: Path, directory: Callable[[Path], Directory] = Directory) -> BucketStore:
     vbuuids = count(1)
     return BucketStore.open(
         path, "beer", vbuckets=1, clock=lambda: START, new_vbuuid=lambda: next(vbuuids), directory=directory
     )
 
 
-def test_a_part_of_a_snapshot_never_seems_to_be_all_of_it(tmp_path: Path) -> None:
-    bucket = opened(tmp_path / "whole")
+def test_partial_snapshot_is_never_reported_as_complete(tmp_path: Path) -> None:
+    bucket = open_bucket(tmp_path / "whole")
     assert isinstance(bucket.log, DurableLog)
     (vbucket,) = bucket.vbuckets
     vbucket.set_state(VbucketState.REPLICA)
@@ -49,21 +49,21 @@ def test_a_part_of_a_snapshot_never_seems_to_be_all_of_it(tmp_path: Path) -> Non
     data = files[make_log_name(1)]
     bucket.close()
     seen = set()
-    for end in [*range(began, len(data), RECORD_BYTES), len(data)]:  # no record is shorter
+    for end in [*range(began, len(data), RECORD_BYTES), len(data)]:  # no record is shorter than its head
         path = tmp_path / f"{end}"
         path.mkdir()
         for name in names:
             (path / name).write_bytes(files[name])
         (path / make_log_name(1)).write_bytes(data[:end])
-        bucket = opened(path)
+        bucket = open_bucket(path)
         (vbucket,) = bucket.vbuckets
         seen.add((vbucket.changes.high_seqno, vbucket.history.whole_seqno))
         bucket.close()
     assert seen == {(0, 0), (1, 0), (2, 0), (2, 2)}
 
 
-def cluster(bucket: BucketStore) -> None:
-    """Make a segment of its own of each log file but the active one."""
+def cluster_log_files(bucket: BucketStore) -> None:
+    """Cluster each log file except the active one in a segment."""
     bucket.log.room.seal_active()
     bucket.log.commits.run()
     while not all(segment.is_clustered for segment in bucket.log.segments.sealed):
@@ -78,28 +78,28 @@ def rewrite_one(bucket: BucketStore, *, everything: bool = False) -> None:
     assert piece.finish()
 
 
-def test_cut_changes_stay_cut_while_a_new_segment_has_no_name(tmp_path: Path) -> None:
-    bucket = opened(tmp_path / "beer")
+def test_rolled_back_changes_stay_removed_while_a_new_segment_has_no_name(tmp_path: Path) -> None:
+    bucket = open_bucket(tmp_path / "beer")
     (vbucket,) = bucket.vbuckets
     for number in range(4):
         vbucket.set(b"%d" % number, b"v")
         bucket.log.room.seal_active()
-    cluster(bucket)
+    cluster_log_files(bucket)
     vbucket.set_state(VbucketState.REPLICA)
     vbucket.rollback(2)
     vbucket.set_state(VbucketState.ACTIVE)
     vbucket.set(b"a", b"on another branch")
-    cluster(bucket)
+    cluster_log_files(bucket)
     vbucket.set(b"b", b"on another branch")
     bucket.close()
-    bucket = opened(tmp_path / "beer", WithoutNames)
+    bucket = open_bucket(tmp_path / "beer", DirectoryWithoutSegmentNames)
     rewrite_one(bucket, everything=True)
     bucket.log.room.seal_active()
     bucket.log.commits.run()
     assert bucket.log.room.fault is not None
     assert isinstance(bucket.log, DurableLog)
     bucket.log.directory.unlock()
-    bucket = opened(tmp_path / "beer")
+    bucket = open_bucket(tmp_path / "beer")
     (vbucket,) = bucket.vbuckets
     assert [message.key for message in read_all(vbucket.history.open_snapshot(0, 4))] == [b"0", b"1", b"a", b"b"]
     bucket.close()

@@ -1,6 +1,6 @@
-"""A node that is killed while persistence is stopped has exactly the changes from before the stop.
+"""A node that is killed while persistence is stopped keeps exactly the changes before the stop.
 
-Consumers that have seen more are told to roll back. After START_PERSISTENCE a kill loses nothing that was persisted.
+Consumers that have received later changes must roll back. After START_PERSISTENCE a kill loses no persisted change.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from penstock.client.feeds.stream_position import Position
 from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages.kv import GetAllVbSeqnos, SeqnoPersistence, unpack_vb_seqnos
 from penstock.wire.messages.observe import StartPersistence, StopPersistence
-from tests.kills.served import VBUCKETS, Command
-from tests.kills.traffic import url_of
+from tests.kills.served import VBUCKETS, NodeProcess
+from tests.kills.traffic import make_url
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.process
@@ -31,9 +31,9 @@ _VBUCKETS = {compute_vbucket(key, VBUCKETS) for key in _KEYS}
 Positions = dict[int, Position]
 
 
-def test_a_kill_while_stopped_loses_what_came_behind_the_stop_and_nothing_else(tmp_path: Path) -> None:
+def test_kill_while_persistence_is_stopped_loses_exactly_the_changes_after_the_stop(tmp_path: Path) -> None:
     async def before(port: int) -> Positions:
-        link = (await open_session(parse_address(url_of(port)))).link
+        link = (await open_session(parse_address(make_url(port)))).link
         await _write(port, b"1")
         await _persist(link)
         await link.request(StopPersistence(), PATIENCE)
@@ -53,16 +53,16 @@ def test_a_kill_while_stopped_loses_what_came_behind_the_stop_and_nothing_else(t
         again, _ = await _read(port)
         assert {change.key: change.value for change in again} == dict.fromkeys(_KEYS, b"1")
 
-    with Command.running(tmp_path) as node:
+    with NodeProcess.start(tmp_path) as node:
         positions = asyncio.run(before(node.port))
         node.kill()
-    with Command.running(tmp_path) as node:
+    with NodeProcess.start(tmp_path) as node:
         asyncio.run(after(node.port))
 
 
-def test_a_kill_behind_the_start_loses_nothing(tmp_path: Path) -> None:
+def test_kill_after_restart_of_persistence_loses_nothing(tmp_path: Path) -> None:
     async def before(port: int) -> Positions:
-        link = (await open_session(parse_address(url_of(port)))).link
+        link = (await open_session(parse_address(make_url(port)))).link
         await link.request(StopPersistence(), PATIENCE)
         await _write(port, b"1")
         await link.request(StartPersistence(), PATIENCE)
@@ -75,21 +75,21 @@ def test_a_kill_behind_the_start_loses_nothing(tmp_path: Path) -> None:
         assert changes == []
         assert {change.value for change in (await _read(port))[0]} == {b"1"}
 
-    with Command.running(tmp_path) as node:
+    with NodeProcess.start(tmp_path) as node:
         positions = asyncio.run(before(node.port))
         node.kill()
-    with Command.running(tmp_path) as node:
+    with NodeProcess.start(tmp_path) as node:
         asyncio.run(after(node.port))
 
 
 async def _write(port: int, value: bytes) -> None:
-    async with connect(url_of(port)) as bucket:
+    async with connect(make_url(port)) as bucket:
         for key in _KEYS:
             await bucket.upsert(key.decode(), value)
 
 
 async def _high_seqnos(port: int) -> dict[int, int]:
-    link = (await open_session(parse_address(url_of(port)))).link
+    link = (await open_session(parse_address(make_url(port)))).link
     try:
         return unpack_vb_seqnos((await link.request(GetAllVbSeqnos(), PATIENCE)).value)
     finally:
@@ -102,9 +102,9 @@ async def _persist(link: NodeLink) -> None:
 
 
 async def _read(port: int, start: Positions | None = None) -> tuple[list[Change], Positions]:
-    """Return all changes from a position to the end of now, and where that is."""
+    """Return all changes from the start positions to the present end of the bucket, and the positions there."""
     changes: list[Change] = []
-    async with connect(url_of(port)) as bucket, await bucket.stream(start=start or "beginning", stop="now") as stream:
+    async with connect(make_url(port)) as bucket, await bucket.stream(start=start or "beginning", stop="now") as stream:
         async for change in stream.changes():
             changes.append(change)
         return changes, dict(stream.positions)

@@ -1,8 +1,8 @@
-"""What is done to a node that is going to be killed, and what it has to remember of it.
+"""The load on a node until it is killed, and the changes that the next node must have.
 
-Four clients: one writes, one asks whether it is on disk, one has files rewritten, one stops persistence and starts it
-again. A fifth follows the changes, keeps
-a copy of the documents, and goes on where it was with the next node on the same data.
+There are four clients. One writes documents, and one waits until changes are on disk. One requests compactions, and one
+stops persistence and starts it again. A fifth client follows the changes and keeps a copy of the documents. It resumes
+with the next node on the same data.
 """
 
 from __future__ import annotations
@@ -36,16 +36,21 @@ _LARGEST_VALUE = 2000
 _WINDOW = 64 * 1024
 
 Versions = list[bytes | None]
-"""Of a document, oldest first; None where there was none."""
+"""The values of a document, oldest first; None where it did not exist."""
 
 
-def url_of(port: int) -> str:
-    """Return where the bucket is, for clients that give up at once and have a small window."""
+def make_url(port: int) -> str:
+    """Return the bucket's URL for clients that do not retry and have a small flow-control window."""
     return f"couchbase://127.0.0.1:{port}/beer?retrySeconds=0.001&flowControlBytes={_WINDOW}"
 
 
 class Traffic:
-    """confirmed: how often all that there was has been said to be on disk. rollbacks: how many the copy has seen."""
+    """The clients of a node, the changes that they have sent, and a copy of the documents.
+
+    Attributes:
+        confirmed: how often the node has confirmed that all changes are on disk.
+        rollbacks: how many rollbacks the copy has received.
+    """
 
     def __init__(self, seed: int) -> None:
         self.confirmed = 0
@@ -62,16 +67,16 @@ class Traffic:
 
     # Until the kill
 
-    async def flow(self, port: int, seconds: float, kill: Callable[[], None]) -> None:
-        """Let all clients work for so long, kill the node, and see that they notice."""
-        address = parse_address(url_of(port))
+    async def run_until_kill(self, port: int, seconds: float, kill: Callable[[], None]) -> None:
+        """Run all clients for some seconds, kill the node, and check that every client notices it."""
+        address = parse_address(make_url(port))
         works: list[Callable[[NodeLink], Awaitable[None]]] = [self._write, self._confirm]
         if self._chance.random() < 0.5:
             works.append(self._compact)
         if self._chance.random() < 0.3:
             works.append(self._stop_and_start)
         links = [(await open_session(address)).link for _ in works]
-        async with connect(url_of(port)) as bucket:
+        async with connect(make_url(port)) as bucket:
             tasks = [asyncio.ensure_future(work(link)) for work, link in zip(works, links, strict=True)]
             killed = asyncio.Event()
             tasks.append(asyncio.ensure_future(self._follow(bucket, self._chance.choice((1, 3, -1, -1)), killed)))
@@ -124,7 +129,7 @@ class Traffic:
             await link.request(CompactDb(), PATIENCE, accept=(Status.ETMPFAIL,))  # while persistence is stopped
 
     async def _stop_and_start(self, link: NodeLink) -> None:
-        """Stop persistence for some changes at a time, or until the kill."""
+        """Stop persistence for the time of some requests, or until the kill; start it again; repeat."""
         while True:
             await link.request(StopPersistence(), PATIENCE)
             for _ in range(self._chance.choice((5, 20, 1_000_000))):
@@ -133,17 +138,17 @@ class Traffic:
             await link.request(Noop(), PATIENCE)
 
     async def _follow(self, bucket: Bucket, left: int, killed: asyncio.Event) -> None:
-        """Keep the copy up to date; after so many deliveries let the node wait until it is killed."""
+        """Apply changes to the copy. After `left` deliveries, read no more, so that the node waits until the kill."""
         async with await bucket.stream(start=self._positions) as stream:
             while (delivery := await stream.next_delivery()) is not None:
                 for change in delivery.changes:
-                    self._take(change)
+                    self._apply_change(change)
                 self._positions = dict(stream.positions)
                 left -= 1
                 if not left:
                     await killed.wait()
 
-    def _take(self, change: Change) -> None:
+    def _apply_change(self, change: Change) -> None:
         assert change.seqno is not None
         rows = self._copy[change.vbucket]
         if change.event == Event.ROLLBACK:
@@ -153,11 +158,16 @@ class Traffic:
         else:
             rows[change.seqno] = change
 
-    # Afterwards
+    # After the kill
 
     async def check(self, port: int, *, stopped: bool = False) -> None:
-        """See what the next node has of it. stopped: the one before ended well."""
-        async with connect(url_of(port)) as bucket:
+        """Check the documents and failover logs of the next node.
+
+        Args:
+            port: the port of the next node.
+            stopped: whether the previous node was stopped cleanly, so that it had written all changes to disk.
+        """
+        async with connect(make_url(port)) as bucket:
             found = await bucket.get_many(_KEYS)
             values = [None if document is None else document.value for document in found]
             for key, value in zip(_KEYS, values, strict=True):
@@ -181,24 +191,24 @@ class Traffic:
             assert now[0].seqno >= self._seqnos_on_disk.get(vbucket, 0), vbucket
 
     async def catch_up(self, port: int) -> None:
-        """Follow up to now: then the copy has what the bucket has."""
-        async with connect(url_of(port)) as bucket:
+        """Apply all changes up to now to the copy, and check that it has the same documents as the bucket."""
+        async with connect(make_url(port)) as bucket:
             async with await bucket.stream(start=self._positions, stop="now") as stream:
                 async for change in stream.changes():
-                    self._take(change)
+                    self._apply_change(change)
                 self._positions = dict(stream.positions)
             found = zip(_KEYS, await bucket.get_many(_KEYS), strict=True)
             documents = {key: (document.value, document.cas) for key, document in found if document is not None}
-            assert documents_of(self._copy) == documents
-            afresh: dict[int, dict[int, Change]] = {vbucket: {} for vbucket in range(VBUCKETS)}
+            assert list_documents(self._copy) == documents
+            restreamed: dict[int, dict[int, Change]] = {vbucket: {} for vbucket in range(VBUCKETS)}
             async for change in bucket.changes(stop="now"):
                 assert change.seqno is not None
-                afresh[change.vbucket][change.seqno] = change
-            assert documents_of(afresh) == documents
+                restreamed[change.vbucket][change.seqno] = change
+            assert list_documents(restreamed) == documents
 
 
-def documents_of(copy: dict[int, dict[int, Change]]) -> dict[bytes, tuple[bytes, int]]:
-    """Return by key the value and cas of each document that there is after all these changes."""
+def list_documents(copy: dict[int, dict[int, Change]]) -> dict[bytes, tuple[bytes, int]]:
+    """Return key -> value and cas for each document that exists after all these changes."""
     newest = {change.key: change for rows in copy.values() for _, change in sorted(rows.items())}
     return {
         key: (change.value or b"", change.cas or 0)

@@ -1,4 +1,4 @@
-"""A bucket that is killed and goes on, again and again, and what it ought to be each time."""
+"""A bucket that is killed and opened again, repeatedly, and its expected content each time."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ from pathlib import Path
 
 from penstock.store.disk.durable_log import DurableLog
 from penstock.wire.codec.constants import VbucketState
-from tests.kills.expected import Expected
-from tests.kills.killing import Death, Nursery
-from tests.kills.reader import check, find_end
-from tests.kills.workload import PLANS, began, is_copy
-from tests.kills.writer import READER, Clock, Doom, Life, open_bucket, vbuuids
+from tests.kills.expected import ExpectedBucket
+from tests.kills.killing import Death, ForkServer
+from tests.kills.reader import check_bucket, find_end
+from tests.kills.workload import PLANS, get_life_start, is_copy
+from tests.kills.writer import READER, Clock, KillPoint, Life, generate_vbuuids, open_bucket
 
-__all__ = ["Victim"]
+__all__ = ["KilledBucket"]
 
 
-class Victim:
-    """lives: how many it has had. turns: how many of them all were on disk at the end of theirs.
+class KilledBucket:
+    """A bucket whose writer is killed repeatedly.
 
-    seed: of all that is done to it, but not of the moments at which it is killed.
+    Attributes:
+        path: the directory of the bucket.
+        plan: the name of its plan in PLANS.
+        seed: the seed of the workload; it does not determine the moments of the kills.
+        lives: how many lives the bucket has had.
+        turns: how many turns were on disk at the ends of all lives.
     """
 
     def __init__(self, path: Path, plan: str, seed: int) -> None:
@@ -28,14 +33,14 @@ class Victim:
         self.seed = seed
         self.lives = self.turns = 0
         self._chance = random.Random(seed)
-        self._clock = Clock(began(0))
-        self._expected = Expected(PLANS[plan].vbuckets)
-        self._make()
+        self._clock = Clock(get_life_start(0))
+        self._expected = ExpectedBucket(PLANS[plan].vbuckets)
+        self._create_bucket()
 
-    def _make(self) -> None:
-        bucket = open_bucket(self.life(), self._clock, READER)
-        chance = vbuuids(0, READER)
-        for _ in range(2):  # which its own uuid is made of
+    def _create_bucket(self) -> None:
+        bucket = open_bucket(self.make_life(), self._clock, READER)
+        chance = generate_vbuuids(0, READER)
+        for _ in range(2):  # the uuid of the bucket is made of two numbers
             next(chance)
         for vbucket, expected in zip(bucket.vbuckets, self._expected.vbuckets, strict=True):
             expected.log = ((next(chance), 0),)
@@ -44,24 +49,33 @@ class Victim:
                 expected.state = VbucketState.REPLICA
         bucket.close()
 
-    def life(self, doom: Doom | None = None) -> Life:
-        return Life(str(self.path), self.plan, self.seed, self.lives, doom)
+    def make_life(self, kill_point: KillPoint | None = None) -> Life:
+        return Life(str(self.path), self.plan, self.seed, self.lives, kill_point)
 
-    def live(self, nursery: Nursery, seconds: float, doom: Doom | None = None) -> Death:
-        """Have another life, and see what is left of it. Raises Mismatch."""
+    def run_life(self, fork_server: ForkServer, seconds: float, kill_point: KillPoint | None = None) -> Death:
+        """Run another life, and check the bucket after its end.
+
+        Args:
+            fork_server: starts the writer.
+            seconds: the writer is killed after this time.
+            kill_point: the point at which the writer kills itself, None for no such point.
+
+        Raises:
+            Mismatch: the content of the bucket is not the expected content.
+        """
         self.lives += 1
-        death = nursery.live(self.life(doom), seconds)
-        life = self.life()
+        death = fork_server.run_writer(self.make_life(kill_point), seconds)
+        life = self.make_life()
         bucket = open_bucket(life, self._clock, READER)
         try:
             self.turns += find_end(bucket, life, self._expected, death.on_disk) or 0
             for vbucket, expected in zip(bucket.vbuckets, self._expected.vbuckets, strict=True):
-                expected.log = vbucket.history.failover_log  # whose newest entry the reader has just made
+                expected.log = vbucket.history.failover_log  # this opening has added the newest entry
             self._clock.now = max(self._clock.now, self._expected.now)
-            check(bucket, life, self._expected)
+            check_bucket(bucket, life, self._expected)
             if self._chance.random() < 0.2:
                 bucket.compactor.rewrite_all()
-                check(bucket, life, self._expected)
+                check_bucket(bucket, life, self._expected)
         finally:
             self._expected.clean = self._chance.random() < 0.5
             if self._expected.clean:

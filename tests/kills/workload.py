@@ -1,8 +1,8 @@
-"""What is done to a bucket that is going to be killed: a function of a seed and of how often it has been opened.
+"""The operations on a bucket until it is killed: a function of a seed and of how often the bucket was opened.
 
-A bucket has many *lives*, from its opening to its sudden end. Each does its *turns* one after the other, and a turn
-some operations that nothing comes in between, as one read of the node's does. Operations name no seqnos, only distances
-from the newest one, so that who performs them and who foresees what comes of them need not know of each other.
+A bucket has many *lives*: a life is the time from an opening to a kill. A life consists of *turns*. A turn consists of
+operations without any other work between them, like the requests of one read of a node's socket. Operations contain no
+seqnos, only distances from the newest seqno. So the writer and the expectation do not depend on each other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ from typing import Any, NamedTuple
 
 from penstock.store.definition.bucket_settings import BucketSettings
 
-__all__ = ["COMMANDS", "NANOSECONDS", "PLANS", "Operation", "Plan", "Turn", "began", "is_copy", "turns"]
+__all__ = [
+    "COMMANDS",
+    "NANOSECONDS",
+    "PLANS",
+    "Operation",
+    "Plan",
+    "Turn",
+    "generate_turns",
+    "get_life_start",
+    "is_copy",
+]
 
 NANOSECONDS = 10**9
 _START = 1_700_000_000 * NANOSECONDS
@@ -28,11 +38,15 @@ _LONG = 10.0**9
 
 @dataclass(frozen=True)
 class Plan:
-    """One kind of bucket. settings: the store's. vbuckets: how many.
+    """One kind of bucket.
 
-    forgets: versions that were superseded are dropped, so that it cannot be foreseen how far back a rollback can go,
-    but for what was written in the same turn. purges: deletions are dropped too, so that it cannot be foreseen how a
-    key's revisions count on: every change comes with its own.
+    Attributes:
+        settings: the settings of the store.
+        vbuckets: how many vbuckets the bucket has.
+        forgets: superseded versions are dropped. A test cannot predict how far back a rollback can go then, except
+            within the changes of one turn.
+        purges: deletions are dropped, too. A test cannot predict the next revision of a key then, so every change
+            contains its revision.
     """
 
     settings: BucketSettings
@@ -55,11 +69,17 @@ PLANS = {
 
 
 COMMANDS = frozenset(("fetch", "put", "add", "delete", "touch", "count", "extend"))
-"""Verbs that do nothing to a vbucket that is not active."""
+"""Verbs that have no effect on a vbucket that is not active."""
 
 
 class Operation(NamedTuple):
-    """verb: the name of a method of whoever performs it, or foresees what comes of it."""
+    """One operation on a vbucket.
+
+    Attributes:
+        verb: the name of a function of the writer, and of a method of ExpectedBucket.
+        vbucket: the number of the vbucket.
+        arguments: the keyword arguments of both.
+    """
 
     verb: str
     vbucket: int
@@ -67,7 +87,13 @@ class Operation(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """now: what the clock says, ns."""
+    """Operations that are executed without a pause.
+
+    Attributes:
+        number: the number of the turn in its life, from 1.
+        now: the time of the clock, ns.
+        operations: in this order.
+    """
 
     number: int
     now: int
@@ -75,31 +101,39 @@ class Turn(NamedTuple):
 
 
 def is_copy(vbucket: int) -> bool:
-    """Tell whether a vbucket follows one that is elsewhere: it begins as a replica and receives snapshots."""
+    """Return whether a vbucket begins as a replica and receives snapshots of another node's vbucket."""
     return vbucket % 4 == 3
 
 
-def began(life: int) -> int:
-    """Return what the clock says when a life begins, ns."""
+def get_life_start(life: int) -> int:
+    """Return the time of the clock at the beginning of a life, ns."""
     return _START + life * _LIFE_NS
 
 
-def turns(seed: int, life: int, plan: Plan) -> Iterator[Turn]:
-    """Yield the turns of a life, numbered from 1, without end."""
+def generate_turns(seed: int, life: int, plan: Plan) -> Iterator[Turn]:
+    """Yield the turns of a life, without end."""
     chance = random.Random(f"{seed} {life}")
     for number in count(1):
-        now = began(life) + number * _TURN_NS
+        now = get_life_start(life) + number * _TURN_NS
         vbucket = chance.randrange(plan.vbuckets)
-        makers = _of_a_copy(plan) if is_copy(vbucket) else _of_others(plan)
+        makers = _choose_makers(plan, vbucket)
         (verb,) = chance.choices(list(makers), [weight for weight, _ in makers.values()])
-        made = makers[verb][1](_Source(chance, _KEYS // plan.vbuckets, b"%d.%d.%d " % (seed, life, number), now))
+        source = _ArgumentSource(chance, _KEYS // plan.vbuckets, b"%d.%d.%d " % (seed, life, number), now)
+        made = makers[verb][1](source)
         several = made if isinstance(made, list) else [(verb, made)]
         yield Turn(number, now, [Operation(name, vbucket, arguments) for name, arguments in several])
 
 
 @dataclass
-class _Source:
-    """Makes up the arguments of one turn. keys: how many a vbucket has. label: begins every value."""
+class _ArgumentSource:
+    """Makes the arguments of one turn.
+
+    Attributes:
+        chance: the source of all choices.
+        keys: how many keys a vbucket has.
+        label: the beginning of every value.
+        now: the time of the clock, ns.
+    """
 
     chance: random.Random
     keys: int
@@ -112,7 +146,7 @@ class _Source:
     def value(self) -> bytes:
         kind = self.chance.random()
         if kind < 0.01:
-            return self.label * 800  # more than a segment of the usual size has room for
+            return self.label * 800  # longer than a segment of the usual size
         return self.label + b"." * self.chance.randrange(10 if kind < 0.5 else 200)
 
     def document(self) -> dict[str, Any]:
@@ -120,7 +154,7 @@ class _Source:
         return {"key": self.key(), "value": self.value(), "flags": self.chance.randrange(3), "expiry": expiry}
 
     def change(self) -> dict[str, Any]:
-        """Return a change that was made elsewhere. value None: a deletion."""
+        """Return a change of another node. The value of a deletion is None."""
         deleted = self.chance.random() < 0.3
         expires = not deleted and self.chance.random() < 0.1
         return {
@@ -132,44 +166,47 @@ class _Source:
         }
 
     def snapshot(self, gaps: tuple[int, ...] = (0, 0, 0, 1, 5)) -> dict[str, Any]:
-        """Return a part of a snapshot: changes, each with how many seqnos are left out in front of it, and how many
-        are still to come behind them.
+        """Return a part of a snapshot.
+
+        Returns:
+            `changes`, each with `gap`, the number of seqnos that are left out before it. `rest`: how many seqnos of the
+            snapshot follow the changes.
         """
         number = self.chance.randint(1, 6)
         changes = [self.change() | {"gap": self.chance.choice(gaps)} for _ in range(number)]
         return {"changes": changes, "rest": self.chance.choice((0, 0, 1, 10))}
 
     def regret(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """Receive something and go back into the middle of it."""
+        """Return two operations: receive changes, and roll back into the middle of them."""
         received = self.snapshot(gaps=(0,))
         return [("receive", received), ("go_back", {"by": self.chance.randrange(len(received["changes"]))})]
 
 
 _Made = Mapping[str, Any] | list[tuple[str, Mapping[str, Any]]]
-_Makers = Mapping[str, tuple[float, Callable[[_Source], _Made]]]
-"""By verb how often it comes up, and what makes its arguments, or several operations instead."""
+_Makers = Mapping[str, tuple[float, Callable[[_ArgumentSource], _Made]]]
+"""Verb -> its weight, and the function that makes its arguments, or several operations instead of the verb."""
 
 _ALWAYS: _Makers = {
     "fetch": (4, lambda source: {"key": source.key()}),
     "expire_all": (1, lambda source: {}),
     "empty": (0.3, lambda source: {}),
-    "lead_anew": (1, lambda source: [("become", {"state": "REPLICA"}), ("become", {"state": "ACTIVE"})]),
+    "lead_again": (1, lambda source: [("become", {"state": "REPLICA"}), ("become", {"state": "ACTIVE"})]),
 }
 _OWN: _Makers = {
     **_ALWAYS,
-    "put": (60, _Source.document),
-    "add": (5, _Source.document),
+    "put": (60, _ArgumentSource.document),
+    "add": (5, _ArgumentSource.document),
     "delete": (20, lambda source: {"key": source.key()}),
     "touch": (5, lambda source: {"key": source.key(), "expiry": source.chance.randint(0, 3)}),
     "count": (10, lambda source: {"key": b"number", "delta": source.chance.randint(-5, 10)}),
     "extend": (5, lambda source: {"key": source.key(), "more": b"+"}),
-    "store": (5, _Source.change),
+    "store": (5, _ArgumentSource.change),
 }
-_WITH_META: _Makers = {**_ALWAYS, "store": (100, _Source.change)}
+_WITH_META: _Makers = {**_ALWAYS, "store": (100, _ArgumentSource.change)}
 _COPY: _Makers = {
-    "receive": (40, _Source.snapshot),
+    "receive": (40, _ArgumentSource.snapshot),
     "complete": (10, lambda source: {"hides": source.chance.random() < 0.2}),
-    "regret": (10, _Source.regret),
+    "regret": (10, _ArgumentSource.regret),
     "adopt": (3, lambda source: {"vbuuids": [source.chance.randint(1, 2**40) for _ in range(3)]}),
     "become": (3, lambda source: {"state": source.chance.choice(("ACTIVE", "REPLICA", "REPLICA", "PENDING"))}),
     "return": (1, lambda source: [("vanish", {}), ("become", {"state": "REPLICA"})]),
@@ -178,9 +215,7 @@ _COPY: _Makers = {
 _COPY_THAT_KEEPS: _Makers = {**_COPY, "go_back": (5, lambda source: {"by": source.chance.choice((0, 1, 2, 10, 50))})}
 
 
-def _of_a_copy(plan: Plan) -> _Makers:
-    return _COPY if plan.forgets else _COPY_THAT_KEEPS
-
-
-def _of_others(plan: Plan) -> _Makers:
+def _choose_makers(plan: Plan, vbucket: int) -> _Makers:
+    if is_copy(vbucket):
+        return _COPY if plan.forgets else _COPY_THAT_KEEPS
     return _WITH_META if plan.purges else _OWN

@@ -1,6 +1,6 @@
-"""The process that is killed: it does to a bucket what the workload says, and says how much of it is on disk.
+"""The process that is killed: it executes the workload on a bucket and reports how many turns are on disk.
 
-Changes are made on one thread while another one commits and a third one compacts, as in a node.
+One thread makes changes, a second thread commits, and a third thread compacts, as in a node.
 """
 
 from __future__ import annotations
@@ -23,22 +23,27 @@ from penstock.store.documents.vbucket import Vbucket
 from penstock.store.log.compaction import Compaction
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.columns.schema import Event
-from tests.kills.workload import COMMANDS, PLANS, Operation, began, turns
+from tests.kills.workload import COMMANDS, PLANS, Operation, generate_turns, get_life_start
 
-__all__ = ["OPERATIONS", "READER", "WRITER", "Clock", "Doom", "Life", "open_bucket", "vbuuids", "write"]
+__all__ = ["OPERATIONS", "READER", "WRITER", "Clock", "KillPoint", "Life", "generate_vbuuids", "open_bucket", "write"]
 
 WRITER, READER = range(2)
-"""Who opens a bucket: the one that is killed, or the one that looks at what it has left."""
+"""The process that opens a bucket: the writer, which is killed, or the reader, which checks the content afterwards."""
 
 OPERATIONS = ("create", "reopen", "write", "sync", "rename", "remove", "sync_names")
 _VBUUIDS = 10**9
-_TURNS_BETWEEN_LOOKS = 8
-_LOOKS_BETWEEN_PASSES = 200
+_TURNS_BETWEEN_CHECKS = 8
+_CHECKS_BETWEEN_PASSES = 200
 
 
-class Doom(NamedTuple):
-    """At which operation on files a process kills itself: the `number`th of a kind, when `done` of it is done: 0:
-    nothing, 1: if it is a write, half of it, else all; 2: all.
+class KillPoint(NamedTuple):
+    """The file operation in which a process kills itself.
+
+    Attributes:
+        operation: one of OPERATIONS, a method of Directory.
+        number: which call of the method, from 1.
+        done: 0: the call has done nothing. 1: a write has written half of its bytes, other calls have done their work.
+            2: the call has done its work.
     """
 
     operation: str
@@ -47,17 +52,25 @@ class Doom(NamedTuple):
 
 
 class Life(NamedTuple):
-    """What a writer is told. plan: its name in PLANS. number: of the life. doom: None: somebody else kills it."""
+    """The arguments of a writer, which runs one life of a bucket.
+
+    Attributes:
+        path: the directory of the bucket.
+        plan: the name of the plan in PLANS.
+        seed: the seed of the workload.
+        number: the number of the life.
+        kill_point: None if another process kills the writer.
+    """
 
     path: str
     plan: str
     seed: int
     number: int
-    doom: Doom | None = None
+    kill_point: KillPoint | None = None
 
 
 class Clock:
-    """Says what it is told to say: ns since the epoch."""
+    """A clock that tests set. Its time is in ns since the epoch."""
 
     def __init__(self, now: int) -> None:
         self.now = now
@@ -66,34 +79,34 @@ class Clock:
         return self.now
 
 
-class Doomed(Directory):
-    """Kills its own process."""
+class SelfKillingDirectory(Directory):
+    """A directory that kills its own process at a kill point."""
 
-    def __init__(self, doom: Doom, path: Path) -> None:
+    def __init__(self, kill_point: KillPoint, path: Path) -> None:
         super().__init__(path)
-        self._doom = doom
-        self._left = doom.number
-        setattr(self, doom.operation, partial(self._do, getattr(self, doom.operation)))
+        self._kill_point = kill_point
+        self._left = kill_point.number
+        setattr(self, kill_point.operation, partial(self._call, getattr(self, kill_point.operation)))
 
-    def _do(self, operation: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, operation: Callable[..., Any], *arguments: Any) -> Any:
         self._left -= 1
         if self._left:
             return operation(*arguments)
-        if self._doom.operation == "write" and self._doom.done == 1:
+        if self._kill_point.operation == "write" and self._kill_point.done == 1:
             descriptor, data, offset = arguments
             operation(descriptor, data[: len(data) // 2], offset)
-        elif self._doom.done:
+        elif self._kill_point.done:
             operation(*arguments)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def vbuuids(life: int, who: int) -> Iterator[int]:
-    """Return the vbuuids that are given out in a life by the writer or the reader."""
-    return count(1 + (2 * life + who) * _VBUUIDS)
+def generate_vbuuids(life: int, opener: int) -> Iterator[int]:
+    """Return the vbuuids that the writer or the reader assigns in a life."""
+    return count(1 + (2 * life + opener) * _VBUUIDS)
 
 
-def open_bucket(life: Life, clock: Clock, who: int) -> BucketStore:
-    chance, plan = vbuuids(life.number, who), PLANS[life.plan]
+def open_bucket(life: Life, clock: Clock, opener: int) -> BucketStore:
+    chance, plan = generate_vbuuids(life.number, opener), PLANS[life.plan]
     return BucketStore.open(
         Path(life.path),
         "beer",
@@ -101,28 +114,28 @@ def open_bucket(life: Life, clock: Clock, who: int) -> BucketStore:
         clock=clock,
         new_vbuuid=lambda: next(chance),
         settings=plan.settings,
-        directory=Directory if life.doom is None else partial(Doomed, life.doom),
+        directory=Directory if life.kill_point is None else partial(SelfKillingDirectory, life.kill_point),
     )
 
 
 def write(life: Life) -> None:
-    """Work until somebody puts an end to it. Each line on stdout: so many turns are on disk now."""
-    sys.setswitchinterval(0.0002)  # threads meet at more places
-    clock = Clock(began(life.number))
+    """Execute turns until the process is killed. Each line on stdout is the number of turns that are on disk."""
+    sys.setswitchinterval(0.0002)  # more thread switches, so that threads interleave at more places
+    clock = Clock(get_life_start(life.number))
     bucket = open_bucket(life, clock, WRITER)
-    disk = _Disk(bucket)
-    for turn in turns(life.seed, life.number, PLANS[life.plan]):
+    background = _BackgroundWork(bucket)
+    for turn in generate_turns(life.seed, life.number, PLANS[life.plan]):
         clock.now = turn.now
         for operation in turn.operations:
             before = bucket.vbuckets[operation.vbucket].changes.high_seqno
-            perform(bucket, operation)
-            disk.note(operation.vbucket, before, turn.number)
-        if not turn.number % _TURNS_BETWEEN_LOOKS:
-            disk.look(turn.number)
+            perform_operation(bucket, operation)
+            background.record_turn(operation.vbucket, before, turn.number)
+        if not turn.number % _TURNS_BETWEEN_CHECKS:
+            background.check_progress(turn.number)
 
 
-class _Disk:
-    """Commits and compacts, each on a thread of its own, and says what is on disk."""
+class _BackgroundWork:
+    """Commits and compacts, each on its own thread, and reports how many turns are on disk."""
 
     def __init__(self, bucket: BucketStore) -> None:
         self._bucket = bucket
@@ -130,58 +143,62 @@ class _Disk:
         self._turn_of: list[dict[int, int]] = [{} for _ in bucket.vbuckets]  # by seqno
         self._taken = 0
         self._commit = self._committer.submit(bucket.log.commits.run)
-        self._piece: Compaction | None = None
+        self._rewrite: Compaction | None = None
         self._rewriting: Future[None] | None = None
         self._passing = False
-        self._asked = cycle(range(len(bucket.vbuckets)))
-        self._looks = 0
-        _say(0)
+        self._vbucket_cycle = cycle(range(len(bucket.vbuckets)))
+        self._checks = 0
+        _report_turns(0)
 
-    def note(self, vbucket: int, before: int, turn: int) -> None:
-        """Note in which turn the seqnos above `before` were given out."""
+    def record_turn(self, vbucket: int, before: int, turn: int) -> None:
+        """Record the turn in which the seqnos above `before` were assigned."""
         for seqno in range(before + 1, self._bucket.vbuckets[vbucket].changes.high_seqno + 1):
             self._turn_of[vbucket][seqno] = turn
 
-    def look(self, turn: int) -> None:
-        """Go on with what is under way. turn: the last one that is done."""
-        self._looks += 1
-        vbucket = next(self._asked)
+    def check_progress(self, turn: int) -> None:
+        """Report persisted turns, and start the next commit and the next compaction if the last ones are done.
+
+        Args:
+            turn: the number of the last complete turn.
+        """
+        self._checks += 1
+        vbucket = next(self._vbucket_cycle)
         persisted = self._bucket.vbuckets[vbucket].history.persisted_seqno
-        _say(self._turn_of[vbucket].get(persisted, 1) - 1)
+        _report_turns(self._turn_of[vbucket].get(persisted, 1) - 1)
         if self._commit.done():
             self._commit.result()
             assert self._bucket.log.room.fault is None, self._bucket.log.room.fault
-            _say(self._taken)
+            _report_turns(self._taken)
             self._taken = turn
             self._commit = self._committer.submit(self._bucket.log.commits.run)
             self._bucket.keys.load_some()
-        if not self._looks % _LOOKS_BETWEEN_PASSES:
+        if not self._checks % _CHECKS_BETWEEN_PASSES:
             self._bucket.log.room.seal_active()
             self._passing = True
         self._compact()
 
     def _compact(self) -> None:
-        if self._piece is not None:
+        if self._rewrite is not None:
             assert self._rewriting is not None
             if not self._rewriting.done():
                 return
             self._rewriting.result()
-            self._piece.finish()
-        self._piece = self._bucket.compactor.next_piece(self._passing)
-        if self._piece is None:
+            self._rewrite.finish()
+        self._rewrite = self._bucket.compactor.next_piece(self._passing)
+        if self._rewrite is None:
             self._passing = False
         else:
-            self._rewriting = self._compactor.submit(self._piece.run)
+            self._rewriting = self._compactor.submit(self._rewrite.run)
 
 
-def _say(turns_on_disk: int) -> None:
+def _report_turns(turns_on_disk: int) -> None:
     os.write(sys.stdout.fileno(), b"%d\n" % turns_on_disk)
 
 
-# What the verbs do
+# The verbs of the workload
 
 
-def perform(bucket: BucketStore, operation: Operation) -> None:
+def perform_operation(bucket: BucketStore, operation: Operation) -> None:
     if operation.verb == "expire_all":
         while bucket.pager.expire_some():
             continue
@@ -207,9 +224,9 @@ def _become(vbucket: Vbucket, state: str) -> None:
 def _receive(vbucket: Vbucket, changes: Sequence[dict[str, Any]], rest: int) -> None:
     end = vbucket.changes.high_seqno + sum(1 + change["gap"] for change in changes) + rest
     for change in changes if vbucket.history.state is not VbucketState.ACTIVE else ():
-        said = dict(change)
-        seqno = vbucket.changes.high_seqno + 1 + said.pop("gap")
-        _apply(vbucket, **said, seqno=seqno, snapshot_end=end)
+        fields = dict(change)
+        seqno = vbucket.changes.high_seqno + 1 + fields.pop("gap")
+        _apply(vbucket, **fields, seqno=seqno, snapshot_end=end)
 
 
 def _complete(vbucket: Vbucket, hides: bool) -> None:
