@@ -120,7 +120,7 @@ class SegmentDrafts:
         """Remove the draft of a segment that will not be used."""
         if rewritten is not None:
             self._listed.pop(rewritten.draft, None)
-            with suppress(OSError):  # the next opening of the bucket removes drafts
+            with suppress(OSError):  # the next opening of the bucket removes a draft that stays
                 self._directory.remove(rewritten.draft)
 
     def install(self, sources: Sequence[Segment], rewritten: RewrittenSegment) -> None:

@@ -150,7 +150,7 @@ class JsonText:
         self._places.pop(path, None)
         if self._places:
             self._places = {other: its for other, its in self._places.items() if _is_outside(its, place)}
-        self._longer[path] = place if place.size else place._replace(size=1)  # from here on only size 0 or not matters
+        self._longer[path] = place if place.size else place._replace(size=1)  # only 0 or not matters now
 
     def apply_splice(self, splice: Splice) -> None:
         """Apply a change after which all places have to be found again."""
@@ -185,8 +185,8 @@ class JsonText:
     def _make_mismatch_error(self, path: Path, place: PathPlace) -> StatusError:
         opening = self._document[place.container : place.container + 1]
         kind = {b"[": "an array", b"{": "an object"}.get(opening, "neither an array nor an object")
-        wanted = "an array" if isinstance(path[place.found], int) else "an object"
-        text = f"{format_path(path[: place.found])} is {kind}, expected {wanted}"
+        expected = "an array" if isinstance(path[place.found], int) else "an object"
+        text = f"{format_path(path[: place.found])} is {kind}, expected {expected}"
         return make_status_error(Status.SUBDOC_PATH_MISMATCH, text)
 
 
