@@ -1,4 +1,4 @@
-"""A standalone Spark cluster on this machine: a master and two workers, processes of their own as on any cluster."""
+"""A standalone Spark cluster on this machine: a master and two workers, each a separate process as on any cluster."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Daemon:
-    """A process in a group of its own, whose output goes to a file. Its end is the end of the whole group."""
+    """A process that leads its own process group, and whose output goes to a file. `kill` ends the whole group."""
 
     def __init__(self, log: Path, command: list[str], environment: dict[str, str]) -> None:
         self.log = log
@@ -50,35 +50,41 @@ class Daemon:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def says(self, pattern: str) -> str:
+    def wait_for_output(self, pattern: str) -> str:
         """Wait until a pattern is in the output, and return its first group."""
         found = self.wait_for(lambda: re.search(pattern, self.log.read_text(), re.MULTILINE))
         return found[1]
 
-    def executor(self) -> int:
-        """Wait for the executor that this worker runs, and return its process id."""
-        return self.wait_for(lambda: next(_executors_of(self.process.pid), None))
+    def wait_for_executor(self) -> int:
+        """Wait until this worker runs an executor, and return the executor's process id."""
+        return self.wait_for(lambda: next(_find_executors(self.process.pid), None))
 
     def wait_for(self, find: Callable[[], T | None]) -> T:
-        """Return what `find` gives, once that is not None; fails if the process ends first, or time runs out."""
+        """Return the result of `find` once it is not None; fail if the process ends, or after PATIENCE seconds."""
         deadline = time.monotonic() + PATIENCE
         while (found := find()) is None:
             running = self.process.poll() is None and time.monotonic() < deadline
-            assert running, f"{self.process.args!r} said: {self.log.read_text()[-8000:]}"
+            assert running, f"{self.process.args!r} wrote: {self.log.read_text()[-8000:]}"
             threading.Event().wait(0.05)
         return found
 
 
-def _executors_of(worker: int) -> Iterator[int]:
+def _find_executors(worker: int) -> Iterator[int]:
     for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the process has ended meanwhile
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             if parent == worker and b"CoarseGrainedExecutorBackend" in (entry / "cmdline").read_bytes():
                 yield int(entry.name)
 
 
 class Cluster:
-    """master: its URL, spark://127.0.0.1:PORT. workers: with one core each. directory: of logs and what Spark keeps."""
+    """A master and its workers, which run until `running` ends.
+
+    Attributes:
+        master: URL of the master, spark://127.0.0.1:PORT.
+        workers: the worker processes, with one core each.
+        directory: holds the logs and the files of Spark.
+    """
 
     def __init__(self, master: str, workers: list[Daemon], directory: Path) -> None:
         self.master = master
@@ -88,7 +94,7 @@ class Cluster:
     @classmethod
     @contextmanager
     def running(cls, directory: Path, workers: int = 2) -> "Iterator[Cluster]":
-        """Run a cluster whose executors have a Python without penstock, each process on whatever port is free."""
+        """Run a cluster whose executors have a Python without penstock. Each process listens on any free port."""
         directory.mkdir()
         environment = environment_with(bare_python(directory / "python"))
         environment |= {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": QUICK_SPARK}
@@ -97,7 +103,7 @@ class Cluster:
         with ExitStack() as stack:
             command = [start[0], f"{start[1]}.master.Master", *options]
             master = stack.enter_context(Daemon(directory / "master.log", command, environment))
-            url = master.says(r"Starting Spark master at (spark://\S+)")
+            url = master.wait_for_output(r"Starting Spark master at (spark://\S+)")
             command = [start[0], f"{start[1]}.worker.Worker", *options, "--cores", "1", "--memory", "768m"]
             started = []
             for number in range(workers):
@@ -105,7 +111,7 @@ class Cluster:
                 log = directory / f"worker-{number}.log"
                 started.append(stack.enter_context(Daemon(log, [*command, *place, url], environment)))
             for worker in started:
-                worker.says("(Successfully registered) with master")
+                worker.wait_for_output("(Successfully registered) with master")
             yield cls(url, started, directory)
 
     def submit(self, *arguments: str, **environment: str) -> Daemon:
@@ -114,14 +120,14 @@ class Cluster:
         return self.drive([*command, *arguments], environment)
 
     def drive(self, command: list[str], environment: Mapping[str, str]) -> Daemon:
-        """Start a driver, on a machine that has the package, as it were."""
+        """Start a driver with a Python that has the package, unlike the Python of the executors."""
         settings = {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.memory": "512m",
             "spark.executor.memory": "512m",
             "spark.ui.enabled": "false",
             "spark.executor.extraJavaOptions": QUICK_SPARK,
-            "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # both executors are there when the first job starts
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # both executors exist when the first job starts
         }
         directory = Path(tempfile.mkdtemp(prefix="driver-", dir=self.directory))
         (directory / "spark-defaults.conf").write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
@@ -130,8 +136,8 @@ class Cluster:
         everything = environment_with(Path(sys.executable)) | here | dict(environment)
         return Daemon(directory / "driver.log", command, everything)
 
-    def said(self) -> str:
-        """Return everything that a process of the cluster has written, and all process's arguments of this moment."""
+    def collect_output(self) -> str:
+        """Return all output of the cluster, and the current command lines of all processes on this machine."""
         logs = [*self.directory.rglob("*.log"), *self.directory.glob("work-*/*/*/std*")]
         texts = [log.read_text(errors="replace") for log in logs]
         for entry in Path("/proc").glob("[0-9]*/cmdline"):
@@ -141,7 +147,7 @@ class Cluster:
 
 
 def environment_with(python: Path) -> dict[str, str]:
-    """Return variables that have a Java and, as python3, this Python; none that helps it to find the package."""
+    """Return environment variables with a Java and with `python` as python3, but without a path to the package."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK", "PENSTOCK"))}
     kept |= {"SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1"}
     java = {name: value for name, value in java_environment().items() if not name.startswith("PYSPARK")}
@@ -149,7 +155,7 @@ def environment_with(python: Path) -> dict[str, str]:
 
 
 def bare_python(directory: Path) -> Path:
-    """Make a Python that has all that is installed here, except this package."""
+    """Make a Python environment with everything that is installed here, except this package."""
     venv.create(directory, symlinks=True)
     (site,) = directory.glob("lib/python*/site-packages")
     links = directory / "links"
@@ -171,7 +177,7 @@ def bare_python(directory: Path) -> Path:
 
 
 class Gate(Proxy):
-    """A network on which nothing more comes from the node, once a connection has had `limit` bytes while it is shut."""
+    """A network that, while it is shut, holds each connection on which more than `limit` bytes came from the node."""
 
     def __init__(self, loop: LoopThread, port: int) -> None:
         super().__init__(loop, port)
@@ -188,7 +194,7 @@ class Gate(Proxy):
         self._loop.run(self._swing(is_open=True))
 
     def holds(self, connections: int) -> bool | None:
-        """Tell whether so many connections are being held; None: not yet."""
+        """Return True if at least `connections` connections are held, otherwise None."""
         return self._held >= connections or None
 
     async def _swing(self, *, is_open: bool) -> None:

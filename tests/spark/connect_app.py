@@ -1,6 +1,6 @@
-"""A client of Spark Connect: `connect_app.py SERVER URL LAKE OTHER_LAKE`; prints as JSON what it found.
+"""A client of Spark Connect: `connect_app.py SERVER URL LAKE OTHER_LAKE`; prints its results as JSON.
 
-First with the formats that the server finds by itself, then with those that this process registers.
+It first uses the formats that the server finds by itself, and then the formats that this process registers.
 """
 
 import json
@@ -17,22 +17,22 @@ from penstock.spark.pipeline.run.pipeline_run import run_pipeline
 def main(server: str, url: str, lake: str, other: str) -> None:
     spark = SparkSession.Builder().remote(server).getOrCreate()
     changes = spark.read.format("dcp").option("url", url)
-    tell("found", sorted(row.key.decode() for row in changes.load().select("key").collect()))
+    print_result("found", sorted(row.key.decode() for row in changes.load().select("key").collect()))
 
     stream = spark.readStream.format("dcp").option("url", url).load()
     sink = stream.writeStream.format("penstock-changelog").option("path", lake).option("vbuckets", 16)
     query = sink.option("checkpointLocation", (Path(lake) / "_checkpoint").as_uri()).trigger(availableNow=True).start()
-    tell("ended", query.awaitTermination(120))
+    print_result("ended", query.awaitTermination(120))
 
     register(spark)
-    tell("registered", changes.load().count())
+    print_result("registered", changes.load().count())
     (progress,) = run_pipeline(define_bucket_pipeline(other, url=url), available_now=True, spark=spark)
-    tell("run", progress.rows)
+    print_result("run", progress.rows)
     spark.stop()
 
 
-def tell(name: str, what: object) -> None:
-    print(json.dumps({name: what}), flush=True)  # noqa: T201 - read by the test
+def print_result(name: str, value: object) -> None:
+    print(json.dumps({name: value}), flush=True)  # noqa: T201 - read by the test
 
 
 if __name__ == "__main__":

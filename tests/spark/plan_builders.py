@@ -1,4 +1,4 @@
-"""Failover logs, offsets and plans in few words, for the tests of planning."""
+"""Short builders of failover logs, offsets and plans, for the tests of planning."""
 
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.spark.source.offsets import (
@@ -30,4 +30,4 @@ def partitions(start: Offset, end: Offset, most: int) -> list[VbucketRange]:
     return divide_reads(derive_reads(start, end), most)
 
 
-BRANCHED = log((B, 10), (A, 0))  # A up to 10, then B
+BRANCHED = log((B, 10), (A, 0))  # branch A up to seqno 10, then branch B

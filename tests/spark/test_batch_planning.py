@@ -38,7 +38,7 @@ from penstock.store.history.rollback import StreamRequest, find_rollback_point
 from tests.spark.plan_builders import BRANCHED, A, B, C, at, info, log, partitions
 
 PLANS = [
-    # name, before, the producer's word, after
+    # name, offset before, the vbucket info that the producer reports, offset after
     ("first batch", at(0, 0, 0), info(7), at(0, A, 7)),
     ("proven, and more to read", at(0, A, 7), info(9), at(0, A, 9, (7, 9))),
     ("the last four proofs are kept", at(0, A, 9, (1, 2), (3, 3), (4, 5), (6, 7)), info(10),
@@ -73,13 +73,13 @@ PLANS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("before", "word", "after"), [row[1:] for row in PLANS], ids=[row[0] for row in PLANS])
-def test_one_vbucket(before, word, after):
-    planned, _ = plan_batch(Offset((before,)), {0: word})
+@pytest.mark.parametrize(("before", "reported", "after"), [row[1:] for row in PLANS], ids=[row[0] for row in PLANS])
+def test_plan_of_one_vbucket(before, reported, after):
+    planned, _ = plan_batch(Offset((before,)), {0: reported})
     assert planned == Offset((after,))
 
 
-def test_a_rollback_with_nothing_to_read_is_a_batch_with_its_row():
+def test_rollback_without_changes_is_a_batch_with_a_rollback_row():
     before = Offset((at(0, A, 12, (8, 10)), at(0, A, 5)))
     end, memory = plan_batch(before, {0: info(0, vbuuid=C), 1: info(5)})
     (part,) = partitions(before, end, 4)
@@ -95,26 +95,26 @@ class TestProofs:
         assert memory.proven_offset == Offset((at(0, A, 7, (7, 7)),))
 
     def test_are_remembered_while_idle(self):
-        """Known to be proven, the end outlives a purge and a new branch that would else send it back to 0."""
+        """A proven end stays valid after a purge and a new branch. Without the proof, the vbucket is read from 0."""
         end, memory = plan_batch(make_first_offset(1), {0: info(7)})
         _, memory = plan_batch(end, {0: info(7)}, None, memory)
         moved = VbucketInfo(log((B, 7), (A, 0)), 9, 7)
         assert plan_batch(end, {0: moved}, None, memory)[0] == Offset((at(0, B, 9, (7, 7)),))
         assert plan_batch(end, {0: moved})[0] == Offset((at(1, B, 9, purge_seqno=7, requested=7),))
 
-    def test_of_another_offset_do_not_count(self):
+    def test_of_another_offset_are_ignored(self):
         first, memory = plan_batch(make_first_offset(1), {0: info(7)})
         _, memory = plan_batch(first, {0: info(7)}, None, memory)
         other = Offset((at(3, A, 7),))
         assert plan_batch(other, {0: info(8, vbuuid=B)}, None, memory)[0].vbuckets[0].history == 4
 
-    def test_come_along_when_another_vbucket_moves(self):
+    def test_are_stored_when_another_vbucket_advances(self):
         end, memory = plan_batch(make_first_offset(2), {0: info(7), 1: info(7)})
         end, memory = plan_batch(end, {0: info(7), 1: info(8)}, None, memory)
         assert end == Offset((at(0, A, 7, (7, 7)), at(0, A, 8, (7, 8))))
 
 
-class TestNow:
+class TestCurrentOffset:
     def test_is_pinned_by_the_first_plan(self):
         start = make_current_offset({0: info(7), 1: info(0)}, 2)
         pinned, memory = plan_batch(start, {0: info(9), 1: info(1)})
@@ -130,7 +130,7 @@ class TestNow:
 
 
 class TestAvailableNow:
-    def test_ends_where_the_data_ended_when_it_began(self):
+    def test_ends_at_the_high_seqno_of_its_start(self):
         memory = prepare_available_now({0: info(7)})
         end, memory = plan_batch(make_first_offset(1), {0: info(9)}, None, memory)
         assert end == Offset((at(0, A, 7),))
@@ -138,12 +138,12 @@ class TestAvailableNow:
         assert again is end
         assert plan_batch(again, {0: info(30)}, None, memory)[0] is end
 
-    def test_from_now_on_ends_there_too(self):
+    def test_read_from_the_current_offset_ends_there_too(self):
         memory = prepare_available_now({0: info(7)})
         pinned, memory = plan_batch(make_current_offset({0: info(7)}, 1), {0: info(9)}, None, memory)
         assert plan_batch(pinned, {0: info(9)}, None, memory)[0] is pinned
 
-    def test_goes_on_until_the_last_batch_is_proven(self):
+    def test_continues_until_the_last_batch_is_proven(self):
         memory = prepare_available_now({0: info(7)})
         end, memory = plan_batch(make_first_offset(1), {0: info(7)}, None, memory)
         again, memory = plan_batch(end, {0: info(9, vbuuid=B)}, None, memory)
@@ -155,57 +155,57 @@ class TestAvailableNow:
         end, _ = plan_batch(make_first_offset(1), {0: info(3, vbuuid=B)}, None, memory)
         assert end == Offset((at(0, B, 3),))
 
-    def test_a_read_from_0_goes_past_its_target_to_the_purge_seqno(self):
+    def test_a_read_from_0_continues_beyond_its_target_to_the_purge_seqno(self):
         memory = prepare_available_now({0: info(5), 1: info(0)})
         end, memory = plan_batch(make_first_offset(2), {0: info(9, 8), 1: info(9, 8)}, None, memory)
         assert [v.seqno for v in end.vbuckets] == [8, 0]
         assert plan_batch(end, {0: info(9, 8), 1: info(9, 8)}, None, memory)[0] is end
 
 
-def test_a_vbucket_that_there_is_not():
+def test_unknown_vbucket_is_refused():
     with pytest.raises(UsageError, match=r"^vbucket 7, expected one below 2$"):
         plan_batch(make_first_offset(2), {0: info(1), 1: info(1), 7: info(1)})
 
 
-class TestSomeVbuckets:
-    def test_are_all_that_moves(self):
+class TestChosenVbuckets:
+    def test_are_the_only_ones_that_advance(self):
         end, memory = plan_batch(make_first_offset(4), {1: info(7), 3: info(9)}, 10)
         assert [v.seqno for v in end.vbuckets] == [0, 5, 0, 5]
         end, _ = plan_batch(end, {1: info(7), 3: info(9)}, None, memory)
         assert [v.seqno for v in end.vbuckets] == [0, 7, 0, 9]
         assert [read.vbucket for read in derive_reads(make_first_offset(4), end)] == [1, 3]
 
-    def test_may_change_when_a_query_starts_again(self):
+    def test_may_change_at_a_restart(self):
         end, _ = plan_batch(make_first_offset(3), {0: info(7), 1: info(7)})
         end, _ = plan_batch(end, {1: info(9), 2: info(4)})
         assert [v.seqno for v in end.vbuckets] == [7, 9, 4]
-        assert plan_batch(end, {0: info(7)})[0] is end  # what 0 had is not forgotten
+        assert plan_batch(end, {0: info(7)})[0] is end  # the position of vbucket 0 is kept
         assert plan_batch(end, {0: info(3, vbuuid=B)})[0].vbuckets == (at(1, B, 3, requested=0), *end.vbuckets[1:])
 
-    def test_end_together_with_what_there_was(self):
+    def test_end_at_their_high_seqnos_with_available_now(self):
         memory = prepare_available_now({1: info(7)})
         end, memory = plan_batch(make_first_offset(2), {1: info(9)}, None, memory)
         assert [v.seqno for v in end.vbuckets] == [0, 7]
         assert plan_batch(end, {1: info(20)}, None, memory)[0] is end
 
-    def test_now_is_their_end(self):
+    def test_start_at_their_high_seqnos_with_the_current_offset(self):
         assert [v.seqno for v in make_current_offset({1: info(7)}, 3).vbuckets] == [0, 7, 0]
 
 
-class TestABatchToAnEnd:
+class TestBatchUntilAnEnd:
     END = Offset((at(0, A, 7), at(0, A, 5), at(0, 0, 0)))
     INFOS: Mapping[int, VbucketInfo] = MappingProxyType({0: info(9), 1: info(5), 2: info(3)})
 
-    def test_stops_there_however_much_there_is(self):
+    def test_stops_at_the_end_although_there_are_later_changes(self):
         end = plan_batch_until(make_first_offset(3), self.END, self.INFOS)
         assert [v.seqno for v in end.vbuckets] == [7, 5, 0]
         assert [(r.start_seqno, r.end_seqno) for r in derive_reads(make_first_offset(3), end)] == [(0, 7), (0, 5)]
 
-    def test_leaves_the_rest_to_whoever_begins_at_that_end(self):
+    def test_leaves_later_changes_to_a_read_from_the_end(self):
         followed, _ = plan_batch(self.END, self.INFOS)
         assert [(r.start_seqno, r.end_seqno) for r in derive_reads(self.END, followed)] == [(7, 9), (0, 3)]
 
-    def test_may_begin_anywhere_in_front(self):
+    def test_may_start_at_any_offset_before_the_end(self):
         start = make_proven_offset({0: (A, 4), 1: (A, 5)}, 3)
         end = plan_batch_until(start, self.END, self.INFOS)
         assert [(r.start_seqno, r.end_seqno) for r in derive_reads(start, end)] == [(4, 7)]
@@ -216,36 +216,36 @@ class TestABatchToAnEnd:
         )
         assert read == VbucketRead(0, 0, A, 0, 7, purge_seqno=8)
 
-    def test_of_a_newer_branch_that_kept_it(self):
+    def test_reads_a_newer_branch_that_contains_the_end(self):
         end = plan_batch_until(make_first_offset(1), Offset((at(0, A, 9),)), {0: VbucketInfo(BRANCHED, 15, 0)})
         assert end == Offset((at(0, B, 9),))
 
     @pytest.mark.parametrize("lost", [info(9, vbuuid=B), info(6), VbucketInfo(BRANCHED, 20, 0)])
-    def test_that_is_on_no_history_any_more_is_refused(self, lost):
+    def test_refuses_an_end_that_the_history_has_lost(self, lost):
         with pytest.raises(Error, match=r"vbucket 0: the bucket's history no longer has the end, seqno 11,|seqno 7,"):
             plan_batch_until(make_first_offset(1), Offset((at(0, A, 11 if lost.high_seqno == 20 else 7),)), {0: lost})
 
-    def test_in_front_of_its_start_is_refused(self):
+    def test_refuses_an_end_before_the_start(self):
         with pytest.raises(UsageError, match="vbucket 0: the start, seqno 9, is behind the end, seqno 7"):
             plan_batch_until(make_proven_offset({0: (A, 9)}, 3), self.END, self.INFOS)
         with pytest.raises(UsageError, match="the bucket has 2 vbuckets, expected 3"):
             plan_batch_until(make_first_offset(2), self.END, self.INFOS)
 
 
-SETBACKS = [
+ROLLBACKS = [
     ("none", at(0, A, 7), info(9), []),
     ("a lost branch", at(0, A, 12, (8, 10)), VbucketInfo(BRANCHED, 11, 0), [PlannedRollback(0, 12, 8, by_purge=False)]),
     ("everything lost", at(2, A, 12, (8, 10)), info(3, vbuuid=C), [PlannedRollback(0, 12, 0, by_purge=False)]),
     (
-        "purged behind the reader",
+        "purged above the reader",
         at(0, A, 12, (8, 10), (12, 12)),
         info(20, 15),
         [PlannedRollback(0, 12, 0, by_purge=True)],
     ),
     ("purged while the batch was read", at(0, A, 12, (8, 8)), info(20, 10), [PlannedRollback(0, 12, 0, by_purge=True)]),
-    ("purged in front of the reader", at(0, A, 12, (8, 10), (12, 12)), info(20, 11), []),
+    ("purged below the reader", at(0, A, 12, (8, 10), (12, 12)), info(20, 11), []),
     (
-        "purged, and lost further back",
+        "purged, and everything lost",
         at(0, A, 12, (8, 8)),
         info(20, 15, vbuuid=C),
         [PlannedRollback(0, 12, 0, by_purge=False)],
@@ -254,37 +254,37 @@ SETBACKS = [
 
 
 @pytest.mark.parametrize(
-    ("before", "word", "expected"), [row[1:] for row in SETBACKS], ids=[row[0] for row in SETBACKS]
+    ("before", "reported", "expected"), [row[1:] for row in ROLLBACKS], ids=[row[0] for row in ROLLBACKS]
 )
-def test_why_a_reader_goes_back(before, word, expected):
+def test_rollbacks_have_their_reason(before, reported, expected):
     previous = Offset((before,))
-    planned, _ = plan_batch(previous, {0: word})
-    assert find_rollbacks(previous, planned, {0: word}) == expected
+    planned, _ = plan_batch(previous, {0: reported})
+    assert find_rollbacks(previous, planned, {0: reported}) == expected
 
 
 @given(*[st.integers(0, 12)] * 4, st.sampled_from([A, B]), st.integers(1, 9))
-def test_what_stands_is_what_the_rule_of_a_producer_says(end, above, high, purge, newest, begin):
-    """A reader of the newest branch is spared the rule."""
-    proven, word = (
+def test_plan_rolls_back_exactly_if_a_producer_does(end, above, high, purge, newest, begin):
+    """The planner has a shortcut for readers of the newest branch, which must give the same result."""
+    proven, reported = (
         ProvenEnd(1 + end, 1 + end + above),
         VbucketInfo(log((newest, begin), (C, 0)), max(high, begin), purge),
     )
-    planned, _ = plan_batch(Offset((at(0, A, proven.end, proven),)), {0: word})
-    goes_on = [
-        find_rollback_point(word.failover_log, word.high_seqno, purged, request_at(seqno)) is None
+    planned, _ = plan_batch(Offset((at(0, A, proven.end, proven),)), {0: reported})
+    can_resume = [
+        find_rollback_point(reported.failover_log, reported.high_seqno, purged, make_request(seqno)) is None
         for seqno, purged in ((proven.end, purge), (proven.high, 0))
     ]
-    assert (planned.vbuckets[0].history == 0) == all(goes_on)
+    assert (planned.vbuckets[0].history == 0) == all(can_resume)
 
 
-def request_at(seqno: int) -> StreamRequest:
+def make_request(seqno: int) -> StreamRequest:
     return StreamRequest(start_seqno=seqno, vbuuid=A, snap_start=seqno, snap_end=seqno)
 
 
-class TestWhatIsSettled:
+class TestSettledVbuckets:
     INFOS: Mapping[int, VbucketInfo] = MappingProxyType({0: info(7), 1: info(5), 2: info(0)})
 
-    def test_is_proven_and_read_to_its_end(self):
+    def test_are_proven_and_read_to_their_end(self):
         end, memory = plan_batch(make_first_offset(3), self.INFOS)
         assert find_settled_vbuckets(end, self.INFOS, memory) == {2}
         again, memory = plan_batch(end, self.INFOS, None, memory)
@@ -294,15 +294,15 @@ class TestWhatIsSettled:
         assert find_settled_vbuckets(again, {5: info(0)}, memory) == set()
         assert find_settled_vbuckets(again, {3: info(0)}, memory) == set()
 
-    def test_proofs_of_another_offset_do_not_count(self):
+    def test_proofs_of_another_offset_are_ignored(self):
         end, memory = plan_batch(make_first_offset(3), self.INFOS)
         again, memory = plan_batch(end, self.INFOS, None, memory)
         assert again == end
         assert find_settled_vbuckets(make_first_offset(3), {0: info(7), 2: info(0)}, memory) == {2}
 
 
-BEGINNINGS = [
-    # what, the seqno behind which a reader begins, the vbucket, whether it can
+STARTS = [
+    # name, the seqno after which a reader starts, the vbucket info, whether the reader can start there
     ("at 0", 0, info(9, 6), True),
     ("below the purge seqno", 5, info(9, 6), False),
     ("at the purge seqno", 6, info(9, 6), True),
@@ -313,19 +313,19 @@ BEGINNINGS = [
 ]
 
 
-@pytest.mark.parametrize(("what", "seqno", "known", "can"), BEGINNINGS)
-def test_where_a_reader_can_begin(what, seqno, known, can):
+@pytest.mark.parametrize(("name", "seqno", "known", "can"), STARTS)
+def test_where_a_reader_can_start(name, seqno, known, can):
     assert can_start_at(seqno, known) is can
 
 
-def test_an_idle_offset_is_the_same_text_for_ever():
+def test_idle_offset_keeps_its_text():
     infos = {0: info(7), 1: VbucketInfo(BRANCHED, 12, 3)}
     offset, memory = plan_batch(make_first_offset(2), infos)
     text = json.dumps(offset.to_json())
     for _ in range(3):
         offset, memory = plan_batch(Offset.from_json(json.loads(text)), infos, 5, memory)
         assert json.dumps(offset.to_json()) == text
-        assert json.dumps(plan_batch(offset, infos)[0].to_json()) == text  # after a restart as well
+        assert json.dumps(plan_batch(offset, infos)[0].to_json()) == text  # also after a restart
 
 
 def test_a_new_branch_alone_makes_no_new_offset():

@@ -149,7 +149,7 @@ class Story:
 
 
 def read_state(story: Story, number: int, *, offset: bool) -> tuple[Boundary | None, dict[bytes, bytes]]:
-    """Return boundary and documents of a batch's end, from its offset and all rows or only from the rows by then."""
+    """Return boundary and documents of a batch's end, from its offset and all rows, or only from the rows by then."""
     at, count, _ = story.ends[number]
     rows = table(story.rows if offset else story.rows[:count])
     given = Offset((at,)) if offset else None
@@ -176,7 +176,7 @@ def test_state_at_a_boundary_equals_the_bucket(chance, exact, part, failovers, o
 @given(st.randoms(use_true_random=False), st.booleans())
 @settings(max_examples=scaled(30), deadline=None)
 def test_every_end_is_a_boundary_where_snapshots_end_there(chance, offset):
-    """A Penstock node ends its snapshots there, and this lake leaves no key out."""
+    """A Penstock node ends its snapshots at the end of a batch, and this lake leaves no key out."""
     story = Story(chance, exact=True, part=False, failovers=False)
     for _ in range(8):
         story.step()
@@ -193,29 +193,41 @@ BOUNDARIES = [
     ("nothing", [], [], None, None),
     ("complete", [snapshot(3, 9, 0, 9)], [], None, 9),
     ("not complete", [snapshot(3, 8, 0, 9)], [], None, None),
-    ("one after the other", [snapshot(3, 9, 0, 9), snapshot(10, 12, 9, 12)], [], None, 12),
-    ("in one stream", [snapshot(3, 9, 0, 9), snapshot(10, 12, 10, 12)], [], None, 12),
+    ("two snapshots in two streams", [snapshot(3, 9, 0, 9), snapshot(10, 12, 9, 12)], [], None, 12),
+    ("two snapshots in one stream", [snapshot(3, 9, 0, 9), snapshot(10, 12, 10, 12)], [], None, 12),
     ("after a read of one change that is not here", [snapshot(3, 9, 0, 9), snapshot(11, 12, 10, 12)], [], None, 9),
     ("the second not complete", [snapshot(3, 9, 0, 9), snapshot(10, 12, 9, 14)], [], None, 9),
-    ("stopped inside, and made good", [snapshot(3, 5, 0, 9), snapshot(6, 12, 5, 12)], [], None, 12),
-    ("stopped inside, not yet made good", [snapshot(3, 5, 0, 9), snapshot(6, 8, 5, 8)], [], None, None),
-    ("a read of which nothing is known", [snapshot(3, 9, 0, 9), snapshot(13, 20, 12, 20)], [], None, 9),
+    ("stopped inside, then completed", [snapshot(3, 5, 0, 9), snapshot(6, 12, 5, 12)], [], None, 12),
+    ("stopped inside, not yet completed", [snapshot(3, 5, 0, 9), snapshot(6, 8, 5, 8)], [], None, None),
+    ("after a gap without snapshots", [snapshot(3, 9, 0, 9), snapshot(13, 20, 12, 20)], [], None, 9),
     ("not from the beginning", [snapshot(13, 20, 12, 20)], [], None, None),
     ("the first change is not here", [snapshot(3, 9, 1, 9)], [], None, None),
     ("the first change of a stream is not here", [snapshot(2, 9, 2, 9)], [], None, None),
     ("without snapshots", [SnapshotRows(0, 3, 9, 1 << 64, 1 << 64)], [], None, None),
     ("rolled back to an end", [snapshot(3, 9, 0, 9), snapshot(10, 12, 9, 12)], [RollbackPoint(1, 9)], None, 9),
-    ("and on", [snapshot(3, 9, 0, 9), snapshot(10, 11, 9, 11, history=1)], [RollbackPoint(1, 9)], None, 11),
     (
-        "rolled back into one",
+        "rolled back to an end, and continued",
+        [snapshot(3, 9, 0, 9), snapshot(10, 11, 9, 11, history=1)],
+        [RollbackPoint(1, 9)],
+        None,
+        11,
+    ),
+    (
+        "rolled back into a snapshot",
         [snapshot(3, 9, 0, 9), snapshot(6, 8, 5, 8, history=1)],
         [RollbackPoint(1, 5)],
         None,
         None,
     ),
-    ("made good", [snapshot(3, 9, 0, 9), snapshot(6, 10, 5, 10, history=1)], [RollbackPoint(1, 5)], None, 10),
+    (
+        "rolled back into a snapshot, then completed",
+        [snapshot(3, 9, 0, 9), snapshot(6, 10, 5, 10, history=1)],
+        [RollbackPoint(1, 5)],
+        None,
+        10,
+    ),
     ("rolled back to 0", [snapshot(3, 9, 0, 9), snapshot(1, 2, 0, 2, history=1)], [RollbackPoint(1, 0)], None, 2),
-    ("not behind a position", [snapshot(3, 9, 0, 9), snapshot(10, 12, 9, 12)], [], VbucketOffset(0, 1, 11), 9),
+    ("not above a position", [snapshot(3, 9, 0, 9), snapshot(10, 12, 9, 12)], [], VbucketOffset(0, 1, 11), 9),
     ("at a proven end", [], [], VbucketOffset(0, 1, 20, (ProvenEnd(9, 9), ProvenEnd(15, 20))), 9),
     (
         "from a proven end to its high",
@@ -224,16 +236,22 @@ BOUNDARIES = [
         VbucketOffset(0, 1, 20, (ProvenEnd(12, 17), ProvenEnd(15, 20))),
         20,
     ),
-    ("not as far as that", [snapshot(13, 16, 12, 16)], [], VbucketOffset(0, 1, 16, (ProvenEnd(12, 17),)), None),
+    (
+        "from a proven end, but not to its high",
+        [snapshot(13, 16, 12, 16)],
+        [],
+        VbucketOffset(0, 1, 16, (ProvenEnd(12, 17),)),
+        None,
+    ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("snapshots", "cuts", "at", "expected"), [pytest.param(*case, id=name) for name, *case in BOUNDARIES]
+    ("snapshots", "rollbacks", "at", "expected"), [pytest.param(*case, id=name) for name, *case in BOUNDARIES]
 )
-def test_boundaries(snapshots: Any, cuts: Any, at: Any, expected: Any):
-    assert find_newest_boundary(snapshots, cuts, at) == expected
-    assert find_newest_boundary(snapshots[::-1], cuts[::-1], at) == expected
+def test_boundaries(snapshots: Any, rollbacks: Any, at: Any, expected: Any):
+    assert find_newest_boundary(snapshots, rollbacks, at) == expected
+    assert find_newest_boundary(snapshots[::-1], rollbacks[::-1], at) == expected
 
 
 # From rows
@@ -256,7 +274,7 @@ def test_evidence_has_snapshots_and_rollbacks():
         rollback(0, 9, 1),
         rollback(3, None, 2, "flush"),
     ]
-    snapshots, cuts = collect_evidence(table(rows))
+    snapshots, rollbacks = collect_evidence(table(rows))
     nowhere = 1 << 64
     assert {vbucket: sorted(found) for vbucket, found in snapshots.items()} == {
         0: [
@@ -267,7 +285,7 @@ def test_evidence_has_snapshots_and_rollbacks():
         ],
         3: [SnapshotRows(0, 7, 7, 0, 7)],
     }
-    assert cuts == {0: [RollbackPoint(1, 9)], 3: [RollbackPoint(2, 0)]}
+    assert rollbacks == {0: [RollbackPoint(1, 9)], 3: [RollbackPoint(2, 0)]}
 
 
 def test_position_applies_rollbacks_of_its_history():

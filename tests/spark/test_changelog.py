@@ -171,7 +171,7 @@ def test_abort_after_the_commit_keeps_the_batch(lake):
 
 
 def test_one_of_two_drivers_commits_the_batch(lake):
-    """A driver that was taken for dead commits beside its successor; only Delta's log separates the two."""
+    """A driver that was assumed dead commits at the same time as its successor; only Delta's log separates the two."""
     barrier = Barrier(2)
 
     def both(batch, files):

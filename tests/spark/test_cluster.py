@@ -1,4 +1,4 @@
-"""The pipeline on a standalone cluster: a master and two workers of one core, which have to be sent the package."""
+"""The pipeline on a standalone cluster: a master and two workers of one core, to which the package must be sent."""
 
 import json
 import os
@@ -31,7 +31,7 @@ LOGIN = {"PENSTOCK_USERNAME": "ada", "PENSTOCK_PASSWORD": PASSWORD}
 
 @pytest.fixture
 def documents(tmp_path):
-    """A bucket that wants a login."""
+    """Return a bucket that requires a login."""
     with change_users(tmp_path / "users.json") as accounts:
         accounts["ada"] = make_account(User.from_texts("ada", ["admin"]), PASSWORD, 4096)
     with Node.running(["default"], vbuckets=16, users=tmp_path / "users.json") as node, LoopThread() as loop:
@@ -41,30 +41,30 @@ def documents(tmp_path):
         loop.run(bucket.close())
 
 
-def test_executors_that_are_lost_change_nothing(documents, lake, tmp_path):
-    """Two cores and two partitions, so each executor has half of a batch when one of them is lost."""
+def test_lost_executors_lose_and_repeat_nothing(documents, lake, tmp_path):
+    """Two cores and two partitions, so each executor has half of a batch when one executor is lost."""
     documents.store(numbered(0, 60_000, size=100))
     with (
         Cluster.running(tmp_path / "cluster") as cluster,
         Gate.before(documents.bucket.address.hosts[0][1]) as gate,
     ):
-        # By spark-submit, to executors that come back: one is killed, and its worker starts another.
+        # With spark-submit: one executor is killed, and its worker starts a new executor.
         gate.shut(limit=200_000)
         archive = write_archive(tmp_path / "penstock.zip")
         command = ["--py-files", str(archive), *map(str, (HERE / "cluster_app.py", EXAMPLE, gate.url, lake.path))]
         with cluster.submit(*command, **LOGIN) as driver:
-            found = json.loads(driver.says(r"^found (.*)$"))
+            found = json.loads(driver.wait_for_output(r"^found (.*)$"))
             assert found == [{"place": "./penstock.zip/penstock/__init__.py", "native": False}] * 2
             driver.wait_for(lambda: gate.holds(2))
-            os.kill(cluster.workers[0].executor(), signal.SIGKILL)
+            os.kill(cluster.workers[0].wait_for_executor(), signal.SIGKILL)
             gate.open()
-            tasks = json.loads(driver.says(r"^tasks (.*)$"))
+            tasks = json.loads(driver.wait_for_output(r"^tasks (.*)$"))
             assert len([executor for executor, number in tasks.items() if number]) >= 2, tasks
             assert driver.process.wait(PATIENCE) == 0
         assert check_changelog(lake).num_rows == 60_000
         assert current_of(lake) == documents.contents()
 
-        # By our own command, which sends the package itself, to a worker that is lost with its executor.
+        # With the command `penstock`, which sends the package itself: a worker is killed together with its executor.
         documents.store(numbered(0, 50_000, "again", size=100))
         assert documents.remove([f"key-{number}" for number in range(50_000, 51_000)]) == 1_000
         gate.shut(limit=200_000)
@@ -74,8 +74,8 @@ def test_executors_that_are_lost_change_nothing(documents, lake, tmp_path):
             driver.wait_for(lambda: gate.holds(2))
             cluster.workers[1].kill()
             gate.open()
-            driver.says("(51,000) rows written;")
+            driver.wait_for_output("(51,000) rows written;")
             assert driver.process.wait(PATIENCE) == 0
         assert check_changelog(lake).num_rows == 60_000 + 51_000
         assert current_of(lake) == documents.contents()
-        assert PASSWORD not in cluster.said()
+        assert PASSWORD not in cluster.collect_output()

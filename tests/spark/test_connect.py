@@ -1,4 +1,4 @@
-"""Spark Connect: a server, and a client that has no Java of its own; each is a process, beside the tests' session."""
+"""Spark Connect: a server and a client without Java, each in a process apart from the tests' session."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ def environment():
 
 @pytest.fixture
 def server(tmp_path, environment):
-    """The address of a Connect server on one core, which nobody has told of the formats."""
+    """Return the address of a Connect server on one core, at which the formats are not registered."""
     settings = {
         "spark.connect.grpc.binding.port": "0",
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -38,17 +38,17 @@ def server(tmp_path, environment):
     command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
     with Daemon(tmp_path / "server.log", command, environment) as server:
-        yield f"sc://127.0.0.1:{server.says(r'Spark Connect server started at: .*:([0-9]+)')}"
+        yield f"sc://127.0.0.1:{server.wait_for_output(r'Spark Connect server started at: .*:([0-9]+)')}"
 
 
-def test_a_client_reads_and_follows_without_registering_anything(documents, lake, tmp_path, server, environment):
+def test_client_reads_and_follows_without_registering_formats(documents, lake, tmp_path, server, environment):
     documents.store(numbered(0, 100))
     other = Lake(tmp_path / "other")
     command = [sys.executable, str(APP), server, documents.url, str(lake.path), str(other.path)]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    told = {name: what for line in ran.stdout.splitlines() for name, what in json.loads(line).items()}
-    assert told == {"found": sorted(documents.keys), "ended": True, "registered": 100, "run": 100}
+    results = {name: value for line in ran.stdout.splitlines() for name, value in json.loads(line).items()}
+    assert results == {"found": sorted(documents.keys), "ended": True, "registered": 100, "run": 100}
     merge_current(lake)
     for written in (lake, other):
         assert check_changelog(written).num_rows == 100

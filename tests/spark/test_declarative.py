@@ -1,4 +1,4 @@
-"""Definitions for Spark Declarative Pipelines: their queries against the fold, and an example project that is run."""
+"""Definitions for Spark Declarative Pipelines: their queries equal the merge, and the example project runs."""
 
 import random
 import re
@@ -27,18 +27,18 @@ from tests.spark.lakes import Row, as_documents, rollback, row, table
 
 pytestmark = pytest.mark.spark
 
-BEHIND = 2**63  # seqnos are unsigned, and Spark's numbers are not
+SIGNED_END = 2**63  # seqnos are unsigned, but Spark's integers are signed
 
 
-def story(vbucket: int) -> list[Row]:
-    """Return what one vbucket goes through; in each of the odd ones seqnos are huge."""
+def make_changes(vbucket: int) -> list[Row]:
+    """Return random changes of one vbucket in their order; odd vbuckets have huge seqnos."""
     chance = random.Random(vbucket)
-    base = BEHIND - 5 if vbucket % 2 else 0
+    base = SIGNED_END - 5 if vbucket % 2 else 0
     rows: list[Row] = []
     high = history = 0
 
     def signed(seqno):
-        return seqno + base - 2**64 if seqno + base >= BEHIND else seqno + base
+        return seqno + base - 2**64 if seqno + base >= SIGNED_END else seqno + base
 
     for _ in range(chance.randrange(60)):
         kind = chance.choices(["set", "delete", "expire", "end", "rollback", "flush"], [8, 3, 1, 1, 2, 0.3])[0]
@@ -62,8 +62,8 @@ def story(vbucket: int) -> list[Row]:
 
 @pytest.fixture(scope="module")
 def rows():
-    """Stories of many vbuckets, which have nothing to do with each other, in no order."""
-    found = [change for vbucket in range(300) for change in story(vbucket)]
+    """Return the changes of many independent vbuckets, shuffled."""
+    found = [change for vbucket in range(300) for change in make_changes(vbucket)]
     random.Random(0).shuffle(found)
     return table(found)
 
@@ -72,22 +72,22 @@ def in_order(documents: pa.Table) -> list[Row]:
     return sorted(documents.to_pylist(), key=lambda line: (line["vbucket"], line["collection_id"], line["cas"]))
 
 
-def test_the_documents_of_a_changelog_are_those_of_the_fold(spark, rows):
+def test_documents_of_a_changelog_equal_the_merge(spark, rows):
     found = documents_of(spark.createDataFrame(rows)).toArrow()
     assert found.schema.names == CURRENT_COLUMNS.names
     assert found.cast(CURRENT_COLUMNS).num_rows > 300
     assert in_order(found) == in_order(merge_changes(rows))
 
 
-def test_what_auto_cdc_is_given_from_the_start_makes_the_same_documents(spark, rows):
+def test_auto_cdc_of_all_changes_gives_the_same_documents(spark, rows):
     frame = spark.createDataFrame(rows)
     changes = keyed_changes(frame, frame).toArrow()
     assert not any(changes[name].null_count for name in (*IDENTITY, SEQUENCE, IS_DELETE))
-    assert applied(changes) == as_documents(merge_changes(rows))
+    assert apply_changes(changes) == as_documents(merge_changes(rows))
 
 
-def applied(changes: pa.Table) -> LakeDocuments:
-    """Return the documents that AUTO CDC would keep of changes, whatever their order."""
+def apply_changes(changes: pa.Table) -> LakeDocuments:
+    """Return the documents that AUTO CDC keeps of changes in any order."""
     newest = {}
     for line in sorted(changes.to_pylist(), key=lambda line: line[SEQUENCE]):
         newest[tuple(line[name] for name in IDENTITY)] = line
@@ -95,7 +95,12 @@ def applied(changes: pa.Table) -> LakeDocuments:
 
 
 class Definitions(GraphElementRegistry):
-    """What a definitions file declares."""
+    """The outputs and flows that a definitions file declares.
+
+    Attributes:
+        outputs: all declared outputs.
+        auto_cdc: the declared AUTO CDC flows; any other flow is an error.
+    """
 
     def __init__(self) -> None:
         self.outputs: list[Output] = []
@@ -115,8 +120,8 @@ class Definitions(GraphElementRegistry):
 
 
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
-def test_auto_cdc_is_told_of_columns_that_its_source_has():
-    """Spark runs such a flow only into a format that it can MERGE into, and has none of these by itself."""
+def test_auto_cdc_uses_columns_of_its_source():
+    """The flow is not run: Spark runs AUTO CDC only into formats that support MERGE, and brings no such format."""
     with graph_element_registration_context(definitions := Definitions()):
         current_by_cdc("documents", format="delta")
     assert [(output.name, getattr(output, "format", None)) for output in definitions.outputs] == [
@@ -127,8 +132,8 @@ def test_auto_cdc_is_told_of_columns_that_its_source_has():
     assert flow.apply_as_deletes is not None
     assert flow.except_column_list is not None
     columns = {*(field.name for field in MERGE_SCHEMA), SEQUENCE, IS_DELETE}
-    told = [*flow.keys, flow.sequence_by, flow.apply_as_deletes, *flow.except_column_list]
-    names = {name for column in told for name in re.findall(r"'(.*)'", repr(column))}
+    used = [*flow.keys, flow.sequence_by, flow.apply_as_deletes, *flow.except_column_list]
+    names = {name for column in used for name in re.findall(r"'(.*)'", repr(column))}
     assert names == {*IDENTITY, SEQUENCE, IS_DELETE} <= columns
 
 
@@ -136,7 +141,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "declarative"
 
 
 class Project:
-    """A copy of the example, in a directory of its own with its storage."""
+    """A copy of the example project and its storage, in a separate directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -152,7 +157,7 @@ class Project:
             "PENSTOCK_URL": url,
             "PYTHONPATH": str(Path(penstock.__file__).parents[1]),
             "PYSPARK_PYTHON": "python3",
-            "SPARK_TESTING": "1",  # its Connect server takes a port that is free
+            "SPARK_TESTING": "1",  # the Connect server takes any free port
         }
         command = [str(SPARK_HOME / "bin" / "spark-pipelines"), "run", "--conf", "spark.sql.catalogImplementation=hive"]
         ran = subprocess.run(
@@ -171,7 +176,7 @@ class Project:
         return spark.read.parquet(str(self.directory / "spark-warehouse" / name)).toArrow()
 
 
-def of_bucket(found: LakeDocuments) -> dict[bytes, tuple[int, bytes]]:
+def by_key(found: LakeDocuments) -> dict[bytes, tuple[int, bytes]]:
     return {key: document for (_, _, key), document in found.items()}
 
 
@@ -186,8 +191,8 @@ def test_the_example_follows_a_bucket_that_is_restored_from_an_older_copy(spark,
         documents.remove([f"key-{number}" for number in range(100, 120)])
         project.run(node.url("default"))
         keys = documents.keys
-        assert of_bucket(as_documents(project.table(spark, "current"))) == documents.contents()
-        assert of_bucket(applied(project.table(spark, "keyed"))) == documents.contents()
+        assert by_key(as_documents(project.table(spark, "current"))) == documents.contents()
+        assert by_key(apply_changes(project.table(spark, "keyed"))) == documents.contents()
     shutil.rmtree(data)
     (tmp_path / "copy").rename(data)
     with (
@@ -198,8 +203,8 @@ def test_the_example_follows_a_bucket_that_is_restored_from_an_older_copy(spark,
         assert len(documents.contents()) < 400
         documents.store(numbered(250, 280, "anew"))
         project.run(node.url("default"), "--refresh", "changelog,current", "--full-refresh", "keyed")
-        assert of_bucket(as_documents(project.table(spark, "current"))) == documents.contents()
-        assert of_bucket(applied(project.table(spark, "keyed"))) == documents.contents()
+        assert by_key(as_documents(project.table(spark, "current"))) == documents.contents()
+        assert by_key(apply_changes(project.table(spark, "keyed"))) == documents.contents()
     changes = project.table(spark, "changelog")
     places = list(zip(*(changes[name].to_pylist() for name in ("vbucket", "history", "seqno", "event")), strict=True))
     assert len(places) == len(set(places))

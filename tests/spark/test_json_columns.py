@@ -1,4 +1,4 @@
-"""JSON values as typed columns: against a reading of one value at a time, and what is hostile or odd."""
+"""JSON values as typed columns: compared with a model that reads single values, and with hostile and odd values."""
 
 import base64
 import json
@@ -14,14 +14,14 @@ from penstock.errors import UsageError
 from penstock.spark.values.json_columns import MIN_BATCH_VALUES, differences, evolution, from_ddl, infer, parse, to_ddl
 from tests.examples import scaled
 
-# A reading of its own: whole values by json.loads, what does not fit as a value again.
+# The model reads whole values with json.loads, and returns the list_parts that do not fit as a value.
 
 LIMITS = {pa.int8(): 2**7, pa.int16(): 2**15, pa.int32(): 2**31, pa.int64(): 2**63}
 NOTHING = object()
 
 
-def fitted(value: Any, of: pa.DataType) -> tuple[Any, Any]:
-    """Return what of a value is of the type, and what is left, NOTHING if nothing is."""
+def split_value(value: Any, of: pa.DataType) -> tuple[Any, Any]:
+    """Return the part of a value that fits the type, and the rest; the rest is NOTHING if the whole value fits."""
     if value is None:
         return None, NOTHING
     if isinstance(of, pa.StructType) and isinstance(value, dict):
@@ -29,16 +29,16 @@ def fitted(value: Any, of: pa.DataType) -> tuple[Any, Any]:
         for name in dict.fromkeys([*value, *(field.name for field in of)]):
             inside = value.get(name)
             if of.get_field_index(name) >= 0:
-                found[name], remains = fitted(inside, of.field(name).type)
+                found[name], remains = split_value(inside, of.field(name).type)
             else:
                 remains = NOTHING if inside is None else inside
             if remains is not NOTHING:
                 left[name] = remains
         return found, left or NOTHING
     if isinstance(of, pa.ListType) and isinstance(value, list):
-        parts = [fitted(element, of.value_type) for element in value]
-        whole = all(remains is NOTHING for _, remains in parts)
-        return [found for found, _ in parts], NOTHING if whole else value
+        elements = [split_value(element, of.value_type) for element in value]
+        whole = all(remains is NOTHING for _, remains in elements)
+        return [found for found, _ in elements], NOTHING if whole else value
     if isinstance(value, bool) or of == pa.bool_():
         fits = isinstance(value, bool) and of == pa.bool_()
     elif isinstance(value, int):
@@ -88,10 +88,10 @@ def texts(rest: pa.StringArray) -> list[Any]:
 
 @given(SCHEMAS, st.lists(DOCUMENTS, max_size=4), st.booleans())
 @settings(max_examples=scaled(200))
-def test_what_fits_and_what_is_left(of, documents, escaped):
+def test_values_are_divided_into_columns_and_rest(of, documents, escaped):
     values = pa.array([json.dumps(each, ensure_ascii=escaped).encode() for each in documents], pa.binary())
     columns, rest = parse(values, of)
-    found = [fitted(each, of) for each in documents]
+    found = [split_value(each, of) for each in documents]
     assert columns.type == of
     assert columns.equals(pa.array([fits for fits, _ in found], of))
     assert texts(rest) == [left for _, left in found]
@@ -101,15 +101,15 @@ def test_what_fits_and_what_is_left(of, documents, escaped):
 @given(SCHEMAS, st.lists(DOCUMENTS, min_size=1, max_size=4), st.lists(GARBAGE | st.none(), max_size=3), st.randoms())
 @settings(max_examples=scaled(100))
 def test_a_value_does_not_change_its_neighbours(of, documents, odd, chance):
-    """In a batch, most of which pyarrow.json reads, each value gives what it gives alone."""
+    """In a batch of values, of which pyarrow.json reads most, each value gives the same result as in a small batch."""
     written = [json.dumps(each).encode() for each in documents]
-    known = [json.dumps(fitted(each, of)[0]).encode() for each in documents]
+    known = [json.dumps(split_value(each, of)[0]).encode() for each in documents]
     values: list[bytes | None] = [*written, *odd]
     values += [chance.choice(known if chance.random() < 0.9 else written) for _ in range(2 * MIN_BATCH_VALUES + 3)]
     chance.shuffle(values)
     batch = pa.array(values, pa.binary())
     columns, rest = parse(batch, of)
-    # So few values are looked at one by one.
+    # The parser reads batches of at most MIN_BATCH_VALUES values one by one.
     alone = [parse(batch.slice(at, MIN_BATCH_VALUES), of) for at in range(0, len(batch), MIN_BATCH_VALUES)]
     assert columns.equals(pa.concat_arrays([each for each, _ in alone]))
     assert rest.equals(pa.concat_arrays([each for _, each in alone]))
@@ -118,8 +118,8 @@ def test_a_value_does_not_change_its_neighbours(of, documents, odd, chance):
 
 
 @given(GARBAGE | st.binary(max_size=12), SCHEMAS)
-def test_any_bytes(value, of):
-    """What is no object is whole in the rest; what is one, is one for json too."""
+def test_any_bytes_are_parsed_or_kept_as_rest(value, of):
+    """A value that is not an object for the json module is completely in the rest."""
     columns, rest = parse(pa.array([value], pa.binary()), of)
     text = rest[0].as_py()
     try:
@@ -174,8 +174,8 @@ def test_odd_values(value, document, rest, crowd):
     assert left.null_count >= crowd
 
 
-def test_deep_and_large_values_break_nothing():
-    # These would end the process in pyarrow.json.
+def test_deep_and_large_values_are_read():
+    # pyarrow.json would end the process with these values.
     deep = [opening * 100_000 + b"1" + closing * 100_000 for opening, closing in ((b"[", b"]"), (b'{"a":', b"}"))]
     within = b'{"a":' + deep[0] + b"}"
     large = json.dumps({"s": "x" * 17_000_000, "n": 1}).encode()
@@ -192,8 +192,8 @@ def test_deep_and_large_values_break_nothing():
 
 @given(st.lists(DOCUMENTS, max_size=5), st.lists(GARBAGE | st.none(), max_size=3), st.booleans())
 @settings(max_examples=scaled(100))
-def test_inferred_schemas_hold_what_they_were_inferred_from(documents, odd, crowded):
-    """Nothing is left but values of conflicting types, numbers of no type, and what has no type: nulls, {} and []."""
+def test_inferred_schemas_hold_their_values(documents, odd, crowded):
+    """The rest has only values of conflicting types, numbers of no type, and values without a type: null, {} and []."""
     values = [json.dumps(each).encode() for each in documents]
     schema = infer(pa.array([*values * (2 * MIN_BATCH_VALUES if crowded else 1), *odd], pa.binary()))
     known = infer(pa.array(values, pa.binary()))
@@ -204,24 +204,24 @@ def test_inferred_schemas_hold_what_they_were_inferred_from(documents, odd, crow
         for name, value in left.items() if left is not NOTHING else ():
             index = schema.get_field_index(name)
             of = None if index < 0 else schema.field(index).type
-            assert typeless(value) if of is None else "string" in str(of) or holds_odd(value)
+            assert has_no_type(value) if of is None else "string" in str(of) or holds_odd(value)
 
 
-def typeless(value: Any) -> bool:
-    """Whether nothing tells the type of the value."""
+def has_no_type(value: Any) -> bool:
+    """Return whether a value has no type: it is empty, or has only nulls and empty values."""
     return value in ({}, []) or (
-        isinstance(value, list | dict) and all(each is None or typeless(each) for each in parts(value))
+        isinstance(value, list | dict) and all(each is None or has_no_type(each) for each in list_parts(value))
     )
 
 
 def holds_odd(value: Any) -> bool:
-    """Whether an integer that no column holds, or nothing that has a type, is in the value."""
+    """Return whether a value has an integer that no column may hold, or a part without a type."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value >= 2**53
-    return typeless(value) or (isinstance(value, list | dict) and any(map(holds_odd, parts(value))))
+    return has_no_type(value) or (isinstance(value, list | dict) and any(map(holds_odd, list_parts(value))))
 
 
-def parts(value: Any) -> list[Any]:
+def list_parts(value: Any) -> list[Any]:
     return list(value.values()) if isinstance(value, dict) else value
 
 
@@ -239,11 +239,11 @@ INFERRED = [
 
 @pytest.mark.parametrize(("values", "ddl"), INFERRED)
 @pytest.mark.parametrize("times", [1, MIN_BATCH_VALUES])
-def test_inferred(values, ddl, times):
+def test_schemas_are_inferred(values, ddl, times):
     assert to_ddl(infer(pa.array(values * times, pa.binary()))) == ddl
 
 
-def test_evolution_tells_what_a_schema_has_no_place_for():
+def test_evolution_lists_new_fields_and_conflicts():
     known = from_ddl(
         "name STRING, abv DOUBLE, n INT, o STRUCT<x: BIGINT>, l ARRAY<STRUCT<p: BIGINT>>,"
         " t ARRAY<BIGINT>, m ARRAY<STRING>"
@@ -280,7 +280,7 @@ def test_evolution_tells_what_a_schema_has_no_place_for():
 
 
 @given(SCHEMAS, SCHEMAS)
-def test_differences_are_none_exactly_between_equals(a, b):
+def test_differences_are_empty_only_for_equal_schemas(a, b):
     old, new = pa.schema(a), pa.schema(b)
     assert differences(old, old) == []
     same = sorted(str(field) for field in old) == sorted(str(field) for field in new)
@@ -290,7 +290,7 @@ def test_differences_are_none_exactly_between_equals(a, b):
         assert differences(old, new)
 
 
-def test_differences_in_words():
+def test_differences_are_described_in_words():
     old = from_ddl("a BIGINT, b STRING, o STRUCT<x: BIGINT, y: STRING>, l ARRAY<BIGINT>")
     new = from_ddl("b STRING, a DOUBLE, o STRUCT<x: STRING>, l ARRAY<STRING>, n BOOLEAN")
     assert differences(old, new) == [
@@ -303,7 +303,7 @@ def test_differences_in_words():
 
 
 @given(SCHEMAS)
-def test_ddl_there_and_back(of):
+def test_ddl_round_trips(of):
     schema = pa.schema(of)
     if len(of) and "" not in names_in(of):
         assert from_ddl(to_ddl(schema)) == schema
@@ -315,7 +315,7 @@ def names_in(of: Any) -> list[str]:
     return [name for field in of for name in (field.name, *names_in(field.type))] if pa.types.is_struct(of) else []
 
 
-def test_ddl_as_people_write_it():
+def test_ddl_is_read_as_people_write_it():
     text = "`odd ``name` long COMMENT 'it''s', b: Array<struct<`x y`:int,\n z STRING>>, c real,"
     with pytest.raises(UsageError, match="name"):
         from_ddl(text)
@@ -344,13 +344,13 @@ BAD_DDL = [
 ]
 
 
-@pytest.mark.parametrize(("ddl", "says"), BAD_DDL)
-def test_bad_ddl(ddl, says):
-    with pytest.raises(UsageError, match=says):
+@pytest.mark.parametrize(("ddl", "message"), BAD_DDL)
+def test_bad_ddl_is_refused(ddl, message):
+    with pytest.raises(UsageError, match=message):
         from_ddl(ddl)
 
 
-def test_a_type_that_json_does_not_give():
+def test_type_that_json_does_not_have_is_refused():
     with pytest.raises(UsageError, match=r"when\.at\[\] is timestamp"):
         parse(pa.array([b"{}"]), pa.schema([("when", pa.struct([("at", pa.list_(pa.timestamp("s")))]))]))
 

@@ -1,4 +1,4 @@
-"""Other programs, and Spark by lists of files, read the written rows from both tables."""
+"""Other programs read the written rows from both tables; Spark reads them by lists of files."""
 
 import importlib
 from collections.abc import Callable

@@ -52,19 +52,19 @@ def test_merged_history_equals_expected_documents(rows, wanted):
 # Rollbacks
 
 
-def cut(*rows):
+def collect_markers(*rows):
     return RollbackMarkers.collect(table(rows))
 
 
-CUTS = [
+MARKERS = [
     ("none", [row(1, 5)], [], [], {}),
     ("one", [rollback(1, 5, 1)], [(1, 1)], [5], {1: 0}),
     ("a flush", [rollback(1, 0, 1, "flush")], [(1, 1)], [0], {1: 1}),
     ("a flush without seqno", [rollback(1, None, 2, "flush")], [(1, 2)], [0], {1: 2}),
-    ("a later one further back", [rollback(1, 5, 1), rollback(1, 3, 2)], [(1, 1), (1, 2)], [3, 3], {1: 0}),
-    ("a later one not as far", [rollback(1, 3, 1), rollback(1, 5, 2)], [(1, 1), (1, 2)], [3, 5], {1: 0}),
+    ("a later rollback to a lower seqno", [rollback(1, 5, 1), rollback(1, 3, 2)], [(1, 1), (1, 2)], [3, 3], {1: 0}),
+    ("a later rollback to a higher seqno", [rollback(1, 3, 1), rollback(1, 5, 2)], [(1, 1), (1, 2)], [3, 5], {1: 0}),
     ("in any order", [rollback(1, 3, 2), rollback(1, 5, 1)], [(1, 1), (1, 2)], [3, 3], {1: 0}),
-    ("a later one to 0", [rollback(1, 5, 1), rollback(1, 0, 2), rollback(1, 9, 3)], [(1, 1), (1, 2), (1, 3)],
+    ("a later rollback to 0", [rollback(1, 5, 1), rollback(1, 0, 2), rollback(1, 9, 3)], [(1, 1), (1, 2), (1, 3)],
      [0, 0, 9], {1: 2}),
     ("two vbuckets", [rollback(2, 1, 1), rollback(0, 7, 3)], [(0, 3), (2, 1)], [7, 1], {0: 0, 2: 0}),
     ("two vbuckets from 1 on", [rollback(1, 5, 1), rollback(2, 1, 1)], [(1, 1), (2, 1)], [5, 1], {1: 0, 2: 0}),
@@ -72,9 +72,9 @@ CUTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rows", "places", "limits", "floors"), [c[1:] for c in CUTS], ids=[c[0] for c in CUTS])
+@pytest.mark.parametrize(("rows", "places", "limits", "floors"), [c[1:] for c in MARKERS], ids=[c[0] for c in MARKERS])
 def test_rollback_markers_have_places_and_limits(rows, places, limits, floors):
-    found = cut(*rows)
+    found = collect_markers(*rows)
     assert found.places.tolist() == [vbucket << 32 | history for vbucket, history in places]
     assert found.limits.tolist() == limits
     assert found.limits.dtype == np.uint64
@@ -82,8 +82,8 @@ def test_rollback_markers_have_places_and_limits(rows, places, limits, floors):
 
 
 def test_rollbacks_of_one_place_keep_the_lowest_seqno():
-    """A batch is written once, so that this does not happen; but a sort that mixes the two must lose no row."""
-    assert cut(rollback(1, 3, 1), rollback(1, 7, 1)).limits[0] == 3
+    """This does not happen, because a batch is written once. But sorting both rollbacks must lose no row."""
+    assert collect_markers(rollback(1, 3, 1), rollback(1, 7, 1)).limits[0] == 3
 
 
 SURVIVAL = [
@@ -97,18 +97,18 @@ SURVIVAL = [
     ("between two, above the second", [rollback(1, 9, 1), rollback(1, 5, 2)], row(1, 6, history=1), False),
     ("before two, above the second", [rollback(1, 9, 1), rollback(1, 5, 2)], row(1, 6), False),
     ("another vbucket, after the last rollback", [rollback(1, 5, 1)], row(2, 6), True),
-    ("another vbucket, in front of the first", [rollback(1, 5, 1)], row(0, 6), True),
+    ("another vbucket, before the first rollback", [rollback(1, 5, 1)], row(0, 6), True),
     ("another vbucket between", [rollback(1, 5, 1), rollback(3, 0, 1)], row(2, 6), True),
     ("the last place", [rollback(1, 5, 1), rollback(3, 2, 1)], row(3, 3), False),
-    ("behind the last place", [rollback(1, 5, 1), rollback(3, 2, 1)], row(3, 3, history=1), True),
+    ("after the last place", [rollback(1, 5, 1), rollback(3, 2, 1)], row(3, 3, history=1), True),
 ]
 
 
-@pytest.mark.parametrize(("marks", "change", "kept"), [s[1:] for s in SURVIVAL], ids=[s[0] for s in SURVIVAL])
-def test_rollbacks_void_rows_of_older_histories(marks, change, kept):
-    found = cut(*marks).mark_survivors(table([change, change]))
+@pytest.mark.parametrize(("rollbacks", "change", "kept"), [s[1:] for s in SURVIVAL], ids=[s[0] for s in SURVIVAL])
+def test_rollbacks_void_rows_of_older_histories(rollbacks, change, kept):
+    found = collect_markers(*rollbacks).mark_survivors(table([change, change]))
     assert (str(found.dtype), found.tolist()) == ("bool", [kept, kept])
-    assert RowMarkers.collect(table(marks)).mark_survivors(table([change])).tolist() == [kept]
+    assert RowMarkers.collect(table(rollbacks)).mark_survivors(table([change])).tolist() == [kept]
 
 
 # Collections that ended
@@ -158,19 +158,19 @@ ENDED = [
 
 @pytest.mark.parametrize(("change", "kept"), [e[1:] for e in ENDED], ids=[e[0] for e in ENDED])
 def test_collection_end_voids_older_rows(change, kept):
-    marks = [ended(1, 6, 8, history=1), ended(2, 9, 0)]
-    found = CollectionEnds.collect(table(marks)).mark_survivors(table([change, change]))
+    ends = [ended(1, 6, 8, history=1), ended(2, 9, 0)]
+    found = CollectionEnds.collect(table(ends)).mark_survivors(table([change, change]))
     assert (str(found.dtype), found.tolist()) == ("bool", [kept, kept])
-    assert RowMarkers.collect(table(marks)).mark_survivors(table([change])).tolist() == [kept]
+    assert RowMarkers.collect(table(ends)).mark_survivors(table([change])).tolist() == [kept]
     is_inside = (change["vbucket"], change["collection_id"] or 0) in {(1, 8), (2, 0)}
-    assert CollectionEnds.collect(table(marks)).mark_members(table([change])).tolist() == [is_inside]
+    assert CollectionEnds.collect(table(ends)).mark_members(table([change])).tolist() == [is_inside]
 
 
 def test_rolled_back_collection_end_voids_nothing():
     rows = table([row(1, 5, collection_id=8), ended(1, 6, 8), rollback(1, 5, 1), row(1, 6, b"b", history=1)])
-    marks = RowMarkers.collect(rows)
-    assert marks.mark_survivors(rows).tolist() == [True, False, True, True]
-    assert seqnos(marks.select_survivors(rows)) == [5, 5, 6]
+    markers = RowMarkers.collect(rows)
+    assert markers.mark_survivors(rows).tolist() == [True, False, True, True]
+    assert seqnos(markers.select_survivors(rows)) == [5, 5, 6]
 
 
 def test_rows_that_all_survive_are_not_copied():

@@ -1,4 +1,4 @@
-"""Vbuckets that no node serves: batch and streaming reads wait for them and fail, or skip them and say so."""
+"""Vbuckets that no node serves: batch and streaming reads wait for them and fail, or skip and report them."""
 
 import json
 
@@ -24,7 +24,7 @@ NAMED = r"did not serve for .*: vbucket 3 \(1 of 16\) is not served by"
 
 @pytest.fixture
 def documents(node):
-    """A bucket with documents whose vbucket 3 is dead."""
+    """Return a bucket with documents whose vbucket 3 is dead."""
     with Documents.of(node.url("default")) as documents:
         documents.store(STORED)
         set_state(node, VbucketState.DEAD)
@@ -36,7 +36,7 @@ def set_state(node, state):
         assert client.status(SetVbucket(vbucket=3, state=state)) == Status.SUCCESS
 
 
-def test_a_batch_read_fails_with_its_number(documents):
+def test_batch_read_fails_and_names_the_vbucket(documents):
     with pytest.raises(Unreachable, match=NAMED):
         read_batch(documents.url, retrySeconds="0.2")
     with pytest.raises(Unreachable, match=NAMED):
@@ -45,19 +45,19 @@ def test_a_batch_read_fails_with_its_number(documents):
 
 
 @pytest.mark.parametrize("protocol", ["dcp", "tap"])
-def test_a_batch_read_may_skip_it(documents, protocol):
+def test_batch_read_can_skip_the_vbucket(documents, protocol):
     rows = read_batch(documents.url, missingVbuckets="skip", protocol=protocol)
     assert {key.decode() for key in rows["key"].to_pylist()} == STORED.keys() - OF_3
 
 
-def test_latest_offsets(documents):
+def test_latest_offsets_fail_or_skip_the_vbucket(documents):
     with pytest.raises(Unreachable, match=NAMED):
         latest_offsets({"url": documents.url, "retrySeconds": "0.2"})
     found = json.loads(latest_offsets({"url": documents.url, "missingVbuckets": "skip"}))
     assert Offset.from_json(found).vbuckets[3].seqno == 0
 
 
-def test_a_stream_fails_with_its_number(documents, follow):
+def test_stream_fails_and_names_the_vbucket(documents, follow):
     with pytest.raises(Unreachable, match=NAMED):
         follow(documents.url, retrySeconds="0.2").step()
 
@@ -66,14 +66,14 @@ def keys_of(tables):
     return {key.decode() for table in tables for key in table["key"].to_pylist()}
 
 
-def test_a_stream_that_skips_it_reads_it_once_it_is_served(node, documents, follow):
+def test_stream_reads_a_skipped_vbucket_once_it_is_served(node, documents, follow):
     query = follow(documents.url, missingVbuckets="skip")
     assert keys_of(query.all()) == STORED.keys() - OF_3
     set_state(node, VbucketState.ACTIVE)
     assert keys_of(query.all()) == OF_3
 
 
-def test_available_now_may_skip_it_and_takes_it_if_it_comes_back(node, documents, follow):
+def test_available_now_reads_a_skipped_vbucket_if_it_is_served_again(node, documents, follow):
     query = follow(documents.url, missingVbuckets="skip", maxChangesPerTrigger="50")
     query.start = query.reader.initialOffset()
     query.reader.prepareForTriggerAvailableNow()
@@ -85,7 +85,7 @@ def test_available_now_may_skip_it_and_takes_it_if_it_comes_back(node, documents
     assert query.all() == []
 
 
-def test_a_pipeline_up_to_now(documents, spark, tmp_path):
+def test_pipeline_with_available_now_fails_or_skips_the_vbucket(documents, spark, tmp_path):
     with pytest.raises(Unreachable, match=NAMED):
         run_pipeline(
             define_bucket_pipeline(str(tmp_path / "a"), url=documents.url, retry_seconds=0.2),

@@ -38,8 +38,8 @@ def vbucket_offsets(draw: st.DrawFn) -> VbucketOffset:
     return VbucketOffset(draw(st.integers(0, 99)), draw(SEQNOS), seqno, proven, draw(SEQNOS), requested)
 
 
-class TestJson:
-    def test_in_columns(self):
+class TestOffsetJson:
+    def test_has_a_column_for_each_attribute(self):
         offset = Offset(
             (at(0, 2**64 - 1, 130, (10, 17), (130, 130)), at(1, 7, 5, requested=0), at(0, 0, 0), at(0, 0, 0))
         )
@@ -91,19 +91,19 @@ class TestJson:
             ({"proven": "- 4+0,3+0,2+0,1+0,0+0"}, "not the proven ends of seqno 5"),
         ],
     )
-    def test_that_is_malformed_gets_one_sentence(self, change, message):
+    def test_that_is_malformed_is_refused_in_one_sentence(self, change, message):
         good = Offset((at(0, A, 5), at(0, A, 5))).to_json()
         with pytest.raises(UsageError, match=message) as caught:
             Offset.from_json({**good, **change})
         assert "\n" not in str(caught.value)
         assert str(caught.value).endswith(f": {shorten_text({**good, **change})}")
 
-    def test_that_lacks_a_column(self):
+    def test_that_lacks_a_column_is_refused(self):
         with pytest.raises(UsageError, match="not an offset of this source"):
             Offset.from_json({"version": 1, "history": "0"})
 
 
-def test_the_number_of_vbuckets_is_that_of_the_first_offset():
+def test_number_of_vbuckets_never_changes():
     with pytest.raises(UsageError, match=r"has 32 vbuckets, expected 16 \(0 to 15\)"):
         check_vbucket_count(make_first_offset(16), 32)
     with pytest.raises(UsageError, match="vbucket 2, expected one below 2"):
@@ -112,7 +112,7 @@ def test_the_number_of_vbuckets_is_that_of_the_first_offset():
         derive_reads(make_first_offset(1), make_first_offset(2))
 
 
-class TestTheTask:
+class TestVbucketRead:
     @pytest.mark.parametrize(
         ("read", "start", "vbuuid"),
         [

@@ -1,8 +1,12 @@
-"""The planning of the Spark source against a producer with real histories, disturbed at every moment.
+"""The planning of the Spark source, against a model of a producer with real histories and random events.
 
-The model knows every version of every key on the surviving branch. It loses tails and whole vbuckets, purges
-deletions, chooses its snapshots as it likes, and breaks streams off. The consumer is the pure planning plus what
-Spark and the tables promise: a batch's rows are kept once, replays give the same offsets, memory dies with the process.
+The producer has all versions of all keys of the surviving branch. It loses its newest changes or whole vbuckets,
+purges deletions, chooses its snapshots at random, and ends streams early. The consumer is the pure planning with the
+guarantees of Spark and the tables:
+
+- The rows of a batch are kept once.
+- Replays of a batch have the same offsets.
+- The memory of the planner is lost with the process.
 """
 
 import json
@@ -63,11 +67,11 @@ class Row(NamedTuple):
 
 @dataclass
 class Producer:
-    """A vbucket with all versions of its branch; only a snapshot is deduplicated."""
+    """A vbucket that keeps all versions of its branch; only snapshots are deduplicated."""
 
     ids: Callable[[], int]
     changes: list[Change] = field(default_factory=list)
-    purged: set[int] = field(default_factory=set)  # seqnos of deletions that compaction dropped
+    purged: set[int] = field(default_factory=set)  # seqnos of deletions that compaction has removed
     log: FailoverLog = ()
 
     def __post_init__(self) -> None:
@@ -86,14 +90,14 @@ class Producer:
         self.changes.append(Change(len(self.changes) + 1, random.choice(KEYS), value))
 
     def purge(self, random: Random) -> None:
-        """Drop some of the deletions that are their key's newest version, never the last seqno."""
+        """Purge some deletions that are the newest version of their key, but never the last seqno."""
         newest = {change.key: change for change in self.changes}
         dead = [c.seqno for c in newest.values() if c.value is None and c.seqno < len(self.changes)]
         horizon = random.randint(0, len(self.changes))
         self.purged |= {seqno for seqno in dead if seqno <= horizon}
 
     def fail_over(self, random: Random) -> None:
-        """Continue on a replica that has less, and its own idea of what to purge."""
+        """Continue on a replica that may have fewer changes, and that may have purged other deletions."""
         lost = random.choice([0, 0, 1, 2, 4, 8, len(self.changes)])
         at = max(0, len(self.changes) - lost)
         del self.changes[at:]
@@ -110,7 +114,7 @@ class Producer:
             self.log = create_entry(self.log, self.ids(), len(self.changes))
 
     def snapshot(self, start: int, end: int) -> list[Change]:
-        """Return the newest versions up to `end`. With a purged deletion went everything it had replaced."""
+        """Return the newest versions from `start` to `end`, without purged deletions and the versions they replaced."""
         newest = {change.key: change for change in self.changes[:end]}
         gone = {self.changes[seqno - 1].key: seqno for seqno in sorted(self.purged)}
         return sorted(c for c in newest.values() if c.seqno > max(start, gone.get(c.key, 0)))
@@ -121,19 +125,28 @@ class Producer:
 
 
 EVENTS = (Producer.write, Producer.purge, Producer.fail_over, Producer.lose_everything, Producer.forget_branches)
-WEATHERS = [(60, 25, 12, 2, 1), (40, 60, 2, 0, 0), (20, 0, 60, 5, 1)]  # the events' weights
+EVENT_WEIGHTS = [(60, 25, 12, 2, 1), (40, 60, 2, 0, 0), (20, 0, 60, 5, 1)]
 
 
 class World:
-    """Producers, and whoever disturbs them."""
+    """The producers of all vbuckets, and the random events that change them.
+
+    Attributes:
+        random: source of all random choices.
+        last_id: the last vbuuid or value that was given out.
+        producers: one for each vbucket.
+        quiet: whether `disturb` does nothing.
+        weights: how often each of EVENTS happens, relative to the others.
+        stream_chance: probability of an event before each snapshot of a stream.
+    """
 
     def __init__(self, random: Random, count: int) -> None:
         self.random = random
         self.last_id = 0
         self.producers = [Producer(self.next_id) for _ in range(count)]
         self.quiet = False
-        self.weather = random.choice(WEATHERS)
-        self.storm = random.choice([0.1, 0.3, 0.6])  # how likely something happens while a stream is read
+        self.weights = random.choice(EVENT_WEIGHTS)
+        self.stream_chance = random.choice([0.1, 0.3, 0.6])
 
     def next_id(self) -> int:
         self.last_id += 1
@@ -149,12 +162,12 @@ class World:
 
     def disturb(self, chance: float) -> None:
         while not self.quiet and self.random.random() < chance:
-            event = self.random.choices(EVENTS, self.weather)[0]
+            event = self.random.choices(EVENTS, self.weights)[0]
             event(self.random.choice(self.producers), self.random)
 
 
 def read_changes(world: World, read: VbucketRead) -> tuple[list[Change], bool]:
-    """Do what a task does for one vbucket, with its feed; return what it gives, and whether it was not given up."""
+    """Read one vbucket with a feed, as a task does; return the changes, and whether the feed did not give up."""
     if read.end_seqno == read.start_seqno:
         return [], True
     target = StreamTarget(position=read.start, end_seqno=read.end_seqno, policy=read.policy)
@@ -165,7 +178,7 @@ def read_changes(world: World, read: VbucketRead) -> tuple[list[Change], bool]:
         if consumer.feed.failures.pop_all():
             consumer.feed.request_again([read.vbucket])
         if not consumer.feed.is_done and world.random.random() < 0.1:
-            world.disturb(0.7)  # long enough without a connection for anything to happen
+            world.disturb(0.7)  # without a connection for long enough that any event may happen
     consumer.consume()
     return [_change_of(row) for row in consumer.rows], not consumer.feed.given_up
 
@@ -177,37 +190,37 @@ def _change_of(row: ChangeRow) -> Change:
 
 
 def serve(world: World, read: VbucketRead, request: StreamReq, consumer: Asking) -> None:
-    """Answer a stream request, and stream until the stream ends or the connection does."""
+    """Answer a stream request, and send changes until the stream ends or the connection is lost."""
     producer = world.producers[read.vbucket]
-    asked = StreamRequest(
+    position = StreamRequest(
         start_seqno=request.start_seqno,
         end_seqno=request.end_seqno,
         vbuuid=request.vbuuid,
         snap_start=request.snap_start,
         snap_end=request.snap_end,
     )
-    if (point := producer.answer(asked)) is not None:
+    if (point := producer.answer(position)) is not None:
         consumer.give(rollback(request, point))
         return
     consumer.give(accept(request, producer.log))
-    reason = None if consumer.feed.is_done else stream(world, read, request, consumer)
+    reason = None if consumer.feed.is_done else send_changes(world, read, request, consumer)
     if reason is None:
         consumer.reconnect()
     elif not consumer.feed.is_done:
         consumer.give(end(request, reason))
 
 
-def stream(world: World, read: VbucketRead, request: StreamReq, consumer: Asking) -> StreamEndReason | None:
-    """Send what one stream delivers; return why it ended, None: the connection did."""
+def send_changes(world: World, read: VbucketRead, request: StreamReq, consumer: Asking) -> StreamEndReason | None:
+    """Send the changes of one stream; return the reason of its end, None if the connection was lost."""
     producer, random = world.producers[read.vbucket], world.random
     branch, at = producer.log[0], request.start_seqno
     assert read.end_seqno <= producer.info.high_seqno
     while at < read.end_seqno:
-        world.disturb(world.storm)
+        world.disturb(world.stream_chance)
         if producer.log[0] != branch:
             return StreamEndReason.STATE_CHANGED
         if 0 < at < producer.info.purge_seqno and random.random() < 0.3:
-            return StreamEndReason.ROLLBACK  # back from memory to a backfill that compaction has overtaken
+            return StreamEndReason.ROLLBACK  # falls back from memory to a backfill, but compaction has purged further
         high = random.choice(
             [read.end_seqno, producer.info.high_seqno, random.randint(at + 1, producer.info.high_seqno)]
         )
@@ -218,7 +231,7 @@ def stream(world: World, read: VbucketRead, request: StreamReq, consumer: Asking
                 return None
             messages.append(_message_of(request, change))
             at = change.seqno
-        if at < high:  # what was there has been purged, or a newer version hides it
+        if at < high:  # the changes up to `high` were purged, or newer versions hide them
             messages.append(SeqnoAdvanced(vbucket=request.vbucket, opaque=request.opaque, by_seqno=high).encode())
         consumer.give(*messages)
         at = high
@@ -234,7 +247,17 @@ def _message_of(request: StreamReq, change: Change) -> bytes:
 
 
 class Consumer:
-    """A query with its checkpoint and its changelog, of some vbuckets."""
+    """A query of some vbuckets, with its checkpoint and its changelog.
+
+    Attributes:
+        world: the producers.
+        chosen: the vbuckets of the query.
+        text: the newest offset in the checkpoint, as JSON.
+        memory: memory of the planner.
+        seen: the vbucket infos that the planner received last.
+        rows: changes in the changelog.
+        rollbacks: rollback rows in the changelog.
+    """
 
     def __init__(self, world: World, chosen: list[int]) -> None:
         self.world = world
@@ -249,8 +272,8 @@ class Consumer:
     def infos(self) -> dict[int, VbucketInfo]:
         return {vbucket: info for vbucket, info in self.world.infos.items() if vbucket in self.chosen}
 
-    def look(self, previous: Offset) -> dict[int, VbucketInfo]:
-        """Return what the planner's next look finds: no purge seqno is asked for that cannot matter."""
+    def request_infos(self, previous: Offset) -> dict[int, VbucketInfo]:
+        """Return the vbucket infos that the planner receives; it requests no purge seqno that cannot matter."""
         settled, infos = batch_planning.find_settled_vbuckets(previous, self.seen, self.memory), self.infos
         if all(self.seen[vb].failover_log == info.failover_log for vb, info in infos.items() if vb in self.seen):
             same = [vb for vb in settled if self.seen[vb].high_seqno == infos[vb].high_seqno]
@@ -262,7 +285,7 @@ class Consumer:
         return plan_batch(make_first_offset(len(self.world.producers)), self.infos)[0]
 
     def back_fill(self) -> None:
-        """Begin where batch reads have ended, each up to an end that was known before, all of which succeeded."""
+        """Start with batch reads, each up to an end that was planned before; start over if one of them fails."""
         bounds = [self.text]
         for _ in range(self.world.random.randint(1, 2)):
             self.world.disturb(0.5)
@@ -285,9 +308,9 @@ class Consumer:
         self.rows, self.text = [], json.dumps(make_first_offset(len(self.world.producers)).to_json())
 
     def trigger(self, limit: int | None) -> bool:
-        """Plan and run one batch; return whether there was one."""
+        """Plan and run one batch; return whether there was a batch."""
         previous = Offset.from_json(json.loads(self.text))
-        infos = self.look(previous)
+        infos = self.request_infos(previous)
         end, self.memory = plan_batch(previous, infos, limit, self.memory)
         self.check_plan(previous, end, infos, limit)
         end_text = json.dumps(end.to_json())
@@ -300,7 +323,7 @@ class Consumer:
         return True
 
     def run_batch(self, start_text: str, end_text: str) -> None:
-        """Read until an attempt's rows are committed; commit them once."""
+        """Repeat the read until the rows of an attempt are committed, and commit rows only once."""
         committed = False
         for crash in self.world.random.choices(["no", "before commit", "after commit"], [8, 1, 1], k=3):
             rows, rollbacks, _ = self.read(start_text, end_text)
@@ -329,21 +352,19 @@ class Consumer:
         return rows, rollbacks, complete
 
     def documents(self, vbucket: int) -> dict[str, int]:
-        """The pure current table."""
-        cuts = [cut for cut in self.rollbacks if cut.vbucket == vbucket]
-        standing = [
+        """Return the documents of a vbucket, merged from the changelog as for the current table."""
+        rollbacks = [rollback for rollback in self.rollbacks if rollback.vbucket == vbucket]
+        valid = [
             row
             for row in self.rows
             if row.vbucket == vbucket
-            and not any(row.history < cut.history and row.change.seqno > cut.seqno for cut in cuts)
+            and not any(row.history < each.history and row.change.seqno > each.seqno for each in rollbacks)
         ]
-        newest = {
-            row.change.key: row.change.value for row in sorted(standing, key=lambda r: (r.history, r.change.seqno))
-        }
+        newest = {row.change.key: row.change.value for row in sorted(valid, key=lambda r: (r.history, r.change.seqno))}
         return {key: value for key, value in newest.items() if value is not None}
 
     def check_plan(self, previous: Offset, end: Offset, infos: Mapping[int, VbucketInfo], limit: int | None) -> None:
-        """Whatever the plan keeps of a vbucket that is read to its end must be the truth."""
+        """Assert that the documents are right where the plan keeps a vbucket that was read to its end."""
         for vbucket, info in infos.items():
             a, b = previous.vbuckets[vbucket], end.vbuckets[vbucket]
             if a.history == b.history and a.seqno == info.high_seqno:
@@ -357,26 +378,26 @@ class Consumer:
         assert limit is None or sum(planned) <= max(limit, *(info.purge_seqno for info in infos.values()))
 
     def catch_up(self) -> None:
-        """With a quiet producer: reach its state and rest there."""
+        """Assert that, without further events, the query reaches the producers' state and then plans no batches."""
         self.world.quiet = True
         for limit in (3, None):
             for _ in range(400):
                 if not self.trigger(limit):
                     break
             else:
-                raise AssertionError("the query never comes to rest")
+                raise AssertionError("the query never runs out of batches")
         assert not self.trigger(None)
         for vbucket in self.chosen:
             assert self.documents(vbucket) == self.world.producers[vbucket].documents(), f"vbucket {vbucket}"
         assert {row.vbucket for row in self.rows} <= {*self.chosen}
         identities = Counter((row.vbucket, row.history, row.change.seqno) for row in self.rows)
         assert max(identities.values(), default=1) == 1
-        assert len({(cut.vbucket, cut.history) for cut in self.rollbacks}) == len(self.rollbacks)
-        assert all(cut.seqno <= cut.requested_seqno for cut in self.rollbacks)
+        assert len({(each.vbucket, each.history) for each in self.rollbacks}) == len(self.rollbacks)
+        assert all(each.seqno <= each.requested_seqno for each in self.rollbacks)
         self.world.quiet = False
 
     def available_now(self, limit: int | None) -> None:
-        """A writer that never rests must not keep the run from ending."""
+        """Run as trigger availableNow does, and assert that the run ends although changes are written all the time."""
         self.memory = prepare_available_now(self.infos)
         self.world.disturb(0.5)
         batches = 0
@@ -405,12 +426,12 @@ def simulate(random: Random, steps: int) -> None:
     for _ in range(steps):
         world.disturb(0.8)
         limit = random.choice([None, None, 1, 2, 5, 20])
-        what = random.random()
-        if what < 0.1:
+        choice = random.random()
+        if choice < 0.1:
             consumer.available_now(limit)
-        elif what < 0.2:
+        elif choice < 0.2:
             consumer.catch_up()
-        elif what < 0.3:
+        elif choice < 0.3:
             consumer.memory, consumer.seen = PlanMemory(), {}  # a restart
         else:
             consumer.trigger(limit)
@@ -419,7 +440,7 @@ def simulate(random: Random, steps: int) -> None:
 
 @settings(max_examples=scaled(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.randoms(use_true_random=False))
-def test_whatever_happens_the_tables_follow(random):
+def test_tables_equal_the_producers_after_any_events(random):
     simulate(random, steps=12)
 
 
@@ -439,43 +460,43 @@ def test_very_many_long_schedules():
     simulate_many(range(200, 20_000))
 
 
-# The model must be able to fail: each of these planners is wrong in one rule.
+# The model must find defects: each of these functions breaks one rule of the planner.
 
 
-def high_ignored(proven: ProvenEnd, vbuuid: int, info: VbucketInfo) -> bool:
-    return STANDS(ProvenEnd(proven.end, 0), vbuuid, info)
+def ignore_high_seqno(proven: ProvenEnd, vbuuid: int, info: VbucketInfo) -> bool:
+    return IS_VALID(ProvenEnd(proven.end, 0), vbuuid, info)
 
 
-def purge_ignored_on_going_on(proven: ProvenEnd, vbuuid: int, info: VbucketInfo) -> bool:
-    return STANDS(proven, vbuuid, replace(info, purge_seqno=0))
+def ignore_purge_on_resume(proven: ProvenEnd, vbuuid: int, info: VbucketInfo) -> bool:
+    return IS_VALID(proven, vbuuid, replace(info, purge_seqno=0))
 
 
-def high_taken_for_the_end(v: VbucketOffset, info: VbucketInfo) -> VbucketOffset:
-    settled = SETTLE(v, info)
+def take_end_for_high_seqno(v: VbucketOffset, info: VbucketInfo) -> VbucketOffset:
+    settled = SETTLE_VBUCKET(v, info)
     return replace(settled, proven=tuple(ProvenEnd(end, end) for end, _ in settled.proven))
 
 
-def every_end_complete(v: VbucketOffset, info: VbucketInfo) -> bool:
+def accept_every_end(v: VbucketOffset, info: VbucketInfo) -> bool:
     return True
 
 
-def purge_ignored_in_proof(v: VbucketOffset, info: VbucketInfo) -> bool:
+def ignore_purge_in_proof(v: VbucketOffset, info: VbucketInfo) -> bool:
     return v.vbuuid == info.vbuuid
 
 
-def reads_from_0_always_exempt(v: VbucketOffset, info: VbucketInfo) -> bool:
+def exempt_all_reads_from_0(v: VbucketOffset, info: VbucketInfo) -> bool:
     return v.vbuuid == info.vbuuid and (v.start == 0 or info.purge_seqno <= v.start)
 
 
-def branch_ignored_in_proof(v: VbucketOffset, info: VbucketInfo) -> bool:
-    return COMPLETE(replace(v, vbuuid=info.vbuuid), info)
+def ignore_branch_in_proof(v: VbucketOffset, info: VbucketInfo) -> bool:
+    return IS_COMPLETE(replace(v, vbuuid=info.vbuuid), info)
 
 
-def minimum_ignored(wanted: list[int], least: list[int], limit: int, order: list[int]) -> list[int]:
-    return SHARE(wanted, [0] * len(least), limit, order)
+def ignore_minimum(wanted: list[int], least: list[int], limit: int, order: list[int]) -> list[int]:
+    return DIVIDE_LIMIT(wanted, [0] * len(least), limit, order)
 
 
-def target_never_moved(target: object, states: object) -> object:
+def keep_target(target: object, states: object) -> object:
     return target
 
 
@@ -483,17 +504,17 @@ def give_up_below_purge(policy: PinnedBranch, position: Position, requested_seqn
     return None
 
 
-def settled_without_a_proof(previous: Offset, infos: Mapping[int, VbucketInfo], memory: PlanMemory) -> set[int]:
+def settle_without_proof(previous: Offset, infos: Mapping[int, VbucketInfo], memory: PlanMemory) -> set[int]:
     return {vb for vb, info in infos.items() if previous.vbuckets[vb].seqno == info.high_seqno}
 
 
-def back_fill_taken_for_proven(consumer: Consumer) -> Offset:
+def trust_back_fill(consumer: Consumer) -> Offset:
     infos = consumer.infos
     positions = {vbucket: (info.vbuuid, info.high_seqno) for vbucket, info in infos.items()}
     return offsets.make_proven_offset(positions, len(consumer.world.producers))
 
 
-SETTLE, STANDS, COMPLETE, SHARE = (
+SETTLE_VBUCKET, IS_VALID, IS_COMPLETE, DIVIDE_LIMIT = (
     batch_planning._settle_vbucket,
     batch_planning._is_valid,
     batch_planning._is_complete,
@@ -504,18 +525,18 @@ SETTLE, STANDS, COMPLETE, SHARE = (
 @pytest.mark.parametrize(
     ("owner", "name", "broken"),
     [
-        (batch_planning, "_is_valid", high_ignored),
-        (batch_planning, "_settle_vbucket", high_taken_for_the_end),
-        (batch_planning, "_is_valid", purge_ignored_on_going_on),
-        (batch_planning, "_is_complete", every_end_complete),
-        (batch_planning, "_is_complete", purge_ignored_in_proof),
-        (batch_planning, "_is_complete", reads_from_0_always_exempt),
-        (batch_planning, "_is_complete", branch_ignored_in_proof),
-        (batch_planning, "_divide_limit", minimum_ignored),
-        (batch_planning, "_update_target", target_never_moved),
+        (batch_planning, "_is_valid", ignore_high_seqno),
+        (batch_planning, "_settle_vbucket", take_end_for_high_seqno),
+        (batch_planning, "_is_valid", ignore_purge_on_resume),
+        (batch_planning, "_is_complete", accept_every_end),
+        (batch_planning, "_is_complete", ignore_purge_in_proof),
+        (batch_planning, "_is_complete", exempt_all_reads_from_0),
+        (batch_planning, "_is_complete", ignore_branch_in_proof),
+        (batch_planning, "_divide_limit", ignore_minimum),
+        (batch_planning, "_update_target", keep_target),
         (PinnedBranch, "decide_on_rollback", give_up_below_purge),
-        (batch_planning, "find_settled_vbuckets", settled_without_a_proof),
-        (Consumer, "latest", back_fill_taken_for_proven),
+        (batch_planning, "find_settled_vbuckets", settle_without_proof),
+        (Consumer, "latest", trust_back_fill),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

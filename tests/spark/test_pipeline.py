@@ -89,8 +89,10 @@ def test_a_node_that_lost_its_data_while_a_query_runs(spark, lake):
             assert current_of(lake) == documents.contents()
     changes = check_changelog(lake)
     assert changes.num_rows == 3_332
-    cuts = [(row["vbucket"], row["history"], row["seqno"]) for row in changes.to_pylist() if row["event"] == "rollback"]
-    assert sorted(cuts) == sorted((vbucket, history, 0) for vbucket in range(16) for history in (1, 2))
+    rollbacks = [
+        (row["vbucket"], row["history"], row["seqno"]) for row in changes.to_pylist() if row["event"] == "rollback"
+    ]
+    assert sorted(rollbacks) == sorted((vbucket, history, 0) for vbucket in range(16) for history in (1, 2))
 
 
 def test_interrupted_run_merges_pending_changes(spark, documents, lake):

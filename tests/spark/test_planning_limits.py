@@ -33,14 +33,14 @@ class TestLimit:
         assert [v.seqno for v in end.vbuckets] == ends
 
     @pytest.mark.parametrize(("count", "limit"), [(8, 3), (8, 4), (7, 5), (16, 1), (6, 6), (5, 7)])
-    def test_no_vbucket_starves_however_much_the_others_write(self, count, limit):
+    def test_lets_no_vbucket_starve_while_others_write(self, count, limit):
         offset = make_first_offset(count)
         for turn in range(-(-count // limit) + 1):
             offset, _ = plan_batch(offset, {v: info(1000 * (turn + 1)) for v in range(count)}, limit)
         assert all(v.seqno for v in offset.vbuckets)
 
     @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 50), st.booleans()), min_size=1), st.integers(1, 500))
-    def test_is_kept_and_used(self, vbuckets, limit):
+    def test_is_used_completely_and_not_exceeded(self, vbuckets, limit):
         infos = {v: info(start + more) for v, (start, more, _) in enumerate(vbuckets)}
         previous = Offset(tuple(at(0, A, s, *([(s, s)] if s else [])) for s, _, _ in vbuckets))
         end, _ = plan_batch(previous, infos, limit)
@@ -58,11 +58,11 @@ class TestLimit:
             seen.append([v.seqno for v in previous.vbuckets])
         assert seen == [[43, 0, 2], [45, 42, 3], [50, 50, 35]]
 
-    def test_a_purge_seqno_that_is_just_what_is_left_is_read(self):
+    def test_a_purge_seqno_equal_to_the_remaining_limit_is_read(self):
         end, _ = plan_batch(make_first_offset(2), {0: info(4, 4), 1: info(8, 6)}, 10)
         assert [v.seqno for v in end.vbuckets] == [4, 6]
 
-    def test_behind_its_purge_seqno_a_vbucket_gets_no_more_than_there_is(self):
+    def test_a_vbucket_above_its_purge_seqno_is_read_to_its_high_seqno(self):
         end, _ = plan_batch(make_first_offset(2), {0: info(5, 4), 1: info(20)}, 15)
         assert [v.seqno for v in end.vbuckets] == [5, 10]
 

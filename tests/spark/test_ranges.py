@@ -1,4 +1,4 @@
-"""What lies between two offsets, and how it is divided among Spark's tasks."""
+"""The changes between two offsets, and their division among Spark's tasks."""
 
 import json
 
@@ -35,7 +35,7 @@ class TestPartitions:
         assert len(partitions(make_first_offset(8), end, 4)) == 1
 
     @given(st.lists(st.integers(0, 100_000), min_size=1, max_size=40), st.integers(1, 8))
-    def test_any_sizes(self, sizes, count):
+    def test_are_complete_and_balanced_for_any_sizes(self, sizes, count):
         end, _ = plan_batch(make_first_offset(len(sizes)), {v: info(size) for v, size in enumerate(sizes)})
         parts = partitions(make_first_offset(len(sizes)), end, count)
         loads = [sum(read.end_seqno for read in part.reads) for part in parts]
@@ -44,7 +44,7 @@ class TestPartitions:
         assert order == [v for v, size in enumerate(sizes) if size]
         assert max(loads, default=0) <= max(sum(sizes) / count, 20_000) + 2 * max(sizes) + len(sizes)
 
-    def test_come_from_the_two_offsets_alone(self):
+    def test_depend_only_on_the_two_offsets(self):
         start = Offset((at(0, A, 12, (8, 10), (12, 12)),))
         end, _ = plan_batch(start, {0: VbucketInfo(BRANCHED, 15, 0)})
         start_again, end_again = (Offset.from_json(json.loads(json.dumps(o.to_json()))) for o in (start, end))
@@ -66,8 +66,8 @@ class TestPartitions:
             partitions(Offset((start,)), Offset((end,)), 1)
 
 
-class TestNodes:
-    def test_each_task_talks_to_one(self):
+class TestPartitionOwners:
+    def test_each_task_reads_from_one_node(self):
         end, _ = plan_batch(make_first_offset(8), {v: info(100_000) for v in range(8)})
         parts = divide_reads(derive_reads(make_first_offset(8), end), 4, owners=[0, 1] * 4)
         assert [(part.owner, [read.vbucket for read in part.reads]) for part in parts] == [
@@ -79,7 +79,7 @@ class TestNodes:
         parts = divide_reads(derive_reads(make_first_offset(8), end), 5, owners=[0, 1] * 4)
         assert [part.owner for part in parts] == [0, 0, 0, 0, 1]
 
-    def test_of_which_there_are_more_than_tasks_get_one_each(self):
+    def test_each_node_gets_a_task_if_there_are_more_nodes_than_tasks(self):
         end, _ = plan_batch(make_first_offset(4), {v: info(5) for v in range(4)})
         assert [
             part.owner for part in divide_reads(derive_reads(make_first_offset(4), end), 2, owners=[2, 1, 0, 1])
@@ -90,7 +90,7 @@ class TestNodes:
         st.integers(1, 12),
         st.integers(0, 12),
     )
-    def test_any_sizes(self, vbuckets, least, more):
+    def test_tasks_are_complete_for_any_sizes(self, vbuckets, least, more):
         highs, owners = zip(*vbuckets, strict=True)
         end, _ = plan_batch(make_first_offset(len(highs)), {v: info(high) for v, high in enumerate(highs)})
         wanted = derive_reads(make_first_offset(len(highs)), end)

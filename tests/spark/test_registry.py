@@ -39,7 +39,7 @@ class KeyList:
         self.name = name
         self.path = lake.path / "key_lists" / f"{name}.keys"
         self._letter = letter.encode()
-        self._position_file = PositionFile(self.path.with_suffix(".json"), "the list is made anew")
+        self._position_file = PositionFile(self.path.with_suffix(".json"), "the list is made again")
 
     def position(self):
         return self._position_file.read()

@@ -1,4 +1,4 @@
-"""A node that restarts under a query: the planner and the tasks wait for what was there once."""
+"""A node restarts during a query: the planner and the tasks wait until the node serves its bucket again."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def node():
         yield node
 
 
-def test_a_query_goes_on(node, follow):
+def test_query_continues_after_a_restart(node, follow):
     with RestartingServer(node) as server, Documents.of(node.url("beer")) as documents:
         documents.store({"before": b"v"})
         query: MicroBatches = follow(server.url())
@@ -25,8 +25,8 @@ def test_a_query_goes_on(node, follow):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_task_waits_at_every_stage(node, follow, stage, monkeypatch):
-    """The node restarts between the plan and the read."""
+def test_task_waits_at_every_stage_of_a_restart(node, follow, stage, monkeypatch):
+    """The node restarts between the plan of a batch and its read."""
     with RestartingServer(node) as server, Documents.of(node.url("beer")) as documents:
         query: MicroBatches = follow(server.url())
         query.all()

@@ -1,4 +1,4 @@
-"""The form in which rows reach Spark: columns, values, and filters that keep what SQL keeps."""
+"""The form in which rows reach Spark: columns, values, and filters with the logic of SQL."""
 
 import json
 import pickle
@@ -25,14 +25,14 @@ ROWS = make_batch(
 )
 
 
-def test_a_shape_gives_everything_as_it_is_unless_told_otherwise():
+def test_default_shape_changes_nothing():
     assert Shape().schema == CHANGE_SCHEMA
     assert Shape().apply(ROWS) is ROWS
     assert Shape().needs_values
     assert Shape().needs_xattrs
 
 
-def test_columns_come_in_the_order_they_are_named_in():
+def test_columns_have_the_given_order():
     shape = pickle.loads(pickle.dumps(Shape(("seqno", "key"))))
     assert shape.apply(ROWS).schema == shape.schema == pa.schema([("seqno", pa.int64()), ("key", pa.binary())])
     assert shape.apply(ROWS)["seqno"].to_pylist() == [1, 2, 3, 2]
@@ -40,18 +40,18 @@ def test_columns_come_in_the_order_they_are_named_in():
     assert not shape.needs_xattrs
 
 
-def test_values_as_text_are_null_where_they_are_none():
+def test_values_that_are_not_text_are_null():
     shape = Shape(("value", "seqno"), value_format="string")
     assert shape.apply(ROWS)["value"].to_pylist() == ["one", None, None, None]
     assert shape.apply(ROWS).schema == shape.schema
 
 
-def test_a_key_pattern_leaves_what_has_no_key():
+def test_key_pattern_keeps_rows_without_a_key():
     assert Shape(key_pattern="^beer").apply(ROWS)["seqno"].to_pylist() == [1, 3, 2]
     assert Shape(("seqno",), key_pattern="[13]$").apply(ROWS)["seqno"].to_pylist() == [1, 3, 2]
 
 
-def test_filters_go_for_every_row():
+def test_filters_apply_to_every_row():
     shape = Shape(("seqno", "flags"), filters=(ColumnFilter("flags", "=", (3,), negated=True),))
     assert shape.apply(ROWS)["seqno"].to_pylist() == [2]
 
@@ -67,7 +67,7 @@ def test_filters_go_for_every_row():
         ).schema,
     ],
 )
-def test_the_schema_is_to_the_letter_what_spark_makes_of_it(schema):
+def test_schema_equals_the_schema_that_spark_derives(schema):
     assert to_arrow_schema(from_arrow_schema(schema), timezone="UTC").equals(schema, check_metadata=True)
 
 
@@ -88,20 +88,20 @@ def test_the_schema_is_to_the_letter_what_spark_makes_of_it(schema):
         ({"value_format": "json", "value_schema": "a array<int"}, "has the end where '>' was expected"),
     ],
 )
-def test_what_cannot_be_is_told_in_a_sentence(given, message):
+def test_invalid_shape_is_refused_in_one_sentence(given, message):
     with pytest.raises(UsageError, match=message):
         Shape(**given)
 
 
-# Filters against SQL's three-valued logic, one value at a time
+# Filters compared with SQL's three-valued logic, one value at a time
 
 texts = st.none() | st.text("ab", max_size=3)
 numbers = st.none() | st.integers(-2, 2)
 comparisons = st.sampled_from(["=", "<=>", ">", ">=", "<", "<="])
 
 
-def sql(operator, value, operands):
-    """Return what SQL says of one value: True, False or None."""
+def compare_in_sql(operator, value, operands):
+    """Return the result of a comparison in SQL for one value: True, False or None."""
     if operator in ("is null", "is not null"):
         return (value is None) == (operator == "is null")
     if operator == "<=>":
@@ -149,14 +149,14 @@ def conditions(draw):
 
 
 @given(conditions())
-def test_a_filter_says_what_sql_says(condition):
+def test_filters_give_the_results_of_sql(condition):
     kind, operator, operands, rows, negated = condition
-    said = ColumnFilter("any", operator, operands, negated).evaluate(pa.array(rows, kind)).to_pylist()
-    expected = [sql(operator, value, operands) for value in rows]
-    assert said == [None if held is None else held != negated for held in expected]
+    found = ColumnFilter("any", operator, operands, negated).evaluate(pa.array(rows, kind)).to_pylist()
+    expected = [compare_in_sql(operator, value, operands) for value in rows]
+    assert found == [None if held is None else held != negated for held in expected]
 
 
-def test_json_values_are_columns_and_what_is_left_of_them():
+def test_json_values_become_columns_and_a_rest():
     rows = make_batch(
         [
             Change(1, 7, 1, key=b"a", value=b'{"name": "ale", "abv": 5.5, "more": [1]}'),

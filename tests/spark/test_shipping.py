@@ -1,4 +1,4 @@
-"""The archive of the package that executors get."""
+"""The archive of the package for executors."""
 
 import subprocess
 import sys

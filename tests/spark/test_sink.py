@@ -1,4 +1,4 @@
-"""What becomes of rows that are written to a bucket, operation by operation, on real nodes and without Spark."""
+"""Rows that are written to a bucket: the results of each operation, on real nodes and without Spark."""
 
 import json
 from datetime import UTC, datetime
@@ -32,17 +32,17 @@ PAGE = Path(__file__).parents[2] / "docs" / "sink.md"
 
 
 def send(url, columns, **options):
-    """Write rows as a task does; return what became of them, and the refused ones' reasons by key."""
+    """Write rows as a task does; return their counts, and the reasons of refused rows by key."""
     table = columns if isinstance(columns, pa.Table) else pa.table(columns)
     chosen = SinkOptions.parse({"url": url, **options})
     check_columns(chosen, table.schema)
     refused: dict[Any, str] = {}
 
-    def told(found):
+    def collect_refused(found):
         texts = [fault.text for fault in found.faults]
         refused.update(zip(found.rows["key"].to_pylist(), texts, strict=True))
 
-    return write_tables(chosen, divide_into_windows(table.to_batches(max_chunksize=1000)), told), refused
+    return write_tables(chosen, divide_into_windows(table.to_batches(max_chunksize=1000)), collect_refused), refused
 
 
 def rows_of(url):
@@ -56,7 +56,7 @@ def url(node):
     return node.url("default")
 
 
-def test_documents_are_stored_whatever_their_columns_are(documents, url):
+def test_documents_are_stored_from_columns_of_all_types(documents, url):
     columns = {
         "key": ["a", "b"],
         "value": pa.array([{"n": 1, "s": 'x"', "none": None}, {"n": None, "s": "ü", "none": None}]),
@@ -75,7 +75,7 @@ def test_documents_are_stored_whatever_their_columns_are(documents, url):
     assert send(url, plain) == (WriteCounts(written=1), {})
 
 
-def test_more_rows_than_a_window_has(documents, url):
+def test_more_rows_than_a_window_are_written(documents, url):
     count = 10_000
     keys = [f"key-{number}" for number in range(count)]
     columns = {"key": keys, "value": [str(number) for number in range(count)]}
@@ -84,13 +84,13 @@ def test_more_rows_than_a_window_has(documents, url):
     assert {value for _, value in documents.contents().values()} == {b"%d" % number for number in range(count)}
 
 
-def test_insert_replace_and_delete_tell_what_they_met(documents, url):
+def test_insert_replace_and_delete_report_existing_and_missing_keys(documents, url):
     documents.store({"there": b"old"})
     keys = {"key": ["there", "new"], "value": ["1", "1"]}
     assert send(url, keys, operation="insert") == (WriteCounts(written=1, failed=1), {"there": "KEY_EEXISTS"})
     keys = {"key": ["there", "nowhere"], "value": ["2", "2"]}
     assert send(url, keys, operation="replace") == (WriteCounts(written=1, failed=1), {"nowhere": "KEY_ENOENT"})
-    keys = {"key": ["there", "nowhere"], "value": ["3", "3"]}  # the value is passed over
+    keys = {"key": ["there", "nowhere"], "value": ["3", "3"]}  # delete ignores the value
     assert send(url, keys, operation="delete") == (WriteCounts(written=1, missing=1), {})
     assert send(url, keys, operation="delete") == (WriteCounts(missing=2), {})
     documents.keys |= {"new"}
@@ -110,7 +110,7 @@ def test_a_row_with_a_cas_changes_only_that_version(documents, url):
     )
 
 
-def test_rows_that_cannot_be_documents(documents, url):
+def test_rows_that_cannot_be_documents_are_refused(documents, url):
     columns = {
         "key": ["good", "big", "k" * 251, None, "null", "expiry"],
         "value": ["v", "v" * (MAX_VALUE + 1), "v", "v", None, "v"],
@@ -127,7 +127,7 @@ def test_rows_that_cannot_be_documents(documents, url):
     }
 
 
-def test_changes_are_followed(documents, url):
+def test_changes_are_applied(documents, url):
     documents.store({"gone": b"", "expired": b"", "kept": b""})
     events = [Event.MUTATION, Event.DELETION, Event.EXPIRATION, Event.ROLLBACK, Event.BEGIN_COLLECTION, Event.DELETION]
     rows = [
@@ -183,7 +183,7 @@ def test_paths_of_documents_are_set_all_at_once(documents, url):
     found = rows_of(url)
     assert json.loads(found["a"]["value"]) == {"address": {"city": "Köln", "zip": 1}, "visits": 2, "tags": ["x"]}
     assert dict(found["a"]["xattrs"]) == {"meta": b'{"source":"s"}'}
-    assert found["a"]["expiry"] > 0  # as it was
+    assert found["a"]["expiry"] > 0  # unchanged
     assert json.loads(found["new"]["value"]) == {"address": {"city": 'B"n'}, "tags": ["y"]}
     only_there = {"key": ["a", "nowhere"], "n": [1, 1], "expiry": [0, 0]}
     wanted = {"operation": "subdoc", "subdocument": "n=n", "createDocuments": "false"}
@@ -217,7 +217,7 @@ def test_rows_go_to_the_collections_that_they_name(documents, node, url):
     assert documents.loop.run(documents.bucket.get("b", collection="shop.hats")).value == b"1"
 
 
-def test_a_collection_that_was_made_anew_is_found(documents, node, url):
+def test_recreated_collection_is_found(documents, node, url):
     def change(how):
         bucket = node.buckets["default"]
         run(node, lambda: bucket.change_manifest(how(bucket.store.manifests.current)))
@@ -234,24 +234,24 @@ def test_a_collection_that_was_made_anew_is_found(documents, node, url):
     options = SinkOptions.parse({"url": url, "collection": "hats"})
     assert write_tables(options, tables(), refused.append) == WriteCounts(written=5, failed=2)
     assert [each.first_refusal for each in refused] == ["key 'c': no value"] * 2
-    # The window in front of it may still have been under way.
+    # Not key a: the window before may still have been in progress when the collection was dropped.
     found = documents.loop.run(documents.bucket.get_many(["b", "c", "d"], collection="hats"))
     assert [each and each.value for each in found] == [b"3", None, b"3"]
 
 
-# With the meta data
+# With metadata
 
 
 def copy(source, target, **options):
-    """Bring all of one bucket's changes to another."""
+    """Copy all changes of one bucket to another bucket."""
     changes = pa.Table.from_batches(read_changes(source, stop="now", xattrs=True), CHANGE_SCHEMA)
     return send(target, changes, operation="with-meta", **options)
 
 
 def newest(url):
     found = rows_of(url).values()
-    told = ("key", "event", "cas", "rev_seqno", "flags", "expiry", "datatype", "value", "xattrs")
-    return sorted(tuple(str(row[name]) for name in told) for row in found)
+    compared = ("key", "event", "cas", "rev_seqno", "flags", "expiry", "datatype", "value", "xattrs")
+    return sorted(tuple(str(row[name]) for name in compared) for row in found)
 
 
 @pytest.mark.parametrize("resolution", ["seqno", "lww"])
@@ -287,7 +287,7 @@ def _last_write_wins(bucket):
         vbucket.incoming.conflict_resolution = "lww"
 
 
-def test_an_expiration_stays_one(documents, node, url):
+def test_expiration_stays_an_expiration(documents, node, url):
     row = {"key": b"k", "event": Event.EXPIRATION, "cas": 7 << 16, "rev_seqno": 3, "delete_time": 1_700_000_000}
     table = pa.Table.from_pylist([row, {"key": b"none", "event": Event.MUTATION, "value": b""}], schema=CHANGE_SCHEMA)
     counts, refused = send(url, table, operation="with-meta")
@@ -301,7 +301,7 @@ def test_an_expiration_stays_one(documents, node, url):
         assert meta.expiry == 1_700_000_000
 
 
-# What is wrong is told before anything is written
+# Errors are reported before anything is written
 
 
 @pytest.mark.parametrize(
@@ -329,12 +329,12 @@ def test_an_expiration_stays_one(documents, node, url):
         ({"url": "couchbase://h/b?scope=s&collections=a.b"}, "collection 'a.b' is not in scope 's'"),
     ],
 )
-def test_options_that_cannot_be(options, text):
+def test_invalid_options_are_refused(options, text):
     with pytest.raises(UsageError, match=text):
         SinkOptions.parse(options)
 
 
-def test_options():
+def test_options_are_parsed():
     given = {
         "URL": "couchbase://here/beer",
         "operation": "subdoc",
@@ -373,18 +373,18 @@ KEY_AND_VALUE = {"key": pa.string(), "value": pa.binary()}
         ("subdoc", {"key": pa.string(), "c": pa.string(), "d": pa.string()}, "column 'd' means nothing"),
     ],
 )
-def test_columns_that_cannot_be(operation, types, text):
+def test_invalid_columns_are_refused(operation, types, text):
     options = SinkOptions.parse({"operation": operation, **({"subdocument": "a=c"} if operation == "subdoc" else {})})
     with pytest.raises(UsageError, match=text):
         check_columns(options, pa.schema(types))
 
 
-def test_columns_of_a_change_are_passed_over_where_they_mean_nothing():
+def test_columns_of_a_change_are_accepted_by_all_operations():
     for operation in ("upsert", "insert", "replace", "delete", "change", "with-meta"):
         check_columns(SinkOptions.parse({"operation": operation}), CHANGE_SCHEMA)
 
 
-def test_json():
+def test_values_are_encoded_as_json():
     nested = pa.struct(
         [("a", pa.list_(pa.float64())), ("m", pa.map_(pa.string(), pa.int8())), ("t", pa.timestamp("s"))]
     )

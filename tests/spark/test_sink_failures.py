@@ -1,4 +1,4 @@
-"""Writing to a bucket while things fail: refused rows beside, batches that are run again, nodes that go away."""
+"""Writes to a bucket with failures: refused rows become dead letters, batches are repeated, nodes are killed."""
 
 import subprocess
 import sys
@@ -41,29 +41,29 @@ def letters(tmp_path):
     return tmp_path / "letters"
 
 
-def inserting(url, letters=None, **more):
-    beside = {} if letters is None else {"errors": "deadletter", "deadLetterPath": str(letters)}
-    return SinkOptions.parse({"url": url, "operation": "insert", **beside, **more})
+def insert_options(url, letters=None, **more):
+    more_options = {} if letters is None else {"errors": "deadletter", "deadLetterPath": str(letters)}
+    return SinkOptions.parse({"url": url, "operation": "insert", **more_options, **more})
 
 
-def told(letters):
+def read_letters(letters):
     """Return the dead letters: key, error and batch of each row."""
     found = [pq.read_table(path) for path in sorted(letters.glob("*.parquet"))]
     return [(row["key"], row["error"], row["error_batch"]) for table in found for row in table.to_pylist()]
 
 
-def test_refused_rows_end_the_task_when_all_are_sent(documents, url):
+def test_refused_rows_fail_the_task_after_all_rows_are_sent(documents, url):
     documents.store(numbered(5, 10))
     with pytest.raises(
         Error, match="5 of 2000 rows sent by this task were refused; the first is key 'key-5': KEY_EEXISTS"
     ):
-        DcpWriter(inserting(url)).write(iter(batches(numbered(0, 2000))))
+        DcpWriter(insert_options(url)).write(iter(batches(numbered(0, 2000))))
     documents.keys = set(numbered(0, 2000))
     assert len(documents.contents()) == 2000
 
 
 @pytest.mark.parametrize("writer", [make_batch_writer, make_stream_writer])
-def test_what_cannot_be_written_is_told_before_anything_is(writer):
+def test_invalid_schema_and_mode_are_refused_before_writing(writer):
     key, value = StructField("key", StringType()), StructField("value", StringType())
     assert writer({}, StructType([key, value]), overwrite=False)
     with pytest.raises(UsageError, match="no column 'value', expected key, value for upsert"):
@@ -72,15 +72,15 @@ def test_what_cannot_be_written_is_told_before_anything_is(writer):
         writer({}, StructType([key, value]), overwrite=True)
 
 
-def test_refused_rows_are_kept_beside(documents, url, letters):
+def test_refused_rows_become_dead_letters(documents, url, letters):
     documents.store(numbered(5, 10))
-    writer = DcpWriter(inserting(url, letters))
+    writer = DcpWriter(insert_options(url, letters))
     parts = [writer.write(iter(batches(numbered(first, first + 8)))) for first in (0, 8, 16)]
     assert [part.counts for part in parts] == [WriteCounts(5, failed=3), WriteCounts(6, failed=2), WriteCounts(8)]
-    assert told(letters) == []  # nothing is told before the commit
+    assert read_letters(letters) == []  # there are no dead letters before the commit
     writer.commit([*parts, None])
     run = writer.job.run
-    assert told(letters) == [(key, "KEY_EEXISTS", run) for key in numbered(5, 10)]
+    assert read_letters(letters) == [(key, "KEY_EEXISTS", run) for key in numbered(5, 10)]
     found = pq.read_table(letters)
     assert found.column_names == ["key", "value", *dead_letters.LETTER_COLUMNS.names]
     assert found["error_message"].to_pylist() == ["KEY_EEXISTS"] * 5
@@ -88,42 +88,42 @@ def test_refused_rows_are_kept_beside(documents, url, letters):
     assert sorted(path.suffix for path in letters.iterdir()) == [".parquet"] * 2
 
 
-def test_a_batch_that_is_run_again_has_its_dead_letters_once(documents, url, letters):
+def test_repeated_batch_has_its_dead_letters_once(documents, url, letters):
     documents.store(numbered(0, 3))
-    first = DcpStreamWriter(inserting(url, letters))
+    first = DcpStreamWriter(insert_options(url, letters))
     parts: list[WriterCommitMessage | None] = [
         first.write(iter(batches(numbered(number, number + 1)))) for number in range(3)
     ]
     first.commit(parts, 7)
-    assert told(letters) == [(f"key-{number}", "KEY_EEXISTS", "000000007") for number in range(3)]
+    assert read_letters(letters) == [(f"key-{number}", "KEY_EEXISTS", "000000007") for number in range(3)]
     documents.remove(["key-1"])
-    again = DcpStreamWriter(inserting(url, letters))  # as after a restart, in other parts
+    again = DcpStreamWriter(insert_options(url, letters))  # as after a restart, with other partitions
     again.commit([again.write(iter(batches(numbered(0, 3))))], 7)
-    assert told(letters) == [(f"key-{number}", "KEY_EEXISTS", "000000007") for number in (0, 2)]
+    assert read_letters(letters) == [(f"key-{number}", "KEY_EEXISTS", "000000007") for number in (0, 2)]
     again.commit([again.write(iter(batches(numbered(0, 1))))], 8)
-    assert len(told(letters)) == 3
+    assert len(read_letters(letters)) == 3
 
 
-def test_a_batch_that_failed_leaves_no_dead_letters_but_those_of_its_first_time(documents, url, letters):
+def test_failed_batch_keeps_only_the_dead_letters_of_its_first_attempt(documents, url, letters):
     documents.store(numbered(0, 3))
-    writer = DcpStreamWriter(inserting(url, letters))
+    writer = DcpStreamWriter(insert_options(url, letters))
     writer.commit([writer.write(iter(batches(numbered(0, 1))))], 1)
-    again = DcpStreamWriter(inserting(url, letters))
+    again = DcpStreamWriter(insert_options(url, letters))
     part = again.write(iter(batches(numbered(0, 3))))
     again.abort([part, None], 1)
-    assert [key for key, *_ in told(letters)] == ["key-0"]
+    assert [key for key, *_ in read_letters(letters)] == ["key-0"]
     assert len([*letters.iterdir()]) == 1
 
     def broken():
         yield from batches(numbered(0, 3), 1)
-        raise OSError("the disk of another one")
+        raise OSError("the disk of another process")
 
-    with pytest.raises(OSError, match="the disk of another one"):
+    with pytest.raises(OSError, match="the disk of another process"):
         again.write(broken())
     assert not [path for path in letters.rglob("*") if path.suffix == ".parquet" and path.parent != letters]
 
 
-def test_rows_that_a_cut_connection_swallowed_are_written_once_more(node, url):
+def test_rows_lost_by_a_cut_connection_are_written_again(node, url):
     with Proxy.before(node.kv_port) as proxy, Documents.of(url) as documents:
         proxy.cut_after = 50_000
         expected = numbered(0, 5000)
@@ -149,8 +149,8 @@ asyncio.run(main())
 """
 
 
-class Process:
-    """A node in a process of its own that keeps its bucket on disk."""
+class DiskNode:
+    """A node in a separate process, which keeps its bucket on disk."""
 
     def __init__(self, directory):
         self.port, self.directory = 0, str(directory)
@@ -168,11 +168,11 @@ class Process:
 
 
 @pytest.mark.process
-def test_a_node_that_is_killed_ends_the_batch_and_the_next_try_converges(tmp_path):
-    node, expected = Process(tmp_path / "node"), numbered(0, 20_000, size=100)
+def test_killed_node_ends_the_batch_and_the_next_attempt_converges(tmp_path):
+    node, expected = DiskNode(tmp_path / "node"), numbered(0, 20_000, size=100)
     half_way, killed = threading.Event(), threading.Event()
 
-    def halting():
+    def pause_half_way():
         for number, batch in zip(count(), batches(expected)):
             if number == 10:
                 half_way.set()
@@ -186,7 +186,7 @@ def test_a_node_that_is_killed_ends_the_batch_and_the_next_try_converges(tmp_pat
 
         def work():
             try:
-                writer.write(halting())
+                writer.write(pause_half_way())
             except Unreachable as error:
                 failures.append(str(error))
 

@@ -32,7 +32,7 @@ def writing(df, documents, **options):
     return df.write.format("dcp").options(url=documents.url, **options).mode("append")
 
 
-def test_a_frame_becomes_documents(spark, documents, letters):
+def test_frame_becomes_documents(spark, documents, letters):
     rows = spark.range(300).select(
         F.format_string("k%d", "id").alias("key"), F.struct("id", F.lit("x").alias("text")).alias("value")
     )
@@ -51,7 +51,7 @@ def test_a_frame_becomes_documents(spark, documents, letters):
         writing(rows, documents).mode("ignore").save()
 
 
-def test_a_bucket_follows_another_through_a_transformation(spark, documents, target, tmp_path, letters):
+def test_changes_of_a_bucket_are_written_through_a_transformation(spark, documents, target, tmp_path, letters):
     def run():
         changes = spark.readStream.format("dcp").option("url", documents.url).load()
         upper = changes.withColumn("value", F.upper(F.col("value").cast("string")))
@@ -87,7 +87,7 @@ FROM changes WHERE CAST(key AS STRING) NOT LIKE '%-9'
 """
 
 
-def test_a_lake_is_followed_through_a_transformation(spark, documents, lake):
+def test_changes_of_a_lake_are_written_through_a_transformation(spark, documents, lake):
     source = Source(lake)
     target = {"url": documents.url}
 
@@ -97,7 +97,7 @@ def test_a_lake_is_followed_through_a_transformation(spark, documents, lake):
         def lower(changes):
             return changes.withColumn("value", F.lower(F.col("value").cast("string")))
 
-        replicate(lake, target, name="lower", transform=lower)  # in the session that is active
+        replicate(lake, target, name="lower", transform=lower)  # in the active session
 
     for number in range(10):
         source.change(1, number, b"Kept")
@@ -119,7 +119,7 @@ def test_a_lake_is_followed_through_a_transformation(spark, documents, lake):
         replicate(lake, target, name="third", transform="SELECT key, value FROM changes", spark=spark)
 
 
-def test_a_password_is_used_and_never_shown(spark, tmp_path, capfd):
+def test_password_is_used_and_never_shown(spark, tmp_path, capfd):
     with change_users(tmp_path / "users.json") as accounts:
         accounts["ada"] = make_account(User.from_texts("ada", ["admin"]), "very secret", 4096)
     log = tmp_path / "log"

@@ -1,4 +1,4 @@
-"""`format("dcp")`: first as Spark calls it, without Spark; then in a session."""
+"""`format("dcp")`: first with the calls that Spark makes, but without Spark; then in a session."""
 
 import json
 import pickle
@@ -21,7 +21,7 @@ from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.spark.buckets import Documents, Proxy, numbered
 
 
-def places(rows):
+def identities(rows):
     return list(zip(*(rows[name].to_pylist() for name in ("vbucket", "history", "seqno")), strict=True))
 
 
@@ -30,7 +30,7 @@ def keys(tables):
 
 
 @pytest.mark.parametrize("protocol", ["upr-draft", "upr"])
-def test_a_query_in_another_dialect_has_the_same_rows(documents, follow, protocol):
+def test_query_in_another_dialect_has_the_same_rows(documents, follow, protocol):
     documents.store(numbered(0, 1_000))
     documents.store(numbered(500, 600, "again"))
     expected, found = (
@@ -43,7 +43,7 @@ def test_a_query_in_another_dialect_has_the_same_rows(documents, follow, protoco
     ).sort_by([("vbucket", "ascending"), ("seqno", "ascending")])
 
 
-def test_a_tap_read_is_one_task(documents):
+def test_tap_read_is_one_task(documents):
     documents.store(numbered(0, 1_000))
     source = DcpDataSource({"url": documents.url, "protocol": "tap"})
     reader = source.reader(source.schema())
@@ -52,7 +52,7 @@ def test_a_tap_read_is_one_task(documents):
     assert sorted(keys(batches)) == sorted(key.encode() for key in documents.keys)
 
 
-def test_a_tap_stream_is_refused_by_whatever_spark_calls_first(documents, follow):
+def test_tap_stream_is_refused_by_each_possible_first_call(documents, follow):
     query = follow(documents.url, protocol="tap")
     for call in (
         query.reader.initialOffset,
@@ -63,7 +63,7 @@ def test_a_tap_stream_is_refused_by_whatever_spark_calls_first(documents, follow
             call()
 
 
-def test_a_limit_holds_and_never_costs_more_than_the_changes(documents, follow):
+def test_limit_holds_and_few_changes_are_sent_twice(documents, follow):
     documents.store(numbered(0, 20_000))
     before = documents.stat("ep_dcp_items_sent")
     batches = follow(documents.url, maxChangesPerTrigger="1000").all()
@@ -72,7 +72,7 @@ def test_a_limit_holds_and_never_costs_more_than_the_changes(documents, follow):
     assert documents.stat("ep_dcp_items_sent") - before <= 22_000
 
 
-def test_a_limit_over_changes_that_supersede_one_another_loses_no_newest_one(documents, follow):
+def test_limit_loses_no_newest_change_of_a_key(documents, follow):
     for round_ in range(5):
         documents.store(numbered(0, 2_000, f"round {round_}"))
     before = documents.stat("ep_dcp_items_sent")
@@ -81,11 +81,11 @@ def test_a_limit_over_changes_that_supersede_one_another_loses_no_newest_one(doc
     seen = {(row["vbucket"], row["seqno"], row["key"], row["cas"]) for table in batches for row in table.to_pylist()}
     assert documents.newest() <= seen
     assert len(seen) == sum(table.num_rows for table in batches)
-    # A batch that ends between two versions has the older one too; `newest` read 2,000.
+    # A batch that ends between two versions has the older version too; `newest` has read 2,000 changes.
     assert documents.stat("ep_dcp_items_sent") - before <= 10_000 + 2_000
 
 
-def test_streams_are_opened_only_where_there_is_something_new(documents, follow):
+def test_streams_are_opened_only_for_vbuckets_with_new_changes(documents, follow):
     documents.store(numbered(0, 2_000))
     query = follow(documents.url)
     query.all()
@@ -99,7 +99,7 @@ def test_streams_are_opened_only_where_there_is_something_new(documents, follow)
     assert documents.stat("ep_dcp_streams_opened") == before[0] + 1
 
 
-def test_an_idle_query_asks_for_little(node, documents, follow):
+def test_idle_query_requests_few_bytes(node, documents, follow):
     documents.store(numbered(0, 100))
     with Proxy.before(node.kv_port) as proxy:
         query = follow(proxy.url)
@@ -109,31 +109,31 @@ def test_an_idle_query_asks_for_little(node, documents, follow):
         began = time.monotonic()
         assert all(query.reader.latestOffset(query.start, limit) is query.start for _ in range(5))
         seqnos, logs = 24 + 16 * 10, 16 * (24 + 16)
-        looks, watches = 5, 1 + (time.monotonic() - began) / 0.02
-        assert proxy.passed - before <= looks * (logs + 2 * seqnos) + watches * seqnos
+        plans, polls = 5, 1 + (time.monotonic() - began) / 0.02
+        assert proxy.passed - before <= plans * (logs + 2 * seqnos) + polls * seqnos
 
 
-def test_start_now_gives_only_what_comes_and_survives_a_restart(documents, follow):
+def test_start_at_latest_has_only_later_changes_also_after_a_restart(documents, follow):
     documents.store(numbered(0, 500))
     query = follow(documents.url, startingOffsets="latest")
     first = query.step()
     assert first is not None
-    assert first.num_rows == 0  # an empty batch, by which Spark writes the position down
+    assert first.num_rows == 0  # an empty batch, with which Spark stores the position
     documents.store(numbered(400, 450, "after"))
     query.restart()
     assert sorted(keys(query.all())) == sorted(key.encode() for key in numbered(400, 450))
 
 
-def test_a_query_that_restarts_goes_on_where_it_was(documents, follow):
+def test_restarted_query_continues_at_its_position(documents, follow):
     documents.store(numbered(0, 1_000))
     query = follow(documents.url, maxChangesPerTrigger="300")
     tables = [query.step()]
     query.restart()
     tables += query.all()
-    assert len(places(pa.concat_tables(tables))) == len(set(places(pa.concat_tables(tables)))) == 1_000
+    assert len(identities(pa.concat_tables(tables))) == len(set(identities(pa.concat_tables(tables)))) == 1_000
 
 
-def test_available_now_ends_at_what_there_was(documents, follow):
+def test_available_now_ends_at_the_changes_before_its_start(documents, follow):
     documents.store(numbered(0, 1_000))
     query = follow(documents.url, maxChangesPerTrigger="400")
     query.reader.prepareForTriggerAvailableNow()
@@ -142,7 +142,7 @@ def test_available_now_ends_at_what_there_was(documents, follow):
 
 
 @pytest.mark.parametrize("after", [10, 300, 2_000], ids=["shorter", "the same", "longer"])
-def test_a_node_that_lost_its_data_gives_rollback_rows(after, follow):
+def test_node_that_lost_its_data_causes_rollback_rows(after, follow):
     with Node.running(["default"], vbuckets=4) as node:
         port = node.kv_port
         with Documents.of(node.url("default")) as documents:
@@ -153,13 +153,13 @@ def test_a_node_that_lost_its_data_gives_rollback_rows(after, follow):
         documents.store(numbered(0, after, "anew"))
         rows = pa.concat_tables(query.all())
     events = rows["event"].to_pylist()
-    cut = {(r["vbucket"], r["seqno"], r["history"]) for r in rows.to_pylist() if r["event"] == "rollback"}
-    assert cut == {(vbucket, 0, 1) for vbucket in set(before["vbucket"].to_pylist())}
+    rollbacks = {(r["vbucket"], r["seqno"], r["history"]) for r in rows.to_pylist() if r["event"] == "rollback"}
+    assert rollbacks == {(vbucket, 0, 1) for vbucket in set(before["vbucket"].to_pylist())}
     assert events.count("mutation") == after
     assert set(rows["history"].to_pylist()) == {1}
 
 
-def test_a_bucket_of_another_size_is_refused(documents, follow):
+def test_bucket_of_another_size_is_refused(documents, follow):
     query = follow(documents.url)
     query.all()
     with Node.running(["default"], vbuckets=32) as other:
@@ -169,13 +169,13 @@ def test_a_bucket_of_another_size_is_refused(documents, follow):
             query.step()
 
 
-def test_a_bucket_that_is_not_there_is_named(node, follow):
+def test_missing_bucket_is_named(node, follow):
     url = node.url("default").replace("/default", "/beer")
     with pytest.raises(UsageError, match="no bucket 'beer'"):
         follow(url).step()
 
 
-def test_tiny_batches_of_many_vbuckets_come_together():
+def test_small_batches_of_many_vbuckets_are_joined():
     with Node.running(["default"], vbuckets=1024) as node, Documents.of(node.url("default")) as documents:
         documents.store(numbered(0, 10_000))
         source = DcpDataSource({"url": documents.url, "maxPartitions": "1"})
@@ -187,7 +187,7 @@ def test_tiny_batches_of_many_vbuckets_come_together():
 
 
 @pytest.mark.spark
-def test_a_batch_read_is_the_bucket(spark, documents):
+def test_batch_read_equals_the_bucket(spark, documents):
     documents.store(numbered(0, 3_000))
     documents.remove([f"key-{number}" for number in range(100)])
     frame = spark.read.format("dcp").option("url", documents.url).option("maxPartitions", 2).load()
@@ -202,7 +202,7 @@ def test_a_batch_read_is_the_bucket(spark, documents):
 
 
 @pytest.mark.spark
-def test_an_empty_bucket_has_no_rows(spark, documents):
+def test_empty_bucket_has_no_rows(spark, documents):
     frame = spark.read.format("dcp").option("url", documents.url).load()
     assert frame.count() == 0
     assert frame.columns == CHANGE_SCHEMA.names
@@ -220,14 +220,14 @@ def test_an_empty_bucket_has_no_rows(spark, documents):
         ({"url": "couchbase://127.0.0.1:1/default?retrySeconds=0.1"}, "couchbase://127.0.0.1:1/default did not serve"),
     ],
 )
-def test_what_is_wrong_with_a_batch_read_can_be_told_in_one_sentence(spark, options, sentence):
+def test_failure_of_a_batch_read_is_one_sentence(spark, options, sentence):
     with pytest.raises(PySparkException) as raised:
         spark.read.format("dcp").options(**options).load().count()
     assert str(parse_failure(str(raised.value))).startswith(sentence)
 
 
 @pytest.mark.spark
-def test_a_stream_with_a_limit_gives_every_row_once(spark, documents, tmp_path):
+def test_stream_with_a_limit_has_every_row_once(spark, documents, tmp_path):
     documents.store(numbered(0, 2_500))
     frame = spark.readStream.format("dcp").option("url", documents.url).option("maxChangesPerTrigger", 1000).load()
     sink = frame.writeStream.format("memory").queryName("limited").option("checkpointLocation", str(tmp_path / "c"))
@@ -239,13 +239,13 @@ def test_a_stream_with_a_limit_gives_every_row_once(spark, documents, tmp_path):
     lags = [json.loads(progress.sources[0].latestOffset)["lag"] for progress in query.recentProgress]
     assert lags[:3] == [1500, 500, 0]
     rows = spark.table("limited").toArrow()
-    assert len(places(rows)) == len(set(places(rows))) == 2_500
+    assert len(identities(rows)) == len(set(identities(rows))) == 2_500
     assert set(rows["key"].to_pylist()) == {key.encode() for key in documents.keys}
 
 
 @contextmanager
 def event_log(spark, directory):
-    """Let the session write down what happens in the block, as with spark.eventLog.enabled from its start."""
+    """Log the session's events in the block, as spark.eventLog.enabled does from the start of a session."""
     context, jvm = spark.sparkContext._jsc.sc(), spark._jvm
     conf = context.conf().clone().set("spark.eventLog.compress", "false")
     where = jvm.java.net.URI(directory.as_uri())
@@ -261,7 +261,7 @@ def event_log(spark, directory):
 
 
 @pytest.mark.spark
-def test_a_password_is_used_and_never_shown(spark, tmp_path, capfd):
+def test_password_is_used_and_never_shown(spark, tmp_path, capfd):
     with change_users(tmp_path / "users.json") as accounts:
         accounts["ada"] = make_account(User.from_texts("ada", ["admin"]), "very secret", 4096)
     log = tmp_path / "log"

@@ -1,6 +1,6 @@
-"""Filters that a batch read of `format("dcp")` takes from Spark: what is asked of the bucket, and the rows.
+"""Filters that a batch read of `format("dcp")` takes from Spark: its requests to the bucket, and its rows.
 
-The model is SQL's logic in Python, over the rows of a read without filters.
+The model applies SQL's logic in Python to the rows of a read without filters.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ VBUCKETS = 8
 
 @pytest.fixture(scope="module")
 def bucket():
-    """Documents in three collections, some of them deleted, and a collection that was dropped."""
+    """Return a node and a bucket with several collections. Some documents were deleted, a collection was dropped."""
     with Node.running(["beer"], vbuckets=VBUCKETS) as node, Documents.of(node.url("beer")) as documents:
         for scope, name in (("inventory", "airline"), ("inventory", "hotel"), ("other", "hotel"), ("other", "gone")):
             change(
@@ -146,7 +146,7 @@ def conditions(draw: st.DrawFn) -> Any:
 
 @settings(max_examples=scaled(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(wanted=st.lists(conditions(), min_size=1, max_size=3))
-def test_rows_are_those_of_a_read_without(bucket, wanted):
+def test_rows_equal_those_of_a_read_without_filters(bucket, wanted):
     _, documents = bucket
     everything = read_batch(documents.url)
     taken, left = push_filters(wanted, CHANGE_SCHEMA)
@@ -154,23 +154,23 @@ def test_rows_are_those_of_a_read_without(bucket, wanted):
     expected = everything.filter(pa.array([all(holds(each, row) for each in wanted) for row in everything.to_pylist()]))
     found = read(documents, *wanted)
     if any(each.column in ("scope", "collection") for each in taken.filters):
-        # Of what was dropped and had a name that is asked for nothing comes.
-        expected = of_what_there_is(expected, everything)
-        found = of_what_there_is(found, everything)
+        # A filter by name requests nothing of dropped collections.
+        expected = leave_out_dropped(expected, everything)
+        found = leave_out_dropped(found, everything)
     if taken.seqno_range[1] == MAX_SEQNO:
         assert identities(found) == identities(expected)
-    else:  # a version that a later change has replaced may be there too
+    else:  # versions that a later change has replaced may be sent too
         assert {*identities(expected)} <= {*identities(found)}
         assert all(holds(each, row) for each in wanted for row in found.to_pylist())
 
 
-def of_what_there_is(rows, everything):
-    began = everything.filter(pa.compute.equal(everything["event"], "end_collection"))["collection_id"].to_pylist()
-    gone = pa.compute.is_in(rows["collection_id"], pa.array(began, pa.int64()))
-    return rows.filter(pa.compute.invert(gone))
+def leave_out_dropped(rows, everything):
+    ended = everything.filter(pa.compute.equal(everything["event"], "end_collection"))["collection_id"].to_pylist()
+    is_dropped = pa.compute.is_in(rows["collection_id"], pa.array(ended, pa.int64()))
+    return rows.filter(pa.compute.invert(is_dropped))
 
 
-# What is asked of the bucket
+# Requests to the bucket
 
 NEVER: list[list[Any]] = [[GreaterThan(("seqno",), 20), LessThan(("seqno",), 20)], [IsNull(("vbucket",))]]
 
@@ -191,7 +191,7 @@ NEVER: list[list[Any]] = [[GreaterThan(("seqno",), 20), LessThan(("seqno",), 20)
         *((filters, lambda row: False) for filters in NEVER),
     ],
 )
-def test_what_is_not_wanted_is_not_sent(bucket, filters, sent):
+def test_filtered_changes_are_not_sent(bucket, filters, sent):
     _, documents = bucket
     expected = [row for row in read_batch(documents.url).to_pylist() if sent(row)]
     assert bool(expected) == (filters not in NEVER)
@@ -202,14 +202,14 @@ def test_what_is_not_wanted_is_not_sent(bucket, filters, sent):
     assert identities(found) == sorted((row["vbucket"], row["seqno"]) for row in expected)
 
 
-def test_bytes_of_what_is_not_wanted_do_not_travel(bucket):
+def test_bytes_of_filtered_changes_are_not_sent(bucket):
     node, documents = bucket
     with Proxy.before(node.kv_port) as proxy:
         url = proxy.url.replace("/default", "/beer")
 
         def passed(*filters, **options):
             parts = planned(url, *filters, filterPushdown="true", **options)
-            for _ in range(2):  # the first one may have to connect
+            for _ in range(2):  # the first read may have to connect
                 before = proxy.passed
                 rows = sum(batch.num_rows for part in parts for batch in read_partition(part))
             return rows, proxy.passed - before
@@ -224,7 +224,7 @@ def test_bytes_of_what_is_not_wanted_do_not_travel(bucket):
         assert whole - without_values >= sum(map(len, mutations["value"].to_pylist()))
 
 
-def test_an_upper_seqno_is_where_the_streams_end(bucket):
+def test_streams_end_at_an_upper_seqno(bucket):
     _, documents = bucket
     parts = planned(documents.url, LessThanOrEqual(("seqno",), 12), filterPushdown="true")
     assert {read.end_seqno for part in parts for read in part.range.reads} == {12}
@@ -250,12 +250,12 @@ def test_an_upper_seqno_is_where_the_streams_end(bucket):
         ([LessThan(("seqno",), -5)], (0, MAX_SEQNO)),
     ],
 )
-def test_seqnos(filters, seqnos):
+def test_filters_give_a_range_of_seqnos(filters, seqnos):
     assert push_filters(filters, CHANGE_SCHEMA)[0].seqno_range == seqnos
 
 
 @pytest.mark.parametrize("end", [2**63 - 1, 2**63, 2**63 + 5])
-def test_seqnos_that_rows_show_as_negative_are_below_any(end):
+def test_seqnos_that_rows_show_as_negative_are_below_any_limit(end):
     pushed, _ = push_filters([LessThan(("seqno",), 5)], CHANGE_SCHEMA)
     read = VbucketRead(0, 0, 1, 0, end)
     (found,) = narrow_reads([read], pushed, {0: VbucketInfo((FailoverEntry(1, 0),), end, 0)})
@@ -269,7 +269,7 @@ KNOWN = KnownCollections(
 
 
 @pytest.mark.parametrize(
-    ("asked", "filters", "expected"),
+    ("selection", "filters", "expected"),
     [
         (CollectionSelection(), [ColumnFilter("vbucket", "=", (1,))], CollectionSelection()),
         (CollectionSelection(), [ColumnFilter("scope", "=", ("a",))], CollectionSelection("a")),
@@ -306,8 +306,8 @@ KNOWN = KnownCollections(
         ),
     ],
 )
-def test_collections(asked, filters, expected):
-    assert PushedFilters(tuple(filters)).narrow_selection(asked, KNOWN) == expected
+def test_filters_narrow_the_selection_of_collections(selection, filters, expected):
+    assert PushedFilters(tuple(filters)).narrow_selection(selection, KNOWN) == expected
 
 
 @pytest.mark.parametrize(
@@ -324,14 +324,14 @@ def test_collections(asked, filters, expected):
         Not(Not(EqualTo(("seqno",), 1))),
     ],
 )
-def test_what_is_not_understood_is_left_to_spark(condition):
+def test_unsupported_filters_are_left_to_spark(condition):
     taken, left = push_filters([condition, EqualTo(("vbucket",), 1)], CHANGE_SCHEMA)
     assert left == [condition]
     assert taken.filters == (ColumnFilter("vbucket", "=", (1,)),)
 
 
 @pytest.mark.spark
-def test_spark_gives_its_filters_and_keeps_what_is_left(spark, bucket):
+def test_spark_pushes_its_filters_and_applies_the_others(spark, bucket):
     _, documents = bucket
     whole = spark.read.format("dcp").option("url", documents.url).load()
     wanted = "scope = 'inventory' and key like 'k1%' and (vbucket = 1 or vbucket = 2) and value is not null"
@@ -343,9 +343,10 @@ def test_spark_gives_its_filters_and_keeps_what_is_left(spark, bucket):
     try:
         before = documents.stat("ep_dcp_items_sent")
         assert identities(pushing.where(wanted).toArrow()) == expected
-        assert documents.stat("ep_dcp_items_sent") - before <= 80 + 3 * VBUCKETS  # and the events
+        # 80 documents of the scope, and its events.
+        assert documents.stat("ep_dcp_items_sent") - before <= 80 + 3 * VBUCKETS
         assert pushing.where("scope = 'inventory' and vbucket is null").count() == 0
-        assert identities(whole.where(wanted).toArrow()) == expected  # the option alone decides
+        assert identities(whole.where(wanted).toArrow()) == expected  # a read without the option takes no filters
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
     assert expected

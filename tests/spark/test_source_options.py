@@ -1,4 +1,4 @@
-"""The options of `format("dcp")`, as text: what each is read as, and what is wrong with what cannot be."""
+"""The options of `format("dcp")`, as text: their values, and the errors for invalid options."""
 
 import asyncio
 import json
@@ -89,20 +89,20 @@ PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
         ({"endingOffsets": "[" * 100_000}, "option endingOffsets is '[[[["),
     ],
 )
-def test_a_wrong_option_gets_one_sentence(options, sentence):
+def test_invalid_option_is_refused_in_one_sentence(options, sentence):
     with pytest.raises(UsageError) as raised:
         SourceOptions.parse(options)
     assert str(raised.value).startswith(sentence)
 
 
-def test_option_names_are_taken_in_any_case_as_spark_gives_them(monkeypatch):
+def test_option_names_are_case_insensitive(monkeypatch):
     monkeypatch.setenv("PENSTOCK_URL", "couchbase://127.0.0.1/beer")
     assert SourceOptions.parse({"MAXCHANGESPERTRIGGER": "7", "MaxPartitions": "3"}) == SourceOptions(
         url="couchbase://127.0.0.1/beer", max_changes_per_trigger=7, max_partitions=3
     )
 
 
-def test_who_logs_in(monkeypatch, tmp_path):
+def test_login_is_read_from_options_environment_and_files(monkeypatch, tmp_path):
     monkeypatch.setenv("PENSTOCK_PASSWORD", "from the environment")
     assert SourceOptions.parse({}).credentials is None
     assert SourceOptions.parse({"username": "ada"}).credentials == Credentials("ada", "from the environment")
@@ -115,7 +115,7 @@ def test_who_logs_in(monkeypatch, tmp_path):
     assert "secret" not in f"{options} {options.address!r} {ChangePartition(options.address, VbucketRange(()), True)!r}"
 
 
-def test_what_is_wanted_may_stand_in_either_place():
+def test_options_override_the_selection_of_the_url():
     url = "couchbase://h/b?scope=s&collections=c&xattrs=true"
     options = SourceOptions.parse({"url": url})
     assert options.selection == CollectionSelection("s", ("c",))
@@ -126,12 +126,12 @@ def test_what_is_wanted_may_stand_in_either_place():
     assert SourceOptions.parse({}).selection == CollectionSelection()
 
 
-def test_the_dialect_may_stand_in_either_place():
+def test_option_overrides_the_dialect_of_the_url():
     assert SourceOptions.parse({"url": "couchbase://h/b?protocol=upr"}).dialect is Dialect.UPR
     assert SourceOptions.parse({"url": "couchbase://h/b?protocol=upr", "protocol": "tap"}).dialect is Dialect.TAP
 
 
-READ = {
+PARSED = {
     "url": ("couchbase://h/b", "couchbase://h/b"),
     "bucket": ("beer", "beer"),
     "scope": ("s", "s"),
@@ -164,10 +164,10 @@ OPTIONS = list_options(SourceOptions)
 
 
 @pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
-def test_each_option_is_read_and_documented(option):
+def test_each_option_is_parsed_and_documented(option):
     name = option.external_name
     if name not in LOGIN:
-        text, value = READ[name]
+        text, value = PARSED[name]
         more = {"valueFormat": "json"} if name == "valueSchema" else {}
         parsed = SourceOptions.parse({name: text, **more})
         assert getattr(parsed, option.name) == value
@@ -179,10 +179,10 @@ def test_each_option_is_read_and_documented(option):
 
 def test_every_attribute_is_an_option():
     assert [field.name for field in fields(SourceOptions)] == [*OPTIONS]
-    assert {option.external_name for option in OPTIONS.values()} == {*READ, *LOGIN}
+    assert {option.external_name for option in OPTIONS.values()} == {*PARSED, *LOGIN}
 
 
-def test_the_bucket_may_stand_in_either_place(monkeypatch):
+def test_bucket_may_be_in_the_url_or_an_option(monkeypatch):
     url = "couchbase://h:1,g:2?protocol=upr"
     assert SourceOptions.parse({"url": url, "bucket": "beer"}).url == "couchbase://h:1,g:2/beer?protocol=upr"
     assert SourceOptions.parse({"url": "couchbase://h/beer", "bucket": "beer"}).address.bucket == "beer"
@@ -190,7 +190,7 @@ def test_the_bucket_may_stand_in_either_place(monkeypatch):
     assert str(SourceOptions.parse({"bucket": "50%"}).address) == "couchbase://127.0.0.1:11210/50%25"
 
 
-def test_times_stand_above_those_of_the_connection_string():
+def test_options_override_numbers_of_the_connection_string():
     url = "couchbase://h/b?connectTimeout=1&operationTimeout=2&retrySeconds=3"
     options = SourceOptions.parse({"url": url, "operationTimeout": "20"}).address.options
     assert (options.connect_timeout, options.operation_timeout, options.retry_seconds) == (1, 20, 3)
@@ -198,9 +198,9 @@ def test_times_stand_above_those_of_the_connection_string():
     assert options.vbucket_count == 64
 
 
-def test_offsets_may_be_of_a_query_or_by_hand():
-    said = json.dumps(OFFSET.to_json())
-    options = SourceOptions.parse({"startingOffsets": said, "endingOffsets": '{"0": {"vbuuid": 5, "seqno": "7"}}'})
+def test_offsets_may_be_from_a_query_or_positions():
+    offset = json.dumps(OFFSET.to_json())
+    options = SourceOptions.parse({"startingOffsets": offset, "endingOffsets": '{"0": {"vbuuid": 5, "seqno": "7"}}'})
     assert options.starting_offsets == OFFSET
     assert isinstance(options.ending_offsets, VbucketPositions)
     assert options.ending_offsets.to_offset(2) == OFFSET
@@ -219,21 +219,21 @@ def test_offsets_may_be_of_a_query_or_by_hand():
         ({"xattrs": "true"}, CHANGE_SCHEMA.names, True, True),
     ],
 )
-def test_what_travels(given, columns, values, xattrs):
+def test_options_choose_columns_values_and_attributes(given, columns, values, xattrs):
     options = SourceOptions.parse(given)
     assert options.shape.schema.names == columns
     assert options.shape.needs_values is values
     assert options.address.options.xattrs is xattrs
 
 
-def test_nothing_is_inferred_of_values_that_are_not_wanted():
+def test_no_schema_is_inferred_without_the_column_value():
     options = SourceOptions.parse({"valueFormat": "json", "valueSchema": "infer", "columns": "key,seqno"})
     assert make_read_schema(options).names == ["key", "seqno"]
     assert make_read_shape(options, make_read_schema(options)).needs_values is False
 
 
 @pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets", "vbuckets"])
-def test_tap_has_no_seqnos(name):
+def test_options_with_seqnos_are_refused_for_tap(name):
     options = SourceOptions.parse(
         {"protocol": "tap", name: "0" if name == "vbuckets" else '{"0": {"vbuuid":1,"seqno":1}}'}
     )
@@ -241,17 +241,17 @@ def test_tap_has_no_seqnos(name):
         options.check_batch()
 
 
-def test_a_stream_has_no_end():
+def test_ending_offsets_are_refused_for_streams():
     options = SourceOptions.parse({"endingOffsets": '{"0": {"vbuuid": 1, "seqno": 1}}'})
     with pytest.raises(UsageError, match="option endingOffsets is for batch reads"):
         options.check_streaming()
 
 
-def test_the_fewest_tasks_may_be_more_than_most_would_have_been():
+def test_min_partitions_can_raise_max_partitions():
     assert SourceOptions.parse({"minPartitions": "100"}).max_partitions == 100
 
 
-def test_the_bucket_that_is_named_is_read(documents):
+def test_bucket_of_the_option_is_read(documents):
     documents.store(numbered(0, 10))
     url = documents.url.removesuffix("/default")
     assert read_batch(url, bucket="default").num_rows == 10
@@ -259,7 +259,7 @@ def test_the_bucket_that_is_named_is_read(documents):
         read_batch(url, bucket="beer")
 
 
-def test_how_long_a_node_that_is_away_is_waited_for():
+def test_retry_seconds_limit_the_wait_for_a_missing_node():
     with pytest.raises(Unreachable, match=r"did not serve for .* s \(limit 0.1 s\)"):
         read_batch("couchbase://127.0.0.1:1/default", retrySeconds="0.1")
 
@@ -272,7 +272,7 @@ def test_how_long_a_node_that_is_away_is_waited_for():
         ("operationTimeout", Opcode.GET_FAILOVER_LOG, "no answer within 0.05 s"),
     ],
 )
-async def test_how_long_an_answer_is_waited_for(name, silent, sentence):
+async def test_timeouts_limit_the_wait_for_an_answer(name, silent, sentence):
     async with Script(lambda peer, frame: b"" if frame.opcode == silent else None) as script:
         times = {"retrySeconds": "0.01", name: "0.05"}
         with pytest.raises(Unreachable, match=sentence):

@@ -1,4 +1,4 @@
-"""How much a batch of `format("dcp")` has, in which tasks and from which nodes, and what planning costs."""
+"""Plans of `format("dcp")`: the size of a batch, its tasks and their nodes, and the requests of planning."""
 
 import json
 from contextlib import ExitStack
@@ -28,19 +28,19 @@ from tests.spark.test_protocols import contents
         ({}, ASSUMED_BYTES),
     ],
 )
-def test_what_a_change_weighs(stats, expected):
+def test_bytes_of_a_change_are_estimated(stats, expected):
     assert estimate_bytes_per_seqno(stats) == expected
 
 
-class TestLimits:
-    def test_of_bytes(self, documents, follow):
+class TestBatchLimit:
+    def test_in_bytes_is_kept(self, documents, follow):
         documents.store(numbered(0, 4_000, size=1_000))
         tables = follow(documents.url, maxBytesPerTrigger="1m").all()
         assert sum(table.num_rows for table in tables) == 4_000
         assert 4 <= len(tables) <= 6
         assert max(table["value"].nbytes for table in tables) <= 1 << 20
 
-    def test_of_bytes_below_one_change(self, documents, follow):
+    def test_in_bytes_below_one_change_reads_one_change(self, documents, follow):
         documents.store(numbered(0, 3, size=1_000))
         assert [table.num_rows for table in follow(documents.url, maxBytesPerTrigger="10").all()] == [1, 1, 1]
 
@@ -53,25 +53,25 @@ class TestLimits:
             ({"maxChangesPerTrigger": "7", "maxBytesPerTrigger": "7k"}, ReadMaxRows(7)),
         ],
     )
-    def test_as_spark_is_told(self, documents, follow, options, limit):
+    def test_is_the_default_read_limit_of_spark(self, documents, follow, options, limit):
         assert follow(documents.url, **options).reader.getDefaultReadLimit() == limit
 
     @pytest.mark.parametrize(("changes", "nbytes", "rows"), [("100", "1g", 100), ("100000", "20k", 19)])
-    def test_of_both_the_smaller_holds(self, documents, follow, changes, nbytes, rows):
+    def test_in_changes_and_bytes_is_the_smaller_of_both(self, documents, follow, changes, nbytes, rows):
         documents.store(numbered(0, 1_000, size=1_000))
         first = follow(documents.url, maxChangesPerTrigger=changes, maxBytesPerTrigger=nbytes).step()
         assert first.num_rows == rows
 
-    def test_are_not_for_who_asks_for_all(self, documents, follow):
-        """As Spark does for a query that runs once."""
+    def test_is_ignored_if_all_changes_are_requested(self, documents, follow):
+        """Spark requests all changes for a query that runs once."""
         documents.store(numbered(0, 100))
         query = follow(documents.url, maxChangesPerTrigger="7", maxBytesPerTrigger="1k")
         end = query.reader.latestOffset(query.reader.initialOffset(), ReadAllAvailable())
         assert end == follow(documents.url).reader.latestOffset(query.reader.initialOffset(), ReadAllAvailable())
 
 
-class TestTasks:
-    def test_are_as_many_as_are_wanted(self, documents, follow):
+class TestTaskCount:
+    def test_is_at_least_min_partitions(self, documents, follow):
         documents.store(numbered(0, 500))
         assert len(planned(documents.url)) == 1
         assert len(planned(documents.url, minPartitions="4")) == 4
@@ -81,7 +81,7 @@ class TestTasks:
         end = query.reader.latestOffset(start, ReadAllAvailable())
         assert len(query.reader.partitions(start, end)) == 3
 
-    def test_are_no_more_than_are_wanted(self):
+    def test_is_at_most_max_partitions(self):
         with Node.running(["default"], vbuckets=16) as node, Documents.of(node.url("default")) as documents:
             documents.store(numbered(0, 45_000))
             assert len(planned(documents.url, maxPartitions="8")) == 3
@@ -90,7 +90,7 @@ class TestTasks:
 
 @pytest.fixture(scope="module")
 def networks():
-    """Two nodes that share a bucket, each behind a network of its own."""
+    """Return the proxies of two nodes that share a bucket, one for each node."""
     with ExitStack() as stack:
         ports = free_ports(2)
         found = [stack.enter_context(Proxy.before(port)) for port in ports]
@@ -101,7 +101,7 @@ def networks():
 
 
 class TestTwoNodes:
-    def test_each_task_talks_to_one(self, networks, follow):
+    def test_are_read_by_separate_tasks(self, networks, follow):
         with Documents.of(networks[0].url) as documents:
             documents.store(numbered(0, 2_000, size=200))
             query = follow(documents.url)
@@ -113,19 +113,19 @@ class TestTwoNodes:
                 before = [network.passed for network in networks]
                 tables.append(pa.Table.from_batches(query.reader.read(part)))
                 passed = [network.passed - earlier for network, earlier in zip(networks, before, strict=True)]
-                # What a node says at the end of the streams before may come late; a login or a map would be more.
+                # The end of the previous streams may arrive late; a login or a cluster map would be more bytes.
                 assert min(passed) < 200
                 assert max(passed) > 200 * tables[-1].num_rows
             assert contents(pa.concat_tables(tables)) == documents.contents()
             assert contents(read_batch(documents.url)) == documents.contents()
 
-    def test_of_one_node_a_single_task(self, networks, follow):
+    def test_need_one_task_for_vbuckets_of_one_node(self, networks, follow):
         (table,) = follow(networks[1].url, vbuckets="0-7").all()
         assert {*table["vbucket"].to_pylist()} == {*range(8)}
 
 
-class TestTheLag:
-    def test_is_that_of_the_last_plan(self, documents, follow):
+class TestLag:
+    def test_is_from_the_last_plan(self, documents, follow):
         documents.store(numbered(0, 500))
         query = follow(documents.url, maxChangesPerTrigger="200")
         assert query.reader.reportLatestOffset() is None
@@ -135,12 +135,12 @@ class TestTheLag:
         assert lags == [300, 100, 0]
         assert sum(decode_numbers(query.reader.reportLatestOffset()["seqno"])) == 500
 
-    def test_costs_no_request(self, node, documents, follow):
+    def test_needs_no_request(self, node, documents, follow):
         documents.store(numbered(0, 50))
         with Proxy.before(node.kv_port) as proxy:
             query = follow(proxy.url, vbuckets="3")
             query.all()
             before = proxy.passed
-            said = json.dumps(query.reader.reportLatestOffset())
+            reported = json.dumps(query.reader.reportLatestOffset())
             assert proxy.passed == before
-        assert json.loads(said)["lag"] == 0
+        assert json.loads(reported)["lag"] == 0

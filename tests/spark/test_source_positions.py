@@ -1,4 +1,4 @@
-"""Where reads of `format("dcp")` begin and end, and what a rollback does there, called as Spark calls it."""
+"""The start and the end of reads of `format("dcp")`, and the effect of rollbacks, with the calls that Spark makes."""
 
 import json
 
@@ -16,19 +16,19 @@ from tests.spark.buckets import Documents, numbered, read_batch
 from tests.spark.test_protocols import contents, fail_over
 
 
-def places(rows):
+def identities(rows):
     return list(zip(*(rows[name].to_pylist() for name in ("vbucket", "history", "seqno")), strict=True))
 
 
-def by_hand(rows):
-    """Return the newest position of each vbucket among the rows as a person writes it."""
+def write_positions(rows):
+    """Return the newest position of each vbucket in the rows, as JSON in the form that users write."""
     newest = {row["vbucket"]: row for row in rows.sort_by("seqno").to_pylist()}
     return json.dumps(
         {str(vb): {"vbuuid": str(row["vbuuid"] % 2**64), "seqno": row["seqno"]} for vb, row in newest.items()}
     )
 
 
-def test_a_back_fill_and_what_follows_it_have_every_change_once(documents, follow):
+def test_batch_read_and_stream_after_it_have_every_change_once(documents, follow):
     documents.store(numbered(0, 500))
     now = latest_offsets(documents.url)
     documents.store(numbered(500, 600))
@@ -36,11 +36,11 @@ def test_a_back_fill_and_what_follows_it_have_every_change_once(documents, follo
     past = read_batch(documents.url, endingOffsets=now)
     rows = pa.concat_tables([past, *follow(documents.url, startingOffsets=now).all()])
     assert past.num_rows <= 500
-    assert len(set(places(rows))) == rows.num_rows
+    assert len(set(identities(rows))) == rows.num_rows
     assert contents(rows) == documents.contents()
 
 
-def test_batches_from_one_position_to_the_next(documents):
+def test_batches_between_consecutive_positions_have_every_change(documents):
     ends, tables = [], []
     for round_ in range(3):
         documents.store(numbered(0, 200, f"round {round_}"))
@@ -54,9 +54,9 @@ def test_batches_from_one_position_to_the_next(documents):
         read_batch(documents.url, startingOffsets=ends[1], endingOffsets=ends[0])
 
 
-def test_positions_by_hand_are_where_somebody_stands(documents, follow):
+def test_positions_of_users_are_starts_and_ends(documents, follow):
     documents.store(numbered(0, 300))
-    position = by_hand(read_batch(documents.url))
+    position = write_positions(read_batch(documents.url))
     documents.store(numbered(300, 400))
     expected = {key.encode() for key in numbered(300, 400)}
     assert {*read_batch(documents.url, startingOffsets=position)["key"].to_pylist()} == expected
@@ -67,19 +67,19 @@ def test_positions_by_hand_are_where_somebody_stands(documents, follow):
         read_batch(documents.url, startingOffsets='{"16": {"vbuuid": 1, "seqno": 1}}')
 
 
-def test_a_start_in_another_history_is_a_rollback_row(documents, follow):
+def test_start_in_another_history_causes_a_rollback_row(documents, follow):
     documents.store(numbered(0, 300))
-    stranger = json.dumps({"3": {"vbuuid": 12345, "seqno": 2}})
+    other_history = json.dumps({"3": {"vbuuid": 12345, "seqno": 2}})
     for rows in (
-        read_batch(documents.url, startingOffsets=stranger),
-        *follow(documents.url, startingOffsets=stranger).all(),
+        read_batch(documents.url, startingOffsets=other_history),
+        *follow(documents.url, startingOffsets=other_history).all(),
     ):
-        cuts = [row for row in rows.to_pylist() if row["event"] == "rollback"]
-        assert [(cut["vbucket"], cut["seqno"], cut["history"]) for cut in cuts] == [(3, 0, 1)]
+        rollbacks = [row for row in rows.to_pylist() if row["event"] == "rollback"]
+        assert [(each["vbucket"], each["seqno"], each["history"]) for each in rollbacks] == [(3, 0, 1)]
         assert contents(rows) == documents.contents()
 
 
-def test_an_end_that_the_history_has_lost_is_refused(documents):
+def test_end_that_the_history_has_lost_is_refused(documents):
     documents.store(numbered(0, 300))
     now = latest_offsets(documents.url)
     documents.flush()
@@ -89,7 +89,7 @@ def test_an_end_that_the_history_has_lost_is_refused(documents):
         read_batch(documents.url, endingOffsets=now)
 
 
-def test_a_bucket_of_another_size_is_refused_for_a_batch_too(documents):
+def test_offsets_of_another_bucket_size_are_refused(documents):
     with Node.running(["default"], vbuckets=32) as other:
         offset = latest_offsets(other.url("default"))
     with pytest.raises(UsageError, match=r"the bucket has 16 vbuckets, expected 32"):
@@ -98,8 +98,8 @@ def test_a_bucket_of_another_size_is_refused_for_a_batch_too(documents):
         read_batch(documents.url, endingOffsets=offset)
 
 
-class TestSomeVbuckets:
-    def test_are_all_that_is_planned_asked_for_and_streamed(self, node, documents, follow):
+class TestVbucketsOption:
+    def test_limits_the_plans_requests_and_streams(self, node, documents, follow):
         documents.store(numbered(0, 2_000))
         before = documents.stat("ep_dcp_items_sent"), documents.stat("ep_dcp_streams_opened")
         chosen = {"vbuckets": "2-3,9"}
@@ -108,7 +108,7 @@ class TestSomeVbuckets:
         assert {*table["vbucket"].to_pylist()} == {2, 3, 9}
         assert documents.stat("ep_dcp_items_sent") - before[0] == table.num_rows
         assert documents.stat("ep_dcp_streams_opened") - before[1] == 3
-        assert sorted(places(read_batch(documents.url, **chosen))) == sorted(places(table))
+        assert sorted(identities(read_batch(documents.url, **chosen))) == sorted(identities(table))
         with_end = read_batch(documents.url, endingOffsets=latest_offsets(documents.url, vbuckets="9"), **chosen)
         assert {*with_end["vbucket"].to_pylist()} == {9}
         documents.store(numbered(0, 2_000, "again"))
@@ -120,9 +120,9 @@ class TestSomeVbuckets:
             for vbucket in (3, 4)
         }
         assert {*more["vbucket"].to_pylist()} == {3, 4}
-        assert min(seqnos[3]) > max(seqno for vbucket, _, seqno in places(table) if vbucket == 3)
+        assert min(seqnos[3]) > max(seqno for vbucket, _, seqno in identities(table) if vbucket == 3)
 
-    def test_begin_where_they_end(self, documents, follow):
+    def test_starts_at_the_end_of_its_vbuckets(self, documents, follow):
         documents.store(numbered(0, 500))
         query = follow(documents.url, vbuckets="5", startingOffsets="latest")
         assert query.step().num_rows == 0
@@ -131,21 +131,21 @@ class TestSomeVbuckets:
         assert {*table["vbucket"].to_pylist()} == {5}
         assert {row["value"][:5] for row in table.to_pylist()} == {b"again"}
 
-    def test_that_there_are_not_are_named(self, documents, follow):
+    def test_with_unknown_vbuckets_is_refused(self, documents, follow):
         for read in (lambda **o: follow(documents.url, **o).step(), lambda **o: read_batch(documents.url, **o)):
             with pytest.raises(UsageError, match="option vbuckets has 16, expected numbers below the bucket's 16"):
                 read(vbuckets="3,16")
 
 
-class TestWhatEndsAQuery:
-    def lose(self, node):
+class TestQueryEnds:
+    def fail_over(self, node):
         fail_over(node, 3, 5)
 
-    def test_a_rollback_where_it_is_said_to(self, node, documents, follow):
+    def test_by_a_rollback_if_the_option_requires_it(self, node, documents, follow):
         documents.store(numbered(0, 1_000))
         query = follow(documents.url, rollback="fail", failOnDataLoss="true")
         query.all()
-        self.lose(node)
+        self.fail_over(node)
         documents.store(numbered(0, 100, "again"))
         for _ in range(2):
             with pytest.raises(
@@ -161,18 +161,18 @@ class TestWhatEndsAQuery:
         (rows,) = query.all()
         assert rows["event"].to_pylist().count("rollback") == 1
 
-    def test_a_rollback_that_was_planned_before_it_was_said(self, node, documents, follow):
+    def test_by_a_rollback_that_was_planned_before_the_option(self, node, documents, follow):
         documents.store(numbered(0, 1_000))
         query = follow(documents.url)
         query.all()
-        self.lose(node)
+        self.fail_over(node)
         end = query.reader.latestOffset(query.start, query.reader.getDefaultReadLimit())
         query.options["rollback"] = "fail"
         query.restart()
         with pytest.raises(Error, match="vbucket 3 rolled back"):
             query.reader.partitions(query.start, end)
 
-    def test_deletions_that_were_purged_unread(self, tmp_path, follow):
+    def test_by_deletions_that_were_purged_unread(self, tmp_path, follow):
         storage = {"data_dir": tmp_path, "settings": BucketSettings(purge_age=0)}
         with Node.running(["default"], 4, **storage) as node, Documents.of(node.url("default")) as documents:
             documents.store(numbered(0, 400))
@@ -186,12 +186,12 @@ class TestWhatEndsAQuery:
             with pytest.raises(Error, match=sentence):
                 queries["true"].step()
             rows = pa.concat_tables(queries["false"].all())
-        cuts = [row for row in rows.to_pylist() if row["event"] == "rollback"]
-        assert sorted((cut["vbucket"], cut["seqno"]) for cut in cuts) == [(vbucket, 0) for vbucket in range(4)]
+        rollbacks = [row for row in rows.to_pylist() if row["event"] == "rollback"]
+        assert sorted((each["vbucket"], each["seqno"]) for each in rollbacks) == [(vbucket, 0) for vbucket in range(4)]
 
 
 def purge(node):
-    """Let a node forget all its deletions, which it does once the second is over in which they were made."""
+    """Compact a node until it has purged all deletions; a node keeps deletions of the current second."""
     with connected(node) as client:
         for _ in range(10_000):
             assert client.status(CompactDb()) == Status.SUCCESS

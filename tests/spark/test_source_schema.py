@@ -1,4 +1,4 @@
-"""What `format("dcp")` promises Spark, and what it gives: the whole bucket, columns that are chosen, values as JSON."""
+"""The schema and the rows of `format("dcp")`: the whole bucket, chosen columns, values as JSON."""
 
 import pyarrow as pa
 import pytest
@@ -18,7 +18,7 @@ BEERS = {f"beer-{number}": compact({"name": f"No. {number}", "abv": number / 10}
 
 @pytest.fixture
 def collections():
-    """A bucket with documents in its default collection and in one of its own."""
+    """Return a bucket with documents in its default collection and in another collection."""
     with Node.running(["beer"], vbuckets=4) as node, Documents.of(node.url("beer")) as documents:
         change(node, lambda manifest: manifest.with_scope("inventory"))
         change(node, lambda manifest: manifest.with_collection("inventory", "hotel"))
@@ -28,46 +28,46 @@ def collections():
         yield documents
 
 
-def in_collections(rows):
+def count_by_collection(rows):
     mutations = rows.filter(pa.compute.equal(rows["event"], "mutation"))
     groups = mutations.group_by(["collection_id", "scope", "collection"]).aggregate([([], "count_all")])
     return {(row["collection_id"], row["scope"], row["collection"]): row["count_all"] for row in groups.to_pylist()}
 
 
-class TestTheWholeBucket:
-    def test_has_its_collections(self, collections, follow):
+class TestBucketRows:
+    def test_are_from_all_collections(self, collections, follow):
         for rows in (read_batch(collections.url), *follow(collections.url).all()):
-            found = in_collections(rows)
+            found = count_by_collection(rows)
             assert found.pop((0, "_default", "_default")) == 30
             assert [(names[1:], count) for names, count in found.items()] == [(("inventory", "hotel"), 20)]
             events = set(rows["event"].to_pylist())
             assert events == {"mutation", "create_scope", "begin_collection"}
 
     @pytest.mark.parametrize("protocol", ["tap", "upr-draft", "upr"])
-    def test_is_the_default_collection_for_who_knows_no_others(self, collections, protocol):
-        assert in_collections(read_batch(collections.url, protocol=protocol)) == {(None, None, None): 30}
+    def test_are_from_the_default_collection_in_dialects_without_collections(self, collections, protocol):
+        assert count_by_collection(read_batch(collections.url, protocol=protocol)) == {(None, None, None): 30}
 
-    def test_may_be_narrowed(self, collections, follow):
+    def test_may_be_from_chosen_collections(self, collections, follow):
         for chosen in (
             {"scope": "inventory"},
             {"collections": "inventory.hotel"},
             {"scope": "inventory", "collections": "hotel"},
         ):
             for rows in (read_batch(collections.url, **chosen), *follow(collections.url, **chosen).all()):
-                assert [(names[1:], count) for names, count in in_collections(rows).items()] == [
+                assert [(names[1:], count) for names, count in count_by_collection(rows).items()] == [
                     (("inventory", "hotel"), 20)
                 ]
         only = read_batch(collections.url, collections="_default")
-        assert in_collections(only) == {(0, "_default", "_default"): 30}
+        assert count_by_collection(only) == {(0, "_default", "_default"): 30}
 
-    def test_has_nothing_of_a_collection_that_there_is_not(self, collections):
+    def test_of_an_unknown_scope_are_refused(self, collections):
         with pytest.raises(UsageError, match="the bucket has no scope 'nowhere'"):
             read_batch(collections.url, scope="nowhere")
 
 
-class TestColumns:
+class TestChosenColumns:
     @pytest.mark.parametrize("protocol", ["tap", "upr-draft", "upr", "dcp"])
-    def test_are_those_that_are_chosen(self, documents, protocol):
+    def test_are_the_only_columns_of_rows(self, documents, protocol):
         documents.store(numbered(0, 50))
         rows = read_batch(documents.url, columns="key,event,seqno", protocol=protocol)
         assert rows.schema.names == ["key", "event", "seqno"]
@@ -75,27 +75,27 @@ class TestColumns:
         keys_only = read_batch(documents.url, keysOnly="true", protocol=protocol)
         assert keys_only.schema.names == [name for name in CHANGE_SCHEMA.names if name not in ("value", "xattrs")]
 
-    def test_without_the_value_it_does_not_travel(self, node, documents, follow):
+    def test_without_the_value_need_no_values_from_the_node(self, node, documents, follow):
         documents.store(numbered(0, 200, size=1_000))
         with Proxy.before(node.kv_port) as proxy:
             (rows,) = follow(proxy.url, columns="key,seqno").all()
             assert rows.num_rows == 200
-            assert proxy.passed < 200 * 400  # of which the planning is the most
+            assert proxy.passed < 200 * 400  # most of these bytes are for planning
 
-    def test_that_spark_was_told_otherwise_are_refused(self, documents):
+    def test_that_differ_from_the_schema_of_spark_are_refused(self, documents):
         source = DcpDataSource({"url": documents.url})
         with pytest.raises(
             UsageError, match=r"schema struct<key:binary>, expected that of the options, struct<vbucket:"
         ):
             source.reader(StructType().add("key", "binary"))
 
-    def test_of_keys_that_are_wanted(self, documents, follow):
+    def test_may_be_limited_to_rows_with_matching_keys(self, documents, follow):
         documents.store(numbered(0, 50))
         for rows in (read_batch(documents.url, keyPattern="^key-1"), *follow(documents.url, keyPattern="^key-1").all()):
             assert len(contents(rows)) == 11
 
 
-class TestValues:
+class TestValueFormats:
     def test_as_text(self, documents):
         documents.store({"a": "ä".encode(), "b": b"\xff"})
         rows = read_batch(documents.url, valueFormat="string", columns="key,value")
@@ -109,7 +109,7 @@ class TestValues:
                 BEERS.values()
             )
 
-    def test_as_fields_that_are_found_out(self, documents, follow):
+    def test_as_inferred_fields(self, documents, follow):
         documents.store(BEERS)
         documents.store({"other": b"no JSON"})
         options = {"valueFormat": "json", "valueSchema": "infer"}
@@ -123,14 +123,14 @@ class TestValues:
                 key: compact(value) for key, value in found.items() if key != b"other"
             }
 
-    def test_of_wanted_keys_alone_are_found_out(self, documents):
+    def test_as_fields_inferred_from_matching_keys_only(self, documents):
         documents.store({**BEERS, "brewery": b'{"city": "x"}'})
         options = {"url": documents.url, "valueFormat": "json", "valueSchema": "infer", "keyPattern": "^brew"}
         assert to_arrow_schema(DcpDataSource(options).schema()).field("value").type == pa.struct(
             [("city", pa.string())]
         )
 
-    def test_that_are_no_json_have_no_fields(self, documents):
+    def test_that_are_not_json_have_no_fields(self, documents):
         documents.store({"other": b"no JSON"})
         source = DcpDataSource({"url": documents.url, "valueFormat": "json", "valueSchema": "infer"})
         with pytest.raises(UsageError, match="no JSON objects to infer option valueSchema from; expected it as DDL"):
