@@ -1,4 +1,4 @@
-"""A bucket behind a lake's changelog: it has what the source has, whatever was rolled back on the way."""
+"""A bucket that is written from a lake's changelog: it equals the source, also after rollbacks."""
 
 import itertools
 from dataclasses import replace
@@ -26,7 +26,17 @@ from tests.spark.lakes import QUERY, VBUCKETS, append, model, rollback, row
 
 
 class Source:
-    """A bucket's changes, as a changelog gets them. Keys begin with `name`; times, which are cas, only go on."""
+    """A bucket's changes, in the form in which a changelog receives them.
+
+    Attributes:
+        times: gives the CAS of each change; it increases over all sources.
+        lake: the lake that receives the changes.
+        name: prefix of all keys.
+        rows: all changes and rollbacks, in their order.
+        written: number of rows in the changelog.
+        batches: number of batches in the changelog.
+        branches: vbucket -> its history, and its changes that were not rolled back.
+    """
 
     times = itertools.count(1 << 40)
 
@@ -37,11 +47,11 @@ class Source:
         self.written = self.batches = 0
         self.branches = {}
 
-    def log(self, vbucket):
+    def find_branch(self, vbucket):
         return self.branches.setdefault(vbucket, [0, []])
 
     def change(self, vbucket, number, value=b"", event="mutation", **more):
-        history, log = self.log(vbucket)
+        history, log = self.find_branch(vbucket)
         key = f"{self.name}{vbucket}-{number}".encode()
         before = [each for each in log if each["key"] == key]
         if event != "mutation" and not (before and before[-1]["event"] == "mutation"):
@@ -53,7 +63,7 @@ class Source:
         self.rows.append(log[-1])
 
     def roll_back(self, vbucket, changes):
-        branch = self.log(vbucket)
+        branch = self.find_branch(vbucket)
         del branch[1][max(0, len(branch[1]) - changes) :]
         branch[0] += 1
         self.rows.append(rollback(vbucket, branch[1][-1]["seqno"] if branch[1] else 0, branch[0]))
@@ -100,7 +110,7 @@ def test_target_equals_the_changelog(source, documents, target):
     assert replicate(source.lake, target) == (done.version + 1, WriteCounts(written=3))
     assert contents(documents, source) == source.expected()
     everything = replicate(source.lake, target, name="another")
-    assert everything.counts == WriteCounts(older=500)  # as the bucket has them
+    assert everything.counts == WriteCounts(older=500)  # the bucket has them already
     assert contents(documents, source) == source.expected()
 
 
@@ -123,7 +133,7 @@ def test_rollback_removes_lost_versions_from_the_target(source, documents, targe
     assert found.pop(b"1-3")[1] == b"another's"
     assert found == source.expected()
     assert {value for _, value in found.values()} == {b"kept", b"first"}
-    source.change(1, 2, b"anew")  # its first version, once more
+    source.change(1, 2, b"anew")  # again the first version of this key
     source.commit()
     replicate(source.lake, target)
     assert contents(documents, source)[b"1-2"] == source.expected()[b"1-2"]
@@ -149,7 +159,7 @@ def test_pipeline_option_lost_keeps_or_removes_versions(source, documents, lost,
     assert contents(documents, source).keys() == left
 
 
-def test_changes_without_meta_data_of_their_own(source, documents, target):
+def test_rollback_removes_lost_keys_with_operation_change(source, documents, target):
     target["operation"] = "change"
     source.change(1, 0, b"kept")
     source.change(1, 1, b"lost")
@@ -163,7 +173,7 @@ def test_changes_without_meta_data_of_their_own(source, documents, target):
     assert {key: value for key, (_, value) in contents(documents, source).items()} == {b"1-0": b"kept"}
 
 
-def test_a_transformation_to_changes_may_leave_meta_data_out(source, documents, target, monkeypatch):
+def test_transformation_for_operation_change_needs_no_metadata(source, documents, target, monkeypatch):
     monkeypatch.setattr(follow, "_run_transform", lambda _, rows, __: rows.select(["key", "value", "event"]))
     target["operation"] = "change"
     source.change(1, 0, b"kept")
@@ -177,7 +187,7 @@ def test_a_transformation_to_changes_may_leave_meta_data_out(source, documents, 
     assert {key: value for key, (_, value) in contents(documents, source).items()} == {b"1-0": b"kept"}
 
 
-def test_a_collection_that_ended_is_gone_from_the_bucket(source, documents, target):
+def test_documents_of_an_ended_collection_are_removed(source, documents, target):
     target |= {"scope": "_default", "collection": "_default"}
     named = {"collection_id": 9, "scope": "shop", "collection": "hats"}
     source.change(1, 0, b"stays")
@@ -202,7 +212,7 @@ NAMES = itertools.count()
 
 @settings(max_examples=scaled(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(STEPS, max_size=40), st.sampled_from(["with-meta", "change"]))
-def test_whatever_happens_the_bucket_is_as_the_source_in_the_end(tmp_path, documents, target, steps, operation):
+def test_target_equals_the_source_after_any_steps(tmp_path, documents, target, steps, operation):
     name, target = f"{next(NAMES)}:", {**target, "operation": operation}
     source = Source(Lake(tmp_path / name), name)
     for command, vbucket, number in [*steps, ("commit", None, None), ("replicate", None, None)]:
@@ -215,36 +225,43 @@ def test_whatever_happens_the_bucket_is_as_the_source_in_the_end(tmp_path, docum
         elif command == "commit":
             source.commit()
         elif command == "replicate half":
-            half_way(source, target)
+            replicate_half(source, target)
         else:
             replicate(source.lake, target)
     found, expected = contents(documents, source), source.expected()
-    if operation == "change":  # there each version has a cas of the bucket's own
+    if operation == "change":  # the target gives each version its own CAS
         found, expected = ({key: (0, value) for key, (_, value) in each.items()} for each in (found, expected))
     assert found == expected
 
 
-class Crash(Exception):
-    """Stands for the end of the process."""
+class ReplicationCrash(Exception):
+    """Ends a replication, in place of the end of the process."""
 
 
-def half_way(source, target):
-    """Write delta, and end before the version is remembered."""
+def replicate_half(source, target):
+    """Apply the delta, and crash before the position is stored."""
 
-    class Crashing(PositionFile):
+    class CrashingPositionFile(PositionFile):
         def write(self, delta):
-            raise Crash
+            raise ReplicationCrash
 
     replica = XdcrTarget(source.lake, "replica", target)
-    replica._position_file = Crashing(replica.path, "")
+    replica._position_file = CrashingPositionFile(replica.path, "")
     delta = find_delta(source.lake, replica.position())
     if delta is not None:
-        with pytest.raises(Crash):
+        with pytest.raises(ReplicationCrash):
             replica.apply_delta(delta)
 
 
-class Side:
-    """A bucket, its lake, and what brings the lake's changes to the other side."""
+class BucketWithLake:
+    """A bucket and its lake, from which changes are replicated to another bucket.
+
+    Attributes:
+        documents: the bucket.
+        lake: the lake with the changes of the bucket.
+        changes: reads the changes of the bucket.
+        batches: number of batches in the changelog.
+    """
 
     def __init__(self, documents, lake, follow):
         self.documents, self.lake = documents, lake
@@ -266,15 +283,18 @@ class Side:
 
 
 @pytest.mark.long
-def test_two_buckets_are_each_others_replicas(documents, tmp_path, follow):
+def test_two_buckets_converge_by_replication_to_each_other(documents, tmp_path, follow):
     with Node.running(["default"], vbuckets=16) as other, Documents.of(other.url("default")) as others:
-        one, two = Side(documents, Lake(tmp_path / "one"), follow), Side(others, Lake(tmp_path / "two"), follow)
+        one, two = (
+            BucketWithLake(documents, Lake(tmp_path / "one"), follow),
+            BucketWithLake(others, Lake(tmp_path / "two"), follow),
+        )
         documents.store(numbered(0, 100, "one"))
         others.store(numbered(50, 150, "two"))
         others.remove(["key-60"])
         documents.keys = others.keys = set(numbered(0, 150))
 
-        def settled():
+        def replicate_until_equal():
             for _ in range(2):
                 one.replicate(two, lost="keep")
                 two.replicate(one, lost="keep")
@@ -282,14 +302,14 @@ def test_two_buckets_are_each_others_replicas(documents, tmp_path, follow):
             assert one.newest() == two.newest()
             return one.newest()
 
-        before = settled()
+        before = replicate_until_equal()
         assert len(before) == 149
-        documents.flush()  # as a rollback to the beginning
+        documents.flush()  # like a rollback to 0
         documents.store({"key-0": b"after"})
         one.replicate(two, lost="keep")
         assert len(others.contents()) == 149
-        two.replicate(one, lost="keep", name="everything")  # once more from the beginning
-        assert settled().keys() == before.keys()
+        two.replicate(one, lost="keep", name="everything")  # again from the first change
+        assert replicate_until_equal().keys() == before.keys()
 
 
 def test_refused_rows_raise_or_become_dead_letters(source, documents, target, tmp_path):
