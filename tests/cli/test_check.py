@@ -337,7 +337,7 @@ def test_a_consumer_hears_of_what_was_lost(run, tmp_path):
     path = tmp_path / "beer" / make_log_name(1)
     damage(path.parent, path.stat().st_size // 2)
     with (
-        pytest.raises(penstock.errors.StoreDamaged, match="`penstock check` says what can be saved"),
+        pytest.raises(penstock.errors.StoreDamaged, match="`penstock check` lists the changes that are lost"),
         Node.running(["beer"], vbuckets=4, data_dir=tmp_path),
     ):
         raise AssertionError("a damaged bucket was opened")

@@ -1,4 +1,4 @@
-"""The parts of a BucketStore: what is done with all of its vbuckets, one idea a module.
+"""The parts of a BucketStore: work on all of its vbuckets, one task a module.
 
-What concerns one vbucket is in `documents` and `history`; how files are read is in `recovery`.
+Work on one vbucket is in `documents` and `history`; reading of files is in `recovery`.
 """

@@ -1,4 +1,4 @@
-"""Compaction of a bucket: the next piece of its log that is worth rewriting, or all of it here and now."""
+"""Compaction of a bucket: the next piece of its log that is worth a rewrite, or the whole log at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEYS_AT_ONCE = 16 * 1024  # a few milliseconds of work
 
 
 class BucketCompactor:
-    """Chooses what of a bucket's log is rewritten next."""
+    """Chooses the part of a bucket's log that is rewritten next."""
 
     def __init__(self, log: Log, vbuckets: Sequence[Vbucket], eraser: BucketEraser) -> None:
         self._log = log
@@ -25,22 +25,35 @@ class BucketCompactor:
         self._eraser = eraser
 
     def next_piece(self, everything: bool = False, purge: PurgeRequest | None = None) -> Compaction | None:
-        """Return the next piece of rewriting that is worth doing; None while there is none, or one is under way.
+        """Return the next piece of rewriting that is worth doing.
 
-        Call its `run` on any thread, then its `finish` on this one. everything: also where there is little to gain,
-        each segment once, until None is returned; seal the log first, and commit, lest the newest changes are left
-        out. purge: tombstones to drop before their time.
+        Call its `run` on any thread, then its `finish` on this thread.
+
+        Args:
+            everything: rewrite also segments with little to gain, each segment once, until this returns None. First
+                seal the active segment and commit; otherwise the newest changes are left out.
+            purge: tombstones to drop before their time.
+
+        Returns:
+            The piece. None if no rewrite is worth it, a piece is running, or ended collections are still being erased.
+
+        Raises:
+            TemporaryFailure: there is no memory to begin a piece.
         """
         purged = self._log.compactions.purged
         for vbucket, key, seqno, _ in purged[-_KEYS_AT_ONCE:]:
             self._vbuckets[vbucket].changes.forget_key(key, seqno)
         del purged[-_KEYS_AT_ONCE:]
         if any(vbucket.collections.eraser.is_due for vbucket in self._vbuckets):
-            return None  # the event that ended a collection stays until nothing of it counts
+            return None  # the event that ended a collection must stay until all documents of the collection are erased
         return self._log.compactions.next_piece(everything, purge)
 
     def rewrite_all(self) -> None:
-        """Rewrite everything, here and now. Raises TemporaryFailure where the disk does not take it."""
+        """Rewrite the whole log before returning.
+
+        Raises:
+            TemporaryFailure: the disk does not accept the new segments, or there is no memory for a piece.
+        """
         log = self._log
         self._eraser.erase_all()
         log.room.seal_active()

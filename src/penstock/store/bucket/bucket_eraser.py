@@ -1,4 +1,4 @@
-"""Erasing what dropped collections have left in the vbuckets of a bucket."""
+"""Erases the documents of dropped collections in all vbuckets of a bucket."""
 
 from __future__ import annotations
 
@@ -11,20 +11,29 @@ from penstock.store.slices import run_slices
 __all__ = ["BucketEraser"]
 
 _ROWS_AT_ONCE = 8 * 1024  # a few milliseconds of work
-_ROWS_PER_CALL = 256  # that take as long as to begin and end with a vbucket
+_ROWS_PER_CALL = 256  # rows that take as long as the start and end of a call
 
 
 class BucketEraser:
-    """Goes through the vbuckets of a bucket, and erases what ended collections have left."""
+    """Erases the documents of ended collections, one vbucket after the other.
+
+    Args:
+        vbuckets: all vbuckets of the bucket.
+        rollout: writes the events that end collections.
+    """
 
     def __init__(self, vbuckets: Sequence[Vbucket], rollout: Rollout) -> None:
         self._vbuckets = vbuckets
         self._rollout = rollout
 
     def erase_some(self) -> bool:
-        """Go on with what is left of dropped collections, a few milliseconds' worth; False: nothing is left."""
+        """Erase documents of dropped collections for a few milliseconds.
+
+        Returns:
+            False if none are left.
+        """
         if self._rollout.catch_up_some():
-            return True  # nothing may be erased that an event, which is yet to be written, is about
+            return True  # a collection's documents are erased only after the event that ended the collection
         rows = 0
         for vbucket in self._vbuckets:
             eraser = vbucket.collections.eraser
@@ -33,4 +42,5 @@ class BucketEraser:
         return rows >= _ROWS_AT_ONCE
 
     def erase_all(self) -> None:
+        """Erase all documents of dropped collections."""
         run_slices(self.erase_some)

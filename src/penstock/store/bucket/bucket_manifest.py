@@ -1,4 +1,4 @@
-"""The manifest of a bucket, and the system events with which a vbucket comes up to it."""
+"""The manifest of a bucket, and the system events that bring its vbuckets up to date with it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class ManifestStep(NamedTuple):
     """A change of the manifest.
 
     Attributes:
-        before: uid of the manifest that it changed.
-        uid: of the manifest that it made.
-        events: what each active vbucket writes about it.
+        before: the uid of the manifest before the change.
+        uid: the uid of the manifest after the change.
+        events: the events that each active vbucket writes for the change.
     """
 
     before: int
@@ -33,25 +33,38 @@ class ManifestStep(NamedTuple):
 
 
 class BucketManifest:
-    """Which scopes and collections a bucket has, and what vbuckets write about that.
+    """The scopes and collections of a bucket, and the system events that its vbuckets write about them.
+
+    Args:
+        log: the log of the bucket.
+        record: stores the manifest.
+        writer: the writer of all vbuckets, which applies the time limits.
 
     Attributes:
         current: the newest manifest.
     """
 
     def __init__(self, log: Log, record: BucketRecord, writer: DocumentWriter) -> None:
-        said = record.content
-        self.current = manifest_from_dict(said["manifest"]) if "manifest" in said else DEFAULT_MANIFEST
+        content = record.content
+        self.current = manifest_from_dict(content["manifest"]) if "manifest" in content else DEFAULT_MANIFEST
         self._log = log
         self._record = record
         self._writer = writer
-        self._first = 0, pack_events(())  # a manifest's uid, and what a vbucket without a history writes of it
+        self._first = 0, pack_events(())  # a manifest's uid, and the events of a vbucket without a history for it
 
     def change_manifest(self, manifest: Manifest) -> ManifestStep | None:
-        """Let these be the scopes and collections, on disk first. Returns None if they are so already.
+        """Replace the manifest, on disk first.
 
-        Raises as Manifest.followed_by does, and TemporaryFailure, with nothing changed, where the disk does not take
-        it.
+        Args:
+            manifest: a manifest that this bucket or another node made from an earlier one.
+
+        Returns:
+            The change, whose events the vbuckets have yet to write. None if the bucket has this manifest already.
+
+        Raises:
+            OutOfRange: the uid is below the current one.
+            CannotApplyManifest: the manifest contradicts the current one, as Manifest.accept_successor states.
+            TemporaryFailure: the disk does not accept the manifest; nothing was changed.
         """
         old, new = self.current, self.current.accept_successor(manifest)
         if new.uid == old.uid:
@@ -65,14 +78,20 @@ class BucketManifest:
         )
 
     def update_time_limits(self) -> None:
-        """Let documents that are stored from now on live as long as the manifest and the bucket's settings allow."""
+        """Apply the time limits of the manifest and of the bucket's settings to documents that are stored later."""
         self._writer.time_limits = make_time_limits(self.current, self._log.compactions.settings.max_ttl)
 
     def update_vbucket(self, vbucket: Vbucket, steps: Sequence[ManifestStep]) -> None:
-        """Let a vbucket write the system events that it lacks. steps: those of which it may lack some.
+        """Make a vbucket write the system events that it lacks.
 
-        A vbucket that has a newer manifest, from where it is a copy of, keeps that. Raises TemporaryFailure or
-        OutOfMemory.
+        A vbucket keeps a newer manifest that it received from the node whose copy it is.
+
+        Args:
+            vbucket: an active vbucket.
+            steps: changes of which the vbucket may lack some, oldest first.
+
+        Raises:
+            REFUSED: TemporaryFailure or OutOfMemory; the log accepts no changes.
         """
         collections = vbucket.collections
         if collections.manifest_uid == self.current.uid:
@@ -85,7 +104,7 @@ class BucketManifest:
             self._write_missing_events(vbucket)
 
     def _write_missing_events(self, vbucket: Vbucket) -> None:
-        """Let a vbucket write events of which it has to be found out first whether it lacks them."""
+        """Compare a vbucket's events with the manifest, and make the vbucket write those that it lacks."""
         collections = vbucket.collections
         doubtful = collections.manifest_uid is None
         if doubtful:
@@ -101,11 +120,11 @@ class BucketManifest:
         if events:
             collections.write_events(events)
             if doubtful:
-                collections.rebuild_state()  # what is in collections whose beginning was lost counts, too
+                collections.rebuild_state()  # counts also the documents of collections whose first event was lost
         collections.set_manifest_uid(manifest.uid)
 
     def make_first_events(self) -> list[EventFrame]:
-        """Return what a vbucket without a history writes of the manifest."""
+        """Return the events that a vbucket without a history writes for the current manifest."""
         manifest = self.current
         if self._first[0] != manifest.uid:
             changes = compare_manifests(DEFAULT_MANIFEST, manifest)

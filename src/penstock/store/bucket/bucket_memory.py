@@ -1,4 +1,4 @@
-"""Freeing memory of a bucket: compaction first; then, if the bucket may, old documents are deleted."""
+"""Frees memory of a bucket: by compaction first, then by deletion of old documents if the settings allow it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ __all__ = ["BucketMemory"]
 class BucketMemory:
     """Frees memory of a bucket that is near its quota.
 
+    Args:
+        log: the log of the bucket.
+        vbuckets: all vbuckets of the bucket.
+        compactor: compacts the log.
+        changed: receives the numbers of vbuckets in which documents were deleted.
+
     Attributes:
         auto_deleted: how many documents were deleted because memory was short.
     """
@@ -31,15 +37,18 @@ class BucketMemory:
         log.room.can_delete = self.can_delete
 
     def can_delete(self) -> bool:
-        """Tell whether documents may and can be deleted to free memory."""
+        """Return whether documents may be deleted to free memory, and there are any."""
         return self._log.compactions.settings.auto_delete and any(
             vbucket.changes.items for vbucket in self._vbuckets if vbucket.history.state is VbucketState.ACTIVE
         )
 
     def delete_some(self) -> bool:
-        """Delete old documents while memory is short, a few milliseconds' worth; False: enough, or none may be deleted.
+        """Delete old documents for a few milliseconds, if memory is short.
 
-        Compaction then drops what they have left. Only active vbuckets delete; copies of them follow.
+        Compaction later drops the dead frames. Only active vbuckets delete; their replicas receive the deletions.
+
+        Returns:
+            False if enough was deleted, or no document may be deleted.
         """
         if self._deleter is None:
             quota = self._log.quota
@@ -57,13 +66,16 @@ class BucketMemory:
         return self._deleter is not None
 
     def compact_now(self) -> None:
-        """Rewrite the next piece now; where memory is short, free as much as can be.
+        """Rewrite the next piece before returning; if memory is short, free as much as possible.
 
         The log of a bucket in memory calls this. A caller that compacts on a thread sets another `log.room.compact`.
         If the system has no memory for a piece, nothing is freed: the log calls again while it fills.
+
+        Raises:
+            TemporaryFailure: there is no memory to begin a piece.
         """
         if self._deleter is not None:
-            return  # its deletions ask for room
+            return  # called by a deletion of delete_some, which needs room for its tombstone
         while (piece := self._compactor.next_piece()) is not None:
             piece.run()
             piece.finish()

@@ -1,4 +1,4 @@
-"""The expiry pager: it goes through all documents of a bucket and ends those whose time is over."""
+"""The expiry pager: scans all documents of a bucket and deletes the expired ones."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ from penstock.wire.codec.constants import VbucketState
 __all__ = ["ExpiryPager"]
 
 _NANOSECONDS = 10**9
-_ROWS_AT_ONCE = 16 * 1024  # a few milliseconds of work
-_EXPIRED_AT_ONCE = 256  # tombstones, about a millisecond of work
-_ROWS_PER_EXPIRED = 32  # that are looked at in the time that a tombstone takes
-_ROWS_PER_CALL = 256  # that take as long as to begin and end with a vbucket's part of a segment
+_ROWS_AT_ONCE = 16 * 1024  # a few milliseconds of work.
+_EXPIRED_AT_ONCE = 256  # tombstones: about a millisecond of work.
+_ROWS_PER_EXPIRED = 32  # rows that are scanned in the time of one tombstone.
+_ROWS_PER_CALL = 256  # rows that take as long as the start and end of a vbucket's part of a segment.
 
 
 class ExpiryPager:
-    """Turns documents whose time is over into tombstones, bit by bit. clock: nanoseconds since the epoch."""
+    """Turns expired documents into tombstones, in slices of a few milliseconds.
+
+    Args:
+        vbuckets: all vbuckets of the bucket; the pager works on the active ones.
+        eraser: erases the documents of dropped collections, which the pager must not see.
+        clock: returns nanoseconds since the epoch.
+    """
 
     def __init__(self, vbuckets: Sequence[Vbucket], eraser: BucketEraser, clock: Callable[[], int]) -> None:
         self._vbuckets = vbuckets
@@ -29,21 +35,29 @@ class ExpiryPager:
         self._round: Iterator[int] | None = None
 
     def expire_some(self) -> bool:
-        """Go on with a round, a few milliseconds' worth, or begin the next one; False: the round has ended."""
+        """Continue the scan for a few milliseconds, or begin the next one.
+
+        Returns:
+            False if the scan has ended.
+        """
         if self._eraser.erase_some():
-            return True  # nothing may come of a collection behind the event that it has ended
+            return True  # no tombstone of a collection may follow the event that ended the collection
         if self._round is None:
             self._round = self._expire()
         rows = 0
-        for looked_at in self._round:
-            rows += looked_at
+        for scanned in self._round:
+            rows += scanned
             if rows >= _ROWS_AT_ONCE:
                 return True
         self._round = None
         return False
 
     def _expire(self) -> Iterator[int]:
-        """Go through all documents. Yields the work that this was, in rows, piece by piece."""
+        """Scan all documents once.
+
+        Yields:
+            The work since the last yield, in rows.
+        """
         now = self._clock() // _NANOSECONDS
         for vbucket in self._vbuckets:
             if vbucket.history.state is VbucketState.ACTIVE:
@@ -54,12 +68,22 @@ class ExpiryPager:
 
 
 def _expire_frames(vbucket: Vbucket, buffer: memoryview, offsets: Column, now: int) -> Iterator[int]:
-    """End the documents in some frames whose time is over. Yields the work that this was, in rows, piece by piece."""
+    """Delete the expired documents in some frames.
+
+    Args:
+        vbucket: the vbucket of the frames.
+        buffer: the memory with the frames.
+        offsets: where the frames begin in the buffer.
+        now: epoch seconds.
+
+    Yields:
+        The work since the last yield, in rows.
+    """
     times = read_expiries(buffer, offsets)
-    over = offsets[(times > 0) & (times <= now)]
-    for first in range(0, len(over), _EXPIRED_AT_ONCE):
-        some = over[first : first + _EXPIRED_AT_ONCE]
+    expired = offsets[(times > 0) & (times <= now)]
+    for first in range(0, len(expired), _EXPIRED_AT_ONCE):
+        some = expired[first : first + _EXPIRED_AT_ONCE]
         for key in read_keys(buffer, some):
-            vbucket.get(key)
+            vbucket.get(key)  # reading an expired document deletes it
         yield len(some) * _ROWS_PER_EXPIRED
     yield len(offsets)

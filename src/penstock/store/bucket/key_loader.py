@@ -1,4 +1,4 @@
-"""Loading the keys of a bucket that was opened, and freeing those that are no longer needed."""
+"""Loads the keys of a bucket after its opening, and frees the keys that are no longer needed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ _ROWS_AT_ONCE = 16 * 1024  # a few milliseconds of work
 
 
 class KeyLoader:
-    """Goes through the vbuckets of a bucket, and loads or frees their keys bit by bit."""
+    """Loads and frees the keys of all vbuckets of a bucket, in slices of a few milliseconds."""
 
     def __init__(self, vbuckets: Sequence[Vbucket]) -> None:
         self._vbuckets = vbuckets
         self._left = iter(vbuckets)
 
     def load_some(self) -> bool:
-        """Go on with keys that are left to be loaded or freed, a few milliseconds' worth; False: that was all.
+        """Load or free keys for a few milliseconds.
 
-        A command on a vbucket whose keys are not there yet waits for them.
+        A command on a vbucket whose keys are not loaded yet loads them first.
+
+        Returns:
+            False if no keys are left to be loaded or freed.
         """
         rows = 0
         while rows < _ROWS_AT_ONCE:

@@ -1,8 +1,8 @@
-"""Rolling out a flush, or a new manifest, to all vbuckets of a bucket.
+"""The rollout of a flush, or of a new manifest, to all vbuckets of a bucket.
 
-A bucket of a thousand vbuckets cannot do that at once: its vbuckets are *behind* for a while. Each catches up before
-its next change, before a document is read from it, or when `spread` comes to it. What it holds is the same in all
-three cases.
+For a thousand vbuckets that takes too long to be one step. So vbuckets are *behind* for a while. A vbucket catches up
+before its next change, before a document is read from it, or when `catch_up_some` comes to it. Its changes are the same
+in all three cases.
 """
 
 from __future__ import annotations
@@ -21,45 +21,56 @@ from penstock.wire.codec.constants import VbucketState
 
 __all__ = ["Rollout"]
 
-_EVENTS_AT_ONCE = 256  # a millisecond of work
-_EVENTS_PER_VBUCKET = 8  # that take as long as what is written about a vbucket beside its events
-_EVENTS_PER_VBUCKET_SEALED = 2  # that take as long as to seal a vbucket's part of a segment
+_EVENTS_AT_ONCE = 256  # a millisecond of work.
+_EVENTS_PER_VBUCKET = 8  # events that take as long as the notes about one vbucket.
+_EVENTS_PER_VBUCKET_SEALED = 2  # events that take as long as sealing one vbucket's part of a segment.
 
 
 class Rollout:
-    """Flushes the active vbuckets of a bucket, and brings them up to its manifest, one after the other.
+    """Flushes the active vbuckets of a bucket, and makes them write the events of its manifest, one after the other.
+
+    Args:
+        log: the log of the bucket.
+        vbuckets: all vbuckets of the bucket.
+        manifests: the manifest of the bucket.
 
     Attributes:
-        on_flush: called with each vbucket that a flush has emptied, at once.
+        on_flush: called with each vbucket as soon as a flush has emptied it.
     """
 
     def __init__(self, log: Log, vbuckets: Sequence[Vbucket], manifests: BucketManifest) -> None:
         self._log = log
         self._vbuckets = vbuckets
         self._manifests = manifests
-        self._steps: dict[int, list[ManifestStep]] = {}  # of each vbucket that is behind
-        self._unflushed: set[int] = set()  # vbuckets, of those that are behind
+        self._steps: dict[int, list[ManifestStep]] = {}  # vbucket -> missing steps, for each vbucket that is behind
+        self._unflushed: set[int] = set()  # those of the vbuckets behind that a flush has yet to empty
         self.on_flush: Callable[[Vbucket], None] = lambda _: None
         for vbucket in vbuckets:
             vbucket.changes.catch_up = self.catch_up
 
     @property
     def is_due(self) -> bool:
-        """Whether a vbucket has yet to write events of the manifest, or to be flushed."""
+        """Whether any vbucket has yet to write events of the manifest, or to be flushed."""
         return bool(self._steps)
 
     def set_manifest(self, manifest: Manifest) -> None:
-        """As `begin_manifest`, and all active vbuckets write down at once what has changed, as far as the log takes it.
+        """Replace the manifest, and make all active vbuckets write its events before returning.
 
-        What was in a dropped collection is left to the eraser.
+        A vbucket stays behind if the log refuses its events. Documents of dropped collections are left to the eraser.
+
+        Raises:
+            OutOfRange, CannotApplyManifest, TemporaryFailure: as `begin_manifest` raises them.
         """
         self.begin_manifest(manifest)
         run_slices(lambda: self.catch_up_some(len(self._vbuckets)))
 
     def begin_manifest(self, manifest: Manifest) -> None:
-        """Let these be the scopes and collections. All active vbuckets are behind until they say so.
+        """Replace the manifest. All active vbuckets are behind until they have written its events.
 
-        Raises as BucketManifest.change does.
+        Raises:
+            OutOfRange: the uid is below the current one.
+            CannotApplyManifest: the manifest contradicts the current one.
+            TemporaryFailure: the disk does not accept the manifest; nothing was changed.
         """
         step = self._manifests.change_manifest(manifest)
         if step is not None:
@@ -68,10 +79,13 @@ class Rollout:
                 vbucket.changes.is_behind = True
 
     def begin_flush(self) -> None:
-        """Empty all active vbuckets, as `Vbucket.reset` does. They are behind until then.
+        """Begin to empty all active vbuckets, as `Vbucket.reset` does. Each is behind until it is empty.
 
-        So commands on documents find the whole bucket empty from now on. Until `is_due` is false, all else may still
-        find the old history of a vbucket. Raises TemporaryFailure, with nothing changed, while the log takes nothing.
+        Commands on documents find the whole bucket empty from now on, because a vbucket catches up first. All other
+        readers may find the old history of a vbucket until `is_due` is false.
+
+        Raises:
+            TemporaryFailure: the log accepts no changes; nothing was changed.
         """
         self._log.room.check_fault()
         for vbucket in self._list_active():
@@ -80,15 +94,24 @@ class Rollout:
             vbucket.changes.is_behind = True
 
     def abandon_flush(self) -> bool:
-        """Let the vbuckets that a flush has not emptied yet keep what they have; False: there are none."""
+        """End a flush: the vbuckets that it has not emptied yet keep their documents.
+
+        Returns:
+            False if there is no such vbucket.
+        """
         abandoned = bool(self._unflushed)
         self._unflushed.clear()
         return abandoned
 
     def catch_up_some(self, events: int = _EVENTS_AT_ONCE) -> bool:
-        """Let the next vbuckets that are behind catch up; False: none is behind, or the log takes nothing.
+        """Make the next vbuckets that are behind catch up.
 
-        events: how many they write, all vbuckets together; at least one vbucket's, or a segment is begun for them.
+        Args:
+            events: the number of events that all of them together write. Any number above 0 gets at least one vbucket
+                done, or a new segment begun for its events.
+
+        Returns:
+            False if no vbucket is behind, or the log accepts no changes.
         """
         while events > 0 and self._steps:
             number, steps = next(iter(self._steps.items()))
@@ -106,9 +129,12 @@ class Rollout:
         return bool(self._steps)
 
     def catch_up(self, number: int) -> None:
-        """Let a vbucket be flushed, if that is due, and write the system events that it lacks, if it is active.
+        """Flush a vbucket if that is due, or make it write the system events that it lacks.
 
-        Raises TemporaryFailure or OutOfMemory; then the vbucket stays behind.
+        A vbucket that is not active does neither, and is no longer behind.
+
+        Raises:
+            REFUSED: TemporaryFailure or OutOfMemory; the log accepts no changes, and the vbucket stays behind.
         """
         vbucket, steps = self._vbuckets[number], self._steps.pop(number, [])
         vbucket.changes.is_behind = False
@@ -125,9 +151,12 @@ class Rollout:
             raise
 
     def _flush(self, vbucket: Vbucket) -> None:
-        """Empty a vbucket, which then has the newest manifest, too. Raises TemporaryFailure; then it stays due.
+        """Empty a vbucket, and make it write the events of the newest manifest.
 
-        Above the quota it stays behind the manifest: each try would measure how much memory is in use.
+        Above the quota the vbucket stays behind the manifest, because each attempt would measure the memory in use.
+
+        Raises:
+            REFUSED: TemporaryFailure or OutOfMemory; the log accepts no changes, and the flush stays due.
         """
         self._unflushed.discard(vbucket.id)
         vbucket.changes.catch_up = self._leave_behind

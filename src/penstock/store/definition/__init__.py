@@ -1,4 +1,4 @@
-"""What a bucket is told to be: its settings, its scopes and collections.
+"""The definition of a bucket: its settings, its scopes and collections.
 
 In: plain values and their rules. Out: documents, files.
 """

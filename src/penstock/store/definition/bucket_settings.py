@@ -1,4 +1,4 @@
-"""What a bucket can be told to do differently."""
+"""The settings of a bucket, with their defaults and limits."""
 
 from __future__ import annotations
 
@@ -10,50 +10,61 @@ from penstock.options import number, one_of, option, whole_number
 __all__ = ["MAX_TTL", "BucketSettings"]
 
 MAX_TTL = 2**31 - 1
-"""The longest time to live of documents, in seconds."""
+"""The largest time to live of documents, in seconds."""
 
 _LARGEST_SEGMENT = 1024 * 1024 * 1024  # its offsets, and twice them, fit into Arrow's 31 bits
-_MODES = ("seqno", "lww")
+_MODES = ("seqno", "lww")  # the names that Couchbase's REST API has for them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSettings:
-    """The settings of a bucket; in memory those about files do not matter.
+    """The settings of a bucket. A bucket in memory ignores those about files.
 
     Attributes:
-        segment_bytes: the greatest size of a file of the log, 1 byte to 1 GiB.
-        retention_seconds, retention_bytes: superseded frames stay while both allow it; None: no limit of that kind.
-        max_ttl: seconds that documents live at most, where their collection does not say; 0: any time.
-        auto_delete: while memory is short, the documents that were changed longest ago are deleted.
+        segment_bytes: the largest size of a log file, from 1 byte to 1 GiB.
+        commit_seconds: the longest time that a change waits for a common sync with others, in seconds.
+        commit_count: the number of waiting changes that are synced without waiting longer, at least 1.
+        purge_age: the age in seconds at which tombstones may be dropped.
+        retention_seconds: superseded frames stay for so many seconds; None: no limit.
+        retention_bytes: superseded frames stay until so many bytes of the log have followed; None: no limit. A frame
+            stays only while both limits allow it.
+        conflict_resolution: `seqno` (the version with more changes wins) or `lww` (the last write wins).
+        memory_bytes: the memory quota in bytes; None: no quota.
+        max_ttl: the longest time to live of documents in seconds, where their collection has no limit of its own; 0: no
+            limit.
+        auto_delete: while memory is short, the documents whose last change is oldest are deleted.
     """
 
     segment_bytes: int = 64 * 1024 * 1024
     commit_seconds: float = option(
         number(0, metavar="N", scale=0.001),
-        "milliseconds that a change waits for others to be synced with",
+        "milliseconds that a change waits for a common sync with others",
         default=0.005,
         flag="--commit-ms",
     )
-    commit_count: int = option(whole_number(1), "so many changes are synced without waiting", default=1000)
-    purge_age: float = option(number(0), "deletions are forgotten when they are older", default=3 * 24 * 60 * 60.0)
+    commit_count: int = option(whole_number(1), "number of changes that are synced without waiting", default=1000)
+    purge_age: float = option(number(0), "age in seconds at which deletions are purged", default=3 * 24 * 60 * 60.0)
     retention_seconds: float | None = option(
         number(0),
-        "older versions stay so long in the history",
+        "seconds for which older versions stay in the history",
         default=0.0,
         shown="0, not at all",
         flag="--retention",
     )
     retention_bytes: int | None = option(
-        whole_number(0), "but for those that so much of the log has followed", default=None, shown="no limit"
+        whole_number(0),
+        "older versions leave the history early when so many bytes of the log have followed",
+        default=None,
+        shown="no limit",
     )
     conflict_resolution: str = option(
         one_of(*_MODES),
-        "which version wins, here or from elsewhere: the one changed most often, or last (lww)",
+        "version that wins a conflict: the one with more changes (seqno) or the last write (lww)",
         default="seqno",
     )
     memory_bytes: int | None = option(
         whole_number(1, metavar="BYTES"),
-        "what each bucket may take up in memory before it refuses changes",
+        "memory of each bucket above which it refuses changes",
         default=None,
         shown="no limit",
         flag="--memory",

@@ -1,4 +1,4 @@
-"""What is different between two manifests, and what system events say of that."""
+"""The differences between two manifests, and the system events that report them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ __all__ = ["ManifestChange", "compare_manifests", "make_event_subjects"]
 
 
 class ManifestChange(NamedTuple):
-    """What is different in a later manifest. subject: as it is there, or as it was where it is dropped."""
+    """One difference of a later manifest from an earlier one.
+
+    Attributes:
+        subject: the collection or scope as it is in the later manifest. If it was dropped: as in the earlier manifest.
+    """
 
     kind: SystemEventKind
     subject: Collection | Scope
 
 
 def compare_manifests(old: Manifest, new: Manifest) -> list[ManifestChange]:
-    """Return what leads from one manifest to another, in the order in which vbuckets tell of it.
+    """Return the changes from one manifest to another, in the order in which vbuckets report them.
 
-    First what is dropped, collections before their scopes, then what is created, scopes before their collections, then
-    what is modified; each by id.
+    First drops: collections before their scopes. Then creations: scopes before their collections. Then modifications.
+    Changes of one kind are in the order of ids.
     """
     return [
         *_select_changes(SystemEventKind.COLLECTION_END, old.collections, lambda n: n not in new.collections),
@@ -47,9 +51,17 @@ def _select_changes(
 def make_event_subjects(
     changes: Iterable[ManifestChange], before: int, uid: int
 ) -> list[tuple[SystemEventKind, system_event.Subject]]:
-    """Return what system events say of changes that lead from one manifest's uid to another.
+    """Return the contents of the system events for the changes between two manifests.
 
-    Only the last one says the new uid: who has not seen that one is not there yet.
+    Only the last event has the new uid. A consumer that has not received it does not have the new manifest yet.
+
+    Args:
+        changes: all changes between the manifests.
+        before: the uid of the earlier manifest.
+        uid: the uid of the later manifest.
+
+    Returns:
+        The kind and content of each event, in the order of the changes.
     """
     found = list(changes)
     uids = [before] * (len(found) - 1) + [uid]
