@@ -70,7 +70,7 @@ def test_damage_is_said_before_it_is_repaired(run, beer):
     before = contents(beer)
     said = [
         f"{beer}: bucket beer is damaged; 1 segment and 2 log files",
-        rf"  {segment}, offset 64: 548 bytes are not as their checksum says",
+        rf"  {segment}, offset 64: 548 bytes do not match their checksum",
     ]
     code, out, err = run("check", beer)
     assert (code, err) == (1, "")
@@ -167,12 +167,12 @@ def test_what_does_not_say_whose_it_is_cannot_be_repaired_without_its_copy(run, 
     (beer / "bucket-copy.json").unlink()
     code, out, err = run("check", beer)
     assert (code, out) == (1, "")
-    assert err.startswith(f"penstock: {beer}/bucket.json: does not say what a bucket is: ")
+    assert err.startswith(f"penstock: {beer}/bucket.json: does not describe a bucket: ")
     if copy is not None:
         (beer / "bucket-copy.json").write_bytes(copy)
     code, out, err = run("check", beer, "--repair")
     assert (code, out) == (1, "")
-    said = "does not say what a bucket is: " if copy else "missing, so bucket.json cannot be restored from it\n"
+    said = "does not describe a bucket: " if copy else "missing, so bucket.json cannot be restored from it\n"
     assert err.startswith(f"penstock: {beer}/bucket-copy.json: {said}")
     assert (beer / "bucket.json").read_bytes() == b"{"
 

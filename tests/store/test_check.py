@@ -73,7 +73,7 @@ def test_segment_loses_only_the_frames_in_bad_parts(place: Place) -> None:
     report = check(place)
     (loss,) = report.losses
     mib = 1024 * 1024
-    assert loss.damage == (name, 64 + 2 * mib, mib, f"{mib} bytes are not as their checksum says")
+    assert loss.damage == (name, 64 + 2 * mib, mib, f"{mib} bytes do not match their checksum")
     first, last = 2 * mib // size, 3 * mib // size
     assert loss.lost == [LostChanges(1, last - first + 1, first - 20 + 1, last - 20 + 1)]
     assert [left.rollback for left in report.remaining] == [None, first - 20, None, None]

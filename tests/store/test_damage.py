@@ -159,8 +159,8 @@ def test_any_byte_of_any_other_file_counts(place: Place, kind: str) -> None:
     ("number", "said"),
     [
         (1, "segment-0000000001-0000000001: missing, and inventory.json lists it"),
-        (2, "log-0000000002: missing, and no segment in the place"),
-        (3, "log-0000000003: missing, where log-0000000003 had "),
+        (2, "log-0000000002: missing, and no segment replaces it"),
+        (3, "log-0000000003: missing, but log-0000000003 had "),
     ],
 )
 def test_a_missing_file(place: Place, number: int, said: str) -> None:
@@ -172,7 +172,7 @@ def test_a_missing_file(place: Place, number: int, said: str) -> None:
 def test_log_files_that_are_missing_and_the_last_one(place: Place) -> None:
     files = dict(of_all_kinds().files)
     (segment,) = (name for name in files if name.startswith("segment"))
-    said = "log-0000000002: missing, and nothing behind the segments"
+    said = "log-0000000002: missing, and no log file follows the segments"
     refused(place, {name: files[name] for name in ("bucket.json", "inventory.json", segment)}, said)
     last = "log-0000000005"
     old = {"bucket.json": without_inventory(files["bucket.json"]), last: b""}

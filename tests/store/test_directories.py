@@ -111,7 +111,7 @@ def test_directory_without_a_bucket_record_is_refused(place: Place, text: str) -
     (place.path / "bucket.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(
         StoreDamaged,
-        match=r"/beer/bucket\.json: does not say what a bucket is: [^\n]*; `penstock check --repair` [^\n]*$",
+        match=r"/beer/bucket\.json: does not describe a bucket: [^\n]*; `penstock check --repair` [^\n]*$",
     ):
         place()
     assert (place.path / "bucket.json").read_bytes() == text.encode("latin-1")

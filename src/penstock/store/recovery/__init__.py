@@ -1,4 +1,4 @@
-"""A bucket's directory: opened, read back, inspected, repaired.
+"""Recovery of a bucket from its directory: opening, replay of the log, checks and repairs.
 
-In: what happens between files and a bucket that serves. Out: normal reading and writing.
+In: all steps between the files and a bucket that serves. Out: normal reading and writing.
 """

@@ -1,4 +1,4 @@
-"""A bucket's directory: made, opened, locked, and what is said of one that cannot be."""
+"""The identity of a bucket's directory: `bucket.json`, its copy, and the lock."""
 
 from __future__ import annotations
 
@@ -32,19 +32,24 @@ __all__ = [
 ]
 
 FORMAT = 4
-"""Format of the files. Since 3 a directory with files has an inventory, since 4 a note has runs of collections."""
+"""The newest format. Since 3 a directory with files has an inventory, since 4 notes have runs of collections."""
 
 FORMAT_WITHOUT_INVENTORY = 2
-"""Format of directories that have no inventory yet: it is written when they are opened. The same otherwise."""
+"""The oldest known format: the directory has no inventory. Its opening writes one, and then the newest format."""
 
 BUCKET = "bucket.json"
+"""The record of the bucket: its name, uuid, format, manifest and properties."""
 
 COPY = "bucket-copy.json"
-"""The same again, written behind it: a repair restores a damaged one from there."""
+"""A copy of the record, written after it. A repair restores a damaged record from the copy."""
 
 
 def lock_directory(directory: Directory) -> None:
-    """Make the directory this process's own. Raises StoreRefused, also where nothing can be written."""
+    """Create a directory if it is missing, and lock it for this process.
+
+    Raises:
+        StoreRefused: another process has the lock, or the directory cannot be written to.
+    """
     try:
         directory.path.mkdir(parents=True, exist_ok=True)
         free = directory.lock()
@@ -55,15 +60,29 @@ def lock_directory(directory: Directory) -> None:
 
 
 def has_bucket(directory: Directory) -> bool:
-    """Tell whether a bucket has been made in the directory, also where its name is lost."""
+    """Return whether the directory is that of a bucket, even if its record is lost."""
     return any((directory.path / name).exists() for name in (BUCKET, COPY, INVENTORY))
 
 
 def create_record(
     directory: Directory, *, name: str, uuid: bytes, vbuckets: int, properties: Mapping[str, Any] | None = None
 ) -> Mapping[str, Any]:
-    """Write down whose directory it is, and return that. uuid: 16 bytes."""
-    said = {
+    """Write the record of a new bucket.
+
+    Args:
+        directory: the bucket's directory, which is locked.
+        name: the bucket's name.
+        uuid: the bucket's uuid, 16 bytes.
+        vbuckets: how many vbuckets the bucket has.
+        properties: a JSON object of the caller; None: an empty one.
+
+    Returns:
+        The record.
+
+    Raises:
+        StoreRefused: the directory cannot be written to.
+    """
+    record = {
         "format": FORMAT_WITHOUT_INVENTORY,
         "name": name,
         "uuid": uuid.hex(),
@@ -72,36 +91,48 @@ def create_record(
         "properties": properties or {},
     }
     try:
-        write_record(directory, said)
+        write_record(directory, record)
     except OSError as error:
         raise StoreRefused(f"{directory.path}: cannot be written to: {error.strerror or error}") from error
-    return said
+    return record
 
 
-def write_record(directory: Directory, said: Mapping[str, Any]) -> None:
-    """Let the directory say that from now on. What it says is never half of it."""
-    replace_json(directory, BUCKET, said)
+def write_record(directory: Directory, record: Mapping[str, Any]) -> None:
+    """Replace `bucket.json` in one step, and then its copy. A reader finds the old record or the new one.
+
+    Raises:
+        OSError: the disk does not accept the record.
+    """
+    replace_json(directory, BUCKET, record)
     directory.sync_names()
-    if "repair" not in said:  # which may have ended when somebody needs the copy
-        write_copy(directory, said)
+    if "repair" not in record:  # the repair may be finished by the time that the copy is needed
+        write_copy(directory, record)
 
 
-def write_copy(directory: Directory, said: Mapping[str, Any]) -> None:
-    """Let the copy say the same as `bucket.json`. Where the disk does not take it, the next opening writes it."""
+def write_copy(directory: Directory, record: Mapping[str, Any]) -> None:
+    """Write the copy of `bucket.json` unless it is up to date. If that fails, the next opening writes the copy."""
     with suppress(OSError):
         try:
-            if unpack_json(directory.read(COPY)) == said:
+            if unpack_json(directory.read(COPY)) == record:
                 return
         except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError):
-            pass  # there is none, or a damaged one
-        replace_json(directory, COPY, said)
+            pass  # the copy is missing or damaged
+        replace_json(directory, COPY, record)
 
 
 def read_record(directory: Directory, *, repairs: bool = False) -> Mapping[str, Any] | None:
-    """Return whose directory it is; None if nothing is in it yet.
+    """Return the record of a directory.
 
-    repairs: whether the caller ends a repair that was interrupted. Raises StoreRefused for a directory with one,
-    otherwise, and for a format that this version does not know; StoreDamaged if all that is not said.
+    Args:
+        directory: the directory, which is locked.
+        repairs: whether the caller finishes an interrupted repair. Without it, such a directory is refused.
+
+    Returns:
+        The content of `bucket.json`; None if the directory is empty.
+
+    Raises:
+        StoreRefused: a repair was interrupted, the format is unknown, or it is not the directory of a bucket.
+        StoreDamaged: `bucket.json` is missing, damaged, or an older copy.
     """
     names = [
         name
@@ -115,16 +146,19 @@ def read_record(directory: Directory, *, repairs: bool = False) -> Mapping[str, 
         raise StoreDamaged(f"{directory.path / BUCKET}: missing{advice}")
     if BUCKET not in names:
         raise StoreRefused(f"{directory.path}: has {names[0]}, but no {BUCKET}: it is no bucket's directory")
-    said = _read_checked(directory, BUCKET, advice)
-    if (revision := _read_copy_revision(directory, said["uuid"])) > (found := said.get("revision", 0)):
+    record = _read_checked(directory, BUCKET, advice)
+    if (revision := _read_copy_revision(directory, record["uuid"])) > (found := record.get("revision", 0)):
         raise StoreDamaged(f"{directory.path / BUCKET}: an older copy: revision {found}, expected {revision}{advice}")
-    if "repair" in said and not repairs:
+    if "repair" in record and not repairs:
         raise StoreRefused(f"{directory.path}: a repair was interrupted; `penstock check --repair` ends it")
-    return said
+    return record
 
 
 def _read_copy_revision(directory: Directory, uuid: str) -> int:
-    """Return the revision that the copy has, 0 of one that cannot be relied on. It is never ahead of `bucket.json`."""
+    """Return the revision of the copy, 0 if there is no valid copy.
+
+    The copy is written after `bucket.json`. If its revision is higher, `bucket.json` was replaced by an older copy.
+    """
     try:
         copy = unpack_json(directory.read(COPY))
         return int(copy.get("revision", 0)) if copy["uuid"] == uuid else 0
@@ -133,7 +167,12 @@ def _read_copy_revision(directory: Directory, uuid: str) -> int:
 
 
 def read_copy(directory: Directory) -> Mapping[str, Any]:
-    """Return what the copy says. Raises StoreRefused and StoreDamaged as `said_by` does."""
+    """Return the content of the copy.
+
+    Raises:
+        StoreRefused: the format is unknown.
+        StoreDamaged: the copy is missing or damaged.
+    """
     try:
         return _read_checked(directory, COPY, "; take it from a backup of the directory")
     except FileNotFoundError:
@@ -142,31 +181,43 @@ def read_copy(directory: Directory) -> Mapping[str, Any]:
 
 def _read_checked(directory: Directory, name: str, advice: str) -> Mapping[str, Any]:
     try:
-        said = _unpack(directory, directory.read(name))
-        _, _ = bytes.fromhex(said["uuid"]), said["vbuckets"] + 0
-        said["name"].encode()
-        manifest_from_dict(said["manifest"])
-        said["properties"].items()
-        _ = said.get("revision", 0) + 0
+        record = _unpack(directory, directory.read(name))
+        _, _ = bytes.fromhex(record["uuid"]), record["vbuckets"] + 0
+        record["name"].encode()
+        manifest_from_dict(record["manifest"])
+        record["properties"].items()
+        _ = record.get("revision", 0) + 0
     except (ValueError, LookupError, TypeError, AttributeError, InvalidArguments) as error:
-        reason = f"does not say what a bucket is: {error}"
+        reason = f"does not describe a bucket: {error}"
         raise StoreDamaged(f"{directory.path / name}: {reason}{advice}") from error
-    return said
+    return record
 
 
 def _unpack(directory: Directory, data: bytes) -> dict[str, Any]:
-    """Return what a file says, if it is of a format that is known. Another one need not have a checksum."""
+    """Return the content of a file with a known format.
+
+    The format is checked even if there is no checksum, because files of unknown formats need not have one.
+
+    Raises:
+        LookupError: the checksum or the format is missing.
+    """
     try:
-        said = unpack_json(data)
+        record = unpack_json(data)
     except LookupError:
         _check_format(directory, json.loads(data)["format"])
         raise
-    _check_format(directory, said["format"])
-    return said
+    _check_format(directory, record["format"])
+    return record
 
 
 def describe_refusal(path: Path, use: str, error: OSError) -> str:
-    """Return the sentence about a directory that cannot be used, with the file's name where the system says it."""
+    """Return a sentence about a directory that cannot be used.
+
+    Args:
+        path: the directory.
+        use: the failed use, as a past participle.
+        error: the error of the system. The sentence names the file if the error does.
+    """
     place = path / Path(error.filename).name if isinstance(error.filename, str) else path
     return f"{place}: cannot be {use}: {error.strerror or error}"
 
@@ -177,9 +228,19 @@ def _check_format(directory: Directory, found: object) -> None:
         raise StoreRefused(f"{directory.path}: format {found}, this version knows {known}")
 
 
-def check_identity(said: Mapping[str, Any], path: Path, *, name: str, vbuckets: int) -> None:
-    """Raise StoreRefused unless the directory is this bucket's."""
-    if said["name"] != name:
-        raise StoreRefused(f"{path}: of bucket {said['name']!r}, not {name!r}")
-    if said["vbuckets"] != vbuckets:
-        raise StoreRefused(f"{path}: {said['vbuckets']} vbuckets, not {vbuckets}")
+def check_identity(record: Mapping[str, Any], path: Path, *, name: str, vbuckets: int) -> None:
+    """Raise StoreRefused if the directory belongs to another bucket.
+
+    Args:
+        record: the record of the directory.
+        path: the directory, for the message.
+        name: the bucket's name.
+        vbuckets: how many vbuckets the bucket has.
+
+    Raises:
+        StoreRefused: the record has another name or number of vbuckets.
+    """
+    if record["name"] != name:
+        raise StoreRefused(f"{path}: of bucket {record['name']!r}, not {name!r}")
+    if record["vbuckets"] != vbuckets:
+        raise StoreRefused(f"{path}: {record['vbuckets']} vbuckets, not {vbuckets}")

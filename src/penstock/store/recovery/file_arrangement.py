@@ -1,4 +1,4 @@
-"""Names of files: which are the bucket's segments and log files, and which are left over."""
+"""Sorts the names of a directory's files: segments and log files that count, left-overs, and unlisted segments."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ __all__ = ["ArrangedFiles", "SegmentCandidates", "arrange_by_inventory", "arrang
 
 
 class SegmentCandidates(NamedTuple):
-    """The files that may be one segment, the one with its name first.
+    """The files that may be the file of one segment.
 
     Attributes:
-        listed: the segment as the inventory lists it; None where its name alone is known.
+        ids: the numbers of the first and the last log file whose changes the segment has.
+        names: the files; the file with the final name comes first, then drafts.
+        listed: the segment in the inventory; None if the inventory does not list it, or there is no inventory.
     """
 
     ids: tuple[int, int]
@@ -25,11 +27,12 @@ class SegmentCandidates(NamedTuple):
 
 
 class ArrangedFiles(NamedTuple):
-    """The files of a directory by what they are for.
+    """The files of a directory by their purpose.
 
     Attributes:
+        segments: the segments that count, oldest first.
         logs: the numbers of log files that count.
-        obsolete: names of files that are left over.
+        obsolete: names of left-over files.
         unlisted: names of segments that are neither listed nor left over.
     """
 
@@ -40,7 +43,18 @@ class ArrangedFiles(NamedTuple):
 
 
 def arrange_by_names(names: Sequence[str], promised: Mapping[tuple[int, int], str]) -> ArrangedFiles:
-    """Tell segments and log files from left-overs by their numbers alone."""
+    """Sort files by the numbers in their names, without an inventory.
+
+    A segment is left over if a larger segment has the changes of all its log files. A log file is left over if a
+    segment has its changes.
+
+    Args:
+        names: the files of the directory.
+        promised: the drafts that a note in the log made segments, by their ids.
+
+    Returns:
+        The sorted files; none is unlisted.
+    """
     ranges = {ids: name for name in names if (ids := parse_segment_ids(name)) is not None}
     obsolete = [name for name in names if is_draft(name) and name not in promised.values()]
     obsolete += [ranges[ids] for ids in promised if ids in ranges]
@@ -58,7 +72,16 @@ def arrange_by_names(names: Sequence[str], promised: Mapping[tuple[int, int], st
 def arrange_by_inventory(
     names: Sequence[str], inventory: Inventory, promised: Mapping[tuple[int, int], str]
 ) -> ArrangedFiles:
-    """Find the files of the segments that are listed, and of those that the log has promised since."""
+    """Sort files by an inventory and by the notes of the log.
+
+    Args:
+        names: the files of the directory.
+        inventory: lists the files that must exist.
+        promised: the drafts that a note in the log made segments since the bucket was opened last, by their ids.
+
+    Returns:
+        The sorted files.
+    """
     newest = {ids: name for ids, name in promised.items() if not any(_includes_more(other, ids) for other in promised)}
     drafts = {name: ids for name in names if (ids := parse_draft_ids(name)) is not None}
     segments = [SegmentCandidates(ids, [name], None) for ids, name in newest.items()]
@@ -83,7 +106,7 @@ def arrange_by_inventory(
 
 
 def _includes_more(ids: tuple[int, int], others: tuple[int, int]) -> bool:
-    """Tell whether a segment stands for all log files that another one stands for, and for more."""
+    """Return whether the range of log files `ids` contains the range `others`, and is larger."""
     return ids != others and _is_within(others, ids)
 
 
@@ -92,7 +115,13 @@ def _is_within(ids: tuple[int, int], others: tuple[int, int]) -> bool:
 
 
 def _find_logs_behind(names: Sequence[str], newest: int, obsolete: list[str]) -> list[int]:
-    """Return the numbers of the log files behind the newest segment; the names of the others are left over."""
+    """Return the numbers of the log files that are newer than the newest segment.
+
+    Args:
+        names: the files of the directory.
+        newest: the number of the last log file whose changes are in a segment.
+        obsolete: receives the names of the other log files, which are left over.
+    """
     numbers = sorted(number for name in names if (number := parse_log_number(name)) is not None)
     obsolete += [make_log_name(number) for number in numbers if number <= newest]
     return [number for number in numbers if number > newest]

@@ -1,10 +1,10 @@
-"""Which files a bucket has, what they hold, and where they are not as they were written. Nothing is changed.
+"""The scan of a bucket's directory: finds its files, their contents and their damage, and changes nothing.
 
-Segments come first, oldest first, then log files, each numbered on from the one before. Of a segment any part may be
-bad. A log counts up to the first place where it is bad: what comes behind may depend on what was there.
+Segments come first, oldest first, then log files. Their numbers have no gaps. Any part of a segment may be bad. A log
+counts up to its first bad record, because later records may depend on it.
 
-The inventory says which files there must be. Without one, in a directory of an older release or where the inventory is
-damaged, the files' names alone say it.
+The inventory lists the files that must exist. It is missing in a directory of an older release, and it may be damaged.
+Then only the names of the files show which of them belong to the bucket.
 """
 
 from __future__ import annotations
@@ -24,36 +24,49 @@ from penstock.store.recovery.segment_scan import read_segment, read_unlisted
 __all__ = ["name_drafts", "scan_files"]
 
 
-def scan_files(directory: Directory, said: Mapping[str, Any]) -> FoundFiles:
-    """Read the files of a bucket. said: what `bucket.json` says."""
+def scan_files(directory: Directory, record: Mapping[str, Any]) -> FoundFiles:
+    """Read and check the files of a bucket.
+
+    Args:
+        directory: the directory of the bucket.
+        record: the content of `bucket.json`.
+
+    Returns:
+        The files and all damage.
+    """
     damage: list[Damage] = []
-    inventory = _read_inventory(directory, said, damage)
-    found = _read_files(directory, said, inventory)
+    inventory = _read_inventory(directory, record, damage)
+    found = _read_files(directory, record, inventory)
     if inventory is not None and (reason := _find_younger_file(found, inventory)):
-        # A copy of an older time. What it lists may be gone for good reasons, so it is no help.
+        # The inventory is an older copy. Files that it lists may have been removed rightly, so it is ignored.
         damage.append(Damage(INVENTORY, 0, 0, f"an older copy: generation {inventory.generation}, {reason}"))
-        found = _read_files(directory, said, None)
+        found = _read_files(directory, record, None)
     newest = max([*found.generations.values(), 0 if inventory is None else inventory.generation])
     return found._replace(other_damage=[*damage, *found.other_damage], generation=newest)
 
 
 def name_drafts(directory: Directory, found: FoundFiles) -> None:
-    """Give segments their names that a crash has left with the name of a draft."""
+    """Rename the drafts that count as segments, which a crash left without their final names."""
     for draft, name in found.unnamed:
         directory.rename(draft, name)
     if found.unnamed:
         directory.sync_names()
 
 
-def _read_inventory(directory: Directory, said: Mapping[str, Any], damage: list[Damage]) -> Inventory | None:
-    """Return the inventory of a directory, None if none can be relied on. What is wrong with it goes to `damage`.
+def _read_inventory(directory: Directory, record: Mapping[str, Any], damage: list[Damage]) -> Inventory | None:
+    """Return the inventory of a directory, or None if there is no valid one.
 
-    With the older format none counts: a crash can have come between the first inventory and the new format, and an
-    older release, which knows no inventory, can have written to the directory since.
+    In a directory with the older format, an inventory is ignored. A crash between the first inventory and the new
+    format leaves one there. An older release, which does not know inventories, may have written to the directory since.
+
+    Args:
+        directory: the directory of the bucket.
+        record: the content of `bucket.json`.
+        damage: receives the damage of the inventory and of `bucket.json`.
     """
-    has_older_format = said["format"] == FORMAT_WITHOUT_INVENTORY
+    has_older_format = record["format"] == FORMAT_WITHOUT_INVENTORY
     try:
-        inventory = read_inventory(directory, bytes.fromhex(said["uuid"]))
+        inventory = read_inventory(directory, bytes.fromhex(record["uuid"]))
     except FileNotFoundError:
         if not has_older_format:
             damage.append(Damage(INVENTORY, None, 0, "missing"))
@@ -62,7 +75,7 @@ def _read_inventory(directory: Directory, said: Mapping[str, Any], damage: list[
         if not has_older_format:
             damage.append(Damage(INVENTORY, 0, 0, str(error)))
         return None
-    revision = said.get("revision", 0)
+    revision = record.get("revision", 0)
     if revision < inventory.revision:
         reason = f"an older copy: revision {revision}, expected {inventory.revision} or above"
         damage.append(Damage(BUCKET, 0, 0, reason))
@@ -72,19 +85,19 @@ def _read_inventory(directory: Directory, said: Mapping[str, Any], damage: list[
 
 
 def _find_younger_file(found: FoundFiles, inventory: Inventory) -> str | None:
-    """Return which file is younger than the inventory can be, and why; None if none is."""
+    """Return a part of a sentence about a file that is younger than the inventory, None if no file is."""
     for name, generation in found.generations.items():
         if generation > inventory.generation:
-            return f"and {name} was made when there was generation {generation}"
+            return f"and {name} names generation {generation}"
     for sealed in found.unlisted:
         if sealed.generation >= inventory.generation:
-            return f"and {sealed.name}, which it does not list, was made with generation {sealed.generation}"
+            return f"and {sealed.name}, which it does not list, names generation {sealed.generation}"
     return None
 
 
-def _read_files(directory: Directory, said: Mapping[str, Any], inventory: Inventory | None) -> FoundFiles:
+def _read_files(directory: Directory, record: Mapping[str, Any], inventory: Inventory | None) -> FoundFiles:
     names = directory.list_names()
-    promised = find_promised_drafts(directory, bytes.fromhex(said["uuid"]), names)
+    promised = find_promised_drafts(directory, bytes.fromhex(record["uuid"]), names)
     if inventory is None:
         arranged = arrange_by_names(names, promised)
     else:
@@ -94,19 +107,19 @@ def _read_files(directory: Directory, said: Mapping[str, Any], inventory: Invent
     for one in arranged.segments:
         if one.ids[0] > expected:
             found.gaps.append(_make_gap(expected, one.ids[0] - 1))
-        read_segment(found, directory, said, one)
+        read_segment(found, directory, record, one)
         expected = one.ids[1] + 1
     for name in arranged.unlisted:
-        read_unlisted(found, directory, said, name)
+        read_unlisted(found, directory, record, name)
     logs = arranged.logs
     if logs and logs[0] > expected:
         found.gaps.append(_make_gap(expected, logs[0] - 1))
         expected = logs[0]
-    return read_logs(found, directory, bytes.fromhex(said["uuid"]), logs, expected)
+    return read_logs(found, directory, bytes.fromhex(record["uuid"]), logs, expected)
 
 
 def _make_gap(first: int, last: int) -> FileGap:
     all_of_them = f", with all up to {make_log_name(last)}" if last > first else ""
     return FileGap(
-        Damage(make_log_name(first), None, 0, f"missing{all_of_them}, and no segment in the place"), (first, last)
+        Damage(make_log_name(first), None, 0, f"missing{all_of_them}, and no segment replaces it"), (first, last)
     )

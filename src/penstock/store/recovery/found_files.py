@@ -1,4 +1,4 @@
-"""What was found in a bucket's directory: its files, and where they are not as they were written."""
+"""The result of a scan of a bucket's directory: its files and their damage."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ __all__ = [
 ]
 
 RECORDS_AT = FILE_HEADER.size
-"""Where a log file's records begin."""
+"""The offset of the first record in a log file."""
 
 
 class Damage(NamedTuple):
-    """A file that is not as it was written.
+    """A file that is missing, or that does not have the bytes that were written.
 
     Attributes:
-        offset: where that begins; None: the file is missing.
-        nbytes: how many bytes from there on cannot be relied on; 0 where they are missing.
+        file: the name of the file.
+        offset: where the wrong bytes begin; None: the file is missing.
+        nbytes: how many bytes from the offset on are wrong; 0 if they are missing.
+        reason: the damage in words.
     """
 
     file: str
@@ -46,11 +48,12 @@ class Damage(NamedTuple):
 
 
 class BadBlock(NamedTuple):
-    """Frames of a segment that are bad.
+    """A part of a segment's frames that does not match its checksum.
 
     Attributes:
-        place: of the segment, among those found.
-        block: a part of its frames.
+        damage: the same part as bytes of the file.
+        place: the position of the segment in FoundFiles.sealed.
+        block: the bytes of the part within the frames.
     """
 
     damage: Damage
@@ -59,14 +62,26 @@ class BadBlock(NamedTuple):
 
 
 class FileGap(NamedTuple):
-    """Numbers of log files of which nothing is left, neither a segment nor themselves."""
+    """Log files whose changes are missing: there are no such files, and no valid segment that replaces them.
+
+    Attributes:
+        damage: the missing file, or the invalid segment.
+        ids: the numbers of the first and the last of the log files.
+    """
 
     damage: Damage
     ids: tuple[int, int]
 
 
 class IgnoredLog(NamedTuple):
-    """A log file from where on it does not count. seed: of its records' checksums."""
+    """The part of a log file that does not count.
+
+    Attributes:
+        number: the number of the log file.
+        data: the whole file.
+        start: the offset from which the file does not count.
+        seed: the seed of its records' checksums.
+    """
 
     number: int
     data: memoryview
@@ -75,14 +90,25 @@ class IgnoredLog(NamedTuple):
 
 
 class LogEnd(NamedTuple):
-    """Where the log is bad, and what is there of it behind that."""
+    """The place where a damaged log ends.
+
+    Attributes:
+        damage: the first damage of the log.
+        ignored: the parts of log files behind the damage.
+    """
 
     damage: Damage
     ignored: list[IgnoredLog]
 
 
 class TornEnd(NamedTuple):
-    """The end of a log file that is no record: nbytes from an offset on."""
+    """An incomplete last write of a crash: bytes at the end of a log file that are not a record.
+
+    Attributes:
+        name: the name of the log file.
+        offset: where these bytes begin.
+        nbytes: how many they are.
+    """
 
     name: str
     offset: int
@@ -90,7 +116,14 @@ class TornEnd(NamedTuple):
 
 
 class ReadLog(NamedTuple):
-    """A log file and what it holds."""
+    """A log file and its records.
+
+    Attributes:
+        number: the number of the log file.
+        data: the whole file.
+        scanned: the records up to the first invalid one.
+        seed: the seed of the records' checksums.
+    """
 
     number: int
     data: memoryview
@@ -99,10 +132,15 @@ class ReadLog(NamedTuple):
 
     @property
     def name(self) -> str:
+        """The name of the log file."""
         return make_log_name(self.number)
 
     def find_identifying_notes(self) -> list[tuple[int, bytes]]:
-        """Return the notes that tell one log file from another: its beginning, and each opening of the bucket."""
+        """Return the notes that distinguish log files: the first one, and one for each opening of the bucket.
+
+        Returns:
+            The offset and the text of each note.
+        """
         return [(at, text) for at, text in self.scanned.notes if text.startswith((HEAD, OPENED))]
 
     def compute_identity(self, end: int) -> int:
@@ -115,19 +153,22 @@ class ReadLog(NamedTuple):
 
 
 class FoundFiles(NamedTuple):
-    """The files of a bucket.
+    """The files of a bucket, and their damage.
 
     Attributes:
-        sealed: segments, also those with bad blocks.
-        logs: log files that count.
-        torn: the end of the last log file, None if it ends well.
-        obsolete: names of left-overs.
-        bad_blocks, gaps, end: damaged files of the log.
-        others: damage that takes nothing away from the log.
-        inventory: what the directory must have; None if it has no inventory, or one that cannot be relied on.
+        sealed: segments, also those with bad blocks, oldest first.
+        logs: log files that count, oldest first.
+        torn: the incomplete last write of a crash; None if the last log file ends with a record.
+        obsolete: names of left-over files.
+        bad_blocks: bad parts of segments.
+        gaps: log files whose changes are missing.
+        end: the place where a damaged log ends; None if the log is not damaged.
+        other_damage: damage that loses no changes.
+        inventory: lists the files that must exist; None if there is no valid inventory.
         unlisted: segments that the inventory does not list, and that are not left over.
-        made: which inventory was the newest when each file was made, or the bucket was last opened with it.
-        generation: of the newest inventory that any file names.
+        generations: by file, the generation of the newest inventory when the file was made, or when the bucket was
+            opened last with it.
+        generation: the generation of the newest inventory that any file names.
     """
 
     sealed: list[SegmentFile]
@@ -145,13 +186,13 @@ class FoundFiles(NamedTuple):
 
     @property
     def damage(self) -> list[Damage]:
-        """All damage, but what is behind the end of the log."""
+        """All damage, except damage behind the end of the log."""
         found = [*self.other_damage, *(bad.damage for bad in self.bad_blocks), *(gap.damage for gap in self.gaps)]
         return found if self.end is None else [*found, self.end.damage]
 
     @property
     def is_clean(self) -> bool:
-        """Whether the bucket was closed: the log ends with the mark of a clean stop, and the inventory agrees."""
+        """Whether the bucket was closed: the log ends with the note of a clean stop, and the inventory agrees."""
         if not self.logs or self.torn is not None or self.end is not None:
             return False
         if any(damage.file == INVENTORY for damage in self.other_damage):
@@ -163,13 +204,13 @@ class FoundFiles(NamedTuple):
 
     @property
     def unnamed(self) -> list[tuple[str, str]]:
-        """Segments that a crash has left with the name of a draft, and the names that they are to have."""
+        """The segments that a crash left under the name of a draft, each with its final name."""
         names = [(sealed.name, make_segment_name(sealed.segment.ids)) for sealed in self.sealed]
         return [(name, expected) for name, expected in names if name != expected]
 
     @property
     def summary(self) -> str:
-        """What was found, in words."""
+        """A sentence about the files."""
         frames = sum(len(sealed.segment.seqnos) for sealed in self.sealed)
         frames += sum(len(read.scanned.offsets) for read in self.logs)
         end = "" if self.is_clean else " after a stop that was not clean"
@@ -182,10 +223,21 @@ class FoundFiles(NamedTuple):
 
 
 def _is_last(scanned: ScannedRecords) -> bool:
+    """Return whether no frame follows the last note."""
     return not len(scanned.offsets) or int(scanned.offsets[-1]) < scanned.notes[-1][0]
 
 
 def end_log(found: FoundFiles, damage: Damage, read: ReadLog | None = None, start: int = RECORDS_AT) -> FoundFiles:
-    """Let the log end with a damage. read: the first log file that does not count, from `start` on."""
+    """Return the files with the log ended by a damage.
+
+    Args:
+        found: the files, with the log files that count.
+        damage: the first damage of the log.
+        read: the first log file that does not count; None: there is none.
+        start: the offset in that file from which it does not count.
+
+    Returns:
+        The files. The caller adds later log files to `end.ignored`.
+    """
     behind = [] if read is None else [IgnoredLog(read.number, read.data, start, read.seed)]
     return found._replace(torn=None, end=LogEnd(damage, behind))

@@ -1,6 +1,6 @@
-"""From the files of a bucket back to its segments, tails and vbuckets.
+"""The replay of a bucket's files: fills its segments, tails and vbuckets.
 
-Which change superseded which is worked out for all rows at once. Keys are left for later: a stream needs none.
+The superseded rows are computed for all vbuckets at once. Keys are loaded later, because streams do not need them.
 """
 
 from __future__ import annotations
@@ -32,16 +32,32 @@ __all__ = ["mark_superseded", "recover_log"]
 
 
 class _Cut(NamedTuple):
+    """A rollback in a log file.
+
+    Attributes:
+        vbucket: the vbucket that was rolled back.
+        seqno: changes of the vbucket above this seqno do not count.
+        offset: the offset of the note about the rollback; changes behind it count.
+    """
+
     vbucket: int
     seqno: int
     offset: int
 
 
 def recover_log(log: DurableLog, histories: Sequence[VbucketHistory], found: FoundFiles) -> None:
-    """Fill an empty log and its vbuckets with what was found; the last log file becomes the active one, or another one
-    is begun. The log's inventory is what was found, too; it has yet to be written.
+    """Fill an empty log and its vbuckets with the contents of the files.
 
-    Raises StoreDamaged for a note that does not say what a note says.
+    The last log file becomes the active one. If there is none, a new one is begun. The log's inventory lists the files;
+    the caller has yet to write it.
+
+    Args:
+        log: the empty log.
+        histories: the histories of all vbuckets, by number.
+        found: the files that count.
+
+    Raises:
+        StoreDamaged: a note is invalid, or a change is in a vbucket that the bucket does not have.
     """
     log.inventory.newest = Inventory(
         generation=found.generation,
@@ -70,7 +86,11 @@ def recover_log(log: DurableLog, histories: Sequence[VbucketHistory], found: Fou
 def _read_rows(
     sealed: Sequence[Segment], histories: Sequence[VbucketHistory], logs: Sequence[ReadLog]
 ) -> list[Segment]:
-    """Take the notes of log files, and return the rows that count of each. Segments are cut where the notes say so."""
+    """Apply the notes of log files, and cut rolled-back changes off the segments.
+
+    Returns:
+        For each log file a segment with the rows that count.
+    """
     cuts = [_apply_notes(read, histories) for read in logs]
     for history in histories:
         for segment in sealed:
@@ -90,7 +110,14 @@ def _start_vbuckets(
     states: Mapping[int, CollectionState],
     newest: Sequence[Segment],
 ) -> None:
-    """Tell the vbuckets how many documents they have. newest: the segments with the newest cas of each."""
+    """Set the number of documents and the newest cas of each vbucket.
+
+    Args:
+        histories: the histories of all vbuckets, by number.
+        segments: all segments, with their superseded rows.
+        states: the collection state of each vbucket that has one; receives the counts of its collections.
+        newest: the segments that have the newest cas of each vbucket.
+    """
     items, max_cas = np.zeros(len(histories), np.int64), np.zeros(len(histories), np.uint64)
     for segment in segments:
         items += _count_items(segment)
@@ -104,7 +131,14 @@ def _start_vbuckets(
 
 
 def _apply_notes(read: ReadLog, histories: Sequence[VbucketHistory]) -> list[_Cut]:
-    """Restore the vbuckets as the notes of a log file say, and return the cuts in it."""
+    """Apply the notes of a log file to the vbuckets.
+
+    Returns:
+        The rollbacks in the file, in order.
+
+    Raises:
+        StoreDamaged: a note is invalid.
+    """
     cuts = []
     for at, text in read.scanned.notes:
         try:
@@ -114,19 +148,31 @@ def _apply_notes(read: ReadLog, histories: Sequence[VbucketHistory]) -> list[_Cu
             for vbucket, *floors in note.get("floors", ()):
                 histories[vbucket].index.raise_floors(*floors)
             if "cas" in note:
-                vbucket, given = note["cas"]
-                histories[vbucket].changes.clock.observe(given)
+                vbucket, assigned = note["cas"]
+                histories[vbucket].changes.clock.observe(assigned)
             if "cut" in note:
                 cuts.append(_Cut(note["vbucket"], note["cut"], at))
         except (LookupError, TypeError, ValueError) as error:
             raise StoreDamaged(
-                f"{make_log_name(read.number)}, offset {at}: a note that says what cannot be: {error}"
+                f"{make_log_name(read.number)}, offset {at}: a note with invalid contents: {error}"
             ) from error
     return cuts
 
 
 def _make_segment(read: ReadLog, vbuckets: int, cuts: Iterable[_Cut]) -> Segment:
-    """Return the rows of a log file that count."""
+    """Return a segment with the rows of a log file that count.
+
+    Args:
+        read: the log file.
+        vbuckets: how many vbuckets the bucket has.
+        cuts: the rollbacks in this file and in later files.
+
+    Returns:
+        The segment, which is not clustered.
+
+    Raises:
+        StoreDamaged: a change is in a vbucket that the bucket does not have.
+    """
     scanned = read.scanned
     numbers, seqnos = read_vbuckets(read.data, scanned.offsets), read_by_seqnos(read.data, scanned.offsets)
     if len(numbers) and int(numbers.max()) >= vbuckets:
@@ -150,9 +196,12 @@ def _make_segment(read: ReadLog, vbuckets: int, cuts: Iterable[_Cut]) -> Segment
 
 
 def mark_superseded(segments: Sequence[Segment]) -> None:
-    """Work out which rows have been superseded, from what each row that counts says it supersedes.
+    """Set which rows are superseded. Each row that counts names the seqno that it supersedes.
 
-    segments: all there are, oldest first. A row that is not there any more was dropped: then nothing has to be said.
+    A superseded row may be missing, because compaction dropped it.
+
+    Args:
+        segments: all segments of the log, oldest first.
     """
     if not segments:
         return
@@ -161,11 +210,12 @@ def mark_superseded(segments: Sequence[Segment]) -> None:
     targets = np.concatenate([_read_targets(segment) for segment in segments])
     counting = np.concatenate([segment.fates for segment in segments]) != CUT
     order = np.flatnonzero(counting)
-    order = order[np.argsort(numbers[order], kind="stable")]  # by (vbucket, seqno): segments are, and follow each other
-    asking = order[targets[order] > 0]
-    found = find_rows(numbers[order], seqnos[order], numbers[asking], targets[asking])
+    # A stable sort by vbucket sorts by (vbucket, seqno): each segment is sorted so, and segments are oldest first.
+    order = order[np.argsort(numbers[order], kind="stable")]
+    superseding = order[targets[order] > 0]
+    found = find_rows(numbers[order], seqnos[order], numbers[superseding], targets[superseding])
     superseded = np.zeros(len(numbers), np.int64)
-    superseded[order[found[found >= 0]]] = seqnos[asking[found >= 0]]
+    superseded[order[found[found >= 0]]] = seqnos[superseding[found >= 0]]
     bounds = np.cumsum([0, *(len(segment.seqnos) for segment in segments)]).tolist()
     for segment, start, end in zip(segments, bounds[:-1], bounds[1:], strict=True):
         segment.set_superseded(superseded[start:end])
@@ -178,7 +228,7 @@ def _read_targets(segment: Segment) -> Column:
 
 
 def _count_items(segment: Segment) -> Column:
-    """Return how many live documents a segment has of each vbucket, system events included."""
+    """Return the number of live documents of each vbucket in a segment, system events included."""
     live = np.flatnonzero(segment.fates == 0)
     documents = live[mask_mutations(segment.buffer, segment.offsets[live])]
     counts: Column = np.bincount(segment.vbuckets[documents], minlength=len(segment.ends))

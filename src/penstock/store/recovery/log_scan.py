@@ -1,7 +1,8 @@
-"""The log files of a directory are read, up to the first place where the log is bad.
+"""Reads the log files of a directory up to the first damage.
 
-That a file had been on disk up to some place is proven by what was written later: a segment that was made then, the
-inventory, or a record of the file itself. What lies behind the last such place may have been torn by a crash.
+Bad bytes at the end of the log are damage, or the last write that a crash interrupted. They are damage if something
+proves that these bytes had been on disk. A segment, the inventory and later records of the file are such proofs: each
+states how long the file was when it was written.
 """
 
 from __future__ import annotations
@@ -30,9 +31,17 @@ __all__ = ["find_promised_drafts", "read_logs"]
 
 
 def find_promised_drafts(directory: Directory, uuid: bytes, names: Sequence[str]) -> dict[tuple[int, int], str]:
-    """Return the drafts that the log says are segments since the bucket was opened last, by their numbers.
+    """Return the drafts that a note in the log made segments since the bucket was opened last.
 
-    Changes behind such a note rely on it: they supersede no tombstone that the segment has dropped.
+    Such a draft must be used, because later changes rely on it: they supersede no tombstone that it has dropped.
+
+    Args:
+        directory: the directory of the bucket.
+        uuid: the bucket's uuid, 16 bytes.
+        names: the files of the directory.
+
+    Returns:
+        The first and last log file of each draft -> its name.
     """
     if not any(map(is_draft, names)):
         return {}
@@ -50,14 +59,19 @@ def find_promised_drafts(directory: Directory, uuid: bytes, names: Sequence[str]
 
 
 class _Proof(NamedTuple):
-    """A log file had been on disk up to `end` when something was written."""
+    """A proof that a log file was on disk up to an offset.
+
+    Attributes:
+        end: the offset.
+        event: the write at that time, as a clause of a sentence.
+    """
 
     end: int = 0
     event: str = ""
 
 
 def _find_proofs(found: FoundFiles) -> dict[int, _Proof]:
-    """Return the strongest proof for each log file that there is one for, by its number."""
+    """Return the proof with the highest offset for each log file, by the file's number."""
     proofs: dict[int, _Proof] = {}
     for sealed in found.sealed:
         number, end = sealed.as_of
@@ -72,7 +86,18 @@ def _find_proofs(found: FoundFiles) -> dict[int, _Proof]:
 def read_logs(
     found: FoundFiles, directory: Directory, uuid: bytes, numbers: Sequence[int], expected: int
 ) -> FoundFiles:
-    """Take the log files with these numbers, of which the first is to be `expected`, up to where they are bad."""
+    """Read the log files up to the first damage.
+
+    Args:
+        found: the files of the directory, with all segments.
+        directory: the directory of the bucket.
+        uuid: the bucket's uuid, 16 bytes.
+        numbers: the numbers of the log files that count, in order.
+        expected: the number that the first log file must have.
+
+    Returns:
+        The files, with the log files that count and the place where a damaged log ends.
+    """
     proofs = _find_proofs(found)
     last = numbers[-1] if numbers else expected - 1
     reads = (_read_log(directory, number, uuid) for number in numbers)
@@ -84,7 +109,7 @@ def read_logs(
             return found
         expected += 1
     if not numbers and (found.sealed or found.gaps):
-        return end_log(found, Damage(make_log_name(expected), None, 0, "missing, and nothing behind the segments"))
+        return end_log(found, Damage(make_log_name(expected), None, 0, "missing, and no log file follows the segments"))
     if proofs and max(proofs) > last:
         return end_log(
             found,
@@ -94,7 +119,7 @@ def read_logs(
 
 
 def _describe_proof(proof: _Proof, number: int) -> str:
-    return f"where {make_log_name(number)} had {proof.end} bytes when {proof.event}"
+    return f"but {make_log_name(number)} had {proof.end} bytes when {proof.event}"
 
 
 def _read_log(directory: Directory, number: int, uuid: bytes) -> ReadLog:
@@ -109,7 +134,14 @@ def _read_log(directory: Directory, number: int, uuid: bytes) -> ReadLog:
 
 
 def _add_log(found: FoundFiles, read: ReadLog, last: int, proofs: Mapping[int, _Proof]) -> FoundFiles:
-    """Let a log file count, up to where it is bad. last: the number of the last one."""
+    """Return the files with one more log file, up to its first damage.
+
+    Args:
+        found: the files, with the log files before this one.
+        read: the log file.
+        last: the number of the newest log file.
+        proofs: by the number of a log file, how long it had been.
+    """
     name, end = read.name, read.scanned.end
     found.generations[name] = max(
         (json.loads(text).get("generation", 0) for _, text in read.find_identifying_notes()), default=0
@@ -126,7 +158,7 @@ def _add_log(found: FoundFiles, read: ReadLog, last: int, proofs: Mapping[int, _
         before = found.logs[-1]
         had = json.loads(read.scanned.notes[0][1])["behind"]
         if had != before.scanned.end:
-            reason = f"it ends here, where it had {had} bytes when {name} was begun"
+            reason = f"it ends here, but had {had} bytes when {name} was begun"
             return end_log(found, Damage(before.name, before.scanned.end, 0, reason), read)
     found.logs.append(read)
     if end < len(read.data):
@@ -141,39 +173,43 @@ def _was_closed(found: FoundFiles) -> bool:
 
 
 def _add_unbegun_log(found: FoundFiles, read: ReadLog, may_be_torn: bool) -> FoundFiles:
-    """Take a log file without the note that each begins with."""
+    """Return the files with a log file that lacks its first note.
+
+    Each log file begins with a note of all vbuckets. Without it, either a crash came when the file had just been begun,
+    or the file is damaged.
+    """
     name, size, end = read.name, len(read.data), read.scanned.end
-    # If it had just been begun, nothing counts that is in it, and the file before, if there is one, goes on.
+    # A file that had just been begun has no contents that count: the log continues in the file before, if there is one.
     if may_be_torn and (end or not is_file_header(read.data)) and (read.number == 1 or found.logs):
         found.obsolete.append(name)
         return found._replace(torn=TornEnd(name, 0, size) if size else None)
-    expected = "no note of the vbuckets" if end else f"not the header of this bucket's log file {read.number}"
-    return end_log(found, Damage(name, end, size - end, expected), read, end)
+    reason = "no note of the vbuckets" if end else f"not the header of this bucket's log file {read.number}"
+    return end_log(found, Damage(name, end, size - end, reason), read, end)
 
 
 def _add_torn_log(found: FoundFiles, read: ReadLog, may_be_torn: bool, proof: _Proof) -> FoundFiles:
-    """Take a log file that ends with bytes that are no record."""
+    """Return the files with a log file that ends with bytes that are not a record."""
     name, size, end = read.name, len(read.data), read.scanned.end
     if may_be_torn:
         return found._replace(torn=TornEnd(name, end, size - end))
-    reason = "not a record as its checksum says, and it had been on disk as one"
+    reason = "a record that had been on disk does not match its checksum"
     if _was_closed(found) and end >= proof.end:
-        reason = f"more than there was when the bucket was closed, {proof.end} bytes"
+        reason = f"the file had only {proof.end} bytes when the bucket was closed"
     return end_log(found, Damage(name, end, size - end, reason), read, end)
 
 
 def _find_mismatch(found: FoundFiles, read: ReadLog) -> str | None:
-    """Return why a log file is not the one that the inventory lists, None if it may be."""
+    """Return why a log file is not the file that the inventory lists; None if it may be that file."""
     if found.inventory is None:
         return None
     listed = next((one for one in found.inventory.logs if one.number == read.number), None)
     if listed is None:
         return f"{INVENTORY} does not list it, and the bucket was closed" if found.inventory.is_clean else None
     end = read.scanned.end
-    if end < listed.synced:  # that is another damage; its beginning may be what it was
+    if end < listed.synced:  # the identity covers more bytes than there are; the short file is reported elsewhere
         return None
     if read.compute_identity(listed.synced) != listed.identity:
-        return f"it is not the file that {INVENTORY} lists, but one of another time"
+        return f"it is not the file that {INVENTORY} lists, but a file of another time"
     if found.inventory.is_clean and end > listed.synced:
-        return f"{end} bytes, where it had {listed.synced} when the bucket was closed"
+        return f"{end} bytes, but it had {listed.synced} when the bucket was closed"
     return None

@@ -1,4 +1,4 @@
-"""Directories in which nothing of what is there is touched: what is written goes nowhere, or into drafts beside it."""
+"""Directories that leave the existing files as they are. Writes are discarded, or go into drafts beside the files."""
 
 from __future__ import annotations
 
@@ -19,40 +19,44 @@ _INVENTORIES = INVENTORY, make_json_draft_name(INVENTORY)
 
 
 class DiscardingDirectory(Directory):
-    """What is written goes nowhere, and nobody is kept out: for a look at what a bucket would be."""
+    """A directory that discards all writes and takes no lock. Trial recoveries use it."""
 
     def lock(self) -> bool:
+        """Return True without a lock."""
         return True
 
     def create(self, name: str) -> int:
+        """Return a descriptor that discards all writes."""
         return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 
     def reopen(self, name: str, size: int) -> int:
+        """Return a descriptor that discards all writes."""
         return self.create(name)
 
     def watch(self, descriptor: int, name: str) -> Callable[[], bool]:
+        """Return a function that always returns True."""
         return lambda: True
 
     def sync(self, descriptor: int) -> None:
-        pass
+        """Do nothing."""
 
     def rename(self, old: str, new: str) -> None:
-        pass
+        """Do nothing."""
 
     def remove(self, name: str) -> None:
-        pass
+        """Do nothing."""
 
     def sync_names(self) -> None:
-        pass
+        """Do nothing."""
 
 
 class OverlayDirectory(Directory):
-    """What is written goes into drafts, which are seen in the place of the files that they are to replace.
+    """A directory whose writes go into drafts. Readers see the drafts in place of the files that they will replace.
 
     Attributes:
         written: names of files that have a draft.
         removed: names of files that are hidden.
-        renamed: files that are seen under another name, by that name.
+        renamed: shown name -> name of the file, for files that are shown under another name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,11 +67,12 @@ class OverlayDirectory(Directory):
 
     @staticmethod
     def make_draft_name(name: str) -> str:
+        """Return the name of the draft of a file."""
         return f"{name}{_DRAFT}"
 
     @staticmethod
     def is_draft(name: str) -> bool:
-        """Tell whether a file is one that a repair has not come to the end of."""
+        """Return whether a file is the draft of a repair."""
         base = name.removesuffix(_DRAFT)
         if base == name:
             return False
@@ -77,29 +82,34 @@ class OverlayDirectory(Directory):
         return self.make_draft_name(name) if name in self.written else self.renamed.get(name, name)
 
     def show_as(self, name: str, new: str) -> None:
-        """Let a file be seen under another name, in the place of the file that has it."""
+        """Show a file under another name, in place of the file with that name."""
         self.renamed[new] = name
 
     def unlock(self) -> None:
-        """Whoever has the lock keeps it."""
+        """Do nothing: the process that repairs the bucket holds the lock on another Directory, and keeps it."""
 
     def list_names(self) -> list[str]:
+        """Return the names of the files that readers see, in order."""
         there = {*super().list_names()} - {*self.renamed.values()}
         return sorted((there | self.written | self.renamed.keys()) - self.removed)
 
     def read(self, name: str) -> bytes:
+        """Return the bytes of a file, or of its draft if there is one."""
         return super().read(self._find_seen_name(name))
 
     def map(self, name: str) -> memoryview:
+        """Return the mapped bytes of a file, or of its draft if there is one."""
         return super().map(self._find_seen_name(name))
 
     def create(self, name: str) -> int:
+        """Return the descriptor of a new, empty draft of a file."""
         descriptor = super().create(self.make_draft_name(name))
         self.written.add(name)
         self.removed.discard(name)
         return descriptor
 
     def reopen(self, name: str, size: int) -> int:
+        """Return the descriptor of a file's draft, cut to `size` bytes. A new draft is a copy of the file."""
         if name in self.written:
             return super().reopen(self.make_draft_name(name), size)
         content = super().map(name)
@@ -108,20 +118,22 @@ class OverlayDirectory(Directory):
         return descriptor
 
     def watch(self, descriptor: int, name: str) -> Callable[[], bool]:
+        """Return a function that returns whether an open file or draft still has its name."""
         return super().watch(descriptor, self._find_seen_name(name))
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file that was written here."""
+        """Rename the draft of a file. A file without a draft cannot be renamed."""
         super().rename(self.make_draft_name(old), self.make_draft_name(new))
         self.written.remove(old)
         self.written.add(new)
         self.removed.discard(new)
 
     def remove(self, name: str) -> None:
+        """Hide a file."""
         self.removed.add(name)
 
     def remove_drafts(self) -> None:
-        """Remove all drafts."""
+        """Delete all drafts."""
         for name in self.written:
             super().remove(self.make_draft_name(name))
         self.written.clear()

@@ -1,16 +1,16 @@
-"""What is left of a bucket whose files are damaged, what is lost, and what its consumers have to be told.
+"""The plan of a repair: the changes that are lost, the changes that remain, and the rollbacks of consumers.
 
-What is lost, and why nobody comes to believe in a history that never was:
+These rules keep consumers from relying on a history that never existed:
 
-- The log counts up to the first bad record. What comes behind is lost too: it may depend on what was there, and any
-  beginning of the log is a state that the bucket has been in. Active vbuckets begin a branch at the newest change that
-  is left, as after a crash; consumers that have seen more roll back to it.
-- If a segment was made when the log was already longer, frames may be missing in it that only changes behind that
-  place had superseded. Then all vbuckets begin another history, with what is left: every consumer starts over.
-- Of a segment, the frames in bad parts are lost; all of them, where it does not say what it holds. What they had
-  superseded is back, unless something newer supersedes it. A vbucket that lost some begins a branch in front of the
-  first of them, or, if a snapshot could no longer end there, another history. Behind its bad part, a log may have said
-  that a snapshot cannot end there: then it is another history as well.
+- The log counts up to its first bad record. Later records are lost too, because they may depend on it. Any beginning of
+  the log is a state that the bucket has had. Active vbuckets begin a branch at the newest remaining change, as after a
+  crash. Consumers that have seen more roll back to that change.
+- A segment may have been made when the log was longer than it is now. It may lack frames that only lost changes had
+  superseded. So all vbuckets start a new history with the remaining changes: every consumer restarts from zero.
+- In a segment, the frames in bad parts are lost, or all frames if its description is bad. A version that a lost frame
+  had superseded counts again, unless a newer change supersedes it. A vbucket that lost frames begins a branch before
+  the first of them. It starts a new history instead if a snapshot can no longer end there. It also does so if the log
+  lost its end, because the lost records may have noted that no snapshot can end there.
 """
 
 from __future__ import annotations
@@ -53,11 +53,13 @@ Mask = npt.NDArray[np.bool_]
 
 
 class LostChanges(NamedTuple):
-    """Changes of a vbucket that are lost.
+    """Lost changes of a vbucket.
 
     Attributes:
-        changes: how many; None: unknown, any of those with these seqnos.
-        last_seqno: None: unknown.
+        vbucket: the number of the vbucket.
+        changes: how many changes are lost; None: any number of those with these seqnos.
+        first_seqno: the lowest seqno that may be lost.
+        last_seqno: the highest seqno that may be lost; None: unknown.
     """
 
     vbucket: int
@@ -67,11 +69,13 @@ class LostChanges(NamedTuple):
 
 
 class DamageLoss(NamedTuple):
-    """What a damage costs.
+    """The changes that are lost because of one damage.
 
     Attributes:
+        damage: the damage.
+        lost: the lost changes by vbucket, as far as they are known.
         notes: how many notes about the states of vbuckets are lost.
-        unreadable: bytes that cannot be read any more.
+        unreadable: how many bytes are unreadable.
     """
 
     damage: Damage
@@ -81,11 +85,16 @@ class DamageLoss(NamedTuple):
 
 
 class RemainingVbucket(NamedTuple):
-    """What there is, or is left, of a vbucket.
+    """The contents of a vbucket, after a repair if the bucket is damaged.
 
     Attributes:
-        state: None while it is deleted.
-        rollback: the seqno to which consumers go back that have seen more; None: nothing was lost.
+        vbucket: the number of the vbucket.
+        state: None: the vbucket is deleted.
+        documents: how many documents it has.
+        changes: how many changes are in its files.
+        first_seqno: the seqno of the oldest of these changes, 0 if there are none.
+        high_seqno: its high seqno.
+        rollback: the seqno to which consumers roll back if they have seen more; None: nothing was lost.
     """
 
     vbucket: int
@@ -98,18 +107,19 @@ class RemainingVbucket(NamedTuple):
 
 
 class RepairPlan(NamedTuple):
-    """What a repair makes of a bucket.
+    """The result of a repair, before it is written.
 
     Attributes:
+        losses: the lost changes by damage.
         found: the files after the repair.
-        rebuilt: segments that have to be written for that.
+        rebuilt: segments that the repair writes again, without lost and outdated frames.
         is_cut: the log lost its end.
-        behind: numbers of log files that do not count any longer.
+        dropped_logs: numbers of log files that no longer count, in full or from some offset on.
         first_lost: by vbucket, the lowest seqno of a change that may be lost from a segment.
-        floors: by vbucket, the least lowest_snapshot_end after the repair.
-        starts_over: all vbuckets begin another history.
-        described: what else is known of vbuckets, where no log file is left.
-        clean: the bucket was closed well.
+        floors: by vbucket, the least `lowest_snapshot_end` of its index after the repair.
+        starts_over: all vbuckets start a new history.
+        descriptions: the newest readable state of each vbucket, if no log file is left.
+        was_clean: the bucket was closed before the check.
     """
 
     losses: list[DamageLoss]
@@ -125,12 +135,24 @@ class RepairPlan(NamedTuple):
 
 
 class RecoveredBucket(NamedTuple):
+    """The log and the vbuckets of a trial recovery."""
+
     log: DurableLog
     histories: list[VbucketHistory]
 
 
 class TrialRecovery:
-    """A bucket with nothing in it, again and again. said: what its directory says; the others: as of Bucket.open."""
+    """Recovers a bucket from any set of its files, as a new object each time.
+
+    Args:
+        record: the content of `bucket.json`.
+        clock: returns nanoseconds since the epoch.
+        new_vbuuid: returns a random number from 1 to 2^48-1 at each call.
+
+    Attributes:
+        record: the content of `bucket.json`.
+        uuid: the bucket's uuid, 16 bytes.
+    """
 
     def __init__(self, record: Mapping[str, Any], *, clock: Callable[[], int], new_vbuuid: Callable[[], int]) -> None:
         self.record = record
@@ -139,9 +161,21 @@ class TrialRecovery:
         self._new_vbuuid = new_vbuuid
 
     def recover(
-        self, found: FoundFiles, described: Mapping[int, Mapping[str, Any]], directory: Directory | None = None
+        self, found: FoundFiles, descriptions: Mapping[int, Mapping[str, Any]], directory: Directory | None = None
     ) -> RecoveredBucket:
-        """Return it with what was found. directory: what it writes to, None: to nothing."""
+        """Return a new bucket with the contents of some files.
+
+        Args:
+            found: the files.
+            descriptions: by vbucket, its state before the notes in the files are applied.
+            directory: the directory that the bucket writes to; None: its writes are discarded.
+
+        Returns:
+            The bucket.
+
+        Raises:
+            StoreDamaged: a valid record has invalid contents.
+        """
         indexes = [RowIndex(vbucket) for vbucket in range(self.record["vbuckets"])]
         files = directory or DiscardingDirectory(Path())
         log = DurableLog(indexes, files, BucketSettings(), uuid=self.uuid, clock=self._clock)
@@ -150,7 +184,7 @@ class TrialRecovery:
             for index in indexes
         ]
         log.segments.histories = histories
-        for vbucket, description in described.items():
+        for vbucket, description in descriptions.items():
             histories[vbucket].restore(description)
         recover_log(log, histories, found)
         return RecoveredBucket(log, histories)
@@ -159,14 +193,25 @@ class TrialRecovery:
 # Planning
 
 
-def plan_repair(found: FoundFiles, blank: TrialRecovery) -> RepairPlan:
-    """Return what a repair makes of files. Raises StoreDamaged for a note that is whole, and says what cannot be."""
+def plan_repair(found: FoundFiles, trial: TrialRecovery) -> RepairPlan:
+    """Return how a repair changes the files of a bucket.
+
+    Args:
+        found: the files as they are.
+        trial: recovers the bucket from sets of these files.
+
+    Returns:
+        The plan. Without damage it changes nothing.
+
+    Raises:
+        StoreDamaged: a note with a valid checksum has invalid contents.
+    """
     if not found.damage:
         return RepairPlan([], found, [], False, [], {}, {}, False, {}, found.is_clean)
-    described = (
-        {} if found.logs or found.end is None else _read_descriptions(found.end.ignored, blank.record["vbuckets"])
+    descriptions = (
+        {} if found.logs or found.end is None else _read_descriptions(found.end.ignored, trial.record["vbuckets"])
     )
-    histories = blank.recover(found, described).histories
+    histories = trial.recover(found, descriptions).histories
     bad = [_mask_blocks(sealed.segment, blocks) for sealed, blocks in _group_by_segment(found)]
     losses = [DamageLoss(damage, []) for damage in found.other_damage]
     losses += [
@@ -185,7 +230,7 @@ def plan_repair(found: FoundFiles, blank: TrialRecovery) -> RepairPlan:
     concerned = range(len(histories)) if starts_over else sorted(first_lost)
     floors: dict[int, int] = {}
     if concerned:
-        left, floors = _remove_older_versions(left, blank.recover(left, described).histories, concerned)
+        left, floors = _remove_older_versions(left, trial.recover(left, descriptions).histories, concerned)
     if found.end is not None:
         losses.append(_find_lost_behind(found.end.damage, found.end.ignored))
     return RepairPlan(
@@ -197,7 +242,7 @@ def plan_repair(found: FoundFiles, blank: TrialRecovery) -> RepairPlan:
         first_lost=first_lost,
         floors=floors,
         starts_over=starts_over,
-        descriptions=described,
+        descriptions=descriptions,
         was_clean=found.is_clean,
     )
 
@@ -210,7 +255,7 @@ def _group_by_segment(found: FoundFiles) -> list[tuple[SegmentFile, list[slice]]
 
 
 def _mask_blocks(segment: Segment, blocks: Iterable[slice]) -> Mask:
-    """Return which rows have some of their frame in one of these parts of the frames."""
+    """Return the rows whose frame overlaps one of the blocks. Each block is a range of bytes of the frames."""
     starts = segment.offsets.astype(np.int64)
     ends = starts + segment.lengths
     mask = np.zeros(len(starts), bool)
@@ -225,16 +270,21 @@ def _find_lost_in_blocks(segment: Segment, blocks: list[slice]) -> list[LostChan
 
 
 def _count_lost(vbuckets: npt.NDArray[np.uint16], seqnos: Column) -> list[LostChanges]:
-    """Return how many changes that is of each vbucket, with which seqnos."""
+    """Return lost changes by vbucket.
+
+    Args:
+        vbuckets: the vbucket of each change.
+        seqnos: the seqno of each change.
+    """
     found = []
     for vbucket in np.unique(vbuckets).tolist():
-        of_it = seqnos[vbuckets == vbucket]
-        found.append(LostChanges(vbucket, len(of_it), int(of_it.min()), int(of_it.max())))
+        lost = seqnos[vbuckets == vbucket]
+        found.append(LostChanges(vbucket, len(lost), int(lost.min()), int(lost.max())))
     return found
 
 
 def _find_lost_in_gap(gap: FileGap, histories: Sequence[VbucketHistory]) -> list[LostChanges]:
-    """Return what may have been in files of which nothing is left: what lies between the others."""
+    """Return the changes that a missing file may have had: those between the changes of the files around it."""
     found = []
     for history in histories:
         before, after = _find_seqnos_around(history.index, gap.ids)
@@ -244,7 +294,7 @@ def _find_lost_in_gap(gap: FileGap, histories: Sequence[VbucketHistory]) -> list
 
 
 def _find_seqnos_around(index: RowIndex, ids: tuple[int, int]) -> tuple[int, int]:
-    """Return the last seqno in front of some log files, and the first behind them; 0 for none."""
+    """Return the last seqno before a range of log files, and the first seqno after the range; 0 for none."""
     before = after = 0
     for segment, first in zip(index.segments, index.first_seqnos, strict=True):
         if segment.ids[1] < ids[0]:
@@ -257,7 +307,7 @@ def _find_seqnos_around(index: RowIndex, ids: tuple[int, int]) -> tuple[int, int
 
 
 def _find_lost_behind(damage: Damage, behind: Iterable[IgnoredLog]) -> DamageLoss:
-    """Return what is lost with the rest of the log, as far as it can be read."""
+    """Return the changes that are lost with the rest of the log, as far as its records are readable."""
     vbuckets, seqnos = [np.zeros(0, np.uint16)], [np.zeros(0, np.int64)]
     notes = unreadable = 0
     for file in behind:
@@ -273,20 +323,25 @@ def _find_lost_behind(damage: Damage, behind: Iterable[IgnoredLog]) -> DamageLos
 
 
 def _read_descriptions(behind: Iterable[IgnoredLog], vbuckets: int) -> dict[int, dict[str, Any]]:
-    """Return the newest descriptions of vbuckets that can be read in log files that do not count."""
+    """Return the newest readable state of each vbucket in log files that do not count.
+
+    Args:
+        behind: the parts of log files that do not count, oldest first.
+        vbuckets: how many vbuckets the bucket has.
+    """
     found: dict[int, dict[str, Any]] = {}
     for file in behind:
         for _, scanned in salvage_records(file.data, file.seed, file.start):
             for _, text in scanned.notes:
-                said = json.loads(text)
-                for description in said.get("head", [said] if "vbucket" in said else []):
+                note = json.loads(text)
+                for description in note.get("head", [note] if "vbucket" in note else []):
                     if description["vbucket"] < vbuckets:
                         found[description["vbucket"]] = description
     return found
 
 
 def _is_newer_than_log(found: FoundFiles) -> bool:
-    """Tell whether a segment was made when the log was longer than it is now, or nothing is left of the log."""
+    """Return whether any segment was made when the log was longer than it is now, or no log file is left."""
     if not found.logs:
         return True
     end = found.logs[-1].number, found.logs[-1].scanned.end
@@ -296,11 +351,11 @@ def _is_newer_than_log(found: FoundFiles) -> bool:
 # Segments
 
 
-def _remove_rows(sealed: SegmentFile, gone: Mask) -> SegmentFile:
-    """Return a segment without some of its rows."""
+def _remove_rows(sealed: SegmentFile, removed: Mask) -> SegmentFile:
+    """Return a segment without some of its rows. It has no file yet."""
     segment = sealed.segment
     assert segment.supersedes is not None
-    kept = np.flatnonzero(~gone)
+    kept = np.flatnonzero(~removed)
     starts = np.zeros(len(segment.starts), np.int32)
     np.cumsum(np.bincount(segment.vbuckets[kept], minlength=len(starts) - 1), out=starts[1:])
     lengths = segment.lengths[kept]
@@ -315,7 +370,7 @@ def _remove_rows(sealed: SegmentFile, gone: Mask) -> SegmentFile:
 
 
 def _make_empty_segment(ids: tuple[int, int], vbuckets: int) -> SegmentFile:
-    """Return a segment without a row."""
+    """Return a segment without rows, which replaces missing log files."""
     nothing = np.zeros(0, np.int64)
     lengths = nothing.astype(np.uint32)
     rows = Rows(nothing, lengths, lengths, nothing, nothing)
@@ -324,7 +379,13 @@ def _make_empty_segment(ids: tuple[int, int], vbuckets: int) -> SegmentFile:
 
 
 class _Version(NamedTuple):
-    """A change of a document. place, row: where it lies among the segments; None: in a log file."""
+    """A change of a document.
+
+    Attributes:
+        seqno: the seqno of the change.
+        is_live: whether no change supersedes it.
+        place: the position of its segment in FoundFiles.sealed, and its row there; None: it is in a log file.
+    """
 
     seqno: int
     is_live: bool
@@ -334,29 +395,43 @@ class _Version(NamedTuple):
 def _remove_older_versions(
     found: FoundFiles, histories: Sequence[VbucketHistory], vbuckets: Iterable[int]
 ) -> tuple[FoundFiles, dict[int, int]]:
-    """Let only the newest change of each document count, also where what had superseded another one is lost.
+    """Remove older versions of documents that count again because the change that superseded them is lost.
 
-    That one goes, with all that are older: what it superseded would be back. Returns the files without them, and for
-    each vbucket the highest seqno of a change that supersedes one now.
+    A document may have a newer change, which superseded only the lost change. Then the older version is removed, and
+    with it all versions before it: otherwise those that it superseded would count again.
+
+    Args:
+        found: the files without the lost changes.
+        histories: the histories that were recovered from these files.
+        vbuckets: the vbuckets that lost changes.
+
+    Returns:
+        The files without the older versions. By vbucket, the highest seqno of a change that followed a removed version:
+        no snapshot can end below it.
     """
     places = {id(sealed.segment): place for place, sealed in enumerate(found.sealed)}
-    gone = [np.zeros(len(sealed.segment.seqnos), bool) for sealed in found.sealed]
+    removed = [np.zeros(len(sealed.segment.seqnos), bool) for sealed in found.sealed]
     floors: dict[int, int] = {}
     for vbucket in vbuckets:
         for versions in _read_versions(histories[vbucket].index, places).values():
-            back = max((n for n, version in enumerate(versions[:-1]) if version.is_live), default=-1)
-            for version in versions[: back + 1]:
+            last = max((n for n, version in enumerate(versions[:-1]) if version.is_live), default=-1)
+            for version in versions[: last + 1]:
                 assert version.place is not None, "a change in the log is superseded by one that was in a segment"
                 place, row = version.place
-                gone[place][row] = True
-            if back >= 0:
-                floors[vbucket] = max(versions[back + 1].seqno, floors.get(vbucket, 0))
-    sealed = [_remove_rows(one, rows) if rows.any() else one for one, rows in zip(found.sealed, gone, strict=True)]
+                removed[place][row] = True
+            if last >= 0:
+                floors[vbucket] = max(versions[last + 1].seqno, floors.get(vbucket, 0))
+    sealed = [_remove_rows(one, rows) if rows.any() else one for one, rows in zip(found.sealed, removed, strict=True)]
     return found._replace(sealed=sealed), floors
 
 
 def _read_versions(index: RowIndex, places: Mapping[int, int]) -> dict[bytes, list[_Version]]:
-    """Return all changes that a vbucket has of each document, oldest first. places: of segments, by their ids."""
+    """Return all changes of each document of a vbucket, oldest first.
+
+    Args:
+        index: the rows of the vbucket.
+        places: id() of a segment -> its position in FoundFiles.sealed. Segments of log files are not in it.
+    """
     found: dict[bytes, list[_Version]] = {}
     for segment in index.segments:
         place = places.get(id(segment))
@@ -374,13 +449,18 @@ def _read_versions(index: RowIndex, places: Mapping[int, int]) -> dict[bytes, li
     return found
 
 
-# Carrying it out
+# Applying the plan
 
 
 def apply_plan(histories: Sequence[VbucketHistory], plan: RepairPlan) -> dict[int, int]:
-    """Let vbuckets with what is left of them begin the branches that tell their consumers so.
+    """Begin the branches and histories that make consumers of lost changes roll back.
 
-    Returns, by vbucket, where those have to go back to that have seen more.
+    Args:
+        histories: the histories of all vbuckets, recovered from the files of the plan.
+        plan: the plan.
+
+    Returns:
+        By vbucket, the seqno to which consumers roll back if they have seen more; 0: they restart from zero.
     """
     rollbacks = {}
     for history in histories:
@@ -402,7 +482,12 @@ def apply_plan(histories: Sequence[VbucketHistory], plan: RepairPlan) -> dict[in
 
 
 def describe_vbucket(history: VbucketHistory, rollback: int | None) -> RemainingVbucket:
-    """Return what there is of a vbucket."""
+    """Return the contents of a vbucket.
+
+    Args:
+        history: the history of the vbucket.
+        rollback: the seqno to which its consumers roll back; None: nothing was lost.
+    """
     index = history.index
     tail = index.seqnos_at
     sealed = sum(segment.ends[history.id] - segment.starts[history.id] for segment in index.segments)

@@ -1,8 +1,8 @@
-"""`penstock check`: what is said of a bucket's files, and their repair. Nothing that was there is destroyed by it.
+"""Check and repair of a bucket's files, as `penstock check` does them. A repair deletes no file.
 
-A repair is written into drafts beside the files. Then `bucket.json` says what is to be done with them: from there on
-the repair is made, and a process that comes after one that was interrupted only moves files. Those that are replaced
-go into a directory of their own.
+A repair writes drafts beside the files. Then it lists in `bucket.json` how the drafts replace the files. From then on
+the repair counts: after an interruption, another process only has to move files. The replaced files are moved into a
+directory of their own.
 """
 
 from __future__ import annotations
@@ -41,17 +41,19 @@ from penstock.store.recovery.repair_plan import (
 
 __all__ = ["CheckReport", "check_bucket", "finish_repair", "lock_for_repair", "repair_bucket", "restore_record"]
 
-_ASIDE = "damaged"
+_ASIDE = "damaged"  # the directory of replaced files
 
 
 class CheckReport(NamedTuple):
-    """What is known of a bucket.
+    """The result of a check.
 
     Attributes:
-        said: what its directory says.
-        found: its files, as they are.
-        losses: what a repair would lose.
-        left: what is there of each vbucket, or would be left by a repair.
+        record: the content of `bucket.json`.
+        found: the files as they are.
+        losses: the changes that a repair would lose, by damage; empty if the bucket is intact.
+        remaining: the contents of each vbucket, after a repair if the bucket is damaged.
+        plan: the repair.
+        trial: recovers the bucket from its files.
     """
 
     record: Mapping[str, Any]
@@ -63,37 +65,60 @@ class CheckReport(NamedTuple):
 
 
 def lock_for_repair(directory: Directory) -> Mapping[str, Any]:
-    """Lock a directory and return what it says; also of a repair that was interrupted.
+    """Lock the directory of a bucket, also if a repair of it was interrupted.
 
-    Raises StoreRefused, and StoreDamaged where `restore` may help.
+    Args:
+        directory: the directory, which stays locked after success.
+
+    Returns:
+        The content of `bucket.json`.
+
+    Raises:
+        StoreRefused: the directory is empty, in use, not that of a bucket, cannot be written to, or has an unknown
+            format.
+        StoreDamaged: `bucket.json` is missing, damaged or an older copy. `restore_record` may help.
     """
     with _lock_directory(directory):
-        said = read_record(directory, repairs=True)
-        if said is None:
+        record = read_record(directory, repairs=True)
+        if record is None:
             raise StoreRefused(f"{directory.path}: nothing is in it, expected a bucket")
-        return said
+        return record
 
 
 def restore_record(directory: Directory) -> Mapping[str, Any]:
-    """As `enter`, after `bucket.json` was made of its copy; a damaged one is kept as all that a repair replaces.
+    """Lock the directory of a bucket, and replace `bucket.json` by its copy.
 
-    Raises StoreRefused; StoreDamaged if there is no copy that can be relied on.
+    The damaged `bucket.json` is moved aside, as all files that a repair replaces.
+
+    Args:
+        directory: the directory, which stays locked after success.
+
+    Returns:
+        The content of `bucket.json`.
+
+    Raises:
+        StoreRefused: the directory is in use, cannot be written to, or has an unknown format.
+        StoreDamaged: the copy is missing, damaged, or of another bucket.
     """
     with _lock_directory(directory):
-        said = read_copy(directory)
-        _check_uuid(directory, said["uuid"])
+        record = read_copy(directory)
+        _check_uuid(directory, record["uuid"])
         try:
             if BUCKET in directory.list_names():
                 directory.rename(BUCKET, f"{_make_aside_directory(directory)}/{BUCKET}")
-            write_record(directory, said)
+            write_record(directory, record)
         except OSError as error:
             raise StoreRefused(describe_refusal(directory.path, "written to", error)) from error
-        return said
+        return record
 
 
 @contextmanager
 def _lock_directory(directory: Directory) -> Iterator[None]:
-    """Lock a directory; unlock it again if what is done then fails."""
+    """Lock a directory, and unlock it again if the block fails. After success it stays locked.
+
+    Raises:
+        StoreRefused: another process has the lock, or the directory cannot be written to.
+    """
     try:
         is_free = directory.lock()
     except OSError as error:
@@ -108,7 +133,11 @@ def _lock_directory(directory: Directory) -> Iterator[None]:
 
 
 def _check_uuid(directory: Directory, uuid: str) -> None:
-    """Raise StoreDamaged if the log files are of other buckets: a repair would put all of them aside."""
+    """Raise StoreDamaged if all log files are of other buckets, because a repair would move all of them aside.
+
+    Raises:
+        StoreDamaged: there are log files, and none has this uuid.
+    """
     files = [directory.map(name) for name in directory.list_names() if parse_log_number(name) is not None]
     found = {FILE_HEADER.unpack_from(data)[1].hex() for data in files if is_file_header(data)}
     if found and uuid not in found:
@@ -117,27 +146,52 @@ def _check_uuid(directory: Directory, uuid: str) -> None:
 
 
 def check_bucket(
-    directory: Directory, said: Mapping[str, Any], *, clock: Callable[[], int], new_vbuuid: Callable[[], int]
+    directory: Directory, record: Mapping[str, Any], *, clock: Callable[[], int], new_vbuuid: Callable[[], int]
 ) -> CheckReport:
-    """Read all of a bucket. clock, new_vbuuid: as of Bucket.open. Raises StoreDamaged where nothing can be said."""
-    blank = TrialRecovery(said, clock=clock, new_vbuuid=new_vbuuid)
+    """Verify all files of a bucket, and plan a repair.
+
+    Args:
+        directory: the directory of the bucket, which is locked.
+        record: the content of `bucket.json`.
+        clock: returns nanoseconds since the epoch.
+        new_vbuuid: returns a random number from 1 to 2^48-1 at each call.
+
+    Returns:
+        The report.
+
+    Raises:
+        StoreRefused: a file cannot be read.
+        StoreDamaged: a record with a valid checksum has invalid contents, which cannot be repaired.
+    """
+    trial = TrialRecovery(record, clock=clock, new_vbuuid=new_vbuuid)
     try:
-        found = scan_files(directory, said)
+        found = scan_files(directory, record)
     except OSError as error:
         raise StoreRefused(describe_refusal(directory.path, "read", error)) from error
-    repair_plan = plan_repair(found, blank)
-    histories = blank.recover(repair_plan.found, repair_plan.descriptions).histories
+    repair_plan = plan_repair(found, trial)
+    histories = trial.recover(repair_plan.found, repair_plan.descriptions).histories
     rollbacks = apply_plan(histories, repair_plan) if found.damage else {}
-    left = [describe_vbucket(history, rollbacks.get(history.id)) for history in histories]
-    return CheckReport(said, found, repair_plan.losses, left, repair_plan, blank)
+    remaining = [describe_vbucket(history, rollbacks.get(history.id)) for history in histories]
+    return CheckReport(record, found, repair_plan.losses, remaining, repair_plan, trial)
 
 
 def repair_bucket(
     directory: Directory, report: CheckReport, overlay: Callable[[Path], OverlayDirectory] = OverlayDirectory
 ) -> str:
-    """Make a bucket of what is left. Returns the name of the directory where what was replaced is.
+    """Repair a bucket: write the remaining changes, and move the replaced files aside.
 
-    overlay: what takes the drafts. Raises StoreRefused if the disk does not take it; then nothing has changed.
+    Args:
+        directory: the directory of the bucket, which is locked.
+        report: the result of its check.
+        overlay: makes the directory that writes the drafts; tests replace it.
+
+    Returns:
+        The name of the directory with the replaced files, within the bucket's directory.
+
+    Raises:
+        StoreRefused: the disk does not accept the drafts; nothing was changed.
+        StoreDamaged: the repaired files would be damaged too; nothing was changed.
+        OSError: a file cannot be moved. `finish_repair` continues the repair.
     """
     drafts = overlay(directory.path)
     try:
@@ -157,14 +211,20 @@ def repair_bucket(
         "removed": sorted(drafts.removed),
         "renamed": drafts.renamed,
     }
-    said = {**report.record, "repair": moves}
-    write_record(directory, said)
-    finish_repair(directory, said)
+    record = {**report.record, "repair": moves}
+    write_record(directory, record)
+    finish_repair(directory, record)
     return aside
 
 
 def _write_drafts(overlay: OverlayDirectory, report: CheckReport) -> None:
-    repair_plan, said = report.plan, report.record
+    """Write the repaired bucket into drafts, and check it.
+
+    Raises:
+        StoreRefused: the disk does not accept the drafts.
+        StoreDamaged: the repaired files are damaged too.
+    """
+    repair_plan, record = report.plan, report.record
     found = repair_plan.found._replace(
         sealed=[_rebuild_segment(overlay, one, report) for one in repair_plan.found.sealed]
     )
@@ -176,23 +236,25 @@ def _write_drafts(overlay: OverlayDirectory, report: CheckReport) -> None:
         else:
             overlay.show_as(draft, name)
     log, histories = report.trial.recover(found, repair_plan.descriptions, overlay)
-    log.inventory.revision = said.get("revision", 0)
+    log.inventory.revision = record.get("revision", 0)
     apply_plan(histories, repair_plan)
     while (
         any(sealed.as_of[0] >= log.pending.active.number for sealed in repair_plan.found.sealed)
         and repair_plan.starts_over
     ):
-        log.roll(0)  # they were made when the log was longer: that must not be expected of it any more
+        # A segment names the log file that was active when it was made, and its size. That file no longer has this
+        # size, so a check would report it. A check accepts it once newer log files follow.
+        log.roll(0)
     log.close()
     if log.room.fault is not None:
         raise StoreRefused(f"{overlay.path}: {log.room.fault}")
-    again = scan_files(overlay, said)
+    again = scan_files(overlay, record)
     if again.damage or not again.is_clean:
         raise StoreDamaged(f"{overlay.path}: cannot be repaired: {again.damage[0] if again.damage else again.summary}")
 
 
 def _rebuild_segment(overlay: OverlayDirectory, sealed: SegmentFile, report: CheckReport) -> SegmentFile:
-    """Return a segment with the file that it has after the repair, which is written if it is another one."""
+    """Return a segment with its file after the repair. If the repair changes the segment, its new file is written."""
     if not any(sealed is one for one in report.plan.rebuilt):
         return sealed
     name = make_segment_name(sealed.segment.ids)
@@ -208,7 +270,7 @@ def _rebuild_segment(overlay: OverlayDirectory, sealed: SegmentFile, report: Che
 
 
 def _make_aside_directory(directory: Directory) -> str:
-    """Make a directory for what is replaced, and return its name."""
+    """Return the name of a new directory for the replaced files."""
     number = 1
     while True:
         name = _ASIDE if number == 1 else f"{_ASIDE}-{number}"
@@ -220,12 +282,20 @@ def _make_aside_directory(directory: Directory) -> str:
             return name
 
 
-def finish_repair(directory: Directory, said: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Put the files of a repair in their places. It does not matter how much of that has been done before.
+def finish_repair(directory: Directory, record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Move the drafts of a repair to their places. An interrupted repair may have moved some of them already.
 
-    said: what the directory says. Returns what it says then.
+    Args:
+        directory: the directory of the bucket, which is locked.
+        record: the content of `bucket.json`, with the repair.
+
+    Returns:
+        The content of `bucket.json` without the repair.
+
+    Raises:
+        OSError: a file cannot be moved. Another call continues the repair.
     """
-    moves = said["repair"]
+    moves = record["repair"]
     aside = moves["aside"]
     names = set(directory.list_names())
     for name in moves["removed"]:
@@ -238,6 +308,6 @@ def finish_repair(directory: Directory, said: Mapping[str, Any]) -> Mapping[str,
                 directory.rename(name, f"{aside}/{name}")
             directory.rename(draft, name)
     Directory(directory.path / aside).sync_names()
-    said = {**{key: value for key, value in said.items() if key != "repair"}, "format": FORMAT}
-    write_record(directory, said)
-    return said
+    record = {**{key: value for key, value in record.items() if key != "repair"}, "format": FORMAT}
+    write_record(directory, record)
+    return record
