@@ -220,7 +220,7 @@ def test_a_repaired_bucket_comes_to_the_manifest(disk: Place) -> None:
 def test_a_disk_that_does_not_take_the_manifest(disk: Place) -> None:
     bucket = disk()
     disk.directory.fail("rename", errno.ENOSPC)
-    with pytest.raises(TemporaryFailure, match="the disk does not take it: No space left on device"):
+    with pytest.raises(TemporaryFailure, match="the disk does not accept writes: No space left on device"):
         bucket.rollout.set_manifest(SHOP)
     assert (bucket.manifests.current, bucket.vbuckets[0].changes.high_seqno) == (DEFAULT_MANIFEST, 0)
     disk.directory.heal()

@@ -62,6 +62,6 @@ class BucketCompactor:
             piece.run()
             piece.finish()
             if piece.error is not None:
-                raise TemporaryFailure(f"the disk does not take it: {piece.error.strerror or piece.error}")
+                raise TemporaryFailure(f"the disk does not accept writes: {piece.error.strerror or piece.error}")
             log.commits.run()
         log.room.check_fault()

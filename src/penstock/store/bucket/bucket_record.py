@@ -65,7 +65,7 @@ class BucketRecord:
             try:
                 bucket_directory.write_record(self._directory, content)
             except OSError as error:
-                raise TemporaryFailure(f"the disk does not take it: {error.strerror or error}") from error
+                raise TemporaryFailure(f"the disk does not accept writes: {error.strerror or error}") from error
         self.content = content
         if isinstance(self._log, DurableLog):
             self._log.inventory.revision = content["revision"]
