@@ -310,7 +310,7 @@ def test_a_consumer_rolls_back_after_files_were_lost(run, tmp_path, hurt):
     assert len(consumer.documents) == 100
     hurt(tmp_path / "beer")
     with (
-        pytest.raises(penstock.errors.StoreDamaged, match="`penstock check --repair` saves it"),
+        pytest.raises(penstock.errors.StoreDamaged, match="`penstock check --repair` saves the others"),
         Node.running(["beer"], vbuckets=4, data_dir=tmp_path),
     ):
         raise AssertionError("a damaged bucket was opened")

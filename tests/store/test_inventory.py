@@ -109,7 +109,9 @@ def test_a_directory_of_an_older_release_gets_one(place: Place) -> None:
     bucket.close()
     assert unpack_json(directory.read("bucket.json"))["format"] == 4
     (place.path / INVENTORY).unlink()
-    with pytest.raises(StoreDamaged, match=r"beer: inventory\.json: missing; .*`penstock check --repair` saves it$"):
+    with pytest.raises(
+        StoreDamaged, match=r"beer: inventory\.json: missing; .*`penstock check --repair` saves the others$"
+    ):
         place()
 
 

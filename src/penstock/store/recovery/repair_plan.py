@@ -270,12 +270,7 @@ def _find_lost_in_blocks(segment: Segment, blocks: list[slice]) -> list[LostChan
 
 
 def _count_lost(vbuckets: npt.NDArray[np.uint16], seqnos: Column) -> list[LostChanges]:
-    """Return lost changes by vbucket.
-
-    Args:
-        vbuckets: the vbucket of each change.
-        seqnos: the seqno of each change.
-    """
+    """Return lost changes by vbucket. The two columns have the vbucket and the seqno of each change."""
     found = []
     for vbucket in np.unique(vbuckets).tolist():
         lost = seqnos[vbuckets == vbucket]
@@ -323,12 +318,7 @@ def _find_lost_behind(damage: Damage, behind: Iterable[IgnoredLog]) -> DamageLos
 
 
 def _read_descriptions(behind: Iterable[IgnoredLog], vbuckets: int) -> dict[int, dict[str, Any]]:
-    """Return the newest readable state of each vbucket in log files that do not count.
-
-    Args:
-        behind: the parts of log files that do not count, oldest first.
-        vbuckets: how many vbuckets the bucket has.
-    """
+    """Return the newest readable state of each vbucket in log files that do not count. `behind` is oldest first."""
     found: dict[int, dict[str, Any]] = {}
     for file in behind:
         for _, scanned in salvage_records(file.data, file.seed, file.start):
