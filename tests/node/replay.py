@@ -13,7 +13,7 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -289,12 +289,16 @@ class Player:
                 self._settle()
                 step.action(self)
             elif peer is not None and step.kind == SEND:
-                peer.send(b"".join(map(self._translate, run)))
+                self.send(run)
             elif peer is not None:
                 self._end(step, peer)
         for name, peer in self.peers.items():
             if peer.socket.fileno() >= 0:
                 self._end(Step(CLOSES, name, text="the end of the recording"), peer)
+
+    def send(self, steps: Sequence[Step]) -> None:
+        """Let the client send the frames of steps, all of one connection."""
+        self._peer(steps[0].connection).send(b"".join(map(self._translate, steps)))
 
     def close(self) -> None:
         for peer in self.peers.values():

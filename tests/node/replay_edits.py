@@ -88,6 +88,15 @@ def never_referenced(step: Step) -> Step:
     return step
 
 
+def with_nrus(nrus: Mapping[int, int]) -> Edit:
+    """Let mutations at these indexes have the recency that the client has sent."""
+    return each(
+        lambda step: (
+            step.change(extras=step.frame.extras[:-1] + bytes((nrus[step.index],))) if step.index in nrus else step
+        )
+    )
+
+
 def no_floor(steps: Script) -> Script:
     """Let the highest rev_seqno of deleted documents matter to no one."""
     known = {step.frame.key for step in steps if step.kind == EXPECT and is_item(step.frame) and not step.live}
@@ -294,6 +303,26 @@ def refused(status: Status) -> Edit:
             elif step.kind == CLOSES:
                 kept.append(step)
         return kept
+
+    return edit
+
+
+def replies(index: int, status: Status) -> Edit:
+    """Let the server reply to the client's frame at an index, which it did not answer."""
+
+    def edit(steps: Script) -> Script:
+        place = next(place for place, step in enumerate(steps) if step.index == index) + 1
+        return [*steps[:place], _refusal(steps[place - 1], status), *steps[place:]]
+
+    return edit
+
+
+def closes_after(index: int) -> Edit:
+    """Let the server close the connection after the client's frame at an index, and drop all that follows."""
+
+    def edit(steps: Script) -> Script:
+        place = next(place for place, step in enumerate(steps) if step.index == index) + 1
+        return [*steps[:place], Step(CLOSED, steps[place - 1].connection, index=index, text="the end")]
 
     return edit
 

@@ -16,7 +16,7 @@ from penstock.wire.codec.frame import HEADER_BYTES, Frame
 from penstock.wire.codec.layout import Request
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status
-from penstock.wire.messages.dcp import Control, DcpGetFailoverLog
+from penstock.wire.messages.dcp import Control, DcpGetFailoverLog, Mutation
 from penstock.wire.messages.kv import Delete, DelVbucket, Flush, Get, GetVbucket, Noop, Set, SetVbucket
 from penstock.wire.messages.observe import CompactDb
 from penstock.wire.messages.tap import (
@@ -32,6 +32,7 @@ from tests.node.replay import (
     LATER,
     MARKER,
     MUTATION,
+    SEND,
     TAP_ITEM,
     Mismatch,
     Player,
@@ -203,6 +204,26 @@ def lives(player: Player) -> None:
             raise Mismatch(f"{frame}, expected a NOOP")
 
 
+def send_mutations(player: Player) -> None:
+    """Let the client send the 400 mutations of 10 kB that the recording only mentions."""
+    player.send(
+        [
+            Step(
+                SEND,
+                data=Mutation(
+                    vbucket=40,
+                    opaque=0x1000000,
+                    key=b"vol%d" % number,
+                    value=bytes(10_000),
+                    cas=0x77,
+                    by_seqno=number + 1,
+                ).encode(),
+            )
+            for number in range(400)
+        ]
+    )
+
+
 def grow(vbucket: int, vbuuid: int, to: int) -> Action:
     """Return the action by which a branch of a vbucket's history goes on up to a seqno."""
 
@@ -241,6 +262,8 @@ ACTIONS: dict[str, dict[int, Sequence[Action]]] = {
     "dcp_state_change_stream_end": {4: [become(3, R)], 7: [become(3, D)], 10: [become(3, P)], 13: [become(3, A)]},
     "dcp_takeover": {14: [await_value(GetVbucket(vbucket=4), bytes((0, 0, 0, D)))]},
     "dcp_vbucket_deleted": {4: [become(2, D)], 6: [ask(DelVbucket(vbucket=2))]},
+    "dcpcons_buffer_acks": {14: [send_mutations]},
+    "dcpcons_odd_items_readback": {24: [become(16, A)]},
     "stats_dcp": {0: [stream_for_statistics]},
     "stats_dcp-vbtakeover_4_statconn": {0: [stream_for_statistics]},
     "tap_change_vb_filter": {37: [ask(ChangeVbFilter(key=b"replication_x", value=pack_checkpoints(((0, 1), (4, 0)))))]},

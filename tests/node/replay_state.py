@@ -257,6 +257,7 @@ A, R, P, D = VbucketState.ACTIVE, VbucketState.REPLICA, VbucketState.PENDING, Vb
 
 STARTS: dict[str, dict[int, Start]] = {
     "dcpcons_addstream_dead": {21: Start((FailoverEntry(0xE78C8D59B20E, 0),), state=D)},
+    "dcpcons_odd_items_readback": {16: Start((FailoverEntry(0x7E4103561D85, 0),), state=R, grown=10)},
     "dcp_disk_backfill_after_sigkill": {0: Start((FailoverEntry(DISK, 0),), 18)},
     "dcp_failover_rollback_matrix": {1: Start((FailoverEntry(0xB79266C79898, 0),), grown=15)},
     "dcp_notifier": {0: Start((FailoverEntry(K0, 0),), 19)},

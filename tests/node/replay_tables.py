@@ -9,13 +9,14 @@ from penstock.node.cluster.release import VERSION
 from penstock.wire.codec.constants import TapOpaque
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.tap import TapDelete, TapOpaqueMessage
-from tests.node.replay import MARKER, NAMES
+from tests.node.replay import ENTRY, MARKER, MUTATION, NAMES
 from tests.node.replay_edits import (
     Edit,
     after_do,
     answered,
     both,
     closed,
+    closes_after,
     each,
     goes_on,
     instead,
@@ -28,10 +29,12 @@ from tests.node.replay_edits import (
     once,
     only_new,
     refused,
+    replies,
     second_like_first,
     statistics,
     to_the_end,
     with_map,
+    with_nrus,
     without,
     without_cas,
     without_text,
@@ -171,6 +174,25 @@ DIFFERENCES: dict[str, Difference] = {
         refused(Status.EINVAL),
         where=("dcp_open_name_250",),
     ),
+    "outside snapshot": Difference(
+        lambda steps: closes_after(15)(steps) if len(steps) < 30 else without(18, 28, 30)(steps),
+        where=("dcpcons_errors", "dcpcons_marker_backwards"),
+    ),
+    "extended metadata": Difference(
+        both(replies(13, Status.EINVAL), replies(14, Status.SUCCESS)),
+        where=("crash_dcp_mutation_nmeta_gt_value", "dcpcons_mut_nmeta_big"),
+    ),
+    "received documents": Difference(
+        both(
+            replies(14, Status.EINVAL),
+            without(30),
+            instead(27, value=ENTRY.pack(0x7BD1D496035, 0) + ENTRY.pack(0xABCD, 0)),
+            with_nrus({29: 0, 31: 0, 32: 3, 33: 9, 35: 0, 36: 0}),
+            instead(34, extras=MUTATION.pack(6, 1, 0, 0, 99, 0, 0)),
+            instead(35, cas=0x5555),
+        ),
+        where=("dcpcons_odd_items_readback",),
+    ),
     "same name": Difference(
         closed("first"),
         where=("dcp_open_same_name",),
@@ -188,11 +210,6 @@ NOT_YET: dict[str, Collection[str]] = {
     "takeover": (
         *("dcp_takeover", "dcp_takeover_no_acks"),
         *("tap_takeover", "tap_takeover_noack"),
-    ),
-    "consumer": (
-        *("crash_dcp_mutation_nmeta_gt_value", "crash_dcp_rollback_5_of_empty", "crash_dcp_rollback_nobody"),
-        *("dcp_open_flags_4", "dcp_open_flags_8"),
-        *(name for name in NAMES if name.startswith("dcpcons_") and name != "dcpcons_single_readback"),
     ),
 }
 """By capability the recordings whose replay needs it."""

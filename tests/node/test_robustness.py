@@ -69,7 +69,7 @@ def test_node_survives_any_bytes(shared, data):
     magic=st.sampled_from([0x08, 0x18, 0x80, 0x80, 0x80, 0x81, 0x82, 0x83]),
     opcode=st.one_of(
         st.integers(0, 255),
-        st.sampled_from(sorted({shape[2] for shape in choose_handlers(Dialect.DCP, frozenset(Privilege), False)})),
+        st.sampled_from(sorted({shape[2] for shape in choose_handlers(Dialect.DCP, frozenset(Privilege), json=False)})),
     ),
     lengths=st.tuples(st.integers(0, 300), st.sampled_from([0, 4, 8, 16, 20, 31, 32, 40, 48]), st.integers(0, 400)),
     datatype=st.sampled_from([0, 0, 0, 1, 2, 4, 255]),
@@ -169,7 +169,7 @@ def test_internal_error_is_reported_and_ends_only_its_connection(node, client, c
     def broken(connection, frame):
         raise ConnectionClosed("this cannot be")
 
-    handlers = choose_handlers(None, frozenset(Privilege), False)
+    handlers = choose_handlers(None, frozenset(Privilege), json=False)
     shape = next(shape for shape in handlers if shape[2] == Opcode.VERSION)
     monkeypatch.setitem(handlers, shape, broken)
     client.send(Noop(), Version(opaque=9), Noop())

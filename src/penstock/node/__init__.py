@@ -17,6 +17,7 @@ ORDER = (
     "buckets",
     "session",
     "streams",
+    "replication",
     "tap",
     "stats",
     "commands",

@@ -15,6 +15,7 @@ from penstock.errors import KeyNotFound
 from penstock.node.buckets.bucket_maintenance import BucketMaintenance
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.node.buckets.compactor import Compactor
+from penstock.node.buckets.consumer_reports import ConsumerReport
 from penstock.node.buckets.definition_files import BucketDefinition
 from penstock.node.buckets.flusher import Flusher
 from penstock.node.buckets.histogram import Histogram
@@ -30,7 +31,7 @@ from penstock.store.definition.manifest_json import manifest_to_dict
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["BucketMirror", "BucketProducer", "CommandCounters", "SentCounts", "ServedBucket"]
+__all__ = ["BucketConsumer", "BucketMirror", "BucketProducer", "CommandCounters", "SentCounts", "ServedBucket"]
 
 
 @dataclass(slots=True)
@@ -92,6 +93,25 @@ class BucketProducer(VbucketListener, Protocol):
         """End the connection in a turn of its own."""
 
 
+class BucketConsumer(VbucketListener, Protocol):
+    """A connection that stores the changes of its peer in a bucket.
+
+    Attributes:
+        name: the connection's name, unique among the consumers of the bucket.
+    """
+
+    name: bytes
+
+    def report(self) -> ConsumerReport:
+        """Return the state of the connection and of its streams."""
+
+    def abort(self, why: str) -> None:
+        """End the connection at once."""
+
+    def close_soon(self) -> None:
+        """End the connection in a turn of its own."""
+
+
 class BucketMirror(Protocol):
     """Keeps a bucket equal to another node's bucket."""
 
@@ -119,9 +139,10 @@ class ServedBucket:
         counters: commands that STAT counts.
         stat_times: durations of STAT by group.
         producers: the change-stream connections, by dialect and name.
+        consumers: the connections that store the changes of their peers, by name.
         sent_counts: totals of the producers, by dialect.
         tap: TAP clients and checkpoints.
-        listeners: notified of events of whole vbuckets; all producers are listeners.
+        listeners: notified of events of whole vbuckets; all producers and consumers are listeners.
         bridge: keeps the bucket equal to another node's bucket; None: the bucket is no mirror.
         maintenance: background work on the event loop.
         compactor: keeps the log small.
@@ -148,6 +169,7 @@ class ServedBucket:
         self.stat_times: defaultdict[str, Histogram] = defaultdict(Histogram)
         self.changed = self.store.changed
         self.producers: dict[tuple[Dialect, bytes], BucketProducer] = {}
+        self.consumers: dict[bytes, BucketConsumer] = {}
         self.sent_counts = {dialect: SentCounts() for dialect in Dialect}
         self.tap = TapBucket()
         self.listeners: set[VbucketListener] = set()
@@ -167,7 +189,9 @@ class ServedBucket:
             name = b"anon_%d" % next(self._anonymous)
             if (producer.dialect, name) in self.producers:  # a client may have chosen this name
                 name = b""
-        older = self.producers.get((producer.dialect, name))
+        older: BucketProducer | BucketConsumer | None = self.producers.get((producer.dialect, name))
+        if older is None and producer.dialect is Dialect.DCP:
+            older = self.consumers.get(name)
         if older is not None:
             older.abort("another connection uses its name")
         self.producers[producer.dialect, name] = producer
@@ -179,6 +203,20 @@ class ServedBucket:
         self.listeners.discard(producer)
         if self.producers.get((producer.dialect, producer.name)) is producer:
             del self.producers[producer.dialect, producer.name]
+
+    def add_consumer(self, consumer: BucketConsumer) -> None:
+        """Add a consumer. An older connection of DCP with its name is ended."""
+        for older in (self.consumers.get(consumer.name), self.producers.get((Dialect.DCP, consumer.name))):
+            if older is not None:
+                older.abort("another connection uses its name")
+        self.consumers[consumer.name] = consumer
+        self.listeners.add(consumer)
+
+    def remove_consumer(self, consumer: BucketConsumer) -> None:
+        """Remove a consumer whose connection ends."""
+        self.listeners.discard(consumer)
+        if self.consumers.get(consumer.name) is consumer:
+            del self.consumers[consumer.name]
 
     def close_producers(self, name: bytes) -> int:
         """End the connections of the producers of a name, and return their number.

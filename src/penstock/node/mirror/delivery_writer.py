@@ -9,6 +9,7 @@ from functools import partial
 
 from penstock.client.feeds.deliveries import Delivery
 from penstock.errors import OutOfMemory, StatusError, TemporaryFailure
+from penstock.node.buckets.received_manifest import adopt_manifest
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.mirror.vbucket_copies import VbucketCopies
 from penstock.wire.columns.run_decoder import list_changes
@@ -73,7 +74,7 @@ class DeliveryWriter:
                 number, partial(copies.complete_snapshot, vbuckets[number], position.snap_start)
             )
         for vbucket in copies.take_event_receivers():
-            await self.retry_while_refused(vbucket.id, partial(copies.adopt_manifest, vbucket))
+            await self.retry_while_refused(vbucket.id, partial(adopt_manifest, self._served, vbucket))
         self._served.notify()
         await self.yield_if_due()
 

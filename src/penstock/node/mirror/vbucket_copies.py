@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from penstock.client.feeds.deliveries import Delivery
 from penstock.client.feeds.stream_position import BEGINNING, Position
-from penstock.errors import CannotApplyManifest, OutOfRange, UsageError
+from penstock.errors import UsageError
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.buckets.vbucket_events import VbucketEvent
 from penstock.node.mirror.received_change import convert_change
@@ -164,20 +164,6 @@ class VbucketCopies:
         """Return the vbuckets that have received system events since the last call."""
         received, self._event_receivers = self._event_receivers, set()
         return [self._vbuckets[number] for number in received]
-
-    def adopt_manifest(self, vbucket: Vbucket) -> None:
-        """Give the bucket the scopes and collections of a vbucket, if they are newer.
-
-        All events of one manifest change name the previous uid, except the last event. So a newer uid means a whole
-        manifest.
-        """
-        if (vbucket.collections.manifest_uid or 0) <= self._served.store.manifests.current.uid:
-            return
-        self._served.changed.add(vbucket.id)
-        try:
-            self._served.change_manifest(vbucket.collections.read_manifest())
-        except (OutOfRange, CannotApplyManifest) as error:
-            logger.warning("bucket %s keeps its own collections: %s", self._served.store.name, error)
 
     # Histories
 

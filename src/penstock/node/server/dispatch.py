@@ -35,6 +35,7 @@ from penstock.node.commands import (
     vbucket_commands,
 )
 from penstock.node.commands.durability import check_durability, reply_when_durable
+from penstock.node.replication import consumer_commands, open_commands
 from penstock.node.session.command_table import Command, CommandTable, Needs, Trait
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import NO_INFOS, Handler, Handlers, Session, Shape
@@ -90,11 +91,16 @@ DIALECTS: dict[Dialect, DialectCommands] = {
     Dialect.UPR_DRAFT: DialectCommands((upr_draft_commands.COMMANDS,), (), upr_draft_commands.refuse_request),
     Dialect.UPR: DialectCommands((upr_commands.COMMANDS,), (), upr_commands.refuse_request),
     Dialect.DCP: DialectCommands(
-        (dcp_commands.FIRST_COMMANDS,),
+        (open_commands.COMMANDS,),
         (dcp_commands.COMMANDS_BEFORE_OPEN, dcp_commands.COMMANDS),
         dcp_commands.refuse_request,
     ),
 }
+
+CONSUMER = DialectCommands(
+    (), (consumer_commands.COMMANDS, consumer_commands.MESSAGES), consumer_commands.refuse_request
+)
+"""The commands of a connection that was opened as a DCP consumer."""
 
 COMMANDS: tuple[CommandTable, ...] = (
     kv_commands.COMMANDS,
@@ -117,7 +123,8 @@ def _iterate_commands(tables: Iterable[CommandTable]) -> Iterator[Command]:
 
 def list_commands() -> Iterator[Command]:
     """Return the commands of the node, of all dialects."""
-    return _iterate_commands((*COMMANDS, *(table for commands in DIALECTS.values() for table in commands.tables)))
+    tables = (table for commands in (*DIALECTS.values(), CONSUMER) for table in commands.tables)
+    return _iterate_commands((*COMMANDS, *tables))
 
 
 OPCODES_BEFORE_LOGIN = frozenset(command.code for command in _iterate_commands(COMMANDS) if command.needs is None)
@@ -162,15 +169,12 @@ def _is_allowed(needs: Needs, allowed: frozenset[Privilege] | None) -> bool:
 
 # Connections with the same dialect and the same privileges share a table.
 @lru_cache(maxsize=256)
-def choose_handlers(dialect: Dialect | None, allowed: frozenset[Privilege] | None, json: bool) -> Handlers:
-    """Return the handlers of a session.
-
-    Args:
-        dialect: the dialect of the connection, None before it has one.
-        allowed: privileges that the user has somewhere in the bucket; None before the login.
-        json: whether the client has agreed on the datatype JSON.
-    """
-    table = _build_plain_handlers(dialect, allowed)
+def choose_handlers(
+    dialect: Dialect | None, allowed: frozenset[Privilege] | None, *, json: bool, consumes: bool = False
+) -> Handlers:
+    """Return the handlers of a session. Arguments: see HandlerChoice."""
+    commands = _find_commands(dialect, consumes=consumes)
+    table = _build_plain_handlers(commands, allowed)
     if json and dialect is not Dialect.UPR_DRAFT:  # in the draft, byte 5 of a SET is a sub-opcode, not a datatype
         for command in _iterate_commands(COMMANDS):
             for shape in list_shapes(command.code) if Trait.JSON in command.traits else ():
@@ -179,14 +183,23 @@ def choose_handlers(dialect: Dialect | None, allowed: frozenset[Privilege] | Non
     return table
 
 
-def _build_plain_handlers(dialect: Dialect | None, allowed: frozenset[Privilege] | None) -> dict[Shape, Handler]:
-    tables = COMMANDS + (DIALECTS[dialect].tables if dialect is not None else (dcp_commands.COMMANDS_BEFORE_OPEN,))
+def _find_commands(dialect: Dialect | None, *, consumes: bool) -> DialectCommands | None:
+    """Return the commands of a connection's dialect, None before it has one."""
+    if consumes:
+        return CONSUMER
+    return None if dialect is None else DIALECTS[dialect]
+
+
+def _build_plain_handlers(
+    commands: DialectCommands | None, allowed: frozenset[Privilege] | None
+) -> dict[Shape, Handler]:
+    tables = COMMANDS + ((dcp_commands.COMMANDS_BEFORE_OPEN,) if commands is None else commands.tables)
     table: dict[Shape, Handler] = {}
     for command in _iterate_commands(tables):
         handlers = command.handlers
         for shape in list_shapes(command.code):
             table[shape] = handlers[shape[3]] if _is_allowed(command.needs, allowed) else _deny
-    return table | (_build_first_handlers(allowed) if dialect is None else {})
+    return table | (_build_first_handlers(allowed) if commands is None else {})
 
 
 def _build_first_handlers(allowed: frozenset[Privilege] | None) -> dict[Shape, Handler]:
@@ -234,7 +247,7 @@ def serve_unusual(session: Session, frame: Frame) -> Answer:
     handler = session.handlers.get((_REQUEST, 0, opcode, len(extras), not key, not value, not cas))
     if handler is not None:
         return handler(session, frame)
-    if (commands := _find_refusing_dialect(session.dialect, opcode)) is not None:
+    if (commands := _find_refusing_dialect(session, opcode)) is not None:
         return commands.refuse(session, frame)
     find_layout(frame).check(frame)
     raise RemoteProtocolError(f"{name_opcode(opcode)} is not served here", status=Status.UNKNOWN_COMMAND, fatal=False)
@@ -272,14 +285,15 @@ def serve_frame(session: Session, frame: Frame) -> Answer:
     return session.handlers.get(shape, serve_unusual)(session, frame)
 
 
-def _find_refusing_dialect(dialect: Dialect | None, opcode: int) -> DialectCommands | None:
+def _find_refusing_dialect(session: Session, opcode: int) -> DialectCommands | None:
     """Return the commands of the dialect that refuses an opcode, None if no dialect uses the opcode.
 
     Before a connection has a dialect, DCP refuses the opcodes of DCP and UPR, and TAP refuses its own.
     """
-    if dialect is None:
-        dialect = Dialect.DCP if opcode in DCP_OPCODES else Dialect.TAP
-    return DIALECTS.get(dialect) if opcode in DCP_OPCODES or opcode in TAP_OPCODES else None
+    if opcode not in DCP_OPCODES and opcode not in TAP_OPCODES:
+        return None
+    dialect = session.dialect or (Dialect.DCP if opcode in DCP_OPCODES else Dialect.TAP)
+    return _find_commands(dialect, consumes=session.is_consumer)
 
 
 def handle_response(session: Session, frame: Frame) -> bytes:

@@ -12,6 +12,7 @@ from penstock.wire.values.large_bytes import to_bytes
 from penstock.wire.values.snappy import get_inflated_limit, inflate
 
 __all__ = [
+    "check_stored_value",
     "detect_client_datatype",
     "detect_document_datatype",
     "read_plain_value",
@@ -76,6 +77,25 @@ def detect_client_datatype(datatype: int, value: Buffer) -> int:
     return datatype & ~_JSON | detect_json(read_plain_value(datatype, value))
 
 
+def check_stored_value(datatype: int, value: Buffer) -> None:
+    """Check that a value can be read with its datatype. The JSON bit is taken as sent.
+
+    Args:
+        datatype: the datatype in the message.
+        value: the value in the message.
+
+    Raises:
+        RemoteProtocolError: the value cannot be inflated, or its extended attributes are malformed.
+    """
+    _read_body(datatype, value)
+
+
+def _read_body(datatype: int, value: Buffer) -> Buffer:
+    """Return the inflated value without its extended attributes."""
+    body = inflate(value, get_inflated_limit(datatype)) if datatype & _SNAPPY else value
+    return split_xattrs(body)[1] if datatype & _XATTR else body
+
+
 def detect_document_datatype(datatype: int, value: Buffer) -> int:
     """Return the datatype of a value: SNAPPY and XATTR as sent, JSON as detected in the body.
 
@@ -86,7 +106,4 @@ def detect_document_datatype(datatype: int, value: Buffer) -> int:
     Raises:
         RemoteProtocolError: the value cannot be inflated, or its extended attributes are malformed.
     """
-    body = inflate(value, get_inflated_limit(datatype)) if datatype & _SNAPPY else value
-    if datatype & _XATTR:
-        body = split_xattrs(body)[1]
-    return datatype & ~_JSON | detect_json(to_bytes(body))
+    return datatype & ~_JSON | detect_json(to_bytes(_read_body(datatype, value)))

@@ -45,8 +45,21 @@ Shape = tuple[int, int, int, int, bool, bool, bool]
 
 Handlers = Mapping[Shape, Handler]
 
-HandlerChoice = Callable[[Dialect | None, frozenset[Privilege] | None, bool], Handlers]
-"""Returns the handlers for a dialect, for privileges (None: the user has to log in), and with or without JSON."""
+
+class HandlerChoice(Protocol):
+    """Returns the handlers of a session."""
+
+    def __call__(
+        self, dialect: Dialect | None, allowed: frozenset[Privilege] | None, *, json: bool, consumes: bool = False
+    ) -> Handlers:
+        """Return the handlers.
+
+        Args:
+            dialect: the dialect of the connection, None before it has one.
+            allowed: privileges that the user has somewhere in the bucket; None before the login.
+            json: whether the client has agreed on the datatype JSON.
+            consumes: whether the connection was opened as a DCP consumer.
+        """
 
 
 class Output(Protocol):
@@ -77,7 +90,7 @@ class Output(Protocol):
 
 
 class SessionProducer(Protocol):
-    """The change streams of a session.
+    """The change streams of a session: its producer, or its consumer.
 
     Attributes:
         dialect: the dialect of the streams.
@@ -120,7 +133,8 @@ class Session:
         parked: requests that wait for the disk, a thread or a delay.
         infos: frame infos of the request that is served.
         finished_work: work of a thread for the request that is served.
-        producer: None until the first change-stream request.
+        producer: the producer or the consumer of the change streams. None until the first change-stream request.
+        is_consumer: whether the connection was opened as a DCP consumer.
         host, peer: the client's address without and with its port.
         agent: the name of the client program, from HELLO.
     """
@@ -139,7 +153,8 @@ class Session:
         self.xerror = False
         self.dialect: Dialect | None = None
         self.login = Login(listener.access)
-        self.handlers = choose_handlers(None, None, False)
+        self.is_consumer = False
+        self.handlers = choose_handlers(None, None, json=False)
         self.read_key = self.write_key = self.change_key = self.meta_key = self._make_key_reader()
         self.map = MapReader(self)
         self.parked = ParkedRequests()
@@ -254,11 +269,13 @@ class Session:
         """Limit the handlers to the privileges that the user has somewhere in the bucket. Handlers check keys later."""
         user, bucket = self.login.effective_user, self.bucket
         if user is None:
-            self.handlers = self._choose_handlers(self.dialect, None, False)
+            self.handlers = self._choose_handlers(self.dialect, None, json=False)
             return
         # Without a bucket, the reply must be NO_BUCKET, not EACCESS.
         allowed = {one for one in Privilege if bucket is None or user.has_privilege_within(one, bucket.store.name)}
-        self.handlers = self._choose_handlers(self.dialect, frozenset(allowed), bool(self.datatypes & Datatype.JSON))
+        self.handlers = self._choose_handlers(
+            self.dialect, frozenset(allowed), json=bool(self.datatypes & Datatype.JSON), consumes=self.is_consumer
+        )
         self.read_key = self._make_key_reader(Privilege.READ)
         self.write_key = self._make_key_reader(Privilege.WRITE)
         self.change_key = self._make_key_reader(Privilege.READ, Privilege.WRITE)

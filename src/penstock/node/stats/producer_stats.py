@@ -26,6 +26,9 @@ FAMILIES: dict[str, tuple[Dialect, ...]] = {
 }
 """Group of STAT -> the dialects that it counts."""
 
+_CONSUMED = "dcp"
+"""The group with the consumers of this node."""
+
 _LONGEST_SEPARATOR = 16
 
 
@@ -34,9 +37,10 @@ def read_totals(bucket: ServedBucket) -> Stats:
     for family, dialects in FAMILIES.items():
         loads = [p.load() for p in bucket.producers.values() if p.dialect in dialects]
         sent = [bucket.sent_counts[dialect] for dialect in dialects]
-        yield f"ep_{family}_count", len(loads)
+        consumers = len(bucket.consumers) if family == _CONSUMED else 0
+        yield f"ep_{family}_count", len(loads) + consumers
         yield f"ep_{family}_producer_count", len(loads)
-        yield f"ep_{family}_consumer_count", 0
+        yield f"ep_{family}_consumer_count", consumers
         yield f"ep_{family}_dead_conn_count", 0
         yield f"ep_{family}_num_running_streams", sum(load.streams for load in loads)
         yield f"ep_{family}_streams_opened", sum(each.streams_opened for each in sent)
@@ -81,6 +85,8 @@ def _list_producer_stats(
     for report in reports:
         for name, value in _build_producer_stats(report).items():
             yield f"eq_{family}q:{report.name}:{name}", format_value(value)
+    if family == _CONSUMED:
+        yield from _list_consumer_stats(bucket)
     yield from ((name, value) for name, value in read_totals(bucket) if name.startswith(f"ep_{family}_"))
     if stream_format == "skip":
         return
@@ -91,6 +97,28 @@ def _list_producer_stats(
                 yield prefix, json.dumps(stats, separators=(",", ":"))
             else:
                 yield from ((f"{prefix}_{name}", format_value(value)) for name, value in stats.items())
+
+
+def _list_consumer_stats(bucket: ServedBucket) -> Stats:
+    for report in [consumer.report() for consumer in bucket.consumers.values()]:
+        stats = {
+            "type": "consumer",
+            "peer": report.peer,
+            **({"agent": report.agent} if report.agent else {}),
+            **({"user": report.user} if report.user else {}),
+            "created": int(report.created),
+            "connected": True,
+            "num_streams": len(report.streams),
+            **report.details,
+        }
+        for stream in report.streams:
+            stats |= {
+                f"stream_{stream.vbucket}_opaque": stream.opaque,
+                f"stream_{stream.vbucket}_state": stream.state,
+                f"stream_{stream.vbucket}_items_received": stream.changes,
+                f"stream_{stream.vbucket}_last_received_seqno": stream.seqno,
+            }
+        yield from ((f"eq_dcpq:{report.name}:{name}", format_value(value)) for name, value in stats.items())
 
 
 def _build_stream_stats(stream: StreamReport) -> dict[str, Any]:
@@ -194,7 +222,7 @@ def _build_takeover_stats(
 def _make_groups(family: str) -> dict[str, StatGroup]:
     name, optional = family.upper(), Argument.OPTIONAL
     return {
-        family: StatGroup(_read_producers, f"the {name} producers with their streams, and totals"),
+        family: StatGroup(_read_producers, f"the {name} connections with their streams, and totals"),
         f"{family}agg": StatGroup(_sum_producers, f"the {name} producers, added up by names", optional, "SEPARATOR"),
         f"{family}-vbtakeover": StatGroup(
             _read_takeover, f"the changes left to send to one {name} consumer", Argument.REQUIRED, "VBUCKET NAME"

@@ -7,12 +7,11 @@ from penstock.node.answers import Answer, CloseConnection
 from penstock.node.session.command_table import STREAM, CommandTable
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Handler, Session
-from penstock.node.streams.change_producer import require_streamable_bucket
 from penstock.node.streams.dcp_controls import apply_control
 from penstock.node.streams.dcp_producer import DcpProducer
 from penstock.node.streams.unsupported_requests import refuse_unsupported as refuse_for_now
 from penstock.wire.codec.constants import Dialect, Feature, VbucketState
-from penstock.wire.codec.flags import Datatype, OpenFlag, StreamFlag
+from penstock.wire.codec.flags import StreamFlag
 from penstock.wire.codec.frame import Frame, name_opcode
 from penstock.wire.codec.layout import find_forms, find_layout
 from penstock.wire.codec.opcodes import DCP_OPCODES, Opcode
@@ -22,13 +21,12 @@ from penstock.wire.messages.dcp import (
     CloseStream,
     Control,
     DcpGetFailoverLog,
-    Open,
     StreamReq,
     pack_rollback,
 )
 from penstock.wire.messages.kv import pack_failover_log
 
-__all__ = ["COMMANDS", "COMMANDS_BEFORE_OPEN", "FIRST_COMMANDS", "refuse_request"]
+__all__ = ["COMMANDS", "COMMANDS_BEFORE_OPEN", "check_flags", "refuse_request", "require_ordered_replies"]
 
 
 def _require_raw_datatype(handler: Handler) -> Handler:
@@ -47,22 +45,6 @@ COMMANDS_BEFORE_OPEN = CommandTable(_require_raw_datatype)
 
 COMMANDS = CommandTable(_require_raw_datatype)
 
-FIRST_COMMANDS = CommandTable(_require_raw_datatype)
-"""Commands of which each may be a connection's first change-stream request."""
-
-MAX_NAME = 200
-
-# Flags that this node offers. Flags of UNSUPPORTED have a status of their own. Any other bit is EINVAL, also bits that
-# only older releases had (notifiers, NO_VALUE of a stream). Plain numbers: `~` of an IntFlag has named bits only.
-_OPEN_OFFERED = int(
-    OpenFlag.PRODUCER
-    | OpenFlag.INCLUDE_XATTRS
-    | OpenFlag.NO_VALUE
-    | OpenFlag.INCLUDE_DELETE_TIMES
-    | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE
-    | OpenFlag.INCLUDE_DELETED_USER_XATTRS
-    | OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL
-)
 _STREAM_OFFERED = int(
     StreamFlag.DISK_ONLY
     | StreamFlag.TO_LATEST
@@ -73,15 +55,8 @@ _STREAM_OFFERED = int(
 )
 _STREAM_UNSUPPORTED = (StreamFlag.TAKEOVER, StreamFlag.CACHE_TRANSFER)
 
-_WITHOUT_VALUES = OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE
-# Flag -> a flag that must be set with it.
-_REQUIRED_FLAGS = (
-    (OpenFlag.INCLUDE_DELETED_USER_XATTRS, OpenFlag.INCLUDE_XATTRS),
-    (OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL, OpenFlag.PRODUCER),
-)
 
-
-def _check_flags(flags: int, offered: int, unsupported: tuple[StreamFlag, ...] = ()) -> None:
+def check_flags(flags: int, offered: int, unsupported: tuple[StreamFlag, ...] = ()) -> None:
     """Check the flags of a request.
 
     Args:
@@ -100,25 +75,14 @@ def _check_flags(flags: int, offered: int, unsupported: tuple[StreamFlag, ...] =
             refuse_for_now(str(flag.name))
 
 
-def _check_open_flags(flags: int) -> None:
-    if flags & _WITHOUT_VALUES == _WITHOUT_VALUES:
-        raise InvalidArguments("NO_VALUE and NO_VALUE_WITH_UNDERLYING_DATATYPE: expected at most one of them")
-    for flag, needed in _REQUIRED_FLAGS:
-        if flags & flag and not flags & needed:
-            raise InvalidArguments(f"{flag.name} without {needed.name}")
-    _check_flags(flags, _OPEN_OFFERED)
-    if not flags & OpenFlag.PRODUCER:
-        refuse_for_now("OPEN without PRODUCER")
-
-
 def _require_producer(session: Session) -> DcpProducer:
-    _require_ordered_replies(session)
+    require_ordered_replies(session)
     if not isinstance(session.producer, DcpProducer):
         raise InvalidArguments("no DCP OPEN on this connection yet")
     return session.producer
 
 
-def _require_ordered_replies(session: Session) -> None:
+def require_ordered_replies(session: Session) -> None:
     """Refuse a connection with unordered replies: streams need ordered ones.
 
     Raises:
@@ -126,20 +90,6 @@ def _require_ordered_replies(session: Session) -> None:
     """
     if Feature.UNORDERED_EXECUTION in session.features:
         raise NotSupported("change streams on a connection that has agreed on unordered execution")
-
-
-@FIRST_COMMANDS.serve(needs=STREAM)
-def open_connection(session: Session, request: Open) -> bytes:
-    """Return the reply to OPEN: the connection is a DCP producer from now on."""
-    _require_ordered_replies(session)
-    if session.producer is not None:
-        raise InvalidArguments("a second DCP OPEN")
-    if len(request.key) > MAX_NAME or request.value:
-        raise InvalidArguments(f"name of {len(request.key)} bytes (limit {MAX_NAME}), value of {len(request.value)}")
-    _check_open_flags(request.flags)
-    session.producer = DcpProducer(session, require_streamable_bucket(session), request.key, OpenFlag(request.flags))
-    session.datatypes |= int(Datatype.JSON)
-    return encode_reply(request)
 
 
 @COMMANDS.serve(needs=STREAM)
@@ -153,7 +103,7 @@ def set_control(session: Session, request: Control) -> bytes:
 def open_stream(session: Session, request: StreamReq) -> bytes:
     """Return the reply to a stream request: the failover log, or the seqno to roll back to."""
     producer = _require_producer(session)
-    _check_flags(request.flags, _STREAM_OFFERED, _STREAM_UNSUPPORTED)
+    check_flags(request.flags, _STREAM_OFFERED, _STREAM_UNSUPPORTED)
     vbucket, point = producer.accept_request(request)
     if point is not None:
         return encode_reply(request, Status.ROLLBACK, value=pack_rollback(point))
@@ -163,7 +113,7 @@ def open_stream(session: Session, request: StreamReq) -> bytes:
 @COMMANDS_BEFORE_OPEN.serve(needs=STREAM)
 def get_failover_log(session: Session, request: DcpGetFailoverLog) -> bytes:
     """Return a vbucket's failover log. OPEN is not needed, as in releases 4.0 to 5.5."""
-    _require_ordered_replies(session)
+    require_ordered_replies(session)
     vbucket = session.require_bucket().store.find_existing(request.vbucket)
     return encode_reply(request, value=pack_failover_log(vbucket.history.failover_log))
 

@@ -10,8 +10,6 @@ from penstock.wire.codec.statuses import Status
 __all__ = ["UNSUPPORTED", "refuse_unsupported"]
 
 UNSUPPORTED: dict[str, tuple[Status, str]] = {
-    # OPEN
-    "OPEN without PRODUCER": (Status.NOT_SUPPORTED, "the node as consumer"),
     # STREAM_REQ
     "TAKEOVER": (Status.NOT_SUPPORTED, "takeover"),
     "CACHE_TRANSFER": (Status.NOT_SUPPORTED, "cache transfer"),

@@ -124,6 +124,7 @@ class IncomingChanges:
         rev_seqno: int,
         seqno: int | None = None,
         snapshot_end: int | None = None,
+        hides: bool = False,
         flags: int = 0,
         expiry: int = 0,
         lock_time: int = 0,
@@ -145,6 +146,7 @@ class IncomingChanges:
                 vbucket.
             snapshot_end: the end of its snapshot. Until a change reaches it, whole_seqno does not move. None: the
                 change is a snapshot by itself.
+            hides: its snapshot left seqnos out, so no snapshot may end inside it.
             flags: the document's flags.
             expiry: epoch seconds, 0 for never.
             lock_time: as in the DCP mutation.
@@ -194,7 +196,7 @@ class IncomingChanges:
         if self._locks.held:
             self._locks.forget(key)
         changes.clock.observe(cas)
-        history.end_change(snapshot_end)
+        history.end_change(snapshot_end, hides=hides)
         return _new_stored(Stored, (cas, seqno))
 
     def _check_seqnos(self, seqno: int | None, rev_seqno: int) -> int:

@@ -27,9 +27,20 @@ class VbucketHistory:
         changes: the vbucket's changes.
         state: a VbucketState, None while the vbucket is deleted.
         failover_log: newest entry first.
+        snapshot_end: the end of the open snapshot, while whole_seqno is below the newest change.
     """
 
-    __slots__ = ("_log", "_new_vbuuid", "_whole_seqno", "changes", "failover_log", "id", "index", "state")
+    __slots__ = (
+        "_log",
+        "_new_vbuuid",
+        "_whole_seqno",
+        "changes",
+        "failover_log",
+        "id",
+        "index",
+        "snapshot_end",
+        "state",
+    )
 
     def __init__(self, changes: VbucketChanges, *, new_vbuuid: Callable[[], int]) -> None:
         self.id = changes.id
@@ -40,6 +51,7 @@ class VbucketHistory:
         self._log = changes.log
         self._new_vbuuid = new_vbuuid
         self._whole_seqno: int | None = None  # inside a snapshot: the end of the one before
+        self.snapshot_end = 0
 
     @property
     def vbuuid(self) -> int:
@@ -164,6 +176,7 @@ class VbucketHistory:
             "purged_rev_seqno": index.purged_rev_seqno,
             "lowest_snapshot_end": index.lowest_snapshot_end,
             "whole_seqno": self._whole_seqno,
+            "snapshot_end": self.snapshot_end,
             "max_cas": self.changes.clock.last,
             "cuts": index.cuts,
             **collections,
@@ -175,6 +188,7 @@ class VbucketHistory:
         self.state = VbucketState(description["state"]) if description["state"] is not None else None
         self.failover_log = tuple(FailoverEntry(vbuuid, seqno) for vbuuid, seqno in description["failover_log"])
         self._whole_seqno = description["whole_seqno"]
+        self.snapshot_end = description["snapshot_end"]
         self.changes.clock.observe(description["max_cas"])
         index.purge_seqno = description["purge_seqno"]
         index.purged_rev_seqno = description["purged_rev_seqno"]
@@ -201,15 +215,28 @@ class VbucketHistory:
 
         The note is written before the change. If the log ended between the two, the snapshot would seem complete.
         """
-        if snapshot_end is not None and seqno < snapshot_end and self._whole_seqno is None:
+        if snapshot_end is None or seqno >= snapshot_end:
+            return
+        if self._whole_seqno is None or snapshot_end > self.snapshot_end:
             self._log.make_room_for_note(self)
-            self._whole_seqno = self.changes.high_seqno
+            self._whole_seqno = self.whole_seqno
+            self.snapshot_end = snapshot_end
             self._log.write_note(self)
 
-    def end_change(self, snapshot_end: int | None) -> None:
-        """Record that a snapshot is complete, if the newest change is its last one."""
-        if self._whole_seqno is not None and (snapshot_end is None or self.changes.high_seqno >= snapshot_end):
+    def end_change(self, snapshot_end: int | None, *, hides: bool = False) -> None:
+        """Record that a snapshot is complete, if the newest change is its last one.
+
+        Args:
+            snapshot_end: the end of the snapshot; None: the change is a snapshot by itself.
+            hides: as of `end_snapshot`.
+        """
+        if self._whole_seqno is None and not hides:
+            return
+        high_seqno = self.changes.high_seqno
+        if snapshot_end is None or high_seqno >= snapshot_end:
             self._whole_seqno = None
+            if hides:
+                self.index.lowest_snapshot_end = max(self.index.lowest_snapshot_end, high_seqno)
             self._log.write_note(self)
 
     def end_snapshot(self, *, hides: bool) -> None:

@@ -1,0 +1,319 @@
+"""The commands of a DCP connection that this node consumes: requests of the orchestrator, and messages of the producer.
+
+Both come over one connection: ns_server opens a producer and a consumer, and passes every frame from one to the other.
+A message of the producer is answered only if it fails, or asks for an answer. Source: recorded conversations with
+Couchbase 3.1.6; `docs/differences.md` lists the differences.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from penstock.errors import InvalidArguments, RemoteProtocolError, StatusError
+from penstock.node.answers import Answer, CancelWait, CloseConnection, FinishedWork, Parked, Resume
+from penstock.node.buckets.received_manifest import adopt_manifest
+from penstock.node.replication.dcp_consumer import DcpConsumer
+from penstock.node.replication.passive_stream import PassiveStream, ReceivedDocument
+from penstock.node.session.client_values import check_stored_value
+from penstock.node.session.command_table import REPLICATE, CommandTable
+from penstock.node.session.large_values import LARGE_VALUE_BYTES, run_in_worker
+from penstock.node.session.replies import encode_reply
+from penstock.node.session.session import Handler, Session
+from penstock.node.streams.dcp_commands import check_flags
+from penstock.store.history.event_frames import pack_events
+from penstock.store.history.vbucket_changes import REFUSED
+from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, SystemEventKind, VbucketState
+from penstock.wire.codec.flags import Datatype, StreamFlag
+from penstock.wire.codec.frame import HEADER_BYTES, Buffer, Frame, name_opcode
+from penstock.wire.codec.layout import find_forms, find_layout
+from penstock.wire.codec.opcodes import DCP_OPCODES, Magic, Opcode
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages.dcp import (
+    AddStream,
+    CloseStream,
+    DcpNoop,
+    Deletion,
+    DeletionV2,
+    Expiration,
+    Mutation,
+    OldExpiration,
+    SeqnoAdvanced,
+    SetVbucketState,
+    SnapshotMarker,
+    SnapshotMarkerV2,
+    StreamEnd,
+    SystemEvent,
+)
+from penstock.wire.messages.system_event import unpack_system_event
+from penstock.wire.values.collection_key import DEFAULT_PREFIX, SYSTEM_COLLECTION, split_collection_key
+from penstock.wire.values.snappy import read_inflated_length
+
+__all__ = ["COMMANDS", "MESSAGES", "refuse_request"]
+
+_RETRY_SECONDS = 0.25
+_ADD_STREAM_FLAGS = sum(map(int, StreamFlag)) - StreamFlag.CACHE_TRANSFER
+_SNAPPY, _XATTR = int(Datatype.SNAPPY), int(Datatype.XATTR)
+
+_Removal = Deletion | DeletionV2 | Expiration | OldExpiration
+
+
+def _count_bytes(handler: Handler) -> Handler:
+    """Return a handler that counts each message for flow control, and retries it while the bucket accepts no changes.
+
+    The message stays unacknowledged until then, so that a full bucket stops the producer.
+    """
+
+    def count(session: Session, frame: Frame) -> Answer:
+        consumer = get_consumer(session)
+        try:
+            reply = handler(session, frame)
+        except REFUSED:
+            raise Parked(partial(_wait_before_retry, session)) from None
+        except (StatusError, RemoteProtocolError):
+            consumer.received_bytes += _count_frame(frame)
+            raise
+        assert isinstance(reply, bytes), "a message of a stream has a short reply"
+        return reply + consumer.count_bytes(_count_frame(frame))
+
+    return count
+
+
+def _count_frame(frame: Frame) -> int:
+    return HEADER_BYTES + len(frame.framing) + len(frame.extras) + len(frame.key) + len(frame.value)
+
+
+def _wait_before_retry(session: Session, resume: Resume) -> CancelWait:
+    """Serve a parked message again after some time."""
+    done: asyncio.Future[None] = session.node.loop.create_future()
+    done.set_result(None)
+    return session.node.loop.call_later(_RETRY_SECONDS, resume, FinishedWork(None, 0, done)).cancel
+
+
+COMMANDS = CommandTable()
+"""Requests of the orchestrator."""
+
+MESSAGES = CommandTable(_count_bytes)
+"""Messages of the producer that flow control counts."""
+
+
+def get_consumer(session: Session) -> DcpConsumer:
+    """Return the consumer of a connection. Its table has no other commands."""
+    assert isinstance(session.producer, DcpConsumer)
+    return session.producer
+
+
+@COMMANDS.serve(needs=REPLICATE)
+def add_stream(session: Session, request: AddStream) -> bytes:
+    """Request a stream of the vbucket from the producer. The reply follows the producer's answer."""
+    check_flags(request.flags, _ADD_STREAM_FLAGS)
+    return get_consumer(session).add_stream(request)
+
+
+@COMMANDS.serve(needs=REPLICATE)
+def close_stream(session: Session, request: CloseStream) -> bytes:
+    """Close the stream of the vbucket. Later messages of the stream are refused."""
+    get_consumer(session).close_stream(request.vbucket)
+    return encode_reply(request)
+
+
+@COMMANDS.serve(needs=REPLICATE)
+def answer_noop(session: Session, request: DcpNoop) -> bytes:
+    """Answer the producer's check whether the connection is alive."""
+    get_consumer(session).record_noop()
+    return encode_reply(request)
+
+
+@MESSAGES.serve(needs=REPLICATE)
+def start_snapshot(session: Session, message: SnapshotMarker | SnapshotMarkerV2) -> bytes:
+    """Open a snapshot."""
+    _find_stream(session, message).start_snapshot(message)
+    return b""
+
+
+@MESSAGES.serve(needs=REPLICATE)
+def store_mutation(session: Session, message: Mutation) -> bytes:
+    """Store a mutation."""
+    stream = _find_stream(session, message)
+    value = _remove_nmeta(message.value, message.nmeta)
+    _check_value(session, message.datatype, value)
+    return _store(
+        stream,
+        message,
+        ReceivedDocument(
+            event=Event.MUTATION,
+            key=_read_key(session, message.key),
+            value=value,
+            seqno=_read_seqno(message.by_seqno),
+            cas=message.cas,
+            rev_seqno=message.rev_seqno,
+            flags=message.flags,
+            expiry=message.expiry,
+            lock_time=message.lock_time,
+            nru=message.nru,
+            datatype=message.datatype,
+        ),
+    )
+
+
+@MESSAGES.serve(needs=REPLICATE)
+def store_removal(session: Session, message: _Removal) -> bytes:
+    """Store a deletion or an expiration. A tombstone keeps extended attributes only."""
+    stream = _find_stream(session, message)
+    value = _remove_nmeta(message.value, message.nmeta if isinstance(message, Deletion) else 0)
+    datatype = message.datatype if message.datatype & _XATTR else 0
+    value = value if datatype else b""
+    _check_value(session, datatype, value)
+    is_expiration = message.received_as == Opcode.DCP_EXPIRATION
+    return _store(
+        stream,
+        message,
+        ReceivedDocument(
+            event=Event.EXPIRATION if is_expiration else Event.DELETION,
+            key=_read_key(session, message.key),
+            value=value,
+            seqno=_read_seqno(message.by_seqno),
+            cas=message.cas,
+            rev_seqno=message.rev_seqno,
+            datatype=datatype,
+            delete_time=0 if isinstance(message, Deletion) else message.delete_time,
+        ),
+    )
+
+
+@MESSAGES.serve(needs=REPLICATE)
+def store_system_event(session: Session, message: SystemEvent) -> bytes:
+    """Store the event of a scope or collection. The bucket adopts a newer manifest."""
+    stream = _find_stream(session, message)
+    subject = unpack_system_event(message.event, message.version, message.key, message.value)
+    (event,) = pack_events([(SystemEventKind(message.event), subject)])
+    reply = _store(
+        stream,
+        message,
+        ReceivedDocument(
+            event=Event.DELETION if event.is_end else Event.MUTATION,
+            key=event.key,
+            value=event.value,
+            seqno=_read_seqno(message.by_seqno),
+            cas=message.cas,
+            rev_seqno=1,
+            flags=int(event.kind),
+        ),
+    )
+    adopt_manifest(get_consumer(session).bucket, stream.vbucket)
+    return reply
+
+
+@MESSAGES.serve(needs=REPLICATE)
+def advance_seqno(session: Session, message: SeqnoAdvanced) -> bytes:
+    """Record that the producer has no further change up to a seqno."""
+    stream = _find_stream(session, message)
+    return _acknowledge_marker(message) if stream.advance_seqno(_read_seqno(message.by_seqno)) else b""
+
+
+@MESSAGES.serve(needs=REPLICATE)
+def set_vbucket_state(session: Session, message: SetVbucketState) -> bytes:
+    """Set the state of the vbucket, in a takeover."""
+    stream = _find_stream(session, message)
+    if message.state not in set(VbucketState):
+        raise InvalidArguments(f"vbucket state {message.state}, expected 1 to {max(VbucketState)}")
+    stream.set_vbucket_state(VbucketState(message.state))
+    return encode_reply(message)
+
+
+@MESSAGES.serve(needs=REPLICATE)
+def end_stream(session: Session, message: StreamEnd) -> bytes:
+    """Forget a stream that the producer has ended."""
+    get_consumer(session).end_stream(_find_stream(session, message), message.reason)
+    return b""
+
+
+def refuse_request(session: Session, frame: Frame) -> bytes:
+    """Refuse a change-stream request that has no handler here.
+
+    Raises:
+        InvalidArguments: the request belongs to another dialect, or is a second OPEN.
+        RemoteProtocolError: the request is malformed.
+        CloseConnection: the message is sent to producers only, or needs a setting that this consumer has not requested.
+    """
+    if frame.opcode not in DCP_OPCODES:
+        raise InvalidArguments(f"{name_opcode(frame.opcode)} on a connection that speaks DCP")
+    if frame.opcode == Opcode.DCP_OPEN:
+        raise InvalidArguments("a second DCP OPEN")
+    if find_forms(frame) is not None:
+        find_layout(frame).check(frame)
+    raise CloseConnection(f"{name_opcode(frame.opcode)} sent to a consumer, which has not requested it")
+
+
+# Parts of messages
+
+
+def _find_stream(
+    session: Session,
+    message: SnapshotMarker
+    | SnapshotMarkerV2
+    | Mutation
+    | _Removal
+    | SystemEvent
+    | SeqnoAdvanced
+    | SetVbucketState
+    | StreamEnd,
+) -> PassiveStream:
+    return get_consumer(session).find_stream(message.vbucket, message.opaque)
+
+
+def _store(stream: PassiveStream, message: Mutation | _Removal | SystemEvent, document: ReceivedDocument) -> bytes:
+    """Store a change, and return the answer to the marker of its snapshot if that is due."""
+    return _acknowledge_marker(message) if stream.store_document(document) else b""
+
+
+def _acknowledge_marker(message: Mutation | _Removal | SystemEvent | SeqnoAdvanced) -> bytes:
+    """Return the answer to a marker with ACK, which is due when its snapshot is complete."""
+    marker = Frame(int(Magic.REQUEST), int(Opcode.DCP_SNAPSHOT_MARKER), opaque=message.opaque)
+    return encode_reply(marker)
+
+
+def _read_seqno(seqno: int) -> int:
+    if not seqno:
+        raise InvalidArguments("seqno 0, expected 1 or more")
+    return seqno
+
+
+def _read_key(session: Session, key: bytes) -> bytes:
+    """Return the store's key of a document.
+
+    Raises:
+        InvalidArguments: the key is empty, too long, or in the collection of system events.
+        RemoteProtocolError: the key does not begin with a collection id.
+    """
+    collection_id, own_key = split_collection_key(key) if session.collections else (0, key)
+    if not 0 < len(own_key) <= MAX_KEY or collection_id == SYSTEM_COLLECTION:
+        raise InvalidArguments(f"key of {len(own_key)} bytes in collection {collection_id:#x}, limit {MAX_KEY}")
+    return key if session.collections else DEFAULT_PREFIX + key
+
+
+def _remove_nmeta(value: Buffer, nmeta: int) -> Buffer:
+    """Return the value without the extended metadata behind it."""
+    if nmeta > len(value):
+        raise InvalidArguments(f"{nmeta} bytes of extended meta data in a value of {len(value)}")
+    return value[: len(value) - nmeta]
+
+
+def _check_value(session: Session, datatype: int, value: Buffer) -> None:
+    """Check a value before it is stored: that it can be inflated, and that its extended attributes are well-formed.
+
+    Raises:
+        InvalidArguments: the value is too long.
+        RemoteProtocolError: the value contradicts its datatype.
+        Parked: a thread checks a large value.
+    """
+    if len(value) > MAX_VALUE:
+        raise InvalidArguments(f"value of {len(value)} bytes, limit {MAX_VALUE}")
+    if not datatype & (_SNAPPY | _XATTR):
+        return
+    nbytes = read_inflated_length(value) if datatype & _SNAPPY else len(value)
+    check = partial(check_stored_value, datatype, value)
+    if nbytes <= LARGE_VALUE_BYTES:
+        check()
+    else:
+        run_in_worker(session, None, nbytes, check)

@@ -1,0 +1,263 @@
+"""The consumer of a DCP connection: its settings, its streams and its flow control.
+
+It reads and writes no socket: each method returns the bytes to send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from itertools import count
+from typing import Any
+
+from penstock.errors import KeyExists, KeyNotFound, NotMyVbucket, RemoteProtocolError, StatusError
+from penstock.node.answers import CloseConnection
+from penstock.node.buckets.consumer_reports import ConsumerReport, ReceivedStreamReport
+from penstock.node.buckets.served_bucket import ServedBucket
+from penstock.node.buckets.vbucket_events import VbucketEvent
+from penstock.node.replication.control_negotiation import BUFFER_BYTES, ControlNegotiation
+from penstock.node.replication.passive_stream import PassiveStream
+from penstock.node.session.session import Session
+from penstock.store.documents.vbucket import Vbucket
+from penstock.wire.codec.constants import Dialect, VbucketState
+from penstock.wire.codec.frame import Frame, name_opcode
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
+from penstock.wire.messages.dcp import AddStream, AddStreamReply, BufferAck, Control, unpack_rollback
+from penstock.wire.messages.kv import unpack_failover_log
+from penstock.wire.protocol.stream_state import StreamState
+
+__all__ = ["DcpConsumer"]
+
+logger = logging.getLogger("penstock.node")
+
+_ACK_SHARE = 5
+"""The consumer acknowledges a fifth of the buffer at once. Source: kv_engine, dcp/flow-control.cc."""
+
+
+class DcpConsumer:
+    """The consumer of a connection after OPEN without PRODUCER.
+
+    Attributes:
+        dialect: DCP.
+        session: the session of the connection.
+        bucket: the bucket whose vbuckets store the changes.
+        name: the client's name of the connection.
+        created: time of creation, in epoch seconds.
+        streams: the streams by vbucket.
+        negotiation: the settings of the connection.
+        received_bytes: bytes of all stream messages.
+        acked_bytes: bytes that were acknowledged.
+    """
+
+    dialect = Dialect.DCP
+
+    def __init__(self, session: Session, bucket: ServedBucket, name: bytes, flags: int) -> None:
+        self.session = session
+        self.bucket = bucket
+        self.name = name
+        self.flags = flags
+        self.created = time.time()
+        self.streams: dict[int, PassiveStream] = {}
+        self.negotiation = ControlNegotiation(has_collections=session.collections)
+        self.received_bytes = self.acked_bytes = 0
+        self._opaques = count(1)
+        self._messages = self._messages_before = 0
+        self._timer: asyncio.TimerHandle | None = None
+        bucket.add_consumer(self)
+
+    # Streams
+
+    def add_stream(self, request: AddStream) -> bytes:
+        """Request a stream from the peer. The reply follows when the peer has answered.
+
+        Returns:
+            The bytes to send: the first setting, the stream request, or nothing while settings are negotiated.
+
+        Raises:
+            NotMyVbucket: the vbucket does not exist, or is active.
+            KeyExists: the vbucket has a stream.
+        """
+        vbucket = self.bucket.store.find_existing(request.vbucket)
+        if vbucket.history.state is VbucketState.ACTIVE:
+            raise NotMyVbucket(f"vbucket {vbucket.id} is active, expected a replica", vbucket=vbucket.id)
+        if vbucket.id in self.streams:
+            raise KeyExists(f"vbucket {vbucket.id} has a stream")
+        stream = PassiveStream(self.bucket, vbucket, next(self._opaques), request.flags, request.opaque)
+        self.streams[vbucket.id] = stream
+        if not self.negotiation.has_started:
+            return self._request_setting()
+        return stream.make_request().encode() if self.negotiation.is_complete else b""
+
+    def close_stream(self, number: int) -> None:
+        """Close the stream of a vbucket. Raises StatusError if there is none."""
+        if self.streams.pop(number, None) is None:
+            raise self._make_missing_error(f"vbucket {number} has no stream")
+
+    def find_stream(self, number: int, opaque: int) -> PassiveStream:
+        """Return the stream of a message. Raises StatusError if there is none, or if it has another opaque."""
+        stream = self.streams.get(number)
+        if stream is None or stream.state is None:
+            raise self._make_missing_error(f"vbucket {number} has no stream")
+        if stream.opaque != opaque:
+            text = f"vbucket {number}: opaque {opaque}, the stream has {stream.opaque}"
+            raise (
+                StatusError(text, status=Status.OPAQUE_NO_MATCH)
+                if self.negotiation.has_v7_statuses
+                else KeyNotFound(text)
+            )
+        return stream
+
+    def end_stream(self, stream: PassiveStream, reason: int) -> None:
+        """Forget a stream that the producer has ended."""
+        del self.streams[stream.vbucket.id]
+        logger.info("vbucket %d: the producer has ended the stream, reason %d", stream.vbucket.id, reason)
+
+    def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
+        """Forget the stream of a vbucket that another client has promoted, emptied or deleted."""
+        stream = self.streams.get(vbucket.id)
+        if stream is not None and stream.is_invalidated_by(event):
+            del self.streams[vbucket.id]
+            logger.info("vbucket %d: its stream ends, since another client has changed the vbucket", vbucket.id)
+
+    def _make_missing_error(self, text: str) -> StatusError:
+        return (
+            StatusError(text, status=Status.DCP_STREAM_NOT_FOUND)
+            if self.negotiation.has_v7_statuses
+            else KeyNotFound(text)
+        )
+
+    # Responses of the peer
+
+    def handle_response(self, frame: Frame) -> bytes:
+        """Handle the peer's response to a request of the consumer.
+
+        Returns:
+            The bytes to send.
+
+        Raises:
+            CloseConnection: the consumer has sent no such request, or the response is malformed.
+        """
+        self._messages += 1
+        if frame.opcode == Opcode.DCP_CONTROL and self.negotiation.is_requested(frame.opaque):
+            self.negotiation.handle_answer(frame.specific)
+            return self._request_setting()
+        if frame.opcode == Opcode.DCP_STREAM_REQ:
+            for stream in self.streams.values():
+                if stream.opaque == frame.opaque and stream.state is StreamState.REQUESTED:
+                    return self._handle_stream_answer(stream, frame)
+        if frame.opcode == Opcode.DCP_BUFFER_ACK:  # kv_engine sends none, but some proxies do
+            return b""
+        raise CloseConnection(f"response to {name_opcode(frame.opcode)}, which this consumer has not requested")
+
+    def _request_setting(self) -> bytes:
+        """Return the request of the next setting. After the last one, return the requests of all waiting streams."""
+        opaque = next(self._opaques)
+        setting = self.negotiation.take_next(opaque)
+        if setting is not None:
+            return Control(opaque=opaque, key=setting[0], value=setting[1]).encode()
+        if self.negotiation.has_noops:
+            self._watch_peer()
+        waiting = [stream for stream in self.streams.values() if stream.state is None]
+        return b"".join(stream.make_request().encode() for stream in waiting)
+
+    def _handle_stream_answer(self, stream: PassiveStream, frame: Frame) -> bytes:
+        try:
+            if frame.specific == Status.SUCCESS:
+                log = unpack_failover_log(frame.value)
+                if not log:
+                    raise CloseConnection(f"vbucket {stream.vbucket.id}: accepted with an empty failover log")
+                stream.accept(log)
+            elif frame.specific == Status.ROLLBACK and stream.roll_back(unpack_rollback(frame.value)):
+                return stream.make_request().encode()
+            else:
+                del self.streams[stream.vbucket.id]
+        except RemoteProtocolError as error:
+            raise CloseConnection(str(error)) from None
+        reply = AddStreamReply(opaque=stream.request_opaque, status=frame.specific, stream_opaque=stream.opaque)
+        return reply.encode()
+
+    # Flow control, and the end
+
+    def count_bytes(self, nbytes: int) -> bytes:
+        """Count the bytes of a stream message: those on the wire.
+
+        Returns:
+            The acknowledgement that is due, or nothing.
+        """
+        self._messages += 1
+        self.received_bytes += nbytes
+        unacked = self.received_bytes - self.acked_bytes
+        if unacked < BUFFER_BYTES // _ACK_SHARE:
+            return b""
+        self.acked_bytes = self.received_bytes
+        return BufferAck(opaque=next(self._opaques), nbytes=unacked).encode()
+
+    def record_noop(self) -> None:
+        """Record that the peer is alive."""
+        self._messages += 1
+
+    def _watch_peer(self) -> None:
+        """Abort the connection if the peer has been silent for the node's idle timeout: its NOOPs are missing."""
+        session = self.session
+        if self._timer is not None and self._messages == self._messages_before:
+            session.output.abort(f"no message of the producer for {session.node.idle_timeout:g} s")
+            return
+        self._messages_before = self._messages
+        self._timer = session.node.loop.call_later(
+            session.node.idle_timeout, session.output.run_guarded, self._watch_peer
+        )
+
+    def abort(self, why: str) -> None:
+        """Close the connection at once."""
+        self.session.output.abort(why)
+
+    def close_soon(self) -> None:
+        """Close the connection in a turn of its own."""
+        self.session.node.loop.call_soon(self.session.output.close)
+
+    def renew_login(self) -> bool:
+        """Return False: the connection ends when the roles of its user change, and may open again."""
+        return False
+
+    def resume(self) -> None:
+        """Do nothing: a consumer sends only answers and acknowledgements."""
+
+    def stop(self) -> None:
+        """Forget the streams, since the connection ends. The vbuckets keep their changes."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.bucket.remove_consumer(self)
+        self.streams.clear()
+
+    def report(self) -> ConsumerReport:
+        """Return the report of the consumer."""
+        return ConsumerReport(
+            name=self.name.decode("utf-8", "backslashreplace"),
+            peer=self.session.peer,
+            agent=self.session.agent,
+            user=self.session.user,
+            created=self.created,
+            streams=tuple(
+                ReceivedStreamReport(
+                    vbucket=number,
+                    opaque=stream.opaque,
+                    state="pending" if stream.state is None else stream.state.value,
+                    changes=stream.changes,
+                    seqno=stream.vbucket.changes.high_seqno,
+                )
+                for number, stream in self.streams.items()
+            ),
+            details=self._details(),
+        )
+
+    def _details(self) -> dict[str, Any]:
+        return {
+            "flags": self.flags,
+            "noop_enabled": self.negotiation.has_noops,
+            "max_buffer_bytes": BUFFER_BYTES,
+            "total_received_bytes": self.received_bytes,
+            "total_acked_bytes": self.acked_bytes,
+            "unacked_bytes": self.received_bytes - self.acked_bytes,
+        }

@@ -1,0 +1,262 @@
+"""A stream that the node receives: its order, the snapshot that is open, and the changes that it stores."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from penstock.errors import InvalidArguments, OrderViolation, OutOfRange
+from penstock.node.answers import CloseConnection
+from penstock.node.buckets.served_bucket import ServedBucket
+from penstock.node.buckets.vbucket_events import VbucketEvent
+from penstock.store.documents.vbucket import Vbucket
+from penstock.store.history.failover_log import FailoverLog, sanitise_log
+from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
+from penstock.wire.codec.flags import SnapshotFlag
+from penstock.wire.codec.frame import Buffer
+from penstock.wire.columns.schema import Event
+from penstock.wire.messages.dcp import SnapshotMarker, SnapshotMarkerV2, StreamReq
+from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance_state
+
+__all__ = ["PassiveStream", "ReceivedDocument"]
+
+logger = logging.getLogger("penstock.node")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedDocument:
+    """A change of a document, or a system event, in the form of the store.
+
+    Attributes:
+        event: a mutation, deletion or expiration.
+        key: the store's key, which begins with the collection id.
+        value: the value.
+        seqno: the change's by_seqno.
+        cas: the change's cas; 0 is replaced.
+        rev_seqno: the change's rev_seqno.
+        flags: the document's flags; the kind of a system event.
+        expiry: epoch seconds; 0: never.
+        lock_time: as in the DCP mutation.
+        nru: as in the DCP mutation.
+        datatype: the Datatype bits of the value.
+        delete_time: epoch seconds; 0: unknown.
+    """
+
+    event: Event
+    key: bytes
+    value: Buffer
+    seqno: int
+    cas: int
+    rev_seqno: int
+    flags: int = 0
+    expiry: int = 0
+    lock_time: int = 0
+    nru: int = 0
+    datatype: int = 0
+    delete_time: int = 0
+
+
+class PassiveStream:
+    """One stream of a consumer.
+
+    A message that breaks the order of the stream ends the connection. The vbucket then stays at its last change, and
+    its `whole_seqno` at its last complete snapshot: a promotion starts its branch there.
+
+    Attributes:
+        vbucket: the vbucket that stores the changes.
+        opaque: the opaque of the stream's messages.
+        flags: the StreamFlag bits of the request.
+        request_opaque: the opaque of ADD_STREAM.
+        state: the state of the stream; None until the stream is requested.
+        changes: number of stored changes.
+    """
+
+    def __init__(self, bucket: ServedBucket, vbucket: Vbucket, opaque: int, flags: int, request_opaque: int) -> None:
+        self.vbucket = vbucket
+        self.opaque = opaque
+        self.flags = flags
+        self.request_opaque = request_opaque
+        self.state: StreamState | None = None
+        self.changes = 0
+        self._bucket = bucket
+        self._was_emptied = False
+        self._snapshot: tuple[int, int] | None = None
+        self._needs_ack = False
+        self._hides = False  # the open snapshot left seqnos out
+        self._is_own_event = False
+
+    # The request
+
+    def make_request(self) -> StreamReq:
+        """Return the stream request. It continues after the newest change, also inside a snapshot."""
+        history, high_seqno = self.vbucket.history, self.vbucket.changes.high_seqno
+        self.state = StreamState.REQUESTED
+        is_inside = history.whole_seqno < high_seqno
+        return StreamReq(
+            vbucket=self.vbucket.id,
+            opaque=self.opaque,
+            flags=self.flags,
+            start_seqno=high_seqno,
+            end_seqno=MAX_SEQNO,
+            vbuuid=history.vbuuid,
+            snap_start=history.whole_seqno,
+            snap_end=history.snapshot_end if is_inside else high_seqno,
+        )
+
+    def accept(self, log: FailoverLog) -> None:
+        """Adopt the failover log of the producer, which has accepted the request."""
+        self._advance(StreamEvent.ACCEPTED)
+        history = self.vbucket.history
+        self._hides = history.whole_seqno < self.vbucket.changes.high_seqno  # unknown of changes before this stream
+        if sanitise_log(log) != history.failover_log:
+            history.set_failover_log(log)
+            self._report(VbucketEvent.STATE_CHANGED)
+
+    def roll_back(self, seqno: int) -> bool:
+        """Roll back as the producer requires it.
+
+        Args:
+            seqno: the newest seqno that both sides have.
+
+        Returns:
+            Whether the stream can be requested again: a producer that rejects its own seqno would reject it for ever.
+        """
+        high_seqno = self.vbucket.changes.high_seqno
+        if not high_seqno:
+            if self._was_emptied:
+                return False
+            seqno = 0
+        elif seqno >= high_seqno:
+            return False
+        self._was_emptied = not seqno
+        if seqno:
+            self.vbucket.rollback(seqno)
+        else:
+            self.vbucket.reset()
+        after = self.vbucket.changes.high_seqno
+        logger.info("vbucket %d: the producer rolls it back from %d to %d", self.vbucket.id, high_seqno, after)
+        self._report(VbucketEvent.STATE_CHANGED if after else VbucketEvent.FLUSHED)
+        return True
+
+    # Messages of the producer
+
+    def start_snapshot(self, marker: SnapshotMarker | SnapshotMarkerV2) -> None:
+        """Open a snapshot, or extend the open one.
+
+        Raises:
+            InvalidArguments: the snapshot ends before it starts.
+            OutOfRange: the vbucket has newer changes than the snapshot.
+            CloseConnection: the snapshot before is incomplete.
+        """
+        start, end, high_seqno = marker.start_seqno, marker.end_seqno, self.vbucket.changes.high_seqno
+        if start > end:
+            raise InvalidArguments(f"vbucket {self.vbucket.id}: snapshot from {start} to {end}")
+        if end < high_seqno:
+            raise OutOfRange(f"vbucket {self.vbucket.id}: snapshot up to {end} after seqno {high_seqno}")
+        if self._snapshot is not None and start > (open_end := self._snapshot[1]):
+            raise CloseConnection(
+                f"vbucket {self.vbucket.id}: snapshot from {start} while the snapshot up to {open_end} ends at "
+                f"{high_seqno}"
+            )
+        self._advance(StreamEvent.MARKER)
+        self._snapshot = min(start, high_seqno + 1), end
+        self._needs_ack = bool(marker.flags & SnapshotFlag.ACK)
+
+    def store_document(self, document: ReceivedDocument) -> bool:
+        """Store a change.
+
+        Returns:
+            Whether it completes a snapshot whose marker asks for an answer.
+
+        Raises:
+            OutOfRange: the seqno does not increase.
+            CloseConnection: the seqno is not in the open snapshot.
+            TemporaryFailure: the bucket accepts no changes for the moment; OutOfMemory likewise.
+        """
+        seqno, vbucket = document.seqno, self.vbucket
+        high_seqno = vbucket.changes.high_seqno
+        if seqno <= high_seqno:
+            raise OutOfRange(f"vbucket {vbucket.id}: seqno {seqno} after {high_seqno}")
+        end = self._check_seqno(seqno)
+        self._hides = self._hides or seqno != high_seqno + 1
+        vbucket.incoming.apply(
+            document.event,
+            document.key,
+            document.value,
+            cas=document.cas or vbucket.changes.clock.last + 1,
+            rev_seqno=document.rev_seqno,
+            seqno=seqno,
+            snapshot_end=end,
+            hides=self._hides,
+            flags=document.flags,
+            expiry=document.expiry,
+            lock_time=document.lock_time,
+            nru=document.nru,
+            datatype=document.datatype,
+            delete_time=document.delete_time,
+        )
+        self.changes += 1
+        self._bucket.changed.add(vbucket.id)
+        return self._complete() if seqno == end else False
+
+    def advance_seqno(self, seqno: int) -> bool:
+        """Record that the producer has no further change up to a seqno.
+
+        Returns:
+            Whether it completes a snapshot whose marker asks for an answer.
+
+        Raises:
+            CloseConnection: the seqno is not in the open snapshot.
+        """
+        if seqno != self._check_seqno(seqno):
+            return False
+        self.vbucket.history.end_snapshot(hides=True)
+        self._bucket.changed.add(self.vbucket.id)
+        return self._complete()
+
+    def set_vbucket_state(self, state: VbucketState) -> None:
+        """Set the state of the vbucket. A takeover continues the history of the producer.
+
+        Inside a snapshot it cannot: an active vbucket then starts a branch at the end of the last complete snapshot.
+        """
+        self._advance(StreamEvent.STATE)
+        history = self.vbucket.history
+        if history.state is not state:
+            self.vbucket.set_state(state, takeover=history.whole_seqno == self.vbucket.changes.high_seqno)
+            self._report(VbucketEvent.STATE_CHANGED)
+
+    def is_invalidated_by(self, event: VbucketEvent) -> bool:
+        """Return whether an event of the vbucket ends the stream: another client emptied or promoted the vbucket."""
+        if self._is_own_event:
+            return False
+        return event is not VbucketEvent.STATE_CHANGED or self.vbucket.history.state is VbucketState.ACTIVE
+
+    def _check_seqno(self, seqno: int) -> int:
+        """Return the end of the open snapshot. Raises CloseConnection for a seqno outside."""
+        self._advance(StreamEvent.DATA)
+        start, end = self._snapshot or (0, 0)
+        if not start <= seqno <= end:
+            raise CloseConnection(f"vbucket {self.vbucket.id}: seqno {seqno} in the snapshot from {start} to {end}")
+        return end
+
+    def _complete(self) -> bool:
+        self._snapshot = None
+        self._hides = False
+        needs_ack, self._needs_ack = self._needs_ack, False
+        return needs_ack
+
+    def _advance(self, event: StreamEvent) -> None:
+        assert self.state is not None, "the stream was requested"
+        try:
+            self.state = advance_state(self.state, event, self.vbucket.id)
+        except OrderViolation as error:
+            raise CloseConnection(str(error)) from None
+
+    def _report(self, event: VbucketEvent) -> None:
+        """Notify other listeners of the vbucket."""
+        self._is_own_event = True
+        try:
+            self._bucket.report_event(self.vbucket, event)
+        finally:
+            self._is_own_event = False
+        self._bucket.changed.add(self.vbucket.id)
