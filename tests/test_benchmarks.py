@@ -18,7 +18,7 @@ from penstock.store.bucket_store import BucketStore
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import MAX_SEQNO
 from tests.examples import scaled
-from tests.store.model import START, messages, read_all
+from tests.store.model import START, decode_chunk, read_all
 
 ROOT = Path(__file__).parent.parent
 SQLITE = ROW_BUCKETS["SQLite"]
@@ -88,7 +88,7 @@ def test_a_snapshot_of_rows_keeps_to_its_bounds(tmp_path):
         rows.vbuckets[0].set(b"%04d" % number, b"v" * (number % 100))
     snapshot = rows.vbuckets[0].history.open_snapshot(0, MAX_SEQNO)
     assert snapshot.read(7, 1000, window=0).frame_count == 0
-    assert [message.by_seqno for message in messages(snapshot.read(7, 1000, max_frames=3))] == [1, 2, 3]
+    assert [message.by_seqno for message in decode_chunk(snapshot.read(7, 1000, max_frames=3))] == [1, 2, 3]
     assert len(snapshot.read(7, 1000).data) <= 1000
     assert snapshot.read(7, 10).frame_count == 1
     assert snapshot.read(7, 10_000, window=1).frame_count == 1

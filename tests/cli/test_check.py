@@ -14,8 +14,8 @@ from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.checked_json import replace_json
 from penstock.store.disk.log_file import make_log_name
 from penstock.store.recovery import bucket_directory
-from tests.store.failing import Place, contents
-from tests.store.written import flipped, of_all_kinds, of_one_file, put
+from tests.store.failing import Place, read_files
+from tests.store.written import flip_bit, write_all_file_kinds, write_files, write_one_log_file
 
 
 @pytest.fixture
@@ -23,24 +23,24 @@ def beer(tmp_path):
     """The directory of a bucket with a segment, a log file and another one."""
     path = tmp_path / "data" / "beer"
     path.mkdir(parents=True)
-    put(path, of_all_kinds().files)
+    write_files(path, write_all_file_kinds().files)
     return path
 
 
 def damage(path: Path, at: int) -> str:
     """Flip a byte of the newest log file, or of the segment if `at` is negative, and return its name."""
-    name = max(contents(path), key=lambda name: (name.startswith("log" if at >= 0 else "segment"), name))
-    (path / name).write_bytes(flipped((path / name).read_bytes(), abs(at)))
+    name = max(read_files(path), key=lambda name: (name.startswith("log" if at >= 0 else "segment"), name))
+    (path / name).write_bytes(flip_bit((path / name).read_bytes(), abs(at)))
     return name
 
 
 def test_a_bucket_that_is_whole(run, beer):
-    before = contents(beer)
+    before = read_files(beer)
     code, out, err = run("check", beer)
     assert (code, err) == (0, "")
     assert out.startswith(f"{beer}: bucket beer is whole: 49 changes and 34 documents in 3 of 4 vbuckets")
     assert out.endswith("; 1 segment and 2 log files\n")
-    assert contents(beer) == before
+    assert read_files(beer) == before
     found = run("check", beer, "--json").json
     assert (found["directory"], found["bucket"], found["whole"], found["clean"]) == (str(beer), "beer", True, False)
     assert (found["segments"], found["log_files"], found["damage"]) == (1, 2, [])
@@ -53,21 +53,21 @@ def test_a_bucket_that_is_whole(run, beer):
 
 
 def test_a_torn_end_is_said_and_is_no_damage(run, tmp_path):
-    written = of_one_file()
-    content = written.files[written.last][:-1]
-    put(tmp_path, {**written.files, written.last: content})
+    written = write_one_log_file()
+    content = written.files[written.last_log][:-1]
+    write_files(tmp_path, {**written.files, written.last_log: content})
     last = written.records[-1]
     code, out, _ = run("check", tmp_path)
     assert code == 0
     rest = f"{last.end - last.start - 1} bytes from offset {last.start} are an incomplete last write"
-    assert out.splitlines()[1] == f"  {written.last}: {rest}"
-    torn = {"file": written.last, "offset": last.start, "bytes": last.end - last.start - 1}
+    assert out.splitlines()[1] == f"  {written.last_log}: {rest}"
+    torn = {"file": written.last_log, "offset": last.start, "bytes": last.end - last.start - 1}
     assert run("check", tmp_path, "--json").json["torn"] == torn
 
 
 def test_damage_is_said_before_it_is_repaired(run, beer):
     segment = damage(beer, -70)
-    before = contents(beer)
+    before = read_files(beer)
     said = [
         f"{beer}: bucket beer is damaged; 1 segment and 2 log files",
         rf"  {segment}, offset 64: 548 bytes do not match their checksum",
@@ -77,7 +77,7 @@ def test_damage_is_said_before_it_is_repaired(run, beer):
     assert out.splitlines()[:2] == said
     assert out.splitlines()[2].startswith("    lost with that: 8 changes: vbucket 0 ")
     assert "  consumers start over in vbuckets 0-2" in out.splitlines()
-    assert contents(beer) == before
+    assert read_files(beer) == before
     found = run("check", beer, "--json")
     assert found.code == 1
     (loss,) = found.json["damage"]
@@ -124,7 +124,7 @@ def test_what_cannot_be_counted_is_said_so(run, beer):
 def test_all_buckets_of_a_node(run, beer):
     wine = beer.parent / "wine"
     wine.mkdir()
-    put(wine, of_one_file().files)
+    write_files(wine, write_one_log_file().files)
     code, out, _ = run("check", beer.parent)
     assert code == 0
     assert [line.split(":")[0] for line in out.splitlines()] == [str(beer), str(wine)]
@@ -150,7 +150,10 @@ def test_a_bucket_in_use_is_left_alone(run, tmp_path):
             lambda path: path.mkdir(),
             "data has no bucket, expected the directory of a bucket or a node's data directory",
         ),
-        (lambda path: put(path, {"bucket.json": b'{"format": 5}'}), "data: format 5, this version knows 2 to 4"),
+        (
+            lambda path: write_files(path, {"bucket.json": b'{"format": 5}'}),
+            "data: format 5, this version knows 2 to 4",
+        ),
     ],
 )
 def test_what_cannot_be_checked(run, tmp_path, prepare, reason):
@@ -181,7 +184,7 @@ def test_what_does_not_say_whose_it_is_cannot_be_repaired_without_its_copy(run, 
 def test_whose_it_is_is_restored_from_the_copy(run, beer, how):
     name, content = beer / "bucket.json", (beer / "bucket.json").read_bytes()
     format7 = content.replace(b'"format": %d' % bucket_directory.FORMAT, b'"format": 7')
-    hurt = {"emptied": b"", "flipped": flipped(content, 40), "another format": format7}
+    hurt = {"emptied": b"", "flipped": flip_bit(content, 40), "another format": format7}
     if how == "missing":
         name.unlink()
     else:
@@ -196,7 +199,7 @@ def test_whose_it_is_is_restored_from_the_copy(run, beer, how):
     assert first == f"{beer}: bucket.json was restored from its copy"
     assert " is whole: " in second
     assert name.read_bytes() == content
-    kept = contents(beer / "damaged") if (beer / "damaged").exists() else {}
+    kept = read_files(beer / "damaged") if (beer / "damaged").exists() else {}
     assert kept == ({"bucket.json": hurt[how]} if how in hurt else {})
     assert run("check", beer).code == 0
 
@@ -206,11 +209,11 @@ def test_a_copy_of_another_bucket_restores_nothing(run, beer):
     del said["crc32c"]
     replace_json(Directory(beer), "bucket-copy.json", {**said, "uuid": "00" * 16})
     (beer / "bucket.json").unlink()
-    before = contents(beer)
+    before = read_files(beer)
     code, out, err = run("check", beer, "--repair", "--json")
     assert (code, out) == (1, "")
     assert err.startswith(f"penstock: {beer}/bucket-copy.json: it is of the bucket with uuid 0000")
-    assert contents(beer) == before
+    assert read_files(beer) == before
 
 
 @pytest.mark.parametrize("of_node", [False, True])
@@ -232,12 +235,12 @@ def test_a_bucket_whose_name_is_lost_is_not_overlooked(run, beer, of_node):
 
 
 def test_a_repair_that_was_interrupted_is_ended(run, beer):
-    written = of_all_kinds()
+    written = write_all_file_kinds()
     said = json.loads(written.files["bucket.json"])
-    said["repair"] = {"aside": "damaged", "written": [written.last], "removed": []}
+    said["repair"] = {"aside": "damaged", "written": [written.last_log], "removed": []}
     (beer / "damaged").mkdir()
     damage(beer, 700)
-    (beer / f"{written.last}.repaired").write_bytes(written.files[written.last])
+    (beer / f"{written.last_log}.repaired").write_bytes(written.files[written.last_log])
     del said["crc32c"]
     bucket_directory.write_record(Directory(beer), said)
     code, _, err = run("check", beer)
@@ -245,7 +248,7 @@ def test_a_repair_that_was_interrupted_is_ended(run, beer):
     code, out, _ = run("check", beer, "--repair")
     assert (code, len(out.splitlines())) == (0, 1)
     assert " is whole: " in out
-    assert contents(beer) == written.files
+    assert read_files(beer) == written.files
 
 
 class Consumer:

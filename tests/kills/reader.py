@@ -13,7 +13,7 @@ from penstock.wire.messages.dcp import Mutation
 from tests.kills.expected import ACTIVE, Change, ExpectedBucket, ExpectedVbucket, add_branch
 from tests.kills.workload import NANOSECONDS, PLANS, generate_turns
 from tests.kills.writer import WRITER, Life, generate_vbuuids
-from tests.store.model import Tombstone, changes
+from tests.store.model import Tombstone, decode_changes
 
 __all__ = ["Mismatch", "check_bucket", "find_end"]
 
@@ -161,9 +161,9 @@ def _check_rows(
     by_seqno = {change.seqno: change for change in expected_vbucket.changes}
     for seqno, frame in rows.items():
         if seqno not in by_seqno:
-            raise Mismatch(f"never written: {changes(frame)}")
+            raise Mismatch(f"never written: {decode_changes(frame)}")
         if frame != by_seqno[seqno].frame:
-            raise Mismatch(f"{changes(frame)}, expected {by_seqno[seqno].message}")
+            raise Mismatch(f"{decode_changes(frame)}, expected {by_seqno[seqno].message}")
     purged = set()
     for seqno in by_seqno.keys() - rows.keys():
         change = by_seqno[seqno]
@@ -191,7 +191,7 @@ def _check_views(vbucket: Vbucket, expected_vbucket: ExpectedVbucket, purged: se
             found += chunk.data
         view = [change for change in expected_vbucket.view(begin, last) if change.seqno not in purged]
         if found != b"".join(change.frame for change in view):
-            _check_difference(f"from {begin} to {last}", changes(found), view, vbucket.index.purge_seqno)
+            _check_difference(f"from {begin} to {last}", decode_changes(found), view, vbucket.index.purge_seqno)
         if begin != start or (last < min(end, vbucket.history.whole_seqno) and last != start):
             raise Mismatch(f"from {begin} to {last}, requested {start} to {end}")
 

@@ -1,4 +1,4 @@
-"""What tests of files have: a directory that is no trouble to any disk."""
+"""Fixture of tests that write files: a directory in memory, which spares the disk."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ from tests.store.failing import directory_in_memory
 
 
 @pytest.fixture
-def memory() -> Iterator[Path]:
-    """A directory in memory: thousands of buckets are opened in it."""
+def memory_path() -> Iterator[Path]:
+    """Yield a directory in memory, because tests open thousands of buckets in it."""
     with directory_in_memory() as path:
         yield path

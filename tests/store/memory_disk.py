@@ -1,4 +1,4 @@
-"""A disk in memory: files and names that are only as safe as they were synced, and a process that can end anywhere."""
+"""A disk in memory that loses unsynced data, and a process that can end at any call of the operating system."""
 
 from __future__ import annotations
 
@@ -13,30 +13,39 @@ from random import Random
 
 from penstock.store.disk.bucket_files import Directory
 
-__all__ = ["Died", "Disk"]
+__all__ = ["MemoryDisk", "ProcessDied"]
 
 
-_SECTOR = 32  # bytes: log files of tests have a thousand
+_SECTOR = 32  # bytes: a log file of a test has about a thousand bytes, so it needs small sectors
 
 
-class Died(BaseException):
-    """The process was killed, or lost its power: no code of its own comes after that."""
+class ProcessDied(BaseException):
+    """The process was killed, or the power failed.
+
+    It is no Exception, so that no handler of the code under test runs after the end of the process.
+    """
 
 
 @dataclass(eq=False)
-class File:
-    """data: as a process reads it. synced: what of it is on disk for certain."""
+class DiskFile:
+    """A file in memory.
+
+    Attributes:
+        data: content that a process reads.
+        synced: content at the last sync, which is certainly on disk.
+    """
 
     data: bytes = b""
     synced: bytes = b""
 
-    def after_power_loss(self, random: Random) -> bytes:
-        """Return what of it might be there.
+    def lose_unsynced_data(self, random: Random) -> bytes:
+        """Return a content that the file may have after a power loss.
 
-        What was written since the last sync has come so far, and perhaps with a hole; or its sectors came in any order.
+        Data written since the last sync is there up to a random offset, perhaps with a hole. Or random sectors of it
+        are there, because a disk may write them in any order.
         """
         if random.random() < 0.3:
-            return self._some_sectors(random)
+            return self._lose_some_sectors(random)
         reached = random.randint(0, len(self.data))
         data = bytearray(self.data[:reached] + self.synced[reached:])
         safe = next((at for at, same in enumerate(map(eq, data, self.synced)) if not same), len(self.synced))
@@ -46,8 +55,8 @@ class File:
             data[start:end] = bytes(end - start)
         return bytes(data)
 
-    def _some_sectors(self, random: Random) -> bytes:
-        """Return the file with some of the sectors that were written since the last sync; a missing one is zeros."""
+    def _lose_some_sectors(self, random: Random) -> bytes:
+        """Return the file with some of the sectors written since the last sync; missing sectors are zeros."""
         size = random.randint(min(len(self.synced), len(self.data)), max(len(self.synced), len(self.data)))
         before, after = self.synced.ljust(size, b"\0"), self.data.ljust(size, b"\0")
         sectors = range(0, size, _SECTOR)
@@ -55,39 +64,44 @@ class File:
 
 
 @dataclass(eq=False)
-class Disk:
-    """Of one directory. fuse: after so many more calls the process ends, in the middle of one; None: it does not.
+class MemoryDisk:
+    """A disk with one directory. A bucket is opened with it in the place of `Directory`.
 
-    names: as a process sees them; on_disk: those that are for certain, `changes`: what has become of others since.
+    Attributes:
+        names: the directory as a process sees it.
+        on_disk: the directory at its last sync.
+        changes: changes of names since then, in order; the file of a removed name is None.
+        locked: whether a process has locked the directory.
+        calls_left: calls that succeed before the process ends in the middle of the next one; None: it does not end.
     """
 
-    names: dict[str, File] = field(default_factory=dict)
-    on_disk: dict[str, File] = field(default_factory=dict)
-    changes: list[dict[str, File | None]] = field(default_factory=list)
+    names: dict[str, DiskFile] = field(default_factory=dict)
+    on_disk: dict[str, DiskFile] = field(default_factory=dict)
+    changes: list[dict[str, DiskFile | None]] = field(default_factory=list)
     locked: bool = False
-    fuse: int | None = None
+    calls_left: int | None = None
 
     def __call__(self, path: Path) -> Directory:
-        """Return what a bucket is to be opened with, in the place of Directory."""
-        return _DiskDirectory(path, self)
+        """Return the directory of this disk; `BucketStore.open` calls the disk as it calls the class `Directory`."""
+        return _MemoryDirectory(path, self)
 
     def kill(self) -> None:
-        """The process ends; the system goes on, with all that was written, synced or not."""
-        self.locked, self.fuse = False, None
+        """End the process. The system keeps running, so written data stays, synced or not."""
+        self.locked, self.calls_left = False, None
 
     def lose_power(self, random: Random) -> None:
-        """What is not synced may be gone: any of the new names, and any end of a file's new data."""
+        """End the process and the system, which may lose any unsynced name and any unsynced data of a file."""
         self.kill()
         for change in self.changes:
             if random.random() < 0.7:
                 _apply(change, self.on_disk)
         self.changes = []
         for file in set(self.on_disk.values()):
-            file.data = file.synced = file.after_power_loss(random)
+            file.data = file.synced = file.lose_unsynced_data(random)
         self.names = dict(self.on_disk)
 
 
-def _apply(change: dict[str, File | None], names: dict[str, File]) -> None:
+def _apply(change: dict[str, DiskFile | None], names: dict[str, DiskFile]) -> None:
     for name, file in change.items():
         if file is None:
             names.pop(name, None)
@@ -95,37 +109,39 @@ def _apply(change: dict[str, File | None], names: dict[str, File]) -> None:
             names[name] = file
 
 
-class _DiskDirectory(Directory):
-    def __init__(self, path: Path, disk: Disk) -> None:
+class _MemoryDirectory(Directory):
+    """The directory of a `MemoryDisk`; each changing operation counts as one call."""
+
+    def __init__(self, path: Path, disk: MemoryDisk) -> None:
         super().__init__(path)
         self._disk = disk
-        self._files: dict[int, File] = {}
+        self._files: dict[int, DiskFile] = {}
         self._descriptors = count(3)
 
-    def _called(self) -> bool:
-        """Tell whether the process ends in this call."""
+    def _ends_in_this_call(self) -> bool:
+        """Count a call, and return whether the process ends in it."""
         disk = self._disk
-        if disk.fuse is None:
+        if disk.calls_left is None:
             return False
-        disk.fuse -= 1
-        return disk.fuse < 0
+        disk.calls_left -= 1
+        return disk.calls_left < 0
 
-    def _call(self) -> None:
-        if self._called():
-            raise Died
+    def _make_call(self) -> None:
+        if self._ends_in_this_call():
+            raise ProcessDied
 
-    def _rename(self, change: dict[str, File | None]) -> None:
-        self._call()
+    def _rename(self, change: dict[str, DiskFile | None]) -> None:
+        self._make_call()
         self._disk.changes.append(change)
         _apply(change, self._disk.names)
 
-    def _find(self, name: str) -> File:
+    def _find(self, name: str) -> DiskFile:
         try:
             return self._disk.names[name]
         except KeyError:
             raise FileNotFoundError(ENOENT, os.strerror(ENOENT), name) from None
 
-    def _open(self, file: File) -> int:
+    def _open(self, file: DiskFile) -> int:
         descriptor = next(self._descriptors)
         self._files[descriptor] = file
         return descriptor
@@ -150,27 +166,27 @@ class _DiskDirectory(Directory):
         return memoryview(self._find(name).data)
 
     def create(self, name: str) -> int:
-        file = File()
+        file = DiskFile()
         self._rename({name: file})
         return self._open(file)
 
     def reopen(self, name: str, size: int) -> int:
-        self._call()
+        self._make_call()
         file = self._find(name)
         file.data = file.data[:size]
         return self._open(file)
 
     def write(self, descriptor: int, data: memoryview, offset: int) -> int:
         file = self._files[descriptor]
-        died = self._called()
+        died = self._ends_in_this_call()
         data = data[: len(data) // 2] if died else data
         file.data = file.data[:offset].ljust(offset, b"\0") + bytes(data) + file.data[offset + len(data) :]
         if died:
-            raise Died
+            raise ProcessDied
         return len(data)
 
     def sync(self, descriptor: int) -> None:
-        self._call()
+        self._make_call()
         file = self._files[descriptor]
         file.synced = file.data
 
@@ -188,7 +204,7 @@ class _DiskDirectory(Directory):
         self._rename({name: None})
 
     def sync_names(self) -> None:
-        self._call()
+        self._make_call()
         for change in self._disk.changes:
             _apply(change, self._disk.on_disk)
         self._disk.changes = []

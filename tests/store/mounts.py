@@ -1,4 +1,7 @@
-"""File systems of a test's own, in a process that alone sees them: they are gone with it, however it ends."""
+"""Runs commands that see file systems which a test mounts.
+
+The mounts are in a namespace of that process alone, so they end with the process, even if it is killed.
+"""
 
 import subprocess
 from pathlib import Path
@@ -14,9 +17,9 @@ _UNSHARE = ["unshare", "--map-root-user", "--mount"]
 
 
 def run_with_mounts(mounts: str, path: Path, command: list[str]) -> "subprocess.CompletedProcess[str]":
-    """Run a command where `mounts`, a line of the shell, has been run before with `path` as $0.
+    """Run a command after `mounts`, a line of the shell that gets `path` as $0.
 
-    Skips the test where the system lets this user mount nothing, not even for itself.
+    Skips the test if the system does not allow this user to mount anything, not even in a namespace.
     """
     try:
         subprocess.run([*_UNSHARE, "true"], check=True, capture_output=True, text=True, timeout=PATIENCE)

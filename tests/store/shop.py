@@ -1,4 +1,4 @@
-"""A bucket with collections to try things on, and what its vbuckets tell."""
+"""A manifest with collections for tests, and functions that read or change the vbuckets of a bucket with it."""
 
 from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.manifest import DEFAULT_MANIFEST, Manifest
@@ -14,36 +14,46 @@ SHOP = DEFAULT_MANIFEST.with_scope("shop").with_collection("shop", "items").with
 ITEMS, USERS = 9, 10
 
 
-def key(collection: int, name: str = "k") -> bytes:
+def make_key(collection: int, name: str = "k") -> bytes:
+    """Return the key of a document with its collection as prefix."""
     return pack_collection_id(collection) + name.encode()
 
 
-def all_of(vbucket: Vbucket, start: int = 0) -> list[Mutation | Tombstone]:
+def read_changes(vbucket: Vbucket, start: int = 0) -> list[Mutation | Tombstone]:
+    """Return a vbucket's changes above the seqno `start`, with system events."""
     return read_all(vbucket.history.open_snapshot(start, vbucket.changes.high_seqno))
 
 
-def told(vbucket: Vbucket, start: int = 0) -> list[EventFrame]:
-    """Return the system events among a vbucket's changes."""
+def read_system_events(vbucket: Vbucket, start: int = 0) -> list[EventFrame]:
+    """Return the system events among a vbucket's changes above the seqno `start`."""
     events = []
-    for change in all_of(vbucket, start):
+    for change in read_changes(vbucket, start):
         event = read_event(change.key, change.value, change.flags if isinstance(change, Mutation) else None)
         events += [] if event is None else [event]
     return events
 
 
-def erase(bucket: BucketStore) -> None:
+def erase_dropped(bucket: BucketStore) -> None:
+    """Erase all documents of dropped collections."""
     while bucket.eraser.erase_some():
         pass
 
 
-def modified(bucket: BucketStore, seconds: int = 7) -> Manifest:
-    """Let a bucket with a shop have another time limit for its items; return its manifest."""
+def change_items_ttl(bucket: BucketStore, seconds: int = 7) -> Manifest:
+    """Change the time limit of the collection `items`, and return the new manifest."""
     bucket.rollout.set_manifest(bucket.manifests.current.with_max_ttl("shop", "items", seconds))
     return bucket.manifests.current
 
 
-def follow(source: Vbucket, copy: Vbucket, snapshot_end: int | None = None) -> None:
-    for change in all_of(source, copy.changes.high_seqno):
+def copy_changes(source: Vbucket, copy: Vbucket, snapshot_end: int | None = None) -> None:
+    """Apply the source's changes above the copy's high seqno to the copy.
+
+    Args:
+        source: vbucket to read.
+        copy: vbucket that receives the changes.
+        snapshot_end: seqno that all changes have as the end of their snapshot; None: each is a snapshot by itself.
+    """
+    for change in read_changes(source, copy.changes.high_seqno):
         mutation = isinstance(change, Mutation)
         copy.incoming.apply(
             Event.MUTATION if mutation else Event.DELETION,

@@ -1,4 +1,4 @@
-"""What a client can tell of a vbucket: documents, cas, seqnos, states."""
+"""A vbucket as clients see it: documents, cas, seqnos, states."""
 
 from collections.abc import Callable
 from itertools import count
@@ -13,7 +13,7 @@ from penstock.store.history.tombstone import TOMBSTONE_BYTES
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
 from penstock.wire.codec.flags import SnapshotFlag
 from penstock.wire.messages.dcp import Mutation
-from tests.store.model import START, new_bucket, read_all, tombstone
+from tests.store.model import START, make_bucket, make_tombstone, read_all
 
 CAS = START & ~0xFFFF
 Change = Callable[[Vbucket, int], Stored]
@@ -26,7 +26,7 @@ COMMANDS: dict[str, Change] = {
 }
 RIGHT, WRONG, NONE = CAS, 1, 0
 OUTCOMES = [
-    # command, cas, outcome if the document was never there, is there, was deleted
+    # command, cas, the error (None: success) if the document never existed, exists, was deleted
     ("set", NONE, (None, None, None)),
     ("set", RIGHT, (KeyNotFound, None, KeyNotFound)),
     ("set", WRONG, (KeyNotFound, KeyExists, KeyNotFound)),
@@ -42,8 +42,10 @@ OUTCOMES = [
 
 @pytest.mark.parametrize("before", [0, 1, 2])
 @pytest.mark.parametrize(("command", "cas", "outcomes"), OUTCOMES)
-def test_commands(command: str, cas: int, outcomes: tuple[type[StatusError] | None, ...], before: int) -> None:
-    vbucket = new_bucket().find(3)
+def test_commands_check_the_cas_and_the_document(
+    command: str, cas: int, outcomes: tuple[type[StatusError] | None, ...], before: int
+) -> None:
+    vbucket = make_bucket().find(3)
     if before:
         vbucket.set(b"k", b"old")
     if before == 2:
@@ -67,7 +69,7 @@ def test_commands(command: str, cas: int, outcomes: tuple[type[StatusError] | No
 
 
 def test_stored_document_is_read() -> None:
-    vbucket = new_bucket().find(0)
+    vbucket = make_bucket().find(0)
     vbucket.set(b"k", memoryview(b"xvaluex")[1:-1], flags=0xDEADBEEF, expiry=100, datatype=1)
     item = vbucket.get(b"k")
     assert item is not None
@@ -76,8 +78,8 @@ def test_stored_document_is_read() -> None:
 
 
 def test_sealed_segment_is_a_backfill() -> None:
-    """Also in memory. kv_engine says so of buckets in memory, too."""
-    vbucket = new_bucket(segment_bytes=64 * 1024).find(2)
+    """A bucket in memory has backfills too, as kv_engine has for buckets in memory."""
+    vbucket = make_bucket(segment_bytes=64 * 1024).find(2)
     vbucket.set(b"k", b"value")
     while not vbucket.index.segments:
         vbucket.set(b"k", bytes(1000))
@@ -88,7 +90,7 @@ def test_sealed_segment_is_a_backfill() -> None:
 
 
 def test_stored_document_is_streamed() -> None:
-    vbucket = new_bucket().find(2)
+    vbucket = make_bucket().find(2)
     vbucket.set(b"k", b"value", flags=0xDEADBEEF, expiry=2_000_000_000, datatype=1)
     vbucket.set(b"gone", b"")
     vbucket.delete(b"gone")
@@ -108,19 +110,19 @@ def test_stored_document_is_streamed() -> None:
             vbucket=2,
             opaque=0xCAFE,
         ),
-        tombstone(key=b"gone", cas=CAS + 2, by_seqno=3, rev_seqno=2, vbucket=2, opaque=0xCAFE),
+        make_tombstone(key=b"gone", cas=CAS + 2, by_seqno=3, rev_seqno=2, vbucket=2, opaque=0xCAFE),
     ]
 
 
 def test_vbuckets_have_their_own_seqnos_and_cas() -> None:
-    bucket = new_bucket(times=(START + (step << 16) for step in count()))
+    bucket = make_bucket(times=(START + (step << 16) for step in count()))
     assert bucket.find(0).set(b"k", b"") == (CAS, 1)
     assert bucket.find(1).set(b"k", b"") == (CAS + (1 << 16), 1)
     assert bucket.find(0).set(b"k", b"") == (CAS + (2 << 16), 2)
 
 
-def test_becoming_active_begins_a_branch() -> None:
-    vbucket = new_bucket().find(0)
+def test_becoming_active_starts_a_branch() -> None:
+    vbucket = make_bucket().find(0)
     first: FailoverLog = (FailoverEntry(1, 0),)
     assert vbucket.history.failover_log == first
     vbucket.set(b"k", b"")
@@ -134,14 +136,14 @@ def test_becoming_active_begins_a_branch() -> None:
 
 
 @pytest.mark.parametrize("number", [4, 65535])
-def test_a_vbucket_that_is_not_there(number: int) -> None:
+def test_missing_vbucket_is_refused(number: int) -> None:
     with pytest.raises(NotMyVbucket) as error:
-        new_bucket().find(number)
+        make_bucket().find(number)
     assert error.value.vbucket == number
 
 
-def test_a_vbucket_that_is_not_active() -> None:
-    bucket = new_bucket()
+def test_inactive_vbucket_is_refused() -> None:
+    bucket = make_bucket()
     bucket.vbuckets[1].set_state(VbucketState.DEAD)
     with pytest.raises(NotMyVbucket):
         bucket.find(1)
@@ -149,19 +151,19 @@ def test_a_vbucket_that_is_not_active() -> None:
 
 
 @pytest.mark.parametrize("vbuckets", [0, 3, 1000, 131072])
-def test_the_number_of_vbuckets(vbuckets: int) -> None:
+def test_number_of_vbuckets_must_be_a_power_of_two(vbuckets: int) -> None:
     with pytest.raises(ValueError, match=f"{vbuckets} vbuckets, expected a power of two"):
-        new_bucket(vbuckets=vbuckets)
+        make_bucket(vbuckets=vbuckets)
 
 
 @pytest.mark.parametrize("segment_bytes", [0, (1 << 30) + 1])
-def test_the_size_of_segments(segment_bytes: int) -> None:
+def test_segment_size_out_of_range_is_refused(segment_bytes: int) -> None:
     with pytest.raises(ValueError, match=f"segments of {segment_bytes} bytes"):
-        new_bucket(segment_bytes=segment_bytes)
+        make_bucket(segment_bytes=segment_bytes)
 
 
-def test_stats() -> None:
-    bucket: BucketStore = new_bucket(segment_bytes=1 << 20)
+def test_stats_count_documents_and_bytes() -> None:
+    bucket: BucketStore = make_bucket(segment_bytes=1 << 20)
     bucket.find(0).set(b"a", b"." * 100)
     bucket.find(1).set(b"b", b"." * 100)
     bucket.find(1).set(b"b", b"." * 10)
@@ -182,7 +184,7 @@ def test_stats() -> None:
 
 
 def test_memory_counts_long_keys() -> None:
-    bucket = new_bucket(segment_bytes=1 << 20)
+    bucket = make_bucket(segment_bytes=1 << 20)
     for number in range(1000):
         bucket.find(0).set(b"%0250d" % number, b"")
     assert 300_000 < bucket.find(0).changes.keys.nbytes < 400_000

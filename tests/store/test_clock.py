@@ -39,7 +39,7 @@ EXPIRIES = [
 
 
 @pytest.mark.parametrize(("expiry", "result"), EXPIRIES)
-def test_expiry(expiry: int, result: int) -> None:
+def test_expiry_is_resolved_to_epoch_seconds(expiry: int, result: int) -> None:
     assert resolve_expiry(expiry, START + 999) == result
 
 

@@ -1,6 +1,6 @@
-"""A day in which the wall clock jumps, seconds or days, forward and back: cas, expiry, locks, purges and restarts.
+"""Hours in which the wall clock jumps, seconds or days, forward and back: cas, expiry, locks, purges and restarts.
 
-A model says what a bucket has to answer. It knows two clocks: the wall clock, which jumps, and a monotonic one.
+A model predicts the answers of the bucket. It has two clocks: the wall clock, which jumps, and a monotonic clock.
 """
 
 from __future__ import annotations
@@ -27,8 +27,14 @@ JUMPS = (1, 30, 600, HOUR, 10 * HOUR, DAY, 3 * DAY)
 
 
 @dataclass(frozen=True)
-class Known:
-    """What the model knows of a document. locked_until: by the monotonic clock, seconds; 0 for no lock."""
+class KnownDocument:
+    """A document of the model.
+
+    Attributes:
+        value: body of the document.
+        expiry: time by the wall clock, in seconds since the epoch; 0: it does not expire.
+        locked_until: time by the monotonic clock, in seconds; 0: it is not locked.
+    """
 
     value: bytes
     expiry: int = 0
@@ -40,12 +46,15 @@ class Day:
     """A bucket and its model.
 
     Attributes:
+        path: directory of the bucket; None: the bucket is in memory.
+        chance: source of random numbers.
         wall, monotonic: the clocks, in seconds.
-        highest: the highest that the wall clock has been.
-        documents: by key, those that are there, or whose expiry nobody has noticed.
-        tombstones: by key, when it was deleted; without those that a compaction may have dropped.
-        cas: the newest one, of a change or a lock.
-        changes: how many there have been, with locks.
+        highest: highest time that the wall clock has shown.
+        documents: documents by key, including expired ones that have not become tombstones yet.
+        tombstones: key -> time of its deletion, without tombstones that a compaction may have dropped.
+        cas: newest cas of a change or a lock.
+        changes: number of changes and locks so far.
+        bucket: the bucket.
     """
 
     path: Path | None
@@ -53,7 +62,7 @@ class Day:
     wall: float = START / SECOND
     monotonic: float = 0.0
     highest: float = START / SECOND
-    documents: dict[bytes, Known] = field(default_factory=dict)
+    documents: dict[bytes, KnownDocument] = field(default_factory=dict)
     tombstones: dict[bytes, int] = field(default_factory=dict)
     cas: int = 0
     changes: int = 0
@@ -91,35 +100,35 @@ class Day:
             self.wall += self.chance.choice(JUMPS) * self.chance.choice([-1, 1])
         self.highest = max(self.highest, self.wall)
 
-    def given(self, cas: int) -> None:
-        """Check a cas: above all others, and not far above the clock."""
+    def check_cas(self, cas: int) -> None:
+        """Check that a new cas is above all others and not far above the clock."""
         self.changes += 1
         assert cas > self.cas
         assert cas <= int(self.highest * SECOND) + self.changes
         self.cas = cas
 
-    def notice(self, key: bytes) -> Known | None:
-        """Return what is known of a document that is there; one whose time is over is gone for good."""
+    def find_living(self, key: bytes) -> KnownDocument | None:
+        """Return a document of the model; if its expiry has been reached, it becomes a tombstone for good."""
         known = self.documents.get(key)
         if known is not None and 0 < known.expiry <= self.now:
             self.forget(key)
-            self.noticed()
+            self.check_expiration_cas()
             return None
         return known
 
-    def forget(self, key: bytes) -> Known:
+    def forget(self, key: bytes) -> KnownDocument:
         self.tombstones[key] = self.now
         return self.documents.pop(key)
 
-    def noticed(self) -> None:
-        """Count the deletion of an expired document, whose cas nobody was told."""
-        self.given(self.vbucket.changes.clock.last)
+    def check_expiration_cas(self) -> None:
+        """Check the cas of an expiration, which no client receives, so it is read from the clock."""
+        self.check_cas(self.vbucket.changes.clock.last)
 
-    # What is done
+    # Steps
 
     def read(self, key: bytes) -> None:
         item = self.vbucket.get(key)
-        known = self.notice(key)
+        known = self.find_living(key)
         assert (None if item is None else item.value) == (None if known is None else known.value)
 
     def write(self, key: bytes) -> None:
@@ -136,19 +145,19 @@ class Day:
         elif known is not None:
             assert self.monotonic >= known.locked_until
         self.tombstones.pop(key, None)
-        self.documents[key] = Known(value, self.now + expiry if 0 < expiry <= 30 * DAY else expiry)
-        self.given(stored.cas)
+        self.documents[key] = KnownDocument(value, self.now + expiry if 0 < expiry <= 30 * DAY else expiry)
+        self.check_cas(stored.cas)
 
     def delete(self, key: bytes) -> None:
         try:
             stored = self.vbucket.delete(key)
         except KeyNotFound:
-            assert self.notice(key) is None
+            assert self.find_living(key) is None
         except Locked:
             assert self.monotonic < self.documents[key].locked_until
         else:
             assert self.monotonic >= self.forget(key).locked_until
-            self.given(stored.cas)
+            self.check_cas(stored.cas)
 
     def lock(self, key: bytes) -> None:
         known = self.documents.get(key)
@@ -158,15 +167,15 @@ class Day:
             assert known is not None
             assert self.monotonic < known.locked_until
             return
-        known = self.notice(key)
+        known = self.find_living(key)
         assert (item is None) == (known is None)
         if item is not None and known is not None:
             assert self.monotonic >= known.locked_until
             self.documents[key] = replace(known, locked_until=self.monotonic + 20)
-            self.given(item.cas)
+            self.check_cas(item.cas)
 
     def delete_expired(self) -> None:
-        """Let the pager do its work: it deletes all that is over, and nothing else."""
+        """Run the pager, and check that it deletes the expired documents and nothing else."""
         over = [key for key, known in self.documents.items() if 0 < known.expiry <= self.now]
         before = self.vbucket.changes.high_seqno
         while self.bucket.pager.expire_some():
@@ -179,7 +188,7 @@ class Day:
             self.cas = self.vbucket.changes.clock.last
 
     def compact(self) -> None:
-        """Compact: a tombstone stays for as long as the purge age by the clock, and so does each document."""
+        """Compact, and check that all tombstones younger than the purge age stay."""
         if self.path is not None:
             self.bucket.log.commits.run()
             self.bucket.log.room.seal_active()
@@ -189,7 +198,7 @@ class Day:
             assert self.vbucket.versions.find_tombstone(key) is not None
 
     def restart(self) -> None:
-        """Close and open the bucket, or end it as a kill does: what was committed stays, locks do not."""
+        """Close or kill the bucket after a commit, and open it again; changes stay, locks end."""
         if self.path is not None:
             self.bucket.log.commits.run()
             if isinstance(self.bucket.log, DurableLog) and self.chance.random() < 0.5:
@@ -199,7 +208,8 @@ class Day:
             self.bucket = self.open()
             self.documents = {key: replace(known, locked_until=0) for key, known in self.documents.items()}
 
-    def live(self, hours: float) -> None:
+    def run(self, hours: float) -> None:
+        """Take random steps for so many hours of the monotonic clock."""
         actions = [self.read, self.read, self.write, self.write, self.write, self.delete, self.lock]
         while self.monotonic < hours * HOUR:
             self.pass_time()
@@ -218,19 +228,19 @@ class Day:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_hours_of_clock_jumps(tmp_path, on_disk, seed):
-    Day(tmp_path / "b" if on_disk else None, random.Random(seed)).live(3)
+def test_bucket_matches_its_model_for_hours_of_clock_jumps(tmp_path, on_disk, seed):
+    Day(tmp_path / "b" if on_disk else None, random.Random(seed)).run(3)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_days_of_clock_jumps(tmp_path, on_disk, seed):
-    Day(tmp_path / "b" if on_disk else None, random.Random(1000 + seed)).live(24)
+def test_bucket_matches_its_model_for_days_of_clock_jumps(tmp_path, on_disk, seed):
+    Day(tmp_path / "b" if on_disk else None, random.Random(1000 + seed)).run(24)
 
 
-def lock_for(jump: int, waited: int) -> bool:
-    """Lock a document for 20 s, let the wall clock jump, wait; tell whether it is locked still."""
+def is_locked_after_jump(jump: int, waited: int) -> bool:
+    """Lock a document for 20 s, let the wall clock jump, wait, and return whether the document is still locked."""
     day = Day(None, random.Random(0))
     day.vbucket.set(b"k", b"v")
     day.vbucket.lock(b"k", 20)
@@ -246,11 +256,11 @@ def lock_for(jump: int, waited: int) -> bool:
 @pytest.mark.parametrize("jump", [0, -DAY, -1, 1, DAY])
 @pytest.mark.parametrize(("waited", "locked"), [(0, True), (19, True), (20, False), (21, False)])
 def test_clock_jump_does_not_change_the_length_of_a_lock(jump, waited, locked):
-    assert lock_for(jump, waited) is locked
+    assert is_locked_after_jump(jump, waited) is locked
 
 
 @pytest.mark.parametrize("ends", ["closed", "killed", "cleared"])
-def test_a_cas_of_a_lock_is_given_once_also_after_a_restart(tmp_path: Path, ends: str) -> None:
+def test_the_cas_of_a_lock_is_not_reused_after_a_restart(tmp_path: Path, ends: str) -> None:
     day = Day(tmp_path / "b", random.Random(0))
     day.vbucket.set(b"k", b"")
     day.wall += HOUR
@@ -258,7 +268,7 @@ def test_a_cas_of_a_lock_is_given_once_also_after_a_restart(tmp_path: Path, ends
     assert locked is not None
     day.wall -= HOUR
     if ends == "cleared":
-        day.bucket.compactor.rewrite_all()  # the log file with the note is gone
+        day.bucket.compactor.rewrite_all()  # it deletes the log file with the note of the cas
     day.bucket.log.commits.run()
     assert isinstance(day.bucket.log, DurableLog)
     if ends == "closed":

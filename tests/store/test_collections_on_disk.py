@@ -1,4 +1,4 @@
-"""Collections of a bucket on disk: through restarts, kills, repairs and a disk that refuses."""
+"""Collections of a bucket on disk: restarts, kills, power losses, repairs and a full disk."""
 
 import errno
 from collections.abc import Iterator
@@ -18,10 +18,20 @@ from penstock.store.history.event_frames import pack_events
 from penstock.store.recovery import repair_run as repairing
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.messages.dcp import DeletionV2
-from tests.store.failing import Place, contents, directory_in_memory
-from tests.store.model import START, new_bucket
-from tests.store.shop import ITEMS, SHOP, USERS, all_of, erase, follow, key, modified, told
-from tests.store.written import flipped, put
+from tests.store.failing import Place, directory_in_memory, read_files
+from tests.store.model import START, make_bucket
+from tests.store.shop import (
+    ITEMS,
+    SHOP,
+    USERS,
+    change_items_ttl,
+    copy_changes,
+    erase_dropped,
+    make_key,
+    read_changes,
+    read_system_events,
+)
+from tests.store.written import flip_bit, write_files
 
 
 @pytest.fixture
@@ -30,15 +40,15 @@ def disk() -> Iterator[Place]:
         yield Place(path / "beer")
 
 
-def test_all_is_there_again_when_the_bucket_is_opened_again(disk: Place) -> None:
+def test_reopened_bucket_has_its_collections_and_documents(disk: Place) -> None:
     bucket = disk()
     bucket.record.set_properties({"replicas": 1, "flush": True})
     bucket.rollout.set_manifest(SHOP)
     for vbucket in bucket.vbuckets:
         for number in range(20):
-            vbucket.set(key(ITEMS, f"{number}"), b"." * 50)
-            vbucket.set(key(USERS, f"{number}"), b"." * 50)
-        vbucket.set(key(0), b"1")
+            vbucket.set(make_key(ITEMS, f"{number}"), b"." * 50)
+            vbucket.set(make_key(USERS, f"{number}"), b"." * 50)
+        vbucket.set(make_key(0), b"1")
     bucket.rollout.set_manifest(SHOP.without_collection("shop", "items"))
     bucket.vbuckets[0].collections.eraser.erase_some()
     expected = [
@@ -60,8 +70,8 @@ def test_all_is_there_again_when_the_bucket_is_opened_again(disk: Place) -> None
         assert [
             (vbucket.collections.item_count(one), vbucket.collections.high_seqno(one)) for one in (0, ITEMS, USERS)
         ] == (counts)
-        assert vbucket.get(key(ITEMS, "3")) is None
-        assert vbucket.get(key(USERS, "3")) is not None
+        assert vbucket.get(make_key(ITEMS, "3")) is None
+        assert vbucket.get(make_key(USERS, "3")) is not None
     again.compactor.rewrite_all()
     assert again.collect_stats().dead_bytes == 0
     again.close()
@@ -71,10 +81,10 @@ def test_all_is_there_again_when_the_bucket_is_opened_again(disk: Place) -> None
 
 
 @pytest.mark.parametrize("compacted", [False, True])
-def test_a_change_of_a_collection_is_there_again_until_it_ends(disk: Place, compacted: bool) -> None:
+def test_reopened_bucket_has_modified_collections_until_they_end(disk: Place, compacted: bool) -> None:
     bucket = disk()
     bucket.rollout.set_manifest(SHOP)
-    manifest = modified(bucket)
+    manifest = change_items_ttl(bucket)
     bucket.close()
     bucket = disk()
     assert [vbucket.collections.read_manifest() for vbucket in bucket.vbuckets] == [manifest] * 4
@@ -82,50 +92,53 @@ def test_a_change_of_a_collection_is_there_again_until_it_ends(disk: Place, comp
     if compacted:
         bucket.compactor.rewrite_all()
     bucket.rollout.set_manifest(manifest.without_collection("shop", "items"))
-    expected = told(bucket.vbuckets[0])
+    expected = read_system_events(bucket.vbuckets[0])
     bucket.close()
     bucket = disk()
     vbucket = bucket.vbuckets[0]
-    assert (told(vbucket), vbucket.changes.items, vbucket.collections.ids) == (expected, 0, {0, USERS})
+    assert (read_system_events(vbucket), vbucket.changes.items, vbucket.collections.ids) == (expected, 0, {0, USERS})
     vbucket.set_state(VbucketState.REPLICA)
     assert vbucket.rollback(4) == 4
     assert vbucket.collections.read_manifest() == manifest
     bucket.close()
 
 
-def test_vbuckets_that_a_kill_has_left_behind_catch_up(disk: Place) -> None:
+def test_vbuckets_left_behind_by_a_kill_catch_up(disk: Place) -> None:
     bucket = disk()
     bucket.rollout.set_manifest(SHOP)
     for vbucket in bucket.vbuckets:
-        vbucket.set(key(ITEMS), b"1")
+        vbucket.set(make_key(ITEMS), b"1")
     bucket.log.commits.run()
     bucket.rollout.set_manifest(SHOP.without_collection("shop", "items").with_collection("shop", "orders"))
-    disk.directory.let_go()
+    disk.directory.kill()
     again = disk()
     assert again.manifests.current == bucket.manifests.current
     for vbucket in again.vbuckets:
-        assert [(event.kind, event.subject.manifest_uid) for event in told(vbucket, 4)] == [(1, 3), (0, 5)]
-    erase(again)
+        assert [(event.kind, event.subject.manifest_uid) for event in read_system_events(vbucket, 4)] == [
+            (1, 3),
+            (0, 5),
+        ]
+    erase_dropped(again)
     assert again.collect_stats().items == 0
     again.close()
 
 
-def test_wherever_a_kill_cuts_the_log_vbuckets_come_to_the_manifest(disk: Place) -> None:
+def test_vbuckets_reach_the_manifest_wherever_a_kill_cuts_the_log(disk: Place) -> None:
     bucket = disk(segment_bytes=100_000)
     bucket.rollout.set_manifest(SHOP)
     for vbucket in bucket.vbuckets:
-        vbucket.set(key(ITEMS), b"1")
+        vbucket.set(make_key(ITEMS), b"1")
     bucket.log.commits.run()
     start = bucket.log.segments.active.end
     bucket.rollout.set_manifest(SHOP.without_collection("shop", "items").with_collection("shop", "orders"))
     bucket.log.commits.run()
-    disk.directory.let_go()
-    files = contents(disk.path)
+    disk.directory.kill()
+    files = read_files(disk.path)
     seen = set()
     for end in range(start, len(files["log-0000000001"]) + 1, 23):
-        put(disk.path, {**files, "log-0000000001": files["log-0000000001"][:end]})
+        write_files(disk.path, {**files, "log-0000000001": files["log-0000000001"][:end]})
         again = disk(segment_bytes=100_000)
-        erase(again)
+        erase_dropped(again)
         for vbucket in again.vbuckets:
             assert (vbucket.collections.ids, vbucket.changes.items, vbucket.collections.manifest_uid) == (
                 {0, USERS, 11},
@@ -133,34 +146,34 @@ def test_wherever_a_kill_cuts_the_log_vbuckets_come_to_the_manifest(disk: Place)
                 5,
             )
             assert vbucket.collections.read_manifest() == again.manifests.current
-            seen.add(tuple(event.subject.manifest_uid for event in told(vbucket, 4)))
+            seen.add(tuple(event.subject.manifest_uid for event in read_system_events(vbucket, 4)))
         again.close()
     assert seen == {(3, 5)}
 
 
 def test_killed_replica_knows_its_received_events(disk: Place) -> None:
-    bucket, source = disk(segment_bytes=100_000), new_bucket()
+    bucket, source = disk(segment_bytes=100_000), make_bucket()
     copy, leader = bucket.vbuckets[0], source.vbuckets[0]
     copy.set_state(VbucketState.REPLICA)
     bucket.log.commits.run()
     start = bucket.log.segments.active.end
     source.rollout.set_manifest(SHOP)
-    leader.set(key(ITEMS), b"1")
-    leader.set(key(USERS), b"1")
-    follow(leader, copy, snapshot_end=8)
+    leader.set(make_key(ITEMS), b"1")
+    leader.set(make_key(USERS), b"1")
+    copy_changes(leader, copy, snapshot_end=8)
     source.rollout.set_manifest(SHOP.without_collection("shop", "items").with_collection("shop", "orders"))
-    leader.set(key(11), b"1")
-    follow(leader, copy, snapshot_end=8)
+    leader.set(make_key(11), b"1")
+    copy_changes(leader, copy, snapshot_end=8)
     bucket.log.commits.run()
-    disk.directory.let_go()
-    files = contents(disk.path)
+    disk.directory.kill()
+    files = read_files(disk.path)
     expected = [{0}, {0}, {0, ITEMS}, *[{0, ITEMS, USERS}] * 3, {0, USERS}, *[{0, USERS, 11}] * 2]
     items = [0, 0, 0, 0, 1, 2, 1, 1, 2]
     seen = set()
     for end in range(start, len(files["log-0000000001"]) + 1, 19):
-        put(disk.path, {**files, "log-0000000001": files["log-0000000001"][:end]})
+        write_files(disk.path, {**files, "log-0000000001": files["log-0000000001"][:end]})
         again = disk(segment_bytes=100_000)
-        erase(again)
+        erase_dropped(again)
         vbucket = again.vbuckets[0]
         high = vbucket.changes.high_seqno
         assert (vbucket.collections.ids, vbucket.changes.items) == (expected[high], items[high])
@@ -172,10 +185,10 @@ def test_killed_replica_knows_its_received_events(disk: Place) -> None:
     assert seen == {*range(9)}
 
 
-def test_a_power_loss_that_leaves_the_manifest_alone(disk: Place) -> None:
+def test_vbuckets_write_their_events_again_after_a_power_loss(disk: Place) -> None:
     bucket = disk()
     bucket.rollout.set_manifest(SHOP)
-    disk.directory.power_off()
+    disk.directory.lose_power()
     again = disk()
     assert [(vbucket.collections.ids, vbucket.changes.high_seqno) for vbucket in again.vbuckets] == [
         ({0, ITEMS, USERS}, 3)
@@ -183,41 +196,41 @@ def test_a_power_loss_that_leaves_the_manifest_alone(disk: Place) -> None:
     again.close()
 
 
-def test_a_repaired_bucket_comes_to_the_manifest(disk: Place) -> None:
-    """The event that a collection has ended is among what is lost, but the collection does not come back."""
+def test_repaired_bucket_reaches_its_manifest(disk: Place) -> None:
+    """The damage loses the end event of a collection, but the collection does not come back."""
     bucket = disk(retention_seconds=None, segment_bytes=100_000)
     bucket.rollout.set_manifest(SHOP)
     for vbucket in bucket.vbuckets:
-        vbucket.set(key(ITEMS), b"." * 1000)
+        vbucket.set(make_key(ITEMS), b"." * 1000)
     bucket.compactor.rewrite_all()
     bucket.rollout.set_manifest(SHOP.without_collection("shop", "items"))
-    erase(bucket)
-    bucket.vbuckets[0].set(key(USERS), b"1")
+    erase_dropped(bucket)
+    bucket.vbuckets[0].set(make_key(USERS), b"1")
     bucket.compactor.rewrite_all()
-    bucket.vbuckets[0].set(key(USERS), b"2")
+    bucket.vbuckets[0].set(make_key(USERS), b"2")
     bucket.close()
     newest = max(disk.path.glob("segment-*"))
-    newest.write_bytes(flipped(newest.read_bytes(), 100))
+    newest.write_bytes(flip_bit(newest.read_bytes(), 100))
     with pytest.raises(StoreDamaged):
         disk()
     files = Directory(disk.path)
-    said = repairing.lock_for_repair(files)
+    record = repairing.lock_for_repair(files)
     vbuuids = count(1000)
-    report = repairing.check_bucket(files, said, clock=lambda: START, new_vbuuid=lambda: next(vbuuids))
+    report = repairing.check_bucket(files, record, clock=lambda: START, new_vbuuid=lambda: next(vbuuids))
     assert report.losses
     repairing.repair_bucket(files, report)
     files.unlock()
     again = disk()
-    erase(again)
+    erase_dropped(again)
     for vbucket in again.vbuckets:
         assert (vbucket.collections.ids, vbucket.collections.manifest_uid) == ({0, USERS}, 4)
-        assert vbucket.get(key(ITEMS)) is None
+        assert vbucket.get(make_key(ITEMS)) is None
         assert vbucket.collections.read_manifest() == again.manifests.current
         assert vbucket.changes.items == vbucket.collections.item_count(USERS) == int(vbucket.id == 0)
     again.close()
 
 
-def test_a_disk_that_does_not_take_the_manifest(disk: Place) -> None:
+def test_full_disk_refuses_a_new_manifest(disk: Place) -> None:
     bucket = disk()
     disk.directory.fail("rename", errno.ENOSPC)
     with pytest.raises(TemporaryFailure, match="the disk does not accept writes: No space left on device"):
@@ -246,13 +259,13 @@ def test_the_newest_tombstone_of_a_collection_is_not_purged(disk: Place) -> None
     vbucket = bucket.vbuckets[0]
     for collection in (ITEMS, USERS):
         for name in "ab":
-            vbucket.set(key(collection, name), b"1")
-            vbucket.delete(key(collection, name))
-    vbucket.set(key(0), b"1")
+            vbucket.set(make_key(collection, name), b"1")
+            vbucket.delete(make_key(collection, name))
+    vbucket.set(make_key(0), b"1")
     disk.now += 10**10
     bucket.compactor.rewrite_all()
-    tombstones = [change.key for change in all_of(vbucket) if isinstance(change, DeletionV2)]
-    assert tombstones == [key(ITEMS, "b"), key(USERS, "b")]
+    tombstones = [change.key for change in read_changes(vbucket) if isinstance(change, DeletionV2)]
+    assert tombstones == [make_key(ITEMS, "b"), make_key(USERS, "b")]
     assert vbucket.index.purge_seqno == 9
     bucket.close()
     again = disk(purge_age=0)
@@ -260,17 +273,17 @@ def test_the_newest_tombstone_of_a_collection_is_not_purged(disk: Place) -> None
     again.close()
 
 
-def test_the_end_of_a_collection_is_purged_once_nothing_of_it_is_there(disk: Place) -> None:
+def test_end_of_a_collection_is_purged_after_its_documents(disk: Place) -> None:
     bucket = disk(purge_age=0)
     bucket.rollout.set_manifest(SHOP)
     vbucket = bucket.vbuckets[0]
-    vbucket.set(key(ITEMS), b"1")
+    vbucket.set(make_key(ITEMS), b"1")
     bucket.rollout.set_manifest(SHOP.without_collection("shop", "items"))
-    bucket.vbuckets[0].set(key(0), b"1")
+    bucket.vbuckets[0].set(make_key(0), b"1")
     disk.now += 10**10
     bucket.compactor.rewrite_all()
     bucket.compactor.rewrite_all()
-    assert [event.kind for event in told(vbucket)] == [3, 0]
+    assert [event.kind for event in read_system_events(vbucket)] == [3, 0]
     assert vbucket.changes.collection_state is not None
     assert vbucket.changes.collection_state.emptied == {}
     bucket.close()
@@ -282,7 +295,7 @@ def test_the_end_of_a_collection_is_purged_once_nothing_of_it_is_there(disk: Pla
 
 
 def test_vbuckets_write_the_changes_that_lead_to_the_manifest() -> None:
-    bucket = new_bucket()
+    bucket = make_bucket()
     manifests = [SHOP, SHOP.with_max_ttl("shop", "items", 5), SHOP.without_scope("shop").with_scope("other")]
     for number, manifest in enumerate(manifests):
         before, high = bucket.manifests.current, bucket.vbuckets[0].changes.high_seqno
@@ -290,11 +303,11 @@ def test_vbuckets_write_the_changes_that_lead_to_the_manifest() -> None:
         expected = pack_events(
             make_event_subjects(compare_manifests(before, bucket.manifests.current), before.uid, 10 + number)
         )
-        assert told(bucket.vbuckets[0], high) == expected
+        assert read_system_events(bucket.vbuckets[0], high) == expected
         assert bucket.vbuckets[0].collections.read_manifest().has_same_content(bucket.manifests.current)
 
 
-def test_a_directory_keeps_its_own(tmp_path: Path) -> None:
+def test_bucket_record_keeps_a_copy_of_the_properties(tmp_path: Path) -> None:
     place = Place(tmp_path / "beer")
     bucket = place()
     properties = {"type": "membase", "more": {"a": [1]}}

@@ -1,4 +1,4 @@
-"""Which version stays: the rule by rows, and that all places come to the same."""
+"""Conflict resolution: a table of decisions, and that all clusters choose the same version."""
 
 from itertools import permutations
 
@@ -13,7 +13,7 @@ WITH_XATTRS = HERE._replace(datatype=4)
 DELETED = Meta(cas=50, rev_seqno=5, expiry=500, deleted=True)
 
 ROWS = [
-    # what comes, over what, whether it wins by seqno, and where the last write wins
+    # incoming version, existing version, whether the incoming one wins by seqno, and whether it wins by last write
     (HERE._replace(rev_seqno=6, cas=49), HERE, True, False),
     (HERE._replace(rev_seqno=4, cas=51), HERE, False, True),
     (HERE._replace(cas=51), HERE, True, True),
@@ -24,7 +24,7 @@ ROWS = [
     (HERE._replace(expiry=4, flags=9), HERE, False, False),
     (HERE._replace(flags=6), HERE, True, True),
     (HERE._replace(flags=4), HERE, False, False),
-    (HERE._replace(flags=2**31 + 5), HERE, True, True),  # flags have no sign, and no order of bytes
+    (HERE._replace(flags=2**31 + 5), HERE, True, True),  # flags are compared as an unsigned number
     (HERE, HERE, False, False),
     (WITH_XATTRS, HERE, True, True),
     (HERE, WITH_XATTRS, False, False),
@@ -55,7 +55,7 @@ resolutions = st.sampled_from(["seqno", "lww"])
 
 
 @given(versions, versions, resolutions)
-def test_no_version_wins_against_one_that_wins_against_it(one: Meta, other: Meta, resolution: str) -> None:
+def test_two_versions_never_win_against_each_other(one: Meta, other: Meta, resolution: str) -> None:
     assert not (is_winner(one, other, resolution) and is_winner(other, one, resolution))
 
 

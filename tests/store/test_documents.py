@@ -1,4 +1,4 @@
-"""All commands on documents, in any order and at any time, against a dict."""
+"""All commands on documents, in any order and at any time, compared with a model in a dict."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp_values import pack_xattrs
 from tests.examples import scaled
-from tests.store.documents import SECOND, Clock, Documents, timed_bucket
+from tests.store.documents import SECOND, DocumentModel, ManualClock, make_timed_bucket
 from tests.store.model import START, read_all
 
 KEYS = [b"a", b"a", b"a", b"bb"]
@@ -62,73 +62,73 @@ commands: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
         {"meta": rests, "add": st.booleans(), "resolve": st.booleans(), "new_cas": st.booleans(), "cas": cas},
     ),
 }
-"""What is asked, how often next to the others, and with what."""
+"""Command -> its weight among the commands, and the strategies of its arguments."""
 
-asked = [
-    st.tuples(st.just(name), keys, st.fixed_dictionaries(said))
-    for name, (weight, said) in commands.items()
+calls = [
+    st.tuples(st.just(name), keys, st.fixed_dictionaries(arguments))
+    for name, (weight, arguments) in commands.items()
     for _ in range(weight)
 ]
 waits: st.SearchStrategy[Any] = st.tuples(st.just("wait"), st.sampled_from([1, 1, 5, 15, 29]), st.just({}))
 events: st.SearchStrategy[Any] = st.tuples(
     st.just("vbucket"), st.sampled_from(["rollback", "state", "reset"]), st.just({})
 )
-steps = st.one_of(*asked, waits, waits, events)
+steps = st.one_of(*calls, waits, waits, events)
 
 
-class Story(RuleBasedStateMachine):
-    """A vbucket and what it ought to be, asked the same."""
+class DocumentMachine(RuleBasedStateMachine):
+    """Calls the same commands on a vbucket and on its model, and compares results and streams."""
 
     @initialize(resolution=st.sampled_from(["seqno", "lww"]))
     def begin(self, resolution: str) -> None:
-        self.clock = Clock()
-        self.vbucket: Vbucket = timed_bucket(self.clock).find(1)
+        self.clock = ManualClock()
+        self.vbucket: Vbucket = make_timed_bucket(self.clock).find(1)
         self.vbucket.incoming.conflict_resolution = resolution
-        self.documents = Documents(1, self.clock, resolution)
+        self.documents = DocumentModel(1, self.clock, resolution)
 
     @rule(step=steps)
     def take(self, step: tuple[str, Any, dict[str, Any]]) -> None:
-        what, where, said = step
-        if what == "wait":
-            self.clock.wait(where)
-        elif what == "vbucket":
-            self.change(where)
+        action, subject, drawn = step
+        if action == "wait":
+            self.clock.wait(subject)
+        elif action == "vbucket":
+            self.change_vbucket(subject)
         else:
-            arguments = self.arguments(what, where, said)
+            arguments = self.make_arguments(action, subject, drawn)
             parts = {"find_meta": self.vbucket.versions, "store_with_meta": self.vbucket.incoming}
-            tested = parts.get(what, self.vbucket)
-            found, expected = (outcome(each, what, where, arguments) for each in (tested, self.documents))
-            assert found == expected, (what, where, arguments)
+            tested = parts.get(action, self.vbucket)
+            found, expected = (call_method(each, action, subject, arguments) for each in (tested, self.documents))
+            assert found == expected, (action, subject, arguments)
 
-    def change(self, how: str) -> None:
-        """Do something to the whole vbucket that leaves the documents as they are, or takes them all."""
-        if how == "reset":
+    def change_vbucket(self, change: str) -> None:
+        """Change the whole vbucket: `reset` drops its documents, other changes keep them; each ends the locks."""
+        if change == "reset":
             self.vbucket.reset()
             self.documents.reset()
-        elif how == "rollback":
+        elif change == "rollback":
             self.vbucket.rollback(self.vbucket.changes.high_seqno)
         else:
             self.vbucket.set_state(VbucketState.REPLICA)
             self.vbucket.set_state(VbucketState.ACTIVE)
         self.documents.end_locks()
 
-    def arguments(self, what: str, key: bytes, said: dict[str, Any]) -> dict[str, Any]:
-        """Return what a method is called with."""
-        said = dict(said)
-        if "cas" in said:
-            said["cas"] = self.cas(key, said["cas"])
-        if "content" in said:
-            said["value"], datatype = said.pop("content")
-            said |= {**said.pop("fields"), "datatype": datatype}
-        if what == "store_with_meta":
-            meta = said["meta"]
-            said["event"] = Event.DELETION if meta.deleted else Event.MUTATION
-            said["value"] = b"" if meta.deleted else b"from elsewhere"
+    def make_arguments(self, command: str, key: bytes, drawn: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a method from the drawn ones."""
+        arguments = dict(drawn)
+        if "cas" in arguments:
+            arguments["cas"] = self.find_cas(key, arguments["cas"])
+        if "content" in arguments:
+            arguments["value"], datatype = arguments.pop("content")
+            arguments |= {**arguments.pop("fields"), "datatype": datatype}
+        if command == "store_with_meta":
+            meta = arguments["meta"]
+            arguments["event"] = Event.DELETION if meta.deleted else Event.MUTATION
+            arguments["value"] = b"" if meta.deleted else b"from elsewhere"
             if meta.deleted:
-                said["meta"] = meta._replace(expiry=meta.expiry or NOW)
-        return said
+                arguments["meta"] = meta._replace(expiry=meta.expiry or NOW)
+        return arguments
 
-    def cas(self, key: bytes, which: str) -> int:
+    def find_cas(self, key: bytes, which: str) -> int:
         version = self.documents.versions.get(key)
         if version is None:
             return {"none": 0}.get(which, 1)
@@ -136,8 +136,8 @@ class Story(RuleBasedStateMachine):
         return {"none": 0, "shown": shown, "logged": version.cas, "wrong": 7}[which]
 
     @invariant()
-    def is_the_same(self) -> None:
-        assert read_all(self.vbucket.history.open_snapshot(0, MAX_SEQNO)) == self.documents.changes()
+    def matches_the_model(self) -> None:
+        assert read_all(self.vbucket.history.open_snapshot(0, MAX_SEQNO)) == self.documents.list_changes()
         assert self.vbucket.changes.items == sum(
             each.event is Event.MUTATION for each in self.documents.versions.values()
         )
@@ -147,13 +147,13 @@ class Story(RuleBasedStateMachine):
         )
 
 
-def outcome(on: Any, what: str, key: bytes, arguments: dict[str, Any]) -> Any:
-    """Return what a method returns, or which refusal it is."""
+def call_method(target: Any, command: str, key: bytes, arguments: dict[str, Any]) -> Any:
+    """Return the result of a method, or the class of the error that it raises."""
     try:
-        return getattr(on, what)(key=key, **arguments)
+        return getattr(target, command)(key=key, **arguments)
     except StatusError as error:
         return type(error)
 
 
-TestDocuments = Story.TestCase
+TestDocuments = DocumentMachine.TestCase
 TestDocuments.settings = settings(stateful_step_count=60, max_examples=scaled(150))

@@ -1,4 +1,4 @@
-"""A bucket on disk is, once it is opened again, as it was."""
+"""A bucket on disk: reopening, commits, compactions, retention and quotas."""
 
 from collections import deque
 from contextlib import suppress
@@ -17,8 +17,14 @@ from penstock.wire.codec.constants import VbucketState
 from tests.store.model import START, read_all
 
 
-class Opened:
-    """Opens a bucket in one directory again and again, with tiny log files and vbuuids that count on."""
+class DurableOpener:
+    """Opens a bucket in one directory, as often as a test likes; call it to open the bucket.
+
+    Attributes:
+        path: the directory.
+        vbuuids: the vbuuids of new branches, which count from 1 over all openings.
+        now: time of the bucket's clock, in ns since the epoch.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,11 +43,11 @@ class Opened:
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Opened:
-    return Opened(tmp_path / "beer")
+def reopen(tmp_path: Path) -> DurableOpener:
+    return DurableOpener(tmp_path / "beer")
 
 
-def fill(bucket: BucketStore) -> None:
+def fill_bucket(bucket: BucketStore) -> None:
     for number in range(200):
         bucket.vbuckets[number % 3].set(b"key %d" % (number % 40), b"value %d" % number)
     for number in range(0, 40, 3):
@@ -53,18 +59,18 @@ def fill(bucket: BucketStore) -> None:
     bucket.vbuckets[3].remove()
 
 
-def directory(bucket: BucketStore) -> Directory:
+def get_directory(bucket: BucketStore) -> Directory:
     assert isinstance(bucket.log, DurableLog)
     return bucket.log.directory
 
 
-def crash(bucket: BucketStore) -> None:
-    """Let go of the directory without a word."""
-    directory(bucket).unlock()
+def crash_bucket(bucket: BucketStore) -> None:
+    """Unlock the directory without a commit, as the end of a process does."""
+    get_directory(bucket).unlock()
 
 
-def shown(bucket: BucketStore) -> list[Any]:
-    """Return all that a client could see of a bucket."""
+def capture_history(bucket: BucketStore) -> list[Any]:
+    """Return everything that a client can see of a bucket, including its branches."""
     return [
         (
             vbucket.history.state,
@@ -79,126 +85,126 @@ def shown(bucket: BucketStore) -> list[Any]:
     ]
 
 
-def test_after_a_clean_stop(opened: Opened) -> None:
-    bucket = opened()
-    fill(bucket)
-    before = shown(bucket)
+def test_clean_stop_keeps_the_bucket_as_it_was(reopen: DurableOpener) -> None:
+    bucket = reopen()
+    fill_bucket(bucket)
+    before = capture_history(bucket)
     bucket.close()
-    bucket = opened()
+    bucket = reopen()
     assert bucket.recovery_summary.endswith("log files")
-    assert shown(bucket) == before
+    assert capture_history(bucket) == before
     assert [vbucket.history.persisted_seqno for vbucket in bucket.vbuckets] == [
         v.changes.high_seqno for v in bucket.vbuckets
     ]
 
 
-def test_after_a_crash_active_vbuckets_begin_a_branch(opened: Opened) -> None:
-    bucket = opened()
-    fill(bucket)
+def test_active_vbuckets_start_a_branch_after_a_crash(reopen: DurableOpener) -> None:
+    bucket = reopen()
+    fill_bucket(bucket)
     bucket.log.commits.run()
-    before = shown(bucket)
-    crash(bucket)
-    bucket = opened()
+    before = capture_history(bucket)
+    crash_bucket(bucket)
+    bucket = reopen()
     assert bucket.recovery_summary.endswith("after a stop that was not clean")
-    for (state, log, high, *rest), (_, new_log, *new) in zip(before, shown(bucket), strict=True):
+    for (state, log, high, *rest), (_, new_log, *new) in zip(before, capture_history(bucket), strict=True):
         assert [high, *rest] == new
         assert new_log[state is VbucketState.ACTIVE :] == log
         assert new_log[0].seqno == (high if state is VbucketState.ACTIVE else log[0].seqno)
 
 
-def test_uncommitted_changes_are_lost(opened: Opened) -> None:
-    bucket = opened()
+def test_uncommitted_changes_are_lost(reopen: DurableOpener) -> None:
+    bucket = reopen()
     bucket.vbuckets[0].set(b"a", b"1")
     bucket.log.commits.run()
     assert (bucket.log.commits.uncommitted_records, bucket.vbuckets[0].history.persisted_seqno) == (0, 1)
     bucket.vbuckets[0].set(b"a", b"2")
     assert (bucket.log.commits.uncommitted_records, bucket.vbuckets[0].history.persisted_seqno) == (1, 1)
-    crash(bucket)
-    item = opened().vbuckets[0].get(b"a")
+    crash_bucket(bucket)
+    item = reopen().vbuckets[0].get(b"a")
     assert item is not None
     assert item.value == b"1"
 
 
-def test_compaction_changes_nothing_but_the_files(opened: Opened) -> None:
-    bucket = opened()
-    fill(bucket)
+def test_compaction_changes_nothing_but_the_files(reopen: DurableOpener) -> None:
+    bucket = reopen()
+    fill_bucket(bucket)
     bucket.log.commits.run()
-    before = shown(bucket)
-    files = directory(bucket).list_names()
+    before = capture_history(bucket)
+    files = get_directory(bucket).list_names()
     bucket.compactor.rewrite_all()
-    assert shown(bucket) == before
-    assert len(directory(bucket).list_names()) < len(files)
+    assert capture_history(bucket) == before
+    assert len(get_directory(bucket).list_names()) < len(files)
     assert bucket.collect_stats().dead_bytes == 0
     bucket.close()
-    assert shown(opened()) == before
+    assert capture_history(reopen()) == before
 
 
-def test_keys_are_read_when_they_are_needed_or_bit_by_bit(opened: Opened) -> None:
-    bucket = opened()
-    fill(bucket)
-    before = shown(bucket)
+def test_keys_loaded_in_steps_show_the_same_bucket(reopen: DurableOpener) -> None:
+    bucket = reopen()
+    fill_bucket(bucket)
+    before = capture_history(bucket)
     bucket.close()
-    bucket = opened()
+    bucket = reopen()
     while bucket.keys.load_some():
         pass
-    assert shown(bucket) == before
+    assert capture_history(bucket) == before
 
 
-def test_one_process_at_a_time(opened: Opened) -> None:
-    bucket = opened()
+def test_open_bucket_cannot_be_opened_again(reopen: DurableOpener) -> None:
+    bucket = reopen()
     with pytest.raises(StoreRefused, match=r"beer: in use by process \d+"):
-        opened()
+        reopen()
     bucket.close()
-    opened().close()
+    reopen().close()
 
 
-def test_tombstones_are_dropped_when_their_time_is_over(opened: Opened) -> None:
-    bucket = opened(purge_age=60)
+def test_tombstones_are_purged_after_the_purge_age(reopen: DurableOpener) -> None:
+    bucket = reopen(purge_age=60)
     vbucket = bucket.vbuckets[0]
     for key in (b"a", b"b"):
         vbucket.set(key, b"value")
         vbucket.delete(key)
     vbucket.set(b"c", b"last")
-    opened.now += 59 * 10**9
+    reopen.now += 59 * 10**9
     bucket.compactor.rewrite_all()
     assert [change.by_seqno for change in read_all(vbucket.history.open_snapshot(0, 5))] == [2, 4, 5]
-    opened.now += 2 * 10**9
+    reopen.now += 2 * 10**9
     bucket.compactor.rewrite_all()
     assert [change.by_seqno for change in read_all(vbucket.history.open_snapshot(0, 5))] == [5]
     assert vbucket.index.purge_seqno == 4
     assert bucket.collect_stats().items == 1
     bucket.close()
-    vbucket = opened().vbuckets[0]
+    vbucket = reopen().vbuckets[0]
     assert (vbucket.index.purge_seqno, vbucket.changes.high_seqno, vbucket.get(b"a")) == (4, 5, None)
     vbucket.set(b"a", b"again")
     item = vbucket.get(b"a")
     assert item is not None
-    assert item.rev_seqno == 3  # above that of the tombstones, so that it wins against copies that are older
+    assert item.rev_seqno == 3  # above the tombstone's, so that it wins against older copies
 
 
-def test_the_newest_change_stays_even_if_it_is_a_tombstone(opened: Opened) -> None:
-    bucket = opened(purge_age=0)
+def test_the_newest_change_stays_even_if_it_is_a_tombstone(reopen: DurableOpener) -> None:
+    bucket = reopen(purge_age=0)
     bucket.vbuckets[0].set(b"a", b"value")
     bucket.vbuckets[0].delete(b"a")
-    opened.now += 10**9
+    reopen.now += 10**9
     bucket.compactor.rewrite_all()
     bucket.close()
-    assert opened().vbuckets[0].changes.high_seqno == 2
+    assert reopen().vbuckets[0].changes.high_seqno == 2
 
 
-def test_superseded_frames_stay_as_long_as_they_are_to(opened: Opened) -> None:
-    bucket = opened(retention_seconds=60)
+def test_superseded_frames_stay_for_the_retention_time(reopen: DurableOpener) -> None:
+    bucket = reopen(retention_seconds=60)
     vbucket = bucket.vbuckets[0]
     for number in range(5):
         vbucket.set(b"key", b"%d" % number)
     bucket.compactor.rewrite_all()
-    opened.now += 59 * 10**9
+    reopen.now += 59 * 10**9
     bucket.compactor.rewrite_all()
     assert (
         vbucket.index.lowest_snapshot_end,
         [change.by_seqno for change in read_all(vbucket.history.open_snapshot(0, 3))],
     ) == (0, [3])
-    opened.now += 2 * 10**9
+    reopen.now += 2 * 10**9
     bucket.compactor.rewrite_all()
     assert (
         vbucket.index.lowest_snapshot_end,
@@ -207,8 +213,8 @@ def test_superseded_frames_stay_as_long_as_they_are_to(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("segment_bytes", [100_000, 5000])
-def test_the_size_of_segments_changes_with_the_next_one(opened: Opened, segment_bytes: int) -> None:
-    bucket = opened(segment_bytes=10_000)
+def test_new_segment_size_applies_to_the_next_segment(reopen: DurableOpener, segment_bytes: int) -> None:
+    bucket = reopen(segment_bytes=10_000)
     bucket.set_settings(BucketSettings(segment_bytes=segment_bytes))
     sizes = []
     for number in range(400):
@@ -219,60 +225,60 @@ def test_the_size_of_segments_changes_with_the_next_one(opened: Opened, segment_
     bucket.close()
 
 
-def test_keys_and_rows_have_a_quota(opened: Opened) -> None:
-    bucket = opened(memory_bytes=20_000)
+def test_quota_limits_memory_of_keys_and_rows(reopen: DurableOpener) -> None:
+    bucket = reopen(memory_bytes=20_000)
     with pytest.raises(OutOfMemory, match=r"^\d+ bytes of memory in use, limit 20000$"):
         store_each(bucket, 1000)
     assert 15_000 < bucket.collect_stats().index_bytes < 30_000
 
 
 def store_each(bucket: BucketStore, count: int) -> None:
-    """Store documents, as far as they are taken, and bring each to disk."""
+    """Try to store documents; commit and rewrite after each."""
     for number in range(count):
         with suppress(TemporaryFailure):
             bucket.vbuckets[0].set(b"key %d" % number, b"")
         bucket.log.commits.run()
-        rewrite(bucket)
+        rewrite_pieces(bucket)
 
 
-def rewrite(bucket: BucketStore) -> None:
+def rewrite_pieces(bucket: BucketStore) -> None:
     while (piece := bucket.compactor.next_piece()) is not None:
         piece.run()
         assert piece.finish()
         bucket.log.commits.run()
 
 
-def test_backlog_at_the_quota_is_a_temporary_refusal(opened: Opened) -> None:
-    bucket = opened(memory_bytes=20_000)
+def test_backlog_at_the_quota_is_a_temporary_refusal(reopen: DurableOpener) -> None:
+    bucket = reopen(memory_bytes=20_000)
     with pytest.raises(TemporaryFailure, match=r"limit 20000: memory is being freed, try again soon$"):
         deque(bucket.vbuckets[0].set(b"key %d" % number, b"." * 1000) for number in range(100))
     assert (bucket.log.quota.temporary_errors, bucket.log.quota.errors) == (1, 0)
     bucket.log.commits.run()
-    rewrite(bucket)
+    rewrite_pieces(bucket)
     bucket.vbuckets[0].set(b"again", b"." * 1000)
 
 
-def test_values_on_disk_are_beside_the_quota(opened: Opened) -> None:
-    bucket = opened(memory_bytes=20_000)
+def test_values_on_disk_do_not_count_against_the_quota(reopen: DurableOpener) -> None:
+    bucket = reopen(memory_bytes=20_000)
     stored = 0
     while stored < 50:
         with suppress(TemporaryFailure):
             bucket.vbuckets[0].set(b"key %d" % stored, b"." * 4000)
             stored += 1
         bucket.log.commits.run()
-        rewrite(bucket)
+        rewrite_pieces(bucket)
     stats = bucket.collect_stats()
     assert stats.live_bytes > 10 * 20_000 > 10 * stats.memory_bytes
     assert [bucket.vbuckets[0].get(b"key %d" % number) is not None for number in range(50)] == [True] * 50
 
 
-def test_expired_documents_are_found_without_being_asked_for(opened: Opened) -> None:
-    bucket = opened()
+def test_pager_deletes_expired_documents_of_active_vbuckets(reopen: DurableOpener) -> None:
+    bucket = reopen()
     for vbucket in bucket.vbuckets:
         for number in range(100):
             vbucket.set(b"key %d" % number, b"", expiry=number % 3 * 10)
     bucket.vbuckets[3].set_state(VbucketState.REPLICA)
-    opened.now += 15 * 10**9
+    reopen.now += 15 * 10**9
     while bucket.pager.expire_some():
         pass
     assert [vbucket.changes.items for vbucket in bucket.vbuckets] == [67, 67, 67, 100]

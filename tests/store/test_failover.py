@@ -11,7 +11,7 @@ from penstock.store.history.failover_log import (
 )
 
 
-def entries(*pairs: tuple[int, int]) -> FailoverLog:
+def make_entries(*pairs: tuple[int, int]) -> FailoverLog:
     return tuple(FailoverEntry(*pair) for pair in pairs)
 
 
@@ -24,11 +24,11 @@ CREATED = [
 ]
 
 
-@pytest.mark.parametrize(("what", "log", "new", "result"), CREATED)
-def test_create_entry(
-    what: str, log: tuple[tuple[int, int], ...], new: tuple[int, int], result: tuple[tuple[int, int], ...]
+@pytest.mark.parametrize(("case", "log", "new", "result"), CREATED)
+def test_new_entry_drops_entries_above_its_seqno(
+    case: str, log: tuple[tuple[int, int], ...], new: tuple[int, int], result: tuple[tuple[int, int], ...]
 ) -> None:
-    assert create_entry(entries(*log), *new) == entries(*result)
+    assert create_entry(make_entries(*log), *new) == make_entries(*result)
 
 
 def test_the_oldest_entries_are_forgotten() -> None:
@@ -36,10 +36,10 @@ def test_the_oldest_entries_are_forgotten() -> None:
     for seqno in range(100):
         log = create_entry(log, 1000 + seqno, seqno)
     assert len(log) == MAX_ENTRIES
-    assert log == entries(*((1000 + seqno, seqno) for seqno in reversed(range(75, 100))))
+    assert log == make_entries(*((1000 + seqno, seqno) for seqno in reversed(range(75, 100))))
 
 
-def test_zero_names_no_branch() -> None:
+def test_vbuuid_zero_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^vbuuid 0 means"):
         create_entry((), 0, 0)
 
@@ -48,12 +48,12 @@ PRUNED = [(10, ((8, 5), (7, 0))), (5, ((8, 5), (7, 0))), (4, ((7, 0),)), (0, ((7
 
 
 @pytest.mark.parametrize(("seqno", "result"), PRUNED)
-def test_prune(seqno: int, result: tuple[tuple[int, int], ...]) -> None:
-    assert prune_log(entries((8, 5), (7, 0)), seqno) == entries(*result)
+def test_prune_drops_entries_above_the_seqno(seqno: int, result: tuple[tuple[int, int], ...]) -> None:
+    assert prune_log(make_entries((8, 5), (7, 0)), seqno) == make_entries(*result)
 
 
 def test_prune_may_leave_nothing() -> None:
-    assert prune_log(entries((8, 5)), 4) == ()
+    assert prune_log(make_entries((8, 5)), 4) == ()
 
 
 SANITISED = [
@@ -68,25 +68,27 @@ SANITISED = [
 ]
 
 
-@pytest.mark.parametrize(("what", "log", "result"), SANITISED)
-def test_sanitised(what: str, log: tuple[tuple[int, int], ...], result: tuple[tuple[int, int], ...]) -> None:
-    assert sanitise_log(log) == entries(*result)
+@pytest.mark.parametrize(("case", "log", "result"), SANITISED)
+def test_sanitise_drops_invalid_entries(
+    case: str, log: tuple[tuple[int, int], ...], result: tuple[tuple[int, int], ...]
+) -> None:
+    assert sanitise_log(log) == make_entries(*result)
 
 
-def test_a_log_from_elsewhere_keeps_the_newest_entries() -> None:
+def test_sanitise_keeps_the_newest_entries() -> None:
     log = [(seqno, seqno) for seqno in range(MAX_ENTRIES + 2, 0, -1)]
-    assert sanitise_log(log) == entries(*log[:MAX_ENTRIES])
+    assert sanitise_log(log) == make_entries(*log[:MAX_ENTRIES])
 
 
-BRANCHES = entries((33, 20), (22, 10), (11, 0))
+BRANCHES = make_entries((33, 20), (22, 10), (11, 0))
 
 
 @pytest.mark.parametrize(
     ("seqno", "vbuuid"), [(0, 11), (1, 11), (10, 11), (11, 22), (20, 22), (21, 33), (2**64 - 1, 33)]
 )
-def test_the_branch_a_seqno_was_written_in(seqno: int, vbuuid: int) -> None:
+def test_branch_of_a_seqno_is_found(seqno: int, vbuuid: int) -> None:
     assert find_branch(BRANCHES, seqno).vbuuid == vbuuid
 
 
-def test_the_branch_of_a_seqno_that_is_older_than_the_log() -> None:
+def test_seqno_older_than_the_log_belongs_to_the_oldest_branch() -> None:
     assert find_branch(BRANCHES[:2], 5) == FailoverEntry(22, 10)

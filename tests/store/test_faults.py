@@ -1,4 +1,4 @@
-"""A disk that refuses, or that nobody can trust any more: what was acknowledged is kept, and nothing else is said."""
+"""Faults of the disk: acknowledged changes are kept, and nothing is acknowledged that may not be on disk."""
 
 import errno
 import os
@@ -22,22 +22,22 @@ from penstock.store.documents.vbucket import Vbucket
 from penstock.store.log import log_room
 from penstock.store.log.records import RECORD_BYTES
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
-from tests.store.failing import Place, contents, shown
-from tests.store.model import START, new_bucket, read_all
+from tests.store.failing import Place, capture_state, read_files
+from tests.store.model import START, make_bucket, read_all
 from tests.store.mounts import run_with_mounts
 
 
 @pytest.fixture
-def place(memory: Path) -> Place:
-    return Place(memory / "beer")
+def place(memory_path: Path) -> Place:
+    return Place(memory_path / "beer")
 
 
-def change(bucket: BucketStore, number: int) -> None:
+def write_change(bucket: BucketStore, number: int) -> None:
     bucket.vbuckets[number % 3].set(b"key %d" % (number % 5), b"value %d" % number)
 
 
-def rewrite(bucket: BucketStore) -> bool:
-    """Rewrite all that there is; False: the disk did not take it."""
+def rewrite_everything(bucket: BucketStore) -> bool:
+    """Rewrite all log files and segments; return False if the disk refused it."""
     bucket.log.room.seal_active()
     bucket.log.commits.run()
     while (compaction := bucket.compactor.next_piece(everything=True)) is not None:
@@ -48,11 +48,11 @@ def rewrite(bucket: BucketStore) -> bool:
     return bucket.log.room.fault is None
 
 
-def check_refusal(bucket: BucketStore, why: str) -> None:
-    """Check that nothing is stored, and that what there is can be read."""
+def check_refusal(bucket: BucketStore, reason: str) -> None:
+    """Check that changes are refused for this reason, and that all documents can still be read."""
     assert bucket.log.room.fault is not None
-    assert why in bucket.log.room.fault
-    before = shown(bucket)
+    assert reason in bucket.log.room.fault
+    before = capture_state(bucket)
     refused: list[Callable[[], object]] = [
         lambda: bucket.vbuckets[0].set(b"key", b"refused"),
         lambda: bucket.vbuckets[1].set_state(VbucketState.REPLICA),
@@ -60,9 +60,9 @@ def check_refusal(bucket: BucketStore, why: str) -> None:
         lambda: bucket.vbuckets[2].rollback(1),
     ]
     for call in refused:
-        with pytest.raises(TemporaryFailure, match=re.escape(why)):
+        with pytest.raises(TemporaryFailure, match=re.escape(reason)):
             call()
-    assert shown(bucket) == before
+    assert capture_state(bucket) == before
     assert bucket.vbuckets[0].get(b"key") is None
 
 
@@ -70,27 +70,27 @@ def check_refusal(bucket: BucketStore, why: str) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2, 23, 24, 25, 100])
-def test_a_write_may_take_as_little_as_it_likes(place: Place, most: int) -> None:
+def test_short_writes_lose_nothing(place: Place, most: int) -> None:
     place.prepare = lambda directory: setattr(directory, "limit", lambda nbytes: min(nbytes, most))
     bucket = place(segment_bytes=1000)
     for number in range(30):
-        change(bucket, number)
-    assert rewrite(bucket)
-    before = shown(bucket)
+        write_change(bucket, number)
+    assert rewrite_everything(bucket)
+    before = capture_state(bucket)
     bucket.close()
-    assert shown(place()) == before
+    assert capture_state(place()) == before
 
 
-def test_a_compaction_without_memory_is_tried_again(place: Place) -> None:
+def test_compaction_that_runs_out_of_memory_is_tried_again(place: Place) -> None:
     def run_out_of_memory() -> None:
         raise MemoryError
 
     bucket = place(segment_bytes=1000)
     for number in range(30):
-        change(bucket, number)
+        write_change(bucket, number)
     bucket.log.room.seal_active()
     bucket.log.commits.run()
-    before = shown(bucket)
+    before = capture_state(bucket)
     place.directory.during["create"] = run_out_of_memory
     compaction = bucket.compactor.next_piece()
     assert compaction is not None
@@ -98,22 +98,22 @@ def test_a_compaction_without_memory_is_tried_again(place: Place) -> None:
     assert compaction.error is not None
     assert compaction.error.errno == errno.ENOMEM
     assert not compaction.finish()
-    assert rewrite(bucket)
-    assert shown(bucket) == before
+    assert rewrite_everything(bucket)
+    assert capture_state(bucket) == before
     bucket.close()
 
 
 @pytest.mark.parametrize("is_durable", [False, True], ids=["in memory", "on disk"])
-def test_a_compaction_that_cannot_begin_for_lack_of_memory_begins_later(place: Place, is_durable: bool) -> None:
+def test_compaction_begins_later_after_a_lack_of_memory(place: Place, is_durable: bool) -> None:
     lacks_memory = False
 
-    def tell_time() -> int:
+    def read_clock() -> int:
         if lacks_memory:
             raise MemoryError
         return START
 
-    place.tell_time = tell_time
-    bucket = place() if is_durable else new_bucket(clock=tell_time)
+    place.clock = read_clock
+    bucket = place() if is_durable else make_bucket(clock=read_clock)
     vbucket = bucket.vbuckets[0]
     for number in range(30):
         vbucket.set(b"key %d" % (number % 5), b"value %d" % number)
@@ -124,7 +124,7 @@ def test_a_compaction_that_cannot_begin_for_lack_of_memory_begins_later(place: P
         bucket.compactor.next_piece(everything=True)
     lacks_memory = False
     assert not bucket.log.compactions.is_running
-    assert rewrite(bucket)
+    assert rewrite_everything(bucket)
     assert all(segment.is_clustered for segment in bucket.log.segments.sealed)
     bucket.close()
 
@@ -143,14 +143,14 @@ PASSING = [
 
 @pytest.mark.parametrize(("operation", "number"), PASSING)
 @pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.long)])
-def test_a_refusal_ends_when_the_disk_takes_it_again(place: Place, operation: str, number: int, times: int) -> None:
+def test_refusal_ends_when_the_disk_accepts_writes_again(place: Place, operation: str, number: int, times: int) -> None:
     failures = 0
     for after in range(12):
         bucket = place(segment_bytes=1000)
         directory = place.directory
         directory.fail(operation, number, after=after, times=times)
         for more in range(40):
-            change(bucket, more)
+            write_change(bucket, more)
             if more % 10 == 9:
                 bucket.log.commits.run()
                 while bucket.log.room.fault is not None:
@@ -161,57 +161,57 @@ def test_a_refusal_ends_when_the_disk_takes_it_again(place: Place, operation: st
                 assert [vbucket.history.persisted_seqno for vbucket in bucket.vbuckets] == [
                     vbucket.changes.high_seqno for vbucket in bucket.vbuckets
                 ]
-        while not rewrite(bucket):
+        while not rewrite_everything(bucket):
             assert directory.failures
         failures += directory.failures
-        before = shown(bucket)
+        before = capture_state(bucket)
         bucket.close()
         bucket = place()
-        assert shown(bucket) == before
+        assert capture_state(bucket) == before
         bucket.close()
     assert failures
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
-def test_a_file_system_that_becomes_read_only_and_writable_again(place: Place, number: int) -> None:
-    """As a file system that meets an error and is remounted: nothing can be opened or written, all can be read."""
-    why = os.strerror(number)
+def test_read_only_file_system_refuses_changes_until_it_is_writable(place: Place, number: int) -> None:
+    """A file system with an error is remounted read-only: no file can be opened or written, all can be read."""
+    reason = os.strerror(number)
     bucket = place(segment_bytes=1000)
     for more in range(60):
-        change(bucket, more)
-    assert rewrite(bucket)
+        write_change(bucket, more)
+    assert rewrite_everything(bucket)
     assert bucket.log.segments.sealed
-    change(bucket, 61)
-    before, manifest = shown(bucket), bucket.manifests.current
-    files = contents(place.path)
+    write_change(bucket, 61)
+    before, manifest = capture_state(bucket), bucket.manifests.current
+    files = read_files(place.path)
     for operation in ("create", "reopen", "write", "rename", "remove", "make"):
         place.directory.fail(operation, number)
     persisted = [vbucket.history.persisted_seqno for vbucket in bucket.vbuckets]
     for _ in range(2):
         bucket.log.commits.run()
-        check_refusal(bucket, why)
+        check_refusal(bucket, reason)
         assert not bucket.log.commits.is_broken
     for refused in (
         lambda: bucket.rollout.set_manifest(manifest.with_scope("shop")),
         lambda: bucket.record.set_properties({"flush": True}),
         bucket.compactor.rewrite_all,
     ):
-        with pytest.raises(TemporaryFailure, match=why):
+        with pytest.raises(TemporaryFailure, match=reason):
             refused()
-    assert shown(bucket) == before
+    assert capture_state(bucket) == before
     assert [vbucket.history.persisted_seqno for vbucket in bucket.vbuckets] == persisted
-    assert contents(place.path) == files
+    assert read_files(place.path) == files
     place.directory.heal()
     bucket.log.commits.run()
     assert bucket.log.room.fault is None
     bucket.rollout.set_manifest(manifest.with_scope("shop"))
     bucket.record.set_properties({"flush": True})
-    change(bucket, 62)
+    write_change(bucket, 62)
     bucket.compactor.rewrite_all()
-    before = shown(bucket)
+    before = capture_state(bucket)
     bucket.close()
     bucket = place()
-    assert shown(bucket) == before
+    assert capture_state(bucket) == before
     assert (bucket.manifests.current.find_scope("shop").name, bucket.record.properties) == ("shop", {"flush": True})
     bucket.close()
 
@@ -219,13 +219,13 @@ def test_a_file_system_that_becomes_read_only_and_writable_again(place: Place, n
 @pytest.mark.parametrize(
     ("operation", "after"), [("create", 0), ("write", 0), ("write", 1), ("write", 2), ("write", 9), ("sync", 0)]
 )
-def test_a_rewrite_that_fails_leaves_everything_as_it_was(place: Place, operation: str, after: int) -> None:
+def test_failed_rewrite_changes_nothing(place: Place, operation: str, after: int) -> None:
     bucket = place(segment_bytes=1000)
     for number in range(40):
-        change(bucket, number)
+        write_change(bucket, number)
     bucket.log.room.seal_active()
     bucket.log.commits.run()
-    before, files = shown(bucket), contents(place.path)
+    before, files = capture_state(bucket), read_files(place.path)
     compaction = bucket.compactor.next_piece(everything=True)
     assert compaction is not None
     place.directory.limit = lambda nbytes: 40
@@ -235,20 +235,20 @@ def test_a_rewrite_that_fails_leaves_everything_as_it_was(place: Place, operatio
     assert compaction.error is not None
     assert compaction.error.errno == errno.ENOSPC
     assert (bucket.log.room.fault, bucket.log.commits.is_broken) == (None, False)
-    assert (shown(bucket), contents(place.path)) == (before, files)
-    change(bucket, 1)
-    before = shown(bucket)
+    assert (capture_state(bucket), read_files(place.path)) == (before, files)
+    write_change(bucket, 1)
+    before = capture_state(bucket)
     place.directory.heal()
     bucket.compactor.rewrite_all()
-    assert shown(bucket) == before
+    assert capture_state(bucket) == before
     assert bucket.collect_stats().dead_bytes == 0
     bucket.close()
-    assert shown(place()) == before
+    assert capture_state(place()) == before
 
 
 def test_failed_full_rewrite_raises(place: Place) -> None:
     bucket = place()
-    change(bucket, 0)
+    write_change(bucket, 0)
     bucket.log.room.seal_active()
     bucket.log.commits.run()
     place.directory.fail("create", errno.ENOSPC, after=1)
@@ -256,38 +256,38 @@ def test_failed_full_rewrite_raises(place: Place) -> None:
         bucket.compactor.rewrite_all()
 
 
-def test_a_draft_that_is_not_wanted_may_stay(place: Place) -> None:
-    """Until the bucket is opened again."""
+def test_obsolete_draft_stays_until_the_next_opening(place: Place) -> None:
+    """A draft that cannot be removed stays until the bucket is opened again."""
     bucket = place()
-    change(bucket, 0)
-    change(bucket, 3)
+    write_change(bucket, 0)
+    write_change(bucket, 3)
     bucket.log.room.seal_active()
     bucket.log.commits.run()
     compaction = bucket.compactor.next_piece()
     assert compaction is not None
     compaction.run()
     bucket.vbuckets[0].rollback(1)
-    before = shown(bucket)
+    before = capture_state(bucket)
     place.directory.fail("remove", errno.EIO)
     assert not compaction.finish()
     assert [name[-4:] for name in place.directory.list_names()].count(".new") == 1
     bucket.close()
-    assert shown(place()) == before
+    assert capture_state(place()) == before
     assert not [name for name in place.directory.list_names() if name.endswith(".new")]
 
 
 @pytest.mark.parametrize("when", ["before the commit", "when it is listed", "while the disk is full"])
-def test_a_draft_that_was_deleted_is_written_again(place: Place, when: str) -> None:
+def test_deleted_draft_is_written_again(place: Place, when: str) -> None:
     bucket = place(segment_bytes=1000)
     for number in range(60):
-        change(bucket, number)
+        write_change(bucket, number)
     bucket.log.room.seal_active()
     bucket.log.commits.run()
     compaction = bucket.compactor.next_piece()
     assert compaction is not None
     compaction.run()
     assert compaction.finish()
-    (draft,) = (name for name in contents(place.path) if name.endswith(".new"))
+    (draft,) = (name for name in read_files(place.path) if name.endswith(".new"))
 
     def delete() -> None:
         (place.path / draft).unlink()
@@ -305,19 +305,19 @@ def test_a_draft_that_was_deleted_is_written_again(place: Place, when: str) -> N
         place.directory.heal()
     bucket.log.commits.run()
     assert bucket.log.room.fault is None
-    assert draft.partition(".")[0] in contents(place.path)
-    change(bucket, 1)
+    assert draft.partition(".")[0] in read_files(place.path)
+    write_change(bucket, 1)
     bucket.log.commits.run()
-    before = shown(bucket)
-    place.directory.let_go()
+    before = capture_state(bucket)
+    place.directory.kill()
     bucket = place(segment_bytes=1000)
-    assert shown(bucket) == before
+    assert capture_state(bucket) == before
     bucket.close()
 
 
 @pytest.mark.long
 def test_memory_is_bounded_when_the_disk_does_not_keep_up(place: Place) -> None:
-    """Nobody commits, and nobody rewrites what is sealed."""
+    """The test runs no commit and no compaction, as if the disk were too slow for both."""
     bucket = place(segment_bytes=64 * 1024 * 1024)
     value = bytes(16 * 1024 * 1024)
     with pytest.raises(
@@ -348,8 +348,8 @@ def test_backlog_limit_follows_the_segment_size(place: Place, monkeypatch: pytes
 
 
 @contextmanager
-def little_memory(more: int = 256 << 20) -> Iterator[None]:
-    """Let this process have so many bytes more than it has now."""
+def limit_memory(more: int = 256 << 20) -> Iterator[None]:
+    """Limit the address space of this process to its present size and `more` bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, hard))
@@ -360,13 +360,13 @@ def little_memory(more: int = 256 << 20) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("is_durable", [False, True], ids=["in memory", "on disk"])
-def test_a_segment_for_which_there_is_no_memory_changes_nothing(place: Place, is_durable: bool) -> None:
-    bucket = place() if is_durable else new_bucket()
+def test_lack_of_memory_for_a_segment_changes_nothing(place: Place, is_durable: bool) -> None:
+    bucket = place() if is_durable else make_bucket()
     vbucket = bucket.vbuckets[0]
     for number in range(3):
         vbucket.set(b"%d" % number, b"")
     for _ in range(2):
-        with little_memory(), pytest.raises(TemporaryFailure, match="no memory for the next changes"):
+        with limit_memory(), pytest.raises(TemporaryFailure, match="no memory for the next changes"):
             bucket.log.roll(1 << 30)
         vbucket.set(b"3", b"")
     assert not bucket.log.segments.sealed
@@ -376,14 +376,16 @@ def test_a_segment_for_which_there_is_no_memory_changes_nothing(place: Place, is
     bucket.close()
 
 
-def test_changes_go_on_while_there_is_no_memory_to_compact_a_bucket_near_its_quota() -> None:
-    bucket = new_bucket(segment_bytes=4 << 20, times=repeat(START, 20_000))  # the clock ends a loop without an end
+def test_changes_continue_without_memory_to_compact_near_the_quota() -> None:
+    bucket = make_bucket(
+        segment_bytes=4 << 20, times=repeat(START, 20_000)
+    )  # so that the clock stops a loop that would not end
     bucket.set_settings(BucketSettings(memory_bytes=64 << 20))
     vbucket, quota, numbers, value = bucket.vbuckets[0], bucket.log.quota, count(), bytes(64 << 10)
     while quota.measure() < 53 << 20:
         vbucket.set(b"%d" % next(numbers), value)
     old = count()
-    with little_memory(2 << 20):  # a rewrite takes more
+    with limit_memory(2 << 20):  # a rewrite needs more
         while not quota.is_pressed:
             vbucket.delete(b"%d" % next(old))
             vbucket.delete(b"%d" % next(old))
@@ -408,15 +410,15 @@ def test_locks_do_not_lengthen_a_log_that_the_disk_refuses(place: Place) -> None
     bucket.close()
 
 
-def lock_again_and_again(vbucket: Vbucket) -> None:
+def lock_often(vbucket: Vbucket) -> None:
     for _ in range(100):
         item = vbucket.lock(b"key", 5)
         assert item is not None
         vbucket.unlock(b"key", item.cas)
 
 
-def test_locks_wait_for_a_disk_that_does_not_keep_up(place: Place) -> None:
-    """Nobody commits log files that have nothing but notes."""
+def test_locks_are_refused_while_the_disk_does_not_keep_up(place: Place) -> None:
+    """Log files that hold only notes of locks are limited too, if no commit runs."""
     bucket = place(segment_bytes=64 * 1024 * 1024)
     log, vbucket = bucket.log, bucket.vbuckets[0]
     for _ in range(5):
@@ -424,12 +426,12 @@ def test_locks_wait_for_a_disk_that_does_not_keep_up(place: Place) -> None:
     while (room := log.segments.active.limit - log.segments.active.end) > 1000:
         vbucket.set(b"key", bytes(min(room - 500, 16 * 1024 * 1024)))
     with pytest.raises(TemporaryFailure, match=r"^too many changes wait for the disk"):
-        lock_again_and_again(vbucket)
+        lock_often(vbucket)
     bucket.close()
 
 
 @pytest.mark.process
-def test_a_disk_that_is_full(tmp_path: Path) -> None:
+def test_full_disk_loses_nothing_and_recovers(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.store.full_disk", str(tmp_path)]
     done = run_with_mounts('mount -t tmpfs -o size=1m penstock "$0"', tmp_path, command)
     assert (done.returncode, done.stderr) == (0, "")
@@ -439,33 +441,33 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("operation", ["sync log", "sync_names"])
-def test_nothing_is_acknowledged_after_a_sync_has_failed(place: Place, operation: str) -> None:
+def test_nothing_is_acknowledged_after_a_failed_sync(place: Place, operation: str) -> None:
     for after in range(4):
         bucket = place(segment_bytes=1000)
         place.directory.fail(operation, errno.EIO, after=after, times=1)
         for number in range(60):
             if bucket.log.room.fault is None:
-                change(bucket, number)
+                write_change(bucket, number)
             if number % 20 == 10:
                 bucket.log.commits.run()
             if number % 20 == 15 and not bucket.log.commits.is_broken:
-                rewrite(bucket)
+                rewrite_everything(bucket)
         assert bucket.log.commits.is_broken
         place.directory.heal()
         persisted = [vbucket.history.persisted_seqno for vbucket in bucket.vbuckets]
         check_refusal(bucket, "a sync has failed (Input/output error): the content of the disk is unknown")
         for _ in range(3):
             bucket.log.commits.run()
-            rewrite(bucket)
+            rewrite_everything(bucket)
         assert bucket.log.commits.is_broken
         assert [vbucket.history.persisted_seqno for vbucket in bucket.vbuckets] == persisted
         check_refusal(bucket, "until the bucket is opened again")
-        place.directory.power_off()
+        place.directory.lose_power()
         bucket = place()
         assert bucket.log.room.fault is None
         for vbucket, seqno in zip(bucket.vbuckets, persisted, strict=True):
             assert vbucket.changes.high_seqno >= seqno
-        change(bucket, 0)
+        write_change(bucket, 0)
         bucket.close()
 
 
@@ -493,14 +495,14 @@ def replace_directory(path: Path) -> None:
     shutil.copytree(path.with_name("moved"), path)
 
 
-@pytest.mark.parametrize("hurt", [delete_directory, delete_log, rename_log, replace_log, replace_directory])
-def test_the_next_commit_notices_that_its_file_is_gone(place: Place, hurt: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("damage", [delete_directory, delete_log, rename_log, replace_log, replace_directory])
+def test_next_commit_notices_a_missing_log_file(place: Place, damage: Callable[[Path], None]) -> None:
     bucket = place()
-    change(bucket, 0)
+    write_change(bucket, 0)
     bucket.log.commits.run()
-    change(bucket, 1)
+    write_change(bucket, 1)
     persisted = [vbucket.history.persisted_seqno for vbucket in bucket.vbuckets]
-    hurt(place.path)
+    damage(place.path)
     assert bucket.log.room.fault is None
     for _ in range(2):
         bucket.log.commits.run()
@@ -515,17 +517,17 @@ def test_the_next_commit_notices_that_its_file_is_gone(place: Place, hurt: Calla
 # Two threads
 
 
-def test_a_new_segment_waits_for_the_commit_that_begins_after_it(place: Place) -> None:
-    """What a rewrite has dropped is noted in the log; a commit that was under way may have passed that place."""
+def test_new_segment_gets_its_name_only_in_a_later_commit(place: Place) -> None:
+    """The log has a note of the dropped changes; a commit that was under way may have ended in front of the note."""
     bucket = place(segment_bytes=5000)
     for number in range(40):
-        change(bucket, number)
+        write_change(bucket, number)
     bucket.log.room.seal_active()
     bucket.log.commits.run()
     compaction = bucket.compactor.next_piece()
     assert compaction is not None
     compaction.run()
-    change(bucket, 0)
+    write_change(bucket, 0)
     place.directory.during["sync"] = compaction.finish
     bucket.log.commits.run()
     assert not place.directory.during
@@ -536,20 +538,20 @@ def test_a_new_segment_waits_for_the_commit_that_begins_after_it(place: Place) -
     bucket.log.commits.run()
     assert "segment-0000000001-0000000001" in place.directory.list_names()
     floors = [vbucket.index.lowest_snapshot_end for vbucket in bucket.vbuckets]
-    place.directory.power_off()
+    place.directory.lose_power()
     assert [vbucket.index.lowest_snapshot_end for vbucket in place().vbuckets] == floors != [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("operation", ["create", "write", "sync", "sync_names"])
-def test_changes_that_come_during_a_commit_go_with_the_next_one(place: Place, operation: str) -> None:
+def test_changes_during_a_commit_are_in_the_next_commit(place: Place, operation: str) -> None:
     bucket = place(segment_bytes=1000)
     bucket.log.room.seal_active()
-    change(bucket, 0)
+    write_change(bucket, 0)
     bucket.log.room.seal_active()
 
     def meanwhile() -> None:
-        for number in range(20):  # over more than one log file
-            change(bucket, number)
+        for number in range(20):  # enough for more than one log file
+            write_change(bucket, number)
 
     place.directory.during[operation] = meanwhile
     bucket.log.commits.run()
@@ -558,16 +560,16 @@ def test_changes_that_come_during_a_commit_go_with_the_next_one(place: Place, op
     bucket.log.commits.run()
     assert bucket.vbuckets[0].history.persisted_seqno == bucket.vbuckets[0].changes.high_seqno
     assert not bucket.log.commits.uncommitted_records
-    before = shown(bucket)
-    place.directory.power_off()
-    assert shown(place()) == before
+    before = capture_state(bucket)
+    place.directory.lose_power()
+    assert capture_state(place()) == before
 
 
-def test_a_fault_that_comes_while_room_is_made_is_not_overlooked(place: Place) -> None:
-    """A note of the bucket's own begins another log file, fault or not; changes are refused all the same."""
+def test_fault_during_a_switch_of_log_files_still_refuses_changes(place: Place) -> None:
+    """A note of the bucket starts another log file even during a fault; changes are refused all the same."""
     bucket = place(segment_bytes=5000)
     for number in range(40):
-        change(bucket, number)
+        write_change(bucket, number)
     bucket.log.room.seal_active()
     bucket.log.commits.run()
     compaction = bucket.compactor.next_piece()

@@ -1,4 +1,4 @@
-"""Changes, commits and faults of the disk in any order: what was acknowledged is there."""
+"""Changes, commits and faults of the disk in any order: acknowledged changes are never lost."""
 
 import errno
 from random import Random
@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 from penstock.errors import KeyNotFound, TemporaryFailure
 from penstock.store.bucket_store import BucketStore
 from penstock.wire.codec.constants import VbucketState
-from tests.store.failing import FailingDirectory, Place, directory_in_memory, shown
-
-# Anything in any order
-
+from tests.store.failing import FailingDirectory, Place, capture_state, directory_in_memory
 
 keys = st.sampled_from([b"a", b"bb", b"ccc"])
 vbuckets = st.integers(0, 3)
@@ -44,28 +41,35 @@ steps = st.lists(
 )
 
 
-class Told:
-    """What a bucket was after each step since the last one that is on disk for certain."""
+class FaultyRun:
+    """Runs steps on a bucket; each step is the name of a method, a vbucket and a detail.
+
+    Attributes:
+        bucket: the bucket.
+        directory: the directory whose operations fail.
+        states: the bucket's states since the last one that is certainly on disk, oldest first.
+        number: steps so far.
+    """
 
     def __init__(self, bucket: BucketStore, directory: FailingDirectory) -> None:
         self.bucket = bucket
         self.directory = directory
-        self.states = [shown(bucket)]
+        self.states = [capture_state(bucket)]
         self.number = 0
 
-    def step(self, what: str, vbucket: int, detail: Any) -> None:
+    def step(self, action: str, vbucket: int, detail: Any) -> None:
         self.number += 1
         bucket = self.bucket
         before, refuses = self.states[-1], bucket.log.room.fault is not None
         try:
-            getattr(self, what)(vbucket, detail)
+            getattr(self, action)(vbucket, detail)
         except TemporaryFailure:
             assert refuses
-        after = shown(bucket)
+        after = capture_state(bucket)
         if refuses:
             assert after == before
         self.states.append(after)
-        if what == "commit" and bucket.log.room.fault is None:
+        if action == "commit" and bucket.log.room.fault is None:
             assert not bucket.log.commits.uncommitted_records
             del self.states[:-1]
 
@@ -117,19 +121,19 @@ def test_acknowledged_changes_survive_faults(
 ) -> None:
     with directory_in_memory() as path:
         place = Place(path)
-        told = Told(place(segment_bytes=segment_bytes), place.directory)
+        run = FaultyRun(place(segment_bytes=segment_bytes), place.directory)
         for step in story:
-            told.step(*step)
-        persisted = [vbucket.history.persisted_seqno for vbucket in told.bucket.vbuckets]
+            run.step(*step)
+        persisted = [vbucket.history.persisted_seqno for vbucket in run.bucket.vbuckets]
         if power:
-            place.directory.power_off(random)
+            place.directory.lose_power(random)
         else:
-            place.directory.let_go()
+            place.directory.kill()
         bucket = place(segment_bytes=segment_bytes)
-        assert shown(bucket) in told.states
+        assert capture_state(bucket) in run.states
         for vbucket, seqno in zip(bucket.vbuckets, persisted, strict=True):
             assert vbucket.changes.high_seqno >= seqno
             assert vbucket.history.persisted_seqno == vbucket.changes.high_seqno
         bucket.compactor.rewrite_all()
-        assert shown(bucket) in told.states
+        assert capture_state(bucket) in run.states
         bucket.close()

@@ -1,4 +1,4 @@
-"""A flush of all vbuckets, which empties one after the other while the bucket is in use."""
+"""Flushes, which empty one vbucket after the other while the bucket is in use."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.event_frames import SYSTEM_PREFIX
 from penstock.wire.codec.constants import VbucketState
 from tests.store.failing import Place, directory_in_memory
-from tests.store.model import new_bucket
-from tests.store.shop import ITEMS, SHOP, all_of, erase, key, told
-from tests.store.test_behind_manifest import STEPS, VBUCKETS, Run
+from tests.store.model import make_bucket
+from tests.store.shop import ITEMS, SHOP, erase_dropped, make_key, read_changes, read_system_events
+from tests.store.test_behind_manifest import STEPS, VBUCKETS, ManifestRun
 
 
-class FlushRun(Run):
-    """The same steps, with flushes and deleted vbuckets. eager: each flush empties all vbuckets at once."""
+class FlushRun(ManifestRun):
+    """Runs steps on a bucket, including flushes and deleted vbuckets; if `eager`, a flush empties all at once."""
 
-    def step(self, what: str, number: int) -> None:
+    def step(self, action: str, number: int) -> None:
         bucket, vbucket = self.bucket, self.bucket.vbuckets[number % VBUCKETS]
-        if what == "empty" and not self.eager:
+        if action == "empty" and not self.eager:
             bucket.rollout.begin_flush()
-        elif what == "empty":
+        elif action == "empty":
             for each in bucket.vbuckets:
                 if each.history.state is VbucketState.ACTIVE:
                     each.reset()
-        elif what == "remove" and vbucket.history.state is not None:
+        elif action == "remove" and vbucket.history.state is not None:
             vbucket.remove()
-        elif what == "replica":
+        elif action == "replica":
             vbucket.set_state(VbucketState.REPLICA)
-        elif what == "active":
+        elif action == "active":
             vbucket.set_state(VbucketState.ACTIVE)
-        elif vbucket.history.state is VbucketState.ACTIVE or what in ("manifest", "spread", "erase"):
-            super().step(what, number)
+        elif vbucket.history.state is VbucketState.ACTIVE or action in ("manifest", "spread", "erase"):
+            super().step(action, number)
 
-    def contents(self) -> list[object]:
-        """Return what each vbucket holds once all have caught up.
+    def list_contents(self) -> list[object]:
+        """Return the state, the counters and the documents of each vbucket after all have caught up.
 
-        A vbucket that is emptied behind two manifests writes the events of the second one only: so seqnos differ.
+        Seqnos differ: a vbucket that is emptied behind two manifests writes the events of the second one only.
         """
-        erase(self.bucket)
+        erase_dropped(self.bucket)
         assert not self.bucket.rollout.is_due
         return [
             (
@@ -56,7 +56,11 @@ class FlushRun(Run):
                     vbucket.changes.items,
                     vbucket.collections.read_manifest(),
                 ),
-                {change.key: (type(change), change.value) for change in all_of(vbucket) if not is_event(change.key)},
+                {
+                    change.key: (type(change), change.value)
+                    for change in read_changes(vbucket)
+                    if not is_event(change.key)
+                },
             )
             for vbucket in self.bucket.vbuckets
         ]
@@ -74,12 +78,12 @@ def is_event(key: bytes) -> bool:
         max_size=30,
     )
 )
-def test_a_vbucket_holds_the_same_whenever_it_is_emptied(steps: list[tuple[str, int]]) -> None:
+def test_vbucket_content_does_not_depend_on_when_it_is_emptied(steps: list[tuple[str, int]]) -> None:
     eager, lazy = FlushRun(True), FlushRun(False)
-    for what, number in steps:
-        eager.step(what, number)
-        lazy.step(what, number)
-    assert lazy.contents() == eager.contents()
+    for action, number in steps:
+        eager.step(action, number)
+        lazy.step(action, number)
+    assert lazy.list_contents() == eager.list_contents()
 
 
 @pytest.fixture
@@ -88,30 +92,30 @@ def place() -> Iterator[Place]:
         yield Place(path / "beer")
 
 
-def filled(bucket: BucketStore) -> BucketStore:
+def fill(bucket: BucketStore) -> BucketStore:
     for vbucket in bucket.vbuckets:
-        vbucket.set(key(0), b"old")
+        vbucket.set(make_key(0), b"old")
     return bucket
 
 
-def documents(bucket: BucketStore) -> list[bytes]:
-    """Return the values that are there, without a command that would find a vbucket empty."""
-    return [change.value for vbucket in bucket.vbuckets for change in all_of(vbucket)]
+def read_values(bucket: BucketStore) -> list[bytes]:
+    """Return all values without a command, because a command would empty its vbucket."""
+    return [change.value for vbucket in bucket.vbuckets for change in read_changes(vbucket)]
 
 
 def test_one_call_empties_some_vbuckets_only() -> None:
-    bucket = filled(new_bucket(vbuckets=1024, segment_bytes=1 << 20))
+    bucket = fill(make_bucket(vbuckets=1024, segment_bytes=1 << 20))
     bucket.rollout.begin_flush()
-    left = [len(documents(bucket))]
+    left = [len(read_values(bucket))]
     while bucket.rollout.catch_up_some():
-        left.append(len(documents(bucket)))
+        left.append(len(read_values(bucket)))
     assert left[0] == 1024
     assert {before - after for before, after in pairwise(left)} == {32}
     assert not bucket.rollout.is_due
 
 
 def test_vbuckets_of_many_collections_are_emptied_one_by_one() -> None:
-    bucket = new_bucket(segment_bytes=1 << 20)
+    bucket = make_bucket(segment_bytes=1 << 20)
     manifest = SHOP
     for number in range(300):
         manifest = manifest.with_collection("shop", f"c{number}")
@@ -121,51 +125,51 @@ def test_vbuckets_of_many_collections_are_emptied_one_by_one() -> None:
     assert bucket.rollout.catch_up_some()
     assert [vbucket.history.failover_log for vbucket in bucket.vbuckets][1:] == logs[1:]
     assert bucket.vbuckets[0].history.failover_log != logs[0]
-    assert len(told(bucket.vbuckets[0])) == 303
+    assert len(read_system_events(bucket.vbuckets[0])) == 303
 
 
 def test_commands_find_the_whole_bucket_empty_at_once() -> None:
-    bucket = filled(new_bucket())
+    bucket = fill(make_bucket())
     emptied: list[int] = []
     bucket.rollout.on_flush = lambda vbucket: emptied.append(vbucket.id)
     bucket.rollout.begin_flush()
-    assert bucket.vbuckets[3].get(key(0)) is None
+    assert bucket.vbuckets[3].get(make_key(0)) is None
     assert emptied == [3]
-    assert bucket.vbuckets[2].set(key(1), b"new").seqno == 1
+    assert bucket.vbuckets[2].set(make_key(1), b"new").seqno == 1
     assert emptied == [3, 2]
-    assert documents(bucket) == [b"old", b"old", b"new"]
+    assert read_values(bucket) == [b"old", b"old", b"new"]
     assert not bucket.rollout.catch_up_some()
     assert emptied == [3, 2, 0, 1]
-    assert documents(bucket) == [b"new"]
+    assert read_values(bucket) == [b"new"]
 
 
 def test_a_replica_is_not_emptied() -> None:
-    bucket = filled(new_bucket())
+    bucket = fill(make_bucket())
     bucket.vbuckets[1].set_state(VbucketState.REPLICA)
     bucket.rollout.begin_flush()
     assert not bucket.rollout.catch_up_some()
-    assert documents(bucket) == [b"old"]
+    assert read_values(bucket) == [b"old"]
 
 
-def test_a_vbucket_that_is_deleted_meanwhile_is_emptied_once() -> None:
-    bucket = filled(new_bucket())
+def test_vbucket_deleted_during_a_flush_is_emptied_once() -> None:
+    bucket = fill(make_bucket())
     emptied: list[int] = []
     bucket.rollout.on_flush = lambda vbucket: emptied.append(vbucket.id)
     bucket.rollout.begin_flush()
     bucket.vbuckets[1].remove()
     bucket.vbuckets[1].set_state(VbucketState.ACTIVE)
-    bucket.vbuckets[1].set(key(1), b"new")
+    bucket.vbuckets[1].set(make_key(1), b"new")
     assert not bucket.rollout.catch_up_some()
-    assert (sorted(emptied), documents(bucket)) == ([0, 1, 2, 3], [b"new"])
+    assert (sorted(emptied), read_values(bucket)) == ([0, 1, 2, 3], [b"new"])
 
 
 def test_flush_writes_no_dropped_collection() -> None:
-    bucket = new_bucket()
+    bucket = make_bucket()
     bucket.rollout.set_manifest(SHOP)
-    bucket.vbuckets[0].set(key(ITEMS), b"old")
+    bucket.vbuckets[0].set(make_key(ITEMS), b"old")
     bucket.rollout.begin_flush()
     bucket.rollout.begin_manifest(SHOP.without_collection("shop", "items"))
-    erase(bucket)
+    erase_dropped(bucket)
     vbucket = bucket.vbuckets[0]
     assert (vbucket.changes.items, ITEMS in vbucket.collections.ids, vbucket.collections.manifest_uid) == (
         0,
@@ -174,65 +178,65 @@ def test_flush_writes_no_dropped_collection() -> None:
     )
 
 
-def test_a_disk_that_takes_nothing_takes_no_flush(place: Place) -> None:
-    bucket = filled(place())
+def test_full_disk_refuses_a_flush(place: Place) -> None:
+    bucket = fill(place())
     place.directory.fail("write", errno.ENOSPC)
     bucket.log.commits.run()
     with pytest.raises(TemporaryFailure):
         bucket.rollout.begin_flush()
     assert not bucket.rollout.is_due
-    assert bucket.vbuckets[0].get(key(0)) is not None
+    assert bucket.vbuckets[0].get(make_key(0)) is not None
     place.directory.heal()
     bucket.close()
 
 
-def test_a_flush_that_is_given_up_leaves_whole_vbuckets(place: Place) -> None:
-    bucket = filled(place())
-    before = documents(bucket)
+def test_abandoned_flush_leaves_whole_vbuckets(place: Place) -> None:
+    bucket = fill(place())
+    before = read_values(bucket)
     bucket.rollout.begin_flush()
-    assert bucket.vbuckets[1].get(key(0)) is None
+    assert bucket.vbuckets[1].get(make_key(0)) is None
     place.directory.fail("write", errno.ENOSPC)
     bucket.log.commits.run()
     assert (bucket.rollout.catch_up_some(), bucket.rollout.is_due) == (False, True)
     with pytest.raises(TemporaryFailure):
-        bucket.vbuckets[0].set(key(0), b"refused")
+        bucket.vbuckets[0].set(make_key(0), b"refused")
     assert bucket.rollout.abandon_flush()
     place.directory.heal()
     bucket.log.commits.run()
     assert not bucket.rollout.catch_up_some()
     assert not bucket.rollout.is_due
-    assert (documents(bucket), bucket.rollout.abandon_flush()) == (before[1:], False)
+    assert (read_values(bucket), bucket.rollout.abandon_flush()) == (before[1:], False)
     bucket.close()
 
 
 def test_kill_during_a_flush_leaves_whole_vbuckets(place: Place) -> None:
-    bucket = filled(place())
+    bucket = fill(place())
     bucket.rollout.set_manifest(SHOP)
     bucket.rollout.begin_flush()
-    bucket.vbuckets[0].get(key(0))
-    bucket.vbuckets[2].set(key(ITEMS), b"new")
+    bucket.vbuckets[0].get(make_key(0))
+    bucket.vbuckets[2].set(make_key(ITEMS), b"new")
     bucket.log.commits.run()
-    expected = [contents(vbucket) for vbucket in bucket.vbuckets]
-    place.directory.let_go()
+    expected = [read_contents(vbucket) for vbucket in bucket.vbuckets]
+    place.directory.kill()
     again = place()
-    assert [contents(vbucket) for vbucket in again.vbuckets] == expected
-    assert [vbucket.get(key(0)) is None for vbucket in again.vbuckets][:4] == [True, False, True, False]
-    assert again.vbuckets[2].get(key(ITEMS)) is not None
+    assert [read_contents(vbucket) for vbucket in again.vbuckets] == expected
+    assert [vbucket.get(make_key(0)) is None for vbucket in again.vbuckets][:4] == [True, False, True, False]
+    assert again.vbuckets[2].get(make_key(ITEMS)) is not None
     again.close()
 
 
-def contents(vbucket: Vbucket) -> list[tuple[int, bytes, bytes]]:
-    return [(change.by_seqno, change.key, change.value) for change in all_of(vbucket)]
+def read_contents(vbucket: Vbucket) -> list[tuple[int, bytes, bytes]]:
+    return [(change.by_seqno, change.key, change.value) for change in read_changes(vbucket)]
 
 
-def test_purged_tombstones_are_of_the_history_that_was_flushed(place: Place) -> None:
+def test_purge_after_a_flush_keeps_new_documents(place: Place) -> None:
     bucket = place(vbuckets=1, purge_age=0)
-    vbucket, names = bucket.vbuckets[0], [key(0, f"{number}") for number in range(10)]
+    vbucket, names = bucket.vbuckets[0], [make_key(0, f"{number}") for number in range(10)]
     for name in names:
         vbucket.set(name, b"old")
     for name in names:
         vbucket.delete(name)
-    vbucket.set(key(0, "newest"), b"")
+    vbucket.set(make_key(0, "newest"), b"")
     place.now += 10**9
     bucket.log.room.seal_active()
     bucket.log.commits.run()
@@ -256,9 +260,9 @@ def test_purged_tombstones_are_of_the_history_that_was_flushed(place: Place) -> 
     bucket.close()
 
 
-def test_one_call_of_the_pager_looks_at_some_vbuckets_only() -> None:
-    """However few documents they hold: to begin with a vbucket takes longer than a document."""
-    bucket = filled(new_bucket(vbuckets=1024, segment_bytes=1 << 20))
+def test_one_pager_call_checks_some_vbuckets_only() -> None:
+    """The limit holds for empty vbuckets too, because starting a vbucket takes longer than a document."""
+    bucket = fill(make_bucket(vbuckets=1024, segment_bytes=1 << 20))
     calls = 1
     while bucket.pager.expire_some():
         calls += 1

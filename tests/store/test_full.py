@@ -1,4 +1,4 @@
-"""While nothing can be written, nothing changes: neither documents nor locks."""
+"""While the disk is full, neither documents nor locks change."""
 
 from collections.abc import Callable, Iterator
 from errno import ENOSPC
@@ -15,15 +15,15 @@ from penstock.store.documents.conflict import Meta
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.columns.schema import Event
-from tests.store.documents import Clock
+from tests.store.documents import ManualClock
 from tests.store.model import START, read_all
 
 KEYS = (b"number", b"locked", b"expired", b"deleted", b"new")
 META = Meta(cas=START + 2**40, rev_seqno=99)
 
 
-class FullDirectory(Directory):
-    """No write succeeds while it is full."""
+class FullDiskDirectory(Directory):
+    """A directory in which every write fails while `is_full` is true."""
 
     is_full = False
 
@@ -33,12 +33,20 @@ class FullDirectory(Directory):
         return super().write(descriptor, data, offset)
 
 
-class Full:
-    """A vbucket with documents of all kinds, on a disk that has just become full. lock: the cas of a lock."""
+class FullBucket:
+    """A vbucket with documents of all kinds, on a disk that has just become full.
+
+    Attributes:
+        clock: the bucket's clock.
+        bucket: a bucket of one vbucket.
+        vbucket: its vbucket.
+        lock: cas of the lock on the document `locked`.
+        heal: function that makes room on the disk.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.clock = Clock()
-        vbuuids, directory = count(1), FullDirectory(path)
+        self.clock = ManualClock()
+        vbuuids, directory = count(1), FullDiskDirectory(path)
         self.bucket = BucketStore.open(
             path, "b", vbuckets=1, clock=self.clock, new_vbuuid=lambda: next(vbuuids), directory=lambda _: directory
         )
@@ -61,8 +69,8 @@ class Full:
 
 
 @pytest.fixture
-def full(tmp_path: Path) -> Iterator[Full]:
-    full = Full(tmp_path)
+def full(tmp_path: Path) -> Iterator[FullBucket]:
+    full = FullBucket(tmp_path)
     yield full
     full.heal()
     full.bucket.close()
@@ -87,7 +95,7 @@ WRITES: dict[str, Write] = {
 WITH_A_CAS = ("set", "replace", "delete", "append", "with meta", "with meta, new cas")
 
 
-def shown(vbucket: Vbucket) -> Any:
+def capture_vbucket(vbucket: Vbucket) -> Any:
     documents = [vbucket.get(key) for key in KEYS]
     return (
         documents,
@@ -98,8 +106,8 @@ def shown(vbucket: Vbucket) -> Any:
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_a_refused_write_changes_nothing(full: Full, write: Write) -> None:
-    before = shown(full.vbucket)
+def test_a_refused_write_changes_nothing(full: FullBucket, write: Write) -> None:
+    before = capture_vbucket(full.vbucket)
     refusals = []
     for key in KEYS:
         try:
@@ -107,15 +115,15 @@ def test_a_refused_write_changes_nothing(full: Full, write: Write) -> None:
         except StatusError as error:
             refusals.append(type(error))
     assert TemporaryFailure in refusals
-    assert shown(full.vbucket) == before
+    assert capture_vbucket(full.vbucket) == before
 
 
 @pytest.mark.parametrize("write", [WRITES[name] for name in WITH_A_CAS], ids=WITH_A_CAS)
-def test_a_refused_write_leaves_the_lock(full: Full, write: Write) -> None:
-    before = shown(full.vbucket)
+def test_a_refused_write_leaves_the_lock(full: FullBucket, write: Write) -> None:
+    before = capture_vbucket(full.vbucket)
     with pytest.raises(TemporaryFailure):
         write(full.vbucket, b"locked", full.lock)
-    assert shown(full.vbucket) == before
+    assert capture_vbucket(full.vbucket) == before
     full.heal()
     full.bucket.log.commits.run()
     with pytest.raises(Locked):
@@ -123,7 +131,7 @@ def test_a_refused_write_leaves_the_lock(full: Full, write: Write) -> None:
     write(full.vbucket, b"locked", full.lock)
 
 
-def test_reading_goes_on(full: Full) -> None:
+def test_reads_continue_on_a_full_disk(full: FullBucket) -> None:
     vbucket = full.vbucket
     assert vbucket.get(b"expired") is None
     item, meta = vbucket.get(b"number"), vbucket.versions.find_meta(b"number")
@@ -131,7 +139,7 @@ def test_reading_goes_on(full: Full) -> None:
     assert meta is not None
     assert (item.value, meta.rev_seqno) == (b"6", 2)
     vbucket.unlock(b"locked", full.lock)
-    with pytest.raises(TemporaryFailure):  # its cas is to be in the log
+    with pytest.raises(TemporaryFailure):  # because the cas of a lock must be in the log
         vbucket.lock(b"locked", 15)
     assert vbucket.versions.find_meta(b"expired") is not None
     full.heal()

@@ -1,4 +1,4 @@
-"""Snapshots against plain lists, while tiny segments are sealed and rewritten all the time."""
+"""Snapshots compared with a model, while tiny segments are sealed and rewritten all the time."""
 
 import tracemalloc
 from random import Random
@@ -16,8 +16,8 @@ from penstock.store.history.history_snapshot import Snapshot
 from penstock.store.log.compaction import Compaction
 from penstock.wire.codec.constants import MAX_SEQNO
 from tests.examples import scaled
-from tests.store.model import History, new_bucket, read_all
-from tests.store.story import Story, live_bytes
+from tests.store.model import HistoryModel, make_bucket, read_all
+from tests.store.story import BucketStory, count_live_bytes
 
 keys = st.sampled_from([b"a", b"bb", b"ccc", b"d" * 40])
 step = st.one_of(
@@ -25,18 +25,18 @@ step = st.one_of(
     st.tuples(st.just("set"), st.just(2), st.integers(0, 99).map(lambda number: b"%d" % number)),
     st.tuples(st.just("delete"), st.integers(0, 3), keys),
     st.tuples(st.just("apply"), st.integers(0, 3), st.tuples(keys, st.integers(0, 4), st.integers(0, 6))),
-    st.tuples(st.just("bury"), st.integers(0, 3), st.tuples(keys, st.integers(0, 4), st.integers(0, 6))),
+    st.tuples(st.just("apply_tombstone"), st.integers(0, 3), st.tuples(keys, st.integers(0, 4), st.integers(0, 6))),
     st.tuples(st.just("rollback"), st.integers(0, 3), st.integers(0, 12)),
     st.tuples(st.just("promote"), st.integers(0, 3), st.booleans()),
     st.tuples(st.just("reset"), st.integers(0, 3), st.just(0)),
-    st.tuples(st.just("manifest"), st.just(0), st.sampled_from([0, 1, 9, 9, -1, -2])),
+    st.tuples(st.just("change_manifest"), st.just(0), st.sampled_from([0, 1, 9, 9, -1, -2])),
     st.tuples(
-        st.just("inside"),
+        st.just("change_in_collection"),
         st.integers(0, 3),
         st.tuples(st.sampled_from(["set", "set", "delete"]), st.integers(0, 2), keys),
     ),
-    st.tuples(st.just("open"), st.integers(0, 3), st.tuples(st.integers(0, 120), st.integers(0, 120))),
-    st.tuples(st.just("read"), st.just(0), st.tuples(st.integers(0, 400), st.none() | st.integers(0, 200))),
+    st.tuples(st.just("open_snapshot"), st.integers(0, 3), st.tuples(st.integers(0, 120), st.integers(0, 120))),
+    st.tuples(st.just("read_snapshots"), st.just(0), st.tuples(st.integers(0, 400), st.none() | st.integers(0, 200))),
 )
 compaction = st.tuples(st.sampled_from(["seal", "begin", "run", "finish"]), st.just(0), st.booleans())
 steps = st.sampled_from([0, 60]).flatmap(lambda least: st.lists(step, min_size=least, max_size=120))
@@ -47,19 +47,23 @@ sizes = st.integers(0, 90) | st.sampled_from([500, 700])
 @settings(max_examples=scaled(150), deadline=None)
 @given(steps, sizes, st.sampled_from([512, 1500]), st.sampled_from([0, 8]))
 def test_snapshots_are_exact(story: list[tuple[str, int, object]], size: int, segment_bytes: int, few: int) -> None:
-    check_snapshots(Story(new_bucket(segment_bytes=segment_bytes), size), story, few)
+    check_snapshots(BucketStory(make_bucket(segment_bytes=segment_bytes), size), story, few)
 
 
 @settings(max_examples=scaled(150), deadline=None)
 @given(compacted, sizes, st.sampled_from([512, 1500]), st.sampled_from([0, 8]))
-def test_snapshots_are_exact_while_segments_are_compacted_beside(
+def test_snapshots_are_exact_during_compactions(
     story: list[tuple[str, int, object]], size: int, segment_bytes: int, few: int
 ) -> None:
-    check_snapshots(CompactedStory(new_bucket(segment_bytes=segment_bytes), size), story, few)
+    check_snapshots(CompactedStory(make_bucket(segment_bytes=segment_bytes), size), story, few)
 
 
-class CompactedStory(Story):
-    """A story of a bucket in memory whose compactions begin and end at any time."""
+class CompactedStory(BucketStory):
+    """Steps of a bucket in memory, whose compactions begin and end at any step.
+
+    Attributes:
+        piece: the compaction that is under way, if any.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,7 +73,7 @@ class CompactedStory(Story):
     def seal(self, *_: object) -> None:
         self.bucket.log.room.seal_active()
 
-    def begin(self, _: Vbucket, __: History, everything: bool) -> None:
+    def begin(self, _: Vbucket, __: HistoryModel, everything: bool) -> None:
         self.piece = self.bucket.compactor.next_piece(everything) or self.piece
 
     def run(self, *_: object) -> None:
@@ -82,33 +86,35 @@ class CompactedStory(Story):
             piece.finish()
 
 
-def check_snapshots(told: Story, story: list[tuple[str, int, object]], few: int) -> None:
-    bucket = told.bucket
+def check_snapshots(runner: BucketStory, story: list[tuple[str, int, object]], few: int) -> None:
+    bucket = runner.bucket
     for step in story:
-        told.step(*step)
-        told.erase_all()
-        assert bucket.log.segments.dead_bytes == bucket.log.segments.frame_bytes - live_bytes(told.histories)
-    for reader in told.readers:
+        runner.step(*step)
+        runner.erase_all()
+        assert bucket.log.segments.dead_bytes == bucket.log.segments.frame_bytes - count_live_bytes(runner.histories)
+    for reader in runner.readers:
         reader.read_to_the_end()
-    told.check_collections()
-    for vbucket, history in zip(bucket.vbuckets, told.histories, strict=True):
+    runner.check_collections()
+    for vbucket, history in zip(bucket.vbuckets, runner.histories, strict=True):
         check_documents(vbucket, history)
         index = bucket.log.segments.indexes[vbucket.id]
         dropped = [change for change in history.changes if index.find(change.by_seqno) is None]
-        lowest = max(map(history.superseded_by, dropped), default=0)
+        lowest = max(map(history.find_superseding, dropped), default=0)
         assert vbucket.index.lowest_snapshot_end == lowest
         assert vbucket.history.whole_seqno == history.whole_seqno
-        assert [tuple(entry) for entry in vbucket.history.failover_log] == history.log
+        assert [tuple(entry) for entry in vbucket.history.failover_log] == history.failover_log
         for end in range(1, vbucket.changes.high_seqno + 1):
             snapshot = vbucket.history.open_snapshot(0, end)
             assert snapshot.end_seqno == (
-                history.ceiling(max(min(end, history.whole_seqno), lowest)) if lowest <= history.whole_seqno > 0 else 0
+                history.find_ceiling(max(min(end, history.whole_seqno), lowest))
+                if lowest <= history.whole_seqno > 0
+                else 0
             )
             exact = Snapshot(index, end // 3, snapshot.end_seqno, few=few)
-            assert read_all(exact) == history.view(end // 3, snapshot.end_seqno)
+            assert read_all(exact) == history.list_snapshot(end // 3, snapshot.end_seqno)
 
 
-def check_documents(vbucket: Vbucket, history: History) -> None:
+def check_documents(vbucket: Vbucket, history: HistoryModel) -> None:
     documents = history.documents
     assert vbucket.changes.high_seqno == history.high_seqno
     assert vbucket.changes.items == len(documents)
@@ -124,11 +130,11 @@ def check_documents(vbucket: Vbucket, history: History) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
-def test_long_histories(seed: int) -> None:
-    """New keys first, so that old segments are full and snapshots may end anywhere; then more and more old ones."""
+def test_snapshots_of_long_histories_are_exact(seed: int) -> None:
+    """New keys come first, so that segments have few dead frames and snapshots may end anywhere; later keys repeat."""
     random = Random(seed)
-    bucket = new_bucket(segment_bytes=4096)
-    histories = [History(vbucket) for vbucket in range(4)]
+    bucket = make_bucket(segment_bytes=4096)
+    histories = [HistoryModel(vbucket) for vbucket in range(4)]
     keys: list[bytes] = []
     merged = False
     for number in range(3000):
@@ -147,7 +153,7 @@ def test_long_histories(seed: int) -> None:
     assert merged
 
 
-def check_random_snapshots(bucket: BucketStore, histories: list[History], random: Random) -> None:
+def check_random_snapshots(bucket: BucketStore, histories: list[HistoryModel], random: Random) -> None:
     for vbucket, history in zip(bucket.vbuckets, histories, strict=True):
         for _ in range(6):
             lowest = random.choice([vbucket.index.lowest_snapshot_end, vbucket.changes.high_seqno - 30])
@@ -155,11 +161,11 @@ def check_random_snapshots(bucket: BucketStore, histories: list[History], random
             start = random.choice([0, random.randint(0, end)])
             snapshot = vbucket.history.open_snapshot(start, end)
             assert snapshot.end_seqno == end
-            assert read_all(snapshot, max_bytes=random.choice([300, 100_000])) == history.view(start, end)
+            assert read_all(snapshot, max_bytes=random.choice([300, 100_000])) == history.list_snapshot(start, end)
 
 
 ENDS = [
-    # requested (start, end], of 10 changes of which the first four were replaced by the 8th and dropped; actual end
+    # Requested (start, end], actual end. Of 10 changes, the first four are dropped, superseded by those up to the 8th.
     ((0, 10), 10),
     ((0, MAX_SEQNO), 10),
     ((0, 9), 9),
@@ -173,9 +179,9 @@ ENDS = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "end"), ENDS)
-def test_where_a_snapshot_ends(asked: tuple[int, int], end: int) -> None:
-    bucket = new_bucket(segment_bytes=1 << 20)
+@pytest.mark.parametrize(("requested", "end"), ENDS)
+def test_snapshot_end_is_raised_to_the_lowest_possible_one(requested: tuple[int, int], end: int) -> None:
+    bucket = make_bucket(segment_bytes=1 << 20)
     vbucket = bucket.find(0)
     for key in (b"a", b"b", b"c", b"d", b"d", b"c", b"b", b"a"):
         vbucket.set(key, b"")
@@ -183,14 +189,14 @@ def test_where_a_snapshot_ends(asked: tuple[int, int], end: int) -> None:
     for key in (b"a", b"b"):
         vbucket.set(key, b"")
     assert vbucket.index.lowest_snapshot_end == 8
-    snapshot = vbucket.history.open_snapshot(*asked)
-    assert (snapshot.start_seqno, snapshot.end_seqno) == (asked[0], end)
+    snapshot = vbucket.history.open_snapshot(*requested)
+    assert (snapshot.start_seqno, snapshot.end_seqno) == (requested[0], end)
     seqnos = [change.by_seqno for change in read_all(snapshot)]
-    assert seqnos[-1:] == ([end] if end > asked[0] else [])
+    assert seqnos[-1:] == ([end] if end > requested[0] else [])
 
 
-def chosen(lengths: list[int], gap: int) -> tuple[FewFrames, ManyFrames]:
-    """Return frames of these lengths, spread over three buffers, in both forms."""
+def make_frames(lengths: list[int], gap: int) -> tuple[FewFrames, ManyFrames]:
+    """Return frames of these lengths in both forms, spread over three buffers; every second frame has a gap behind."""
     buffers = [memoryview(bytes(range(256)) * 100) for _ in range(3)]
     few, where, at = [], [], [0, 0, 0]
     for number, length in enumerate(lengths):
@@ -198,10 +204,10 @@ def chosen(lengths: list[int], gap: int) -> tuple[FewFrames, ManyFrames]:
         few.append((buffers[buffer], at[buffer], length))
         where.append(buffer << 32 | at[buffer])
         at[buffer] += length + gap * (number % 2)
-    return FewFrames(few), many(buffers, where, lengths)
+    return FewFrames(few), make_many_frames(buffers, where, lengths)
 
 
-def many(buffers: list[memoryview], where: list[int], lengths: list[int]) -> ManyFrames:
+def make_many_frames(buffers: list[memoryview], where: list[int], lengths: list[int]) -> ManyFrames:
     return ManyFrames(buffers, np.array(where, np.int64), np.array(lengths, np.uint32))
 
 
@@ -210,8 +216,10 @@ def many(buffers: list[memoryview], where: list[int], lengths: list[int]) -> Man
     st.sampled_from([0, 7]),
     st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 1000), st.integers(1, 20)), min_size=1),
 )
-def test_both_ways_to_copy_frames_are_one(lengths: list[int], gap: int, reads: list[tuple[int, int, int]]) -> None:
-    few, many = chosen(lengths, gap)
+def test_both_ways_to_copy_frames_return_the_same(
+    lengths: list[int], gap: int, reads: list[tuple[int, int, int]]
+) -> None:
+    few, many = make_frames(lengths, gap)
     while few.remaining:
         for limits in reads:
             one, other = few.read(0xDEADBEEF, *limits), many.read(0xDEADBEEF, *limits)
@@ -239,8 +247,8 @@ WINDOWS = [
 
 @pytest.mark.parametrize("few", [0, 8])
 @pytest.mark.parametrize(("max_bytes", "window", "frames"), WINDOWS)
-def test_how_much_is_read(max_bytes: int, window: int | None, frames: int, few: int) -> None:
-    bucket = new_bucket(segment_bytes=1 << 20)
+def test_read_respects_max_bytes_and_window(max_bytes: int, window: int | None, frames: int, few: int) -> None:
+    bucket = make_bucket(segment_bytes=1 << 20)
     for key in (b"a", b"b", b"c", b"d"):
         bucket.find(1).set(key + b"key", b"")
     snapshot = Snapshot(bucket.log.segments.indexes[1], 0, 4, few=few)
@@ -249,18 +257,18 @@ def test_how_much_is_read(max_bytes: int, window: int | None, frames: int, few: 
     assert snapshot.remaining == 4 - frames
 
 
-def test_an_item_larger_than_a_segment() -> None:
-    bucket = new_bucket()
-    history = History(1)
+def test_document_larger_than_a_segment_is_streamed() -> None:
+    bucket = make_bucket()
+    history = HistoryModel(1)
     for number in range(40):
         key, value = b"%d" % (number % 7), b"." * (2000 if number % 3 == 0 else 20)
         history.store(key, value, bucket.find(1).set(key, value).cas)
-    assert read_all(bucket.find(1).history.open_snapshot(0, MAX_SEQNO), max_bytes=100) == history.view(0, 40)
+    assert read_all(bucket.find(1).history.open_snapshot(0, MAX_SEQNO), max_bytes=100) == history.list_snapshot(0, 40)
 
 
 @pytest.mark.long
 def test_memory_does_not_grow_with_overwrites() -> None:
-    bucket = new_bucket(segment_bytes=64 * 1024)
+    bucket = make_bucket(segment_bytes=64 * 1024)
     keys = [b"%d" % number for number in range(40)]
     tracemalloc.start()
     try:
@@ -276,7 +284,7 @@ def test_memory_does_not_grow_with_overwrites() -> None:
 
 
 def test_columns_do_not_grow_with_overwrites() -> None:
-    bucket = new_bucket(segment_bytes=4096)
+    bucket = make_bucket(segment_bytes=4096)
     for _ in range(5000):
         bucket.find(0).set(b"a", b"")
     assert bucket.log.segments.index_bytes < 8192

@@ -1,4 +1,4 @@
-"""The row index by itself, held against a list of rows: appended, sealed, rewritten, superseded and cut off."""
+"""The row index alone, compared with a list of rows: appended, sealed, rewritten, superseded and cut off."""
 
 import random
 from dataclasses import dataclass, field
@@ -12,12 +12,19 @@ from penstock.store.log.segment import Rows, Segment
 VBUCKETS, HERE = 3, 1
 BUFFER = memoryview(bytes(4096))
 OTHERS = 2
-"""Rows that each other vbucket has in a segment, so that this one's begin somewhere in it."""
+"""Rows of each other vbucket in a segment, so that the rows of this vbucket start inside the segment."""
 
 
 @dataclass
-class Row:
-    """One change: its place, and the seqno of the change that superseded it, 0 for none."""
+class IndexRow:
+    """One change.
+
+    Attributes:
+        seqno: its seqno.
+        offset: offset of its frame in the buffer.
+        length: bytes of its frame.
+        superseded: seqno of the change that superseded it, 0 for none.
+    """
 
     seqno: int
     offset: int
@@ -25,9 +32,9 @@ class Row:
     superseded: int = 0
 
 
-def segment_of(rows: list[Row], buffer: memoryview = BUFFER, others_from: int = 1) -> Segment:
-    """Return a segment with these rows of HERE, and some of the other vbuckets."""
-    other = [Row(seqno, 0, 1) for seqno in range(others_from, others_from + OTHERS)]
+def make_segment(rows: list[IndexRow], buffer: memoryview = BUFFER, others_from: int = 1) -> Segment:
+    """Return a segment with these rows of the vbucket HERE, and with some rows of the other vbuckets."""
+    other = [IndexRow(seqno, 0, 1) for seqno in range(others_from, others_from + OTHERS)]
     every = [*other, *rows, *other]
     starts = np.array([0, OTHERS, OTHERS + len(rows), 2 * OTHERS + len(rows)], np.int32)
     columns = Rows(
@@ -40,23 +47,25 @@ def segment_of(rows: list[Row], buffer: memoryview = BUFFER, others_from: int = 
 
 
 @dataclass
-class Model:
-    """The rows where they ought to be, and the index that has them.
+class IndexModel:
+    """A row index, and the rows that it should hold.
 
     Attributes:
+        index: the index under test.
         pieces: rows of each segment, oldest first.
-        tail: rows behind them.
+        tail: rows behind the segments.
+        end: bytes of all frames so far.
         dead: bytes of the tail's frames that are superseded or cut off.
     """
 
     index: RowIndex = field(default_factory=lambda: RowIndex(HERE))
-    pieces: list[list[Row]] = field(default_factory=list)
-    tail: list[Row] = field(default_factory=list)
+    pieces: list[list[IndexRow]] = field(default_factory=list)
+    tail: list[IndexRow] = field(default_factory=list)
     end: int = 0
     dead: int = 0
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[IndexRow]:
         return [row for piece in (*self.pieces, self.tail) for row in piece]
 
     @property
@@ -67,15 +76,15 @@ class Model:
         seqno = self.last + 1 + gap
         if gap:
             self.index.has_gaps = True
-        self.tail.append(Row(seqno, self.end, length))
+        self.tail.append(IndexRow(seqno, self.end, length))
         self.index.seqnos_at.append(seqno)
         self.index.offsets_at.append(self.end)
         self.index.lengths_at.append(length)
         self.index.superseded_at.append(0)
         self.end += length
 
-    def supersede(self, row: Row) -> None:
-        """Let the newest change supersede a row."""
+    def supersede(self, row: IndexRow) -> None:
+        """Mark a row as superseded by the newest change."""
         row.superseded = self.last
         found = self.index.find(row.seqno)
         assert found is not None
@@ -85,17 +94,17 @@ class Model:
         self.dead += row.length if row in self.tail else 0
 
     def seal(self) -> None:
-        self.index.replace([], segment_of(self.tail))
+        self.index.replace([], make_segment(self.tail))
         self.index.begin_tail(BUFFER)
         if self.tail:
             self.pieces.append(self.tail)
         self.tail, self.dead = [], 0
 
     def rewrite(self, first: int, count: int) -> None:
-        """Put segments together, without the rows that are superseded."""
+        """Replace segments by one segment without their superseded rows."""
         sources = self.index.segments[first : first + count]
         kept = [row for piece in self.pieces[first : first + count] for row in piece if not row.superseded]
-        self.index.replace(sources, segment_of(kept))
+        self.index.replace(sources, make_segment(kept))
         self.pieces[first : first + count] = [kept] if kept else []
 
     def cut(self, seqno: int) -> None:
@@ -111,7 +120,7 @@ class Model:
             row.superseded = row.superseded if row.superseded <= seqno else 0
 
     def check(self) -> None:
-        """The index answers as the list of rows does."""
+        """Compare every answer of the index with the list of rows."""
         index, rows = self.index, self.rows
         seqnos = [row.seqno for row in rows]
         assert index.last_seqno == self.last
@@ -140,7 +149,7 @@ class Model:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_index_answers_as_a_list_of_rows_does(seed):
-    chance, model = random.Random(seed), Model()
+    chance, model = random.Random(seed), IndexModel()
     gaps = chance.random() < 0.5
     for _ in range(30):
         match chance.randrange(9):
@@ -159,7 +168,7 @@ def test_the_index_answers_as_a_list_of_rows_does(seed):
 
 
 TAILS = [
-    # what, the seqno of the last sealed row, seqnos of the active segment, where the tail begins, whether it has gaps
+    # case, seqno of the last sealed row, seqnos of the active segment, first seqno of the tail, whether it has gaps
     ("nothing before", 0, [1, 2, 3], 1, False),
     ("behind a segment", 4, [5, 6], 5, False),
     ("a gap behind a segment", 4, [6, 7], 5, True),
@@ -171,13 +180,13 @@ TAILS = [
 ]
 
 
-@pytest.mark.parametrize(("what", "sealed", "seqnos", "start", "gaps"), TAILS)
-def test_the_rows_of_an_active_segment_are_the_tail(what, sealed, seqnos, start, gaps):
+@pytest.mark.parametrize(("case", "sealed", "seqnos", "start", "gaps"), TAILS)
+def test_the_rows_of_an_active_segment_are_the_tail(case, sealed, seqnos, start, gaps):
     index = RowIndex(HERE)
     if sealed:
-        index.replace([], segment_of([Row(sealed - 1, 0, 1), Row(sealed, 1, 1)]))
-    rows = [Row(seqno, 10 * seqno, 7, 99 if seqno == 1 else 0) for seqno in seqnos]
-    index.fill_tail(segment_of(rows), slice(OTHERS, OTHERS + len(rows)), 7)
+        index.replace([], make_segment([IndexRow(sealed - 1, 0, 1), IndexRow(sealed, 1, 1)]))
+    rows = [IndexRow(seqno, 10 * seqno, 7, 99 if seqno == 1 else 0) for seqno in seqnos]
+    index.fill_tail(make_segment(rows), slice(OTHERS, OTHERS + len(rows)), 7)
     assert index.seqnos_at.tolist() == seqnos
     assert index.offsets_at.tolist() == [10 * seqno for seqno in seqnos]
     assert index.lengths_at.tolist() == [7] * len(seqnos)
@@ -187,7 +196,7 @@ def test_the_rows_of_an_active_segment_are_the_tail(what, sealed, seqnos, start,
         assert (index.find(seqno) is not None) == (seqno in seqnos) or seqno > max(seqnos, default=0)
 
 
-def test_an_empty_index():
+def test_empty_index_has_zero_counters():
     index = RowIndex(HERE)
     assert (index.last_seqno, index.backfill_end, index.find_floor(5), index.index_bytes, index.dead_bytes) == (
         0,
@@ -204,8 +213,8 @@ def test_an_empty_index():
 
 def test_a_row_of_the_next_vbucket_is_not_found():
     index = RowIndex(HERE)
-    index.replace([], segment_of([Row(5, 0, 1)], others_from=6))
-    index.replace([], segment_of([Row(9, 0, 1)]))
+    index.replace([], make_segment([IndexRow(5, 0, 1)], others_from=6))
+    index.replace([], make_segment([IndexRow(9, 0, 1)]))
     index.tail_start = 10
     assert [index.find(seqno) is not None for seqno in range(5, 10)] == [True, False, False, False, True]
 
@@ -227,15 +236,15 @@ def test_a_new_tail_has_a_buffer_of_its_own():
     assert index.tail_start == 8
 
 
-def test_live_frames_come_with_the_buffer_that_they_lie_in():
+def test_live_frames_are_listed_with_their_buffer():
     index = RowIndex(HERE)
     sealed, active = memoryview(b"sealed"), memoryview(b"active")
-    index.replace([], segment_of([Row(1, 0, 1), Row(2, 1, 1, superseded=3)], sealed))
+    index.replace([], make_segment([IndexRow(1, 0, 1), IndexRow(2, 1, 1, superseded=3)], sealed))
     index.begin_tail(active)
-    index.fill_tail(segment_of([Row(3, 2, 1)]), slice(OTHERS, OTHERS + 1), 0)
+    index.fill_tail(make_segment([IndexRow(3, 2, 1)]), slice(OTHERS, OTHERS + 1), 0)
     assert {str(column.dtype) for _, *columns in index.iterate_live_frames() for column in columns} == {"int64"}
     parts = index.iterate_live_frames()
-    index.cut(0)  # those that were asked for before see them still
+    index.cut(0)  # the iterator was made before, so it still yields the rows
     assert [(bytes(buffer), seqnos.tolist()) for buffer, _, seqnos in parts][1:] == [(b"active", [3])]
 
 
@@ -263,17 +272,17 @@ def test_loaded_changes_are_a_backfill():
     index = RowIndex(HERE)
     index.loaded_seqno = 9
     assert index.backfill_end == 9
-    index.replace([], segment_of([Row(5, 0, 1)]))
+    index.replace([], make_segment([IndexRow(5, 0, 1)]))
     assert index.backfill_end == 9
-    index.replace([], segment_of([Row(12, 0, 1)]))
+    index.replace([], make_segment([IndexRow(12, 0, 1)]))
     assert index.backfill_end == 12
 
 
 def test_a_segment_without_rows_of_the_vbucket_is_not_listed():
     index = RowIndex(HERE)
-    index.replace([], segment_of([]))
+    index.replace([], make_segment([]))
     assert index.segments == []
-    first, second, other = segment_of([Row(1, 0, 1)]), segment_of([Row(2, 0, 1)]), segment_of([])
+    first, second, other = make_segment([IndexRow(1, 0, 1)]), make_segment([IndexRow(2, 0, 1)]), make_segment([])
     index.replace([], first)
     index.replace([], second)
     index.replace([other, first], None)

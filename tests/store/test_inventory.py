@@ -1,4 +1,4 @@
-"""The inventory of a bucket's directory: when it is written, what it costs, and directories that have none yet."""
+"""The inventory of a bucket's directory: when it is written, its costs, and directories that have none yet."""
 
 import json
 import shutil
@@ -13,22 +13,22 @@ from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.checked_json import replace_json, unpack_json
 from penstock.store.disk.inventory import INVENTORY, BadInventory, Inventory, read_inventory
-from tests.store.failing import FailingDirectory, Place, contents, shown
-from tests.store.memory_disk import Died, Disk
+from tests.store.failing import FailingDirectory, Place, capture_state, read_files
+from tests.store.memory_disk import MemoryDisk, ProcessDied
 
 
 @pytest.fixture
-def place(memory: Path) -> Place:
-    return Place(memory / "beer")
+def place(memory_path: Path) -> Place:
+    return Place(memory_path / "beer")
 
 
-def listed(place: Place) -> Inventory:
-    said = json.loads((place.path / "bucket.json").read_bytes())
-    return read_inventory(Directory(place.path), bytes.fromhex(said["uuid"]))
+def read_listed(place: Place) -> Inventory:
+    record = json.loads((place.path / "bucket.json").read_bytes())
+    return read_inventory(Directory(place.path), bytes.fromhex(record["uuid"]))
 
 
-def fill(place: Place, count: int = 60, *, compact: bool = False, close: bool = True) -> list[object]:
-    """Store changes in a few log files, and return what a client sees of them."""
+def fill_bucket(place: Place, count: int = 60, *, compact: bool = False, close: bool = True) -> list[object]:
+    """Store changes in a few log files, and return the state that a client sees."""
     bucket = place(segment_bytes=1000)
     for number in range(count):
         bucket.vbuckets[number % 4].set(b"key %d" % (number % 9), b"value %d" % number)
@@ -37,16 +37,20 @@ def fill(place: Place, count: int = 60, *, compact: bool = False, close: bool = 
     if compact:
         bucket.compactor.rewrite_all()
     bucket.log.commits.run()
-    before = shown(bucket)
+    before = capture_state(bucket)
     if close:
         bucket.close()
     else:
-        place.directory.let_go()
+        place.directory.kill()
     return before
 
 
-class Counted(FailingDirectory):
-    """Takes note of how often each operation is called."""
+class CountingDirectory(FailingDirectory):
+    """A directory that records the calls of its syncs.
+
+    Attributes:
+        calls: operations that were called, in order.
+    """
 
     calls: list[str]
 
@@ -59,27 +63,27 @@ class Counted(FailingDirectory):
         super().sync_names()
 
 
-def test_it_lists_what_there_is(place: Place) -> None:
-    fill(place, compact=True)
-    found = listed(place)
+def test_inventory_lists_the_files_of_the_directory(place: Place) -> None:
+    fill_bucket(place, compact=True)
+    found = read_listed(place)
     names = [f"segment-{one.ids[0]:010d}-{one.ids[1]:010d}" for one in found.segments]
     names += [f"log-{one.number:010d}" for one in found.logs]
-    assert sorted(names) == [name for name in contents(place.path) if name[:3] in {"log", "seg"}]
+    assert sorted(names) == [name for name in read_files(place.path) if name[:3] in {"log", "seg"}]
     assert found.is_clean
     for one in found.logs:
         assert (place.path / f"log-{one.number:010d}").stat().st_size == one.synced
     bucket = place()
-    assert not listed(place).is_clean
-    assert listed(place).generation > found.generation
+    assert not read_listed(place).is_clean
+    assert read_listed(place).generation > found.generation
     bucket.close()
 
 
-def test_a_commit_costs_nothing_and_a_switch_one_file(place: Place) -> None:
-    """A log file that begins: its name, its first commit, the inventory, and that one's name."""
+def test_inventory_is_written_only_when_a_log_file_is_started(place: Place) -> None:
+    """The start of a log file syncs the file's name, its first commit, the inventory, and the inventory's name."""
     bucket = place(segment_bytes=2000)
     directory = place.directory
-    directory.__class__ = Counted
-    assert isinstance(directory, Counted)
+    directory.__class__ = CountingDirectory
+    assert isinstance(directory, CountingDirectory)
     directory.calls = []
     for number in range(100):
         files = len(bucket.log.segments.sealed)
@@ -90,22 +94,22 @@ def test_a_commit_costs_nothing_and_a_switch_one_file(place: Place) -> None:
             assert directory.calls == ["sync log"]
         else:
             assert directory.calls[-4:] == ["sync_names", "sync log", "sync inv", "sync_names"]
-            assert len(directory.calls) in (4, 5)  # with the rest of the log file before
+            assert len(directory.calls) in (4, 5)  # 5 if the log file before had unsynced changes
     assert bucket.log.segments.sealed
 
 
-def test_a_directory_of_an_older_release_gets_one(place: Place) -> None:
-    before = fill(place, compact=True)
+def test_directory_of_an_older_release_gets_an_inventory(place: Place) -> None:
+    before = fill_bucket(place, compact=True)
     for name in (INVENTORY, "bucket-copy.json"):
         (place.path / name).unlink()
     directory = Directory(place.path)
-    said = unpack_json(directory.read("bucket.json"))
-    said.pop("revision")
-    replace_json(directory, "bucket.json", {**said, "format": 2})
+    record = unpack_json(directory.read("bucket.json"))
+    record.pop("revision")
+    replace_json(directory, "bucket.json", {**record, "format": 2})
     bucket = place()
-    assert shown(bucket) == before
+    assert capture_state(bucket) == before
     assert "not clean" not in bucket.recovery_summary
-    assert listed(place).segments
+    assert read_listed(place).segments
     bucket.close()
     assert unpack_json(directory.read("bucket.json"))["format"] == 4
     (place.path / INVENTORY).unlink()
@@ -115,109 +119,113 @@ def test_a_directory_of_an_older_release_gets_one(place: Place) -> None:
         place()
 
 
-def test_a_crash_at_the_first_opening_by_this_release() -> None:
-    """Also between the first inventory and the new format, and with an older release that goes on from there."""
-    fuse, windows, died = 0, 0, True
+def test_crash_at_the_first_opening_by_this_release_loses_nothing() -> None:
+    """Crashes at every call, including those between the first inventory and the new format.
+
+    After a crash between those two, an older release may open the directory and change it.
+    """
+    calls, windows, died = 0, 0, True
     while died:
-        disk, died = Disk(), False
-        bucket = _open(disk)
+        disk, died = MemoryDisk(), False
+        bucket = _open_bucket(disk)
         for number in range(9):
             bucket.vbuckets[number % 4].set(b"key %d" % number, b"older")
         bucket.close()
-        before = shown(bucket)
+        before = capture_state(bucket)
         _make_older(disk)
-        disk.fuse = fuse
+        disk.calls_left = calls
         try:
-            _open(disk).close()
-        except Died:
+            _open_bucket(disk).close()
+        except ProcessDied:
             died = True
         disk.kill()
         if INVENTORY in disk.names and b'"format": 2' in disk.names["bucket.json"].data:
             windows += 1
-            before = _go_on_as_an_older_release(disk)
+            before = _change_as_an_older_release(disk)
         for _ in range(2):
-            bucket = _open(disk)
-            assert shown(bucket) == before
+            bucket = _open_bucket(disk)
+            assert capture_state(bucket) == before
             bucket.close()
-        fuse += 1
+        calls += 1
     assert windows > 1
 
 
 def test_new_format_is_written_before_the_log_uses_it() -> None:
-    """So that an older release refuses the directory for its format, after a crash wherever it was."""
-    fuse, older, died = 0, 0, True
+    """After a crash at any call, an older release then refuses the directory because of its format."""
+    calls, older, died = 0, 0, True
     while died:
-        disk, died = Disk(), False
-        bucket = _open(disk)
+        disk, died = MemoryDisk(), False
+        bucket = _open_bucket(disk)
         bucket.vbuckets[0].set(b"key", b"value")
         bucket.close()
-        said = unpack_json(disk.names["bucket.json"].data)
-        replace_json(disk(Path()), "bucket.json", {**said, "format": 3})
-        before = _logs(disk)
-        disk.fuse = fuse
+        record = unpack_json(disk.names["bucket.json"].data)
+        replace_json(disk(Path()), "bucket.json", {**record, "format": 3})
+        before = _read_logs(disk)
+        disk.calls_left = calls
         try:
-            _open(disk).close()
-        except Died:
+            _open_bucket(disk).close()
+        except ProcessDied:
             died = True
         disk.kill()
         if unpack_json(disk.names["bucket.json"].data)["format"] == 3:
             older += 1
-            assert _logs(disk) == before
-        fuse += 1
-    assert fuse > older > 1
+            assert _read_logs(disk) == before
+        calls += 1
+    assert calls > older > 1
 
 
-def _logs(disk: Disk) -> dict[str, bytes]:
+def _read_logs(disk: MemoryDisk) -> dict[str, bytes]:
     return {name: bytes(file.data) for name, file in disk.names.items() if name.startswith("log-")}
 
 
-def _make_older(disk: Disk) -> None:
-    said = unpack_json(disk.names["bucket.json"].data)
+def _make_older(disk: MemoryDisk) -> None:
+    """Change a directory to format 2, which has neither an inventory nor a copy of the bucket record."""
+    record = unpack_json(disk.names["bucket.json"].data)
     for name in (INVENTORY, "bucket-copy.json"):
         disk.names.pop(name, None)
-    said.pop("revision", None)
-    replace_json(disk(Path()), "bucket.json", {**said, "format": 2})
+    record.pop("revision", None)
+    replace_json(disk(Path()), "bucket.json", {**record, "format": 2})
 
 
-def _go_on_as_an_older_release(disk: Disk) -> list[object]:
-    """Store changes as a release does that neither reads nor writes inventories; return what a client sees."""
+def _change_as_an_older_release(disk: MemoryDisk) -> list[object]:
+    """Store changes as a release without inventories does, and return the state that a client sees."""
     inventory = disk.names[INVENTORY]
     _make_older(disk)
-    bucket = _open(disk)
+    bucket = _open_bucket(disk)
     bucket.vbuckets[0].set(b"key 0", b"newer")
     bucket.log.room.seal_active()
     bucket.close()
     _make_older(disk)
     disk.names[INVENTORY] = inventory
-    return shown(bucket)
+    return capture_state(bucket)
 
 
-def test_one_of_another_bucket(place: Place, memory: Path) -> None:
-    fill(place)
-    other = Place(memory / "wine")
+def test_inventory_of_another_bucket_is_refused(place: Place, memory_path: Path) -> None:
+    fill_bucket(place)
+    other = Place(memory_path / "wine")
     next(other.vbuuids)
-    fill(other)
+    fill_bucket(other)
     shutil.copy(other.path / INVENTORY, place.path / INVENTORY)
     with pytest.raises(BadInventory, match="it is of the bucket with uuid"):
-        listed(place)
+        read_listed(place)
     with pytest.raises(StoreDamaged, match=r"inventory\.json, offset 0: it is of the bucket with uuid"):
         place()
 
 
 @pytest.mark.parametrize("compact", [False, True])
-def test_an_older_copy(place: Place, *, compact: bool) -> None:
-    """It helps nobody, so the files are held against each other, and nothing is taken from them."""
-    fill(place)
+def test_older_copy_of_the_inventory_is_refused(place: Place, *, compact: bool) -> None:
+    """An older copy proves nothing, so the opening compares the files, and changes none of them."""
+    fill_bucket(place)
     older = (place.path / INVENTORY).read_bytes()
-    before = fill(place, compact=compact)
+    before = fill_bucket(place, compact=compact)
     (place.path / INVENTORY).write_bytes(older)
     with pytest.raises(StoreDamaged, match=r"inventory\.json, offset 0: an older copy: generation \d+, and "):
         place()
     assert before
 
 
-def test_older_copy_of_the_bucket_record_is_found(place: Place) -> None:
-    fill(place)
+def test_older_copy_of_the_bucket_record_is_refused(place: Place) -> None:
+    fill_bucket(place)
     older = (place.path / "bucket.json").read_bytes()
     bucket = place()
     bucket.record.set_properties({"flush": True})
@@ -231,69 +239,69 @@ def test_older_copy_of_the_bucket_record_is_found(place: Place) -> None:
         place()
 
 
-def test_a_log_file_of_a_copy_that_went_its_own_way(place: Place, memory: Path) -> None:
-    """Two directories that were one once: what one has written since is no part of the other."""
-    fill(place, 10)
-    copy = Place(memory / "copy")
+def test_log_file_of_a_diverged_copy_is_refused(place: Place, memory_path: Path) -> None:
+    """Two copies of a directory have changed since: a log file of one copy does not belong to the other copy."""
+    fill_bucket(place, 10)
+    copy = Place(memory_path / "copy")
     shutil.copytree(place.path, copy.path)
     copy.now += 1
-    fill(place, 12, close=False)
-    fill(copy, 13, close=False)
-    name = max(name for name in contents(copy.path) if name.startswith("log"))
+    fill_bucket(place, 12, close=False)
+    fill_bucket(copy, 13, close=False)
+    name = max(name for name in read_files(copy.path) if name.startswith("log"))
     shutil.copy(copy.path / name, place.path / name)
     with pytest.raises(StoreDamaged, match=rf"{name}, offset 0: it is not the file that inventory\.json lists"):
         place()
 
 
-def test_a_segment_that_has_the_name_of_a_draft_yet(place: Place) -> None:
-    """The inventory lists it, so it counts; a crash came before it got its name."""
-    before = fill(place, compact=True)
-    name = max(name for name in contents(place.path) if name.startswith("segment"))
+def test_listed_segment_with_the_name_of_a_draft_is_used(place: Place) -> None:
+    """The inventory lists the segment, and a crash came before the segment got its final name."""
+    before = fill_bucket(place, compact=True)
+    name = max(name for name in read_files(place.path) if name.startswith("segment"))
     (place.path / name).rename(place.path / f"{name}.3.new")
     bucket = place()
-    assert shown(bucket) == before
-    assert name in contents(place.path)
-    assert not [name for name in contents(place.path) if name.endswith(".new")]
+    assert capture_state(bucket) == before
+    assert name in read_files(place.path)
+    assert not [name for name in read_files(place.path) if name.endswith(".new")]
     bucket.close()
 
 
 @pytest.mark.parametrize("has_inventory", [True, False])
-def test_a_crash_while_a_segment_replaces_one_of_its_own_name(*, has_inventory: bool) -> None:
-    """One segment was rewritten alone, so the draft takes the place of the file with its name."""
-    fuse, died = 0, True
+def test_crash_while_a_segment_is_rewritten_alone_loses_nothing(*, has_inventory: bool) -> None:
+    """The rewrite of one segment has the same name as that segment, so the draft replaces the file."""
+    calls, died = 0, True
     while died:
-        disk, died = Disk(), False
-        _open(disk).close()
-        bucket = _open(disk)
+        disk, died = MemoryDisk(), False
+        _open_bucket(disk).close()
+        bucket = _open_bucket(disk)
         for number in range(40):
             bucket.vbuckets[number % 4].set(b"key %d" % number, b"older" * 4)
         bucket.compactor.rewrite_all()
         for number in range(36):
             bucket.vbuckets[number % 4].set(b"key %d" % number, b"newer")
         bucket.log.commits.run()
-        before = shown(bucket)
-        disk.fuse = fuse
+        before = capture_state(bucket)
+        disk.calls_left = calls
         try:
             compaction = bucket.compactor.next_piece()
             assert compaction is not None
             compaction.run()
             compaction.finish()
             bucket.log.commits.run()
-        except Died:
+        except ProcessDied:
             died = True
         disk.kill()
         if not has_inventory:
             _make_older(disk)
         for _ in range(2):
-            bucket = _open(disk)
-            assert shown(bucket) == before
+            bucket = _open_bucket(disk)
+            assert capture_state(bucket) == before
             assert [name for name in disk.names if name.startswith("segment")] == ["segment-0000000001-0000000001"]
             bucket.close()
-        fuse += 1
-    assert fuse > 10
+        calls += 1
+    assert calls > 10
 
 
-def _open(disk: Disk) -> BucketStore:
+def _open_bucket(disk: MemoryDisk) -> BucketStore:
     return BucketStore.open(
         Path(),
         "beer",
@@ -305,8 +313,8 @@ def _open(disk: Disk) -> BucketStore:
     )
 
 
-def test_a_start_without_room_for_it_changes_nothing(place: Place) -> None:
-    """A segment that the log has promised gets its name only when it is listed, and what it replaces stays as long."""
+def test_start_without_room_for_the_inventory_changes_nothing(place: Place) -> None:
+    """A segment gets its final name after the inventory lists it, and the replaced files stay until then."""
     bucket = place()
     for number in range(90):
         bucket.vbuckets[number % 4].set(b"key %d" % (number % 9), b"value %d" % number)
@@ -318,18 +326,18 @@ def test_a_start_without_room_for_it_changes_nothing(place: Place) -> None:
     assert compaction.finish()
     place.directory.fail("rename", ENOSPC)
     bucket.log.commits.run()
-    before = shown(bucket)
-    place.directory.let_go()
+    before = capture_state(bucket)
+    place.directory.kill()
     (place.path / f"{INVENTORY}.new").unlink()
-    files = contents(place.path)
+    files = read_files(place.path)
     assert [name for name in files if name.endswith(".new")]
     place.prepare = lambda directory: directory.fail("sync inv", ENOSPC)
     for _ in range(2):
         with pytest.raises(StoreRefused, match="No space left on device"):
             place()
-        place.directory.let_go()
-    assert contents(place.path) == files
+        place.directory.kill()
+    assert read_files(place.path) == files
     place.prepare = lambda directory: None
     bucket = place()
-    assert shown(bucket) == before
+    assert capture_state(bucket) == before
     bucket.close()

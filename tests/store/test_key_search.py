@@ -1,4 +1,4 @@
-"""Vbuckets with so many keys that a look-up does not wait until all are loaded."""
+"""Vbuckets with so many keys that a look-up does not wait until all keys are loaded."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from penstock.store.log.frame_fields import fingerprint_keys
 from penstock.store.log.key_search import UnloadedKeys
 from penstock.wire.codec.frame import HEADER
 from tests.store.failing import Place, directory_in_memory
-from tests.store.shop import ITEMS, SHOP, erase, key
+from tests.store.shop import ITEMS, SHOP, erase_dropped, make_key
 
 KEYS = 60_000
 SEGMENT = 1 << 20
 
 
-def name(number: int) -> bytes:
+def make_name(number: int) -> bytes:
     return b"\0key-%06d" % number
 
 
 @pytest.fixture
 def opened() -> Iterator[tuple[Place, BucketStore]]:
-    """A bucket of one vbucket that was opened with its documents, some of them deleted or changed."""
+    """Yield a reopened bucket of one vbucket, whose documents were partly changed or deleted."""
     with directory_in_memory() as path:
         place = Place(path / "beer")
         bucket = place(vbuckets=1, segment_bytes=SEGMENT)
         vbucket = bucket.vbuckets[0]
         for number in range(KEYS):
-            vbucket.set(name(number), b"%d" % number)
+            vbucket.set(make_name(number), b"%d" % number)
         for number in range(0, KEYS, 1000):
-            vbucket.set(name(number), b"again")
-        vbucket.delete(name(7))
+            vbucket.set(make_name(number), b"again")
+        vbucket.delete(make_name(7))
         bucket.close()
         bucket = place(vbuckets=1, segment_bytes=SEGMENT)
         yield place, bucket
@@ -46,40 +46,40 @@ def is_loading(bucket: BucketStore) -> bool:
     return isinstance(bucket.vbuckets[0].changes.newest, UnloadedKeys)
 
 
-def value(bucket: BucketStore, number: int) -> bytes | None:
-    item = bucket.vbuckets[0].get(name(number))
+def read_value(bucket: BucketStore, number: int) -> bytes | None:
+    item = bucket.vbuckets[0].get(make_name(number))
     return None if item is None else bytes(item.value)
 
 
 def test_documents_are_found_before_all_keys_are_loaded(opened: tuple[Place, BucketStore]) -> None:
     _, bucket = opened
-    assert value(bucket, KEYS - 1) == b"%d" % (KEYS - 1)
+    assert read_value(bucket, KEYS - 1) == b"%d" % (KEYS - 1)
     assert is_loading(bucket)
 
 
-def test_every_key_is_found_while_more_and_more_are_loaded(opened: tuple[Place, BucketStore]) -> None:
+def test_every_key_is_found_during_loading(opened: tuple[Place, BucketStore]) -> None:
     _, bucket = opened
     for number in (KEYS - 1, 3, 7, 1000, KEYS, 5000, KEYS - 2, 19_000, 0):
         expected = b"again" if number % 1000 == 0 and number < KEYS else b"%d" % number
-        assert value(bucket, number) == (None if number in (7, KEYS) else expected)
+        assert read_value(bucket, number) == (None if number in (7, KEYS) else expected)
 
 
-def test_changes_during_loading_count(opened: tuple[Place, BucketStore]) -> None:
+def test_changes_during_loading_are_kept(opened: tuple[Place, BucketStore]) -> None:
     place, bucket = opened
     vbucket = bucket.vbuckets[0]
     for number, text in ((KEYS - 1, b"new"), (KEYS, b"more"), (2, b"newer")):
-        vbucket.set(name(number), text)
-    vbucket.delete(name(KEYS - 3))
+        vbucket.set(make_name(number), text)
+    vbucket.delete(make_name(KEYS - 3))
     assert is_loading(bucket)
     while bucket.keys.load_some():
         pass
     assert not is_loading(bucket)
-    assert [value(bucket, n) for n in (KEYS - 1, KEYS, 2, KEYS - 3)] == [b"new", b"more", b"newer", None]
+    assert [read_value(bucket, n) for n in (KEYS - 1, KEYS, 2, KEYS - 3)] == [b"new", b"more", b"newer", None]
     assert vbucket.changes.items == KEYS - 1
     assert vbucket.changes.keys.count == KEYS + 1
     bucket.close()
     again = place(vbuckets=1, segment_bytes=SEGMENT)
-    assert [value(again, n) for n in (KEYS - 1, KEYS, 2, KEYS - 3)] == [b"new", b"more", b"newer", None]
+    assert [read_value(again, n) for n in (KEYS - 1, KEYS, 2, KEYS - 3)] == [b"new", b"more", b"newer", None]
     again.close()
 
 
@@ -89,14 +89,14 @@ def test_erased_key_does_not_return_at_the_end_of_loading() -> None:
         bucket = place(vbuckets=1, segment_bytes=SEGMENT)
         bucket.rollout.set_manifest(SHOP)
         for number in range(KEYS):
-            bucket.vbuckets[0].set(key(ITEMS, f"{number}"), b"")
+            bucket.vbuckets[0].set(make_key(ITEMS, f"{number}"), b"")
         bucket.close()
         bucket = place(vbuckets=1, segment_bytes=SEGMENT)
         bucket.rollout.set_manifest(SHOP.without_collection("shop", "items"))
-        erase(bucket)
+        erase_dropped(bucket)
         assert is_loading(bucket)
         assert not [
-            number for number in range(KEYS) if bucket.vbuckets[0].versions.has_document(key(ITEMS, f"{number}"))
+            number for number in range(KEYS) if bucket.vbuckets[0].versions.has_document(make_key(ITEMS, f"{number}"))
         ]
         assert not is_loading(bucket)
         bucket.close()
@@ -118,7 +118,7 @@ def test_keys_with_equal_fingerprints_are_distinguished() -> None:
 
 
 @given(st.binary(max_size=40), st.binary(max_size=40), st.binary(max_size=20))
-def test_a_fingerprint_is_of_the_key_alone(key: bytes, other: bytes, value: bytes) -> None:
+def test_a_fingerprint_depends_only_on_the_key(key: bytes, other: bytes, value: bytes) -> None:
     def frame(key: bytes, extras: bytes, value: bytes) -> bytes:
         body = len(extras) + len(key) + len(value)
         return HEADER.pack(0x80, 0x57, len(key), len(extras), 0, 0, body, 7, 9) + extras + key + value

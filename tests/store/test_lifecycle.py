@@ -1,4 +1,4 @@
-"""States, copies of another vbucket's history, and documents whose time is over."""
+"""States, received changes, rollbacks, and expired documents."""
 
 from itertools import repeat
 from typing import Any
@@ -12,18 +12,20 @@ from penstock.store.history.failover_log import FailoverEntry
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import Mutation
-from tests.store.model import START, new_bucket, read_all, tombstone
+from tests.store.model import START, make_bucket, make_tombstone, read_all
 
 CAS = START & ~0xFFFF
 NOW = START // 10**9
 STATES = list(VbucketState)
 
 
-def mutate(vbucket: Vbucket, key: bytes, seqno: int | None = None, end: int | None = None, cas: int = 9) -> Stored:
+def apply_mutation(
+    vbucket: Vbucket, key: bytes, seqno: int | None = None, end: int | None = None, cas: int = 9
+) -> Stored:
     return vbucket.incoming.apply(Event.MUTATION, key, b"v", cas=cas, rev_seqno=7, seqno=seqno, snapshot_end=end)
 
 
-def seqnos(vbucket: Vbucket, start: int = 0, end: int = MAX_SEQNO) -> list[int]:
+def list_seqnos(vbucket: Vbucket, start: int = 0, end: int = MAX_SEQNO) -> list[int]:
     return [change.by_seqno for change in read_all(vbucket.history.open_snapshot(start, end))]
 
 
@@ -36,9 +38,9 @@ def seqnos(vbucket: Vbucket, start: int = 0, end: int = MAX_SEQNO) -> list[int]:
 def test_only_becoming_active_by_itself_begins_a_branch(
     before: VbucketState, after: VbucketState, takeover: bool
 ) -> None:
-    vbucket = new_bucket().find(0)
+    vbucket = make_bucket().find(0)
     vbucket.set_state(before)
-    mutate(vbucket, b"k", 4)
+    apply_mutation(vbucket, b"k", 4)
     vbucket.set_state(after, takeover=takeover)
     begun = after is VbucketState.ACTIVE and before is not VbucketState.ACTIVE and not takeover
     assert vbucket.history.state is after
@@ -48,30 +50,30 @@ def test_only_becoming_active_by_itself_begins_a_branch(
 @pytest.mark.parametrize(
     ("hides", "ends"),
     [
-        # that of the snapshot up to 2, up to 3, and so on
+        # end of the snapshot that is requested up to 2, up to 3, and so on
         (False, [2, 3, 6, 6, 6]),
         (True, [6, 6, 6, 6, 6]),
     ],
 )
-def test_a_snapshot_ends_in_an_older_one_only_if_that_hides_nothing(hides: bool, ends: list[int]) -> None:
-    vbucket = new_bucket().find(0)
+def test_snapshot_ends_inside_a_received_one_only_if_that_hides_nothing(hides: bool, ends: list[int]) -> None:
+    vbucket = make_bucket().find(0)
     vbucket.set_state(VbucketState.REPLICA)
     for seqno, key in ((2, b"a"), (3, b"b"), (6, b"c")):
-        mutate(vbucket, key, seqno, end=LAST_SEQNO)
-    assert seqnos(vbucket) == []
+        apply_mutation(vbucket, key, seqno, end=LAST_SEQNO)
+    assert list_seqnos(vbucket) == []
     vbucket.history.end_snapshot(hides=hides)
     assert vbucket.history.whole_seqno == 6
     assert [vbucket.history.open_snapshot(0, end).end_seqno for end in range(2, 7)] == ends
     assert vbucket.rollback(3) == (0 if hides else 3)
 
 
-def test_a_branch_begins_at_the_end_of_the_last_complete_snapshot() -> None:
-    vbucket = new_bucket().find(0)
+def test_a_branch_starts_at_the_end_of_the_last_complete_snapshot() -> None:
+    vbucket = make_bucket().find(0)
     vbucket.set_state(VbucketState.REPLICA)
-    mutate(vbucket, b"a", 3, end=4)
-    mutate(vbucket, b"b", 4, end=4)
-    mutate(vbucket, b"a", 6, end=9)
-    mutate(vbucket, b"b", 8, end=9)
+    apply_mutation(vbucket, b"a", 3, end=4)
+    apply_mutation(vbucket, b"b", 4, end=4)
+    apply_mutation(vbucket, b"a", 6, end=9)
+    apply_mutation(vbucket, b"b", 8, end=9)
     assert (vbucket.changes.high_seqno, vbucket.history.whole_seqno) == (8, 4)
     vbucket.set_state(VbucketState.ACTIVE)
     assert vbucket.history.failover_log == ((5, 4), (1, 0))
@@ -80,9 +82,9 @@ def test_a_branch_begins_at_the_end_of_the_last_complete_snapshot() -> None:
 
 
 def test_a_deleted_vbucket_comes_back_empty_with_one_branch() -> None:
-    bucket = new_bucket()
+    bucket = make_bucket()
     vbucket = bucket.find(1)
-    mutate(vbucket, b"k", 4)
+    apply_mutation(vbucket, b"k", 4)
     vbucket.remove()
     for find in (bucket.find, bucket.find_existing):
         with pytest.raises(NotMyVbucket):
@@ -95,7 +97,7 @@ def test_a_deleted_vbucket_comes_back_empty_with_one_branch() -> None:
 
 
 def test_a_vbucket_is_found_in_any_state() -> None:
-    bucket = new_bucket()
+    bucket = make_bucket()
     for state in STATES:
         bucket.vbuckets[2].set_state(state)
         assert bucket.find_existing(2).id == 2
@@ -103,11 +105,11 @@ def test_a_vbucket_is_found_in_any_state() -> None:
         bucket.find_existing(4)
 
 
-# Copies
+# Received changes
 
 
 def test_incoming_change_keeps_its_fields() -> None:
-    vbucket = new_bucket().find(2)
+    vbucket = make_bucket().find(2)
     assert vbucket.incoming.apply(
         Event.MUTATION,
         b"k",
@@ -141,32 +143,34 @@ def test_incoming_change_keeps_its_fields() -> None:
 
 @pytest.mark.parametrize("event", [Event.DELETION, Event.EXPIRATION])
 def test_a_tombstone_needs_no_document(event: Event) -> None:
-    vbucket = new_bucket().find(0)
+    vbucket = make_bucket().find(0)
     assert vbucket.incoming.apply(event, b"k", b"meta", cas=3, rev_seqno=8, datatype=4, delete_time=NOW - 5) == (3, 1)
     same: dict[str, Any] = {"key": b"k", "value": b"meta", "datatype": 4}
     assert read_all(vbucket.history.open_snapshot(0, 1)) == [
-        tombstone(event, **same, cas=3, by_seqno=1, rev_seqno=8, delete_time=NOW - 5)
+        make_tombstone(event, **same, cas=3, by_seqno=1, rev_seqno=8, delete_time=NOW - 5)
     ]
     assert vbucket.get(b"k") is None
     assert vbucket.changes.items == 0
-    mutate(vbucket, b"k")
+    apply_mutation(vbucket, b"k")
     assert vbucket.changes.items == 1
     vbucket.incoming.apply(event, b"k", cas=4, rev_seqno=9)
     assert vbucket.changes.items == 0
-    assert read_all(vbucket.history.open_snapshot(0, 3)) == [tombstone(event, key=b"k", cas=4, by_seqno=3, rev_seqno=9)]
+    assert read_all(vbucket.history.open_snapshot(0, 3)) == [
+        make_tombstone(event, key=b"k", cas=4, by_seqno=3, rev_seqno=9)
+    ]
 
 
 @pytest.mark.parametrize("seqno", [0, 4, 5, LAST_SEQNO + 1, MAX_SEQNO])
 def test_a_seqno_must_be_above_those_before(seqno: int) -> None:
-    vbucket = new_bucket().find(0)
-    mutate(vbucket, b"k", 5)
+    vbucket = make_bucket().find(0)
+    apply_mutation(vbucket, b"k", 5)
     with pytest.raises(OutOfRange, match=f"seqno {seqno} after 5"):
-        mutate(vbucket, b"k", seqno)
+        apply_mutation(vbucket, b"k", seqno)
     assert (vbucket.changes.high_seqno, vbucket.changes.items) == (5, 1)
 
 
-def test_a_rev_seqno_leaves_room_for_the_next() -> None:
-    vbucket = new_bucket().find(0)
+def test_highest_rev_seqno_leaves_room_for_the_next() -> None:
+    vbucket = make_bucket().find(0)
     with pytest.raises(OutOfRange, match=f"rev_seqno {LAST_SEQNO + 1}, limit {LAST_SEQNO}"):
         vbucket.incoming.apply(Event.MUTATION, b"k", cas=1, rev_seqno=LAST_SEQNO + 1)
     vbucket.incoming.apply(Event.MUTATION, b"k", cas=1, rev_seqno=LAST_SEQNO)
@@ -174,18 +178,18 @@ def test_a_rev_seqno_leaves_room_for_the_next() -> None:
     assert vbucket.changes.items == 1
 
 
-def test_the_highest_seqno() -> None:
-    vbucket = new_bucket().find(0)
-    mutate(vbucket, b"a", 1)
-    mutate(vbucket, b"a", LAST_SEQNO)
-    assert seqnos(vbucket) == [LAST_SEQNO]
+def test_no_change_follows_the_highest_seqno() -> None:
+    vbucket = make_bucket().find(0)
+    apply_mutation(vbucket, b"a", 1)
+    apply_mutation(vbucket, b"a", LAST_SEQNO)
+    assert list_seqnos(vbucket) == [LAST_SEQNO]
     with pytest.raises(OutOfRange):
-        mutate(vbucket, b"a")
+        apply_mutation(vbucket, b"a")
 
 
 def test_vbucket_continues_from_received_changes() -> None:
-    vbucket = new_bucket().find(0)
-    mutate(vbucket, b"k", 5, cas=CAS + 1000)
+    vbucket = make_bucket().find(0)
+    apply_mutation(vbucket, b"k", 5, cas=CAS + 1000)
     assert vbucket.set(b"k", b"") == (CAS + 1001, 6)
     item = vbucket.get(b"k")
     assert item is not None
@@ -193,7 +197,7 @@ def test_vbucket_continues_from_received_changes() -> None:
 
 
 ENDS = [
-    # asked for (start, end], actual end; changes 2, 5, 6 and 9 of a snapshot up to 6 and one up to 12
+    # Requested (start, end], actual end. The changes are 2, 5 and 6 of a snapshot up to 6, and 9 of one up to 12.
     ((0, 1), 2),
     ((0, 3), 5),
     ((2, 3), 5),
@@ -205,57 +209,57 @@ ENDS = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "end"), ENDS)
-def test_where_a_snapshot_of_a_copy_ends(asked: tuple[int, int], end: int) -> None:
-    vbucket = new_bucket(segment_bytes=1 << 20).find(0)
+@pytest.mark.parametrize(("requested", "end"), ENDS)
+def test_snapshot_of_a_replica_ends_at_a_complete_snapshot(requested: tuple[int, int], end: int) -> None:
+    vbucket = make_bucket(segment_bytes=1 << 20).find(0)
     for seqno in (2, 5, 6):
-        mutate(vbucket, b"%d" % seqno, seqno, end=6)
-    mutate(vbucket, b"9", 9, end=12)
-    assert vbucket.history.open_snapshot(*asked).end_seqno == end
+        apply_mutation(vbucket, b"%d" % seqno, seqno, end=6)
+    apply_mutation(vbucket, b"9", 9, end=12)
+    assert vbucket.history.open_snapshot(*requested).end_seqno == end
 
 
-def test_a_snapshot_that_only_an_unfinished_one_could_show_waits() -> None:
-    bucket = new_bucket(segment_bytes=1 << 20)
+def test_change_that_only_an_incomplete_snapshot_can_show_is_not_sent() -> None:
+    bucket = make_bucket(segment_bytes=1 << 20)
     vbucket = bucket.find(0)
-    mutate(vbucket, b"a", 1)
-    mutate(vbucket, b"a", 2, end=3)
+    apply_mutation(vbucket, b"a", 1)
+    apply_mutation(vbucket, b"a", 2, end=3)
     bucket.log.room.make_room(1 << 20)
     assert vbucket.index.lowest_snapshot_end == 2
-    assert seqnos(vbucket) == []
-    mutate(vbucket, b"b", 3, end=3)
-    assert seqnos(vbucket) == [2, 3]
+    assert list_seqnos(vbucket) == []
+    apply_mutation(vbucket, b"b", 3, end=3)
+    assert list_seqnos(vbucket) == [2, 3]
 
 
 def test_rollback_restores_superseded_versions() -> None:
-    vbucket = new_bucket(segment_bytes=1 << 20).find(0)
+    vbucket = make_bucket(segment_bytes=1 << 20).find(0)
     vbucket.set(b"a", b"1")
     vbucket.set(b"b", b"1")
     vbucket.delete(b"a")
     vbucket.set(b"b", b"2")
     assert vbucket.rollback(2) == 2
     assert [item and item.value for item in map(vbucket.get, (b"a", b"b"))] == [b"1", b"1"]
-    assert (vbucket.changes.items, seqnos(vbucket)) == (2, [1, 2])
+    assert (vbucket.changes.items, list_seqnos(vbucket)) == (2, [1, 2])
     assert vbucket.set(b"a", b"3").seqno == 3
 
 
 def test_a_rollback_between_two_changes_ends_at_the_lower_one() -> None:
-    vbucket = new_bucket().find(0)
-    mutate(vbucket, b"a", 3)
-    mutate(vbucket, b"b", 9)
+    vbucket = make_bucket().find(0)
+    apply_mutation(vbucket, b"a", 3)
+    apply_mutation(vbucket, b"b", 9)
     vbucket.history.set_failover_log([(30, 8), (20, 5), (10, 0)])
     assert vbucket.rollback(6) == 3
     assert (vbucket.changes.high_seqno, vbucket.history.failover_log) == (3, ((10, 0),))
 
 
 def test_rollback_below_every_change_starts_a_new_history() -> None:
-    vbucket = new_bucket().find(0)
-    mutate(vbucket, b"a", 3)
+    vbucket = make_bucket().find(0)
+    apply_mutation(vbucket, b"a", 3)
     assert vbucket.rollback(2) == 0
     assert vbucket.history.failover_log == ((5, 0),)
 
 
 def test_rollback_to_a_dropped_version_starts_a_new_history() -> None:
-    bucket = new_bucket(segment_bytes=1 << 20)
+    bucket = make_bucket(segment_bytes=1 << 20)
     vbucket = bucket.find(0)
     for key in (b"a", b"b", b"a"):
         vbucket.set(key, b"")
@@ -266,12 +270,12 @@ def test_rollback_to_a_dropped_version_starts_a_new_history() -> None:
     assert (vbucket.changes.items, vbucket.changes.high_seqno, vbucket.index.lowest_snapshot_end) == (0, 0, 0)
 
 
-def test_a_rollback_above_everything_forgets_later_branches_only() -> None:
-    vbucket = new_bucket().find(0)
-    mutate(vbucket, b"a", 3)
+def test_rollback_above_every_change_drops_later_branches_only() -> None:
+    vbucket = make_bucket().find(0)
+    apply_mutation(vbucket, b"a", 3)
     vbucket.history.set_failover_log([(30, 9), (10, 0)])
     assert vbucket.rollback(5) == 3
-    assert (vbucket.history.failover_log, seqnos(vbucket)) == (((10, 0),), [3])
+    assert (vbucket.history.failover_log, list_seqnos(vbucket)) == (((10, 0),), [3])
     vbucket.history.set_failover_log([(30, 9)])
     assert vbucket.rollback(3) == 3
     assert vbucket.history.failover_log == (FailoverEntry(5, 3),)
@@ -289,15 +293,15 @@ LOGS = [
 
 
 @pytest.mark.parametrize(("log", "kept"), LOGS)
-def test_a_failover_log_from_elsewhere(log: list[tuple[int, int]], kept: tuple[tuple[int, int], ...]) -> None:
-    vbucket = new_bucket().find(0)
-    mutate(vbucket, b"a", 3)
+def test_received_failover_log_is_sanitised(log: list[tuple[int, int]], kept: tuple[tuple[int, int], ...]) -> None:
+    vbucket = make_bucket().find(0)
+    apply_mutation(vbucket, b"a", 3)
     vbucket.history.set_failover_log(log)
     assert vbucket.history.failover_log == kept
 
 
 def test_memory_of_vbuckets_that_are_reset_is_used_again() -> None:
-    bucket = new_bucket(segment_bytes=4096)
+    bucket = make_bucket(segment_bytes=4096)
     for number in range(3000):
         vbucket = bucket.find(number % 4)
         vbucket.set(b"%d" % (number % 7), b"." * 100)
@@ -309,7 +313,7 @@ def test_memory_of_vbuckets_that_are_reset_is_used_again() -> None:
 
 
 def test_a_snapshot_outlives_a_reset() -> None:
-    bucket = new_bucket(segment_bytes=512)
+    bucket = make_bucket(segment_bytes=512)
     vbucket = bucket.find(0)
     for number in range(40):
         vbucket.set(b"%d" % (number % 20), b"." * 20)
@@ -323,15 +327,15 @@ def test_a_snapshot_outlives_a_reset() -> None:
 # Expiry
 
 
-def expired(expiry: int = NOW) -> Vbucket:
-    """Return a vbucket with one document, whose time is over at NOW."""
-    vbucket = new_bucket(times=repeat(START)).find(0)
+def make_expired(expiry: int = NOW) -> Vbucket:
+    """Return a vbucket with one document, which expires at NOW if `expiry` is not given."""
+    vbucket = make_bucket(times=repeat(START)).find(0)
     vbucket.set(b"k", b"old", expiry=expiry)
     return vbucket
 
 
-def test_a_document_whose_time_is_over_leaves_a_tombstone_when_it_is_read() -> None:
-    bucket = new_bucket(times=repeat(START))
+def test_reading_an_expired_document_writes_a_tombstone() -> None:
+    bucket = make_bucket(times=repeat(START))
     vbucket = bucket.find(3)
     vbucket.set(b"k", b"v", expiry=NOW)
     vbucket.set(b"later", b"v", expiry=NOW + 1)
@@ -341,18 +345,18 @@ def test_a_document_whose_time_is_over_leaves_a_tombstone_when_it_is_read() -> N
     assert vbucket.get(b"later") is not None
     assert (vbucket.changes.high_seqno, vbucket.changes.items) == (3, 1)
     assert read_all(vbucket.history.open_snapshot(2, 3)) == [
-        tombstone(Event.EXPIRATION, key=b"k", vbucket=3, cas=CAS + 2, by_seqno=3, rev_seqno=2)
+        make_tombstone(Event.EXPIRATION, key=b"k", vbucket=3, cas=CAS + 2, by_seqno=3, rev_seqno=2)
     ]
 
 
-def test_until_then_it_is_streamed_as_it_was() -> None:
-    (mutation,) = read_all(expired().history.open_snapshot(0, 1))
+def test_expired_document_is_streamed_until_it_is_read() -> None:
+    (mutation,) = read_all(make_expired().history.open_snapshot(0, 1))
     assert isinstance(mutation, Mutation)
     assert mutation.expiry == NOW
 
 
 def test_expired_document_is_missing() -> None:
-    vbucket = expired()
+    vbucket = make_expired()
     for refused in (
         lambda: vbucket.replace(b"k", b""),
         lambda: vbucket.delete(b"k"),
@@ -362,30 +366,30 @@ def test_expired_document_is_missing() -> None:
             refused()
     assert vbucket.touch(b"k", 0) is None
     assert vbucket.changes.high_seqno == 2
-    assert expired().set(b"k", b"new").seqno == 2
-    for other in (expired(), vbucket):
+    assert make_expired().set(b"k", b"new").seqno == 2
+    for other in (make_expired(), vbucket):
         assert other.add(b"k", b"new").seqno == 3
         item = other.get(b"k")
         assert item is not None
         assert (item.value, item.rev_seqno, other.changes.items) == (b"new", 3, 1)
 
 
-def test_an_add_to_a_document_whose_time_is_to_come_is_refused() -> None:
-    vbucket = expired(NOW + 1)
+def test_add_to_an_unexpired_document_is_refused() -> None:
+    vbucket = make_expired(NOW + 1)
     with pytest.raises(KeyExists):
         vbucket.add(b"k", b"")
 
 
 @pytest.mark.parametrize("state", [VbucketState.REPLICA, VbucketState.PENDING, VbucketState.DEAD])
 def test_only_an_active_vbucket_writes_tombstones(state: VbucketState) -> None:
-    vbucket = expired()
+    vbucket = make_expired()
     vbucket.set_state(state)
     assert vbucket.get(b"k") is None
     assert (vbucket.changes.high_seqno, vbucket.changes.items) == (1, 1)
 
 
-def test_touch_gives_another_expiry() -> None:
-    vbucket = expired(NOW + 50)
+def test_touch_changes_the_expiry() -> None:
+    vbucket = make_expired(NOW + 50)
     vbucket.set(b"k", b"v", flags=5, datatype=1, expiry=100)
     before = vbucket.get(b"k")
     assert before is not None

@@ -1,4 +1,4 @@
-"""Locks: who may change a document, what its cas is, and when it is over."""
+"""Locks: which changes they refuse, the cas of a locked document, and the end of a lock."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from penstock.store.documents.document_locks import LOCKED_CAS, limit_lock_secon
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
 from penstock.wire.columns.schema import Event
-from tests.store.documents import SECOND, Clock, timed_bucket
+from tests.store.documents import SECOND, ManualClock, make_timed_bucket
 from tests.store.model import START, read_all
 
 BASE = START & ~0xFFFF
@@ -19,14 +19,14 @@ STORED, LOCK, WRONG = BASE, BASE + 1, 1
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def vbucket(clock: Clock) -> Vbucket:
-    """With the document `k`, a number, locked for 15 seconds."""
-    vbucket = timed_bucket(clock).find(0)
+def vbucket(clock: ManualClock) -> Vbucket:
+    """Return a vbucket with the document `k`, a number that is locked for 15 seconds."""
+    vbucket = make_timed_bucket(clock).find(0)
     assert vbucket.set(b"k", b"5", flags=7, expiry=1000).cas == STORED
     item = vbucket.lock(b"k", 15)
     assert item is not None
@@ -37,7 +37,7 @@ def vbucket(clock: Clock) -> Vbucket:
 Write = Callable[[Vbucket, int], Any]
 
 
-def with_meta(vbucket: Vbucket, cas: int, event: Event = Event.MUTATION) -> Any:
+def store_with_meta(vbucket: Vbucket, cas: int, event: Event = Event.MUTATION) -> Any:
     meta = Meta(BASE + 99, 9, deleted=event is not Event.MUTATION)
     return vbucket.incoming.store_with_meta(event, b"k", b"", meta, cas=cas)
 
@@ -47,8 +47,8 @@ WRITES: dict[str, Write] = {
     "replace": lambda vbucket, cas: vbucket.replace(b"k", b"new", cas=cas),
     "delete": lambda vbucket, cas: vbucket.delete(b"k", cas=cas),
     "append": lambda vbucket, cas: vbucket.extend(b"k", b"0", cas=cas),
-    "set with meta": with_meta,
-    "delete with meta": lambda vbucket, cas: with_meta(vbucket, cas, Event.DELETION),
+    "set with meta": store_with_meta,
+    "delete with meta": lambda vbucket, cas: store_with_meta(vbucket, cas, Event.DELETION),
 }
 WITHOUT_CAS: dict[str, Callable[[Vbucket], Any]] = {
     "touch": lambda vbucket: vbucket.touch(b"k", 5),
@@ -59,7 +59,7 @@ WITHOUT_CAS: dict[str, Callable[[Vbucket], Any]] = {
 }
 
 
-def refusal(act: Callable[[], Any]) -> type[StatusError] | None:
+def find_refusal(act: Callable[[], Any]) -> type[StatusError] | None:
     try:
         act()
     except StatusError as error:
@@ -69,43 +69,43 @@ def refusal(act: Callable[[], Any]) -> type[StatusError] | None:
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 @pytest.mark.parametrize("cas", [0, STORED, WRONG])
-def test_a_write_without_the_locks_cas(vbucket: Vbucket, write: Write, cas: int) -> None:
-    assert refusal(lambda: write(vbucket, cas)) is Locked
+def test_write_without_the_locks_cas_is_refused(vbucket: Vbucket, write: Write, cas: int) -> None:
+    assert find_refusal(lambda: write(vbucket, cas)) is Locked
     assert vbucket.changes.high_seqno == 1
-    assert refusal(lambda: vbucket.unlock(b"k", LOCK)) is None
+    assert find_refusal(lambda: vbucket.unlock(b"k", LOCK)) is None
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_a_write_with_the_locks_cas_ends_it(vbucket: Vbucket, write: Write) -> None:
-    assert refusal(lambda: write(vbucket, LOCK)) is None
+    assert find_refusal(lambda: write(vbucket, LOCK)) is None
     assert vbucket.changes.high_seqno == 2
     if vbucket.get(b"k") is not None:
-        assert refusal(lambda: vbucket.unlock(b"k", LOCK)) is NotLocked
-        assert refusal(lambda: write(vbucket, LOCK)) is KeyExists
-        assert refusal(lambda: vbucket.set(b"k", b"newer")) is None
+        assert find_refusal(lambda: vbucket.unlock(b"k", LOCK)) is NotLocked
+        assert find_refusal(lambda: write(vbucket, LOCK)) is KeyExists
+        assert find_refusal(lambda: vbucket.set(b"k", b"newer")) is None
 
 
 @pytest.mark.parametrize("write", WITHOUT_CAS.values(), ids=WITHOUT_CAS)
-def test_write_without_a_cas_waits_for_the_lock(vbucket: Vbucket, clock: Clock, write: Any) -> None:
-    assert refusal(lambda: write(vbucket)) is Locked
+def test_write_without_a_cas_waits_for_the_lock(vbucket: Vbucket, clock: ManualClock, write: Any) -> None:
+    assert find_refusal(lambda: write(vbucket)) is Locked
     assert vbucket.changes.high_seqno == 1
     clock.now += 15 * SECOND
-    assert refusal(lambda: write(vbucket)) is None
+    assert find_refusal(lambda: write(vbucket)) is None
 
 
-def test_refused_client_receives_the_reason(vbucket: Vbucket) -> None:
-    assert refusal(lambda: vbucket.add(b"k", b"")) is KeyExists
-    assert refusal(lambda: vbucket.set(b"other", b"")) is None
+def test_add_to_a_locked_document_is_refused_because_it_exists(vbucket: Vbucket) -> None:
+    assert find_refusal(lambda: vbucket.add(b"k", b"")) is KeyExists
+    assert find_refusal(lambda: vbucket.set(b"other", b"")) is None
 
 
-def test_readers_are_shown_that_it_is_locked(vbucket: Vbucket, clock: Clock) -> None:
+def test_locked_document_is_read_with_a_special_cas(vbucket: Vbucket, clock: ManualClock) -> None:
     item, meta = vbucket.get(b"k"), vbucket.versions.find_meta(b"k")
     assert item is not None
     assert meta is not None
     assert (item.value, item.cas, item.rev_seqno, item.seqno, meta.cas) == (b"5", LOCKED_CAS, 1, 1, LOCKED_CAS)
 
 
-def test_a_lock_is_no_change(vbucket: Vbucket) -> None:
+def test_a_lock_is_not_a_change(vbucket: Vbucket) -> None:
     assert vbucket.changes.high_seqno == 1
     assert [change.cas for change in read_all(vbucket.history.open_snapshot(0, MAX_SEQNO))] == [STORED]
     assert vbucket.changes.clock.last == LOCK
@@ -115,55 +115,55 @@ def test_a_lock_is_no_change(vbucket: Vbucket) -> None:
 @pytest.mark.parametrize(
     "ends", [lambda vbucket, clock: vbucket.unlock(b"k", LOCK), lambda vbucket, clock: clock.wait(15)]
 )
-def test_a_document_keeps_its_locks_cas_until_it_changes(vbucket: Vbucket, clock: Clock, ends: Any) -> None:
+def test_a_document_keeps_its_locks_cas_until_it_changes(vbucket: Vbucket, clock: ManualClock, ends: Any) -> None:
     ends(vbucket, clock)
     item, meta = vbucket.get(b"k"), vbucket.versions.find_meta(b"k")
     assert item is not None
     assert meta is not None
     assert (item.cas, meta.cas) == (LOCK, LOCK)
-    assert refusal(lambda: vbucket.replace(b"k", b"", cas=STORED)) is KeyExists
+    assert find_refusal(lambda: vbucket.replace(b"k", b"", cas=STORED)) is KeyExists
     stored = vbucket.replace(b"k", b"", cas=LOCK)
     assert vbucket.get(b"k") == item._replace(cas=stored.cas, seqno=2, rev_seqno=2, value=b"", flags=0, expiry=0)
 
 
-def test_lock_lasts_for_the_requested_time(vbucket: Vbucket, clock: Clock) -> None:
+def test_lock_lasts_for_the_requested_time(vbucket: Vbucket, clock: ManualClock) -> None:
     clock.now += 15 * SECOND - 1
-    assert refusal(lambda: vbucket.set(b"k", b"")) is Locked
+    assert find_refusal(lambda: vbucket.set(b"k", b"")) is Locked
     clock.now += 1
-    assert refusal(lambda: vbucket.unlock(b"k", LOCK)) is NotLocked
-    assert refusal(lambda: vbucket.set(b"k", b"")) is None
+    assert find_refusal(lambda: vbucket.unlock(b"k", LOCK)) is NotLocked
+    assert find_refusal(lambda: vbucket.set(b"k", b"")) is None
 
 
-def test_a_lock_matters_to_its_document_alone(vbucket: Vbucket, clock: Clock) -> None:
+def test_a_lock_does_not_affect_other_documents(vbucket: Vbucket, clock: ManualClock) -> None:
     vbucket.set(b"other", b"", expiry=5)
     clock.wait(5)
-    assert vbucket.set(b"other", b"").seqno == 3  # as without any lock: what is overwritten need not expire
+    assert vbucket.set(b"other", b"").seqno == 3  # as without a lock: an overwritten document needs no expiration
 
 
-def test_a_lock_is_taken_again_when_it_is_over(vbucket: Vbucket, clock: Clock) -> None:
+def test_unlocked_document_can_be_locked_again(vbucket: Vbucket, clock: ManualClock) -> None:
     vbucket.unlock(b"k", LOCK)
     item = vbucket.lock(b"k", 30)
     assert item is not None
     assert item.cas == LOCK + 1
-    assert refusal(lambda: vbucket.unlock(b"k", LOCK)) is Locked
+    assert find_refusal(lambda: vbucket.unlock(b"k", LOCK)) is Locked
     clock.now += 30 * SECOND - 1
-    assert refusal(lambda: vbucket.unlock(b"k", LOCK + 1)) is None
+    assert find_refusal(lambda: vbucket.unlock(b"k", LOCK + 1)) is None
 
 
 def test_unlocking_a_missing_or_unlocked_document_is_refused(vbucket: Vbucket) -> None:
     vbucket.set(b"other", b"")
-    assert refusal(lambda: vbucket.unlock(b"nowhere", LOCK)) is KeyNotFound
-    assert refusal(lambda: vbucket.unlock(b"other", LOCK)) is NotLocked
-    assert refusal(lambda: vbucket.unlock(b"k", STORED)) is Locked
+    assert find_refusal(lambda: vbucket.unlock(b"nowhere", LOCK)) is KeyNotFound
+    assert find_refusal(lambda: vbucket.unlock(b"other", LOCK)) is NotLocked
+    assert find_refusal(lambda: vbucket.unlock(b"k", STORED)) is Locked
     assert vbucket.lock(b"nowhere", 15) is None
 
 
-def become_replica(vbucket: Vbucket) -> None:
+def change_states(vbucket: Vbucket) -> None:
     vbucket.set_state(VbucketState.REPLICA)
     vbucket.set_state(VbucketState.ACTIVE)
 
 
-def empty(vbucket: Vbucket) -> None:
+def reset_vbucket(vbucket: Vbucket) -> None:
     vbucket.reset()
     vbucket.set(b"k", b"5")
 
@@ -180,8 +180,8 @@ def roll_back(vbucket: Vbucket) -> None:
 
 
 WHOLE: dict[str, Callable[[Vbucket], None]] = {
-    "state": become_replica,
-    "reset": empty,
+    "state": change_states,
+    "reset": reset_vbucket,
     "deleted": delete_vbucket,
     "rollback": roll_back,
 }
@@ -193,40 +193,40 @@ def test_changes_of_the_whole_vbucket_end_its_locks(vbucket: Vbucket, happens: C
     item = vbucket.get(b"k")
     assert item is not None
     assert item.cas == read_all(vbucket.history.open_snapshot(0, MAX_SEQNO))[0].cas
-    assert refusal(lambda: vbucket.unlock(b"k", LOCK)) is NotLocked
-    assert refusal(lambda: vbucket.replace(b"k", b"", cas=item.cas)) is None
+    assert find_refusal(lambda: vbucket.unlock(b"k", LOCK)) is NotLocked
+    assert find_refusal(lambda: vbucket.replace(b"k", b"", cas=item.cas)) is None
 
 
-def test_a_change_from_elsewhere_ends_a_lock(vbucket: Vbucket) -> None:
+def test_incoming_change_ends_a_lock(vbucket: Vbucket) -> None:
     vbucket.incoming.apply(Event.MUTATION, b"k", b"v", cas=9, rev_seqno=1)
     item = vbucket.get(b"k")
     assert item is not None
     assert item.cas == 9
-    assert refusal(lambda: vbucket.set(b"k", b"")) is None
+    assert find_refusal(lambda: vbucket.set(b"k", b"")) is None
 
 
-def test_expired_document_is_unlocked(vbucket: Vbucket, clock: Clock) -> None:
+def test_expired_document_is_unlocked(vbucket: Vbucket, clock: ManualClock) -> None:
     vbucket.set(b"k", b"", cas=LOCK, expiry=5)
     vbucket.lock(b"k", 30)
     clock.now += 5 * SECOND
-    assert refusal(lambda: vbucket.set(b"k", b"new")) is None
-    assert refusal(lambda: vbucket.unlock(b"k", LOCK)) is NotLocked
+    assert find_refusal(lambda: vbucket.set(b"k", b"new")) is None
+    assert find_refusal(lambda: vbucket.unlock(b"k", LOCK)) is NotLocked
     vbucket.set(b"k", b"", expiry=5)
     vbucket.lock(b"k", 30)
     clock.now += 5 * SECOND
-    assert refusal(lambda: vbucket.unlock(b"k", LOCK)) is KeyNotFound
-    assert refusal(lambda: vbucket.add(b"k", b"")) is None
+    assert find_refusal(lambda: vbucket.unlock(b"k", LOCK)) is KeyNotFound
+    assert find_refusal(lambda: vbucket.add(b"k", b"")) is None
     item = vbucket.get(b"k")
     assert item is not None
     assert item.cas != LOCKED_CAS
 
 
-@pytest.mark.parametrize(("asked", "seconds"), [(0, 15), (1, 1), (15, 15), (30, 30), (31, 15), (2**32 - 1, 15)])
-def test_for_how_long(asked: int, seconds: int) -> None:
-    assert limit_lock_seconds(asked) == seconds
+@pytest.mark.parametrize(("requested", "seconds"), [(0, 15), (1, 1), (15, 15), (30, 30), (31, 15), (2**32 - 1, 15)])
+def test_lock_time_out_of_range_becomes_the_default(requested: int, seconds: int) -> None:
+    assert limit_lock_seconds(requested) == seconds
 
 
-def test_a_document_that_expires_under_its_lock_is_stored_over_as_any_other(vbucket: Vbucket, clock: Clock) -> None:
+def test_document_that_expires_while_locked_is_overwritten(vbucket: Vbucket, clock: ManualClock) -> None:
     clock.now += 1001 * SECOND
     assert vbucket.set(b"k", b"new").seqno == 2
     assert len(read_all(vbucket.history.open_snapshot(0, MAX_SEQNO))) == 1

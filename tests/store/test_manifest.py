@@ -1,4 +1,4 @@
-"""Manifests: how they change, what may be in one that comes from outside, and what leads from one to another."""
+"""Manifests: their changes, the checks of received ones, and the events between two of them."""
 
 import json
 
@@ -24,7 +24,7 @@ from penstock.wire.messages import system_event
 NAMES = ["_default", "inventory", "h%tel", "a-b", "0"]
 
 
-def changed(manifest: Manifest, kind: str, scope: str, name: str, ttl: int | None) -> Manifest:
+def change_manifest(manifest: Manifest, kind: str, scope: str, name: str, ttl: int | None) -> Manifest:
     if kind == "scope":
         return manifest.with_scope(scope)
     if kind == "no scope":
@@ -38,21 +38,21 @@ def changed(manifest: Manifest, kind: str, scope: str, name: str, ttl: int | Non
 
 @st.composite
 def manifests(draw: st.DrawFn, start: Manifest = DEFAULT_MANIFEST) -> Manifest:
-    """A manifest that some changes lead to; those that cannot be do not count."""
+    """Draw a manifest that results from some changes; invalid changes are left out."""
     manifest = start
     for _ in range(draw(st.integers(0, 12))):
         scope, name = draw(st.sampled_from(NAMES)), draw(st.sampled_from(NAMES))
         ttl = draw(st.none() | st.integers(0, 3))
         kind = draw(st.sampled_from(["scope", "no scope", "collection", "no collection", "ttl"]))
         try:
-            manifest = changed(manifest, kind, scope, name, ttl)
+            manifest = change_manifest(manifest, kind, scope, name, ttl)
         except (InvalidArguments, UnknownScope, UnknownCollection):
             continue
     return manifest
 
 
-def applied(manifest: Manifest, changes: list[ManifestChange]) -> tuple[dict[int, str], dict[int, Collection]]:
-    """Follow changes one by one, as a consumer would; each must make sense where it comes."""
+def apply_changes(manifest: Manifest, changes: list[ManifestChange]) -> tuple[dict[int, str], dict[int, Collection]]:
+    """Apply events one by one as a consumer does, check that each is valid, and return the scopes and collections."""
     scopes = {scope.id: scope.name for scope in manifest.scopes}
     collections = dict(manifest.collections)
     for kind, subject in changes:
@@ -72,16 +72,16 @@ def applied(manifest: Manifest, changes: list[ManifestChange]) -> tuple[dict[int
     return scopes, collections
 
 
-def test_default_manifest_is_the_one_of_clients() -> None:
-    said = {
+def test_default_manifest_has_the_json_that_clients_expect() -> None:
+    expected = {
         "uid": "0",
         "scopes": [{"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]}],
     }
-    assert json.loads(pack_manifest(DEFAULT_MANIFEST)) == said
+    assert json.loads(pack_manifest(DEFAULT_MANIFEST)) == expected
     assert DEFAULT_MANIFEST.find("_default", "_default") == Collection(0, 0, "_default")
 
 
-def test_a_change_makes_another_manifest_and_ids_are_given_once() -> None:
+def test_a_change_returns_a_new_manifest_and_never_reuses_ids() -> None:
     first = DEFAULT_MANIFEST.with_scope("s").with_collection("s", "c", 30, history=True)
     assert (first.uid, first.find("s", "c")) == (2, Collection(9, 8, "c", 30, True))
     again = first.without_scope("s").with_scope("s").with_collection("s", "c")
@@ -111,14 +111,14 @@ def test_missing_names_are_refused_with_the_manifest_uid() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "_a", "%a", "a.b", "a b", "a\n", "ä", "_default", "a" * 252])
-def test_a_name_that_cannot_be_is_refused(name: str) -> None:
+def test_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidArguments, match="name"):
         DEFAULT_MANIFEST.with_scope(name)
     with pytest.raises(InvalidArguments, match="name"):
         DEFAULT_MANIFEST.with_collection("_default", name)
 
 
-def test_names_and_times_up_to_their_limits_are_taken() -> None:
+def test_names_and_time_limits_up_to_their_maximum_are_accepted() -> None:
     manifest = DEFAULT_MANIFEST.with_collection("_default", "a" * 251, MAX_TTL)
     assert unpack_manifest(pack_manifest(manifest)) == manifest
     for ttl in (-1, MAX_TTL + 1):
@@ -126,7 +126,7 @@ def test_names_and_times_up_to_their_limits_are_taken() -> None:
             manifest.with_max_ttl("_default", "a" * 251, ttl)
 
 
-def test_there_are_no_more_than_the_limits() -> None:
+def test_manifest_above_the_maximum_size_is_refused() -> None:
     inside = tuple(Collection(8 + n, 0, f"c{n}") for n in range(MAX_COLLECTIONS))
     full = Manifest(1, (Scope(0, "_default", inside),), 8 + MAX_COLLECTIONS)
     with pytest.raises(InvalidArguments, match="no more"):
@@ -136,7 +136,7 @@ def test_there_are_no_more_than_the_limits() -> None:
         many.with_scope("one")
 
 
-def test_the_default_scope_stays_and_the_default_collection_does_not_come_back() -> None:
+def test_default_scope_stays_and_a_dropped_default_collection_does_not_return() -> None:
     with pytest.raises(InvalidArguments, match="default scope"):
         DEFAULT_MANIFEST.without_scope("_default")
     without = DEFAULT_MANIFEST.without_collection("_default", "_default")
@@ -148,7 +148,7 @@ def test_the_default_scope_stays_and_the_default_collection_does_not_come_back()
 
 
 @given(manifests())
-def test_a_manifest_comes_back_from_its_json(manifest: Manifest) -> None:
+def test_manifest_survives_a_json_round_trip(manifest: Manifest) -> None:
     again = unpack_manifest(pack_manifest(manifest))
     assert (again.uid, again.scopes) == (manifest.uid, manifest.scopes)
     assert manifest.accept_successor(again) == manifest
@@ -159,7 +159,7 @@ def test_a_manifest_comes_back_from_its_json(manifest: Manifest) -> None:
 def test_changes_lead_from_one_manifest_to_the_other(data: st.DataObject) -> None:
     old = data.draw(manifests())
     new = data.draw(manifests(old))
-    scopes, collections = applied(old, compare_manifests(old, new))
+    scopes, collections = apply_changes(old, compare_manifests(old, new))
     assert scopes == {scope.id: scope.name for scope in new.scopes}
     assert collections == dict(new.collections)
     assert old.accept_successor(new).next_id == new.next_id
@@ -169,23 +169,23 @@ def test_changes_lead_from_one_manifest_to_the_other(data: st.DataObject) -> Non
 def test_only_the_last_event_has_the_new_uid(data: st.DataObject) -> None:
     old = data.draw(manifests())
     new = data.draw(manifests(old))
-    told = make_event_subjects(compare_manifests(old, new), old.uid, new.uid)
-    assert [subject.manifest_uid for _, subject in told] == [old.uid] * (len(told) - 1) + [new.uid] * bool(told)
-    for kind, subject in told:
+    events = make_event_subjects(compare_manifests(old, new), old.uid, new.uid)
+    assert [subject.manifest_uid for _, subject in events] == [old.uid] * (len(events) - 1) + [new.uid] * bool(events)
+    for kind, subject in events:
         packed = system_event.pack_system_event(kind, subject, as_table=True)
         assert system_event.unpack_system_event(kind, packed.version, packed.key, packed.value) == subject
 
 
 def test_dropping_a_scope_ends_its_collections_first() -> None:
     old = DEFAULT_MANIFEST.with_scope("s").with_collection("s", "c")
-    told = make_event_subjects(compare_manifests(old, old.without_scope("s")), 2, 3)
-    assert told == [
+    events = make_event_subjects(compare_manifests(old, old.without_scope("s")), 2, 3)
+    assert events == [
         (SystemEventKind.COLLECTION_END, system_event.DroppedCollection(2, 8, 9)),
         (SystemEventKind.SCOPE_DROP, system_event.DroppedScope(3, 8)),
     ]
 
 
-def test_a_manifest_from_elsewhere_must_follow_the_one_here() -> None:
+def test_received_manifest_must_be_a_successor() -> None:
     here = DEFAULT_MANIFEST.with_scope("s").with_collection("s", "c")
     with pytest.raises(OutOfRange):
         here.accept_successor(Manifest(1, here.scopes))
@@ -202,20 +202,20 @@ def test_a_manifest_from_elsewhere_must_follow_the_one_here() -> None:
         here.accept_successor(Manifest(3, (Scope(0, "_default", (Collection(9, 0, "c"),)),)))
 
 
-def said(**changed: object) -> bytes:
+def pack_test_manifest(**changed: object) -> bytes:
     scope = {"name": "s", "uid": "8", "collections": [{"name": "c", "uid": "9"}]}
     default = {"name": "_default", "uid": "0", "collections": []}
     return json.dumps({"uid": "1", "scopes": [default, scope], **changed}).encode()
 
 
-def with_collection(**changed: object) -> bytes:
+def pack_with_collection(**changed: object) -> bytes:
     scope = {"name": "_default", "uid": "0", "collections": [{"name": "c", "uid": "9", **changed}]}
-    return said(scopes=[scope])
+    return pack_test_manifest(scopes=[scope])
 
 
 def test_missing_and_unknown_members_are_accepted() -> None:
-    assert unpack_manifest(said()).collections == {9: Collection(9, 8, "c")}
-    assert unpack_manifest(with_collection(metered=True, maxTTL=0)).collections[9].max_ttl == 0
+    assert unpack_manifest(pack_test_manifest()).collections == {9: Collection(9, 8, "c")}
+    assert unpack_manifest(pack_with_collection(metered=True, maxTTL=0)).collections[9].max_ttl == 0
 
 
 @pytest.mark.parametrize(
@@ -226,31 +226,31 @@ def test_missing_and_unknown_members_are_accepted() -> None:
         b"[]",
         b"\xff",
         b"[" * 100_000,
-        said(uid=1),
-        said(uid=""),
-        said(uid="0x1"),
-        said(uid="1" * 17),
-        said(scopes={}),
-        said(scopes=[]),
-        said(scopes=[None]),
-        said(scopes=[{"name": "_default", "uid": "8", "collections": []}]),
-        said(scopes=[{"name": "s", "uid": "0", "collections": []}]),
-        said(scopes=[{"name": "_default", "uid": "0", "collections": []}] * 2),
-        said(scopes=[{"name": "_default", "uid": "0"}]),
-        with_collection(uid="7"),
-        with_collection(uid="0"),
-        with_collection(uid="100000000"),
-        with_collection(name="_x"),
-        with_collection(name=None),
-        with_collection(maxTTL=-1),
-        with_collection(maxTTL=2**31),
-        with_collection(maxTTL=1.5),
-        with_collection(maxTTL=True),
-        with_collection(maxTTL=None),
-        with_collection(history=1),
+        pack_test_manifest(uid=1),
+        pack_test_manifest(uid=""),
+        pack_test_manifest(uid="0x1"),
+        pack_test_manifest(uid="1" * 17),
+        pack_test_manifest(scopes={}),
+        pack_test_manifest(scopes=[]),
+        pack_test_manifest(scopes=[None]),
+        pack_test_manifest(scopes=[{"name": "_default", "uid": "8", "collections": []}]),
+        pack_test_manifest(scopes=[{"name": "s", "uid": "0", "collections": []}]),
+        pack_test_manifest(scopes=[{"name": "_default", "uid": "0", "collections": []}] * 2),
+        pack_test_manifest(scopes=[{"name": "_default", "uid": "0"}]),
+        pack_with_collection(uid="7"),
+        pack_with_collection(uid="0"),
+        pack_with_collection(uid="100000000"),
+        pack_with_collection(name="_x"),
+        pack_with_collection(name=None),
+        pack_with_collection(maxTTL=-1),
+        pack_with_collection(maxTTL=2**31),
+        pack_with_collection(maxTTL=1.5),
+        pack_with_collection(maxTTL=True),
+        pack_with_collection(maxTTL=None),
+        pack_with_collection(history=1),
     ],
 )
-def test_anything_else_is_no_manifest(text: bytes) -> None:
+def test_invalid_manifest_is_refused(text: bytes) -> None:
     with pytest.raises(InvalidArguments):
         unpack_manifest(text)
 

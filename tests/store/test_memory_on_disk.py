@@ -1,4 +1,4 @@
-"""A bucket on disk holds its rows and keys in memory, and one log file's frames; what was rewritten goes."""
+"""Memory of a bucket on disk: rows, keys and the frames of one log file; rewritten files are freed."""
 
 import gc
 import tracemalloc
@@ -20,25 +20,25 @@ SECOND = 10**9
 
 @pytest.fixture
 def bucket(tmp_path: Path) -> Iterator[BucketStore]:
-    bucket = opened(tmp_path)
+    bucket = open_bucket(tmp_path)
     yield bucket
     bucket.close()
 
 
-def opened(path: Path) -> BucketStore:
+def open_bucket(path: Path) -> BucketStore:
     vbuuids, looks = count(1), count()
     return BucketStore.open(
         path,
         "b",
         vbuckets=4,
-        clock=lambda: START + next(looks) * SECOND // 2,  # a segment rests for a minute when there was little to gain
+        clock=lambda: START + next(looks) * SECOND // 2,  # it moves: a segment of little gain is left for a minute
         new_vbuuid=lambda: next(vbuuids),
         settings=BucketSettings(segment_bytes=SEGMENT_BYTES),
     )
 
 
 def overwrite(bucket: BucketStore, number: int) -> None:
-    """Store the next one of a few documents, with a commit and some rewriting now and then, as a node does."""
+    """Store the next one of 40 documents. Every 50th change also commits and rewrites, as a node does."""
     bucket.vbuckets[number % 4].set(b"%d" % (number % 40), b"." * 1000)
     if number % 50 == 49:
         bucket.log.commits.run()
@@ -48,16 +48,16 @@ def overwrite(bucket: BucketStore, number: int) -> None:
             compaction.finish()
 
 
-def mapped(path: Path) -> set[str]:
-    """Return the files in a directory that this process has mapped, as the system names them."""
+def list_mapped_files(path: Path) -> set[str]:
+    """Return the names of the files in a directory that this process has mapped; a deleted file has a suffix."""
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     return {line.partition(f"{path}/")[2] for line in lines if str(path) in line}
 
 
 @pytest.mark.long
-def test_memory_does_not_grow_with_what_is_on_disk(bucket: BucketStore) -> None:
+def test_memory_does_not_grow_with_the_files(bucket: BucketStore) -> None:
     for number in range(200):
-        overwrite(bucket, number)  # so that all is imported
+        overwrite(bucket, number)  # so that all modules are imported before the measurement
     tracemalloc.start()
     try:
         for number in range(5000):
@@ -70,7 +70,7 @@ def test_memory_does_not_grow_with_what_is_on_disk(bucket: BucketStore) -> None:
     assert peak < 32 * SEGMENT_BYTES
 
 
-def test_no_buffer_of_an_old_log_file_stays(bucket: BucketStore) -> None:
+def test_buffers_of_old_log_files_are_freed(bucket: BucketStore) -> None:
     buffers: list[weakref.ref[Any]] = []
     for number in range(500):
         bucket.vbuckets[number % 4].set(b"%d" % number, b"." * 1000)
@@ -82,30 +82,30 @@ def test_no_buffer_of_an_old_log_file_stays(bucket: BucketStore) -> None:
     bucket.compactor.rewrite_all()
     del active
     kept = [buffer() for buffer in buffers]
-    assert len([buffer for buffer in kept if buffer is not None]) > 5  # by the reader
+    assert len([buffer for buffer in kept if buffer is not None]) > 5  # the reader keeps them
     del kept
     assert len(read_all(reader)) == 125
     assert [buffer() for buffer in buffers if buffer() is not None] == []
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux says which files a process has mapped")
-def test_no_old_file_stays_mapped(tmp_path: Path) -> None:
-    bucket = opened(tmp_path)
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux lists the files that a process has mapped")
+def test_rewritten_files_are_unmapped(tmp_path: Path) -> None:
+    bucket = open_bucket(tmp_path)
     for number in range(1000):
         overwrite(bucket, number)
     bucket.log.commits.run()
-    assert mapped(tmp_path) == {name for name in names(tmp_path) if name.startswith("segment-")}
+    assert list_mapped_files(tmp_path) == {name for name in list_names(tmp_path) if name.startswith("segment-")}
     bucket.close()
     del bucket
     gc.collect()
-    bucket = opened(tmp_path)
+    bucket = open_bucket(tmp_path)
     while bucket.keys.load_some():
         pass
     bucket.compactor.rewrite_all()
-    assert mapped(tmp_path) == {name for name in names(tmp_path) if name.startswith("segment-")}
+    assert list_mapped_files(tmp_path) == {name for name in list_names(tmp_path) if name.startswith("segment-")}
     bucket.close()
 
 
-def names(path: Path) -> set[str]:
+def list_names(path: Path) -> set[str]:
     return {entry.name for entry in path.iterdir()}

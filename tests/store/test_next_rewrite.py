@@ -1,4 +1,4 @@
-"""Which segments compaction rewrites next."""
+"""The choice of the segments that a compaction rewrites next."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from penstock.store.log.segment import Rows, Segment
 
 _FRAME_BYTES = 100
 _ROWS = 10
-_LONGEST = _FRAME_BYTES * _ROWS  # so that no two segments of the tests fit into one
+_LONGEST = _FRAME_BYTES * _ROWS  # so that two segments of the tests do not fit into one
 
 
-def _segment(number: int, dead: int) -> Segment:
-    """Return a segment of ten frames, so many of them dead."""
+def _make_segment(number: int, dead: int) -> Segment:
+    """Return a segment of ten frames, of which the first `dead` are dead."""
     numbers = np.arange(_ROWS)
     superseded = np.where(numbers < dead, 1_000, 0).astype(np.int64)
     lengths = np.full(_ROWS, _FRAME_BYTES, np.uint32)
@@ -35,8 +35,10 @@ def _segment(number: int, dead: int) -> Segment:
         ([3, 3, 3], False, 0),
     ],
 )
-def test_the_segment_that_is_chosen(dead: list[int], in_order: bool, expected: int | None) -> None:
-    sealed = [_segment(number, count) for number, count in enumerate(dead, 1)]
+def test_next_segment_to_rewrite_is_chosen_by_gain_or_order(
+    dead: list[int], in_order: bool, expected: int | None
+) -> None:
+    sealed = [_make_segment(number, count) for number, count in enumerate(dead, 1)]
     gains = [segment.dead_bytes for segment in sealed]
     chosen, _ = choose_next_rewrite(sealed, gains, _LONGEST, front=0, pressed=False, in_order=in_order)
     assert chosen == (None if expected is None else slice(expected, expected + 1))

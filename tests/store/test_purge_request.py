@@ -1,4 +1,4 @@
-"""Which tombstones a request for a compaction covers."""
+"""The tombstones that a purge request of a compaction covers."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What recovery and compaction work out for columns of rows, against loops over lists."""
+"""Functions of recovery and compaction on columns of rows, compared with loops over lists."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,15 +15,21 @@ from penstock.store.log.segment import CUT, Rows, Segment
 from penstock.store.recovery import log_replay
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import Mutation
-from tests.store.model import Tombstone, changes, tombstone
+from tests.store.model import Tombstone, decode_changes, make_tombstone
 
 VBUCKETS = 4
-LIMIT = 2**47  # from there on a seqno and a vbucket do not fit into one number
+LIMIT = 2**47  # a seqno from here on does not fit into one number with a vbucket
 
 
 @dataclass(frozen=True)
-class Row:
-    """A change, as the log has it. supersedes: the seqno of the change that it replaced, 0 for none."""
+class LoggedRow:
+    """A change in the log.
+
+    Attributes:
+        change: the message.
+        supersedes: seqno of the change that it superseded, 0 for none.
+        is_cut: whether a rollback has cut it off.
+    """
 
     change: Mutation | Tombstone
     supersedes: int = 0
@@ -37,39 +43,39 @@ class Row:
 step = st.tuples(
     st.integers(0, VBUCKETS - 1),
     st.sampled_from([b"a", b"bb", b"ccc"]),
-    st.sampled_from([1, 1, 1, 2, 9]),  # how far the seqno goes on
-    st.sampled_from([0, 0, 0, 50, 150]),  # when it was deleted
-    st.integers(0, 3),  # 0: it is not there any more
-    st.integers(0, 5),  # 0: a new segment begins
+    st.sampled_from([1, 1, 1, 2, 9]),  # distance from the seqno before
+    st.sampled_from([0, 0, 0, 50, 150]),  # time of the deletion, 0 for a document
+    st.integers(0, 3),  # 0: the log no longer holds the change
+    st.integers(0, 5),  # 0: the change starts a segment
 )
 steps = st.sampled_from([0, 20]).flatmap(lambda least: st.lists(step, min_size=least, max_size=60))
 
 
 @st.composite
-def logs(draw: st.DrawFn) -> list[list[Row]]:
-    """Return the rows of some segments in the order of commits; some were dropped, and the end of a vbucket cut off."""
+def logs(draw: st.DrawFn) -> list[list[LoggedRow]]:
+    """Draw the rows of some segments in commit order; some rows are dropped, and some vbuckets have cut-off ends."""
     seqnos = draw(st.lists(st.sampled_from([0, 7, 10**12]), min_size=VBUCKETS, max_size=VBUCKETS))
     cut_above = draw(st.lists(st.sampled_from([10**18, 20, 9]), min_size=VBUCKETS, max_size=VBUCKETS))
     newest: dict[tuple[int, bytes], int] = {}
-    segments: list[list[Row]] = [[]]
+    segments: list[list[LoggedRow]] = [[]]
     for vbucket, key, gap, delete_time, is_there, new in draw(steps):
         seqno = seqnos[vbucket] = seqnos[vbucket] + gap
         same = {"vbucket": vbucket, "key": key, "cas": seqno, "by_seqno": seqno, "rev_seqno": seqno + 1}
         change: Mutation | Tombstone = Mutation(value=b"." * (seqno % 7), **same)
         if delete_time:
-            change = tombstone(Event.EXPIRATION if seqno % 2 else Event.DELETION, delete_time=delete_time, **same)
+            change = make_tombstone(Event.EXPIRATION if seqno % 2 else Event.DELETION, delete_time=delete_time, **same)
         if not new:
             segments.append([])
         is_cut = seqno > cut_above[vbucket]
         if is_there:
-            segments[-1].append(Row(change, newest.get((vbucket, key), 0), is_cut))
+            segments[-1].append(LoggedRow(change, newest.get((vbucket, key), 0), is_cut))
         if not is_cut:
             newest[vbucket, key] = seqno
     return segments
 
 
-def segment_of(rows: Sequence[Row], *, clustered: bool = True) -> Segment:
-    """Return a segment with these rows; unclustered, its frames are records."""
+def make_segment(rows: Sequence[LoggedRow], *, clustered: bool = True) -> Segment:
+    """Return a segment with these rows; if it is not clustered, its frames are in records of a log file."""
     ordered = sorted(rows, key=lambda row: row.place)
     buffer = bytearray()
     offsets = {}
@@ -99,8 +105,8 @@ def segment_of(rows: Sequence[Row], *, clustered: bool = True) -> Segment:
     return segment
 
 
-def fates_of(segments: Sequence[Sequence[Row]]) -> dict[tuple[int, int], int]:
-    """Return of each row the seqno that superseded it, 0 if none did, CUT for what counts no more."""
+def find_fates(segments: Sequence[Sequence[LoggedRow]]) -> dict[tuple[int, int], int]:
+    """Return the fate of each row: the seqno that superseded it, 0 if none did, CUT if it was cut off."""
     rows = [row for segment in segments for row in segment]
     fates = {row.place: CUT if row.is_cut else 0 for row in rows}
     for row in rows:
@@ -111,10 +117,10 @@ def fates_of(segments: Sequence[Sequence[Row]]) -> dict[tuple[int, int], int]:
 
 
 @given(logs(), st.booleans())
-def test_recovery_finds_the_superseding_changes(log: list[list[Row]], clustered: bool) -> None:
-    segments = [segment_of(rows, clustered=clustered) for rows in log]
+def test_recovery_finds_the_superseding_changes(log: list[list[LoggedRow]], clustered: bool) -> None:
+    segments = [make_segment(rows, clustered=clustered) for rows in log]
     log_replay.mark_superseded(segments)
-    fates = fates_of(log)
+    fates = find_fates(log)
     for segment, rows in zip(segments, log, strict=True):
         ordered = sorted(rows, key=lambda row: row.place)
         assert segment.fates.tolist() == [fates[row.place] for row in ordered]
@@ -138,10 +144,10 @@ rows_of_any_seqnos = st.lists(
 
 
 @given(rows_of_any_seqnos, st.booleans())
-def test_where_a_change_is(there: list[tuple[int, int]], small: bool) -> None:
+def test_row_of_a_change_is_found(there: list[tuple[int, int]], small: bool) -> None:
     if small:
         there = [(vbucket, seqno) for vbucket, seqno in there if seqno < LIMIT] or [(3, 3)]
-    wanted = list(product(*map(set, zip(*there, strict=True))))  # and where it would be if other vbuckets had it
+    wanted = list(product(*map(set, zip(*there, strict=True))))  # with the seqnos of other vbuckets, which are missing
     numbers, seqnos = (
         np.array(column, kind) for column, kind in zip(zip(*there, strict=True), ("u2", "i8"), strict=True)
     )
@@ -151,10 +157,17 @@ def test_where_a_change_is(there: list[tuple[int, int]], small: bool) -> None:
         assert find(numbers, seqnos, of, sought).tolist() == expected
 
 
-def may_go(
-    rows: Sequence[Row], fates: dict[tuple[int, int], int], limits: RewriteLimits, held: set[tuple[int, int]]
+def find_expendable(
+    rows: Sequence[LoggedRow], fates: dict[tuple[int, int], int], limits: RewriteLimits, held: set[tuple[int, int]]
 ) -> set[tuple[int, int]]:
-    """Return which rows a rewrite may drop, besides those cut off: as many as can be."""
+    """Return the rows that a rewrite should drop, besides the cut-off ones: as many as possible.
+
+    Args:
+        rows: rows of the rewritten segments.
+        fates: fate of each row.
+        limits: limits of the rewrite.
+        held: changes that superseded rows of other segments, and so must stay.
+    """
     going = set()
     for row in rows:
         vbucket, seqno = row.place
@@ -175,7 +188,7 @@ def may_go(
 
 
 @st.composite
-def logs_and_limits(draw: st.DrawFn) -> tuple[list[list[Row]], RewriteLimits]:
+def logs_and_limits(draw: st.DrawFn) -> tuple[list[list[LoggedRow]], RewriteLimits]:
     log = draw(logs())
     places = [row.place for segment in log for row in segment if not row.is_cut]
     last = [max((seqno for vbucket, seqno in places if vbucket == one), default=0) for one in range(VBUCKETS)]
@@ -187,17 +200,17 @@ def logs_and_limits(draw: st.DrawFn) -> tuple[list[list[Row]], RewriteLimits]:
 
 @given(logs_and_limits(), st.integers(0, 3), st.booleans())
 def test_rewrite_keeps_the_needed_rows(
-    log_and_limits: tuple[list[list[Row]], RewriteLimits], older: int, clustered: bool
+    log_and_limits: tuple[list[list[LoggedRow]], RewriteLimits], older: int, clustered: bool
 ) -> None:
-    """The first `older` segments are not rewritten: what superseded their frames has to stay."""
+    """The first `older` segments are not rewritten, so the changes that superseded their rows must stay."""
     log, limits = log_and_limits
-    segments = [segment_of(rows, clustered=clustered) for rows in log]
+    segments = [make_segment(rows, clustered=clustered) for rows in log]
     log_replay.mark_superseded(segments)
     older = min(older, len(log) - 1)
-    fates = fates_of(log)
+    fates = find_fates(log)
     held = {(row.place[0], fates[row.place]) for rows in log[:older] for row in rows if fates[row.place] > 0}
     rows = [row for segment in log[older:] for row in segment]
-    going = may_go(rows, fates, limits, held)
+    going = find_expendable(rows, fates, limits, held)
     kept = sorted((row for row in rows if row.place not in going and not row.is_cut), key=lambda row: row.place)
 
     sources = segments[older:]
@@ -205,7 +218,7 @@ def test_rewrite_keeps_the_needed_rows(
         sources, [source.fates for source in sources], limits, rewrite.find_superseding_changes(segments[:older])
     )
     segment = rewritten.segment
-    assert changes(bytes(segment.buffer)) == [row.change for row in kept]
+    assert decode_changes(bytes(segment.buffer)) == [row.change for row in kept]
     assert [(vbucket, seqno) for vbucket, seqno in zip(segment.vbuckets, segment.seqnos, strict=True)] == [
         row.place for row in kept
     ]
@@ -231,11 +244,11 @@ def test_rewrite_keeps_the_needed_rows(
 
 @given(logs_and_limits(), st.integers(0, 3))
 def test_rewrite_changes_nothing_for_readers_of_the_log(
-    log_and_limits: tuple[list[list[Row]], RewriteLimits], older: int
+    log_and_limits: tuple[list[list[LoggedRow]], RewriteLimits], older: int
 ) -> None:
-    """What counts, and is not purged, is what it was: in whatever order segments are rewritten."""
+    """The same rows are live after a rewrite, except purged tombstones, in any order of rewrites."""
     log, limits = log_and_limits
-    segments = [segment_of(rows) for rows in log]
+    segments = [make_segment(rows) for rows in log]
     log_replay.mark_superseded(segments)
     older = min(older, len(log) - 1)
     live = {
@@ -248,7 +261,7 @@ def test_rewrite_changes_nothing_for_readers_of_the_log(
     rewritten = rewrite.rewrite_segments(
         sources, [source.fates for source in sources], limits, rewrite.find_superseding_changes(segments[:older])
     )
-    again = [segment_of(rows) for rows in log[:older]] + [rewritten.segment]
+    again = [make_segment(rows) for rows in log[:older]] + [rewritten.segment]
     log_replay.mark_superseded(again)
     left = {
         (vbucket, seqno)
@@ -259,8 +272,8 @@ def test_rewrite_changes_nothing_for_readers_of_the_log(
     assert left == live - {(purged.vbucket, purged.seqno) for purged in rewritten.purged}
 
 
-def test_a_document_with_very_many_versions_one_of_which_must_stay() -> None:
-    """Each supersedes the one before, so each has to stay in its turn."""
+def test_versions_behind_a_kept_version_stay() -> None:
+    """Each version supersedes the one before, so if a version stays, all later ones must stay."""
     count = 100_000
     seqnos = np.arange(1, count + 1)
     rows = rewrite.JoinedRows(
@@ -276,8 +289,8 @@ def test_a_document_with_very_many_versions_one_of_which_must_stay() -> None:
 
 
 @st.composite
-def written(draw: st.DrawFn) -> tuple[bytes, list[tuple[int, int, int, bytes]]]:
-    """Return a log file, and of each record where it begins, what it supersedes, how far was synced, and its body."""
+def log_files(draw: st.DrawFn) -> tuple[bytes, list[tuple[int, int, int, bytes]]]:
+    """Draw a log file, and for each record its offset, the superseded seqno, the synced size, and the body."""
     header = record.pack_file_header(b"u" * 16, 3)
     data, synced = bytearray(header), 0
     records = []
@@ -291,14 +304,14 @@ def written(draw: st.DrawFn) -> tuple[bytes, list[tuple[int, int, int, bytes]]]:
     return bytes(data), records
 
 
-@given(written(), st.data())
+@given(log_files(), st.data())
 def test_records_are_read_up_to_the_first_bad_one(
     log_file: tuple[bytes, list[tuple[int, int, int, bytes]]], draw: st.DataObject
 ) -> None:
     whole, records = log_file
     seed = record.read_seed(whole[: record.FILE_HEADER.size])
-    cut = draw.draw(st.just(len(whole)) | st.integers(record.FILE_HEADER.size, len(whole)), "cut off from here on")
-    damaged = draw.draw(st.none() | st.integers(record.FILE_HEADER.size, len(whole)), "one byte changed")
+    cut = draw.draw(st.just(len(whole)) | st.integers(record.FILE_HEADER.size, len(whole)), "offset of the cut")
+    damaged = draw.draw(st.none() | st.integers(record.FILE_HEADER.size, len(whole)), "offset of the changed byte")
     data = bytearray(whole[:cut])
     if damaged is not None and damaged < cut:
         data[damaged] ^= 0x40

@@ -18,21 +18,25 @@ from penstock.store.recovery.repair_run import CheckReport
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import Mutation
-from tests.store.failing import Place, contents, directory_in_memory, newest
+from tests.store.failing import Place, directory_in_memory, read_files, read_newest_changes
 from tests.store.model import read_all
-from tests.store.repairs import Change, check, repair, request_rollback, rows
-from tests.store.written import flipped
+from tests.store.repairs import Change, check_place, read_rows, repair_place, request_rollback
+from tests.store.written import flip_bit
 
 
 @pytest.fixture
-def place(memory: Path) -> Place:
-    return Place(memory / "beer")
+def place(memory_path: Path) -> Place:
+    return Place(memory_path / "beer")
 
 
 class SentHistory(NamedTuple):
-    """A vbucket as it was before its files were damaged.
+    """A vbucket before its files were damaged.
 
-    history: all changes of the history that it is on. ever: all that there have been. rows: those that it still had.
+    Attributes:
+        failover_log: its failover log.
+        history: all changes of its present history, including superseded and purged ones.
+        ever: all changes that it ever had, including those that it lost by rollbacks and resets.
+        rows: the changes that it still held, by seqno.
     """
 
     failover_log: FailoverLog
@@ -41,8 +45,13 @@ class SentHistory(NamedTuple):
     rows: dict[int, Change]
 
 
-class Story:
-    """Changes a bucket at random, and takes note of each change."""
+class RandomChanges:
+    """Changes a bucket at random, and keeps each change.
+
+    Attributes:
+        histories: for each vbucket, the changes of its present history.
+        ever: for each vbucket, all changes that it ever had.
+    """
 
     def __init__(self, place: Place, random: Random) -> None:
         self.place = place
@@ -57,7 +66,7 @@ class Story:
         steps: dict[Callable[[Vbucket], None], float] = {
             self.set: 20,
             self.delete: 4,
-            self.copy: 4,
+            self.replicate: 4,
             self.fail_over: 1,
             self.reset: 0.3,
             self.wait: 1,
@@ -65,27 +74,27 @@ class Story:
             self.commit: 4,
             self.rewrite: 4,
         }
-        (what,) = self.random.choices(list(steps), list(steps.values()))
-        what(vbucket)
+        (step,) = self.random.choices(list(steps), list(steps.values()))
+        step(vbucket)
 
-    def note(self, vbucket: Vbucket) -> None:
+    def record_change(self, vbucket: Vbucket) -> None:
         change = read_all(Snapshot(vbucket.index, vbucket.changes.high_seqno - 1, vbucket.changes.high_seqno))
         self.histories[vbucket.id] += change
         self.ever[vbucket.id] += change
 
     def set(self, vbucket: Vbucket) -> None:
         vbucket.set(b"key %d" % self.random.randrange(8), b"value %d" % self.random.randrange(1000))
-        self.note(vbucket)
+        self.record_change(vbucket)
 
     def delete(self, vbucket: Vbucket) -> None:
         try:
             vbucket.delete(b"key %d" % self.random.randrange(8))
         except KeyNotFound:
             return
-        self.note(vbucket)
+        self.record_change(vbucket)
 
-    def copy(self, _: Vbucket) -> None:
-        """Let the replica have some more changes of another history, perhaps not to the end of a snapshot."""
+    def replicate(self, _: Vbucket) -> None:
+        """Apply some changes of another history to the replica, perhaps not up to the end of their snapshot."""
         replica = self.bucket.vbuckets[3]
         end = replica.changes.high_seqno + self.random.randrange(1, 8)
         while replica.changes.high_seqno < end and self.random.random() < 0.8:
@@ -94,10 +103,10 @@ class Story:
                 replica.changes.high_seqno + self.random.choice([1, 1, 2]),
             )
             replica.incoming.apply(Event.MUTATION, key, b"", cas=seqno, rev_seqno=seqno, seqno=seqno, snapshot_end=end)
-            self.note(replica)
+            self.record_change(replica)
 
     def fail_over(self, vbucket: Vbucket) -> None:
-        """Some of the newest changes are lost, and another branch begins there."""
+        """Lose some of the newest changes, and start another branch there."""
         vbucket.set_state(VbucketState.REPLICA)
         high = vbucket.rollback(max(vbucket.changes.high_seqno - self.random.randrange(4), 0))
         vbucket.set_state(VbucketState.ACTIVE)
@@ -123,21 +132,23 @@ class Story:
             compaction.run()
             compaction.finish()
 
-    def end(self) -> list[SentHistory]:
+    def end_process(self) -> list[SentHistory]:
         self.bucket.log.commits.run()
         sent = [
-            SentHistory(vbucket.history.failover_log, self.histories[vbucket.id], self.ever[vbucket.id], rows(vbucket))
+            SentHistory(
+                vbucket.history.failover_log, self.histories[vbucket.id], self.ever[vbucket.id], read_rows(vbucket)
+            )
             for vbucket in self.bucket.vbuckets
         ]
         if self.random.random() < 0.5:
             self.bucket.close()
         else:
-            self.place.directory.let_go()
+            self.place.directory.kill()
         return sent
 
 
-def damage(path: Path, random: Random) -> str:
-    """Damage one file of a bucket, if there is any left, and return how."""
+def damage_one_file(path: Path, random: Random) -> str:
+    """Damage one file of a bucket, if any is left, and return a description of the damage."""
     files = [file for file in sorted(path.iterdir()) if file.name not in {"bucket.json", "bucket-copy.json", "lock"}]
     if not files:
         return "nothing left to damage"
@@ -152,23 +163,23 @@ def damage(path: Path, random: Random) -> str:
     elif how == "zeros":
         file.write_bytes(content[:at] + bytes(len(content[at : at + 200])) + content[at + 200 :])
     else:
-        file.write_bytes(flipped(content, at))
+        file.write_bytes(flip_bit(content, at))
     return f"{file.name}, {how} at {at} of {len(content)}"
 
 
 @given(st.integers(0, 2**32), st.sampled_from([20, 60, 120]), st.sampled_from([1, 1, 2]))
-@example(27191, 20, 2)  # a segment's change is lost, and the note in the log that it superseded a dropped one
+@example(27191, 20, 2)  # loses a segment's change, and also the note in the log that it superseded a dropped change
 def test_repair_loses_the_reported_changes_and_misleads_no_consumer(seed: int, steps: int, damages: int) -> None:
     random = Random(seed)
     with directory_in_memory() as path:
         place = Place(path / "beer")
-        story = Story(place, random)
+        story = RandomChanges(place, random)
         for _ in range(steps):
             story.step()
-        sent = story.end()
-        done = [damage(place.path, random) for _ in range(damages)]
+        sent = story.end_process()
+        done = [damage_one_file(place.path, random) for _ in range(damages)]
         note(f"{done}")
-        report = check(place)
+        report = check_place(place)
         for loss in report.losses:
             note(f"{loss}")
         if not report.losses:
@@ -176,38 +187,39 @@ def test_repair_loses_the_reported_changes_and_misleads_no_consumer(seed: int, s
             return
         with pytest.raises(StoreDamaged):
             place()
-        before = contents(place.path)
-        aside = repair(place, report)
-        kept = contents(place.path / aside)
-        assert {**contents(place.path), **kept, "bucket.json": b""} == {
-            **contents(place.path), **before, "bucket.json": b""
+        before = read_files(place.path)
+        aside = repair_place(place, report)
+        kept = read_files(place.path / aside)
+        assert {**read_files(place.path), **kept, "bucket.json": b""} == {
+            **read_files(place.path), **before, "bucket.json": b""
         }  # fmt: skip
-        again = check(place)
+        again = check_place(place)
         assert not again.losses
         assert again.found.is_clean
         assert again.remaining == [left._replace(rollback=None) for left in report.remaining]
         bucket = place()
-        # A last log file that is gone may have held anything, and who should know?
+        # A missing last log file may have held any changes, which no report can list.
         check_remaining_changes(bucket, report, sent, gone=any(how.startswith("log") and "gone" in how for how in done))
         for _ in range(2):
             for vbucket, before_it in zip(bucket.vbuckets[:3], sent, strict=False):
                 check_consumers(vbucket, before_it, report.remaining[vbucket.id].rollback)
-            for number in range(3 * random.randrange(20)):  # the seqnos of what was lost are given out again
+            for number in range(3 * random.randrange(20)):  # new changes get the seqnos of lost ones
                 bucket.vbuckets[number % 3].set(b"key %d" % (number % 10), b"new")
         bucket.close()
 
 
 def check_remaining_changes(bucket: BucketStore, report: CheckReport, sent: list[SentHistory], *, gone: bool) -> None:
+    """Check that the report lists every change that the repaired bucket has lost, and that nothing else differs."""
     lost = [lost for loss in report.losses for lost in loss.lost]
-    # Of bytes that are not there, or not to be read, nobody can say what they were.
+    # A report cannot list the changes in missing or unreadable bytes.
     unknown = gone or report.found.torn is not None
     unknown |= any(loss.unreadable or not loss.damage.nbytes for loss in report.losses)
     for vbucket, before, left in zip(bucket.vbuckets, sent, report.remaining, strict=True):
-        found = rows(vbucket)
+        found = read_rows(vbucket)
         assert (vbucket.history.state, vbucket.changes.items, len(found)) == (left.state, left.documents, left.changes)
         assert (min(found, default=0), vbucket.changes.high_seqno) == (left.first_seqno, left.high_seqno)
         assert all(change in before.ever for change in found.values())
-        live = newest(vbucket)
+        live = read_newest_changes(vbucket)
         assert len({change.key for change in live}) == len(live)
         last = {change.key: change for change in found.values()}
         assert sorted(change.by_seqno for change in live) == sorted(change.by_seqno for change in last.values())
@@ -220,7 +232,7 @@ def check_remaining_changes(bucket: BucketStore, report: CheckReport, sent: list
         for seqno in missing:
             superseding = last.get(before.rows[seqno].key)
             is_superseded = superseding is not None and superseding.by_seqno > seqno
-            if is_superseded and report.found.end is None:  # so no snapshot can end where it was the newest
+            if is_superseded and report.found.end is None:  # then no snapshot may end where the lost change was newest
                 key = before.rows[seqno].key
                 newer = (one.by_seqno for one in found.values() if one.key == key and one.by_seqno > seqno)
                 assert vbucket.index.lowest_snapshot_end >= min(newer)
@@ -228,22 +240,28 @@ def check_remaining_changes(bucket: BucketStore, report: CheckReport, sent: list
 
 
 def check_consumers(vbucket: Vbucket, before: SentHistory, rollback: int | None) -> None:
-    """Let every consumer that there may have been go on, and compare what it has then with what there is."""
-    there = documents(newest(vbucket))
-    for vbuuid, seqno in positions(before):
+    """Continue the stream of each possible consumer, and compare its documents with those of the vbucket.
+
+    Args:
+        vbucket: the repaired vbucket.
+        before: the vbucket before the damage.
+        rollback: seqno of the rollback that the report names, None for none.
+    """
+    there = list_documents(read_newest_changes(vbucket))
+    for vbuuid, seqno in list_positions(before):
         point = request_rollback(vbucket, vbuuid, seqno)
         if rollback is not None and seqno > rollback and vbuuid == before.failover_log[0].vbuuid:
             assert point in {0, rollback}
         base = seqno if point is None else point
-        if point:  # it asks again from there
+        if point:  # the consumer sends another request from there
             assert base < seqno
-        has = [change for change in before.history if change.by_seqno <= base]
-        comes = read_all(vbucket.history.open_snapshot(base, vbucket.changes.high_seqno))
-        assert documents([*has, *comes]) == there
+        kept = [change for change in before.history if change.by_seqno <= base]
+        received = read_all(vbucket.history.open_snapshot(base, vbucket.changes.high_seqno))
+        assert list_documents([*kept, *received]) == there
 
 
-def positions(sent: SentHistory) -> Iterator[tuple[int, int]]:
-    """Yield the branch and the seqno of each consumer that there may be: at any change of a branch."""
+def list_positions(sent: SentHistory) -> Iterator[tuple[int, int]]:
+    """Yield the vbuuid and the seqno of each possible consumer: it may have stopped at any change of any branch."""
     end = max((change.by_seqno for change in sent.history), default=0)
     for entry in sent.failover_log:
         for change in sent.history:
@@ -252,9 +270,6 @@ def positions(sent: SentHistory) -> Iterator[tuple[int, int]]:
         end = entry.seqno
 
 
-def documents(changes: list[Change]) -> dict[bytes, Change]:
+def list_documents(changes: list[Change]) -> dict[bytes, Change]:
     last = {change.key: change for change in changes}
     return {key: change for key, change in last.items() if isinstance(change, Mutation)}
-
-
-# What is record

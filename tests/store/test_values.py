@@ -23,7 +23,7 @@ COUNTED = [
 
 
 @pytest.mark.parametrize(("value", "delta", "number"), COUNTED)
-def test_a_number_is_counted_on(value: bytes, delta: int, number: int) -> None:
+def test_delta_is_added_to_a_number(value: bytes, delta: int, number: int) -> None:
     assert add_to_number(value, 0, delta) == (number, b"%d" % number)
 
 
@@ -35,14 +35,14 @@ def test_other_values_are_not_numbers(value: bytes) -> None:
         add_to_number(value, 0, 1)
 
 
-def test_extended_attributes_are_no_part_of_the_number() -> None:
+def test_extended_attributes_are_not_part_of_the_number() -> None:
     assert add_to_number(pack_xattrs({"a": b"1"}, b"9"), XATTR, 1) == (10, pack_xattrs({"a": b"1"}, b"10"))
     with pytest.raises(DeltaBadValue):
         add_to_number(pack_xattrs({"a": b"1"}, b"9"), 0, 1)
 
 
 EXTENDED = [
-    # value and datatype, what comes to it, behind and in front
+    # value and its datatype, the added bytes, the value after an append and after a prepend, its new datatype
     (b"old", 0, b"new", b"oldnew", b"newold", 0),
     (b"", 0, b"new", b"new", b"new", 0),
     (b"[1]", JSON, b",", b"[1],", b",[1]", 0),
@@ -55,13 +55,13 @@ EXTENDED = [
 
 
 @pytest.mark.parametrize(("value", "datatype", "more", "behind", "in_front", "after"), EXTENDED)
-def test_more_is_put_to_a_value(
+def test_bytes_are_appended_and_prepended_to_a_value(
     value: bytes, datatype: int, more: bytes, behind: bytes, in_front: bytes, after: int
 ) -> None:
     assert extend_value(value, datatype, more, in_front=False) == (behind, after)
     assert extend_value(value, datatype, more, in_front=True) == (in_front, after)
 
 
-def test_a_compressed_value_comes_back_inflated() -> None:
+def test_changed_compressed_value_is_inflated() -> None:
     assert extend_value(deflate(b"old"), SNAPPY | JSON, b"new", in_front=False) == (b"oldnew", 0)
     assert add_to_number(deflate(b"41"), SNAPPY, 1) == (42, b"42")

@@ -1,4 +1,4 @@
-"""What the commands beyond plain ones need: which keys there are, times that stay, and what deleted documents leave."""
+"""Functions of less common commands: listed keys, kept expiries, and the values of tombstones."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -17,7 +17,7 @@ from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import DeletionV2
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.values.snappy import deflate
-from tests.store.documents import Clock, timed_bucket
+from tests.store.documents import ManualClock, make_timed_bucket
 from tests.store.failing import Place, directory_in_memory
 from tests.store.model import START, read_all
 
@@ -28,13 +28,13 @@ SYSTEM = pack_xattrs({"_sync": b"1", "_more": b"3"})
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def bucket(clock: Clock) -> BucketStore:
-    return timed_bucket(clock)
+def bucket(clock: ManualClock) -> BucketStore:
+    return make_timed_bucket(clock)
 
 
 @pytest.fixture
@@ -56,18 +56,18 @@ names = st.binary(max_size=3)
 
 @given(st.lists(st.tuples(names, st.sampled_from(["set", "set", "delete", "expire"]))), names, st.integers(0, 9))
 def test_keys_are_listed_in_order(changes: list[tuple[bytes, str]], start: bytes, most: int) -> None:
-    clock = Clock()
-    bucket = timed_bucket(clock)
+    clock = ManualClock()
+    bucket = make_timed_bucket(clock)
     bucket.rollout.set_manifest(DEFAULT_MANIFEST.with_collection("_default", "c"))
     vbucket = bucket.vbuckets[0]
     there: set[bytes | None] = set()
-    for name, what in changes:
-        vbucket.set(b"\x08" + name, b"v", expiry=1 if what == "expire" else 0)
+    for name, change in changes:
+        vbucket.set(b"\x08" + name, b"v", expiry=1 if change == "expire" else 0)
         vbucket.set(b"\0" + name, b"v")
         there.add(b"\x08" + name)
-        if what == "delete":
+        if change == "delete":
             vbucket.delete(b"\x08" + name)
-        if what != "set":
+        if change != "set":
             there.discard(b"\x08" + name)
     clock.wait(2)
     assert list_keys(vbucket, b"\x08" + start, most) == sorted(key for key in there if key and key[1:] >= start)[:most]
@@ -80,7 +80,7 @@ def test_keys_are_listed_in_order(changes: list[tuple[bytes, str]], start: bytes
     assert vbucket.changes.high_seqno == high
 
 
-def test_keys_that_are_not_loaded_yet_are_found(place: Place) -> None:
+def test_unloaded_keys_are_found(place: Place) -> None:
     bucket = place()
     for number in range(5):
         bucket.vbuckets[0].set(b"\0%d" % number, b"v")
@@ -94,15 +94,15 @@ def test_keys_that_are_not_loaded_yet_are_found(place: Place) -> None:
         again.close()
 
 
-def test_no_key_is_chosen_among_none(vbucket: Vbucket) -> None:
+def test_random_key_of_an_empty_vbucket_is_none(vbucket: Vbucket) -> None:
     assert choose_random_key(vbucket, b"\0", lambda below: 1 // below) is None
 
 
-# Times that stay
+# Kept expiries
 
 
 @pytest.mark.parametrize("command", ["set", "replace", "rewrite"])
-def test_a_document_keeps_its_time_if_that_is_asked_for(vbucket: Vbucket, clock: Clock, command: str) -> None:
+def test_document_keeps_its_expiry_on_request(vbucket: Vbucket, clock: ManualClock, command: str) -> None:
     def store(key: bytes, **fields: int) -> None:
         value: bytes | Callable[[int, int], bytes] = b"new" if command != "rewrite" else lambda cas, seqno: b"new"
         getattr(vbucket, command)(key, value, **fields)
@@ -121,7 +121,7 @@ def test_a_document_keeps_its_time_if_that_is_asked_for(vbucket: Vbucket, clock:
         assert vbucket.get(b"other").expiry == NOW + 19  # type: ignore[union-attr]
 
 
-# What deleted documents leave
+# Values of tombstones
 
 
 @pytest.mark.parametrize("how", ["delete", "expire"])
@@ -135,8 +135,8 @@ def test_a_document_keeps_its_time_if_that_is_asked_for(vbucket: Vbucket, clock:
         (b"\xff\xff\xff\xffnone", XATTR, b""),
     ],
 )
-def test_the_systems_attributes_stay(
-    vbucket: Vbucket, clock: Clock, how: str, value: bytes, datatype: int, left: bytes
+def test_deleted_document_keeps_its_system_attributes(
+    vbucket: Vbucket, clock: ManualClock, how: str, value: bytes, datatype: int, left: bytes
 ) -> None:
     vbucket.set(b"k", value, datatype=datatype, expiry=5, flags=9)
     if how == "delete":
@@ -152,7 +152,7 @@ def test_the_systems_attributes_stay(
     assert (change.value, isinstance(change, DeletionV2)) == (left, how == "delete")
 
 
-def test_kept_attributes_fit_at_any_end_of_a_segment(bucket: BucketStore, clock: Clock) -> None:
+def test_kept_attributes_fit_at_any_end_of_a_segment(bucket: BucketStore, clock: ManualClock) -> None:
     vbucket = bucket.vbuckets[0]
     for size in range(60):
         key = b"k%d" % size
@@ -164,21 +164,21 @@ def test_kept_attributes_fit_at_any_end_of_a_segment(bucket: BucketStore, clock:
     assert len(read_all(vbucket.history.open_snapshot(0, vbucket.changes.high_seqno))) == 60
 
 
-def test_a_version_may_be_deleted_and_be_found_again(vbucket: Vbucket) -> None:
-    def said(cas: int, seqno: int) -> bytes:
+def test_deleted_version_is_found_and_can_be_revived(vbucket: Vbucket) -> None:
+    def make_value(cas: int, seqno: int) -> bytes:
         return pack_xattrs({"_x": b"%020d %09d" % (cas, seqno)})
 
-    first = vbucket.rewrite(b"k", said, deleted=True, datatype=XATTR)
-    assert vbucket.versions.find_tombstone(b"k") == Item(first.cas, 0, XATTR, said(*first), NOW, 1, 1)
+    first = vbucket.rewrite(b"k", make_value, deleted=True, datatype=XATTR)
+    assert vbucket.versions.find_tombstone(b"k") == Item(first.cas, 0, XATTR, make_value(*first), NOW, 1, 1)
     assert (vbucket.get(b"k"), vbucket.changes.items) == (None, 0)
     with pytest.raises(KeyExists):
-        vbucket.rewrite(b"k", said, cas=first.cas + 1)
-    second = vbucket.rewrite(b"k", said, cas=first.cas, datatype=XATTR, flags=3, expiry=60)
+        vbucket.rewrite(b"k", make_value, cas=first.cas + 1)
+    second = vbucket.rewrite(b"k", make_value, cas=first.cas, datatype=XATTR, flags=3, expiry=60)
     assert vbucket.versions.find_tombstone(b"k") is None
-    assert vbucket.get(b"k") == Item(second.cas, 3, XATTR, said(*second), NOW + 60, 2, 2)
+    assert vbucket.get(b"k") == Item(second.cas, 3, XATTR, make_value(*second), NOW + 60, 2, 2)
     vbucket.lock(b"k", 15)
     with pytest.raises(Locked):
-        vbucket.rewrite(b"k", said)
+        vbucket.rewrite(b"k", make_value)
 
 
 def test_incoming_tombstone_keeps_its_value(vbucket: Vbucket) -> None:

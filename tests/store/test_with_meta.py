@@ -1,4 +1,4 @@
-"""Versions that were made elsewhere: what is stored of them, and when they are not."""
+"""Versions that another cluster made: which fields are stored, and when the versions are refused."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from penstock.store.documents.vbucket import Item, Vbucket
 from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import Mutation
-from tests.store.documents import SECOND, Clock, timed_bucket
-from tests.store.model import START, read_all, tombstone
+from tests.store.documents import SECOND, ManualClock, make_timed_bucket
+from tests.store.model import START, make_tombstone, read_all
 
 BASE = START & ~0xFFFF
 NOW = START // SECOND
@@ -21,22 +21,24 @@ THERE = Meta(cas=BASE + 500, rev_seqno=9, flags=3, expiry=NOW + 100, datatype=1)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def vbucket(clock: Clock) -> Vbucket:
-    return timed_bucket(clock).find(2)
+def vbucket(clock: ManualClock) -> Vbucket:
+    return make_timed_bucket(clock).find(2)
 
 
-def come(vbucket: Vbucket, meta: Meta = THERE, event: Event = SET, value: bytes = b"v", **said: Any) -> Any:
-    return vbucket.incoming.store_with_meta(event, b"k", value, meta, **said)
+def store_incoming(
+    vbucket: Vbucket, meta: Meta = THERE, event: Event = SET, value: bytes = b"v", **options: Any
+) -> Any:
+    return vbucket.incoming.store_with_meta(event, b"k", value, meta, **options)
 
 
-def test_a_document_keeps_all_that_it_comes_with_but_its_seqno(vbucket: Vbucket) -> None:
+def test_incoming_document_keeps_its_metadata_but_gets_a_new_seqno(vbucket: Vbucket) -> None:
     vbucket.set(b"other", b"")
-    assert come(vbucket) == (BASE + 500, 2)
+    assert store_incoming(vbucket) == (BASE + 500, 2)
     assert vbucket.get(b"k") == Item(BASE + 500, 3, 1, b"v", NOW + 100, 9, 2)
     assert vbucket.versions.find_meta(b"k") == THERE
     assert read_all(vbucket.history.open_snapshot(1, MAX_SEQNO)) == [
@@ -54,23 +56,23 @@ def test_a_document_keeps_all_that_it_comes_with_but_its_seqno(vbucket: Vbucket)
     ]
 
 
-def test_the_next_change_goes_on_from_there(vbucket: Vbucket) -> None:
-    come(vbucket)
+def test_next_change_continues_from_the_incoming_metadata(vbucket: Vbucket) -> None:
+    store_incoming(vbucket)
     vbucket.set(b"k", b"")
     assert vbucket.versions.find_meta(b"k") == Meta(cas=BASE + 501, rev_seqno=10)
 
 
 @pytest.mark.parametrize("event", [DELETED, EXPIRED])
 @pytest.mark.parametrize("before", [False, True])
-def test_a_tombstone(vbucket: Vbucket, event: Event, before: bool) -> None:
+def test_incoming_tombstone_replaces_the_document(vbucket: Vbucket, event: Event, before: bool) -> None:
     if before:
         vbucket.set(b"k", b"")
-    stored = come(vbucket, THERE._replace(deleted=True, expiry=NOW - 5, datatype=4), event, b"\0\0\0\0")
+    stored = store_incoming(vbucket, THERE._replace(deleted=True, expiry=NOW - 5, datatype=4), event, b"\0\0\0\0")
     assert stored == (BASE + 500, 1 + before)
     assert (vbucket.get(b"k"), vbucket.changes.items) == (None, 0)
     assert vbucket.versions.find_meta(b"k") == Meta(BASE + 500, 9, expiry=NOW - 5, datatype=4, deleted=True)
     assert read_all(vbucket.history.open_snapshot(before, MAX_SEQNO)) == [
-        tombstone(
+        make_tombstone(
             event,
             vbucket=2,
             key=b"k",
@@ -84,8 +86,8 @@ def test_a_tombstone(vbucket: Vbucket, event: Event, before: bool) -> None:
     ]
 
 
-def test_a_tombstone_without_a_time_is_of_now(vbucket: Vbucket) -> None:
-    come(vbucket, THERE._replace(deleted=True, expiry=0), DELETED, b"")
+def test_incoming_tombstone_without_a_time_gets_the_present_time(vbucket: Vbucket) -> None:
+    store_incoming(vbucket, THERE._replace(deleted=True, expiry=0), DELETED, b"")
     assert vbucket.versions.find_meta(b"k") == Meta(BASE + 500, 9, expiry=NOW, datatype=1, deleted=True)
 
 
@@ -96,85 +98,85 @@ OLDER, NEWER = THERE._replace(rev_seqno=8, cas=BASE + 501), THERE._replace(rev_s
 @pytest.mark.parametrize("resolution", ["seqno", "lww"])
 def test_bucket_setting_decides_the_winner(vbucket: Vbucket, resolution: str, event: Event) -> None:
     vbucket.incoming.conflict_resolution = resolution
-    come(vbucket)
+    store_incoming(vbucket)
     winner, loser = (NEWER, OLDER) if resolution == "seqno" else (OLDER, NEWER)
     with pytest.raises(KeyExists):
-        come(vbucket, loser._replace(deleted=event is not SET), event)
+        store_incoming(vbucket, loser._replace(deleted=event is not SET), event)
     assert vbucket.changes.high_seqno == 1
-    assert come(vbucket, winner._replace(deleted=event is not SET), event) == (winner.cas, 2)
+    assert store_incoming(vbucket, winner._replace(deleted=event is not SET), event) == (winner.cas, 2)
 
 
 def test_a_tombstone_can_win_as_well(vbucket: Vbucket) -> None:
-    come(vbucket, THERE._replace(deleted=True), DELETED)
+    store_incoming(vbucket, THERE._replace(deleted=True), DELETED)
     with pytest.raises(KeyExists):
-        come(vbucket, OLDER)
+        store_incoming(vbucket, OLDER)
     assert vbucket.get(b"k") is None
 
 
 def test_incoming_version_stays_without_resolution(vbucket: Vbucket) -> None:
-    come(vbucket)
-    assert come(vbucket, OLDER._replace(cas=7), resolve=False) == (7, 2)
+    store_incoming(vbucket)
+    assert store_incoming(vbucket, OLDER._replace(cas=7), resolve=False) == (7, 2)
     assert vbucket.changes.clock.last == BASE + 500
-    assert come(vbucket, OLDER, resolve=False, new_cas=True) == (BASE + 501, 3)
+    assert store_incoming(vbucket, OLDER, resolve=False, new_cas=True) == (BASE + 501, 3)
 
 
-def test_add(vbucket: Vbucket) -> None:
-    come(vbucket, add=True)
+def test_add_refuses_existing_documents(vbucket: Vbucket) -> None:
+    store_incoming(vbucket, add=True)
     for resolve in (True, False):
         with pytest.raises(KeyExists):
-            come(vbucket, NEWER, add=True, resolve=resolve)
+            store_incoming(vbucket, NEWER, add=True, resolve=resolve)
     vbucket.delete(b"k")
     with pytest.raises(KeyExists):
-        come(vbucket, NEWER, add=True)
-    assert come(vbucket, NEWER._replace(rev_seqno=11), add=True).seqno == 3
+        store_incoming(vbucket, NEWER, add=True)
+    assert store_incoming(vbucket, NEWER._replace(rev_seqno=11), add=True).seqno == 3
 
 
 @pytest.mark.parametrize("event", [SET, DELETED])
-def test_a_cas_is_that_of_the_document_here(vbucket: Vbucket, event: Event) -> None:
+def test_given_cas_is_compared_with_the_present_document(vbucket: Vbucket, event: Event) -> None:
     newer = NEWER._replace(deleted=event is not SET)
     with pytest.raises(KeyNotFound):
-        come(vbucket, newer, event, cas=1)
-    come(vbucket)
+        store_incoming(vbucket, newer, event, cas=1)
+    store_incoming(vbucket)
     with pytest.raises(KeyExists):
-        come(vbucket, newer, event, cas=1)
-    assert come(vbucket, newer, event, cas=BASE + 500).seqno == 2
+        store_incoming(vbucket, newer, event, cas=1)
+    assert store_incoming(vbucket, newer, event, cas=BASE + 500).seqno == 2
     vbucket.set(b"k", b"")
     vbucket.delete(b"k")
     with pytest.raises(KeyNotFound):
-        come(vbucket, newer._replace(rev_seqno=99), event, cas=BASE + 500)
+        store_incoming(vbucket, newer._replace(rev_seqno=99), event, cas=BASE + 500)
 
 
-def test_expired_document_is_a_version_only(vbucket: Vbucket, clock: Clock) -> None:
-    come(vbucket)
+def test_expired_document_takes_part_in_conflict_resolution_only(vbucket: Vbucket, clock: ManualClock) -> None:
+    store_incoming(vbucket)
     clock.wait(100)
     with pytest.raises(KeyExists):
-        come(vbucket, OLDER)
+        store_incoming(vbucket, OLDER)
     with pytest.raises(KeyNotFound):
-        come(vbucket, NEWER, cas=BASE + 500)
+        store_incoming(vbucket, NEWER, cas=BASE + 500)
     assert vbucket.changes.high_seqno == 1
-    assert come(vbucket, NEWER._replace(expiry=0), add=True).seqno == 2
+    assert store_incoming(vbucket, NEWER._replace(expiry=0), add=True).seqno == 2
 
 
-def test_a_lock_is_no_version(vbucket: Vbucket) -> None:
+def test_a_lock_does_not_take_part_in_conflict_resolution(vbucket: Vbucket) -> None:
     vbucket.incoming.conflict_resolution = "lww"
-    come(vbucket)
+    store_incoming(vbucket)
     locked = vbucket.lock(b"k", 15)
     assert locked is not None
     vbucket.unlock(b"k", locked.cas)
-    assert come(vbucket, THERE._replace(cas=BASE + 501)).seqno == 2
+    assert store_incoming(vbucket, THERE._replace(cas=BASE + 501)).seqno == 2
     assert locked.cas == BASE + 501
 
 
-def test_a_rev_seqno_from_which_nothing_can_count_on(vbucket: Vbucket) -> None:
+def test_rev_seqno_above_the_maximum_is_refused(vbucket: Vbucket) -> None:
     with pytest.raises(OutOfRange):
-        come(vbucket, THERE._replace(rev_seqno=LAST_SEQNO + 1))
+        store_incoming(vbucket, THERE._replace(rev_seqno=LAST_SEQNO + 1))
     assert vbucket.changes.high_seqno == 0
-    come(vbucket, THERE._replace(rev_seqno=LAST_SEQNO))
+    store_incoming(vbucket, THERE._replace(rev_seqno=LAST_SEQNO))
 
 
-def test_meta_of_missing_and_expired_documents(vbucket: Vbucket, clock: Clock) -> None:
+def test_meta_of_missing_and_expired_documents(vbucket: Vbucket, clock: ManualClock) -> None:
     assert vbucket.versions.find_meta(b"k") is None
-    come(vbucket)
+    store_incoming(vbucket)
     clock.wait(100)
     assert vbucket.versions.find_meta(b"k") == Meta(vbucket.changes.clock.last, 10, expiry=NOW + 100, deleted=True)
     assert [type(change).__name__ for change in read_all(vbucket.history.open_snapshot(0, MAX_SEQNO))] == ["Expiration"]

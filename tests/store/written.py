@@ -1,4 +1,4 @@
-"""Files of buckets, and what the bucket was after each record of the last log file."""
+"""Files of buckets, with the bucket's state after each record of the last log file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,13 +10,20 @@ from penstock.store.bucket_store import BucketStore
 from penstock.store.disk.durable_log import DurableLog
 from penstock.store.log.records import FILE_HEADER
 from penstock.wire.codec.constants import VbucketState
-from tests.store.failing import Place, contents, directory_in_memory, shown
+from tests.store.failing import Place, capture_state, directory_in_memory, read_files
 
-__all__ = ["Record", "Written", "flipped", "of_all_kinds", "of_one_file", "put"]
+__all__ = ["WrittenBucket", "WrittenRecord", "flip_bit", "write_all_file_kinds", "write_files", "write_one_log_file"]
 
 
-class Record(NamedTuple):
-    """Of a log file: where it lies, how far the file had been synced when it was made, what the bucket was after it."""
+class WrittenRecord(NamedTuple):
+    """A record of a log file, with the bucket's state after it.
+
+    Attributes:
+        start: offset of its first byte in the file.
+        end: offset behind its last byte.
+        synced: bytes of the file that had been synced when the record was made.
+        state: the bucket after the record, as `capture_state` returns it.
+    """
 
     start: int
     end: int
@@ -24,85 +31,101 @@ class Record(NamedTuple):
     state: list[Any]
 
 
-class Written(NamedTuple):
-    """The files of a bucket, and the records of the last log file. state: what the bucket was before the first one.
+class WrittenBucket(NamedTuple):
+    """The files of a bucket, and the records of its last log file.
 
-    as_of: where the last log file ended when the segment was made, or the inventory was written.
+    Attributes:
+        files: content of each file by name.
+        records: the records of the last log file, in order.
+        state: the bucket before the first of these records.
+        proven_end: end of the last log file when the segment was made or the inventory was written. Either of them
+            proves that the bytes before this offset had been on disk.
     """
 
     files: dict[str, bytes]
-    records: list[Record]
+    records: list[WrittenRecord]
     state: list[Any]
-    as_of: int
+    proven_end: int
 
     @property
-    def last(self) -> str:
+    def last_log(self) -> str:
+        """Name of the last log file."""
         return max(name for name in self.files if name.startswith("log-"))
 
-    def start_of(self, offset: int) -> int:
-        """Return where what lies at an offset begins: a record, the header, or what is behind the end."""
+    def find_start(self, offset: int) -> int:
+        """Return where the part with the byte at `offset` starts: the header, a record, or the bytes behind them."""
         bounds = [0, *(record.start for record in self.records), self.records[-1].end]
         return max(bound for bound in bounds if bound <= offset)
 
     def is_proven(self, offset: int) -> bool:
-        """Tell whether a later record, or the segment, says that this byte had been on disk."""
-        start = self.start_of(offset)
-        return start < self.as_of or any(record.synced > start for record in self.records if record.start > start)
+        """Return whether a later record, the segment or the inventory proves that this byte had been on disk."""
+        start = self.find_start(offset)
+        return start < self.proven_end or any(record.synced > start for record in self.records if record.start > start)
 
-    def before(self, offset: int) -> list[Any]:
-        """Return what the bucket was before a record."""
+    def find_state_before(self, offset: int) -> list[Any]:
+        """Return the state of the bucket before the record that starts at `offset`."""
         return next((record.state for record in reversed(self.records) if record.end <= offset), self.state)
 
 
-class Writer:
-    """Changes a bucket step by step, and notes what it is after each record."""
+class BucketWriter:
+    """Changes a bucket step by step, and keeps its state after each record.
+
+    Attributes:
+        records: records of the active log file so far.
+        state: the bucket before the first of these records.
+        proven_end: set by the caller when a segment is made; see `WrittenBucket`.
+    """
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self.bucket = place(segment_bytes=3500)
         assert isinstance(self.bucket.log, DurableLog)
         self.log = self.bucket.log
-        self.records: list[Record] = []
-        self.state = shown(self.bucket)
-        self.as_of = 0
-        self._note(FILE_HEADER.size, 0)
+        self.records: list[WrittenRecord] = []
+        self.state = capture_state(self.bucket)
+        self.proven_end = 0
+        self._add_record(FILE_HEADER.size, 0)
 
-    def _note(self, start: int, synced: int) -> None:
-        self.records.append(Record(start, self.log.pending.active.end, synced, shown(self.bucket)))
+    def _add_record(self, start: int, synced: int) -> None:
+        """Keep a record that ends at the present end of the log, with the bucket's state."""
+        self.records.append(WrittenRecord(start, self.log.pending.active.end, synced, capture_state(self.bucket)))
 
     @contextmanager
-    def step(self) -> Iterator[BucketStore]:
+    def record_step(self) -> Iterator[BucketStore]:
+        """Yield the bucket for one change, and keep the record that the change makes."""
         number, start, synced = (
             self.log.pending.active.number,
             self.log.pending.active.end,
             self.log.pending.active.synced,
         )
-        state = shown(self.bucket)
+        state = capture_state(self.bucket)
         yield self.bucket
         if self.log.pending.active.number != number:
             self.records.clear()
             self.state = state
-            self._note(FILE_HEADER.size, 0)
+            self._add_record(FILE_HEADER.size, 0)
             self._split_head()
         elif self.log.pending.active.end > start:
-            self._note(start, synced)
+            self._add_record(start, synced)
 
     def _split_head(self) -> None:
-        """A change that began a log file came behind its note, with a record of its own."""
+        """Divide the only record: a change that starts a log file comes behind the file's first note."""
         head_end = self.log.pending.active.head_end
         if self.log.pending.active.end > head_end:
             (both,) = self.records
             self.records[:] = [both._replace(end=head_end, state=[]), both._replace(start=head_end)]
 
-    def end(self) -> Written:
+    def finish(self) -> WrittenBucket:
+        """Commit, end as a killed process does, and return the files."""
         self.bucket.log.commits.run()
-        self.place.directory.let_go()
-        as_of = max(self.as_of, self.log.inventory.newest.logs[-1].synced)
-        return Written(contents(self.place.path), self.records, self.state, as_of)
+        self.place.directory.kill()
+        proven_end = max(self.proven_end, self.log.inventory.newest.logs[-1].synced)
+        return WrittenBucket(read_files(self.place.path), self.records, self.state, proven_end)
 
 
-def change(writer: Writer, number: int) -> None:
-    with writer.step() as bucket:
+def write_change(writer: BucketWriter, number: int) -> None:
+    """Store or delete one of a few documents; `number` chooses it."""
+    with writer.record_step() as bucket:
         vbucket = bucket.vbuckets[number % 3]
         key = b"key %d" % (number % 7 if number % 4 else number)
         if number % 11 == 10 and vbucket.get(key) is not None:
@@ -112,55 +135,55 @@ def change(writer: Writer, number: int) -> None:
 
 
 @cache
-def of_one_file() -> Written:
-    """Write three commits of changes into a first log file."""
+def write_one_log_file() -> WrittenBucket:
+    """Return a bucket with one log file that holds three commits."""
     with directory_in_memory() as path:
-        return _write_one_file(Writer(Place(path)))
+        return _fill_one_log_file(BucketWriter(Place(path)))
 
 
-def _write_one_file(writer: Writer) -> Written:
+def _fill_one_log_file(writer: BucketWriter) -> WrittenBucket:
     for number in range(12):
-        change(writer, number)
+        write_change(writer, number)
         if number in {3, 8}:
             writer.bucket.log.commits.run()
-    return writer.end()
+    return writer.finish()
 
 
 @cache
-def of_all_kinds() -> Written:
-    """Write a segment, a sealed log file, and an active one of several commits."""
+def write_all_file_kinds() -> WrittenBucket:
+    """Return a bucket with a segment, a sealed log file, and an active log file of several commits."""
     with directory_in_memory() as path:
-        return _write_all_kinds(Writer(Place(path)))
+        return _fill_all_file_kinds(BucketWriter(Place(path)))
 
 
-def _write_all_kinds(writer: Writer) -> Written:
+def _fill_all_file_kinds(writer: BucketWriter) -> WrittenBucket:
     number = 0
     while len(writer.bucket.log.segments.sealed) < 2:
-        change(writer, number)
+        write_change(writer, number)
         number += 1
     writer.bucket.log.commits.run()
-    with writer.step() as bucket:
+    with writer.record_step() as bucket:
         bucket.vbuckets[2].set_state(VbucketState.REPLICA)
-    with writer.step() as bucket:
+    with writer.record_step() as bucket:
         compaction = bucket.compactor.next_piece()
         assert compaction is not None
-        writer.as_of = writer.log.pending.active.end
+        writer.proven_end = writer.log.pending.active.end
         compaction.run()
         assert compaction.finish()
     writer.bucket.log.commits.run()
     for more in range(number, number + 10):
-        change(writer, more)
+        write_change(writer, more)
         if more % 4 == 3:
             writer.bucket.log.commits.run()
-    with writer.step() as bucket:
+    with writer.record_step() as bucket:
         bucket.vbuckets[0].rollback(bucket.vbuckets[0].changes.high_seqno - 1)
-    written = writer.end()
+    written = writer.finish()
     assert [name[:3] for name in written.files] == ["buc", "buc", "inv", "log", "log", "seg"]
     return written
 
 
-def put(path: Path, files: dict[str, bytes]) -> None:
-    """Let a directory hold these files, and no others."""
+def write_files(path: Path, files: dict[str, bytes]) -> None:
+    """Write these files to a directory, and delete all others."""
     path.mkdir(exist_ok=True)
     for file in path.iterdir():
         file.unlink()
@@ -168,5 +191,6 @@ def put(path: Path, files: dict[str, bytes]) -> None:
         (path / name).write_bytes(content)
 
 
-def flipped(content: bytes, at: int) -> bytes:
+def flip_bit(content: bytes, at: int) -> bytes:
+    """Return the content with one bit of the byte at offset `at` inverted."""
     return content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :]

@@ -1,4 +1,4 @@
-"""Commands: all operations on one document, its attributes included."""
+"""Sub-document commands: several operations on one document and its attributes."""
 
 import json
 from contextlib import suppress
@@ -47,43 +47,43 @@ PLAIN = EditedDocument(
 TOMBSTONE = EditedDocument(b"", {"_sys": b"1"}, int(Datatype.XATTR), deleted=True, cas=7)
 
 
-def looked_up(
+def look_up(
     *specs: tuple[int, int, bytes], document: EditedDocument = PLAIN, around: CommandContext = AROUND
 ) -> list[Any]:
     return [(status, value) for status, value in run_lookups(document, [LookupSpec(*spec) for spec in specs], around)]
 
 
-def changed(*specs: tuple[Any, ...], document: EditedDocument = PLAIN, doc_flags: int = 0) -> ChangedDocument:
+def apply_changes(*specs: tuple[Any, ...], document: EditedDocument = PLAIN, doc_flags: int = 0) -> ChangedDocument:
     result = change_document(document, [MutationSpec(*spec) for spec in specs], doc_flags, AROUND)
     assert isinstance(result, ChangedDocument), result
     return result
 
 
-def failed(*specs: tuple[Any, ...], document: EditedDocument = PLAIN, doc_flags: int = 0) -> tuple[int, int]:
+def find_failure(*specs: tuple[Any, ...], document: EditedDocument = PLAIN, doc_flags: int = 0) -> tuple[int, int]:
     result = change_document(document, [MutationSpec(*spec) for spec in specs], doc_flags, AROUND)
     assert isinstance(result, MutationResult), result
     assert not result.value
     return result.operation, result.status
 
 
-# Which document
+# Selection of the document
 
 
-def begun(
+def select(
     found: EditedDocument | None, doc_flags: int = 0, cas: int = 0, *, opcode: int = UPSERT, path: bytes = b"a"
 ) -> Any:
     return select_document(found, [MutationSpec(opcode, 0, path, b"1")], doc_flags, cas=cas)
 
 
-def test_a_document_is_there_or_not() -> None:
-    assert begun(PLAIN) is PLAIN
-    assert begun(PLAIN, DocFlag.MKDOC) is PLAIN
-    assert begun(PLAIN, cas=PLAIN.cas) is PLAIN
-    assert begun(TOMBSTONE, DocFlag.ACCESS_DELETED) is TOMBSTONE
-    assert begun(TOMBSTONE, DocFlag.ACCESS_DELETED | DocFlag.REVIVE) is TOMBSTONE
+def test_existing_document_is_selected_by_flags_and_cas() -> None:
+    assert select(PLAIN) is PLAIN
+    assert select(PLAIN, DocFlag.MKDOC) is PLAIN
+    assert select(PLAIN, cas=PLAIN.cas) is PLAIN
+    assert select(TOMBSTONE, DocFlag.ACCESS_DELETED) is TOMBSTONE
+    assert select(TOMBSTONE, DocFlag.ACCESS_DELETED | DocFlag.REVIVE) is TOMBSTONE
     for found, flags, cas in [(None, 0, 0), (TOMBSTONE, 0, 0), (None, DocFlag.MKDOC, 5), (TOMBSTONE, DocFlag.MKDOC, 7)]:
         with pytest.raises(KeyNotFound):
-            begun(found, flags, cas)
+            select(found, flags, cas)
     for found, flags, cas in [
         (PLAIN, DocFlag.ADD, 0),
         (TOMBSTONE, DocFlag.ADD | DocFlag.ACCESS_DELETED, 0),
@@ -91,54 +91,52 @@ def test_a_document_is_there_or_not() -> None:
         (PLAIN, 0, 1),
     ]:
         with pytest.raises(KeyExists):
-            begun(found, flags, cas)
+            select(found, flags, cas)
     with pytest.raises(StatusError) as caught:
-        begun(PLAIN, DocFlag.ACCESS_DELETED | DocFlag.REVIVE)
+        select(PLAIN, DocFlag.ACCESS_DELETED | DocFlag.REVIVE)
     assert caught.value.status == Status.SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS
 
 
 @pytest.mark.parametrize("flags", [DocFlag.MKDOC, DocFlag.ADD])
 @pytest.mark.parametrize("found", [None, TOMBSTONE])
-def test_a_new_document(found: EditedDocument | None, flags: DocFlag) -> None:
-    assert begun(found, flags) == EditedDocument(b"{}", datatype=JSON)
-    assert begun(found, flags, opcode=PUSH, path=b"") == EditedDocument(b"[]", datatype=JSON)
-    assert begun(found, flags, opcode=PUSH, path=b"[0]") == EditedDocument(b"[]", datatype=JSON)
-    assert begun(found, flags, opcode=PUSH, path=b"a[0]") == EditedDocument(b"{}", datatype=JSON)
-    assert begun(found, flags, opcode=Opcode.SET, path=b"") == EditedDocument()
+def test_new_document_is_made_for_the_path(found: EditedDocument | None, flags: DocFlag) -> None:
+    assert select(found, flags) == EditedDocument(b"{}", datatype=JSON)
+    assert select(found, flags, opcode=PUSH, path=b"") == EditedDocument(b"[]", datatype=JSON)
+    assert select(found, flags, opcode=PUSH, path=b"[0]") == EditedDocument(b"[]", datatype=JSON)
+    assert select(found, flags, opcode=PUSH, path=b"a[0]") == EditedDocument(b"{}", datatype=JSON)
+    assert select(found, flags, opcode=Opcode.SET, path=b"") == EditedDocument()
     if found is None or flags == DocFlag.MKDOC:
-        assert begun(found, flags | DocFlag.CREATE_AS_DELETED) == EditedDocument(deleted=True)
+        assert select(found, flags | DocFlag.CREATE_AS_DELETED) == EditedDocument(deleted=True)
 
 
 # Lookups
 
 
-def test_lookups_do_not_hinder_one_another() -> None:
-    assert looked_up((GET, 0, b"a"), (EXISTS, 0, b"b"), (EXISTS, 0, b"a"), (COUNT, 0, b""), (Opcode.GET, 0, b"")) == [
+def test_failed_lookup_does_not_stop_the_others() -> None:
+    assert look_up((GET, 0, b"a"), (EXISTS, 0, b"b"), (EXISTS, 0, b"a"), (COUNT, 0, b""), (Opcode.GET, 0, b"")) == [
         *((Status.SUCCESS, b"1"), (Status.SUBDOC_PATH_ENOENT, b""), (Status.SUCCESS, b"")),
         *((Status.SUCCESS, b"1"), (Status.SUCCESS, b'{"a": 1}')),
     ]
 
 
-def test_lookups_in_attributes() -> None:
-    assert looked_up(
-        (GET, XATTR, b"_sys.x[0]"), (GET, XATTR, b"user"), (COUNT, XATTR, b"_sys"), (GET, XATTR, b"no")
-    ) == [
+def test_lookups_read_attributes() -> None:
+    assert look_up((GET, XATTR, b"_sys.x[0]"), (GET, XATTR, b"user"), (COUNT, XATTR, b"_sys"), (GET, XATTR, b"no")) == [
         *((Status.SUCCESS, b"1"), (Status.SUCCESS, b"5"), (Status.SUCCESS, b"1"), (Status.SUBDOC_PATH_ENOENT, b"")),
     ]
-    assert looked_up((GET, XATTR, b"user.x"), (GET, XATTR, b"user[0]")) == [(Status.SUBDOC_PATH_MISMATCH, b"")] * 2
-    assert looked_up((GET, XATTR, b"user.")) == [(Status.SUBDOC_PATH_EINVAL, b"")]
+    assert look_up((GET, XATTR, b"user.x"), (GET, XATTR, b"user[0]")) == [(Status.SUBDOC_PATH_MISMATCH, b"")] * 2
+    assert look_up((GET, XATTR, b"user.")) == [(Status.SUBDOC_PATH_EINVAL, b"")]
 
 
 @pytest.mark.parametrize("body", [b"", b"plain", b"{", b"[NaN]"])
 def test_lookups_in_a_body_without_json_fail(body: bytes) -> None:
     document = EditedDocument(body, {"x": b"{"})
-    assert looked_up((GET, 0, b"a"), (GET, XATTR, b"x"), document=document) == [(Status.SUBDOC_DOC_NOTJSON, b"")] * 2
+    assert look_up((GET, 0, b"a"), (GET, XATTR, b"x"), document=document) == [(Status.SUBDOC_DOC_NOTJSON, b"")] * 2
     whole = (Status.SUCCESS, body) if body else (Status.SUBDOC_PATH_ENOENT, b"")
-    assert looked_up((Opcode.GET, 0, b""), document=document) == [whole]
+    assert look_up((Opcode.GET, 0, b""), document=document) == [whole]
 
 
-def test_virtual_attributes() -> None:
-    ((status, text),) = looked_up((GET, XATTR, b"$document"))
+def test_virtual_attributes_describe_the_document() -> None:
+    ((status, text),) = look_up((GET, XATTR, b"$document"))
     assert status == Status.SUCCESS
     assert json.loads(text) == {
         "CAS": "0x1122334455667788",
@@ -153,7 +151,7 @@ def test_virtual_attributes() -> None:
         "value_crc32c": f"0x{crc32c(PLAIN.body):08x}",
         "vbucket_uuid": "0x0000000000000abc",
     }
-    assert looked_up(
+    assert look_up(
         *((GET, XATTR, b"$document.exptime"), (GET, XATTR, b"$document.datatype[-1]"), (GET, XATTR, b"$vbucket.HLC")),
         *(
             (GET, XATTR, b"$XTOC"),
@@ -167,27 +165,25 @@ def test_virtual_attributes() -> None:
         *((Status.SUCCESS, b'["_sys","user"]'), (Status.SUCCESS, b"2"), (Status.SUBDOC_PATH_ENOENT, b"")),
         (Status.SUBDOC_XATTR_UNKNOWN_VATTR, b""),
     ]
-    assert looked_up((GET, XATTR, b"$XTOC"), around=CommandContext(system_xattrs=False)) == [
+    assert look_up((GET, XATTR, b"$XTOC"), around=CommandContext(system_xattrs=False)) == [
         (Status.SUCCESS, b'["user"]')
     ]
-    assert looked_up((GET, XATTR, b"$document.datatype"), document=EditedDocument(b"x")) == [
-        (Status.SUCCESS, b'["raw"]')
-    ]
-    assert looked_up((GET, XATTR, b"$document.deleted"), document=TOMBSTONE) == [(Status.SUCCESS, b"true")]
+    assert look_up((GET, XATTR, b"$document.datatype"), document=EditedDocument(b"x")) == [(Status.SUCCESS, b'["raw"]')]
+    assert look_up((GET, XATTR, b"$document.deleted"), document=TOMBSTONE) == [(Status.SUCCESS, b"true")]
 
 
 DENIED, HIDDEN = (Status.EACCESS, b""), CommandContext(system_xattrs=False)
 
 
-def test_lookups_without_access_to_attributes_of_the_system() -> None:
+def test_lookups_of_system_attributes_need_access() -> None:
     body = (GET, 0, b"a")
-    assert looked_up((GET, XATTR, b"user"), body, around=HIDDEN) == [(Status.SUCCESS, b"5"), (Status.SUCCESS, b"1")]
+    assert look_up((GET, XATTR, b"user"), body, around=HIDDEN) == [(Status.SUCCESS, b"5"), (Status.SUCCESS, b"1")]
     for path in (b"_sys", b"_sys.x[0]", b"_no"):
         rows = ((GET, XATTR, b"user"), (EXISTS, XATTR, path), (GET, XATTR, b"$document"), body)
-        assert looked_up(*rows, around=HIDDEN) == [DENIED, DENIED, DENIED, (Status.SUCCESS, b"1")]
+        assert look_up(*rows, around=HIDDEN) == [DENIED, DENIED, DENIED, (Status.SUCCESS, b"1")]
 
 
-def test_changes_without_access_to_attributes_of_the_system() -> None:
+def test_changes_of_system_attributes_need_access() -> None:
     specs = [MutationSpec(UPSERT, XATTR, b"user", b"6"), MutationSpec(UPSERT, XATTR, b"_sys.y", b"2")]
     assert change_document(PLAIN, specs, 0, HIDDEN) == MutationResult(0, Status.EACCESS)
     assert isinstance(change_document(PLAIN, specs[:1], 0, HIDDEN), ChangedDocument)
@@ -199,8 +195,8 @@ def test_changes_without_access_to_attributes_of_the_system() -> None:
 # Changes
 
 
-def test_changes_follow_one_another() -> None:
-    after = changed(
+def test_each_change_sees_the_changes_before_it() -> None:
+    after = apply_changes(
         *((UPSERT, XATTR, b"user", b"6"), (ADD, XATTR | P, b"new.a.b", b"[ ]"), (UPSERT, XATTR, b"_sys.y", b"2")),
         *((UPSERT, 0, b"b", b"[]"), (PUSH, 0, b"b", b"1,2"), (COUNTER, 0, b"b[1]", b"5"), (COUNTER, 0, b"a", b"1")),
     )
@@ -213,70 +209,71 @@ def test_changes_follow_one_another() -> None:
     assert PLAIN.xattrs == {"_sys": b'{"x":[1]}', "user": b"5"}
 
 
-def test_the_first_change_that_fails_is_named() -> None:
-    assert failed((UPSERT, 0, b"x", b"1"), (REPLACE, 0, b"y", b"1"), (DELETE, 0, b"z")) == (
+def test_first_failed_change_is_reported() -> None:
+    assert find_failure((UPSERT, 0, b"x", b"1"), (REPLACE, 0, b"y", b"1"), (DELETE, 0, b"z")) == (
         1,
         Status.SUBDOC_PATH_ENOENT,
     )
-    assert failed((UPSERT, XATTR, b"user.x", b"1")) == (0, Status.SUBDOC_PATH_MISMATCH)
-    assert failed((UPSERT, 0, b"x", b"1"), document=EditedDocument(b"plain")) == (0, Status.SUBDOC_DOC_NOTJSON)
-    assert failed((Opcode.ADD, 0, b"", b"1")) == (0, Status.SUBDOC_PATH_EEXISTS)
+    assert find_failure((UPSERT, XATTR, b"user.x", b"1")) == (0, Status.SUBDOC_PATH_MISMATCH)
+    assert find_failure((UPSERT, 0, b"x", b"1"), document=EditedDocument(b"plain")) == (0, Status.SUBDOC_DOC_NOTJSON)
+    assert find_failure((Opcode.ADD, 0, b"", b"1")) == (0, Status.SUBDOC_PATH_EEXISTS)
 
 
 def test_an_attribute_is_removed() -> None:
-    after = changed((DELETE, XATTR, b"user"), (DELETE, XATTR, b"_sys"))
+    after = apply_changes((DELETE, XATTR, b"user"), (DELETE, XATTR, b"_sys"))
     assert (after.xattrs, after.datatype, after.pack_front() + after.body) == ({}, JSON, b'{"a": 1}')
 
 
 def test_names_of_attributes_may_have_escapes() -> None:
-    after = changed((UPSERT, XATTR, b'q\\"', b"1"), (UPSERT, XATTR | P, "ä.b".encode(), b"2"))
+    after = apply_changes((UPSERT, XATTR, b'q\\"', b"1"), (UPSERT, XATTR | P, "ä.b".encode(), b"2"))
     assert after.xattrs['q"'] == b"1"
     assert after.xattrs["ä"] == b'{"b":2}'
     again = EditedDocument(b"{}", after.xattrs)
-    assert looked_up((GET, XATTR, b'q\\"'), (GET, XATTR, "ä.b".encode()), document=again) == [
+    assert look_up((GET, XATTR, b'q\\"'), (GET, XATTR, "ä.b".encode()), document=again) == [
         (Status.SUCCESS, b"1"),
         (Status.SUCCESS, b"2"),
     ]
 
 
-def test_the_whole_body() -> None:
-    assert changed((Opcode.SET, 0, b"", b" {}")).datatype == Datatype.JSON | Datatype.XATTR
-    after = changed((Opcode.SET, 0, b"", b"no json"), document=EditedDocument())
+def test_whole_body_is_replaced() -> None:
+    assert apply_changes((Opcode.SET, 0, b"", b" {}")).datatype == Datatype.JSON | Datatype.XATTR
+    after = apply_changes((Opcode.SET, 0, b"", b"no json"), document=EditedDocument())
     assert (after.body, after.datatype, after.pack_front() + after.body) == (b"no json", 0, b"no json")
-    assert changed((Opcode.ADD, 0, b"", b"1"), document=EditedDocument()).body == b"1"
+    assert apply_changes((Opcode.ADD, 0, b"", b"1"), document=EditedDocument()).body == b"1"
 
 
 def test_a_document_is_deleted() -> None:
-    after = changed((UPSERT, XATTR, b"_sys", b"2"), (UPSERT, XATTR, b"own", b"2"), (Opcode.DELETE, 0, b""))
+    after = apply_changes((UPSERT, XATTR, b"_sys", b"2"), (UPSERT, XATTR, b"own", b"2"), (Opcode.DELETE, 0, b""))
     assert (after.body, after.xattrs, after.datatype, after.deleted) == (b"", {"_sys": b"2"}, Datatype.XATTR, True)
-    after = changed((Opcode.DELETE, 0, b""), document=EditedDocument(b"x", {"user": b"1"}))
+    after = apply_changes((Opcode.DELETE, 0, b""), document=EditedDocument(b"x", {"user": b"1"}))
     assert (after.pack_front() + after.body, after.datatype, after.deleted) == (b"", 0, True)
 
 
-def test_a_deleted_document_stays_so_unless_it_is_revived() -> None:
-    after = changed((UPSERT, XATTR, b"_sys", b"2"), document=TOMBSTONE, doc_flags=DocFlag.ACCESS_DELETED)
+def test_deleted_document_stays_deleted_unless_it_is_revived() -> None:
+    after = apply_changes((UPSERT, XATTR, b"_sys", b"2"), document=TOMBSTONE, doc_flags=DocFlag.ACCESS_DELETED)
     assert (after.xattrs, after.deleted, after.datatype) == ({"_sys": b"2"}, True, Datatype.XATTR)
     revive = DocFlag.ACCESS_DELETED | DocFlag.REVIVE
-    after = changed((TO_BODY, XATTR, b"_sys"), document=TOMBSTONE, doc_flags=revive)
+    after = apply_changes((TO_BODY, XATTR, b"_sys"), document=TOMBSTONE, doc_flags=revive)
     assert (after.body, after.deleted, after.datatype) == (b"1", False, Datatype.JSON | Datatype.XATTR)
     with pytest.raises(StatusError) as caught:
-        changed((TO_BODY, XATTR, b"_sys"), document=TOMBSTONE, doc_flags=DocFlag.ACCESS_DELETED)
+        apply_changes((TO_BODY, XATTR, b"_sys"), document=TOMBSTONE, doc_flags=DocFlag.ACCESS_DELETED)
     assert caught.value.status == Status.SUBDOC_DELETED_DOCUMENT_CANT_HAVE_VALUE
 
 
-def test_objects_on_the_way_are_made_in_documents_that_may_be_new() -> None:
+def test_missing_objects_are_made_in_documents_that_may_be_new() -> None:
     for flags in (DocFlag.MKDOC, DocFlag.ADD):
         assert (
-            changed((UPSERT, 0, b"x.y", b"1"), document=EditedDocument(b"{}"), doc_flags=flags).body == b'{"x":{"y":1}}'
+            apply_changes((UPSERT, 0, b"x.y", b"1"), document=EditedDocument(b"{}"), doc_flags=flags).body
+            == b'{"x":{"y":1}}'
         )
-    assert failed((UPSERT, 0, b"x.y", b"1")) == (0, Status.SUBDOC_PATH_ENOENT)
+    assert find_failure((UPSERT, 0, b"x.y", b"1")) == (0, Status.SUBDOC_PATH_ENOENT)
 
 
-# Values that stand for others
+# Macros
 
 
-def test_a_change_names_itself() -> None:
-    after = changed(
+def test_mutation_macros_show_the_new_version() -> None:
+    after = apply_changes(
         *((UPSERT, MACROS, b"_s", b'"${Mutation.CAS}"'), (UPSERT, MACROS | P, b"t.seqno", b'"${Mutation.seqno}"')),
         *((UPSERT, MACROS, b"t.crc", b'"${Mutation.value_crc32c}"'), (UPSERT, MACROS, b"t.c", b'"${Mutation.CAS}"')),
         *((UPSERT, XATTR, b"t.as_is", b'"${Mutation.CAS}"'), (UPSERT, 0, b"a", b"2")),
@@ -294,7 +291,7 @@ def test_a_change_names_itself() -> None:
 
 
 def test_document_macros_show_the_old_document() -> None:
-    after = changed(
+    after = apply_changes(
         (UPSERT, 0, b"a", b"2"),
         *((UPSERT, MACROS, name, b'"${$document.%s}"' % field) for name, field in ((b"x", b"CAS"), (b"y", b"exptime"))),
         *((UPSERT, MACROS, b"z", b'"${$document}"'), (UPSERT, MACROS, b"d", b'"${$document.datatype}"')),
@@ -303,29 +300,29 @@ def test_document_macros_show_the_old_document() -> None:
     assert after.xattrs["y"] == b"1800000000"
     assert json.loads(after.xattrs["z"])["seqno"] == "0x0000000000000009"
     assert after.xattrs["d"] == b'["snappy","json","xattr"]'
-    assert failed((UPSERT, MACROS, b"x", b'"${$document.no}"')) == (0, Status.SUBDOC_XATTR_UNKNOWN_VATTR_MACRO)
+    assert find_failure((UPSERT, MACROS, b"x", b'"${$document.no}"')) == (0, Status.SUBDOC_XATTR_UNKNOWN_VATTR_MACRO)
 
 
 @given(st.binary(max_size=200))
 def test_stand_in_of_a_cas_is_unique(junk: bytes) -> None:
     before = EditedDocument(b"{}", {"junk": json.dumps(junk.hex()).encode()})
     specs = [(UPSERT, MACROS, b"a", b'"${Mutation.CAS}"'), (UPSERT, MACROS, b"b", b'"${Mutation.value_crc32c}"')]
-    for _ in range(2):  # what stood for it the first time is part of the document the second time
-        after = changed(*specs, document=before)
+    for _ in range(2):  # the stand-ins of the first time are part of the document the second time
+        after = apply_changes(*specs, document=before)
         xattrs = unpack_xattrs(after.pack_front(1, 1) + after.body).xattrs
         assert xattrs == {**before.xattrs, "a": b'"0x0100000000000000"', "b": b'"0x%08x"' % crc32c(b"{}")}
         before = EditedDocument(b"{}", {"junk": b"[" + b",".join(after.macros) + b"]"})
 
 
-# Values that are no JSON
+# Values that are not JSON
 
 
-def test_bytes_in_attributes() -> None:
-    after = changed((UPSERT, XATTR | BINARY, b"bin", b"\xff\x00"), (UPSERT, XATTR | BINARY | P, b"t.b", b""))
+def test_attributes_can_hold_bytes() -> None:
+    after = apply_changes((UPSERT, XATTR | BINARY, b"bin", b"\xff\x00"), (UPSERT, XATTR | BINARY | P, b"t.b", b""))
     assert after.xattrs["bin"] == b'"cb-content-base64-encoded:/wA="'
     document = EditedDocument(b"{}", {**after.xattrs, "bad": b'"cb-content-base64-encoded:!"'})
     no = (Status.SUBDOC_NOT_BINARY, b"")
-    assert looked_up(
+    assert look_up(
         *((GET, XATTR | BINARY, b"bin"), (GET, XATTR | BINARY, b"t.b"), (GET, XATTR, b"bin")),
         *((GET, XATTR | BINARY, b"t"), (GET, XATTR | BINARY, b"bad"), (GET, XATTR | BINARY, b"no")),
         document=document,
@@ -333,11 +330,11 @@ def test_bytes_in_attributes() -> None:
         *((Status.SUCCESS, b"\xff\x00"), (Status.SUCCESS, b""), (Status.SUCCESS, after.xattrs["bin"])),
         *(no, no, (Status.SUBDOC_PATH_ENOENT, b"")),
     ]
-    body = changed((TO_BODY, XATTR | BINARY, b"bin"), document=document)
+    body = apply_changes((TO_BODY, XATTR | BINARY, b"bin"), document=document)
     assert (body.body, body.datatype) == (b"\xff\x00", Datatype.XATTR)
 
 
-# Anything
+# Random commands
 
 PATHS = st.sampled_from(
     [b"", b"a", b"a.b", b"a[0]", b"_sys", b"_sys.x[-1]", b"user", b"$document.CAS", b"$XTOC", b"a."]
@@ -380,7 +377,7 @@ def test_any_lookups_are_answered_or_refused(
         assert all(result.status == Status.SUCCESS or not result.value for result in results)
 
 
-# Several changes find their places in one pass over the document as it was; what they make is as if each came alone.
+# The changes of one command are located in one pass over the old document; the result equals that of separate changes.
 
 KEYED = EditedDocument(b'{"a":{"b":1,"c":{}},"d":[1,[],{"e":2}],"n":5 , "o" : { } }', datatype=int(JSON))
 STEPS = st.sampled_from([b"a", b"b", b"c", b"d", b"n", b"o", b"new", b"\\/", b"/"])
@@ -402,7 +399,7 @@ NEW = st.sampled_from([b"7", b'{"b":3}', b'{"c":{"a":[]}}', b"[]", b' "s" ', b"-
         max_size=8,
     )
 )
-def test_changes_of_one_command_are_as_if_each_came_alone(specs: list[MutationSpec]) -> None:
+def test_changes_of_one_command_equal_separate_changes(specs: list[MutationSpec]) -> None:
     document, answers = KEYED, list[MutationResult]()
     made: list[MutationSpec] = []
     for spec in specs:

@@ -1,4 +1,4 @@
-"""Operations: tables of texts before and after, then random ones against the model."""
+"""Sub-document operations: tables of texts before and after, then random texts compared with the model."""
 
 import json
 from typing import Any
@@ -28,15 +28,15 @@ ETOODEEP, DELTA, ERANGE = Status.SUBDOC_VALUE_ETOODEEP, Status.SUBDOC_DELTA_EINV
 HIGHEST, LOWEST = 2**63 - 1, -(2**63)
 
 
-def read_at(opcode: int, document: str, path: Path) -> str:
+def run_read_at(opcode: int, document: str, path: Path) -> str:
     return READS[opcode](JsonText(document.encode(), [path]), path).decode()
 
 
-def read(opcode: Opcode, document: str, path: str) -> str:
-    return read_at(opcode, document, parse_path(path.encode()))
+def run_read(opcode: Opcode, document: str, path: str) -> str:
+    return run_read_at(opcode, document, parse_path(path.encode()))
 
 
-def edit_at(opcode: int, document: str, path: Path, value: bytes, mkdir_p: bool) -> tuple[str, str]:
+def run_edit_at(opcode: int, document: str, path: Path, value: bytes, mkdir_p: bool) -> tuple[str, str]:
     """Return the changed text and the answer."""
     text = JsonText(document.encode(), [path])
     answer = EDITS[opcode](text, path, value, mkdir_p)
@@ -44,13 +44,13 @@ def edit_at(opcode: int, document: str, path: Path, value: bytes, mkdir_p: bool)
     return text.read().decode(), answer.decode()
 
 
-def edit(opcode: Opcode, document: str, path: str, value: str = "", mkdir_p: bool = False) -> str:
-    edited, answer = edit_at(opcode, document, parse_path(path.encode()), value.encode(), mkdir_p)
+def run_edit(opcode: Opcode, document: str, path: str, value: str = "", mkdir_p: bool = False) -> str:
+    edited, answer = run_edit_at(opcode, document, parse_path(path.encode()), value.encode(), mkdir_p)
     assert bool(answer) == (opcode == COUNTER)
     return edited
 
 
-def refusal(do: Any, *arguments: Any) -> int:
+def find_refusal(do: Any, *arguments: Any) -> int:
     with pytest.raises(StatusError) as caught:
         do(*arguments)
     assert str(caught.value)
@@ -85,8 +85,8 @@ READINGS = [
 
 
 @pytest.mark.parametrize(("opcode", "document", "path", "found"), READINGS)
-def test_reading(opcode: Opcode, document: str, path: str, found: str) -> None:
-    assert read(opcode, document, path) == found
+def test_valid_reads_return_the_text(opcode: Opcode, document: str, path: str, found: str) -> None:
+    assert run_read(opcode, document, path) == found
 
 
 NOT_READ = [
@@ -111,7 +111,7 @@ NOT_READ = [
 
 @pytest.mark.parametrize(("opcode", "document", "path", "status"), NOT_READ)
 def test_invalid_reads_are_refused(opcode: Opcode, document: str, path: str, status: Status) -> None:
-    assert refusal(read, opcode, document, path) == status
+    assert find_refusal(run_read, opcode, document, path) == status
 
 
 P = True  # with MKDIR_P
@@ -178,11 +178,11 @@ EDITINGS: list[tuple[Any, ...]] = [
 
 
 @pytest.mark.parametrize("row", EDITINGS, ids=lambda row: f"{row[0].name}-{row[1]}-{row[2]}")
-def test_editing(row: tuple[Any, ...]) -> None:
+def test_valid_edits_change_the_text(row: tuple[Any, ...]) -> None:
     opcode, before, path, value, after, *mkdir_p = row
-    assert edit(opcode, before, path, value, bool(mkdir_p)) == after
-    if path and not mkdir_p and opcode not in (DICT_ADD, INSERT):  # whether that is asked for is of no matter then
-        assert edit(opcode, before, path, value, P) == after
+    assert run_edit(opcode, before, path, value, bool(mkdir_p)) == after
+    if path and not mkdir_p and opcode not in (DICT_ADD, INSERT):  # MKDIR_P changes nothing then
+        assert run_edit(opcode, before, path, value, P) == after
 
 
 NOT_EDITED: list[tuple[Any, ...]] = [
@@ -247,14 +247,14 @@ NOT_EDITED: list[tuple[Any, ...]] = [
 @pytest.mark.parametrize("row", NOT_EDITED, ids=lambda row: f"{row[0].name}-{row[1][:20]}-{row[2]}")
 def test_invalid_edits_are_refused(row: tuple[Any, ...]) -> None:
     opcode, document, path, value, status, *mkdir_p = row
-    assert refusal(edit, opcode, document, path, value, bool(mkdir_p)) == status
+    assert find_refusal(run_edit, opcode, document, path, value, bool(mkdir_p)) == status
 
 
 @pytest.mark.parametrize(
     "delta", ["", "0", "-0", "01", "+1", " 1", "1 ", "1.0", "1e3", "x", "-", "½", str(2**63), "9" * 99]
 )
 def test_invalid_delta_is_refused(delta: str) -> None:
-    assert refusal(edit, COUNTER, "{}", "n", delta) == DELTA
+    assert find_refusal(run_edit, COUNTER, "{}", "n", delta) == DELTA
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_invalid_delta_is_refused(delta: str) -> None:
 )
 @pytest.mark.parametrize("opcode", [DICT_ADD, DICT_UPSERT, REPLACE, ADD_UNIQUE])
 def test_invalid_value_is_refused(opcode: Opcode, value: str) -> None:
-    assert refusal(edit, opcode, '{"a":1}', "a", value) == CANTINSERT
+    assert find_refusal(run_edit, opcode, '{"a":1}', "a", value) == CANTINSERT
 
 
 @pytest.mark.parametrize(
@@ -270,33 +270,33 @@ def test_invalid_value_is_refused(opcode: Opcode, value: str) -> None:
 )
 @pytest.mark.parametrize(("opcode", "path"), [(PUSH_LAST, ""), (PUSH_FIRST, ""), (INSERT, "[0]")])
 def test_invalid_values_are_refused(opcode: Opcode, path: str, value: str) -> None:
-    assert refusal(edit, opcode, "[]", path, value) == CANTINSERT
+    assert find_refusal(run_edit, opcode, "[]", path, value) == CANTINSERT
 
 
 def test_values_are_utf_8() -> None:
     for opcode, path in ((DICT_ADD, b"a"), (PUSH_LAST, b""), (COUNTER, b"a")):
         status = DELTA if opcode == COUNTER else CANTINSERT
-        assert refusal(edit_at, opcode, "{}", parse_path(path), b'"\xff"', False) == status
+        assert find_refusal(run_edit_at, opcode, "{}", parse_path(path), b'"\xff"', False) == status
 
 
-def nested(levels: int) -> str:
+def make_nested(levels: int) -> str:
     return "[" * levels + "]" * levels
 
 
 def test_no_document_becomes_too_deep() -> None:
     innermost = "[0]" * 31
-    assert edit(REPLACE, nested(31) + " ", innermost[3:], "[[]]")
-    assert refusal(edit, REPLACE, nested(31), innermost[3:], "[[[]]]") == ETOODEEP
-    assert edit(PUSH_LAST, nested(32), innermost, "1,2")
-    assert refusal(edit, PUSH_LAST, nested(32), innermost, "1,[]") == ETOODEEP
-    assert refusal(edit, PUSH_FIRST, nested(32), innermost, "{}") == ETOODEEP
-    assert edit(INSERT, nested(32), "[0]" * 32, "1")
-    assert refusal(edit, INSERT, nested(32), "[0]" * 32, "[]") == ETOODEEP
-    assert edit(DICT_ADD, "{}", ".".join("a" * 32), "1", P)
-    assert refusal(edit, DICT_ADD, "{}", ".".join("a" * 32), "{}", P) == ETOODEEP
-    assert edit(PUSH_LAST, "{}", ".".join("a" * 31), "1", P)
-    assert refusal(edit, PUSH_LAST, "{}", ".".join("a" * 32), "1", P) == ETOODEEP
-    assert refusal(edit, DICT_ADD, "{}", "a", nested(100_000)) == ETOODEEP
+    assert run_edit(REPLACE, make_nested(31) + " ", innermost[3:], "[[]]")
+    assert find_refusal(run_edit, REPLACE, make_nested(31), innermost[3:], "[[[]]]") == ETOODEEP
+    assert run_edit(PUSH_LAST, make_nested(32), innermost, "1,2")
+    assert find_refusal(run_edit, PUSH_LAST, make_nested(32), innermost, "1,[]") == ETOODEEP
+    assert find_refusal(run_edit, PUSH_FIRST, make_nested(32), innermost, "{}") == ETOODEEP
+    assert run_edit(INSERT, make_nested(32), "[0]" * 32, "1")
+    assert find_refusal(run_edit, INSERT, make_nested(32), "[0]" * 32, "[]") == ETOODEEP
+    assert run_edit(DICT_ADD, "{}", ".".join("a" * 32), "1", P)
+    assert find_refusal(run_edit, DICT_ADD, "{}", ".".join("a" * 32), "{}", P) == ETOODEEP
+    assert run_edit(PUSH_LAST, "{}", ".".join("a" * 31), "1", P)
+    assert find_refusal(run_edit, PUSH_LAST, "{}", ".".join("a" * 32), "1", P) == ETOODEEP
+    assert find_refusal(run_edit, DICT_ADD, "{}", "a", make_nested(100_000)) == ETOODEEP
 
 
 def test_new_document_is_an_array_or_an_object() -> None:
@@ -307,13 +307,13 @@ def test_new_document_is_an_array_or_an_object() -> None:
     assert not creates_array(DICT_UPSERT, b"")
 
 
-# Against the model
+# Comparisons with the model
 
 AROUND = ' {"a" : [ 1.50E+1,{}] ,\t"within" :%s , "\\u0062\\/":"\\u00e4ä" , "c":123456789012345678901234567890 }\n'
-"""What stands around a text, and stays as it is."""
+"""Text around a document of the tests, which no operation may change."""
 
 
-def below(path: bytes) -> Path:
+def place_below(path: bytes) -> Path:
     return parse_path(b"within" + (b"." if path and path[:1] != b"[" else b"") + path)
 
 
@@ -329,7 +329,7 @@ ANY_PATH = st.lists(KEYS | st.sampled_from([0, 1, 2, -1]), max_size=3)
 
 @st.composite
 def paths_into(draw: st.DrawFn, value: Any) -> list[str | int]:
-    """Draw a path that leads into a value, and mostly to something."""
+    """Draw a path into a value; most of the paths lead to a value."""
     path: list[str | int] = []
     while isinstance(value, list | dict) and value and draw(st.integers(0, 3)):
         component = draw(st.sampled_from(list(value) if isinstance(value, dict) else [*range(len(value)), -1]))
@@ -338,7 +338,7 @@ def paths_into(draw: st.DrawFn, value: Any) -> list[str | int]:
     return path + (draw(ANY_PATH) if draw(st.booleans()) else [])
 
 
-def written(path: list[str | int]) -> bytes:
+def write_path(path: list[str | int]) -> bytes:
     parts = []
     for component in path:
         if isinstance(component, int):
@@ -349,11 +349,11 @@ def written(path: list[str | int]) -> bytes:
     return "".join(parts).removeprefix(".").encode()
 
 
-def attempt(do: Any, *arguments: Any) -> Any:
-    """Return what is done, or the Status with which it is refused."""
+def try_operation(do: Any, *arguments: Any) -> Any:
+    """Return the result of a function, or the Status of its refusal."""
     try:
         return do(*arguments)
-    except (StatusError, model.Refused) as error:
+    except (StatusError, model.OperationRefused) as error:
         return Status(error.status)
 
 
@@ -361,7 +361,7 @@ SPACES = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t: "), (",\r\n ",
 
 
 @given(st.data())
-def test_operations_do_as_the_model_does(data: st.DataObject) -> None:
+def test_operations_match_the_model(data: st.DataObject) -> None:
     document = data.draw(DOCUMENTS)
     path = data.draw(paths_into(document))
     opcode = data.draw(st.sampled_from(sorted(EDITS)))
@@ -374,40 +374,40 @@ def test_operations_do_as_the_model_does(data: st.DataObject) -> None:
         new = data.draw(st.lists(DOCUMENTS | PRIMITIVES, min_size=1, max_size=3 if several else 1))
     text = json.dumps(document, separators=data.draw(SPACES), ensure_ascii=data.draw(st.booleans()))
     value = ",".join(map(json.dumps, new)).encode()
-    expected = attempt(model.edit, Opcode(opcode), document, path, new, mkdir_p)
+    expected = try_operation(model.apply_operation, Opcode(opcode), document, path, new, mkdir_p)
     if isinstance(expected, Status):
-        assert refusal(edit_at, opcode, text, parse_path(written(path)), value, mkdir_p) == expected
+        assert find_refusal(run_edit_at, opcode, text, parse_path(write_path(path)), value, mkdir_p) == expected
         return
-    edited, answer = edit_at(opcode, text, parse_path(written(path)), value, mkdir_p)
+    edited, answer = run_edit_at(opcode, text, parse_path(write_path(path)), value, mkdir_p)
     assert json.loads(edited) == expected
-    assert edit_at(opcode, AROUND % text, below(written(path)), value, mkdir_p)[0] == AROUND % edited
+    assert run_edit_at(opcode, AROUND % text, place_below(write_path(path)), value, mkdir_p)[0] == AROUND % edited
     if opcode == COUNTER:
-        assert answer == json.dumps(model.follow(expected, path))
+        assert answer == json.dumps(model.follow_path(expected, path))
 
 
 @given(st.data())
-def test_reading_does_as_the_model_does(data: st.DataObject) -> None:
+def test_reads_match_the_model(data: st.DataObject) -> None:
     document = data.draw(DOCUMENTS)
     path = data.draw(paths_into(document))
     text = json.dumps(document, separators=data.draw(SPACES))
-    found = attempt(model.there, document, path)
+    found = try_operation(model.find_value, document, path)
     if isinstance(found, Status):
         for opcode in (GET, EXISTS, GET_COUNT):
-            assert refusal(read_at, opcode, text, parse_path(written(path))) == found
+            assert find_refusal(run_read_at, opcode, text, parse_path(write_path(path))) == found
         return
-    assert json.loads(read_at(GET, text, parse_path(written(path)))) == found
-    assert read_at(EXISTS, text, parse_path(written(path))) == ""
+    assert json.loads(run_read_at(GET, text, parse_path(write_path(path)))) == found
+    assert run_read_at(EXISTS, text, parse_path(write_path(path))) == ""
     if isinstance(found, list | dict):
-        assert read_at(GET_COUNT, text, parse_path(written(path))) == str(len(found))
+        assert run_read_at(GET_COUNT, text, parse_path(write_path(path))) == str(len(found))
     else:
-        assert refusal(read_at, GET_COUNT, text, parse_path(written(path))) == MISMATCH
+        assert find_refusal(run_read_at, GET_COUNT, text, parse_path(write_path(path))) == MISMATCH
 
 
 DOCUMENTED = {each for each in Status if 0xC0 <= each <= 0xCA}
 SOUP = st.text('[]{}":, \n\\ab1-.`', max_size=24).map(str.encode) | st.binary(max_size=12)
 
 
-def changed(document: bytes, path: bytes, value: bytes, opcode: int, mkdir_p: bool) -> bytes:
+def edit_text(document: bytes, path: bytes, value: bytes, opcode: int, mkdir_p: bool) -> bytes:
     text = JsonText(document)
     EDITS[opcode](text, parse_path(path), value, mkdir_p)
     return text.read()
@@ -415,5 +415,5 @@ def changed(document: bytes, path: bytes, value: bytes, opcode: int, mkdir_p: bo
 
 @given(SOUP, SOUP, SOUP, st.sampled_from(sorted(EDITS)), st.booleans())
 def test_garbage_is_refused_with_a_status(document: bytes, path: bytes, value: bytes, opcode: int, p: bool) -> None:
-    after = attempt(changed, document, path, value, opcode, p)
+    after = try_operation(edit_text, document, path, value, opcode, p)
     assert after in DOCUMENTED or JsonText(after).read() == after

@@ -29,7 +29,7 @@ PATHS = [
 
 
 @pytest.mark.parametrize(("path", "components"), PATHS)
-def test_a_path_is_taken_apart(path: bytes, components: list[str | int]) -> None:
+def test_path_is_split_into_components(path: bytes, components: list[str | int]) -> None:
     assert [each if isinstance(each, int) else each.name for each in parse_path(path)] == components
 
 
@@ -59,8 +59,8 @@ def test_a_path_has_limits() -> None:
         assert caught.value.status == Status.SUBDOC_PATH_E2BIG
 
 
-def components(path: bytes) -> list[str]:
-    """Return what the components are spelled, nothing for what is no path."""
+def format_components(path: bytes) -> list[str]:
+    """Return the text of each component, nothing for an invalid path."""
     try:
         return [str(each) if isinstance(each, int) else each.text for each in parse_path(path)]
     except StatusError as error:
@@ -69,7 +69,7 @@ def components(path: bytes) -> list[str]:
 
 @given(st.binary(max_size=40) | st.text('a.[]`0-1\\"', max_size=20).map(str.encode))
 def test_any_bytes_are_a_path_or_refused(path: bytes) -> None:
-    assert all(components(path))
+    assert all(format_components(path))
 
 
 def test_a_path_is_shown_in_messages() -> None:

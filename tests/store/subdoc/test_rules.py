@@ -29,12 +29,12 @@ CHECKED: list[tuple[list[Any], int]] = [
     ([(UPSERT, XATTR, b"a", b"1"), (Opcode.DELETE, 0, b"")], ACCESS),
     ([(TO_BODY, XATTR, b"a"), (DELETE, XATTR, b"a")], ACCESS | REVIVE),
     ([(Opcode.SET, 0, b"", b"1")], MKDOC),
-    ([(GET, XATTR, b"a.b.")], 0),  # which that operation finds out
+    ([(GET, XATTR, b"a.b.")], 0),  # the operation itself refuses this path
     ([(GET, XATTR, "größe.a".encode())], 0),
 ]
 
 
-def check(specs: list[Any], doc_flags: int, cas: int = 0, **options: bool) -> None:
+def check_specs(specs: list[Any], doc_flags: int, cas: int = 0, **options: bool) -> None:
     if specs[0][0] in LOOKUPS:
         check_lookups([LookupSpec(*spec) for spec in specs], doc_flags, **options)
     else:
@@ -43,7 +43,7 @@ def check(specs: list[Any], doc_flags: int, cas: int = 0, **options: bool) -> No
 
 @pytest.mark.parametrize(("specs", "doc_flags"), CHECKED)
 def test_valid_combinations_are_accepted(specs: list[Any], doc_flags: int) -> None:
-    check(specs, doc_flags)
+    check_specs(specs, doc_flags)
 
 
 EINVAL, COMBO, ORDER = Status.EINVAL, Status.SUBDOC_INVALID_COMBO, Status.SUBDOC_INVALID_XATTR_ORDER
@@ -98,45 +98,45 @@ REFUSED: list[tuple[list[Any], int, Status]] = [
 @pytest.mark.parametrize(("specs", "doc_flags", "status"), REFUSED)
 def test_invalid_combinations_are_refused(specs: list[Any], doc_flags: int, status: Status) -> None:
     with pytest.raises(StatusError) as caught:
-        check(specs, doc_flags)
+        check_specs(specs, doc_flags)
     assert caught.value.status == status
 
 
 @pytest.mark.parametrize(("flags", "doc_flags"), [(XATTR, AS_DELETED), (0, AS_DELETED | MKDOC), (0, AS_DELETED | ADD)])
-def test_create_as_deleted_on_a_single_path(flags: int, doc_flags: int) -> None:
+def test_create_as_deleted_on_a_single_path_needs_an_attribute_and_mkdoc(flags: int, doc_flags: int) -> None:
     with pytest.raises(StatusError) as caught:
-        check([(UPSERT, flags, b"a", b"1")], doc_flags, single_path=True)
+        check_specs([(UPSERT, flags, b"a", b"1")], doc_flags, single_path=True)
     assert caught.value.status == EINVAL
-    check([(UPSERT, XATTR, b"a", b"1")], AS_DELETED | MKDOC, single_path=True)
+    check_specs([(UPSERT, XATTR, b"a", b"1")], AS_DELETED | MKDOC, single_path=True)
 
 
 @pytest.mark.parametrize("doc_flags", [REVIVE, REVIVE | ACCESS | MKDOC | AS_DELETED])
-def test_revive_on_a_single_path(doc_flags: int) -> None:
+def test_revive_is_not_checked_on_a_single_path(doc_flags: int) -> None:
     spec: list[Any] = [(UPSERT, XATTR, b"a", b"1")]
-    check(spec, doc_flags, single_path=True)
+    check_specs(spec, doc_flags, single_path=True)
     with pytest.raises(StatusError) as caught:
-        check(spec, doc_flags)
+        check_specs(spec, doc_flags)
     assert caught.value.status == EINVAL
 
 
 def test_add_with_a_cas_is_refused() -> None:
     with pytest.raises(StatusError) as caught:
-        check([(UPSERT, 0, b"a", b"1")], ADD, cas=5)
+        check_specs([(UPSERT, 0, b"a", b"1")], ADD, cas=5)
     assert caught.value.status == EINVAL
 
 
 def test_every_operation_has_its_flags() -> None:
     for opcode in LOOKUPS:
-        check([(opcode, 0, b"")], 0)
+        check_specs([(opcode, 0, b"")], 0)
     for opcode in MUTATIONS:
-        check([(opcode, XATTR if opcode == TO_BODY else 0, b"a", b"")], 0)
+        check_specs([(opcode, XATTR if opcode == TO_BODY else 0, b"a", b"")], 0)
 
 
 def test_single_attribute_limit_is_enforced() -> None:
     same = [(GET, XATTR, b"a.x"), (GET, XATTR, b"a.y"), (GET, XATTR, b"$document")]
-    check(same, 0, several_xattrs=False)
-    check([*same, (GET, XATTR, b"b")], 0)
+    check_specs(same, 0, several_xattrs=False)
+    check_specs([*same, (GET, XATTR, b"b")], 0)
     with pytest.raises(StatusError) as caught:
-        check([*same, (GET, XATTR, b"b")], 0, several_xattrs=False)
+        check_specs([*same, (GET, XATTR, b"b")], 0, several_xattrs=False)
     assert caught.value.status == Status.SUBDOC_XATTR_INVALID_KEY_COMBO
     assert find_xattr_names([LookupSpec(*spec) for spec in [*same, (GET, 0, b"c")]]) == {"a"}

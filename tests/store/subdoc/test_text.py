@@ -48,7 +48,7 @@ def test_other_text_is_refused(document: bytes) -> None:
         b'[[[],{}],"]]\\"]",' + b"[" * 32 + b"]" * 33,
     ],
 )
-def test_a_document_that_is_too_deep(document: bytes) -> None:
+def test_too_deep_document_is_refused(document: bytes) -> None:
     with pytest.raises(StatusError) as caught:
         JsonText(document)
     assert caught.value.status == Status.SUBDOC_DOC_E2DEEP
@@ -57,15 +57,15 @@ def test_a_document_that_is_too_deep(document: bytes) -> None:
 @pytest.mark.parametrize(
     "document", [b"[" * 32 + b"1" + b"]" * 32, b'["' + b"[" * 99 + b'"]', b'["\\"' + b"{" * 99 + b'","\\\\",[[]]]']
 )
-def test_a_document_that_is_not_too_deep(document: bytes) -> None:
+def test_deepest_document_is_accepted(document: bytes) -> None:
     assert JsonText(document).read() == document
 
 
-def levels(value: object) -> int:
+def count_nesting(value: object) -> int:
     if isinstance(value, dict):
-        return 1 + max(map(levels, value.values()), default=0)
+        return 1 + max(map(count_nesting, value.values()), default=0)
     if isinstance(value, list):
-        return 1 + max(map(levels, value), default=0)
+        return 1 + max(map(count_nesting, value), default=0)
     return 0
 
 
@@ -77,15 +77,15 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_how_deep_it_is(value: object) -> None:
+def test_nesting_levels_are_counted(value: object) -> None:
     document = json.dumps(value).encode()
-    assert count_levels(document) == scan.locate(document, ())[0] == levels(value)
+    assert count_levels(document) == scan.locate(document, ())[0] == count_nesting(value)
 
 
 @given(st.binary(max_size=20) | st.text('[]{}",:1 \\en-.', max_size=20).map(str.encode))
-def test_any_bytes_are_json_as_for_the_standard_library(document: bytes) -> None:
+def test_json_detection_matches_the_standard_library(document: bytes) -> None:
     try:
-        json.loads(document.decode(), parse_constant=int)  # which none of them is
+        json.loads(document.decode(), parse_constant=int)  # int refuses NaN and Infinity
         expected = True
     except ValueError:
         expected = False
@@ -93,15 +93,15 @@ def test_any_bytes_are_json_as_for_the_standard_library(document: bytes) -> None
     assert (count_levels(document) >= 0) == expected
 
 
-# The extension module, where it is built, against the same in Python.
+# The extension module, if it is built, compared with the same functions in Python.
 
 
-def key(text: str) -> KeyComponent:
+def make_component(text: str) -> KeyComponent:
     return KeyComponent(json.loads(f'"{text}"'), text)
 
 
 NAMES = st.sampled_from(["a", "b", "ab", "ä", "𝄞", '\\"', "\\\\", "", "]", "long enough for a word of eight"])
-STEPS = st.builds(key, NAMES) | st.integers(-1, 3)
+STEPS = st.builds(make_component, NAMES) | st.integers(-1, 3)
 PATHS: st.SearchStrategy[tuple[Path, ...]] = st.lists(
     st.lists(STEPS, max_size=4).map(tuple), max_size=16, unique=True
 ).map(tuple)
@@ -118,13 +118,15 @@ TREES = st.recursive(
 
 @pytest.mark.long
 @given(TREES, PATHS, st.booleans(), st.sampled_from([(",", ":"), (" ,\n", "\t:\r\n ")]))
-def test_places_are_the_same(tree: object, paths: tuple[Path, ...], plain: bool, marks: tuple[str, str]) -> None:
+def test_both_implementations_locate_the_same_places(
+    tree: object, paths: tuple[Path, ...], plain: bool, marks: tuple[str, str]
+) -> None:
     document = f" {json.dumps(tree, ensure_ascii=plain, separators=marks)}\n".encode()
     assert locate(document, paths) == scan.locate(document, paths)
 
 
 @given(st.data())
-def test_damaged_text_is_no_json_for_both(data: st.DataObject) -> None:
+def test_both_implementations_agree_on_damaged_text(data: st.DataObject) -> None:
     document = bytearray(json.dumps(data.draw(TREES), ensure_ascii=data.draw(st.booleans())).encode())
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(document)))
@@ -138,10 +140,10 @@ def test_damaged_text_is_no_json_for_both(data: st.DataObject) -> None:
 
 
 TWICE = [
-    (b'{"a":1,"\\u0061":2}', (key("a"),)),
-    (b'{"\\ud834\\udd1e":1}', (key("𝄞"),)),
-    (b'{"\\ud834":1,"\\udd1e":2,"\\u00e4\\/":3}', (key("ä/"),)),
-    (b'{"\\u00E4":[{"a":[]},{"a":[7]}]}', (key("ä"), -1, key("a"), 0)),
+    (b'{"a":1,"\\u0061":2}', (make_component("a"),)),
+    (b'{"\\ud834\\udd1e":1}', (make_component("𝄞"),)),
+    (b'{"\\ud834":1,"\\udd1e":2,"\\u00e4\\/":3}', (make_component("ä/"),)),
+    (b'{"\\u00E4":[{"a":[]},{"a":[7]}]}', (make_component("ä"), -1, make_component("a"), 0)),
     (b"[[[1],[2]],[[3],[4,5]]]", (-1, -1, -1)),
     (b"[[1],2]", (-1, 0)),
     (b"[[1],2]", (-1,)),
@@ -151,18 +153,18 @@ TWICE = [
 
 
 @pytest.mark.parametrize(("document", "path"), TWICE)
-def test_a_place_is_the_same(document: bytes, path: Path) -> None:
+def test_both_implementations_locate_the_same_place(document: bytes, path: Path) -> None:
     assert locate(document, (path,)) == scan.locate(document, (path,))
 
 
-def test_a_last_element_within_a_last_element_is_not_read_again_and_again() -> None:
+def test_deep_last_elements_are_located_in_one_pass() -> None:
     levels = 30
     document = b"[1," * levels + b"0" + b',"x"' * 100 + b"]" * levels
     paths = tuple((-1,) * length for length in range(16, levels + 1))
     assert locate(document, paths[:15]) == scan.locate(document, paths[:15])
 
 
-def test_an_array_becomes_longer_several_times() -> None:
+def test_array_is_extended_several_times() -> None:
     path, other = parse_path(b"a"), parse_path(b"b")
     text = JsonText(b'{"a":[ ],"b":[1]}', [path, other])
     place = text.find(path)
@@ -175,7 +177,7 @@ def test_an_array_becomes_longer_several_times() -> None:
 
 
 @given(st.lists(st.sampled_from([b"1", b'"a"', b"null", b"[]", b"{}"]), max_size=5), st.sampled_from([b"1", b'"b"']))
-def test_the_first_element_that_matters(items: list[bytes], item: bytes) -> None:
+def test_first_matching_or_nested_element_is_found(items: list[bytes], item: bytes) -> None:
     document = b'{"a":[ ' + b" , ".join(items) + b" ]}"
     text = JsonText(document)
     at = text.find_item(document.index(b"["), item)
