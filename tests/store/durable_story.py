@@ -410,17 +410,17 @@ class DurableStory(BucketStory):
 
     def finish(self, *_: Any) -> None:
         """Finish the compaction that is under way, if any, and check the changes that it has dropped."""
-        plan, self.running = self.running, None
-        if plan is None:
+        running, self.running = self.running, None
+        if running is None:
             return
         before = self.list_present()
-        plan.compaction.finish()
-        assert plan.compaction.error is None
+        running.compaction.finish()
+        assert running.compaction.error is None
         after = self.list_present()
         for vbucket, history in zip(self.bucket.vbuckets, self.histories, strict=True):
             for change in history.changes:
                 if change.by_seqno in before[vbucket.id] - after[vbucket.id]:
-                    self.check_dropped(vbucket, history, change, plan)
+                    self.check_dropped(vbucket, history, change, running)
         self.record_state()
 
     def list_present(self) -> list[frozenset[int]]:
@@ -431,7 +431,7 @@ class DurableStory(BucketStory):
         ]
 
     def check_dropped(
-        self, vbucket: Vbucket, history: HistoryModel, change: Mutation | Tombstone, plan: RunningCompaction
+        self, vbucket: Vbucket, history: HistoryModel, change: Mutation | Tombstone, running: RunningCompaction
     ) -> None:
         """Check that the compaction was allowed to drop this change."""
         by = history.find_superseding(change)
@@ -439,14 +439,14 @@ class DurableStory(BucketStory):
         if 0 < by <= vbucket.index.lowest_snapshot_end:
             superseding = next(other for other in history.changes if other.by_seqno == by)
             made, position = self.change_places[vbucket.id, superseding.cas, by]
-            assert by <= plan.persisted[vbucket.id]
-            retained = settings.retention_seconds is None or plan.now - made <= settings.retention_seconds * SECOND
-            if settings.retention_bytes is not None and plan.position - position > settings.retention_bytes:
+            assert by <= running.persisted[vbucket.id]
+            retained = settings.retention_seconds is None or running.now - made <= settings.retention_seconds * SECOND
+            if settings.retention_bytes is not None and running.position - position > settings.retention_bytes:
                 retained = False
             assert not retained or 0 in (settings.retention_seconds, settings.retention_bytes)
         else:
             assert not isinstance(change, Mutation)
-            assert change.delete_time < plan.now // SECOND - settings.purge_age
+            assert change.delete_time < running.now // SECOND - settings.purge_age
             assert vbucket.index.purge_seqno >= change.by_seqno
             assert vbucket.index.purged_rev_seqno >= change.rev_seqno
             self.purged.add((vbucket.id, change.cas))
