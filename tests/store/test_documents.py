@@ -87,7 +87,7 @@ class DocumentMachine(RuleBasedStateMachine):
         self.documents = DocumentModel(1, self.clock, resolution)
 
     @rule(step=steps)
-    def take(self, step: tuple[str, Any, dict[str, Any]]) -> None:
+    def take_step(self, step: tuple[str, Any, dict[str, Any]]) -> None:
         action, subject, drawn = step
         if action == "wait":
             self.clock.wait(subject)

@@ -549,11 +549,11 @@ def test_changes_during_a_commit_are_in_the_next_commit(place: Place, operation:
     write_change(bucket, 0)
     bucket.log.room.seal_active()
 
-    def meanwhile() -> None:
+    def change_meanwhile() -> None:
         for number in range(20):  # enough for more than one log file
             write_change(bucket, number)
 
-    place.directory.during[operation] = meanwhile
+    place.directory.during[operation] = change_meanwhile
     bucket.log.commits.run()
     assert bucket.vbuckets[0].history.persisted_seqno < bucket.vbuckets[0].changes.high_seqno
     assert bucket.log.commits.uncommitted_records

@@ -27,7 +27,7 @@ steps = st.lists(
         st.tuples(st.just("delete"), vbuckets, keys),
         st.tuples(st.just("rollback"), vbuckets, st.integers(0, 5)),
         st.tuples(st.just("reset"), vbuckets, st.just(0)),
-        st.tuples(st.just("state"), vbuckets, st.sampled_from(VbucketState)),
+        st.tuples(st.just("set_state"), vbuckets, st.sampled_from(VbucketState)),
         st.tuples(st.just("seal"), vbuckets, st.just(0)),
         st.tuples(st.just("rewrite"), vbuckets, st.booleans()),
         st.tuples(st.just("commit"), vbuckets, st.just(0)),
@@ -89,7 +89,7 @@ class FaultyRun:
     def reset(self, vbucket: int, _: int) -> None:
         self.bucket.vbuckets[vbucket].reset()
 
-    def state(self, vbucket: int, state: VbucketState) -> None:
+    def set_state(self, vbucket: int, state: VbucketState) -> None:
         self.bucket.vbuckets[vbucket].set_state(state)
 
     def seal(self, *_: int) -> None:

@@ -92,7 +92,7 @@ def place() -> Iterator[Place]:
         yield Place(path / "beer")
 
 
-def fill(bucket: BucketStore) -> BucketStore:
+def fill_bucket(bucket: BucketStore) -> BucketStore:
     for vbucket in bucket.vbuckets:
         vbucket.set(make_key(0), b"old")
     return bucket
@@ -104,7 +104,7 @@ def read_values(bucket: BucketStore) -> list[bytes]:
 
 
 def test_one_call_empties_some_vbuckets_only() -> None:
-    bucket = fill(make_bucket(vbuckets=1024, segment_bytes=1 << 20))
+    bucket = fill_bucket(make_bucket(vbuckets=1024, segment_bytes=1 << 20))
     bucket.rollout.begin_flush()
     left = [len(read_values(bucket))]
     while bucket.rollout.catch_up_some():
@@ -129,7 +129,7 @@ def test_vbuckets_of_many_collections_are_emptied_one_by_one() -> None:
 
 
 def test_commands_find_the_whole_bucket_empty_at_once() -> None:
-    bucket = fill(make_bucket())
+    bucket = fill_bucket(make_bucket())
     emptied: list[int] = []
     bucket.rollout.on_flush = lambda vbucket: emptied.append(vbucket.id)
     bucket.rollout.begin_flush()
@@ -144,7 +144,7 @@ def test_commands_find_the_whole_bucket_empty_at_once() -> None:
 
 
 def test_a_replica_is_not_emptied() -> None:
-    bucket = fill(make_bucket())
+    bucket = fill_bucket(make_bucket())
     bucket.vbuckets[1].set_state(VbucketState.REPLICA)
     bucket.rollout.begin_flush()
     assert not bucket.rollout.catch_up_some()
@@ -152,7 +152,7 @@ def test_a_replica_is_not_emptied() -> None:
 
 
 def test_vbucket_deleted_during_a_flush_is_emptied_once() -> None:
-    bucket = fill(make_bucket())
+    bucket = fill_bucket(make_bucket())
     emptied: list[int] = []
     bucket.rollout.on_flush = lambda vbucket: emptied.append(vbucket.id)
     bucket.rollout.begin_flush()
@@ -179,7 +179,7 @@ def test_flush_writes_no_dropped_collection() -> None:
 
 
 def test_full_disk_refuses_a_flush(place: Place) -> None:
-    bucket = fill(place())
+    bucket = fill_bucket(place())
     place.directory.fail("write", errno.ENOSPC)
     bucket.log.commits.run()
     with pytest.raises(TemporaryFailure):
@@ -191,7 +191,7 @@ def test_full_disk_refuses_a_flush(place: Place) -> None:
 
 
 def test_abandoned_flush_leaves_whole_vbuckets(place: Place) -> None:
-    bucket = fill(place())
+    bucket = fill_bucket(place())
     before = read_values(bucket)
     bucket.rollout.begin_flush()
     assert bucket.vbuckets[1].get(make_key(0)) is None
@@ -210,7 +210,7 @@ def test_abandoned_flush_leaves_whole_vbuckets(place: Place) -> None:
 
 
 def test_kill_during_a_flush_leaves_whole_vbuckets(place: Place) -> None:
-    bucket = fill(place())
+    bucket = fill_bucket(place())
     bucket.rollout.set_manifest(SHOP)
     bucket.rollout.begin_flush()
     bucket.vbuckets[0].get(make_key(0))
@@ -262,7 +262,7 @@ def test_purge_after_a_flush_keeps_new_documents(place: Place) -> None:
 
 def test_one_pager_call_checks_some_vbuckets_only() -> None:
     """The limit holds for empty vbuckets too, because starting a vbucket takes longer than a document."""
-    bucket = fill(make_bucket(vbuckets=1024, segment_bytes=1 << 20))
+    bucket = fill_bucket(make_bucket(vbuckets=1024, segment_bytes=1 << 20))
     calls = 1
     while bucket.pager.expire_some():
         calls += 1

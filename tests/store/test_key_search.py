@@ -119,11 +119,15 @@ def test_keys_with_equal_fingerprints_are_distinguished() -> None:
 
 @given(st.binary(max_size=40), st.binary(max_size=40), st.binary(max_size=20))
 def test_a_fingerprint_depends_only_on_the_key(key: bytes, other: bytes, value: bytes) -> None:
-    def frame(key: bytes, extras: bytes, value: bytes) -> bytes:
+    def make_frame(key: bytes, extras: bytes, value: bytes) -> bytes:
         body = len(extras) + len(key) + len(value)
         return HEADER.pack(0x80, 0x57, len(key), len(extras), 0, 0, body, 7, 9) + extras + key + value
 
-    frames = [frame(key, bytes(31), value), frame(other, b"\xff" * 18, b""), frame(key, b"\xff" * 31, b"")]
+    frames = [
+        make_frame(key, bytes(31), value),
+        make_frame(other, b"\xff" * 18, b""),
+        make_frame(key, b"\xff" * 31, b""),
+    ]
     begins = np.cumsum([0, *map(len, frames[:-1])])
     first, second, third = fingerprint_keys(memoryview(b"".join(frames)), begins).tolist()
     assert first == third

@@ -37,7 +37,7 @@ def open_bucket(path: Path) -> BucketStore:
     )
 
 
-def overwrite(bucket: BucketStore, number: int) -> None:
+def overwrite_document(bucket: BucketStore, number: int) -> None:
     """Store the next one of 40 documents. Every 50th change also commits and rewrites, as a node does."""
     bucket.vbuckets[number % 4].set(b"%d" % (number % 40), b"." * 1000)
     if number % 50 == 49:
@@ -57,11 +57,11 @@ def list_mapped_files(path: Path) -> set[str]:
 @pytest.mark.long
 def test_memory_does_not_grow_with_the_files(bucket: BucketStore) -> None:
     for number in range(200):
-        overwrite(bucket, number)  # so that all modules are imported before the measurement
+        overwrite_document(bucket, number)  # so that all modules are imported before the measurement
     tracemalloc.start()
     try:
         for number in range(5000):
-            overwrite(bucket, number)
+            overwrite_document(bucket, number)
         current, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -93,7 +93,7 @@ def test_buffers_of_old_log_files_are_freed(bucket: BucketStore) -> None:
 def test_rewritten_files_are_unmapped(tmp_path: Path) -> None:
     bucket = open_bucket(tmp_path)
     for number in range(1000):
-        overwrite(bucket, number)
+        overwrite_document(bucket, number)
     bucket.log.commits.run()
     assert list_mapped_files(tmp_path) == {name for name in list_names(tmp_path) if name.startswith("segment-")}
     bucket.close()

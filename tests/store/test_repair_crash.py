@@ -115,7 +115,7 @@ def test_repair_on_a_full_disk_changes_nothing(place: Place, writes: int) -> Non
     write_files(place.path, broken)
     report = check_place(place)
 
-    def overlay(path: Path) -> OverlayDirectory:
+    def open_full_overlay(path: Path) -> OverlayDirectory:
         full = FullOverlay(path)
         full.left = writes
         return full
@@ -123,7 +123,7 @@ def test_repair_on_a_full_disk_changes_nothing(place: Place, writes: int) -> Non
     files = Directory(place.path)
     repairing.lock_for_repair(files)
     with pytest.raises(StoreRefused, match=r"beer: .*No space left on device$"):
-        repairing.repair_bucket(files, report, overlay)
+        repairing.repair_bucket(files, report, open_full_overlay)
     files.unlock()
     assert read_files(place.path) == broken
 
@@ -224,7 +224,7 @@ def repair_dying(place: Place, calls: int) -> bool:
     """Repair as `penstock check --repair` does, with a kill after so many calls; return False if it was killed."""
     left = [calls]
 
-    def dying(path: Path) -> DyingOverlay:
+    def open_dying_overlay(path: Path) -> DyingOverlay:
         overlay = DyingOverlay(path)
         overlay.left = left
         return overlay
@@ -237,7 +237,7 @@ def repair_dying(place: Place, calls: int) -> bool:
             record = repairing.finish_repair(files, record)
         report = repairing.check_bucket(files, record, clock=lambda: place.now, new_vbuuid=lambda: next(place.vbuuids))
         if report.losses:
-            repairing.repair_bucket(files, report, dying)
+            repairing.repair_bucket(files, report, open_dying_overlay)
     except ProcessDied:
         return False
     finally:
