@@ -1,12 +1,12 @@
-"""A node for each test that restarts or stops it."""
+"""A node for tests that stop or restart it."""
 
 import pytest
 
-from tests.client.peer import Running
+from tests.client.peer import RestartableNode
 
 
 @pytest.fixture
 def running():
-    running = Running()
+    running = RestartableNode()
     yield running
     running.stop()

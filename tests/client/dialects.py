@@ -1,4 +1,4 @@
-"""UPR and its draft as a script: the messages of a producer, in whichever of the two a test speaks."""
+"""Scripted producers of UPR and of the UPR draft, without a socket."""
 
 from itertools import count
 
@@ -42,8 +42,8 @@ from tests.client.receiver import Receiver, messages_in
 LOG = (FailoverEntry(11, 0),)
 
 
-class Upr:
-    """What a producer of UPR says."""
+class UprMessageBuilder:
+    """Builds the messages of a UPR producer."""
 
     dialect = Dialect.UPR
     make_log_request: type[Message] = UprGetFailoverLog
@@ -107,8 +107,8 @@ class Upr:
         return message(vbucket=request.vbucket, opaque=request.opaque, **fields).encode()
 
 
-class Draft(Upr):
-    """What a producer of the draft says."""
+class DraftMessageBuilder(UprMessageBuilder):
+    """Builds the messages of a producer of the UPR draft."""
 
     dialect = Dialect.UPR_DRAFT
     make_log_request = DraftGetFailoverLog
@@ -142,66 +142,74 @@ class Draft(Upr):
         return self._of(DraftStateChanged, request)
 
 
-SPEAKERS = (Upr(), Draft())
+MESSAGE_BUILDERS = (UprMessageBuilder(), DraftMessageBuilder())
 
 
 class Consumer(Receiver):
-    """A feed of one of the two, whose one stream is that of vbucket 3."""
+    """A feed of UPR or of the draft, with one stream: that of vbucket 3.
 
-    def __init__(self, speaker: Upr, feed: Feed) -> None:
+    Args:
+        builder: builds the producer's messages.
+        feed: of the same dialect.
+    """
+
+    def __init__(self, builder: UprMessageBuilder, feed: Feed) -> None:
         super().__init__(feed)
-        self.speaker = speaker
+        self.builder = builder
         self.opaques = count(100)
 
     def ask(self) -> list[Message]:
-        """Return the requests that are due, as a producer reads them."""
+        """Return the requests that are due, decoded as the producer decodes them."""
         requests = self.feed.take_requests(lambda: next(self.opaques))
         return messages_in(b"".join(request.encode() for request in requests), self.feed.dialect)
 
     def ask_log(self):
         (request,) = self.ask()
-        assert isinstance(request, self.speaker.make_log_request)
+        assert isinstance(request, self.builder.make_log_request)
         return request
 
     def ask_stream(self):
         """Return the stream request and the log request that follows it."""
         request, log = self.ask()
-        assert isinstance(request, self.speaker.stream_request)
-        assert isinstance(log, self.speaker.make_log_request)
+        assert isinstance(request, self.builder.stream_request)
+        assert isinstance(log, self.builder.make_log_request)
         return request, log
 
     def decide(self, log=LOG):
-        """Answer the log request in front of the one stream, and return what the stream's request is."""
-        self.give(self.speaker.log(self.ask_log(), log))
+        """Answer the log request before the stream; return the stream request and the log request that follows it."""
+        self.give(self.builder.log(self.ask_log(), log))
         return self.ask_stream()
 
     def take(self, data):
-        assert not data, "neither of the two knows acknowledgements"
+        assert not data, "UPR and the draft have no acknowledgements"
 
     @property
     def position(self):
         return self.feed._streams.by_vbucket[3].position
 
 
-def consumer_of(speaker, wanted=None, vbuckets=8, **options):
-    wanted = {3: StreamTarget()} if wanted is None else wanted
-    return Consumer(speaker, Feed(vbuckets, wanted, window=1 << 16, dialect=speaker.dialect, **options))
+def make_consumer(builder, targets=None, vbuckets=8, **options):
+    targets = {3: StreamTarget()} if targets is None else targets
+    return Consumer(builder, Feed(vbuckets, targets, window=1 << 16, dialect=builder.dialect, **options))
 
 
-def opened(speaker, wanted=None, log=LOG, **options):
-    """Return a consumer and its one stream, accepted and confirmed."""
-    consumer = consumer_of(speaker, wanted, **options)
+def open_stream(builder, targets=None, log=LOG, **options):
+    """Return a consumer and its stream request; the stream is accepted and the second log answered."""
+    consumer = make_consumer(builder, targets, **options)
     request, again = consumer.decide(log)
-    consumer.give(speaker.accept(request), speaker.log(again, log))
+    consumer.give(builder.accept(request), builder.log(again, log))
     return consumer, request
 
 
-def answer_of(log, high_seqno, purge_seqno, request):
-    """Return what a producer of UPR decides: it knows of no snapshot. Source: semantics, emulation notes."""
-    asked = StreamRequest(
+def find_upr_rollback(log, high_seqno, purge_seqno, request):
+    """Return the seqno that a UPR producer rolls the consumer back to, or None if the stream may start.
+
+    A UPR request has no snapshot. Source: semantics, emulation notes.
+    """
+    without_snapshot = StreamRequest(
         start_seqno=request.start_seqno,
         vbuuid=request.vbuuid,
         snap_start=request.start_seqno,
         snap_end=request.start_seqno,
     )
-    return find_rollback_point(log, high_seqno, purge_seqno, asked)
+    return find_rollback_point(log, high_seqno, purge_seqno, without_snapshot)

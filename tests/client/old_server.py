@@ -1,10 +1,10 @@
-"""Servers of earlier releases, as a proxy in front of a node: it answers some opcodes itself, as that release does.
+"""A proxy that makes a node look like a server of an earlier release: it answers some opcodes itself.
 
     with Node.running(["beer"]) as node, OldServer(node, COUCHBASE_3_1) as server:
         server.url()
 
-Documents and streams come from the node. What a release answers was seen with Couchbase 3.1.6 and 2.5.1, each with its
-bucket engine and with the engine alone.
+Documents and streams come from the node. The answers are those of Couchbase 3.1.6 and 2.5.1. Both were observed with
+the bucket engine and with their engine alone.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import SelectBucket
 
 Answer = Status | bytes | Callable[["OldServer", Frame], bytes | None]
-"""How an opcode is answered: with a status, with SUCCESS and this value, or with these frames (None: by the node)."""
+"""The answer to an opcode: a status, SUCCESS with this value, or a function that returns frames (None: the node's)."""
 
 CHALLENGE = b"<1896.697170952@postoffice>"
 _SELECT_OPAQUE = 0xDEADBEEF
@@ -31,18 +31,18 @@ def reply(frame, status=Status.SUCCESS, **parts):
 
 
 def statistics(frame, stats):
-    """Return the frames that answer STAT with these statistics."""
+    """Return the reply frames of STAT with these statistics."""
     lines = [reply(frame, key=name.encode(), value=str(text).encode()) for name, text in stats.items()]
     return b"".join([*lines, reply(frame)])
 
 
 @dataclass(frozen=True)
 class Release:
-    """What one release answers otherwise than a node of today.
+    """The answers in which one release differs from a current node.
 
     Attributes:
-        answers: by opcode.
-        stats: by statistics group, what the group shows instead of the node's; a Status refuses it.
+        answers: opcode -> answer.
+        stats: statistics group -> the statistics that replace the node's; a Status refuses the group.
         unknown: opcodes that are answered with UNKNOWN_COMMAND.
     """
 
@@ -50,21 +50,20 @@ class Release:
     stats: Mapping[str, Mapping[str, str] | Status] = field(default_factory=dict)
     unknown: frozenset[int] = frozenset()
 
-    def but(self, answers=None, stats=None):
-        """Return the same release with other answers."""
+    def override(self, answers=None, stats=None):
+        """Return a copy of the release with other answers."""
         return replace(self, answers={**self.answers, **(answers or {})}, stats={**self.stats, **(stats or {})})
 
 
 def _cram_md5(server, frame):
     if frame.opcode == Opcode.SASL_AUTH and frame.key == b"CRAM-MD5":
         return reply(frame, Status.AUTH_CONTINUE, value=CHALLENGE)
-    said = frame.value
     for user, password in server.users.items():
         if frame.key == b"CRAM-MD5":
             right = user.encode() + b" " + hmac.digest(password.encode(), CHALLENGE, "md5").hex().encode()
         else:
             right = b"\0" + user.encode() + b"\0" + password.encode()
-        if said == right:
+        if frame.value == right:
             return reply(frame, value=b"Authenticated")
     return reply(frame, Status.AUTH_ERROR, value=b"Auth failure")
 
@@ -85,7 +84,7 @@ COUCHBASE_3_1 = Release(
     stats={"": {"version": "3.1.6", "ep_version": "3.1.6", "ep_max_vbuckets": "4"}},
     unknown=frozenset({Opcode.GET_FAILOVER_LOG, Opcode.GET_ERROR_MAP}),
 )
-"""Couchbase 3.1.6 behind its bucket engine."""
+"""Couchbase 3.1.6 with its bucket engine."""
 
 COUCHBASE_2_5 = Release(
     answers={**_SASL, Opcode.SELECT_BUCKET: Status.NOT_SUPPORTED, Opcode.VERSION: b"2.5.1"},
@@ -100,12 +99,12 @@ COUCHBASE_2_5 = Release(
         }
     ),
 )
-"""Couchbase 2.5.1 behind its bucket engine."""
+"""Couchbase 2.5.1 with its bucket engine."""
 
 
 def without_map(release, status=Status.SUCCESS):
-    """Return a release with its engine alone, as a bare memcached: it has no cluster map and chooses no bucket."""
-    return release.but(
+    """Return a release with its engine alone, like a bare memcached: without a cluster map and bucket selection."""
+    return release.override(
         answers={Opcode.GET_CLUSTER_CONFIG: status, Opcode.SELECT_BUCKET: Status.UNKNOWN_COMMAND},
     )
 
@@ -114,12 +113,13 @@ class OldServer:
     """The proxy, running in a thread of its own.
 
     Args:
-        node: has the documents.
-        release: answers in its place.
-        users: passwords by user.
+        node: the node with the documents.
+        release: the release whose answers replace those of the node.
+        bucket: the bucket that the proxy selects for each connection.
+        users: user name -> password; None: no user can log in.
 
     Attributes:
-        requests: every frame that came from clients.
+        requests: every frame that clients have sent.
     """
 
     def __init__(self, node, release, bucket="beer", users=None):
@@ -160,12 +160,12 @@ class OldServer:
         query = "&".join(f"{name}={value}" for name, value in options.items())
         return f"couchbase://127.0.0.1:{self.port}/{bucket or self._bucket}" + (f"?{query}" if query else "")
 
-    def asked(self, opcode):
-        """Return the requests of this opcode."""
+    def find_requests(self, opcode):
+        """Return the received requests with this opcode."""
         return [frame for frame in self.requests if frame.opcode == opcode]
 
     def answer(self, frame):
-        """Return what the release answers to a request, None if the node is to answer."""
+        """Return the release's answer to a request, or None if the node has to answer."""
         if frame.magic != Magic.REQUEST:
             return None
         release = self.release
@@ -181,7 +181,7 @@ class OldServer:
 
 
 class _Side(asyncio.Protocol):
-    """One of the two connections of a pair. Hands out whole frames, as bytes."""
+    """One of the two connections of a pair. It passes on whole frames, as bytes."""
 
     def __init__(self, on_frame, on_lost):
         self.ready: asyncio.Future[asyncio.Transport] = asyncio.get_running_loop().create_future()
@@ -206,7 +206,7 @@ class _Side(asyncio.Protocol):
 
 
 class _Pair:
-    """A client's connection and the one to the node. The proxy chooses the bucket, as a port or a login does."""
+    """A client's connection and its connection to the node. The proxy selects the bucket, as a port or a login does."""
 
     def __init__(self, server, host, port, bucket):
         self._server = server

@@ -1,4 +1,4 @@
-"""What tests of the client talk to: nodes that can be restarted, and peers that are a script behind a real socket."""
+"""Peers for tests of the client: nodes that can be restarted, and scripted peers behind a real socket."""
 
 import asyncio
 import functools
@@ -19,7 +19,7 @@ from tests.patience import PATIENCE
 
 
 def in_loop(test):
-    """Make a plain test of a coroutine: it has PATIENCE, and leaves no task behind."""
+    """Run a coroutine test in an event loop. It fails after PATIENCE seconds, or if it leaves a task behind."""
 
     @functools.wraps(test)
     def run(*args, **kwargs):
@@ -33,8 +33,8 @@ def in_loop(test):
     return run
 
 
-class Running:
-    """A node in a thread of its own that can be stopped, and started again on its port without its data."""
+class RestartableNode:
+    """A node in a thread of its own. After a stop it can be started again on the same port, without its data."""
 
     def __init__(self, vbuckets=4):
         self.vbuckets = vbuckets
@@ -74,8 +74,14 @@ asyncio.run(main())
 """
 
 
-class Process:
-    """A node in a process of its own, to be killed. options: of Node.start; nodes: the ports of all nodes."""
+class NodeProcess:
+    """A node in a process of its own, which tests can kill.
+
+    Args:
+        port: KV port; 0: a free port.
+        vbuckets: number of vbuckets.
+        options: options of Node.start; `nodes` is the list of the ports of all nodes.
+    """
 
     def __init__(self, port=0, vbuckets=4, **options):
         self.port = port
@@ -106,7 +112,12 @@ def stats_reply(frame, stats):
 
 
 class Peer(asyncio.Protocol):
-    """One connection to a scripted peer. requests: what it received. lost: the other side has closed it."""
+    """One connection to a scripted peer.
+
+    Attributes:
+        requests: the received frames.
+        lost: set when the other side has closed the connection.
+    """
 
     def __init__(self, script):
         self.script = script
@@ -129,9 +140,18 @@ class Peer(asyncio.Protocol):
 
 
 class Script:
-    """A listener whose answers a test gives: `answer(peer, frame)` returns bytes, or None for what a node says.
+    """A listener that answers requests as a test decides.
 
-    It knows no documents and no changes, only what makes a connection ready.
+    It has no documents and no changes. By default it answers only the requests that set up a connection.
+
+    Args:
+        answer: `answer(peer, frame)` returns bytes, or None for the default answer.
+        vbuckets: number of vbuckets in the cluster map.
+
+    Attributes:
+        config: the cluster map.
+        peers: connections in the order of their arrival.
+        port: port of the listener while the script is entered.
     """
 
     def __init__(self, answer=lambda peer, frame: None, vbuckets=2):
@@ -171,7 +191,7 @@ class Script:
 
 @contextmanager
 def serving(script):
-    """Let a script serve from a thread of its own, for callers without an event loop."""
+    """Run a script in a thread of its own, for callers without an event loop."""
     with LoopThread("script") as loop:
         loop.run(script.__aenter__())
         try:

@@ -1,4 +1,4 @@
-"""A producer that is a script: what its vbuckets hold, as the messages of one connection after another; no socket."""
+"""A scripted DCP producer without a socket: the messages of its streams, over one connection after another."""
 
 from dataclasses import dataclass
 from itertools import count
@@ -73,14 +73,14 @@ def noop(opaque):
 
 
 class Asking(Receiver):
-    """A DCP feed that asks for streams."""
+    """A DCP feed that sends stream requests."""
 
     def connect(self):
         super().connect()
         self.opaques = count(101)
 
     def ask(self):
-        """Return the stream requests that are due, by vbucket."""
+        """Return the stream requests that are due, in the order of their vbuckets."""
         return self.feed.take_requests(lambda: next(self.opaques))
 
     def ask_one(self):
@@ -89,7 +89,12 @@ class Asking(Receiver):
 
 
 class Consumer(Asking):
-    """A DCP feed whose bytes are counted. charged: those that a producer counts; acknowledged: those reported to it."""
+    """A DCP feed whose bytes are counted for flow control.
+
+    Attributes:
+        charged: bytes that the producer counts against the window of this connection.
+        acknowledged: bytes that the feed reported to the producer as consumed.
+    """
 
     def connect(self):
         super().connect()
@@ -112,7 +117,11 @@ class Consumer(Asking):
 
 @dataclass(frozen=True)
 class History:
-    """A vbucket's changes as (start, end, seqnos) of each snapshot: deduplicated, ascending, the last one its end."""
+    """The changes of one vbucket.
+
+    Attributes:
+        snapshots: (start, end, seqnos) of each snapshot; seqnos are ascending and deduplicated, the last one is `end`.
+    """
 
     snapshots: tuple[tuple[int, int, tuple[int, ...]], ...]
 
@@ -121,7 +130,7 @@ class History:
         return self.snapshots[-1][1] if self.snapshots else 0
 
     def serve(self, request) -> list[bytes]:
-        """Return the messages of a stream, each whole."""
+        """Return the messages that answer a stream request, each as the bytes of a whole message."""
         messages = [accept(request)]
         for low, high, seqnos in self.snapshots:
             left = [seqno for seqno in seqnos if seqno > request.start_seqno]
@@ -138,13 +147,13 @@ AT_20 = Position(seqno=20, vbuuid=11, snap_start=20, snap_end=20, ends=(Snapshot
 INSIDE = Position(seqno=20, vbuuid=11, snap_start=5, snap_end=30, ends=(SnapshotEnd(5, 11),))
 
 
-def consumer_of(wanted=None, *, window=WINDOW, **options):
-    return Consumer(Feed(8, {3: StreamTarget()} if wanted is None else wanted, window=window, **options))
+def make_consumer(targets=None, *, window=WINDOW, **options):
+    return Consumer(Feed(8, {3: StreamTarget()} if targets is None else targets, window=window, **options))
 
 
-def opened(wanted=None, log=LOG, **options):
-    """Return a consumer and its one stream, accepted."""
-    consumer = consumer_of(wanted, **options)
+def open_stream(targets=None, log=LOG, **options):
+    """Return a consumer and its stream request, which the producer has accepted."""
+    consumer = make_consumer(targets, **options)
     request = consumer.ask_one()
     consumer.give(accept(request, log))
     return consumer, request

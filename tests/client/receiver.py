@@ -1,4 +1,4 @@
-"""A follower on a connection made of bytes, for tests: a test says what comes, and sees what is delivered and sent."""
+"""A feed without a socket: a test gives it bytes, and reads the delivered changes and the sent messages."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ from penstock.wire.protocol.frame_receiver import FrameReceiver, Slab
 
 
 def messages_in(data: bytes, dialect: Dialect) -> list[Message]:
-    """Return bytes taken apart, as the other side reads them."""
+    """Return the messages in the bytes, decoded as the other side decodes them."""
     messages = []
     for frame in FrameReceiver(Slab(1 << 16), run_dialect=None).feed(data):
         assert isinstance(frame, Frame)
@@ -21,7 +21,14 @@ def messages_in(data: bytes, dialect: Dialect) -> list[Message]:
 
 @dataclass
 class Receiver:
-    """feed: of any dialect. rows: what was delivered and consumed. sent: what was said, beside requests."""
+    """Gives bytes to a feed, and collects its changes and messages.
+
+    Attributes:
+        feed: of any dialect.
+        rows: changes that were delivered and consumed.
+        sent: messages that the feed sent, without its requests.
+        incoming: the frames of the current connection.
+    """
 
     feed: Any
     rows: list[Change] = field(default_factory=list)
@@ -38,11 +45,11 @@ class Receiver:
         self.connect()
 
     def give(self, *messages):
-        """Let the feed receive messages with one read."""
+        """Give messages to the feed, as one read of a socket."""
         self.take(self.feed.receive(self.incoming.feed(b"".join(messages))))
 
     def consume(self, count=MAX_SEQNO):
-        """Take deliveries, and be done with them; return the changes."""
+        """Consume up to `count` deliveries, and acknowledge each; return their changes."""
         found = []
         while self.feed.deliveries and count > 0:
             count -= 1
@@ -53,10 +60,10 @@ class Receiver:
         return found
 
     def get(self, *messages):
-        """Give messages and return the changes they make."""
+        """Give messages to the feed; return the changes that it delivers."""
         self.give(*messages)
         return self.consume()
 
     def take(self, data):
-        """Take what the feed has to say."""
+        """Record the messages that the feed sends."""
         self.sent += messages_in(data, self.feed.dialect)

@@ -1,4 +1,4 @@
-"""A node that restarts in the order of a real one: its port, then the bucket, the cluster map and the vbuckets."""
+"""A node that restarts in the order of a real node: its port, then the bucket, the cluster map and the vbuckets."""
 
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
@@ -13,7 +13,7 @@ STAGES = {
     "warm-up": Release(dict.fromkeys(_OF_VBUCKETS, Status.ETMPFAIL)),
     "no vbuckets": Release(dict.fromkeys(_OF_VBUCKETS, Status.NOT_MY_VBUCKET)),
 }
-"""What a node answers in each stage of its start. Seen with Couchbase 3.1.6."""
+"""Answers of a node in each stage of its start. Source: observed with Couchbase 3.1.6."""
 
 SERVING = Release()
 
@@ -22,7 +22,7 @@ class RestartingServer(OldServer):
     """A proxy in front of a node that answers as if the node restarted.
 
     Attributes:
-        met: how often clients met each stage of the last restart.
+        met: stage of the last restart -> number of requests that were answered in it.
     """
 
     def __init__(self, node, release=SERVING):
@@ -30,7 +30,7 @@ class RestartingServer(OldServer):
         self.met = {}
 
     def restart(self, stage="no bucket"):
-        """Close all connections, and begin with this stage; each ends once a client has met it."""
+        """Close all connections, and answer as in this stage. Each stage ends after its first answer."""
 
         async def drop():
             self.met = dict.fromkeys(STAGES, 0)

@@ -1,4 +1,4 @@
-"""Connection strings: what each means, and the one sentence that a wrong one gets."""
+"""Connection strings: how they are parsed, and the one-sentence error of each invalid string."""
 
 import pytest
 
@@ -23,19 +23,19 @@ HOSTS = [
 
 
 @pytest.mark.parametrize(("url", "hosts", "bucket"), HOSTS)
-def test_hosts_and_bucket(url, hosts, bucket):
+def test_hosts_and_bucket_are_parsed(url, hosts, bucket):
     address = parse_address(url)
     assert (address.hosts, address.bucket, address.options) == (hosts, bucket, ConnectionOptions())
     assert parse_address(str(address)) == address
 
 
-def test_the_default():
+def test_default_url_is_parsed():
     assert parse_address(DEFAULT_URL) == Address(
         hosts=(("127.0.0.1", 11210),), bucket="default", options=ConnectionOptions()
     )
 
 
-def test_with_tls():
+def test_url_with_tls_is_parsed():
     address = parse_address(
         "couchbases://a,b:4433/beer?ca=ca.pem&certificate=c.pem&certificateKey=k.pem&tlsVerify=none"
     )
@@ -47,14 +47,14 @@ def test_with_tls():
     )
 
 
-def test_a_number_of_vbuckets_is_for_one_host():
+def test_vbucket_count_needs_a_single_host():
     with pytest.raises(
         UsageError, match="option vbucketCount with 2 hosts, expected one host, which serves the whole bucket"
     ):
         parse_address("couchbase://a,b/beer?vbucketCount=4")
 
 
-def test_credentials_stand_apart_and_are_not_shown():
+def test_address_keeps_credentials_and_never_shows_the_password():
     address = parse_address("couchbase://h/beer", Credentials("ada", "secret"))
     assert address.credentials == Credentials("ada", "secret")
     assert "ada" in repr(address)
@@ -74,7 +74,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("query", "options"), OPTIONS)
-def test_options(query, options):
+def test_options_are_parsed(query, options):
     assert parse_address(f"couchbase://h/b?{query}").options == ConnectionOptions(**options)
 
 
@@ -140,7 +140,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("url", "found", "expected"), WRONG)
-def test_a_wrong_one_gets_what_was_found_and_what_was_expected(url, found, expected):
+def test_error_names_the_found_and_the_expected_value(url, found, expected):
     with pytest.raises(UsageError) as caught:
         parse_address(url)
     message = str(caught.value)
@@ -163,7 +163,7 @@ LOGINS = [
 
 
 @pytest.mark.parametrize("url", LOGINS)
-def test_no_message_shows_a_password(url):
+def test_no_error_shows_a_password(url):
     with pytest.raises(UsageError) as caught:
         parse_address(url)
     assert "secret" not in str(caught.value)

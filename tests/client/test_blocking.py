@@ -1,4 +1,4 @@
-"""The blocking front: a loop in a thread of its own, which nothing that happens to its caller leaves behind."""
+"""The blocking API: its event loop runs in a thread of its own, and is closed however the caller ends."""
 
 import asyncio
 import signal
@@ -17,7 +17,7 @@ def threads():
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-")}
 
 
-def test_blocking_changes(running):
+def test_blocking_reader_yields_all_changes(running):
     write(running, documents(0, 500))
     batches = list(read_changes(running.url(), stop="now"))
     assert sum(batch.num_rows for batch in batches) == 500
@@ -25,20 +25,20 @@ def test_blocking_changes(running):
     assert threads() == {"penstock-node"}
 
 
-def write(running, some):
+def write(running, pairs):
     async def upsert():
         async with connect(running.url()) as bucket:
-            await bucket.upsert_many(some)
+            await bucket.upsert_many(pairs)
 
     asyncio.run(upsert())
 
 
-def test_blocking_changes_of_a_wrong_address_are_said_at_once():
+def test_wrong_address_is_reported_at_once():
     with pytest.raises(UsageError, match="port 'x'"):
         read_changes("couchbase://h:x")
 
 
-def test_blocking_changes_that_are_left_close_everything(running):
+def test_closing_the_generator_closes_everything(running):
     write(running, documents(0, 500))
     changes = read_changes(running.url())
     assert next(changes).num_rows > 0
@@ -47,14 +47,14 @@ def test_blocking_changes_that_are_left_close_everything(running):
     assert threads() == {"penstock-node"}
 
 
-def test_blocking_changes_whose_reader_fails_close_everything(running):
+def test_failing_reader_closes_everything(running):
     write(running, documents(0, 500))
     with pytest.raises(ZeroDivisionError):
         [batch.num_rows // 0 for batch in read_changes(running.url())]
     assert threads() == {"penstock-node"}
 
 
-def test_blocking_changes_of_a_node_that_is_not_there(running):
+def test_absent_node_is_reported_and_everything_closed(running):
     running.stop()
     with pytest.raises(Unreachable):
         next(read_changes(running.url(retrySeconds=0.05)))
@@ -63,7 +63,7 @@ def test_blocking_changes_of_a_node_that_is_not_there(running):
 
 
 def test_ctrl_c_ends_a_wait_and_lets_the_generator_close():
-    """It comes while an item is awaited; what the generator does then takes turns of the loop of its own."""
+    """The interrupt arrives while an item is awaited. The generator's cleanup then still needs turns of the loop."""
     closed, main = [], threading.get_ident()
 
     async def items():
@@ -81,7 +81,7 @@ def test_ctrl_c_ends_a_wait_and_lets_the_generator_close():
     assert closed == [True]
 
 
-def test_leaving_a_loop_thread_cancels_what_runs_there():
+def test_leaving_a_loop_thread_cancels_its_tasks():
     cancelled = threading.Event()
 
     async def waiting():

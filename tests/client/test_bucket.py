@@ -1,4 +1,4 @@
-"""A bucket on a real node: documents, statistics, the state of its vbuckets; and on a node that goes away or hangs."""
+"""A bucket on a real node (documents, statistics, vbucket infos), and on a node that stops or hangs."""
 
 import asyncio
 
@@ -38,7 +38,7 @@ def url(node):
 
 
 @in_loop
-async def test_a_document_through_its_life(url):
+async def test_document_is_inserted_read_replaced_and_removed(url):
     async with connect(url) as bucket:
         assert bucket.vbuckets == 16
         with pytest.raises(KeyNotFound, match="no document 'life'"):
@@ -62,7 +62,7 @@ async def test_a_document_through_its_life(url):
 
 
 @in_loop
-async def test_many_documents_keep_their_order(url):
+async def test_results_for_many_documents_keep_their_order(url):
     keys = [f"many{number}" for number in range(1500)]
     async with connect(url) as bucket:
         written = await bucket.upsert_many((key, key.encode()) for key in keys)
@@ -75,7 +75,7 @@ async def test_many_documents_keep_their_order(url):
 
 
 @in_loop
-async def test_calls_at_the_same_time_share_one_connection(url):
+async def test_concurrent_calls_share_one_connection(url):
     async with connect(url) as bucket:
         await asyncio.gather(*(bucket.upsert(f"same{number}", b"v") for number in range(50)))
         stats = await bucket.stats()
@@ -97,27 +97,27 @@ async def test_calls_at_the_same_time_share_one_connection(url):
     ],
 )
 @in_loop
-async def test_wrong_usage(url, call, found):
+async def test_wrong_usage_is_reported(url, call, found):
     async with connect(url) as bucket:
         with pytest.raises(UsageError, match=found):
             await call(bucket)
 
 
 @in_loop
-async def test_a_bucket_must_be_entered_before_keys_have_a_vbucket(url):
+async def test_bucket_must_be_entered_before_requests(url):
     with pytest.raises(UsageError, match="async with connect"):
         await connect(url).get("k")
 
 
 @in_loop
-async def test_a_bucket_that_does_not_exist_is_not_waited_for(node):
+async def test_missing_bucket_is_reported_at_once(node):
     with pytest.raises(UsageError, match=f"no bucket 'wine' on couchbase://127.0.0.1:{node.kv_port}/wine"):
         async with connect(node.url("beer").replace("beer", "wine")):
             pass
 
 
 @in_loop
-async def test_statistics(url):
+async def test_statistics_are_read(url):
     async with connect(url) as bucket:
         assert (await bucket.stats())["ep_max_vbuckets"] == "16"
         assert "vb_15:uuid" in await bucket.stats("vbucket-seqno")
@@ -127,15 +127,15 @@ async def test_statistics(url):
 
 @pytest.mark.parametrize("group", ["hash 99999", "failovers 16", "key k 16", "dcp-vbtakeover 16 name"])
 @in_loop
-async def test_statistics_of_a_vbucket_that_the_bucket_does_not_have(url, group):
+async def test_statistics_of_an_impossible_vbucket_are_refused(url, group):
     async with connect(f"{url}?retrySeconds=86400") as bucket:
         with pytest.raises(UsageError, match=r"vbucket (99999|16) of .*, which has 16$"):
             await bucket.stats(group)
 
 
 @in_loop
-async def test_statistics_of_a_vbucket_that_may_come_back_are_waited_for(url):
-    """A document's key may be a number: it is none of a vbucket."""
+async def test_statistics_of_a_vbucket_that_may_return_are_retried(url):
+    """The number in the group is a document's key, not a vbucket."""
     asked = []
 
     def once(peer, frame):
@@ -150,7 +150,7 @@ async def test_statistics_of_a_vbucket_that_may_come_back_are_waited_for(url):
 
 
 @in_loop
-async def test_what_is_known_of_vbuckets(url):
+async def test_vbucket_infos_agree_with_seqnos_and_failover_logs(url):
     async with connect(url) as bucket:
         await bucket.upsert_many((f"info{number}", b"v") for number in range(100))
         infos = await bucket.vbucket_infos()
@@ -163,7 +163,7 @@ async def test_what_is_known_of_vbuckets(url):
 
 
 @in_loop
-async def test_high_seqnos_connect_by_themselves(url):
+async def test_high_seqnos_open_a_connection(url):
     async with connect(url) as bucket:
         await bucket.upsert("connected", b"v")
         expected = await bucket.high_seqnos()
@@ -173,16 +173,16 @@ async def test_high_seqnos_connect_by_themselves(url):
     await bucket.close()
 
 
-def test_the_vbucket_of_a_key_is_the_clients_common_one():
+def test_keys_have_the_same_vbucket_as_in_other_clients():
     assert [compute_vbucket(key, 1024) for key in (b"foo", b"bar", b"hello")] == [115, 767, 528]
     assert [compute_vbucket(key, 64) for key in (b"foo", b"bar", b"hello")] == [51, 63, 16]
 
 
-# A node that goes away
+# A node that stops
 
 
 @in_loop
-async def test_a_connection_that_has_ended_is_made_again(running):
+async def test_closed_connection_is_replaced(running):
     async with connect(running.url()) as bucket:
         await bucket.upsert("k", b"v")
         await running.restart()
@@ -194,7 +194,7 @@ async def test_a_connection_that_has_ended_is_made_again(running):
 
 
 @in_loop
-async def test_a_node_that_stays_away_is_reported_in_one_sentence(running):
+async def test_node_that_stays_down_is_reported_in_one_sentence(running):
     async with connect(running.url(retrySeconds=0.2)) as bucket:
         await asyncio.to_thread(running.stop)
         for call in (bucket.get("k"), bucket.insert("k", b"v"), bucket.vbucket_infos(), bucket.stream("now")):
@@ -207,7 +207,7 @@ async def test_a_node_that_stays_away_is_reported_in_one_sentence(running):
 
 
 @in_loop
-async def test_a_bucket_that_came_back_with_other_vbuckets_is_another_one(running):
+async def test_changed_number_of_vbuckets_is_an_error(running):
     async with connect(running.url()) as bucket:
         running.vbuckets = 8
         await running.restart()
@@ -216,7 +216,7 @@ async def test_a_bucket_that_came_back_with_other_vbuckets_is_another_one(runnin
 
 
 def hang_up_at(opcode):
-    """Return a script that closes the connection at the first command of a kind, and a list that counts them."""
+    """Return a script that closes the connection at the first request with an opcode, and the list of such requests."""
     seen = []
 
     def answer(peer, frame):
@@ -240,7 +240,7 @@ def hang_up_at(opcode):
     ],
 )
 @in_loop
-async def test_what_might_have_been_carried_out_is_not_sent_again(opcode, call):
+async def test_request_that_may_have_been_executed_is_not_repeated(opcode, call):
     script, seen = hang_up_at(opcode)
     async with script, connect(script.url()) as bucket:
         with pytest.raises(ConnectionClosed):
@@ -258,7 +258,7 @@ async def test_what_might_have_been_carried_out_is_not_sent_again(opcode, call):
     ],
 )
 @in_loop
-async def test_what_does_no_harm_twice_is_sent_again(opcode, call):
+async def test_idempotent_request_is_repeated(opcode, call):
     script, seen = hang_up_at(opcode)
     async with script, connect(script.url()) as bucket:
         await call(bucket)
@@ -266,8 +266,8 @@ async def test_what_does_no_harm_twice_is_sent_again(opcode, call):
 
 
 @in_loop
-async def test_a_node_that_hangs_is_left_for_a_new_connection():
-    """The connection on which no answer came must not be the one of the next call."""
+async def test_connection_without_answers_is_replaced():
+    """The next call must not use the connection on which no answer arrived."""
 
     def answer(peer, frame):
         return b"" if frame.opcode == Opcode.GET and peer is script.peers[0] else None
@@ -285,7 +285,7 @@ async def test_a_node_that_hangs_is_left_for_a_new_connection():
     [(Status.E2BIG, TooBig), (Status.NOT_SUPPORTED, NotSupported), (Status.ETMPFAIL, Unreachable)],
 )
 @in_loop
-async def test_a_status_is_tried_again_only_if_that_may_mend_it(status, error):
+async def test_only_a_temporary_status_is_retried(status, error):
     answered = []
 
     def answer(peer, frame):
@@ -301,7 +301,7 @@ async def test_a_status_is_tried_again_only_if_that_may_mend_it(status, error):
 
 
 @in_loop
-async def test_failover_logs_that_keep_changing_are_not_asked_for_for_ever():
+async def test_ever_changing_failover_logs_end_in_an_error():
     vbuuids = iter(range(1, 10_000))
 
     def answer(peer, frame):
@@ -315,7 +315,7 @@ async def test_failover_logs_that_keep_changing_are_not_asked_for_for_ever():
 
 
 @in_loop
-async def test_statistics_that_lack_a_vbucket():
+async def test_statistics_without_a_vbucket_are_an_error():
     def answer(peer, frame):
         if frame.opcode == Opcode.GET_FAILOVER_LOG:
             return reply(frame, value=pack_failover_log([FailoverEntry(1, 0)]))
@@ -327,7 +327,7 @@ async def test_statistics_that_lack_a_vbucket():
 
 
 @in_loop
-async def test_a_cancelled_call_leaves_a_good_connection(url):
+async def test_cancelled_call_leaves_a_usable_connection(url):
     async with connect(url) as bucket:
         calling = asyncio.ensure_future(bucket.upsert_many((f"cancel{number}", b"v") for number in range(5000)))
         await bucket.stats()

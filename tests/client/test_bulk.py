@@ -1,4 +1,4 @@
-"""Writing in bulk: what becomes of every request, on real nodes, and on peers that refuse, are silent or go away."""
+"""Bulk writes: the outcome of every request, on real nodes and on peers that refuse, fall silent or disconnect."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Add, Delete, DelWithMeta, GetLocked, Set, SetWithMeta
 from tests.client.peer import Script, in_loop, reply
-from tests.client.test_nodes import keys_of, let_have, moving
+from tests.client.test_nodes import assign_vbuckets, keys_of, make_two_scripts
 from tests.examples import scaled
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
@@ -37,7 +37,7 @@ KEYS = st.binary(min_size=1, max_size=12)
 
 
 @given(st.lists(st.tuples(KEYS, st.binary(max_size=20), st.booleans(), U32, U32, U64, U64), max_size=8), st.data())
-def test_columns_become_what_messages_are(rows, data):
+def test_encoded_columns_equal_encoded_messages(rows, data):
     keys, values, stores, flags, times, revs, cases = zip(*rows, strict=True) if rows else [[]] * 7
     values = [value if stored else b"" for value, stored in zip(values, stores, strict=True)]
     prefix, options = data.draw(st.sampled_from([b"", b"\0", b"\x81\x02"])), data.draw(st.sampled_from([None, 2]))
@@ -61,13 +61,13 @@ def test_columns_become_what_messages_are(rows, data):
             "key": prefix + key,
             "options": options,
         }
-        said = {**head, "value": values[place], "flags": flag, "rev_seqno": rev, "new_cas": cas}
-        message = SetWithMeta(expiry=time, **said) if stored else DelWithMeta(delete_time=time, **said)
+        common = {**head, "value": values[place], "flags": flag, "rev_seqno": rev, "new_cas": cas}
+        message = SetWithMeta(expiry=time, **common) if stored else DelWithMeta(delete_time=time, **common)
         assert found.frames[place].as_py() == message.encode()
     assert compute_vbuckets(pa.array(keys, pa.binary()), 1000).tolist() == [compute_vbucket(key, 1000) for key in keys]
 
 
-def test_some_rows_have_no_extras():
+def test_rows_with_and_without_extras_are_encoded():
     stores = np.array([True, False, True])
     keys, values = pa.array([b"a", b"b", b"c"]), pa.array([b"1", b"", b"3"])
     rows = WriteRows(
@@ -111,7 +111,7 @@ def numbered(first, behind, size=0):
 
 
 @in_loop
-async def test_documents_are_stored_and_each_ones_cas_is_told(running):
+async def test_documents_are_stored_and_their_cas_is_returned(running):
     documents = numbered(0, 3000)
     async with BulkWriter(parse_address(running.url())) as writer, connect(running.url()) as bucket:
         outcomes = await write(writer, documents)
@@ -125,7 +125,7 @@ async def test_documents_are_stored_and_each_ones_cas_is_told(running):
 
 
 @in_loop
-async def test_every_row_that_fails_is_told_with_its_reason(running):
+async def test_every_failed_row_has_its_reason(running):
     async with BulkWriter(parse_address(running.url())) as writer:
         await write(writer, numbered(0, 5))
         long = (b"l" * 251, b"")
@@ -147,14 +147,14 @@ async def test_every_row_that_fails_is_told_with_its_reason(running):
 
 
 @in_loop
-async def test_a_collection_that_is_not_there(running):
+async def test_missing_collection_is_an_error(running):
     async with BulkWriter(parse_address(running.url())) as writer:
         with pytest.raises(UnknownCollection, match=r"no collection '_default\.wine'"):
             await writer.find_key_prefix("_default", "wine")
 
 
 @in_loop
-async def test_what_is_locked_is_tried_again_and_told_in_the_end(running):
+async def test_locked_document_is_retried_and_then_reported(running):
     async with BulkWriter(parse_address(running.url(retrySeconds=0.3))) as writer, connect(running.url()) as bucket:
         await write(writer, numbered(0, 3))
         with connected(running.node, "beer") as client:
@@ -166,7 +166,7 @@ async def test_what_is_locked_is_tried_again_and_told_in_the_end(running):
 
 
 @in_loop
-async def test_each_node_gets_what_it_has():
+async def test_each_node_gets_the_documents_of_its_vbuckets():
     places = [NodePlace(host="127.0.0.1", kv=port) for port in free_ports(2)]
     with ExitStack() as stack:
         nodes = [
@@ -188,18 +188,18 @@ async def test_each_node_gets_what_it_has():
         )
 
 
-# Peers that are a script
+# Scripted peers
 
 
 @in_loop
-async def test_a_vbucket_that_moved_is_written_to_where_it_is_now():
-    one, two = moving()
+async def test_moved_vbucket_is_written_on_its_new_node():
+    one, two = make_two_scripts()
     async with one, two:
-        let_have((one, two), [0, 0])
+        assign_vbuckets((one, two), [0, 0])
 
         def moved(peer, frame):
             if frame.opcode == Opcode.SET and frame.specific == 1:
-                let_have((one, two), [0, 1])
+                assign_vbuckets((one, two), [0, 1])
                 return reply(frame, Status.NOT_MY_VBUCKET, value=json.dumps(one.config).encode())
             return None
 
@@ -213,7 +213,7 @@ async def test_a_vbucket_that_moved_is_written_to_where_it_is_now():
 
 
 @in_loop
-async def test_what_is_refused_for_now_does_not_come_after_what_was_newer():
+async def test_retried_row_never_overwrites_a_newer_row():
     stored, refused = {}, 2
 
     def answer(peer, frame):
@@ -241,7 +241,7 @@ NUISANCES = st.sampled_from([Status.ETMPFAIL, Status.EBUSY, Status.NOT_MY_VBUCKE
     st.lists(st.sampled_from([b"a", b"b", b"c"]), min_size=1, max_size=30),
     st.lists(st.tuples(st.integers(0, 12), NUISANCES), max_size=4),
 )
-def test_whatever_a_node_does_the_last_row_of_a_key_stays(keys, nuisances):
+def test_last_row_of_a_key_is_stored_despite_any_failures(keys, nuisances):
     stored, left, behind = {}, [*nuisances], 0
 
     def answer(peer, frame):
@@ -268,7 +268,7 @@ def test_whatever_a_node_does_the_last_row_of_a_key_stays(keys, nuisances):
 
 
 @in_loop
-async def test_a_connection_that_ends_is_made_again_for_what_may_be_sent_twice():
+async def test_lost_connection_is_replaced_and_only_repeatable_rows_are_sent_again():
     seen = []
 
     def answer(peer, frame):
@@ -290,7 +290,7 @@ async def test_a_connection_that_ends_is_made_again_for_what_may_be_sent_twice()
 
 
 @in_loop
-async def test_who_is_silent_is_waited_for_up_to_the_limit():
+async def test_silent_node_is_waited_for_up_to_the_limit():
     async with Script(lambda peer, frame: b"" if frame.opcode == Opcode.SET else None) as script:
         url = script.url(operationTimeout=0.1, retrySeconds=0.3)
         async with BulkWriter(parse_address(url)) as writer:
@@ -300,7 +300,7 @@ async def test_who_is_silent_is_waited_for_up_to_the_limit():
 
 
 @in_loop
-async def test_who_refuses_for_good_is_not_asked_again():
+async def test_lasting_refusal_is_not_retried():
     def answer(peer, frame):
         return reply(frame, Status.EACCESS) if frame.opcode == Opcode.SELECT_BUCKET else None
 
@@ -312,7 +312,7 @@ async def test_who_refuses_for_good_is_not_asked_again():
 
 
 @in_loop
-async def test_no_more_bytes_are_under_way_than_allowed():
+async def test_bytes_in_flight_stay_within_the_limit():
     limit, most = 20_000, 0
     held: list[Frame] = []
 
@@ -332,13 +332,13 @@ async def test_no_more_bytes_are_under_way_than_allowed():
 
     async with Script(answer) as script, BulkWriter(parse_address(script.url()), limit) as writer:
         assert not (await write(writer, [*numbered(0, 500, 300), (b"long", bytes(30_000)), *numbered(0, 5)])).faults
-        assert most == 30_000 + 36  # sent alone
+        assert most == 30_000 + 36  # a request above the limit is sent alone
         assert writer.peak_in_flight == most
         most = 0
         assert not (await write(writer, numbered(0, 500, 300))).faults
         assert limit // 2 < most <= limit
 
 
-def test_a_limit_of_no_bytes():
+def test_limit_of_zero_bytes_is_refused():
     with pytest.raises(UsageError, match="0 bytes in flight, expected 1 or more"):
         BulkWriter(parse_address("couchbase://127.0.0.1/beer"), 0)

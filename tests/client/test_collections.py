@@ -41,17 +41,17 @@ def url(node):
     return node.url("beer")
 
 
-def change(node, how):
-    """Change which collections a node's bucket has."""
+def change(node, edit):
+    """Change the collections of a node's bucket: `edit` returns the new manifest from the current one."""
     bucket = node.buckets["beer"]
-    run(node, lambda: bucket.change_manifest(how(bucket.store.manifests.current)))
+    run(node, lambda: bucket.change_manifest(edit(bucket.store.manifests.current)))
 
 
 AIRLINE = "inventory.airline"
 
 
 @in_loop
-async def test_a_key_is_another_document_in_each_collection(url):
+async def test_a_key_is_a_different_document_in_each_collection(url):
     async with connect(url) as bucket:
         await bucket.upsert("k", b"default")
         cas = await bucket.insert("k", b"airline", collection=AIRLINE)
@@ -71,7 +71,7 @@ async def test_a_key_is_another_document_in_each_collection(url):
 
 @pytest.mark.parametrize("name", ["nope.c", "inventory.nope", "nope", "_default.nope"])
 @in_loop
-async def test_a_collection_that_is_not_there(url, name):
+async def test_missing_collection_is_an_error(url, name):
     path = name if "." in name else f"_default.{name}"
     async with connect(url) as bucket:
         with pytest.raises((UnknownCollection, UnknownScope)) as caught:
@@ -81,14 +81,14 @@ async def test_a_collection_that_is_not_there(url, name):
 
 @pytest.mark.parametrize("name", ["a.b.c", ".", "a."])
 @in_loop
-async def test_a_name_that_cannot_be(url, name):
+async def test_invalid_collection_name_is_refused(url, name):
     async with connect(url) as bucket:
         with pytest.raises(UsageError, match=r"expected name or scope\.name"):
             await bucket.get("k", collection=name)
 
 
 @in_loop
-async def test_a_collection_that_was_made_anew_has_another_id(node, url):
+async def test_recreated_collection_has_a_new_id(node, url):
     async with connect(url) as bucket:
         await bucket.upsert("k", b"v", collection=AIRLINE)
         change(node, lambda manifest: manifest.without_collection("inventory", "airline"))
@@ -104,7 +104,7 @@ async def test_a_collection_that_was_made_anew_has_another_id(node, url):
 
 
 @in_loop
-async def test_an_id_that_stays_unknown_is_asked_for_once_more():
+async def test_unknown_collection_id_is_requested_once_more():
     asked = []
 
     def answer(peer, frame):
@@ -126,7 +126,7 @@ async def test_an_id_that_stays_unknown_is_asked_for_once_more():
 
 
 @in_loop
-async def test_a_node_without_collections():
+async def test_node_without_collections_has_only_the_default_collection():
     async with Script() as script, connect(script.url()) as bucket:
         await bucket.get("k", collection="_default._default")
         assert script.peers[0].requests[-1].key == b"k"
@@ -135,8 +135,8 @@ async def test_a_node_without_collections():
 
 
 @in_loop
-async def test_a_node_that_has_collections_only_now_and_then():
-    """Or keys of the one kind would be taken for the other."""
+async def test_collections_that_appear_on_a_new_connection_are_an_error():
+    """Otherwise keys without a collection ID would be taken for keys with one."""
     features = [b"", pack_features([Feature.COLLECTIONS])]
 
     def answer(peer, frame):
@@ -158,8 +158,8 @@ async def fill(bucket):
     await bucket.remove("h", collection="inventory.hotel")
 
 
-async def changes(bucket, **wants):
-    found = [change async for change in bucket.changes(stop="now", **wants)]
+async def changes(bucket, **filters):
+    found = [change async for change in bucket.changes(stop="now", **filters)]
     return {(change.event, change.scope, change.collection, change.key) for change in found}
 
 
@@ -174,14 +174,14 @@ OF_HOTEL = (Event.DELETION, "inventory", "hotel", b"h")
 
 
 @in_loop
-async def test_everything_that_changes(url):
+async def test_stream_has_events_and_documents_of_all_collections(url):
     async with connect(url) as bucket:
         await fill(bucket)
         assert await changes(bucket) == {*EVENTS, DEFAULT, OF_AIRLINE, OF_HOTEL}
 
 
 @pytest.mark.parametrize(
-    ("wants", "expected"),
+    ("filters", "expected"),
     [
         ({"scope": "inventory"}, {OF_AIRLINE, OF_HOTEL}),
         ({"scope": "inventory", "collections": ["airline"]}, {OF_AIRLINE}),
@@ -190,20 +190,20 @@ async def test_everything_that_changes(url):
     ],
 )
 @in_loop
-async def test_a_part_of_the_bucket(node, wants, expected):
+async def test_filtered_stream_has_only_the_selected_collections(node, filters, expected):
     async with connect(node.url("beer")) as bucket:
         await fill(bucket)
-        rows = await changes(bucket, **wants)
+        rows = await changes(bucket, **filters)
         assert rows - EVENTS == expected
-        options = f"?scope={wants.get('scope', '')}" if "scope" in wants else "?"
-        if "collections" in wants:
-            options += "&collections=" + ",".join(wants["collections"])
+        options = f"?scope={filters.get('scope', '')}" if "scope" in filters else "?"
+        if "collections" in filters:
+            options += "&collections=" + ",".join(filters["collections"])
     async with connect(node.url("beer") + options) as bucket:
         assert await changes(bucket) == rows
 
 
 @in_loop
-async def test_a_filtered_stream_goes_on_where_it_was(url):
+async def test_filtered_stream_resumes_at_its_positions(url):
     async with connect(url) as bucket:
         await fill(bucket)
         async with await bucket.stream(stop="now", collections=[AIRLINE]) as stream:
@@ -217,7 +217,7 @@ async def test_a_filtered_stream_goes_on_where_it_was(url):
 
 
 @in_loop
-async def test_a_collection_that_goes_while_it_is_followed(node, url):
+async def test_stream_of_a_dropped_collection_ends(node, url):
     async with connect(url) as bucket, await bucket.stream(collections=[AIRLINE]) as stream:
         found = stream.changes()
         for _ in range(VBUCKETS):
@@ -231,7 +231,7 @@ async def test_a_collection_that_goes_while_it_is_followed(node, url):
 
 
 @in_loop
-async def test_names_are_learned_from_the_stream(node, url):
+async def test_collection_names_are_learned_from_the_stream(node, url):
     async with connect(url) as bucket, await bucket.stream("now", vbuckets=[0]) as stream:
         found = stream.changes()
         waiting = anext(found)
@@ -247,7 +247,7 @@ async def test_names_are_learned_from_the_stream(node, url):
 
 
 @in_loop
-async def test_a_part_that_is_not_there(url):
+async def test_impossible_filter_is_an_error(url):
     async with connect(url) as bucket:
         async with await bucket.stream(scope="nope") as stream:
             with pytest.raises(UsageError, match="the bucket has no scope 'nope'"):
@@ -258,26 +258,26 @@ async def test_a_part_that_is_not_there(url):
 
 @pytest.mark.parametrize("protocol", [each for each in Dialect if each is not Dialect.DCP])
 @in_loop
-async def test_other_dialects_know_the_default_collection_alone(url, protocol):
+async def test_other_dialects_have_only_the_default_collection(url, protocol):
     async with connect(url) as bucket:
         await fill(bucket)
         assert await changes(bucket, protocol=protocol) == {(Event.MUTATION, None, None, b"d")}
 
 
 @in_loop
-async def test_extended_attributes(node, url):
+async def test_extended_attributes_are_delivered_on_request(node, url):
     value = pack_xattrs({"_sync": b'{"rev":1}', "own": b"1"}, b'{"a":1}')
     vbucket = node.buckets["beer"].store.vbuckets[3]
     run(node, lambda: vbucket.set(b"\0x", value, datatype=Datatype.XATTR | Datatype.JSON))
     async with connect(url) as bucket:
-        for wanted, expected in ((False, None), (True, {"_sync": b'{"rev":1}', "own": b"1"})):
-            (row,) = [row async for row in bucket.changes(stop="now", vbuckets=[3], xattrs=wanted) if row.key]
+        for xattrs, expected in ((False, None), (True, {"_sync": b'{"rev":1}', "own": b"1"})):
+            (row,) = [row async for row in bucket.changes(stop="now", vbuckets=[3], xattrs=xattrs) if row.key]
             assert (row.value, row.datatype, row.xattrs) == (b'{"a":1}', Datatype.JSON, expected)
 
 
 @in_loop
 async def test_a_tap_dump_is_compared_with_the_default_collection(node, url):
-    """TAP knows no other: a document elsewhere is neither sent nor missed."""
+    """TAP has only the default collection: other documents are neither sent nor counted as missing."""
     async with connect(url) as bucket:
         await bucket.upsert_many([(f"k{number}", b"v") for number in range(20)])
         await bucket.upsert_many([(f"k{number}", b"v") for number in range(30)], collection=AIRLINE)

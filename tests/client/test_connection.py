@@ -1,4 +1,4 @@
-"""One connection: requests and answers that meet, or do not; and how a connection is made ready."""
+"""One connection: how replies are matched to requests, and how a connection is set up."""
 
 import asyncio
 
@@ -23,11 +23,11 @@ from penstock.wire.codec.frame import HEADER, Frame, join_frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Get, Set, Stat
-from tests.client.peer import Running, Script, in_loop, reply
+from tests.client.peer import RestartableNode, Script, in_loop, reply
 from tests.patience import PATIENCE
 
 
-async def linked(script, **options):
+async def open_link(script, **options):
     return await NodeLink.open("127.0.0.1", script.port, PATIENCE, **options)
 
 
@@ -39,7 +39,7 @@ def get(key):
 
 
 @in_loop
-async def test_replies_in_any_order_find_their_requests():
+async def test_replies_in_any_order_are_matched_to_their_requests():
     held = []
 
     def answer(peer, frame):
@@ -47,7 +47,7 @@ async def test_replies_in_any_order_find_their_requests():
         return b"".join(reply(each, value=each.key) for each in reversed(held)) if len(held) == 3 else b""
 
     async with Script(answer) as script:
-        link = await linked(script)
+        link = await open_link(script)
         one, two = await asyncio.gather(
             link.request_many([get("a"), get("b")], PATIENCE), link.request_many([get("c")], PATIENCE)
         )
@@ -56,8 +56,8 @@ async def test_replies_in_any_order_find_their_requests():
 
 
 @in_loop
-async def test_statistics_among_other_requests():
-    """The lines of STAT stand between answers to others."""
+async def test_statistics_are_collected_from_mixed_replies():
+    """The replies to STAT arrive mixed with replies to other requests."""
     asked = asyncio.Event()
 
     def answer(peer, frame):
@@ -69,7 +69,7 @@ async def test_statistics_among_other_requests():
         return b"".join((line[0], others[0], line[1], line[2], reply(frame), *others[1:]))
 
     async with Script(answer) as script:
-        link = await linked(script)
+        link = await open_link(script)
         getting = asyncio.ensure_future(link.request_many([get("a"), get("b")], PATIENCE))
         await asked.wait()
         assert [frame.key for frame in await link.collect_replies(Stat(), PATIENCE)] == [b"name0", b"name1", b"name2"]
@@ -86,14 +86,14 @@ async def test_statistics_among_other_requests():
     ids=["entries", "bytes"],
 )
 @in_loop
-async def test_statistics_without_end(monkeypatch, name, limit, value, found):
+async def test_endless_statistics_are_an_error(monkeypatch, name, limit, value, found):
     monkeypatch.setattr(pending_calls, name, limit)
 
     def answer(peer, frame):
         return reply(frame, key=b"name", value=value) * 1000 if frame.opcode == Opcode.STAT else b""
 
     async with Script(answer) as script:
-        link = await linked(script)
+        link = await open_link(script)
         with pytest.raises(RemoteProtocolError, match=f"the answer to STAT is too large: {found}"):
             await link.request_stats("", PATIENCE)
         assert link.closed.done()
@@ -101,16 +101,16 @@ async def test_statistics_without_end(monkeypatch, name, limit, value, found):
 
 
 @in_loop
-async def test_statistics_that_are_refused():
+async def test_refused_statistics_are_an_error():
     async with Script(lambda peer, frame: reply(frame, Status.KEY_ENOENT)) as script:
-        link = await linked(script)
+        link = await open_link(script)
         with pytest.raises(KeyNotFound, match=r"STAT b'nope': KEY_ENOENT"):
             await link.collect_replies(Stat(key=b"nope"), PATIENCE)
         await link.close()
 
 
 @in_loop
-async def test_a_late_answer_to_who_waits_no_more_is_dropped():
+async def test_late_reply_to_a_cancelled_request_is_dropped():
     asked = asyncio.Event()
 
     def answer(peer, frame):
@@ -118,7 +118,7 @@ async def test_a_late_answer_to_who_waits_no_more_is_dropped():
         return b"".join(reply(each, value=each.key) for each in peer.requests) if frame.key == b"b" else b""
 
     async with Script(answer) as script:
-        link = await linked(script)
+        link = await open_link(script)
         waiting = asyncio.ensure_future(link.request(get("a"), PATIENCE))
         await asked.wait()
         waiting.cancel()
@@ -129,9 +129,10 @@ async def test_a_late_answer_to_who_waits_no_more_is_dropped():
 
 
 @in_loop
-async def test_no_answer_ends_the_connection_since_none_would_follow():
+async def test_missing_reply_ends_the_connection():
+    """After a missing reply, later replies would not arrive either."""
     async with Script(lambda peer, frame: b"") as script:
-        link = await linked(script)
+        link = await open_link(script)
         other = asyncio.ensure_future(link.request(get("a"), PATIENCE))
         with pytest.raises(OperationTimeout, match=r"GET: no answer within 0.05 s"):
             await link.request(get("b"), 0.05)
@@ -141,9 +142,9 @@ async def test_no_answer_ends_the_connection_since_none_would_follow():
 
 
 @in_loop
-async def test_a_peer_that_does_not_read_is_timed_out_as_well():
+async def test_peer_that_does_not_read_is_timed_out():
     async with Script(lambda peer, frame: peer.transport.pause_reading() or b"") as script:
-        link = await linked(script)
+        link = await open_link(script)
         big = [Set(key=b"k", value=bytes(1 << 20))] * 20
         with pytest.raises(OperationTimeout):
             await link.request_many(big, 0.2)
@@ -153,13 +154,13 @@ async def test_a_peer_that_does_not_read_is_timed_out_as_well():
 
 
 @in_loop
-async def test_a_peer_that_hangs_up_wakes_everybody():
+async def test_closing_peer_fails_every_waiting_request():
     def answer(peer, frame):
         peer.transport.close()
         return b""
 
     async with Script(answer) as script:
-        link = await linked(script)
+        link = await open_link(script)
         found = await asyncio.gather(
             link.request(get("a"), PATIENCE),
             link.request_many([get("b"), get("c")], PATIENCE),
@@ -173,9 +174,9 @@ async def test_a_peer_that_hangs_up_wakes_everybody():
 
 
 @in_loop
-async def test_a_connection_that_has_ended_takes_anything_and_answers_nothing():
+async def test_closed_connection_accepts_calls_and_fails_requests():
     async with Script() as script:
-        link = await linked(script)
+        link = await open_link(script)
         await link.close()
         await link.close()
         link.transport.pause_reading()
@@ -189,9 +190,9 @@ async def test_a_connection_that_has_ended_takes_anything_and_answers_nothing():
 
 
 @in_loop
-async def test_what_cannot_be_encoded_is_not_sent_and_the_connection_is_still_good():
+async def test_unencodable_request_is_not_sent_and_the_connection_stays_usable():
     async with Script(lambda peer, frame: reply(frame)) as script:
-        link = await linked(script)
+        link = await open_link(script)
         with pytest.raises(LocalProtocolError):
             await link.request_many([get("a"), Get(key=b"b", vbucket=1 << 16)], PATIENCE)
         assert (await link.request(get("c"), PATIENCE)).specific == Status.SUCCESS
@@ -200,9 +201,9 @@ async def test_what_cannot_be_encoded_is_not_sent_and_the_connection_is_still_go
 
 
 @in_loop
-async def test_opaques_begin_again_before_they_do_not_fit():
+async def test_opaques_start_again_before_they_overflow():
     async with Script(lambda peer, frame: reply(frame, value=frame.key)) as script:
-        link = await linked(script)
+        link = await open_link(script)
         link.allocate_opaque(0x7FFF_FFFF - 3)
         frames = await link.request_many([get(text) for text in "abcd"], PATIENCE)
         assert [frame.value for frame in frames] == [b"a", b"b", b"c", b"d"]
@@ -218,9 +219,9 @@ GARBAGE = [
 
 @pytest.mark.parametrize(("name", "garbage", "found"), GARBAGE, ids=[row[0] for row in GARBAGE])
 @in_loop
-async def test_garbage_is_said_to_be_garbage(name, garbage, found):
+async def test_garbage_is_a_protocol_error(name, garbage, found):
     async with Script(lambda peer, frame: garbage) as script:
-        link = await linked(script)
+        link = await open_link(script)
         with pytest.raises(RemoteProtocolError, match=found):
             await link.request(get("a"), PATIENCE)
         with pytest.raises(RemoteProtocolError, match=found):
@@ -229,29 +230,29 @@ async def test_garbage_is_said_to_be_garbage(name, garbage, found):
 
 
 @in_loop
-async def test_what_is_no_answer_goes_to_the_stream_once_for_each_read():
+async def test_frames_other_than_replies_go_to_the_stream_once_for_each_read():
     noop = join_frame(Frame(Magic.REQUEST, Opcode.DCP_NOOP, opaque=7))
     reads = []
     async with Script(lambda peer, frame: reply(frame) + noop) as script:
-        link = await linked(script, on_stream=lambda link, events: reads.append(events))
+        link = await open_link(script, on_stream=lambda link, events: reads.append(events))
         await link.request(get("a"), PATIENCE)
         await link.close()
     assert [[frame.opaque for frame in events] for events in reads] == [[7]]
 
 
 @in_loop
-async def test_nobody_listens():
+async def test_refused_connection_is_an_os_error():
     async with Script() as script:
         pass
     with pytest.raises(OSError, match="Connect call failed"):
-        await linked(script)
+        await open_link(script)
 
 
-# Making it ready
+# Set-up
 
 
-def script_that(opcode, answer):
-    """Return a script that is a good node but for one command."""
+def make_script_except(opcode, answer):
+    """Return a script that answers like a good node, except to one opcode."""
     return Script(lambda peer, frame: answer(frame) if frame.opcode == opcode else None)
 
 
@@ -262,7 +263,7 @@ async def session_on(script, **options):
 
 
 @in_loop
-async def test_a_session_knows_its_vbuckets():
+async def test_session_has_the_number_of_vbuckets():
     async with Script(vbuckets=7) as script:
         assert (await session_on(script)).vbuckets == 7
 
@@ -284,8 +285,8 @@ async def test_a_session_knows_its_vbuckets():
     ],
 )
 @in_loop
-async def test_a_refusal_in_the_set_up(opcode, status, error, found):
-    async with script_that(opcode, lambda frame: reply(frame, status)) as script:
+async def test_refusal_during_set_up_is_reported(opcode, status, error, found):
+    async with make_script_except(opcode, lambda frame: reply(frame, status)) as script:
         with pytest.raises(error, match=found):
             await session_on(script)
 
@@ -309,15 +310,15 @@ CONFIGS = [
 
 @pytest.mark.parametrize(("config", "error", "found"), CONFIGS)
 @in_loop
-async def test_a_cluster_map_that_does_not_do(config, error, found):
-    async with script_that(Opcode.GET_CLUSTER_CONFIG, lambda frame: reply(frame, value=config)) as script:
+async def test_unusable_cluster_map_is_reported(config, error, found):
+    async with make_script_except(Opcode.GET_CLUSTER_CONFIG, lambda frame: reply(frame, value=config)) as script:
         with pytest.raises(error, match=found):
             await session_on(script)
 
 
 @in_loop
 async def test_the_whole_set_up_has_one_time_limit():
-    """A peer that answers each step late, and in all too late."""
+    """Each step is answered within the limit, but all steps together take longer."""
 
     def answer(peer, frame):
         asyncio.get_running_loop().call_later(0.15, lambda: peer.transport.write(script.set_up(frame)))
@@ -329,8 +330,8 @@ async def test_the_whole_set_up_has_one_time_limit():
 
 
 @in_loop
-async def test_a_host_that_does_not_serve_is_passed_over():
-    node = await asyncio.to_thread(Running)
+async def test_host_that_does_not_serve_is_skipped():
+    node = await asyncio.to_thread(RestartableNode)
     try:
         async with Script(lambda peer, frame: b"") as silent, Script() as gone:
             await gone.__aexit__()
@@ -343,14 +344,14 @@ async def test_a_host_that_does_not_serve_is_passed_over():
 
 
 @in_loop
-async def test_a_set_up_that_fails_or_is_cancelled_closes_the_connection():
+async def test_cancelled_set_up_closes_the_connection():
     reached = asyncio.Event()
 
     def never(frame):
         reached.set()
         return b""
 
-    async with script_that(Opcode.HELLO, never) as script:
+    async with make_script_except(Opcode.HELLO, never) as script:
         opening = asyncio.ensure_future(session_on(script))
         await reached.wait()
         opening.cancel()

@@ -1,4 +1,4 @@
-"""Every dialect against a node: the same changes for the same history, over nodes that come and go."""
+"""Every dialect against a real node: the same changes for the same history, also over restarts of the node."""
 
 import asyncio
 import itertools
@@ -35,7 +35,7 @@ async def read(bucket, *args, **options):
 
 
 def current(rows):
-    """What rows make of a bucket, in the order in which they came."""
+    """Return the documents that result from the rows, applied in the order of their arrival."""
     kept: dict[tuple[int, bytes], tuple[int, bytes]] = {}
     for row in rows:
         if row.event == Event.ROLLBACK:
@@ -49,14 +49,14 @@ def current(rows):
 
 
 class Following(NamedTuple):
-    """A bucket, and the rows that a stream of it has given so far."""
+    """A bucket, a stream of its changes, and the rows that the stream has delivered so far."""
 
     bucket: Bucket
     changes: AsyncGenerator[Change, None]
     rows: list[Change]
 
     async def until(self, expected):
-        """Take rows until they make these documents."""
+        """Read rows until they result in these documents."""
         async for change in self.changes:
             self.rows.append(change)
             if current(self.rows) == dict(expected):
@@ -66,7 +66,7 @@ class Following(NamedTuple):
 
 @asynccontextmanager
 async def following(running, protocol, many):
-    """Store documents, and follow the bucket until they are there."""
+    """Store documents, and follow the bucket until the stream has delivered them."""
     async with connect(running.url(protocol=protocol)) as bucket:
         await bucket.upsert_many(documents(0, many))
         async with await bucket.stream() as stream:
@@ -76,7 +76,10 @@ async def following(running, protocol, many):
 
 
 async def first_after_now(bucket, changes):
-    """Store documents until a stream from now on gives one, and return that; when a stream begins is not said."""
+    """Store documents until a stream from now on delivers one; return that change.
+
+    The node does not report when the stream has started.
+    """
     coming = asyncio.ensure_future(anext(changes))
     for number in itertools.count():
         await bucket.upsert(f"new{number}", b"value")
@@ -86,7 +89,7 @@ async def first_after_now(bucket, changes):
 
 @every
 @in_loop
-async def test_the_same_changes_for_the_same_history(running, protocol):
+async def test_every_dialect_delivers_the_same_changes(running, protocol):
     async with connect(running.url()) as bucket:
         await bucket.upsert_many(documents(0, 400), flags=0xDEADBEEF, expiry=10_000)
         await bucket.upsert_many(documents(100, 200))
@@ -94,19 +97,19 @@ async def test_the_same_changes_for_the_same_history(running, protocol):
         expected = {(row.vbucket, row.key): row for row in await read(bucket, stop="now")}
         found = await read(bucket, stop="now", protocol=protocol)
     assert len(found) == len(expected) == 400
-    said = set()
+    filled = set()
     for row in found:
         for name, mine, theirs in zip(Change._fields, row, expected[row.vbucket, row.key], strict=True):
             assert mine is None or mine == theirs, name
-            said |= {name} if mine is not None else set()
-    assert said >= {"vbucket", "rev_seqno", "cas", "event", "key", "value", "flags", "expiry", "history"}
-    assert ("seqno" in said) == ("vbuuid" in said) == (protocol != "tap")
-    assert ("snapshot_end" in said) == ("delete_time" in said) == (protocol == "dcp")
+            filled |= {name} if mine is not None else set()
+    assert filled >= {"vbucket", "rev_seqno", "cas", "event", "key", "value", "flags", "expiry", "history"}
+    assert ("seqno" in filled) == ("vbuuid" in filled) == (protocol != "tap")
+    assert ("snapshot_end" in filled) == ("delete_time" in filled) == (protocol == "dcp")
 
 
 @every
 @in_loop
-async def test_what_comes_is_followed(running, protocol):
+async def test_stream_follows_new_changes(running, protocol):
     async with following(running, protocol, 100) as here:
         await here.bucket.upsert("new", b"value")
         await here.until([*documents(0, 100), ("new", b"value")])
@@ -115,7 +118,7 @@ async def test_what_comes_is_followed(running, protocol):
 
 @every
 @in_loop
-async def test_now_is_nothing_of_what_was(running, protocol):
+async def test_stream_from_now_has_no_earlier_changes(running, protocol):
     async with connect(running.url(protocol=protocol)) as bucket:
         await bucket.upsert_many(documents(0, 100))
         async with await bucket.stream("now") as stream:
@@ -125,7 +128,7 @@ async def test_now_is_nothing_of_what_was(running, protocol):
 
 @every
 @in_loop
-async def test_an_empty_bucket_and_some_vbuckets(running, protocol):
+async def test_empty_bucket_and_selected_vbuckets_are_read(running, protocol):
     async with connect(running.url(protocol=protocol)) as bucket:
         assert not await read(bucket, stop="now")
         await bucket.upsert_many(documents(0, 200))
@@ -135,13 +138,13 @@ async def test_an_empty_bucket_and_some_vbuckets(running, protocol):
 
 
 @every
-def test_the_blocking_reader(running, protocol):
+def test_blocking_reader_reads_an_empty_bucket(running, protocol):
     assert sum(batch.num_rows for batch in read_changes(running.url(), stop="now", protocol=protocol)) == 0
 
 
 @resuming
 @in_loop
-async def test_positions_of_one_dialect_go_on_in_another(running, protocol):
+async def test_positions_of_one_dialect_resume_in_another(running, protocol):
     async with connect(running.url()) as bucket:
         rows: list[Change] = []
         positions: dict[int, Position] = {}
@@ -187,7 +190,7 @@ async def test_a_flushed_bucket_is_rolled_back(running, protocol):
 
 @every
 @in_loop
-async def test_a_node_that_lost_its_data_begins_anew(running, protocol):
+async def test_node_that_lost_its_data_is_rolled_back(running, protocol):
     async with following(running, protocol, 200) as here:
         await running.restart()
         await here.bucket.upsert_many(documents(150, 300))
@@ -216,7 +219,7 @@ async def test_tap_from_now_on_ends_with_its_connection(running):
     ],
 )
 @in_loop
-async def test_what_cannot_be_asked_for(running, arguments, options, found):
+async def test_impossible_stream_request_is_refused(running, arguments, options, found):
     async with connect(running.url()) as bucket:
         with pytest.raises(UsageError, match=found):
             await bucket.stream(*arguments, **options)
@@ -227,7 +230,7 @@ async def test_what_cannot_be_asked_for(running, arguments, options, found):
 
 @pytest.mark.parametrize("refusal", [None, Status.EINVAL, Status.NOT_SUPPORTED])
 @in_loop
-async def test_an_old_server_is_asked_for_less(refusal):
+async def test_old_server_is_sent_fewer_options(refusal):
     def answer(peer, frame):
         message = decode_frame(frame) if frame.opcode == Opcode.DCP_OPEN else None
         if frame.opcode == Opcode.DCP_STREAM_REQ:
@@ -256,7 +259,7 @@ async def test_an_old_server_is_asked_for_less(refusal):
 
 @every
 @in_loop
-async def test_the_kernel_watches_where_the_dialect_does_not(running, protocol):
+async def test_tcp_keepalive_is_on_where_the_dialect_has_no_noop(running, protocol):
     async with connect(running.url(protocol=protocol)) as bucket:
         await bucket.upsert("k", b"")
         async with await bucket.stream() as stream:

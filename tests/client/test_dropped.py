@@ -1,4 +1,4 @@
-"""What is received and not handed out: every frame and change of it is counted, with a reason."""
+"""Frames and changes that are received but not delivered: each is counted, with a reason."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -22,30 +22,30 @@ from tests.client.peer import Script, in_loop
 from tests.client.producer import (
     AT_20,
     accept,
-    consumer_of,
     end,
+    make_consumer,
     marker,
     mutations,
     noop,
-    opened,
+    open_stream,
     rollback,
 )
 
-UPR = dialects.Upr()
+UPR = dialects.UprMessageBuilder()
 MANY = 60
-"""Changes of a run that is dealt with in columns; a few are dealt with one by one."""
+"""Changes of a run that is long enough to be decoded in columns. A short run is decoded change by change."""
 
-# Scenarios: each returns the feed, and what it must have counted
+# Scenarios: each returns the feed and the count that it must have
 
 
 def closed_stream(many):
-    consumer, request = opened({3: StreamTarget(policy=PinnedBranch(12))})
+    consumer, request = open_stream({3: StreamTarget(policy=PinnedBranch(12))})
     consumer.give(marker(request, 1, 999), mutations(request, *range(1, many + 1)), end(request))
     return consumer.feed, many + 2
 
 
 def earlier_stream(many):
-    consumer, request = opened()
+    consumer, request = open_stream()
     consumer.feed.tolerate_opaques(50)
     earlier = replace(request, opaque=49)
     consumer.give(marker(earlier, 1, 999), mutations(earlier, *range(1, many + 1)), end(earlier))
@@ -53,14 +53,14 @@ def earlier_stream(many):
 
 
 def behind_end(many):
-    consumer, request = opened({3: StreamTarget(end_seqno=1)}, end_rule=EndRule.EXACT)
+    consumer, request = open_stream({3: StreamTarget(end_seqno=1)}, end_rule=EndRule.EXACT)
     consumer.give(marker(request, 1, 999), mutations(request, *range(2, many + 2)))
     return consumer.feed, many
 
 
 def received_before(many):
-    wanted = StreamTarget(position=AT_20, policy=PinnedBranch(11, 30))
-    consumer = consumer_of({3: wanted})
+    target = StreamTarget(position=AT_20, policy=PinnedBranch(11, 30))
+    consumer = make_consumer({3: target})
     consumer.give(rollback(consumer.ask_one(), 0))
     request = consumer.ask_one()
     consumer.give(accept(request), marker(request, 1, 999), mutations(request, *range(21 - min(many, 20), 21 + many)))
@@ -68,45 +68,45 @@ def received_before(many):
 
 
 def behind_violation(many):
-    consumer, request = opened()
+    consumer, request = open_stream()
     with pytest.raises(OrderViolation):
         consumer.give(marker(request, 1, 999), mutations(request, *range(2, many + 2), *range(1, many + 1)), noop(7))
     return consumer.feed, many + 1
 
 
 def repeated_advance(many):
-    consumer, request = opened()
+    consumer, request = open_stream()
     advanced = SeqnoAdvanced(vbucket=3, opaque=request.opaque, by_seqno=7).encode()
     consumer.give(marker(request, 1, 9), *[advanced] * (many + 1))
     return consumer.feed, many
 
 
 def state(many):
-    consumer, request = dialects.opened(UPR)
+    consumer, request = dialects.open_stream(UPR)
     consumer.give(*[UPR.state(request)] * many)
     return consumer.feed, many
 
 
 def stream_start(many):
-    consumer, _ = dialects.opened(UPR)
+    consumer, _ = dialects.open_stream(UPR)
     return consumer.feed, 1
 
 
-def remark(many):
-    consumer = tap.consumer_of()
-    consumer.give(*[tap.remark(2, 77, opaque=opaque) for opaque in range(many)])
+def unknown_opaque_message(many):
+    consumer = tap.make_consumer()
+    consumer.give(*[tap.opaque_message(2, 77, opaque=opaque) for opaque in range(many)])
     return consumer.feed, many
 
 
 def unexpected_reply(many):
-    consumer, _ = opened()
+    consumer, _ = open_stream()
     consumer.give(*[DcpReply(opaque=4000).encode(Opcode.DCP_CLOSE_STREAM)] * many)
     return consumer.feed, many
 
 
 def outdated_log(many):
-    """A flush gives the stream up before the log behind its request comes."""
-    consumer = dialects.consumer_of(UPR, {3: StreamTarget(policy=PinnedBranch(11))})
+    """A flush makes the feed give up the stream before the log after its request arrives."""
+    consumer = dialects.make_consumer(UPR, {3: StreamTarget(policy=PinnedBranch(11))})
     request, again = consumer.decide()
     consumer.give(UPR.accept(request), UPR.flush(request), UPR.log(again))
     assert consumer.feed.given_up == [3]
@@ -122,7 +122,7 @@ FEEDS = {
     DropReason.REPEATED_ADVANCE: repeated_advance,
     DropReason.VBUCKET_STATE: state,
     DropReason.STREAM_START: stream_start,
-    DropReason.TAP_OPAQUE: remark,
+    DropReason.TAP_OPAQUE: unknown_opaque_message,
     DropReason.UNEXPECTED_REPLY: unexpected_reply,
     DropReason.OUTDATED_LOG: outdated_log,
 }
@@ -136,21 +136,21 @@ LINKS = {
 
 
 def test_each_reason_has_a_case():
-    """A new reason needs one, and there is no way to leave out a frame but with a reason."""
+    """A new reason needs a case, and no frame can be dropped without a reason."""
     assert {*FEEDS, *LINKS} == {*DropReason}
 
 
 @pytest.mark.parametrize("many", [1, MANY])
 @pytest.mark.parametrize("reason", FEEDS, ids=lambda reason: reason.name)
-def test_a_feed_counts_what_it_leaves_out(reason, many):
+def test_feed_counts_the_frames_that_it_drops(reason, many):
     feed, expected = FEEDS[reason](many)
     assert feed.dropped.frames[reason] == expected
 
 
 @pytest.mark.parametrize("many", [1, MANY])
 @pytest.mark.parametrize("make", [closed_stream, earlier_stream, behind_end])
-def test_what_is_left_out_is_acknowledged(make, many):
-    """The producer's account of the window: nothing stays open for ever."""
+def test_dropped_frames_are_acknowledged(make, many):
+    """Otherwise the producer would count them against its window for ever."""
     feed, _ = make(many)
     while feed.deliveries:
         feed.acknowledge(feed.deliveries.popleft())
@@ -160,7 +160,7 @@ def test_what_is_left_out_is_acknowledged(make, many):
 
 @pytest.mark.parametrize("reason", LINKS, ids=lambda reason: reason.name)
 @in_loop
-async def test_a_bucket_counts_what_is_nobodys(reason):
+async def test_bucket_counts_frames_that_belong_to_no_stream(reason):
     def answer(peer, frame):
         return LINKS[reason] + script.set_up(frame) if frame.opcode == Opcode.STAT else None
 
@@ -172,8 +172,8 @@ async def test_a_bucket_counts_what_is_nobodys(reason):
 
 
 @in_loop
-async def test_a_stream_counts_over_all_of_its_connections(caplog):
-    """A map is pushed in the midst of each of two connections, and a change comes twice on the first one."""
+async def test_stream_counts_over_all_its_connections(caplog):
+    """The server pushes a map on each of two connections, and sends one change twice on the first connection."""
     caplog.set_level("INFO", "penstock.client")
 
     def answer(peer, frame):
@@ -198,7 +198,7 @@ async def test_a_stream_counts_over_all_of_its_connections(caplog):
     assert line.endswith(f"not delivered: {describe_drops(counted)}")
 
 
-def test_counts_as_text():
+def test_counts_are_described_as_text():
     assert describe_drops({}) == ""
     assert (
         describe_drops({DropReason.PUSHED: 3, DropReason.VBUCKET_STATE: 0})
@@ -206,15 +206,15 @@ def test_counts_as_text():
     )
 
 
-# Nothing is left out without a count
+# No change is dropped without a count
 
 KINDS = ["next", "next", "next", "skip", "repeat", "closed", "earlier", "unknown"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 40)), max_size=12), st.booleans())
-def test_every_change_is_handed_out_or_counted(parts, at_once):
-    """Changes of an open stream, of closed and unknown ones, and some out of order."""
-    consumer = consumer_of({3: StreamTarget(), 5: StreamTarget(policy=PinnedBranch(99))})
+def test_every_change_is_delivered_or_counted(parts, at_once):
+    """The changes are those of an open stream, of closed and unknown streams, and some are out of order."""
+    consumer = make_consumer({3: StreamTarget(), 5: StreamTarget(policy=PinnedBranch(99))})
     consumer.feed.tolerate_opaques(50)
     one, two = consumer.ask()
     consumer.give(accept(one), accept(two), marker(one, 1, 1 << 20))
@@ -229,11 +229,11 @@ def test_every_change_is_handed_out_or_counted(parts, at_once):
     given_up = 0
     with suppress(OrderViolation):
         for message in [b"".join(messages)] if at_once else messages:
-            given_up = sent  # what a connection that is broken would still bring is not received
+            given_up = sent  # later messages of a broken connection are not received
             consumer.give(message)
             given_up = 0
-    handed_out = len(consumer.consume())
+    delivered_count = len(consumer.consume())
     counted = consumer.feed.dropped.frames.total()
     if not given_up or at_once:
-        assert handed_out + counted == sent
-    assert handed_out + counted <= sent
+        assert delivered_count + counted == sent
+    assert delivered_count + counted <= sent

@@ -1,4 +1,4 @@
-"""The consumer without its socket: what it makes of what a producer says."""
+"""The DCP feed without a socket: how it handles the messages of a producer."""
 
 from dataclasses import replace
 
@@ -21,14 +21,14 @@ from penstock.wire.messages.kv import FailoverEntry, Get
 from tests.client.producer import (
     AT_20,
     accept,
-    consumer_of,
     deletion,
     end,
+    make_consumer,
     marker,
     mutation,
     mutations,
     noop,
-    opened,
+    open_stream,
     seqnos,
 )
 
@@ -38,8 +38,8 @@ RUNS = [1, 2, SMALL_RUN - 1, SMALL_RUN, SMALL_RUN + 1, 200]
 
 
 @pytest.mark.parametrize("many", RUNS)
-def test_changes_are_rows_whatever_the_length_of_their_run(many):
-    consumer, request = opened(log=(FailoverEntry(2**63 + 5, 0),))
+def test_runs_of_any_length_become_rows(many):
+    consumer, request = open_stream(log=(FailoverEntry(2**63 + 5, 0),))
     found = consumer.get(marker(request, 1, many, flags=5), mutations(request, *range(1, many + 1)))
     assert seqnos(found) == list(range(1, many + 1))
     assert found[0] == Change(
@@ -62,8 +62,8 @@ def test_changes_are_rows_whatever_the_length_of_their_run(many):
 
 
 @pytest.mark.parametrize("many", RUNS)
-def test_a_delivery_is_a_batch_and_changes_alike(many):
-    consumer, request = opened()
+def test_delivery_has_the_same_changes_as_batch_and_as_objects(many):
+    consumer, request = open_stream()
     consumer.give(marker(request, 1, many + 1), mutations(request, *range(1, many + 1)), deletion(request, many + 1))
     for delivery in consumer.feed.deliveries:
         assert delivery.batch.num_rows == len(delivery.changes)
@@ -71,8 +71,8 @@ def test_a_delivery_is_a_batch_and_changes_alike(many):
     assert [change.event for change in consumer.consume()][-2:] == [Event.MUTATION, Event.DELETION]
 
 
-def test_a_position_never_runs_ahead_of_the_changes_handed_out_with_it():
-    consumer, request = opened()
+def test_position_is_never_ahead_of_the_changes_delivered_with_it():
+    consumer, request = open_stream()
     consumer.give(
         marker(request, 1, 3),
         mutations(request, 1, 2, 3),
@@ -89,18 +89,18 @@ def test_a_position_never_runs_ahead_of_the_changes_handed_out_with_it():
     assert last.positions[3].snap_end == 205
 
 
-def test_an_empty_delivery_is_never_made():
-    consumer, request = opened()
+def test_no_delivery_is_empty():
+    consumer, request = open_stream()
     consumer.give(marker(request, 1, 3))
     consumer.give(noop(1))
     assert not consumer.feed.deliveries
 
 
-# What is asked for
+# Stream requests
 
 
-def test_one_request_for_each_stream_and_none_twice():
-    consumer = consumer_of(
+def test_each_stream_is_requested_once():
+    consumer = make_consumer(
         {7: StreamTarget(), 2: StreamTarget(position=AT_20, end_seqno=25), 1: StreamTarget(end_seqno=0)}
     )
     first, second = consumer.ask()
@@ -115,8 +115,8 @@ def test_one_request_for_each_stream_and_none_twice():
 
 
 @pytest.mark.parametrize("position", [BEGINNING, AT_20])
-def test_nothing_behind_the_beginning_is_done_at_once_but_a_position_is_checked(position):
-    consumer = consumer_of({3: StreamTarget(position=position, end_seqno=0)})
+def test_stream_to_seqno_zero_is_done_at_once_unless_its_position_needs_a_check(position):
+    consumer = make_consumer({3: StreamTarget(position=position, end_seqno=0)})
     assert consumer.feed.is_done == (position is BEGINNING)
     if not consumer.feed.is_done:
         request = consumer.ask_one()
@@ -126,13 +126,13 @@ def test_nothing_behind_the_beginning_is_done_at_once_but_a_position_is_checked(
 
 
 @pytest.mark.parametrize("vbucket", [-1, 8, 65536])
-def test_a_vbucket_that_the_bucket_does_not_have(vbucket):
+def test_impossible_vbucket_is_refused(vbucket):
     with pytest.raises(UsageError, match=f"vbucket {vbucket}, expected one below 8"):
-        consumer_of({vbucket: StreamTarget()})
+        make_consumer({vbucket: StreamTarget()})
 
 
-def test_ends_that_mean_now_are_asked_for_on_every_connection():
-    consumer = consumer_of({1: StreamTarget(), 2: StreamTarget()}, end_rule=EndRule.NOW)
+def test_end_at_now_is_set_again_on_every_connection():
+    consumer = make_consumer({1: StreamTarget(), 2: StreamTarget()}, end_rule=EndRule.NOW)
     assert not consumer.ask()
     assert consumer.feed.pending_ends == {1, 2}
     consumer.feed.set_end(1, 0)
@@ -173,7 +173,7 @@ WRONG_ORDER = [
         4,
     ),
     ("end of another vbucket", lambda r: [end(moved(r))], "of vbucket 4 under the opaque of 3", 4),
-    ("a vbucket that is none", lambda r: [marker(r, 1, 9), mutations(moved(r, 8), 1)], "change of vbucket 8", 4),
+    ("an impossible vbucket", lambda r: [marker(r, 1, 9), mutations(moved(r, 8), 1)], "change of vbucket 8", 4),
 ]
 
 
@@ -185,11 +185,11 @@ def moved(request, vbucket=4):
 
 @pytest.mark.parametrize("columnar", [False, True])
 @pytest.mark.parametrize(("name", "messages", "found", "status"), WRONG_ORDER, ids=[row[0] for row in WRONG_ORDER])
-def test_what_breaks_the_order_ends_it(name, messages, found, status, columnar):
-    consumer = consumer_of({3: StreamTarget(), 5: StreamTarget()})
+def test_broken_order_is_a_protocol_error(name, messages, found, status, columnar):
+    consumer = make_consumer({3: StreamTarget(), 5: StreamTarget()})
     other, request = sorted(consumer.ask(), key=lambda each: -each.vbucket)
     consumer.give(accept(request), accept(other), marker(other, 1, 1000))
-    # Changes of another stream in front of it make the run a long one.
+    # Changes of another stream before it make the run long enough for columns.
     front = mutations(other, *range(1, 100)) if columnar else b""
     *before, last = messages(request)
     with pytest.raises(RemoteProtocolError, match=found) as caught:
@@ -197,39 +197,39 @@ def test_what_breaks_the_order_ends_it(name, messages, found, status, columnar):
     assert caught.value.status == status
 
 
-def test_before_the_reply_there_is_nothing():
-    consumer = consumer_of()
+def test_message_before_the_stream_reply_is_a_protocol_error():
+    consumer = make_consumer()
     request = consumer.ask_one()
     with pytest.raises(RemoteProtocolError, match="snapshot marker while the stream is requested"):
         consumer.give(marker(request, 1, 9))
 
 
 @pytest.mark.parametrize("many", RUNS)
-def test_an_opaque_that_no_stream_has_had_is_a_violation(many):
-    """It is reported: left out silently, changes would be lost without a word."""
-    consumer, request = opened()
-    stranger = replace(request, opaque=9999)
+def test_unknown_opaque_is_a_violation(many):
+    """If the feed dropped such messages silently, changes would be lost without a report."""
+    consumer, request = open_stream()
+    unknown = replace(request, opaque=9999)
     named = "vbucket 3: {} under opaque 9999, which no stream of this connection has had"
     with pytest.raises(OrderViolation) as caught:
-        consumer.give(marker(request, 1, 999), mutations(stranger, *range(1, many + 1)))
+        consumer.give(marker(request, 1, 999), mutations(unknown, *range(1, many + 1)))
     assert str(caught.value) == named.format("change")
     with pytest.raises(OrderViolation) as caught:
-        consumer.give(marker(stranger, 1, 999))
+        consumer.give(marker(unknown, 1, 999))
     assert str(caught.value) == named.format("DCP_SNAPSHOT_MARKER")
     assert not consumer.consume()
 
 
 @pytest.mark.parametrize("many", RUNS)
-def test_what_comes_of_a_closed_stream_is_left_out_and_acknowledged(many):
-    consumer, request = opened({3: StreamTarget(policy=PinnedBranch(12))})
+def test_messages_of_a_closed_stream_are_dropped_and_acknowledged(many):
+    consumer, request = open_stream({3: StreamTarget(policy=PinnedBranch(12))})
     consumer.give(marker(request, 1, 999), mutations(request, *range(1, many + 1)), end(request))
     assert not consumer.feed.deliveries
     consumer.give(noop(1))
     assert consumer.acknowledged == consumer.charged > 55 * many
 
 
-def test_an_earlier_user_of_the_connection_may_have_left_messages_under_way():
-    consumer, request = opened()
+def test_late_messages_of_an_earlier_stream_are_dropped():
+    consumer, request = open_stream()
     consumer.feed.tolerate_opaques(50)
     earlier = replace(request, opaque=49)
     assert not consumer.get(marker(earlier, 1, 9), mutations(earlier, 1), end(earlier))
@@ -238,9 +238,9 @@ def test_an_earlier_user_of_the_connection_may_have_left_messages_under_way():
 
 
 @pytest.mark.parametrize("many", [3, 60])
-def test_what_came_before_a_violation_holds_and_is_resumed_from(many):
-    """In one run with changes of another stream in front of it and behind it."""
-    consumer = consumer_of({3: StreamTarget(), 5: StreamTarget()})
+def test_changes_before_a_violation_are_delivered_and_resumed_from(many):
+    """The run also has changes of another stream, before and after the violation."""
+    consumer = make_consumer({3: StreamTarget(), 5: StreamTarget()})
     one, two = consumer.ask()
     consumer.give(accept(one), accept(two), marker(one, 1, many), marker(two, 1, 2 * many))
     front = mutations(two, *range(1, many + 1)), mutations(one, *range(1, many)), mutation(two, many + 1)
@@ -261,7 +261,7 @@ def test_what_came_before_a_violation_holds_and_is_resumed_from(many):
 
 @pytest.mark.parametrize("many", [1, 50])
 def test_two_streams_may_interleave_anywhere(many):
-    consumer = consumer_of({3: StreamTarget(), 5: StreamTarget()})
+    consumer = make_consumer({3: StreamTarget(), 5: StreamTarget()})
     one, two = consumer.ask()
     consumer.give(accept(two), marker(two, 1, 2 * many), accept(one), marker(one, 1, 2 * many))
     found = consumer.get(*(mutation(r, s) for s in range(1, 2 * many + 1) for r in (one, two)))

@@ -1,4 +1,4 @@
-"""The feed where keys have their collections, and events of collections lie among the changes."""
+"""The feed with collections: keys have collection IDs, and the stream has events of collections."""
 
 import json
 
@@ -22,7 +22,7 @@ from penstock.wire.messages import system_event
 from penstock.wire.messages.dcp import Mutation, SeqnoAdvanced, SnapshotMarkerV2, SystemEvent
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.values.collection_key import pack_collection_id
-from tests.client.producer import AT_20, accept, consumer_of, end, marker, refuse
+from tests.client.producer import AT_20, accept, end, make_consumer, marker, refuse
 
 AIRLINE, HOTEL, HIGH = 8, 0x80, 0xCAFEF00D
 KNOWN = KnownCollections(
@@ -34,9 +34,9 @@ KNOWN = KnownCollections(
 EVERYTHING = CollectionSelection()
 
 
-def opened(wanted=None, known=KNOWN, selection=EVERYTHING, xattrs=False):
-    """Return a consumer and its one stream, accepted."""
-    consumer = consumer_of(wanted, content=StreamContent(selection=selection, xattrs=xattrs))
+def open_stream(targets=None, known=KNOWN, selection=EVERYTHING, xattrs=False):
+    """Return a consumer and its stream request, which the producer has accepted."""
+    consumer = make_consumer(targets, content=StreamContent(selection=selection, xattrs=xattrs))
     consumer.feed.use_collections(known)
     request = consumer.ask_one()
     consumer.give(accept(request))
@@ -45,8 +45,8 @@ def opened(wanted=None, known=KNOWN, selection=EVERYTHING, xattrs=False):
 
 def mutation(request, seqno, collection_id=0, **fields):
     key = pack_collection_id(collection_id) + b"k%d" % seqno
-    said = {"value": b"v", **fields, "key": key, "by_seqno": seqno}
-    return Mutation(vbucket=request.vbucket, opaque=request.opaque, **said).encode()
+    content = {"value": b"v", **fields, "key": key, "by_seqno": seqno}
+    return Mutation(vbucket=request.vbucket, opaque=request.opaque, **content).encode()
 
 
 def event(request, seqno, kind, subject, *, as_table=False):
@@ -61,7 +61,7 @@ def advanced(request, seqno):
 
 @pytest.mark.parametrize("count", [1, SMALL_RUN + 5])
 def test_changes_have_their_collections(count):
-    consumer, request = opened()
+    consumer, request = open_stream()
     ids = [(0, AIRLINE, HOTEL, HIGH)[number % 4] for number in range(count)]
     sent = [mutation(request, number + 1, each) for number, each in enumerate(ids)]
     rows = consumer.get(marker(request, 1, count), *sent)
@@ -71,15 +71,15 @@ def test_changes_have_their_collections(count):
     ]
 
 
-def test_nothing_is_new_where_the_node_has_none():
-    consumer, request = opened(known=None)
+def test_keys_stay_as_received_on_a_node_without_collections():
+    consumer, request = open_stream(known=None)
     (row,) = consumer.get(marker(request, 1, 1), mutation(request, 1))
     assert (row.key, row.collection_id, row.scope) == (b"\0k1", None, None)
 
 
 @pytest.mark.parametrize("as_table", [False, True])
-def test_events_are_rows_and_teach_names(as_table):
-    consumer, request = opened()
+def test_events_are_rows_and_define_collection_names(as_table):
+    consumer, request = open_stream()
     begun = system_event.CreatedCollection(5, 10, HIGH, "new", max_ttl=60)
     rows = consumer.get(
         marker(request, 1, 9),
@@ -108,8 +108,8 @@ def test_events_are_rows_and_teach_names(as_table):
     assert (row.scope, row.collection) == ("sc", "new")
 
 
-def test_what_a_collection_was_changed_to():
-    consumer, request = opened()
+def test_changed_collection_is_a_row_with_its_new_settings():
+    consumer, request = open_stream()
     changed = system_event.CreatedCollection(7, 9, AIRLINE, "airline", history=True)
     (row,) = consumer.get(
         marker(request, 1, 1), event(request, 1, SystemEventKind.COLLECTION_MODIFY, changed, as_table=True)
@@ -119,8 +119,8 @@ def test_what_a_collection_was_changed_to():
     assert json.loads(row.value or b"") == {"manifest_uid": "7", "scope_id": "9", "max_ttl": None, "history": True}
 
 
-def test_an_advance_completes_a_snapshot_without_a_row():
-    consumer, request = opened({3: StreamTarget(end_seqno=30)})
+def test_seqno_advance_completes_a_snapshot_without_a_row():
+    consumer, request = open_stream({3: StreamTarget(end_seqno=30)})
     consumer.give(marker(request, 1, 20), mutation(request, 2), advanced(request, 20))
     (delivery,) = consumer.feed.deliveries
     assert (delivery.positions[3].seqno, delivery.positions[3].is_complete) == (20, True)
@@ -130,17 +130,17 @@ def test_an_advance_completes_a_snapshot_without_a_row():
     assert consumer.feed.take_positions()[3].seqno == 30
 
 
-def test_an_advance_is_held_to_its_snapshot():
-    consumer, request = opened({3: StreamTarget(position=AT_20)})
+def test_seqno_advance_outside_its_snapshot_is_a_protocol_error():
+    consumer, request = open_stream({3: StreamTarget(position=AT_20)})
     with pytest.raises(RemoteProtocolError, match="by_seqno 41 behind its snapshot's end 40"):
         consumer.give(marker(request, 21, 40), advanced(request, 41))
-    consumer, request = opened({3: StreamTarget(position=AT_20)})
+    consumer, request = open_stream({3: StreamTarget(position=AT_20)})
     with pytest.raises(RemoteProtocolError, match="by_seqno 19 after 20"):
         consumer.give(marker(request, 15, 40), advanced(request, 19))
 
 
-def test_markers_of_a_newer_version():
-    consumer, request = opened()
+def test_newer_version_of_the_marker_is_decoded():
+    consumer, request = open_stream()
     newer = SnapshotMarkerV2(
         vbucket=3,
         opaque=request.opaque,
@@ -162,22 +162,22 @@ BAD_EVENTS = [
 
 
 @pytest.mark.parametrize(("about", "text"), BAD_EVENTS)
-def test_an_event_that_cannot_be_read_ends_the_connection(about, text):
-    consumer, request = opened()
+def test_malformed_event_ends_the_connection(about, text):
+    consumer, request = open_stream()
     bad = SystemEvent(vbucket=3, opaque=request.opaque, by_seqno=1, **about).encode()
     with pytest.raises(RemoteProtocolError, match=text) as caught:
         consumer.give(marker(request, 1, 1), bad)
     assert caught.value.fatal
 
 
-def test_an_event_that_nobody_asked_for():
-    consumer, request = opened(known=None)
+def test_event_on_a_connection_without_collections_is_a_protocol_error():
+    consumer, request = open_stream(known=None)
     begun = event(request, 1, SystemEventKind.COLLECTION_BEGIN, system_event.CreatedCollection(5, 9, HIGH, "new"))
     with pytest.raises(RemoteProtocolError, match="system event of a connection without collections"):
         consumer.give(marker(request, 1, 1), begun)
 
 
-# What is asked for
+# Stream filters
 
 
 FILTERS = [
@@ -189,14 +189,14 @@ FILTERS = [
 
 
 @pytest.mark.parametrize(("selection", "value"), FILTERS)
-def test_the_filter_of_stream_requests(selection, value):
-    _, request = opened(selection=selection)
+def test_selection_becomes_the_filter_of_stream_requests(selection, value):
+    _, request = open_stream(selection=selection)
     assert request.value == value
 
 
-def test_a_filter_stays_what_it_was():
-    """Under the same name there may be another collection later; that is not what the positions are of."""
-    consumer, request = opened(selection=CollectionSelection("inventory", ("hotel",)))
+def test_filter_keeps_its_collection_ids():
+    """The same name may later be that of another collection, to which the positions do not apply."""
+    consumer, request = open_stream(selection=CollectionSelection("inventory", ("hotel",)))
     consumer.reconnect()
     consumer.feed.use_collections(KnownCollections({"inventory": 9}, {("inventory", "hotel"): HIGH}))
     assert consumer.ask_one().value == request.value
@@ -207,8 +207,8 @@ def test_a_filter_stays_what_it_was():
         consumer.give(refuse(request, Status.UNKNOWN_COLLECTION))
 
 
-def test_a_stream_ends_when_all_that_it_is_of_is_gone():
-    consumer, request = opened(selection=CollectionSelection("inventory"))
+def test_stream_ends_when_all_its_collections_were_dropped():
+    consumer, request = open_stream(selection=CollectionSelection("inventory"))
     ended = event(request, 5, SystemEventKind.COLLECTION_END, system_event.DroppedCollection(6, 9, HOTEL))
     rows = consumer.get(marker(request, 1, 5), ended, end(request, StreamEndReason.FILTER_EMPTY))
     assert [row.event for row in rows] == [Event.END_COLLECTION]
@@ -225,15 +225,15 @@ MISSING = [
 
 
 @pytest.mark.parametrize(("selection", "known", "text"), MISSING)
-def test_what_is_not_there(selection, known, text):
+def test_missing_scope_or_collection_is_refused(selection, known, text):
     with pytest.raises(UsageError, match=text):
-        consumer_of(content=StreamContent(selection=selection)).feed.use_collections(known)
+        make_consumer(content=StreamContent(selection=selection)).feed.use_collections(known)
 
 
-def test_the_default_collection_is_there_without_collections():
-    consumer, request = opened(known=None, selection=CollectionSelection("", ("_default",)))
+def test_default_collection_exists_on_a_node_without_collections():
+    consumer, request = open_stream(known=None, selection=CollectionSelection("", ("_default",)))
     assert request.value == b""
-    consumer, _ = opened()
+    consumer, _ = open_stream()
     with pytest.raises(UsageError, match="the node or the dialect does not support collections"):
         consumer.feed.use_collections(None)
 
@@ -247,22 +247,22 @@ def test_the_default_collection_is_there_without_collections():
         ("_default", "", ("_default", "_default")),
     ],
 )
-def test_names(name, scope, expected):
+def test_names_are_qualified(name, scope, expected):
     assert qualify_name(name, scope) == expected
 
 
 @pytest.mark.parametrize("name", ["", ".", "a.", ".a", "a.b.c"])
-def test_names_that_cannot_be(name):
+def test_invalid_names_are_refused(name):
     with pytest.raises(UsageError, match=r"expected name or scope\.name"):
         qualify_name(name)
 
 
-def test_a_collection_of_another_scope():
+def test_collection_of_another_scope_is_refused():
     with pytest.raises(UsageError, match=r"collection 'b\.c' is not in scope 'a'"):
         CollectionSelection("a", ("c", "b.c"))
 
 
-def test_a_manifest():
+def test_manifest_is_parsed():
     manifest = {
         "uid": "1f",
         "scopes": [
@@ -289,7 +289,7 @@ BAD_MANIFESTS = [
 
 
 @pytest.mark.parametrize("manifest", BAD_MANIFESTS)
-def test_a_manifest_that_is_none(manifest):
+def test_malformed_manifest_is_refused(manifest):
     with pytest.raises(RemoteProtocolError, match="collections manifest of"):
         parse_manifest(manifest)
 
@@ -297,13 +297,13 @@ def test_a_manifest_that_is_none(manifest):
 # Extended attributes
 
 
-def test_extended_attributes_where_they_are_wanted():
+def test_extended_attributes_are_separated_on_request():
     value = pack_xattrs({"_sync": b"{}"}, b"body")
-    for wanted in (False, True):
-        consumer, request = opened(xattrs=wanted)
+    for xattrs in (False, True):
+        consumer, request = open_stream(xattrs=xattrs)
         marked = mutation(request, 1, value=value, datatype=Datatype.XATTR | Datatype.JSON)
         (row,) = consumer.get(marker(request, 1, 1), marked)
-        if wanted:
+        if xattrs:
             assert (row.value, row.datatype, row.xattrs) == (b"body", Datatype.JSON, {"_sync": b"{}"})
         else:
             assert (row.value, row.datatype, row.xattrs) == (value, Datatype.XATTR | Datatype.JSON, None)
@@ -312,8 +312,8 @@ def test_extended_attributes_where_they_are_wanted():
 # Several connections at a time
 
 
-def test_each_connection_is_acknowledged_what_came_by_it():
-    consumer = consumer_of({3: StreamTarget(), 5: StreamTarget()}, window=1 << 10)
+def test_each_connection_is_acknowledged_its_own_bytes():
+    consumer = make_consumer({3: StreamTarget(), 5: StreamTarget()}, window=1 << 10)
     consumer.feed.connection_ids.update({3: 0, 5: 1})
     one, two = consumer.ask()
     acks = []

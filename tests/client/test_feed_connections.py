@@ -1,4 +1,4 @@
-"""The feed over one connection after another: where it goes on, and what it acknowledges to whom."""
+"""The feed over one connection after another: where it resumes, and the bytes that it acknowledges to each."""
 
 from itertools import cycle, zip_longest
 
@@ -19,21 +19,21 @@ from tests.client.producer import (
     WINDOW,
     History,
     accept,
-    consumer_of,
     deletion,
     end,
+    make_consumer,
     marker,
     mutation,
     mutations,
     noop,
-    opened,
+    open_stream,
 )
 
 # Snapshots over connections
 
 
 def test_an_interrupted_snapshot_is_complete_only_at_its_end():
-    consumer, request = opened({3: StreamTarget(position=INSIDE)})
+    consumer, request = open_stream({3: StreamTarget(position=INSIDE)})
     assert (request.start_seqno, request.snap_start, request.snap_end) == (20, 5, 30)
     consumer.give(marker(request, 5, 24), mutations(request, 24))
     (delivery,) = consumer.feed.deliveries
@@ -47,7 +47,7 @@ def test_an_interrupted_snapshot_is_complete_only_at_its_end():
 
 
 def test_a_marker_alone_does_not_move_a_position():
-    consumer, request = opened({3: StreamTarget(position=AT_20)})
+    consumer, request = open_stream({3: StreamTarget(position=AT_20)})
     consumer.give(marker(request, 15, 40))
     consumer.reconnect()
     request = consumer.ask_one()
@@ -71,17 +71,19 @@ def histories(draw):
 
 
 def interleaved(consumer, histories):
-    """Return the messages of all streams that the consumer asks for, in turns."""
+    """Return the messages of all streams that the consumer requests, one of each stream in turn."""
     streams = [histories[request.vbucket].serve(request) for request in consumer.ask()]
     return [message for several in zip_longest(*streams) for message in several if message is not None]
 
 
 def follow(histories, cuts):
-    """Follow histories to their ends; each number of `cuts` is how many messages a connection lasts.
+    """Follow histories to their ends; return the rows and the last position of each vbucket.
 
-    Return the rows, and the positions behind them.
+    Args:
+        histories: vbucket -> history.
+        cuts: for each connection, the number of messages after which it ends.
     """
-    consumer = consumer_of({vb: StreamTarget(end_seqno=each.high_seqno) for vb, each in histories.items()})
+    consumer = make_consumer({vb: StreamTarget(end_seqno=each.high_seqno) for vb, each in histories.items()})
     saved = {}
     for cut in (*cuts, MAX_SEQNO):
         messages = interleaved(consumer, histories)[:cut]
@@ -103,7 +105,7 @@ def essence(rows):
 
 
 @given(histories(), st.lists(st.integers(0, 60), max_size=6))
-def test_connections_that_end_anywhere_lose_and_repeat_nothing(histories, cuts):
+def test_connections_that_end_anywhere_neither_lose_nor_repeat_changes(histories, cuts):
     whole, positions = follow(histories, ())
     assert seqnos_by_vbucket(whole) == {
         vb: [seqno for *_, seqnos in each.snapshots for seqno in seqnos]
@@ -124,18 +126,18 @@ def seqnos_by_vbucket(rows):
 
 
 @given(histories(), st.integers(0, 120))
-def test_saved_positions_go_on_in_another_consumer(histories, cut):
-    """What is saved with the last delivery taken is where the next process begins."""
+def test_another_consumer_resumes_at_saved_positions(histories, cut):
+    """The next process starts at the positions that were saved with the last consumed delivery."""
     whole, _ = follow(histories, ())
-    wanted = {vb: StreamTarget(end_seqno=each.high_seqno) for vb, each in histories.items()}
-    first = consumer_of(wanted)
+    targets = {vb: StreamTarget(end_seqno=each.high_seqno) for vb, each in histories.items()}
+    first = make_consumer(targets)
     first.give(*interleaved(first, histories)[:cut])
     saved = {}
     for delivery in list(first.feed.deliveries)[:1]:
         saved = delivery.positions
         first.consume(1)
-    second = consumer_of(
-        {vb: StreamTarget(position=saved.get(vb, BEGINNING), end_seqno=each.end_seqno) for vb, each in wanted.items()}
+    second = make_consumer(
+        {vb: StreamTarget(position=saved.get(vb, BEGINNING), end_seqno=each.end_seqno) for vb, each in targets.items()}
     )
     for request in second.ask():
         second.give(*histories[request.vbucket].serve(request))
@@ -147,9 +149,9 @@ def test_saved_positions_go_on_in_another_consumer(histories, cut):
 # Flow control and liveness
 
 
-def test_what_is_acknowledged_is_what_was_charged():
-    """Every kind of message at its size on the wire; dcp.md, sizes for flow control."""
-    consumer, request = opened()
+def test_acknowledged_bytes_are_the_charged_bytes():
+    """Every kind of message counts with its size on the wire. Source: dcp.md, sizes for flow control."""
+    consumer, request = open_stream()
     value = b"v" * 7
     consumer.give(marker(request, 1, 9), mutation(request, 1, value), deletion(request, 2), end(request, 4), noop(1))
     assert consumer.charged == 44 + (55 + 2 + 7) + (42 + 2) + 28
@@ -161,8 +163,8 @@ def test_what_is_acknowledged_is_what_was_charged():
     assert consumer.feed.queued_bytes == 0
 
 
-def test_only_what_is_consumed_is_acknowledged():
-    consumer, request = opened()
+def test_only_consumed_bytes_are_acknowledged():
+    consumer, request = open_stream()
     consumer.give(marker(request, 1, 1000), mutation(request, 1, b"v" * WINDOW))
     assert consumer.feed.queued_bytes > WINDOW
     consumer.give(noop(1))
@@ -173,16 +175,16 @@ def test_only_what_is_consumed_is_acknowledged():
 
 
 def test_a_fifth_of_the_window_is_acknowledged_at_once():
-    consumer, request = opened()
+    consumer, request = open_stream()
     consumer.get(marker(request, 1, 1000), mutation(request, 1, b"v" * (WINDOW // 5 - 200)))
     assert consumer.acknowledged == 0
     consumer.get(mutation(request, 2, b"v" * 200))
     assert consumer.acknowledged == consumer.charged
 
 
-def test_changes_that_are_left_out_do_not_wait_for_those_that_are_not():
-    """Or the producer's window fills with bytes that nobody is going to acknowledge."""
-    consumer = consumer_of({3: StreamTarget(), 5: StreamTarget(policy=PinnedBranch(99))})
+def test_dropped_changes_are_acknowledged_before_pending_deliveries():
+    """Otherwise the producer's window would fill with bytes that are never acknowledged."""
+    consumer = make_consumer({3: StreamTarget(), 5: StreamTarget(policy=PinnedBranch(99))})
     one, two = consumer.ask()
     consumer.give(accept(one), accept(two), marker(one, 1, 9), mutations(one, 1))
     kept = consumer.feed.queued_bytes
@@ -191,8 +193,8 @@ def test_changes_that_are_left_out_do_not_wait_for_those_that_are_not():
     assert consumer.feed.queued_bytes == kept
 
 
-def test_a_delivery_is_acknowledged_to_the_connection_it_came_by():
-    consumer, request = opened()
+def test_delivery_is_acknowledged_only_on_its_own_connection():
+    consumer, request = open_stream()
     consumer.give(marker(request, 1, 9), mutation(request, 1, b"v" * WINDOW))
     consumer.reconnect()
     assert consumer.feed.queued_bytes > WINDOW
@@ -206,9 +208,9 @@ def test_a_delivery_is_acknowledged_to_the_connection_it_came_by():
 
 
 @given(histories(), st.lists(st.integers(0, 60), max_size=4), st.lists(st.integers(0, 2), min_size=1), st.data())
-def test_no_connection_gets_more_acknowledged_than_it_charged(histories, cuts, takes, data):
+def test_no_connection_is_acknowledged_more_than_it_charged(histories, cuts, takes, data):
     takes = cycle(takes)
-    consumer = consumer_of(
+    consumer = make_consumer(
         {vb: StreamTarget(end_seqno=each.high_seqno) for vb, each in histories.items()}, window=1 << 10
     )
     for cut in (*cuts, MAX_SEQNO):
@@ -229,15 +231,15 @@ def test_no_connection_gets_more_acknowledged_than_it_charged(histories, cuts, t
 
 
 def test_a_noop_is_answered_with_its_opaque():
-    consumer, _ = opened()
+    consumer, _ = open_stream()
     consumer.give(noop(77))
     (answer,) = consumer.sent
     assert isinstance(answer, DcpReply)
     assert (answer.opaque, answer.status) == (77, Status.SUCCESS)
 
 
-def test_replies_that_nobody_waits_for_are_left_alone():
-    consumer, _ = opened()
+def test_unexpected_replies_are_ignored():
+    consumer, _ = open_stream()
     consumer.give(DcpReply(opaque=4242, status=Status.KEY_ENOENT).encode(Opcode.DCP_CLOSE_STREAM))
     assert not consumer.feed.receive([Frame(Magic.RESPONSE, Opcode.GET, opaque=1)])
     assert not consumer.sent

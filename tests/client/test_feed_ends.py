@@ -1,4 +1,4 @@
-"""How streams end, are refused, roll back, and have the history that was expected."""
+"""How streams end, are refused, roll back, and give up a history that is not the expected one."""
 
 import pytest
 
@@ -22,11 +22,11 @@ from tests.client.producer import (
     AT_20,
     LOG,
     accept,
-    consumer_of,
     end,
+    make_consumer,
     marker,
     mutations,
-    opened,
+    open_stream,
     refuse,
     rollback,
     seqnos,
@@ -36,31 +36,31 @@ from tests.client.producer import (
 
 
 @pytest.mark.parametrize("many", [1, 100])
-def test_an_exact_end_leaves_out_what_follows_and_closes(many):
-    consumer, request = opened({3: StreamTarget(end_seqno=many)}, end_rule=EndRule.EXACT)
+def test_exact_end_drops_later_changes_and_closes_the_stream(many):
+    consumer, request = open_stream({3: StreamTarget(end_seqno=many)}, end_rule=EndRule.EXACT)
     found = consumer.get(marker(request, 1, many + 50), mutations(request, *range(1, many + 51)))
     assert seqnos(found) == list(range(1, many + 1))
     assert consumer.sent == [CloseStream(vbucket=3)]
     assert consumer.feed.is_done
-    # What was under way is not wanted, and the reply to CLOSE_STREAM says nothing.
+    # Late messages are dropped, and the reply to CLOSE_STREAM has no effect.
     closed = DcpReply().encode(Opcode.DCP_CLOSE_STREAM)
     assert not consumer.get(mutations(request, *range(many + 51, many + 60)), end(request), closed)
 
 
-def test_an_exact_end_closes_with_the_last_change_and_not_with_the_first_behind_it():
-    consumer, request = opened({3: StreamTarget(end_seqno=4)}, end_rule=EndRule.EXACT)
+def test_exact_end_closes_the_stream_at_the_last_change():
+    consumer, request = open_stream({3: StreamTarget(end_seqno=4)}, end_rule=EndRule.EXACT)
     assert seqnos(consumer.get(marker(request, 1, 50), mutations(request, 2, 4))) == [2, 4]
     assert consumer.sent == [CloseStream(vbucket=3)]
 
 
-def test_an_exact_end_that_was_superseded():
-    consumer, request = opened({3: StreamTarget(end_seqno=4)}, end_rule=EndRule.EXACT)
+def test_exact_end_without_its_own_change_is_done_at_the_next_change():
+    consumer, request = open_stream({3: StreamTarget(end_seqno=4)}, end_rule=EndRule.EXACT)
     assert seqnos(consumer.get(marker(request, 1, 50), mutations(request, 2, 6))) == [2]
     assert consumer.feed.is_done
 
 
-def test_an_exact_end_that_ends_its_snapshot_waits_for_the_stream_end():
-    consumer, request = opened({3: StreamTarget(end_seqno=4)}, end_rule=EndRule.EXACT)
+def test_exact_end_at_the_end_of_a_snapshot_waits_for_the_stream_end():
+    consumer, request = open_stream({3: StreamTarget(end_seqno=4)}, end_rule=EndRule.EXACT)
     consumer.give(marker(request, 1, 4), mutations(request, 2, 4))
     assert not consumer.feed.is_done
     consumer.give(end(request))
@@ -68,15 +68,15 @@ def test_an_exact_end_that_ends_its_snapshot_waits_for_the_stream_end():
     assert not consumer.sent
 
 
-def test_otherwise_a_snapshot_is_given_whole():
-    consumer, request = opened({3: StreamTarget(end_seqno=4)})
+def test_inexact_end_delivers_the_whole_snapshot():
+    consumer, request = open_stream({3: StreamTarget(end_seqno=4)})
     found = consumer.get(marker(request, 1, 9), mutations(request, 2, 4, 6, 9), end(request))
     assert seqnos(found) == [2, 4, 6, 9]
     assert consumer.feed.is_done
 
 
 def test_a_stream_that_ends_in_the_middle_of_its_snapshot_is_not_done():
-    consumer, request = opened({3: StreamTarget(end_seqno=4)})
+    consumer, request = open_stream({3: StreamTarget(end_seqno=4)})
     consumer.give(marker(request, 1, 9), mutations(request, 2), end(request))
     assert not consumer.feed.is_done
     assert isinstance(consumer.feed.failures.newest, ConnectionClosed)
@@ -89,8 +89,8 @@ def test_a_stream_that_ends_in_the_middle_of_its_snapshot_is_not_done():
         (99, "reason 99"),
     ],
 )
-def test_a_stream_that_ends_early_goes_on_where_it_was_on_the_next_connection(reason, name):
-    consumer, request = opened({3: StreamTarget(end_seqno=9)})
+def test_stream_that_ends_early_resumes_on_the_next_connection(reason, name):
+    consumer, request = open_stream({3: StreamTarget(end_seqno=9)})
     consumer.give(marker(request, 1, 9), mutations(request, 2), end(request, reason))
     assert not consumer.feed.is_done
     assert not consumer.ask()
@@ -104,16 +104,16 @@ def test_a_stream_that_ends_early_goes_on_where_it_was_on_the_next_connection(re
     assert not consumer.feed.recovering
 
 
-def test_a_stream_whose_privilege_is_lost_is_not_tried_again():
-    consumer, request = opened({3: StreamTarget(end_seqno=9)})
-    said = "vbucket 3: the user lost the privilege to stream it, and the stream ended at seqno 2: give the user"
-    with pytest.raises(AccessDenied, match=said):
+def test_stream_after_a_lost_privilege_is_not_retried():
+    consumer, request = open_stream({3: StreamTarget(end_seqno=9)})
+    expected = "vbucket 3: the user lost the privilege to stream it, and the stream ended at seqno 2: give the user"
+    with pytest.raises(AccessDenied, match=expected):
         consumer.give(marker(request, 1, 9), mutations(request, 2), end(request, StreamEndReason.LOST_PRIVILEGES))
-    assert seqnos(consumer.consume()) == [2]  # else whoever starts again from there would miss it
+    assert seqnos(consumer.consume()) == [2]  # a consumer that resumes at seqno 2 does not receive it again
 
 
-def test_a_stream_without_an_end_has_none():
-    consumer, request = opened()
+def test_stream_without_an_end_is_never_done():
+    consumer, request = open_stream()
     consumer.give(end(request))
     assert not consumer.feed.is_done
     assert consumer.feed.failures.newest is not None
@@ -125,8 +125,8 @@ def test_a_stream_without_an_end_has_none():
 @pytest.mark.parametrize(
     ("status", "error"), [(Status.NOT_MY_VBUCKET, NotMyVbucket), (Status.ETMPFAIL, TemporaryFailure)]
 )
-def test_a_refusal_that_may_mend_is_for_the_next_connection(status, error):
-    consumer = consumer_of({3: StreamTarget(), 5: StreamTarget()})
+def test_temporary_refusal_is_retried_on_the_next_connection(status, error):
+    consumer = make_consumer({3: StreamTarget(), 5: StreamTarget()})
     one, two = consumer.ask()
     consumer.give(refuse(one, status), accept(two))
     assert isinstance(consumer.feed.failures.newest, error)
@@ -136,8 +136,8 @@ def test_a_refusal_that_may_mend_is_for_the_next_connection(status, error):
     assert [request.vbucket for request in consumer.ask()] == [3, 5]
 
 
-def test_a_refusal_for_good_is_raised():
-    consumer = consumer_of()
+def test_lasting_refusal_is_raised():
+    consumer = make_consumer()
     with pytest.raises(OutOfRange, match="vbucket 3: stream from 0 refused, ERANGE"):
         consumer.give(refuse(consumer.ask_one(), Status.ERANGE))
 
@@ -146,7 +146,7 @@ def test_a_refusal_for_good_is_raised():
 
 
 def test_a_rollback_is_a_row_once_the_stream_is_accepted():
-    consumer = consumer_of({3: StreamTarget(position=AT_20)})
+    consumer = make_consumer({3: StreamTarget(position=AT_20)})
     request = consumer.ask_one()
     assert not consumer.get(rollback(request, 12))
     request = consumer.ask_one()
@@ -158,8 +158,8 @@ def test_a_rollback_is_a_row_once_the_stream_is_accepted():
     assert (change.history, change.vbuuid) == (1, 22)
 
 
-def test_the_position_behind_a_rollback_row_is_that_of_the_row():
-    consumer = consumer_of({3: StreamTarget(position=AT_20)})
+def test_position_after_a_rollback_row_is_that_of_the_row():
+    consumer = make_consumer({3: StreamTarget(position=AT_20)})
     consumer.give(rollback(consumer.ask_one(), 12))
     consumer.give(accept(consumer.ask_one()))
     (delivery,) = consumer.feed.deliveries
@@ -168,8 +168,8 @@ def test_the_position_behind_a_rollback_row_is_that_of_the_row():
     )
 
 
-def test_rollbacks_on_the_way_to_an_accepted_stream_are_one_row_also_over_connections():
-    consumer = consumer_of({3: StreamTarget(position=AT_20)})
+def test_rollbacks_before_acceptance_are_one_row_even_over_two_connections():
+    consumer = make_consumer({3: StreamTarget(position=AT_20)})
     consumer.give(rollback(consumer.ask_one(), 12))
     consumer.give(rollback(consumer.ask_one(), 3))
     consumer.reconnect()
@@ -180,19 +180,19 @@ def test_rollbacks_on_the_way_to_an_accepted_stream_are_one_row_also_over_connec
 
 
 def test_a_rollback_of_a_stream_from_the_beginning_breaks_the_protocol():
-    consumer = consumer_of()
+    consumer = make_consumer()
     with pytest.raises(RemoteProtocolError, match="vbucket 3: ROLLBACK to 0 of a stream from 0"):
         consumer.give(rollback(consumer.ask_one(), 0))
 
 
-def test_after_a_rollback_an_end_that_means_now_is_asked_for_again():
-    consumer = consumer_of({3: StreamTarget(position=AT_20)}, end_rule=EndRule.NOW)
+def test_end_at_now_is_set_again_after_a_rollback():
+    consumer = make_consumer({3: StreamTarget(position=AT_20)}, end_rule=EndRule.NOW)
     consumer.feed.set_end(3, 20)
     consumer.give(rollback(consumer.ask_one(), 0))
     assert consumer.feed.pending_ends == {3}
     assert not consumer.ask()
     consumer.feed.set_end(3, 0)
-    assert not consumer.feed.is_done  # the rollback is still to be told
+    assert not consumer.feed.is_done  # the rollback row is not yet delivered
     request = consumer.ask_one()
     assert (request.start_seqno, request.end_seqno) == (0, 0)
     (row,) = consumer.get(accept(request), end(request))
@@ -200,8 +200,8 @@ def test_after_a_rollback_an_end_that_means_now_is_asked_for_again():
     assert consumer.feed.is_done
 
 
-def test_after_a_rollback_an_end_by_seqno_stays():
-    consumer = consumer_of({3: StreamTarget(position=AT_20, end_seqno=25)})
+def test_end_at_a_seqno_stays_after_a_rollback():
+    consumer = make_consumer({3: StreamTarget(position=AT_20, end_seqno=25)})
     consumer.give(rollback(consumer.ask_one(), 6))
     request = consumer.ask_one()
     assert (request.start_seqno, request.end_seqno) == (5, 25)
@@ -210,8 +210,8 @@ def test_after_a_rollback_an_end_by_seqno_stays():
 # Streams with an expected history
 
 
-def test_another_history_than_the_expected_one_is_given_up_and_closed():
-    consumer, request = opened({3: StreamTarget(policy=PinnedBranch(12))})
+def test_unexpected_history_is_given_up_and_its_stream_closed():
+    consumer, request = open_stream({3: StreamTarget(policy=PinnedBranch(12))})
     assert consumer.feed.given_up == [3]
     assert consumer.feed.is_done
     assert consumer.sent == [CloseStream(vbucket=3)]
@@ -220,13 +220,15 @@ def test_another_history_than_the_expected_one_is_given_up_and_closed():
 
 
 def test_the_expected_history_is_streamed():
-    consumer, request = opened({3: StreamTarget(policy=PinnedBranch(11))})
+    consumer, request = open_stream({3: StreamTarget(policy=PinnedBranch(11))})
     assert seqnos(consumer.get(marker(request, 1, 1), mutations(request, 1))) == [1]
     assert not consumer.feed.given_up
 
 
 def test_a_rollback_of_an_expected_history_gives_it_up():
-    consumer = consumer_of({3: StreamTarget(position=AT_20, policy=PinnedBranch(11), end_seqno=50), 4: StreamTarget()})
+    consumer = make_consumer(
+        {3: StreamTarget(position=AT_20, policy=PinnedBranch(11), end_seqno=50), 4: StreamTarget()}
+    )
     one, two = consumer.ask()
     assert not consumer.get(rollback(one, 12), accept(two))
     assert consumer.feed.given_up == [3]
@@ -235,10 +237,10 @@ def test_a_rollback_of_an_expected_history_gives_it_up():
 
 
 @pytest.mark.parametrize("many", [1, 60])
-def test_behind_a_purge_a_stream_begins_again_and_leaves_out_what_came_before(many):
+def test_stream_behind_a_purge_restarts_from_zero_and_drops_received_changes(many):
     last = 20 + many
-    wanted = StreamTarget(position=AT_20, policy=PinnedBranch(11, 30), end_seqno=last)
-    consumer = consumer_of({3: wanted}, end_rule=EndRule.EXACT)
+    target = StreamTarget(position=AT_20, policy=PinnedBranch(11, 30), end_seqno=last)
+    consumer = make_consumer({3: target}, end_rule=EndRule.EXACT)
     consumer.give(rollback(consumer.ask_one(), 0))
     request = consumer.ask_one()
     assert (request.start_seqno, request.vbuuid, request.end_seqno) == (0, 0, last)
@@ -251,7 +253,7 @@ def test_behind_a_purge_a_stream_begins_again_and_leaves_out_what_came_before(ma
     assert not consumer.feed.given_up
 
 
-def test_a_purge_below_the_position_is_no_reason_to_begin_again():
-    consumer = consumer_of({3: StreamTarget(position=AT_20, policy=PinnedBranch(11, 20), end_seqno=50)})
+def test_purge_below_the_position_does_not_restart_the_stream():
+    consumer = make_consumer({3: StreamTarget(position=AT_20, policy=PinnedBranch(11, 20), end_seqno=50)})
     consumer.give(rollback(consumer.ask_one(), 0))
     assert consumer.feed.given_up == [3]

@@ -1,4 +1,4 @@
-"""A flush of which the producer does not tell its streams, as a feed notices it."""
+"""How a feed notices a flush that the producer does not report to its streams."""
 
 from dataclasses import replace
 
@@ -14,19 +14,19 @@ from penstock.wire.columns.schema import Event
 from tests.client.producer import (
     AT_20,
     accept,
-    consumer_of,
+    make_consumer,
     marker,
     mutations,
-    opened,
+    open_stream,
     seqnos,
 )
 
-# A flush that no stream is told of: Couchbase 3.1.6 goes on with seqno 1 under the same vbuuid
+# A flush without a message to the streams: Couchbase 3.1.6 continues with seqno 1 under the same vbuuid
 
 
-def flushed(wanted, **options):
-    """Return a consumer of vbuckets at 41 and 20, after a snapshot of vbucket 3 that begins at 1 again."""
-    consumer = consumer_of(wanted, **options)
+def flushed(targets, **options):
+    """Return a consumer after a snapshot of vbucket 3, which was at seqno 41, that starts again at seqno 1."""
+    consumer = make_consumer(targets, **options)
     for vbucket in sorted(consumer.feed.pending_ends):
         consumer.feed.set_end(vbucket, 60)
     three, *others = consumer.ask()
@@ -36,8 +36,8 @@ def flushed(wanted, **options):
     return consumer
 
 
-def test_after_a_flush_every_stream_begins_again():
-    """The producer would accept a position of the old history as soon as the new one has grown as long."""
+def test_every_stream_restarts_from_zero_after_a_flush():
+    """Otherwise the producer would accept a position of the old history once the new history is as long."""
     consumer = flushed({3: StreamTarget(), 4: StreamTarget(), 5: StreamTarget(position=AT_20)})
     assert seqnos(consumer.consume()) == [41]
     consumer.reconnect()
@@ -51,7 +51,7 @@ def test_after_a_flush_every_stream_begins_again():
     assert seqnos(consumer.get(marker(requests[0], 0, 2), mutations(requests[0], 1, 2))) == [1, 2]
 
 
-def test_until_a_flushed_stream_begins_again_its_old_position_is_kept():
+def test_flushed_stream_keeps_its_old_position_until_it_restarts():
     consumer = flushed({3: StreamTarget()})
     assert consumer.feed.deliveries[-1].positions[3].seqno == 41
     consumer.consume()
@@ -62,13 +62,13 @@ def test_until_a_flushed_stream_begins_again_its_old_position_is_kept():
     assert (delivery.positions[3].seqno, delivery.positions[3].history) == (0, 1)
 
 
-def test_after_a_flush_an_end_that_means_now_is_asked_for_again():
+def test_end_at_now_is_set_again_after_a_flush():
     consumer = flushed({3: StreamTarget()}, end_rule=EndRule.NOW)
     consumer.reconnect()
     assert consumer.feed.pending_ends == {3}
 
 
-def test_a_flush_gives_an_expected_history_up():
+def test_flush_gives_up_an_expected_history():
     consumer = flushed({3: StreamTarget(policy=PinnedBranch(11)), 4: StreamTarget(policy=PinnedBranch(11))})
     assert consumer.feed.given_up == [3]
     consumer.reconnect()
@@ -76,9 +76,9 @@ def test_a_flush_gives_an_expected_history_up():
 
 
 @pytest.mark.parametrize("end", [2, 30])
-def test_after_a_flush_the_first_snapshot_of_a_stream_says_so(end):
-    """Couchbase 3.1.6 takes the lower of the snapshot's start that was asked for and the first seqno that it has."""
-    consumer = consumer_of({3: StreamTarget(position=AT_20), 4: StreamTarget(position=AT_20)})
+def test_first_snapshot_of_a_stream_shows_a_flush(end):
+    """Couchbase 3.1.6 starts the snapshot at the requested start or at its own first seqno: at the lower of the two."""
+    consumer = make_consumer({3: StreamTarget(position=AT_20), 4: StreamTarget(position=AT_20)})
     three, four = consumer.ask()
     with pytest.raises(OrderViolation) as caught:
         consumer.give(accept(three), accept(four), marker(three, 1, end), mutations(three, 1, 2))
@@ -88,8 +88,8 @@ def test_after_a_flush_the_first_snapshot_of_a_stream_says_so(end):
 
 
 @pytest.mark.parametrize("end", [2, 3, 30])
-def test_after_a_flush_a_later_snapshot_of_a_stream_says_so(end):
-    consumer, request = opened()
+def test_later_snapshot_of_a_stream_shows_a_flush(end):
+    consumer, request = open_stream()
     consumer.give(marker(request, 0, 3), mutations(request, 1, 2, 3))
     with pytest.raises(OrderViolation) as caught:
         consumer.give(marker(request, 1, end))
@@ -97,15 +97,15 @@ def test_after_a_flush_a_later_snapshot_of_a_stream_says_so(end):
 
 
 @pytest.mark.parametrize("flags", [SnapshotFlag.MEMORY, SnapshotFlag.DISK])
-def test_a_first_snapshot_begins_where_it_was_asked_for(flags):
+def test_first_snapshot_at_its_requested_start_is_no_flush(flags):
     inside = replace(AT_20, snap_start=1, snap_end=30)
-    consumer, request = opened({3: StreamTarget(position=inside)})
+    consumer, request = open_stream({3: StreamTarget(position=inside)})
     assert seqnos(consumer.get(marker(request, 1, 30, flags=flags), mutations(request, 21, 30))) == [21, 30]
 
 
-def test_a_second_backfill_that_begins_where_the_stream_did_is_no_flush():
-    """Couchbase 4.5.1 to 4.6 reads from disk again for a slow stream, and names the stream's start once more."""
-    consumer, request = opened()
+def test_second_backfill_from_the_start_of_the_stream_is_no_flush():
+    """Couchbase 4.5.1 to 4.6 reads from disk again for a slow stream, and sends the stream's start once more."""
+    consumer, request = open_stream()
     found = consumer.get(
         *(marker(request, 0, 3, flags=SnapshotFlag.DISK), mutations(request, 1, 2, 3)),
         *(marker(request, 0, 5, flags=SnapshotFlag.DISK), mutations(request, 4, 5)),
@@ -114,14 +114,14 @@ def test_a_second_backfill_that_begins_where_the_stream_did_is_no_flush():
 
 
 def test_a_disk_snapshot_that_ends_below_the_position_is_a_flush():
-    consumer, request = opened()
+    consumer, request = open_stream()
     consumer.give(marker(request, 0, 3), mutations(request, 1, 2, 3))
     with pytest.raises(OrderViolation) as caught:
         consumer.give(marker(request, 0, 2, flags=SnapshotFlag.DISK))
     assert caught.value.seqnos_restarted
 
 
-def test_the_same_seqnos_again_are_no_progress_after_a_flush():
+def test_repeated_seqnos_after_a_flush_are_no_progress():
     consumer = flushed({3: StreamTarget()})
     consumer.reconnect()
     request = consumer.ask_one()

@@ -1,4 +1,4 @@
-"""UPR and its draft without a socket: what is asked first, where snapshots end, and what a change of history brings."""
+"""Feeds of UPR and its draft without a socket: their first requests, ends of snapshots, changes of history."""
 
 from contextlib import nullcontext
 
@@ -17,30 +17,30 @@ from penstock.wire.columns.run_decoder import SMALL_RUN
 from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages.kv import FailoverEntry, pack_failover_log
 from penstock.wire.messages.upr import UprFailoverLogReply, UprStreamReply
-from tests.client.dialects import LOG, SPEAKERS, answer_of, consumer_of, opened
+from tests.client.dialects import LOG, MESSAGE_BUILDERS, find_upr_rollback, make_consumer, open_stream
 from tests.client.producer import AT_20, seqnos
 
 NEWER = (FailoverEntry(22, 12), *LOG)
-UPR, _ = SPEAKERS
+UPR, _ = MESSAGE_BUILDERS
 
-both = pytest.mark.parametrize("speaker", SPEAKERS, ids=[speaker.dialect.value for speaker in SPEAKERS])
+both = pytest.mark.parametrize("builder", MESSAGE_BUILDERS, ids=[builder.dialect.value for builder in MESSAGE_BUILDERS])
 
 
-# What is asked for
+# Requests
 
 
 @both
-def test_the_log_is_asked_for_in_front_of_a_stream_and_behind(speaker):
-    consumer = consumer_of(speaker, {3: StreamTarget(end_seqno=9), 5: StreamTarget(position=AT_20)})
+def test_failover_log_is_requested_before_and_after_a_stream_request(builder):
+    consumer = make_consumer(builder, {3: StreamTarget(end_seqno=9), 5: StreamTarget(position=AT_20)})
     logs = consumer.ask()
-    assert [type(request) for request in logs] == [speaker.make_log_request] * 2
+    assert [type(request) for request in logs] == [builder.make_log_request] * 2
     assert consumer.feed.count_unanswered(0)
-    consumer.give(speaker.log(logs[1], NEWER[1:]))
+    consumer.give(builder.log(logs[1], NEWER[1:]))
     request, again = consumer.ask()
     assert (request.vbucket, request.start_seqno, request.end_seqno) == (5, 20, MAX_SEQNO)
     assert (request.vbuuid, request.high_seqno) == (11, 0)
     assert (again.vbucket, len({request.opaque, again.opaque, *(log.opaque for log in logs)})) == (5, 4)
-    consumer.give(speaker.log(logs[0]))
+    consumer.give(builder.log(logs[0]))
     request, _ = consumer.ask()
     assert (request.vbucket, request.start_seqno, request.end_seqno, request.vbuuid, request.high_seqno) == (
         3,
@@ -54,37 +54,37 @@ def test_the_log_is_asked_for_in_front_of_a_stream_and_behind(speaker):
 
 @both
 @pytest.mark.parametrize(("seqno", "entry"), [(12, (11, 0)), (13, (22, 12)), (30, (22, 12)), (31, (33, 30))])
-def test_a_request_names_the_branch_in_which_it_begins(speaker, seqno, entry):
+def test_stream_request_has_the_branch_of_its_start(builder, seqno, entry):
     log = (FailoverEntry(33, 30), *NEWER)
     vbuuid = entry[0]
     position = Position(seqno=seqno, vbuuid=vbuuid, snap_start=seqno, snap_end=seqno)
-    request, _ = consumer_of(speaker, {3: StreamTarget(position=position)}).decide(log)
+    request, _ = make_consumer(builder, {3: StreamTarget(position=position)}).decide(log)
     assert (request.start_seqno, request.vbuuid, request.high_seqno) == (seqno, *entry)
 
 
 @both
-def test_an_opaque_that_is_pending_is_not_given_again(speaker):
-    consumer = consumer_of(speaker)
+def test_pending_opaque_is_not_used_again(builder):
+    consumer = make_consumer(builder)
     opaque = consumer.ask_log().opaque
     consumer.feed.forget_connection()
     first = consumer.feed.take_requests(lambda: opaque)[0]
-    consumer.give(speaker.log(first))
+    consumer.give(builder.log(first))
     again = iter([opaque, opaque, opaque + 1])
     request, log = consumer.feed.take_requests(lambda: next(again))
     assert (request.opaque, log.opaque) == (opaque, opaque + 1)
 
 
 @both
-def test_a_log_is_taken_without_what_cannot_be_in_one(speaker):
-    """The example of the specification is not in order; what exceeds the entry before it is left out."""
+def test_impossible_entries_of_a_log_are_ignored(builder):
+    """The specification's example log is not in order. An entry is ignored if it exceeds the entry before it."""
     log = (FailoverEntry(33, 30), FailoverEntry(0, 20), FailoverEntry(44, 31), FailoverEntry(11, 0))
     position = Position(seqno=30, vbuuid=11, snap_start=30, snap_end=30)
-    request, _ = consumer_of(speaker, {3: StreamTarget(position=position)}).decide(log)
+    request, _ = make_consumer(builder, {3: StreamTarget(position=position)}).decide(log)
     assert (request.start_seqno, request.vbuuid, request.high_seqno) == (30, 11, 0)
 
 
 def test_a_log_without_a_branch_breaks_the_protocol():
-    consumer = consumer_of(UPR)
+    consumer = make_consumer(UPR)
     with pytest.raises(RemoteProtocolError, match="failover log of 16 bytes without a branch"):
         consumer.give(UPR.log(consumer.ask_log(), (FailoverEntry(0, 5),)))
 
@@ -94,26 +94,26 @@ def test_a_log_without_a_branch_breaks_the_protocol():
 
 @both
 @pytest.mark.parametrize("many", [1, 2, SMALL_RUN - 1, SMALL_RUN, 200])
-def test_a_snapshot_is_complete_at_its_end(speaker, many):
-    consumer, request = opened(speaker)
-    found = consumer.get(speaker.snapshot_start(request), speaker.mutations(request, *range(1, many + 1)))
+def test_a_snapshot_is_complete_at_its_end(builder, many):
+    consumer, request = open_stream(builder)
+    found = consumer.get(builder.snapshot_start(request), builder.mutations(request, *range(1, many + 1)))
     assert seqnos(found) == list(range(1, many + 1))
     assert consumer.position == Position(seqno=many, vbuuid=11, snap_start=0, snap_end=UNKNOWN_END)
     assert consumer.feed.take_positions() == {}
-    assert not consumer.get(speaker.snapshot_end(request))
+    assert not consumer.get(builder.snapshot_end(request))
     complete = Position(seqno=many, vbuuid=11, snap_start=many, snap_end=many, ends=(SnapshotEnd(many, 11),))
     assert consumer.feed.take_positions() == {3: complete}
-    (change,) = consumer.get(speaker.snapshot_start(request), speaker.deletion(request, many + 5))
+    (change,) = consumer.get(builder.snapshot_start(request), builder.deletion(request, many + 5))
     assert (change.event, change.seqno, change.vbuuid, change.history) == (Event.DELETION, many + 5, 11, 0)
     assert (change.snapshot_start, change.snapshot_end, change.snapshot_flags) == (None, None, None)
     assert consumer.position.snap_start == many
 
 
 @both
-def test_positions_wait_for_the_changes_in_front_of_them(speaker):
-    consumer, request = opened(speaker)
+def test_positions_wait_until_earlier_changes_are_consumed(builder):
+    consumer, request = open_stream(builder)
     consumer.feed.take_positions()
-    consumer.give(speaker.snapshot(request, *range(1, 100)))
+    consumer.give(builder.snapshot(request, *range(1, 100)))
     assert consumer.feed.take_positions() == {}
     consumer.consume()
     assert consumer.feed.take_positions()[3].is_complete
@@ -132,60 +132,60 @@ def test_positions_wait_for_the_changes_in_front_of_them(speaker):
         (lambda s, r: join_frame(Frame(0x80, 0x5E, opaque=r.opaque)), "opcode 0x5e|CONTROL"),
     ],
 )
-def test_what_breaks_the_order_ends_it(speaker, messages, found):
-    consumer, request = opened(speaker)
+def test_broken_order_is_a_protocol_error(builder, messages, found):
+    consumer, request = open_stream(builder)
     with pytest.raises(RemoteProtocolError, match=found):
-        consumer.give(messages(speaker, request))
+        consumer.give(messages(builder, request))
 
 
-def test_the_state_of_a_vbucket_is_not_answered():
-    consumer, request = opened(UPR)
+def test_state_of_a_vbucket_gets_no_reply():
+    consumer, request = open_stream(UPR)
     assert not consumer.get(UPR.state(request), UPR.snapshot_start(request), UPR.state(request))
 
 
 @both
-def test_an_end_is_a_seqno_or_a_whole_snapshot(speaker):
-    consumer, request = opened(speaker, {3: StreamTarget(end_seqno=5)})
-    consumer.give(speaker.snapshot(request, 1, 4), speaker.end(request))
+def test_stream_is_done_only_after_a_whole_snapshot(builder):
+    consumer, request = open_stream(builder, {3: StreamTarget(end_seqno=5)})
+    consumer.give(builder.snapshot(request, 1, 4), builder.end(request))
     assert consumer.feed.is_done
-    consumer, request = opened(speaker, {3: StreamTarget(end_seqno=5)})
-    consumer.give(speaker.snapshot_start(request), speaker.mutations(request, 1), speaker.end(request))
+    consumer, request = open_stream(builder, {3: StreamTarget(end_seqno=5)})
+    consumer.give(builder.snapshot_start(request), builder.mutations(request, 1), builder.end(request))
     assert not consumer.feed.is_done
     assert str(consumer.feed.failures.newest) == "vbucket 3: the producer ended the stream at 1, OK"
 
 
 @both
-def test_a_stream_that_ends_for_another_state_goes_on_later(speaker):
-    consumer, request = opened(speaker, {3: StreamTarget(end_seqno=5)})
-    consumer.give(speaker.snapshot(request, 1, 5), speaker.end_changed(request))
+def test_stream_that_ends_for_a_state_change_is_resumed_later(builder):
+    consumer, request = open_stream(builder, {3: StreamTarget(end_seqno=5)})
+    consumer.give(builder.snapshot(request, 1, 5), builder.end_changed(request))
     assert isinstance(consumer.feed.failures.newest, ConnectionClosed)
     assert str(consumer.feed.failures.newest).endswith("ended the stream at 5, STATE_CHANGED")
     assert not consumer.feed.is_done
 
 
 @both
-def test_an_exact_end_leaves_out_what_follows_without_a_word(speaker):
-    consumer, request = opened(speaker, {3: StreamTarget(end_seqno=40)}, end_rule=EndRule.EXACT)
-    found = consumer.get(speaker.snapshot(request, *range(1, 60)), speaker.end(request))
+def test_exact_end_drops_later_changes_without_a_message(builder):
+    consumer, request = open_stream(builder, {3: StreamTarget(end_seqno=40)}, end_rule=EndRule.EXACT)
+    found = consumer.get(builder.snapshot(request, *range(1, 60)), builder.end(request))
     assert seqnos(found) == list(range(1, 41))
     assert consumer.feed.is_done
 
 
-# The log behind the request
+# The log after the request
 
 
 @both
 @pytest.mark.parametrize("last", [["snapshot"], ["snapshot", "end"]])
-def test_nothing_is_complete_before_the_second_log(speaker, last):
-    consumer = consumer_of(speaker, {3: StreamTarget(end_seqno=9)})
+def test_nothing_is_complete_before_the_second_log(builder, last):
+    consumer = make_consumer(builder, {3: StreamTarget(end_seqno=9)})
     request, again = consumer.decide()
-    consumer.give(speaker.accept(request), speaker.snapshot(request, 3, 9))
+    consumer.give(builder.accept(request), builder.snapshot(request, 3, 9))
     if "end" in last:
-        consumer.give(speaker.end(request))
+        consumer.give(builder.end(request))
     assert seqnos(consumer.consume()) == [3, 9]
     assert not consumer.position.is_complete
     assert not consumer.feed.is_done
-    consumer.give(speaker.log(again))
+    consumer.give(builder.log(again))
     assert consumer.position.is_complete
     assert consumer.feed.is_done == ("end" in last)
     assert consumer.feed.failures.newest is None
@@ -193,74 +193,74 @@ def test_nothing_is_complete_before_the_second_log(speaker, last):
 
 @both
 @pytest.mark.parametrize(("log", "given_up"), [(LOG, []), (NEWER, [3])])
-def test_an_exact_end_waits_for_the_second_log(speaker, log, given_up):
-    consumer = consumer_of(speaker, {3: StreamTarget(end_seqno=4, policy=PinnedBranch(11))}, end_rule=EndRule.EXACT)
+def test_an_exact_end_waits_for_the_second_log(builder, log, given_up):
+    consumer = make_consumer(builder, {3: StreamTarget(end_seqno=4, policy=PinnedBranch(11))}, end_rule=EndRule.EXACT)
     request, again = consumer.decide()
-    consumer.give(speaker.accept(request), speaker.snapshot_start(request), speaker.mutations(request, 3, 4, 5))
+    consumer.give(builder.accept(request), builder.snapshot_start(request), builder.mutations(request, 3, 4, 5))
     assert seqnos(consumer.consume()) == [3, 4]
     assert not consumer.feed.is_done
-    consumer.give(speaker.log(again, log), speaker.snapshot_end(request), speaker.end(request))
+    consumer.give(builder.log(again, log), builder.snapshot_end(request), builder.end(request))
     assert consumer.feed.is_done
     assert consumer.feed.given_up == given_up
 
 
 @both
-def test_a_history_that_changed_as_the_stream_began_is_found_out_about(speaker):
-    """A snapshot was cut off at 20; before the request another branch began at 12, which the request cannot see."""
+def test_history_that_changed_at_the_start_of_the_stream_is_detected(builder):
+    """A snapshot was interrupted at 20. After the first log, a branch began at 12 that the request lacks."""
     inside = Position(
         seqno=20, vbuuid=11, snap_start=5, snap_end=UNKNOWN_END, ends=(SnapshotEnd(2, 11), SnapshotEnd(5, 11))
     )
-    consumer = consumer_of(speaker, {3: StreamTarget(position=inside)})
+    consumer = make_consumer(builder, {3: StreamTarget(position=inside)})
     request, again = consumer.decide()
     assert request.start_seqno == 20
     with pytest.raises(ConnectionClosed, match="vbucket 3: its history changed as the stream began"):
-        consumer.give(speaker.accept(request), speaker.snapshot(request, 21), speaker.log(again, NEWER))
+        consumer.give(builder.accept(request), builder.snapshot(request, 21), builder.log(again, NEWER))
     consumer.reconnect()
     request, _ = consumer.decide(NEWER)
     assert (request.start_seqno, request.vbuuid) == (5, 11)
     consumer.consume()
-    (row,) = consumer.get(speaker.accept(request))
+    (row,) = consumer.get(builder.accept(request))
     assert (row.event, row.seqno, row.requested_seqno, row.history) == (Event.ROLLBACK, 5, 5, 1)
 
 
-# Going on
+# Resumption
 
 
 @both
-def test_a_snapshot_that_was_cut_off_goes_on_in_the_same_branch(speaker):
-    consumer, request = opened(speaker)
-    consumer.give(speaker.snapshot(request, 2), speaker.snapshot_start(request), speaker.mutations(request, 4, 6))
+def test_interrupted_snapshot_continues_in_the_same_branch(builder):
+    consumer, request = open_stream(builder)
+    consumer.give(builder.snapshot(request, 2), builder.snapshot_start(request), builder.mutations(request, 4, 6))
     consumer.reconnect()
     request, again = consumer.decide()
     assert request.start_seqno == 6
-    consumer.give(speaker.accept(request), speaker.log(again), speaker.snapshot(request, 7))
+    consumer.give(builder.accept(request), builder.log(again), builder.snapshot(request, 7))
     assert consumer.position.ends == (SnapshotEnd(2, 11), SnapshotEnd(7, 11))
     assert [row.event for row in consumer.consume()] == [Event.MUTATION] * 4
 
 
 @both
 @pytest.mark.parametrize(("begin", "seqno", "requested_seqno"), [(5, 2, 2), (9, 2, 2), (2, 2, 2), (1, 0, 1)])
-def test_a_snapshot_that_was_cut_off_comes_anew_in_another_branch(speaker, begin, seqno, requested_seqno):
-    consumer, request = opened(speaker)
-    consumer.give(speaker.snapshot(request, 2), speaker.snapshot_start(request), speaker.mutations(request, 4, 6))
+def test_interrupted_snapshot_is_rolled_back_in_another_branch(builder, begin, seqno, requested_seqno):
+    consumer, request = open_stream(builder)
+    consumer.give(builder.snapshot(request, 2), builder.snapshot_start(request), builder.mutations(request, 4, 6))
     consumer.consume()
     consumer.reconnect()
     log = (FailoverEntry(22, begin), *LOG)
     request, _ = consumer.decide(log)
     assert (request.start_seqno, request.vbuuid) == (seqno, 11 if seqno else 0)
-    (row,) = consumer.get(speaker.accept(request))
+    (row,) = consumer.get(builder.accept(request))
     assert row == Change(
         vbucket=3, vbuuid=22, seqno=seqno, event=Event.ROLLBACK, history=1, requested_seqno=requested_seqno
     )
 
 
 @both
-def test_a_snapshot_that_dcp_began_is_complete_only_where_it_said(speaker):
+def test_snapshot_that_dcp_began_is_complete_only_at_the_end_in_its_marker(builder):
     inside = Position(seqno=20, vbuuid=11, snap_start=5, snap_end=30, ends=(SnapshotEnd(5, 11),))
-    consumer, request = opened(speaker, {3: StreamTarget(position=inside)})
-    consumer.give(speaker.snapshot(request, 25))
+    consumer, request = open_stream(builder, {3: StreamTarget(position=inside)})
+    consumer.give(builder.snapshot(request, 25))
     assert not consumer.position.is_complete
-    consumer.give(speaker.snapshot(request, 31))
+    consumer.give(builder.snapshot(request, 31))
     assert consumer.position.is_complete
 
 
@@ -268,18 +268,18 @@ def test_a_snapshot_that_dcp_began_is_complete_only_where_it_said(speaker):
 
 
 @both
-def test_a_rollback_is_followed_and_asked_about_again(speaker):
-    consumer = consumer_of(speaker, {3: StreamTarget(position=AT_20)})
+def test_rollback_leads_to_a_new_log_request_and_stream_request(builder):
+    consumer = make_consumer(builder, {3: StreamTarget(position=AT_20)})
     request, again = consumer.decide()
-    consumer.give(speaker.rollback(request, 12), speaker.log(again))
+    consumer.give(builder.rollback(request, 12), builder.log(again))
     request, again = consumer.decide()
     assert (request.start_seqno, request.vbuuid) == (5, 11)
-    (row,) = consumer.get(speaker.accept(request))
+    (row,) = consumer.get(builder.accept(request))
     assert (row.seqno, row.requested_seqno, row.history, row.vbuuid) == (5, 12, 1, 11)
 
 
-def test_a_rollback_may_stand_in_the_value():
-    consumer = consumer_of(UPR, {3: StreamTarget(position=AT_20)})
+def test_seqno_of_a_rollback_may_be_in_the_value():
+    consumer = make_consumer(UPR, {3: StreamTarget(position=AT_20)})
     request, _ = consumer.decide()
     value = (12).to_bytes(8, "big")
     consumer.give(UprStreamReply(opaque=request.opaque, status=Status.ROLLBACK, value=value).encode())
@@ -287,25 +287,25 @@ def test_a_rollback_may_stand_in_the_value():
 
 
 @pytest.mark.parametrize("value", [b"", bytes(7), bytes(9)])
-def test_a_rollback_to_nowhere(value):
-    consumer = consumer_of(UPR, {3: StreamTarget(position=AT_20)})
+def test_rollback_without_a_seqno_is_a_protocol_error(value):
+    consumer = make_consumer(UPR, {3: StreamTarget(position=AT_20)})
     request, _ = consumer.decide()
     with pytest.raises(RemoteProtocolError, match="expected 8"):
         consumer.give(UprStreamReply(opaque=request.opaque, status=Status.ROLLBACK, value=value).encode())
 
 
 @both
-def test_a_rollback_above_what_was_asked_for_breaks_the_protocol(speaker):
-    """As the draft's own example does."""
-    consumer = consumer_of(speaker, {3: StreamTarget(position=AT_20)})
+def test_rollback_above_the_requested_start_breaks_the_protocol(builder):
+    """The example in the draft's specification has such a rollback."""
+    consumer = make_consumer(builder, {3: StreamTarget(position=AT_20)})
     request, _ = consumer.decide()
     with pytest.raises(RemoteProtocolError, match="vbucket 3: ROLLBACK to 21 of a stream from 20"):
-        consumer.give(speaker.rollback(request, 21))
+        consumer.give(builder.rollback(request, 21))
 
 
 @pytest.mark.parametrize(("log", "confirmed"), [(LOG, True), (NEWER, False)])
-def test_an_answer_may_hold_the_log(log, confirmed):
-    consumer = consumer_of(UPR)
+def test_stream_reply_may_have_the_log(log, confirmed):
+    consumer = make_consumer(UPR)
     request, again = consumer.decide()
     answer = UprStreamReply(opaque=request.opaque, value=pack_failover_log(log)).encode()
     with nullcontext() if confirmed else pytest.raises(ConnectionClosed, match="its history changed"):
@@ -317,12 +317,12 @@ def test_an_answer_may_hold_the_log(log, confirmed):
         consumer.give(UPR.log(again))
 
 
-def test_an_unknown_branch_is_dropped_for_the_newest_common_one():
-    """The log names it in front of the request, and the producer has forgotten it by then."""
+def test_unknown_branch_is_replaced_by_the_newest_common_branch():
+    """The log before the request has the branch, but the producer has lost it when the request arrives."""
     ends = (SnapshotEnd(4, 11), SnapshotEnd(8, 22), SnapshotEnd(20, 33))
     position = Position(seqno=20, vbuuid=33, snap_start=20, snap_end=20, ends=ends)
     log = (FailoverEntry(33, 15), FailoverEntry(22, 6), FailoverEntry(11, 0))
-    consumer = consumer_of(UPR, {3: StreamTarget(position=position)})
+    consumer = make_consumer(UPR, {3: StreamTarget(position=position)})
     request, _ = consumer.decide(log)
     consumer.give(UprStreamReply(opaque=request.opaque, status=Status.KEY_ENOENT).encode())
     request, _ = consumer.decide(log[1:])
@@ -342,38 +342,38 @@ def test_an_unknown_branch_is_dropped_for_the_newest_common_one():
         ((FailoverEntry(44, 0),), 0),
     ],
 )
-def test_a_log_without_the_branch_decides_before_anything_is_asked(speaker, log, seqno):
+def test_log_without_the_branch_decides_before_the_stream_request(builder, log, seqno):
     ends = (SnapshotEnd(4, 11), SnapshotEnd(8, 22), SnapshotEnd(20, 33))
     position = Position(seqno=20, vbuuid=33, snap_start=20, snap_end=20, ends=ends)
-    consumer = consumer_of(speaker, {3: StreamTarget(position=position)})
+    consumer = make_consumer(builder, {3: StreamTarget(position=position)})
     request, _ = consumer.decide(log)
     assert request.start_seqno == seqno
-    assert consumer.get(speaker.accept(request))[0].history == 1
+    assert consumer.get(builder.accept(request))[0].history == 1
 
 
 def test_an_unknown_branch_at_the_beginning_is_a_refusal():
-    consumer = consumer_of(UPR)
+    consumer = make_consumer(UPR)
     request, _ = consumer.decide()
     with pytest.raises(KeyNotFound, match="vbucket 3: stream from 0 refused, KEY_ENOENT"):
         consumer.give(UprStreamReply(opaque=request.opaque, status=Status.KEY_ENOENT).encode())
 
 
 @both
-@pytest.mark.parametrize("of", ["log", "stream"])
-def test_a_vbucket_that_is_not_here_is_for_the_next_connection(speaker, of):
-    consumer = consumer_of(speaker)
-    if of == "log":
-        consumer.give(speaker.refuse_log(consumer.ask_log()))
+@pytest.mark.parametrize("refused", ["log", "stream"])
+def test_not_my_vbucket_is_retried_on_the_next_connection(builder, refused):
+    consumer = make_consumer(builder)
+    if refused == "log":
+        consumer.give(builder.refuse_log(consumer.ask_log()))
     else:
-        consumer.give(speaker.refuse(consumer.decide()[0]))
+        consumer.give(builder.refuse(consumer.decide()[0]))
     assert isinstance(consumer.feed.failures.newest, NotMyVbucket)
     assert not consumer.ask()
     consumer.reconnect()
     consumer.ask_log()
 
 
-def test_a_log_that_is_refused_for_good():
-    consumer = consumer_of(UPR)
+def test_lasting_refusal_of_the_log_is_raised():
+    consumer = make_consumer(UPR)
     reply = UprFailoverLogReply(opaque=consumer.ask_log().opaque, status=Status.KEY_ENOENT)
     with pytest.raises(KeyNotFound):
         consumer.give(reply.encode())
@@ -384,56 +384,56 @@ def test_a_log_that_is_refused_for_good():
 
 @both
 @pytest.mark.parametrize("inside", [False, True])
-def test_a_flush_begins_a_new_history(speaker, inside):
-    consumer, request = opened(speaker)
-    consumer.get(speaker.snapshot(request, *range(1, 50)), speaker.snapshot_start(request) if inside else b"")
-    (row,) = consumer.get(speaker.flush(request))
+def test_flush_starts_a_new_history(builder, inside):
+    consumer, request = open_stream(builder)
+    consumer.get(builder.snapshot(request, *range(1, 50)), builder.snapshot_start(request) if inside else b"")
+    (row,) = consumer.get(builder.flush(request))
     assert row == Change(vbucket=3, vbuuid=None, seqno=0, event=Event.ROLLBACK, history=1, requested_seqno=0)
     assert consumer.position == Position(history=1)
     log = consumer.ask_log()
-    (change,) = consumer.get(speaker.snapshot(request, 1))
+    (change,) = consumer.get(builder.snapshot(request, 1))
     assert (change.seqno, change.history) == (1, 1)
-    consumer.give(speaker.log(log, (FailoverEntry(77, 0),)))
+    consumer.give(builder.log(log, (FailoverEntry(77, 0),)))
     assert consumer.position.vbuuid == 77
     assert consumer.position.ends == (SnapshotEnd(1, 77),)
-    (change,) = consumer.get(speaker.snapshot(request, 2))
+    (change,) = consumer.get(builder.snapshot(request, 2))
     assert (change.vbuuid, change.history) == (77, 1)
 
 
 @both
-def test_a_history_that_has_no_name_yet_is_never_gone_on_with(speaker):
-    consumer, request = opened(speaker)
-    consumer.get(speaker.flush(request), speaker.snapshot(request, 1, 2))
+def test_history_without_a_vbuuid_is_never_resumed(builder):
+    consumer, request = open_stream(builder)
+    consumer.get(builder.flush(request), builder.snapshot(request, 1, 2))
     consumer.reconnect()
     request, _ = consumer.decide()
     assert request.start_seqno == 0
-    assert consumer.get(speaker.accept(request))[0].history == 2
+    assert consumer.get(builder.accept(request))[0].history == 2
 
 
 @both
-def test_a_flush_before_the_second_log_has_a_log_of_its_own(speaker):
-    consumer = consumer_of(speaker, {3: StreamTarget(end_seqno=2)})
+def test_flush_before_the_second_log_requests_its_own_log(builder):
+    consumer = make_consumer(builder, {3: StreamTarget(end_seqno=2)})
     request, again = consumer.decide()
-    consumer.get(speaker.accept(request), speaker.flush(request))
+    consumer.get(builder.accept(request), builder.flush(request))
     log = consumer.ask_log()
-    consumer.get(speaker.log(again), speaker.snapshot(request, 1, 2), speaker.end(request))
+    consumer.get(builder.log(again), builder.snapshot(request, 1, 2), builder.end(request))
     assert consumer.feed.failures.newest is None
     assert not consumer.feed.is_done
-    consumer.give(speaker.log(log, (FailoverEntry(77, 0),)))
+    consumer.give(builder.log(log, (FailoverEntry(77, 0),)))
     assert consumer.feed.is_done
     assert consumer.position.ends == (SnapshotEnd(2, 77),)
 
 
 @both
-def test_a_flush_behind_a_flush_makes_the_first_ones_log_worthless(speaker):
-    consumer, request = opened(speaker)
-    consumer.get(speaker.flush(request))
+def test_second_flush_invalidates_the_log_request_of_the_first(builder):
+    consumer, request = open_stream(builder)
+    consumer.get(builder.flush(request))
     first = consumer.ask_log()
-    consumer.get(speaker.flush(request))
+    consumer.get(builder.flush(request))
     second = consumer.ask_log()
-    consumer.give(speaker.log(first, (FailoverEntry(77, 0),)), speaker.snapshot(request, 1))
+    consumer.give(builder.log(first, (FailoverEntry(77, 0),)), builder.snapshot(request, 1))
     assert consumer.position.vbuuid == 0
-    consumer.give(speaker.log(second, (FailoverEntry(88, 0),)))
+    consumer.give(builder.log(second, (FailoverEntry(88, 0),)))
     assert consumer.position.ends == (SnapshotEnd(1, 88),)
 
 
@@ -441,49 +441,49 @@ def test_a_flush_behind_a_flush_makes_the_first_ones_log_worthless(speaker):
 
 
 @both
-def test_another_history_than_the_expected_one_is_given_up_before_it_is_asked_for(speaker):
-    consumer = consumer_of(speaker, {3: StreamTarget(policy=PinnedBranch(12))})
-    consumer.give(speaker.log(consumer.ask_log()))
+def test_unexpected_history_is_given_up_before_its_stream_request(builder):
+    consumer = make_consumer(builder, {3: StreamTarget(policy=PinnedBranch(12))})
+    consumer.give(builder.log(consumer.ask_log()))
     assert consumer.feed.given_up == [3]
     assert consumer.feed.is_done
     assert not consumer.ask()
 
 
 @both
-def test_giving_up_leaves_the_stream_alone_that_has_an_opaque_of_an_earlier_connection(speaker):
-    consumer = consumer_of(speaker, {3: StreamTarget(policy=PinnedBranch(11)), 4: StreamTarget()})
+def test_giving_up_does_not_close_a_stream_with_an_opaque_of_an_earlier_connection(builder):
+    consumer = make_consumer(builder, {3: StreamTarget(policy=PinnedBranch(11)), 4: StreamTarget()})
     opaques = [1, 2, 3, 4, 5, 6]
 
     def ask():
         return consumer.feed.take_requests(lambda: opaques.pop(0))
 
     three, four = ask()
-    consumer.give(speaker.log(three), speaker.log(four))
+    consumer.give(builder.log(three), builder.log(four))
     stream = ask()[0]
-    consumer.give(speaker.accept(stream))
+    consumer.give(builder.accept(stream))
     consumer.reconnect()
     opaques[:] = [1, 2, stream.opaque, 7]
     three, four = ask()
-    consumer.give(speaker.log(four))
+    consumer.give(builder.log(four))
     stream, _ = ask()
-    consumer.give(speaker.accept(stream), speaker.log(three, NEWER))
+    consumer.give(builder.accept(stream), builder.log(three, NEWER))
     assert consumer.feed.given_up == [3]
-    assert seqnos(consumer.get(speaker.snapshot(stream, 1))) == [1]
+    assert seqnos(consumer.get(builder.snapshot(stream, 1))) == [1]
 
 
 @both
-@pytest.mark.parametrize("what", ["rollback", "log", "flush"])
-def test_a_history_that_ceases_to_be_the_expected_one_is_given_up(speaker, what):
-    consumer = consumer_of(speaker, {3: StreamTarget(position=AT_20, policy=PinnedBranch(11), end_seqno=50)})
+@pytest.mark.parametrize("cause", ["rollback", "log", "flush"])
+def test_a_history_that_ceases_to_be_the_expected_one_is_given_up(builder, cause):
+    consumer = make_consumer(builder, {3: StreamTarget(position=AT_20, policy=PinnedBranch(11), end_seqno=50)})
     request, again = consumer.decide()
-    if what == "rollback":
-        consumer.give(speaker.rollback(request, 5))
-    elif what == "log":
-        consumer.give(speaker.accept(request), speaker.log(again, NEWER))
+    if cause == "rollback":
+        consumer.give(builder.rollback(request, 5))
+    elif cause == "log":
+        consumer.give(builder.accept(request), builder.log(again, NEWER))
     else:
-        consumer.give(speaker.accept(request), speaker.flush(request))
+        consumer.give(builder.accept(request), builder.flush(request))
     assert consumer.feed.given_up == [3]
-    assert not consumer.get(speaker.snapshot(request, 21), speaker.end(request))
+    assert not consumer.get(builder.snapshot(request, 21), builder.end(request))
     assert consumer.feed.failures.newest is None
     assert consumer.feed.is_done
 
@@ -495,23 +495,23 @@ def test_a_history_that_ceases_to_be_the_expected_one_is_given_up(speaker, what)
 @given(
     st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=50), max_size=4), st.lists(st.integers(0, 60), max_size=5)
 )
-def test_connections_that_end_anywhere_lose_and_repeat_nothing(speaker, gaps, cuts):
+def test_connections_that_end_anywhere_neither_lose_nor_repeat_changes(builder, gaps, cuts):
     snapshots, high = [], 0
     for steps in gaps:
         snapshots.append([high := high + step for step in steps])
-    consumer = consumer_of(speaker, {3: StreamTarget(end_seqno=high)})
+    consumer = make_consumer(builder, {3: StreamTarget(end_seqno=high)})
     for cut in (*cuts, MAX_SEQNO):
         if consumer.feed.is_done:
             break
         request, again = consumer.decide()
-        assert answer_of(LOG, high, 0, request) is None
-        messages = [speaker.accept(request), speaker.log(again)]
+        assert find_upr_rollback(LOG, high, 0, request) is None
+        messages = [builder.accept(request), builder.log(again)]
         for snapshot in snapshots:
             if left := [seqno for seqno in snapshot if seqno > request.start_seqno]:
-                messages.append(speaker.snapshot_start(request))
-                messages += [speaker.mutations(request, seqno) for seqno in left]
-                messages.append(speaker.snapshot_end(request))
-        messages.append(speaker.end(request))
+                messages.append(builder.snapshot_start(request))
+                messages += [builder.mutations(request, seqno) for seqno in left]
+                messages.append(builder.snapshot_end(request))
+        messages.append(builder.end(request))
         consumer.get(*messages[:cut])
         if cut != MAX_SEQNO and not consumer.feed.is_done:
             consumer.reconnect()
@@ -519,6 +519,6 @@ def test_connections_that_end_anywhere_lose_and_repeat_nothing(speaker, gaps, cu
     assert seqnos(consumer.rows) == [seqno for snapshot in snapshots for seqno in snapshot]
     assert {row.history for row in consumer.rows} <= {0}
     assert consumer.position.seqno == high
-    # A snapshot whose end message alone was lost is never known to have been complete.
+    # If only the end message of a snapshot is lost, the feed never learns that the snapshot was complete.
     assert consumer.position.is_complete or cuts
     assert consumer.feed.queued_bytes == 0

@@ -1,8 +1,8 @@
 """Servers whose frames are cut, changed, delayed, repeated, reordered or too long: a client ends with its own errors.
 
-Each example is one conversation over real sockets: a bucket is entered, documents and statistics are asked for, and
-its changes are read in one of the dialects. Whatever comes, the client ends in bounded time, with an answer or with an
-Error, and without a task, a connection or more memory left than what it may hold.
+Each example is one conversation over real sockets. The client enters a bucket, requests documents and statistics, and
+reads the changes in one of the dialects. For any answers, the client ends in bounded time, with a result or an Error.
+It leaves no task and no connection behind, and its memory stays within its limits.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ LIMITS = {"connectTimeout": 0.3, "operationTimeout": 0.3, "retrySeconds": 0.3, "
 MOST_BYTES = 64 << 20
 MANY = 40
 
-# A good node, for a few calls
+# A correct node, for a few calls
 
 
 def dcp(peer, frame):
@@ -70,7 +70,7 @@ PRODUCERS = {"dcp": dcp, "upr": upr, "tap": tap}
 
 
 def statistics(frame):
-    """Return what a node says that has the documents which the streams have."""
+    """Return the statistics of a node that has the streams' documents, or None for any other group."""
     if frame.key == b"vbucket-details":
         named = {f"vb_{vb}:num_items": MANY for vb in range(2)}
         return stats_reply(frame, {f"vb_{vb}": "active" for vb in range(2)} | named)
@@ -92,14 +92,21 @@ def good(protocol):
     return answer
 
 
-# What is done to an answer
+# Changes to answers
 
 CHANGES = ["cut", "flip", "grow", "repeat", "insert", "late", "swap", "none", "hang up", "huge body", "endless"]
 
 
 @dataclass
 class Hostility:
-    """Changes some of the answers of a script. plan: by the number of the answer, what is done, where, and a byte."""
+    """Changes some of the answers of a script.
+
+    Attributes:
+        plan: number of the answer, from 0 -> (one of CHANGES, the place of the change, a byte for it).
+        script: gives the default answers.
+        count: number of answers so far.
+        held: bytes of an answer that will be sent after the next one.
+    """
 
     plan: dict[int, tuple[str, int, int]]
     script: Script = field(init=False)
@@ -154,7 +161,7 @@ def write(peer, data):
 
 
 async def talk(protocol, plan):
-    """Return how many changes came, and the error that ended the conversation."""
+    """Return the number of received changes, and the error that ended the conversation, or None."""
     hostility = Hostility(plan)
     producer = good(protocol)
     count = 0
@@ -188,7 +195,7 @@ def converse(protocol, plan):
 
 
 @pytest.mark.parametrize("protocol", PRODUCERS)
-def test_a_good_one_gives_everything(protocol):
+def test_correct_server_delivers_everything(protocol):
     assert converse(protocol, {}) == (2 * MANY, None)
 
 
@@ -207,7 +214,7 @@ thorough = settings(max_examples=1_000, deadline=None, suppress_health_check=[He
 @example(plan={0: ("huge body", 0, 0)})
 @example(plan={7: ("endless", 0, 0)})
 @quick
-def test_a_hostile_one_ends_in_an_error_or_an_answer(protocol, plan):
+def test_hostile_server_ends_in_an_error_or_an_answer(protocol, plan):
     converse(protocol, plan)
 
 
@@ -215,12 +222,12 @@ def test_a_hostile_one_ends_in_an_error_or_an_answer(protocol, plan):
 @pytest.mark.parametrize("protocol", PRODUCERS)
 @given(plan=plans)
 @thorough
-def test_many_hostile_ones(protocol, plan):
+def test_many_hostile_servers_end_in_an_error_or_an_answer(protocol, plan):
     converse(protocol, plan)
 
 
-def test_a_body_that_is_announced_costs_nothing_before_it_comes():
-    """A frame of 2 GiB is refused by its header."""
+def test_announced_body_uses_no_memory_before_it_arrives():
+    """A frame of 2 GiB is refused when its header arrives."""
     tracemalloc.start()
     try:
         converse("dcp", {4: ("huge body", 0, 0)})

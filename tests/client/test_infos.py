@@ -1,4 +1,4 @@
-"""Looking at vbuckets once more: what is known may save requests, and never changes what is found."""
+"""Repeated reads of vbucket infos: known infos may save requests, and never change the result."""
 
 import random
 
@@ -27,7 +27,7 @@ async def write(bucket: Bucket, count: int) -> None:
 
 @in_loop
 @pytest.mark.parametrize("count", [0, 1, 20, 500])
-async def test_after_some_changes(node, count):
+async def test_known_infos_give_the_same_result_after_changes(node, count):
     async with connect(node.url("beer")) as bucket:
         known = await bucket.vbucket_infos()
         await write(bucket, count)
@@ -39,7 +39,7 @@ async def test_after_some_changes(node, count):
 
 
 @in_loop
-async def test_after_a_new_history(node):
+async def test_known_infos_give_the_same_result_after_a_flush(node):
     async with connect(node.url("beer")) as bucket:
         await write(bucket, 50)
         known = await bucket.vbucket_infos()
@@ -50,7 +50,7 @@ async def test_after_a_new_history(node):
 
 
 @in_loop
-async def test_a_purge_alone_is_found_where_it_matters(tmp_path):
+async def test_purge_alone_is_found_only_in_rechecked_vbuckets(tmp_path):
     storage = {"data_dir": tmp_path, "settings": BucketSettings(purge_age=0)}
     with Node.running(["beer"], vbuckets=2, **storage) as node:
         async with connect(node.url("beer")) as bucket:

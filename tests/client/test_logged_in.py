@@ -1,4 +1,4 @@
-"""Logging in and encrypting: who gets in, what is told of who does not, and that no password is ever shown."""
+"""Login and TLS: accepted logins, the errors of refused logins, and that no password is ever shown."""
 
 import asyncio
 import logging
@@ -50,7 +50,7 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def guarded(directory):
-    """A node that everybody has to log in to, with TLS and without."""
+    """A node that requires a login, with and without TLS."""
     options = {
         "users": directory / "users.json",
         "certificate": directory / "server.pem",
@@ -72,7 +72,7 @@ def encrypted(node, host="127.0.0.1", **options):
 
 @pytest.mark.parametrize("name", ["ada", "Zoë, ="])
 @in_loop
-async def test_a_user_reads_writes_and_follows(guarded, name):
+async def test_user_reads_writes_and_follows(guarded, name):
     async with connect(plain(guarded), username=name, password=PASSWORD) as bucket:
         await bucket.upsert("k", name.encode())
         assert (await bucket.get("k")).value == name.encode()
@@ -80,7 +80,7 @@ async def test_a_user_reads_writes_and_follows(guarded, name):
 
 
 @in_loop
-async def test_everything_goes_encrypted_too(guarded, directory):
+async def test_all_requests_work_over_tls(guarded, directory):
     url = encrypted(guarded, ca=directory / "ca.pem")
     async with connect(url, username="ada", password=PASSWORD) as bucket:
         await bucket.upsert_many(documents(0, 3000, size=700))
@@ -90,23 +90,23 @@ async def test_everything_goes_encrypted_too(guarded, directory):
 
 
 @in_loop
-async def test_a_certificate_is_a_login(guarded, directory):
+async def test_client_certificate_is_a_login(guarded, directory):
     own = {"certificate": directory / "client.pem", "certificateKey": directory / "client.key"}
     async with connect(encrypted(guarded, ca=directory / "ca.pem", **own)) as bucket:
         await bucket.upsert("k", b"v")
 
 
-def test_a_program_without_an_event_loop_logs_in(guarded):
+def test_blocking_reader_logs_in(guarded):
     rows = list(read_changes(plain(guarded), stop="now", username="ada", password=PASSWORD))
     assert sum(batch.num_rows for batch in rows)
 
 
-# No way in
+# Refusals
 
 
 @pytest.mark.parametrize("name", ["ada", "nobody"])
 @in_loop
-async def test_a_login_that_is_refused_is_not_tried_again(guarded, caplog, name):
+async def test_refused_login_is_not_retried(guarded, caplog, name):
     caplog.set_level(logging.DEBUG)
     with pytest.raises(AuthenticationFailed) as caught:
         async with connect(plain(guarded), username=name, password="wrong secret"):
@@ -117,7 +117,7 @@ async def test_a_login_that_is_refused_is_not_tried_again(guarded, caplog, name)
 
 
 @in_loop
-async def test_nobody_is_not_let_in(guarded):
+async def test_client_without_login_is_refused(guarded):
     with pytest.raises(AccessDenied, match=r"/beer: .* or a client without login may not access it$"):
         async with connect(plain(guarded)):
             pass
@@ -130,7 +130,7 @@ async def test_nobody_is_not_let_in(guarded):
 
 
 @in_loop
-async def test_who_may_only_read_cannot_write(guarded):
+async def test_user_with_a_reader_role_cannot_write(guarded):
     async with connect(plain(guarded), username="bob", password=PASSWORD) as bucket:
         assert await bucket.get_many(["none"]) == [None]
         with pytest.raises(AccessDenied, match="SET b'k': EACCESS"):
@@ -139,7 +139,7 @@ async def test_who_may_only_read_cannot_write(guarded):
 
 @pytest.mark.parametrize("ca", [None, "other-ca.pem"])
 @in_loop
-async def test_a_certificate_that_is_not_believed(guarded, directory, ca):
+async def test_untrusted_certificate_is_refused(guarded, directory, ca):
     options = {} if ca is None else {"ca": directory / ca}
     with pytest.raises(UntrustedNode, match=f"^the certificate of 127.0.0.1:{guarded.tls_port} is not trusted: "):
         async with connect(encrypted(guarded, **options), username="ada", password=PASSWORD):
@@ -147,8 +147,8 @@ async def test_a_certificate_that_is_not_believed(guarded, directory, ca):
 
 
 @in_loop
-async def test_a_certificate_of_another_host(guarded, directory):
-    """127.0.0.2 is this machine too, but not in the certificate."""
+async def test_certificate_of_another_host_is_refused(guarded, directory):
+    """127.0.0.2 is an address of this machine, but it is not in the certificate."""
     async with Forward("127.0.0.2", guarded.tls_port) as port:
         url = f"couchbases://127.0.0.2:{port}/beer?ca={directory / 'ca.pem'}"
         with pytest.raises(UntrustedNode, match="IP address mismatch"):
@@ -159,7 +159,7 @@ async def test_a_certificate_of_another_host(guarded, directory):
 
 
 class Forward:
-    """A port that leads to another one on this machine."""
+    """A port that forwards its connections to another port of this machine."""
 
     def __init__(self, host, to):
         self.host, self.to = host, to
@@ -190,14 +190,14 @@ class Forward:
 
 
 @in_loop
-async def test_certificates_are_not_looked_at_only_where_that_is_asked_for(guarded):
+async def test_certificates_are_unverified_only_on_request(guarded):
     async with connect(encrypted(guarded, tlsVerify="none"), username="ada", password=PASSWORD) as bucket:
         await bucket.upsert("k", b"v")
 
 
 @in_loop
-async def test_tls_where_there_is_none(guarded, directory):
-    """Either side takes what the other says for something else, and nobody waits for long."""
+async def test_tls_to_a_port_without_tls_fails(guarded, directory):
+    """Each side receives bytes that it cannot decode, and neither side waits for long."""
     url = plain(guarded, retrySeconds=0.2).replace("couchbase://", "couchbases://")
     with pytest.raises((Unreachable, RemoteProtocolError)):
         async with connect(url, username="ada", password=PASSWORD):
@@ -220,7 +220,7 @@ UNUSABLE = [
 
 @pytest.mark.parametrize(("options", "found"), UNUSABLE)
 @in_loop
-async def test_files_that_cannot_be_used(guarded, directory, options, found):
+async def test_unusable_files_are_refused(guarded, directory, options, found):
     options = {name: directory / file for name, file in options.items()}
     with pytest.raises(UsageError, match=found):
         async with connect(encrypted(guarded, **options)):
@@ -228,7 +228,7 @@ async def test_files_that_cannot_be_used(guarded, directory, options, found):
 
 
 @in_loop
-async def test_a_key_with_a_passphrase_is_not_asked_for(guarded, directory):
+async def test_encrypted_key_is_refused_without_a_prompt(guarded, directory):
     from cryptography.hazmat.primitives import serialization
 
     key = serialization.load_pem_private_key((directory / "client.key").read_bytes(), None)
@@ -245,44 +245,44 @@ async def test_a_key_with_a_passphrase_is_not_asked_for(guarded, directory):
             pass
 
 
-# Peers that know other ways
+# Peers with other mechanisms
 
 
 def server_of(mechanisms, answers=()):
-    """Return a script that offers mechanisms, and the values that it was told in SASL_AUTH and SASL_STEP."""
-    told, left = [], list(answers)
+    """Return a script that offers mechanisms, and the received (mechanism, value) of SASL_AUTH and SASL_STEP."""
+    received, left = [], list(answers)
 
     def answer(peer, frame):
         if frame.opcode == Opcode.SASL_LIST_MECHS:
             return reply(frame, value=mechanisms) if mechanisms is not None else reply(frame, Status.UNKNOWN_COMMAND)
         if frame.opcode in (Opcode.SASL_AUTH, Opcode.SASL_STEP):
-            told.append((frame.key, frame.value))
+            received.append((frame.key, frame.value))
             status, value = left.pop(0)
             return reply(frame, status, value=value)
         return None
 
-    return Script(answer), told
+    return Script(answer), received
 
 
 @in_loop
-async def test_a_node_that_knows_no_login_needs_none():
-    script, told = server_of(None)
+async def test_node_without_sasl_needs_no_login():
+    script, received = server_of(None)
     async with script, connect(script.url(), username="ada", password=PASSWORD):
-        assert not told
+        assert not received
 
 
 @in_loop
 async def test_no_login_is_tried_without_a_user():
-    script, told = server_of(b"SCRAM-SHA512 PLAIN")
+    script, received = server_of(b"SCRAM-SHA512 PLAIN")
     async with script, connect(script.url()):
-        assert not told
+        assert not received
 
 
 @in_loop
-async def test_plain_is_for_this_machine_if_there_is_nothing_else():
-    script, told = server_of(b"PLAIN", [(Status.SUCCESS, b"Authenticated")])
+async def test_plain_is_used_on_this_machine_if_nothing_else_is_offered():
+    script, received = server_of(b"PLAIN", [(Status.SUCCESS, b"Authenticated")])
     async with script, connect(script.url(), username="ada", password=PASSWORD):
-        assert told == [(b"PLAIN", b"\0ada\0" + PASSWORD.encode())]
+        assert received == [(b"PLAIN", b"\0ada\0" + PASSWORD.encode())]
 
 
 @pytest.mark.parametrize(
@@ -294,21 +294,21 @@ async def test_plain_is_for_this_machine_if_there_is_nothing_else():
     ],
 )
 @in_loop
-async def test_a_server_that_cannot_prove_itself(answers):
-    """It is not believed, even if it lets us in, and the password never reached it."""
-    script, told = server_of(b"PLAIN SCRAM-SHA1", answers)
+async def test_server_that_cannot_prove_itself_is_refused(answers):
+    """The client does not trust it, even if it accepts the login, and never sends it the password."""
+    script, received = server_of(b"PLAIN SCRAM-SHA1", answers)
     async with script:
         with pytest.raises(RemoteProtocolError) as caught:
             async with connect(script.url(), username="ada", password=PASSWORD):
                 pass
         assert script.peers[0].lost.is_set() or await script.peers[0].lost.wait()
     assert PASSWORD not in str(caught.value)
-    assert told[0][0] == b"SCRAM-SHA1"
-    assert PASSWORD.encode() not in b"".join(value for _, value in told)
+    assert received[0][0] == b"SCRAM-SHA1"
+    assert PASSWORD.encode() not in b"".join(value for _, value in received)
 
 
 @in_loop
-async def test_mechanisms_that_nobody_has():
+async def test_unsupported_mechanisms_are_an_error():
     script, _ = server_of(b"GSSAPI")
     async with script:
         with pytest.raises(StatusError, match="offers GSSAPI") as caught:
@@ -317,10 +317,10 @@ async def test_mechanisms_that_nobody_has():
     assert not caught.value.retriable
 
 
-# Where credentials come from
+# Sources of credentials
 
 
-def test_credentials_from_arguments_and_the_environment():
+def test_credentials_come_from_arguments_and_the_environment():
     known = {"PENSTOCK_USERNAME": "env", "PENSTOCK_PASSWORD": "its"}
     assert resolve_credentials(None, None) is None
     assert resolve_credentials(None, None, {"PENSTOCK_PASSWORD": "its"}) is None
@@ -337,13 +337,13 @@ def test_credentials_from_arguments_and_the_environment():
 
 
 @pytest.mark.parametrize(("username", "password"), [("", "p"), ("u\0", "p"), ("u", "p\0"), ("u", "\ud800p")])
-def test_credentials_that_cannot_be(username, password):
+def test_impossible_credentials_are_refused(username, password):
     with pytest.raises(UsageError) as caught:
         Credentials(username, password)
     assert repr(password) not in str(caught.value)
 
 
-def test_a_password_file(tmp_path):
+def test_password_file_is_read(tmp_path):
     file = tmp_path / "password"
     file.write_text(f"{PASSWORD}\n")
     assert read_password_file(str(file)) == PASSWORD
@@ -352,7 +352,7 @@ def test_a_password_file(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"one\ntwo\n", b"\xff\xfe", b"x" * 5000])
-def test_a_file_that_is_no_password(tmp_path, content):
+def test_file_without_a_password_is_refused(tmp_path, content):
     file = tmp_path / "password"
     file.write_bytes(content)
     with pytest.raises(UsageError, match=str(file)) as caught:
@@ -362,7 +362,7 @@ def test_a_file_that_is_no_password(tmp_path, content):
         read_password_file(str(tmp_path / "none"))
 
 
-def test_a_credentials_file(tmp_path):
+def test_credentials_file_is_read(tmp_path):
     file = tmp_path / "login.json"
     file.write_text('{"username": "ada", "password": "very secret"}')
     assert read_credentials_file(str(file)) == Credentials("ada", PASSWORD)

@@ -1,4 +1,4 @@
-"""What the client says to log in: the examples of the specifications, a node's side of it, and servers that lie."""
+"""SASL logins of the client: the examples of the specifications, the choice of a mechanism, dishonest servers."""
 
 import pytest
 from hypothesis import given
@@ -40,7 +40,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("mechanism", "nonce", "challenge", "final", "verifier"), EXAMPLES)
-def test_the_examples_of_the_specifications(mechanism, nonce, challenge, final, verifier):
+def test_scram_follows_the_examples_of_the_specifications(mechanism, nonce, challenge, final, verifier):
     login = ScramLogin([mechanism], "user", "pencil", nonce=nonce)
     assert login.make_initial() == f"n,,n=user,r={nonce}".encode()
     assert login.step(challenge.encode()) == final.encode()
@@ -51,7 +51,7 @@ def test_the_examples_of_the_specifications(mechanism, nonce, challenge, final, 
             login.finish(wrong)
 
 
-def test_cram_md5_answers_as_the_example_of_rfc_2195():
+def test_cram_md5_follows_the_example_of_rfc_2195():
     login = CramLogin("tim", "tanstaaftanstaaf")
     assert login.make_initial() == b""
     challenge = b"<1896.697170952@postoffice.reston.mci.net>"
@@ -73,25 +73,27 @@ CHOICES = [
 
 
 @pytest.mark.parametrize(("offered", "plain_allowed", "mechanism"), CHOICES)
-def test_the_strongest_that_is_offered(offered, plain_allowed, mechanism):
+def test_strongest_offered_mechanism_is_chosen(offered, plain_allowed, mechanism):
     assert choose_login(offered, "u", "p", plain_allowed=plain_allowed).mechanism == mechanism
 
 
-@pytest.mark.parametrize(("offered", "said"), [(["PLAIN"], "only over TLS"), ([], "offers none"), (["X"], "offers X")])
-def test_nothing_in_common(offered, said):
-    with pytest.raises(AccessDenied, match=said):
+@pytest.mark.parametrize(
+    ("offered", "reason"), [(["PLAIN"], "only over TLS"), ([], "offers none"), (["X"], "offers X")]
+)
+def test_no_common_mechanism_is_an_error(offered, reason):
+    with pytest.raises(AccessDenied, match=reason):
         choose_login(offered, "u", "p")
     with pytest.raises(AccessDenied):
         ScramLogin(offered, "u", "p")
 
 
-def test_a_list_of_mechanisms():
+def test_list_of_mechanisms_is_parsed():
     assert parse_mechanisms(b"SCRAM-SHA512 scram-sha1  PLAIN\n") == ["SCRAM-SHA512", "SCRAM-SHA1", "PLAIN"]
     assert parse_mechanisms(b"") == []
     assert parse_mechanisms(b"\xff") == ["\ufffd"]
 
 
-def test_plain():
+def test_plain_sends_user_and_password_in_one_step():
     login = PlainLogin("user", "pa ss")
     assert login.make_initial() == b"\0user\0pa ss"
     login.finish(b"Authenticated")
@@ -137,13 +139,13 @@ LIES = [
 ]
 
 
-@pytest.mark.parametrize(("challenge", "said"), LIES)
-def test_challenges_that_are_not_answered(challenge, said):
-    with pytest.raises(RemoteProtocolError, match=said):
+@pytest.mark.parametrize(("challenge", "reason"), LIES)
+def test_invalid_challenges_are_not_answered(challenge, reason):
+    with pytest.raises(RemoteProtocolError, match=reason):
         ScramLogin(ALL, "u", "p", nonce="N").step(challenge.encode())
 
 
-def test_what_old_servers_ask_for_is_answered():
+def test_challenge_of_an_old_server_is_answered():
     assert ScramLogin(ALL, "u", "p", nonce="N").step(b"r=N1,s=AAAA,i=4000,x=later").startswith(b"c=biws,r=N1,p=")
 
 
@@ -154,11 +156,11 @@ def test_any_challenge_is_answered_or_refused(challenge):
 
 
 @given(st.binary(max_size=60))
-def test_no_other_verifier_is_believed(verifier):
+def test_no_other_verifier_is_accepted(verifier):
     with pytest.raises(RemoteProtocolError):
         ScramLogin(ALL, "u", "p", nonce="N").finish(verifier)
 
 
-def test_passwords_do_not_show():
+def test_repr_shows_no_password():
     for login in (ScramLogin(ALL, "user", "hunter2"), PlainLogin("user", "hunter2")):
         assert "hunter2" not in repr(login)

@@ -1,4 +1,4 @@
-"""Vbuckets that no node serves: a read up to now waits for them, names them, or leaves them out and reports it."""
+"""Vbuckets that no node serves: a read up to now waits for them, then fails with their numbers or skips them."""
 
 import logging
 
@@ -48,7 +48,7 @@ def set_state(node, vbucket, state):
 
 
 async def fill(url, count=80):
-    """Store documents; return how many each vbucket has."""
+    """Store documents; return vbucket -> number of its documents."""
     stored = documents(0, count)
     async with connect(url) as bucket:
         await bucket.upsert_many(stored)
@@ -56,14 +56,14 @@ async def fill(url, count=80):
     return {vbucket: found.count(vbucket) for vbucket in range(VBUCKETS)}
 
 
-async def count_rows(url, **how):
-    """Read a bucket up to now; return how many rows there were of each vbucket, and which vbuckets were left out."""
+async def count_rows(url, **options):
+    """Read a bucket up to now; return vbucket -> number of rows, and the vbuckets that were skipped."""
     async with connect(url) as bucket:
-        found = [row.vbucket async for row in bucket.changes(**{"stop": "now", **how})]
+        found = [row.vbucket async for row in bucket.changes(**{"stop": "now", **options})]
         return {vbucket: found.count(vbucket) for vbucket in set(found)}, bucket.missing
 
 
-# Naming them
+# Error messages
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ async def count_rows(url, **how):
         (range(1024), 1024, "vbuckets 0-1023 (1024 of 1024) are not served by couchbase://127.0.0.1:11210/beer"),
     ],
 )
-def test_the_error_names_them(missing, count, sentence):
+def test_error_names_the_missing_vbuckets(missing, count, sentence):
     error = make_not_served_error(missing, count, ADDRESS)
     assert str(error) == sentence
     assert error.vbuckets == tuple(missing)
@@ -83,11 +83,11 @@ def test_the_error_names_them(missing, count, sentence):
     assert str(make_not_served_error(missing, count, ADDRESS, "h:1: refused")) == f"{sentence} (h:1: refused)"
 
 
-def test_the_error_says_why_where_that_is_known():
+def test_error_gives_a_known_reason():
     assert str(make_not_served_error([3], 8, ADDRESS, "no node is left")).endswith(" (no node is left)")
 
 
-def test_they_fail_a_read_unless_they_are_skipped():
+def test_missing_vbuckets_fail_a_read_unless_they_are_skipped():
     with pytest.raises(
         VbucketsNotServed, match=r"^vbucket 1 \(1 of 2\) is not served by couchbase://127.0.0.1:11210/beer$"
     ):
@@ -98,12 +98,12 @@ def test_they_fail_a_read_unless_they_are_skipped():
 
 
 @pytest.mark.parametrize("vbucket", [-1, 8, 9])
-def test_numbers_that_no_vbucket_has(vbucket):
+def test_impossible_vbucket_numbers_are_refused(vbucket):
     with pytest.raises(UsageError, match=rf"^vbucket {vbucket} of couchbase://127.0.0.1:11210/beer, which has 8$"):
         check_vbucket_numbers([0, 7, vbucket], 8, ADDRESS)
 
 
-def test_numbers_that_vbuckets_have():
+def test_possible_vbucket_numbers_are_accepted():
     check_vbucket_numbers(range(8), 8, ADDRESS)
 
 
@@ -125,19 +125,19 @@ def test_numbers_that_vbuckets_have():
         ("failovers \u0663", []),  # a digit, but not of ASCII
     ],
 )
-def test_the_vbucket_that_statistics_are_about(group, numbers):
+def test_vbucket_of_a_statistics_group_is_parsed(group, numbers):
     assert parse_group_vbuckets(group) == numbers
 
 
 @pytest.mark.parametrize(
     ("numbers", "text"), [([], ""), ([4], "4"), ([5, 4], "4-5"), ([1, 3, 4, 4, 5, 9], "1,3-5,9"), ([0, 2], "0,2")]
 )
-def test_numbers_as_ranges(numbers, text):
+def test_numbers_are_formatted_as_ranges(numbers, text):
     assert format_ranges(numbers) == text
     assert format_ranges(numbers, "; ") == text.replace(",", "; ")
 
 
-def test_each_change_of_what_is_left_out_is_reported_once(caplog):
+def test_each_change_of_the_skipped_vbuckets_is_reported_once(caplog):
     report = MissingReport(SKIPPING)
     served = dict.fromkeys(range(4), 0)
     for found in ({0: 0, 1: 0}, {0: 0, 1: 0}, {0: 0, 1: 0, 2: 0}, served, served):
@@ -150,33 +150,33 @@ def test_each_change_of_what_is_left_out_is_reported_once(caplog):
     assert report.missing == ()
 
 
-# Reading without them
+# Reads without a vbucket
 
-HOWS = [
+READS = [
     ({"protocol": dialect}, state)
     for dialect in ("dcp", "upr", "upr-draft", "tap")
     for state in (DEAD, PENDING, ABSENT)
 ]
 
 
-@pytest.mark.parametrize(("how", "state"), HOWS)
+@pytest.mark.parametrize(("options", "state"), READS)
 @in_loop
-async def test_a_read_up_to_now_fails_with_their_numbers(node, how, state):
+async def test_read_up_to_now_fails_with_the_missing_numbers(node, options, state):
     await fill(node.url("beer"))
     set_state(node, 3, state)
     set_state(node, 5, state)
     with pytest.raises(Unreachable, match=r"did not serve for .*: vbuckets 3, 5 \(2 of 8\) are not served by"):
-        await count_rows(node.url("beer") + "?retrySeconds=0.05", **how)
-    rows, missing = await count_rows(node.url("beer") + "?retrySeconds=0.2", vbuckets=[0, 1], **how)
+        await count_rows(node.url("beer") + "?retrySeconds=0.05", **options)
+    rows, missing = await count_rows(node.url("beer") + "?retrySeconds=0.2", vbuckets=[0, 1], **options)
     assert (rows.keys(), missing) == ({0, 1}, ())
 
 
-@pytest.mark.parametrize(("how", "state"), HOWS)
+@pytest.mark.parametrize(("options", "state"), READS)
 @in_loop
-async def test_a_read_that_skips_them_reports_them(node, how, state, caplog):
+async def test_read_that_skips_vbuckets_reports_them(node, options, state, caplog):
     counts = await fill(node.url("beer"))
     set_state(node, 3, state)
-    rows, missing = await count_rows(node.url("beer") + "?missingVbuckets=skip", **how)
+    rows, missing = await count_rows(node.url("beer") + "?missingVbuckets=skip", **options)
     assert (rows, missing) == ({vbucket: count for vbucket, count in counts.items() if vbucket != 3}, (3,))
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
         f"vbucket 3 (1 of 8) is not served by {node.url('beer')}: skipped (missingVbuckets=skip)"
@@ -185,7 +185,7 @@ async def test_a_read_that_skips_them_reports_them(node, how, state, caplog):
 
 @in_loop
 async def test_replicas_are_read_but_not_dumped_by_tap(node):
-    """A TAP dump is of active vbuckets alone, but for the dump of a bridge (tests/node/test_follow.py)."""
+    """A TAP dump has active vbuckets only, except the dump of a bridge (tests/node/test_follow.py)."""
     counts = await fill(node.url("beer"))
     for vbucket in range(VBUCKETS):
         set_state(node, vbucket, REPLICA)
@@ -194,14 +194,14 @@ async def test_replicas_are_read_but_not_dumped_by_tap(node):
         await count_rows(node.url("beer") + "?retrySeconds=0.1", protocol="tap")
 
 
-def test_the_blocking_reader_fails_as_well(node):
+def test_blocking_reader_fails_as_well(node):
     set_state(node, 7, DEAD)
     with pytest.raises(Unreachable, match=r"vbucket 7 \(1 of 8\) is not served by"):
         list(read_changes(node.url("beer") + "?retrySeconds=0.1", stop="now"))
 
 
 @in_loop
-async def test_a_view_of_the_vbuckets(node):
+async def test_vbucket_infos_fail_or_skip_missing_vbuckets(node):
     set_state(node, 2, DEAD)
     async with connect(node.url("beer") + "?retrySeconds=0.1") as bucket:
         with pytest.raises(Unreachable, match=r"vbucket 2 \(1 of 8\) is not served by"):
@@ -216,7 +216,7 @@ async def test_a_view_of_the_vbuckets(node):
 
 
 @in_loop
-async def test_a_stream_from_now_on_leaves_them_out(node):
+async def test_stream_from_now_skips_missing_vbuckets(node):
     set_state(node, 0, DEAD)
     async with (
         connect(node.url("beer") + "?missingVbuckets=skip") as bucket,
@@ -225,39 +225,39 @@ async def test_a_stream_from_now_on_leaves_them_out(node):
         assert stream.positions.keys() == {*range(1, VBUCKETS)}
 
 
-# Waiting for them
+# Waiting for vbuckets
 
 
 @pytest.mark.parametrize("protocol", ["dcp", "tap"])
 @in_loop
-async def test_they_are_waited_for(protocol):
-    """A vbucket is away in the first three answers."""
-    looks = []
+async def test_missing_vbucket_is_waited_for(protocol):
+    """A vbucket is missing in the first three answers."""
+    queries = []
 
     def answer(peer, frame):
-        looks.append(frame.opcode)
-        left = range(1, VBUCKETS) if looks.count(frame.opcode) <= 3 else range(VBUCKETS)
+        queries.append(frame.opcode)
+        left = range(1, VBUCKETS) if queries.count(frame.opcode) <= 3 else range(VBUCKETS)
         if frame.opcode == Opcode.GET_ALL_VB_SEQNOS:
             return reply(frame, value=pack_vb_seqnos((vbucket, 7) for vbucket in left))
         states = [reply(frame, key=b"vb_%d" % vbucket, value=b"active") for vbucket in left]
         return b"".join((*states, reply(frame)))
 
-    def is_look(frame):
+    def is_query(frame):
         return frame.opcode == Opcode.GET_ALL_VB_SEQNOS or (frame.opcode == Opcode.STAT and frame.key == b"vbucket")
 
     async with (
-        Script(lambda peer, frame: answer(peer, frame) if is_look(frame) else None, VBUCKETS) as script,
+        Script(lambda peer, frame: answer(peer, frame) if is_query(frame) else None, VBUCKETS) as script,
         connect(script.url()) as bucket,
     ):
         served = await (bucket.reports.dumped_vbuckets if protocol == "tap" else bucket.reports.served_seqnos)(
             range(VBUCKETS)
         )
     assert served == dict.fromkeys(range(VBUCKETS), 0 if protocol == "tap" else 7)
-    assert len(looks) > 3
+    assert len(queries) > 3
 
 
 @in_loop
-async def test_a_tap_server_that_reports_no_states_is_believed():
+async def test_tap_server_without_vbucket_states_is_read_anyway():
     refused = {Opcode.STAT: Status.KEY_ENOENT}
     async with (
         Script(lambda peer, frame: reply(frame, refused[frame.opcode]) if frame.opcode in refused else None) as script,
@@ -266,11 +266,11 @@ async def test_a_tap_server_that_reports_no_states_is_believed():
         assert await bucket.reports.dumped_vbuckets([0, 1]) == {0: 0, 1: 0}
 
 
-# Following without them
+# Streams without a vbucket
 
 
 @in_loop
-async def test_a_stream_that_is_refused_does_not_hold_up_the_others():
+async def test_refused_stream_does_not_delay_other_streams():
     """The producer sends vbucket 1 only after a round trip that follows the refusal of vbucket 0."""
     streams = {}
 

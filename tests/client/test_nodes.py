@@ -1,4 +1,4 @@
-"""Buckets on several nodes: what is asked of whom, and what a change of the cluster map does."""
+"""Buckets on several nodes: which node gets which request, and the effect of a new cluster map."""
 
 import asyncio
 import json
@@ -27,8 +27,8 @@ from tests.ports import free_ports
 
 
 def config(servers, owners, **others):
-    said = {"vBucketServerMap": {"serverList": servers, "vBucketMap": [[owner, -1] for owner in owners]}, **others}
-    return json.dumps(said).encode()
+    content = {"vBucketServerMap": {"serverList": servers, "vBucketMap": [[owner, -1] for owner in owners]}, **others}
+    return json.dumps(content).encode()
 
 
 HERE = ("here", 11210)
@@ -49,9 +49,9 @@ MAPS = [
 ]
 
 
-@pytest.mark.parametrize(("said", "how", "expected"), MAPS)
-def test_maps(said, how, expected):
-    found = parse_cluster_map(said, HERE, **how)
+@pytest.mark.parametrize(("data", "options", "expected"), MAPS)
+def test_cluster_map_is_parsed(data, options, expected):
+    found = parse_cluster_map(data, HERE, **options)
     assert found == ClusterMap(*expected)
     assert found.vbuckets == len(expected[1])
 
@@ -67,13 +67,13 @@ BAD_MAPS = [
 ]
 
 
-@pytest.mark.parametrize(("said", "text"), BAD_MAPS)
-def test_maps_that_cannot_be(said, text):
+@pytest.mark.parametrize(("data", "text"), BAD_MAPS)
+def test_impossible_cluster_map_is_refused(data, text):
     with pytest.raises(RemoteProtocolError, match=text):
-        parse_cluster_map(said, HERE)
+        parse_cluster_map(data, HERE)
 
 
-def test_tls_where_a_node_has_none():
+def test_cluster_map_without_a_tls_port_is_refused():
     with pytest.raises(RemoteProtocolError, match="cluster map without a TLS port of b:2"):
         parse_cluster_map(config(["a:1", "b:2"], [0], nodesExt=EXTENDED), HERE, tls=True)
 
@@ -101,18 +101,18 @@ def url(nodes):
     return f"couchbase://127.0.0.1:{nodes[1].kv_port}/beer"
 
 
-def test_nodes_say_the_same_uuid_of_a_bucket(nodes):
-    """A client reads a bucket's URIs, which have its uuid, at one node, and asks another one for them."""
+def test_all_nodes_report_the_same_uuid_of_a_bucket(nodes):
+    """A client reads a bucket's URIs, which contain its UUID, from one node and requests them from another node."""
     here, *others = map(WebClient, nodes)
-    (said,) = here.said("/pools/default/buckets")
-    assert said["uuid"] in said["uri"]
+    (bucket,) = here.said("/pools/default/buckets")
+    assert bucket["uuid"] in bucket["uri"]
     for other in others:
-        assert other.said(said["uri"])["uuid"] == said["uuid"]
-        assert other.said("/pools/default/b/beer")["uuid"] == said["uuid"]
+        assert other.said(bucket["uri"])["uuid"] == bucket["uuid"]
+        assert other.said("/pools/default/b/beer")["uuid"] == bucket["uuid"]
 
 
 @in_loop
-async def test_documents_are_where_their_vbuckets_are(nodes, url):
+async def test_documents_are_stored_on_the_nodes_of_their_vbuckets(nodes, url):
     async with connect(url) as bucket:
         await bucket.upsert_many(documents(0, 600))
         found = await bucket.get_many([key for key, _ in documents(0, 601)])
@@ -132,7 +132,7 @@ async def test_documents_are_where_their_vbuckets_are(nodes, url):
 
 @pytest.mark.parametrize("protocol", ["dcp", "upr", "upr-draft"])
 @in_loop
-async def test_changes_come_from_all_of_them(url, protocol):
+async def test_changes_come_from_all_nodes(url, protocol):
     async with connect(url) as bucket:
         await bucket.upsert_many(documents(0, 600))
         rows = [row async for row in bucket.changes(stop="now", protocol=protocol)]
@@ -153,11 +153,11 @@ async def test_changes_come_from_all_of_them(url, protocol):
 
 
 @in_loop
-async def test_only_nodes_with_something_to_say_are_connected_to(nodes, url):
+async def test_stream_connects_only_to_the_nodes_that_it_needs(nodes, url):
     async with connect(url) as bucket, await bucket.stream(vbuckets=[0]) as stream:
         await bucket.upsert_many(documents(0, 50))
         await anext(stream.changes())
-        assert len(stream._connections.by_id) == 2  # of the node that was named, and of the one that has it
+        assert len(stream._connections.by_id) == 2  # to the node in the URL, and to the node of the vbucket
     async with connect(url) as bucket:
         assert await bucket.stats("vbucket-seqno")
 
@@ -173,14 +173,14 @@ async def test_totals_are_sums_over_all_nodes(nodes, url):
 
 
 @in_loop
-async def test_tap_comes_from_one_node(url):
+async def test_tap_stream_of_several_nodes_is_refused(url):
     async with connect(url) as bucket, await bucket.stream(protocol="tap") as stream:
         with pytest.raises(UsageError, match="is on 3 nodes, and a TAP stream comes from one"):
             await anext(stream.changes())
 
 
 @in_loop
-async def test_a_vbucket_that_is_on_no_node_is_waited_for(nodes, url):
+async def test_vbucket_on_no_node_is_waited_for(nodes, url):
     def set_state(state):
         with connected(nodes[0], "beer") as client:
             assert client.status(SetVbucket(vbucket=0, state=state)) == Status.SUCCESS
@@ -189,7 +189,8 @@ async def test_a_vbucket_that_is_on_no_node_is_waited_for(nodes, url):
     async with connect(url) as bucket:
         await bucket.upsert(key, b"v")
         set_state(VbucketState.DEAD)
-        async with connect(url + "?retrySeconds=0.2") as hasty:  # this node does not know of it
+        # The node in this URL does not know the state of a vbucket on another node.
+        async with connect(url + "?retrySeconds=0.2") as hasty:
             with pytest.raises(Unreachable, match="NOT_MY_VBUCKET"):
                 await hasty.remove(key)
         hasty_url = f"couchbase://127.0.0.1:{nodes[0].kv_port}/beer?retrySeconds=0.2"
@@ -207,8 +208,8 @@ async def test_a_vbucket_that_is_on_no_node_is_waited_for(nodes, url):
 
 @pytest.mark.parametrize("asked", [0, 1], ids=["its node", "another node"])
 @in_loop
-async def test_a_read_up_to_now_names_a_vbucket_that_is_on_no_node(nodes, asked):
-    """Its own node has a map in which the vbucket is on no node; the others do not know of it."""
+async def test_read_up_to_now_names_a_vbucket_on_no_node(nodes, asked):
+    """In the map of its own node, the vbucket is on no node. The other nodes do not know that."""
     url = f"couchbase://127.0.0.1:{nodes[asked].kv_port}/beer"
     with connected(nodes[0], "beer") as client:
         assert client.status(SetVbucket(vbucket=0, state=VbucketState.DEAD)) == Status.SUCCESS
@@ -226,17 +227,22 @@ async def test_a_read_up_to_now_names_a_vbucket_that_is_on_no_node(nodes, asked)
             assert client.status(SetVbucket(vbucket=0, state=VbucketState.ACTIVE)) == Status.SUCCESS
 
 
-# Scripts
+# Scripted nodes
 
 
-def moving(vbuckets=2):
-    """Return two scripts, of which the first has all vbuckets until it is told otherwise."""
+def make_two_scripts(vbuckets=2):
+    """Return two scripts. The first one has all vbuckets until `assign_vbuckets` assigns them."""
     one, two = Script(vbuckets=vbuckets), Script(vbuckets=vbuckets)
     return one, two
 
 
-def let_have(scripts, owners):
-    """Let the scripts say which of them has each vbucket."""
+def assign_vbuckets(scripts, owners):
+    """Give the scripts a cluster map.
+
+    Args:
+        scripts: the nodes of the map.
+        owners: for each vbucket, the place in `scripts` of the node that has it.
+    """
     servers = [f"127.0.0.1:{script.port}" for script in scripts]
     for script in scripts:
         script.config = {"vBucketServerMap": {"serverList": servers, "vBucketMap": [[owner] for owner in owners]}}
@@ -247,14 +253,14 @@ def keys_of(script, opcode):
 
 
 @in_loop
-async def test_a_vbucket_that_moved_is_asked_for_where_it_is_now():
-    one, two = moving()
+async def test_moved_vbucket_is_requested_from_its_new_node():
+    one, two = make_two_scripts()
     async with one, two:
-        let_have((one, two), [0, 0])
+        assign_vbuckets((one, two), [0, 0])
 
         def moved(peer, frame):
             if frame.opcode in (Opcode.ADD, Opcode.GET) and frame.specific == 1:
-                let_have((one, two), [0, 1])
+                assign_vbuckets((one, two), [0, 1])
                 return reply(frame, Status.NOT_MY_VBUCKET, value=json.dumps(one.config).encode())
             return None
 
@@ -271,7 +277,7 @@ async def test_a_vbucket_that_moved_is_asked_for_where_it_is_now():
 
 
 @in_loop
-async def test_what_no_node_has_is_given_up_after_a_time():
+async def test_vbucket_that_every_node_refuses_is_given_up_after_a_time():
     def never(peer, frame):
         return reply(frame, Status.NOT_MY_VBUCKET) if frame.opcode in (Opcode.SET, Opcode.DELETE) else None
 
@@ -284,7 +290,7 @@ async def test_what_no_node_has_is_given_up_after_a_time():
 
 @in_loop
 async def test_streams_follow_a_vbucket_that_moves():
-    one, two = moving()
+    one, two = make_two_scripts()
     asked = []
 
     def producer(name):
@@ -297,7 +303,7 @@ async def test_streams_follow_a_vbucket_that_moves():
             first = accept(request) + marker(request, request.start_seqno, request.start_seqno + 1)
             data = first + mutations(request, request.start_seqno + 1)
             if name == "one" and request.vbucket == 1:
-                let_have((one, two), [0, 1])
+                assign_vbuckets((one, two), [0, 1])
                 data += end(request, 2)
             return data
 
@@ -305,7 +311,7 @@ async def test_streams_follow_a_vbucket_that_moves():
 
     one.answer, two.answer = producer("one"), producer("two")
     async with one, two:
-        let_have((one, two), [0, 0])
+        assign_vbuckets((one, two), [0, 0])
         async with connect(one.url()) as bucket, await bucket.stream() as stream:
             found = stream.changes()
             rows = [await anext(found) for _ in range(3)]
@@ -315,40 +321,40 @@ async def test_streams_follow_a_vbucket_that_moves():
 
 
 @in_loop
-async def test_what_is_known_of_the_others_outlives_the_one_that_was_named():
-    one, two = moving()
+async def test_bucket_works_without_the_node_in_its_url():
+    one, two = make_two_scripts()
     async with two:
         async with one:
-            let_have((one, two), [0, 1])
+            assign_vbuckets((one, two), [0, 1])
             bucket = connect(one.url(retrySeconds=5))
             await bucket.connect()
             await bucket.get_many(["k1", "k2", "k3"])
-        let_have((one, two), [1, 1])
+        assign_vbuckets((one, two), [1, 1])
         await bucket.get_many(["k1", "k2", "k3"])
         await bucket.close()
 
 
 @in_loop
-async def test_statistics_are_those_of_whoever_has_the_vbucket_in_the_newest_map():
-    def saying(name):
+async def test_statistics_come_from_the_owner_in_the_newest_map():
+    def reporting(seqno):
         def answer(peer, frame):
             if frame.opcode != Opcode.STAT:
                 return None
-            said = (reply(frame, key=b"vb_%d:high_seqno" % vbucket, value=name) for vbucket in range(2))
-            return b"".join(said) + reply(frame)
+            lines = (reply(frame, key=b"vb_%d:high_seqno" % vbucket, value=seqno) for vbucket in range(2))
+            return b"".join(lines) + reply(frame)
 
         return answer
 
-    one, two = moving()
-    one.answer, two.answer = saying(b"1"), saying(b"2")
+    one, two = make_two_scripts()
+    one.answer, two.answer = reporting(b"1"), reporting(b"2")
     async with one, two:
-        let_have((one, two), [0, 1])
+        assign_vbuckets((one, two), [0, 1])
         async with connect(one.url()) as bucket:
             expected = {"vb_0:high_seqno": "1", "vb_1:high_seqno": "2"}
             assert await bucket.reports.seqno_stats() == expected
-            let_have((two, one), [1, 0])  # where they were, by other numbers
+            assign_vbuckets((two, one), [1, 0])  # the same owners with other numbers
             bucket._nodes.invalidate_map()
             assert await bucket.reports.seqno_stats() == expected
-            let_have((one, two), [0, 1])
+            assign_vbuckets((one, two), [0, 1])
             bucket._nodes.invalidate_map()
             assert (await bucket.reports.seqno_stats(1))["vb_1:high_seqno"] == "2"

@@ -1,4 +1,4 @@
-"""One of several nodes is away: its vbuckets wait, and the changes of the others go on."""
+"""One of several nodes is down: its vbuckets wait, and the changes of the other nodes continue."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.schema import Change
 from penstock.wire.messages.dcp import StreamReq
-from tests.client.peer import Process, Script, in_loop
+from tests.client.peer import NodeProcess, Script, in_loop
 from tests.client.producer import accept, marker, mutations, noop, refuse
 from tests.ports import free_ports
 
@@ -30,7 +30,7 @@ class Cluster:
         ports = free_ports(NODES)
 
         def start(number):
-            return Process(ports[number], VBUCKETS, nodes=ports, this_node=number, data_dir=str(path / str(number)))
+            return NodeProcess(ports[number], VBUCKETS, nodes=ports, this_node=number, data_dir=str(path / str(number)))
 
         with ThreadPoolExecutor(NODES) as threads:
             self.nodes = [*threads.map(start, range(NODES))]
@@ -61,7 +61,7 @@ def cluster(tmp_path_factory):
 
 
 async def take(stream, many):
-    """Return the next so many changes, and nothing more."""
+    """Return the next `many` changes; fail if the deliveries have more."""
     rows: list[Change] = []
     while len(rows) < many:
         delivery = await stream.next_delivery()
@@ -79,14 +79,14 @@ def seqnos_of(rows):
 
 
 def between(first, last):
-    """Return all seqnos between two views: each key is written once, so that nothing is deduplicated."""
+    """Return vbucket -> all seqnos after `first` up to `last`. Each key is written once, so none is deduplicated."""
     return {vbucket: [*range(first[vbucket] + 1, last[vbucket] + 1)] for vbucket in range(VBUCKETS)}
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("killed", [0, 2], ids=["the one that was named", "another one"])
+@pytest.mark.parametrize("killed", [0, 2], ids=["the node in the URL", "another node"])
 @in_loop
-async def test_a_killed_node_holds_up_only_its_own_vbuckets(cluster, killed):
+async def test_killed_node_delays_only_its_own_vbuckets(cluster, killed):
     async with connect(cluster.url(killed)) as bucket, connect(cluster.url((killed + 1) % 3)) as writer:
         owners = (await bucket.cluster()).owners
         away = {vb for vb, owner in enumerate(owners) if owner == killed}
@@ -108,7 +108,7 @@ async def test_a_killed_node_holds_up_only_its_own_vbuckets(cluster, killed):
 
 @pytest.mark.process
 @in_loop
-async def test_a_node_that_stays_away_is_reported_with_its_vbuckets(cluster):
+async def test_node_that_stays_down_is_reported_with_its_vbuckets(cluster):
     async with connect(cluster.url(0, 1, retrySeconds=1)) as bucket:
         owners = (await bucket.cluster()).owners
         async with await bucket.stream("now") as stream:
@@ -124,7 +124,7 @@ async def test_a_node_that_stays_away_is_reported_with_its_vbuckets(cluster):
 
 @pytest.mark.process
 @in_loop
-async def test_a_read_up_to_now_goes_on_where_a_node_was_killed(cluster):
+async def test_read_up_to_now_resumes_after_a_node_was_killed(cluster):
     async with connect(cluster.url(0, 1)) as bucket:
         await cluster.write(bucket, {*range(VBUCKETS)}, 400)
         async with await bucket.stream(stop="now") as stream:
@@ -138,7 +138,7 @@ async def test_a_read_up_to_now_goes_on_where_a_node_was_killed(cluster):
         assert seqnos_of(rows) == between(dict.fromkeys(range(VBUCKETS), 0), await bucket.high_seqnos())
 
 
-# Scripts
+# Scripted nodes
 
 
 def cluster_of(*scripts):
@@ -155,7 +155,7 @@ def request_in(frame):
 
 
 def flowing(peer, frame):
-    """Answer as a producer that always has one more change, a sign of life after the other."""
+    """Answer as a producer that sends one more change at each reply to its NOOP."""
     if frame.opcode == Opcode.DCP_STREAM_REQ:
         request = request_in(frame)
         peer.request, peer.seqno = request, request.start_seqno
@@ -167,7 +167,7 @@ def flowing(peer, frame):
     return None
 
 
-async def give(stream, found):
+async def collect(stream, found):
     async for change in stream.changes():
         found.append(change)
 
@@ -186,14 +186,14 @@ def silent_from(opcode):
     ids=lambda value: getattr(value, "name", ""),
 )
 @in_loop
-async def test_a_node_that_falls_silent_holds_up_nobody_else(opcode, options):
-    """However often it is tried: the other one has something new all the time."""
+async def test_silent_node_delays_no_other_node(opcode, options):
+    """The other node has new changes all the time, however often the silent node is retried."""
     async with Script(flowing) as one, Script(silent_from(opcode)) as two:
         cluster_of(one, two)
         async with connect(one.url(retrySeconds=1.5, **options)) as bucket, await bucket.stream() as stream:
             found: list[Change] = []
             with pytest.raises(Unreachable, match=r"vbucket 1 .*127.0.0.1"):
-                await give(stream, found)
+                await collect(stream, found)
             assert stream.missing == (1,)
             assert len(found) > 100
             assert {change.vbucket for change in found} == {0}
@@ -202,7 +202,7 @@ async def test_a_node_that_falls_silent_holds_up_nobody_else(opcode, options):
 
 
 @in_loop
-async def test_a_node_that_always_hangs_up_is_no_busy_loop_though_the_other_one_flows():
+async def test_node_that_always_disconnects_causes_no_busy_loop_while_another_streams():
     def hang_up(peer, frame):
         if frame.opcode != Opcode.DCP_STREAM_REQ:
             return None
@@ -218,7 +218,7 @@ async def test_a_node_that_always_hangs_up_is_no_busy_loop_though_the_other_one_
 
 
 @in_loop
-async def test_a_vbucket_that_is_refused_is_asked_for_again_on_the_same_connection():
+async def test_refused_vbucket_is_requested_again_on_the_same_connection():
     asked = []
 
     def serve(peer, frame):
@@ -239,8 +239,8 @@ async def test_a_vbucket_that_is_refused_is_asked_for_again_on_the_same_connecti
 
 
 @in_loop
-async def test_a_follower_that_may_skip_waits_for_ever():
-    """The limit has passed many times when the vbucket is served at last."""
+async def test_follower_that_may_skip_vbuckets_waits_for_ever():
+    """The vbucket is served only after many times the limit."""
     asked = []
 
     def serve(peer, frame):

@@ -1,4 +1,4 @@
-"""Servers of earlier releases: no HELLO, no SELECT_BUCKET, no GET_FAILOVER_LOG, no DCP, no cluster map."""
+"""Servers of earlier releases, without HELLO, SELECT_BUCKET, GET_FAILOVER_LOG, DCP or a cluster map."""
 
 import asyncio
 import re
@@ -51,7 +51,7 @@ EVERYTHING = {key.encode() for key, _ in documents(0, 100)}
 
 @pytest.mark.parametrize("release", [COUCHBASE_3_1, MAPLESS_3_1], ids=["bucket engine", "engine alone"])
 @in_loop
-async def test_all_that_a_reader_asks_is_answered_without_get_failover_log(node, release):
+async def test_reader_works_without_get_failover_log(node, release):
     with OldServer(node, release) as server:
         async with connect(server.url()) as bucket:
             async with connect(node.url("beer")) as straight:
@@ -62,27 +62,27 @@ async def test_all_that_a_reader_asks_is_answered_without_get_failover_log(node,
             batches = [batch async for batch in bucket.batches("beginning", "now")]
             assert keys_of(batches) == EVERYTHING
             assert not [batch async for batch in bucket.batches("now", "now")]
-        assert len(server.asked(Opcode.GET_FAILOVER_LOG)) == 4  # in one round trip, once for each connection
-        assert not server.asked(Opcode.SELECT_BUCKET)
+        assert len(server.find_requests(Opcode.GET_FAILOVER_LOG)) == 4  # in one round trip, once for each connection
+        assert not server.find_requests(Opcode.SELECT_BUCKET)
 
 
 @in_loop
-async def test_high_seqnos_come_from_statistics_where_there_is_no_other_way(node):
-    """Couchbase 3.0 has DCP without GET_ALL_VB_SEQNOS. A dead vbucket is left out, as by that command."""
+async def test_high_seqnos_come_from_statistics_without_the_command(node):
+    """Couchbase 3.0 has DCP without GET_ALL_VB_SEQNOS. Dead vbuckets are omitted, as that command omits them."""
     states = {"vb_0": "active", "vb_1": "dead", "vb_2": "replica", "vb_3": "active"}
-    release = COUCHBASE_3_1.but({Opcode.GET_ALL_VB_SEQNOS: Status.UNKNOWN_COMMAND}, {"vbucket": states})
+    release = COUCHBASE_3_1.override({Opcode.GET_ALL_VB_SEQNOS: Status.UNKNOWN_COMMAND}, {"vbucket": states})
     with OldServer(node, release) as server:
         async with connect(server.url()) as bucket, connect(node.url("beer")) as straight:
             expected = await straight.high_seqnos()
             del expected[1]
             assert await bucket.high_seqnos() == expected
             assert await bucket.high_seqnos() == expected
-        assert len(server.asked(Opcode.GET_ALL_VB_SEQNOS)) == 1
+        assert len(server.find_requests(Opcode.GET_ALL_VB_SEQNOS)) == 1
 
 
 @pytest.mark.parametrize("release", [COUCHBASE_2_5, MAPLESS_2_5], ids=["bucket engine", "engine alone"])
 @in_loop
-async def test_a_server_without_hello_reads_and_writes_documents_and_streams_tap(node, release):
+async def test_server_without_hello_has_documents_and_tap_streams(node, release):
     with OldServer(node, release) as server:
         async with connect(server.url(protocol="tap")) as bucket:
             assert (await bucket.get("k7")).value == documents(7, 8)[0][1]
@@ -91,7 +91,7 @@ async def test_a_server_without_hello_reads_and_writes_documents_and_streams_tap
 
 
 @pytest.mark.parametrize("start", ["beginning", "now"])
-def test_a_server_without_dcp_is_named_with_what_to_do(node, start):
+def test_error_for_a_server_without_dcp_gives_the_remedy(node, start):
     with OldServer(node, COUCHBASE_2_5) as server:
         expected = (
             rf"^127.0.0.1:{server.port} is Couchbase 2.5.1, which has no DCP: "
@@ -132,13 +132,13 @@ LACKS = [
 ]
 
 
-@pytest.mark.parametrize(("server", "wanted", "sentence"), LACKS)
-def test_the_sentence_names_the_release_and_the_way_out(server, wanted, sentence):
-    assert re.match(f"h:1 is .*{sentence}", describe_missing_dialect("h:1", server, wanted))
+@pytest.mark.parametrize(("server", "dialect", "sentence"), LACKS)
+def test_error_names_the_release_and_the_remedy(server, dialect, sentence):
+    assert re.match(f"h:1 is .*{sentence}", describe_missing_dialect("h:1", server, dialect))
 
 
-def test_a_server_without_tap_is_named_when_it_refuses_the_stream(node):
-    release = COUCHBASE_3_1.but({Opcode.TAP_CONNECT: Status.NOT_SUPPORTED}, {"tap": Status.KEY_ENOENT})
+def test_server_without_tap_is_reported_when_it_refuses_the_stream(node):
+    release = COUCHBASE_3_1.override({Opcode.TAP_CONNECT: Status.NOT_SUPPORTED}, {"tap": Status.KEY_ENOENT})
     with OldServer(node, release) as server:
         expected = rf"^127.0.0.1:{server.port} is Couchbase 3.1.6, which has no TAP: try protocol=dcp$"
         with pytest.raises(UnsupportedServer, match=expected):
@@ -146,29 +146,33 @@ def test_a_server_without_tap_is_named_when_it_refuses_the_stream(node):
 
 
 @pytest.mark.parametrize("protocol", ["upr", "upr-draft"])
-def test_a_server_without_the_drafts_is_named(node, protocol):
-    refused = {Opcode.SET: Status.EINVAL, Opcode.DCP_ADD_STREAM: Status.EINVAL}  # opcodes that the drafts have, too
+def test_server_without_the_drafts_is_reported(node, protocol):
+    refused = {Opcode.SET: Status.EINVAL, Opcode.DCP_ADD_STREAM: Status.EINVAL}  # opcodes that the drafts use too
     expected = r"is Couchbase 3.1.6, which has no UPR.*: try protocol=dcp$"
-    with OldServer(node, COUCHBASE_3_1.but(refused)) as server, pytest.raises(UnsupportedServer, match=expected):
+    with OldServer(node, COUCHBASE_3_1.override(refused)) as server, pytest.raises(UnsupportedServer, match=expected):
         list(read_changes(server.url(protocol=protocol), stop="now"))
 
 
 CHECKS = [
     (COUCHBASE_3_1, Dialect.DCP, None),
     (COUCHBASE_3_1, Dialect.TAP, None),
-    (COUCHBASE_3_1, Dialect.UPR, None),  # the node behind it knows the drafts
+    (COUCHBASE_3_1, Dialect.UPR, None),  # the node behind the proxy supports the drafts
     (COUCHBASE_3_1, Dialect.UPR_DRAFT, None),
     (COUCHBASE_2_5, Dialect.TAP, None),
     (COUCHBASE_2_5, Dialect.DCP, "Couchbase 2.5.1, which has no DCP: try protocol=tap"),
     (COUCHBASE_2_5, Dialect.UPR, "Couchbase 2.5.1, which has no UPR: try protocol=tap"),
     (
-        COUCHBASE_3_1.but(stats={"tap": Status.KEY_ENOENT}),
+        COUCHBASE_3_1.override(stats={"tap": Status.KEY_ENOENT}),
         Dialect.TAP,
         "Couchbase 3.1.6, which has no TAP: try protocol=dcp",
     ),
-    (COUCHBASE_3_1.but({Opcode.SET: Status.EINVAL}), Dialect.UPR_DRAFT, "which has no UPR draft: try protocol=dcp"),
     (
-        COUCHBASE_3_1.but(stats={"failovers": Status.KEY_ENOENT, "dcp": Status.KEY_ENOENT}),
+        COUCHBASE_3_1.override({Opcode.SET: Status.EINVAL}),
+        Dialect.UPR_DRAFT,
+        "which has no UPR draft: try protocol=dcp",
+    ),
+    (
+        COUCHBASE_3_1.override(stats={"failovers": Status.KEY_ENOENT, "dcp": Status.KEY_ENOENT}),
         Dialect.DCP,
         "Couchbase 3.1.6, which has no DCP: try protocol=tap",
     ),
@@ -200,7 +204,7 @@ async def test_a_dialect_is_checked_before_anything_depends_on_it(node, release,
         ([], "_admin", BucketSelection.OPTIONAL),
     ],
 )
-def test_who_chooses_the_bucket(features, user, choice):
+def test_server_or_client_selects_the_bucket(features, user, choice):
     assert decide_bucket_selection(features, user, "beer") is choice
 
 
@@ -208,43 +212,43 @@ def test_who_chooses_the_bucket(features, user, choice):
     ("stream_name", "dialect", "is_requested"),
     [("", Dialect.TAP, False), ("tail", Dialect.DCP, False), ("tail", Dialect.TAP, True)],
 )
-def test_a_tap_stream_asks_for_datatypes(stream_name, dialect, is_requested):
-    """Couchbase 3.1.6 dies of compressed documents that it has to inflate for a TAP client."""
+def test_only_a_tap_stream_requests_datatypes(stream_name, dialect, is_requested):
+    """Couchbase 3.1.6 crashes if it has to inflate compressed documents for a TAP client."""
     features = Purpose(stream_name=stream_name, dialect=dialect).list_features()
     assert (Feature.DATATYPE in features) == is_requested
 
 
 @pytest.mark.parametrize("release", [COUCHBASE_3_1, COUCHBASE_2_5], ids=["3.1", "2.5"])
 @in_loop
-async def test_a_login_by_cram_md5_chooses_the_bucket(node, release):
+async def test_login_by_cram_md5_selects_the_bucket(node, release):
     with OldServer(node, release, users={"beer": "secret"}) as server:
         async with connect(server.url(), username="beer", password="secret") as bucket:
             assert (await bucket.get("k1")).value
-        assert {frame.key for frame in server.asked(Opcode.SASL_AUTH)} == {b"CRAM-MD5"}
-        assert not server.asked(Opcode.SELECT_BUCKET)
+        assert {frame.key for frame in server.find_requests(Opcode.SASL_AUTH)} == {b"CRAM-MD5"}
+        assert not server.find_requests(Opcode.SELECT_BUCKET)
         with pytest.raises(AuthenticationFailed, match="refused the login of 'beer' by CRAM-MD5"):
             await connect(server.url(), username="beer", password="wrong").connect()
 
 
 @in_loop
-async def test_an_administrator_chooses_the_bucket(node):
-    chosen = COUCHBASE_3_1.but({Opcode.SELECT_BUCKET: lambda server, frame: reply(frame)})
-    absent = COUCHBASE_3_1.but({Opcode.SELECT_BUCKET: Status.KEY_ENOENT})
+async def test_administrator_selects_the_bucket(node):
+    chosen = COUCHBASE_3_1.override({Opcode.SELECT_BUCKET: lambda server, frame: reply(frame)})
+    absent = COUCHBASE_3_1.override({Opcode.SELECT_BUCKET: Status.KEY_ENOENT})
     with OldServer(node, chosen, users={"_admin": "secret"}) as server:
         async with connect(server.url(), username="_admin", password="secret") as bucket:
             assert (await bucket.get("k1")).value
-        assert [frame.key for frame in server.asked(Opcode.SELECT_BUCKET)] == [b"beer"]
+        assert [frame.key for frame in server.find_requests(Opcode.SELECT_BUCKET)] == [b"beer"]
         server.release = absent
         with pytest.raises(BucketNotServed, match="no bucket 'beer' on"):
             await connect(server.url(), username="_admin", password="secret").connect()
-        server.release = COUCHBASE_3_1.but({Opcode.SELECT_BUCKET: Status.EACCESS})
+        server.release = COUCHBASE_3_1.override({Opcode.SELECT_BUCKET: Status.EACCESS})
         with pytest.raises(AccessDenied, match="user '_admin' may not access it"):
             await connect(server.url(), username="_admin", password="secret").connect()
 
 
 @pytest.mark.parametrize(("username", "password"), [(None, None), ("other", "secret")])
 @in_loop
-async def test_another_bucket_than_the_one_asked_for_is_refused(node, username, password):
+async def test_bucket_other_than_the_requested_bucket_is_refused(node, username, password):
     with OldServer(node, COUCHBASE_3_1, users={"other": "secret"}) as server:
         expected = "chose bucket 'beer' for this connection, expected 'wine': this server chooses the bucket by"
         with pytest.raises(UsageError, match=expected):
@@ -256,7 +260,7 @@ async def test_another_bucket_than_the_one_asked_for_is_refused(node, username, 
 
 @pytest.mark.parametrize("status", [Status.SUCCESS, Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED, Status.EINVAL])
 @in_loop
-async def test_the_vbuckets_are_counted_where_there_is_no_map(node, status):
+async def test_vbuckets_are_counted_without_a_map(node, status):
     with OldServer(node, without_map(COUCHBASE_3_1, status)) as server:
         async with connect(server.url()) as bucket:
             assert bucket.vbuckets == 4
@@ -264,8 +268,8 @@ async def test_the_vbuckets_are_counted_where_there_is_no_map(node, status):
 
 
 @in_loop
-async def test_the_option_says_how_many_vbuckets_there_are(node):
-    release = MAPLESS_3_1.but(stats={"": {"ep_max_vbuckets": "1024"}})
+async def test_option_gives_the_number_of_vbuckets(node):
+    release = MAPLESS_3_1.override(stats={"": {"ep_max_vbuckets": "1024"}})
     with OldServer(node, release) as server:
         expected = (
             "has no cluster map, and its statistics show 4 vbuckets of at most 1024; "
@@ -277,32 +281,32 @@ async def test_the_option_says_how_many_vbuckets_there_are(node):
             assert bucket.vbuckets == 4
             assert (await bucket.get("k1")).value
             assert keys_of([batch async for batch in bucket.batches("beginning", "now")]) == EVERYTHING
-        assert len(server.asked(Opcode.GET_CLUSTER_CONFIG)) == 1
+        assert len(server.find_requests(Opcode.GET_CLUSTER_CONFIG)) == 1
 
 
 @in_loop
-async def test_an_option_that_says_too_few_vbuckets_is_refused(node):
-    """A read would leave documents out without a word, and a write would put them where nobody else looks."""
+async def test_option_with_too_few_vbuckets_is_refused(node):
+    """A read would omit documents silently, and a write would store them where no other client looks."""
     with OldServer(node, MAPLESS_3_1) as server:
         with pytest.raises(UsageError, match="has vbucket 3, expected vbuckets 0 to 2 \\(option vbucketCount\\)"):
             await connect(server.url(vbucketCount=3)).connect()
-        server.release = MAPLESS_3_1.but(stats={"vbucket": {**ACTIVE, "vb_3": "dead"}})
+        server.release = MAPLESS_3_1.override(stats={"vbucket": {**ACTIVE, "vb_3": "dead"}})
         async with connect(server.url(vbucketCount=3)) as bucket:
             assert bucket.vbuckets == 3
 
 
 @pytest.mark.parametrize("options", [{}, {"vbucketCount": 4}])
 @in_loop
-async def test_without_a_map_the_statistics_say_which_bucket_the_server_chose(node, options):
-    """Couchbase 2.0 to 2.2: the bucket default for everybody who has not logged in."""
+async def test_statistics_without_a_map_show_the_selected_bucket(node, options):
+    """Couchbase 2.0 to 2.2 selects the bucket `default` for clients without login."""
     chosen = {**MAPLESS_3_1.stats[""], "ep_couch_bucket": "default"}
-    with OldServer(node, MAPLESS_3_1.but(stats={"": chosen}), users={"beer": "", "other": ""}) as server:
+    with OldServer(node, MAPLESS_3_1.override(stats={"": chosen}), users={"beer": "", "other": ""}) as server:
         with pytest.raises(UsageError, match="chose bucket 'default' for this connection, expected 'beer'"):
             await connect(server.url(**options)).connect()
         with pytest.raises(UsageError, match="chose bucket 'default' for this connection, expected 'beer'"):
             await connect(server.url(**options), username="other", password="").connect()
         await connect(server.url("default", **options)).connect()
-        # The login chose it, whatever the engine was told when somebody created the bucket.
+        # The login selected the bucket. The name that its engine got when it was created does not matter.
         async with connect(server.url(**options), username="beer", password="") as bucket:
             assert (await bucket.get("k1")).value
 
@@ -360,7 +364,7 @@ def test_failover_logs_are_read_from_statistics():
         {"vb_0:0:id": "٣", "vb_0:0:seq": "1"},
     ],
 )
-def test_statistics_that_are_no_numbers_are_garbage(stats):
+def test_statistics_without_numbers_are_a_protocol_error(stats):
     with pytest.raises(RemoteProtocolError, match="expected a number from 0 to 2"):
         read_failovers(stats)
     with pytest.raises(RemoteProtocolError, match="expected a number"):

@@ -1,4 +1,4 @@
-"""The order of a run, part by part, and what is said of one that breaks it."""
+"""The order of changes in a run, checked part by part, and the errors of a broken order."""
 
 import numpy as np
 import pytest
@@ -65,8 +65,8 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize(("what", "rows", "parts"), PARTS, ids=[row[0] for row in PARTS])
-def test_a_run_is_cut_where_another_stream_or_a_lower_seqno_follows(what, rows, parts):
+@pytest.mark.parametrize(("name", "rows", "parts"), PARTS, ids=[row[0] for row in PARTS])
+def test_run_is_split_at_another_stream_or_a_lower_seqno(name, rows, parts):
     taken = []
 
     def take(part):
@@ -79,26 +79,26 @@ def test_a_run_is_cut_where_another_stream_or_a_lower_seqno_follows(what, rows, 
     assert not dropped.frames
 
 
-def test_a_row_is_handed_out_if_it_is_wanted():
+def test_row_is_delivered_if_it_is_in_the_range_of_its_stream():
     rows = [*((0, 1, seqno) for seqno in (3, 5, 7, 9)), *((1, 2, seqno) for seqno in (1, 2)), (2, 3, 8)]
-    wanted = {0: (6, 8), 1: (1, 0), 2: (8, 8)}
+    ranges = {0: (6, 8), 1: (1, 0), 2: (8, 8)}
     dropped = DropCounter()
-    keep, violation = check_run_order(heads(*rows), lambda part: wanted[part.vbucket], dropped)
+    keep, violation = check_run_order(heads(*rows), lambda part: ranges[part.vbucket], dropped)
     assert violation is None
-    # What take says of none, it has counted itself.
+    # `check_run_order` counts no row of an empty range: `take` has to count such rows.
     assert dropped.frames == {DropReason.RECEIVED_BEFORE: 2, DropReason.AFTER_END: 1}
     assert keep is not None
     assert keep.tolist() == [False, False, True, False, False, False, True]
     assert keep.dtype == np.bool_
 
 
-def test_each_row_that_had_come_before_is_counted():
+def test_each_repeated_row_is_counted():
     dropped = DropCounter()
     check_run_order(heads((0, 1, 5), (0, 1, 6), (0, 1, 7)), lambda part: (7, 7), dropped)
     assert dropped.frames == {DropReason.RECEIVED_BEFORE: 2}
 
 
-def test_no_row_is_handed_out_behind_a_violation():
+def test_no_row_is_delivered_after_a_violation():
     def take(part):
         if part.vbucket == 1:
             raise make_seqno_order_error(part.vbucket, part.first_seqno, 7)
@@ -114,7 +114,7 @@ def test_no_row_is_handed_out_behind_a_violation():
     assert str(violation) == "vbucket 1: by_seqno 6 after 7"
 
 
-def test_a_violation_counts_whatever_the_seqnos():
+def test_violation_is_reported_for_any_seqno():
     def take(*_):
         raise make_foreign_vbucket_error(1, 0, "change")
 
@@ -125,7 +125,7 @@ def test_a_violation_counts_whatever_the_seqnos():
         assert keep.tolist() == [False]
 
 
-def test_an_opaque_that_no_stream_had_is_a_violation():
+def test_unknown_opaque_is_a_violation():
     dropped = DropCounter()
     opaques = StreamOpaques(dropped)
     assert opaques.earlier == 0
@@ -141,7 +141,7 @@ def test_an_opaque_that_no_stream_had_is_a_violation():
         assert caught.value.vbucket == 7
 
 
-def test_opaques_of_an_earlier_user_of_the_connection_are_no_violation():
+def test_opaques_of_earlier_streams_are_no_violation():
     dropped = DropCounter()
     opaques = StreamOpaques(dropped)
     opaques.earlier = 4
@@ -155,7 +155,7 @@ def test_opaques_of_an_earlier_user_of_the_connection_are_no_violation():
 
 MEMORY, DISK = SnapshotFlag.MEMORY, SnapshotFlag.DISK
 FLUSHES = [
-    # what, the marker's start, end and flags, the last seqno, where a snapshot should begin, whether it is a flush
+    # name; start, end and flags of the marker; last seqno; expected start of the snapshot; whether it shows a flush
     ("the first snapshot", 0, 9, MEMORY, 0, 0, False),
     ("it goes on", 10, 20, MEMORY, 9, 10, False),
     ("it begins at 2", 2, 5, MEMORY, 9, 10, False),
@@ -171,8 +171,8 @@ FLUSHES = [
 ]
 
 
-@pytest.mark.parametrize(("what", "start", "end", "flags", "last", "least", "flush"), FLUSHES)
-def test_which_snapshot_shows_a_flush(what, start, end, flags, last, least, flush):
+@pytest.mark.parametrize(("name", "start", "end", "flags", "last", "least", "flush"), FLUSHES)
+def test_snapshot_marker_shows_a_flush_or_not(name, start, end, flags, last, least, flush):
     assert is_flush(SnapshotMarker(start_seqno=start, end_seqno=end, flags=flags), last, least) is flush
 
 
@@ -201,7 +201,7 @@ VIOLATIONS = [
 
 
 @pytest.mark.parametrize(("make", "text", "vbucket", "status", "is_flushed"), VIOLATIONS)
-def test_what_a_violation_says(make, text, vbucket, status, is_flushed):
+def test_violation_has_a_text_a_vbucket_and_a_status(make, text, vbucket, status, is_flushed):
     error = make()
     assert isinstance(error, OrderViolation)
     assert (str(error), error.vbucket, error.status, error.seqnos_restarted) == (text, vbucket, status, is_flushed)

@@ -1,4 +1,4 @@
-"""Which vbuckets wait for their node, until when, and when that is too long."""
+"""Outages: which vbuckets wait for their node, until when, and when the limit has passed."""
 
 from itertools import count, islice, repeat
 
@@ -26,39 +26,39 @@ def outages_of(clock, seconds=30, **options):
 
 
 def fail(outages, clock, nodes, vbuckets):
-    """Fail for one node after the other, at each time that is due."""
+    """Record a failure of one node after another, each when the next attempt is due."""
     for node in islice(nodes, 1000):
         outages.record_failure(node, vbuckets, OSError("refused"))
         clock.now = outages.find_next_due(vbuckets)
 
 
-def fail_until_it_is_enough(outages, clock, node, vbuckets):
-    """Return the seconds until a node that fails was given up."""
+def fail_until_given_up(outages, clock, node, vbuckets):
+    """Return the seconds until a node that always fails is given up."""
     began = clock.now
     with pytest.raises(Unreachable):
         fail(outages, clock, repeat(node), vbuckets)
     return clock.now - began
 
 
-def test_each_node_has_its_own_time(clock):
+def test_each_node_has_its_own_time_limit(clock):
     outages = outages_of(clock)
     outages.record_failure("a", {1, 2}, OSError("refused"))
     assert not outages.find_due({1, 2})
     assert outages.find_due({1, 2, 3}) == {3}
     clock.now += 20
     assert outages.find_due({1, 2}) == {1, 2}
-    assert fail_until_it_is_enough(outages, clock, "b", {3}) == pytest.approx(30)
+    assert fail_until_given_up(outages, clock, "b", {3}) == pytest.approx(30)
     with pytest.raises(Unreachable, match=r"did not serve for 50 s \(limit 30 s\); last failure: refused"):
         outages.record_failure("a", {1, 2}, OSError("refused"))
 
 
-def test_a_vbucket_that_is_sent_from_node_to_node_gets_no_more_time(clock):
+def test_vbucket_that_moves_from_node_to_node_gets_no_more_time(clock):
     with pytest.raises(Unreachable):
         fail(outages_of(clock), clock, count(), {1})
     assert clock.now == pytest.approx(130)
 
 
-def test_a_node_that_is_well_is_no_outage(clock):
+def test_healthy_node_is_no_outage(clock):
     outages = outages_of(clock)
     assert not outages
     assert outages.find_next_due({1}) is None
@@ -70,7 +70,7 @@ def test_a_node_that_is_well_is_no_outage(clock):
     assert outages.find_due({1}) == {1}
 
 
-def test_the_first_attempt_for_any_of_them_counts(clock):
+def test_earliest_attempt_of_all_vbuckets_is_the_next_one(clock):
     outages = outages_of(clock)
     outages.record_failure("a", {1}, OSError("refused"))
     outages.record_failure("a", {1}, OSError("refused"))
@@ -79,7 +79,7 @@ def test_the_first_attempt_for_any_of_them_counts(clock):
     assert outages.find_next_due({1}) == pytest.approx(100.1)
 
 
-def test_every_node_is_away_until_something_comes(clock):
+def test_every_node_is_down_until_a_vbucket_recovers(clock):
     outages = outages_of(clock, 10)
     outages.record_failure(EVERY_NODE, {1}, OSError("refused"))
     assert outages.find_due({1, 2}) == {2}
@@ -91,12 +91,12 @@ def test_every_node_is_away_until_something_comes(clock):
         outages.record_failure(EVERY_NODE, {1}, OSError("refused"))
 
 
-def test_a_failure_that_no_attempt_mends_is_raised(clock):
+def test_lasting_failure_is_raised(clock):
     with pytest.raises(RemoteProtocolError, match="garbage"):
         outages_of(clock).record_failure("a", {1}, RemoteProtocolError("garbage"))
 
 
-def test_what_is_well_again_has_all_of_its_time(clock):
+def test_recovered_node_has_the_whole_time_limit_again(clock):
     outages = outages_of(clock)
     outages.record_failure("a", {1, 2}, OSError("refused"))
     clock.now += 29
@@ -105,10 +105,10 @@ def test_what_is_well_again_has_all_of_its_time(clock):
     outages.forget_recovered(())
     assert not outages
     assert outages.find_due({1, 2}) == {1, 2}
-    assert fail_until_it_is_enough(outages, clock, "a", {1, 2}) == pytest.approx(30)
+    assert fail_until_given_up(outages, clock, "a", {1, 2}) == pytest.approx(30)
 
 
-def test_a_connection_that_lasted_gives_the_time_again_but_no_violations(clock):
+def test_working_connection_restarts_the_time_limit_but_keeps_violations(clock):
     outages = outages_of(clock)
     for _ in range(5):
         outages.record_failure("a", {1}, OSError("refused"), had_worked=True)
@@ -120,8 +120,8 @@ def test_a_connection_that_lasted_gives_the_time_again_but_no_violations(clock):
         outages.record_failure("a", {1}, violation, had_worked=True)
 
 
-def test_nodes_that_may_be_away_for_ever_and_all_of_them_that_may_not(clock):
+def test_without_a_limit_one_node_is_waited_for_but_not_an_outage_of_all(clock):
     outages = outages_of(clock, limitless=True)
     fail(outages, clock, repeat("a"), {1, 2})
     assert clock.now > 1000
-    assert fail_until_it_is_enough(outages, clock, EVERY_NODE, {1, 2}) == pytest.approx(30)
+    assert fail_until_given_up(outages, clock, EVERY_NODE, {1, 2}) == pytest.approx(30)

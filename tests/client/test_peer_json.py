@@ -1,4 +1,4 @@
-"""JSON of hostile peers: an error of the protocol in one sentence, or a value that holds what its type says."""
+"""JSON of hostile peers: either a protocol error in one sentence, or a value that is valid for its type."""
 
 import ast
 import copy
@@ -94,14 +94,14 @@ TEXTS = {
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("name", READERS)
-def test_text_that_is_no_such_json(name, text):
+def test_text_without_the_expected_json_is_a_protocol_error(name, text):
     with pytest.raises(RemoteProtocolError) as caught:
         READERS[name][0](TEXTS[text])
     assert len(str(caught.value)) < 200
 
 
 def paths_of(value, path=()):
-    """Give the path of each value in JSON, the whole first."""
+    """Yield the path of each value in JSON, that of the whole document first."""
     yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
@@ -133,25 +133,25 @@ WRONG: list[object] = [
     *([], [[]], [None], ["a:1"] * 2000, {}, {"a": {}}, [[0]] * 70_000, [{}]),
 ]
 RAW = [b"NaN", b"-Infinity", b"1e999", b'"\\ud800"', b'"\xff"', b"[" * DEEP, b'{"a":' * DEEP, b"9" * 10_000]
-"""What json.dumps cannot write."""
+"""JSON texts that json.dumps cannot write."""
 
 CASES = [(name, path) for name, (_, good) in READERS.items() for path in paths_of(good)]
 
 
 @pytest.mark.parametrize(("name", "path"), CASES)
-def test_any_value_at_any_key(name, path):
+def test_any_value_at_any_key_is_parsed_or_refused(name, path):
     check, good = READERS[name]
     texts = [json.dumps(replaced(good, path, wrong)).encode() for wrong in WRONG]
     mark = b'"<here>"'
     texts += [json.dumps(replaced(good, path, "<here>")).encode().replace(mark, raw) for raw in RAW]
     for text in texts:
-        said = error_of(check, text)
-        assert "\n" not in said
-        assert len(said) < 300
+        message = error_of(check, text)
+        assert "\n" not in message
+        assert len(message) < 300
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("server_map", "found"),
     [
         ({"serverList": ["a:1", "b:2"], "vBucketMap": [[0]] * 1_000_000}, "limit 4194304"),
         ({"serverList": ["a:1", "b:2"], "vBucketMap": [[0]] * 70_000}, "70000 vbuckets, expected 1 to 65536"),
@@ -162,12 +162,12 @@ def test_any_value_at_any_key(name, path):
         ({"serverList": ["a:1", "b:7"], "vBucketMap": [[-7]]}, "a vbucket on node -7 of 2"),
     ],
 )
-def test_maps_beyond_their_bounds(said, found):
+def test_map_beyond_its_bounds_is_refused(server_map, found):
     with pytest.raises(RemoteProtocolError, match=found):
-        parse_cluster_map(json.dumps({"vBucketServerMap": said}).encode(), HERE)
+        parse_cluster_map(json.dumps({"vBucketServerMap": server_map}).encode(), HERE)
 
 
-def test_of_two_equal_keys_the_later_one_counts():
+def test_later_of_two_equal_keys_counts():
     text = json.dumps(CONFIG).replace('"rev": 7', '"name": "wine"').encode()
     assert text.count(b'"name"') == 2
     found = parse_cluster_map(text, HERE)
@@ -190,7 +190,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("value", "text"), REFUSALS)
-def test_words_of_a_refusal(value, text):
+def test_text_of_a_refusal_is_read(value, text):
     assert read_error_text(Frame(Magic.RESPONSE, Opcode.GET, Status.EINVAL, value=value)) == text
 
 
@@ -210,7 +210,7 @@ ANSWERS = {
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:5].decode())
 @pytest.mark.parametrize("name", ANSWERS)
 @in_loop
-async def test_a_stream_of_a_node_with_hostile_json_is_one_error(name, text):
+async def test_hostile_json_ends_a_stream_with_one_error(name, text):
     opcode, make, found = ANSWERS[name]
 
     def answer(peer, frame):
@@ -225,7 +225,7 @@ async def test_a_stream_of_a_node_with_hostile_json_is_one_error(name, text):
 
 
 @in_loop
-async def test_refusals_with_hostile_bodies():
+async def test_refusals_with_hostile_bodies_are_reported():
     bodies = iter([b"[" * 400, b'{"error":' * 44, b"[" * DEEP])
 
     def answer(peer, frame):
@@ -238,7 +238,7 @@ async def test_refusals_with_hostile_bodies():
 
 
 @in_loop
-async def test_not_my_vbucket_with_a_hostile_map():
+async def test_not_my_vbucket_with_a_hostile_map_is_retried():
     def answer(peer, frame):
         return reply(frame, Status.NOT_MY_VBUCKET, value=b"[" * DEEP) if frame.opcode == Opcode.GET else None
 
@@ -249,7 +249,7 @@ async def test_not_my_vbucket_with_a_hostile_map():
 
 @pytest.mark.parametrize("text", ["{", "[]", "[" * 3000, '{"a":' * 3000, "NaN", json.dumps({**REPORT, "streams": 7})])
 @in_loop
-async def test_reports_of_streams_that_are_none(text):
+async def test_invalid_reports_of_streams_are_an_error(text):
     def answer(peer, frame):
         return stats_reply(frame, {"stream": text}) if frame.key == b"streams" else None
 
@@ -258,13 +258,13 @@ async def test_reports_of_streams_that_are_none(text):
             await _read_reports(parse_address(script.url()))
 
 
-# Where it is read
+# Readers of JSON
 
 LOCAL = {"client/connect/credentials.py": "a file", "spark/source/read_positions.py": "an option"}
-"""What reads JSON of this machine's user."""
+"""Modules that read JSON of this machine's user -> source of the JSON."""
 
 
-def test_all_json_of_peers_is_read_in_one_place():
+def test_json_of_peers_is_read_in_one_place():
     root = Path(penstock.__file__).parent
     found = set()
     for folder in ("client", "wire", "spark/source"):

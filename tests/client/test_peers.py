@@ -1,4 +1,4 @@
-"""Streams from peers that misbehave: what they give is given, and then they are left, tried again, or reported."""
+"""Streams from faulty peers: valid changes are delivered, then the peer is retried or reported."""
 
 import asyncio
 from dataclasses import replace
@@ -17,7 +17,7 @@ from tests.client.producer import accept, end, marker, mutation, mutations, refu
 
 
 def producer(serve):
-    """Return a script whose streams are answered by `serve(peer, request)`, and else is a good node."""
+    """Return a script that answers stream requests by `serve(peer, request)`, and other requests like a good node."""
 
     def answer(peer, frame):
         if frame.opcode == Opcode.DCP_STREAM_REQ:
@@ -30,7 +30,7 @@ def producer(serve):
 
 
 async def follow(script, **options):
-    """Follow a script's first vbucket for ever; return what it gave and how it ended."""
+    """Follow vbucket 0 of a script until an error; return the received seqnos and the error."""
     options = {"retrySeconds": 0.05, **options}
     found = []
     async with connect(script.url(**options)) as bucket, await bucket.stream(vbuckets=[0]) as stream:
@@ -42,7 +42,7 @@ async def follow(script, **options):
 
 
 @in_loop
-async def test_garbage_ends_a_stream_behind_what_came_before():
+async def test_garbage_ends_a_stream_after_its_valid_changes():
     def serve(peer, request):
         return accept(request) + marker(request, 1, 9) + mutations(request, 1, 2) + b"HTTP/1.1 400 Bad Request\r\n\r\n"
 
@@ -65,7 +65,7 @@ VIOLATIONS = {
 
 @pytest.mark.parametrize("name", VIOLATIONS)
 @in_loop
-async def test_a_broken_order_costs_a_connection_and_the_stream_goes_on(name):
+async def test_broken_order_costs_a_connection_and_the_stream_resumes(name):
     asked = []
 
     def serve(peer, request):
@@ -85,7 +85,7 @@ async def test_a_broken_order_costs_a_connection_and_the_stream_goes_on(name):
 
 
 @in_loop
-async def test_a_producer_that_only_breaks_the_order_is_an_error(caplog):
+async def test_producer_that_always_breaks_the_order_is_an_error(caplog):
     asked = []
 
     def serve(peer, request):
@@ -105,7 +105,7 @@ async def test_a_producer_that_only_breaks_the_order_is_an_error(caplog):
 
 
 @in_loop
-async def test_a_bounded_read_of_changes_under_an_unknown_opaque_is_no_success():
+async def test_bounded_read_of_changes_under_an_unknown_opaque_fails():
     def serve(peer, request):
         return accept(request) + b"".join(
             part(replace(request, opaque=4711))
@@ -119,8 +119,8 @@ async def test_a_bounded_read_of_changes_under_an_unknown_opaque_is_no_success()
 
 
 @in_loop
-async def test_a_flush_under_a_live_stream_begins_the_history_again(caplog):
-    """As Couchbase 3.1.6 does it: seqnos from 1 on under the same vbuuid, and no word."""
+async def test_flush_during_a_stream_starts_a_new_history(caplog):
+    """As in Couchbase 3.1.6: seqnos start again at 1 under the same vbuuid, without a message."""
     asked = []
 
     def serve(peer, request):
@@ -146,7 +146,7 @@ async def test_a_flush_under_a_live_stream_begins_the_history_again(caplog):
 
 
 @in_loop
-async def test_flushes_without_end_are_an_error():
+async def test_endless_flushes_are_an_error():
     def serve(peer, request):
         snapshot = marker(request, 1, 2) + mutations(request, 1, 2)
         return accept(request) + snapshot + snapshot
@@ -159,8 +159,8 @@ async def test_flushes_without_end_are_an_error():
 
 @pytest.mark.parametrize("opcode", [Opcode.HELLO, Opcode.SELECT_BUCKET, Opcode.GET_CLUSTER_CONFIG])
 @in_loop
-async def test_a_node_that_hangs_up_on_a_new_connection(opcode):
-    """memcached 3.1.6 does so with whoever asks for a bucket that it does not have."""
+async def test_node_that_closes_a_new_connection_is_reported(opcode):
+    """memcached 3.1.6 does so when a client requests a bucket that it does not have."""
 
     def hang_up(peer, frame):
         if frame.opcode != opcode:
@@ -177,7 +177,7 @@ async def test_a_node_that_hangs_up_on_a_new_connection(opcode):
 
 
 @in_loop
-async def test_half_a_frame_at_the_end_is_told():
+async def test_incomplete_frame_at_the_end_is_reported():
     def serve(peer, request):
         peer.transport.write(accept(request) + marker(request, 1, 9) + mutation(request, 1)[:30])
         peer.transport.close()
@@ -190,7 +190,7 @@ async def test_half_a_frame_at_the_end_is_told():
 
 
 @in_loop
-async def test_half_a_frame_and_no_more_is_a_lost_connection():
+async def test_incomplete_frame_is_a_lost_connection():
     def serve(peer, request):
         seqno = request.start_seqno
         whole = accept(request) + marker(request, 0, 9) + mutations(request, seqno + 1)
@@ -209,8 +209,8 @@ async def test_half_a_frame_and_no_more_is_a_lost_connection():
 
 
 @in_loop
-async def test_a_peer_that_falls_silent_is_noticed_and_tried_again():
-    """Silence, half a frame into a change, of twice the noop interval; then the rest comes on another connection."""
+async def test_silent_peer_is_noticed_and_retried():
+    """After half a change, silence lasts twice the NOOP interval; then the rest comes on another connection."""
 
     def serve(peer, request):
         if request.start_seqno == 0:
@@ -231,7 +231,7 @@ async def test_a_peer_that_falls_silent_is_noticed_and_tried_again():
     ("noop_interval", "seconds"),
     [(1, [2, 4, 8, 16, 24, 24]), (5, [10, 20, 24, 24]), (12, [24, 24]), (20, [40, 40, 40])],
 )
-def test_the_tolerated_silence_widens_with_each_timeout_up_to_a_bound(noop_interval, seconds):
+def test_tolerated_silence_grows_with_each_timeout_up_to_a_bound(noop_interval, seconds):
     assert [tolerated_silence(noop_interval, timeouts) for timeouts in range(len(seconds))] == seconds
     assert tolerated_silence(noop_interval, 10**9) == seconds[-1]
 
@@ -239,7 +239,7 @@ def test_the_tolerated_silence_widens_with_each_timeout_up_to_a_bound(noop_inter
 @pytest.mark.long
 @in_loop
 async def test_a_peer_that_is_always_late_with_its_noops_keeps_its_second_connection():
-    """Its first sign of life comes after 2.5 s, as it looks no more often, though 1 s was agreed on."""
+    """Its first NOOP comes after 2.5 s, since it checks no more often, although 1 s was agreed."""
     noop = DcpNoop().encode()
 
     def serve(peer, request):
@@ -256,7 +256,7 @@ async def test_a_peer_that_is_always_late_with_its_noops_keeps_its_second_connec
 
 
 @in_loop
-async def test_a_stream_request_without_an_answer_is_noticed_though_the_peer_lives():
+async def test_unanswered_stream_request_is_noticed_on_a_live_connection():
     def serve(peer, request):
         return b""
 
@@ -267,8 +267,8 @@ async def test_a_stream_request_without_an_answer_is_noticed_though_the_peer_liv
 
 @pytest.mark.parametrize("reason", [0, 1, 2, 6])
 @in_loop
-async def test_a_stream_that_always_ends_at_once_is_no_busy_loop(reason):
-    """Though the other stream of the connection has something new each time."""
+async def test_stream_that_always_ends_at_once_causes_no_busy_loop(reason):
+    """The other stream of the connection has a new change each time."""
     asked = []
 
     def serve(peer, request):
@@ -289,7 +289,7 @@ async def test_a_stream_that_always_ends_at_once_is_no_busy_loop(reason):
 
 
 @in_loop
-async def test_a_refusal_that_never_mends_is_reported_though_other_streams_flow():
+async def test_lasting_refusal_is_reported_while_other_streams_continue():
     def serve(peer, request):
         if request.vbucket == 0:
             return refuse(request, Status.ETMPFAIL)
@@ -306,8 +306,8 @@ async def test_a_refusal_that_never_mends_is_reported_though_other_streams_flow(
 
 
 @in_loop
-async def test_a_producer_without_regard_for_flow_control_is_held_back():
-    """128 MiB for a window of 64 KiB: what is in memory stays below the window and one read."""
+async def test_producer_that_ignores_flow_control_is_held_back():
+    """128 MiB for a window of 64 KiB: the bytes in memory stay below the window plus one read."""
     value, many = bytes(1 << 20), 128
 
     def serve(peer, request):

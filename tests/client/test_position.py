@@ -1,8 +1,8 @@
-"""Positions: the request that goes on, the branch it names, and where a rollback leads; then all of it against a model.
+"""Positions: the request that resumes, its branch, the target of a rollback; then all of them against a model.
 
-The model is a tree of histories: producers fail over to copies that lack the newest changes, and write on under a new
-vbuuid. Snapshots are deduplicated and break off anywhere. The consumer is the feed itself. What its rows hold must be
-the producer's own history, whenever a snapshot is complete.
+The model is a tree of histories: producers fail over to copies that lack the newest changes, and continue under a new
+vbuuid. Snapshots are deduplicated and break off anywhere. The consumer is the feed itself. Whenever a snapshot is
+complete, the rows of the consumer must have the same documents as the producer.
 """
 
 from dataclasses import dataclass, field, replace
@@ -82,17 +82,17 @@ def test_changes_move_a_position_through_its_snapshots():
     assert position == Position(seqno=12, vbuuid=22, snap_start=8, snap_end=15, ends=ends(8))
 
 
-def test_a_snapshot_behind_a_complete_one_begins_at_its_end():
+def test_snapshot_after_a_complete_snapshot_begins_at_its_end():
     position = advance_position(Position(seqno=9, vbuuid=11, snap_start=6, snap_end=9), 12, 15, LOG)
     assert position == Position(seqno=12, vbuuid=22, snap_start=9, snap_end=15)
 
 
-def test_the_end_of_a_snapshot_names_the_branch_it_was_received_in():
+def test_end_of_a_snapshot_has_the_branch_of_its_reception():
     assert advance_position(replace(AT_END, seqno=14), 15, 15, LOG).vbuuid == 22
     assert advance_position(replace(INSIDE, seqno=11), 12, 12, LOG).vbuuid == 22
 
 
-def test_an_interrupted_snapshot_begins_where_it_began():
+def test_interrupted_snapshot_keeps_its_start():
     position = advance_position(replace(INSIDE, seqno=7), 8, 14, LOG)
     assert (position.snap_start, position.snap_end) == (6, 14)
 
@@ -104,7 +104,7 @@ def test_a_position_remembers_the_newest_sixteen_ends():
     assert [end.seqno for end in position.ends] == list(range(24, 40))
 
 
-def test_a_position_learns_the_names_of_its_producers_branches():
+def test_position_adopts_the_vbuuids_of_the_failover_log():
     position = replace(AT_END, seqno=15, snap_start=15, snap_end=15, ends=ends(3, 12, 15))
     agreed = adopt_log(position, LOG)
     assert (agreed.vbuuid, agreed.ends) == (22, (SnapshotEnd(3, 11), SnapshotEnd(12, 22), SnapshotEnd(15, 22)))
@@ -120,7 +120,7 @@ def test_a_position_learns_the_names_of_its_producers_branches():
         (INSIDE, 3, (9, 9, 11, 6, 12)),
     ],
 )
-def test_the_request_that_goes_on(position, end_seqno, fields):
+def test_stream_request_resumes_at_the_position(position, end_seqno, fields):
     request = make_stream_request(7, position, end_seqno, opaque=5)
     assert (request.vbucket, request.opaque, request.flags) == (7, 5, 0)
     found = (request.start_seqno, request.end_seqno, request.vbuuid, request.snap_start, request.snap_end)
@@ -129,7 +129,7 @@ def test_the_request_that_goes_on(position, end_seqno, fields):
     assert make_stream_request(7, position) == replace(request, opaque=0, end_seqno=MAX_SEQNO)
 
 
-def test_the_position_behind_everything_there_is():
+def test_end_position_is_after_all_changes():
     assert make_end_position(VbucketInfo(LOG, 20)) == Position(
         seqno=20, vbuuid=22, snap_start=20, snap_end=20, ends=(SnapshotEnd(20, 22),)
     )
@@ -163,7 +163,7 @@ def of(*log):
         (CUT_OFF, of((44, 0)), 0, 0),
     ],
 )
-def test_a_consumer_decides_by_itself_where_the_producer_cannot(position, log, seqno, requested_seqno):
+def test_consumer_finds_the_common_point_in_the_failover_log(position, log, seqno, requested_seqno):
     found = reconcile_position(position, log)
     assert (found.position.seqno, found.requested_seqno) == (seqno, requested_seqno)
     assert found.position.history == position.history
@@ -174,7 +174,7 @@ def test_a_consumer_decides_by_itself_where_the_producer_cannot(position, log, s
 @pytest.mark.parametrize(
     ("position", "seqno"), [(COMPLETE, 18), (CUT_OFF, 18), (replace(COMPLETE, ends=THREE[3:]), 0), (BEGINNING, 0)]
 )
-def test_without_its_branch_a_position_is_in_the_one_before(position, seqno):
+def test_position_without_its_branch_moves_to_the_previous_branch(position, seqno):
     back = leave_branch(position)
     assert (back.seqno, back.vbuuid) == (seqno, 22 if seqno else 0)
     assert back.is_complete
@@ -187,7 +187,13 @@ KEYS = "abc"
 
 @dataclass
 class Producer:
-    """One copy of a vbucket: its whole history, as (key, version) by seqno - 1, None for a deletion; and its log."""
+    """One copy of a vbucket.
+
+    Attributes:
+        log: failover log.
+        changes: the whole history: (key, version) of seqno 1, 2, ...; version None is a deletion.
+        purge_seqno: deletions up to this seqno are purged.
+    """
 
     log: tuple[FailoverEntry, ...]
     changes: list[tuple[str, int | None]] = field(default_factory=list)
@@ -198,12 +204,12 @@ class Producer:
         return len(self.changes)
 
     def state_at(self, seqno):
-        """The documents as they were at a seqno."""
+        """Return key -> version of the documents at a seqno."""
         newest = dict(self.changes[:seqno])
         return {key: version for key, version in newest.items() if version is not None}
 
     def snapshot(self, start, end):
-        """The changes of (start, end] as (seqno, key, version), each key's newest only, purged deletions left out."""
+        """Return (seqno, key, version) of the newest change of each key in (start, end], without purged deletions."""
         newest = {}
         for seqno, (key, version) in enumerate(self.changes[:end], 1):
             newest[key] = (seqno, key, version)
@@ -212,7 +218,7 @@ class Producer:
 
 
 def current(rows):
-    """The newest version of each key that no later rollback row cut off."""
+    """Return key -> newest version, without the changes that a later rollback row makes invalid."""
     newest, cuts = {}, {row.history: row.seqno for row in rows if row.event == Event.ROLLBACK}
     for row in sorted((row for row in rows if row.key is not None), key=lambda row: (row.history, row.seqno)):
         if all(row.seqno <= cut for at, cut in cuts.items() if at > row.history):
@@ -230,13 +236,13 @@ class Failovers(RuleBasedStateMachine):
         self.consumer = self.new_consumer()
         self.position = BEGINNING
         self.request: Any = None
-        """The stream request that was accepted on the connection that there is."""
+        """The accepted stream request of the current connection, or None."""
 
     def new_consumer(self):
         return producer.Asking(Feed(8, {3: StreamTarget()}, window=producer.WINDOW))
 
     def give(self, *messages):
-        """Let the feed receive messages, and take what it delivers."""
+        """Give messages to the feed, and consume its deliveries."""
         self.consumer.give(*messages)
         for delivery in self.consumer.feed.deliveries:
             self.position = delivery.positions.get(3, self.position)
@@ -256,13 +262,13 @@ class Failovers(RuleBasedStateMachine):
 
     @rule()
     def copy(self):
-        """A replica has everything up to here."""
+        """Add a replica that has all changes up to now."""
         self.copies.append(replace(self.producer, changes=list(self.producer.changes)))
         del self.copies[:-4]
 
     @rule(which=st.integers(0, 4), lost=st.integers(0, 3))
     def fail_over(self, which, lost):
-        """Another copy, or the same one without its newest changes, goes on under a new vbuuid."""
+        """Let another copy, or the same copy without its newest changes, continue under a new vbuuid."""
         known = [self.producer, *self.copies]
         old = known[which % len(known)]
         high = max(old.high_seqno - lost, 0)
@@ -272,14 +278,14 @@ class Failovers(RuleBasedStateMachine):
 
     @rule()
     def purge(self):
-        """Compaction drops deletions, but never the newest change; streams that still need them end."""
+        """Drop deletions, but never the newest change, as a compaction does. Streams that still need them end."""
         self.disconnect()
-        gone = [
+        purged = [
             seqno
             for seqno, (_, version) in enumerate(self.producer.changes, 1)
             if version is None and seqno < self.producer.high_seqno
         ]
-        self.producer.purge_seqno = max(gone, default=self.producer.purge_seqno)
+        self.producer.purge_seqno = max(purged, default=self.producer.purge_seqno)
 
     def connect(self):
         for _ in range(30):
@@ -293,7 +299,7 @@ class Failovers(RuleBasedStateMachine):
         raise AssertionError("rollbacks without end")
 
     def answer(self, asked, snap_start, snap_end):
-        """Return where the producer sends a consumer back to, None if it may go on."""
+        """Return the seqno that the producer rolls the consumer back to, or None if the stream may continue."""
         request = StreamRequest(
             start_seqno=asked.start_seqno, vbuuid=asked.vbuuid, snap_start=snap_start, snap_end=snap_end
         )
@@ -301,18 +307,18 @@ class Failovers(RuleBasedStateMachine):
         return find_rollback_point(self.producer.log, self.producer.high_seqno, self.producer.purge_seqno, request)
 
     def message(self, seqno, key, version):
-        """Return a change, as a message of the open stream."""
+        """Return the message of a change in the open stream."""
         form: Any = Deletion if version is None else Mutation
         value = {} if version is None else {"value": b"%d" % version}
         return form(vbucket=3, opaque=self.request.opaque, key=key.encode(), by_seqno=seqno, **value).encode()
 
     @rule(data=st.data())
     def stream(self, data):
-        """A snapshot, whole or broken off, under one marker or several."""
+        """Stream a snapshot, whole or interrupted, under one marker or several."""
         if self.request is None:
             self.connect()
         position = self.position
-        # What was purged is gone from every snapshot, so none ends below.
+        # Purged changes are missing in every snapshot, so no snapshot ends below the purge seqno.
         lowest = max(position.snap_end, position.seqno + 1, self.producer.purge_seqno)
         if lowest > self.producer.high_seqno:
             return
@@ -327,11 +333,11 @@ class Failovers(RuleBasedStateMachine):
             self.give(producer.marker(self.request, start, marked), *received)
             start = marked + 1
             if count < len(rows) and rows[count][0] <= marked:
-                self.disconnect()  # in the middle of it
+                self.disconnect()  # in the middle of the snapshot
                 return
 
     def check(self):
-        """Whenever a snapshot is complete, the rows are what the producer had; between streams they may be more."""
+        """Compare rows and producer if a snapshot is complete and a stream is open; else there may be more rows."""
         if self.request is not None and self.position.is_complete:
             assert current(self.consumer.rows) == self.producer.state_at(self.position.seqno)
 
@@ -341,48 +347,48 @@ TestFailovers = Failovers.TestCase
 
 
 class UprFailovers(Failovers):
-    """The same histories, over requests that say nothing of snapshots: UPR and its draft."""
+    """The same histories over UPR and its draft, whose requests have no snapshots."""
 
-    speaker = dialects.Upr()
+    builder = dialects.UprMessageBuilder()
 
     def new_consumer(self):
-        return dialects.consumer_of(self.speaker)
+        return dialects.make_consumer(self.builder)
 
     def connect(self):
         for _ in range(90):
             for request in self.consumer.ask():
-                if isinstance(request, self.speaker.make_log_request):
-                    self.give(self.speaker.log(request, self.producer.log))
+                if isinstance(request, self.builder.make_log_request):
+                    self.give(self.builder.log(request, self.producer.log))
                 elif (point := self.answer(request, request.start_seqno, request.start_seqno)) is None:
                     self.request = request
-                    self.give(self.speaker.accept(request))
+                    self.give(self.builder.accept(request))
                 else:
-                    self.give(self.speaker.rollback(request, point))
+                    self.give(self.builder.rollback(request, point))
             if self.request is not None:
                 return
         raise AssertionError("rollbacks without end")
 
     def message(self, seqno, key, version):
-        form: Any = self.speaker.deletion_message if version is None else self.speaker.mutation_message
+        form: Any = self.builder.deletion_message if version is None else self.builder.mutation_message
         value = {} if version is None else {"value": b"%d" % version}
         return form(vbucket=3, opaque=self.request.opaque, key=key.encode(), by_seqno=seqno, **value).encode()
 
     @rule(keys=st.lists(st.sampled_from(KEYS), max_size=3), received=st.none() | st.integers(1, 2))
     def stream(self, keys, received):
-        """A snapshot up to what there is, broken off after so many changes, or else with its end message."""
+        """Stream a snapshot of all changes, complete or interrupted after `received` changes."""
         self.write(keys, delete=False)
         if self.request is None:
             self.connect()
         rows = self.producer.snapshot(self.position.seqno, self.producer.high_seqno)[:received]
-        self.give(self.speaker.snapshot_start(self.request), *(self.message(*row) for row in rows))
+        self.give(self.builder.snapshot_start(self.request), *(self.message(*row) for row in rows))
         if received is None:
-            self.give(self.speaker.snapshot_end(self.request))
+            self.give(self.builder.snapshot_end(self.request))
         else:
             self.disconnect()
 
     @rule(lost=st.integers(1, 2))
     def lose(self, lost):
-        """The producer comes back without its newest changes."""
+        """Restart the producer without its newest changes."""
         self.fail_over(0, lost)
 
 
@@ -391,7 +397,7 @@ TestUprFailovers = UprFailovers.TestCase
 
 
 class DraftFailovers(UprFailovers):
-    speaker = dialects.Draft()
+    builder = dialects.DraftMessageBuilder()
 
 
 DraftFailovers.TestCase.settings = settings(max_examples=scaled(100), stateful_step_count=40)

@@ -1,4 +1,4 @@
-"""A node that restarts: what was there once is waited for, and a first connection fails at once."""
+"""A node that restarts: a bucket that was served before is waited for, and a first connection fails at once."""
 
 import pytest
 
@@ -30,7 +30,7 @@ async def store(node, key):
 
 
 @in_loop
-async def test_a_stream_goes_on(node, server):
+async def test_stream_resumes_after_a_restart(node, server):
     await store(node, "before")
     async with connect(server.url()) as bucket, await bucket.stream() as stream:
         changes = stream.changes()
@@ -42,7 +42,7 @@ async def test_a_stream_goes_on(node, server):
 
 
 @in_loop
-async def test_a_bucket_goes_on(node, server):
+async def test_bucket_works_after_a_restart(node, server):
     async with connect(server.url()) as bucket:
         await bucket.upsert("k", b"v")
         server.restart()
@@ -53,7 +53,7 @@ async def test_a_bucket_goes_on(node, server):
     assert server.has_restarted
 
 
-def test_a_bridge_goes_on(node, server):
+def test_bridge_resumes_after_a_restart(node, server):
     with RunningNode.running(follow=server.url(retrySeconds=20)) as copy:
         served = copy.buckets["beer"]
 
@@ -90,7 +90,7 @@ async def test_a_first_connection_fails_at_once(node, stage, error, found):
 
 @pytest.mark.parametrize(("stage", "error", "found"), FIRST)
 @in_loop
-async def test_a_bucket_that_was_deleted_ends_a_stream_after_a_while(server, stage, error, found):
+async def test_deleted_bucket_ends_a_stream_after_a_while(server, stage, error, found):
     async with connect(server.url(retrySeconds=0.3)) as bucket, await bucket.stream() as stream:
         await bucket.upsert("k", b"v")
         await anext(stream.changes())

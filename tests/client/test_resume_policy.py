@@ -1,4 +1,4 @@
-"""What each policy makes of a producer's answers. The models of test_position and test_offsets_model drive both."""
+"""The decision of each policy on a producer's answers. Models in test_position and test_offsets_model test both."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ FROM_0 = PinnedBranch(22, purge_seqno=20)
         (PINNED, (NEWER, *LOG), False),
     ],
 )
-def test_which_history_may_be_read(policy, log, accepted):
+def test_policy_accepts_only_its_history(policy, log, accepted):
     assert policy.accepts(log) is accepted
 
 
@@ -44,7 +44,7 @@ def test_which_history_may_be_read(policy, log, accepted):
         (FROM_0, replace(COMPLETE, seqno=20), 0, None),
     ],
 )
-def test_a_rollback(policy, position, seqno, decision):
+def test_policy_decides_on_a_rollback(policy, position, seqno, decision):
     assert policy.decide_on_rollback(position, seqno) == decision
 
 
@@ -57,7 +57,7 @@ def test_a_rollback(policy, position, seqno, decision):
         (FROM_0, COMPLETE, Resumption(ZERO, received=15)),
     ],
 )
-def test_an_unknown_branch(policy, position, decision):
+def test_policy_decides_on_an_unknown_branch(policy, position, decision):
     assert policy.decide_on_unknown_branch(position) == decision
 
 
@@ -73,17 +73,17 @@ def test_an_unknown_branch(policy, position, decision):
         (PinnedBranch(33), COMPLETE, (NEWER, *LOG), None),
     ],
 )
-def test_a_log_in_front_of_the_request(policy, position, log, decision):
+def test_policy_decides_on_the_log_before_the_request(policy, position, log, decision):
     assert policy.decide_on_log(position, log) == decision
 
 
 @pytest.mark.parametrize(("policy", "decision"), [(FOLLOW, Resumption(COMPLETE)), (PINNED, None), (FROM_0, None)])
-def test_a_log_that_changed_as_the_stream_began(policy, decision):
+def test_policy_decides_on_a_log_that_changed_at_the_start_of_the_stream(policy, decision):
     assert policy.decide_on_new_log(COMPLETE) == decision
 
 
 @pytest.mark.parametrize(("policy", "decision"), [(FOLLOW, Resumption(ZERO, 0)), (PINNED, None), (FROM_0, None)])
-def test_a_flush(policy, decision):
+def test_policy_decides_on_a_flush(policy, decision):
     assert policy.decide_on_flush(COMPLETE) == decision
 
 
@@ -97,5 +97,5 @@ def test_a_flush(policy, decision):
         (COMPLETE, 21, False, True),
     ],
 )
-def test_the_end_of_a_stream(position, end_seqno, is_whole, ended):
+def test_end_of_a_stream_is_complete_or_early(position, end_seqno, is_whole, ended):
     assert is_complete_end(position, end_seqno, is_whole=is_whole) is ended

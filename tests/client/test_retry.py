@@ -1,4 +1,4 @@
-"""A node that is away: how long it is waited for, and what is said meanwhile."""
+"""A node that is down: how long the client retries, and which warnings it logs."""
 
 import asyncio
 import math
@@ -56,18 +56,18 @@ FAILURES = [
     (UsageError("no such option"), False, False),
     (Unreachable("tried for long enough"), False, False),
 ]
-"""A failure; whether another attempt may mend it of a first connection, and of one that the bucket has served."""
+"""A failure; whether it is retried for a first connection, and for a bucket that was served before."""
 
 
 @pytest.mark.parametrize(("error", "at_first", "later"), FAILURES, ids=lambda value: type(value).__name__)
-def test_what_another_attempt_may_mend(error, at_first, later):
+def test_failure_is_retriable_or_not(error, at_first, later):
     assert (is_retriable(error, has_served=False), is_retriable(error, has_served=True)) == (at_first, later)
 
 
 @pytest.mark.parametrize(
     ("error", "lasting"), [(NoBucket("none"), True), (BucketNotServed("none"), True), (OSError(), False)]
 )
-def test_which_failure_may_last(error, lasting):
+def test_missing_bucket_is_a_failure_that_may_last(error, lasting):
     assert is_bucket_missing(error) is lasting
 
 
@@ -77,18 +77,18 @@ def fail(retry, clock, times=1000):
 
 
 def fail_for_good(retry, clock):
-    """Fail again and again; return the seconds that passed until it was given up."""
+    """Fail again and again; return the seconds until the node is given up."""
     began = clock.now
     with pytest.raises(Unreachable, match="did not serve for 30 s"):
         fail(retry, clock)
     return clock.now - began
 
 
-def test_a_node_is_tried_again_up_to_the_limit(clock):
+def test_node_is_retried_up_to_the_limit(clock):
     assert fail_for_good(Retry(30.0, clock), clock) == pytest.approx(30.0)
 
 
-def test_each_absence_is_told_once(clock, caplog):
+def test_each_outage_is_logged_once(clock, caplog):
     retry = Retry(30.0, clock)
     fail(retry, clock, times=3)
     assert not caplog.messages
@@ -148,7 +148,7 @@ def test_a_third_broken_order_in_a_row_is_an_error(clock, caplog):
 
 
 @pytest.mark.parametrize("served", [False, True])
-def test_a_bucket_that_is_not_there_is_waited_for_if_it_has_served(clock, served):
+def test_missing_bucket_is_waited_for_if_it_was_served_before(clock, served):
     retry = Retry(30.0, clock, lambda: served)
     if served:
         assert retry.next_delay(NoBucket("none"), ADDRESS) == 0.05
@@ -157,7 +157,7 @@ def test_a_bucket_that_is_not_there_is_waited_for_if_it_has_served(clock, served
             retry.next_delay(NoBucket("none"), ADDRESS)
 
 
-def test_what_has_lasted_has_all_of_its_time_again_but_its_violations_count(clock):
+def test_restarted_timer_has_the_whole_limit_but_violations_still_count(clock):
     retry = Retry(30.0, clock)
     violation = OrderViolation("seqno 3 after 4", vbucket=1)
     retry.next_delay(violation, ADDRESS)
@@ -173,7 +173,11 @@ def test_what_has_lasted_has_all_of_its_time_again_but_its_violations_count(cloc
 
 
 class SkippingLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock can be moved on."""
+    """An event loop whose clock can be moved forward.
+
+    Attributes:
+        skipped: seconds that the clock is ahead.
+    """
 
     skipped = 0.0
 
@@ -182,7 +186,7 @@ class SkippingLoop(asyncio.SelectorEventLoop):
 
 
 def attempts(*outcomes):
-    """Return an attempt that has these outcomes in turn, and the list of those it has had."""
+    """Return an attempt with these outcomes in turn, and the list of its outcomes so far."""
     had: list[object] = []
 
     async def attempt():
@@ -209,7 +213,7 @@ def test_attempts_go_on_until_one_succeeds():
         (ValueError("ours"), {}),
     ],
 )
-def test_a_failure_that_no_attempt_mends_is_raised_at_once(error, options):
+def test_lasting_failure_is_raised_at_once(error, options):
     attempt, had = attempts(error, "there")
     with pytest.raises(type(error)):
         asyncio.run(run_with_retry(attempt, ADDRESS, **options))
@@ -227,7 +231,7 @@ def test_attempts_end_at_the_limit_of_the_address():
 
 
 async def follow_over_restart(loop):
-    """Follow a bucket, leave it alone for longer than the retries last, restart the node; return what came then."""
+    """Follow an idle bucket for longer than the retry limit, then restart the node; return the next change."""
     with Node.running(["beer"], vbuckets=4) as node:
         port, url = node.kv_port, f"{node.url('beer')}?retrySeconds=10"
         async with connect(url) as bucket:
@@ -235,7 +239,7 @@ async def follow_over_restart(loop):
             stream = bucket.changes("beginning")
             await anext(stream)
             coming = asyncio.ensure_future(anext(stream))
-            await bucket.stats()  # the stream has had its turns of the loop
+            await bucket.stats()  # meanwhile the stream has had its turns of the event loop
             loop.skipped = 30.0
     with Node.running(["beer"], vbuckets=4, port=port):
         async with asyncio.timeout(PATIENCE):
@@ -244,7 +248,7 @@ async def follow_over_restart(loop):
         return change
 
 
-def test_a_quiet_bucket_does_not_use_up_the_time_for_retries():
+def test_idle_time_does_not_use_up_the_retry_limit():
     with asyncio.Runner(loop_factory=SkippingLoop) as runner:
         change = runner.run(follow_over_restart(runner.get_loop()))
     assert (change.event, change.seqno, change.requested_seqno) == (Event.ROLLBACK, 0, 0)

@@ -1,4 +1,4 @@
-"""Silence after half a frame, or instead of an answer: noticed within the operation timeout, whatever is going on."""
+"""Silence after half a frame or instead of a reply: noticed within the operation timeout, also during other traffic."""
 
 import asyncio
 import re
@@ -22,18 +22,18 @@ from tests.client.test_tap_peers import UPR, tap
 from tests.patience import PATIENCE
 
 TIMES = {"operationTimeout": 0.3, "connectTimeout": 0.3, "retrySeconds": 0.05, "noopInterval": 60}
-"""The signs of life are due much later than the other times."""
+"""The NOOP interval is much longer than the other times."""
 
 HALF = {"nothing": 0, "half a header": 11, "half a body": 27}
 
 
 def cut(answer, size):
-    """Return half an answer; of one without a body, a part of its header."""
+    """Return the first `size` bytes of an answer; of an answer without a body, a part of its header."""
     return answer[: min(size, len(answer) - 1)]
 
 
-def halting(opcode, size, features=()):
-    """Return a script that is a good node but for half an answer to one command, and nothing more."""
+def make_halting_script(opcode, size, features=()):
+    """Return a script that answers like a good node, but sends only half an answer to one opcode."""
 
     def answer(peer, frame):
         if frame.opcode == Opcode.HELLO and opcode != Opcode.HELLO:
@@ -57,10 +57,13 @@ STEPS = [
 ]
 
 
-async def not_noticed(call, opcodes, text):
-    """Let each command be answered by half, all at the same time, as each waits; return those that did not end so.
+async def find_unnoticed(call, opcodes, text):
+    """Wait for incomplete answers to each opcode, all at the same time; return the waits without the expected error.
 
-    call: `call(opcode, size)` waits for an answer of which `size` bytes come. text: what the error has to say.
+    Args:
+        call: `call(opcode, size)` waits for an answer of which only `size` bytes arrive.
+        opcodes: opcodes to try, each with every size in HALF.
+        text: pattern that must occur in the error.
     """
     rows = [(opcode, half) for opcode in opcodes for half in HALF]
     found = await asyncio.gather(*(call(opcode, HALF[half]) for opcode, half in rows), return_exceptions=True)
@@ -72,16 +75,16 @@ async def not_noticed(call, opcodes, text):
 
 
 @in_loop
-async def test_half_an_answer_in_each_step_of_a_stream():
+async def test_incomplete_answer_is_noticed_in_each_step_of_a_stream():
     async def follow(opcode, size):
         async with (
-            halting(opcode, size) as script,
+            make_halting_script(opcode, size) as script,
             connect(script.url(**TIMES), username="u", password="p") as bucket,
             await bucket.stream() as stream,
         ):
             return await anext(stream.changes())
 
-    assert await not_noticed(follow, STEPS, r"(within|for) 0\.3 s") == []
+    assert await find_unnoticed(follow, STEPS, r"(within|for) 0\.3 s") == []
 
 
 CALLS = {
@@ -94,17 +97,17 @@ CALLS = {
 
 
 @in_loop
-async def test_half_an_answer_to_a_request():
+async def test_incomplete_answer_to_a_request_is_noticed():
     async def ask(opcode, size):
         url = {**TIMES, "connectTimeout": PATIENCE}
-        async with halting(opcode, size) as script, connect(script.url(**url)) as bucket:
+        async with make_halting_script(opcode, size) as script, connect(script.url(**url)) as bucket:
             return await CALLS[opcode](bucket)
 
-    assert await not_noticed(ask, CALLS, r"no answer within 0\.3 s") == []
+    assert await find_unnoticed(ask, CALLS, r"no answer within 0\.3 s") == []
 
 
 @in_loop
-async def test_statistics_without_an_end():
+async def test_statistics_without_an_end_are_noticed():
     def answer(peer, frame):
         return stats_reply(frame, {"a": "1"})[:-24] if frame.opcode == Opcode.STAT else None
 
@@ -114,8 +117,8 @@ async def test_statistics_without_an_end():
 
 
 @in_loop
-async def test_half_a_tls_handshake():
-    """A listener that takes the first message of TLS, and says a part of an answer."""
+async def test_incomplete_tls_handshake_is_noticed():
+    """A listener accepts the first TLS message, and sends a part of an answer."""
 
     def hello(reader, writer):
         writer.write(b"\x16\x03\x03\x00\x7a\x02\x00")
@@ -144,7 +147,7 @@ def dcp(peer, frame):
 
 
 def upr(peer, frame):
-    """The log is asked for before the stream, and once more behind it."""
+    """Answer as a UPR producer: the log is requested before the stream request, and once more after it."""
     if frame.opcode == UprOpcode.UPR_GET_FAILOVER_LOG:
         half = UPR.mutations(peer.request, 2)[:-20] if hasattr(peer, "request") else b""
         return UPR.log(decode_frame(frame, Dialect.UPR), LOG) + half
@@ -165,8 +168,8 @@ def upr(peer, frame):
     ],
 )
 @in_loop
-async def test_half_a_change(protocol, script):
-    """The first change is given, and the wait for the second one ends."""
+async def test_incomplete_change_is_noticed(protocol, script):
+    """The first change is delivered, and the wait for the second change ends."""
     found: list[int] = []
     async with (
         script() as peers,
@@ -179,8 +182,8 @@ async def test_half_a_change(protocol, script):
 
 
 @in_loop
-async def test_an_unanswered_stream_is_noticed_though_others_flow():
-    """It costs the connection, and after the limit the stream; the flowing one has had its changes all the time."""
+async def test_unanswered_stream_is_noticed_while_others_continue():
+    """It costs the connection, and after the limit the stream. The other stream has changes all the time."""
 
     def answer(peer, frame):
         if frame.opcode == Opcode.DCP_STREAM_REQ:
@@ -217,8 +220,8 @@ async def collect(stream, found):
 
 
 @in_loop
-async def test_closing_waits_for_nobody():
-    """The peer has sent half a frame, and reads nothing more."""
+async def test_closing_does_not_wait_for_the_peer():
+    """The peer has sent half a frame, and reads no more bytes."""
     async with Script(dcp) as script:
         bucket = connect(script.url(**TIMES))
         await bucket.connect()

@@ -1,4 +1,4 @@
-"""Change streams over real sockets: from a position to a position, over nodes that come and go, for any reader."""
+"""Change streams over real sockets: their starts and ends, nodes that restart, and readers that stop."""
 
 import asyncio
 import re
@@ -14,11 +14,11 @@ from penstock.client.feeds.stream_position import BEGINNING
 from penstock.errors import RemoteProtocolError, Unreachable, UsageError
 from penstock.wire.columns.run_decoder import list_changes
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
-from tests.client.peer import Process, documents, in_loop
+from tests.client.peer import NodeProcess, documents, in_loop
 
 
 class Table:
-    """What a reader makes of the rows: current documents, and the proof that no row came twice."""
+    """The rows that a reader has received: gives the current documents, and proves that no row came twice."""
 
     def __init__(self):
         self.rows = []
@@ -58,12 +58,12 @@ async def read(bucket, *args, table=None, **options):
     return table, stream.positions
 
 
-# From where to where
+# Starts and ends
 
 
 @pytest.mark.parametrize("vbuckets", [1, 4, 1024])
 @in_loop
-async def test_everything_there_is(vbuckets):
+async def test_stream_delivers_the_whole_bucket(vbuckets):
     with Node.running(["beer"], vbuckets=vbuckets) as node:
         async with connect(node.url("beer")) as bucket:
             await bucket.upsert_many(documents(0, 3000))
@@ -77,7 +77,7 @@ async def test_everything_there_is(vbuckets):
 
 
 @in_loop
-async def test_now_is_nothing_of_what_was(running):
+async def test_stream_from_now_has_no_earlier_changes(running):
     async with connect(running.url()) as bucket:
         await bucket.upsert_many(documents(0, 100))
         async with await bucket.stream("now") as stream:
@@ -88,7 +88,7 @@ async def test_now_is_nothing_of_what_was(running):
 
 
 @in_loop
-async def test_an_empty_bucket_ends_now(running):
+async def test_stream_of_an_empty_bucket_ends_at_once(running):
     async with connect(running.url()) as bucket:
         for start in ("beginning", "now", dict.fromkeys(range(4), BEGINNING)):
             table, positions = await read(bucket, start, "now")
@@ -97,7 +97,7 @@ async def test_an_empty_bucket_ends_now(running):
 
 
 @in_loop
-async def test_some_vbuckets_up_to_some_seqnos(running):
+async def test_selected_vbuckets_are_read_up_to_their_seqnos(running):
     async with connect(running.url()) as bucket:
         await bucket.upsert_many(documents(0, 400))
         table, positions = await read(bucket, "beginning", {1: 10, 2: 0, 9: 4}, vbuckets=[1, 2, 3])
@@ -109,7 +109,7 @@ async def test_some_vbuckets_up_to_some_seqnos(running):
 
 
 @in_loop
-async def test_an_end_that_is_still_to_come_is_waited_for(running):
+async def test_end_in_the_future_is_waited_for(running):
     async with connect(running.url()) as bucket:
         key = next(f"k{number}" for number in count() if compute_vbucket(b"k%d" % number, 4) == 2)
         reading = asyncio.ensure_future(read(bucket, "beginning", {2: 3}))
@@ -120,17 +120,17 @@ async def test_an_end_that_is_still_to_come_is_waited_for(running):
         assert table.current() == {key: b"2"}
 
 
-@pytest.mark.parametrize("wanted", [{4: StreamTarget()}, {-1: StreamTarget()}])
+@pytest.mark.parametrize("targets", [{4: StreamTarget()}, {-1: StreamTarget()}])
 @in_loop
-async def test_a_feed_of_a_vbucket_that_is_none(running, wanted):
+async def test_feed_of_an_impossible_vbucket_is_refused(running, targets):
     async with connect(running.url()) as bucket:
         with pytest.raises(UsageError, match="expected one below 4"):
-            bucket.open_feed(wanted)
+            bucket.open_feed(targets)
 
 
 @in_loop
 async def test_an_exact_end_costs_no_whole_backfill(running):
-    """One document of 100 and a window of 64 KiB: the rest of the snapshot is closed, not read and dropped."""
+    """Two documents of about 1,000, a window of 64 KiB: the stream is closed, its rest is not read and dropped."""
     async with connect(running.url(flowControlBytes=65536)) as bucket:
         await bucket.upsert_many(documents(0, 4000, size=5000))
         async with bucket.open_feed({1: StreamTarget(end_seqno=2)}, end_rule=EndRule.EXACT) as stream:
@@ -140,7 +140,7 @@ async def test_an_exact_end_costs_no_whole_backfill(running):
 
 
 @in_loop
-async def test_objects_and_batches_are_the_same(running):
+async def test_objects_and_batches_have_the_same_changes(running):
     async with connect(running.url()) as bucket:
         await bucket.upsert_many(documents(0, 200))
         changes = [change async for change in bucket.changes("beginning", "now")]
@@ -148,11 +148,11 @@ async def test_objects_and_batches_are_the_same(running):
         assert sorted(changes) == sorted(change for batch in batches for change in list_changes(batch))
 
 
-# Going on
+# Resumption
 
 
 @in_loop
-async def test_positions_go_on_in_the_middle_of_a_snapshot(running):
+async def test_positions_resume_in_the_middle_of_a_snapshot(running):
     table = Table()
     async with connect(running.url(flowControlBytes=65536)) as bucket:
         await bucket.upsert_many(documents(0, 2000, size=1000))
@@ -172,7 +172,7 @@ async def test_positions_go_on_in_the_middle_of_a_snapshot(running):
 
 
 @in_loop
-async def test_a_slow_reader_bounds_what_is_in_memory(running):
+async def test_slow_reader_bounds_the_bytes_in_memory(running):
     window, size = 65536, 1000
     async with connect(running.url(flowControlBytes=window)) as bucket:
         await bucket.upsert_many(documents(0, 5000, size=size))
@@ -180,7 +180,7 @@ async def test_a_slow_reader_bounds_what_is_in_memory(running):
         async with await bucket.stream(stop="now") as stream:
             async for batch in stream:
                 seen += batch.num_rows
-                await bucket.get("k1")  # the producer has its turns, the reader takes none
+                await bucket.get("k1")  # the producer has time to send, and the reader reads nothing
                 assert stream.queued_bytes <= window + size + 200
         assert seen == 5000
 
@@ -191,7 +191,7 @@ async def stored(bucket, keys):
 
 
 @in_loop
-async def test_a_node_that_lost_everything_is_rolled_back_and_read_again(running):
+async def test_node_that_lost_its_data_is_rolled_back_and_read_again(running):
     table = Table()
     async with connect(running.url(flowControlBytes=65536)) as bucket:
         await bucket.upsert_many(documents(0, 2000, size=500))
@@ -211,8 +211,8 @@ async def test_a_node_that_lost_everything_is_rolled_back_and_read_again(running
 
 @pytest.mark.parametrize("again", [0, 100, 5000], ids=["less", "fewer", "more"])
 @in_loop
-async def test_what_exists_now_may_be_another_history(running, again):
-    """A stream to "now" ends, whatever the node has when it is back, and what was read is what the bucket has."""
+async def test_read_up_to_now_ends_also_in_a_new_history(running, again):
+    """A stream to "now" ends with any data of the restarted node, and its rows give the documents of the bucket."""
     table = Table()
     async with connect(running.url(flowControlBytes=65536)) as bucket:
         await bucket.upsert_many(documents(0, 2000, size=500))
@@ -228,8 +228,8 @@ async def test_what_exists_now_may_be_another_history(running, again):
 
 @pytest.mark.parametrize("again", [0, 50, 100, 300])
 @in_loop
-async def test_saved_positions_of_a_history_that_is_gone(running, again):
-    """Also where the new one is as long as the old: only the node can tell."""
+async def test_saved_positions_of_a_lost_history_are_rolled_back(running, again):
+    """Also if the new history is as long as the old one: only the node can distinguish them."""
     async with connect(running.url()) as bucket:
         await bucket.upsert_many(documents(0, 100))
         table, positions = await read(bucket, "beginning", "now")
@@ -258,8 +258,8 @@ async def test_a_rolled_back_vbucket_still_ends_at_its_seqno(running):
 
 @pytest.mark.process
 @in_loop
-async def test_a_node_that_is_killed_is_followed_when_it_is_back():
-    process = await asyncio.to_thread(Process)
+async def test_killed_node_is_followed_after_its_restart():
+    process = await asyncio.to_thread(NodeProcess)
     try:
         table = Table()
         url = f"couchbase://127.0.0.1:{process.port}/beer?flowControlBytes=65536"
@@ -282,7 +282,7 @@ async def test_a_node_that_is_killed_is_followed_when_it_is_back():
 
 
 @in_loop
-async def test_a_node_that_stays_away_is_reported_in_one_sentence(running):
+async def test_node_that_stays_down_is_reported_in_one_sentence(running):
     async with connect(running.url(retrySeconds=0.3)) as bucket:
         await bucket.upsert("k", b"v")
         async with await bucket.stream() as stream:
@@ -297,7 +297,7 @@ async def test_a_node_that_stays_away_is_reported_in_one_sentence(running):
 
 
 @in_loop
-async def test_a_bucket_that_came_back_with_other_vbuckets_is_another_one(running):
+async def test_changed_number_of_vbuckets_is_an_error(running):
     async with connect(running.url()) as bucket:
         await bucket.upsert("k", b"v")
         async with await bucket.stream() as stream:
@@ -311,7 +311,7 @@ async def test_a_bucket_that_came_back_with_other_vbuckets_is_another_one(runnin
 
 @in_loop
 async def test_two_streams_of_one_bucket_do_not_end_each_other(running):
-    """A node ends the older one of two connections of the same name."""
+    """A node closes the older of two connections with the same name."""
     async with connect(running.url()) as bucket, connect(running.url()) as other:
         await bucket.upsert("k", b"v")
         async with await bucket.stream() as first, await bucket.stream() as second, await other.stream() as third:
@@ -322,11 +322,11 @@ async def test_two_streams_of_one_bucket_do_not_end_each_other(running):
             assert stats["total_connections"] == "5"
 
 
-# Readers that go away
+# Readers that stop
 
 
-async def connections(bucket, many):
-    """Wait until the node has so many connections, its answers being the wait."""
+async def wait_for_connections(bucket, many):
+    """Wait until the node has this many connections. Each request for its statistics takes some time."""
     while int((await bucket.stats())["curr_connections"]) != many:
         pass
 
@@ -337,29 +337,29 @@ async def test_a_reader_that_stops_early_leaves_no_connection(running):
         await bucket.upsert_many(documents(0, 100))
         async with aclosing(bucket.changes()) as changes:
             await anext(changes)
-        await connections(bucket, 1)
+        await wait_for_connections(bucket, 1)
         batches = bucket.batches()
         await anext(batches)
         await batches.aclose()
-        await connections(bucket, 1)
+        await wait_for_connections(bucket, 1)
 
 
 @in_loop
 async def test_a_cancelled_reader_leaves_no_connection(running):
     async with connect(running.url()) as bucket:
         reading = asyncio.ensure_future(read(bucket))
-        await connections(bucket, 2)
+        await wait_for_connections(bucket, 2)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
-        await connections(bucket, 1)
+        await wait_for_connections(bucket, 1)
 
 
 @in_loop
-async def test_a_reader_is_cancelled_while_it_waits_for_the_next_try(running):
+async def test_reader_can_be_cancelled_while_it_waits_for_the_next_attempt(running):
     async with connect(running.url()) as bucket:
         reading = asyncio.ensure_future(read(bucket))
-        await connections(bucket, 2)
+        await wait_for_connections(bucket, 2)
         await asyncio.to_thread(running.stop)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(reading), 0.3)
@@ -370,7 +370,7 @@ async def test_a_reader_is_cancelled_while_it_waits_for_the_next_try(running):
 
 
 @in_loop
-async def test_a_stream_that_is_closed_ends_for_who_reads_it(running):
+async def test_closed_stream_ends_for_its_reader(running):
     async with connect(running.url()) as bucket:
         await bucket.upsert("k", b"v")
         stream = await bucket.stream()
@@ -380,6 +380,6 @@ async def test_a_stream_that_is_closed_ends_for_who_reads_it(running):
         await bucket.stats()
         await stream.close()
         assert await coming is None
-        await connections(bucket, 1)
+        await wait_for_connections(bucket, 1)
         assert [batch async for batch in stream] == []
-        await connections(bucket, 1)
+        await wait_for_connections(bucket, 1)

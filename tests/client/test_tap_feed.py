@@ -1,4 +1,4 @@
-"""TAP without a socket: one stream for all vbuckets, what it is asked for, and what it cannot go on with."""
+"""The TAP feed without a socket: one stream for all vbuckets, its requests, and streams that cannot resume."""
 
 import re
 from itertools import count
@@ -53,17 +53,17 @@ def mutations(vbucket, many, **fields):
     return b"".join(mutation(vbucket, b"k%d" % number, **fields) for number in range(many))
 
 
-def remark(vbucket, command, opaque=900, flags=ACK):
+def opaque_message(vbucket, command, opaque=900, flags=ACK):
     private = int(command).to_bytes(4, "big")
     return TapOpaqueMessage(vbucket=vbucket, opaque=opaque, engine_private=private, tap_flags=flags).encode()
 
 
 def begin(vbucket, **fields):
-    return remark(vbucket, TapOpaque.INITIAL_VBUCKET_STREAM, **fields)
+    return opaque_message(vbucket, TapOpaque.INITIAL_VBUCKET_STREAM, **fields)
 
 
 def close(vbucket, **fields):
-    return remark(vbucket, TapOpaque.CLOSE_BACKFILL, **fields)
+    return opaque_message(vbucket, TapOpaque.CLOSE_BACKFILL, **fields)
 
 
 class Consumer(Receiver):
@@ -83,7 +83,7 @@ class Consumer(Receiver):
         return [reply.opaque for reply in self.sent]
 
 
-def consumer_of(chosen=range(8), **options):
+def make_consumer(chosen=range(8), **options):
     consumer = Consumer(TapFeed(8, chosen, window=1 << 16, **options))
     consumer.feed.take_requests(lambda: 1)
     return consumer
@@ -93,7 +93,7 @@ def rollback(vbucket, history):
     return Change(vbucket, None, 0, event=Event.ROLLBACK, history=history, requested_seqno=0)
 
 
-# What is asked for
+# Requests
 
 
 ALWAYS = TapConnectFlag.SUPPORT_ACK | TapConnectFlag.FIX_FLAG_BYTEORDER
@@ -114,7 +114,7 @@ ALWAYS = TapConnectFlag.SUPPORT_ACK | TapConnectFlag.FIX_FLAG_BYTEORDER
         ),
     ],
 )
-def test_what_a_connection_asks_for(options, chosen, flags, value):
+def test_connect_request_has_the_options_of_the_feed(options, chosen, flags, value):
     feed = TapFeed(8, chosen, window=1, **options)
     (request,) = feed.take_requests(lambda: 1)
     assert isinstance(request, TapConnect)
@@ -126,13 +126,13 @@ def test_what_a_connection_asks_for(options, chosen, flags, value):
 
 
 @pytest.mark.parametrize(("chosen", "options"), [([], {}), ([1], {"from_now": True, "until_now": True})])
-def test_nothing_is_asked_for(chosen, options):
+def test_feed_without_changes_to_read_sends_no_request(chosen, options):
     feed = TapFeed(8, chosen, window=1, **options)
     assert feed.is_done
     assert not feed.take_requests(lambda: 1)
 
 
-def test_a_vbucket_that_the_bucket_does_not_have():
+def test_impossible_vbucket_is_refused():
     with pytest.raises(UsageError, match="vbucket 8, expected one below 8"):
         TapFeed(8, [8], window=1)
 
@@ -143,9 +143,9 @@ def test_a_vbucket_that_the_bucket_does_not_have():
 @pytest.mark.parametrize("many", [1, SMALL_RUN - 1, SMALL_RUN, 200])
 @pytest.mark.parametrize("ttl", [0, 255])
 def test_changes_are_rows_without_seqnos(many, ttl):
-    consumer = consumer_of()
-    gone = TapDelete(vbucket=2, key=b"k", engine_private=(6).to_bytes(8, "big"), cas=8).encode()
-    *found, last = consumer.get(begin(2), mutations(2, many, ttl=ttl), close(2), gone)
+    consumer = make_consumer()
+    deletion = TapDelete(vbucket=2, key=b"k", engine_private=(6).to_bytes(8, "big"), cas=8).encode()
+    *found, last = consumer.get(begin(2), mutations(2, many, ttl=ttl), close(2), deletion)
     assert len(found) == many
     assert found[0] == Change(
         vbucket=2,
@@ -163,12 +163,12 @@ def test_changes_are_rows_without_seqnos(many, ttl):
     assert (last.event, last.rev_seqno, last.cas, last.value) == (Event.DELETION, 6, 8, None)
 
 
-def test_what_means_nothing_here_is_passed_over():
-    consumer = consumer_of()
+def test_messages_without_effect_are_acknowledged():
+    consumer = make_consumer()
     assert not consumer.get(
         Noop().encode(),
-        remark(0, TapOpaque.ENABLE_AUTO_NACK, opaque=1),
-        remark(0, 4711, opaque=2),
+        opaque_message(0, TapOpaque.ENABLE_AUTO_NACK, opaque=1),
+        opaque_message(0, 4711, opaque=2),
         TapOpaqueMessage(opaque=3, engine_private=b"\0\0\0\0\1", tap_flags=ACK).encode(),
         TapVbucketSet(vbucket=3, opaque=4, engine_private=bytes([0, 0, 0, 3]), tap_flags=ACK).encode(),
         TapCheckpointStart(vbucket=3, opaque=5, key=b"checkpoint_start", value=bytes(8), tap_flags=ACK).encode(),
@@ -191,8 +191,8 @@ def test_what_means_nothing_here_is_passed_over():
         (lambda: TapConnect(flags=0).encode(), "TAP_CONNECT from a producer"),
     ],
 )
-def test_what_breaks_the_order_ends_it(messages, found):
-    consumer = consumer_of([2])
+def test_broken_order_is_a_protocol_error(messages, found):
+    consumer = make_consumer([2])
     with pytest.raises(RemoteProtocolError, match=found):
         consumer.give(messages())
 
@@ -202,7 +202,7 @@ def test_what_breaks_the_order_ends_it(messages, found):
 
 @pytest.mark.parametrize("many", [1, 200])
 def test_changes_are_acknowledged_when_they_are_consumed(many):
-    consumer = consumer_of()
+    consumer = make_consumer()
     consumer.give(mutations(2, many), mutation(2, b"last", flags=ACK))
     opaque = next(NUMBERS) - 1
     assert not consumer.sent
@@ -211,8 +211,8 @@ def test_changes_are_acknowledged_when_they_are_consumed(many):
     assert consumer.feed.queued_bytes == 0
 
 
-def test_a_remark_is_acknowledged_at_once_where_nothing_waits_in_front_of_it():
-    consumer = consumer_of()
+def test_opaque_message_is_acknowledged_at_once_if_no_change_waits_before_it():
+    consumer = make_consumer()
     consumer.give(begin(2, opaque=1))
     assert consumer.acknowledged == [1]
     consumer.give(mutations(2, 50), close(2, opaque=2))
@@ -224,14 +224,14 @@ def test_a_remark_is_acknowledged_at_once_where_nothing_waits_in_front_of_it():
     assert consumer.acknowledged == [1, 2, 3, 4]
 
 
-def test_only_who_asks_gets_an_answer():
-    consumer = consumer_of()
+def test_only_messages_with_the_ack_flag_are_acknowledged():
+    consumer = make_consumer()
     consumer.get(begin(2, flags=0), mutations(2, 100), TapFlush(opaque=7).encode())
     assert not consumer.sent
 
 
 def test_an_earlier_connection_gets_no_acknowledgement():
-    consumer = consumer_of()
+    consumer = make_consumer()
     consumer.give(mutations(2, 50, flags=ACK))
     consumer.reconnect()
     consumer.give(begin(2, opaque=1, flags=0))
@@ -239,11 +239,11 @@ def test_an_earlier_connection_gets_no_acknowledgement():
     assert not consumer.sent
 
 
-# Beginning again
+# Restarted vbuckets
 
 
-def test_a_vbucket_that_begins_again_is_rolled_back():
-    consumer = consumer_of()
+def test_restarted_vbucket_is_rolled_back():
+    consumer = make_consumer()
     assert not consumer.get(begin(2), begin(3))
     consumer.get(mutations(2, 1), close(2))
     found = consumer.get(begin(2), mutations(2, 1))
@@ -253,8 +253,8 @@ def test_a_vbucket_that_begins_again_is_rolled_back():
 
 
 @pytest.mark.parametrize("many", [2, 100])
-def test_a_flush_rolls_every_vbucket_back(many):
-    consumer = consumer_of([2, 3])
+def test_flush_rolls_back_every_vbucket(many):
+    consumer = make_consumer([2, 3])
     consumer.get(mutations(3, many))
     found = consumer.get(mutations(3, many), TapFlush(vbucket=0).encode(), mutations(3, many))
     assert [row.history for row in found if row.vbucket == 3] == [0] * many + [1] * (many + 1)
@@ -262,8 +262,8 @@ def test_a_flush_rolls_every_vbucket_back(many):
     assert found[many : many + 2] == [rollback(2, 1), rollback(3, 1)]
 
 
-def test_a_flush_of_what_is_empty_already_is_no_row():
-    consumer = consumer_of([2, 3])
+def test_flush_of_an_empty_vbucket_makes_no_row():
+    consumer = make_consumer([2, 3])
     flush = TapFlush(vbucket=0).encode()
     assert consumer.get(flush, flush) == [rollback(2, 1), rollback(3, 1)]
     assert consumer.get(mutations(3, 1), flush * 1000)[1:] == [rollback(3, 2)]
@@ -272,9 +272,9 @@ def test_a_flush_of_what_is_empty_already_is_no_row():
 
 
 @pytest.mark.parametrize("many", [2, 100])
-def test_another_connection_cuts_off_only_what_it_announces(many):
-    """ep-engine 3.1.6 announces nothing after a crash: what it had sent still holds."""
-    consumer = consumer_of([2, 3, 4])
+def test_new_connection_rolls_back_only_the_vbuckets_that_it_announces(many):
+    """ep-engine 3.1.6 announces nothing after a crash: the changes that it has sent are still valid."""
+    consumer = make_consumer([2, 3, 4])
     consumer.get(begin(2), mutations(2, many), begin(3), mutations(3, many))
     consumer.reconnect()
     assert consumer.feed.can_resume
@@ -289,14 +289,14 @@ def test_another_connection_cuts_off_only_what_it_announces(many):
 
 
 @pytest.mark.parametrize("announced", [begin(2), TapFlush().encode()])
-def test_a_vbucket_that_is_empty_now_is_cut_off_as_well(announced):
-    consumer = consumer_of([2])
+def test_vbucket_that_became_empty_is_rolled_back(announced):
+    consumer = make_consumer([2])
     consumer.get(begin(2), mutations(2, 3), close(2))
     consumer.reconnect()
     assert consumer.get(announced, close(2) if announced == begin(2) else b"") == [rollback(2, 1)]
 
 
-def test_what_comes_from_now_on_cannot_go_on():
+def test_stream_from_now_cannot_resume():
     feed = TapFeed(8, range(8), window=1, from_now=True)
     assert feed.can_resume
     feed.take_requests(lambda: 1)
@@ -311,7 +311,13 @@ def counts(**items):
 
 
 def dumper(before, messages, chosen=range(8)):
-    """Return a consumer of a dump that was given these messages. before: the counts when it began."""
+    """Return a consumer of a dump that has received these messages.
+
+    Args:
+        before: the counts at the start of the dump; None: the node has no counts.
+        messages: messages of the dump.
+        chosen: vbuckets of the dump.
+    """
     consumer = Consumer(TapFeed(8, chosen, window=1 << 16, until_now=True))
     assert consumer.feed.dump.needs_counts
     assert not consumer.feed.dump.set_counts(before)
@@ -324,7 +330,7 @@ def dumper(before, messages, chosen=range(8)):
 @pytest.mark.parametrize(
     ("messages", "whole"),
     [
-        ([remark(0, TapOpaque.ENABLE_AUTO_NACK)], True),
+        ([opaque_message(0, TapOpaque.ENABLE_AUTO_NACK)], True),
         ([begin(2)], True),
         ([begin(2), mutations(2, 100), begin(3)], True),
         ([begin(2), mutations(2, 100), begin(3), close(2)], False),
@@ -333,7 +339,7 @@ def dumper(before, messages, chosen=range(8)):
     ],
 )
 def test_a_dump_without_counts_ends_with_its_connection(messages, whole):
-    """ep-engine 2.5.1 mostly leaves out CLOSE_BACKFILL; where it says some, all have to be there."""
+    """ep-engine 2.5.1 mostly sends no CLOSE_BACKFILL. If it sends one, each started vbucket must have one."""
     consumer = dumper(None, messages)
     assert consumer.feed.dump.record_connection_end()
     consumer.feed.dump.set_counts(None)
@@ -341,7 +347,7 @@ def test_a_dump_without_counts_ends_with_its_connection(messages, whole):
     assert (consumer.feed.failures.newest is None) == whole
 
 
-def test_a_dump_that_says_nothing_at_all_is_lost():
+def test_dump_without_any_message_is_lost():
     assert not dumper(None, []).feed.dump.record_connection_end()
 
 
@@ -356,11 +362,11 @@ def test_a_dump_that_says_nothing_at_all_is_lost():
         (counts(vb2=1000, vb3=3), counts(vb2=1000, vb3=3), [2]),
         (counts(vb2=1000, vb3=1000), counts(vb2=999, vb3=1000), [2, 3]),
         (counts(vb2=3, vb3=3, vb5=1), counts(vb2=3, vb3=3, vb5=1), [5]),
-        (counts(vb5=1), counts(vb2=1000), []),  # only one of two counts
+        (counts(vb5=1), counts(vb2=1000), []),  # only one of the two counts
         ({2: ItemCount(1, "a"), 5: ItemCount(0, "a")}, {2: ItemCount(1, "b"), 5: ItemCount(0, "b")}, [2]),
     ],
 )
-def test_a_dump_ends_when_the_counts_say_so(many, before, after, again):
+def test_dump_ends_when_the_counts_agree(many, before, after, again):
     consumer = dumper(before, [begin(2), mutations(2, many), begin(3), mutations(3, many)])
     assert consumer.feed.dump.record_connection_end()
     assert consumer.feed.dump.needs_counts
@@ -382,8 +388,8 @@ def deletions(vbucket, many):
 
 
 @pytest.mark.parametrize("many", [3, 100])
-def test_expired_documents_that_are_counted_a_moment_longer_make_no_second_dump(many):
-    """ep-engine 2.5.1 sends them as deletions, and deletes them behind that."""
+def test_expired_documents_that_are_still_counted_cause_no_second_dump(many):
+    """ep-engine 2.5.1 sends them as deletions, and deletes them afterwards."""
     consumer = dumper(counts(vb2=2 * many), [begin(2), mutations(2, many), deletions(2, many)])
     consumer.feed.dump.record_connection_end()
     consumer.feed.dump.set_counts(counts(vb2=2 * many))
@@ -394,7 +400,7 @@ def test_expired_documents_that_are_counted_a_moment_longer_make_no_second_dump(
     assert {row.event for row in consumer.consume()} == {Event.MUTATION, Event.DELETION}
 
 
-def test_a_dump_that_was_lost_goes_on_with_the_vbuckets_that_lack_documents():
+def test_lost_dump_resumes_with_the_incomplete_vbuckets():
     consumer = dumper(counts(vb2=3, vb3=3), [begin(2), mutations(2, 3), begin(3), mutations(3, 1)])
     consumer.feed.forget_connection()
     assert consumer.feed.dump.needs_counts
@@ -408,7 +414,7 @@ def test_a_dump_that_was_lost_goes_on_with_the_vbuckets_that_lack_documents():
     assert consumer.feed.is_done
 
 
-def test_a_dump_leaves_out_vbuckets_that_are_not_served():
+def test_dump_skips_vbuckets_that_are_not_served():
     feed = TapFeed(8, range(3), window=1, until_now=True)
     assert feed.pending_ends == {0, 1, 2}
     feed.skip_vbucket(1)
@@ -423,7 +429,7 @@ def test_a_dump_leaves_out_vbuckets_that_are_not_served():
     assert feed.is_done
 
 
-def test_a_dump_that_was_lost_when_all_was_there_is_not_asked_for_again():
+def test_lost_dump_that_was_complete_is_not_requested_again():
     consumer = dumper(counts(vb2=3), [begin(2), mutations(2, 3)])
     consumer.feed.forget_connection()
     consumer.feed.dump.set_counts(counts(vb2=3))
@@ -432,7 +438,7 @@ def test_a_dump_that_was_lost_when_all_was_there_is_not_asked_for_again():
 
 
 @pytest.mark.parametrize("counted", [counts(vb2=5), None])
-def test_dumps_that_bring_no_more_are_an_error(counted):
+def test_dumps_without_progress_are_an_error(counted):
     consumer = dumper(counted, [begin(2), mutations(2, 1)])
     found = r"vbucket 2: 1 of 5" if counted else "closed the connection during a backfill"
     for _ in range(5):
@@ -445,8 +451,8 @@ def test_dumps_that_bring_no_more_are_an_error(counted):
         consumer.feed.dump.set_counts(counted)
 
 
-def test_dumps_that_bring_more_each_time_go_on():
-    """What is on disk lags behind what is counted."""
+def test_dumps_with_progress_continue():
+    """The documents on disk are behind the counts."""
     consumer = dumper(counts(vb2=20), [begin(2), mutations(2, 1)])
     for many in range(2, 20):
         consumer.feed.forget_connection()
@@ -480,8 +486,8 @@ def test_a_stream_without_a_backfill_is_reported(messages):
     assert not feed.dump.is_unsettled
 
 
-def test_a_stream_that_sends_nothing_is_checked_when_it_is_quiet():
-    feed = follower(counts(vb2=1), remark(0, TapOpaque.ENABLE_AUTO_NACK))
+def test_stream_that_sends_nothing_is_checked_after_a_silence():
+    feed = follower(counts(vb2=1), opaque_message(0, TapOpaque.ENABLE_AUTO_NACK))
     assert not feed.dump.needs_counts
     assert feed.dump.is_unsettled
     feed.dump.record_silence()
@@ -489,8 +495,8 @@ def test_a_stream_that_sends_nothing_is_checked_when_it_is_quiet():
     assert "0 of 1 documents (vbucket 2: 0 of 1)" in feed.dump.set_counts(counts(vb2=1))
 
 
-def test_a_vbucket_that_begins_anew_while_it_is_counted_is_checked_at_its_end():
-    """What it had is cut off by then: it would seem to have nothing."""
+def test_vbucket_that_restarts_during_the_count_is_checked_at_its_end():
+    """Its earlier documents are rolled back by then, so that it would seem to have none."""
     feed = follower(counts(vb2=41), begin(2), mutations(2, 41), close(2))
     assert feed.dump.needs_counts
     feed.receive(FrameReceiver(Slab(1 << 16), run_dialect=feed.dialect).feed(begin(2)))
@@ -512,31 +518,31 @@ def test_a_backfill_is_not_checked_before_its_end():
 @pytest.mark.parametrize(
     ("before", "after"), [(None, counts(vb2=9)), (counts(vb2=9), None), (counts(vb2=1), counts(vb2=9))]
 )
-def test_what_cannot_be_told_is_not_reported(before, after):
+def test_stream_is_not_reported_without_certainty(before, after):
     assert not follower(before, begin(2), mutations(2, 1), close(2)).dump.set_counts(after)
 
 
 @pytest.mark.parametrize("many", [3, 100])
-def test_expired_documents_are_not_missed(many):
+def test_expired_documents_do_not_count_as_missing(many):
     feed = follower(counts(vb2=many + 2), begin(2), mutations(2, 2), deletions(2, many), close(2))
     assert not feed.dump.set_counts(counts(vb2=many + 2))
 
 
-def test_what_comes_from_now_on_is_not_checked():
+def test_stream_from_now_is_not_checked():
     feed = TapFeed(8, range(8), window=1, from_now=True)
     assert not feed.dump.needs_counts
     feed.take_requests(lambda: 1)
     assert not feed.dump.is_unsettled
 
 
-def test_without_an_end_a_connection_that_ends_is_lost():
-    consumer = consumer_of()
+def test_closed_connection_of_a_stream_without_an_end_is_lost():
+    consumer = make_consumer()
     consumer.get(begin(2), close(2))
     assert not consumer.feed.dump.record_connection_end()
 
 
-def test_a_refusal_that_may_mend_and_one_for_good():
-    consumer = consumer_of()
+def test_temporary_refusal_is_recorded_and_lasting_refusal_is_raised():
+    consumer = make_consumer()
     consumer.give(TapReply(status=Status.ETMPFAIL).encode(Opcode.TAP_CONNECT))
     assert isinstance(consumer.feed.failures.newest, TemporaryFailure)
     with pytest.raises(NotSupported, match="TAP_CONNECT refused, NOT_SUPPORTED"):

@@ -1,4 +1,4 @@
-"""TAP and UPR from peers that are cut off, fall silent or refuse: what was given is cut off or gone on with."""
+"""TAP and UPR from peers that disconnect, fall silent or refuse: changes are rolled back, or streams resume."""
 
 import asyncio
 import logging
@@ -17,18 +17,21 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages.tap import TapReply, unpack_tap_options
 from penstock.wire.messages.upr import UprStreamReq
-from tests.client.dialects import LOG, Upr
+from tests.client.dialects import LOG, UprMessageBuilder
 from tests.client.peer import Script, in_loop, reply, stats_reply
-from tests.client.test_tap_feed import begin, close, mutation, mutations, remark, rollback
+from tests.client.test_tap_feed import begin, close, mutation, mutations, opaque_message, rollback
 
-UPR = Upr()
+UPR = UprMessageBuilder()
 WHOLE = begin(0) + mutations(0, 3) + close(0) + begin(1) + mutations(1, 2, flags=1) + close(1)
 
 
 def tap(serve, *counts):
-    """Return a script that answers TAP_CONNECT by `serve(peer)`, and else is a good node.
+    """Return a script that answers TAP_CONNECT by `serve(peer)`, and other requests like a good node.
 
-    counts: the documents of vbucket 0, 1, ... for each STAT, the last one for good; none: the node knows no such group.
+    Args:
+        serve: `serve(peer)` returns the bytes of the TAP stream.
+        counts: for each STAT in turn, the number of documents of vbucket 0, 1, ...; the last entry is used again.
+            Without counts, the node refuses the group.
     """
     left = [*counts]
 
@@ -39,7 +42,7 @@ def tap(serve, *counts):
             return (
                 _counted(frame, left.pop(0) if len(left) > 1 else left[0]) if left else reply(frame, Status.KEY_ENOENT)
             )
-        return _none_of_acks(frame)
+        return _ignore_acknowledgements(frame)
 
     return Script(answer)
 
@@ -50,12 +53,12 @@ def _counted(frame, items):
     return stats_reply(frame, states | {f"vb_{vb}:num_items": number for vb, number in enumerate(items)})
 
 
-def _none_of_acks(frame):
+def _ignore_acknowledgements(frame):
     return b"" if Opcode.TAP_MUTATION <= frame.opcode <= Opcode.TAP_CHECKPOINT_END else None
 
 
 def closing(*dumps, end="close"):
-    """Serve these dumps, one a connection, and hang up behind each."""
+    """Return a `serve` function that sends one of the dumps on each connection, and then closes the connection."""
     left = iter(dumps)
 
     def serve(peer):
@@ -67,7 +70,7 @@ def closing(*dumps, end="close"):
 
 
 def vbuckets_asked_for(script):
-    """Return the list of each TAP_CONNECT; empty: all vbuckets."""
+    """Return the list of vbuckets of each TAP_CONNECT; an empty list means all vbuckets."""
     frames = [frame for peer in script.peers for frame in peer.requests if frame.opcode == Opcode.TAP_CONNECT]
     found = [unpack_tap_options(int.from_bytes(frame.extras, "big"), frame.value).vbuckets for frame in frames]
     return [list(vbuckets or ()) for vbuckets in found]
@@ -115,7 +118,7 @@ SECOND = begin(1) + mutations(1, 2)
     ],
 )
 @in_loop
-async def test_of_a_dump_that_was_cut_off_only_what_is_missing_comes_again(part, again, second, end):
+async def test_interrupted_dump_repeats_only_incomplete_vbuckets(part, again, second, end):
     async with tap(closing(part, second, end=end), (3, 2)) as script:
         rows = await dump(script)
     asked_for = vbuckets_asked_for(script)
@@ -129,7 +132,7 @@ async def test_of_a_dump_that_was_cut_off_only_what_is_missing_comes_again(part,
             documents[row.vbucket, row.key] = row
     assert [*documents] == [(0, b"k0"), (0, b"k1"), (0, b"k2"), (1, b"k0"), (1, b"k1")]
     assert len(asked_for) == 2
-    assert end == "abort" or asked_for[1] == again  # a reset may take what was sent before it
+    assert end == "abort" or asked_for[1] == again  # a reset may discard bytes that were sent before it
 
 
 @in_loop
@@ -139,13 +142,13 @@ async def test_a_dump_that_lacks_the_same_documents_each_time_is_reported(monkey
         with pytest.raises(Unreachable, match=r"5 TAP dumps in a row .* has 2 of 3 documents \(vbucket 1: 2 of 3\)"):
             await dump(script)
         assert vbuckets_asked_for(script) == [[], *[[1]] * 5]
-        # Before the first dump, and twice behind each: when it has ended, and when the next one is due.
-        looks = [frame for peer in script.peers for frame in peer.requests if frame.key == b"vbucket-details"]
-        assert len(looks) == 1 + 2 * 6
+        # Once before the first dump, and twice after each: when it has ended, and when the next dump is due.
+        queries = [frame for peer in script.peers for frame in peer.requests if frame.key == b"vbucket-details"]
+        assert len(queries) == 1 + 2 * 6
 
 
 @in_loop
-async def test_a_dump_that_is_always_cut_off_is_reported():
+async def test_dump_that_is_always_interrupted_is_reported():
     async with tap(closing(*[begin(0) + mutations(0, 2)] * 9), (3, 0)) as script:
         with pytest.raises(Unreachable, match=r"did not serve for .* 2 of 3 documents"):
             await dump(script, retrySeconds=0.2)
@@ -153,7 +156,11 @@ async def test_a_dump_that_is_always_cut_off_is_reported():
 
 
 class Warnings(logging.Handler):
-    """What the client logs, one text after another."""
+    """Collects the log messages of the client.
+
+    Attributes:
+        texts: messages in the order of their arrival.
+    """
 
     def __init__(self):
         super().__init__()
@@ -171,9 +178,9 @@ class Warnings(logging.Handler):
 
 
 @in_loop
-async def test_a_producer_that_announces_nothing_after_a_crash_cuts_nothing_off():
-    """ep-engine 3.1.6 after kill -9: neither INITIAL_VBUCKET_STREAM nor a backfill, only what is new."""
-    left = iter([WHOLE, remark(0, TapOpaque.ENABLE_AUTO_NACK) + mutation(0, b"new")])
+async def test_producer_that_announces_nothing_after_a_crash_causes_no_rollback():
+    """ep-engine 3.1.6 after kill -9: neither INITIAL_VBUCKET_STREAM nor a backfill, only new changes."""
+    left = iter([WHOLE, opaque_message(0, TapOpaque.ENABLE_AUTO_NACK) + mutation(0, b"new")])
 
     def serve(peer):
         peer.transport.write(dumped := next(left))
@@ -201,10 +208,10 @@ async def test_a_producer_that_announces_nothing_after_a_crash_cuts_nothing_off(
     ],
 )
 @in_loop
-async def test_a_stream_that_proves_incomplete_is_reported(sent, found, monkeypatch):
+async def test_incomplete_stream_is_reported(sent, found, monkeypatch):
     monkeypatch.setattr(silence_watch, "_SETTLE_SECONDS", 0.2)
     async with (
-        tap(lambda peer: remark(0, TapOpaque.ENABLE_AUTO_NACK) + sent, (3, 2)) as script,
+        tap(lambda peer: opaque_message(0, TapOpaque.ENABLE_AUTO_NACK) + sent, (3, 2)) as script,
         connect(script.url(protocol="tap")) as bucket,
     ):
         with Warnings() as warnings:
@@ -220,7 +227,7 @@ async def _follow(bucket):
 
 
 @in_loop
-async def test_acknowledgements_come_back_when_the_rows_are_consumed():
+async def test_acknowledgements_are_sent_when_the_rows_are_consumed():
     acknowledged: asyncio.Queue[int] = asyncio.Queue()
 
     def answer(peer, frame):
@@ -244,28 +251,29 @@ async def test_acknowledgements_come_back_when_the_rows_are_consumed():
 
 
 @in_loop
-async def test_a_server_without_tap():
+async def test_server_without_tap_is_reported():
     async with tap(lambda peer: TapReply(status=Status.NOT_SUPPORTED).encode(Opcode.TAP_CONNECT)) as script:
         with pytest.raises(UnsupportedServer, match="which has no TAP"):
             await dump(script)
 
 
 @in_loop
-async def test_garbage_behind_a_dump():
+async def test_garbage_after_a_dump_is_an_error():
     async with tap(closing(WHOLE + b"HTTP/1.1 400 Bad Request\r\n\r\n")) as script:
         with pytest.raises(RemoteProtocolError, match="not a known magic"):
             await dump(script)
 
 
 @in_loop
-async def test_a_failover_log_without_an_answer_is_noticed():
+async def test_unanswered_failover_log_request_is_noticed():
     asked = []
 
     def answer(peer, frame):
         if frame.opcode != UprOpcode.UPR_GET_FAILOVER_LOG:
             return None
         asked.append(frame)
-        return b"" if asked[1:] else UPR.log(decode_frame(frame, UPR.dialect), LOG)  # the first one checks the dialect
+        # The first request only checks the dialect.
+        return b"" if asked[1:] else UPR.log(decode_frame(frame, UPR.dialect), LOG)
 
     async with Script(answer) as script:
         url = script.url(protocol="upr", operationTimeout=0.2, retrySeconds=0.1)
@@ -275,8 +283,8 @@ async def test_a_failover_log_without_an_answer_is_noticed():
 
 
 @in_loop
-async def test_upr_goes_on_over_connections_in_the_middle_of_a_snapshot():
-    """Each connection gives one change of a snapshot of four, and hangs up; the last one gives its end."""
+async def test_upr_resumes_in_the_middle_of_a_snapshot_on_another_connection():
+    """Each connection delivers one change of a snapshot of four, then closes; the last one sends the snapshot's end."""
 
     def answer(peer, frame):
         if frame.opcode == UprOpcode.UPR_GET_FAILOVER_LOG:
@@ -297,4 +305,4 @@ async def test_upr_goes_on_over_connections_in_the_middle_of_a_snapshot():
             rows = [change async for change in stream.changes()]
         assert [(row.seqno, row.history) for row in rows] == [(seqno, 0) for seqno in range(1, 5)]
         assert stream.positions[0].is_complete
-        assert len(script.peers) == 6  # one for documents, one to check the dialect
+        assert len(script.peers) == 6  # four for the stream, one for documents, one to check the dialect

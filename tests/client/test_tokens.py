@@ -1,4 +1,4 @@
-"""Mutation tokens: the newest write of each vbucket, from a real node and from peers of a script."""
+"""Mutation tokens: the newest write of each vbucket, from a real node and from scripted peers."""
 
 import asyncio
 
@@ -27,14 +27,14 @@ def url():
         yield node.url("beer")
 
 
-async def told(bucket):
-    """Return what the node itself says of every vbucket that has changes."""
+async def read_node_tokens(bucket):
+    """Return the tokens that follow from the infos of every vbucket with changes."""
     infos = await bucket.vbucket_infos()
     return tuple(MutationToken(vb, info.vbuuid, info.high_seqno) for vb, info in infos.items() if info.high_seqno)
 
 
 @in_loop
-async def test_every_kind_of_write(url):
+async def test_every_kind_of_write_has_a_token(url):
     async with connect(url) as bucket:
         assert bucket.tokens() == ()
         await bucket.upsert("k", b"one")
@@ -42,10 +42,10 @@ async def test_every_kind_of_write(url):
         assert token == (compute_vbucket(b"k", VBUCKETS), token.vbuuid, 1)
         cas = await bucket.upsert("k", b"two")
         await bucket.replace("k", b"three", cas=cas)
-        assert bucket.tokens() == await told(bucket)
+        assert bucket.tokens() == await read_node_tokens(bucket)
         await bucket.remove("k")
         await bucket.insert("k", b"four")
-        assert bucket.tokens() == await told(bucket) == (token._replace(seqno=5),)
+        assert bucket.tokens() == await read_node_tokens(bucket) == (token._replace(seqno=5),)
         with pytest.raises(KeyExists):
             await bucket.insert("k", b"five")
         with pytest.raises(KeyNotFound):
@@ -55,16 +55,16 @@ async def test_every_kind_of_write(url):
 
 
 @in_loop
-async def test_many_at_once(url):
+async def test_concurrent_writes_have_the_newest_tokens(url):
     async with connect(url) as bucket, connect(url) as other:
         documents = [(f"key {number}", b"value") for number in range(3000)]
         await asyncio.gather(*(bucket.upsert_many(documents[start::3]) for start in range(3)))
-        assert bucket.tokens() == await told(bucket)
+        assert bucket.tokens() == await read_node_tokens(bucket)
         assert len(bucket.tokens()) == VBUCKETS
         before = bucket.tokens()
         await other.remove_many(["nobody's", *(key for key, _ in documents[:2000])])
         assert bucket.tokens() == before
-        assert other.tokens() == await told(bucket)
+        assert other.tokens() == await read_node_tokens(bucket)
 
 
 @in_loop
@@ -76,11 +76,11 @@ async def test_a_new_branch_has_tokens_of_its_own(url):
         await bucket.flush()
         assert bucket.tokens() == before
         await bucket.upsert("k", b"again")
-        assert bucket.tokens() == await told(bucket) != before
+        assert bucket.tokens() == await read_node_tokens(bucket) != before
 
 
-def says(features, *tokens):
-    """Answer as a node that agrees on these features and gives these (status, vbuuid, seqno) to writes, in turn."""
+def answer_writes(features, *tokens):
+    """Answer as a node with these features; each write gets the next of these (status, vbuuid, seqno)."""
     left = [*tokens]
 
     def answer(peer, frame):
@@ -98,8 +98,8 @@ def says(features, *tokens):
 
 
 @in_loop
-async def test_a_node_without_collections():
-    answer = says([Feature.MUTATION_SEQNO], (0, 7, 2**63), (0, 7, 2**64 - 1))
+async def test_node_without_collections_has_tokens():
+    answer = answer_writes([Feature.MUTATION_SEQNO], (0, 7, 2**63), (0, 7, 2**64 - 1))
     async with Script(answer, vbuckets=1) as script, connect(script.url()) as bucket:
         await bucket.upsert("k", b"v")
         assert bucket.tokens() == ((0, 7, 2**63),)
@@ -109,16 +109,16 @@ async def test_a_node_without_collections():
 
 
 @in_loop
-async def test_a_node_that_tells_nothing():
-    async with Script(says([], (0,), (0,))) as script, connect(script.url()) as bucket:
+async def test_node_without_mutation_seqnos_has_no_tokens():
+    async with Script(answer_writes([], (0,), (0,))) as script, connect(script.url()) as bucket:
         await bucket.upsert("k", b"v")
         await bucket.remove("k")
         assert bucket.tokens() == ()
 
 
 @in_loop
-async def test_what_was_written_before_one_was_refused():
-    answer = says([Feature.MUTATION_SEQNO], (0, 7, 1), (Status.NOT_STORED,), (0, 7, 2))
+async def test_writes_beside_a_refused_write_have_tokens():
+    answer = answer_writes([Feature.MUTATION_SEQNO], (0, 7, 1), (Status.NOT_STORED,), (0, 7, 2))
     async with Script(answer, vbuckets=1) as script, connect(script.url()) as bucket:
         with pytest.raises(NotStored):
             await bucket.upsert_many([("a", b"v"), ("b", b"v"), ("c", b"v")])
@@ -139,7 +139,7 @@ def test_the_order_of_replies_on_a_branch_does_not_matter(tokens, step):
     assert found.list_newest() == ((1, 9, 2**40), (5, 9, 2**40))
 
 
-def test_what_is_no_write_has_no_token():
+def test_requests_that_wrote_nothing_have_no_token():
     found = NewestTokens()
     found.remember([], [])
     for kind, status in ((Get, 0), (Delete, Status.KEY_ENOENT)):

@@ -1,4 +1,4 @@
-"""Changes without their values, and values that were sent compressed."""
+"""Changes without their values, and values that are sent compressed."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ from penstock.wire.messages.tap import TapMutation
 from penstock.wire.protocol.frame_receiver import FrameReceiver, Slab
 from penstock.wire.values.snappy import deflate
 from tests.client.peer import Script, in_loop, reply
-from tests.client.producer import deletion, marker, mutations, opened
+from tests.client.producer import deletion, marker, mutations, open_stream
 from tests.client.receiver import Receiver
 from tests.node.watch import run
 
@@ -30,8 +30,8 @@ MANY = 2 * SMALL_RUN
 
 
 @pytest.mark.parametrize("many", [1, MANY])
-def test_a_row_has_neither_value_nor_its_datatype_though_both_were_sent(many):
-    consumer, request = opened(content=StreamContent(values=False))
+def test_row_without_values_has_no_datatype_either(many):
+    consumer, request = open_stream(content=StreamContent(values=False))
     rows = consumer.get(
         marker(request, 1, many + 1), mutations(request, *range(1, many + 1)), deletion(request, many + 1)
     )
@@ -44,7 +44,7 @@ def test_a_row_has_neither_value_nor_its_datatype_though_both_were_sent(many):
 
 @pytest.mark.parametrize("protocol", Dialect)
 @in_loop
-async def test_every_dialect_gives_keys_alone(protocol):
+async def test_every_dialect_can_deliver_only_keys(protocol):
     with Node.running(vbuckets=2) as node:
         async with connect(node.url("default")) as bucket:
             documents = {f"key-{number}": b"x" * 1000 for number in range(100)}
@@ -58,7 +58,7 @@ async def test_every_dialect_gives_keys_alone(protocol):
 
 
 @in_loop
-async def test_extended_attributes_come_without_the_values_behind_them():
+async def test_extended_attributes_are_delivered_without_values():
     with Node.running(vbuckets=1) as node:
         vbucket = node.buckets["default"].store.vbuckets[0]
         value = pack_xattrs({"_sync": b"{}"}, b"body")
@@ -69,11 +69,11 @@ async def test_extended_attributes_come_without_the_values_behind_them():
             assert [(row.value, row.datatype, row.xattrs) for row in rows] == [(None, None, {"_sync": b"{}"})] * MANY
 
 
-# Compressed without being asked for: Couchbase 3.1.6 does so in every stream
+# Compression without a request: Couchbase 3.1.6 compresses in every stream
 
 
 def compressed(*frames):
-    """Return change messages with the value that they have, compressed."""
+    """Return the same change messages with compressed values."""
     found = []
     for frame in FrameReceiver(Slab(1 << 20), run_dialect=None).feed(b"".join(frames)):
         assert isinstance(frame, Frame)
@@ -85,8 +85,8 @@ def compressed(*frames):
 
 
 @pytest.mark.parametrize("many", [1, MANY])
-def test_a_stream_gives_compressed_values_inflated(many):
-    consumer, request = opened()
+def test_stream_delivers_compressed_values_inflated(many):
+    consumer, request = open_stream()
     plain, packed = range(1, many + 1), range(many + 1, 2 * many + 1)
     rows = consumer.get(
         marker(request, 1, 2 * many), mutations(request, *plain), compressed(mutations(request, *packed))
@@ -95,11 +95,11 @@ def test_a_stream_gives_compressed_values_inflated(many):
     assert {(row.value, row.datatype) for row in rows[:many]} == {(b"value", 0)}
     assert {(row.value, row.datatype) for row in rows[many:]} == {(b"value", Datatype.JSON)}
     consumer.give()
-    assert consumer.acknowledged <= consumer.charged  # counted as they came, not as they became
+    assert consumer.acknowledged <= consumer.charged  # counted in their compressed size
 
 
 @pytest.mark.parametrize("many", [1, MANY])
-def test_tap_gives_compressed_values_inflated(many):
+def test_tap_delivers_compressed_values_inflated(many):
     consumer = Receiver(TapFeed(8, range(8), window=1 << 16))
     consumer.feed.take_requests(lambda: 1)
     message = TapMutation(vbucket=3, key=b"k", value=deflate(b"{}"), datatype=Datatype.SNAPPY | Datatype.JSON)
@@ -109,7 +109,7 @@ def test_tap_gives_compressed_values_inflated(many):
 
 @pytest.mark.parametrize("many", [1, MANY])
 def test_a_tap_dump_counts_compressed_documents(many):
-    """Inflating moves the messages: their opcodes have to be read where they came in."""
+    """Inflation moves the messages, so the opcodes must be read from the received bytes."""
     consumer = Receiver(TapFeed(8, range(8), window=1 << 16, until_now=True))
     counted = {3: ItemCount(many)}
     consumer.feed.dump.set_counts(counted)
@@ -124,7 +124,7 @@ def test_a_tap_dump_counts_compressed_documents(many):
 
 @pytest.mark.parametrize("many", [1, MANY])
 def test_a_value_that_cannot_be_inflated_ends_a_stream(many):
-    consumer, request = opened()
+    consumer, request = open_stream()
     bad = Mutation(
         vbucket=3, opaque=request.opaque, key=b"k", value=b"\x05abc", by_seqno=many + 1, datatype=Datatype.SNAPPY
     ).encode()

@@ -203,7 +203,7 @@ def test_a_server_without_dcp_is_refused_before_spark_starts(node, lake):
 
 def test_a_server_of_2014_fills_a_lake(spark, node, documents, lake):
     documents.store(numbered(0, 300))
-    release = without_map(COUCHBASE_3_1).but(stats={"": {"ep_max_vbuckets": "1024"}})
+    release = without_map(COUCHBASE_3_1).override(stats={"": {"ep_max_vbuckets": "1024"}})
     with OldServer(node, release, bucket="default") as server:
         catch_up(spark, server.url(vbucketCount=16), lake)
         documents.store(dict.fromkeys(numbered(0, 10), b"changed"))
