@@ -1,3 +1,5 @@
+"""Fixtures of the tests of commands."""
+
 import io
 import json
 import sys
@@ -10,7 +12,7 @@ from penstock.cli import main
 
 
 class Outcome(NamedTuple):
-    """What a command left behind."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -37,7 +39,11 @@ def node():
 
 @pytest.fixture
 def run(capsys, monkeypatch):
-    """Run a command in this process: run("load", "-", "--key", "id", stdin=...)."""
+    """A function that runs a command in this process.
+
+    Example:
+        outcome = run("load", "-", "--key", "id", stdin=b"...")
+    """
     for name in ("PENSTOCK_URL", "PENSTOCK_USERNAME", "PENSTOCK_PASSWORD"):
         monkeypatch.delenv(name, raising=False)
 
@@ -52,6 +58,6 @@ def run(capsys, monkeypatch):
 
 @pytest.fixture
 def on_beer(run, node, monkeypatch):
-    """The same, with the bucket `beer` of a node for --url."""
+    """The fixture `run`, with the bucket `beer` of a running node as --url."""
     monkeypatch.setenv("PENSTOCK_URL", node.url("beer"))
     return run

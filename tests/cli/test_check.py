@@ -1,4 +1,4 @@
-"""`penstock check`: whole, damaged, repaired; and what a consumer hears of it."""
+"""`penstock check` of whole, damaged and repaired buckets, and the rollbacks of their consumers."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from tests.store.written import flip_bit, write_all_file_kinds, write_files, wri
 
 @pytest.fixture
 def beer(tmp_path):
-    """The directory of a bucket with a segment, a log file and another one."""
+    """The directory of a bucket with a segment and two log files."""
     path = tmp_path / "data" / "beer"
     path.mkdir(parents=True)
     write_files(path, write_all_file_kinds().files)
@@ -34,7 +34,7 @@ def damage(path: Path, at: int) -> str:
     return name
 
 
-def test_a_bucket_that_is_whole(run, beer):
+def test_whole_bucket_is_reported(run, beer):
     before = read_files(beer)
     code, out, err = run("check", beer)
     assert (code, err) == (0, "")
@@ -52,7 +52,7 @@ def test_a_bucket_that_is_whole(run, beer):
     }  # fmt: skip
 
 
-def test_a_torn_end_is_said_and_is_no_damage(run, tmp_path):
+def test_torn_end_is_reported_and_is_no_damage(run, tmp_path):
     written = write_one_log_file()
     content = written.files[written.last_log][:-1]
     write_files(tmp_path, {**written.files, written.last_log: content})
@@ -65,16 +65,16 @@ def test_a_torn_end_is_said_and_is_no_damage(run, tmp_path):
     assert run("check", tmp_path, "--json").json["torn"] == torn
 
 
-def test_damage_is_said_before_it_is_repaired(run, beer):
+def test_damage_is_reported_before_it_is_repaired(run, beer):
     segment = damage(beer, -70)
     before = read_files(beer)
-    said = [
+    expected = [
         f"{beer}: bucket beer is damaged; 1 segment and 2 log files",
         rf"  {segment}, offset 64: 548 bytes do not match their checksum",
     ]
     code, out, err = run("check", beer)
     assert (code, err) == (1, "")
-    assert out.splitlines()[:2] == said
+    assert out.splitlines()[:2] == expected
     assert out.splitlines()[2].startswith("    lost with that: 8 changes: vbucket 0 ")
     assert "  consumers start over in vbuckets 0-2" in out.splitlines()
     assert read_files(beer) == before
@@ -100,13 +100,13 @@ def test_a_repair_as_json_is_two_lines(run, beer):
     name = damage(beer, 40)
     code, out, _ = run("check", beer, "--repair", "--json")
     assert code == 0
-    said, done = map(json.loads, out.splitlines())
-    assert said["damage"][0]["file"] == name
-    assert said["damage"][0]["unreadable_bytes"] > 0
+    report, done = map(json.loads, out.splitlines())
+    assert report["damage"][0]["file"] == name
+    assert report["damage"][0]["unreadable_bytes"] > 0
     assert done == {"directory": str(beer), "repaired": True, "replaced": f"{beer}/damaged"}
 
 
-def test_what_cannot_be_counted_is_said_so(run, beer):
+def test_loss_that_cannot_be_counted_is_reported_as_such(run, beer):
     (segment,) = beer.glob("segment*")
     segment.unlink()
     code, out, _ = run("check", beer)
@@ -121,7 +121,7 @@ def test_what_cannot_be_counted_is_said_so(run, beer):
     )  # fmt: skip
 
 
-def test_all_buckets_of_a_node(run, beer):
+def test_all_buckets_of_a_node_are_checked(run, beer):
     wine = beer.parent / "wine"
     wine.mkdir()
     write_files(wine, write_one_log_file().files)
@@ -156,7 +156,7 @@ def test_a_bucket_in_use_is_left_alone(run, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_checked(run, tmp_path, prepare, reason):
+def test_directory_that_cannot_be_checked_is_refused(run, tmp_path, prepare, reason):
     path = tmp_path / "data"
     prepare(path)
     code, out, err = run("check", path, "--repair")
@@ -165,7 +165,7 @@ def test_what_cannot_be_checked(run, tmp_path, prepare, reason):
 
 
 @pytest.mark.parametrize("copy", [None, b"{", b'{"format": 3}'])
-def test_what_does_not_say_whose_it_is_cannot_be_repaired_without_its_copy(run, beer, copy):
+def test_damaged_bucket_record_cannot_be_repaired_without_its_copy(run, beer, copy):
     (beer / "bucket.json").write_bytes(b"{")
     (beer / "bucket-copy.json").unlink()
     code, out, err = run("check", beer)
@@ -175,13 +175,13 @@ def test_what_does_not_say_whose_it_is_cannot_be_repaired_without_its_copy(run, 
         (beer / "bucket-copy.json").write_bytes(copy)
     code, out, err = run("check", beer, "--repair")
     assert (code, out) == (1, "")
-    said = "does not describe a bucket: " if copy else "missing, so bucket.json cannot be restored from it\n"
-    assert err.startswith(f"penstock: {beer}/bucket-copy.json: {said}")
+    reason = "does not describe a bucket: " if copy else "missing, so bucket.json cannot be restored from it\n"
+    assert err.startswith(f"penstock: {beer}/bucket-copy.json: {reason}")
     assert (beer / "bucket.json").read_bytes() == b"{"
 
 
 @pytest.mark.parametrize("how", ["missing", "emptied", "flipped", "another format"])
-def test_whose_it_is_is_restored_from_the_copy(run, beer, how):
+def test_bucket_record_is_restored_from_its_copy(run, beer, how):
     name, content = beer / "bucket.json", (beer / "bucket.json").read_bytes()
     format7 = content.replace(b'"format": %d' % bucket_directory.FORMAT, b'"format": 7')
     hurt = {"emptied": b"", "flipped": flip_bit(content, 40), "another format": format7}
@@ -205,9 +205,9 @@ def test_whose_it_is_is_restored_from_the_copy(run, beer, how):
 
 
 def test_a_copy_of_another_bucket_restores_nothing(run, beer):
-    said = json.loads((beer / "bucket-copy.json").read_bytes())
-    del said["crc32c"]
-    replace_json(Directory(beer), "bucket-copy.json", {**said, "uuid": "00" * 16})
+    record = json.loads((beer / "bucket-copy.json").read_bytes())
+    del record["crc32c"]
+    replace_json(Directory(beer), "bucket-copy.json", {**record, "uuid": "00" * 16})
     (beer / "bucket.json").unlink()
     before = read_files(beer)
     code, out, err = run("check", beer, "--repair", "--json")
@@ -217,7 +217,7 @@ def test_a_copy_of_another_bucket_restores_nothing(run, beer):
 
 
 @pytest.mark.parametrize("of_node", [False, True])
-def test_a_bucket_whose_name_is_lost_is_not_overlooked(run, beer, of_node):
+def test_bucket_without_its_record_is_not_overlooked(run, beer, of_node):
     (beer / "bucket.json").unlink()
     code, out, err = run("check", beer.parent if of_node else beer)
     assert (code, out) == (1, "")
@@ -234,15 +234,15 @@ def test_a_bucket_whose_name_is_lost_is_not_overlooked(run, beer, of_node):
         raise AssertionError("a damaged bucket was opened")
 
 
-def test_a_repair_that_was_interrupted_is_ended(run, beer):
+def test_interrupted_repair_is_finished(run, beer):
     written = write_all_file_kinds()
-    said = json.loads(written.files["bucket.json"])
-    said["repair"] = {"aside": "damaged", "written": [written.last_log], "removed": []}
+    record = json.loads(written.files["bucket.json"])
+    record["repair"] = {"aside": "damaged", "written": [written.last_log], "removed": []}
     (beer / "damaged").mkdir()
     damage(beer, 700)
     (beer / f"{written.last_log}.repaired").write_bytes(written.files[written.last_log])
-    del said["crc32c"]
-    bucket_directory.write_record(Directory(beer), said)
+    del record["crc32c"]
+    bucket_directory.write_record(Directory(beer), record)
     code, _, err = run("check", beer)
     assert (code, err) == (2, f"penstock: {beer}: a repair was interrupted; finish it with `penstock check --repair`\n")
     code, out, _ = run("check", beer, "--repair")
@@ -252,7 +252,13 @@ def test_a_repair_that_was_interrupted_is_ended(run, beer):
 
 
 class Consumer:
-    """Follows a bucket and keeps what it was told."""
+    """Follows a bucket, and keeps the changes that are still valid.
+
+    Attributes:
+        changes: in the order of their arrival.
+        positions: where the next stream starts.
+        rollbacks: (vbucket, seqno) of each rollback row.
+    """
 
     def __init__(self) -> None:
         self.changes: list[penstock.Change] = []
@@ -288,16 +294,17 @@ async def store(url: str, numbers: range) -> None:
 
 
 def lose_all(path: Path) -> None:
-    """Damage all that says what was in the bucket, one way or another."""
+    """Remove the only log file."""
     (path / make_log_name(1)).unlink()
 
 
 def empty_all(path: Path) -> None:
+    """Empty the only log file."""
     (path / make_log_name(1)).write_bytes(b"")
 
 
 def forget_files(path: Path) -> None:
-    """Remove the inventory and the end of the log that it would have told of."""
+    """Remove the inventory, and the end of the log file that the inventory covers."""
     (path / "inventory.json").unlink()
     log = path / make_log_name(1)
     log.write_bytes(log.read_bytes()[: log.stat().st_size * 2 // 3])
@@ -305,7 +312,7 @@ def forget_files(path: Path) -> None:
 
 @pytest.mark.parametrize("hurt", [lose_all, empty_all, forget_files])
 def test_a_consumer_rolls_back_after_files_were_lost(run, tmp_path, hurt):
-    """It has what a consumer has that begins afterwards; without the repair it would keep what nobody else has."""
+    """It has the documents of a consumer that starts afterwards. Without the repair it would keep lost documents."""
     consumer = Consumer()
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
         asyncio.run(store(node.url("beer"), range(100)))
@@ -321,7 +328,7 @@ def test_a_consumer_rolls_back_after_files_were_lost(run, tmp_path, hurt):
     assert run("check", tmp_path / "beer", "--repair").code == 0
     assert run("check", tmp_path / "beer").code == 0
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
-        asyncio.run(store(node.url("beer"), range(1000, 1100)))  # the seqnos of what was lost are given out again
+        asyncio.run(store(node.url("beer"), range(1000, 1100)))  # these changes get the seqnos of the lost changes
         consumer.follow(node.url("beer"))
         fresh = Consumer()
         fresh.follow(node.url("beer"))
@@ -330,7 +337,7 @@ def test_a_consumer_rolls_back_after_files_were_lost(run, tmp_path, hurt):
     assert len(fresh.documents) in range(100, 200)
 
 
-def test_a_consumer_hears_of_what_was_lost(run, tmp_path):
+def test_consumer_rolls_back_to_before_the_lost_changes(run, tmp_path):
     consumer = Consumer()
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
         for number in range(10):  # over several commits
@@ -344,9 +351,9 @@ def test_a_consumer_hears_of_what_was_lost(run, tmp_path):
         Node.running(["beer"], vbuckets=4, data_dir=tmp_path),
     ):
         raise AssertionError("a damaged bucket was opened")
-    said = run("check", tmp_path / "beer", "--repair", "--json").json_lines[0]
-    left = {vbucket["vbucket"]: vbucket["rollback"] for vbucket in said["vbuckets"]}
-    assert 0 < said["changes"] < 150
+    report = run("check", tmp_path / "beer", "--repair", "--json").json_lines[0]
+    left = {vbucket["vbucket"]: vbucket["rollback"] for vbucket in report["vbuckets"]}
+    assert 0 < report["changes"] < 150
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
         asyncio.run(store(node.url("beer"), range(1000, 1020)))
         consumer.follow(node.url("beer"))
@@ -356,4 +363,4 @@ def test_a_consumer_hears_of_what_was_lost(run, tmp_path):
     assert all(seqno <= left[vbucket] for vbucket, seqno in consumer.rollbacks)
     assert consumer.documents == fresh.documents
     assert Counter(change.vbucket for change in fresh.changes) == Counter(change.vbucket for change in consumer.changes)
-    assert len(fresh.documents) == said["documents"] + 20
+    assert len(fresh.documents) == report["documents"] + 20

@@ -1,4 +1,4 @@
-"""What all commands have in common: help, examples, exit codes, one sentence for an error."""
+"""Properties of all commands: help, examples, exit codes, one sentence for each error."""
 
 import json
 import os
@@ -37,7 +37,7 @@ FOUND = list(commands(typer.main.get_command(app)))
 COMMANDS = [pytest.param(path, command, id=" ".join(path)) for path, command in FOUND]
 
 
-def test_alone_it_shows_what_it_can_do(run):
+def test_program_without_arguments_lists_its_commands(run):
     code, out, err = run()
     assert (code, err) == (0, "")
     for path, _ in FOUND:
@@ -46,7 +46,7 @@ def test_alone_it_shows_what_it_can_do(run):
     assert run("pipeline").code == 0
 
 
-def test_the_version(run):
+def test_version_is_printed(run):
     assert run("--version") == (0, f"penstock {__version__}\n", "")
 
 
@@ -67,7 +67,7 @@ def test_every_command_that_prints_data_can_print_json(path, command):
 
 
 @pytest.mark.process
-def test_the_docs_are_what_the_commands_say():
+def test_docs_agree_with_the_commands():
     subprocess.run([sys.executable, "tools/generate_cli.py", "--check"], cwd=ROOT, check=True, timeout=PATIENCE)
 
 
@@ -114,7 +114,7 @@ def test_wrong_usage_is_one_sentence_and_exit_code_2(run, tmp_path, monkeypatch,
     assert not list(tmp_path.iterdir())
 
 
-def test_a_node_that_is_not_there_is_a_failure_at_run_time(run):
+def test_absent_node_is_a_failure_at_run_time(run):
     with Node.running(["beer"], vbuckets=8) as node:
         url = node.url("beer")
     code, out, err = run("stats", "--url", f"{url}?retrySeconds=0.05")
@@ -122,20 +122,20 @@ def test_a_node_that_is_not_there_is_a_failure_at_run_time(run):
     assert "did not serve for" in err
 
 
-def test_a_bucket_that_is_not_there_is_wrong_usage(run, node):
+def test_missing_bucket_is_wrong_usage(run, node):
     code, _, err = run("tail", "--url", node.url("beer").replace("beer", "wine"))
     assert code == 2
     assert "no bucket 'wine'" in err
 
 
-def test_debug_shows_where(run):
+def test_debug_shows_the_traceback(run):
     _, _, err = run("--debug", "tail", "--url", "beer")
     assert "Traceback" in err
     assert err.splitlines()[-1].startswith("penstock: connection string")
 
 
 @pytest.mark.process
-def test_start_up_is_without_the_heavy_libraries():
+def test_start_up_imports_no_heavy_libraries():
     code = (
         "import sys; from penstock.cli.entry import register_commands; register_commands()\n"
         "print(sorted({'pyarrow', 'numpy', 'pyspark', 'rich'} & set(sys.modules)))"
@@ -145,15 +145,15 @@ def test_start_up_is_without_the_heavy_libraries():
 
 @pytest.mark.process
 @pytest.mark.parametrize("module", ["penstock.client.bucket", "penstock.node.server.node"])
-def test_a_stream_begins_without_pandas(module):
-    """pyarrow imports it, where it is installed, for the first Python object that becomes an array."""
+def test_stream_starts_without_pandas(module):
+    """pyarrow imports pandas, if that is installed, for the first Python object that it converts to an array."""
     code = f"import sys, {module}; print('pyarrow' in sys.modules, 'pandas' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=PATIENCE) == "True False\n"
 
 
 @pytest.mark.process
 def test_a_node_serves_without_pandas():
-    """Its import would stop all connections for a third of a second, at the first stream or compaction."""
+    """The import of pandas would stop all connections for a third of a second, at the first stream or compaction."""
     code = (
         "import sys; import numpy as np\n"
         "from penstock.store.log.segment import gather_frames\n"
@@ -171,7 +171,7 @@ def test_a_node_serves_without_pandas():
 
 
 @pytest.mark.process
-def test_a_mistake_of_ours_is_one_sentence_too():
+def test_unexpected_error_is_one_sentence_too():
     code = (
         "import sys; from penstock.cli.base.app import app; from penstock.cli import main\n"
         "@app.command()\ndef stumble() -> None:\n    {}['x']\n"
@@ -183,7 +183,7 @@ def test_a_mistake_of_ours_is_one_sentence_too():
 
 
 @pytest.mark.process
-def test_a_reader_that_has_seen_enough_is_no_error():
+def test_closed_output_pipe_is_no_error():
     reading, writing = os.pipe()
     with subprocess.Popen(
         [sys.executable, "-m", "penstock", "workload", "--docs", "-", "--count", "50000"],
@@ -199,7 +199,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 
 
 @pytest.mark.process
-def test_output_is_utf8_whatever_the_locale():
+def test_output_is_utf8_in_any_locale():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
         [sys.executable, "-m", "penstock", "workload", "--docs", "-", "--count", "200"],

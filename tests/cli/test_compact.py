@@ -1,4 +1,4 @@
-"""Making a bucket's files smaller, of a node that runs and of one that is stopped."""
+"""`penstock compact`: the files of a bucket get smaller, on a running node and on a stopped one."""
 
 import pytest
 
@@ -10,7 +10,7 @@ KEYS = 50
 
 @pytest.fixture
 def kept(tmp_path):
-    """A directory with a bucket in which most of what is there counts no more."""
+    """A data directory with a bucket, in which most changes are superseded."""
     with Node.running(["beer"], 4, data_dir=tmp_path) as node:
         overwrite(node)
     return tmp_path
@@ -28,7 +28,7 @@ def bytes_in(directory):
     return sum(path.stat().st_size for path in directory.iterdir())
 
 
-def test_a_node_that_runs(tmp_path, run):
+def test_running_node_is_compacted(tmp_path, run):
     with Node.running(["beer"], 4, data_dir=tmp_path) as node:
         overwrite(node)
         done = run("compact", "--url", node.url("beer"), "--json")
@@ -39,7 +39,7 @@ def test_a_node_that_runs(tmp_path, run):
         assert run("compact", "--url", node.url("beer")).out.startswith("beer: ")
 
 
-def test_a_node_that_is_stopped(kept, run):
+def test_files_of_a_stopped_node_are_compacted(kept, run):
     before = bytes_in(kept / "beer")
     done = run("compact", "--data-dir", kept, "--bucket", "beer", "--json")
     assert (done.code, done.err) == (0, "")
@@ -51,15 +51,15 @@ def test_a_node_that_is_stopped(kept, run):
         assert client.stats()["curr_items"] == str(KEYS)
 
 
-def test_what_cannot_be_compacted(kept, run, node):
-    def said(*arguments):
+def test_impossible_compaction_is_refused(kept, run, node):
+    def read_refusal(*arguments):
         done = run("compact", *arguments)
         assert (done.code, done.out) == (2, "")
         return done.err
 
-    assert "cannot be compacted: it is kept in memory" in said("--url", node.url("beer"))
-    assert "no bucket 'wine' in" in said("--data-dir", kept, "--bucket", "wine")
-    assert "no bucket 'default' in" in said("--data-dir", kept)
-    assert "--bucket needs --data-dir" in said("--bucket", "beer")
+    assert "cannot be compacted: it is kept in memory" in read_refusal("--url", node.url("beer"))
+    assert "no bucket 'wine' in" in read_refusal("--data-dir", kept, "--bucket", "wine")
+    assert "no bucket 'default' in" in read_refusal("--data-dir", kept)
+    assert "--bucket needs --data-dir" in read_refusal("--bucket", "beer")
     with Node.running(["beer"], 4, data_dir=kept):
-        assert "in use by process" in said("--data-dir", kept, "--bucket", "beer")
+        assert "in use by process" in read_refusal("--data-dir", kept, "--bucket", "beer")

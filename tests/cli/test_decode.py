@@ -1,4 +1,4 @@
-"""`penstock decode`: every kind of input, every dialect, and bytes that are wrong."""
+"""`penstock decode`: every kind of input, every dialect, and malformed bytes."""
 
 import io
 import json
@@ -60,16 +60,16 @@ CONVERSATION: list[tuple[str, Any]] = [
 ]  # fmt: skip
 
 
-def encoded(message) -> bytes:
-    """Return a message's bytes; of one that several opcodes share, (message, opcode)."""
+def encode_message(message) -> bytes:
+    """Return the bytes of a message. If several opcodes share its type, it is given as (message, opcode)."""
     of, opcode = message if isinstance(message, tuple) else (message, None)
     data: bytes = of.encode(opcode)
     return data
 
 
-BYTES = {sender: b"".join(encoded(message) for at, message in CONVERSATION if at == sender) for sender in "CS"}
+BYTES = {sender: b"".join(encode_message(message) for at, message in CONVERSATION if at == sender) for sender in "CS"}
 CAPTURE = json.dumps(
-    {"frames": [{"dir": sender, "hex": encoded(message).hex(), "t": 0.5} for sender, message in CONVERSATION]}
+    {"frames": [{"dir": sender, "hex": encode_message(message).hex(), "t": 0.5} for sender, message in CONVERSATION]}
 )
 LINES = [
     ">        0 DCP_OPEN                     vb 0        opaque 0x1 flags=PRODUCER key=tail",
@@ -82,13 +82,13 @@ LINES = [
 ]
 
 
-def test_a_conversation_one_line_a_message(run):
+def test_conversation_is_printed_with_one_line_for_each_message(run):
     code, out, err = run("decode", "-", stdin=CAPTURE.encode())
     assert (code, err) == (0, "")
     assert out.splitlines() == LINES
 
 
-def test_as_json_every_field(run, tmp_path):
+def test_json_has_every_field(run, tmp_path):
     file = tmp_path / "capture.json"
     file.write_text(CAPTURE)
     done = run("decode", file, "--json")
@@ -134,11 +134,11 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize(("message", "expected"), COMMANDS, ids=[expected for _, expected in COMMANDS])
-def test_commands(run, message, expected):
-    done = run("decode", stdin=encoded(message))
+def test_commands_are_decoded(run, message, expected):
+    done = run("decode", stdin=encode_message(message))
     assert (done.code, done.err) == (0, "")
     assert done.out.endswith(f" opaque 0x0 {expected}\n")
-    (row,) = run("decode", "--json", stdin=encoded(message)).json_lines
+    (row,) = run("decode", "--json", stdin=encode_message(message)).json_lines
     assert {word.partition("=")[0] for word in expected.split() if "=" in word} <= row["fields"].keys() | {"key"}
     assert "pencil" not in json.dumps(row)
 
@@ -165,16 +165,16 @@ HEX = [
 
 
 @pytest.mark.parametrize("text", HEX)
-def test_hex_as_people_and_tools_write_it(run, text):
+def test_hex_is_read_in_every_usual_notation(run, text):
     assert run("decode", stdin=text.encode()) == (0, f"{NOOP_LINE}\n", "")
 
 
-def test_hex_on_the_command_line(run):
+def test_hex_is_read_from_the_command_line(run):
     assert run("decode", *NOOP.hex(" ").split()).out == f"{NOOP_LINE}\n"
     assert run("decode", NOOP.hex(" ")).out == f"{NOOP_LINE}\n"
 
 
-def test_bytes_as_they_are(run, tmp_path):
+def test_raw_bytes_are_read(run, tmp_path):
     file = tmp_path / "frames"
     file.write_bytes(NOOP * 2)
     lines = run("decode", file).lines
@@ -189,7 +189,7 @@ DIALECTS = [
 
 
 @pytest.mark.parametrize(("first", "then", "dialect", "expected"), DIALECTS)
-def test_a_server_speaks_the_dialect_of_its_connection(run, first, then, dialect, expected):
+def test_each_connection_is_decoded_in_its_own_dialect(run, first, then, dialect, expected):
     frames = [
         {"dir": sender, "hex": message.encode().hex(), "conn": 1} for sender, message in (("C", first), ("S", then))
     ]
@@ -212,10 +212,10 @@ def test_the_dialect_can_be_chosen(run):
     assert (draft["dialect"], draft["name"], draft["vbucket"]) == ("upr-draft", "DRAFT_OK", 3)
 
 
-# What is wrong
+# Errors
 
 
-def test_what_is_wrong_is_said_where_it_stands_and_the_next_message_follows(run):
+def test_malformed_message_is_reported_in_its_place_and_the_next_one_follows(run):
     wrong = bytes.fromhex("80500001040000000000000500000000000000000000000000000000") + b"n"
     unfitting = bytes.fromhex("8054000a0000000000000000000000020000000000000000")
     code, out, err = run("decode", (NOOP + wrong + unfitting + NOOP).hex())
@@ -227,7 +227,7 @@ def test_what_is_wrong_is_said_where_it_stands_and_the_next_message_follows(run)
     assert last.split()[:2] == ["77", "NOOP"]
 
 
-def test_as_json_an_error_is_a_field(run):
+def test_json_has_errors_as_fields(run):
     done = run("decode", "--json", (NOOP + b"\x99" * 30).hex())
     assert done.code == 1
     assert done.json_lines[1] == {
@@ -236,14 +236,14 @@ def test_as_json_an_error_is_a_field(run):
     }
 
 
-def test_after_garbage_an_empty_line_is_where_to_go_on(run):
+def test_decoding_continues_after_garbage_at_an_empty_line(run):
     text = f"{NOOP.hex()}\nff00ff00{NOOP.hex()}\n\n{NOOP.hex()}\n"
     done = run("decode", stdin=text.encode())
     assert done.code == 1
     assert [line.split()[:2] for line in done.lines] == [["0", "NOOP"], ["24", "byte"], ["52", "NOOP"]]
 
 
-def test_a_frame_that_is_cut_off(run):
+def test_incomplete_frame_is_reported(run):
     done = run("decode", (NOOP + Set(key=b"k", value=b"v").encode()[:-1]).hex())
     assert done.code == 1
     assert done.lines[1].endswith("byte 24: frame of 33 bytes, expected 34")
@@ -269,14 +269,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "code", "reason"), WRONG, ids=[reason for _, _, reason in WRONG])
-def test_input_that_cannot_be(run, text, code, reason):
+def test_invalid_input_is_reported(run, text, code, reason):
     done = run("decode", stdin=text.encode())
     assert done.code == code
     assert reason in done.err
     assert done.err.count("\n") == 1
 
 
-def test_a_capture_of_packets_that_is_none(run):
+def test_invalid_packet_capture_is_refused(run):
     done = run("decode", stdin=bytes.fromhex("d4c3b2a1") + b"nonsense")
     assert done.code == 2
     assert "not a packet capture that can be read" in done.err
@@ -284,14 +284,14 @@ def test_a_capture_of_packets_that_is_none(run):
     assert "limit 16777216" in run("decode", stdin=huge).err
 
 
-def test_neither_a_file_nor_hex(run, tmp_path):
+def test_argument_that_is_neither_a_file_nor_hex_is_refused(run, tmp_path):
     assert run("decode", "missing.bin").err == "penstock: 'missing.bin' is neither an existing file nor bytes in hex\n"
     assert run("decode", "80", "0g").code == 2
     done = run("decode", tmp_path)
     assert (done.code, done.err) == (2, f"penstock: {tmp_path} is a directory, expected a file of frames\n")
 
 
-def test_nothing_of_a_frame_reaches_the_terminal_as_a_command(run):
+def test_frame_cannot_send_control_sequences_to_the_terminal(run):
     out = run("decode", Set(key=b"\x1b[2J", value=b"\x1b]0;x\x07").encode().hex()).out
     assert "\x1b" not in out
     assert "key=\\x1b[2J" in out
@@ -299,7 +299,7 @@ def test_nothing_of_a_frame_reaches_the_terminal_as_a_command(run):
 
 
 @pytest.mark.process
-def test_a_reader_that_has_seen_enough(tmp_path):
+def test_closed_output_pipe_is_no_error(tmp_path):
     file = tmp_path / "frames"
     file.write_bytes(NOOP * 50_000)
     reading, writing = os.pipe()
@@ -313,7 +313,7 @@ def test_a_reader_that_has_seen_enough(tmp_path):
     assert err == b""
 
 
-# The pieces
+# Components
 
 
 @given(st.lists(messages(), min_size=1, max_size=5), st.lists(st.integers(1, 60), min_size=1))
@@ -350,7 +350,7 @@ def test_any_input_is_read_or_refused(data):
         assert all(isinstance(chunk, CapturedBytes) for chunk in read)
 
 
-def test_the_longest_line_is_dealt_with_in_pieces():
+def test_very_long_line_is_read_in_pieces():
     pieces = list(read_hex(read_lines(io.BytesIO(b"80" * 3_000_000)), "x"))
     assert len(pieces) == 6
     assert sum(len(piece.data) for piece in pieces) == 3_000_000
@@ -376,7 +376,7 @@ def test_segments_in_any_order_and_more_than_once_make_the_same_bytes(data, begi
     assert not any(chunk.missing for chunk in chunks)
 
 
-def test_what_never_comes_is_given_up_at_a_limit_or_once_the_other_end_has_it():
+def test_missing_segment_is_given_up_at_a_limit_or_once_it_is_acknowledged():
     direction = StreamDirection("C", "x")
     direction.start(0)
     assert not list(direction.add_segment(11, b"b", 0.0))
@@ -387,7 +387,7 @@ def test_what_never_comes_is_given_up_at_a_limit_or_once_the_other_end_has_it():
     assert [chunk.missing for chunk in held] == [8, 0, 0, 0, 0]
 
 
-def test_no_more_than_so_many_segments_wait_for_one_that_is_missing(monkeypatch):
+def test_number_of_segments_that_wait_for_a_missing_one_is_limited(monkeypatch):
     most = 100
     monkeypatch.setattr(packets, "MAX_WAITING", most)
     direction = StreamDirection("C", "x")
@@ -408,19 +408,19 @@ def packet(sender: str, flags: int, sequence: int, data: bytes = b"", *, link=dp
     return bytes(link(src=b"\0" * 6, dst=b"\0" * 6, type=0x0800, data=ip)) if link else bytes(ip)
 
 
-def conversation(**options) -> list[bytes]:
+def make_packets(**options) -> list[bytes]:
     """Return the packets of the conversation, cut into segments; the server's sequence numbers wrap."""
     sequence = {"C": 1000, "S": 2**32 - 50}
     found = [packet("C", 0x02, 999, **options), packet("S", 0x12, 2**32 - 51, **options)]
     for sender, message in CONVERSATION:
-        data = encoded(message)
+        data = encode_message(message)
         for at in range(0, len(data), 40):
             found.append(packet(sender, 0x18, sequence[sender], data[at : at + 40], **options))
             sequence[sender] += len(data[at : at + 40])
     return found
 
 
-def saved(packets: list[bytes], writer=dpkt.pcap.Writer, **options) -> bytes:
+def write_capture(packets: list[bytes], writer=dpkt.pcap.Writer, **options) -> bytes:
     file = io.BytesIO()
     capture = writer(file, **options)
     for number, each in enumerate(packets):
@@ -431,45 +431,45 @@ def saved(packets: list[bytes], writer=dpkt.pcap.Writer, **options) -> bytes:
 @pytest.mark.parametrize(
     "capture",
     [
-        saved(conversation()),
-        saved(conversation(), dpkt.pcapng.Writer),
-        saved(conversation(link=None), linktype=dpkt.pcap.DLT_RAW),
-        saved([each for twice in conversation() for each in (twice, twice)]),
-        saved(conversation()[2:]),
-        saved([b"", b"\0" * 20, *conversation()]),
+        write_capture(make_packets()),
+        write_capture(make_packets(), dpkt.pcapng.Writer),
+        write_capture(make_packets(link=None), linktype=dpkt.pcap.DLT_RAW),
+        write_capture([each for twice in make_packets() for each in (twice, twice)]),
+        write_capture(make_packets()[2:]),
+        write_capture([b"", b"\0" * 20, *make_packets()]),
     ],
     ids=["pcap", "pcapng", "raw ip", "all twice", "without the handshake", "other packets"],
 )
-def test_packets(run, capture):
+def test_packets_are_decoded(run, capture):
     done = run("decode", stdin=capture)
     assert (done.code, done.err) == (0, "")
     assert done.lines == [f"127.0.0.1:50000 {line}" for line in LINES]
 
 
-def test_packets_of_other_ports_are_passed_over(run):
-    capture = saved(conversation())
+def test_packets_of_other_ports_are_skipped(run):
+    capture = write_capture(make_packets())
     assert run("decode", "--port", "11210", stdin=capture).code == 0
     assert run("decode", "--port", "50001", stdin=capture).err == "penstock: the input has no message\n"
 
 
-def test_a_connection_that_speaks_something_else_is_passed_over(run):
+def test_connection_of_another_protocol_is_skipped(run):
     other = [packet("C", 0x18, 1, b"GET / HTTP/1.1\r\n\r\n"), packet("S", 0x18, 1, b"HTTP/1.1 200 OK\r\n\r\n")]
-    assert run("decode", stdin=saved(other)).code == 1
-    done = run("decode", "--port", "11210", stdin=saved(other))
+    assert run("decode", stdin=write_capture(other)).code == 1
+    done = run("decode", "--port", "11210", stdin=write_capture(other))
     assert "first byte of a frame is 0x47" in done.out
 
 
-def test_a_lost_packet_is_reported_and_the_next_message_found(run):
-    packets = conversation()
-    marker = next(n for n, each in enumerate(packets) if encoded(CONVERSATION[4][1])[:24] in each)
-    done = run("decode", stdin=saved(packets[:marker] + packets[marker + 1 :]))
+def test_lost_packet_is_reported_and_the_next_message_is_found(run):
+    packets = make_packets()
+    marker = next(n for n, each in enumerate(packets) if encode_message(CONVERSATION[4][1])[:24] in each)
+    done = run("decode", stdin=write_capture(packets[:marker] + packets[marker + 1 :]))
     assert done.code == 1
     assert "<       64 byte 64: 40 bytes are missing from 64 on" in done.out
     assert "DCP_MUTATION" in done.lines[-1]
 
 
-def test_a_network_that_is_not_known(run):
-    done = run("decode", stdin=saved(conversation(), linktype=105))
+def test_unknown_link_type_is_refused(run):
+    done = run("decode", stdin=write_capture(make_packets(), linktype=105))
     assert done.code == 2
     assert "link type 105, expected Ethernet" in done.err
 
@@ -477,8 +477,8 @@ def test_a_network_that_is_not_known(run):
 @given(st.binary(max_size=300))
 def test_no_packet_breaks_the_reader(data):
     for writer in (dpkt.pcap.Writer, dpkt.pcapng.Writer):
-        list(read_packets(make_peekable(io.BytesIO(saved([data, data[20:]], writer))), "x"))
-    for header in (saved([]), saved([], dpkt.pcapng.Writer)):
+        list(read_packets(make_peekable(io.BytesIO(write_capture([data, data[20:]], writer))), "x"))
+    for header in (write_capture([]), write_capture([], dpkt.pcapng.Writer)):
         with suppress(UsageError):
             list(read_packets(make_peekable(io.BytesIO(header + data)), "x"))
 
@@ -489,11 +489,11 @@ MALFORMED = (
     *("crash_", "dcp_bad_", "tap_bad_", "dcpcons_marker_ext19", "dcpcons_mut_"),
     "dcpcons_streamreq_reply_success_badflog",
 )
-"""How the names begin of those that were made to be wrong."""
+"""Prefixes of the names of captures that are malformed on purpose."""
 
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=[path.stem for path in CAPTURES])
-def test_every_recorded_frame_is_explained(run, capture):
+def test_every_recorded_frame_is_decoded(run, capture):
     frames = json.loads(capture.read_text())["frames"]
     done = run("decode", capture, "--json")
     assert len(done.lines) == len(frames)

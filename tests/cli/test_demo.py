@@ -19,8 +19,8 @@ COMMAND = [sys.executable, "-m", "penstock", "demo"]
 MARK = "PENSTOCK_TEST_OF_DEMO"
 
 
-def marked(value: str) -> list[int]:
-    """Return the processes that carry our mark in their environment: the demo's own and all that it started."""
+def find_marked_processes(value: str) -> list[int]:
+    """Return the ids of the processes with our mark in their environment: the demo and all processes it started."""
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
@@ -33,7 +33,7 @@ def marked(value: str) -> list[int]:
     return found
 
 
-def test_ends_with_both_tables_equal(tmp_path):
+def test_demo_ends_with_both_tables_equal(tmp_path):
     documents = tmp_path / "own.jsonl"
     documents.write_text("".join(json.dumps({"id": f"é {n}", "doc": {"n": n}}) + "\n" for n in range(700)))
     lake = tmp_path / "lake"
@@ -48,7 +48,7 @@ def test_ends_with_both_tables_equal(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the demo's processes through /proc")
 @pytest.mark.parametrize("moment", ["documents loaded", "changelog"], ids=["while Spark starts", "while it follows"])
-def test_interrupted_leaves_nothing_running(moment):
+def test_interrupted_demo_leaves_no_process_behind(moment):
     value = f"{os.getpid()}-{time.monotonic_ns()}"
     with subprocess.Popen(
         [*COMMAND, "--count", "500", "--seconds", "120"],
@@ -69,6 +69,6 @@ def test_interrupted_leaves_nothing_running(moment):
         assert demo.returncode == 130, seen + rest
         assert b"Traceback" not in rest, rest
     deadline = time.monotonic() + PATIENCE
-    while left := marked(value):
+    while left := find_marked_processes(value):
         assert time.monotonic() < deadline, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
         select.select([], [], [], 0.1)

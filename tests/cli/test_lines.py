@@ -1,4 +1,4 @@
-"""What a line of a file becomes, byte for byte, and what is said of lines that become nothing."""
+"""How a line of a file becomes a document, byte for byte, and the errors of lines without a document."""
 
 import json
 
@@ -46,16 +46,16 @@ EXACT = [
 
 
 @pytest.mark.parametrize(("written", "kept"), EXACT)
-def test_values_keep_what_they_say(written, kept):
+def test_values_keep_their_meaning(written, kept):
     (document,) = stored([b'{"id": "k", "doc": ' + written + b"}"], "id", "doc")
     assert document.value == kept
 
 
-def test_the_whole_object_is_the_value_where_no_field_is_named():
+def test_whole_object_is_the_value_if_no_field_is_named():
     assert stored([b'{"n": 1, "id": "k"}']) == [LoadedDocument(b"k", b'{"n":1,"id":"k"}', 1)]
 
 
-def test_blank_lines_count_but_are_passed_over():
+def test_blank_lines_are_counted_but_skipped():
     lines = [b"\xef\xbb\xbf\n", b'{"id": "a"}\r\n', b"  \t\n", b'{"id": 7}']
     assert [(d.key, d.line) for d in stored(lines)] == [(b"a", 2), (b"7", 4)]
 
@@ -90,7 +90,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("line", "reason"), BAD, ids=[reason[:40] for _, reason in BAD])
-def test_a_line_without_a_document_is_told_by_its_number(line, reason):
+def test_line_without_a_document_is_reported_with_its_number(line, reason):
     first, last = b'{"id": 1, "doc": 1}\n', b'{"id": 3, "doc": 3}\n'
     before, bad, behind = read_documents([first, line, last], "id", "doc")
     assert (before, behind) == (LoadedDocument(b"1", b"1", 1), LoadedDocument(b"3", b"3", 3))
@@ -105,7 +105,7 @@ def test_any_bytes_are_a_document_or_a_bad_line(lines):
         assert isinstance(found, LoadedDocument | BadLine)
 
 
-def test_keys_are_strings_or_stand_in_objects():
+def test_keys_are_strings_or_fields_of_objects():
     lines = [b'"a"', b'{"event": "mutation", "key": "b"}', b"", b"3"]
     *keys, bad = read_keys(lines, "key")
     assert keys == [b"a", b"b"]
@@ -113,6 +113,6 @@ def test_keys_are_strings_or_stand_in_objects():
 
 
 @pytest.mark.parametrize("name", ["", ".", "missing.jsonl", "a\0b", "x" * 300])
-def test_what_is_no_file_is_wrong_usage(name, tmp_path):
+def test_name_of_no_file_is_wrong_usage(name, tmp_path):
     with pytest.raises(UsageError, match="expected a file of JSON lines"), open_input(str(tmp_path / name)):
         pass

@@ -1,4 +1,4 @@
-"""Documents into a bucket, and its changes out of it."""
+"""`penstock load`, `tail` and `stats`: documents go into a bucket, and its changes come out."""
 
 import asyncio
 import base64
@@ -26,7 +26,7 @@ from tests.node.wire_client import connected
 BEER_SAMPLE = Path(__file__).parents[3] / "shared" / "data" / "beer-sample.jsonl"
 
 
-def generated(path: Path) -> Path:
+def write_samples(path: Path) -> Path:
     lines = (json.dumps({"id": key, "doc": document}) for key, document in make_samples(3000, 4))
     path.write_text("\n".join(lines))
     return path
@@ -37,10 +37,10 @@ def compact(document) -> str:
 
 
 @pytest.mark.parametrize("source", ["generated", "beer-sample"])
-def test_what_is_loaded_comes_back_byte_for_byte(on_beer, tmp_path, source):
+def test_loaded_documents_come_back_byte_for_byte(on_beer, tmp_path, source):
     if source == "beer-sample" and not BEER_SAMPLE.exists():
         pytest.skip(f"{BEER_SAMPLE} is not there")
-    path = BEER_SAMPLE if source == "beer-sample" else generated(tmp_path / "made.jsonl")
+    path = BEER_SAMPLE if source == "beer-sample" else write_samples(tmp_path / "made.jsonl")
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     loaded = on_beer("load", path, "--key", "id", "--value", "doc", "--json")
     assert loaded.code == 0
@@ -58,7 +58,7 @@ def test_what_is_loaded_comes_back_byte_for_byte(on_beer, tmp_path, source):
     assert sum(int(seqnos[f"vb_{vbucket}:high_seqno"]) for vbucket in range(16)) == len(lines)
 
 
-def test_the_summary_says_what_was_loaded(on_beer):
+def test_summary_counts_the_loaded_documents(on_beer):
     done = on_beer("load", "-", "--key", "id", stdin=b'{"id":1}\n\n{"id":2}\n')
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("2 documents loaded, 0 skipped, 0.")
@@ -67,7 +67,7 @@ def test_the_summary_says_what_was_loaded(on_beer):
 LINES = b'{"id":"a"}\n{"id":"b"}\nnonsense\n{"id":"d"}\n[]\n'
 
 
-def test_stop_loads_what_comes_before_the_bad_line(on_beer):
+def test_stop_loads_the_documents_before_the_bad_line(on_beer):
     done = on_beer("load", "-", "--key", "id", stdin=LINES)
     assert done.code == 1
     assert "2 documents loaded, 0 skipped" in done.out
@@ -78,7 +78,7 @@ def test_stop_loads_what_comes_before_the_bad_line(on_beer):
     assert sorted(keys) == ["a", "b"]
 
 
-def test_skip_loads_all_the_others(on_beer):
+def test_skip_loads_all_other_documents(on_beer):
     done = on_beer("load", "-", "--key", "id", "--on-error", "skip", "--json", stdin=LINES)
     assert done.code == 0
     assert {**done.json, "seconds": 0} == {"loaded": 3, "skipped": 2, "seconds": 0, "stopped_at_line": None}
@@ -114,7 +114,7 @@ def test_a_change_has_a_line_of_aligned_columns(on_beer, node):
     assert len({line.index(line.split()[2]) for line in found.lines}) == 1
 
 
-def test_collections_and_extended_attributes(run, node):
+def test_tail_prints_collections_and_extended_attributes(run, node):
     served = node.buckets["beer"]
 
     def make():
@@ -135,7 +135,7 @@ def test_collections_and_extended_attributes(run, node):
     assert row["xattrs"] == {"_a": "1", "b_base64": "/w=="}
 
 
-def test_what_is_not_utf8_is_in_base64(on_beer, node):
+def test_bytes_that_are_not_utf8_are_in_base64(on_beer, node):
     async def change():
         async with connect(node.url("beer")) as bucket:
             await bucket.upsert(b"\xff", b"\xfe")
@@ -149,7 +149,7 @@ def test_what_is_not_utf8_is_in_base64(on_beer, node):
     assert "xattrs" not in row
 
 
-def test_a_part_of_the_changes(on_beer):
+def test_tail_prints_a_selection_of_the_changes(on_beer):
     on_beer("load", "-", "--key", "id", stdin=b"".join(b'{"id":%d}\n' % number for number in range(100)))
     everything = on_beer("tail", "--from", "beginning", "--until", "now", "--json").json_lines
     some = on_beer("tail", "--from", "beginning", "--until", "now", "--vbucket", 3, "--vbucket", 5, "--json").json_lines
@@ -161,8 +161,8 @@ def test_a_part_of_the_changes(on_beer):
     assert on_beer("tail", "--from", "now", "--until", "now") == (0, "", "")
 
 
-def test_the_same_changes_in_every_dialect(on_beer, tmp_path):
-    on_beer("load", generated(tmp_path / "made.jsonl"), "--key", "id", "--value", "doc")
+def test_tail_prints_the_same_changes_in_every_dialect(on_beer, tmp_path):
+    on_beer("load", write_samples(tmp_path / "made.jsonl"), "--key", "id", "--value", "doc")
 
     def documents(*protocol):
         lines = on_beer("tail", "--from", "beginning", "--until", "now", "--json", *protocol).json_lines
@@ -175,19 +175,19 @@ def test_the_same_changes_in_every_dialect(on_beer, tmp_path):
     assert "   1          mutation" in on_beer("tail", "--from", "beginning", "--until", "now", "--protocol", "tap").out
 
 
-def test_a_dialect_that_is_none(on_beer):
+def test_unknown_dialect_is_wrong_usage(on_beer):
     result = on_beer("tail", "--protocol", "xdcr")
     assert result.code == 2
     assert result.err == "penstock: option protocol is 'xdcr', expected one of tap, upr-draft, upr, dcp\n"
 
 
-def test_a_vbucket_that_is_not_there(on_beer):
+def test_impossible_vbucket_is_wrong_usage(on_beer):
     done = on_beer("tail", "--vbucket", 16)
     assert done.code == 2
     assert "which has 16" in done.err
 
 
-def test_statistics(on_beer):
+def test_statistics_are_printed(on_beer):
     assert on_beer("stats").lines[0].split()[0] == "pid"
     assert on_beer("stats", "failovers", 7, "--json").json["vb_7:num_entries"] == "1"
     assert (unknown := on_beer("stats", "nonsense")).code == 2
@@ -198,7 +198,7 @@ def test_statistics(on_beer):
     assert "vbucket 99999 of" in foreign.err
 
 
-def test_statistics_of_a_document(on_beer):
+def test_statistics_of_a_document_are_printed(on_beer):
     on_beer("load", "-", "--key", "id", stdin=b'{"id":"k"}\n')
     vbucket = compute_vbucket(b"k", 16)
     assert on_beer("stats", "key", "k", vbucket, "--json").json["key_vb_state"] == "active"
@@ -206,7 +206,7 @@ def test_statistics_of_a_document(on_beer):
 
 
 def test_a_dump_over_tap_ends_with_the_connection(run):
-    """ep-engine 2.5.1: no CLOSE_BACKFILL. Each connection dumps everything, so that a second one would be seen."""
+    """ep-engine 2.5.1: no CLOSE_BACKFILL. Each connection dumps everything, so a second dump would be noticed."""
     whole = begin(0) + mutations(0, 300) + begin(1) + mutations(1, 20)
     with serving(tap(closing(*[whole] * 9), (300, 20))) as script:
         shown = run("tail", "--from", "beginning", "--until", "now", "--protocol", "tap", "--url", script.url())
@@ -222,7 +222,7 @@ def test_a_dump_over_tap_that_never_has_everything_is_an_error(run, monkeypatch)
 
 
 def test_a_stream_over_tap_that_lacks_documents_is_reported(run):
-    """ep-engine 3.1.6 after kill -9: no backfill, only what is new. The second change ends the command."""
+    """ep-engine 3.1.6 after kill -9: no backfill, only new changes. The second change ends the command."""
     counted = tap(lambda peer: mutation(0, b"first"), (300, 20))
     of_counted, producers, asked = counted.answer, [], []
 
@@ -231,7 +231,7 @@ def test_a_stream_over_tap_that_lacks_documents_is_reported(run):
             producers.append(peer)
         if frame.opcode == Opcode.STAT:
             asked.append(frame)
-        if len(asked) == 2:  # it is about to be reported
+        if len(asked) == 2:  # the client is about to report the missing documents
             producers[0].transport.write(mutation(0, b"second"))
         return of_counted(peer, frame)
 

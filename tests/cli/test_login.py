@@ -1,4 +1,4 @@
-"""Commands at a node that asks who they are."""
+"""Commands on a node that requires a login."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_commands_log_in(run, guarded, monkeypatch, tmp_path, command):
     assert "secret" not in err
 
 
-def test_a_password_is_no_argument(run, guarded):
+def test_password_cannot_be_an_argument(run, guarded):
     assert run("stats", "--password", PASSWORD).code == 2
     code, _, err = run("stats", "--url", "couchbase://ada:very%20secret@127.0.0.1/beer")
     assert code == 2
@@ -56,8 +56,8 @@ def test_a_password_is_no_argument(run, guarded):
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA512", "PLAIN"])
-def test_a_user_without_a_password(run, monkeypatch, tmp_path, mechanism):
-    """A bucket of Couchbase 2.x is a user, who often has an empty password."""
+def test_user_without_a_password_logs_in(run, monkeypatch, tmp_path, mechanism):
+    """A bucket of Couchbase 2.x is a user too, often with an empty password."""
     with change_users(tmp_path / "users.json") as accounts:
         accounts["beer"] = make_account(User.from_texts("beer", ["admin"]), None)
     (tmp_path / "password").write_text("\n")

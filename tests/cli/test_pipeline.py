@@ -16,7 +16,7 @@ from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.lake.current import current_table as current
 from penstock.spark.pipeline.state import run_state as control
 from penstock.spark.pipeline.state.run_progress import DependentProgress
-from tests.cli.test_processes import first_line, started
+from tests.cli.test_processes import read_first_line, run_process
 from tests.patience import PATIENCE
 from tests.spark.lakes import append, checkpoint, rollback, row
 
@@ -31,7 +31,7 @@ def lake(tmp_path):
     return lake
 
 
-def test_current_as_a_table(run, lake):
+def test_current_is_shown_as_a_table(run, lake):
     code, out, err = run("pipeline", "show", lake.path, "current")
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -41,7 +41,7 @@ def test_current_as_a_table(run, lake):
     assert lines[3].split() == ["1", "of", "1", "rows"]
 
 
-def test_the_changelog_as_json(run, lake):
+def test_changelog_is_shown_as_json(run, lake):
     rows = run("pipeline", "show", lake.path, "changelog", "--json").json_lines
     assert [row["event"] for row in rows] == ["rollback", "deletion", "mutation", "mutation"]
     assert rows[0] == {
@@ -75,7 +75,7 @@ def test_rows_fit_a_narrow_terminal(run, lake, monkeypatch):
         (["--url", "couchbase://"], "connection string names no host"),
     ],
 )
-def test_a_run_that_cannot_be_is_wrong_usage(run, tmp_path, options, sentence):
+def test_impossible_run_is_wrong_usage(run, tmp_path, options, sentence):
     code, out, err = run("pipeline", "run", "--to", tmp_path / "lake", *options)
     assert (code, out) == (2, "")
     assert sentence in err
@@ -83,12 +83,12 @@ def test_a_run_that_cannot_be_is_wrong_usage(run, tmp_path, options, sentence):
 
 
 @pytest.mark.spark
-def test_a_bucket_flows_into_a_lake_until_it_is_stopped(on_beer, node, tmp_path):
+def test_run_fills_a_lake_until_it_is_stopped(on_beer, node, tmp_path):
     documents = dict(make_samples(300, 8))
     lines = "".join(json.dumps({"id": key, "doc": document}) + "\n" for key, document in documents.items())
     on_beer("load", "-", "--key", "id", "--value", "doc", stdin=lines.encode())
     lake = str(tmp_path / "lake")
-    with started("pipeline", "run", "--to", lake, "--available-now", PENSTOCK_URL=node.url("beer")) as process:
+    with run_process("pipeline", "run", "--to", lake, "--available-now", PENSTOCK_URL=node.url("beer")) as process:
         out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     assert out.endswith("300 rows written; the changelog has 300.\n")
@@ -99,9 +99,9 @@ def test_a_bucket_flows_into_a_lake_until_it_is_stopped(on_beer, node, tmp_path)
     file = tmp_path / "pipeline.toml"
     file.write_text(f'lake = "lake"\n[source.beer]\nurl = "{node.url("beer")}"\n[metrics]\nport = 0\n')
     assert on_beer("pipeline", "plan", file, "--json").json["lag"] == 16
-    with started("pipeline", "run", file) as process:
-        seen = [first_line(process.stdout)]
-        while "rows/s" not in (line := first_line(process.stdout, wait=200)) or "lag 0 " not in line:
+    with run_process("pipeline", "run", file) as process:
+        seen = [read_first_line(process.stdout)]
+        while "rows/s" not in (line := read_first_line(process.stdout, wait=200)) or "lag 0 " not in line:
             seen.append(line)
         assert "Starting Spark." in "".join(seen)
         address = seen[0].split()[-1]
@@ -126,7 +126,7 @@ def test_a_bucket_flows_into_a_lake_until_it_is_stopped(on_beer, node, tmp_path)
 
 @pytest.fixture
 def file(tmp_path, node):
-    """A pipeline of two sources, of which nothing has run."""
+    """The file of a pipeline with two sources, which has never run."""
     path = tmp_path / "two.toml"
     path.write_text(
         f'lake = "two"\n[source.a]\nurl = "{node.url("beer")}"\nkey_pattern = "^beer"\ncollections = ["_default"]\n'
@@ -138,7 +138,7 @@ def file(tmp_path, node):
     return path
 
 
-def test_a_file_is_validated_without_and_with_its_buckets(run, file, node):
+def test_file_is_validated_without_and_with_its_buckets(run, file, node):
     code, out, err = run("pipeline", "validate", file)
     assert (code, err) == (0, "")
     assert out.startswith(f"{file} is valid: sources a, b; 4 dependents; lake ")
@@ -159,7 +159,7 @@ def test_a_file_is_validated_without_and_with_its_buckets(run, file, node):
         assert (code, sentence in err) == (expected, True), err
 
 
-def test_a_plan_says_what_a_run_would_do(run, file, on_beer, node):
+def test_plan_shows_the_effects_of_a_run(run, file, on_beer, node):
     on_beer("load", "-", "--key", "id", stdin=b'{"id": "beer-1"}\n{"id": "brewery-1"}')
     first, second = run("pipeline", "plan", file, "--json").json_lines
     assert (first["name"], first["lag"], first["filters"]) == (
@@ -181,7 +181,7 @@ def test_a_plan_says_what_a_run_would_do(run, file, on_beer, node):
     assert "behind                   unknown: " in run("pipeline", "plan", file).out
 
 
-def test_status_for_people(run, lake):
+def test_status_is_shown_as_text(run, lake):
     code, out, err = run("pipeline", "status", lake.path)
     assert (code, err) == (0, "")
     assert out.splitlines()[:2] == [f"lake  {lake.path}", "  state          never run"]
@@ -190,13 +190,13 @@ def test_status_for_people(run, lake):
     assert run("pipeline", "status", lake.path / "nothing").code == 2
 
 
-def test_what_a_run_only_meant_to_make_is_not_there(run, file, node):
+def test_dependents_that_were_never_written_are_shown_as_absent(run, file, node):
     lake = Lake(file.parent / "two" / "a")
     lake.path.mkdir(parents=True)
-    said = {
+    progress = {
         "dependents": [asdict(DependentProgress("i", "index")), asdict(DependentProgress("t", "fulltext", pending=3))]
     }
-    replace(control.create_run_state(), ended=True, error="where is none", progress=said).write(lake)
+    replace(control.create_run_state(), ended=True, error="where is none", progress=progress).write(lake)
     shown = run("pipeline", "status", file).out
     assert "  i              index   not there yet\n" in shown
     assert "  t              fulltext   3 rows pending\n" in shown
@@ -204,7 +204,7 @@ def test_what_a_run_only_meant_to_make_is_not_there(run, file, node):
     assert all(part["is_new"] for part in parts)
 
 
-def test_tables_are_joined_cleaned_and_removed(run, lake):
+def test_tables_are_compacted_vacuumed_and_removed(run, lake):
     before = run("pipeline", "show", lake.path, "current", "--json").out
     report = run("pipeline", "compact", lake.path, "--json").json
     assert report["changelog"]["files_after"] < report["changelog"]["files_before"]
@@ -223,7 +223,7 @@ def test_tables_are_joined_cleaned_and_removed(run, lake):
 
 @pytest.fixture
 def indexed(tmp_path):
-    """A lake with an index of each type, which have taken in half of it."""
+    """A lake with an index of each type. The indexes have read the first of its two batches."""
     lake = Lake(tmp_path / "indexed")
     checkpoint(lake.checkpoint, batches=2)
     named: dict[str, Any] = {"collection_id": 9, "scope": "shop", "collection": "hats"}
@@ -249,7 +249,7 @@ def test_documents_are_found_by_an_index(run, indexed):
         return [found["key"] for found in run("pipeline", "find", indexed.path, "--json", *arguments).json_lines]
 
     assert keys("by_abv", 5.1) == ["pale"]
-    assert keys("by_abv", 5, "--to", 7) == ["pale", "hat"]  # the newest, too, and no stout any more
+    assert keys("by_abv", 5, "--to", 7) == ["pale", "hat"]  # also the newest document, and no longer the deleted stout
     assert keys("by_abv", "--limit", 1, "--to", 7, "--", -2) == ["cold"]
     assert keys("by_time", "2026-01-01T00:00:00Z", "--to", "2026-03-01T00:00:00Z") == ["pale"]
     assert keys("by_sale", "true") == ["pale"]
@@ -284,13 +284,13 @@ def test_documents_are_found_by_words(run, indexed):
         (["search", "words", '"x'], "unterminated string; expected words"),
     ],
 )
-def test_what_an_index_cannot_be_asked(run, indexed, arguments, sentence):
+def test_invalid_queries_of_an_index_are_refused(run, indexed, arguments, sentence):
     code, out, err = run("pipeline", arguments[0], indexed.path, *arguments[1:])
     assert (code, out) == (2, "")
     assert sentence in err
 
 
-def test_an_index_that_is_not_there_yet(run, lake, file):
+def test_missing_index_is_wrong_usage(run, lake, file):
     assert "there is no index 'i' in" in (err := run("pipeline", "find", lake.path, "i", "1").err)
     assert "expected an index that a pipeline has written" in err
     (file.parent / "two" / "a").mkdir(parents=True)
@@ -308,13 +308,13 @@ def test_an_index_that_is_not_there_yet(run, lake, file):
         (["stop", "nothing"], "there is no lake at "),
     ],
 )
-def test_what_cannot_be_is_wrong_usage(run, arguments, sentence):
+def test_invalid_arguments_are_wrong_usage(run, arguments, sentence):
     code, out, err = run("pipeline", *arguments)
     assert (code, out) == (2, "")
     assert sentence in err
 
 
-def test_figures_need_a_port_of_their_own(run, tmp_path):
+def test_metrics_need_a_free_port(run, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -347,8 +347,8 @@ def test_progress_is_lines_or_json_or_stays_in_place(capsys):
         "beer 5,000 rows written 1,234 rows/s lag 12 seqnos current 1,000 pending cache it is away"
         " 4 vbuckets rolled back"
     )
-    said = json.loads(lines[2])
-    assert (said["source"], said["merged"], said["dependents"]["cache"]["failures"]) == ("beer", 3, 2)
+    found = json.loads(lines[2])
+    assert (found["source"], found["merged"], found["dependents"]["cache"]["failures"]) == ("beer", 3, 2)
     with ProgressDisplay(as_json=False, on_terminal=True) as display:
         display.show(one)
     shown = capsys.readouterr().out
@@ -359,7 +359,7 @@ def test_progress_is_lines_or_json_or_stays_in_place(capsys):
 @pytest.mark.parametrize(
     ("octets", "text"), [(0, "0 B"), (999, "999 B"), (1_500, "1.5 kB"), (2_340_000, "2.34 MB"), (5e15, "5e+03 TB")]
 )
-def test_sizes_are_read_easily(octets, text):
+def test_sizes_are_shown_with_units(octets, text):
     from penstock.cli.pipeline.progress_display import format_size
 
     assert format_size(octets) == text

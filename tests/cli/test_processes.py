@@ -1,4 +1,4 @@
-"""Commands as processes: what they print first, and how they end on signals."""
+"""Commands as processes: their first output, and their end on signals."""
 
 import json
 import os
@@ -21,8 +21,8 @@ from tests.patience import PATIENCE
 
 
 @contextmanager
-def started(*arguments, **environment):
-    """Run penstock as a process; it is killed if the test leaves it."""
+def run_process(*arguments, **environment):
+    """Run penstock as a process, and kill it if it still runs at the end of the block."""
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock", *map(str, arguments)],
         stdin=subprocess.PIPE,
@@ -39,7 +39,7 @@ def started(*arguments, **environment):
                 process.kill()
 
 
-def first_line(stream, wait=PATIENCE) -> str:
+def read_first_line(stream, wait=PATIENCE) -> str:
     ready, _, _ = select.select([stream], [], [], wait)
     assert ready, "nothing was printed in time"
     return str(stream.readline())
@@ -48,8 +48,8 @@ def first_line(stream, wait=PATIENCE) -> str:
 NO_USERS = "penstock: no users: every client on this machine has all privileges; to log in: Administrator, password\n"
 
 
-def ended(process, number) -> tuple[int, str, str]:
-    """Send a signal; return the exit code and what else was printed, but for what every node without users says."""
+def stop_process(process, number) -> tuple[int, str, str]:
+    """Send a signal; return the exit code and the rest of the output, without the notice of a node without users."""
     process.send_signal(number)
     out, err = process.communicate(timeout=PATIENCE)
     return process.returncode, out, err.removeprefix(NO_USERS)
@@ -57,32 +57,34 @@ def ended(process, number) -> tuple[int, str, str]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_serve_says_where_it_is_and_ends_cleanly(number, run):
-    with started("serve", "--port", 0, "--bucket", "beer", "--bucket", "wine", "--vbuckets", 8, "--json") as process:
-        where = json.loads(first_line(process.stdout))
+def test_serve_prints_its_address_and_ends_cleanly(number, run):
+    with run_process(
+        "serve", "--port", 0, "--bucket", "beer", "--bucket", "wine", "--vbuckets", 8, "--json"
+    ) as process:
+        where = json.loads(read_first_line(process.stdout))
         assert where.keys() == {"url", "kv_port", "http_port", "pid"}
         assert where["url"] == f"couchbase://127.0.0.1:{where['kv_port']}/beer"
         assert where["pid"] == process.pid
         assert run("stats", "--url", where["url"].replace("beer", "wine"), "--json").json["ep_max_vbuckets"] == "8"
-        assert ended(process, number) == (0, "", "")
+        assert stop_process(process, number) == (0, "", "")
 
 
 @pytest.mark.process
-def test_serve_in_words():
-    with started("serve", "--port", 0) as process:
-        line = first_line(process.stdout)
+def test_serve_prints_its_address_as_text():
+    with run_process("serve", "--port", 0) as process:
+        line = read_first_line(process.stdout)
         assert line.startswith("Serving couchbase://127.0.0.1:")
         assert "/default" in line
-        assert ended(process, signal.SIGTERM) == (0, "", "")
+        assert stop_process(process, signal.SIGTERM) == (0, "", "")
 
 
 @contextmanager
 def serving(directory, *options):
-    """Run a node with the bucket `beer` on disk; yields the process and its first line."""
-    with started(
+    """Run a node with the bucket `beer` on disk; yield the process and its first line of output, parsed."""
+    with run_process(
         "serve", "--port", 0, "--bucket", "beer", "--vbuckets", 8, "--data-dir", directory, "--json", *options
     ) as node:
-        where = json.loads(first_line(node.stdout))
+        where = json.loads(read_first_line(node.stdout))
         yield node, where
 
 
@@ -91,33 +93,33 @@ def test_serve_keeps_its_bucket_in_a_directory(tmp_path, run):
     with serving(tmp_path) as (node, where):
         assert where["data_dir"] == str(tmp_path)
         run("load", "-", "--key", "id", "--url", where["url"], stdin=b'{"id":"a"}\n')
-        assert ended(node, signal.SIGTERM) == (0, "", "")
+        assert stop_process(node, signal.SIGTERM) == (0, "", "")
     commits = ("--commit-ms", 0.5, "--commit-count", 10)
     kept = ("--purge-age", 60, "--retention", 60, "--retention-bytes", 9999, "--conflict-resolution", "lww")
     with serving(tmp_path, *commits, *kept) as (node, where):
         stats = run("stats", "--url", where["url"], "--json").json
         assert (stats["curr_items"], stats["ep_data_dir"]) == ("1", str(tmp_path / "beer"))
-        code, _, err = ended(node, signal.SIGTERM)
+        code, _, err = stop_process(node, signal.SIGTERM)
         assert code == 0
         assert err == "penstock: bucket beer: 1 changes in 0 segments and 1 log files\n"
 
 
-def test_what_is_about_a_directory_needs_one(run):
+def test_options_of_a_directory_need_a_directory(run):
     done = run("serve", "--port", 0, "--retention", 60)
     assert done.code == 2
     assert "--retention… need --data-dir" in " ".join(done.err.split())
 
 
 @pytest.mark.process
-def test_serve_in_words_with_a_directory(tmp_path):
-    with started("serve", "--port", 0, "--data-dir", tmp_path / "data") as process:
-        assert f", kept in {tmp_path / 'data'}; management on port" in first_line(process.stdout)
-        assert ended(process, signal.SIGTERM) == (0, "", "")
+def test_serve_prints_its_directory_as_text(tmp_path):
+    with run_process("serve", "--port", 0, "--data-dir", tmp_path / "data") as process:
+        assert f", kept in {tmp_path / 'data'}; management on port" in read_first_line(process.stdout)
+        assert stop_process(process, signal.SIGTERM) == (0, "", "")
 
 
 @pytest.mark.process
-def test_a_node_that_is_killed_has_all_that_it_confirmed(tmp_path):
-    """It is killed in the middle of writes, over and over; consumers' histories go on or are told to go back."""
+def test_killed_node_has_all_changes_that_it_confirmed(tmp_path):
+    """It is killed several times in the middle of writes. Its failover logs let consumers continue or roll back."""
     turns, branches = 4, []
     for turn in range(turns):
         with serving(tmp_path) as (node, where):
@@ -139,32 +141,32 @@ def test_a_node_that_is_killed_has_all_that_it_confirmed(tmp_path):
 
 
 @pytest.mark.process
-def test_a_disk_that_takes_no_more_is_told_and_waited_for(tmp_path):
-    """Of a file no larger than there is one now nothing more can be written, as on a disk that is full."""
+def test_full_disk_is_reported_and_waited_for(tmp_path):
+    """A limit for the size of files prevents all further writes, like a full disk."""
     with serving(tmp_path) as (node, where):
         address = SimpleNamespace(host="127.0.0.1", kv_port=where["kv_port"])
-        assert first_line(node.stderr) == NO_USERS
+        assert read_first_line(node.stderr) == NO_USERS
         with connected(address, "beer") as client:
             _, most = resource.prlimit(node.pid, resource.RLIMIT_FSIZE)
             resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (1, most))
             client.set(b"k", b"in memory")
-            assert "bucket beer: the disk does not accept writes: File too large" in first_line(node.stderr)
+            assert "bucket beer: the disk does not accept writes: File too large" in read_first_line(node.stderr)
             assert client.set(b"k", b"refused").specific == Status.ETMPFAIL
             resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (most, most))
-            assert first_line(node.stderr).endswith("all changes are on disk; changes are accepted again\n")
+            assert read_first_line(node.stderr).endswith("all changes are on disk; changes are accepted again\n")
             assert client.set(b"k", b"stored").specific == Status.SUCCESS
-            assert ended(node, signal.SIGTERM) == (0, "", "")
+            assert stop_process(node, signal.SIGTERM) == (0, "", "")
 
 
 @pytest.mark.process
-def test_directories_that_cannot_be(tmp_path):
+def test_directory_in_use_or_with_a_damaged_record_is_refused(tmp_path):
     with serving(tmp_path):
-        with started("serve", "--port", 0, "--bucket", "beer", "--vbuckets", 8, "--data-dir", tmp_path) as second:
+        with run_process("serve", "--port", 0, "--bucket", "beer", "--vbuckets", 8, "--data-dir", tmp_path) as second:
             out, err = second.communicate(timeout=PATIENCE)
         assert (second.returncode, out) == (2, "")
         assert err.startswith(f"penstock: {tmp_path / 'beer'}: in use by process ")
     (tmp_path / "beer" / "bucket.json").write_text("nonsense")
-    with started("serve", "--port", 0, "--bucket", "beer", "--vbuckets", 8, "--data-dir", tmp_path) as process:
+    with run_process("serve", "--port", 0, "--bucket", "beer", "--vbuckets", 8, "--data-dir", tmp_path) as process:
         out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (1, "")
     assert err.count("\n") == 1
@@ -173,22 +175,22 @@ def test_directories_that_cannot_be(tmp_path):
 @pytest.mark.process
 def test_serve_follows_another_node(node, run):
     url = node.url("beer")
-    with started("serve", "--port", 0, "--follow", url, "--protocol", "upr", "--json") as process:
-        where = json.loads(first_line(process.stdout))
+    with run_process("serve", "--port", 0, "--follow", url, "--protocol", "upr", "--json") as process:
+        where = json.loads(read_first_line(process.stdout))
         assert (where["follow"], where["dialect"]) == (url, "upr")
         assert where["url"] == f"couchbase://127.0.0.1:{where['kv_port']}/beer"
         assert run("stats", "follow", "--url", where["url"], "--json").json["url"] == url
-        assert ended(process, signal.SIGTERM) == (0, "", "")
+        assert stop_process(process, signal.SIGTERM) == (0, "", "")
 
 
 @pytest.mark.process
-def test_serve_ends_when_what_it_follows_is_gone_for_good():
+def test_serve_ends_when_the_followed_bucket_no_longer_exists():
     with ExitStack() as stack:
         with Node.running(["beer"], 4) as node:
             port = node.kv_port
             url = f"{node.url('beer')}?retrySeconds=0.3"
-            process = stack.enter_context(started("serve", "--port", 0, "--follow", url, "--json"))
-            first_line(process.stdout)
+            process = stack.enter_context(run_process("serve", "--port", 0, "--follow", url, "--json"))
+            read_first_line(process.stdout)
         stack.enter_context(Node.running(["wine"], 4, port=port))
         _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
@@ -197,16 +199,16 @@ def test_serve_ends_when_what_it_follows_is_gone_for_good():
 
 
 @pytest.mark.process
-def test_serve_waits_for_whom_it_is_to_follow_until_it_is_stopped():
-    with started("serve", "--port", 0, "--follow", "couchbase://127.0.0.1:1/beer") as process:
-        said = first_line(process.stderr)
-        assert "couchbase://127.0.0.1:1/beer does not serve (" in said
-        assert ended(process, signal.SIGINT) == (0, "", "")
+def test_serve_waits_for_an_absent_node_until_it_is_stopped():
+    with run_process("serve", "--port", 0, "--follow", "couchbase://127.0.0.1:1/beer") as process:
+        warning = read_first_line(process.stderr)
+        assert "couchbase://127.0.0.1:1/beer does not serve (" in warning
+        assert stop_process(process, signal.SIGINT) == (0, "", "")
 
 
 @pytest.mark.process
-def test_a_port_that_is_taken_is_a_failure_at_run_time(node):
-    with started("serve", "--port", node.kv_port) as process:
+def test_port_in_use_is_a_failure_at_run_time(node):
+    with run_process("serve", "--port", node.kv_port) as process:
         out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (1, "")
     assert err == f"penstock: cannot listen on 127.0.0.1 port {node.kv_port}: Address already in use\n"
@@ -215,34 +217,34 @@ def test_a_port_that_is_taken_is_a_failure_at_run_time(node):
 @pytest.mark.process
 def test_tail_follows_until_it_is_interrupted(node, on_beer):
     on_beer("load", "-", "--key", "id", stdin=b'{"id":"a"}\n')
-    with started("tail", "--from", "beginning", "--json", PENSTOCK_URL=node.url("beer")) as process:
-        assert json.loads(first_line(process.stdout))["key"] == "a"
+    with run_process("tail", "--from", "beginning", "--json", PENSTOCK_URL=node.url("beer")) as process:
+        assert json.loads(read_first_line(process.stdout))["key"] == "a"
         on_beer("load", "-", "--key", "id", stdin=b'{"id":"b"}\n')
-        assert json.loads(first_line(process.stdout))["key"] == "b"
-        assert ended(process, signal.SIGINT) == (130, "", "")
+        assert json.loads(read_first_line(process.stdout))["key"] == "b"
+        assert stop_process(process, signal.SIGINT) == (130, "", "")
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_workload_sums_up_when_it_is_stopped(node, number):
+def test_workload_prints_a_summary_when_it_is_stopped(node, number):
     with (
-        started("tail", "--json", "--from", "beginning", PENSTOCK_URL=node.url("beer")) as watching,
-        started("workload", "--json", "--mix", "1:0:1", PENSTOCK_URL=node.url("beer")) as process,
+        run_process("tail", "--json", "--from", "beginning", PENSTOCK_URL=node.url("beer")) as watching,
+        run_process("workload", "--json", "--mix", "1:0:1", PENSTOCK_URL=node.url("beer")) as process,
     ):
-        first_line(watching.stdout)  # it is at work
-        code, out, err = ended(process, number)
+        read_first_line(watching.stdout)  # the workload has started
+        code, out, err = stop_process(process, number)
     assert (code, err) == (0, "")
     assert json.loads(out)["changes"] > 0
 
 
 @pytest.mark.process
-def test_a_node_that_is_waited_for_is_told_once_and_nothing_is_lost(run):
+def test_absent_node_is_reported_once_and_nothing_is_lost(run):
     with Node.running(["beer"], vbuckets=8) as node:
         port, url = node.kv_port, node.url("beer")
-    with started("load", "-", "--key", "id", "--json", PENSTOCK_URL=url) as process:
-        said = first_line(process.stderr)
-        assert said.startswith(f"penstock: {url} does not serve (")
-        assert said.endswith("retrying for up to 30 s\n")
+    with run_process("load", "-", "--key", "id", "--json", PENSTOCK_URL=url) as process:
+        warning = read_first_line(process.stderr)
+        assert warning.startswith(f"penstock: {url} does not serve (")
+        assert warning.endswith("retrying for up to 30 s\n")
         with Node.running(["beer"], vbuckets=8, port=port):
             out, err = process.communicate('{"id":1}\n{"id":2}\n', timeout=PATIENCE)
             assert (process.returncode, err) == (0, "")
@@ -251,9 +253,9 @@ def test_a_node_that_is_waited_for_is_told_once_and_nothing_is_lost(run):
 
 
 @pytest.mark.process
-def test_interrupted_while_it_waits_for_a_node():
+def test_workload_is_interrupted_while_it_waits_for_a_node():
     with Node.running(["beer"], vbuckets=8) as node:
         url = node.url("beer")
-    with started("workload", PENSTOCK_URL=url) as process:
-        first_line(process.stderr)
-        assert ended(process, signal.SIGINT) == (130, "", "")
+    with run_process("workload", PENSTOCK_URL=url) as process:
+        read_first_line(process.stderr)
+        assert stop_process(process, signal.SIGINT) == (130, "", "")

@@ -1,3 +1,5 @@
+"""Sample documents: beers and breweries."""
+
 import itertools
 import json
 
@@ -16,7 +18,7 @@ def test_keys_are_unique_and_short_enough():
     assert max(len(key.encode()) for key in keys) <= 250
 
 
-def test_beers_belong_to_a_brewery_that_is_there():
+def test_beers_belong_to_an_existing_brewery():
     documents = list(make_samples(100, 2))
     for number, (key, document) in enumerate(documents):
         assert key.startswith(document["type"])
@@ -25,7 +27,7 @@ def test_beers_belong_to_a_brewery_that_is_there():
             assert documents[document["brewery"]][1]["type"] == "brewery"
 
 
-def test_a_file_of_them_is_written(run, tmp_path):
+def test_file_of_samples_is_written(run, tmp_path):
     path = tmp_path / "beer.jsonl"
     assert run("workload", "--docs", path, "--count", 25, "--seed", 3) == (0, "", "")
     written = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

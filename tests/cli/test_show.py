@@ -1,3 +1,5 @@
+"""Changes and bytes as text and as JSON."""
+
 import base64
 import json
 
@@ -29,19 +31,19 @@ def test_one_line_fits_and_is_printable(content, width):
         (None, ""),
     ],
 )
-def test_what_a_terminal_shows_of_bytes(content, shown):
+def test_bytes_are_shown_as_printable_text(content, shown):
     assert format_one_line(content, 10) == shown
 
 
 @given(st.binary(max_size=20), st.binary(max_size=20))
-def test_bytes_can_be_had_back_from_json(key, value):
+def test_json_keeps_all_bytes(key, value):
     shown = json.loads(format_json_line(make_json_object(Change(1, 2, 3, key=key, value=value)._asdict())))
     for name, content in (("key", key), ("value", value)):
         text, code = shown.get(name), shown.get(f"{name}_base64")
         assert (base64.b64decode(code) if text is None else text.encode()) == content
 
 
-def test_a_change_as_an_object_leaves_out_what_is_null():
+def test_object_of_a_change_has_no_nulls():
     cas = 2**64 - 1
     change = Change(7, 2**63, 2**40, 1, cas, Event.MUTATION, b"k", b"[1]", xattrs={"_sync": b"{}", "raw": b"\xff"})
     assert make_json_object(change._asdict()) == {
@@ -58,7 +60,7 @@ def test_a_change_as_an_object_leaves_out_what_is_null():
     }
 
 
-def test_a_row_of_a_table_has_signed_numbers_that_are_shown_unsigned():
+def test_signed_numbers_of_a_table_are_shown_unsigned():
     assert make_json_object({"cas": -1, "vbuuid": -(2**63), "xattrs": [("a", b"1")]}) == {
         "cas": str(2**64 - 1),
         "vbuuid": str(2**63),

@@ -1,4 +1,4 @@
-"""Who follows a bucket, seen from the command line, and the dialects of a listener."""
+"""`penstock streams`: the change streams of a bucket are listed and closed."""
 
 import asyncio
 
@@ -12,14 +12,14 @@ from tests.node.wire_client import connected
 
 @pytest.fixture
 def followers(node):
-    """A DCP connection and one of UPR, each with a stream."""
+    """A DCP connection and a UPR connection, each with a stream."""
     with connected(node, "beer") as dcp, connected(node, "beer") as upr:
         dcp.open("indexer").stream(3, end=7)
         upr.ask(UprStreamReq(start_seqno=0, end_seqno=MAX_SEQNO))
         yield dcp, upr
 
 
-def test_list(on_beer, followers):
+def test_streams_are_listed(on_beer, followers):
     code, out, err = on_beer("streams", "list")
     assert (code, err) == (0, "")
     head, *rows = [line.split() for line in out.splitlines()]
@@ -32,24 +32,24 @@ def test_list(on_beer, followers):
 
 
 @pytest.mark.parametrize(("numbers", "text"), [([], ""), ([7], "7"), ([0, 1, 2], "0-2"), ([5, 1, 0, 3, 5], "0-1,3,5")])
-def test_ranges(numbers, text):
+def test_numbers_are_formatted_as_ranges(numbers, text):
     assert format_ranges(numbers) == text
 
 
-def test_list_as_json(on_beer, followers):
+def test_streams_are_listed_as_json(on_beer, followers):
     first, second = on_beer("streams", "list", "--json").json_lines
     assert (first["name"], first["dialect"], first["streams"][0]["end_seqno"]) == ("indexer", "dcp", 7)
     assert second["label"].startswith("anonymous@127.0.0.1:")
 
 
-def test_a_name_cannot_talk_to_the_terminal(on_beer, node):
+def test_name_cannot_send_control_sequences_to_the_terminal(on_beer, node):
     with connected(node, "beer") as consumer:
         consumer.open("\x1b[2Jred")
         _, row = on_beer("streams", "list").lines
         assert row.split()[0] == "\\x1b[2Jred"
 
 
-def test_statistics_cannot_talk_to_the_terminal(on_beer, node):
+def test_statistics_cannot_send_control_sequences_to_the_terminal(on_beer, node):
     with connected(node, "beer") as consumer:
         consumer.open("\x1b[2Jred")
         lines = on_beer("stats", "dcp").lines
@@ -57,27 +57,27 @@ def test_statistics_cannot_talk_to_the_terminal(on_beer, node):
         assert not any("\x1b" in line for line in lines)
 
 
-def test_nobody_follows(on_beer):
+def test_bucket_without_streams_has_an_empty_list(on_beer):
     assert on_beer("streams", "list").lines == ["name  protocol  from  agent  vbuckets  without  sent  remaining"]
     assert on_beer("streams", "list", "--json") == (0, "", "")
 
 
-def test_close(on_beer, followers):
+def test_streams_are_closed_by_name(on_beer, followers):
     dcp, upr = followers
     assert on_beer("streams", "close", "indexer") == (0, "Closed indexer.\n", "")
     assert dcp.ended()
     assert on_beer("streams", "close", "anon_1", "--json").json == {"closed": "anon_1"}
-    upr.receive()  # the stream's start, which was on its way
+    upr.receive()  # the start of the stream, which the node sent before
     assert upr.ended()
 
 
-def test_close_what_is_not_there(on_beer):
+def test_closing_an_unknown_name_is_an_error(on_beer):
     code, out, err = on_beer("streams", "close", "nobody")
     assert (code, out) == (1, "")
     assert err.startswith("penstock: no change-stream connection 'nobody' at ")
 
 
-def test_a_client_may_close_them_too(node, followers):
+def test_client_closes_streams_too(node, followers):
     import penstock
 
     async def close():

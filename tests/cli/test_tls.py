@@ -1,4 +1,4 @@
-"""Certificates for development, as a command makes them."""
+"""`penstock tls init`: certificates for development."""
 
 import ssl
 import stat
@@ -18,7 +18,7 @@ def contents(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def test_six_files_that_a_node_can_be_given(run, tmp_path):
+def test_init_writes_six_files_that_a_node_accepts(run, tmp_path):
     directory = tmp_path / "some where"
     done = run("tls", "init", directory)
     assert (done.code, done.err) == (0, "")
@@ -32,7 +32,7 @@ def test_six_files_that_a_node_can_be_given(run, tmp_path):
     assert "as Administrator, without a password" in done.out
 
 
-def test_json(run, tmp_path):
+def test_init_prints_json(run, tmp_path):
     done = run("tls", "init", tmp_path, "--host", "a.example", "--user", "alice", "--days", "2", "--json")
     found = done.json
     assert found.pop("user") == "alice"
@@ -48,7 +48,7 @@ def test_json(run, tmp_path):
     context.load_cert_chain(found["client"], found["client_key"])
 
 
-def test_what_is_there_stays_unless_it_is_to_go(run, tmp_path):
+def test_existing_files_are_replaced_only_with_force(run, tmp_path):
     run("tls", "init", tmp_path)
     before = contents(tmp_path)
     done = run("tls", "init", tmp_path)
@@ -72,20 +72,20 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("options", "said"), WRONG)
-def test_wrong_usage(run, tmp_path, options, said):
+@pytest.mark.parametrize(("options", "reason"), WRONG)
+def test_wrong_usage_is_reported(run, tmp_path, options, reason):
     done = run("tls", "init", tmp_path / "new", *options)
     assert (done.code, done.out) == (2, "")
-    assert said in done.err
+    assert reason in done.err
     assert not (tmp_path / "new").exists()
 
 
-def test_where_nothing_can_be_made(run, tmp_path):
+def test_directory_that_cannot_be_made_is_a_failure(run, tmp_path):
     (tmp_path / "file").touch()
     done = run("tls", "init", tmp_path / "file" / "tls")
     assert (done.code, done.out) == (1, "")
     assert "cannot be written: Not a directory" in done.err
 
 
-def test_the_group_alone_shows_its_commands(run):
+def test_group_without_a_command_lists_its_commands(run):
     assert "init" in run("tls").out

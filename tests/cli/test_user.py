@@ -1,4 +1,4 @@
-"""Users from the command line: added, listed, removed; and a password is nowhere to be seen."""
+"""`penstock user`: users are added, listed and removed, and no output shows a password."""
 
 import os
 import pty
@@ -29,7 +29,7 @@ def alice(on_users):
 
 
 @pytest.mark.parametrize("ending", [b"", b"\n", b"\r\n"])
-def test_added_with_a_password_from_a_pipe(on_users, path, ending):
+def test_user_is_added_with_a_password_from_a_pipe(on_users, path, ending):
     roles = ("--role", "data_reader[beer]", "--role", "data_writer[beer:s]")
     done = on_users("user", "add", "alice", *roles, stdin=b"wonder land" + ending)
     assert done == (0, "alice: data_reader[beer] data_writer[beer:s]\n", "")
@@ -40,7 +40,7 @@ def test_added_with_a_password_from_a_pipe(on_users, path, ending):
     assert users.authenticate("alice", "wonderland") is None
 
 
-def test_added_without_a_password(on_users, path):
+def test_user_is_added_without_a_password(on_users, path):
     done = on_users("user", "add", "beer", "--role", "data_dcp_reader[beer]", "--no-password")
     assert done == (0, "beer: data_dcp_reader[beer]\n", "")
     users = UsersFile(path)
@@ -48,7 +48,7 @@ def test_added_without_a_password(on_users, path):
     assert users.authenticate("beer", "beer") is None
 
 
-def test_a_password_and_none_are_one_too_many(on_users, path):
+def test_password_cannot_be_combined_with_no_password(on_users, path):
     options = ("--role", "admin", "--no-password", "--password-file", "-")
     done = on_users("user", "add", "beer", *options, stdin=b"secret")
     assert (done.code, done.err) == (2, "penstock: --no-password cannot be combined with --password-file\n")
@@ -56,7 +56,7 @@ def test_a_password_and_none_are_one_too_many(on_users, path):
 
 
 @pytest.mark.parametrize("source", ["a file", "-"])
-def test_added_with_a_password_from_a_file(run, path, tmp_path, source):
+def test_user_is_added_with_a_password_from_a_file(run, path, tmp_path, source):
     secret = tmp_path / "secret"
     secret.write_bytes("naïve\n".encode())
     where = secret if source == "a file" else "-"
@@ -66,8 +66,8 @@ def test_added_with_a_password_from_a_file(run, path, tmp_path, source):
     assert UsersFile(path).authenticate("root", "naïve") is not None
 
 
-def prompted(path, *lines):
-    """Add a user at a terminal, with these lines typed when it asks; return the exit code and what was to be seen."""
+def add_at_terminal(path, *lines):
+    """Add a user at a terminal, and type one of the lines at each prompt; return the exit code and the output."""
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "penstock", "user", "add", "alice", "--role", "admin", "--users", str(path)]
     with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True) as process:
@@ -90,15 +90,15 @@ def prompted(path, *lines):
 
 
 @pytest.mark.process
-def test_added_with_a_password_that_is_asked_for(path):
-    code, seen = prompted(path, b"wonderland", b"wonderland")
+def test_user_is_added_with_a_password_from_a_prompt(path):
+    code, seen = add_at_terminal(path, b"wonderland", b"wonderland")
     assert (code, "alice: admin" in seen) == (0, True)
     assert "wonderland" not in seen
     assert UsersFile(path).authenticate("alice", "wonderland") is not None
 
 
 @pytest.mark.usefixtures("alice")
-def test_another_password_and_other_roles_only_when_that_is_said(on_users, path):
+def test_password_and_roles_are_replaced_only_on_request(on_users, path):
     before = path.read_bytes()
     done = on_users("user", "add", "alice", "--role", "admin", stdin=b"mirror")
     assert (done.code, done.out) == (2, "")
@@ -110,7 +110,7 @@ def test_another_password_and_other_roles_only_when_that_is_said(on_users, path)
 
 
 @pytest.mark.usefixtures("alice")
-def test_listed(on_users):
+def test_users_are_listed(on_users):
     on_users("user", "add", "Zoë", "--role", "admin", stdin=b"x")
     assert on_users("user", "list").lines == ["Zoë    admin", "alice  data_reader[beer:s:c]"]
     assert on_users("user", "list", "--json").json_lines == [
@@ -120,7 +120,7 @@ def test_listed(on_users):
 
 
 @pytest.mark.usefixtures("alice")
-def test_removed(on_users):
+def test_users_are_removed(on_users):
     on_users("user", "add", "bob", "--role", "admin", stdin=b"x")
     assert on_users("user", "remove", "bob").out == "Removed bob.\n"
     assert on_users("user", "remove", "alice", "--json").json == {"removed": "alice"}
@@ -155,24 +155,24 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("command", "stdin", "said"), WRONG)
-def test_wrong_usage_is_one_sentence_without_the_password(on_users, path, command, stdin, said):
+@pytest.mark.parametrize(("command", "stdin", "reason"), WRONG)
+def test_wrong_usage_is_one_sentence_without_the_password(on_users, path, command, stdin, reason):
     done = on_users(*command, stdin=stdin)
     assert (done.code, done.out) == (2, "")
-    assert said in done.err
+    assert reason in done.err
     assert done.err.count("\n") == 1
     assert "hunter" not in done.err
     assert not path.exists()
 
 
-def test_without_a_file_of_users(run, monkeypatch):
+def test_users_file_is_required(run, monkeypatch):
     monkeypatch.delenv("PENSTOCK_USERS", raising=False)
     done = run("user", "list")
     assert (done.code, done.out) == (2, "")
     assert "--users" in done.err
 
 
-def test_a_file_of_something_else(on_users, path):
+def test_file_without_users_is_refused(on_users, path):
     path.write_text("{}")
     for command in (("user", "list"), ("user", "remove", "x"), (*ADD, "admin")):
         done = on_users(*command, stdin=b"x")
@@ -181,7 +181,7 @@ def test_a_file_of_something_else(on_users, path):
     assert path.read_text() == "{}"
 
 
-def test_the_group_alone_shows_its_commands(run):
+def test_group_without_a_command_lists_its_commands(run):
     assert "remove" in run("user").out
 
 

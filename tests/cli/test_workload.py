@@ -1,4 +1,4 @@
-"""The workload: how many changes of which kind, on which keys, and when."""
+"""`penstock workload`: the number and the kinds of its changes, their keys, and their rate."""
 
 import asyncio
 import collections
@@ -36,7 +36,10 @@ def test_the_kinds_of_a_mix_are_interleaved():
     ("release", "warning"),
     [
         (COUCHBASE_2_5, ""),
-        (COUCHBASE_2_5.but({Opcode.TAP_CONNECT: Status.NOT_SUPPORTED}), "has no change streams: keys of its documents"),
+        (
+            COUCHBASE_2_5.override({Opcode.TAP_CONNECT: Status.NOT_SUPPORTED}),
+            "has no change streams: keys of its documents",
+        ),
     ],
     ids=["TAP", "no streams"],
 )
@@ -49,12 +52,12 @@ def test_documents_of_a_server_without_dcp_are_changed(run, release, warning):
 
 
 @pytest.mark.parametrize("text", ["", "1", "1:2", "0:0:0", "1:2:3:4", "-1:2:3", "a:b:c", "1:2:٣", "1.5:1:1"])
-def test_what_is_no_mix(text):
+def test_invalid_mix_is_refused(text):
     with pytest.raises(UsageError, match="expected update:delete:insert"):
         ChangeMix.parse(text)
 
 
-async def filled(bucket, count):
+async def store_documents(bucket, count):
     await bucket.upsert_many((f"k{number}", b'{"n":%d}' % number) for number in range(count))
 
 
@@ -66,10 +69,10 @@ def changes_of(url):
     return asyncio.run(collect())
 
 
-def test_exact_shares_on_keys_that_are_all_different(on_beer, node):
+def test_shares_are_exact_and_all_keys_are_different(on_beer, node):
     async def fill():
         async with connect(node.url("beer")) as bucket:
-            await filled(bucket, 200)
+            await store_documents(bucket, 200)
 
     asyncio.run(fill())
     done = on_beer("workload", "--changes", 160, "--mix", "100:50:10", "--rate", 0, "--seed", 1, "--json")
@@ -85,7 +88,7 @@ def test_exact_shares_on_keys_that_are_all_different(on_beer, node):
     assert all(document["revision"] == 1 and "n" in document for document in updated)
 
 
-def test_it_goes_on_with_inserts_where_no_document_is_left(on_beer, node):
+def test_workload_continues_with_inserts_if_no_document_is_left(on_beer, node):
     done = on_beer("workload", "--changes", 30, "--mix", "1:1:1", "--rate", 0, "--json")
     assert done.code == 0
     assert done.json["changes"] == 30
@@ -93,7 +96,7 @@ def test_it_goes_on_with_inserts_where_no_document_is_left(on_beer, node):
     assert sum(change.event == "mutation" for change in changes) == done.json["inserts"] - done.json["deletes"]
 
 
-def test_it_ends_where_all_documents_are_deleted(on_beer, node):
+def test_workload_ends_if_all_documents_are_deleted(on_beer, node):
     on_beer("load", "-", "--key", "id", stdin=b'{"id":1}\n{"id":2}\n')
     assert on_beer("workload", "--mix", "0:1:0", "--rate", 0, "--json").json["deletes"] == 2
     again = on_beer("workload", "--mix", "1:1:0")
@@ -101,7 +104,7 @@ def test_it_ends_where_all_documents_are_deleted(on_beer, node):
     assert "has no documents to change" in again.err
 
 
-def test_keys_from_a_file_are_the_only_ones_that_change(on_beer, node, tmp_path):
+def test_only_keys_from_the_file_are_changed(on_beer, node, tmp_path):
     on_beer("load", "-", "--key", "id", stdin=b'{"id":"a"}\n{"id":"b"}\n{"id":"c"}\n')
     chosen = tmp_path / "keys.jsonl"
     chosen.write_text('"a"\n{"key": "b"}\n')
@@ -114,22 +117,22 @@ def test_keys_from_a_file_are_the_only_ones_that_change(on_beer, node, tmp_path)
     assert f"{chosen} line 2: a number" in wrong.err
 
 
-def test_the_rate_is_kept_to_the_change(node):
+def test_rate_is_exact_to_one_change(node):
     async def change():
         async with connect(node.url("beer")) as bucket:
-            await filled(bucket, 300)  # a bunch changes each document once, and may have all the changes
+            await store_documents(bucket, 300)  # a batch changes each document once, and may be as large as all changes
             engine = Workload(bucket, await read_live_keys(bucket), mix=ChangeMix(1, 0, 0), rate=1000, seed=1)
             seen: list[int] = []
             tally = await engine.run(asyncio.Event(), seconds=0.3, report=lambda tally: seen.append(tally.changes))
             return tally, seen
 
     tally, seen = asyncio.run(change())
-    assert tally.changes == 300  # those of a bunch that came late are made up for
+    assert tally.changes == 300  # the changes of a late batch are made up for
     assert seen == sorted(seen)
     assert tally.seconds >= 0.3
 
 
-def test_a_stop_ends_it(node):
+def test_stop_event_ends_the_workload(node):
     async def run_and_stop():
         async with connect(node.url("beer")) as bucket:
             engine = Workload(bucket, [], mix=ChangeMix(), rate=500, seed=1)
@@ -140,7 +143,7 @@ def test_a_stop_ends_it(node):
     assert asyncio.run(run_and_stop()).changes > 0
 
 
-def test_values_that_are_no_objects_get_a_sample(node):
+def test_values_that_are_no_objects_are_replaced_by_a_sample(node):
     async def change():
         async with connect(node.url("beer")) as bucket:
             await bucket.upsert_many([("a", b"\xff"), ("b", b"[1]"), ("c", b'{"revision":"x"}')])
@@ -151,7 +154,7 @@ def test_values_that_are_no_objects_get_a_sample(node):
     assert len(asyncio.run(change())) == 3
 
 
-def test_nothing_to_change_is_an_error(node):
+def test_bucket_without_documents_to_change_is_an_error(node):
     async def start():
         async with connect(node.url("beer")) as bucket:
             Workload(bucket, [], mix=ChangeMix(1, 1, 0), rate=0)
@@ -172,7 +175,7 @@ def test_nothing_to_change_is_an_error(node):
         (["--keys", "missing.jsonl"], "missing.jsonl cannot be read"),
     ],
 )
-def test_wrong_usage(run, arguments, reason):
+def test_wrong_usage_is_reported(run, arguments, reason):
     done = run("workload", *arguments)
     assert (done.code, done.out) == (2, "")
     assert reason in done.err
