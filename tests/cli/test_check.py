@@ -251,7 +251,7 @@ def test_interrupted_repair_is_finished(run, beer):
     assert read_files(beer) == written.files
 
 
-class Consumer:
+class BucketFollower:
     """Follows a bucket, and keeps the changes that are still valid.
 
     Attributes:
@@ -313,7 +313,7 @@ def forget_files(path: Path) -> None:
 @pytest.mark.parametrize("hurt", [lose_all, empty_all, forget_files])
 def test_a_consumer_rolls_back_after_files_were_lost(run, tmp_path, hurt):
     """It has the documents of a consumer that starts afterwards. Without the repair it would keep lost documents."""
-    consumer = Consumer()
+    consumer = BucketFollower()
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
         asyncio.run(store(node.url("beer"), range(100)))
         consumer.follow(node.url("beer"))
@@ -330,7 +330,7 @@ def test_a_consumer_rolls_back_after_files_were_lost(run, tmp_path, hurt):
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
         asyncio.run(store(node.url("beer"), range(1000, 1100)))  # these changes get the seqnos of the lost changes
         consumer.follow(node.url("beer"))
-        fresh = Consumer()
+        fresh = BucketFollower()
         fresh.follow(node.url("beer"))
     assert {vbucket for vbucket, _ in consumer.rollbacks} == {0, 1, 2, 3}
     assert consumer.documents == fresh.documents
@@ -338,7 +338,7 @@ def test_a_consumer_rolls_back_after_files_were_lost(run, tmp_path, hurt):
 
 
 def test_consumer_rolls_back_to_before_the_lost_changes(run, tmp_path):
-    consumer = Consumer()
+    consumer = BucketFollower()
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
         for number in range(10):  # over several commits
             asyncio.run(store(node.url("beer"), range(number * 20, number * 20 + 20)))
@@ -357,7 +357,7 @@ def test_consumer_rolls_back_to_before_the_lost_changes(run, tmp_path):
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
         asyncio.run(store(node.url("beer"), range(1000, 1020)))
         consumer.follow(node.url("beer"))
-        fresh = Consumer()
+        fresh = BucketFollower()
         fresh.follow(node.url("beer"))
     assert {vbucket for vbucket, _ in consumer.rollbacks} == left.keys()
     assert all(seqno <= left[vbucket] for vbucket, seqno in consumer.rollbacks)

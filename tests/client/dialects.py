@@ -145,7 +145,7 @@ class DraftMessageBuilder(UprMessageBuilder):
 MESSAGE_BUILDERS = (UprMessageBuilder(), DraftMessageBuilder())
 
 
-class Consumer(Receiver):
+class UprConsumer(Receiver):
     """A feed of UPR or of the draft, with one stream: that of vbucket 3.
 
     Args:
@@ -190,7 +190,7 @@ class Consumer(Receiver):
 
 def make_consumer(builder, targets=None, vbuckets=8, **options):
     targets = {3: StreamTarget()} if targets is None else targets
-    return Consumer(builder, Feed(vbuckets, targets, window=1 << 16, dialect=builder.dialect, **options))
+    return UprConsumer(builder, Feed(vbuckets, targets, window=1 << 16, dialect=builder.dialect, **options))
 
 
 def open_stream(builder, targets=None, log=LOG, **options):

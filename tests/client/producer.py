@@ -88,7 +88,7 @@ class Asking(Receiver):
         return request
 
 
-class Consumer(Asking):
+class DcpConsumer(Asking):
     """A DCP feed whose bytes are counted for flow control.
 
     Attributes:
@@ -148,7 +148,7 @@ INSIDE = Position(seqno=20, vbuuid=11, snap_start=5, snap_end=30, ends=(Snapshot
 
 
 def make_consumer(targets=None, *, window=WINDOW, **options):
-    return Consumer(Feed(8, {3: StreamTarget()} if targets is None else targets, window=window, **options))
+    return DcpConsumer(Feed(8, {3: StreamTarget()} if targets is None else targets, window=window, **options))
 
 
 def open_stream(targets=None, log=LOG, **options):

@@ -13,7 +13,7 @@ from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.client.peer import documents
 
 
-def threads():
+def list_threads():
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-")}
 
 
@@ -22,7 +22,7 @@ def test_blocking_reader_yields_all_changes(running):
     batches = list(read_changes(running.url(), stop="now"))
     assert sum(batch.num_rows for batch in batches) == 500
     assert batches[0].schema == CHANGE_SCHEMA
-    assert threads() == {"penstock-node"}
+    assert list_threads() == {"penstock-node"}
 
 
 def write(running, pairs):
@@ -42,23 +42,23 @@ def test_closing_the_generator_closes_everything(running):
     write(running, documents(0, 500))
     changes = read_changes(running.url())
     assert next(changes).num_rows > 0
-    assert threads() == {"penstock-node", "penstock-loop"}
+    assert list_threads() == {"penstock-node", "penstock-loop"}
     changes.close()
-    assert threads() == {"penstock-node"}
+    assert list_threads() == {"penstock-node"}
 
 
 def test_failing_reader_closes_everything(running):
     write(running, documents(0, 500))
     with pytest.raises(ZeroDivisionError):
         [batch.num_rows // 0 for batch in read_changes(running.url())]
-    assert threads() == {"penstock-node"}
+    assert list_threads() == {"penstock-node"}
 
 
 def test_absent_node_is_reported_and_everything_closed(running):
     running.stop()
     with pytest.raises(Unreachable):
         next(read_changes(running.url(retrySeconds=0.05)))
-    assert threads() == set()
+    assert list_threads() == set()
     running.start()
 
 
@@ -97,4 +97,4 @@ def test_leaving_a_loop_thread_cancels_its_tasks():
         loop.start(waiting())
         loop.run(nothing())
     assert cancelled.is_set()
-    assert threads() == set()
+    assert list_threads() == set()

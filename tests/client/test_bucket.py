@@ -215,7 +215,7 @@ async def test_changed_number_of_vbuckets_is_an_error(running):
             await bucket.get("k")
 
 
-def hang_up_at(opcode):
+def make_closing_script(opcode):
     """Return a script that closes the connection at the first request with an opcode, and the list of such requests."""
     seen = []
 
@@ -241,7 +241,7 @@ def hang_up_at(opcode):
 )
 @in_loop
 async def test_request_that_may_have_been_executed_is_not_repeated(opcode, call):
-    script, seen = hang_up_at(opcode)
+    script, seen = make_closing_script(opcode)
     async with script, connect(script.url()) as bucket:
         with pytest.raises(ConnectionClosed):
             await call(bucket)
@@ -259,7 +259,7 @@ async def test_request_that_may_have_been_executed_is_not_repeated(opcode, call)
 )
 @in_loop
 async def test_idempotent_request_is_repeated(opcode, call):
-    script, seen = hang_up_at(opcode)
+    script, seen = make_closing_script(opcode)
     async with script, connect(script.url()) as bucket:
         await call(bucket)
         assert len(seen) == 2

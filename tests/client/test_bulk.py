@@ -93,7 +93,7 @@ def test_rows_with_and_without_extras_are_encoded():
 # Real nodes
 
 
-def rows_of(documents, opcode=Opcode.SET, **more):
+def make_rows(documents, opcode=Opcode.SET, **more):
     keys, values = zip(*documents, strict=True)
     more = {"fields": {"flags": 0, "expiry": 0}, **more}
     return WriteRows(
@@ -103,16 +103,16 @@ def rows_of(documents, opcode=Opcode.SET, **more):
 
 async def write(writer, documents, opcode=Opcode.SET, **more):
     prefix = await writer.find_key_prefix("_default", "_default")
-    return await writer.write(encode_writes(rows_of(documents, opcode, prefixes=prefix, **more), writer.vbuckets))
+    return await writer.write(encode_writes(make_rows(documents, opcode, prefixes=prefix, **more), writer.vbuckets))
 
 
-def numbered(first, behind, size=0):
+def make_documents(first, behind, size=0):
     return [(b"k%d" % number, (b"v%d" % number).ljust(size)) for number in range(first, behind)]
 
 
 @in_loop
 async def test_documents_are_stored_and_their_cas_is_returned(running):
-    documents = numbered(0, 3000)
+    documents = make_documents(0, 3000)
     async with BulkWriter(parse_address(running.url())) as writer, connect(running.url()) as bucket:
         outcomes = await write(writer, documents)
         found = await bucket.get_many(key for key, _ in documents)
@@ -127,9 +127,11 @@ async def test_documents_are_stored_and_their_cas_is_returned(running):
 @in_loop
 async def test_every_failed_row_has_its_reason(running):
     async with BulkWriter(parse_address(running.url())) as writer:
-        await write(writer, numbered(0, 5))
+        await write(writer, make_documents(0, 5))
         long = (b"l" * 251, b"")
-        outcomes = await write(writer, [*numbered(4, 6), (b"big", bytes(MAX_VALUE + 1)), (b"", b""), long], Opcode.ADD)
+        outcomes = await write(
+            writer, [*make_documents(4, 6), (b"big", bytes(MAX_VALUE + 1)), (b"", b""), long], Opcode.ADD
+        )
         assert outcomes.status.tolist() == [
             Status.KEY_EEXISTS,
             Status.SUCCESS,
@@ -156,7 +158,7 @@ async def test_missing_collection_is_an_error(running):
 @in_loop
 async def test_locked_document_is_retried_and_then_reported(running):
     async with BulkWriter(parse_address(running.url(retrySeconds=0.3))) as writer, connect(running.url()) as bucket:
-        await write(writer, numbered(0, 3))
+        await write(writer, make_documents(0, 3))
         with connected(running.node, "beer") as client:
             vbucket = compute_vbucket(b"k1", 4)
             assert client.status(GetLocked(key=b"k1", vbucket=vbucket, lock_time=20)) == Status.SUCCESS
@@ -173,7 +175,7 @@ async def test_each_node_gets_the_documents_of_its_vbuckets():
             stack.enter_context(Node.running(["beer"], vbuckets=8, nodes=places, this_node=number, port=place.kv))
             for number, place in enumerate(places)
         ]
-        documents = numbered(0, 5000, 200)
+        documents = make_documents(0, 5000, 200)
         async with (
             BulkWriter(parse_address(nodes[1].url("beer")), 100_000) as writer,
             connect(nodes[0].url("beer")) as bucket,
@@ -204,7 +206,7 @@ async def test_moved_vbucket_is_written_on_its_new_node():
             return None
 
         one.answer = moved
-        documents = numbered(0, 40)
+        documents = make_documents(0, 40)
         async with BulkWriter(parse_address(one.url())) as writer:
             assert not (await write(writer, documents)).status.any()
         for script, vbucket in ((one, 0), (two, 1)):
@@ -282,7 +284,7 @@ async def test_lost_connection_is_replaced_and_only_repeatable_rows_are_sent_aga
     for again, expected in ((True, {Status.SUCCESS}), (False, {NO_ANSWER})):
         seen.clear()
         async with Script(answer) as script, BulkWriter(parse_address(script.url())) as writer:
-            outcomes = await write(writer, numbered(0, 7), repeatable=again)
+            outcomes = await write(writer, make_documents(0, 7), repeatable=again)
             assert {*outcomes.status.tolist()} == expected
             assert len(seen) == (14 if again else 7)
             if not again:
@@ -295,7 +297,7 @@ async def test_silent_node_is_waited_for_up_to_the_limit():
         url = script.url(operationTimeout=0.1, retrySeconds=0.3)
         async with BulkWriter(parse_address(url)) as writer:
             with pytest.raises(Unreachable, match=r"no answer to a request within 0\.1 s"):
-                await write(writer, numbered(0, 3))
+                await write(writer, make_documents(0, 3))
         assert len(script.peers) > 1
 
 
@@ -331,11 +333,13 @@ async def test_bytes_in_flight_stay_within_the_limit():
         return b""
 
     async with Script(answer) as script, BulkWriter(parse_address(script.url()), limit) as writer:
-        assert not (await write(writer, [*numbered(0, 500, 300), (b"long", bytes(30_000)), *numbered(0, 5)])).faults
+        assert not (
+            await write(writer, [*make_documents(0, 500, 300), (b"long", bytes(30_000)), *make_documents(0, 5)])
+        ).faults
         assert most == 30_000 + 36  # a request above the limit is sent alone
         assert writer.peak_in_flight == most
         most = 0
-        assert not (await write(writer, numbered(0, 500, 300))).faults
+        assert not (await write(writer, make_documents(0, 500, 300))).faults
         assert limit // 2 < most <= limit
 
 

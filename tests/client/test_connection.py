@@ -256,7 +256,7 @@ def make_script_except(opcode, answer):
     return Script(lambda peer, frame: answer(frame) if frame.opcode == opcode else None)
 
 
-async def session_on(script, **options):
+async def open_and_close_session(script, **options):
     session = await open_session(parse_address(script.url(**options)))
     await session.link.close()
     return session
@@ -265,7 +265,7 @@ async def session_on(script, **options):
 @in_loop
 async def test_session_has_the_number_of_vbuckets():
     async with Script(vbuckets=7) as script:
-        assert (await session_on(script)).vbuckets == 7
+        assert (await open_and_close_session(script)).vbuckets == 7
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ async def test_session_has_the_number_of_vbuckets():
 async def test_refusal_during_set_up_is_reported(opcode, status, error, found):
     async with make_script_except(opcode, lambda frame: reply(frame, status)) as script:
         with pytest.raises(error, match=found):
-            await session_on(script)
+            await open_and_close_session(script)
 
 
 CONFIGS = [
@@ -313,7 +313,7 @@ CONFIGS = [
 async def test_unusable_cluster_map_is_reported(config, error, found):
     async with make_script_except(Opcode.GET_CLUSTER_CONFIG, lambda frame: reply(frame, value=config)) as script:
         with pytest.raises(error, match=found):
-            await session_on(script)
+            await open_and_close_session(script)
 
 
 @in_loop
@@ -326,7 +326,7 @@ async def test_the_whole_set_up_has_one_time_limit():
 
     async with Script(answer) as script:
         with pytest.raises(OperationTimeout, match=r"did not set up the connection within 0.2 s"):
-            await session_on(script, connectTimeout=0.2)
+            await open_and_close_session(script, connectTimeout=0.2)
 
 
 @in_loop
@@ -352,7 +352,7 @@ async def test_cancelled_set_up_closes_the_connection():
         return b""
 
     async with make_script_except(Opcode.HELLO, never) as script:
-        opening = asyncio.ensure_future(session_on(script))
+        opening = asyncio.ensure_future(open_and_close_session(script))
         await reached.wait()
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -34,7 +34,7 @@ async def read(bucket, *args, **options):
     return [change async for change in bucket.changes(*args, **options)]
 
 
-def current(rows):
+def compute_documents(rows):
     """Return the documents that result from the rows, applied in the order of their arrival."""
     kept: dict[tuple[int, bytes], tuple[int, bytes]] = {}
     for row in rows:
@@ -59,7 +59,7 @@ class Following(NamedTuple):
         """Read rows until they result in these documents."""
         async for change in self.changes:
             self.rows.append(change)
-            if current(self.rows) == dict(expected):
+            if compute_documents(self.rows) == dict(expected):
                 return
         pytest.fail(f"the stream ended with {len(self.rows)} rows")
 
@@ -155,7 +155,7 @@ async def test_positions_of_one_dialect_resume_in_another(running, protocol):
                     rows.append(batch)
             positions = stream.positions
             assert all(each.is_complete for each in positions.values())
-        assert current(rows) == dict(documents(0, 450))
+        assert compute_documents(rows) == dict(documents(0, 450))
         assert {row.history for row in rows} == {0}
         assert len({(row.vbucket, row.seqno) for row in rows}) == len(rows)
 

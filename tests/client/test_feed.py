@@ -165,19 +165,19 @@ WRONG_ORDER = [
     ("accepted twice", lambda r: [accept(r)], "accepted while the stream is open", Status.EINVAL),
     ("a command", lambda r: [Get(key=b"k").encode()], "GET from a producer", Status.EINVAL),
     ("no such message", lambda r: [join_frame(Frame(0x80, 0x6F, opaque=r.opaque))], "opcode 0x6f", 0x81),
-    ("marker of another vbucket", lambda r: [marker(moved(r), 1, 9)], "of vbucket 4 under the opaque of 3", 4),
+    ("marker of another vbucket", lambda r: [marker(move_request(r), 1, 9)], "of vbucket 4 under the opaque of 3", 4),
     (
         "change of another vbucket",
-        lambda r: [marker(r, 1, 9), mutations(moved(r), 1)],
+        lambda r: [marker(r, 1, 9), mutations(move_request(r), 1)],
         "change of vbucket 4 under the opaque of 3",
         4,
     ),
-    ("end of another vbucket", lambda r: [end(moved(r))], "of vbucket 4 under the opaque of 3", 4),
-    ("an impossible vbucket", lambda r: [marker(r, 1, 9), mutations(moved(r, 8), 1)], "change of vbucket 8", 4),
+    ("end of another vbucket", lambda r: [end(move_request(r))], "of vbucket 4 under the opaque of 3", 4),
+    ("an impossible vbucket", lambda r: [marker(r, 1, 9), mutations(move_request(r, 8), 1)], "change of vbucket 8", 4),
 ]
 
 
-def moved(request, vbucket=4):
+def move_request(request, vbucket=4):
     return type(request)(
         **{name: getattr(request, name) for name in ("opaque", "start_seqno", "end_seqno")}, vbucket=vbucket
     )

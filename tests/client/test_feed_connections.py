@@ -70,7 +70,7 @@ def histories(draw):
     return found
 
 
-def interleaved(consumer, histories):
+def interleave_streams(consumer, histories):
     """Return the messages of all streams that the consumer requests, one of each stream in turn."""
     streams = [histories[request.vbucket].serve(request) for request in consumer.ask()]
     return [message for several in zip_longest(*streams) for message in several if message is not None]
@@ -86,7 +86,7 @@ def follow(histories, cuts):
     consumer = make_consumer({vb: StreamTarget(end_seqno=each.high_seqno) for vb, each in histories.items()})
     saved = {}
     for cut in (*cuts, MAX_SEQNO):
-        messages = interleaved(consumer, histories)[:cut]
+        messages = interleave_streams(consumer, histories)[:cut]
         for first in range(0, len(messages), 50):
             consumer.give(*messages[first : first + 50])
             for delivery in consumer.feed.deliveries:
@@ -100,7 +100,7 @@ def follow(histories, cuts):
     return consumer.rows, saved
 
 
-def essence(rows):
+def sort_rows(rows):
     return sorted((row.vbucket, row.history, row.seqno, row.event, row.key, row.value) for row in rows)
 
 
@@ -113,7 +113,7 @@ def test_connections_that_end_anywhere_neither_lose_nor_repeat_changes(histories
         if each.snapshots
     }
     rows, ends = follow(histories, cuts)
-    assert essence(rows) == essence(whole)
+    assert sort_rows(rows) == sort_rows(whole)
     assert {vb: each.seqno for vb, each in ends.items()} == {vb: each.seqno for vb, each in positions.items()}
     assert all(each.is_complete for each in ends.values())
 
@@ -131,7 +131,7 @@ def test_another_consumer_resumes_at_saved_positions(histories, cut):
     whole, _ = follow(histories, ())
     targets = {vb: StreamTarget(end_seqno=each.high_seqno) for vb, each in histories.items()}
     first = make_consumer(targets)
-    first.give(*interleaved(first, histories)[:cut])
+    first.give(*interleave_streams(first, histories)[:cut])
     saved = {}
     for delivery in list(first.feed.deliveries)[:1]:
         saved = delivery.positions
@@ -143,7 +143,7 @@ def test_another_consumer_resumes_at_saved_positions(histories, cut):
         second.give(*histories[request.vbucket].serve(request))
     second.consume()
     assert second.feed.is_done
-    assert essence(first.rows + second.rows) == essence(whole)
+    assert sort_rows(first.rows + second.rows) == sort_rows(whole)
 
 
 # Flow control and liveness
@@ -214,7 +214,7 @@ def test_no_connection_is_acknowledged_more_than_it_charged(histories, cuts, tak
         {vb: StreamTarget(end_seqno=each.high_seqno) for vb, each in histories.items()}, window=1 << 10
     )
     for cut in (*cuts, MAX_SEQNO):
-        messages = interleaved(consumer, histories)[:cut]
+        messages = interleave_streams(consumer, histories)[:cut]
         step = data.draw(st.integers(1, 60))
         for first in range(0, len(messages), step):
             consumer.give(*messages[first : first + step])

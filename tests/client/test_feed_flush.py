@@ -24,7 +24,7 @@ from tests.client.producer import (
 # A flush without a message to the streams: Couchbase 3.1.6 continues with seqno 1 under the same vbuuid
 
 
-def flushed(targets, **options):
+def make_flushed_consumer(targets, **options):
     """Return a consumer after a snapshot of vbucket 3, which was at seqno 41, that starts again at seqno 1."""
     consumer = make_consumer(targets, **options)
     for vbucket in sorted(consumer.feed.pending_ends):
@@ -38,7 +38,7 @@ def flushed(targets, **options):
 
 def test_every_stream_restarts_from_zero_after_a_flush():
     """Otherwise the producer would accept a position of the old history once the new history is as long."""
-    consumer = flushed({3: StreamTarget(), 4: StreamTarget(), 5: StreamTarget(position=AT_20)})
+    consumer = make_flushed_consumer({3: StreamTarget(), 4: StreamTarget(), 5: StreamTarget(position=AT_20)})
     assert seqnos(consumer.consume()) == [41]
     consumer.reconnect()
     requests = consumer.ask()
@@ -52,7 +52,7 @@ def test_every_stream_restarts_from_zero_after_a_flush():
 
 
 def test_flushed_stream_keeps_its_old_position_until_it_restarts():
-    consumer = flushed({3: StreamTarget()})
+    consumer = make_flushed_consumer({3: StreamTarget()})
     assert consumer.feed.deliveries[-1].positions[3].seqno == 41
     consumer.consume()
     consumer.reconnect()
@@ -63,13 +63,15 @@ def test_flushed_stream_keeps_its_old_position_until_it_restarts():
 
 
 def test_end_at_now_is_set_again_after_a_flush():
-    consumer = flushed({3: StreamTarget()}, end_rule=EndRule.NOW)
+    consumer = make_flushed_consumer({3: StreamTarget()}, end_rule=EndRule.NOW)
     consumer.reconnect()
     assert consumer.feed.pending_ends == {3}
 
 
 def test_flush_gives_up_an_expected_history():
-    consumer = flushed({3: StreamTarget(policy=PinnedBranch(11)), 4: StreamTarget(policy=PinnedBranch(11))})
+    consumer = make_flushed_consumer(
+        {3: StreamTarget(policy=PinnedBranch(11)), 4: StreamTarget(policy=PinnedBranch(11))}
+    )
     assert consumer.feed.given_up == [3]
     consumer.reconnect()
     assert [request.vbucket for request in consumer.ask()] == [4]
@@ -122,7 +124,7 @@ def test_a_disk_snapshot_that_ends_below_the_position_is_a_flush():
 
 
 def test_repeated_seqnos_after_a_flush_are_no_progress():
-    consumer = flushed({3: StreamTarget()})
+    consumer = make_flushed_consumer({3: StreamTarget()})
     consumer.reconnect()
     request = consumer.ask_one()
     consumer.give(accept(request), marker(request, 0, 41), mutations(request, 1, 41))

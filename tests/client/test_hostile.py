@@ -80,7 +80,7 @@ def statistics(frame):
     return None
 
 
-def good(protocol):
+def make_correct_answer(protocol):
     def answer(peer, frame):
         if frame.opcode == Opcode.HELLO:
             return reply(frame, value=pack_features([Feature.SELECT_BUCKET, Feature.XERROR, Feature.JSON]))
@@ -163,7 +163,7 @@ def write(peer, data):
 async def talk(protocol, plan):
     """Return the number of received changes, and the error that ended the conversation, or None."""
     hostility = Hostility(plan)
-    producer = good(protocol)
+    producer = make_correct_answer(protocol)
     count = 0
     async with Script(lambda peer, frame: hostility.answer(peer, frame, producer(peer, frame))) as script:
         hostility.script = script

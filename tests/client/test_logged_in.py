@@ -248,7 +248,7 @@ async def test_encrypted_key_is_refused_without_a_prompt(guarded, directory):
 # Peers with other mechanisms
 
 
-def server_of(mechanisms, answers=()):
+def make_sasl_script(mechanisms, answers=()):
     """Return a script that offers mechanisms, and the received (mechanism, value) of SASL_AUTH and SASL_STEP."""
     received, left = [], list(answers)
 
@@ -266,21 +266,21 @@ def server_of(mechanisms, answers=()):
 
 @in_loop
 async def test_node_without_sasl_needs_no_login():
-    script, received = server_of(None)
+    script, received = make_sasl_script(None)
     async with script, connect(script.url(), username="ada", password=PASSWORD):
         assert not received
 
 
 @in_loop
 async def test_no_login_is_tried_without_a_user():
-    script, received = server_of(b"SCRAM-SHA512 PLAIN")
+    script, received = make_sasl_script(b"SCRAM-SHA512 PLAIN")
     async with script, connect(script.url()):
         assert not received
 
 
 @in_loop
 async def test_plain_is_used_on_this_machine_if_nothing_else_is_offered():
-    script, received = server_of(b"PLAIN", [(Status.SUCCESS, b"Authenticated")])
+    script, received = make_sasl_script(b"PLAIN", [(Status.SUCCESS, b"Authenticated")])
     async with script, connect(script.url(), username="ada", password=PASSWORD):
         assert received == [(b"PLAIN", b"\0ada\0" + PASSWORD.encode())]
 
@@ -296,7 +296,7 @@ async def test_plain_is_used_on_this_machine_if_nothing_else_is_offered():
 @in_loop
 async def test_server_that_cannot_prove_itself_is_refused(answers):
     """The client does not trust it, even if it accepts the login, and never sends it the password."""
-    script, received = server_of(b"PLAIN SCRAM-SHA1", answers)
+    script, received = make_sasl_script(b"PLAIN SCRAM-SHA1", answers)
     async with script:
         with pytest.raises(RemoteProtocolError) as caught:
             async with connect(script.url(), username="ada", password=PASSWORD):
@@ -309,7 +309,7 @@ async def test_server_that_cannot_prove_itself_is_refused(answers):
 
 @in_loop
 async def test_unsupported_mechanisms_are_an_error():
-    script, _ = server_of(b"GSSAPI")
+    script, _ = make_sasl_script(b"GSSAPI")
     async with script:
         with pytest.raises(StatusError, match="offers GSSAPI") as caught:
             async with connect(script.url(), username="ada", password=PASSWORD):

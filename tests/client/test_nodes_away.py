@@ -78,7 +78,7 @@ def seqnos_of(rows):
     return found
 
 
-def between(first, last):
+def list_seqnos_between(first, last):
     """Return vbucket -> all seqnos after `first` up to `last`. Each key is written once, so none is deduplicated."""
     return {vbucket: [*range(first[vbucket] + 1, last[vbucket] + 1)] for vbucket in range(VBUCKETS)}
 
@@ -103,7 +103,7 @@ async def test_killed_node_delays_only_its_own_vbuckets(cluster, killed):
             rows += await take(stream, await cluster.write(writer, {*range(VBUCKETS)}))
             rows += await take(stream, await cluster.write(writer, away))
             assert stream.missing == ()
-        assert seqnos_of(rows) == between(first, await bucket.high_seqnos())
+        assert seqnos_of(rows) == list_seqnos_between(first, await bucket.high_seqnos())
 
 
 @pytest.mark.process
@@ -135,20 +135,20 @@ async def test_read_up_to_now_resumes_after_a_node_was_killed(cluster):
             await asyncio.to_thread(cluster.nodes[2].start)
             while (delivery := await stream.next_delivery()) is not None:
                 rows += delivery.changes
-        assert seqnos_of(rows) == between(dict.fromkeys(range(VBUCKETS), 0), await bucket.high_seqnos())
+        assert seqnos_of(rows) == list_seqnos_between(dict.fromkeys(range(VBUCKETS), 0), await bucket.high_seqnos())
 
 
 # Scripted nodes
 
 
-def cluster_of(*scripts):
+def make_cluster(*scripts):
     servers = [f"127.0.0.1:{script.port}" for script in scripts]
     rows = [[number] for number in range(len(scripts))]
     for script in scripts:
         script.config = {"vBucketServerMap": {"serverList": servers, "vBucketMap": rows}}
 
 
-def request_in(frame):
+def decode_request(frame):
     request = decode_frame(frame)
     assert isinstance(request, StreamReq)
     return request
@@ -157,7 +157,7 @@ def request_in(frame):
 def flowing(peer, frame):
     """Answer as a producer that sends one more change at each reply to its NOOP."""
     if frame.opcode == Opcode.DCP_STREAM_REQ:
-        request = request_in(frame)
+        request = decode_request(frame)
         peer.request, peer.seqno = request, request.start_seqno
         return accept(request) + noop(7)
     if frame.opcode == Opcode.DCP_NOOP:
@@ -172,7 +172,7 @@ async def collect(stream, found):
         found.append(change)
 
 
-def silent_from(opcode):
+def fall_silent_at(opcode):
     return lambda peer, frame: b"" if frame.opcode == opcode else None
 
 
@@ -188,8 +188,8 @@ def silent_from(opcode):
 @in_loop
 async def test_silent_node_delays_no_other_node(opcode, options):
     """The other node has new changes all the time, however often the silent node is retried."""
-    async with Script(flowing) as one, Script(silent_from(opcode)) as two:
-        cluster_of(one, two)
+    async with Script(flowing) as one, Script(fall_silent_at(opcode)) as two:
+        make_cluster(one, two)
         async with connect(one.url(retrySeconds=1.5, **options)) as bucket, await bucket.stream() as stream:
             found: list[Change] = []
             with pytest.raises(Unreachable, match=r"vbucket 1 .*127.0.0.1"):
@@ -210,7 +210,7 @@ async def test_node_that_always_disconnects_causes_no_busy_loop_while_another_st
         return b""
 
     async with Script(flowing) as one, Script(hang_up) as two:
-        cluster_of(one, two)
+        make_cluster(one, two)
         async with connect(one.url(retrySeconds=1)) as bucket, await bucket.stream() as stream:
             with pytest.raises(Unreachable, match=r"vbucket 1 \(1 of 2\) is not served by .*the node closed it"):
                 [change async for change in stream.changes()]
@@ -224,7 +224,7 @@ async def test_refused_vbucket_is_requested_again_on_the_same_connection():
     def serve(peer, frame):
         if frame.opcode != Opcode.DCP_STREAM_REQ:
             return None
-        request = request_in(frame)
+        request = decode_request(frame)
         asked.append((script.peers.index(peer), request.vbucket))
         if request.vbucket == 1 and len(asked) < 5:
             return refuse(request, Status.ETMPFAIL)
@@ -244,9 +244,9 @@ async def test_follower_that_may_skip_vbuckets_waits_for_ever():
     asked = []
 
     def serve(peer, frame):
-        if frame.opcode != Opcode.DCP_STREAM_REQ or request_in(frame).vbucket == 0:
+        if frame.opcode != Opcode.DCP_STREAM_REQ or decode_request(frame).vbucket == 0:
             return flowing(peer, frame)
-        request = request_in(frame)
+        request = decode_request(frame)
         asked.append(request)
         if len(asked) < 6:
             return refuse(request, Status.NOT_MY_VBUCKET)

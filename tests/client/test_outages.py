@@ -21,7 +21,7 @@ def clock():
     return Clock()
 
 
-def outages_of(clock, seconds=30, **options):
+def make_outages(clock, seconds=30, **options):
     return Outages(parse_address(f"couchbase://h:1/beer?retrySeconds={seconds}"), clock, **options)
 
 
@@ -41,7 +41,7 @@ def fail_until_given_up(outages, clock, node, vbuckets):
 
 
 def test_each_node_has_its_own_time_limit(clock):
-    outages = outages_of(clock)
+    outages = make_outages(clock)
     outages.record_failure("a", {1, 2}, OSError("refused"))
     assert not outages.find_due({1, 2})
     assert outages.find_due({1, 2, 3}) == {3}
@@ -54,12 +54,12 @@ def test_each_node_has_its_own_time_limit(clock):
 
 def test_vbucket_that_moves_from_node_to_node_gets_no_more_time(clock):
     with pytest.raises(Unreachable):
-        fail(outages_of(clock), clock, count(), {1})
+        fail(make_outages(clock), clock, count(), {1})
     assert clock.now == pytest.approx(130)
 
 
 def test_healthy_node_is_no_outage(clock):
-    outages = outages_of(clock)
+    outages = make_outages(clock)
     assert not outages
     assert outages.find_next_due({1}) is None
     assert outages.find_due(()) == set()
@@ -71,7 +71,7 @@ def test_healthy_node_is_no_outage(clock):
 
 
 def test_earliest_attempt_of_all_vbuckets_is_the_next_one(clock):
-    outages = outages_of(clock)
+    outages = make_outages(clock)
     outages.record_failure("a", {1}, OSError("refused"))
     outages.record_failure("a", {1}, OSError("refused"))
     outages.record_failure("b", {2}, OSError("refused"))
@@ -80,7 +80,7 @@ def test_earliest_attempt_of_all_vbuckets_is_the_next_one(clock):
 
 
 def test_every_node_is_down_until_a_vbucket_recovers(clock):
-    outages = outages_of(clock, 10)
+    outages = make_outages(clock, 10)
     outages.record_failure(EVERY_NODE, {1}, OSError("refused"))
     assert outages.find_due({1, 2}) == {2}
     assert outages.find_next_due({2}) is None
@@ -93,11 +93,11 @@ def test_every_node_is_down_until_a_vbucket_recovers(clock):
 
 def test_lasting_failure_is_raised(clock):
     with pytest.raises(RemoteProtocolError, match="garbage"):
-        outages_of(clock).record_failure("a", {1}, RemoteProtocolError("garbage"))
+        make_outages(clock).record_failure("a", {1}, RemoteProtocolError("garbage"))
 
 
 def test_recovered_node_has_the_whole_time_limit_again(clock):
-    outages = outages_of(clock)
+    outages = make_outages(clock)
     outages.record_failure("a", {1, 2}, OSError("refused"))
     clock.now += 29
     outages.forget_recovered({2})
@@ -109,7 +109,7 @@ def test_recovered_node_has_the_whole_time_limit_again(clock):
 
 
 def test_working_connection_restarts_the_time_limit_but_keeps_violations(clock):
-    outages = outages_of(clock)
+    outages = make_outages(clock)
     for _ in range(5):
         outages.record_failure("a", {1}, OSError("refused"), had_worked=True)
         clock.now += 29
@@ -121,7 +121,7 @@ def test_working_connection_restarts_the_time_limit_but_keeps_violations(clock):
 
 
 def test_without_a_limit_one_node_is_waited_for_but_not_an_outage_of_all(clock):
-    outages = outages_of(clock, limitless=True)
+    outages = make_outages(clock, limitless=True)
     fail(outages, clock, repeat("a"), {1, 2})
     assert clock.now > 1000
     assert fail_until_given_up(outages, clock, EVERY_NODE, {1, 2}) == pytest.approx(30)

@@ -100,15 +100,15 @@ def test_text_without_the_expected_json_is_a_protocol_error(name, text):
     assert len(str(caught.value)) < 200
 
 
-def paths_of(value, path=()):
+def list_paths(value, path=()):
     """Yield the path of each value in JSON, that of the whole document first."""
     yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
-        yield from paths_of(inner, (*path, key))
+        yield from list_paths(inner, (*path, key))
 
 
-def replaced(document, path, value):
+def replace_value(document, path, value):
     if not path:
         return value
     document = copy.deepcopy(document)
@@ -119,7 +119,7 @@ def replaced(document, path, value):
     return document
 
 
-def error_of(check, text):
+def find_error(check, text):
     try:
         check(text)
     except RemoteProtocolError as error:
@@ -135,17 +135,17 @@ WRONG: list[object] = [
 RAW = [b"NaN", b"-Infinity", b"1e999", b'"\\ud800"', b'"\xff"', b"[" * DEEP, b'{"a":' * DEEP, b"9" * 10_000]
 """JSON texts that json.dumps cannot write."""
 
-CASES = [(name, path) for name, (_, good) in READERS.items() for path in paths_of(good)]
+CASES = [(name, path) for name, (_, good) in READERS.items() for path in list_paths(good)]
 
 
 @pytest.mark.parametrize(("name", "path"), CASES)
 def test_any_value_at_any_key_is_parsed_or_refused(name, path):
     check, good = READERS[name]
-    texts = [json.dumps(replaced(good, path, wrong)).encode() for wrong in WRONG]
+    texts = [json.dumps(replace_value(good, path, wrong)).encode() for wrong in WRONG]
     mark = b'"<here>"'
-    texts += [json.dumps(replaced(good, path, "<here>")).encode().replace(mark, raw) for raw in RAW]
+    texts += [json.dumps(replace_value(good, path, "<here>")).encode().replace(mark, raw) for raw in RAW]
     for text in texts:
-        message = error_of(check, text)
+        message = find_error(check, text)
         assert "\n" not in message
         assert len(message) < 300
 

@@ -186,7 +186,7 @@ KEYS = "abc"
 
 
 @dataclass
-class Producer:
+class VbucketCopy:
     """One copy of a vbucket.
 
     Attributes:
@@ -217,7 +217,7 @@ class Producer:
         return [row for row in found if row[2] is not None or row[0] > self.purge_seqno or row[0] == end]
 
 
-def current(rows):
+def compute_documents(rows):
     """Return key -> newest version, without the changes that a later rollback row makes invalid."""
     newest, cuts = {}, {row.history: row.seqno for row in rows if row.event == Event.ROLLBACK}
     for row in sorted((row for row in rows if row.key is not None), key=lambda row: (row.history, row.seqno)):
@@ -231,7 +231,7 @@ class Failovers(RuleBasedStateMachine):
     def begin(self):
         self.version = 0
         self.vbuuids = iter(range(100, 10_000))
-        self.copies = [Producer(create_entry((), next(self.vbuuids), 0))]
+        self.copies = [VbucketCopy(create_entry((), next(self.vbuuids), 0))]
         self.producer = self.copies[0]
         self.consumer = self.new_consumer()
         self.position = BEGINNING
@@ -273,7 +273,7 @@ class Failovers(RuleBasedStateMachine):
         old = known[which % len(known)]
         high = max(old.high_seqno - lost, 0)
         log = create_entry(old.log, next(self.vbuuids), high)
-        self.producer = Producer(log, old.changes[:high], min(old.purge_seqno, high))
+        self.producer = VbucketCopy(log, old.changes[:high], min(old.purge_seqno, high))
         self.disconnect()
 
     @rule()
@@ -339,7 +339,7 @@ class Failovers(RuleBasedStateMachine):
     def check(self):
         """Compare rows and producer if a snapshot is complete and a stream is open; else there may be more rows."""
         if self.request is not None and self.position.is_complete:
-            assert current(self.consumer.rows) == self.producer.state_at(self.position.seqno)
+            assert compute_documents(self.consumer.rows) == self.producer.state_at(self.position.seqno)
 
 
 Failovers.TestCase.settings = settings(max_examples=scaled(100), stateful_step_count=40)

@@ -185,7 +185,7 @@ class SkippingLoop(asyncio.SelectorEventLoop):
         return super().time() + self.skipped
 
 
-def attempts(*outcomes):
+def make_attempt(*outcomes):
     """Return an attempt with these outcomes in turn, and the list of its outcomes so far."""
     had: list[object] = []
 
@@ -199,7 +199,7 @@ def attempts(*outcomes):
 
 
 def test_attempts_go_on_until_one_succeeds():
-    attempt, had = attempts(OSError("refused"), ConnectionClosed("closed"), NoBucket("not yet"), "there")
+    attempt, had = make_attempt(OSError("refused"), ConnectionClosed("closed"), NoBucket("not yet"), "there")
     assert asyncio.run(run_with_retry(attempt, ADDRESS, lambda: True)) == "there"
     assert len(had) == 4
 
@@ -214,14 +214,14 @@ def test_attempts_go_on_until_one_succeeds():
     ],
 )
 def test_lasting_failure_is_raised_at_once(error, options):
-    attempt, had = attempts(error, "there")
+    attempt, had = make_attempt(error, "there")
     with pytest.raises(type(error)):
         asyncio.run(run_with_retry(attempt, ADDRESS, **options))
     assert had == [error]
 
 
 def test_attempts_end_at_the_limit_of_the_address():
-    attempt, had = attempts(*[OSError("refused")] * 1000)
+    attempt, had = make_attempt(*[OSError("refused")] * 1000)
     address = parse_address("couchbase://127.0.0.1/beer?retrySeconds=0.12")
     with pytest.raises(
         Unreachable, match=r"^couchbase://127.0.0.1:11210/beer\S* did not serve for .* \(limit 0.12 s\)"

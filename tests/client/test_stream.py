@@ -168,7 +168,7 @@ async def test_positions_resume_in_the_middle_of_a_snapshot(running):
         assert inside > 3
         table, positions = await read(bucket, positions, "now", table=table)
         assert not table.rollbacks
-        assert table.current() == await stored(bucket, [key for key, _ in documents(0, 2000)])
+        assert table.current() == await read_documents(bucket, [key for key, _ in documents(0, 2000)])
 
 
 @in_loop
@@ -185,7 +185,7 @@ async def test_slow_reader_bounds_the_bytes_in_memory(running):
         assert seen == 5000
 
 
-async def stored(bucket, keys):
+async def read_documents(bucket, keys):
     found = await bucket.get_many(keys)
     return {key: document.value for key, document in zip(keys, found, strict=True) if document is not None}
 

@@ -66,7 +66,7 @@ def close(vbucket, **fields):
     return opaque_message(vbucket, TapOpaque.CLOSE_BACKFILL, **fields)
 
 
-class Consumer(Receiver):
+class TapConsumer(Receiver):
     def reconnect(self):
         super().reconnect()
         self.feed.take_requests(lambda: 1)
@@ -84,7 +84,7 @@ class Consumer(Receiver):
 
 
 def make_consumer(chosen=range(8), **options):
-    consumer = Consumer(TapFeed(8, chosen, window=1 << 16, **options))
+    consumer = TapConsumer(TapFeed(8, chosen, window=1 << 16, **options))
     consumer.feed.take_requests(lambda: 1)
     return consumer
 
@@ -310,7 +310,7 @@ def counts(**items):
     return {int(name.removeprefix("vb")): ItemCount(number) for name, number in items.items()}
 
 
-def dumper(before, messages, chosen=range(8)):
+def start_dump(before, messages, chosen=range(8)):
     """Return a consumer of a dump that has received these messages.
 
     Args:
@@ -318,7 +318,7 @@ def dumper(before, messages, chosen=range(8)):
         messages: messages of the dump.
         chosen: vbuckets of the dump.
     """
-    consumer = Consumer(TapFeed(8, chosen, window=1 << 16, until_now=True))
+    consumer = TapConsumer(TapFeed(8, chosen, window=1 << 16, until_now=True))
     assert consumer.feed.dump.needs_counts
     assert not consumer.feed.dump.set_counts(before)
     consumer.feed.take_requests(lambda: 1)
@@ -340,7 +340,7 @@ def dumper(before, messages, chosen=range(8)):
 )
 def test_a_dump_without_counts_ends_with_its_connection(messages, whole):
     """ep-engine 2.5.1 mostly sends no CLOSE_BACKFILL. If it sends one, each started vbucket must have one."""
-    consumer = dumper(None, messages)
+    consumer = start_dump(None, messages)
     assert consumer.feed.dump.record_connection_end()
     consumer.feed.dump.set_counts(None)
     assert consumer.feed.is_done == whole
@@ -348,7 +348,7 @@ def test_a_dump_without_counts_ends_with_its_connection(messages, whole):
 
 
 def test_dump_without_any_message_is_lost():
-    assert not dumper(None, []).feed.dump.record_connection_end()
+    assert not start_dump(None, []).feed.dump.record_connection_end()
 
 
 @pytest.mark.parametrize("many", [3, 100])
@@ -367,7 +367,7 @@ def test_dump_without_any_message_is_lost():
     ],
 )
 def test_dump_ends_when_the_counts_agree(many, before, after, again):
-    consumer = dumper(before, [begin(2), mutations(2, many), begin(3), mutations(3, many)])
+    consumer = start_dump(before, [begin(2), mutations(2, many), begin(3), mutations(3, many)])
     assert consumer.feed.dump.record_connection_end()
     assert consumer.feed.dump.needs_counts
     assert not consumer.feed.dump.set_counts(after)
@@ -390,7 +390,7 @@ def deletions(vbucket, many):
 @pytest.mark.parametrize("many", [3, 100])
 def test_expired_documents_that_are_still_counted_cause_no_second_dump(many):
     """ep-engine 2.5.1 sends them as deletions, and deletes them afterwards."""
-    consumer = dumper(counts(vb2=2 * many), [begin(2), mutations(2, many), deletions(2, many)])
+    consumer = start_dump(counts(vb2=2 * many), [begin(2), mutations(2, many), deletions(2, many)])
     consumer.feed.dump.record_connection_end()
     consumer.feed.dump.set_counts(counts(vb2=2 * many))
     assert not consumer.feed.is_done
@@ -401,7 +401,7 @@ def test_expired_documents_that_are_still_counted_cause_no_second_dump(many):
 
 
 def test_lost_dump_resumes_with_the_incomplete_vbuckets():
-    consumer = dumper(counts(vb2=3, vb3=3), [begin(2), mutations(2, 3), begin(3), mutations(3, 1)])
+    consumer = start_dump(counts(vb2=3, vb3=3), [begin(2), mutations(2, 3), begin(3), mutations(3, 1)])
     consumer.feed.forget_connection()
     assert consumer.feed.dump.needs_counts
     consumer.feed.dump.set_counts(counts(vb2=3, vb3=3))
@@ -430,7 +430,7 @@ def test_dump_skips_vbuckets_that_are_not_served():
 
 
 def test_lost_dump_that_was_complete_is_not_requested_again():
-    consumer = dumper(counts(vb2=3), [begin(2), mutations(2, 3)])
+    consumer = start_dump(counts(vb2=3), [begin(2), mutations(2, 3)])
     consumer.feed.forget_connection()
     consumer.feed.dump.set_counts(counts(vb2=3))
     assert consumer.feed.is_done
@@ -439,7 +439,7 @@ def test_lost_dump_that_was_complete_is_not_requested_again():
 
 @pytest.mark.parametrize("counted", [counts(vb2=5), None])
 def test_dumps_without_progress_are_an_error(counted):
-    consumer = dumper(counted, [begin(2), mutations(2, 1)])
+    consumer = start_dump(counted, [begin(2), mutations(2, 1)])
     found = r"vbucket 2: 1 of 5" if counted else "closed the connection during a backfill"
     for _ in range(5):
         consumer.feed.forget_connection()
@@ -453,7 +453,7 @@ def test_dumps_without_progress_are_an_error(counted):
 
 def test_dumps_with_progress_continue():
     """The documents on disk are behind the counts."""
-    consumer = dumper(counts(vb2=20), [begin(2), mutations(2, 1)])
+    consumer = start_dump(counts(vb2=20), [begin(2), mutations(2, 1)])
     for many in range(2, 20):
         consumer.feed.forget_connection()
         consumer.feed.dump.set_counts(counts(vb2=20))
@@ -465,8 +465,8 @@ def test_dumps_with_progress_continue():
 # Is a stream complete?
 
 
-def follower(before, *messages):
-    consumer = Consumer(TapFeed(8, range(8), window=1 << 16))
+def start_stream(before, *messages):
+    consumer = TapConsumer(TapFeed(8, range(8), window=1 << 16))
     assert consumer.feed.dump.needs_counts
     assert not consumer.feed.dump.set_counts(before)
     consumer.feed.take_requests(lambda: 1)
@@ -478,7 +478,7 @@ def follower(before, *messages):
     "messages", [[mutations(3, 2)], [mutations(3, 2), mutations(2, 100)], [begin(2), mutations(2, 1), close(2)]]
 )
 def test_a_stream_without_a_backfill_is_reported(messages):
-    feed = follower(counts(vb2=101, vb3=14, vb4=0), *messages)
+    feed = start_stream(counts(vb2=101, vb3=14, vb4=0), *messages)
     assert feed.dump.needs_counts
     warning = feed.dump.set_counts(counts(vb2=101, vb3=14, vb4=0))
     assert re.search(r"has \d+ of 115 documents \(vbucket 2: \d+ of 101, vbucket 3: \d of 14\)", warning)
@@ -487,7 +487,7 @@ def test_a_stream_without_a_backfill_is_reported(messages):
 
 
 def test_stream_that_sends_nothing_is_checked_after_a_silence():
-    feed = follower(counts(vb2=1), opaque_message(0, TapOpaque.ENABLE_AUTO_NACK))
+    feed = start_stream(counts(vb2=1), opaque_message(0, TapOpaque.ENABLE_AUTO_NACK))
     assert not feed.dump.needs_counts
     assert feed.dump.is_unsettled
     feed.dump.record_silence()
@@ -497,7 +497,7 @@ def test_stream_that_sends_nothing_is_checked_after_a_silence():
 
 def test_vbucket_that_restarts_during_the_count_is_checked_at_its_end():
     """Its earlier documents are rolled back by then, so that it would seem to have none."""
-    feed = follower(counts(vb2=41), begin(2), mutations(2, 41), close(2))
+    feed = start_stream(counts(vb2=41), begin(2), mutations(2, 41), close(2))
     assert feed.dump.needs_counts
     feed.receive(FrameReceiver(Slab(1 << 16), run_dialect=feed.dialect).feed(begin(2)))
     assert not feed.dump.set_counts(counts(vb2=41))
@@ -507,7 +507,7 @@ def test_vbucket_that_restarts_during_the_count_is_checked_at_its_end():
 
 
 def test_a_backfill_is_not_checked_before_its_end():
-    feed = follower(counts(vb2=3), begin(2), mutations(2, 3), begin(3), close(2))
+    feed = start_stream(counts(vb2=3), begin(2), mutations(2, 3), begin(3), close(2))
     assert not feed.dump.is_unsettled
     assert not feed.dump.needs_counts
     feed.receive(FrameReceiver(Slab(1 << 16), run_dialect=feed.dialect).feed(close(3)))
@@ -519,12 +519,12 @@ def test_a_backfill_is_not_checked_before_its_end():
     ("before", "after"), [(None, counts(vb2=9)), (counts(vb2=9), None), (counts(vb2=1), counts(vb2=9))]
 )
 def test_stream_is_not_reported_without_certainty(before, after):
-    assert not follower(before, begin(2), mutations(2, 1), close(2)).dump.set_counts(after)
+    assert not start_stream(before, begin(2), mutations(2, 1), close(2)).dump.set_counts(after)
 
 
 @pytest.mark.parametrize("many", [3, 100])
 def test_expired_documents_do_not_count_as_missing(many):
-    feed = follower(counts(vb2=many + 2), begin(2), mutations(2, 2), deletions(2, many), close(2))
+    feed = start_stream(counts(vb2=many + 2), begin(2), mutations(2, 2), deletions(2, many), close(2))
     assert not feed.dump.set_counts(counts(vb2=many + 2))
 
 

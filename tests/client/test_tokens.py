@@ -125,7 +125,7 @@ async def test_writes_beside_a_refused_write_have_tokens():
         assert bucket.tokens() == ((0, 7, 2),)
 
 
-def answered(vbucket, vbuuid, seqno, kind=Set, status=0):
+def make_reply(vbucket, vbuuid, seqno, kind=Set, status=0):
     token = b"" if status else vbuuid.to_bytes(8) + seqno.to_bytes(8)
     return kind(vbucket=vbucket, key=b"k"), Frame(Magic.RESPONSE, Opcode.SET, status, extras=token)
 
@@ -134,7 +134,7 @@ def answered(vbucket, vbuuid, seqno, kind=Set, status=0):
 def test_the_order_of_replies_on_a_branch_does_not_matter(tokens, step):
     found = NewestTokens()
     for start in range(0, len(tokens), step):
-        pairs = [answered(*token) for token in tokens[start : start + step]]
+        pairs = [make_reply(*token) for token in tokens[start : start + step]]
         found.remember([request for request, _ in pairs], [frame for _, frame in pairs])
     assert found.list_newest() == ((1, 9, 2**40), (5, 9, 2**40))
 
@@ -143,6 +143,6 @@ def test_requests_that_wrote_nothing_have_no_token():
     found = NewestTokens()
     found.remember([], [])
     for kind, status in ((Get, 0), (Delete, Status.KEY_ENOENT)):
-        request, frame = answered(3, 9, 1, kind, status)
+        request, frame = make_reply(3, 9, 1, kind, status)
         found.remember([request], [frame])
     assert found.list_newest() == ()

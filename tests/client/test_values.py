@@ -72,7 +72,7 @@ async def test_extended_attributes_are_delivered_without_values():
 # Compression without a request: Couchbase 3.1.6 compresses in every stream
 
 
-def compressed(*frames):
+def compress_values(*frames):
     """Return the same change messages with compressed values."""
     found = []
     for frame in FrameReceiver(Slab(1 << 20), run_dialect=None).feed(b"".join(frames)):
@@ -89,7 +89,7 @@ def test_stream_delivers_compressed_values_inflated(many):
     consumer, request = open_stream()
     plain, packed = range(1, many + 1), range(many + 1, 2 * many + 1)
     rows = consumer.get(
-        marker(request, 1, 2 * many), mutations(request, *plain), compressed(mutations(request, *packed))
+        marker(request, 1, 2 * many), mutations(request, *plain), compress_values(mutations(request, *packed))
     )
     assert [row.seqno for row in rows] == [*plain, *packed]
     assert {(row.value, row.datatype) for row in rows[:many]} == {(b"value", 0)}
