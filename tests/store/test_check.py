@@ -1,10 +1,12 @@
 """`penstock check`: the report of damaged files, and the bucket after a repair."""
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
+from penstock.store.recovery.overlay import DiscardingDirectory
 from penstock.store.recovery.repair_plan import LostChanges
 from penstock.wire.codec.constants import VbucketState
 from tests.store.failing import Place, capture_state, read_files
@@ -143,3 +145,22 @@ def test_every_repair_keeps_the_replaced_files(place: Place) -> None:
         kept = read_files(place.path / aside)
         assert kept == {written.last_log: broken, "inventory.json": kept["inventory.json"]}
     place().close()
+
+
+def test_check_closes_the_files_of_its_trials(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    create = DiscardingDirectory.create
+
+    def create_and_note(directory: DiscardingDirectory, name: str) -> int:
+        opened.append(create(directory, name))
+        return opened[-1]
+
+    monkeypatch.setattr(DiscardingDirectory, "create", create_and_note)
+    write_files(place.path, write_all_file_kinds().files)
+    name = max(read_files(place.path))
+    (place.path / name).write_bytes(b"")
+    assert check_place(place).losses
+    assert opened
+    for descriptor in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)

@@ -186,7 +186,11 @@ class TrialRecovery:
         log.segments.histories = histories
         for vbucket, description in descriptions.items():
             histories[vbucket].restore(description)
-        recover_log(log, histories, found)
+        try:
+            recover_log(log, histories, found)
+        finally:
+            if directory is None:
+                log.release()  # a check of many buckets would otherwise run out of file descriptors
         return RecoveredBucket(log, histories)
 
 
