@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import PATIENCE
+from tests.waiting import wait_readable
 
 pytestmark = pytest.mark.spark
 
@@ -60,7 +61,7 @@ def test_interrupted_demo_leaves_no_process_behind(moment):
         assert demo.stdout is not None
         seen = b""
         while moment.encode() not in seen:
-            ready, _, _ = select.select([demo.stdout], [], [], 200)
+            ready = wait_readable([demo.stdout], 200)
             chunk = os.read(demo.stdout.fileno(), 65536) if ready else b""
             assert chunk, seen
             seen += chunk

@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import select
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import GetFailoverLog, SeqnoPersistence, Set, unpack_failover_log
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
+from tests.waiting import wait_readable
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def run_process(*arguments, **environment):
 
 
 def read_first_line(stream, wait=PATIENCE) -> str:
-    ready, _, _ = select.select([stream], [], [], wait)
+    ready = wait_readable([stream], wait)
     assert ready, "nothing was printed in time"
     return str(stream.readline())
 

@@ -2,7 +2,6 @@
 
 import os
 import pty
-import select
 import subprocess
 import sys
 
@@ -10,6 +9,7 @@ import pytest
 
 from penstock.node.auth import UsersFile
 from tests.patience import PATIENCE
+from tests.waiting import wait_readable
 
 
 @pytest.fixture
@@ -76,11 +76,11 @@ def add_at_terminal(path, *lines):
         for line in lines:
             before = seen.count(b": ")
             while seen.count(b": ") == before:
-                assert select.select([master], [], [], 30)[0], seen
+                assert wait_readable([master], 30), seen
                 seen += os.read(master, 4096)
             os.write(master, line + b"\n")
         try:
-            while select.select([master], [], [], 30)[0]:
+            while wait_readable([master], 30):
                 seen += os.read(master, 4096)
         except OSError:
             pass  # the other end is closed

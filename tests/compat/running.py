@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import time
@@ -12,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import IO
 
 from tests.patience import PATIENCE
+from tests.waiting import wait_readable
 
 __all__ = ["Program"]
 
@@ -54,7 +54,7 @@ class Program:
 
     def _read(self, deadline: float) -> None:
         """Read some of the output. Raises EOFError at its end."""
-        ready, _, _ = select.select([self._output], [], [], max(0.0, deadline - time.monotonic()))
+        ready = wait_readable([self._output], max(0.0, deadline - time.monotonic()))
         assert ready, f"nothing more in {PATIENCE:g} s: {self.lines}"
         data = os.read(self._output.fileno(), 1 << 16)
         if not data:

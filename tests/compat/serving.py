@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import select
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.patience import PATIENCE
+from tests.waiting import wait_readable
 
 __all__ = ["Serving"]
 
@@ -71,7 +71,7 @@ class Serving:
         ]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE)
+        ready = wait_readable([self._process.stdout], PATIENCE)
         assert ready, "the node said nothing in time"
         self.ready = json.loads(self._process.stdout.readline())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 from tests.kills.writer import Life
 from tests.patience import PATIENCE
+from tests.waiting import wait_readable
 
 __all__ = ["Death", "ForkServer"]
 
@@ -113,7 +113,7 @@ class ForkServer:
                     return int(line.removeprefix(prefix))
                 self._output.append(line)
             assert self._process.stdout is not None
-            ready, _, _ = select.select([self._process.stdout], [], [], max(deadline - time.monotonic(), 0))
+            ready = wait_readable([self._process.stdout], max(deadline - time.monotonic(), 0))
             if not ready:
                 return None
             more = os.read(self._process.stdout.fileno(), 1 << 16)

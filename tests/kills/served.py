@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from penstock.node import Node
 from penstock.store.definition.bucket_settings import BucketSettings
 from tests.patience import PATIENCE
+from tests.waiting import wait_readable
 
 __all__ = ["VBUCKETS", "NodeProcess", "serve"]
 
@@ -43,7 +43,7 @@ class NodeProcess:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], PATIENCE)
+        ready = wait_readable([process.stdout], PATIENCE)
         assert ready, "nothing was printed in time"
         self.port = int(json.loads(process.stdout.readline())["kv_port"])
 

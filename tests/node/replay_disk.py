@@ -6,7 +6,6 @@ As a program, with a directory and the name of a recording: the node that is kil
 from __future__ import annotations
 
 import asyncio
-import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from penstock.node.buckets.bucket_spec import BucketSpec
 from tests.node.replay_state import VBUCKETS, build
 from tests.node.watch import run
 from tests.patience import PATIENCE
+from tests.waiting import wait_readable
 
 __all__ = ["node_of"]
 
@@ -74,7 +74,7 @@ def _kill(path: Path, name: str) -> None:
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
-            ready, _, _ = select.select([process.stdout], [], [], PATIENCE)
+            ready = wait_readable([process.stdout], PATIENCE)
             assert ready, "nothing was built in time"
             assert process.stdout.readline() == b"built\n"
         finally:

@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import select
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Noop
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
+from tests.waiting import wait_readable
 
 S = Status
 
@@ -37,7 +37,7 @@ def serving(soft, hard):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            assert select.select([process.stdout], [], [], 60)[0], "the node did not start in time"
+            assert wait_readable([process.stdout], 60), "the node did not start in time"
             ready = json.loads(process.stdout.readline())
             yield process, SimpleNamespace(host="127.0.0.1", kv_port=ready["kv_port"])
         finally:
@@ -78,7 +78,7 @@ def test_node_without_file_descriptors_keeps_connections_and_accepts_later():
             assert client.status(Noop()) == S.SUCCESS
         for client in crowd[5:]:
             client.send(Noop())
-        assert select.select([client.socket for client in crowd[5:]], [], [], 1.5)[0] == []  # beyond the next attempt
+        assert wait_readable([client.socket for client in crowd[5:]], 1.5) == []  # beyond the next attempt
         assert known.set(b"k", b"v").specific == S.SUCCESS
         assert known.get(b"k").value == b"v"
         for client in crowd[:15]:

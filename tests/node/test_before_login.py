@@ -2,7 +2,6 @@
 
 import logging
 import resource
-import select
 import subprocess
 import sys
 import time
@@ -34,6 +33,7 @@ from penstock.wire.messages.sasl import SaslAuth, SaslListMechs, SaslStep
 from tests.node.watch import run
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
+from tests.waiting import wait_readable
 
 S = Status
 HALF_OPEN = 10_000
@@ -324,7 +324,7 @@ def test_incomplete_frame_ends_connection(running, log, known):
             assert log_in(slow) == S.SUCCESS
         slow.send(HEADER.pack(Magic.REQUEST, Opcode.NOOP, 0, 0, 0, 0, MAX_FRAME_BEFORE_LOGIN // 2, 1, 0))
         deadline = time.monotonic() + PATIENCE
-        while not select.select([slow.socket], [], [], 0.02)[0]:
+        while not wait_readable([slow.socket], 0.02):
             assert time.monotonic() < deadline, "the node listens for ever"
             slow.socket.send(b"x")
         assert slow.ended()
@@ -368,7 +368,7 @@ def test_node_serves_others_beside_a_crowd_of_incomplete_frames(running, log):
             assert process.stdin is not None
             assert process.stdout is not None
             try:
-                assert select.select([process.stdout], [], [], 120)[0], "the crowd did not come in time"
+                assert wait_readable([process.stdout], 120), "the crowd did not come in time"
                 assert process.stdout.readline() == b"there\n"
                 until(node, lambda: node.connections.total >= count)
                 assert run(node, lambda: len(node.connections.open_connections)) <= MAX_UNAUTHENTICATED // 2 + 1

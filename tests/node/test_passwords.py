@@ -1,7 +1,6 @@
 """Passwords that wait to be checked: whose turn it is, how many there may be, and that others are served meanwhile."""
 
 import asyncio
-import select
 import threading
 import time
 from base64 import b64encode
@@ -26,6 +25,7 @@ from penstock.wire.values.scram import MAX_ITERATIONS
 from tests.node.watch import run
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
+from tests.waiting import wait_readable
 
 S = Status
 
@@ -206,7 +206,7 @@ def test_concurrent_guesses_are_queued_apart_from_other_logins(users, scram):
                 client.send(SaslAuth(key=b"PLAIN", value=b"\0root\0guess"))
         innocent = stack.enter_context(connected(node))
         assert innocent.status(SaslAuth(key=b"PLAIN", value=b"\0alice\0wonderland")) == S.SUCCESS
-        assert select.select([crowd[-1].socket], [], [], 0)[0] == []
+        assert wait_readable([crowd[-1].socket], 0) == []
         for client in crowd:
             assert client.receive().specific == S.AUTH_ERROR
         assert time.monotonic() - started >= 0.05 + 0.1 + 0.2 + 0.4 + 0.8

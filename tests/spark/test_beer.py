@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -18,6 +17,7 @@ import pytest
 from tests.patience import PATIENCE
 from tests.spark.buckets import Documents, check_changelog, compact, current_of, generated, numbered
 from tests.spark.running import running
+from tests.waiting import wait_readable
 
 BEER = Path(__file__).parents[3] / "shared" / "data" / "beer-sample.jsonl"
 VBUCKETS = 64
@@ -57,7 +57,7 @@ class Served:
             [*command, *where, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE)
+        ready = wait_readable([self._process.stdout], PATIENCE)
         assert ready, "the node did not report that it serves"
         self.port = int(json.loads(self._process.stdout.readline())["kv_port"])
 
