@@ -104,11 +104,11 @@ def url(nodes):
 def test_all_nodes_report_the_same_uuid_of_a_bucket(nodes):
     """A client reads a bucket's URIs, which contain its UUID, from one node and requests them from another node."""
     here, *others = map(WebClient, nodes)
-    (bucket,) = here.said("/pools/default/buckets")
+    (bucket,) = here.get_json("/pools/default/buckets")
     assert bucket["uuid"] in bucket["uri"]
     for other in others:
-        assert other.said(bucket["uri"])["uuid"] == bucket["uuid"]
-        assert other.said("/pools/default/b/beer")["uuid"] == bucket["uuid"]
+        assert other.get_json(bucket["uri"])["uuid"] == bucket["uuid"]
+        assert other.get_json("/pools/default/b/beer")["uuid"] == bucket["uuid"]
 
 
 @in_loop

@@ -101,7 +101,7 @@ def test_lost_privilege_ends_the_stream(node, users, value, roles, ends):
                 assert client.ended()
         else:
             while node.users.version == before:
-                root.said("/whoami")
+                root.get_json("/whoami")
             assert client.stream(vbucket=1, value=value).specific == Status.SUCCESS
 
 

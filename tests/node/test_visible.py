@@ -168,8 +168,8 @@ def test_statistics_list_only_visible_collections(guarded, group):
 def test_filtered_manifest_keeps_the_uid(guarded):
     with logged_in(guarded, "alice") as alice:
         manifest = json.loads(alice.ask(GetManifest()).value)
-    over_http = WebClient(guarded, ("alice", "alice's")).said("/pools/default/buckets/default/scopes")
-    whole = WebClient(guarded, ("root", "root's")).said("/pools/default/buckets/default/scopes")
+    over_http = WebClient(guarded, ("alice", "alice's")).get_json("/pools/default/buckets/default/scopes")
+    whole = WebClient(guarded, ("root", "root's")).get_json("/pools/default/buckets/default/scopes")
     for said in (manifest, over_http):
         assert said["uid"] == whole["uid"] == f"{MANIFEST.uid:x}"
         assert [scope["name"] for scope in said["scopes"]] == ["beers"]
@@ -179,7 +179,7 @@ def test_filtered_manifest_keeps_the_uid(guarded):
 
 def test_item_counts_cover_visible_collections(guarded):
     counts = [
-        WebClient(guarded, (name, f"{name}'s")).said("/pools/default/buckets/default")["basicStats"]["itemCount"]
+        WebClient(guarded, (name, f"{name}'s")).get_json("/pools/default/buckets/default")["basicStats"]["itemCount"]
         for name in ("root", "alice")
     ]
     assert counts == [4, 1]
@@ -196,7 +196,7 @@ def test_node_item_counts_cover_visible_collections(guarded):
 def node_documents(node, user):
     """Yield every document over HTTP that says something of the node."""
     web = WebClient(node, (user, f"{user}'s"))
-    yield from map(web.said, ("/pools/default", "/pools/nodes", "/pools/default/buckets/default"))
-    yield from web.said("/pools/default/buckets")
+    yield from map(web.json, ("/pools/default", "/pools/nodes", "/pools/default/buckets/default"))
+    yield from web.get_json("/pools/default/buckets")
     with web.stream("/pools/default/bucketsStreaming/default") as stream:
         yield stream.next()

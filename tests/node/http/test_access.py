@@ -1,4 +1,4 @@
-"""Who may look and change, over HTTP and HTTPS."""
+"""Rights of users to read and change things over HTTP and HTTPS."""
 
 import ssl
 from datetime import UTC, datetime
@@ -52,7 +52,7 @@ PATHS = [
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("login", [None, ("root", "wrong"), ("nobody", "root's"), ("", ""), ("root", "root's" * 1000)])
-def test_request_without_the_password_learns_nothing(guarded, path, login):
+def test_request_without_the_password_is_refused(guarded, path, login):
     answer = WebClient(guarded, login).get(path)
     assert answer.status == 401
     assert answer.headers["WWW-Authenticate"].startswith("Basic ")
@@ -60,39 +60,39 @@ def test_request_without_the_password_learns_nothing(guarded, path, login):
 
 
 @pytest.mark.parametrize(
-    "said", ["Basic", "Basic !", "Basic cm9vdA==", "Basic /w==", "Basic \xe9", "Bearer cm9vdDpyb290J3M=", ""]
+    "authorization", ["Basic", "Basic !", "Basic cm9vdA==", "Basic /w==", "Basic \xe9", "Bearer cm9vdDpyb290J3M=", ""]
 )
-def test_invalid_authorization_is_refused(guarded, said):
-    assert WebClient(guarded).get("/pools/default", headers={"Authorization": said}).status == 401
+def test_invalid_authorization_is_refused(guarded, authorization):
+    assert WebClient(guarded).get("/pools/default", headers={"Authorization": authorization}).status == 401
 
 
 def test_open_pages_need_no_login(guarded):
-    assert WebClient(guarded).said("/pools")["implementationVersion"]
-    assert WebClient(guarded).said("/")["name"] == "penstock"
+    assert WebClient(guarded).get_json("/pools")["implementationVersion"]
+    assert WebClient(guarded).get_json("/")["name"] == "penstock"
 
 
 def test_unauthenticated_client_sees_no_names(guarded):
-    pools = WebClient(guarded).said("/pools")
+    pools = WebClient(guarded).get_json("/pools")
     assert not pools["isAdminCreds"]
     assert pools["pools"][0]["uri"] == "/pools/default"
     assert guarded.uuid not in str(pools)
-    assert "version" not in WebClient(guarded).said("/")
+    assert "version" not in WebClient(guarded).get_json("/")
     for path in ("/versions", "/pools/default", "/pools/nodes", "/pools/default/nodeServices", "/whoami"):
         assert WebClient(guarded).get(path).status in (401, 404)
 
 
 def test_only_administrators_see_that_they_are_administrators(guarded):
-    assert as_user(guarded, "root").said("/pools")["isAdminCreds"]
-    reader = as_user(guarded, "reader").said("/pools")
+    assert as_user(guarded, "root").get_json("/pools")["isAdminCreds"]
+    reader = as_user(guarded, "reader").get_json("/pools")
     assert not reader["isAdminCreds"]
     assert reader["uuid"] == guarded.uuid
 
 
 def test_users_see_their_own_buckets(guarded):
     root, reader = as_user(guarded, "root"), as_user(guarded, "reader")
-    assert [bucket["name"] for bucket in root.said(BUCKETS)] == ["beer", "wine"]
-    assert [bucket["name"] for bucket in reader.said(BUCKETS)] == ["beer"]
-    assert [bucket["bucketName"] for bucket in reader.said("/pools/default")["bucketNames"]] == ["beer"]
+    assert [bucket["name"] for bucket in root.get_json(BUCKETS)] == ["beer", "wine"]
+    assert [bucket["name"] for bucket in reader.get_json(BUCKETS)] == ["beer"]
+    assert [bucket["bucketName"] for bucket in reader.get_json("/pools/default")["bucketNames"]] == ["beer"]
     with connected(guarded) as client:
         assert log_in(client, "root") == Status.SUCCESS
         for bucket, count in (("beer", 2), ("wine", 3)):
@@ -100,12 +100,12 @@ def test_users_see_their_own_buckets(guarded):
             for number in range(count):
                 assert client.set(b"%d" % number).specific == Status.SUCCESS
     for web, items in ((root, 5), (reader, 2)):
-        assert web.said("/pools/default")["nodes"][0]["interestingStats"] == {"curr_items": items}
-    assert reader.said("/pools/default/b/beer")["name"] == "beer"
+        assert web.get_json("/pools/default")["nodes"][0]["interestingStats"] == {"curr_items": items}
+    assert reader.get_json("/pools/default/b/beer")["name"] == "beer"
     for path in (f"{BUCKETS}/wine", "/pools/default/b/wine", f"{BUCKETS}/wine/scopes", f"{BUCKETS}/water"):
         answer = reader.get(path)
         assert (answer.status, answer.body) == (404, b"Requested resource not found.\n")
-    assert reader.said("/whoami") == {
+    assert reader.get_json("/whoami") == {
         "id": "reader",
         "domain": "local",
         "roles": [{"role": "data_reader", "target": "beer"}],
@@ -130,7 +130,7 @@ CHANGES = [
 def test_users_without_admin_cannot_change_buckets(guarded, name, method, path, form):
     answer = as_user(guarded, name).ask(method, path, form)
     assert answer.status == 403
-    assert answer.said["permissions"]
+    assert answer.json["permissions"]
     assert list(guarded.buckets) == ["beer", "wine"]
     assert guarded.buckets["beer"].store.manifests.current.uid == 0
 
@@ -149,7 +149,7 @@ def test_statistics_need_a_privilege(guarded):
 
 
 def test_optional_login_is_still_checked(node):
-    assert WebClient(node, ("Administrator", "password")).said("/whoami")["id"] == "Administrator"
+    assert WebClient(node, ("Administrator", "password")).get_json("/whoami")["id"] == "Administrator"
     assert WebClient(node, ("Administrator", "guess")).get("/whoami").status == 401
 
 
@@ -174,12 +174,12 @@ def test_page_of_the_same_site_can_change_buckets(node, web):
     assert web.ask("POST", BUCKETS, {"name": "wine"}, headers={"Origin": own}).status == 202
 
 
-# Passwords on the way
+# Passwords on the network
 
 
 @pytest.fixture
-def secured(users, tmp_path):
-    """Options of a node with TLS, and what believes its certificate."""
+def tls_setup(users, tmp_path):
+    """Return the options of a node with TLS, and a client context that trusts its certificate."""
     made = make_certificates([], "reader", 2, datetime.now(UTC))
     for name, one in made.items():
         (tmp_path / f"{name}.pem").write_bytes(one.certificate)
@@ -188,22 +188,22 @@ def secured(users, tmp_path):
     return options, ssl.create_default_context(cafile=tmp_path / "ca.pem")
 
 
-def test_client_certificate_logs_in(secured, tmp_path):
-    options, context = secured
+def test_client_certificate_logs_in(tls_setup, tmp_path):
+    options, context = tls_setup
     with Node.running(["beer", "wine"], vbuckets=4, client_ca=tmp_path / "ca.pem", **options) as node:
         web = WebClient(node, port=node.https_port, context=context)
         assert web.get("/whoami").status == 401
         context.load_cert_chain(tmp_path / "client.pem", tmp_path / "client.key")
-        assert web.said("/whoami")["id"] == "reader"
-        assert [bucket["name"] for bucket in web.said(BUCKETS)] == ["beer"]
-        assert as_user(node, "root", port=node.https_port, context=context).said("/whoami")["id"] == "root"
+        assert web.get_json("/whoami")["id"] == "reader"
+        assert [bucket["name"] for bucket in web.get_json(BUCKETS)] == ["beer"]
+        assert as_user(node, "root", port=node.https_port, context=context).get_json("/whoami")["id"] == "root"
 
 
-def test_https_serves_pages(secured):
-    options, context = secured
+def test_https_serves_pages(tls_setup):
+    options, context = tls_setup
     with Node.running(["beer"], vbuckets=4, **options) as node:
         web = as_user(node, "root", port=node.https_port, context=context)
-        (place,) = web.said("/pools/default/b/beer")["nodesExt"]
+        (place,) = web.get_json("/pools/default/b/beer")["nodesExt"]
         assert place["services"] == {
             "kv": node.kv_port,
             "kvSSL": node.tls_port,
@@ -216,10 +216,10 @@ def test_https_serves_pages(secured):
             assert stream.next()["collectionsManifestUid"] == "1"
 
 
-def test_password_over_plain_http_is_refused(secured):
-    options, context = secured
+def test_password_over_plain_http_is_refused(tls_setup):
+    options, context = tls_setup
     with Node.running(["beer"], vbuckets=4, host="0.0.0.0", **options) as node:
-        node.host = "127.0.0.1"  # for this client; it listens everywhere
+        node.host = "127.0.0.1"  # the address for this client: the node listens on all addresses
         answer = as_user(node, "root").get("/pools/default")
         assert answer.status == 403
         assert b"TLS" in answer.body

@@ -1,4 +1,4 @@
-"""What is no request, or too much of one."""
+"""Input that is no HTTP request, or exceeds the limits of one."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from penstock.node.http.pages import forms
 from penstock.node.http.protocol import request_pipeline, response_output
 from penstock.node.http.protocol.request_reader import MAX_BODY, MAX_HEAD_BYTES
 from tests.examples import scaled
-from tests.node.http.web_client import WebClient, all_of, raw
+from tests.node.http.web_client import WebClient, open_connection, read_to_end
 from tests.node.manifests import DEFAULT, give
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
@@ -23,7 +23,7 @@ FORM = "application/x-www-form-urlencoded"
 
 
 def is_served(node):
-    return WebClient(node).said("/pools/default/b/beer")["name"] == "beer"
+    return WebClient(node).get_json("/pools/default/b/beer")["name"] == "beer"
 
 
 BODIES = [
@@ -39,7 +39,7 @@ BODIES = [
 
 
 @pytest.mark.parametrize(("body", "status", "why"), BODIES, ids=[str(row[1:]) for row in BODIES])
-def test_body_that_is_no_form_is_refused(node, web, body, status, why):
+def test_body_that_is_not_a_valid_form_is_refused(node, web, body, status, why):
     answer = web.ask("POST", BUCKETS, body=body, headers={"Content-Type": FORM})
     assert answer.status == status
     assert why in answer.body
@@ -49,12 +49,12 @@ def test_body_that_is_no_form_is_refused(node, web, body, status, why):
 def test_endless_body_is_cut_off(node):
     head = b"POST /pools/default/buckets HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
-    with raw(node, head) as connection:
+    with open_connection(node, head) as connection:
         with contextlib.suppress(ConnectionError):
             for _ in range(64):
                 connection.sendall(chunk)
-        answer = all_of(connection)
-    assert answer.startswith(b"HTTP/1.1 413") or not answer  # the system may drop it when the connection ends
+        answer = read_to_end(connection)
+    assert answer.startswith(b"HTTP/1.1 413") or not answer  # the system may drop the response when the connection ends
     assert is_served(node)
 
 
@@ -75,9 +75,9 @@ REQUESTS = [
 
 @pytest.mark.parametrize("request_", REQUESTS)
 def test_invalid_request_is_refused(node, request_):
-    with raw(node, request_) as connection:
+    with open_connection(node, request_) as connection:
         connection.shutdown(1)
-        answer = all_of(connection)
+        answer = read_to_end(connection)
     assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431"))
     assert is_served(node)
 
@@ -99,7 +99,7 @@ PATHS = st.lists(
 def test_any_path_and_body_get_a_response(node, method, path, body):
     where = "/" + "/".join(path)
     if "bs" in path and method in ("GET", "HEAD"):
-        return  # that one does not end
+        return  # the response of a stream does not end
     answer = WebClient(node).ask(method, where, body=body, headers={"Content-Type": FORM})
     assert 200 <= answer.status < 500
     assert b"Traceback" not in answer.body
@@ -108,9 +108,9 @@ def test_any_path_and_body_get_a_response(node, method, path, body):
 @settings(max_examples=scaled(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=300))
 def test_random_bytes_leave_the_node_running(node, data):
-    with raw(node, data) as connection:
+    with open_connection(node, data) as connection:
         connection.shutdown(1)
-        all_of(connection)
+        read_to_end(connection)
     assert is_served(node)
 
 
@@ -121,38 +121,38 @@ SLOW = [
 ]
 
 
-@pytest.mark.parametrize("begun", SLOW)
-def test_unfinished_request_ends_its_connection_after_some_seconds(begun):
+@pytest.mark.parametrize("sent", SLOW)
+def test_unfinished_request_ends_its_connection_after_some_seconds(sent):
     with Node.running(["beer"], vbuckets=4) as node:
         node.http.seconds = 0.05
-        with raw(node, begun) as connection:
-            assert not all_of(connection)
+        with open_connection(node, sent) as connection:
+            assert not read_to_end(connection)
         assert is_served(node)
 
 
 def test_unfinished_second_request_ends_its_connection():
     with Node.running(["beer"], vbuckets=4) as node:
         node.http.seconds = 0.05
-        with raw(node, b"GET /pools HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
+        with open_connection(node, b"GET /pools HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
             answer = b""
             while b"}]" not in answer:
                 answer += connection.recv(1 << 16)
             connection.sendall(b"GET /po")
-            all_of(connection)
-        with raw(node, b"GET /pools/default/bs/beer HTTP/1.1\r\nHost: localhost\r\n\r\n") as streaming:
+            read_to_end(connection)
+        with open_connection(node, b"GET /pools/default/bs/beer HTTP/1.1\r\nHost: localhost\r\n\r\n") as streaming:
             answer = b""
             while b"\n\n\n\n" not in answer:
                 answer += streaming.recv(1 << 16)
-            with raw(node) as other:
-                assert not all_of(other)
-            # As long again as the other was given: a stream may go on for ever.
-            assert asyncio.run_coroutine_threadsafe(_open(node), node.loop).result(PATIENCE) == 1
+            with open_connection(node) as other:
+                assert not read_to_end(other)
+            # The other connection has reached the time limit, but a stream has none.
+            assert asyncio.run_coroutine_threadsafe(_count_streams(node), node.loop).result(PATIENCE) == 1
 
 
 def test_idle_connection_ends(monkeypatch, node):
     monkeypatch.setattr(request_pipeline, "_KEEP_ALIVE_SECONDS", 0.05)
-    with raw(node, b"GET /pools HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
-        assert all_of(connection).startswith(b"HTTP/1.1 200")
+    with open_connection(node, b"GET /pools HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
+        assert read_to_end(connection).startswith(b"HTTP/1.1 200")
 
 
 def test_client_that_reads_nothing_is_disconnected(monkeypatch, node):
@@ -163,24 +163,24 @@ def test_client_that_reads_nothing_is_disconnected(monkeypatch, node):
         connection.settimeout(PATIENCE)
         connection.connect((node.host, node.http_port))
         with pytest.raises(ConnectionError):
-            _send_for_ever(connection, request)
+            _send_until_error(connection, request)
 
 
 @pytest.mark.long
 def test_client_that_reads_slowly_is_served(monkeypatch):
-    """It takes longer for a document than it may take to read some of it."""
+    """The limit of time applies to each part that the client reads, not to a whole document."""
     seconds = 1.0
     monkeypatch.setattr(response_output, "_UNREAD_SECONDS", seconds)
     with Node.running(["beer"], vbuckets=1) as node, connected(node, "beer") as client:
-        long = [{"name": f"{number:0250d}", "uid": f"{number + 8:x}"} for number in range(1190)]
-        give(client, 1, DEFAULT, {"name": "many", "uid": "8", "collections": long})
+        collections = [{"name": f"{number:0250d}", "uid": f"{number + 8:x}"} for number in range(1190)]
+        give(client, 1, DEFAULT, {"name": "many", "uid": "8", "collections": collections})
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.settimeout(PATIENCE)
             connection.connect((node.host, node.http_port))
             connection.sendall(b"GET /pools/default/buckets/beer/scopes HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
-            begun, received = node.loop.time(), 0
-            while (elapsed := node.loop.time() - begun) < 3 * seconds:
+            sent, received = node.loop.time(), 0
+            while (elapsed := node.loop.time() - sent) < 3 * seconds:
                 if received < elapsed * 80_000 / seconds:
                     received += len(connection.recv(1024))
                 else:
@@ -193,25 +193,25 @@ def test_client_that_reads_slowly_is_served(monkeypatch):
                 rest += piece
 
 
-def _send_for_ever(connection, data):
+def _send_until_error(connection, data):
     while True:
         connection.sendall(data)
 
 
-async def _open(node):
+async def _count_streams(node):
     return len(node.http.state.streams)
 
 
 def test_number_of_connections_has_a_limit():
-    """One address gets half of them."""
+    """One address gets half of the connections."""
     with Node.running(["beer"], vbuckets=4) as node:
         node.http.shares.places = 6
         with contextlib.ExitStack() as opened:
             request = b"GET /pools/default/bs/beer HTTP/1.1\r\nHost: localhost\r\n\r\n"
             for _ in range(3):
-                connection = opened.enter_context(raw(node, request))
+                connection = opened.enter_context(open_connection(node, request))
                 assert connection.recv(1)
-            assert not all_of(opened.enter_context(raw(node, request)))
+            assert not read_to_end(opened.enter_context(open_connection(node, request)))
         web = WebClient(node)
         for _ in range(100):
             with contextlib.suppress(ConnectionError):
@@ -224,5 +224,5 @@ def test_number_of_connections_has_a_limit():
 def test_one_connection_serves_many_requests(node):
     request = b"GET /pools/default/b/beer HTTP/1.1\r\nHost: localhost\r\n\r\n"
     last = b"GET /pools/default/b/beer HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    with raw(node, request * 49 + last) as connection:
-        assert all_of(connection).count(b"HTTP/1.1 200") == 50
+    with open_connection(node, request * 49 + last) as connection:
+        assert read_to_end(connection).count(b"HTTP/1.1 200") == 50

@@ -1,4 +1,4 @@
-"""Buckets made, changed, emptied and deleted over HTTP."""
+"""HTTP requests that create, change, flush and delete buckets."""
 
 import pytest
 
@@ -33,28 +33,29 @@ def test_form_of_a_client_creates_a_bucket(node, web):
     }
     answer = web.post(BUCKETS, **form)
     assert (answer.status, answer.body) == (202, b"")
-    said = web.said(answer.headers["location"])
-    assert (said["bucketType"], said["storageBackend"], said["conflictResolutionType"]) == ("membase", "magma", "lww")
-    assert (said["authType"], said["saslPassword"]) == ("sasl", ""), "cbtransfer of 2.5.1 reads them"
-    assert said["quota"]["rawRAM"] == 256 << 20
-    assert (said["replicaNumber"], said["maxTTL"], said["historyRetentionSeconds"]) == (1, 3600, 60)
-    assert said["vBucketServerMap"]["vBucketMap"] == [[0, -1]] * 64
+    document = web.get_json(answer.headers["location"])
+    assert (document["bucketType"], document["storageBackend"]) == ("membase", "magma")
+    assert document["conflictResolutionType"] == "lww"
+    assert (document["authType"], document["saslPassword"]) == ("sasl", ""), "cbtransfer 2.5.1 reads them"
+    assert document["quota"]["rawRAM"] == 256 << 20
+    assert (document["replicaNumber"], document["maxTTL"], document["historyRetentionSeconds"]) == (1, 3600, 60)
+    assert document["vBucketServerMap"]["vBucketMap"] == [[0, -1]] * 64
     with connected(node, "wine") as client:
         assert client.set(b"k", b"v", vbucket=63).specific == Status.SUCCESS
 
 
 def test_name_alone_creates_a_bucket(web):
     assert web.post(BUCKETS, name="wine").status == 202
-    assert len(web.said(f"{BUCKETS}/wine")["vBucketServerMap"]["vBucketMap"]) == 16  # as the node's others
+    assert len(web.get_json(f"{BUCKETS}/wine")["vBucketServerMap"]["vBucketMap"]) == 16  # as in beer
 
 
 @pytest.mark.parametrize("kind", ["ephemeral", "memcached"])
 def test_form_creates_buckets_of_every_type(node, web, kind):
     assert web.post(BUCKETS, name="wine", bucketType=kind, ramQuota="100").status == 202
-    said = web.said(f"{BUCKETS}/wine")
-    assert said["bucketType"] == kind
-    assert said["nodeLocator"] == ("ketama" if kind == "memcached" else "vbucket")
-    assert ("vBucketServerMap" in said) is (kind == "ephemeral")
+    document = web.get_json(f"{BUCKETS}/wine")
+    assert document["bucketType"] == kind
+    assert document["nodeLocator"] == ("ketama" if kind == "memcached" else "vbucket")
+    assert ("vBucketServerMap" in document) is (kind == "ephemeral")
     with connected(node, "wine") as client:
         assert client.set(b"k", b"v").specific == Status.SUCCESS
 
@@ -87,29 +88,29 @@ WRONG = [
 def test_invalid_bucket_forms_are_refused(node, web, form, field):
     answer = web.post(BUCKETS, **form)
     assert answer.status == 400
-    assert list(answer.said["errors"]) == [field]
-    assert answer.said["errors"][field]
+    assert list(answer.json["errors"]) == [field]
+    assert answer.json["errors"][field]
     assert list(node.buckets) == ["default", "beer"]
 
 
 def test_all_wrong_fields_are_reported_together(web):
     answer = web.post(BUCKETS, name="wine", maxTTL="x", flushEnabled="x")
-    assert set(answer.said["errors"]) == {"maxTTL", "flushEnabled"}
+    assert set(answer.json["errors"]) == {"maxTTL", "flushEnabled"}
 
 
 def test_existing_bucket_is_reported_in_the_words_that_clients_match(web):
-    assert web.post(BUCKETS, name="beer").said["errors"]["name"] == "Bucket with given name already exists"
+    assert web.post(BUCKETS, name="beer").json["errors"]["name"] == "Bucket with given name already exists"
 
 
 def test_form_changes_a_bucket(node, web):
     answer = web.post(f"{BUCKETS}/beer", ramQuotaMB="512", flushEnabled="0", maxTTL="5", bucketType="couchbase")
     assert answer.status == 200
-    said = web.said(f"{BUCKETS}/beer")
-    assert (said["quota"]["ram"], said["maxTTL"]) == (512 << 20, 5)
-    assert "flush" not in said["controllers"]
+    document = web.get_json(f"{BUCKETS}/beer")
+    assert (document["quota"]["ram"], document["maxTTL"]) == (512 << 20, 5)
+    assert "flush" not in document["controllers"]
     refused = web.post(f"{BUCKETS}/beer/controller/doFlush")
     assert refused.status == 400
-    assert "Flush is disabled" in refused.said["errors"]["_"]
+    assert "Flush is disabled" in refused.json["errors"]["_"]
 
 
 @pytest.mark.parametrize(
@@ -118,17 +119,17 @@ def test_form_changes_a_bucket(node, web):
 def test_fixed_fields_cannot_be_changed(web, form):
     answer = web.post(f"{BUCKETS}/beer", **form)
     assert answer.status == 400
-    assert answer.said["errors"] == dict.fromkeys(form, "cannot be changed")
+    assert answer.json["errors"] == dict.fromkeys(form, "cannot be changed")
 
 
 def test_eviction_policy_is_set_by_a_form(web):
     assert web.post(BUCKETS, name="wine", bucketType="ephemeral", evictionPolicy="nruEviction").status == 202
-    assert web.said(f"{BUCKETS}/wine")["evictionPolicy"] == "nruEviction"
+    assert web.get_json(f"{BUCKETS}/wine")["evictionPolicy"] == "nruEviction"
     assert web.post(f"{BUCKETS}/wine", evictionPolicy="noEviction").status == 200
-    assert web.said(f"{BUCKETS}/wine")["evictionPolicy"] == "noEviction"
+    assert web.get_json(f"{BUCKETS}/wine")["evictionPolicy"] == "noEviction"
     refused = web.post(f"{BUCKETS}/wine", evictionPolicy="valueOnly")
     assert refused.status == 400
-    assert refused.said["errors"]["evictionPolicy"].endswith("expected noEviction or nruEviction")
+    assert refused.json["errors"]["evictionPolicy"].endswith("expected noEviction or nruEviction")
     assert web.post(BUCKETS, name="third", evictionPolicy="noEviction").status == 400
 
 
@@ -153,16 +154,16 @@ def test_created_buckets_survive_a_restart(tmp_path):
         web = WebClient(node)
         assert web.post(BUCKETS, name="wine", numVBuckets="8", ramQuotaMB="100").status == 202
         assert web.post(f"{BUCKETS}/wine/controller/compactBucket").status == 200
-        said = web.said(f"{BUCKETS}/wine")
-        assert said["basicStats"]["diskUsed"] > 0
+        document = web.get_json(f"{BUCKETS}/wine")
+        assert document["basicStats"]["diskUsed"] > 0
         with connected(node, "wine") as client:
             assert client.status(StopPersistence()) == Status.SUCCESS
             assert web.post(f"{BUCKETS}/wine/controller/compactBucket").status == 503
             assert client.status(StartPersistence()) == Status.SUCCESS
             client.set(b"k", b"v", vbucket=7)
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
-        again = WebClient(node).said(f"{BUCKETS}/wine")
-        assert (again["uuid"], again["quota"]) == (said["uuid"], said["quota"])
+        again = WebClient(node).get_json(f"{BUCKETS}/wine")
+        assert (again["uuid"], again["quota"]) == (document["uuid"], document["quota"])
         with connected(node, "wine") as client:
             assert client.get(b"k", vbucket=7).value == b"v"
             assert client.ask(GetClusterConfig()).specific == Status.SUCCESS

@@ -1,4 +1,4 @@
-"""Scopes and collections over HTTP."""
+"""HTTP requests that create, change and drop scopes and collections."""
 
 import threading
 
@@ -12,7 +12,7 @@ SCOPES = "/pools/default/buckets/beer/scopes"
 
 
 def test_scopes_and_collections_are_created_and_dropped(node, web):
-    assert web.said(SCOPES) == {
+    assert web.get_json(SCOPES) == {
         "uid": "0",
         "scopes": [
             {
@@ -22,10 +22,10 @@ def test_scopes_and_collections_are_created_and_dropped(node, web):
             }
         ],
     }
-    assert web.post(SCOPES, name="cellar").said == {"uid": "1"}
-    assert web.post(f"{SCOPES}/cellar/collections", name="red", maxTTL="60", history="true").said == {"uid": "2"}
-    assert web.post(f"{SCOPES}/cellar/collections", name="white", maxTTL="-1").said == {"uid": "3"}
-    cellar = web.said(SCOPES)["scopes"][1]
+    assert web.post(SCOPES, name="cellar").json == {"uid": "1"}
+    assert web.post(f"{SCOPES}/cellar/collections", name="red", maxTTL="60", history="true").json == {"uid": "2"}
+    assert web.post(f"{SCOPES}/cellar/collections", name="white", maxTTL="-1").json == {"uid": "3"}
+    cellar = web.get_json(SCOPES)["scopes"][1]
     assert cellar == {
         "name": "cellar",
         "uid": "8",
@@ -34,21 +34,21 @@ def test_scopes_and_collections_are_created_and_dropped(node, web):
             {"name": "white", "uid": "a", "maxTTL": -1, "history": False},
         ],
     }
-    assert web.said("/pools/default/b/beer")["collectionsManifestUid"] == "3"
+    assert web.get_json("/pools/default/b/beer")["collectionsManifestUid"] == "3"
     changed = web.ask("PATCH", f"{SCOPES}/cellar/collections/red", {"maxTTL": "0", "history": "0"})
     assert changed.status == 200
-    assert web.said(SCOPES)["scopes"][1]["collections"][0] == {
+    assert web.get_json(SCOPES)["scopes"][1]["collections"][0] == {
         "name": "red",
         "uid": "9",
         "maxTTL": 0,
         "history": False,
     }
     unchanged = web.ask("PATCH", f"{SCOPES}/cellar/collections/red", {})
-    assert unchanged.said == changed.said
+    assert unchanged.json == changed.json
     assert web.delete(f"{SCOPES}/cellar/collections/red").status == 200
     assert web.delete(f"{SCOPES}/cellar").status == 200
-    assert [scope["name"] for scope in web.said(SCOPES)["scopes"]] == ["_default"]
-    assert web.said("/pools/default/buckets/default/scopes")["uid"] == "0"
+    assert [scope["name"] for scope in web.get_json(SCOPES)["scopes"]] == ["_default"]
+    assert web.get_json("/pools/default/buckets/default/scopes")["uid"] == "0"
 
 
 REFUSED = [
@@ -80,8 +80,8 @@ def test_errors_have_the_words_that_clients_match(web, method, path, form, statu
     web.post(f"{SCOPES}/cellar/collections", name="red")
     answer = web.ask(method, f"{SCOPES}{path}", form)
     assert answer.status == status
-    assert why in answer.said["errors"]["_"]
-    assert web.said(SCOPES)["uid"] == "2"
+    assert why in answer.json["errors"]["_"]
+    assert web.get_json(SCOPES)["uid"] == "2"
 
 
 FIELDS = [
@@ -100,10 +100,10 @@ def test_invalid_fields_are_refused(web, path, form, field):
     web.post(SCOPES, name="cellar")
     answer = web.post(f"{SCOPES}{path}", **form)
     assert answer.status == 400
-    assert list(answer.said["errors"]) == [field]
+    assert list(answer.json["errors"]) == [field]
 
 
-def test_ensure_manifest_answers_once_the_manifest_is_there(web):
+def test_ensure_manifest_is_answered_when_the_manifest_is_set(web):
     assert web.post(f"{SCOPES}/@ensureManifest/0").status == 200
     found = []
     waiting = threading.Thread(target=lambda: found.append(web.post(f"{SCOPES}/@ensureManifest/2").status))
@@ -119,6 +119,6 @@ def test_manifests_survive_a_restart(tmp_path):
         web = WebClient(node)
         web.post(SCOPES, name="cellar")
         web.post(f"{SCOPES}/cellar/collections", name="red")
-        before = web.said(SCOPES)
+        before = web.get_json(SCOPES)
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
-        assert WebClient(node).said(SCOPES) == before
+        assert WebClient(node).get_json(SCOPES) == before

@@ -1,4 +1,4 @@
-"""Requests that two programs could read differently are refused, and nothing behind them is served."""
+"""Ambiguous HTTP requests, which two programs could read differently: refused, and no later bytes are served."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ import pytest
 from penstock.node import Node
 from penstock.node.auth.certificates import make_certificates
 from penstock.node.http.protocol.request_reader import MAX_BODY, MAX_FIELD_LINES, MAX_HEAD_BYTES
-from tests.node.http.web_client import WebClient, all_of, raw
+from tests.node.http.web_client import WebClient, open_connection, read_to_end
 from tests.patience import PATIENCE
 
 POST = b"POST /pools/default/buckets HTTP/1.1\r\nHost: localhost\r\n"
@@ -89,31 +89,31 @@ def node():
 
 @pytest.fixture(scope="module")
 def tls_node(tmp_path_factory):
-    where = tmp_path_factory.mktemp("tls")
+    directory = tmp_path_factory.mktemp("tls")
     made = make_certificates([], "root", 2, datetime.now(UTC))["server"]
-    (where / "pem").write_bytes(made.certificate)
-    (where / "key").write_bytes(made.key)
-    with Node.running(["beer"], vbuckets=4, tls_port=0, certificate=where / "pem", key=where / "key") as node:
+    (directory / "pem").write_bytes(made.certificate)
+    (directory / "key").write_bytes(made.key)
+    with Node.running(["beer"], vbuckets=4, tls_port=0, certificate=directory / "pem", key=directory / "key") as node:
         yield node
 
 
 @pytest.mark.parametrize(("request_", "status"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
 def test_ambiguous_request_is_refused_and_ends_the_connection(node, request_, status):
-    with raw(node, request_) as connection:
-        answer = all_of(connection)
+    with open_connection(node, request_) as connection:
+        answer = read_to_end(connection)
     assert [int(found) for found in STATUS.findall(answer)] == [status], answer
     assert b"connection: close" in answer
 
 
 @pytest.mark.parametrize("request_", [row[1] for row in REFUSED[:6]], ids=[row[0] for row in REFUSED[:6]])
 def test_ambiguous_request_is_refused_byte_by_byte(node, request_):
-    with raw(node) as connection:
+    with open_connection(node) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(ConnectionError):
             for value in request_:
                 connection.sendall(bytes((value,)))
-        answer = all_of(connection)
-    assert len(STATUS.findall(answer)) <= 1  # none: the system drops it when the rest arrives at a closed connection
+        answer = read_to_end(connection)
+    assert len(STATUS.findall(answer)) <= 1  # the system may drop the response as more bytes arrive
     assert not answer or answer[9:10] in b"45"
 
 
@@ -133,20 +133,20 @@ CHUNKED_BODIES = [
 
 @pytest.mark.parametrize(("body", "why"), [row[1:] for row in CHUNKED_BODIES], ids=[row[0] for row in CHUNKED_BODIES])
 def test_chunked_body_is_read_exactly_and_ends_its_connection(node, body, why):
-    with raw(node, POST + b"Transfer-Encoding: chunked\r\n\r\n" + body + HIDDEN) as connection:
+    with open_connection(node, POST + b"Transfer-Encoding: chunked\r\n\r\n" + body + HIDDEN) as connection:
         connection.shutdown(socket.SHUT_WR)
-        answer = all_of(connection)
+        answer = read_to_end(connection)
     assert STATUS.findall(answer) == [b"400"]
     assert why in answer
-    assert b'"domain"' not in answer  # what was hidden behind it
+    assert b'"domain"' not in answer  # the hidden request was not served
 
 
 def test_huge_chunk_is_refused_at_once(node):
-    with raw(node, POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 16 + b"\r\n") as connection:
+    with open_connection(node, POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 16 + b"\r\n") as connection:
         with contextlib.suppress(ConnectionError):
             for _ in range(64):
                 connection.sendall(bytes(0x10000))
-        answer = all_of(connection)
+        answer = read_to_end(connection)
     assert answer.startswith(b"HTTP/1.1 413") or not answer
 
 
@@ -158,60 +158,60 @@ SERVED = [
     ("other bytes in a value", GET + "X: ü\r\n\r\n".encode()),
     ("upgrade", GET + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"),
     ("HTTP/1.0", b"GET /pools HTTP/1.0\r\n\r\n"),
-    ("body nobody reads", GET + b"Content-Length: 5\r\n\r\nabcde"),
+    ("unread body", GET + b"Content-Length: 5\r\n\r\nabcde"),
 ]
 
 
 @pytest.mark.parametrize("request_", [row[1] for row in SERVED], ids=[row[0] for row in SERVED])
 def test_valid_request_is_served(node, request_):
-    with raw(node, request_) as connection:
+    with open_connection(node, request_) as connection:
         connection.shutdown(socket.SHUT_WR)
-        answer = all_of(connection)
+        answer = read_to_end(connection)
     assert STATUS.findall(answer) == [b"200"]
     assert b"implementationVersion" in answer
 
 
 def test_unread_body_is_not_read_as_a_request(node):
     whoami = b"GET /whoami HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    with raw(node, GET + b"Content-Length: %d\r\n\r\n" % len(HIDDEN) + HIDDEN + whoami) as connection:
-        answer = all_of(connection)
+    with open_connection(node, GET + b"Content-Length: %d\r\n\r\n" % len(HIDDEN) + HIDDEN + whoami) as connection:
+        answer = read_to_end(connection)
     assert STATUS.findall(answer) == [b"200", b"200"]
     assert answer.count(b'"domain"') == 1
 
 
 def test_client_that_leaves_within_an_unread_body_is_forgotten(node):
-    with raw(node, GET + b"Content-Length: 5\r\n\r\n") as connection:
+    with open_connection(node, GET + b"Content-Length: 5\r\n\r\n") as connection:
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
         connection.shutdown(socket.SHUT_WR)
-        assert not all_of(connection)
+        assert not read_to_end(connection)
 
 
 def test_expect_continue_is_answered(node):
-    with raw(node, POST + b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\n") as connection:
+    with open_connection(node, POST + b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\n") as connection:
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 100 ")
         connection.sendall(b"a=b")
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
 
 
 def test_pipelined_requests_are_answered_in_order_and_bounded(node):
-    """Without reading answers, a client can send only what fits into the buffers on the way."""
+    """A client that reads no responses can send only as many bytes as the buffers on the way hold."""
     many = b"GET /pools/default/b/beer HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(PATIENCE)
         connection.connect((node.host, node.http_port))
-        sent = _send_until_nobody_reads(connection, many)
-        assert WebClient(node).said("/pools/default/b/beer")["name"] == "beer"
+        sent = _send_until_blocked(connection, many)
+        assert WebClient(node).get_json("/pools/default/b/beer")["name"] == "beer"
         written = 0
-        while not written:  # what was sent may still be on its way
-            read, written = asyncio.run_coroutine_threadsafe(_most_buffered(node), node.loop).result(PATIENCE)
+        while not written:  # the sent bytes may still be on their way
+            read, written = asyncio.run_coroutine_threadsafe(_get_most_buffered(node), node.loop).result(PATIENCE)
     assert sent > read
     assert read < 3 * MAX_HEAD_BYTES
     assert written < 16 * MAX_HEAD_BYTES
 
 
-def _send_until_nobody_reads(connection, data):
-    """Send this again and again, and return how many bytes were taken."""
+def _send_until_blocked(connection, data):
+    """Send the data repeatedly until the node reads no more, and return how many bytes the system accepted."""
     connection.settimeout(1.0)
     sent = 0
     with contextlib.suppress(TimeoutError):
@@ -220,7 +220,7 @@ def _send_until_nobody_reads(connection, data):
     return sent
 
 
-async def _most_buffered(node):
+async def _get_most_buffered(node):
     sizes = [(one.pipeline.buffered_bytes, one.transport.get_write_buffer_size()) for one in node.http.connections]
     return max(sizes)
 
@@ -228,8 +228,8 @@ async def _most_buffered(node):
 def test_invalid_requests_are_logged_once_a_minute(caplog):
     with Node.running(["beer"], vbuckets=4) as node:
         for _ in range(20):
-            with raw(node, b"\x16\x03\x01") as connection:
-                all_of(connection)
+            with open_connection(node, b"\x16\x03\x01") as connection:
+                read_to_end(connection)
     lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
     assert lines == ["HTTP: request of 127.0.0.1 refused: invalid HTTP request: byte 0x16 in its head"]
 
@@ -237,8 +237,8 @@ def test_invalid_requests_are_logged_once_a_minute(caplog):
 def test_one_address_leaves_connections_for_others():
     with Node.running(["beer"], vbuckets=4) as node, contextlib.ExitStack() as opened:
         node.http.shares.places = 8
-        begun = [opened.enter_context(raw(node, b"GET / HTTP/1.1\r\nHost: lo")) for _ in range(8)]
-        assert [bool(all_of(connection)) for connection in begun[4:]] == [False] * 4  # ended at once
+        sent = [opened.enter_context(open_connection(node, b"GET / HTTP/1.1\r\nHost: lo")) for _ in range(8)]
+        assert [bool(read_to_end(connection)) for connection in sent[4:]] == [False] * 4  # ended at once
         other = opened.enter_context(socket.socket())
         other.settimeout(PATIENCE)
         other.bind(("127.0.0.2", 0))
@@ -250,7 +250,7 @@ def test_one_address_leaves_connections_for_others():
 def test_plain_http_on_the_tls_port_gets_no_response(tls_node):
     with socket.create_connection((tls_node.host, tls_node.https_port), timeout=PATIENCE) as connection:
         connection.sendall(GET + b"\r\n")
-        assert not STATUS.search(all_of(connection))
+        assert not STATUS.search(read_to_end(connection))
 
 
 def test_tls_connections_have_the_same_rules(tls_node):

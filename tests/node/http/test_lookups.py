@@ -1,4 +1,4 @@
-"""What clients look up, with the fields that they insist on."""
+"""HTTP documents that clients read, with the fields that they require."""
 
 import json
 import re
@@ -17,15 +17,15 @@ RELEASE = re.compile(r"7\.6\.0-\d+-enterprise")
 
 
 def test_older_clients_find_a_bucket_from_pools(node, web):
-    pools = web.said("/pools")
+    pools = web.get_json("/pools")
     assert RELEASE.fullmatch(pools["implementationVersion"])
-    assert pools["isAdminCreds"]  # without users, everybody is an administrator
+    assert pools["isAdminCreds"]  # without users, every client is an administrator
     (pool,) = pools["pools"]
     assert pool["name"] == "default"
-    said = web.said(pool["uri"])
-    buckets = web.said(said["buckets"]["uri"])
+    document = web.get_json(pool["uri"])
+    buckets = web.get_json(document["buckets"]["uri"])
     assert [bucket["name"] for bucket in buckets] == ["default", "beer"]
-    bucket = web.said(buckets[1]["uri"])
+    bucket = web.get_json(buckets[1]["uri"])
     assert bucket["name"] == "beer"
     (found,) = bucket["nodes"]
     assert found["hostname"] == f"127.0.0.1:{node.http_port}"
@@ -44,38 +44,39 @@ def test_bucket_document_has_all_fields(node, web):
     with connected(node, "beer") as client:
         for number in range(3):
             client.set(b"key-%d" % number, b"v")
-    said = web.said("/pools/default/buckets/beer")
-    assert (said["bucketType"], said["storageBackend"], said["nodeLocator"]) == ("membase", "couchstore", "vbucket")
-    assert said["uuid"] == node.buckets["beer"].uuid
-    assert said["ddocs"]["uri"].endswith("/beer/ddocs")
-    assert said["basicStats"]["itemCount"] == 3
-    assert said["basicStats"]["memUsed"] > 0
-    assert said["quota"]["ram"] == said["quota"]["rawRAM"] >= 100 << 20
-    assert (said["replicaNumber"], said["maxTTL"], said["conflictResolutionType"]) == (0, 0, "seqno")
-    assert int(said["collectionsManifestUid"], 16) == 0
-    assert said["controllers"]["flush"] == "/pools/default/buckets/beer/controller/doFlush"
-    assert web.said("/pools/default/buckets") == [web.said("/pools/default/buckets/default"), said]
+    document = web.get_json("/pools/default/buckets/beer")
+    assert (document["bucketType"], document["storageBackend"]) == ("membase", "couchstore")
+    assert document["nodeLocator"] == "vbucket"
+    assert document["uuid"] == node.buckets["beer"].uuid
+    assert document["ddocs"]["uri"].endswith("/beer/ddocs")
+    assert document["basicStats"]["itemCount"] == 3
+    assert document["basicStats"]["memUsed"] > 0
+    assert document["quota"]["ram"] == document["quota"]["rawRAM"] >= 100 << 20
+    assert (document["replicaNumber"], document["maxTTL"], document["conflictResolutionType"]) == (0, 0, "seqno")
+    assert int(document["collectionsManifestUid"], 16) == 0
+    assert document["controllers"]["flush"] == "/pools/default/buckets/beer/controller/doFlush"
+    assert web.get_json("/pools/default/buckets") == [web.get_json("/pools/default/buckets/default"), document]
 
 
 @pytest.mark.parametrize("path", ["/pools/default/b/beer", "/pools/default/bs/beer"])
 def test_terse_map_equals_the_map_of_the_data_port(node, web, path):
     with connected(node, "beer") as client:
-        there = client.ask(GetClusterConfig()).value
+        known_map = client.ask(GetClusterConfig()).value
     if path.endswith("b/beer"):
         text = web.get(path).body
         assert b'"rev":' in text
-        said = json.loads(text)
+        document = json.loads(text)
     else:
         with web.stream(path) as stream:
-            said = stream.next()
-    assert said == json.loads(there.replace(b"$HOST", b"127.0.0.1"))
-    (place,) = said["nodesExt"]
+            document = stream.next()
+    assert document == json.loads(known_map.replace(b"$HOST", b"127.0.0.1"))
+    (place,) = document["nodesExt"]
     assert place["services"] == {"kv": node.kv_port, "mgmt": node.http_port}
     assert place["thisNode"] is True
 
 
 def test_nodes_page_lists_this_node(node, web):
-    services = web.said("/pools/default/nodeServices")
+    services = web.get_json("/pools/default/nodeServices")
     assert services["nodesExt"] == [
         {
             "services": {"kv": node.kv_port, "mgmt": node.http_port},
@@ -83,20 +84,20 @@ def test_nodes_page_lists_this_node(node, web):
         }
     ]
     assert services["rev"] > 0
-    (found,) = web.said("/pools/nodes")["nodes"]
+    (found,) = web.get_json("/pools/nodes")["nodes"]
     assert found["hostname"] == f"127.0.0.1:{node.http_port}"
 
 
 def test_whoami_and_root_describe_user_and_node(web):
-    assert web.said("/")["pools"] == "/pools"
-    assert web.said("/whoami")["roles"] == [{"role": "admin", "target": "*"}]
+    assert web.get_json("/")["pools"] == "/pools"
+    assert web.get_json("/whoami")["roles"] == [{"role": "admin", "target": "*"}]
 
 
 def test_bucket_statistics_are_samples(node, web):
     with connected(node, "beer") as client:
         client.set(b"k", b"v")
         client.get(b"k")
-    samples = web.said("/pools/default/buckets/beer/stats")["op"]["samples"]
+    samples = web.get_json("/pools/default/buckets/beer/stats")["op"]["samples"]
     assert samples["curr_items"] == [1]
     assert samples["cmd_get"] == [1]
 
@@ -105,10 +106,10 @@ def test_bucket_statistics_are_samples(node, web):
     ("host", "shown"), [("localhost", "localhost"), ("127.0.0.1:5", "127.0.0.1"), ("[::1]:8091", "::1")]
 )
 def test_map_has_the_requested_host(node, web, host, shown):
-    said = web.get("/pools/default/b/beer", headers={"Host": host}).said
-    assert "hostname" not in said["nodesExt"][0]
+    document = web.get("/pools/default/b/beer", headers={"Host": host}).json
+    assert "hostname" not in document["nodesExt"][0]
     joined = f"[{shown}]" if ":" in shown else shown
-    assert said["vBucketServerMap"]["serverList"] == [f"{joined}:{node.kv_port}"]
+    assert document["vBucketServerMap"]["serverList"] == [f"{joined}:{node.kv_port}"]
 
 
 @pytest.mark.parametrize(
@@ -141,8 +142,8 @@ LOOKUPS = [page.path for page in PAGES if page.method == "GET"]
 def test_trailing_slash_is_ignored(node, web, path, slashes):
     """The Java SDK lists and creates buckets at `/pools/default/buckets/`, and follows no redirect."""
     here, names = f"127.0.0.1:{node.http_port}", {"scope": "_default", "collection": "_default", "name": "curr_items"}
-    asked = path.format(bucket="beer", node=here, user="Administrator", **names)
-    answers = [web.ask("HEAD", asked), web.ask("HEAD", asked.rstrip("/") + slashes)]
+    target = path.format(bucket="beer", node=here, user="Administrator", **names)
+    answers = [web.ask("HEAD", target), web.ask("HEAD", target.rstrip("/") + slashes)]
     assert [answer.status for answer in answers] == [200, 200]
     assert answers[0].headers["content-length"] == answers[1].headers["content-length"]
 
@@ -160,11 +161,11 @@ def test_cbtransfer_finds_its_statistics(node, web):
         for number in range(3):
             client.set(b"key-%d" % number, b"v")
     here = f"127.0.0.1:{node.http_port}"
-    bucket = web.said("/pools/default/buckets/beer")
-    (server,) = web.said(bucket["stats"]["nodeStatsListURI"])["servers"]
-    assert (server["hostname"], web.said(server["uri"])) == (here, server)
-    assert web.said(server["stats"]["uri"])["op"]["samples"]["curr_items"] == [3]
-    items = web.said(f"{bucket['stats']['uri']}/curr_items")
+    bucket = web.get_json("/pools/default/buckets/beer")
+    (server,) = web.get_json(bucket["stats"]["nodeStatsListURI"])["servers"]
+    assert (server["hostname"], web.get_json(server["uri"])) == (here, server)
+    assert web.get_json(server["stats"]["uri"])["op"]["samples"]["curr_items"] == [3]
+    items = web.get_json(f"{bucket['stats']['uri']}/curr_items")
     assert items["nodeStats"] == {here: [3]}
     assert len(items["timestamp"]) == 1
     for path in ("stats/nothing", "nodes/10.0.0.9:8091", "nodes/10.0.0.9:8091/stats"):
@@ -173,9 +174,9 @@ def test_cbtransfer_finds_its_statistics(node, web):
 
 def test_quota_that_was_read_can_be_sent_back(web):
     path = "/pools/default/buckets/beer"
-    megabytes = web.said(path)["quota"]["rawRAM"] >> 20
+    megabytes = web.get_json(path)["quota"]["rawRAM"] >> 20
     assert web.post(path, ramQuotaMB=megabytes, maxTTL=5).status == 200
-    assert web.said(path)["quota"]["rawRAM"] == megabytes << 20
+    assert web.get_json(path)["quota"]["rawRAM"] == megabytes << 20
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -184,7 +185,7 @@ def test_couchbase_bucket_has_the_persistence_capability(tmp_path, on_disk):
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path if on_disk else None) as node:
         web = WebClient(node)
         assert web.post("/pools/default/buckets", name="fast", bucketType="ephemeral").status == 202
-        found = {bucket["name"]: bucket["bucketCapabilities"] for bucket in web.said("/pools/default/buckets")}
+        found = {bucket["name"]: bucket["bucketCapabilities"] for bucket in web.get_json("/pools/default/buckets")}
     assert found["beer"] == sorted([*found["fast"], "couchapi"])
 
 
@@ -202,7 +203,7 @@ def test_head_has_no_body_and_ends_a_stream(web):
 def test_inactive_vbucket_has_no_node_in_the_map(node, web):
     with connected(node, "beer") as client:
         client.ask(SetVbucket(vbucket=3, state=VbucketState.REPLICA))
-    places = web.said("/pools/default/buckets/beer")["vBucketServerMap"]["vBucketMap"]
+    places = web.get_json("/pools/default/buckets/beer")["vBucketServerMap"]["vBucketMap"]
     assert places == [[0]] * 3 + [[-1]] + [[0]] * 12
 
 
@@ -210,9 +211,9 @@ def test_map_shows_all_nodes():
     places = tuple(NodePlace(host=f"10.0.0.{number}", kv=11210, mgmt=8091) for number in (1, 2, 3))
     with Node.running(["beer"], vbuckets=16, nodes=places, this_node=1) as node:
         web = WebClient(node)
-        said = web.said("/pools/default/buckets/beer")
-        addresses = [found["hostname"] for found in said["nodes"]]
+        document = web.get_json("/pools/default/buckets/beer")
+        addresses = [found["hostname"] for found in document["nodes"]]
         assert addresses == ["10.0.0.1:8091", f"10.0.0.2:{node.http_port}", "10.0.0.3:8091"]
-        assert [found.get("thisNode", False) for found in said["nodes"]] == [False, True, False]
-        assert said["vBucketServerMap"]["serverList"][0] == "10.0.0.1:11210"
-        assert len(web.said("/pools/default")["nodes"]) == 3
+        assert [found.get("thisNode", False) for found in document["nodes"]] == [False, True, False]
+        assert document["vBucketServerMap"]["serverList"][0] == "10.0.0.1:11210"
+        assert len(web.get_json("/pools/default")["nodes"]) == 3

@@ -1,4 +1,4 @@
-"""Documents that come again when they change."""
+"""Streaming responses: the node sends a document again whenever it changes."""
 
 import asyncio
 import socket
@@ -15,7 +15,7 @@ from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import SetVbucket
-from tests.node.http.web_client import WebClient, all_of, raw
+from tests.node.http.web_client import WebClient, open_connection, read_to_end
 from tests.node.watch import run
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
@@ -27,21 +27,21 @@ def on_loop(node, coroutine):
     return asyncio.run_coroutine_threadsafe(coroutine, node.loop).result(PATIENCE)
 
 
-def place(said, vbucket):
-    return said["vBucketServerMap"]["vBucketMap"][vbucket]
+def get_place(document, vbucket):
+    return document["vBucketServerMap"]["vBucketMap"][vbucket]
 
 
 @pytest.mark.parametrize("path", STREAMS)
 def test_stream_sends_a_document_at_once_and_after_each_change(node, web, path):
     with web.stream(path) as stream, connected(node, "beer") as client:
         first = stream.next()
-        assert (first["name"], place(first, 5)) == ("beer", [0])
+        assert (first["name"], get_place(first, 5)) == ("beer", [0])
         seen = [first["rev"]]
         for state, expected in ((VbucketState.REPLICA, [-1]), (VbucketState.ACTIVE, [0])):
             assert client.status(SetVbucket(vbucket=5, state=state)) == Status.SUCCESS
-            said = stream.next()
-            assert place(said, 5) == expected
-            seen.append(said["rev"])
+            document = stream.next()
+            assert get_place(document, 5) == expected
+            seen.append(document["rev"])
         assert seen == sorted(set(seen))
 
 
@@ -49,9 +49,9 @@ def test_many_changes_at_once_send_the_newest_document(node, web):
     with web.stream(STREAMS[0]) as stream, connected(node, "beer") as client:
         stream.next()
         client.send(*(SetVbucket(vbucket=vbucket, state=VbucketState.DEAD) for vbucket in range(16)))
-        while place(said := stream.next(), 15) != [-1]:
+        while get_place(document := stream.next(), 15) != [-1]:
             continue
-        assert said["vBucketServerMap"]["vBucketMap"] == [[-1]] * 16
+        assert document["vBucketServerMap"]["vBucketMap"] == [[-1]] * 16
 
 
 @pytest.mark.parametrize("path", STREAMS)
@@ -100,20 +100,20 @@ def test_stream_of_a_client_that_leaves_is_forgotten(node, web):
             assert len(node.http.state.streams) == 1
         until = time.monotonic() + PATIENCE
         while node.http.state.streams and time.monotonic() < until:
-            web.said("/pools")
+            web.get_json("/pools")
         assert not node.http.state.streams
 
 
 def test_stream_of_a_client_that_leaves_with_pipelined_requests_is_forgotten(node):
-    """These are more than the node keeps for later, and no answer to them can ever come."""
+    """The client sends more requests than the node queues. They can never be answered: the stream does not end."""
     request = b"GET /pools/default/bs/beer HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with raw(node, request) as connection:
+    with open_connection(node, request) as connection:
         text = b""
         while b"\n\n\n\n" not in text:
             text += connection.recv(1 << 16)
         connection.sendall(request * 10_000)
         connection.shutdown(socket.SHUT_WR)
-        assert all_of(connection).endswith(b"0\r\n\r\n")
+        assert read_to_end(connection).endswith(b"0\r\n\r\n")
     assert not node.http.state.streams
 
 
@@ -133,9 +133,9 @@ def test_node_stops_with_open_streams():
     assert not node.http.state.streams
 
 
-def test_client_that_does_not_read_gets_the_newest_document_and_costs_no_memory(node):
+def test_client_that_does_not_read_gets_the_newest_document_later(node):
     request = b"GET /pools/default/bs/beer HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with raw(node, request) as connection, connected(node, "beer") as client:
+    with open_connection(node, request) as connection, connected(node, "beer") as client:
         assert connection.recv(1)
         for number in range(300):
             state = VbucketState.DEAD if number % 2 else VbucketState.ACTIVE
@@ -146,17 +146,17 @@ def test_client_that_does_not_read_gets_the_newest_document_and_costs_no_memory(
             piece = connection.recv(1 << 16)
             assert piece
             text += piece
-    # The node goes on without it.
-    assert WebClient(node).said("/pools/default/b/beer")["name"] == "beer"
+    # The node serves other clients afterwards.
+    assert WebClient(node).get_json("/pools/default/b/beer")["name"] == "beer"
 
 
 def test_http_1_0_client_gets_a_stream(node):
     request = b"GET /pools/default/bs/beer HTTP/1.0\r\n\r\n"
-    with raw(node, request) as connection:
+    with open_connection(node, request) as connection:
         text = b""
         while b"\n\n\n\n" not in text:
             text += connection.recv(1 << 16)
         assert text.startswith(b"HTTP/1.1 200")
         assert b'"name":"beer"' in text
         on_loop(node, node.buckets.delete("beer"))
-        assert all_of(connection) == b""
+        assert read_to_end(connection) == b""

@@ -1,4 +1,4 @@
-"""Users listed, added, changed and removed over HTTP."""
+"""HTTP requests that list, add, change and remove users."""
 
 import pytest
 
@@ -38,32 +38,32 @@ def put(web, path, **form):
     return web.ask("PUT", path, form)
 
 
-def role(name, **target):
+def make_role(name, **target):
     return {"role": name, "origins": [{"type": "user"}], **target}
 
 
 def test_users_are_listed(web):
     alice = {
         **{"id": "alice", "domain": "local", "name": "", "groups": [], "external_groups": []},
-        "roles": [role("data_reader", **EVERYWHERE)],
+        "roles": [make_role("data_reader", **EVERYWHERE)],
     }
-    assert web.said(ALICE) == alice
-    assert [user["id"] for user in web.said(USERS)] == ["alice", "root"]
-    assert web.said(f"{USERS}/local") == web.said(USERS)
-    assert web.said(f"{USERS}/external") == web.said("/settings/rbac/groups") == []
+    assert web.get_json(ALICE) == alice
+    assert [user["id"] for user in web.get_json(USERS)] == ["alice", "root"]
+    assert web.get_json(f"{USERS}/local") == web.get_json(USERS)
+    assert web.get_json(f"{USERS}/external") == web.get_json("/settings/rbac/groups") == []
     assert web.get(f"{USERS}/local/bob").status == 404
 
 
 def test_new_user_can_log_in_at_once(node, web, path):
     roles = "data_writer[beer:_default:_default], data_dcp_reader[beer],replication_target[*],admin"
     answer = put(web, f"{USERS}/local/bob", name="Robert", password="bob's", roles=roles)
-    assert (answer.status, answer.said) == (200, "")
+    assert (answer.status, answer.json) == (200, "")
     bob = WebClient(node, ("bob", "bob's"))
-    assert bob.said(f"{USERS}/local/bob")["roles"] == [
-        role("data_writer", bucket_name="beer", scope_name="_default", collection_name="_default"),
-        role("data_dcp_reader", bucket_name="beer", scope_name="*", collection_name="*"),
-        role("replication_target", bucket_name="*"),
-        role("admin"),
+    assert bob.get_json(f"{USERS}/local/bob")["roles"] == [
+        make_role("data_writer", bucket_name="beer", scope_name="_default", collection_name="_default"),
+        make_role("data_dcp_reader", bucket_name="beer", scope_name="*", collection_name="*"),
+        make_role("replication_target", bucket_name="*"),
+        make_role("admin"),
     ]
     kept, _ = read_users(path)
     assert [str(one) for one in kept["bob"].user.roles] == [
@@ -73,7 +73,7 @@ def test_new_user_can_log_in_at_once(node, web, path):
 
 def test_changed_roles_keep_the_password(node, web):
     assert put(web, ALICE, roles="admin").status == 200
-    assert WebClient(node, ("alice", "alice's")).said(ALICE)["roles"] == [role("admin")]
+    assert WebClient(node, ("alice", "alice's")).get_json(ALICE)["roles"] == [make_role("admin")]
     assert put(web, ALICE, roles="admin", password="new").status == 200
     assert WebClient(node, ("alice", "alice's")).get(ALICE).status == 401
     assert WebClient(node, ("alice", "new")).get(ALICE).status == 200
@@ -113,7 +113,7 @@ WRONG = [
 def test_invalid_user_forms_are_refused(web, path, name, form, field):
     before = path.read_bytes()
     answer = put(web, f"{USERS}/local/{name}", **form)
-    assert (answer.status, list(answer.said["errors"])) == (400, [field])
+    assert (answer.status, list(answer.json["errors"])) == (400, [field])
     assert path.read_bytes() == before
 
 
@@ -125,7 +125,7 @@ def test_only_administrators_can_change_users(node, path, method):
 
 
 def test_all_roles_are_listed(web):
-    roles = {role["role"]: role for role in web.said("/settings/rbac/roles")}
+    roles = {role["role"]: role for role in web.get_json("/settings/rbac/roles")}
     assert list(roles) == ["data_reader", "data_writer", "data_dcp_reader", "replication_target", "admin"]
     assert ("bucket_name" in roles["admin"], roles["data_reader"]["bucket_name"]) == (False, "*")
 
@@ -133,7 +133,7 @@ def test_all_roles_are_listed(web):
 def test_node_without_a_users_file_reports_that():
     with Node.running(["beer"], vbuckets=4) as node:
         web = WebClient(node)
-        assert [user["id"] for user in web.said(USERS)] == ["Administrator"]
+        assert [user["id"] for user in web.get_json(USERS)] == ["Administrator"]
         for answer in (put(web, ALICE, roles="admin", password="p"), web.delete(ALICE)):
             assert answer.status == 400
-            assert "start it with --users" in answer.said["errors"]["_"]
+            assert "start it with --users" in answer.json["errors"]["_"]

@@ -1,4 +1,4 @@
-"""A client for HTTP: one request at a time, each on a connection of its own, and a reader of streams."""
+"""HTTP client for tests: each request has its own connection, and a reader for document streams."""
 
 import base64
 import http.client
@@ -13,18 +13,27 @@ from tests.patience import PATIENCE
 SEPARATOR = b"\n\n\n\n"
 
 
-class Answer(NamedTuple):
+class WebResponse(NamedTuple):
+    """Response to an HTTP request, with its whole body."""
+
     status: int
     headers: Any
     body: bytes
 
     @property
-    def said(self) -> Any:
+    def json(self) -> Any:
         return json.loads(self.body)
 
 
 class WebClient:
-    """login: name and password, None to send none."""
+    """HTTP client of one node.
+
+    Attributes:
+        node: the node that gets the requests.
+        port: the node's HTTP port, unless given.
+        login: user name and password, or None to send no Authorization header.
+        context: TLS context for HTTPS, or None for plain HTTP.
+    """
 
     def __init__(self, node, login=None, *, port=None, context=None):
         self.node = node
@@ -37,32 +46,40 @@ class WebClient:
             return http.client.HTTPSConnection(self.node.host, self.port, timeout=PATIENCE, context=self.context)
         return http.client.HTTPConnection(self.node.host, self.port, timeout=PATIENCE)
 
-    def headers(self, more=()):
+    def make_headers(self, more=()):
         found = dict(more)
         if self.login is not None:
             found["Authorization"] = "Basic " + base64.b64encode(":".join(self.login).encode()).decode()
         return found
 
     def ask(self, method, path, form=None, *, body=None, headers=()):
-        """Send a request, with the fields of a form or with any bytes."""
+        """Send a request and return the response.
+
+        Args:
+            method: HTTP method.
+            path: target of the request line.
+            form: fields of a form, which become the body.
+            body: any bytes as the body, in place of a form.
+            headers: more headers.
+        """
         connection = self.connect()
         try:
             if form is not None:
                 body = urlencode(form)
                 headers = {"Content-Type": "application/x-www-form-urlencoded", **dict(headers)}
-            connection.request(method, path, body, self.headers(headers))
+            connection.request(method, path, body, self.make_headers(headers))
             answer = connection.getresponse()
-            return Answer(answer.status, answer.headers, answer.read())
+            return WebResponse(answer.status, answer.headers, answer.read())
         finally:
             connection.close()
 
     def get(self, path, **options):
         return self.ask("GET", path, **options)
 
-    def said(self, path):
+    def get_json(self, path):
         answer = self.get(path)
         assert answer.status == 200, answer
-        return answer.said
+        return answer.json
 
     def post(self, path, **form):
         return self.ask("POST", path, form)
@@ -73,25 +90,29 @@ class WebClient:
     @contextmanager
     def stream(self, path):
         connection = self.connect()
-        connection.request("GET", path, headers=self.headers())
+        connection.request("GET", path, headers=self.make_headers())
         answer = connection.getresponse()
         try:
             assert answer.status == 200
-            yield Documents(answer)
+            yield DocumentStream(answer)
         finally:
             connection.close()
-            answer.close()  # holds the socket, since the node says that the connection ends with the stream
+            answer.close()  # it holds the socket: by the response headers, the connection ends with the stream
 
 
-class Documents:
-    """What comes on a stream, one document after the other."""
+class DocumentStream:
+    """Reads the documents of a streaming response, one by one."""
 
     def __init__(self, answer):
         self.answer = answer
         self.data = b""
 
     def next(self):
-        """Return the next document. Raises EOFError at the end."""
+        """Return the next document.
+
+        Raises:
+            EOFError: the stream has ended.
+        """
         while SEPARATOR not in self.data:
             more = self.answer.read1(1 << 16)
             if not more:
@@ -102,15 +123,15 @@ class Documents:
 
 
 @contextmanager
-def raw(node, data=b""):
-    """A connection on which these bytes have been sent."""
+def open_connection(node, data=b""):
+    """Connect to the HTTP port and send these bytes."""
     with socket.create_connection((node.host, node.http_port), timeout=PATIENCE) as connection:
         connection.sendall(data)
         yield connection
 
 
-def all_of(connection):
-    """Return what the node sends until it ends the connection."""
+def read_to_end(connection):
+    """Return all bytes that the node sends before it ends the connection."""
     data = b""
     try:
         while piece := connection.recv(1 << 16):
