@@ -1,4 +1,4 @@
-"""Who may use which listener."""
+"""Users and login mechanisms that a listener accepts."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from penstock.errors import UsageError
 from penstock.node.auth import ANONYMOUS, MECHANISMS, Privilege, User, Users, decide_access
 from penstock.node.auth.users import make_account
 
-NOBODY = Users({}, b"s" * 32)
+NO_USERS = Users({}, b"s" * 32)
 SCRAMS = MECHANISMS[:3]
 
 
@@ -22,14 +22,14 @@ def test_loopback_listener_without_users_is_open():
 
 
 @pytest.mark.parametrize(
-    ("more", "where"),
+    ("options", "prefix"),
     [({}, ""), ({"tls": True}, ""), ({"allow_plain": True}, ""), ({"host": "10.0.0.1"}, "host 10.0.0.1: ")],
 )
-def test_public_listener_without_users_is_refused(more, where):
+def test_public_listener_without_users_is_refused(options, prefix):
     with pytest.raises(UsageError) as caught:
-        decide_access(None, loopback=False, **more)
+        decide_access(None, loopback=False, **options)
     assert str(caught.value) == (
-        f"{where}without users a node listens on a loopback address only, such as 127.0.0.1 or ::1; "
+        f"{prefix}without users a node listens on a loopback address only, such as 127.0.0.1 or ::1; "
         "`penstock user add NAME --users FILE` creates users"
     )
 
@@ -47,8 +47,8 @@ WITH_USERS = [
 @pytest.mark.parametrize("loopback", [True, False])
 @pytest.mark.parametrize(("given", "offered"), WITH_USERS)
 def test_listener_with_users_requires_a_login(given, offered, loopback):
-    access = decide_access(NOBODY, loopback=loopback, **given)
-    assert (access.anonymous_user, access.mechanisms, access.users) == (None, offered, NOBODY)
+    access = decide_access(NO_USERS, loopback=loopback, **given)
+    assert (access.anonymous_user, access.mechanisms, access.users) == (None, offered, NO_USERS)
     assert access.notice == "there are no users yet: no client can log in"
 
 
@@ -75,23 +75,23 @@ def test_public_listener_warns_of_users_without_a_password(names, loopback, warn
         assert not notice
 
 
-def test_one_mechanism_can_be_offered_alone():
+def test_single_mechanism_can_be_offered():
     assert decide_access(None, loopback=True, mechanisms=["PLAIN"]).mechanism_list == b"PLAIN"
 
 
-PLAINLY = "PLAIN without TLS sends passwords that others on the network can read; it must be allowed"
-SOME = "expected some of SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN"
+PLAIN_REFUSED = "PLAIN without TLS sends passwords that others on the network can read; it must be allowed"
+EXPECTED_MECHANISMS = "expected some of SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN"
 WRONG = [
-    (["PLAIN"], PLAINLY),
-    (["SCRAM-SHA1", "plain"], PLAINLY),
-    (["SCRAM-SHA-1"], f"login mechanism SCRAM-SHA-1: {SOME}"),
-    (["NTLM", "SCRAM-SHA1", "gssapi"], f"login mechanism NTLM GSSAPI: {SOME}"),
-    ([], f"login mechanism none: {SOME}"),
+    (["PLAIN"], PLAIN_REFUSED),
+    (["SCRAM-SHA1", "plain"], PLAIN_REFUSED),
+    (["SCRAM-SHA-1"], f"login mechanism SCRAM-SHA-1: {EXPECTED_MECHANISMS}"),
+    (["NTLM", "SCRAM-SHA1", "gssapi"], f"login mechanism NTLM GSSAPI: {EXPECTED_MECHANISMS}"),
+    ([], f"login mechanism none: {EXPECTED_MECHANISMS}"),
 ]
 
 
-@pytest.mark.parametrize(("mechanisms", "said"), WRONG)
-def test_invalid_mechanisms_are_refused(mechanisms, said):
+@pytest.mark.parametrize(("mechanisms", "message"), WRONG)
+def test_invalid_mechanisms_are_refused(mechanisms, message):
     with pytest.raises(UsageError) as caught:
-        decide_access(NOBODY, loopback=True, mechanisms=mechanisms)
-    assert str(caught.value) == said
+        decide_access(NO_USERS, loopback=True, mechanisms=mechanisms)
+    assert str(caught.value) == message

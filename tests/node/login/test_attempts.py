@@ -1,4 +1,4 @@
-"""How long guesses wait."""
+"""Delays of logins after wrong passwords, by account and address."""
 
 from itertools import pairwise
 
@@ -15,6 +15,8 @@ DELAYS = [0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5]
 
 
 class Clock:
+    """Clock that a test sets."""
+
     now = 1000.0
 
     def __call__(self):
@@ -31,8 +33,8 @@ def attempts(clock):
     return LoginAttempts(clock)
 
 
-def fail(attempts, clock, times, address=ONE, account="root"):
-    """Guess so many times, each time after the answer; return the seconds until each answer."""
+def guess_wrong(attempts, clock, times, address=ONE, account="root"):
+    """Guess `times` wrong passwords, each after the previous answer, and return the seconds until each answer."""
     found = []
     for _ in range(times):
         found.append(round(attempts.record(address, account, is_right=False), 6))
@@ -41,11 +43,11 @@ def fail(attempts, clock, times, address=ONE, account="root"):
 
 
 def test_delay_grows_to_five_seconds(attempts, clock):
-    assert fail(attempts, clock, 10) == DELAYS
+    assert guess_wrong(attempts, clock, 10) == DELAYS
 
 
 def test_other_accounts_and_addresses_do_not_wait(attempts, clock):
-    fail(attempts, clock, 8)
+    guess_wrong(attempts, clock, 8)
     assert attempts.get_delay(ONE, "root") == 5
     assert attempts.get_delay(ONE, "alice") == attempts.get_delay(OTHER, "root") == 0
     assert attempts.record(ONE, "alice", is_right=True) == attempts.record(OTHER, "root", is_right=True) == 0
@@ -53,13 +55,13 @@ def test_other_accounts_and_addresses_do_not_wait(attempts, clock):
 
 
 def test_right_password_waits_and_resets_the_count(attempts, clock):
-    fail(attempts, clock, 4)
+    guess_wrong(attempts, clock, 4)
     assert round(attempts.record(ONE, "root", is_right=True), 6) == 0.4
     assert (attempts.get_delay(ONE, "root"), len(attempts)) == (0, 0)
 
 
 def test_concurrent_guesses_are_queued(attempts):
-    """Each is answered after the one before it, as if there were one connection."""
+    """Each guess is answered after the previous guess, as if all came over one connection."""
     answered = [attempts.record(ONE, "root", is_right=False) for _ in range(8)]
     assert [round(b - a, 6) for a, b in pairwise(answered)] == DELAYS[1:8]
 
@@ -73,55 +75,55 @@ def test_full_queue_refuses_guesses(attempts, clock):
     attempts.check_queue(ONE, "alice")
     attempts.check_queue(OTHER, "root")
     clock.now += 5
-    attempts.check_queue(ONE, "root")  # one more is answered by then
+    attempts.check_queue(ONE, "root")  # one guess was answered meanwhile
     assert attempts.record(ONE, "root", is_right=False) < MAX_QUEUED_SECONDS + 5
 
 
 def test_old_failures_are_forgotten(attempts, clock):
-    fail(attempts, clock, 9)
+    guess_wrong(attempts, clock, 9)
     clock.now += FORGET_SECONDS - 5 - 1
     assert attempts.get_delay(ONE, "root") == 5
-    fail(attempts, clock, 1)
+    guess_wrong(attempts, clock, 1)
     clock.now += FORGET_SECONDS
     assert attempts.get_delay(ONE, "root") == 0
-    assert fail(attempts, clock, 2) == [0, 0.05]
+    assert guess_wrong(attempts, clock, 2) == [0, 0.05]
 
 
 def test_old_failures_of_unused_names_are_forgotten(attempts, clock):
-    """They do not count against the names that an address may have."""
+    """Forgotten names do not count towards the limit of names per address."""
     for number in range(MAX_NAMES_OF_ADDRESS):
-        fail(attempts, clock, 1, account=f"mistyped {number}")
+        guess_wrong(attempts, clock, 1, account=f"mistyped {number}")
     clock.now += FORGET_SECONDS
-    assert fail(attempts, clock, 1, account="alice") == [0]
+    assert guess_wrong(attempts, clock, 1, account="alice") == [0]
     assert (attempts.get_delay(ONE, "bob"), len(attempts)) == (0, 1)
 
 
 def test_ipv6_network_and_normalized_name_share_a_count(attempts, clock):
-    fail(attempts, clock, 2, "2001:db8::1", "IX")
+    guess_wrong(attempts, clock, 2, "2001:db8::1", "IX")
     assert attempts.get_delay("2001:db8::ffff:1", "I\u00adX") == 0.1
     assert attempts.get_delay("2001:db8:0:1::1", "IX") == 0
-    fail(attempts, clock, 1, "::ffff:10.0.0.1", "\u2168")
+    guess_wrong(attempts, clock, 1, "::ffff:10.0.0.1", "\u2168")
     assert attempts.get_delay(ONE, "IX") == 0.05
 
 
 def test_impossible_names_share_a_count(attempts, clock):
-    fail(attempts, clock, 1, account="n" * 10_000)
-    fail(attempts, clock, 1, account="\u0007")
+    guess_wrong(attempts, clock, 1, account="n" * 10_000)
+    guess_wrong(attempts, clock, 1, account="\u0007")
     assert (attempts.get_delay(ONE, ""), len(attempts)) == (0.1, 1)
 
 
 def test_one_password_for_many_accounts_is_slowed_down(attempts, clock):
     names = [f"user {n}" for n in range(MAX_NAMES_OF_ADDRESS + 8)]
     attempts.record(ONE, "alice", is_right=True)
-    found = [fail(attempts, clock, 1, account=name)[0] for name in names]
+    found = [guess_wrong(attempts, clock, 1, account=name)[0] for name in names]
     assert found == [0] * MAX_NAMES_OF_ADDRESS + DELAYS[:8]
     assert attempts.get_delay(ONE, "another") == 5
-    assert attempts.record(ONE, "bob", is_right=True) == 0  # `check_queue` has let it in
+    assert attempts.record(ONE, "bob", is_right=True) == 0  # check_queue delays names without a count of their own
     assert attempts.get_delay(ONE, "another") == 5
-    assert attempts.get_delay(ONE, "alice") == attempts.get_delay(ONE, "bob") == 0  # they have logged in from there
+    assert attempts.get_delay(ONE, "alice") == attempts.get_delay(ONE, "bob") == 0  # both logged in from there
     assert attempts.get_delay(OTHER, "another") == 0
     clock.now += FORGET_SECONDS + 100
-    assert fail(attempts, clock, 1, account="another") == [0]
+    assert guess_wrong(attempts, clock, 1, account="another") == [0]
 
 
 def test_oldest_failures_are_forgotten_first(attempts, monkeypatch, clock):
@@ -143,7 +145,7 @@ def test_number_of_remembered_failures_has_a_limit(attempts):
     assert sum(attempts._names.values()) == len(attempts)
 
 
-def test_only_verdicts_about_accounts_are_counted(attempts):
+def test_only_steps_that_name_an_account_are_counted(attempts):
     wrong, right = LoginStep(Status.AUTH_ERROR, account="root"), LoginStep(Status.SUCCESS, account="root")
     steps = [
         LoginStep(Status.AUTH_CONTINUE),
@@ -157,7 +159,7 @@ def test_only_verdicts_about_accounts_are_counted(attempts):
     assert [round(attempts.record_step(step, ONE), 6) for step in steps] == [0, 0, 0, 0, 0.05, 0.15, 0]
 
 
-def test_queue_of_the_longest_length_admits_one_more(attempts, clock):
+def test_queue_at_its_limit_admits_one_guess(attempts, clock):
     answered = clock.now + [attempts.record(ONE, "root", is_right=False) for _ in range(10)][-1]
     clock.now = answered - MAX_QUEUED_SECONDS
     attempts.check_queue(ONE, "root")
@@ -166,7 +168,7 @@ def test_queue_of_the_longest_length_admits_one_more(attempts, clock):
         attempts.check_queue(ONE, "root")
 
 
-def test_failures_are_forgotten_exactly_at_their_age(attempts, clock):
+def test_failures_are_forgotten_exactly_after_the_period(attempts, clock):
     attempts.record(ONE, "root", is_right=False)
     clock.now += FORGET_SECONDS - 0.5
     assert (attempts.get_delay(ONE, "root"), len(attempts)) == (0.05, 1)
@@ -187,7 +189,7 @@ def test_newest_logins_are_remembered(attempts, monkeypatch):
     monkeypatch.setattr(module, "MAX_ACCOUNTS", 2)
     for name in ("a", "b"):
         attempts.record(ONE, name, is_right=True)
-    attempts.record(ONE, "stranger", is_right=False)
+    attempts.record(ONE, "unknown", is_right=False)
     assert [attempts.get_delay(ONE, name) for name in ("a", "b", "c")] == [0, 0, 0.05]
     attempts.record(ONE, "c", is_right=True)
     assert [attempts.get_delay(ONE, name) for name in ("a", "b", "c")] == [0.05, 0, 0]

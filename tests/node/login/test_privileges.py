@@ -1,4 +1,4 @@
-"""The tables of commands: of each its messages, what it needs, and the function that serves it."""
+"""The command tables: the messages, the required privileges and the handler of each command."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from penstock.wire.codec.opcodes import DraftCode, Magic, Opcode, UprOpcode
 from penstock.wire.messages.kv import Get, GetAllVbSeqnos, Noop, SetVbucket
 
 ALL = {(type(command.code), command.code): command for command in list_commands()}
-"""By the code and its enum: dialects have the same numbers."""
+"""Commands by enum class and code, since dialects use the same numbers."""
 
 
-def needs_of(code: Code) -> set[Privilege] | None:
+def get_needs(code: Code) -> set[Privilege] | None:
     needs = ALL[type(code), code].needs
     return None if needs is None else set(needs)
 
@@ -41,11 +41,12 @@ def test_handlers_accept_every_form_of_their_commands(command):
     session, request = list(hints.values())[:2]
     if request is not Frame:
         assert set(get_args(request) or (request,)) == set(command.messages)
-    assert session is Session or command.code.name.startswith("TAP_")  # those of a producer go to the bucket
+    # TAP messages from a producer are handled by the bucket, not by a session.
+    assert session is Session or command.code.name.startswith("TAP_")
     assert command.needs is None or command.needs <= set(Privilege)
 
 
-def test_only_hot_commands_take_frames():
+def test_only_frequent_commands_take_frames():
     raw = {command.code.name for command in list_commands() if Frame in get_type_hints(command.function).values()}
     assert raw == {"GET", "GETQ", "GETK", "GETKQ", "SET", "SETQ", "ADD", "ADDQ", "REPLACE", "REPLACEQ"}
 
@@ -56,7 +57,7 @@ def test_commands_before_login_reveal_no_buckets():
         *("NOOP", "VERSION", "QUIT", "QUITQ"),
     }
     for code in (Opcode.LIST_BUCKETS, Opcode.SELECT_BUCKET, Opcode.GET_CLUSTER_CONFIG, Opcode.STAT):
-        assert needs_of(code) is not None
+        assert get_needs(code) is not None
 
 
 NEEDS = [
@@ -66,7 +67,7 @@ NEEDS = [
     (Opcode.GET_META, {Privilege.READ}),
     (Opcode.SETQ, {Privilege.WRITE}),
     (Opcode.UNLOCK, {Privilege.WRITE}),
-    # These change a document and say what it was, or is.
+    # These change a document and return its old or new value.
     *((code, {Privilege.READ, Privilege.WRITE}) for code in (Opcode.GET_LOCKED, Opcode.GATQ, Opcode.INCREMENT)),
     (Opcode.SUBDOC_COUNTER, {Privilege.READ, Privilege.WRITE}),
     (Opcode.SUBDOC_DICT_ADD, {Privilege.WRITE}),
@@ -79,14 +80,14 @@ NEEDS = [
     (Opcode.CLOSE_PRODUCER, {Privilege.SETTINGS}),
     (Opcode.DCP_OPEN, {Privilege.STREAM}),
     (Opcode.TAP_MUTATION, {Privilege.REPLICATE}),
-    (UprOpcode.UPR_GET_FAILOVER_LOG, {Privilege.STREAM}),  # the number of another command of DCP
+    (UprOpcode.UPR_GET_FAILOVER_LOG, {Privilege.STREAM}),  # DCP uses this number for another command
     (DraftCode.DRAFT_STREAM_REQ, {Privilege.STREAM}),
 ]
 
 
 @pytest.mark.parametrize(("code", "needs"), NEEDS)
 def test_commands_need_their_privileges(code, needs):
-    assert needs_of(code) == needs
+    assert get_needs(code) == needs
 
 
 @pytest.mark.parametrize("dialect", Dialect)
@@ -94,7 +95,7 @@ def test_first_requests_need_no_login(dialect):
     assert any(table.commands for table in DIALECTS[dialect].first_tables)
 
 
-def test_handler_that_lacks_a_form_is_found():
+def test_handler_that_lacks_a_form_is_refused():
     table = CommandTable()
 
     def set_vbucket(session: Session, request: SetVbucket) -> Answer:
@@ -110,7 +111,7 @@ def test_handler_that_lacks_a_form_is_found():
         table.serve(needs=LOGIN)(seqnos)
 
 
-def test_command_with_two_handlers_is_found():
+def test_second_handler_of_a_command_is_refused():
     table = CommandTable()
 
     @table.serve(needs=LOGIN)

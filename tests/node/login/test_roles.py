@@ -1,4 +1,4 @@
-"""What roles come to, for whole buckets and for parts of them."""
+"""Privileges that roles grant for buckets, scopes and collections."""
 
 from itertools import product
 
@@ -50,12 +50,12 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("text", "said"), WRONG)
-def test_invalid_role_texts_are_refused(text, said):
+@pytest.mark.parametrize(("text", "message"), WRONG)
+def test_invalid_role_texts_are_refused(text, message):
     with pytest.raises(UsageError) as caught:
         parse_role(text)
     assert repr(text) in str(caught.value)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 WHOLE = [
@@ -79,16 +79,16 @@ WHOLE = [
 ]
 
 
-@pytest.mark.parametrize(("role", "has"), WHOLE)
-def test_bucket_role_covers_its_bucket(role, has):
+@pytest.mark.parametrize(("role", "privileges"), WHOLE)
+def test_bucket_role_covers_its_bucket(role, privileges):
     user = User.from_texts("u", [f"{role}[beer]"])
-    assert user.list_privileges("beer") == has
+    assert user.list_privileges("beer") == privileges
     assert user.list_privileges("wine") == frozenset()
     assert user.can_see("beer")
     assert not user.can_see("wine")
     assert not any(user.has_privilege(privilege) for privilege in P)
     everywhere = User.from_texts("u", [f"{role}[*]"])
-    assert everywhere.list_privileges("wine") == has
+    assert everywhere.list_privileges("wine") == privileges
     assert everywhere.can_see("wine")
 
 

@@ -1,4 +1,4 @@
-"""A connection's login, step by step: clients that are right, wrong, confused or hostile."""
+"""SASL exchanges step by step, with valid, wrong, malformed and hostile messages."""
 
 from base64 import b64decode, b64encode
 
@@ -22,7 +22,7 @@ PASSWORDS = {"alice": "wonderland", "a,b=c": "x", "Zoë": "naïve café"}
 SECRET = b"s" * 32
 
 
-def users_of(passwords):
+def make_users(passwords):
     return Users(
         {
             name: Account(User.from_texts(name, ["data_reader[beer]"]), derive_verifiers(password, MIN_ITERATIONS))
@@ -34,11 +34,15 @@ def users_of(passwords):
 
 @pytest.fixture(scope="module")
 def access() -> ListenerAccess:
-    return decide_access(users_of(PASSWORDS), loopback=True, allow_plain=True)
+    return decide_access(make_users(PASSWORDS), loopback=True, allow_plain=True)
 
 
-def talk(login, client):
-    """Let a client log in; return the last step. Raises what the client does about what the node says."""
+def log_in(login, client):
+    """Run the whole exchange and return its last step.
+
+    Raises:
+        RemoteProtocolError: the client refuses a message of the node.
+    """
     mechanism = client.mechanism.encode()
     step = login.start(mechanism, client.make_initial())
     if step.status is Status.AUTH_CONTINUE:
@@ -49,7 +53,7 @@ def talk(login, client):
     return step
 
 
-def client_of(mechanism, name, password):
+def make_client(mechanism, name, password):
     return PlainLogin(name, password) if mechanism == PLAIN else ScramLogin([mechanism], name, password)
 
 
@@ -57,7 +61,7 @@ def client_of(mechanism, name, password):
 @pytest.mark.parametrize("mechanism", [*SCRAM, PLAIN])
 def test_right_password_logs_in(access, mechanism, name):
     login = Login(access)
-    step = talk(login, client_of(mechanism, name, PASSWORDS[name]))
+    step = log_in(login, make_client(mechanism, name, PASSWORDS[name]))
     assert (step.status, step.account, login.state) == (Status.SUCCESS, name, AuthState.LOGGED_IN)
     assert login.user is login.effective_user is access.users.find(name)
 
@@ -66,30 +70,30 @@ def test_right_password_logs_in(access, mechanism, name):
 @pytest.mark.parametrize("mechanism", [*SCRAM, PLAIN])
 def test_wrong_password_and_unknown_user_get_the_same_answer(access, mechanism, name):
     login = Login(access)
-    if mechanism != PLAIN and name in ("", "\u0007"):  # that client does not say such a thing
+    if mechanism != PLAIN and name in ("", "\u0007"):  # the client sends no such name
         step = login.start(mechanism.encode(), f"n,,n={name},r=N".encode())
         assert (step.status, step.value, step.account) == (Status.EINVAL, b"", None)
     else:
-        step = talk(login, client_of(mechanism, name, "wrong"))
+        step = log_in(login, make_client(mechanism, name, "wrong"))
         assert (step.status, step.value, step.account) == (Status.AUTH_ERROR, b"", name)
         assert "no such user or another password" in step.reason
     assert (login.user, login.effective_user, login.state) == (None, None, AuthState.FAILED)
 
 
-def challenge_of(access, mechanism, name):
-    """Return the challenge that a name gets, without the nonce."""
-    said = Login(access).start(mechanism.encode(), f"n,,n={name},r=N".encode())
-    assert said.status is Status.AUTH_CONTINUE
-    return said.value.split(b",", 1)[1]
+def get_challenge(access, mechanism, name):
+    """Return the challenge that the node sends for a user name, without the nonce."""
+    step = Login(access).start(mechanism.encode(), f"n,,n={name},r=N".encode())
+    assert step.status is Status.AUTH_CONTINUE
+    return step.value.split(b",", 1)[1]
 
 
 @pytest.mark.parametrize("mechanism", SCRAM)
 def test_unknown_users_get_a_stable_challenge_of_their_own(access, mechanism):
-    first = challenge_of(access, mechanism, "nobody")
-    assert challenge_of(access, mechanism, "nobody") == first
-    again = decide_access(users_of(PASSWORDS), loopback=True)  # as after a restart
-    assert challenge_of(again, mechanism, "nobody") == first
-    others = {challenge_of(access, mechanism, name) for name in ("nobody2", "alice", "nobody")}
+    first = get_challenge(access, mechanism, "nobody")
+    assert get_challenge(access, mechanism, "nobody") == first
+    again = decide_access(make_users(PASSWORDS), loopback=True)  # as after a restart
+    assert get_challenge(again, mechanism, "nobody") == first
+    others = {get_challenge(access, mechanism, name) for name in ("nobody2", "alice", "nobody")}
     assert len(others) == 3
     assert {(len(one), one.rpartition(b",i=")[2]) for one in others} == {(len(first), b"%d" % MIN_ITERATIONS)}
     assert (
@@ -124,10 +128,10 @@ def test_examples_of_the_specifications_log_in(mechanism, nonce, challenge, fina
 
 
 def test_nonces_of_couchbase_clients_are_accepted(access):
-    """It has spaces, which the specification does not allow."""
+    """Their nonces have spaces, which RFC 5802 does not allow."""
     nonce = "0x29 0xffffffc6 0x4f 0x74 0xfffffffb 0x27 0x6f 0x2d"
     login, client = Login(access), ScramLogin(["SCRAM-SHA512"], "alice", "wonderland", nonce=nonce)
-    assert talk(login, client).status is Status.SUCCESS
+    assert log_in(login, client).status is Status.SUCCESS
 
 
 def test_lower_case_mechanism_and_long_nonce_are_accepted(access):
@@ -136,18 +140,18 @@ def test_lower_case_mechanism_and_long_nonce_are_accepted(access):
     assert login.proceed(b"Scram-Sha256", client.step(step.value)).status is Status.SUCCESS
 
 
-# The table
+# The table of state transitions
 
 
-def in_state(access, state):
+def make_login_in_state(access, state):
     login = Login(access)
     client = ScramLogin(["SCRAM-SHA1"], "alice", "wonderland")
     if state is AuthState.CHALLENGED:
         login.start(b"SCRAM-SHA1", client.make_initial())
     elif state is AuthState.LOGGED_IN:
-        talk(login, client)
+        log_in(login, client)
     elif state is AuthState.FAILED:
-        talk(login, ScramLogin(["SCRAM-SHA1"], "alice", "wrong"))
+        log_in(login, ScramLogin(["SCRAM-SHA1"], "alice", "wrong"))
     assert login.state is state
     return login
 
@@ -155,19 +159,19 @@ def in_state(access, state):
 @pytest.mark.parametrize("state", AuthState)
 def test_every_state_accepts_a_new_login(access, state):
     assert {opcode for opcode, _ in TRANSITIONS[state]} >= {Opcode.SASL_AUTH}
-    login = in_state(access, state)
-    assert talk(login, ScramLogin(["SCRAM-SHA512"], "Zoë", PASSWORDS["Zoë"])).status is Status.SUCCESS
-    login = in_state(access, state)
+    login = make_login_in_state(access, state)
+    assert log_in(login, ScramLogin(["SCRAM-SHA512"], "Zoë", PASSWORDS["Zoë"])).status is Status.SUCCESS
+    login = make_login_in_state(access, state)
     assert login.start(b"SCRAM-SHA512", b"n,,n=alice,r=N").status is Status.AUTH_CONTINUE
     assert (login.state, login.user) == (AuthState.CHALLENGED, None)
-    login = in_state(access, state)
+    login = make_login_in_state(access, state)
     assert login.start(b"KERBEROS", b"").status is Status.AUTH_ERROR
     assert (login.state, login.user) == (AuthState.FAILED, None)
 
 
 @pytest.mark.parametrize("state", [state for state in AuthState if state is not AuthState.CHALLENGED])
 def test_step_without_a_start_is_refused(access, state):
-    login = in_state(access, state)
+    login = make_login_in_state(access, state)
     user = login.user
     assert not any(opcode is Opcode.SASL_STEP for opcode, _ in TRANSITIONS[state])
     step = login.proceed(b"SCRAM-SHA1", b"c=biws,r=N,p=AAAA")
@@ -198,11 +202,11 @@ def test_proof_is_accepted_once(access):
     proof = client.step(login.start(b"SCRAM-SHA1", client.make_initial()).value)
     assert login.proceed(b"SCRAM-SHA1", proof).status is Status.SUCCESS
     login.start(b"SCRAM-SHA1", client.make_initial())
-    assert login.proceed(b"SCRAM-SHA1", proof).status is Status.EINVAL  # another nonce of the node's
+    assert login.proceed(b"SCRAM-SHA1", proof).status is Status.EINVAL  # since the node has sent another nonce
     assert login.user is None
 
 
-# What cannot be
+# Invalid messages
 
 LONG = b"n" * (MAX_STEP_BYTES + 1)
 AUTH = [
@@ -236,7 +240,7 @@ AUTH = [
     (b"SCRAM-SHA1", b"n,a=bob,n=alice,r=N", Status.EINVAL),
     (b"SCRAM-SHA1", b"n,,n=" + b"a" * 129 + b",r=N", Status.EINVAL),
     (b"SCRAM-SHA1", b"n,,n=" + b"=2C" * 129 + b",r=N", Status.EINVAL),
-    (b"SCRAM-SHA1", b"n,,n=" + "\ufdfa".encode() * 10 + b",r=N", Status.EINVAL),  # 18 letters each
+    (b"SCRAM-SHA1", b"n,,n=" + "\ufdfa".encode() * 10 + b",r=N", Status.EINVAL),  # SASLprep makes 18 letters of each
 ]
 
 
@@ -251,12 +255,12 @@ def test_invalid_first_messages_are_refused(access, mechanism, value, status):
 
 def test_users_with_the_longest_names_can_log_in():
     name = "," * 128
-    access = decide_access(users_of({name: "x"}), loopback=True, allow_plain=True)
+    access = decide_access(make_users({name: "x"}), loopback=True, allow_plain=True)
     for mechanism in (*SCRAM, PLAIN):
-        assert talk(Login(access), client_of(mechanism, name, "x")).status is Status.SUCCESS
+        assert log_in(Login(access), make_client(mechanism, name, "x")).status is Status.SUCCESS
 
 
-def final_of(proof, nonce):
+def make_final(proof, nonce):
     return b"c=biws,r=%s,p=%s" % (nonce, b64encode(proof))
 
 
@@ -268,25 +272,25 @@ STEPS = [
     (lambda nonce: b"c=biws,r=%s,p=!" % nonce, Status.EINVAL),
     (lambda nonce: b"c=eSws,r=%s,p=AAAA" % nonce, Status.EINVAL),
     (lambda nonce: b"c=biws,r=%sx,p=AAAA" % nonce, Status.EINVAL),
-    (lambda nonce: final_of(bytes(19), nonce), Status.AUTH_ERROR),
-    (lambda nonce: final_of(bytes(20), nonce), Status.AUTH_ERROR),
-    (lambda nonce: final_of(bytes(300), nonce), Status.AUTH_ERROR),
+    (lambda nonce: make_final(bytes(19), nonce), Status.AUTH_ERROR),
+    (lambda nonce: make_final(bytes(20), nonce), Status.AUTH_ERROR),
+    (lambda nonce: make_final(bytes(300), nonce), Status.AUTH_ERROR),
 ]
 
 
 @pytest.mark.parametrize("name", ["alice", "nobody"])
-@pytest.mark.parametrize(("said", "status"), STEPS)
-def test_invalid_final_messages_are_refused(access, said, status, name):
+@pytest.mark.parametrize(("make_message", "status"), STEPS)
+def test_invalid_final_messages_are_refused(access, make_message, status, name):
     login = Login(access)
     challenge = login.start(b"SCRAM-SHA1", f"n,,n={name},r=N".encode()).value
-    step = login.proceed(b"SCRAM-SHA1", said(challenge.split(b",")[0][2:]))
+    step = login.proceed(b"SCRAM-SHA1", make_message(challenge.split(b",")[0][2:]))
     assert (step.status, step.value) == (status, b"")
     assert (step.account is not None) == (status is Status.AUTH_ERROR)
     assert (login.user, login.state) == (None, AuthState.FAILED)
 
 
 def test_user_removed_during_the_exchange_cannot_log_in():
-    users = users_of(PASSWORDS)
+    users = make_users(PASSWORDS)
     login, client = Login(decide_access(users, loopback=True)), ScramLogin(["SCRAM-SHA1"], "alice", "wonderland")
     proof = client.step(login.start(b"SCRAM-SHA1", client.make_initial()).value)
     users._replace({}, SECRET)
@@ -295,10 +299,10 @@ def test_user_removed_during_the_exchange_cannot_log_in():
 
 
 def test_changed_users_refresh_the_logged_in_user():
-    users = users_of(PASSWORDS)
+    users = make_users(PASSWORDS)
     login = Login(decide_access(users, loopback=True))
     assert not login.refresh_user()
-    talk(login, ScramLogin(["SCRAM-SHA1"], "alice", "wonderland"))
+    log_in(login, ScramLogin(["SCRAM-SHA1"], "alice", "wonderland"))
     accounts = dict(users._accounts)
     users._replace(accounts, SECRET)
     assert not login.refresh_user()
@@ -313,7 +317,7 @@ def test_changed_users_refresh_the_logged_in_user():
 
 def test_log_reasons_contain_no_secrets(access):
     for client in (PlainLogin("alice", "hunter2"), ScramLogin(["SCRAM-SHA1"], "alice", "hunter2")):
-        step = talk(Login(access), client)
+        step = log_in(Login(access), client)
         assert "hunter2" not in repr(step)
     assert "stored_key" not in repr(access.users.find_verifier("SCRAM-SHA1", "alice"))
 

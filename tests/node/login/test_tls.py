@@ -1,4 +1,4 @@
-"""TLS with real certificates over real sockets, and the files that it is made of."""
+"""TLS with real certificates over real sockets, and its certificate and key files."""
 
 import socket
 import ssl
@@ -17,7 +17,7 @@ from penstock.node.auth.users import Account
 from tests.patience import PATIENCE
 
 
-def write(directory, user="alice", hosts=(), days=7):
+def write_certificates(directory, user="alice", hosts=(), days=7):
     directory.mkdir(exist_ok=True)
     for name, made in make_certificates(hosts, user, days, datetime.now(UTC)).items():
         (directory / f"{name}.pem").write_bytes(made.certificate)
@@ -27,29 +27,35 @@ def write(directory, user="alice", hosts=(), days=7):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("tls"), hosts=["node.example.org", "192.0.2.7", "münchen.example"])
+    hosts = ["node.example.org", "192.0.2.7", "münchen.example"]
+    return write_certificates(tmp_path_factory.mktemp("tls"), hosts=hosts)
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("other"))
+    return write_certificates(tmp_path_factory.mktemp("other"))
 
 
-def context_of(files, **options):
+def make_context(files, **options):
     return make_server_context(files / "server.pem", files / "server.key", **options)
 
 
-def client_of(files, *, certificate=None):
-    """A client that believes an authority; certificate: the directory with the one that it shows."""
+def make_client_context(files, *, certificate=None):
+    """Make a client context that trusts the CA of a directory.
+
+    Args:
+        files: the directory with the CA.
+        certificate: the directory with the client certificate, or None for a client without one.
+    """
     context = ssl.create_default_context(cafile=files / "ca.pem")
-    context.verify_flags |= ssl.VERIFY_X509_STRICT  # as Python 3.13 has it
+    context.verify_flags |= ssl.VERIFY_X509_STRICT  # the default since Python 3.13
     if certificate is not None:
         context.load_cert_chain(certificate / "client.pem", certificate / "client.key")
     return context
 
 
-def shake(server, client, host="localhost"):
-    """Let a client connect and hear a word; return what the server knows of it, and the version that they speak."""
+def run_handshake(server, client, host="localhost"):
+    """Connect a client, send it a byte, and return the client certificate that the server saw and the TLS version."""
 
     def serve():
         with listener.accept()[0] as accepted:
@@ -78,27 +84,27 @@ def shake(server, client, host="localhost"):
     "host", ["localhost", "127.0.0.1", "::1", "node.example.org", "192.0.2.7", "xn--mnchen-3ya.example"]
 )
 def test_client_that_trusts_the_ca_connects(files, host):
-    assert shake(context_of(files), client_of(files), host) == (None, "TLSv1.3")
+    assert run_handshake(make_context(files), make_client_context(files), host) == (None, "TLSv1.3")
 
 
 def test_client_with_another_name_or_ca_refuses_the_node(files, other):
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
-        shake(context_of(files), client_of(files), "other.example.org")
+        run_handshake(make_context(files), make_client_context(files), "other.example.org")
     with pytest.raises(ssl.SSLCertVerificationError):
-        shake(context_of(files), client_of(other))
+        run_handshake(make_context(files), make_client_context(other))
 
 
 def test_versions_before_tls_1_2_are_refused(files):
-    assert context_of(files).minimum_version is ssl.TLSVersion.TLSv1_2
-    client = client_of(files)
+    assert make_context(files).minimum_version is ssl.TLSVersion.TLSv1_2
+    client = make_client_context(files)
     client.maximum_version = ssl.TLSVersion.TLSv1_2
-    assert shake(context_of(files), client)[1] == "TLSv1.2"
+    assert run_handshake(make_context(files), client)[1] == "TLSv1.2"
 
 
-# Who a client is by its certificate
+# Users of client certificates
 
 
-def login_of(peer_certificate, *names):
+def log_in_with(peer_certificate, *names):
     users = Users({name: Account(User.from_texts(name, ["admin"]), {}) for name in names}, b"s" * 32)
     login = Login(decide_access(users, loopback=True))
     login.log_in_by_certificate(peer_certificate)
@@ -106,41 +112,42 @@ def login_of(peer_certificate, *names):
 
 
 def test_client_certificate_logs_in_its_user(files):
-    certificate, _ = shake(context_of(files, client_ca=files / "ca.pem"), client_of(files, certificate=files))
+    server = make_context(files, client_ca=files / "ca.pem")
+    certificate, _ = run_handshake(server, make_client_context(files, certificate=files))
     assert list(list_user_names(certificate)) == ["alice"]
-    login = login_of(certificate, "alice", "bob")
+    login = log_in_with(certificate, "alice", "bob")
     assert (login.state, login.user) == (AuthState.LOGGED_IN, login.access.users.find("alice"))
-    login = login_of(certificate, "bob")
+    login = log_in_with(certificate, "bob")
     assert (login.state, login.user, login.effective_user) == (AuthState.LOGGED_OUT, None, None)
 
 
 def test_client_without_a_certificate_logs_in_by_sasl(files):
-    certificate, _ = shake(context_of(files, client_ca=files / "ca.pem"), client_of(files))
-    assert login_of(certificate, "alice").user is None
-    assert login_of(None, "alice").user is None
+    certificate, _ = run_handshake(make_context(files, client_ca=files / "ca.pem"), make_client_context(files))
+    assert log_in_with(certificate, "alice").user is None
+    assert log_in_with(None, "alice").user is None
 
 
 def test_required_certificate_is_enforced(files):
-    required = context_of(files, client_ca=files / "ca.pem", require_client=True)
-    assert shake(required, client_of(files, certificate=files))[0]["subject"]
+    required = make_context(files, client_ca=files / "ca.pem", require_client=True)
+    assert run_handshake(required, make_client_context(files, certificate=files))[0]["subject"]
     with pytest.raises(ssl.SSLError):
-        shake(required, client_of(files))
+        run_handshake(required, make_client_context(files))
 
 
 def test_certificates_of_another_ca_are_refused(files, other):
     for require in (False, True):
         with pytest.raises(ssl.SSLError):
-            shake(
-                context_of(files, client_ca=files / "ca.pem", require_client=require),
-                client_of(files, certificate=other),
+            run_handshake(
+                make_context(files, client_ca=files / "ca.pem", require_client=require),
+                make_client_context(files, certificate=other),
             )
 
 
 def test_server_certificate_is_no_client_certificate(files):
-    client = client_of(files)
+    client = make_client_context(files)
     client.load_cert_chain(files / "server.pem", files / "server.key")
     with pytest.raises(ssl.SSLError):
-        shake(context_of(files, client_ca=files / "ca.pem"), client)
+        run_handshake(make_context(files, client_ca=files / "ca.pem"), client)
 
 
 def test_user_names_of_a_certificate_are_listed():
@@ -150,33 +157,33 @@ def test_user_names_of_a_certificate_are_listed():
     }
     assert list(list_user_names(certificate)) == ["alice", "al", "alice@example.org"]
     assert list(list_user_names({})) == []
-    user = login_of(certificate, "alice@example.org").user
+    user = log_in_with(certificate, "alice@example.org").user
     assert user is not None
     assert user.name == "alice@example.org"
 
 
-# Certificates that are there in place of others
+# Replaced certificates
 
 
 @pytest.fixture
-def served(files, tmp_path):
-    """The TLS of copies of the files, which a test may replace."""
+def server_tls(files, tmp_path):
+    """Make the server TLS from copies of the files, which a test may replace."""
     for name in ("server.pem", "server.key", "ca.pem"):
         (tmp_path / name).write_bytes((files / name).read_bytes())
     return ServerTls(tmp_path / "server.pem", tmp_path / "server.key", tmp_path / "ca.pem")
 
 
-def test_reloaded_certificate_is_used_by_the_next_connection(served, files, other, tmp_path):
+def test_reloaded_certificate_is_used_by_the_next_connection(server_tls, files, other, tmp_path):
     for name in ("server.pem", "server.key"):
         (tmp_path / name).write_bytes((other / name).read_bytes())
-    shake(served.context, client_of(files))
-    assert not served.reload()
-    shake(served.context, client_of(other))
+    run_handshake(server_tls.context, make_client_context(files))
+    assert not server_tls.reload()
+    run_handshake(server_tls.context, make_client_context(other))
     with pytest.raises(ssl.SSLCertVerificationError):
-        shake(served.context, client_of(files))
+        run_handshake(server_tls.context, make_client_context(files))
 
 
-def test_invalid_files_keep_the_previous_certificate(served, files, other, tmp_path):
+def test_invalid_files_keep_the_previous_certificate(server_tls, files, other, tmp_path):
     for name, content in (
         ("server.pem", (other / "server.pem").read_bytes()),
         ("server.pem", (files / "server.key").read_bytes()),
@@ -189,24 +196,25 @@ def test_invalid_files_keep_the_previous_certificate(served, files, other, tmp_p
         else:
             (tmp_path / name).write_bytes(content)
         with pytest.raises(UsageError):
-            served.reload()
-        shake(served.context, client_of(files))
+            server_tls.reload()
+        run_handshake(server_tls.context, make_client_context(files))
         (tmp_path / name).write_bytes(before)
 
 
-def test_reload_reports_a_removed_ca(served, files, other, tmp_path):
+def test_reload_reports_a_removed_ca(server_tls, files, other, tmp_path):
     ours, theirs = ((one / "ca.pem").read_bytes() for one in (files, other))
-    for content, gone in ((ours, False), (ours + theirs, False), (theirs + ours, False), (theirs, True), (ours, True)):
+    steps = ((ours, False), (ours + theirs, False), (theirs + ours, False), (theirs, True), (ours, True))
+    for content, is_removed in steps:
         (tmp_path / "ca.pem").write_bytes(content)
-        assert served.reload() == gone
+        assert server_tls.reload() == is_removed
 
 
 # Files that cannot be used
 
 
 @pytest.fixture
-def locked(files, tmp_path):
-    """A key that has a password."""
+def protected_key(files, tmp_path):
+    """Write a key that is encrypted with a password."""
     key = serialization.load_pem_private_key((files / "server.key").read_bytes(), None)
     path = tmp_path / "locked.key"
     path.write_bytes(
@@ -219,37 +227,37 @@ def locked(files, tmp_path):
     return path
 
 
-def refusal(certificate, key, **options):
+def get_refusal(certificate, key, **options):
     with pytest.raises(UsageError) as caught:
         make_server_context(certificate, key, **options)
     assert "-----" not in str(caught.value)
     return str(caught.value)
 
 
-def test_unusable_tls_files_are_refused(files, other, tmp_path, locked):
+def test_unusable_tls_files_are_refused(files, other, tmp_path, protected_key):
     certificate, key, none = files / "server.pem", files / "server.key", tmp_path / "none.pem"
     text = tmp_path / "text.pem"
     text.write_text("nothing of the sort")
     empty = tmp_path / "empty.pem"
     empty.touch()
-    assert refusal(none, key) == f"{none}: cannot read the TLS certificate: No such file or directory"
-    assert refusal(certificate, none) == f"{none}: cannot read the TLS key: No such file or directory"
-    assert refusal(certificate, other / "server.key") == f"{other / 'server.key'}: not the key of {certificate}"
-    assert refusal(text, key) == f"{text}: no certificate in PEM form"
-    assert refusal(key, key) == f"{key}: no certificate in PEM form"
-    assert refusal(empty, key) == f"{empty}: no certificate in PEM form"
-    assert refusal(tmp_path, key) == f"{tmp_path}: no certificate in PEM form"
-    assert refusal(certificate, text) == f"{text}: no private key in PEM form"
-    assert refusal(certificate, certificate) == f"{certificate}: no private key in PEM form"
-    assert refusal(certificate, locked) == f"{locked}: the key has a password, expected one without"
-    assert refusal(certificate, key, client_ca=none).startswith(f"{none}: cannot read the client CA: No such file")
-    assert refusal(certificate, key, client_ca=text) == (
+    assert get_refusal(none, key) == f"{none}: cannot read the TLS certificate: No such file or directory"
+    assert get_refusal(certificate, none) == f"{none}: cannot read the TLS key: No such file or directory"
+    assert get_refusal(certificate, other / "server.key") == f"{other / 'server.key'}: not the key of {certificate}"
+    assert get_refusal(text, key) == f"{text}: no certificate in PEM form"
+    assert get_refusal(key, key) == f"{key}: no certificate in PEM form"
+    assert get_refusal(empty, key) == f"{empty}: no certificate in PEM form"
+    assert get_refusal(tmp_path, key) == f"{tmp_path}: no certificate in PEM form"
+    assert get_refusal(certificate, text) == f"{text}: no private key in PEM form"
+    assert get_refusal(certificate, certificate) == f"{certificate}: no private key in PEM form"
+    assert get_refusal(certificate, protected_key) == f"{protected_key}: the key has a password, expected one without"
+    assert get_refusal(certificate, key, client_ca=none).startswith(f"{none}: cannot read the client CA: No such file")
+    assert get_refusal(certificate, key, client_ca=text) == (
         f"{text}: no certificate in PEM form, expected the CA of the clients"
     )
-    assert "expected a client CA" in refusal(certificate, key, require_client=True)
+    assert "expected a client CA" in get_refusal(certificate, key, require_client=True)
 
 
-# What is made for development
+# Generated certificates for development
 
 
 def test_generated_certificates_have_the_expected_fields():
@@ -278,8 +286,8 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("hosts", "user", "said"), WRONG)
-def test_invalid_names_are_refused_in_certificates(hosts, user, said):
+@pytest.mark.parametrize(("hosts", "user", "expected"), WRONG)
+def test_invalid_names_are_refused_in_certificates(hosts, user, expected):
     with pytest.raises(UsageError) as caught:
         make_certificates(hosts, user, 1, datetime.now(UTC))
-    assert said in str(caught.value)
+    assert expected in str(caught.value)

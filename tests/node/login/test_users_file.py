@@ -1,4 +1,4 @@
-"""The file of users: what is in it, what it survives, and what a node does when it changes."""
+"""The users file: its contents, its damage, and the effect of its changes on a node."""
 
 import hashlib
 import json
@@ -18,6 +18,8 @@ from tests.patience import PATIENCE
 
 
 class Clock:
+    """Clock that a test sets."""
+
     now = 0.0
 
     def __call__(self):
@@ -29,7 +31,7 @@ def clock():
     return Clock()
 
 
-def add(path, name, password, *roles):
+def add_user(path, name, password, *roles):
     with change_users(path) as accounts:
         accounts[name] = make_account(User.from_texts(name, roles or ["admin"]), password, MIN_ITERATIONS)
 
@@ -37,12 +39,12 @@ def add(path, name, password, *roles):
 @pytest.fixture
 def path(tmp_path):
     path = tmp_path / "users.json"
-    add(path, "alice", "wonderland", "data_reader[beer:s]", "data_writer[*]")
+    add_user(path, "alice", "wonderland", "data_reader[beer:s]", "data_writer[*]")
     return path
 
 
 def test_file_keeps_accounts(path):
-    add(path, "Zoë", "hunter2")
+    add_user(path, "Zoë", "hunter2")
     accounts, secret = read_users(path)
     assert sorted(accounts) == ["Zoë", "alice"]
     assert list(map(str, accounts["alice"].user.roles)) == ["data_reader[beer:s]", "data_writer[*]"]
@@ -58,7 +60,7 @@ def test_file_keeps_accounts(path):
 
 def test_changes_keep_the_secret(path):
     _, before = read_users(path)
-    add(path, "bob", "x")
+    add_user(path, "bob", "x")
     with change_users(path) as accounts:
         del accounts["alice"]
     accounts, after = read_users(path)
@@ -68,13 +70,13 @@ def test_changes_keep_the_secret(path):
 def test_symbolic_link_to_the_file_stays(path, tmp_path):
     link = tmp_path / "link.json"
     link.symlink_to(path.name)
-    add(link, "bob", "x")
+    add_user(link, "bob", "x")
     assert link.is_symlink()
     assert sorted(read_users(path)[0]) == ["alice", "bob"]
 
 
 def test_concurrent_changes_are_all_kept(path):
-    threads = [Thread(target=add, args=(path, f"user{n}", "x")) for n in range(6)]
+    threads = [Thread(target=add_user, args=(path, f"user{n}", "x")) for n in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -85,77 +87,77 @@ def test_concurrent_changes_are_all_kept(path):
 def test_failed_change_keeps_the_file(path):
     before = path.read_bytes()
 
-    def stumble():
+    def fail_to_change():
         with change_users(path) as accounts:
             accounts.clear()
-            raise UsageError("stumbled")
+            raise UsageError("failed")
 
-    with pytest.raises(UsageError, match="stumbled"):
-        stumble()
+    with pytest.raises(UsageError, match="failed"):
+        fail_to_change()
     assert path.read_bytes() == before
 
 
 def test_unwritable_file_is_reported(tmp_path):
     with pytest.raises(Error, match="cannot be written: File name too long"):
-        add(tmp_path / ("x" * 250), "bob", "x")
+        add_user(tmp_path / ("x" * 250), "bob", "x")
     assert os.listdir(tmp_path) == []
 
 
 def test_missing_directory_is_reported(tmp_path):
     with pytest.raises(UsageError, match="expected a directory: No such file"):
-        add(tmp_path / "none" / "users.json", "bob", "x")
+        add_user(tmp_path / "none" / "users.json", "bob", "x")
 
 
-def test_file_that_others_can_read_is_warned_about(path, caplog):
+def test_file_that_other_users_can_read_causes_a_warning(path, caplog):
     path.chmod(0o640)
     with caplog.at_level(logging.WARNING, "penstock.node"):
         read_users(path)
     assert "others may read or change it (mode 640), expected 600" in caplog.text
-    add(path, "bob", "x")
+    add_user(path, "bob", "x")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def edited(path, change):
-    said = json.loads(path.read_text())
-    change(said)
-    path.write_text(json.dumps(said))
+def edit_file(path, change):
+    file = json.loads(path.read_text())
+    change(file)
+    path.write_text(json.dumps(file))
 
 
-def verifier_in(said):
-    return said["users"]["alice"]["verifiers"]["SCRAM-SHA256"]
+def get_verifier(file):
+    return file["users"]["alice"]["verifiers"]["SCRAM-SHA256"]
 
 
 DAMAGE = [
-    (lambda said: said.update(format=2), "format 2, this version knows 1"),
-    (lambda said: said.pop("format"), "'format' is missing"),
-    (lambda said: said.update(secret="AAAA"), "a secret of 3 bytes"),
-    (lambda said: said.update(secret=7), "not a file of users, or damaged"),
-    (lambda said: said.pop("users"), "'users' is missing"),
-    (lambda said: said.update(users=[]), "not a file of users, or damaged"),
-    (lambda said: said["users"].update({"\u2168": said["users"]["alice"]}), "in another form than SASLprep gives"),
-    (lambda said: said["users"].update({"": said["users"]["alice"]}), "user name of 0 bytes, expected 1 to 128"),
-    (lambda said: said["users"]["alice"].update(roles=["king"]), "role 'king': expected data_reader"),
-    (lambda said: said["users"]["alice"].update(roles=7), "not a file of users, or damaged"),
-    (lambda said: said["users"]["alice"]["verifiers"].pop("SCRAM-SHA1"), "'SCRAM-SHA1' is missing"),
-    (lambda said: verifier_in(said).update(iterations=1), "1 iterations, expected 4096 to 1000000"),
-    (lambda said: verifier_in(said).update(iterations=True), "True iterations"),
-    (lambda said: verifier_in(said).update(stored_key="AAAA"), "keys of 3 and 32 bytes, expected 32"),
-    (lambda said: verifier_in(said).update(salt="AAAA"), "salt of 3"),
-    (lambda said: verifier_in(said).update(salt="!"), "not a file of users, or damaged"),
+    (lambda file: file.update(format=2), "format 2, this version knows 1"),
+    (lambda file: file.pop("format"), "'format' is missing"),
+    (lambda file: file.update(secret="AAAA"), "a secret of 3 bytes"),
+    (lambda file: file.update(secret=7), "not a file of users, or damaged"),
+    (lambda file: file.pop("users"), "'users' is missing"),
+    (lambda file: file.update(users=[]), "not a file of users, or damaged"),
+    (lambda file: file["users"].update({"\u2168": file["users"]["alice"]}), "in another form than SASLprep gives"),
+    (lambda file: file["users"].update({"": file["users"]["alice"]}), "user name of 0 bytes, expected 1 to 128"),
+    (lambda file: file["users"]["alice"].update(roles=["king"]), "role 'king': expected data_reader"),
+    (lambda file: file["users"]["alice"].update(roles=7), "not a file of users, or damaged"),
+    (lambda file: file["users"]["alice"]["verifiers"].pop("SCRAM-SHA1"), "'SCRAM-SHA1' is missing"),
+    (lambda file: get_verifier(file).update(iterations=1), "1 iterations, expected 4096 to 1000000"),
+    (lambda file: get_verifier(file).update(iterations=True), "True iterations"),
+    (lambda file: get_verifier(file).update(stored_key="AAAA"), "keys of 3 and 32 bytes, expected 32"),
+    (lambda file: get_verifier(file).update(salt="AAAA"), "salt of 3"),
+    (lambda file: get_verifier(file).update(salt="!"), "not a file of users, or damaged"),
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), DAMAGE)
-def test_damaged_file_is_reported_in_one_sentence(path, change, said):
-    edited(path, change)
+@pytest.mark.parametrize(("change", "message"), DAMAGE)
+def test_damaged_file_is_reported_in_one_sentence(path, change, message):
+    edit_file(path, change)
     with pytest.raises(UsageError) as caught:
         read_users(path)
     assert str(caught.value).startswith(f"{path}: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"7", b"null", b"{", b"\xff", b"[" * 100_000, b'{"format": 1}'])
-def test_other_files_are_refused(path, text):
+def test_files_of_another_kind_are_refused(path, text):
     path.write_bytes(text)
     with pytest.raises(UsageError, match=r"users\.json: not a file of users, or damaged"):
         read_users(path)
@@ -168,14 +170,14 @@ def test_missing_or_unreadable_file_is_reported(tmp_path):
         UsersFile(tmp_path)
 
 
-# While a node has it
+# Changes while a node runs
 
 
 def test_changed_file_is_noticed_within_a_second(path, clock):
     users = UsersFile(path, clock)
     version = users.version
-    add(path, "bob", "x", "data_reader[wine]")
-    assert users.find("bob") is None  # not looked again yet
+    add_user(path, "bob", "x", "data_reader[wine]")
+    assert users.find("bob") is None  # the file was not checked again yet
     clock.now += CHECK_SECONDS
     bob = users.find("bob")
     assert bob is not None
@@ -183,13 +185,13 @@ def test_changed_file_is_noticed_within_a_second(path, clock):
     assert users.version > version
     version = users.version
     clock.now += CHECK_SECONDS
-    assert users.find("bob") is bob  # nothing was read again
+    assert users.find("bob") is bob  # the file was not read again
     assert users.version == version
 
 
 def test_reload_reads_the_file_at_once(path, clock):
     users = UsersFile(path, clock)
-    add(path, "bob", "x")
+    add_user(path, "bob", "x")
     assert users.reload()
     assert users.find("bob") is not None
 
@@ -213,20 +215,20 @@ def test_unreadable_file_keeps_the_users(path, clock, caplog):
     assert users.version > version
 
 
-# Passwords that are given as they are
+# Plain passwords
 
 
 @pytest.fixture
 def derivations(monkeypatch):
-    """The hashes for which a password was run through the iterations."""
+    """Record the hash name of each PBKDF2 derivation."""
     found = []
     pbkdf2_hmac = hashlib.pbkdf2_hmac
 
-    def counted(name, *rest):
+    def count_derivation(name, *rest):
         found.append(name)
         return pbkdf2_hmac(name, *rest)
 
-    monkeypatch.setattr(hashlib, "pbkdf2_hmac", counted)
+    monkeypatch.setattr(hashlib, "pbkdf2_hmac", count_derivation)
     return found
 
 
@@ -240,14 +242,14 @@ def test_right_password_is_not_derived_again(path, clock, derivations):
     assert users.authenticate("alice", "wonderland") is not None
     assert len(derivations) == 2
     for _ in range(2):
-        assert users.authenticate("nobody", "wonderland") is None  # takes as long each time
+        assert users.authenticate("nobody", "wonderland") is None  # an unknown user takes a derivation each time
     assert len(derivations) == 4
 
 
 def test_new_password_replaces_the_old_one(path, clock):
     users = UsersFile(path, clock)
     assert users.authenticate("alice", "wonderland") is not None
-    add(path, "alice", "mirror")
+    add_user(path, "alice", "mirror")
     clock.now += CHECK_SECONDS
     assert users.authenticate("alice", "wonderland") is None
     assert users.authenticate("alice", "mirror") is not None
@@ -260,7 +262,7 @@ def test_new_password_replaces_the_old_one(path, clock):
 def test_number_of_remembered_passwords_has_a_limit(path, clock, monkeypatch, derivations):
     monkeypatch.setattr("penstock.node.auth.users._MAX_REMEMBERED", 2)
     for name in ("bob", "carol"):
-        add(path, name, "x")
+        add_user(path, name, "x")
     users = UsersFile(path, clock)
     for name, password in (("alice", "wonderland"), ("bob", "x"), ("alice", "wonderland"), ("carol", "x")):
         assert users.authenticate(name, password) is not None
@@ -271,9 +273,9 @@ def test_number_of_remembered_passwords_has_a_limit(path, clock, monkeypatch, de
     assert len(derivations) == 1
 
 
-@pytest.mark.parametrize(("password", "said"), [("", "0 bytes"), ("x" * 513, "513 bytes"), ("\x07", "RFC 4013")])
-def test_invalid_passwords_are_refused(password, said):
-    with pytest.raises(UsageError, match=said):
+@pytest.mark.parametrize(("password", "message"), [("", "0 bytes"), ("x" * 513, "513 bytes"), ("\x07", "RFC 4013")])
+def test_invalid_passwords_are_refused(password, message):
+    with pytest.raises(UsageError, match=message):
         make_account(User.from_texts("u", []), password)
 
 
