@@ -1,9 +1,9 @@
-"""The client's side of recorded conversations with a real server, played to our node over real sockets.
+"""Replay of recorded conversations with a real server: the client's frames, sent to our node over real sockets.
 
-A recording becomes a script of steps: frames of the client, frames of the server, the connection's end, and events
-beside the conversation. The player compares frame by frame. Each server chooses some values freely: cas, vbuuids,
-times, and its own opaques. The first time that a recorded value occurs, it is bound to our value. From then on, each
-stands for the other, also in frames of the client.
+A recording becomes a script of steps: frames of the client, frames of the server, the connection's end, and actions of
+other clients. The player compares the frames of the node with those of the server. Each server chooses some values
+freely: cas, vbuuids, times, and its own opaques. When such a recorded value occurs for the first time, the player binds
+it to the node's value. From then on, it translates one into the other, also in frames of the client.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.patience import PATIENCE
 CAPTURES = Path(__file__).parents[1] / "captures"
 NAMES = sorted(path.stem for path in CAPTURES.glob("*.json"))
 
-LATER = 10 * 365 * 86400
+CLOCK_OFFSET = 10 * 365 * 86400
 """Seconds between the recording's clock and ours. Documents of the recording must not expire during the replay."""
 
 SEND, EXPECT, CLOSED, CLOSES, DO, REMARK = "send", "expect", "closed", "closes", "do", "remark"
@@ -51,7 +51,7 @@ STREAM_REQ = Struct(">IIQQQQQ")
 _SET = Struct(">II")
 ENTRY = Struct(">QQ")
 LOGS = (Opcode.DCP_STREAM_REQ, Opcode.DCP_GET_FAILOVER_LOG)
-NOW = struct.pack(">Q", 0x6B0023D1)  # date in the only recording that asks for a backfill from now on
+NOW = struct.pack(">Q", 0x6B0023D1)  # a date, in the only recording that requests no older changes
 _OPAQUE = slice(12, 16)  # of a frame
 _TURNS = 6
 _A_MONTH = 30 * 86400
@@ -66,7 +66,19 @@ class Mismatch(AssertionError):
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a script. index: its place in the recording. live: about a change of after the beginning."""
+    """One step of a script.
+
+    Attributes:
+        kind: SEND, EXPECT, CLOSED, CLOSES, DO or REMARK.
+        connection: name of the connection in the recording.
+        data: bytes of the client's frame.
+        frame: the server's frame.
+        index: position in the recording, from 0; -1 for an added step.
+        at: seconds since the start of the recording.
+        live: whether the frame sends a change that was made after the start of the conversation.
+        text: the recording's description of the frame.
+        action: the action of other clients, in a step of the kind DO.
+    """
 
     kind: str
     connection: str = ""
@@ -79,15 +91,18 @@ class Step:
     action: Callable[[Player], None] | None = None
 
     def change(self, **fields: Any) -> Step:
-        """Return the step with these fields of its frame changed."""
+        """Return a copy of the step with these fields of its frame changed."""
         return replace(self, frame=self.frame._replace(**fields))
 
 
 Script = list[Step]
 
 
-def cut(data: bytes) -> Frame:
-    """Cut a frame. TAP's engine-private data, which stands in front of the key, goes where framing extras go."""
+def parse_frame(data: bytes) -> Frame:
+    """Parse a frame.
+
+    TAP's engine-private data stands in front of the key. It becomes the framing extras of the result.
+    """
     frame = cut_frame(memoryview(data), 0)
     if frame.opcode not in TAP or frame.magic != Magic.REQUEST:
         return frame
@@ -98,30 +113,30 @@ def cut(data: bytes) -> Frame:
     )
 
 
-def header(data: bytes) -> Frame:
-    """Return the header of a request, without a check of its parts."""
+def parse_header(data: bytes) -> Frame:
+    """Parse the header of a request, and leave the body unchecked."""
     magic, opcode, _, _, datatype, specific, _, opaque, cas = HEADER.unpack_from(data)
     return Frame(magic, opcode, specific, datatype, opaque, cas)
 
 
 @cache
-def recording(name: str) -> tuple[Step, ...]:
+def load_recording(name: str) -> tuple[Step, ...]:
     steps = []
     for index, line in enumerate(json.loads((CAPTURES / f"{name}.json").read_text())["frames"]):
         data, text = bytes.fromhex(line["hex"]), line["text"]
         kind = {"C": SEND, "S": EXPECT}.get(line["dir"]) or _ENDS.get(text, REMARK)
-        frame = cut(data) if kind == EXPECT else NOTHING
+        frame = parse_frame(data) if kind == EXPECT else NOTHING
         steps.append(Step(kind, line.get("conn", ""), data, frame, index, line["t"], text=text))
     return tuple(steps)
 
 
 # Comparing frames
 
-Part = tuple[str, Any, str]
-"""The name of a part of a frame, its value, and the kind of name that the value is; "" where it must be the same."""
+FramePart = tuple[str, Any, str]
+"""Name, value and kind of a part of a frame. The kind is that of its bindings, or "" if the values must be equal."""
 
 
-def parts(frame: Frame) -> Iterator[Part]:
+def list_parts(frame: Frame) -> Iterator[FramePart]:
     """Yield the compared parts of a frame, in order."""
     response = frame.magic == Magic.RESPONSE
     yield "magic", frame.magic, ""
@@ -137,7 +152,7 @@ def parts(frame: Frame) -> Iterator[Part]:
     yield from _value(frame, response)
 
 
-def _extras(frame: Frame, response: bool) -> Iterator[Part]:
+def _extras(frame: Frame, response: bool) -> Iterator[FramePart]:
     fields = None if response else _FIELDS.get((frame.opcode, len(frame.extras)))
     if fields is None:
         yield "extras", frame.extras, ""
@@ -145,11 +160,11 @@ def _extras(frame: Frame, response: bool) -> Iterator[Part]:
     layout, names = fields
     for name, value in zip(names, layout.unpack(frame.extras), strict=True):
         if name == "tap flags":
-            value &= ~TapFlag.ACK  # which changes ask for an answer is timing
+            value &= ~TapFlag.ACK  # timing decides which changes request an answer
         yield name, value, _KINDS.get(name, "")
 
 
-def _value(frame: Frame, response: bool) -> Iterator[Part]:
+def _value(frame: Frame, response: bool) -> Iterator[FramePart]:
     if response and frame.specific not in (Status.SUCCESS, Status.ROLLBACK):
         yield "text of the error", bool(frame.value), ""
     elif response and frame.opcode in LOGS and frame.specific == Status.SUCCESS:
@@ -178,27 +193,28 @@ _KINDS = {"expiry": "expiry", "vbuuid": "vbuuid"}
 
 
 class Bindings:
-    """Which value of ours stands for which recorded one, by kind. 0 stands for itself."""
+    """Pairs of a recorded value and the node's value, by kind. 0 is always paired with 0."""
 
     def __init__(self) -> None:
         self._ours: dict[str, dict[int, int]] = {}
         self._recorded: dict[str, dict[int, int]] = {}
 
     def bind(self, kind: str, recorded: int, ours: int) -> bool:
-        """Bind the two, unless one of them is bound. Returns whether they go together."""
+        """Bind two values if neither is bound yet, and return whether they are bound to each other."""
         if not recorded or not ours:
             return recorded == ours
         there = self._ours.setdefault(kind, {}).setdefault(recorded, ours)
         here = self._recorded.setdefault(kind, {}).setdefault(ours, recorded)
         return (there, here) == (ours, recorded)
 
-    def ours(self, kind: str, recorded: int) -> int:
+    def translate(self, kind: str, recorded: int) -> int:
+        """Return the node's value for a recorded value; the same value if it is unbound."""
         return self._ours.get(kind, {}).get(recorded, recorded)
 
 
-def compare(expected: Frame, actual: Frame, bindings: Bindings, connection: str) -> str | None:
-    """Return how the frames differ, None if they do not."""
-    theirs, ours = list(parts(expected)), list(parts(actual))
+def compare_frames(expected: Frame, actual: Frame, bindings: Bindings, connection: str) -> str | None:
+    """Return a text about the first difference of two frames, or None if they agree."""
+    theirs, ours = list(list_parts(expected)), list(list_parts(actual))
     for (name, recorded, kind), (_, value, _) in zip(theirs, ours, strict=False):
         kind = f"{kind} of {connection}" if kind == "opaque" else kind
         same = bindings.bind(kind, recorded, value) if kind else recorded == value
@@ -209,15 +225,19 @@ def compare(expected: Frame, actual: Frame, bindings: Bindings, connection: str)
     return None
 
 
-def shown(frame: Frame) -> str:
-    return ", ".join(f"{name} {value!r:.60}" for name, value, _ in parts(frame) if value or name == "status")
+def format_frame(frame: Frame) -> str:
+    return ", ".join(f"{name} {value!r:.60}" for name, value, _ in list_parts(frame) if value or name == "status")
 
 
 # The player
 
 
 class Peer:
-    """One connection of the recorded client. acknowledge: answer each TAP frame that asks for it."""
+    """One connection of the recorded client.
+
+    Attributes:
+        acknowledge: whether to answer each TAP frame that requests an answer.
+    """
 
     def __init__(self, node: Node, *, acknowledge: bool) -> None:
         self.socket = socket.create_connection((node.host, node.kv_port))
@@ -226,9 +246,13 @@ class Peer:
         self._received = b""
 
     def receive(self, seconds: float) -> Frame | None:
-        """Return the next frame, None at the connection's end. Raises TimeoutError."""
+        """Return the next frame, or None at the connection's end.
+
+        Raises:
+            TimeoutError: no frame came within so many seconds.
+        """
         deadline = time.monotonic() + seconds
-        while (frame := self._cut()) is None:
+        while (frame := self._cut_frame()) is None:
             self.socket.settimeout(max(deadline - time.monotonic(), 0.001))
             try:
                 data = self.socket.recv(1 << 20)
@@ -241,33 +265,43 @@ class Peer:
             self.send(join_frame(Frame(Magic.RESPONSE, frame.opcode, opaque=frame.opaque)))
         return frame
 
-    def _cut(self) -> Frame | None:
+    def _cut_frame(self) -> Frame | None:
         if len(self._received) < HEADER_BYTES:
             return None
         size = HEADER_BYTES + BODY_LENGTH.unpack_from(self._received)[0]
         if len(self._received) < size:
             return None
         data, self._received = self._received[:size], self._received[size:]
-        return cut(data)
+        return parse_frame(data)
 
     def send(self, data: bytes) -> None:
         try:
             self.socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
-            """Ignore the error: the next reader finds it."""
+            """Ignore the error: the next receive reports the end."""
 
     def close(self) -> None:
         self.socket.close()
 
 
 class Player:
-    """Plays scripts to a node. patience: seconds to wait for a frame."""
+    """Plays scripts to a node.
+
+    Attributes:
+        node: the node.
+        side_client: a connection for the actions of other clients.
+        patience: seconds to wait for a frame.
+        bindings: pairs of recorded values and the node's values.
+        acknowledge: whether the recorded client answers TAP frames that request an answer.
+        peers: connections of the recorded client, by name.
+        others: more connections that actions have opened.
+    """
 
     def __init__(
         self, node: Node, bindings: Bindings, *, patience: float = PATIENCE, acknowledge: bool = False
     ) -> None:
         self.node = node
-        self.side = WireClient(node)
+        self.side_client = WireClient(node)
         self.patience = patience
         self.bindings = bindings
         self.acknowledge = acknowledge
@@ -275,132 +309,143 @@ class Player:
         self.others: list[WireClient] = []
 
     def play(self, script: Iterable[Step], *, by_vbucket: bool) -> None:
-        """Raises Mismatch. by_vbucket: frames that follow each other may come in another order.
+        """Play a script.
 
-        Only those of one vbucket keep theirs: which one's turn it is, is timing.
+        Args:
+            script: the steps.
+            by_vbucket: compare the order of frames only within a vbucket, since timing decides the order of vbuckets.
+
+        Raises:
+            Mismatch: the node sends other frames than the script expects.
         """
-        for run in _runs(script, by_vbucket):
+        for run in _split_into_runs(script, by_vbucket):
             step = run[0]
-            peer = self._peer(step.connection) if step.kind in (SEND, EXPECT, CLOSED, CLOSES) else None
+            peer = self._open_peer(step.connection) if step.kind in (SEND, EXPECT, CLOSED, CLOSES) else None
             if step.kind == EXPECT:
-                self._expect(run)
+                self._expect_run(run)
             elif step.kind == DO:
                 assert step.action is not None
-                self._settle()
+                self._wait_until_settled()
                 step.action(self)
             elif peer is not None and step.kind == SEND:
                 self.send(run)
             elif peer is not None:
-                self._end(step, peer)
+                self._end_connection(step, peer)
         for name, peer in self.peers.items():
             if peer.socket.fileno() >= 0:
-                self._end(Step(CLOSES, name, text="the end of the recording"), peer)
+                self._end_connection(Step(CLOSES, name, text="the end of the recording"), peer)
 
     def send(self, steps: Sequence[Step]) -> None:
-        """Let the client send the frames of steps, all of one connection."""
-        self._peer(steps[0].connection).send(b"".join(map(self._translate, steps)))
+        """Send the client's frames of some steps, which all belong to one connection."""
+        self._open_peer(steps[0].connection).send(b"".join(map(self._translate, steps)))
 
     def close(self) -> None:
         for peer in self.peers.values():
             peer.close()
-        for client in (self.side, *self.others):
+        for client in (self.side_client, *self.others):
             client.close()
 
-    def statistics(self) -> dict[str, str]:
-        """Return the rest of a reply to STAT."""
+    def read_statistics(self) -> dict[str, str]:
+        """Receive the frames of a reply to STAT, and return the statistics."""
         found = {}
         while (frame := self._receive(Step(EXPECT, text="a statistic"))) is not None and frame.key:
             found[frame.key.decode()] = frame.value.decode()
         return found
 
-    def on_loop(self, work: Callable[[], Any]) -> Any:
-        """Do something with the node's insides, on the node's thread."""
+    def run_on_loop(self, work: Callable[[], Any]) -> Any:
+        """Run a function on the node's event loop, which owns the node's state, and return its result."""
 
         async def job() -> Any:
             return work()
 
         return asyncio.run_coroutine_threadsafe(job(), self.node.loop).result(PATIENCE)
 
-    def _peer(self, name: str) -> Peer:
+    def _open_peer(self, name: str) -> Peer:
         if name not in self.peers:
             self.peers[name] = Peer(self.node, acknowledge=self.acknowledge)
         return self.peers[name]
 
     def _receive(self, step: Step) -> Frame | None:
         try:
-            return self._peer(step.connection).receive(self.patience)
+            return self._open_peer(step.connection).receive(self.patience)
         except TimeoutError:
-            raise Mismatch(f"{_at(step)}: nothing, expected {shown(step.frame) or 'the end'}") from None
+            expected = format_frame(step.frame) or "the end"
+            raise Mismatch(f"{_format_place(step)}: nothing, expected {expected}") from None
 
-    def _expect(self, run: Script) -> None:
+    def _expect_run(self, run: Script) -> None:
         found: list[Frame] = []
         for step in run:
             frame = self._receive(step)
             if frame is None:
-                raise Mismatch(f"{_at(step)}: the end, expected {shown(step.frame)}")
+                raise Mismatch(f"{_format_place(step)}: the end, expected {format_frame(step.frame)}")
             found.append(frame)
-        for step, frame in zip(sorted(run, key=lambda step: _turn(step.frame)), sorted(found, key=_turn), strict=True):
-            if difference := compare(step.frame, frame, self.bindings, step.connection):
-                raise Mismatch(f"{_at(step)}: {difference}\nexpected {shown(step.frame)}\nfound    {shown(frame)}")
+        steps = sorted(run, key=lambda step: _get_order_key(step.frame))
+        for step, frame in zip(steps, sorted(found, key=_get_order_key), strict=True):
+            if difference := compare_frames(step.frame, frame, self.bindings, step.connection):
+                both = f"expected {format_frame(step.frame)}\nfound    {format_frame(frame)}"
+                raise Mismatch(f"{_format_place(step)}: {difference}\n{both}")
 
-    def _end(self, step: Step, peer: Peer) -> None:
+    def _end_connection(self, step: Step, peer: Peer) -> None:
         if step.kind == CLOSED:
             if (frame := self._receive(step)) is not None:
-                raise Mismatch(f"{_at(step)}: {shown(frame)}, expected the end")
+                raise Mismatch(f"{_format_place(step)}: {format_frame(frame)}, expected the end")
         else:
-            self._settle()
-            if (came := self._unexpected(peer)) is not None:
-                raise Mismatch(f"{_at(step)}: {came}, expected nothing")
+            self._wait_until_settled()
+            if (found := self._find_unexpected(peer)) is not None:
+                raise Mismatch(f"{_format_place(step)}: {found}, expected nothing")
         peer.close()
 
-    def _unexpected(self, peer: Peer) -> str | None:
-        """Return the frames of the node that no step expects, but NOOPs."""
+    def _find_unexpected(self, peer: Peer) -> str | None:
+        """Return a text about the next received frame that is no NOOP, or None if there is none."""
         try:
             while (frame := peer.receive(0)) is not None:
                 if frame[:2] != (Magic.REQUEST, Opcode.NOOP):
-                    return shown(frame)
+                    return format_frame(frame)
         except TimeoutError:
             return None
         return "the end"
 
-    def _settle(self) -> None:
-        """Wait until the node has processed all requests, and has sent all that it sends by itself.
+    def _wait_until_settled(self) -> None:
+        """Wait until the node has processed all requests, and has sent all messages that need no request.
 
-        It needs a turn of its event loop to accept a connection, to start it, to read, and to send. Answering another
-        connection as often takes at least as many turns.
+        The node takes one turn of its event loop each to accept a connection, to start it, to read, and to send. A
+        reply on another connection takes at least one turn.
         """
         for _ in range(_TURNS):
-            self.side.ask(Noop())
+            self.side_client.ask(Noop())
 
     def _translate(self, step: Step) -> bytes:
-        """Return the frame that the client sends, with the names of this node's objects."""
-        kind, opaque = f"opaque of {step.connection}", header(step.data).opaque
+        """Return the client's frame with the recorded values replaced by the node's values."""
+        kind, opaque = f"opaque of {step.connection}", parse_header(step.data).opaque
         if step.data[0] == Magic.REQUEST:
-            self.bindings.bind(kind, opaque, opaque)  # unless it is the server's own
-        head = step.data[: _OPAQUE.start] + self.bindings.ours(kind, opaque).to_bytes(4, "big")
+            self.bindings.bind(kind, opaque, opaque)  # the server's own opaques are bound already
+        head = step.data[: _OPAQUE.start] + self.bindings.translate(kind, opaque).to_bytes(4, "big")
         data = head + step.data[_OPAQUE.stop :]
         match tuple(data[:2]):
             case (Magic.REQUEST, Opcode.DCP_STREAM_REQ) if data[4] == STREAM_REQ.size:
                 fields = list(STREAM_REQ.unpack_from(data, HEADER_BYTES))
-                fields[4] = self.bindings.ours("vbuuid", fields[4])
+                fields[4] = self.bindings.translate("vbuuid", fields[4])
                 return data[:HEADER_BYTES] + STREAM_REQ.pack(*fields) + data[HEADER_BYTES + STREAM_REQ.size :]
             case (Magic.REQUEST, Opcode.TAP_CONNECT):
                 return data.replace(NOW, struct.pack(">Q", int(time.time()) + 60))
             case (Magic.REQUEST, Opcode.SET):
                 flags, expiry = _SET.unpack_from(data, HEADER_BYTES)
-                return data[:HEADER_BYTES] + _SET.pack(flags, _expiry(expiry)) + data[HEADER_BYTES + _SET.size :]
+                return data[:HEADER_BYTES] + _SET.pack(flags, _shift_expiry(expiry)) + data[HEADER_BYTES + _SET.size :]
         return data
 
 
-def _expiry(recorded: int) -> int:
-    """Return when an item is to expire here: later, or, where the recording waits for it, long ago."""
+def _shift_expiry(recorded: int) -> int:
+    """Return the expiry for the replay: later than now, or in the past where the recording waits for the expiry."""
     if recorded > _A_MONTH:
-        return recorded + LATER
+        return recorded + CLOCK_OFFSET
     return int(time.time()) - 60 if recorded else 0
 
 
-def _runs(script: Iterable[Step], by_vbucket: bool) -> Iterator[Script]:
-    """Cut a script into runs of steps: frames sent without a break; with by_vbucket also frames received so."""
+def _split_into_runs(script: Iterable[Step], by_vbucket: bool) -> Iterator[Script]:
+    """Split a script into runs: consecutive frames of the client, and single other steps.
+
+    With `by_vbucket`, consecutive frames of the server are one run too.
+    """
     run: Script = []
     for step in script:
         together = step.kind == SEND or (step.kind == EXPECT and by_vbucket)
@@ -412,16 +457,16 @@ def _runs(script: Iterable[Step], by_vbucket: bool) -> Iterator[Script]:
         yield run
 
 
-def _turn(frame: Frame) -> tuple[int, int]:
+def _get_order_key(frame: Frame) -> tuple[int, int]:
     return frame.magic, frame.specific if frame.magic == Magic.REQUEST else 0
 
 
-def _at(step: Step) -> str:
+def _format_place(step: Step) -> str:
     return f"frame {step.index}{' of ' + step.connection if step.connection else ''} ({step.text[:60]})"
 
 
 @contextmanager
-def playing(node: Node, **options: Any) -> Iterator[Player]:
+def open_player(node: Node, **options: Any) -> Iterator[Player]:
     player = Player(node, Bindings(), **options)
     try:
         yield player

@@ -1,6 +1,6 @@
-"""Nodes for conversations: in memory, or on disk where the recorded one had been started again, or compacted.
+"""Nodes for replays: in memory, or on disk if the recorded node was restarted or compacted.
 
-As a program, with a directory and the name of a recording: the node that is killed.
+Run as a program with a directory and the name of a recording, this module is the node that a test kills.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tempfile import TemporaryDirectory
 
 from penstock.node import Node
 from penstock.node.buckets.bucket_spec import BucketSpec
-from tests.node.replay_state import VBUCKETS, build
+from tests.node.replay_state import VBUCKETS, build_documents
 from tests.node.watch import run
 from tests.patience import PATIENCE
 from tests.waiting import wait_readable
 
-__all__ = ["node_of"]
+__all__ = ["run_node_for"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,12 +31,12 @@ ON_DISK: dict[str, str | None] = {
     "dcp_rollback_purged": None,
     "tap_backfill_dump_after_restart": "stopped",
 }
-"""By recording how the node had ended that was there before, on the same disk; None if there was no other."""
+"""By recording: the end of an earlier node on the same disk; None if there was no earlier node."""
 
 
 @contextmanager
-def node_of(name: str) -> Iterator[Node]:
-    """Run a node with the documents that the recorded server had at the start."""
+def run_node_for(name: str) -> Iterator[Node]:
+    """Run a node with the documents that the recorded server had at the start of the conversation."""
     if name.startswith("defengine_"):
         with Node.running(["another"], vbuckets=VBUCKETS) as node:
             create = node.buckets.create(BucketSpec(name="default", kind="memcached"))
@@ -45,51 +45,51 @@ def node_of(name: str) -> Iterator[Node]:
         return
     if name not in ON_DISK:
         with Node.running(vbuckets=VBUCKETS) as node:
-            run(node, partial(build, node, name))
+            run(node, partial(build_documents, node, name))
             yield node
         return
     end = ON_DISK[name]
     with TemporaryDirectory() as directory:
         path = Path(directory)
         if end == "stopped":
-            with _on_disk(path) as node:
-                run(node, partial(build, node, name))
+            with _run_node_on_disk(path) as node:
+                run(node, partial(build_documents, node, name))
         elif end == "killed":
-            _kill(path, name)
-        with _on_disk(path) as node:
+            _build_in_killed_process(path, name)
+        with _run_node_on_disk(path) as node:
             if end is None:
-                run(node, partial(build, node, name))
+                run(node, partial(build_documents, node, name))
             yield node
 
 
 @contextmanager
-def _on_disk(path: Path) -> Iterator[Node]:
+def _run_node_on_disk(path: Path) -> Iterator[Node]:
     with Node.running(vbuckets=VBUCKETS, data_dir=path) as node:
         yield node
 
 
-def _kill(path: Path, name: str) -> None:
-    """Let another process build the documents, and kill it when they are on disk."""
+def _build_in_killed_process(path: Path, name: str) -> None:
+    """Build the documents in another process, and kill it when they are on disk."""
     command = [sys.executable, "-m", "tests.node.replay_disk", str(path), name]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             ready = wait_readable([process.stdout], PATIENCE)
-            assert ready, "nothing was built in time"
+            assert ready, f"no documents on disk after {PATIENCE} s"
             assert process.stdout.readline() == b"built\n"
         finally:
             process.kill()
 
 
 def main(path: str, name: str) -> None:
-    with _on_disk(Path(path)) as node:
-        run(node, partial(build, node, name))
+    with _run_node_on_disk(Path(path)) as node:
+        run(node, partial(build_documents, node, name))
         (bucket,) = node.buckets.values()
         assert bucket.flusher is not None
         asyncio.run_coroutine_threadsafe(bucket.flusher.flush(), node.loop).result(PATIENCE)
         sys.stdout.write("built\n")
         sys.stdout.flush()
-        sys.stdin.read()  # until it is killed
+        sys.stdin.read()  # blocks until the process is killed
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Edits of a script: they turn a conversation with the recorded server into one with our node.
+"""Edits of a script: they turn the behaviour of the recorded server into the behaviour of our node.
 
-An edit takes a script and returns a new one, which may be equal.
+An edit takes a script and returns a script, which is equal if the edit does not apply.
 """
 
 from __future__ import annotations
@@ -29,57 +29,57 @@ from tests.node.replay import (
     Player,
     Script,
     Step,
-    cut,
-    header,
+    parse_frame,
+    parse_header,
 )
-from tests.node.replay_state import changes_of, histories, is_item, is_tap, seqno, streams
+from tests.node.replay_state import collect_histories, get_seqno, is_item, is_tap, list_changes, list_streams
 
 _STREAMING = range(Opcode.TAP_CONNECT, Opcode.DCP_CONTROL + 1)
 
 Edit = Callable[[Script], Script]
 
 
-def each(change: Callable[[Step], Step]) -> Edit:
-    """Change every frame that the server sends."""
+def edit_each(change: Callable[[Step], Step]) -> Edit:
+    """Return an edit of each frame that the server sends."""
     return lambda steps: [change(step) if step.kind == EXPECT else step for step in steps]
 
 
-def without_text(step: Step) -> Step:
+def remove_error_text(step: Step) -> Step:
     frame = step.frame
     refused = frame.magic == Magic.RESPONSE and frame.specific not in (Status.SUCCESS, Status.ROLLBACK)
     return step.change(value=b"") if refused else step
 
 
-def with_map(step: Step) -> Step:
+def add_map(step: Step) -> Step:
     frame = step.frame
     refused = frame.magic == Magic.RESPONSE and frame.specific == Status.NOT_MY_VBUCKET
     return step.change(value=b"a map") if refused and frame.opcode not in _STREAMING else step
 
 
-def without_cas(step: Step) -> Step:
+def remove_cas(step: Step) -> Step:
     frame = step.frame
     deleted = frame[:3] == (Magic.RESPONSE, Opcode.DELETE, Status.SUCCESS)
     return step.change(cas=0) if deleted else step
 
 
-def of_memory(step: Step) -> Step:
-    return _flagged(step, SnapshotFlag.MEMORY | SnapshotFlag.CHECKPOINT)
+def mark_memory(step: Step) -> Step:
+    return _set_marker_flags(step, SnapshotFlag.MEMORY | SnapshotFlag.CHECKPOINT)
 
 
-def of_disk(*indexes: int) -> Edit:
-    """Let the markers at these indexes begin a backfill."""
+def mark_disk(*indexes: int) -> Edit:
+    """Return an edit: the markers at these indexes announce snapshots from disk."""
     flags = SnapshotFlag.DISK | SnapshotFlag.CHECKPOINT
-    return each(lambda step: _flagged(step, flags) if step.index in indexes else step)
+    return edit_each(lambda step: _set_marker_flags(step, flags) if step.index in indexes else step)
 
 
-def _flagged(step: Step, flags: SnapshotFlag) -> Step:
+def _set_marker_flags(step: Step, flags: SnapshotFlag) -> Step:
     if step.frame[:2] != (Magic.REQUEST, Opcode.DCP_SNAPSHOT_MARKER):
         return step
     start, end, _ = MARKER.unpack(step.frame.extras)
     return step.change(extras=MARKER.pack(start, end, flags))
 
 
-def never_referenced(step: Step) -> Step:
+def reset_nru(step: Step) -> Step:
     frame = step.frame
     if step.live and frame.opcode == Opcode.TAP_MUTATION:
         return step.change(framing=frame.framing[:-1] + b"\0")
@@ -88,19 +88,19 @@ def never_referenced(step: Step) -> Step:
     return step
 
 
-def with_nrus(nrus: Mapping[int, int]) -> Edit:
-    """Let mutations at these indexes have the recency that the client has sent."""
-    return each(
+def set_nrus(nrus: Mapping[int, int]) -> Edit:
+    """Return an edit: the mutations at these indexes have the NRU values that the client has sent."""
+    return edit_each(
         lambda step: (
             step.change(extras=step.frame.extras[:-1] + bytes((nrus[step.index],))) if step.index in nrus else step
         )
     )
 
 
-def no_floor(steps: Script) -> Script:
-    """Let the highest rev_seqno of deleted documents matter to no one."""
+def ignore_deleted_revisions(steps: Script) -> Script:
+    """Make the revisions of new documents start at 1, without regard to the highest rev_seqno of deleted documents."""
     known = {step.frame.key for step in steps if step.kind == EXPECT and is_item(step.frame) and not step.live}
-    branches = [histories().get(stream.log[0].vbuuid, {}) for stream in streams(steps)]
+    branches = [collect_histories().get(stream.log[0].vbuuid, {}) for stream in list_streams(steps)]
     changed = []
     for step in steps:
         frame = step.frame
@@ -111,14 +111,14 @@ def no_floor(steps: Script) -> Script:
             known.add(frame.key)
         if step.live and frame.opcode == Opcode.DCP_MUTATION:
             by_seqno, _, *rest = MUTATION.unpack(frame.extras)
-            if not any(old.key == frame.key and seqno(old) < by_seqno for of in branches for old in of.values()):
+            if not any(old.key == frame.key and get_seqno(old) < by_seqno for of in branches for old in of.values()):
                 step = step.change(extras=MUTATION.pack(by_seqno, 1, *rest))
         changed.append(step)
     return changed
 
 
-def once(steps: Script) -> Script:
-    """Let no change come twice on a connection."""
+def remove_repeats(steps: Script) -> Script:
+    """Remove the second and later copies of a change on a connection."""
     seen: set[tuple[str, int]] = set()
     kept = []
     for step in steps:
@@ -131,21 +131,20 @@ def once(steps: Script) -> Script:
     return kept
 
 
-def acknowledged(steps: Script) -> Script:
-    """Leave the answers of a TAP consumer to the player, which gives them when it is asked to."""
+def remove_acknowledgements(steps: Script) -> Script:
+    """Remove the answers of a TAP consumer: the player sends them itself when the node requests them."""
     return [step for step in steps if step.kind != SEND or step.data[0] != Magic.RESPONSE]
 
 
-def acknowledges(steps: Sequence[Step]) -> bool:
-    """Return whether the client of a recording answers messages that ask for it."""
+def has_acknowledgements(steps: Sequence[Step]) -> bool:
+    """Return whether the client of a recording answers TAP messages that request an answer."""
     asked = {step.frame.opaque for step in steps if step.kind == EXPECT and is_tap(step.frame)}
-    return any(
-        step.kind == SEND and step.data[0] == Magic.RESPONSE and header(step.data).opaque in asked for step in steps
-    )
+    responses = (step for step in steps if step.kind == SEND and step.data[0] == Magic.RESPONSE)
+    return any(parse_header(step.data).opaque in asked for step in responses)
 
 
-def keys_only(steps: Script) -> Script:
-    """Let TAP mutations come without their values, and say so."""
+def remove_values(steps: Script) -> Script:
+    """Remove the values of TAP mutations, and set the flag NO_VALUE."""
     changed = []
     for step in steps:
         if step.kind == EXPECT and is_tap(step.frame) and step.frame.opcode == Opcode.TAP_MUTATION:
@@ -155,75 +154,78 @@ def keys_only(steps: Script) -> Script:
     return changed
 
 
-def after_do(message: TapMessage) -> Edit:
-    """Let the server send a change once the last thing has happened; its revision is two above the one before."""
+def add_after_last_action(message: TapMessage) -> Edit:
+    """Return an edit: the server sends a change after the last action of other clients.
+
+    The revision of the change is two above the previous one of its key.
+    """
 
     def edit(steps: Script) -> Script:
         place = max(place for place, step in enumerate(steps) if step.kind == DO)
         old = next(step.frame for step in steps if step.kind == EXPECT and step.frame.key == message.key)
         revision = int.from_bytes(old.framing, "big") + 2
-        frame = cut(message.encode())._replace(framing=revision.to_bytes(8, "big"), cas=1)
+        frame = parse_frame(message.encode())._replace(framing=revision.to_bytes(8, "big"), cas=1)
         return [*steps[: place + 1], Step(EXPECT, frame=frame, text="ours"), *steps[place + 1 :]]
 
     return edit
 
 
-def only_new(steps: Script) -> Script:
-    """Leave out changes from before the conversation."""
+def keep_new_changes(steps: Script) -> Script:
+    """Remove changes from before the conversation."""
     return [step for step in steps if step.live or not (step.kind == EXPECT and is_item(step.frame))]
 
 
-def more(index: int, *messages: TapMessage) -> Edit:
-    """Let the server send messages in front of the frame of an index."""
+def insert_messages(index: int, *messages: TapMessage) -> Edit:
+    """Return an edit: the server sends these messages in front of the frame at an index."""
 
     def edit(steps: Script) -> Script:
         place = next(place for place, step in enumerate(steps) if step.index == index)
         while steps[place - 1].kind == DO:
             place -= 1
-        added = [Step(EXPECT, frame=cut(message.encode()), text="ours") for message in messages]
+        added = [Step(EXPECT, frame=parse_frame(message.encode()), text="ours") for message in messages]
         return [*steps[:place], *added, *steps[place:]]
 
     return edit
 
 
-def goes_on(steps: Script) -> Script:
-    """Let nothing more be said of vbucket 0 once the filter has changed."""
+def remove_vbucket_0(steps: Script) -> Script:
+    """Remove the frames of vbucket 0 after the change of the filter, at index 38."""
     place = next(place for place, step in enumerate(steps) if step.index == 38) + 1
     rest = [step for step in steps[place:] if step.kind != EXPECT or step.frame.specific]
     return [*steps[:place], *rest]
 
 
-def second_like_first(steps: Script) -> Script:
-    """Let the second connection of a name be served at once like the first one, which is closed."""
+def serve_second_connection(steps: Script) -> Script:
+    """Make the second connection of a name get the same frames as the first connection, as soon as that is closed."""
     place = next(place for place, step in enumerate(steps) if step.kind == CLOSED)
     again = [replace(step, connection="second") for step in steps if step.kind == EXPECT]
     return [*steps[: place + 1], *again, *steps[place + 1 :]]
 
 
-def to_the_end(steps: Script) -> Script:
-    """Let a stream end at the first change at or above its end seqno, with the bytes that count for it."""
-    for stream in streams(steps):
-        shown = list(changes_of(steps, stream))
-        over = [step for step in shown[1:] if stream.start < stream.end <= seqno(step.frame)]
+def end_at_exact_seqno(steps: Script) -> Script:
+    """Make each stream end at the first change at or above its end seqno, with the versions that are newest there."""
+    for stream in list_streams(steps):
+        shown = list(list_changes(steps, stream))
+        over = [step for step in shown[1:] if stream.start < stream.end <= get_seqno(step.frame)]
         if not over:
             continue
-        marker, last = shown[0], seqno(over[0].frame)
+        marker, last = shown[0], get_seqno(over[0].frame)
         start, _, flags = MARKER.unpack(marker.frame.extras)
-        branch = histories()[stream.log[0].vbuuid]
+        branch = collect_histories()[stream.log[0].vbuuid]
         counts = {branch[number].key: number for number in sorted(branch) if stream.start < number <= last}
         rest = [
-            replace(marker, frame=branch[number]._replace(opaque=stream.opaque), text=f"what counts at {last}")
+            replace(marker, frame=branch[number]._replace(opaque=stream.opaque), text=f"newest version at {last}")
             for number in sorted(counts.values())
         ]
         place = steps.index(marker)
         marker = marker.change(extras=MARKER.pack(start, last, flags))
-        left_out = {step.index for step in shown}
-        steps = [*steps[:place], marker, *rest, *(step for step in steps[place:] if step.index not in left_out)]
+        removed = {step.index for step in shown}
+        steps = [*steps[:place], marker, *rest, *(step for step in steps[place:] if step.index not in removed)]
     return steps
 
 
-def answered(status: Status) -> Edit:
-    """Let the server answer with this status where it closed the connection, and drop all that follows."""
+def answer_with(status: Status) -> Edit:
+    """Return an edit: the server answers with this status where it closed the connection, and to later requests."""
 
     def edit(steps: Script) -> Script:
         end = next(index for index, step in enumerate(steps) if step.kind == CLOSED)
@@ -232,35 +234,36 @@ def answered(status: Status) -> Edit:
             if step.kind not in (CLOSED, REMARK):
                 kept.append(step)
             if step.kind == SEND and (index > end or index == end - 1):
-                kept.append(_refusal(step, status))
+                kept.append(_make_refusal(step, status))
         return kept
 
     return edit
 
 
-def _refusal(step: Step, status: Status) -> Step:
-    """Return the refusal of a request. The failover log needs no OPEN."""
-    request = header(step.data)
+def _make_refusal(step: Step, status: Status) -> Step:
+    """Return the step with the error reply to a request; the failover log needs no OPEN, so its reply is a success."""
+    request = parse_header(step.data)
     reply = Frame(Magic.RESPONSE, request.opcode, status, opaque=request.opaque)
     if request.opcode == Opcode.DCP_GET_FAILOVER_LOG:
         reply = reply._replace(specific=Status.SUCCESS, value=ENTRY.pack(1, 0))
-    return Step(EXPECT, step.connection, frame=reply, index=step.index, text="the refusal of it")
+    return Step(EXPECT, step.connection, frame=reply, index=step.index, text="its refusal")
 
 
-def without(*indexes: int) -> Edit:
-    """Leave out the frames of these indexes."""
+def remove_frames(*indexes: int) -> Edit:
+    """Return an edit that removes the frames at these indexes."""
     return lambda steps: [step for step in steps if step.index not in indexes]
 
 
-def instead(index: int, **fields: Any) -> Edit:
-    """Change fields of the frame at an index."""
-    return each(lambda step: step.change(**fields) if step.index == index else step)
+def replace_fields(index: int, **fields: Any) -> Edit:
+    """Return an edit that changes fields of the frame at an index."""
+    return edit_each(lambda step: step.change(**fields) if step.index == index else step)
 
 
-def statistics(ours: Mapping[str, str | None]) -> Edit:
-    """Let the server send more statistics, in another order, and other values of some kinds.
+def check_statistics(ours: Mapping[str, str | None]) -> Edit:
+    """Return an edit: the server may send more statistics, in any order, and sends other values of some kinds.
 
-    ours: by kind, the value that our node sends; None: no value; "": any value.
+    Args:
+        ours: by kind, the value that our node sends; None for no value, "" for any value.
     """
 
     def edit(steps: Script) -> Script:
@@ -268,7 +271,7 @@ def statistics(ours: Mapping[str, str | None]) -> Edit:
         del recorded[""]
 
         def check(player: Player) -> None:
-            found = player.statistics()
+            found = player.read_statistics()
             for name, value in recorded.items():
                 kind = name.rpartition(":")[2]
                 expected = ours.get(kind, ours.get(kind.removeprefix("stream_4_"), value))
@@ -281,25 +284,25 @@ def statistics(ours: Mapping[str, str | None]) -> Edit:
     return edit
 
 
-def both(*edits: Edit) -> Edit:
-    """Apply several edits, one after the other."""
+def chain_edits(*edits: Edit) -> Edit:
+    """Return an edit that applies several edits in order."""
 
     def edit(steps: Script) -> Script:
-        for each_of_them in edits:
-            steps = each_of_them(steps)
+        for edit_step in edits:
+            steps = edit_step(steps)
         return steps
 
     return edit
 
 
-def refused(status: Status) -> Edit:
-    """Let the server refuse everything."""
+def refuse_all(status: Status) -> Edit:
+    """Return an edit: the server refuses all requests with this status."""
 
     def edit(steps: Script) -> Script:
         kept: Script = []
         for step in steps:
             if step.kind == SEND:
-                kept += [step, _refusal(step, status)]
+                kept += [step, _make_refusal(step, status)]
             elif step.kind == CLOSES:
                 kept.append(step)
         return kept
@@ -307,18 +310,18 @@ def refused(status: Status) -> Edit:
     return edit
 
 
-def replies(index: int, status: Status) -> Edit:
-    """Let the server reply to the client's frame at an index, which it did not answer."""
+def add_reply(index: int, status: Status) -> Edit:
+    """Return an edit: the server replies to the client's frame at an index, which it did not answer."""
 
     def edit(steps: Script) -> Script:
         place = next(place for place, step in enumerate(steps) if step.index == index) + 1
-        return [*steps[:place], _refusal(steps[place - 1], status), *steps[place:]]
+        return [*steps[:place], _make_refusal(steps[place - 1], status), *steps[place:]]
 
     return edit
 
 
-def closes_after(index: int) -> Edit:
-    """Let the server close the connection after the client's frame at an index, and drop all that follows."""
+def close_after(index: int) -> Edit:
+    """Return an edit: the server closes the connection after the client's frame at an index, and no step follows."""
 
     def edit(steps: Script) -> Script:
         place = next(place for place, step in enumerate(steps) if step.index == index) + 1
@@ -327,8 +330,8 @@ def closes_after(index: int) -> Edit:
     return edit
 
 
-def closed(connection: str) -> Edit:
-    """Let the server close a connection that it would have closed later."""
+def close_connection(connection: str) -> Edit:
+    """Return an edit: the server closes a connection that the client closed in the recording."""
 
     def edit(steps: Script) -> Script:
         return [
@@ -339,8 +342,8 @@ def closed(connection: str) -> Edit:
     return edit
 
 
-def at_once(index: int) -> Edit:
-    """Let the client send a request before it has read the previous frames."""
+def send_early(index: int) -> Edit:
+    """Return an edit: the client sends the request at an index before it has read the previous frame."""
 
     def edit(steps: Script) -> Script:
         place = next(place for place, step in enumerate(steps) if step.index == index)

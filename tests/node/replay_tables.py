@@ -1,4 +1,4 @@
-"""Deliberate differences of our node from the recorded server, as edits of its scripts, and unsupported recordings."""
+"""Deliberate differences of our node from the recorded server, as edits of scripts, and unsupported recordings."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from penstock.wire.messages.tap import TapDelete, TapOpaqueMessage
 from tests.node.replay import ENTRY, MARKER, MUTATION, NAMES
 from tests.node.replay_edits import (
     Edit,
-    after_do,
-    answered,
-    both,
-    closed,
-    closes_after,
-    each,
-    goes_on,
-    instead,
-    keys_only,
-    more,
-    never_referenced,
-    no_floor,
-    of_disk,
-    of_memory,
-    once,
-    only_new,
-    refused,
-    replies,
-    second_like_first,
-    statistics,
-    to_the_end,
-    with_map,
-    with_nrus,
-    without,
-    without_cas,
-    without_text,
+    add_after_last_action,
+    add_map,
+    add_reply,
+    answer_with,
+    chain_edits,
+    check_statistics,
+    close_after,
+    close_connection,
+    edit_each,
+    end_at_exact_seqno,
+    ignore_deleted_revisions,
+    insert_messages,
+    keep_new_changes,
+    mark_disk,
+    mark_memory,
+    refuse_all,
+    remove_cas,
+    remove_error_text,
+    remove_frames,
+    remove_repeats,
+    remove_values,
+    remove_vbucket_0,
+    replace_fields,
+    reset_nru,
+    serve_second_connection,
+    set_nrus,
 )
 
-__all__ = ["DIFFERENCES", "LOOSE", "NOT_YET", "Difference"]
+__all__ = ["DIFFERENCES", "LOOSELY_ORDERED", "UNSUPPORTED", "Difference"]
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Difference:
     """A deliberate difference from the recorded server. docs/differences.md describes it in a row of the same name.
 
     Attributes:
-        edit: makes of a script of the recorded server the script of this node.
-        where: the recordings; None: every recording that the edit changes.
+        edit: turns the script of the recorded server into the script of our node.
+        where: names of the recordings; None for every recording that the edit changes.
     """
 
     edit: Edit
@@ -67,43 +67,44 @@ STATISTICS: dict[str, str | None] = {
         )
     ),
 }
-"""By kind: the text of our node in place of the recorded server's."""
+"""By kind of statistic: our node's text, if it is not the recorded server's; None for no text, "" for any text."""
 
 
 DIFFERENCES: dict[str, Difference] = {
-    "texts": Difference(each(without_text)),
-    "deletions": Difference(each(without_cas)),
-    "memory": Difference(each(of_memory)),
+    "texts": Difference(edit_each(remove_error_text)),
+    "deletions": Difference(edit_each(remove_cas)),
+    "memory": Difference(edit_each(mark_memory)),
     "restart": Difference(
-        of_disk(6), where=("dcp_disk_backfill_after_clean_restart", "dcp_disk_backfill_after_sigkill")
+        mark_disk(6), where=("dcp_disk_backfill_after_clean_restart", "dcp_disk_backfill_after_sigkill")
     ),
-    "compaction": Difference(of_disk(14, 20), where=("dcp_rollback_purged",)),
-    "nru": Difference(each(never_referenced)),
-    "repeats": Difference(once),
-    "deleted revisions": Difference(no_floor),
+    "compaction": Difference(mark_disk(14, 20), where=("dcp_rollback_purged",)),
+    "nru": Difference(edit_each(reset_nru)),
+    "repeats": Difference(remove_repeats),
+    "deleted revisions": Difference(ignore_deleted_revisions),
     "purged": Difference(
-        without(24, 25, 26),
+        remove_frames(24, 25, 26),
         where=("dcp_rollback_purged",),
     ),
     "compressed": Difference(
-        instead(8, datatype=0, value=b"hello world"),
+        replace_fields(8, datatype=0, value=b"hello world"),
         where=("dcp_datatypes",),
     ),
-    "keys only": Difference(keys_only, where=("tap_keys_only_live",)),
+    "keys only": Difference(remove_values, where=("tap_keys_only_live",)),
     "from now on": Difference(
-        only_new,
+        keep_new_changes,
         where=("tap_backfill_now",),
     ),
     "same name of tap": Difference(
-        second_like_first,
+        serve_second_connection,
+        set_nrus,
         where=("tap_same_name",),
     ),
     "filter": Difference(
-        goes_on,
+        remove_vbucket_0,
         where=("tap_change_vb_filter",),
     ),
     "superfluous body": Difference(
-        more(
+        insert_messages(
             1,
             TapOpaqueMessage(engine_private=bytes((0, 0, 0, TapOpaque.INITIAL_VBUCKET_STREAM)), ttl=255),
             TapOpaqueMessage(engine_private=bytes((0, 0, 0, TapOpaque.CLOSE_BACKFILL)), ttl=255),
@@ -111,37 +112,37 @@ DIFFERENCES: dict[str, Difference] = {
         where=("tap_bad_extra_body",),
     ),
     "prompt": Difference(
-        after_do(TapDelete(key=b"live1", engine_private=bytes(8))),
+        add_after_last_action(TapDelete(key=b"live1", engine_private=bytes(8))),
         where=("tap_checkpoint", "tap_keys_only_live", "tap_support_ack"),
     ),
     "crashes": Difference(
-        answered(Status.SUCCESS),
+        answer_with(Status.SUCCESS),
         where=("crash_tap_delete_es0", "crash_tap_mutation_es0"),
     ),
-    "exact end": Difference(to_the_end),
+    "exact end": Difference(end_at_exact_seqno),
     "before open": Difference(
-        answered(Status.EINVAL),
+        answer_with(Status.EINVAL),
         where=("dcp_before_open", *(f"dcp_no_open_op{code}" for code in ("51", "53", "55", "5a", "5b", "5d"))),
     ),
     "gapless": Difference(
-        instead(8, extras=MARKER.pack(13, 17, 5)),
+        replace_fields(8, extras=MARKER.pack(13, 17, 5)),
         where=("dcp_mem_live_dedup_checkpoint",),
     ),
     "system events": Difference(
-        instead(3, specific=Status.EINVAL),
+        replace_fields(3, specific=Status.EINVAL),
         where=("dcp_bad_op5f",),
     ),
-    "cluster map": Difference(each(with_map)),
+    "cluster map": Difference(edit_each(add_map)),
     "plain cache": Difference(
-        refused(Status.NOT_SUPPORTED),
+        refuse_all(Status.NOT_SUPPORTED),
         where=tuple(name for name in NAMES if name.startswith("defengine_tap_")),
     ),
     "version": Difference(
-        instead(37, value=VERSION.encode()),
+        replace_fields(37, value=VERSION.encode()),
         where=("setup_vbuckets_and_items",),
     ),
     "statistics": Difference(
-        statistics(STATISTICS),
+        check_statistics(STATISTICS),
         where=(
             "stats_checkpoint_1",
             "stats_dcp",
@@ -151,65 +152,74 @@ DIFFERENCES: dict[str, Difference] = {
         ),
     ),
     "value of open": Difference(
-        instead(1, specific=Status.EINVAL),
+        replace_fields(1, specific=Status.EINVAL),
         where=("dcp_bad_open_value",),
     ),
     "states": Difference(
-        both(*(instead(index, specific=Status.NOT_MY_VBUCKET, value=b"") for index in (9, 12)), without(10, 13)),
+        chain_edits(
+            *(replace_fields(index, specific=Status.NOT_MY_VBUCKET, value=b"") for index in (9, 12)),
+            remove_frames(10, 13),
+        ),
         where=("dcp_state_change_stream_end",),
     ),
     "features": Difference(
-        instead(1, value=bytes((0, 3, 0, 4, 0, 6, 0, 7, 0, 8))),
+        replace_fields(1, value=bytes((0, 3, 0, 4, 0, 6, 0, 7, 0, 8))),
         where=("dcp_hello_features",),
     ),
     "datatype": Difference(
-        both(instead(1, value=b""), *(instead(index, specific=Status.EINVAL, cas=0) for index in (3, 5))),
+        chain_edits(
+            replace_fields(1, value=b""), *(replace_fields(index, specific=Status.EINVAL, cas=0) for index in (3, 5))
+        ),
         where=("tap_datatype_hello",),
     ),
     "flags of open": Difference(
-        refused(Status.EINVAL),
+        refuse_all(Status.EINVAL),
         where=("dcp_notifier", "dcp_open_flags_2", "dcp_open_flags_7", "dcp_open_flags_80000001"),
     ),
     "length of a name": Difference(
-        refused(Status.EINVAL),
+        refuse_all(Status.EINVAL),
         where=("dcp_open_name_250",),
     ),
     "outside snapshot": Difference(
-        lambda steps: closes_after(15)(steps) if len(steps) < 30 else without(18, 28, 30)(steps),
+        lambda steps: close_after(15)(steps) if len(steps) < 30 else remove_frames(18, 28, 30)(steps),
         where=("dcpcons_errors", "dcpcons_marker_backwards"),
     ),
     "extended metadata": Difference(
-        both(replies(13, Status.EINVAL), replies(14, Status.SUCCESS)),
+        chain_edits(add_reply(13, Status.EINVAL), add_reply(14, Status.SUCCESS)),
         where=("crash_dcp_mutation_nmeta_gt_value", "dcpcons_mut_nmeta_big"),
     ),
     "received documents": Difference(
-        both(
-            replies(14, Status.EINVAL),
-            without(30),
-            instead(27, value=ENTRY.pack(0x7BD1D496035, 0) + ENTRY.pack(0xABCD, 0)),
-            with_nrus({29: 0, 31: 0, 32: 3, 33: 9, 35: 0, 36: 0}),
-            instead(34, extras=MUTATION.pack(6, 1, 0, 0, 99, 0, 0)),
-            instead(35, cas=0x5555),
+        chain_edits(
+            add_reply(14, Status.EINVAL),
+            remove_frames(30),
+            replace_fields(27, value=ENTRY.pack(0x7BD1D496035, 0) + ENTRY.pack(0xABCD, 0)),
+            set_nrus({29: 0, 31: 0, 32: 3, 33: 9, 35: 0, 36: 0}),
+            replace_fields(34, extras=MUTATION.pack(6, 1, 0, 0, 99, 0, 0)),
+            replace_fields(35, cas=0x5555),
         ),
         where=("dcpcons_odd_items_readback",),
     ),
     "same name": Difference(
-        closed("first"),
+        close_connection("first"),
         where=("dcp_open_same_name",),
     ),
 }
 
-LOOSE: dict[str, int | None] = {"dcp_two_vbuckets": 4, "dcp_stream_req_errors": 22, "tap_checkpoint_ids": None}
-"""Recordings in which replies, or frames of other vbuckets, stand among those of a stream: which is first is timing.
+LOOSELY_ORDERED: dict[str, int | None] = {
+    "dcp_two_vbuckets": 4,
+    "dcp_stream_req_errors": 22,
+    "tap_checkpoint_ids": None,
+}
+"""Recordings in which timing decides the order of replies and of frames of different vbuckets.
 
-Only the order of replies and that within a vbucket are compared. The number is that of a request for which the client
-did not wait.
+Only the order of the replies and the order within a vbucket are compared. The number is the index of a request that the
+client sent without waiting for earlier replies, or None.
 """
 
-NOT_YET: dict[str, Collection[str]] = {
+UNSUPPORTED: dict[str, Collection[str]] = {
     "takeover": (
         *("dcp_takeover", "dcp_takeover_no_acks"),
         *("tap_takeover", "tap_takeover_noack"),
     ),
 }
-"""By capability the recordings whose replay needs it."""
+"""By missing capability of our node: the recordings whose replay needs the capability."""

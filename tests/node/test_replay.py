@@ -1,94 +1,97 @@
-"""Every recorded conversation with a real server, replayed: the same frames, but for the differences in the table."""
+"""Replays of all recorded conversations with a real server: only listed differences are allowed."""
 
 from collections import Counter
 
 import pytest
 
 from penstock.wire.codec.statuses import Status
-from tests.node.replay import CLOSED, CLOSES, EXPECT, NAMES, SEND, Mismatch, playing, recording
-from tests.node.replay_disk import ON_DISK, node_of
-from tests.node.replay_edits import acknowledged, acknowledges, at_once
-from tests.node.replay_script import script
-from tests.node.replay_tables import DIFFERENCES, LOOSE, NOT_YET
+from tests.node.replay import CLOSED, CLOSES, EXPECT, NAMES, SEND, Mismatch, load_recording, open_player
+from tests.node.replay_disk import ON_DISK, run_node_for
+from tests.node.replay_edits import has_acknowledgements, remove_acknowledgements, send_early
+from tests.node.replay_script import make_script
+from tests.node.replay_tables import DIFFERENCES, LOOSELY_ORDERED, UNSUPPORTED
 
-MISSING = {name: capability for capability, names in NOT_YET.items() for name in names}
+MISSING = {name: capability for capability, names in UNSUPPORTED.items() for name in names}
 REPLAYED = [name for name in NAMES if name not in MISSING]
 SHORT = 0.2
-"""Seconds after which a frame counts as missing, where it is expected to be missing."""
+"""Seconds after which a frame counts as missing, in tests that expect a missing frame."""
 
 
-def with_marks(rows):
-    """Return rows, each with a recording's name last, as parameters; some recordings need a node that is killed."""
+def make_params(rows):
+    """Turn rows, each with a recording's name last, into test parameters.
+
+    Recordings that need a killed node get the marker `process`.
+    """
     return [pytest.param(*row, marks=[pytest.mark.process] * (ON_DISK.get(row[-1]) == "killed")) for row in rows]
 
 
-def edited(name):
-    """Return the script of our node's behaviour, and the names of its differences."""
-    steps, found = script(name), []
+def edit_script(name):
+    """Return the script of our node's behaviour, and the names of the differences that apply."""
+    steps, found = make_script(name), []
     for difference, entry in DIFFERENCES.items():
         if entry.where is None or name in entry.where:
             other = entry.edit(steps)
             if other != steps:
                 found.append(difference)
             steps = other
-    if acknowledges(steps):
-        steps = acknowledged(steps)
-    if (request := LOOSE.get(name)) is not None:
-        steps = at_once(request)(steps)
+    if has_acknowledgements(steps):
+        steps = remove_acknowledgements(steps)
+    if (request := LOOSELY_ORDERED.get(name)) is not None:
+        steps = send_early(request)(steps)
     return steps, found
 
 
-def replay(name, steps, **options):
-    acknowledge = acknowledges(recording(name))
-    with node_of(name) as node, playing(node, acknowledge=acknowledge, **options) as player:
-        player.play(steps, by_vbucket=name in LOOSE)
+def replay_steps(name, steps, **options):
+    acknowledge = has_acknowledgements(load_recording(name))
+    with run_node_for(name) as node, open_player(node, acknowledge=acknowledge, **options) as player:
+        player.play(steps, by_vbucket=name in LOOSELY_ORDERED)
 
 
-@pytest.mark.parametrize("name", with_marks((name,) for name in REPLAYED))
+@pytest.mark.parametrize("name", make_params((name,) for name in REPLAYED))
 def test_node_replays_recordings(name):
-    steps, _ = edited(name)
-    replay(name, steps)
+    steps, _ = edit_script(name)
+    replay_steps(name, steps)
 
 
 @pytest.mark.parametrize("name", sorted(MISSING))
 def test_replay_of_an_unsupported_recording_fails(name):
-    """Where this fails, a capability has come: take the recording out of NOT_YET."""
+    """If this fails, the node has got the capability: remove the recording from UNSUPPORTED."""
     with pytest.raises(Mismatch):
-        replay(name, edited(name)[0], patience=SHORT)
+        replay_steps(name, edit_script(name)[0], patience=SHORT)
 
 
 def test_each_unsupported_recording_is_listed_once():
     assert len(NAMES) == 179
-    assert Counter(name for names in NOT_YET.values() for name in names) == Counter(set(MISSING) & set(NAMES))
+    assert Counter(name for names in UNSUPPORTED.values() for name in names) == Counter(set(MISSING) & set(NAMES))
 
 
 @pytest.mark.parametrize("difference", DIFFERENCES)
 def test_each_listed_difference_occurs(difference):
-    """An edit must change a script that is replayed, else it shows nothing."""
-    changed = {name for name in REPLAYED if difference in edited(name)[1]}
+    """Each edit must change a script that is replayed; another edit would be a dead row."""
+    changed = {name for name in REPLAYED if difference in edit_script(name)[1]}
     expected = DIFFERENCES[difference].where
     assert changed == set(expected) if expected is not None else changed
 
 
-# That the player notices
+# The player notices each deviation
 
 
-def occurrences():
-    """Return each difference with every recording that the table names for it, or with one that it changes."""
+def list_occurrences():
+    """Yield each difference with every recording that the table names for it, or else with one that it changes."""
     for difference, entry in DIFFERENCES.items():
-        changed = (name for name in REPLAYED if difference in edited(name)[1])
+        changed = (name for name in REPLAYED if difference in edit_script(name)[1])
         yield from ((difference, name) for name in entry.where or (next(changed),))
 
 
-@pytest.mark.parametrize(("difference", "name"), with_marks(occurrences()))
+@pytest.mark.parametrize(("difference", "name"), make_params(list_occurrences()))
 def test_replay_fails_without_its_differences(difference, name, monkeypatch):
     monkeypatch.delitem(DIFFERENCES, difference)
     with pytest.raises(Mismatch):
-        replay(name, edited(name)[0], patience=SHORT)
+        replay_steps(name, edit_script(name)[0], patience=SHORT)
 
 
-def altered(steps, change):
-    """Return a script in which something is not as it was recorded."""
+def alter_script(steps, change):
+    """Return the script with one deviation from the recording."""
     last = max(place for place, step in enumerate(steps) if step.kind == EXPECT)
     before, step, after = steps[:last], steps[last], steps[last + 1 :]
     return {
@@ -108,7 +111,7 @@ def altered(steps, change):
 )
 @pytest.mark.parametrize("name", ["dcp_bad_flog_ext", "dcp_start_0_end_0"])
 def test_replay_of_an_altered_recording_fails(name, change):
-    steps, _ = edited(name)
-    replay(name, steps)
+    steps, _ = edit_script(name)
+    replay_steps(name, steps)
     with pytest.raises(Mismatch):
-        replay(name, altered(steps, change), patience=SHORT)
+        replay_steps(name, alter_script(steps, change), patience=SHORT)
