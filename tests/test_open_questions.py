@@ -29,7 +29,7 @@ from penstock.wire.messages.kv import Get, GetLocked, SelectBucket, Set
 from penstock.wire.messages.tap import TapConnect, TapMutation
 from penstock.wire.messages.upr import UprMutation
 from penstock.wire.messages.upr_draft import DraftMutation
-from tests.node.manifests import ALE, ALES, DEFAULT, LAGER, LAGERS, beers, give, key
+from tests.node.manifests import ALE, ALES, DEFAULT, LAGER, LAGERS, make_beers, make_key, set_scopes
 from tests.node.test_login import ITERATIONS, log_in
 from tests.node.wire_client import connected
 
@@ -85,25 +85,25 @@ def running(**options):
 def filters_by_collection(_: Path) -> None:
     with running() as node, connected(node) as client:
         client.hello(Feature.COLLECTIONS)
-        give(client, 1, DEFAULT, beers(ALE, LAGER))
+        set_scopes(client, 1, DEFAULT, make_beers(ALE, LAGER))
         for collection in (ALES, LAGERS, 0):
-            assert client.set(key(collection), b"v").specific == S.SUCCESS
+            assert client.set(make_key(collection), b"v").specific == S.SUCCESS
         client.open()
         client.control("enable_noop", "true")
         asked = json.dumps({"collections": [f"{LAGERS:x}"]}).encode()
         assert client.stream(flags=StreamFlag.TO_LATEST, value=asked).specific == S.SUCCESS
-        assert [each.key for each in client.changes() if isinstance(each, Mutation)] == [key(LAGERS)]
+        assert [each.key for each in client.changes() if isinstance(each, Mutation)] == [make_key(LAGERS)]
 
 
 def the_default_collection_only(_: Path) -> None:
     with running() as node, connected(node) as client, connected(node) as tap:
         client.hello(Feature.COLLECTIONS)
-        give(client, 1, DEFAULT, beers(ALE, LAGER))
-        client.set(key(ALES), b"v")
-        client.set(key(0), b"v")
+        set_scopes(client, 1, DEFAULT, make_beers(ALE, LAGER))
+        client.set(make_key(ALES), b"v")
+        client.set(make_key(0), b"v")
         tap.send(TapConnect(key=b"tap", flags=int(TapConnectFlag.DUMP)))
         mutation = decode_frame(tap.skip_to(opcode=Opcode.TAP_MUTATION))
-        assert mutation.key == key(0)[1:]
+        assert mutation.key == make_key(0)[1:]
         with pytest.raises(EOFError):
             tap.skip_to(opcode=Opcode.TAP_MUTATION)
 

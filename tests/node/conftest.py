@@ -12,20 +12,20 @@ def node():
 
 @pytest.fixture
 def client(node):
-    """A connection that has selected no bucket, and so is in `default`."""
+    """Connect without selecting a bucket: the connection uses `default`."""
     with connected(node) as client:
         yield client
 
 
 @pytest.fixture
 def other(node):
-    """Another such connection."""
+    """Connect a second client in the same way."""
     with connected(node) as client:
         yield client
 
 
 @pytest.fixture
 def consumer(node):
-    """A second connection, with DCP OPEN done."""
+    """Connect a DCP producer connection: OPEN was sent."""
     with connected(node) as client:
         yield client.open("consumer")

@@ -1,4 +1,4 @@
-"""Requests of every kind: those that may open a conversation, and those that are valid at any time."""
+"""Requests of every kind: first requests of each dialect, and requests that are valid at any time."""
 
 from typing import Any
 
@@ -91,10 +91,10 @@ FIRSTS: dict[Dialect, list[Message]] = {
     Dialect.UPR: [UprGetFailoverLog(), UprStreamReq(start_seqno=0, end_seqno=9, key=b"group")],
     Dialect.DCP: [Open(key=b"fuzz", flags=OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES), StreamReq(**ASK)],
 }
-"""The first requests of each dialect, and requests that may follow."""
+"""First requests of each dialect, with requests that may follow."""
 
 DOCUMENTS: list[Message] = [
     *(Set(key=b"key", value=b'{"a":{"b":[1,2]}}', datatype=1), Set(key=b"k", value=b"1"), Delete(key=b"gone")),
     SetManifest(value=MANIFEST),
 ]
-"""Requests that fill a bucket, so that other requests have documents."""
+"""Requests that fill a bucket with documents for other requests."""

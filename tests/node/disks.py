@@ -1,4 +1,4 @@
-"""Disks that fail when a test wants them to."""
+"""Directories of buckets that fail on request."""
 
 import errno
 import os
@@ -10,14 +10,14 @@ from tests.patience import PATIENCE
 
 
 class FullDirectory(Directory):
-    """Takes nothing more."""
+    """A directory on a full disk: each write fails with ENOSPC."""
 
     def write(self, descriptor, data, offset):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class ReadOnlyDirectory(Directory):
-    """Of a file system that was remounted read-only: nothing can be written, made, renamed or removed."""
+    """A directory on a file system that was remounted read-only: each change fails with EROFS."""
 
     def _refuse(self, *_):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -26,14 +26,14 @@ class ReadOnlyDirectory(Directory):
 
 
 class BrokenDirectory(Directory):
-    """Takes everything, and cannot say whether it is there for good."""
+    """A directory on a broken disk: writes succeed, and each sync fails with EIO."""
 
     def sync(self, descriptor):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def become(node, bucket, kind):
-    """From now on, let the directory of one of a node's buckets be of another kind."""
+def replace_directory(node, bucket, kind):
+    """Replace the class of the directory of a bucket."""
     log = node.buckets[bucket].store.log
 
     def change():
@@ -43,7 +43,7 @@ def become(node, bucket, kind):
 
 
 def copy_files(node, bucket, target):
-    """Copy a bucket's files as they are on disk between two commits: as if the node had been killed then."""
+    """Copy a bucket's files between two commits, as they would be on disk if the node were killed now."""
     served = node.buckets[bucket]
     source = node.storage.data_dir / bucket
     served.flusher._thread.submit(shutil.copytree, source, target / bucket).result(PATIENCE)

@@ -1,4 +1,4 @@
-"""The consumer's end of a TAP connection, for tests."""
+"""TAP consumer for tests, and the bucket of the tests of TAP streams."""
 
 from contextlib import contextmanager
 
@@ -27,12 +27,23 @@ F = TapConnectFlag
 
 
 class TapClient(WireClient):
-    """acks: does it answer what asks for an answer?"""
+    """Consumer of one TAP connection.
+
+    Attributes:
+        acks: whether to answer the messages that request an answer.
+    """
 
     acks = False
 
-    def join(self, name=b"", flags=0, *, acks=None, **options):
-        """Send TAP_CONNECT."""
+    def connect(self, name=b"", flags=0, *, acks=None, **options):
+        """Send TAP_CONNECT.
+
+        Args:
+            name: name of the consumer.
+            flags: flags of TAP_CONNECT.
+            acks: whether to answer messages that request it; default: if the flags have SUPPORT_ACK.
+            options: fields of TapOptions.
+        """
         self.acks = bool(flags & F.SUPPORT_ACK) if acks is None else acks
         value = TapOptions(flags, **options).pack()
         self.send(TapConnect(key=name, flags=int(flags), value=value))
@@ -41,36 +52,36 @@ class TapClient(WireClient):
     def answer(self, message, status=Status.SUCCESS):
         self.send(TapReply(opaque=message.opaque, status=status).encode(message.opcode))
 
-    def tap(self):
-        """Return the next message of the stream, answered if it asks for that."""
+    def read_message(self):
+        """Return the next message of the stream, and answer it if it requests an answer."""
         frame = self.receive()
         message = decode_frame(frame) if frame.opcode == Opcode.NOOP else decode_frame(frame, Dialect.TAP)
         if self.acks and isinstance(message, TapMessage) and message.tap_flags & TapFlag.ACK:
             self.answer(message)
         return message
 
-    def taps(self, count):
-        return [self.tap() for _ in range(count)]
+    def read_messages(self, count):
+        return [self.read_message() for _ in range(count)]
 
-    def rest(self):
+    def read_to_end(self):
         """Return all messages up to the end of the connection."""
         messages = []
         while True:
             try:
-                messages.append(self.tap())
+                messages.append(self.read_message())
             except (EOFError, ConnectionResetError):
                 return messages
 
-    def until(self, key):
+    def read_until(self, key):
         """Return the messages up to the change of this key."""
-        messages = [self.tap()]
+        messages = [self.read_message()]
         while messages[-1].key != key:
-            messages.append(self.tap())
+            messages.append(self.read_message())
         return messages
 
 
-def short(message):
-    """Say a message in a few letters."""
+def abbreviate(message):
+    """Return a message in a few letters: vbucket, then + and the key, - and the key, or the kind and its number."""
     match message:
         case TapMutation():
             return f"{message.vbucket}+{message.key.decode()}"
@@ -83,19 +94,19 @@ def short(message):
 
 
 def summarize(messages):
-    return " ".join(map(short, messages))
+    return " ".join(map(abbreviate, messages))
 
 
 @contextmanager
-def tapping(node, name=b"", flags=0, **options):
+def connected_tap(node, name=b"", flags=0, **options):
     client = TapClient(node)
     try:
-        yield client.join(name, flags, **options)
+        yield client.connect(name, flags, **options)
     finally:
         client.close()
 
 
-# The bucket of stream tests: `default` of four vbuckets, two of them deleted
+# The bucket of the stream tests: `default` with four vbuckets, two of them deleted
 
 DUMP = F.BACKFILL | F.DUMP
 FUTURE = 2**64 - 1
@@ -119,8 +130,9 @@ def client(node):
         yield client
 
 
-def settings(node, **values):
+def set_tap_settings(node, **values):
     node.tap = TapSettings(**values)
 
 
 BACKFILL = "0opaque1 1opaque1 0+a 0-b 1+c 0opaque8 1opaque8"
+"""Messages of the backfill of that bucket, abbreviated."""

@@ -270,7 +270,7 @@ def test_one_address_cannot_take_all_connections(running, log):
         assert count_lines(log, "127.0.0.1 has 3 of at most 6 connections") == 1
         other = stack.enter_context(connected(node, address="127.0.0.2"))
         assert log_in(other) == S.SUCCESS
-        crowd[0].hang_up()
+        crowd[0].disconnect()
         until(node, lambda: len(node.connections.open_connections) == 3)
         assert log_in(stack.enter_context(connected(node))) == S.SUCCESS
         assert stack.enter_context(connected(node)).ended()

@@ -15,7 +15,19 @@ from penstock.wire.messages.dcp import Deletion, Mutation, SnapshotMarker, Syste
 from penstock.wire.messages.system_event import unpack_system_event
 from penstock.wire.values.collection_key import split_collection_key
 from tests.examples import scaled
-from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, ids, key, make_filter_value
+from tests.node.manifests import (
+    ALE,
+    ALES,
+    BEERS,
+    DEFAULT,
+    LAGER,
+    LAGERS,
+    make_beers,
+    make_collection_filter,
+    make_filter_value,
+    make_key,
+    set_scopes,
+)
 from tests.node.wire_client import connected
 
 KEYS = st.sampled_from([b"a", b"b", b"c"])
@@ -31,8 +43,8 @@ STEPS = st.lists(
 VIEWS = {
     "bare": (None, {0}),
     "all": (b"", {0, ALES, LAGERS}),
-    "ales": (ids(ALES), {ALES}),
-    "lagers and default": (ids(LAGERS, 0), {LAGERS, 0}),
+    "ales": (make_collection_filter(ALES), {ALES}),
+    "lagers and default": (make_collection_filter(LAGERS, 0), {LAGERS, 0}),
     "scope": (make_filter_value(scope=f"{BEERS:x}"), {ALES, LAGERS}),
 }
 
@@ -75,22 +87,22 @@ def test_consumers_receive_the_collections_of_their_filters(steps, views, window
     with Node.running(vbuckets=1) as node, connected(node) as writer:
         writer.hello(Feature.COLLECTIONS)
         left = {ALES: ALE, LAGERS: LAGER}
-        give(writer, 1, DEFAULT, beers(*left.values()))
+        set_scopes(writer, 1, DEFAULT, make_beers(*left.values()))
         documents: dict[Any, Any] = {}
         uid = 1
         for number, (what, where, name) in enumerate(steps):
             if what == "drop":
                 if left.pop(where, None):
                     uid += 1
-                    give(writer, uid, DEFAULT, beers(*left.values()))
+                    set_scopes(writer, uid, DEFAULT, make_beers(*left.values()))
                 documents = {each: value for each, value in documents.items() if each[0] != where}
             elif where in left or where == 0:
                 documents.pop((where, name), None)
                 if what == "set":
                     value = documents[where, name] = b"%d" % number
-                    assert writer.set(key(where, name), value).specific == Status.SUCCESS
+                    assert writer.set(make_key(where, name), value).specific == Status.SUCCESS
                 else:
-                    writer.delete(key(where, name))
+                    writer.delete(make_key(where, name))
         for view in views:
             value, owners = VIEWS[view]
             with connected(node) as consumer:

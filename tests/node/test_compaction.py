@@ -11,7 +11,7 @@ from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Noop
 from penstock.wire.messages.observe import CompactDb
-from tests.node.disks import FullDirectory, become
+from tests.node.disks import FullDirectory, replace_directory
 from tests.node.wire_client import connected, until_stat
 
 S = Status
@@ -162,9 +162,9 @@ def test_request_can_drop_tombstones_earlier(tmp_path, fields, purged):
 
 def test_full_disk_is_reported_to_the_client(node, client):
     overwrite(client, 3)
-    become(node, "default", FullDirectory)
+    replace_directory(node, "default", FullDirectory)
     assert client.status(CompactDb()) == S.ETMPFAIL
-    become(node, "default", FullDirectory.__base__)
+    replace_directory(node, "default", FullDirectory.__base__)
     assert contents(client)[0] is not None
 
 

@@ -15,8 +15,8 @@ from penstock.wire.messages.dcp import StreamEnd
 from penstock.wire.messages.observe import CompactDb
 from penstock.wire.messages.upr import UprStreamEnd, UprStreamReq
 from penstock.wire.messages.upr_draft import DraftStateChanged, DraftStreamReq
-from tests.node.tap_client import F, TapClient, settings
-from tests.node.upr_client import UprClient, stream_request
+from tests.node.tap_client import F, TapClient, set_tap_settings
+from tests.node.upr_client import UprClient, make_stream_request
 from tests.node.wire_client import connected
 
 S = Status
@@ -89,7 +89,7 @@ def test_dcp_ends_the_stream_with_a_rollback(node, client):
 def test_upr_ends_the_stream_with_a_state_change(node, client, dialect, request_, end):
     store_large(client)
     with closing(UprClient(node, dialect, receive_buffer=1 << 16)) as consumer:
-        consumer.send(stream_request(request_))
+        consumer.send(make_stream_request(request_))
         until(lambda: consumer.read_messages()[0], lambda message: message.key == b"a")
         drop_a_tombstone(client)
         said = until(lambda: consumer.read_messages()[0], lambda message: isinstance(message, end))
@@ -99,10 +99,10 @@ def test_upr_ends_the_stream_with_a_state_change(node, client, dialect, request_
 def test_tap_restarts_the_vbucket(node, client):
     store_large(client)
     with closing(TapClient(node, receive_buffer=1 << 16)) as tap:
-        tap.join(flags=F.BACKFILL, backfill=0)
-        tap.tap()
+        tap.connect(flags=F.BACKFILL, backfill=0)
+        tap.read_message()
         drop_a_tombstone(client)
-        said = until(tap.tap, lambda message: message.key == b"last")
+        said = until(tap.read_message, lambda message: message.key == b"last")
         keys = [message.key for message in said]
         assert (keys.count(b"a"), keys.count(b"large-0"), keys.count(b"last")) == (1, 2, 1)
         begins = make_opaque_message(TapOpaque.INITIAL_VBUCKET_STREAM).engine_private
@@ -112,23 +112,23 @@ def test_tap_restarts_the_vbucket(node, client):
 
 def test_tap_restarts_the_vbucket_of_a_purged_refused_deletion(node, client):
     client.set(b"a")
-    settings(node, backoff_period=0)
+    set_tap_settings(node, backoff_period=0)
     with closing(TapClient(node)) as tap:
-        tap.join(flags=F.BACKFILL | F.SUPPORT_ACK, backfill=0, acks=True)
+        tap.connect(flags=F.BACKFILL | F.SUPPORT_ACK, backfill=0, acks=True)
         closed = make_opaque_message(TapOpaque.CLOSE_BACKFILL).engine_private
         for _ in range(2):  # vbuckets
-            until(tap.tap, lambda message: getattr(message, "engine_private", b"") == closed)
+            until(tap.read_message, lambda message: getattr(message, "engine_private", b"") == closed)
         tap.acks = False
         client.delete(b"a")
-        deletion = tap.tap()
+        deletion = tap.read_message()
         assert deletion.key == b"a"
         client.set(b"last")
         assert client.status(CompactDb(drop_deletes=1)) == S.SUCCESS
         tap.answer(deletion, S.ETMPFAIL)
         tap.acks = True
-        said = until(tap.tap, lambda message: message.key == b"last")
+        said = until(tap.read_message, lambda message: message.key == b"last")
         if getattr(said[0], "key", b"") == b"last":  # on its way before the answer
-            said += until(tap.tap, lambda message: message.key == b"last")
+            said += until(tap.read_message, lambda message: message.key == b"last")
         begins = make_opaque_message(TapOpaque.INITIAL_VBUCKET_STREAM).engine_private
         assert begins in [getattr(message, "engine_private", b"") for message in said]
 

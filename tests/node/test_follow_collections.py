@@ -11,7 +11,7 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages.dcp import SystemEvent
 from penstock.wire.messages.dcp_values import pack_xattrs
-from tests.node.manifests import ALE, ALES, DEFAULT, LAGER, LAGERS, beers, give, key
+from tests.node.manifests import ALE, ALES, DEFAULT, LAGER, LAGERS, make_beers, make_key, set_scopes
 from tests.node.test_follow import VBUCKETS, bridge, original
 from tests.node.watch import run, until
 from tests.node.wire_client import connected
@@ -29,7 +29,7 @@ def seen(node):
         found = []
         for vbucket in range(VBUCKETS):
             client.stream(vbucket, flags=StreamFlag.TO_LATEST, opaque=vbucket)
-            found.append([each for each in client.changes() if not each.key.startswith(key(LAGERS, b""))])
+            found.append([each for each in client.changes() if not each.key.startswith(make_key(LAGERS, b""))])
         return found
 
 
@@ -50,9 +50,9 @@ def attributes(node):
     def store():
         served = node.buckets["beer"]
         vbucket = served.store.vbuckets[1]
-        vbucket.set(key(ALES, b"with"), XATTRS + b"{}", datatype=int(Datatype.XATTR | Datatype.JSON))
+        vbucket.set(make_key(ALES, b"with"), XATTRS + b"{}", datatype=int(Datatype.XATTR | Datatype.JSON))
         meta = Meta(cas=1, rev_seqno=1, datatype=int(Datatype.XATTR), deleted=True)
-        vbucket.incoming.store_with_meta(Event.DELETION, key(0, b"gone"), pack_xattrs({"_sync": b"1"}), meta)
+        vbucket.incoming.store_with_meta(Event.DELETION, make_key(0, b"gone"), pack_xattrs({"_sync": b"1"}), meta)
         served.changed.add(1)
         served.notify()
 
@@ -67,19 +67,19 @@ def follow(second, first):
 def test_copy_has_the_collections_of_the_upstream():
     with original() as first, connected(first, "beer") as writer:
         writer.hello(Feature.COLLECTIONS)
-        give(writer, 1, DEFAULT, beers(ALE, LAGER))
+        set_scopes(writer, 1, DEFAULT, make_beers(ALE, LAGER))
         for vbucket in range(VBUCKETS):
             for collection in (0, ALES, LAGERS, ALES):
-                writer.set(key(collection, b"%d" % vbucket), b"v", vbucket=vbucket, flags=3)
-            writer.delete(key(0, b"%d" % vbucket), vbucket=vbucket)
+                writer.set(make_key(collection, b"%d" % vbucket), b"v", vbucket=vbucket, flags=3)
+            writer.delete(make_key(0, b"%d" % vbucket), vbucket=vbucket)
         attributes(first)
         with bridge(first, "dcp") as second:
             follow(second, first)
             assert seen(second) == seen(first)
             stout = {"name": "stouts", "uid": "200"}
-            give(writer, 2, DEFAULT, beers({**ALE, "maxTTL": 9}, LAGER, stout))
-            give(writer, 3, DEFAULT, beers({**ALE, "maxTTL": 9}, stout))
-            writer.set(key(0x200), b"new", vbucket=2)
+            set_scopes(writer, 2, DEFAULT, make_beers({**ALE, "maxTTL": 9}, LAGER, stout))
+            set_scopes(writer, 3, DEFAULT, make_beers({**ALE, "maxTTL": 9}, stout))
+            writer.set(make_key(0x200), b"new", vbucket=2)
             follow(second, first)
             assert seen(second) == seen(first)
             assert any(isinstance(each, SystemEvent) for messages in seen(second) for each in messages)
@@ -89,13 +89,13 @@ def test_copy_has_the_collections_of_the_upstream():
 def test_dialects_without_collections_fill_the_default_collection(protocol):
     with original() as first, connected(first, "beer") as writer:
         writer.hello(Feature.COLLECTIONS)
-        give(writer, 1, DEFAULT, beers(ALE))
+        set_scopes(writer, 1, DEFAULT, make_beers(ALE))
         for collection in (ALES, 0, ALES):
-            writer.set(key(collection), b"v")
+            writer.set(make_key(collection), b"v")
         with bridge(first, protocol) as second:
             vbucket = second.buckets["beer"].store.vbuckets[0]
-            until(second, lambda: vbucket.get(key(0)) is not None)
-            assert run(second, lambda: vbucket.get(key(ALES))) is None
+            until(second, lambda: vbucket.get(make_key(0)) is not None)
+            assert run(second, lambda: vbucket.get(make_key(ALES))) is None
 
 
 WRONG = [

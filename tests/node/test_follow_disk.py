@@ -11,7 +11,7 @@ from penstock.node.buckets import flusher
 from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.statuses import Status
-from tests.node.disks import FullDirectory, become, copy_files
+from tests.node.disks import FullDirectory, copy_files, replace_directory
 from tests.node.test_follow import DIALECTS, STREAMED, VBUCKETS, fill, follow, is_like, original, set_state, write
 from tests.node.watch import run
 from tests.node.wire_client import connected, until_stat
@@ -66,13 +66,13 @@ def test_bridge_waits_while_its_disk_is_full(tmp_path, protocol, monkeypatch):
         write(first.url("beer"), fill)
         follow(second, first, protocol)
         connections = second.bridge.connections
-        become(second, "beer", FullDirectory)
+        replace_directory(second, "beer", FullDirectory)
         write(first.url("beer"), partial(fill, turn=1))
         with connected(second, "beer") as client:
             until_stat(client, "ep_flusher_state", "retrying")
         write(first.url("beer"), partial(fill, turn=2))
         assert not run(second, is_like(second, first, protocol))
-        become(second, "beer", FullDirectory.__base__)
+        replace_directory(second, "beer", FullDirectory.__base__)
         follow(second, first, protocol)
         assert second.bridge.connections == connections
 

@@ -25,7 +25,7 @@ from penstock.wire.messages.kv import (
     Touch,
     Unlock,
 )
-from tests.node.wire_client import connected, served
+from tests.node.wire_client import connected, find_session
 
 S = Status
 LOCKED_CAS = 2**64 - 1
@@ -36,7 +36,7 @@ META: dict[str, Any] = {"flags": 0, "expiry": 0, "rev_seqno": 99, "new_cas": 99}
 def other(node):
     """Another connection, on which the newer statuses are known."""
     with connected(node) as other:
-        served(node, other).xerror = True
+        find_session(node, other).xerror = True
         yield other
 
 

@@ -26,7 +26,7 @@ from penstock.wire.messages.kv import (
     pack_features,
 )
 from penstock.wire.values.snappy import deflate
-from tests.node.wire_client import connected, served
+from tests.node.wire_client import connected, find_session
 
 S, F = Status, WithMetaFlag
 SKIP = F.SKIP_CONFLICT_RESOLUTION
@@ -233,7 +233,7 @@ XATTRS = pack_xattrs({"_sync": b"1"})
 
 
 def test_extended_attributes_are_stored(node, client):
-    served(node, client).datatypes = 7
+    find_session(node, client).datatypes = 7
     fields = {"datatype": Datatype.XATTR, "new_cas": CAS}
     assert client.status(setting(value=XATTRS + b"body", **fields)) == S.SUCCESS
     assert client.get(b"k").value == b"body"
@@ -246,7 +246,7 @@ def test_extended_attributes_are_stored(node, client):
 
 
 def test_document_with_attributes_wins_a_tie(node, client):
-    served(node, client).datatypes = 7
+    find_session(node, client).datatypes = 7
     assert client.status(setting(value=b"v")) == S.SUCCESS
     assert client.status(setting(value=XATTRS, datatype=Datatype.XATTR)) == S.SUCCESS
     assert client.status(setting(value=b"v")) == S.KEY_EEXISTS

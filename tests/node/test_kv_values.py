@@ -13,7 +13,7 @@ from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Append, Count, CountReply, Get, Hello, Noop, pack_features
 from penstock.wire.values.snappy import deflate
-from tests.node.wire_client import connected, served
+from tests.node.wire_client import connected, find_session
 
 S = Status
 LAST = 2**64 - 1
@@ -158,7 +158,7 @@ def test_compressed_value_has_the_same_limit(node):
 
 
 def test_extended_json_is_no_longer_json(node, client):
-    served(node, client).datatypes = Datatype.JSON
+    find_session(node, client).datatypes = Datatype.JSON
     client.set(b"k", b"[1]", datatype=Datatype.JSON)
     assert client.get(b"k").datatype == Datatype.JSON
     assert client.status(append(value=b",", datatype=Datatype.JSON)) == S.SUCCESS

@@ -421,7 +421,7 @@ def test_closed_client_is_forgotten(node, modern, other):
     with all_threads_busy(node):
         modern.send(counter())
         wait_for_work(node, other)
-        modern.hang_up()
+        modern.disconnect()
         while node.workers.pending_values > 2:
             other.status(Noop())
     assert json.loads(other.get(b"k").value)["n"] == 5

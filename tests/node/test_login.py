@@ -38,7 +38,7 @@ from penstock.wire.messages.kv import (
 from penstock.wire.messages.observe import CompactDb, EvictKey, SetParam, StartPersistence, StopPersistence
 from penstock.wire.messages.sasl import SaslAuth, SaslListMechs, SaslStep
 from penstock.wire.messages.subdoc import SubdocLookup, SubdocMutation
-from tests.node.wire_client import connected, served
+from tests.node.wire_client import connected, find_session
 from tests.patience import PATIENCE
 
 S = Status
@@ -168,7 +168,7 @@ def test_login_grants_the_privileges_of_the_roles(guarded, mechanism):
         assert log_in(client, "root", mechanism=mechanism) == S.SUCCESS
         assert client.ask(ListBuckets()).value == b"beer default wine"
         assert client.set(b"k", b"v").specific == S.SUCCESS  # in the bucket that needs no selecting
-        assert served(guarded, client).user == "root"
+        assert find_session(guarded, client).user == "root"
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_login_is_optional_without_users(node, client):
     assert log_in(client, "Administrator", "password") == S.SUCCESS
     assert client.get(b"k").value == b"v"
     assert client.status(SaslAuth(key=b"PLAIN", value=b"\0Administrator\0password")) == S.SUCCESS
-    assert served(node, client).user == "Administrator"
+    assert find_session(node, client).user == "Administrator"
 
 
 def test_public_node_without_users_is_refused():
@@ -469,7 +469,7 @@ def test_client_certificate_logs_in(encrypted, certificates):
     context = ssl.create_default_context(cafile=certificates["ca"])
     context.load_cert_chain(certificates["client"], certificates["client_key"])
     with connected(encrypted, "beer", tls=context) as client:
-        assert served(encrypted, client).user == "reader"
+        assert find_session(encrypted, client).user == "reader"
         assert client.get(b"k").specific == S.KEY_ENOENT
         assert client.set(b"k").specific == S.EACCESS
 

@@ -20,7 +20,19 @@ from penstock.wire.messages.dcp import StreamEnd
 from penstock.wire.messages.kv import Noop, SelectBucket
 from tests.client.peer import in_loop
 from tests.node.http.web_client import WebClient
-from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, ids, key, make_filter_value
+from tests.node.manifests import (
+    ALE,
+    ALES,
+    BEERS,
+    DEFAULT,
+    LAGER,
+    LAGERS,
+    make_beers,
+    make_collection_filter,
+    make_filter_value,
+    make_key,
+    set_scopes,
+)
 from tests.node.test_login import ITERATIONS, log_in
 from tests.node.wire_client import connected
 
@@ -35,11 +47,11 @@ ROWS = [
     ("whole bucket, two roles instead", b"", [ALL, ALE_ROLE], False),
     ("scope, only a collection left", make_filter_value(scope=f"{BEERS:x}"), [ALE_ROLE], True),
     ("scope, only the scope left", make_filter_value(scope=f"{BEERS:x}"), [SCOPE], False),
-    ("collections, one left", ids(ALES, LAGERS), [ALE_ROLE], True),
-    ("collection that is left", ids(ALES), [ALE_ROLE], False),
-    ("collection, reading is left", ids(ALES), ["data_reader[default]"], True),
-    ("collection, another bucket is left", ids(ALES), ["data_dcp_reader[other]"], True),
-    ("collection, no user", ids(ALES), None, True),
+    ("collections, one left", make_collection_filter(ALES, LAGERS), [ALE_ROLE], True),
+    ("collection that is left", make_collection_filter(ALES), [ALE_ROLE], False),
+    ("collection, reading is left", make_collection_filter(ALES), ["data_reader[default]"], True),
+    ("collection, another bucket is left", make_collection_filter(ALES), ["data_dcp_reader[other]"], True),
+    ("collection, no user", make_collection_filter(ALES), None, True),
 ]
 
 
@@ -60,7 +72,7 @@ def node(users):
         with connected(node) as root:
             assert log_in(root.hello(Feature.COLLECTIONS), "root") == Status.SUCCESS
             assert root.status(SelectBucket(key=b"default")) == Status.SUCCESS
-            give(root, 1, DEFAULT, beers(ALE, LAGER))
+            set_scopes(root, 1, DEFAULT, make_beers(ALE, LAGER))
         yield node
 
 
@@ -112,7 +124,7 @@ def test_nothing_is_sent_after_a_lost_privilege(node, users):
         assert log_in(root.hello(Feature.COLLECTIONS), "root") == Status.SUCCESS
         assert root.status(SelectBucket(key=b"default")) == Status.SUCCESS
         for number in range(100):
-            assert root.set(key(ALES, b"%d" % number)).specific == Status.SUCCESS
+            assert root.set(make_key(ALES, b"%d" % number)).specific == Status.SUCCESS
         consumer(client)
         assert client.control("connection_buffer_size", str(window)) == Status.SUCCESS
         assert client.control("enable_stream_id", "true") == Status.SUCCESS
@@ -134,26 +146,26 @@ def test_nothing_is_sent_after_a_lost_privilege(node, users):
 
 def test_other_streams_of_the_connection_continue(node, users):
     with connected(node) as client:
-        assert consumer(client).stream(0, value=ids(ALES)).specific == Status.SUCCESS
-        assert client.stream(1, value=ids(LAGERS)).specific == Status.SUCCESS
+        assert consumer(client).stream(0, value=make_collection_filter(ALES)).specific == Status.SUCCESS
+        assert client.stream(1, value=make_collection_filter(LAGERS)).specific == Status.SUCCESS
         with change_users(users) as accounts:
             accounts["alice"] = replace(accounts["alice"], user=User.from_texts("alice", [ALE_ROLE]))
         end = next_end(client)
         assert (end.vbucket, end.reason) == (1, StreamEndReason.LOST_PRIVILEGES)
-        assert client.stream(0, value=ids(ALES)).specific == Status.KEY_EEXISTS
+        assert client.stream(0, value=make_collection_filter(ALES)).specific == Status.KEY_EEXISTS
 
 
 def test_stream_hides_invisible_collections(node, users):
     with change_users(users) as accounts:
         accounts["alice"] = replace(accounts["alice"], user=User.from_texts("alice", [ALE_ROLE]))
     with connected(node) as client, connected(node) as root:
-        assert consumer(client).stream(value=ids(ALES)).specific == Status.SUCCESS
+        assert consumer(client).stream(value=make_collection_filter(ALES)).specific == Status.SUCCESS
         assert log_in(root.hello(Feature.COLLECTIONS), "root") == Status.SUCCESS
         assert root.status(SelectBucket(key=b"default")) == Status.SUCCESS
         hidden = {"name": "hidden", "uid": "20", "collections": [{"name": "secret", "uid": "21"}]}
-        give(root, 2, DEFAULT, beers(ALE, LAGER), hidden)
-        give(root, 3, DEFAULT, beers(ALE))
-        assert root.set(key(ALES, b"last")).specific == Status.SUCCESS
+        set_scopes(root, 2, DEFAULT, make_beers(ALE, LAGER), hidden)
+        set_scopes(root, 3, DEFAULT, make_beers(ALE))
+        assert root.set(make_key(ALES, b"last")).specific == Status.SUCCESS
         frames = [client.receive()]
         while frames[-1].opcode != Opcode.DCP_MUTATION:
             frames.append(client.receive())

@@ -33,7 +33,7 @@ from penstock.wire.messages.kv import (
 )
 from penstock.wire.messages.observe import Observe, ObserveReply, pack_keys, unpack_observed_keys
 from penstock.wire.messages.tap import CheckpointPersistence, CreateCheckpoint
-from tests.node.disks import BrokenDirectory, FullDirectory, ReadOnlyDirectory, become
+from tests.node.disks import BrokenDirectory, FullDirectory, ReadOnlyDirectory, replace_directory
 from tests.node.watch import run
 from tests.node.wire_client import WireClient, connected, until_stat
 
@@ -395,7 +395,7 @@ def test_full_disk_refuses_changes_until_there_is_room(tmp_path, caplog, monkeyp
     with running(tmp_path) as node, connected(node) as client:
         client.set(b"k", b"before")
         assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
-        become(node, "default", FullDirectory)
+        replace_directory(node, "default", FullDirectory)
         client.set(b"k", b"in memory")
         until_stat(client, "ep_flusher_state", "retrying")
         assert client.set(b"k", b"refused").specific == S.ETMPFAIL
@@ -404,7 +404,7 @@ def test_full_disk_refuses_changes_until_there_is_room(tmp_path, caplog, monkeyp
         assert "No space left on device" in client.stats()["ep_storage_fault"]
         assert persisted(client) == 1
         client.send(SeqnoPersistence(seqno=2))
-        become(node, "default", FullDirectory.__base__)
+        replace_directory(node, "default", FullDirectory.__base__)
         assert client.receive().specific == S.SUCCESS
         assert client.set(b"k", b"after").specific == S.SUCCESS
         assert client.stats()["ep_storage_fault"] == ""
@@ -420,7 +420,7 @@ def test_read_only_file_system_refuses_changes_and_serves_reads(tmp_path, monkey
     with running(tmp_path) as node, connected(node) as client, connected(node) as consumer:
         client.set(b"k", b"before")
         assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
-        become(node, "default", ReadOnlyDirectory)
+        replace_directory(node, "default", ReadOnlyDirectory)
         client.set(b"k", b"in memory")
         until_stat(client, "ep_flusher_state", "retrying")
         for _ in range(2):
@@ -432,7 +432,7 @@ def test_read_only_file_system_refuses_changes_and_serves_reads(tmp_path, monkey
         assert [message.value for message in consumer.changes()][1:] == [b"in memory"]  # behind the marker
         assert "Read-only file system" in client.stats()["ep_storage_fault"]
         assert persisted(client) == 1
-        become(node, "default", ReadOnlyDirectory.__base__)
+        replace_directory(node, "default", ReadOnlyDirectory.__base__)
         until_stat(client, "ep_storage_fault", "")
         assert client.set(b"k", b"after").specific == S.SUCCESS
     with running(tmp_path) as node, connected(node) as client:
@@ -443,7 +443,7 @@ def test_stop_with_a_full_disk_reports_the_loss(tmp_path, caplog):
     with running(tmp_path) as node, connected(node) as client:
         client.set(b"k", b"kept")
         assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
-        become(node, "default", FullDirectory)
+        replace_directory(node, "default", FullDirectory)
         client.set(b"k", b"lost")
         until_stat(client, "ep_flusher_state", "retrying")
     (said,) = logged(caplog, logging.ERROR)
@@ -482,10 +482,10 @@ def test_failed_sync_stops_all_confirmations(tmp_path, caplog):
         client.set(b"k", b"kept")
         assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
         parked(client, other, SeqnoPersistence(seqno=3))
-        become(node, "default", BrokenDirectory)
+        replace_directory(node, "default", BrokenDirectory)
         other.set(b"k", b"lost")
         assert client.receive().specific == S.ETMPFAIL
-        become(node, "default", BrokenDirectory.__base__)
+        replace_directory(node, "default", BrokenDirectory.__base__)
         assert client.status(SeqnoPersistence(seqno=1)) == S.ETMPFAIL
         assert client.set(b"k").specific == S.ETMPFAIL
         assert client.get(b"k").value == b"lost"

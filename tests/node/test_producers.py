@@ -20,7 +20,7 @@ from penstock.wire.messages.kv import CloseProducer, Get, Hello, Noop, Stat
 from penstock.wire.messages.tap import TapConnect, TapOptions
 from penstock.wire.messages.upr import UprGetFailoverLog, UprStreamReq
 from penstock.wire.messages.upr_draft import DraftStreamReq
-from tests.node.tap_client import F, TapClient, tapping
+from tests.node.tap_client import F, TapClient, connected_tap
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
 
@@ -150,7 +150,7 @@ def test_each_dialect_reports_its_vbuckets_and_leaves_nothing_behind(node, clien
         assert (report["dialect"], [stream["vbucket"] for stream in report["streams"]]) == (dialect, [3])
         assert client.stats(family)[f"eq_{family}q:{report['name']}:stream_3_items_remaining"] == "0"
         assert (left()[":total:count"], left().get(":total:total_backlog_size")) == ("1", None)
-        consumer.hang_up()
+        consumer.disconnect()
     assert reports(client) == left() == {}
 
 
@@ -174,10 +174,10 @@ def test_producer_can_be_closed_by_name(node, client, consumer, upr):
 
 
 def test_unnamed_producer_takes_no_existing_name(node, client):
-    named = TapClient(node).join(b"anon_1")
-    named.tap()
-    with tapping(node) as tap:
-        tap.tap()
+    named = TapClient(node).connect(b"anon_1")
+    named.read_message()
+    with connected_tap(node) as tap:
+        tap.read_message()
         assert set(reports(client)) == {"tap:anon_1", "tap:anon_2"}
         named.close()
 

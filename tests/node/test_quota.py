@@ -11,7 +11,7 @@ from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Deletion, Mutation
 from penstock.wire.messages.kv import Flush, GetLocked
-from tests.node.manifests import ALE, DEFAULT, beers, give
+from tests.node.manifests import ALE, DEFAULT, make_beers, set_scopes
 from tests.node.wire_client import connected, until_stat
 from tests.patience import PATIENCE
 
@@ -102,7 +102,7 @@ def test_collections_start_everywhere_once_there_is_room():
     with Node.running(["default"], 4, settings=BucketSettings(memory_bytes=QUOTA)) as node, connected(node) as client:
         fill(client)
         before = int(client.stats("vbucket-seqno")["vb_3:high_seqno"])
-        give(client, 1, DEFAULT, beers(ALE))
+        set_scopes(client, 1, DEFAULT, make_beers(ALE))
         assert int(client.stats("vbucket-seqno")["vb_3:high_seqno"]) == before
         node.loop.call_soon_threadsafe(
             node.buckets["default"].store.set_settings, BucketSettings(memory_bytes=4 * QUOTA)

@@ -48,7 +48,7 @@ def survives(node, data, step=None):
         try:
             for start in range(0, len(data), step or len(data) or 1):
                 client.socket.sendall(data[start : start + (step or len(data))])
-            client.hang_up()
+            client.disconnect()
         except (ConnectionResetError, BrokenPipeError):
             pass
     with connected(node) as other:

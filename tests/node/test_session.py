@@ -29,8 +29,8 @@ from penstock.wire.messages.kv import (
     unpack_observed,
     unpack_vb_seqnos,
 )
-from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, key
-from tests.node.wire_client import connected, served
+from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, make_beers, make_key, set_scopes
+from tests.node.wire_client import connected, find_session
 
 S, V = Status, VbucketState
 
@@ -54,7 +54,7 @@ def test_hello_grants_requested_features_of_the_node(client, wanted, granted):
 def test_hello_replaces_the_features_of_the_last_one(node, client):
     client.ask(Hello(value=pack_features([Feature.MUTATION_SEQNO, Feature.SNAPPY, Feature.XERROR])))
     client.ask(Hello(value=pack_features([Feature.JSON])))
-    connection = served(node, client)
+    connection = find_session(node, client)
     assert (connection.features, connection.datatypes) == ({Feature.JSON}, Datatype.JSON)
     assert (connection.sends_tokens, connection.xerror) == (False, False)
 
@@ -250,10 +250,10 @@ def test_seqno_statistics_list_each_vbucket(client):
 def test_collection_statistics_are_returned(node, client):
     client.set(b"a")
     client.hello(Feature.COLLECTIONS)
-    give(client, 1, DEFAULT, beers(ALE, LAGER))
-    client.set(key(ALES, b"a"), vbucket=1)
-    client.set(key(ALES, b"b"), vbucket=2)
-    client.delete(key(ALES, b"b"), vbucket=2)
+    set_scopes(client, 1, DEFAULT, make_beers(ALE, LAGER))
+    client.set(make_key(ALES, b"a"), vbucket=1)
+    client.set(make_key(ALES, b"b"), vbucket=2)
+    client.delete(make_key(ALES, b"b"), vbucket=2)
     assert client.stats("collections") == {
         "0x0:0x0:name": "_default",
         "0x0:0x0:scope_name": "_default",

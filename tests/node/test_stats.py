@@ -17,7 +17,7 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import DelVbucket, Noop, SeqnoPersistence, Set, Stat
 from penstock.wire.messages.observe import CompactDb
 from penstock.wire.messages.tap import TapConnect
-from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, beers, give, key
+from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, make_beers, make_key, set_scopes
 from tests.node.watch import run
 from tests.node.wire_client import connected
 
@@ -239,10 +239,10 @@ def test_vkey_reports_a_dirty_document(node, client):
 
 
 def test_key_statistics_accept_a_collection(node, client):
-    give(client, 1, DEFAULT, beers(ALE))
+    set_scopes(client, 1, DEFAULT, make_beers(ALE))
     with connected(node) as named:
         named.hello(Feature.COLLECTIONS)
-        named.set(key(ALES), b"{}")
+        named.set(make_key(ALES), b"{}")
     persist(client, int(client.stats("vbucket-seqno 0")["vb_0:high_seqno"]))
     scope, collection = f"0x{BEERS:x}", f"0x{ALES:x}"
     assert client.stats("key k 0 beers.ales") == client.stats(f"key-byid k 0 {collection}")
@@ -423,7 +423,7 @@ def test_absent_tap_clients_are_listed(node, client):
         client.set(b"k")
         tap.receive()
         assert client.stats("tap")["eq_tapq:r:connected"] == "true"
-        tap.hang_up()
+        tap.disconnect()
     for _ in range(100_000):
         stats = client.stats("tap")
         if stats["eq_tapq:r:connected"] == "false":
@@ -511,6 +511,6 @@ def test_closed_client_ends_a_long_reply(monkeypatch):
         for _ in range(3):
             with connected(node) as client:
                 client.send(*[Stat(key=b"vbucket-details")] * 4)
-                client.hang_up()
+                client.disconnect()
         with connected(node) as client:
             assert len(client.stats("vbucket")) == 1024

@@ -12,7 +12,7 @@ from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import ObserveSeqno, SeqnoPersistence, unpack_observed
 from penstock.wire.messages.observe import CompactDb, EvictKey, StartPersistence, StopPersistence
-from tests.node.disks import FullDirectory, become, copy_files
+from tests.node.disks import FullDirectory, copy_files, replace_directory
 from tests.node.watch import run
 from tests.node.wire_client import connected, until_stat
 
@@ -162,11 +162,11 @@ def test_second_stop_or_start_is_refused(client):
 def test_full_disk_is_not_retried_while_stopped(node, client):
     client.set(b"k")
     persist(client, 1)
-    become(node, "default", FullDirectory)
+    replace_directory(node, "default", FullDirectory)
     client.set(b"k")
     until_stat(client, "ep_flusher_state", "retrying")
     stop(client)
-    become(node, "default", FullDirectory.__base__)
+    replace_directory(node, "default", FullDirectory.__base__)
     assert client.set(b"k").specific == S.ETMPFAIL
     assert client.status(StartPersistence()) == S.SUCCESS
     until_stat(client, "ep_queue_size", 0)

@@ -31,7 +31,19 @@ from penstock.wire.messages.system_event import CreatedCollection, CreatedScope,
 from penstock.wire.messages.tap import TapConnect, TapMutation, TapOptions
 from penstock.wire.messages.upr import UprMutation, UprStreamReq
 from penstock.wire.values.collection_key import split_collection_key
-from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, LAGER, LAGERS, beers, give, ids, key, make_filter_value
+from tests.node.manifests import (
+    ALE,
+    ALES,
+    BEERS,
+    DEFAULT,
+    LAGER,
+    LAGERS,
+    make_beers,
+    make_collection_filter,
+    make_filter_value,
+    make_key,
+    set_scopes,
+)
 from tests.node.test_login import ITERATIONS, log_in
 from tests.node.upr_client import UprClient
 from tests.node.wire_client import connected
@@ -44,7 +56,7 @@ def writer(node):
     """A connection with collections, in a bucket that has three. vbucket 0 has seqnos 1 to 3: two begin, one scope."""
     with connected(node) as client:
         client.hello(Feature.COLLECTIONS)
-        give(client, 1, DEFAULT, beers(ALE, LAGER))
+        set_scopes(client, 1, DEFAULT, make_beers(ALE, LAGER))
         yield client
 
 
@@ -76,18 +88,18 @@ def seen(messages):
 
 def test_to_latest_ends_at_the_newest_change_of_the_collections(node, writer, modern):
     """As kv_engine, adjustSeqnosForStreamRequest: nothing begins behind it."""
-    writer.set(key(LAGERS), b"l")
-    writer.set(key(0), b"d")
+    writer.set(make_key(LAGERS), b"l")
+    writer.set(make_key(0), b"d")
     vbuuid = node.buckets["default"].store.vbuckets[0].history.vbuuid
-    asked = {"vbuuid": vbuuid, "flags": StreamFlag.TO_LATEST, "value": ids(LAGERS)}
+    asked = {"vbuuid": vbuuid, "flags": StreamFlag.TO_LATEST, "value": make_collection_filter(LAGERS)}
     assert modern.stream(start=4, **asked).specific == S.SUCCESS
     assert modern.message().reason == 0
     assert modern.stream(start=5, **asked).specific == S.ERANGE
 
 
 def test_unfiltered_stream_has_system_events(writer, modern):
-    writer.set(key(0))
-    writer.set(key(LAGERS), b"v")
+    writer.set(make_key(0))
+    writer.set(make_key(LAGERS), b"v")
     marker, scope, ale, lager, first, second = to_now(modern)
     assert (marker.start_seqno, marker.end_seqno) == (0, 5)
     assert [(each.by_seqno, each.event, each.version, each.key) for each in (scope, ale, lager)] == [
@@ -99,7 +111,7 @@ def test_unfiltered_stream_has_system_events(writer, modern):
     assert unpack_system_event(ale.event, ale.version, ale.key, ale.value) == CreatedCollection(0, BEERS, ALES, "ales")
     decoded = unpack_system_event(lager.event, lager.version, lager.key, lager.value)
     assert decoded == CreatedCollection(1, BEERS, LAGERS, "lagers", max_ttl=100)
-    assert [(each.key, each.value) for each in (first, second)] == [(key(0), b""), (key(LAGERS), b"v")]
+    assert [(each.key, each.value) for each in (first, second)] == [(make_key(0), b""), (make_key(LAGERS), b"v")]
 
 
 def test_system_events_can_be_flatbuffers(modern):
@@ -112,17 +124,17 @@ def test_system_events_can_be_flatbuffers(modern):
 
 def test_consumer_without_collections_gets_snapshots_of_the_default_one(writer, legacy):
     for collection in (0, ALES, 0, LAGERS):
-        writer.set(key(collection, b"%d" % collection))
-    writer.set(key(0, b"last"))
-    writer.set(key(ALES))
+        writer.set(make_key(collection, b"%d" % collection))
+    writer.set(make_key(0, b"last"))
+    writer.set(make_key(ALES))
     legacy.stream()
     assert seen([legacy.message() for _ in range(3)]) == [
         ("SnapshotMarker", 8, b""),
         ("Mutation", 6, b"0"),
         ("Mutation", 8, b"last"),
     ]
-    writer.set(key(LAGERS))
-    writer.delete(key(0, b"last"))
+    writer.set(make_key(LAGERS))
+    writer.delete(make_key(0, b"last"))
     marker, gone = legacy.message(), legacy.message()
     assert marker.start_seqno in {10, 11}  # whether it has looked in between is timing
     assert marker.end_seqno == 11
@@ -131,15 +143,15 @@ def test_consumer_without_collections_gets_snapshots_of_the_default_one(writer, 
 
 def test_consumer_without_collections_gets_no_empty_snapshot(writer, legacy):
     assert to_now(legacy) == []
-    writer.set(key(ALES))
+    writer.set(make_key(ALES))
     assert to_now(legacy) == []
 
 
 @pytest.mark.parametrize("end", [4, 5, 6, 7])
 def test_stream_ends_at_a_change_of_another_collection(writer, legacy, end):
     for collection in (0, ALES, ALES, 0):
-        writer.set(key(collection, b"%d" % collection), b"v")
-    writer.set(key(0, b"another"))
+        writer.set(make_key(collection, b"%d" % collection), b"v")
+    writer.set(make_key(0, b"another"))
     legacy.stream(end=end)
     marker, *changes = legacy.changes()
     # The change at 4 is superseded by the change at 7 in every snapshot that reaches 7.
@@ -149,12 +161,12 @@ def test_stream_ends_at_a_change_of_another_collection(writer, legacy, end):
 
 @pytest.mark.long
 def test_stream_ends_far_behind_the_last_visible_change(writer, legacy):
-    writer.set(key(0, b"first"))
+    writer.set(make_key(0, b"first"))
     for number in range(70_000):
-        writer.send(Set(key=key(ALES, b"%d" % (number % 7)), opaque=number))
+        writer.send(Set(key=make_key(ALES, b"%d" % (number % 7)), opaque=number))
     for _ in range(70_000):
         writer.receive()
-    writer.set(key(0, b"second"))
+    writer.set(make_key(0, b"second"))
     legacy.stream(end=70_003)
     marker, *changes = legacy.changes()
     assert marker.end_seqno == changes[-1].by_seqno
@@ -162,10 +174,10 @@ def test_stream_ends_far_behind_the_last_visible_change(writer, legacy):
 
 
 FILTERS = [
-    (ids(ALES), [(ALES, b"a")], [b"ales"], 7),
-    (ids(LAGERS), [(LAGERS, b"l")], [b"lagers"], 6),
-    (ids(0), [(0, b"d")], [], 4),
-    (ids(0, LAGERS), [(0, b"d"), (LAGERS, b"l")], [b"lagers"], 6),
+    (make_collection_filter(ALES), [(ALES, b"a")], [b"ales"], 7),
+    (make_collection_filter(LAGERS), [(LAGERS, b"l")], [b"lagers"], 6),
+    (make_collection_filter(0), [(0, b"d")], [], 4),
+    (make_collection_filter(0, LAGERS), [(0, b"d"), (LAGERS, b"l")], [b"lagers"], 6),
     (make_filter_value(scope=f"{BEERS:x}"), [(LAGERS, b"l"), (ALES, b"a")], [b"beers", b"ales", b"lagers"], 7),
     (make_filter_value(scope="0"), [(0, b"d")], [], 4),
     (b"{}", [(0, b"d"), (LAGERS, b"l"), (ALES, b"a")], [b"beers", b"ales", b"lagers"], 7),
@@ -176,7 +188,7 @@ FILTERS = [
 @pytest.mark.parametrize(("value", "documents", "events", "end"), FILTERS)
 def test_filter_selects_changes(writer, modern, value, documents, events, end):
     for collection, name in ((0, b"d"), (ALES, b"old"), (LAGERS, b"l"), (ALES, b"a")):
-        writer.set(key(collection, name))
+        writer.set(make_key(collection, name))
     marker, *messages = to_now(modern, value=value)
     assert marker.end_seqno >= end
     keys = [split_collection_key(each.key) for each in messages if isinstance(each, Mutation)]
@@ -186,11 +198,11 @@ def test_filter_selects_changes(writer, modern, value, documents, events, end):
 
 
 def test_snapshot_without_visible_changes_has_an_end(writer, modern):
-    writer.set(key(ALES))
-    modern.stream(value=ids(0))
+    writer.set(make_key(ALES))
+    modern.stream(value=make_collection_filter(0))
     assert seen([modern.message() for _ in range(2)]) == [("SnapshotMarker", 4, b""), ("SeqnoAdvanced", 4, b"")]
-    writer.set(key(LAGERS))
-    writer.set(key(0))
+    writer.set(make_key(LAGERS))
+    writer.set(make_key(0))
     messages: list[Any] = []
     while not (messages and isinstance(messages[-1], Mutation)):
         messages.append(modern.message())
@@ -203,15 +215,15 @@ def test_scope_stream_follows_its_collections_and_ends_with_the_scope(writer, mo
     assert [each.key for each in (modern.message() for _ in range(4))] == [b"", b"beers", b"ales", b"lagers"]
     stout = {"name": "stouts", "uid": "200"}
     elsewhere = {"name": "wines", "uid": "201", "collections": [{"name": "reds", "uid": "202"}]}
-    give(writer, 2, DEFAULT, beers(ALE, LAGER, stout), elsewhere)
+    set_scopes(writer, 2, DEFAULT, make_beers(ALE, LAGER, stout), elsewhere)
     for collection in (0x202, 0x200, 0):
-        writer.set(key(collection, b"new"))
+        writer.set(make_key(collection, b"new"))
     messages: list[Any] = []
     while not (messages and isinstance(messages[-1], Mutation)):
         messages.append(modern.message())
     sent_keys = [each.key for each in messages if isinstance(each, SystemEvent | Mutation)]
-    assert sent_keys == [b"stouts", key(0x200, b"new")]
-    give(writer, 3, DEFAULT, elsewhere)
+    assert sent_keys == [b"stouts", make_key(0x200, b"new")]
+    set_scopes(writer, 3, DEFAULT, elsewhere)
     while not isinstance(messages[-1], StreamEnd):
         messages.append(modern.message())
     ends = [each.event for each in messages if isinstance(each, SystemEvent)][-4:]
@@ -220,23 +232,23 @@ def test_scope_stream_follows_its_collections_and_ends_with_the_scope(writer, mo
 
 
 def test_stream_ends_when_its_last_collection_is_dropped(writer, modern):
-    modern.stream(value=ids(ALES, LAGERS))
+    modern.stream(value=make_collection_filter(ALES, LAGERS))
     assert [each.key for each in (modern.message() for _ in range(3))] == [b"", b"ales", b"lagers"]
-    give(writer, 2, DEFAULT, beers(LAGER))
+    set_scopes(writer, 2, DEFAULT, make_beers(LAGER))
     _, ended = modern.message(), modern.message()
     decoded = unpack_system_event(ended.event, ended.version, ended.key, ended.value)
     assert (ended.key, decoded) == (b"", DroppedCollection(2, BEERS, ALES))
-    give(writer, 3, DEFAULT)
+    set_scopes(writer, 3, DEFAULT)
     messages = list(modern.changes())
     assert [each.event for each in messages if isinstance(each, SystemEvent)] == [K.COLLECTION_END]
-    assert modern.stream(value=ids(ALES)).specific == S.UNKNOWN_COLLECTION
+    assert modern.stream(value=make_collection_filter(ALES)).specific == S.UNKNOWN_COLLECTION
 
 
 def test_streams_follow_the_drop_of_the_default_collection(node, writer, legacy):
     legacy.stream()
     with connected(node) as other:
         other.open("other")
-        give(writer, 2, {**DEFAULT, "collections": []}, beers(ALE))
+        set_scopes(writer, 2, {**DEFAULT, "collections": []}, make_beers(ALE))
         assert legacy.message().reason == R.OK  # such consumers know no other reason
         assert other.stream().specific == S.UNKNOWN_COLLECTION
 
@@ -250,7 +262,7 @@ def test_modify_event_needs_flatbuffers(node, writer, modern):
             consumer.stream()
             for _ in range(4):
                 consumer.message()
-        give(writer, 2, DEFAULT, beers({**ALE, "maxTTL": 7}, LAGER))
+        set_scopes(writer, 2, DEFAULT, make_beers({**ALE, "maxTTL": 7}, LAGER))
         assert seen([modern.message() for _ in range(2)]) == [("SnapshotMarker", 4, b""), ("SeqnoAdvanced", 4, b"")]
         marker, event = client.message(), client.message()
         assert (marker.end_seqno, event.by_seqno, event.event, event.version) == (4, 4, K.COLLECTION_MODIFY, 2)
@@ -270,12 +282,12 @@ def everything(node, *controls):
 
 
 def test_modified_collection_is_created_for_a_new_consumer(node, writer):
-    give(writer, 2, DEFAULT, beers({**ALE, "maxTTL": 6}, LAGER))
-    give(writer, 3, DEFAULT, beers({**ALE, "maxTTL": 7}, LAGER))
+    set_scopes(writer, 2, DEFAULT, make_beers({**ALE, "maxTTL": 6}, LAGER))
+    set_scopes(writer, 3, DEFAULT, make_beers({**ALE, "maxTTL": 7}, LAGER))
     begun = [(1, K.SCOPE_CREATE, b"beers"), (2, K.COLLECTION_BEGIN, b"ales"), (3, K.COLLECTION_BEGIN, b"lagers")]
     assert everything(node) == begun
     assert everything(node, "flatbuffers_system_events") == [*begun, (5, K.COLLECTION_MODIFY, b"ales")]
-    give(writer, 4, DEFAULT, beers(LAGER))
+    set_scopes(writer, 4, DEFAULT, make_beers(LAGER))
     ended = [begun[0], begun[2], (6, K.COLLECTION_END, b"")]
     assert everything(node) == everything(node, "flatbuffers_system_events") == ended
 
@@ -334,25 +346,25 @@ def test_collections_need_noops(node, writer):
 
 def test_hello_after_open_changes_no_stream(writer, legacy):
     legacy.hello(Feature.COLLECTIONS)
-    writer.set(key(ALES))
-    writer.set(key(0))
+    writer.set(make_key(ALES))
+    writer.set(make_key(0))
     assert legacy.stream(value=b"{}").specific == S.EINVAL
     assert [each.key for each in to_now(legacy)] == [b"", b"k"]
 
 
 def test_vbucket_can_have_several_streams(node, writer, modern):
     assert modern.control("enable_stream_id", "true") == S.SUCCESS
-    writer.set(key(ALES))
-    writer.set(key(LAGERS))
+    writer.set(make_key(ALES))
+    writer.set(make_key(LAGERS))
     for stream_id, collection in ((1, ALES), (0xFFFF, LAGERS)):
         value = make_filter_value(collections=[f"{collection:x}"], sid=stream_id)
         assert modern.stream(value=value, opaque=stream_id).specific == S.SUCCESS
         assert modern.stream(value=value).specific == S.KEY_EEXISTS
-        assert modern.stream(value=ids(collection)).specific == S.DCP_STREAMID_INVALID
+        assert modern.stream(value=make_collection_filter(collection)).specific == S.DCP_STREAMID_INVALID
         messages = [modern.message() for _ in range(4 if collection == ALES else 3)]
         assert {(each.opaque, each.framing) for each in messages} == {(stream_id, pack_stream_id(stream_id))}
         assert isinstance(messages[0], SnapshotMarker)
-        assert messages[2].key == key(collection)
+        assert messages[2].key == make_key(collection)
     reports = [
         (stream.filters, stream.details["sid"])
         for producer in node.buckets["default"].producers.values()
@@ -390,19 +402,19 @@ def test_markers_have_the_purge_seqno(writer, legacy, modern):
     marker = modern.message()
     assert isinstance(marker, SnapshotMarkerV2)
     assert (marker.start_seqno, marker.end_seqno, marker.max_visible_seqno, marker.purge_seqno) == (0, 3, 3, 0)
-    writer.set(key(0))
+    writer.set(make_key(0))
     while not isinstance(modern.message(), SystemEvent | Mutation):
         pass
-    writer.set(key(0))
+    writer.set(make_key(0))
     messages = [modern.message() for _ in range(3)]
     assert any(type(each) is SnapshotMarker for each in messages)
 
 
 @pytest.mark.parametrize("collections", [True, False])
 def test_first_snapshot_can_skip_deletions(node, writer, collections):
-    writer.set(key(0, b"kept"))
-    writer.set(key(0, b"gone"))
-    writer.delete(key(0, b"gone"))
+    writer.set(make_key(0, b"kept"))
+    writer.set(make_key(0, b"gone"))
+    writer.delete(make_key(0, b"gone"))
     with connected(node) as client:
         if collections:
             client.hello(Feature.COLLECTIONS)
@@ -414,7 +426,7 @@ def test_first_snapshot_can_skip_deletions(node, writer, collections):
             messages.append(client.message())
         assert messages[-1].by_seqno == messages[0].end_seqno == 6
         assert [each.by_seqno for each in messages if isinstance(each, Mutation)] == [4]
-        writer.delete(key(0, b"kept"))
+        writer.delete(make_key(0, b"kept"))
         while not isinstance(messages[-1], Deletion):
             messages.append(client.message())
 
@@ -424,7 +436,7 @@ def test_upr_and_tap_send_the_default_collection(node, writer, count):
     names = [b"%d" % number for number in range(count)]
     for name in names:
         for collection in (ALES, 0, LAGERS):
-            writer.set(key(collection, name), b"v")
+            writer.set(make_key(collection, name), b"v")
     with closing(UprClient(node, Dialect.UPR)) as upr:
         upr.send(UprStreamReq(start_seqno=0, end_seqno=3 + 3 * count, opaque=1))
         _, *messages = upr.read_messages(4 + count)
@@ -440,7 +452,7 @@ def test_upr_and_tap_send_the_default_collection(node, writer, count):
                     tap.send(Frame(Magic.RESPONSE, message.opcode, opaque=message.opaque))
                 found += [message.key] if isinstance(message, TapMutation) else []
             for collection in (ALES, 0, LAGERS):
-                writer.set(key(collection, b"new"))
+                writer.set(make_key(collection, b"new"))
         assert found == [*names, b"new"]
 
 
@@ -455,10 +467,10 @@ ALLOWED = [
 ASKED = {
     "all": b"",
     "beers": make_filter_value(scope=f"{BEERS:x}"),
-    "ales": ids(ALES),
-    "lagers": ids(LAGERS),
-    "default": ids(0),
-    "ales and lagers": ids(ALES, LAGERS),
+    "ales": make_collection_filter(ALES),
+    "lagers": make_collection_filter(LAGERS),
+    "default": make_collection_filter(0),
+    "ales and lagers": make_collection_filter(ALES, LAGERS),
     "bare": None,
 }
 
@@ -472,7 +484,7 @@ def test_users_stream_only_allowed_collections(tmp_path, role, allowed):
     with Node.running(["default", "beer"], vbuckets=1, users=path) as node, connected(node) as root:
         assert log_in(root.hello(Feature.COLLECTIONS), "root") == S.SUCCESS
         assert root.status(SelectBucket(key=b"default")) == S.SUCCESS
-        give(root, 1, DEFAULT, beers(ALE, LAGER))
+        set_scopes(root, 1, DEFAULT, make_beers(ALE, LAGER))
         found = set()
         for name, value in ASKED.items():
             with connected(node) as client:

@@ -347,5 +347,5 @@ def test_idle_node_takes_no_turns(node, client, consumer):
     for name in ("streams_ready", "items_remaining", "unacked_bytes"):
         assert second[f"ep_dcp_{name}"] == "0"
     assert second["ep_requests_waiting"] == second["ep_bytes_unsent"] == "0"
-    consumer.hang_up()
+    consumer.disconnect()
     assert client.stats()["ep_dcp_producer_count"] == "0"

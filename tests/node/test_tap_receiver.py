@@ -21,13 +21,13 @@ from penstock.wire.messages.tap import (
     TapVbucketSet,
 )
 from tests.node import tap_client
-from tests.node.tap_client import FUTURE, F, short, summarize, tapping
+from tests.node.tap_client import FUTURE, F, abbreviate, connected_tap, summarize
 from tests.node.wire_client import connected
 
 ACK = TapFlag.ACK
 REV_7 = bytes.fromhex("0000000000000007 02")
 
-node = tap_client.node  # the fixture
+node = tap_client.node  # fixture
 
 
 @pytest.fixture
@@ -228,14 +228,14 @@ def test_number_without_successor_is_refused(client, message):
 
 
 def test_relayed_change_has_a_lower_ttl(node, client):
-    with tapping(node, flags=F.BACKFILL, backfill=FUTURE) as tap:
+    with connected_tap(node, flags=F.BACKFILL, backfill=FUTURE) as tap:
         assert tap.status(Noop()) == Status.SUCCESS
         client.ask(mutation(ttl=200))
         client.set(b"own")
         client.ask(mutation(key=b"spent", ttl=1))
         client.ask(mutation(key=b"last", ttl=2))
-        changes = tap.taps(3)
-    assert [(short(change), change.ttl) for change in changes] == [("0+k", 199), ("0+own", 255), ("0+last", 1)]
+        changes = tap.read_messages(3)
+    assert [(abbreviate(change), change.ttl) for change in changes] == [("0+k", 199), ("0+own", 255), ("0+last", 1)]
 
 
 def test_documents_with_expired_ttl_are_not_counted(node, client):
@@ -254,30 +254,30 @@ def test_lost_history_removes_ttls_and_checkpoints(node, client, losing):
         assert client.status(message) == Status.SUCCESS
     client.set(b"own")
     assert client.ask(LastClosedCheckpoint()).value == bytes((0, 0, 0, 0, 0, 0, 0, 1))
-    with tapping(node, flags=F.DUMP) as tap:
-        assert [(short(message), message.ttl) for message in tap.rest()][1] == ("0+own", 255)
+    with connected_tap(node, flags=F.DUMP) as tap:
+        assert [(abbreviate(message), message.ttl) for message in tap.read_to_end()][1] == ("0+own", 255)
 
 
 def test_received_checkpoints_are_announced_at_once(node, client):
     """A consumer of the copy gets a checkpoint when the copy does, not with the next change."""
     flags = F.CHECKPOINT | F.LIST_VBUCKETS
-    with tapping(node, flags=flags, vbuckets=(1,)) as tap:
-        assert summarize(tap.taps(3)) == "0opaque2 1opaque1 1opaque8"
+    with connected_tap(node, flags=flags, vbuckets=(1,)) as tap:
+        assert summarize(tap.read_messages(3)) == "0opaque2 1opaque1 1opaque8"
         client.ask(checkpoint(TapCheckpointStart, 5, vbucket=1))
         client.ask(mutation(vbucket=1))
-        tap.until(b"k")
+        tap.read_until(b"k")
         client.ask(checkpoint(TapCheckpointEnd, 5, vbucket=1))
         client.ask(checkpoint(TapCheckpointStart, 6, vbucket=1))
-        assert summarize(tap.taps(2)) == "1checkpointend5 1checkpointstart6"
+        assert summarize(tap.read_messages(2)) == "1checkpointend5 1checkpointstart6"
 
 
 def test_returned_change_is_not_relayed(node, client):
-    with tapping(node, flags=F.BACKFILL, backfill=FUTURE) as tap:
+    with connected_tap(node, flags=F.BACKFILL, backfill=FUTURE) as tap:
         assert tap.status(Noop()) == Status.SUCCESS
         for _ in range(2):
             client.ask(mutation())
         client.set(b"own")
-        assert summarize(tap.taps(2)) == "0+k 0+own"
+        assert summarize(tap.read_messages(2)) == "0+k 0+own"
 
 
 def test_node_feeds_another_node(node, client):
@@ -288,7 +288,7 @@ def test_node_feeds_another_node(node, client):
     with (
         Node.running(vbuckets=4) as copy,
         connected(copy) as receiver,
-        tapping(node, flags=flags, acks=False, backfill=0, vbuckets=(0,)) as tap,
+        connected_tap(node, flags=flags, acks=False, backfill=0, vbuckets=(0,)) as tap,
     ):
         try:
             while True:

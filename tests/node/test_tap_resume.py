@@ -54,7 +54,7 @@ class Consumer:
         self.connect()
 
     def connect(self) -> None:
-        self.client = TapClient(self.node).join(b"r", FLAGS)
+        self.client = TapClient(self.node).connect(b"r", FLAGS)
         self.failed = False
 
     def look(self) -> None:
@@ -138,11 +138,11 @@ def test_slow_consumer_needs_no_memory():
         for number in range(5000):
             client.send(Frame(0x80, Opcode.SETQ, number % 4, extras=bytes(8), key=b"%d" % number, value=value))
         client.ask(Noop())
-        tap = TapClient(node, receive_buffer=4096).join(flags=F.BACKFILL | F.DUMP, backfill=0)
+        tap = TapClient(node, receive_buffer=4096).connect(flags=F.BACKFILL | F.DUMP, backfill=0)
         try:
-            tap.tap()
+            tap.read_message()
             most = max(int(client.stats()["ep_bytes_unsent"]) for _ in range(50))
             assert most < 6_000_000
-            assert sum(isinstance(message, TapMutation) for message in tap.rest()) == 5000
+            assert sum(isinstance(message, TapMutation) for message in tap.read_to_end()) == 5000
         finally:
             tap.close()

@@ -53,5 +53,5 @@ def test_disconnected_client_leaves_no_parked_request(durable):
             client.send(*[SeqnoPersistence(seqno=1)] * 5)
             while int(other.stats()["ep_persistence_waiters"]) < 5:
                 other.status(Noop())
-            client.hang_up()
+            client.disconnect()
         assert other.stats()["ep_persistence_waiters"] == "0"

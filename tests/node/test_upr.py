@@ -25,7 +25,7 @@ from penstock.wire.messages.upr import (
     UprStreamReq,
     UprStreamStart,
 )
-from tests.node.upr_client import UprClient, stream_request
+from tests.node.upr_client import UprClient, make_stream_request
 from tests.strategies import plain_frame
 
 S = Status
@@ -39,7 +39,7 @@ def consumer(node):
         yield client
 
 
-ask = partial(stream_request, UprStreamReq, opaque=OPAQUE)
+ask = partial(make_stream_request, UprStreamReq, opaque=OPAQUE)
 
 
 def vbuuid(client, vbucket=0) -> int:

@@ -30,7 +30,7 @@ from penstock.wire.messages.upr_draft import (
     DraftStreamReq,
     DraftStreamStart,
 )
-from tests.node.upr_client import UprClient, stream_request
+from tests.node.upr_client import UprClient, make_stream_request
 
 PAST = 1_000_000_000  # epoch seconds
 
@@ -41,7 +41,7 @@ def consumer(node):
         yield client
 
 
-ask = partial(stream_request, DraftStreamReq, opaque=0x2D)
+ask = partial(make_stream_request, DraftStreamReq, opaque=0x2D)
 
 
 def answer(client, *messages):

@@ -277,7 +277,7 @@ def test_other_buckets_are_not_flushed(node, client):
 def test_closed_consumer_is_not_notified(node, client):
     with connected(node) as consumer:
         consumer.open("gone").stream(3)
-        consumer.hang_up()
+        consumer.disconnect()
     assert client.stats()["ep_dcp_producer_count"] == "0"
     assert node.buckets["default"].listeners == set()
 

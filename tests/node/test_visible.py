@@ -196,7 +196,7 @@ def test_node_item_counts_cover_visible_collections(guarded):
 def node_documents(node, user):
     """Yield every document over HTTP that says something of the node."""
     web = WebClient(node, (user, f"{user}'s"))
-    yield from map(web.json, ("/pools/default", "/pools/nodes", "/pools/default/buckets/default"))
+    yield from map(web.get_json, ("/pools/default", "/pools/nodes", "/pools/default/buckets/default"))
     yield from web.get_json("/pools/default/buckets")
     with web.stream("/pools/default/bucketsStreaming/default") as stream:
         yield stream.next()

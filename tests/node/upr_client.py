@@ -1,4 +1,4 @@
-"""The consumer's end of a UPR connection, for tests; and of the draft's, which has other messages in the same order."""
+"""Consumer of UPR and of the UPR draft, for tests. The draft has other messages in the same order."""
 
 from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.codec.layout import decode_frame
@@ -6,7 +6,11 @@ from tests.node.wire_client import WireClient
 
 
 class UprClient(WireClient):
-    """dialect: UPR or its draft."""
+    """Consumer of one connection.
+
+    Attributes:
+        dialect: UPR or UPR_DRAFT.
+    """
 
     def __init__(self, node, dialect, **options):
         super().__init__(node, **options)
@@ -17,6 +21,6 @@ class UprClient(WireClient):
         return [decode_frame(self.receive(), self.dialect) for _ in range(count)]
 
 
-def stream_request(form, vbucket=0, start=0, end=MAX_SEQNO, **fields):
-    """Return a request, as the form that it has in one of the two dialects."""
+def make_stream_request(form, vbucket=0, start=0, end=MAX_SEQNO, **fields):
+    """Make a stream request of a dialect: `form` is the class of its message."""
     return form(vbucket=vbucket, start_seqno=start, end_seqno=end, **fields)

@@ -1,4 +1,4 @@
-"""Wait for what happens to a bucket of a node in this process."""
+"""Functions that run on the event loop of a node in this process, or wait for changes of its bucket."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from tests.patience import PATIENCE
 
 
 def run(node, work):
-    """Return the result of `work` on the node's event loop, which owns all of the node but its address."""
+    """Run `work` on the node's event loop, which owns the node's state, and return its result."""
 
     async def on_loop():
         return work()
@@ -15,7 +15,7 @@ def run(node, work):
 
 
 class Watch:
-    """Records every event of a bucket."""
+    """Waits for a condition of a bucket, which is checked after each event and each change."""
 
     def __init__(self, served):
         self.served = served
@@ -36,6 +36,8 @@ class Watch:
 
 
 class Waiter:
+    """Waiting stream of a vbucket, which sets an event at the next change."""
+
     def __init__(self, vbucket, happened):
         self.vbucket = vbucket
         self.happened = happened
@@ -45,7 +47,7 @@ class Waiter:
 
 
 def until(node, condition):
-    """Wait until something is so of the node's bucket, looking after every change."""
+    """Wait until a condition is true, and check it after each change of the node's only bucket."""
     (served,) = node.buckets.values()
 
     async def wait():

@@ -1,4 +1,4 @@
-"""A blocking test client, made of the wire's messages and one socket."""
+"""Blocking client for tests: one socket and the messages of the wire layer."""
 
 import errno
 import socket
@@ -20,14 +20,21 @@ from tests.patience import PATIENCE
 
 
 class WireClient:
-    """One connection. Frames that are not awaited stay in `frames` in the order of their arrival."""
+    """Client of one connection.
+
+    Attributes:
+        socket: the connected socket.
+        connection: finds the frames in the received bytes.
+        frames: received frames that were not returned yet, in order.
+        opaques: opaques of the next stream requests.
+    """
 
     def __init__(self, node, bucket=None, *, receive_buffer=None, tls=None, address=None):
         self.socket = socket.socket()
         if receive_buffer is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.socket.settimeout(PATIENCE)
-        if address is not None:  # where the client is: all of 127.0.0.0/8 are
+        if address is not None:  # all addresses of 127.0.0.0/8 are local
             self.socket.bind((address, 0))
         self.socket.connect((node.host, node.kv_port if tls is None else node.tls_port))
         if tls is not None:
@@ -39,11 +46,16 @@ class WireClient:
             assert self.ask(SelectBucket(key=bucket.encode())).specific == Status.SUCCESS
 
     def send(self, *messages):
-        """Send messages, frames or bytes."""
+        """Send messages, frames or bytes in one call."""
         self.socket.sendall(b"".join(as_bytes(message) for message in messages))
 
     def receive(self) -> Frame:
-        """Return the next frame. Raises EOFError at the end, TimeoutError when nothing comes."""
+        """Return the next frame.
+
+        Raises:
+            EOFError: the node has closed the connection.
+            TimeoutError: no bytes came in time.
+        """
         while not self.frames:
             data = self.socket.recv(1 << 16)
             if not data:
@@ -54,7 +66,7 @@ class WireClient:
         return self.frames.pop(0)
 
     def ask(self, message) -> Frame:
-        """Send a request and return its reply; the frames in front of it stay where they are."""
+        """Send a request and return its reply; frames that arrive before the reply stay in `frames`."""
         self.send(message)
         skipped: list[Frame] = []
         while True:
@@ -68,14 +80,14 @@ class WireClient:
         return self.ask(message).specific
 
     def skip_to(self, **header) -> Frame:
-        """Return the next frame with these header fields; earlier frames are dropped."""
+        """Return the next frame with these header fields, and drop the frames before it."""
         while True:
             frame = self.receive()
             if all(getattr(frame, name) == value for name, value in header.items()):
                 return frame
 
     def ended(self) -> bool:
-        """Wait until the node has closed the connection; True if nothing was on its way."""
+        """Wait for the end of the connection; return False if a frame comes instead."""
         try:
             self.receive()
         except (EOFError, ConnectionResetError):
@@ -83,7 +95,7 @@ class WireClient:
         return False
 
     def hello(self, *features):
-        """Agree on features, all of them."""
+        """Request features with HELLO; the node must grant all of them."""
         reply = self.ask(Hello(value=pack_features(features)))
         assert reply.value == pack_features(features)
         return self
@@ -110,7 +122,7 @@ class WireClient:
             found[frame.key.decode()] = frame.value.decode()
 
     def meta(self, key, **fields) -> Any:
-        """Return the metadata of a document, with all fields of a version of GET_META."""
+        """Return the reply to GET_META, by default in its version 2."""
         return decode_frame(self.ask(GetMeta(**{"key": key, "version": 2, **fields})))
 
     # DCP
@@ -125,7 +137,18 @@ class WireClient:
     def stream(
         self, vbucket=0, start=0, end=MAX_SEQNO, *, vbuuid=0, snap=None, flags=0, opaque=None, value=b""
     ) -> Frame:
-        """Ask for a stream and return the reply. snap: of the request, (start, start) unless given."""
+        """Request a stream and return the reply.
+
+        Args:
+            vbucket: id of the vbucket.
+            start: start seqno.
+            end: end seqno.
+            vbuuid: vbuuid of the branch; 0 for a consumer without data.
+            snap: start and end of the consumer's last snapshot; default: (start, start).
+            flags: flags of the request.
+            opaque: opaque of the stream's messages; default: the next unused number.
+            value: the filter, as JSON.
+        """
         low, high = snap if snap is not None else (start, start)
         return self.ask(
             StreamReq(
@@ -151,27 +174,27 @@ class WireClient:
         return decode_frame(self.receive())
 
     def changes(self) -> Iterator[Message]:
-        """Yield the messages of streams up to and without the next STREAM_END."""
+        """Yield the messages of streams before the next STREAM_END."""
         while (frame := self.receive()).opcode != Opcode.DCP_STREAM_END:
             yield decode_frame(frame)
 
-    def hang_up(self):
-        """End the connection, and wait until the node has forgotten it: only then it closes its end."""
+    def disconnect(self):
+        """Close the sending side, and wait until the node closes its side: then it has forgotten the connection."""
         try:
             self.socket.shutdown(socket.SHUT_WR)
             while self.socket.recv(1 << 16):
                 continue
         except OSError as error:
-            if error.errno not in (errno.ENOTCONN, errno.ECONNRESET):  # these: the node has ended it already
+            if error.errno not in (errno.ENOTCONN, errno.ECONNRESET):  # the node has closed the connection before
                 raise
 
     def close(self):
         self.socket.close()
 
 
-def served(node, client):
-    """Return the node's session of a connection."""
-    assert client.status(Noop()) == Status.SUCCESS  # so that the node has noticed it
+def find_session(node, client):
+    """Return the node's session of a client's connection."""
+    assert client.status(Noop()) == Status.SUCCESS  # now the node has accepted the connection
     host, port = client.socket.getsockname()
     sessions = (connection.session for connection in node.connections.open_connections)
     (found,) = (session for session in sessions if session.peer == f"{host}:{port}")
@@ -198,7 +221,11 @@ def connected(node, bucket=None, **options):
 
 
 def until_stat(client, name, value, group=""):
-    """Ask again and again until a statistic is as it should be."""
+    """Read a statistic repeatedly until it has the expected value.
+
+    Raises:
+        AssertionError: it has another value after many reads.
+    """
     for _ in range(100_000):
         if client.stats(group)[name] == str(value):
             return

@@ -14,7 +14,7 @@ from penstock.node.http.protocol import request_pipeline, response_output
 from penstock.node.http.protocol.request_reader import MAX_BODY, MAX_HEAD_BYTES
 from tests.examples import scaled
 from tests.node.http.web_client import WebClient, open_connection, read_to_end
-from tests.node.manifests import DEFAULT, give
+from tests.node.manifests import DEFAULT, set_scopes
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
 
@@ -173,7 +173,7 @@ def test_client_that_reads_slowly_is_served(monkeypatch):
     monkeypatch.setattr(response_output, "_UNREAD_SECONDS", seconds)
     with Node.running(["beer"], vbuckets=1) as node, connected(node, "beer") as client:
         collections = [{"name": f"{number:0250d}", "uid": f"{number + 8:x}"} for number in range(1190)]
-        give(client, 1, DEFAULT, {"name": "many", "uid": "8", "collections": collections})
+        set_scopes(client, 1, DEFAULT, {"name": "many", "uid": "8", "collections": collections})
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.settimeout(PATIENCE)
