@@ -31,8 +31,12 @@ main()
 
 
 @contextmanager
-def serving(soft, hard):
-    """Run `penstock serve` as a process that may open so many files; yield the process, and a node to connect to."""
+def serve_with_file_limits(soft, hard):
+    """Run `penstock serve` in a process with these limits of open files.
+
+    Yields:
+        The process, and the address of its node.
+    """
     command = [sys.executable, "-c", SERVE, str(soft), str(hard)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -44,48 +48,49 @@ def serving(soft, hard):
             process.terminate()
 
 
-def end(process):
-    """End a process, and return its log."""
+def stop(process):
+    """Terminate a process and return its log."""
     process.terminate()
     _, log = process.communicate(timeout=PATIENCE)
     return log
 
 
-def files_of(process):
+def count_open_files(process):
     return len(os.listdir(f"/proc/{process.pid}/fd"))
 
 
 @pytest.mark.process
-def test_node_raises_soft_file_limit_and_reports_a_low_one():
-    with serving(64, 1000) as (process, node):
+def test_node_raises_soft_file_limit_and_logs_a_low_hard_limit():
+    with serve_with_file_limits(64, 1000) as (process, node):
         assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (1000, 1000)
         with ExitStack() as stack:
-            crowd = [stack.enter_context(connected(node)) for _ in range(200)]
-            assert {client.status(Noop()) for client in crowd} == {S.SUCCESS}
-        log = end(process)
+            clients = [stack.enter_context(connected(node)) for _ in range(200)]
+            assert {client.status(Noop()) for client in clients} == {S.SUCCESS}
+        log = stop(process)
     assert "this process may open 1000 files: at most 500 connections instead of 60000" in log
     assert "Too many open files" not in log
 
 
 @pytest.mark.process
 def test_node_without_file_descriptors_keeps_connections_and_accepts_later():
-    with serving(1000, 1000) as (process, node), connected(node) as known, ExitStack() as stack:
+    with serve_with_file_limits(1000, 1000) as (process, node), connected(node) as known, ExitStack() as stack:
         assert known.status(Noop()) == S.SUCCESS
-        most = files_of(process) + 5
-        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (most, 1000))
-        crowd = [stack.enter_context(connected(node)) for _ in range(20)]
-        for client in crowd[:5]:
+        limit = count_open_files(process) + 5
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (limit, 1000))
+        clients = [stack.enter_context(connected(node)) for _ in range(20)]
+        for client in clients[:5]:
             assert client.status(Noop()) == S.SUCCESS
-        for client in crowd[5:]:
+        for client in clients[5:]:
             client.send(Noop())
-        assert wait_readable([client.socket for client in crowd[5:]], 1.5) == []  # beyond the next attempt
+        # 1.5 s are longer than until the node's next attempt to accept.
+        assert wait_readable([client.socket for client in clients[5:]], 1.5) == []
         assert known.set(b"k", b"v").specific == S.SUCCESS
         assert known.get(b"k").value == b"v"
-        for client in crowd[:15]:
+        for client in clients[:15]:
             client.close()
-        for client in crowd[15:]:
+        for client in clients[15:]:
             assert client.receive().specific == S.SUCCESS
-        log = end(process)
+        log = stop(process)
     assert log.count("no connection can be accepted: Too many open files") == 1
     assert len(log.splitlines()) < 10
 
@@ -98,11 +103,9 @@ def test_connection_limit_follows_file_limit(wanted, places, caplog):
     assert not caplog.records
 
 
-def transports_of(node):
-    over_http, over_kv = (
-        tuple(node.http.connections),
-        tuple(node.connections.open_connections),
-    )  # at once: the node's thread goes on
+def list_transports(node):
+    # Copies, since the node's thread changes the sets meanwhile.
+    over_http, over_kv = tuple(node.http.connections), tuple(node.connections.open_connections)
     return [*(one.transport for one in over_http), *(one._transport for one in over_kv)]
 
 
@@ -110,7 +113,7 @@ def transports_of(node):
 def test_replies_do_not_wait_for_tcp_acknowledgements(port):
     with Node.running(vbuckets=1) as node, socket.create_connection((node.host, getattr(node, port))) as client:
         client.sendall(b"GET /pools HTTP/1.1\r\n" if port == "http_port" else Noop().encode()[:10])
-        while not (transports := transports_of(node)):
+        while not (transports := list_transports(node)):
             continue
         (transport,) = transports
         assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

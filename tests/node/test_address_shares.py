@@ -1,4 +1,4 @@
-"""How places are shared out between addresses."""
+"""Shares of connections: the number of places that each address can take."""
 
 import pytest
 from hypothesis import given
@@ -8,8 +8,8 @@ from penstock.node.transport.address_shares import AddressShares, get_network
 
 
 def take_all(shares, addresses):
-    """Let addresses take places in turn until none gets one more; return the places of each."""
-    while sum(shares.take_place(address) for address in addresses):  # all of them, in every round
+    """Take places for all addresses in turn until no address gets another, and return the places of each."""
+    while sum(shares.take_place(address) for address in addresses):  # each round asks for all
         continue
     return [shares.count_places(address) for address in addresses]
 

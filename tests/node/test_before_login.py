@@ -1,4 +1,4 @@
-"""Unauthenticated connections: they cost little, learn little, are logged once, and do not block other clients."""
+"""Unauthenticated connections: small memory, few replies, one log line each, and no effect on other clients."""
 
 import logging
 import resource
@@ -50,7 +50,7 @@ def users(tmp_path_factory):
 
 @pytest.fixture
 def running(users):
-    """Run a node that asks for a login. Options: of the node."""
+    """Return a function that runs a node with users; it takes options of the node."""
 
     def running(**options):
         return Node.running(["default"], vbuckets=4, users=users, allow_plain=True, **options)
@@ -77,14 +77,14 @@ def unauthenticated(node):
 
 @pytest.fixture(autouse=True)
 def log(caplog):
-    """The log of the node. No unauthenticated client may cause an internal error."""
+    """Record the log of the node, and check that it has no internal error."""
     caplog.set_level(logging.INFO, "penstock.node")
     yield caplog
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def count_lines(log, text):
-    """Return how often something was logged."""
+    """Return the number of log lines with a text."""
     return sum(text in record.getMessage() for record in list(log.records))
 
 
@@ -92,48 +92,48 @@ def log_in(client, value=RIGHT):
     return client.status(SaslAuth(key=b"PLAIN", value=value))
 
 
-def serves(node):
-    """Is a user who comes now served?"""
+def can_log_in_and_write(node):
+    """Return whether a new client can log in, write and read."""
     with connected(node) as client:
         assert log_in(client) == S.SUCCESS
         assert client.set(b"k", b"v").specific == S.SUCCESS
         return bool(client.get(b"k").value == b"v")
 
 
-def until(node, question):
-    """Ask on the node's event loop until the answer is yes."""
+def wait_until(node, condition):
+    """Wait until a condition is true, and check it on the node's event loop."""
     deadline = time.monotonic() + PATIENCE
-    while not run(node, question):
-        assert time.monotonic() < deadline, "it never became so"
+    while not run(node, condition):
+        assert time.monotonic() < deadline, f"the condition was still false after {PATIENCE} s"
 
 
 # Replies before the login
 
 
-def auth(mechanism, value=b""):
+def make_auth(mechanism, value=b""):
     return Frame(Magic.REQUEST, Opcode.SASL_AUTH, key=mechanism, value=value)
 
 
 ANSWERS = [
-    ("nothing in particular", Noop(), S.SUCCESS),
+    ("a noop", Noop(), S.SUCCESS),
     ("the version", Version(), S.SUCCESS),
-    ("how to log in", SaslListMechs(), S.SUCCESS),
+    ("the mechanisms", SaslListMechs(), S.SUCCESS),
     ("the error map", GetErrorMap(version=2), S.SUCCESS),
     ("a document", Get(key=b"k"), S.EACCESS),
-    ("a document to be stored", Set(key=b"k"), S.EACCESS),
+    ("a change", Set(key=b"k"), S.EACCESS),
     ("statistics", Stat(), S.EACCESS),
     ("a bucket", SelectBucket(key=b"default"), S.EACCESS),
-    ("a bucket that there is not", SelectBucket(key=b"nowhere"), S.EACCESS),
-    ("which buckets there are", Frame(Magic.REQUEST, Opcode.LIST_BUCKETS), S.EACCESS),
-    ("where vbuckets are", Frame(Magic.REQUEST, Opcode.GET_CLUSTER_CONFIG), S.EACCESS),
+    ("a bucket that does not exist", SelectBucket(key=b"nowhere"), S.EACCESS),
+    ("the list of buckets", Frame(Magic.REQUEST, Opcode.LIST_BUCKETS), S.EACCESS),
+    ("the cluster map", Frame(Magic.REQUEST, Opcode.GET_CLUSTER_CONFIG), S.EACCESS),
     ("an unknown opcode", Frame(Magic.REQUEST, 0xEE), S.EACCESS),
     ("a change stream", Frame(Magic.REQUEST, Opcode.DCP_OPEN, extras=bytes(8), key=b"name"), S.EACCESS),
-    ("features, an odd number of bytes of them", Hello(value=b"\0\4\0"), S.EINVAL),
-    ("another mechanism", auth(b"KERBEROS"), S.AUTH_ERROR),
-    ("no mechanism", auth(b""), S.EINVAL),
-    ("a mechanism with a name that is too long", auth(b"SCRAM-SHA512" * 300), S.AUTH_ERROR),
-    ("a user with a name that is too long", auth(b"SCRAM-SHA512", b"n,,n=" + b"u" * 900 + b",r=N"), S.EINVAL),
-    ("a message that is too long", auth(b"SCRAM-SHA512", b"n,,n=u,r=" + b"N" * 1016), S.EINVAL),
+    ("features in an odd number of bytes", Hello(value=b"\0\4\0"), S.EINVAL),
+    ("another mechanism", make_auth(b"KERBEROS"), S.AUTH_ERROR),
+    ("no mechanism", make_auth(b""), S.EINVAL),
+    ("a mechanism with a long name", make_auth(b"SCRAM-SHA512" * 300), S.AUTH_ERROR),
+    ("a user with a long name", make_auth(b"SCRAM-SHA512", b"n,,n=" + b"u" * 900 + b",r=N"), S.EINVAL),
+    ("a long message", make_auth(b"SCRAM-SHA512", b"n,,n=u,r=" + b"N" * 1016), S.EINVAL),
     ("a step before the first", SaslStep(key=b"SCRAM-SHA512", value=b"c=biws,r=N,p=AAAA"), S.EINVAL),
 ]
 
@@ -142,11 +142,11 @@ ANSWERS = [
 def test_requests_before_login_get_their_status(unauthenticated, case, message, status):
     unauthenticated.ask(Hello(value=pack_features([Feature.XERROR])))
     assert Status(unauthenticated.status(message)) == status
-    assert log_in(unauthenticated) == S.SUCCESS  # the connection is as good as before
+    assert log_in(unauthenticated) == S.SUCCESS  # the connection still works
     assert unauthenticated.set(b"k", b"v").specific == S.SUCCESS
 
 
-@pytest.mark.parametrize("message", [auth(b"KERBEROS"), auth(b"PLAIN", b"bob\0alice\0wonderland")])
+@pytest.mark.parametrize("message", [make_auth(b"KERBEROS"), make_auth(b"PLAIN", b"bob\0alice\0wonderland")])
 def test_abandoned_logins_do_not_fill_the_log(unauthenticated, log, message):
     unauthenticated.send(*[message] * 20, Noop())
     assert [unauthenticated.receive().specific for _ in range(21)] == [S.AUTH_ERROR] * 20 + [S.SUCCESS]
@@ -173,7 +173,7 @@ def test_long_agent_name_is_truncated(node, unauthenticated):
 
 
 def test_wrong_password_takes_longer_each_time(node, log, monkeypatch):
-    """The waits are at least those that the failures come to; the right password has to wait as well."""
+    """The total delay is at least the sum for the failures; the right password waits as well."""
     failures, first = 5, 0.01
     monkeypatch.setattr(login_attempts, "FIRST_SECONDS", first)
     started = time.monotonic()
@@ -191,7 +191,7 @@ def test_wrong_password_takes_longer_each_time(node, log, monkeypatch):
 
 def test_new_sasl_exchange_ends_previous_login(unauthenticated):
     assert log_in(unauthenticated) == S.SUCCESS
-    assert unauthenticated.status(auth(b"SCRAM-SHA1", b"n,,n=bob,r=N")) == S.AUTH_CONTINUE
+    assert unauthenticated.status(make_auth(b"SCRAM-SHA1", b"n,,n=bob,r=N")) == S.AUTH_CONTINUE
     assert unauthenticated.status(Get(key=b"k")) == S.EACCESS
 
 
@@ -200,7 +200,7 @@ def test_new_sasl_exchange_ends_previous_login(unauthenticated):
 
 @pytest.mark.parametrize("length", [MAX_FRAME_BEFORE_LOGIN + 1, 2**31 - 1, 2**32 - 1])
 def test_oversized_length_ends_connection(node, unauthenticated, length):
-    """And nothing is set aside for it, before anybody has logged in."""
+    """The node allocates no memory for such a frame before a login."""
     tracemalloc.start()
     try:
         unauthenticated.send(HEADER.pack(Magic.REQUEST, Opcode.SET, 3, 8, 0, 0, length, 1, 0) + bytes(1000))
@@ -209,7 +209,7 @@ def test_oversized_length_ends_connection(node, unauthenticated, length):
     finally:
         tracemalloc.stop()
     assert peak < 256 * 1024
-    assert serves(node)
+    assert can_log_in_and_write(node)
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -217,7 +217,7 @@ def test_oversized_frame_ends_connection_in_one_piece_or_many(node, unauthentica
     frame = Hello(key=b"a" * (MAX_FRAME_BEFORE_LOGIN - 24 + 1), value=b"").encode()
     unauthenticated.send(*([frame] if whole else [frame[:100], frame[100:]]))
     assert unauthenticated.ended()
-    assert serves(node)
+    assert can_log_in_and_write(node)
 
 
 def test_longest_allowed_frame_is_answered(unauthenticated):
@@ -225,7 +225,7 @@ def test_longest_allowed_frame_is_answered(unauthenticated):
 
 
 def test_requests_behind_a_login_are_limited(node, log):
-    """A guess waits for its answer; a client pipelines some requests behind it, and no more."""
+    """While a guess waits for its answer, a client can pipeline a limited number of requests behind it."""
     with connected(node) as client, connected(node) as flooding:
         for _ in range(3):
             assert log_in(client, WRONG) == S.AUTH_ERROR
@@ -245,11 +245,11 @@ def test_client_that_reads_no_replies_is_disconnected(node, log):
             while True:
                 client.send(request * 100)
         assert count_lines(log, "does not read its replies") == 1
-    assert serves(node)
+    assert can_log_in_and_write(node)
 
 
 def test_unread_replies_are_limited(node, unauthenticated):
-    """As many as a client may pipeline are answered: the system's buffers take them."""
+    """Replies to the allowed number of pipelined requests are sent: the system's buffers hold them."""
     times = 4 * MAX_UNREAD_BEFORE_LOGIN // 9000
     unauthenticated.send(GetErrorMap(version=2).encode() * times)
     for _ in range(times):
@@ -271,7 +271,7 @@ def test_one_address_cannot_take_all_connections(running, log):
         other = stack.enter_context(connected(node, address="127.0.0.2"))
         assert log_in(other) == S.SUCCESS
         crowd[0].disconnect()
-        until(node, lambda: len(node.connections.open_connections) == 3)
+        wait_until(node, lambda: len(node.connections.open_connections) == 3)
         assert log_in(stack.enter_context(connected(node))) == S.SUCCESS
         assert stack.enter_context(connected(node)).ended()
 
@@ -282,7 +282,7 @@ def test_unauthenticated_connections_end_only_those_of_their_address(running, mo
         other = stack.enter_context(connected(node, address="127.0.0.2"))
         assert other.status(Noop()) == S.SUCCESS
         crowd = [stack.enter_context(connected(node)) for _ in range(10)]
-        for client in crowd[:6]:  # of 8 places, 1 is the other's, and this one holds fewer than are free up to 4
+        for client in crowd[:6]:  # of 8 places, 127.0.0.2 has 1 and 127.0.0.1 gets 4
             assert client.ended()
         for client in (*crowd[6:], other):
             assert log_in(client) == S.SUCCESS
@@ -305,7 +305,7 @@ def test_client_without_login_is_disconnected(running, log):
                 busy.ask(Noop())
         assert silent.ended()
         assert count_lines(log, "no login within 0.3 s") == 2
-        assert serves(node)
+        assert can_log_in_and_write(node)
 
 
 def test_client_with_login_stays_connected(running):
@@ -318,22 +318,22 @@ def test_client_with_login_stays_connected(running):
 @pytest.mark.usefixtures("checked_often")
 @pytest.mark.parametrize("known", [False, True])
 def test_incomplete_frame_ends_connection(running, log, known):
-    """However steadily its bytes come."""
+    """The limit also applies if more bytes of the frame keep coming."""
     with running(frame_timeout=0.3) as node, connected(node) as slow, connected(node) as other:
         if known:
             assert log_in(slow) == S.SUCCESS
         slow.send(HEADER.pack(Magic.REQUEST, Opcode.NOOP, 0, 0, 0, 0, MAX_FRAME_BEFORE_LOGIN // 2, 1, 0))
         deadline = time.monotonic() + PATIENCE
         while not wait_readable([slow.socket], 0.02):
-            assert time.monotonic() < deadline, "the node listens for ever"
+            assert time.monotonic() < deadline, f"the connection was still open after {PATIENCE} s"
             slow.socket.send(b"x")
         assert slow.ended()
         assert count_lines(log, "an incomplete frame for 0.3 s") == 1
         assert other.status(Noop()) == S.SUCCESS
-        assert serves(node)
+        assert can_log_in_and_write(node)
 
 
-# Many
+# Many connections
 
 CROWD = """
 import resource, socket, sys
@@ -344,13 +344,13 @@ for _ in range(count):
     one = socket.create_connection(("127.0.0.1", port), 30)
     one.sendall(bytes.fromhex("801f0004000000000000"))  # the beginning of a HELLO
     crowd.append(one)
-print("there", flush=True)
+print("connected", flush=True)
 sys.stdin.read()
 """
 
 
-def descriptors(wanted):
-    """Let this process open so many files, or as many as it may; return how many connections it can count on."""
+def raise_file_limit(wanted):
+    """Raise this process's limit of open files, and return the number of connections that it can have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -359,25 +359,25 @@ def descriptors(wanted):
 
 @pytest.mark.process
 def test_node_serves_others_beside_a_crowd_of_incomplete_frames(running, log):
-    """Each of them in another process, so that each side needs one descriptor for each."""
-    count = descriptors(HALF_OPEN)
-    assert count >= 2000, "this machine lets a process have too few files open"
+    """The connections come from another process, so that each process needs one descriptor for each."""
+    count = raise_file_limit(HALF_OPEN)
+    assert count >= 2000, "this machine allows a process too few open files"
     with running() as node:
         crowd = [sys.executable, "-c", CROWD, str(node.kv_port), str(count)]
         with subprocess.Popen(crowd, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdin is not None
             assert process.stdout is not None
             try:
-                assert wait_readable([process.stdout], 120), "the crowd did not come in time"
-                assert process.stdout.readline() == b"there\n"
-                until(node, lambda: node.connections.total >= count)
+                assert wait_readable([process.stdout], 120), "the clients did not connect in time"
+                assert process.stdout.readline() == b"connected\n"
+                wait_until(node, lambda: node.connections.total >= count)
                 assert run(node, lambda: len(node.connections.open_connections)) <= MAX_UNAUTHENTICATED // 2 + 1
-                turned_away = count_lines(log, "no login yet")
-                assert turned_away >= count - MAX_UNAUTHENTICATED // 2
-                assert serves(node)
+                refused_connections = count_lines(log, "no login yet")
+                assert refused_connections >= count - MAX_UNAUTHENTICATED // 2
+                assert can_log_in_and_write(node)
             finally:
                 process.stdin.close()
-        until(node, lambda: not node.connections.open_connections)
-        assert serves(node)
+        wait_until(node, lambda: not node.connections.open_connections)
+        assert can_log_in_and_write(node)
     repeated = Counter(record.getMessage() for record in log.records if record.levelno >= logging.WARNING)
     assert not repeated

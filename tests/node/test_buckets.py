@@ -1,4 +1,4 @@
-"""Buckets that are made, changed, emptied and deleted while a node runs."""
+"""Buckets that are created, changed, flushed and deleted while a node runs."""
 
 import asyncio
 import json
@@ -23,17 +23,17 @@ from tests.patience import PATIENCE
 S = Status
 
 
-def on_loop(node, coroutine):
-    """Run a coroutine where the node runs, and return what comes of it."""
+def run_on_loop(node, coroutine):
+    """Run a coroutine on the node's event loop and return its result."""
     return asyncio.run_coroutine_threadsafe(coroutine, node.loop).result(PATIENCE)
 
 
-def create(node, name, **spec):
-    return on_loop(node, node.buckets.create(BucketSpec(**{"name": name, "vbuckets": 4, **spec})))
+def create_bucket(node, name, **spec):
+    return run_on_loop(node, node.buckets.create(BucketSpec(**{"name": name, "vbuckets": 4, **spec})))
 
 
-def delete(node, name):
-    on_loop(node, node.buckets.delete(name))
+def delete_bucket(node, name):
+    run_on_loop(node, node.buckets.delete(name))
 
 
 WRONG = [
@@ -92,38 +92,38 @@ def test_properties_list_only_differences_from_the_defaults():
 
 
 def test_bucket_is_created_used_and_deleted(node):
-    create(node, "wine", conflict_resolution="lww")
+    create_bucket(node, "wine", conflict_resolution="lww")
     with connected(node, "wine") as client, connected(node, "beer") as other:
         assert client.set(b"k", b"v").specific == S.SUCCESS
         assert node.url("wine").endswith("/wine")
         assert json.loads(client.ask(GetClusterConfig()).value)["nodesExt"][0]["services"]["kv"] == node.kv_port
-        delete(node, "wine")
+        delete_bucket(node, "wine")
         assert client.ended()
         assert other.status(Noop()) == S.SUCCESS
         assert other.status(SelectBucket(key=b"wine")) == S.KEY_ENOENT
-    create(node, "wine")
+    create_bucket(node, "wine")
     with connected(node, "wine") as client:
         assert client.get(b"k").specific == S.KEY_ENOENT
 
 
 def test_deleted_bucket_closes_its_streams(node):
-    create(node, "wine")
+    create_bucket(node, "wine")
     with connected(node, "wine") as client:
         client.open()
         assert client.stream(0).specific == S.SUCCESS
-        delete(node, "wine")
+        delete_bucket(node, "wine")
         assert client.ended()
 
 
 def test_invalid_creations_and_deletions_are_refused(node):
     with pytest.raises(UsageError, match="bucket 'beer' exists already"):
-        create(node, "beer")
+        create_bucket(node, "beer")
     with pytest.raises(UsageError, match="no bucket 'wine'; expected one of default, beer"):
-        delete(node, "wine")
+        delete_bucket(node, "wine")
     for number in range(MAX_BUCKETS - 2):
-        create(node, f"one-{number}", vbuckets=1)
+        create_bucket(node, f"one-{number}", vbuckets=1)
     with pytest.raises(UsageError, match=f"{MAX_BUCKETS} buckets exist"):
-        create(node, "wine")
+        create_bucket(node, "wine")
 
 
 def test_concurrent_creations_make_one_bucket(node):
@@ -131,24 +131,24 @@ def test_concurrent_creations_make_one_bucket(node):
         making = [node.buckets.create(BucketSpec(name="wine", vbuckets=1)) for _ in range(10)]
         return await asyncio.gather(*making, return_exceptions=True)
 
-    made = on_loop(node, all_at_once())
+    made = run_on_loop(node, all_at_once())
     assert sorted(isinstance(one, UsageError) for one in made) == [False] + [True] * 9
 
 
 def test_stopping_node_creates_no_bucket():
-    async def run():
+    async def run_node():
         node = await Node.start(port=0, vbuckets=4)
         await node.stop()
         with pytest.raises(UsageError, match="stopping"):
             await node.buckets.create(BucketSpec(name="wine", vbuckets=4))
 
-    asyncio.run(run())
+    asyncio.run(run_node())
 
 
 def test_mirror_bucket_cannot_be_deleted(node):
     with Node.running(follow=node.url("beer")) as follower:
         with pytest.raises(UsageError, match="mirrors"):
-            delete(follower, "beer")
+            delete_bucket(follower, "beer")
         assert "beer" in follower.buckets
 
 
@@ -156,7 +156,7 @@ def test_mirror_bucket_cannot_be_deleted(node):
 def test_bucket_directory_keeps_the_spec(tmp_path, kind):
     spec = BucketSpec(name="wine", kind=kind, vbuckets=8, flush_enabled=False, replicas=1, quota_bytes=1 << 30)
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
-        made = on_loop(node, node.buckets.create(spec))
+        made = run_on_loop(node, node.buckets.create(spec))
         uuid = made.uuid
         with connected(node, "wine") as client:
             client.set(b"k", b"v")
@@ -164,7 +164,7 @@ def test_bucket_directory_keeps_the_spec(tmp_path, kind):
         async def collect():
             made.change_manifest(made.store.manifests.current.with_scope("cellar").with_collection("cellar", "red"))
 
-        on_loop(node, collect())
+        run_on_loop(node, collect())
     with Node.running(data_dir=tmp_path) as node:
         assert list(node.buckets) == ["beer", "wine"]
         served = node.buckets["wine"]
@@ -175,8 +175,8 @@ def test_bucket_directory_keeps_the_spec(tmp_path, kind):
         with connected(node, "wine") as client:
             assert client.status(Flush()) == S.NOT_SUPPORTED
             assert (client.get(b"k").value == b"v") is (kind == "couchbase")
-        delete(node, "wine")
-        delete(node, "beer")
+        delete_bucket(node, "wine")
+        delete_bucket(node, "beer")
     assert not list(tmp_path.iterdir())
     with Node.running(data_dir=tmp_path) as node:
         assert list(node.buckets) == ["default"]
@@ -186,12 +186,12 @@ def test_remains_of_a_deleted_bucket_are_removed_at_the_start(tmp_path):
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path):
         pass
     (tmp_path / "beer").rename(tmp_path / "~beer-0badcafe")
-    (tmp_path / "half").mkdir()  # a bucket that was being made
+    (tmp_path / "half").mkdir()  # a bucket whose creation was interrupted
     (tmp_path / "half" / "lock").touch()
     (tmp_path / "notes.txt").write_text("not a bucket")
     with Node.running(["wine"], vbuckets=4, data_dir=tmp_path) as node:
         assert list(node.buckets) == ["wine"]
-        create(node, "half")
+        create_bucket(node, "half")
     assert {path.name for path in tmp_path.iterdir()} == {"half", "wine", "notes.txt"}
 
 
@@ -207,12 +207,12 @@ def test_copied_bucket_directory_is_left_alone(tmp_path, caplog):
 
 def test_two_nodes_can_share_a_data_directory_but_no_bucket(tmp_path, caplog):
     with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as first:
-        create(first, "fleeting", kind="ephemeral")
+        create_bucket(first, "fleeting", kind="ephemeral")
         with Node.running(["wine"], vbuckets=4, data_dir=tmp_path) as second:
             assert list(second.buckets) == ["wine"]
             assert caplog.text.count("was not opened") == 2
             with pytest.raises(StoreRefused, match="in use"):
-                create(second, "fleeting", kind="ephemeral")
+                create_bucket(second, "fleeting", kind="ephemeral")
     with pytest.raises(StoreRefused, match="4 vbuckets, not"), Node.running(["beer"], data_dir=tmp_path, vbuckets=16):
         pass
 
@@ -232,22 +232,22 @@ def test_bucket_directory_without_a_readable_record_is_reported(tmp_path, caplog
 
 
 def test_flush_depends_on_the_bucket_setting(node):
-    create(node, "open", flush_enabled=True)
-    create(node, "shut", flush_enabled=False)
+    create_bucket(node, "open", flush_enabled=True)
+    create_bucket(node, "shut", flush_enabled=False)
     for name, status in (("open", S.SUCCESS), ("shut", S.NOT_SUPPORTED)):
         with connected(node, name) as client:
             client.set(b"k", b"v")
             assert client.status(Flush()) == status
             assert (client.get(b"k").specific == S.SUCCESS) is (name == "shut")
     with pytest.raises(NotSupported, match="flush is disabled"):
-        on_loop(node, node.buckets.flush("shut"))
+        run_on_loop(node, node.buckets.flush("shut"))
     with connected(node, "open") as client:
         client.set(b"k", b"v")
-        on_loop(node, node.buckets.flush("open"))
+        run_on_loop(node, node.buckets.flush("open"))
         assert client.get(b"k").specific == S.KEY_ENOENT
 
 
-async def changing(node, spec):
+async def change_spec(node, spec):
     node.buckets.change_spec(spec)
 
 
@@ -256,30 +256,30 @@ def test_running_bucket_can_be_changed(tmp_path):
         served = node.buckets["beer"]
         before = served.cluster_map.revision
         changed = BucketSpec(name="beer", vbuckets=4, quota_bytes=1 << 30, flush_enabled=False, replicas=1, max_ttl=9)
-        on_loop(node, changing(node, changed))
+        run_on_loop(node, change_spec(node, changed))
         assert served.store.settings.memory_bytes == 1 << 30
         assert served.store.settings.max_ttl == 9
         assert not served.can_be_flushed
         with connected(node, "beer") as client:
-            said = json.loads(client.ask(GetClusterConfig()).value)
-        assert said["rev"] > before
-        assert said["vBucketServerMap"]["vBucketMap"] == [[0, -1]] * 4
+            document = json.loads(client.ask(GetClusterConfig()).value)
+        assert document["rev"] > before
+        assert document["vBucketServerMap"]["vBucketMap"] == [[0, -1]] * 4
     with Node.running(data_dir=tmp_path) as node:
         assert node.buckets["beer"].spec == changed
 
 
 def test_plain_cache_has_one_vbucket_and_accepts_all_vbuckets(node):
-    create(node, "cache", kind="memcached", vbuckets=1024)
+    create_bucket(node, "cache", kind="memcached", vbuckets=1024)
     with connected(node, "cache") as client:
         for number in range(10):
             assert client.set(b"key-%d" % number, b"v").specific == S.SUCCESS
             assert client.get(b"key-%d" % number).value == b"v"
-        said = json.loads(client.ask(GetClusterConfig()).value)
-    assert said["nodeLocator"] == "ketama"
-    assert "vBucketServerMap" not in said
+        document = json.loads(client.ask(GetClusterConfig()).value)
+    assert document["nodeLocator"] == "ketama"
+    assert "vBucketServerMap" not in document
 
 
-# Killed
+# Killed nodes
 
 BUSY = """
 import asyncio, sys
@@ -309,27 +309,27 @@ def test_killed_node_leaves_whole_buckets_or_none(tmp_path):
         child = subprocess.Popen(
             [sys.executable, "-c", BUSY, str(data_dir), str(100 * life)], stdout=subprocess.PIPE, text=True
         )
-        with child, BoundedTime(child):
+        with child, KillTimer(child):
             assert child.stdout is not None
             for _ in range(lines):
-                what, number = child.stdout.readline().split()
-                state[int(number)] = what
+                action, number = child.stdout.readline().split()
+                state[int(number)] = action
             child.kill()
-            for line in child.stdout:  # what it has still said
-                what, number = line.split()
-                state[int(number)] = what
+            for line in child.stdout:  # lines from before its end
+                action, number = line.split()
+                state[int(number)] = action
         with Node.running(data_dir=data_dir) as node:
-            there = {int(name[1:]) for name in node.buckets if name != "beer"}
-            for found in there:
+            present = {int(name[1:]) for name in node.buckets if name != "beer"}
+            for found in present:
                 assert state.get(found, "made") != "ended"
                 assert node.buckets[f"b{found}"].spec.replicas == 1
                 assert (node.buckets[f"b{found}"].spec.kind == "ephemeral") is bool(found % 2)
-            assert {made for made, what in state.items() if what == "made"} <= there
+            assert {made for made, action in state.items() if action == "made"} <= present
         assert not [path.name for path in data_dir.iterdir() if path.name.startswith("~")]
 
 
-class BoundedTime:
-    """Kills a process that says nothing for too long."""
+class KillTimer:
+    """Kills a process that is still running after PATIENCE seconds."""
 
     def __init__(self, child):
         self.timer = threading.Timer(PATIENCE, child.kill)
@@ -344,14 +344,14 @@ class BoundedTime:
 # Several nodes
 
 
-def two_nodes(ports=(1, 2)):
+def make_two_nodes(ports=(1, 2)):
     return tuple(NodePlace(host="127.0.0.1", kv=port) for port in ports)
 
 
 @pytest.mark.parametrize("this", [0, 1])
 def test_node_owns_its_share_of_the_vbuckets(this):
     with (
-        Node.running(["beer"], vbuckets=8, nodes=two_nodes(), this_node=this) as node,
+        Node.running(["beer"], vbuckets=8, nodes=make_two_nodes(), this_node=this) as node,
         connected(node, "beer") as client,
     ):
         for vbucket in range(8):
@@ -359,24 +359,24 @@ def test_node_owns_its_share_of_the_vbuckets(this):
             answer = client.set(b"k", vbucket=vbucket)
             assert answer.specific == (S.SUCCESS if own else S.NOT_MY_VBUCKET)
             if not own:
-                said = json.loads(answer.value)
-                assert said["vBucketServerMap"]["vBucketMap"] == [[0]] * 4 + [[1]] * 4
-                assert said["vBucketServerMap"]["serverList"][this] == f"127.0.0.1:{node.kv_port}"
-                assert said["vBucketServerMap"]["serverList"][1 - this] == f"127.0.0.1:{2 - this}"
+                document = json.loads(answer.value)
+                assert document["vBucketServerMap"]["vBucketMap"] == [[0]] * 4 + [[1]] * 4
+                assert document["vBucketServerMap"]["serverList"][this] == f"127.0.0.1:{node.kv_port}"
+                assert document["vBucketServerMap"]["serverList"][1 - this] == f"127.0.0.1:{2 - this}"
         assert client.status(SetVbucket(vbucket=this * 4, state=VbucketState.REPLICA)) == S.SUCCESS
-        said = json.loads(client.ask(GetClusterConfig()).value)
-        assert said["vBucketServerMap"]["vBucketMap"][this * 4] == [-1]
-        cache = create(node, "cache", kind="memcached")
+        document = json.loads(client.ask(GetClusterConfig()).value)
+        assert document["vBucketServerMap"]["vBucketMap"][this * 4] == [-1]
+        cache = create_bucket(node, "cache", kind="memcached")
         assert cache.store.vbuckets[0].history.state is VbucketState.ACTIVE
 
 
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        ({"nodes": two_nodes(), "this_node": 2}, "node 2 of 2"),
-        ({"nodes": two_nodes((1, 1))}, "two nodes have the same address"),
-        ({"nodes": two_nodes(), "vbuckets": 2048}, "at most 1024"),
-        ({"nodes": two_nodes(), "vbuckets": 1}, "at least one for each"),
+        ({"nodes": make_two_nodes(), "this_node": 2}, "node 2 of 2"),
+        ({"nodes": make_two_nodes((1, 1))}, "two nodes have the same address"),
+        ({"nodes": make_two_nodes(), "vbuckets": 2048}, "at most 1024"),
+        ({"nodes": make_two_nodes(), "vbuckets": 1}, "at least one for each"),
     ],
 )
 def test_invalid_node_lists_are_refused(options, found):

@@ -1,4 +1,4 @@
-"""A node whose system clock jumps: connections, streams and locks go by another clock, and no cas goes back."""
+"""Jumps of the system clock: connections, streams and locks use another clock, and no cas goes back."""
 
 import random
 import time
@@ -16,7 +16,11 @@ JUMPS = (1, 30, HOUR, DAY, 40 * DAY)
 
 
 class SystemClock:
-    """Moves the results of time.time_ns and time.time by `seconds`."""
+    """Clock of time.time_ns and time.time, shifted by a test.
+
+    Attributes:
+        seconds: added to the real time.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds = 0

@@ -1,4 +1,4 @@
-"""Whatever is written to collections, every consumer can rebuild what is its own."""
+"""Consumers with any filter can rebuild the documents of their collections after any changes."""
 
 from typing import Any
 
@@ -49,15 +49,21 @@ VIEWS = {
 }
 
 
-class Bucket:
-    """One vbucket's documents as a consumer rebuilds them, snapshot by snapshot."""
+class RebuiltVbucket:
+    """Documents of one vbucket, rebuilt by a consumer.
+
+    Attributes:
+        documents: values by collection id and key.
+        end: end seqno of the current snapshot.
+        seqno: newest received seqno.
+    """
 
     def __init__(self):
         self.documents, self.end, self.seqno = {}, 0, 0
 
-    def take(self, message, bare):
+    def apply(self, message, bare):
         if isinstance(message, SnapshotMarker):
-            assert self.seqno == self.end, "the snapshot before was complete"
+            assert self.seqno == self.end, "the previous snapshot is incomplete"
             assert message.end_seqno > self.seqno
             self.end = message.end_seqno
             return
@@ -70,8 +76,8 @@ class Bucket:
                 self.documents[owner, name] = message.value
         elif isinstance(message, SystemEvent) and message.event == SystemEventKind.COLLECTION_END:
             subject: Any = unpack_system_event(message.event, message.version, message.key, message.value)
-            gone = subject.collection_id
-            self.documents = {each: value for each, value in self.documents.items() if each[0] != gone}
+            dropped = subject.collection_id
+            self.documents = {each: value for each, value in self.documents.items() if each[0] != dropped}
 
 
 @settings(max_examples=scaled(40), deadline=None)
@@ -80,29 +86,29 @@ class Bucket:
     views=st.lists(st.sampled_from(sorted(VIEWS)), min_size=1, max_size=3),
     window=st.sampled_from([None, "100", "1000"]),
 )
-@example(  # the end of a collection is the newest of its scope
+@example(  # the newest change of the scope is the end of a collection
     steps=[("set", ALES, b"a"), ("set", LAGERS, b"a"), ("drop", ALES, b"a")], views=["scope"], window=None
 )
 def test_consumers_receive_the_collections_of_their_filters(steps, views, window):
     with Node.running(vbuckets=1) as node, connected(node) as writer:
         writer.hello(Feature.COLLECTIONS)
-        left = {ALES: ALE, LAGERS: LAGER}
-        set_scopes(writer, 1, DEFAULT, make_beers(*left.values()))
+        current = {ALES: ALE, LAGERS: LAGER}
+        set_scopes(writer, 1, DEFAULT, make_beers(*current.values()))
         documents: dict[Any, Any] = {}
         uid = 1
-        for number, (what, where, name) in enumerate(steps):
-            if what == "drop":
-                if left.pop(where, None):
+        for number, (action, collection, name) in enumerate(steps):
+            if action == "drop":
+                if current.pop(collection, None):
                     uid += 1
-                    set_scopes(writer, uid, DEFAULT, make_beers(*left.values()))
-                documents = {each: value for each, value in documents.items() if each[0] != where}
-            elif where in left or where == 0:
-                documents.pop((where, name), None)
-                if what == "set":
-                    value = documents[where, name] = b"%d" % number
-                    assert writer.set(make_key(where, name), value).specific == Status.SUCCESS
+                    set_scopes(writer, uid, DEFAULT, make_beers(*current.values()))
+                documents = {each: value for each, value in documents.items() if each[0] != collection}
+            elif collection in current or collection == 0:
+                documents.pop((collection, name), None)
+                if action == "set":
+                    value = documents[collection, name] = b"%d" % number
+                    assert writer.set(make_key(collection, name), value).specific == Status.SUCCESS
                 else:
-                    writer.delete(make_key(where, name))
+                    writer.delete(make_key(collection, name))
         for view in views:
             value, owners = VIEWS[view]
             with connected(node) as consumer:
@@ -113,11 +119,11 @@ def test_consumers_receive_the_collections_of_their_filters(steps, views, window
                     consumer.control("connection_buffer_size", window)
                 reply = consumer.stream(flags=StreamFlag.TO_LATEST, value=value or b"")
                 if reply.specific == Status.UNKNOWN_COLLECTION:
-                    assert owners - left.keys() - {0}
+                    assert owners - current.keys() - {0}
                     continue
-                bucket = Bucket()
+                bucket = RebuiltVbucket()
                 while (frame := consumer.receive()).opcode != Opcode.DCP_STREAM_END:
                     consumer.acknowledge(frame.size)
-                    bucket.take(decode_frame(frame), value is None)
+                    bucket.apply(decode_frame(frame), value is None)
                 assert bucket.seqno == bucket.end
                 assert bucket.documents == {each: v for each, v in documents.items() if each[0] in owners}

@@ -1,4 +1,4 @@
-"""Scopes and collections over the binary commands: made, named, used, dropped."""
+"""Binary commands for scopes and collections: set, look up, use, drop."""
 
 import json
 from typing import Any
@@ -29,7 +29,7 @@ from tests.node.watch import run
 from tests.node.wire_client import connected
 
 S = Status
-BEERS = 8  # the ids that the manifest below gives
+BEERS = 8  # ids of the manifest below
 ALES, LAGERS = 9, 10
 MANIFEST = {
     "uid": "1",
@@ -40,12 +40,12 @@ MANIFEST = {
 }
 
 
-def prefixed(collection, key):
+def prefix_key(collection, key):
     return pack_collection_id(collection) + key
 
 
-def without(manifest, name):
-    """Return the manifest after a collection was dropped."""
+def remove_collection(manifest, name):
+    """Return the next manifest, without a collection."""
     scopes = [
         {**scope, "collections": [one for one in scope["collections"] if one["name"] != name]}
         for scope in manifest["scopes"]
@@ -57,18 +57,18 @@ def set_manifest(client, manifest):
     return client.status(SetManifest(value=json.dumps(manifest).encode()))
 
 
-def test_set_manifest_answers_when_all_vbuckets_have_it():
+def test_set_manifest_is_answered_when_all_vbuckets_have_it():
     with Node.running(vbuckets=1024) as node, connected(node) as client, connected(node) as other:
         for one in (client, other):
             one.hello(Feature.COLLECTIONS)
         client.send(SetManifest(value=json.dumps(MANIFEST).encode()), GetCollectionSeqnos(collection_id=ALES))
         while json.loads(other.ask(GetManifest()).value) != MANIFEST:
             pass
-        assert other.set(prefixed(ALES, b"k"), vbucket=1023).specific == S.SUCCESS
+        assert other.set(prefix_key(ALES, b"k"), vbucket=1023).specific == S.SUCCESS
         assert client.receive().specific == S.SUCCESS
         seqnos = unpack_vb_seqnos(client.receive().value)
         assert sorted(seqnos) == list(range(1024))
-        assert min(seqnos.values()) == 2  # the document may have been stored before the answer, or after it
+        assert min(seqnos.values()) == 2  # the document may have been stored before or after the answer
         seqnos = unpack_vb_seqnos(client.ask(GetCollectionSeqnos(collection_id=ALES)).value)
         assert {number: seqno for number, seqno in seqnos.items() if seqno != 2} == {1023: 4}
 
@@ -81,10 +81,10 @@ def test_dropped_collection_is_erased_without_the_expiry_pager(disabled):
         store, maintenance = node.buckets["default"].store, node.buckets["default"].maintenance
         vbucket, pages = store.vbuckets[0], run(node, lambda: maintenance.pager_runs)
 
-        def drop_many():  # more than one slice erases
+        def drop_many():  # more documents than one slice erases
             for number in range(20_000):
-                vbucket.set(prefixed(ALES, b"%d" % number), b"")
-            vbucket.set(prefixed(LAGERS, b"over"), b"", expiry=1_000_000_000)
+                vbucket.set(prefix_key(ALES, b"%d" % number), b"")
+            vbucket.set(prefix_key(LAGERS, b"over"), b"", expiry=1_000_000_000)
             if disabled == "before":
                 maintenance.set_pager(enabled=False)
             store.rollout.set_manifest(store.manifests.current.without_collection("beers", "ales"))
@@ -103,7 +103,7 @@ def test_dropped_collection_is_erased_without_the_expiry_pager(disabled):
 
 @pytest.fixture
 def modern(node):
-    """A connection that has agreed on collections, in a bucket that has some."""
+    """Connect a client with collections to a bucket with some collections."""
     with connected(node) as client:
         client.ask(Hello(value=pack_features([Feature.COLLECTIONS, Feature.XERROR, Feature.JSON])))
         assert set_manifest(client, MANIFEST) == S.SUCCESS
@@ -111,8 +111,8 @@ def modern(node):
 
 
 def test_new_bucket_has_the_default_collection(client):
-    said = json.loads(client.ask(GetManifest()).value)
-    assert said == {"uid": "0", "scopes": MANIFEST["scopes"][:1]}
+    manifest = json.loads(client.ask(GetManifest()).value)
+    assert manifest == {"uid": "0", "scopes": MANIFEST["scopes"][:1]}
 
 
 def test_get_manifest_returns_the_manifest_that_was_set(modern, client):
@@ -158,27 +158,27 @@ def test_invalid_requests_are_refused(modern, message, status):
 
 def test_collections_have_separate_documents(modern, client):
     for collection in (0, ALES, LAGERS):
-        assert modern.set(prefixed(collection, b"k"), b"of %d" % collection).specific == S.SUCCESS
+        assert modern.set(prefix_key(collection, b"k"), b"of %d" % collection).specific == S.SUCCESS
     for collection in (0, ALES, LAGERS):
-        assert modern.get(prefixed(collection, b"k")).value == b"of %d" % collection
+        assert modern.get(prefix_key(collection, b"k")).value == b"of %d" % collection
     assert client.get(b"k").value == b"of 0"
     client.delete(b"k")
-    assert modern.get(prefixed(0, b"k")).specific == S.KEY_ENOENT
-    assert modern.get(prefixed(ALES, b"k")).value == b"of 9"
+    assert modern.get(prefix_key(0, b"k")).specific == S.KEY_ENOENT
+    assert modern.get(prefix_key(ALES, b"k")).value == b"of 9"
 
 
 @pytest.mark.parametrize(
     ("key", "status"),
     [
-        (prefixed(11, b"k"), S.UNKNOWN_COLLECTION),
-        (prefixed(1, b"k"), S.UNKNOWN_COLLECTION),
+        (prefix_key(11, b"k"), S.UNKNOWN_COLLECTION),
+        (prefix_key(1, b"k"), S.UNKNOWN_COLLECTION),
         (b"\x80", S.EINVAL),
         (b"\x80\x00k", S.EINVAL),
         (b"\x00", S.EINVAL),
         (b"\x00" + b"k" * 250, S.KEY_ENOENT),
         (b"\x00" + b"k" * 251, S.EINVAL),
-        (prefixed(ALES, b"k" * 246), S.KEY_ENOENT),
-        (prefixed(ALES, b"k" * 247), S.EINVAL),
+        (prefix_key(ALES, b"k" * 246), S.KEY_ENOENT),
+        (prefix_key(ALES, b"k" * 247), S.EINVAL),
     ],
 )
 def test_key_lengths_are_limited(modern, key, status):
@@ -190,31 +190,31 @@ def test_key_lengths_are_limited(modern, key, status):
 
 
 def test_dropped_collection_is_unknown_at_once(modern):
-    modern.set(prefixed(ALES, b"k"), b"v")
-    modern.set(prefixed(LAGERS, b"k"), b"v")
-    assert set_manifest(modern, without(MANIFEST, "ales")) == S.SUCCESS
-    assert modern.get(prefixed(ALES, b"k")).specific == S.UNKNOWN_COLLECTION
-    assert modern.get(prefixed(LAGERS, b"k")).value == b"v"
+    modern.set(prefix_key(ALES, b"k"), b"v")
+    modern.set(prefix_key(LAGERS, b"k"), b"v")
+    assert set_manifest(modern, remove_collection(MANIFEST, "ales")) == S.SUCCESS
+    assert modern.get(prefix_key(ALES, b"k")).specific == S.UNKNOWN_COLLECTION
+    assert modern.get(prefix_key(LAGERS, b"k")).value == b"v"
     while int(modern.stats()["curr_items"]) != 1:
         pass
 
 
 def test_default_collection_can_be_dropped(modern, client):
     client.set(b"k", b"v")
-    assert set_manifest(modern, without(MANIFEST, "_default")) == S.SUCCESS
+    assert set_manifest(modern, remove_collection(MANIFEST, "_default")) == S.SUCCESS
     assert client.get(b"k").specific == S.UNKNOWN_COLLECTION
     assert client.set(b"k").specific == S.UNKNOWN_COLLECTION
 
 
 def test_seqnos_of_collections_are_returned(modern, client):
-    modern.set(prefixed(ALES, b"k"), vbucket=3)
+    modern.set(prefix_key(ALES, b"k"), vbucket=3)
     client.set(b"k", vbucket=4)
 
     def seqnos(connection, message):
         return unpack_vb_seqnos(connection.ask(message).value)
 
     everything = seqnos(modern, GetAllVbSeqnos())
-    assert (everything[3], everything[4], len(everything)) == (4, 4, 16)  # behind three events each
+    assert (everything[3], everything[4], len(everything)) == (4, 4, 16)  # after three events each
     assert seqnos(modern, GetCollectionSeqnos(collection_id=ALES))[3] == 4
     assert seqnos(modern, GetCollectionSeqnos(collection_id=0))[4] == 4
     plain = seqnos(client, GetAllVbSeqnos())
@@ -236,9 +236,9 @@ def test_role_can_cover_one_collection(tmp_path):
             assert log_in(client, name) == S.SUCCESS
         assert set_manifest(root, MANIFEST) == S.SUCCESS
         assert brewer.status(SelectBucket(key=b"default")) == S.SUCCESS
-        assert set_manifest(brewer, without(MANIFEST, "ales")) == S.EACCESS
+        assert set_manifest(brewer, remove_collection(MANIFEST, "ales")) == S.EACCESS
         statuses = [
-            (brewer.get(prefixed(number, b"k")).specific, brewer.set(prefixed(number, b"k")).specific)
+            (brewer.get(prefix_key(number, b"k")).specific, brewer.set(prefix_key(number, b"k")).specific)
             for number in (0, ALES, LAGERS)
         ]
         unknown = (S.UNKNOWN_COLLECTION, S.UNKNOWN_COLLECTION)
@@ -258,7 +258,7 @@ def test_statistics_show_the_collections_of_a_user(tmp_path):
             assert log_in(client, name) == S.SUCCESS
         assert set_manifest(root, MANIFEST) == S.SUCCESS
         for number in (0, ALES, LAGERS):
-            root.set(prefixed(number, b"k"))
+            root.set(prefix_key(number, b"k"))
         assert taster.status(SelectBucket(key=b"default")) == S.SUCCESS
         names = {text for name, text in taster.stats("collections").items() if name.endswith(":name")}
         assert names == {"ales"}

@@ -1,4 +1,4 @@
-"""Files that get smaller, by themselves and on demand, while the node goes on."""
+"""Compaction of a bucket's files, automatic and on demand, while the node serves clients."""
 
 from contextlib import contextmanager
 
@@ -39,17 +39,17 @@ def client(node):
 
 
 def overwrite(client, turns):
-    """Write every document again and again, until the last turn's is what there is."""
+    """Write every document `turns` times, so that only the last versions are live."""
     for turn in range(turns):
         for number in range(KEYS):
             client.set(b"key-%d" % number, b"%d" % turn * 500, vbucket=number % VBUCKETS)
 
 
-def contents(client):
+def read_all(client):
     return [client.get(b"key-%d" % number, vbucket=number % VBUCKETS)[5:] for number in range(KEYS)]
 
 
-def size(client):
+def get_file_size(client):
     return int(client.stats()["ep_db_file_size"])
 
 
@@ -57,25 +57,25 @@ def test_compact_command_drops_all_dead_records(tmp_path):
     with running(tmp_path, BucketSettings()) as node, connected(node) as client:
         overwrite(client, 20)
         until_stat(client, "ep_queue_size", 0)
-        before, grown = contents(client), size(client)
+        before, largest = read_all(client), get_file_size(client)
         assert client.status(CompactDb(vbucket=3)) == S.SUCCESS
-        assert size(client) < grown / 2
+        assert get_file_size(client) < largest / 2
         assert int(client.stats()["ep_compactions"]) > 0
-        assert contents(client) == before
+        assert read_all(client) == before
         overwrite(client, 1)
-        before = contents(client)
+        before = read_all(client)
         assert client.status(CompactDb()) == S.SUCCESS
     with running(tmp_path) as node, connected(node) as client:
-        assert contents(client) == before
+        assert read_all(client) == before
 
 
 def test_compaction_starts_at_half_dead_segments(client):
-    grown = 0
+    largest = 0
     for _ in range(100):
         overwrite(client, 5)
-        if size(client) < grown:
+        if get_file_size(client) < largest:
             break
-        grown = size(client)
+        largest = get_file_size(client)
     assert int(client.stats()["ep_compactions"]) > 0
 
 
@@ -103,8 +103,8 @@ def test_second_compaction_is_refused(node, client):
 
 
 REFUSED = [
-    ("of a vbucket that is not there", CompactDb(vbucket=VBUCKETS), S.NOT_MY_VBUCKET),
-    ("with padding that is none", CompactDb(padding=1), S.EINVAL),
+    ("of a missing vbucket", CompactDb(vbucket=VBUCKETS), S.NOT_MY_VBUCKET),
+    ("with padding that is not 0", CompactDb(padding=1), S.EINVAL),
     ("without extras", Frame(0x80, Opcode.COMPACT_DB), S.EINVAL),
 ]
 
@@ -125,7 +125,7 @@ def test_tombstones_are_dropped_at_the_purge_age(tmp_path):
         for number in range(100):
             client.set(b"key-%d" % number)
             client.delete(b"key-%d" % number)
-        for _ in range(10_000):  # until the second is over in which they were made
+        for _ in range(10_000):  # until the second of the deletions is over
             assert client.status(CompactDb()) == S.SUCCESS
             purged = client.stats("vbucket-seqno 0")["vb_0:purge_seqno"]
             if purged != "0":
@@ -134,8 +134,8 @@ def test_tombstones_are_dropped_at_the_purge_age(tmp_path):
 
 
 LATEST = 2**64 - 1
-DROPPED = [  # of 4 deletions in vbucket 0 at the seqnos 2, 4, 6 and 8, and as many in vbucket 1
-    ("whenever they were", {"drop_deletes": 1}, 6),
+DROPPED = [  # vbuckets 0 and 1 have deletions at the seqnos 2, 4, 6 and 8; the request names vbucket 0
+    ("at any time", {"drop_deletes": 1}, 6),
     ("before a time", {"purge_before_ts": LATEST}, 6),
     ("before a time and up to a seqno", {"purge_before_ts": LATEST, "purge_before_seqno": 4}, 4),
     ("up to a seqno only", {"purge_before_seqno": 4}, 0),
@@ -151,7 +151,7 @@ def test_request_can_drop_tombstones_earlier(tmp_path, fields, purged):
                 client.set(b"key-%d" % number, vbucket=vbucket)
                 client.delete(b"key-%d" % number, vbucket=vbucket)
         assert client.status(CompactDb(**fields)) == S.SUCCESS
-        assert client.status(CompactDb()) == S.SUCCESS  # which drops no more
+        assert client.status(CompactDb()) == S.SUCCESS  # this drops no more
         stats = client.stats("vbucket-seqno")
         assert [stats[f"vb_{vbucket}:purge_seqno"] for vbucket in (0, 1)] == [str(purged), "0"]
         assert client.meta(b"key-3").deleted == 1  # the newest change stays
@@ -165,16 +165,16 @@ def test_full_disk_is_reported_to_the_client(node, client):
     replace_directory(node, "default", FullDirectory)
     assert client.status(CompactDb()) == S.ETMPFAIL
     replace_directory(node, "default", FullDirectory.__base__)
-    assert contents(client)[0] is not None
+    assert read_all(client)[0] is not None
 
 
 def test_stop_during_a_compaction_leaves_no_files(tmp_path):
     with running(tmp_path) as node, connected(node) as client:
         overwrite(client, 20)
-        before = contents(client)
+        before = read_all(client)
         client.send(CompactDb())
         client.send(Noop())
     left = [path.name for path in (tmp_path / "default").iterdir() if path.suffix == ".new"]
     assert left == []
     with running(tmp_path) as node, connected(node) as client:
-        assert contents(client) == before
+        assert read_all(client) == before

@@ -1,4 +1,4 @@
-"""Compressed values and extended attributes: what is kept of them, and what a reader gets to see."""
+"""Compressed values and extended attributes: how they are stored, and the values that readers get."""
 
 import pytest
 
@@ -16,14 +16,14 @@ D, F = Datatype, Feature
 TEXT = b'{"text":"' + b"water " * 100 + b'"}'
 
 
-def hello(client, *features):
+def request_features(client, *features):
     assert client.status(Hello(value=pack_features(features))) == Status.SUCCESS
 
 
 @pytest.fixture
 def modern(node):
     with connected(node) as client:
-        hello(client, F.SNAPPY, F.JSON, F.XATTR)
+        request_features(client, F.SNAPPY, F.JSON, F.XATTR)
         yield client
 
 
@@ -37,7 +37,7 @@ def test_compressed_value_is_stored_unchanged(modern):
 @pytest.mark.parametrize(("features", "datatype"), [((), 0), ((F.JSON,), D.JSON)])
 def test_client_without_snappy_gets_inflated_values(client, modern, features, datatype):
     modern.set(b"k", deflate(TEXT), datatype=D.SNAPPY | D.JSON)
-    hello(client, *features)
+    request_features(client, *features)
     read = client.get(b"k")
     assert (read.value, read.datatype) == (TEXT, datatype)
 
@@ -74,7 +74,7 @@ def test_readers_get_no_extended_attributes(client, modern, compressed):
     assert modern.meta(b"x").value_datatype == datatype
 
 
-def test_set_cannot_bring_extended_attributes(modern):
+def test_set_with_extended_attributes_is_refused(modern):
     assert modern.status(Set(key=b"k", value=pack_xattrs({"a": b"1"}), datatype=D.XATTR)) == Status.EINVAL
 
 

@@ -27,8 +27,8 @@ def consumer(node):
         yield client
 
 
-def fill(client, count=0):
-    """Store and delete one document, let one expire, and store `count` more: the seqnos 2, 4 and up."""
+def store_documents(client, count=0):
+    """Delete a document at seqno 2, let another expire at seqno 4, and store `count` more documents."""
     client.set(b"deleted")
     client.delete(b"deleted")
     client.set(b"expired", expiry=PAST)
@@ -48,25 +48,25 @@ TOMBSTONES = [
 @pytest.mark.parametrize("count", [0, 100])
 @pytest.mark.parametrize(("flags", "expiries", "deletion", "expiration"), TOMBSTONES)
 def test_tombstones_have_the_agreed_form(node, client, consumer, flags, expiries, deletion, expiration, count):
-    fill(client, count)
+    store_documents(client, count)
     consumer.open(flags=F.PRODUCER | flags)
     if expiries:
         assert consumer.control("enable_expiry_opcode", "true") == S.SUCCESS
     consumer.stream(end=4 + count)
-    _, gone, expired, *stored = consumer.changes()
-    assert (type(gone), type(expired)) == (deletion, expiration)
-    assert [(change.key, change.by_seqno, change.rev_seqno) for change in (gone, expired)] == [
+    _, deleted, expired, *stored = consumer.changes()
+    assert (type(deleted), type(expired)) == (deletion, expiration)
+    assert [(change.key, change.by_seqno, change.rev_seqno) for change in (deleted, expired)] == [
         (b"deleted", 2, 2),
         (b"expired", 4, 2),
     ]
     assert [change.key for change in stored] == [b"key %d" % number for number in range(count)]
-    for change in (gone, expired):
+    for change in (deleted, expired):
         assert change.opaque == expired.opaque
         if isinstance(change, DeletionV2 | Expiration):
-            assert abs(change.delete_time - client_time(client)) < 60
+            assert abs(change.delete_time - read_node_time(client)) < 60
 
 
-def client_time(client) -> int:
+def read_node_time(client) -> int:
     return int(client.stats()["time"])
 
 
@@ -74,7 +74,7 @@ def test_expiry_opcode_can_be_disabled(client, consumer):
     consumer.open(flags=F.PRODUCER | F.INCLUDE_DELETE_TIMES)
     for value, expected in (("true", Expiration), ("false", DeletionV2)):
         consumer.control("enable_expiry_opcode", value)
-        fill(client)
+        store_documents(client)
         consumer.stream()
         assert isinstance(consumer.message().end_seqno, int)
         assert [type(consumer.message()) for _ in range(2)] == [DeletionV2, expected]
@@ -101,14 +101,14 @@ def test_stream_without_values_has_keys_only(consumer, flags, value, datatype, c
 
 
 def test_extended_metadata_follows_values(client, consumer):
-    fill(client, 40)
+    store_documents(client, 40)
     consumer.open()
     assert consumer.control("enable_ext_metadata", "true") == S.SUCCESS
     consumer.stream(end=44)
     frames = list(stream_frames(consumer))
     for frame in frames[1:]:
-        at = -3 if frame.opcode == Opcode.DCP_MUTATION else -2
-        nmeta = int.from_bytes(frame.extras[at:][:2], "big")
+        position = -3 if frame.opcode == Opcode.DCP_MUTATION else -2
+        nmeta = int.from_bytes(frame.extras[position:][:2], "big")
         assert frame.value[len(frame.value) - nmeta :] == SECTION
         assert frame.value[:-nmeta] == (b"value" if frame.opcode == Opcode.DCP_MUTATION else b"")
     assert len(frames) == 43
@@ -184,7 +184,7 @@ def test_pending_and_dead_vbuckets_refuse_streams(client, consumer, state):
     client.ask(SetVbucket(state=state))
     consumer.open()
     assert consumer.stream().specific == S.NOT_MY_VBUCKET
-    assert consumer.stream(start=5, end=4).specific == S.NOT_MY_VBUCKET  # before anything else is looked at
+    assert consumer.stream(start=5, end=4).specific == S.NOT_MY_VBUCKET  # the state is checked first
     client.ask(SetVbucket(state=VbucketState.ACTIVE))
     assert consumer.stream().specific == S.SUCCESS
 

@@ -36,7 +36,7 @@ OPENS = [
     ("no name", Frame(Magic.REQUEST, Opcode.DCP_OPEN, extras=bytes(8)), S.EINVAL),
     ("short extras", Frame(Magic.REQUEST, Opcode.DCP_OPEN, key=b"name", extras=bytes(4)), S.EINVAL),
     ("a value", Open(key=b"name", flags=1, value=b"{}"), S.EINVAL),
-    ("a cas, which says nothing", Open(key=b"name", flags=1, cas=1), S.SUCCESS),
+    ("a cas, which has no meaning", Open(key=b"name", flags=1, cas=1), S.SUCCESS),
     ("a consumer", Open(key=b"name", flags=0), S.NOT_SUPPORTED),
     ("a notifier", Open(key=b"name", flags=2), S.EINVAL),
     ("no values", Open(key=b"name", flags=0x09), S.SUCCESS),
@@ -66,7 +66,7 @@ EARLY = [
         CloseStream(),
         BufferAck(nbytes=1),
     ),
-    # 0x51 would be UPR's first request, and 0x54 needs no OPEN.
+    # 0x51 would select UPR, and 0x54 needs no OPEN.
     *(Frame(Magic.REQUEST, opcode) for opcode in (0x52, 0x53, *range(0x55, 0x68))),
 ]
 
@@ -180,15 +180,15 @@ def test_control_needs_a_key_and_a_value(consumer, parts):
 
 
 STREAMS = [
-    ("a vbucket that is not there", {"vbucket": 16}, S.NOT_MY_VBUCKET),
-    ("which comes before wrong seqnos", {"vbucket": 16, "start_seqno": 5, "end_seqno": 1}, S.NOT_MY_VBUCKET),
-    ("an unknown flag before anything", {"vbucket": 16, "flags": 0x200}, S.EINVAL),
+    ("a missing vbucket", {"vbucket": 16}, S.NOT_MY_VBUCKET),
+    ("a missing vbucket and wrong seqnos", {"vbucket": 16, "start_seqno": 5, "end_seqno": 1}, S.NOT_MY_VBUCKET),
+    ("an unknown flag and a missing vbucket", {"vbucket": 16, "flags": 0x200}, S.EINVAL),
     ("the withdrawn flag", {"flags": 0x08}, S.EINVAL),
     ("takeover", {"flags": StreamFlag.TAKEOVER}, S.NOT_SUPPORTED),
     ("cache transfer", {"flags": 0x100}, S.NOT_SUPPORTED),
     ("a filter", {"value": b"{}"}, S.EINVAL),
     ("a key", {"key": b"k"}, S.EINVAL),
-    ("a cas, which says nothing", {"cas": 1}, S.SUCCESS),
+    ("a cas, which has no meaning", {"cas": 1}, S.SUCCESS),
     ("the start after the end", {"start_seqno": 2, "snap_start": 2, "snap_end": 2, "end_seqno": 1}, S.ERANGE),
     ("the start before its snapshot", {"start_seqno": 1, "snap_start": 2, "snap_end": 2}, S.ERANGE),
     ("the start behind its snapshot", {"start_seqno": 3, "snap_start": 2, "snap_end": 2}, S.ERANGE),
@@ -232,20 +232,20 @@ def test_second_stream_of_a_vbucket_is_refused(consumer):
     assert consumer.stream(1).specific == S.SUCCESS
 
 
-# Branches 2222 from 3 on and 1111 from 0 on, high seqno 10; semantics as the producer's rollback decision has them.
+# The branches are 2222 from seqno 3 and 1111 from seqno 0; the high seqno is 10. The last column is the rollback point.
 ROLLBACKS = [
     ("in the middle of a snapshot that left the branch", 1111, (1, 4), 3, 1),
     ("a whole snapshot on the branch", 1111, (3, 3), 3, None),
     ("beyond the branch", 1111, (5, 8), 6, 3),
-    ("nothing of a snapshot that left the branch", 1111, (4, 9), 4, 3),
+    ("at the start of a snapshot that left the branch", 1111, (4, 9), 4, 3),
     ("in a snapshot beyond the high seqno", 2222, (1, 12), 10, 1),
-    ("all of it", 2222, (1, 10), 10, None),
-    ("in the middle of it", 2222, (1, 10), 7, None),
+    ("a whole snapshot on the newest branch", 2222, (1, 10), 10, None),
+    ("in the middle of a snapshot on the newest branch", 2222, (1, 10), 7, None),
     ("beyond the high seqno", 2222, (12, 12), 12, 10),
     ("an unknown branch", 9999, (5, 5), 5, 0),
-    ("no branch, but something", 0, (5, 5), 5, 0),
-    ("nothing", 0, (0, 0), 0, None),
-    ("nothing, of an unknown branch", 9999, (0, 0), 0, None),
+    ("no branch, but changes", 0, (5, 5), 5, 0),
+    ("no changes", 0, (0, 0), 0, None),
+    ("no changes of an unknown branch", 9999, (0, 0), 0, None),
 ]
 
 
@@ -277,7 +277,7 @@ def test_failover_log_lists_the_branches(node, consumer):
 ENDS_AT_ONCE = [
     ("start is end", {"end_seqno": 0}),
     ("up to latest, of an empty vbucket", {"flags": StreamFlag.TO_LATEST, "vbucket": 5}),
-    ("what is on disk, of an empty vbucket", {"flags": StreamFlag.DISK_ONLY, "vbucket": 5}),
+    ("from disk, of an empty vbucket", {"flags": StreamFlag.DISK_ONLY, "vbucket": 5}),
     ("from latest to latest", {"flags": StreamFlag.FROM_LATEST | StreamFlag.TO_LATEST}),
 ]
 

@@ -1,6 +1,6 @@
-"""JSON nested 100,000 levels deep, wherever a client may send JSON: the documented status, and the node lives on.
+"""JSON that is nested 100,000 levels deep, in each request with JSON: it gets its status and the node keeps running.
 
-Stream requests have such a row in test_stream_collections.
+test_stream_collections has the row for stream requests.
 """
 
 import time
@@ -38,14 +38,15 @@ def client(node):
         assert client.status(Noop()) == S.SUCCESS
 
 
-def with_meta(value, datatype=0):
+def make_set_with_meta(value, datatype=0):
     now = time.time_ns()
     return SetWithMeta(key=b"k", value=value, datatype=datatype, new_cas=now, rev_seqno=9, flags=0, expiry=0)
 
 
 @pytest.mark.parametrize("deep", DEEP)
 def test_deep_document_is_stored_as_binary(client, deep):
-    for message in (Set(key=b"k", value=deep), Set(key=b"k", value=deep, datatype=Datatype.JSON), with_meta(deep)):
+    plain, claimed = Set(key=b"k", value=deep), Set(key=b"k", value=deep, datatype=Datatype.JSON)
+    for message in (plain, claimed, make_set_with_meta(deep)):
         assert client.status(message) == S.SUCCESS
         answer = client.ask(Get(key=b"k"))
         assert (answer.value, answer.datatype) == (deep, 0)
@@ -73,7 +74,7 @@ def test_deep_values_are_refused(client, deep, opcode, path, flags):
 
 def test_deep_attributes_are_refused(client):
     value = pack_xattrs({"x": DEEP[0]}, b"{}")
-    assert client.status(with_meta(value, Datatype.XATTR)) == S.SUCCESS
+    assert client.status(make_set_with_meta(value, Datatype.XATTR)) == S.SUCCESS
     assert client.ask(SubdocLookup.for_path(b"x", key=b"k", flags=XATTR).encode(GET)).specific == S.SUBDOC_DOC_E2DEEP
 
 

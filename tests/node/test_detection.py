@@ -33,7 +33,7 @@ FIRST: dict[Dialect, list[Message]] = {
 ROWS = [(dialect, message) for dialect, messages in FIRST.items() for message in messages]
 
 
-def spoken(node) -> list[Dialect]:
+def list_dialects(node) -> list[Dialect]:
     return [
         dialect
         for connection in node.connections.open_connections
@@ -45,7 +45,7 @@ def spoken(node) -> list[Dialect]:
 def test_first_request_decides_the_dialect(node, client, dialect, message):
     client.send(message, Noop())
     client.skip_to(opcode=Opcode.NOOP)
-    assert spoken(node) == [dialect]
+    assert list_dialects(node) == [dialect]
     assert client.set(b"k", b"v").specific == S.SUCCESS
     assert client.get(b"k").value == b"v"
 
@@ -64,15 +64,15 @@ UNDECIDED = [
     ("DCP's stream request", Frame(Magic.REQUEST, 0x53, extras=bytes(48)), S.EINVAL),
     ("a SET without extras", Frame(Magic.REQUEST, 0x01, key=b"k"), S.EINVAL),
     ("a SET of JSON without a key", Frame(Magic.REQUEST, 0x01, datatype=1, extras=bytes(8)), S.EINVAL),
-    ("a SET of JSON", Set(key=b"k", value=b"{}", datatype=1), S.EINVAL),  # which was not agreed on
-    ("a draft's kind of no request", Frame(Magic.REQUEST, 0x01), S.EINVAL),
+    ("a SET of JSON", Set(key=b"k", value=b"{}", datatype=1), S.EINVAL),  # JSON was not agreed on
+    ("a draft request without a kind", Frame(Magic.REQUEST, 0x01), S.EINVAL),
 ]
 
 
 @pytest.mark.parametrize(("case", "message", "status"), UNDECIDED, ids=[row[0] for row in UNDECIDED])
 def test_other_requests_decide_no_dialect(node, client, case, message, status):
     assert client.status(message) == status
-    assert spoken(node) == []
+    assert list_dialects(node) == []
     assert client.status(UprGetFailoverLog()) == S.SUCCESS
 
 
@@ -123,7 +123,7 @@ def test_listener_can_be_pinned(pin):
                     continue
                 client.send(Noop())
                 client.skip_to(opcode=Opcode.NOOP)
-                assert (dialect or other) in spoken(node)
+                assert (dialect or other) in list_dialects(node)
                 producers = {key for key, _ in node.buckets["default"].producers}
                 assert producers <= ({other} if dialect in {None, other} else set())
 
@@ -145,7 +145,7 @@ def test_draft_listener_answers_an_unknown_kind_with_malformed():
 )
 def test_unknown_pin_and_protocol_without_follow_are_refused(options, message):
     with pytest.raises(UsageError, match=message), Node.running(**options):
-        pytest.fail("it runs")
+        pytest.fail("the node started")
 
 
 def test_prototype_listener_sends_prototype_mutations():

@@ -1,4 +1,4 @@
-"""Durable writes, and the other things that a request may say in its framing extras."""
+"""Durable writes, and other framing extras of requests."""
 
 import pytest
 
@@ -14,7 +14,7 @@ L, S = DurabilityLevel, Status
 LEVELS = list(L)
 
 
-def framing(level, timeout_ms=None):
+def make_framing(level, timeout_ms=None):
     return pack_request_infos(RequestInfos(durability=Durability(level, timeout_ms)))
 
 
@@ -26,25 +26,27 @@ def durable(tmp_path):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_bucket_on_disk_supports_every_level(durable, level):
-    assert durable.status(Set(key=b"k", value=b"1", framing=framing(level))) == S.SUCCESS
+    assert durable.status(Set(key=b"k", value=b"1", framing=make_framing(level))) == S.SUCCESS
     if level > L.MAJORITY:
         stats = durable.stats("vbucket-seqno 0")
         assert stats["vb_0:last_persisted_seqno"] == stats["vb_0:high_seqno"] == "1"
 
 
 def test_every_change_can_be_durable(durable):
-    said = framing(L.PERSIST_TO_MAJORITY, 5000)
+    durable_framing = make_framing(L.PERSIST_TO_MAJORITY, 5000)
     for message in (
-        Add(key=b"k", value=b"1", framing=said),
-        Count(key=b"k", delta=1, framing=said),
-        Append(key=b"k", value=b"1", framing=said),
-        Set(key=b"k", value=b"1", framing=said),
-        Delete(key=b"k", framing=said),
+        Add(key=b"k", value=b"1", framing=durable_framing),
+        Count(key=b"k", delta=1, framing=durable_framing),
+        Append(key=b"k", value=b"1", framing=durable_framing),
+        Set(key=b"k", value=b"1", framing=durable_framing),
+        Delete(key=b"k", framing=durable_framing),
     ):
         assert durable.status(message) == S.SUCCESS, message
 
 
-@pytest.mark.parametrize("message", [Get(key=b"k", framing=framing(L.MAJORITY)), Noop(framing=framing(L.MAJORITY))])
+@pytest.mark.parametrize(
+    "message", [Get(key=b"k", framing=make_framing(L.MAJORITY)), Noop(framing=make_framing(L.MAJORITY))]
+)
 def test_other_commands_refuse_durability(durable, message):
     assert durable.status(message) == S.EINVAL
 
@@ -58,7 +60,7 @@ IN_MEMORY = [
 @pytest.mark.parametrize(("kind", "expected"), IN_MEMORY)
 def test_bucket_type_decides_the_levels_in_memory(node, client, kind, expected):
     node.buckets["default"].spec = BucketSpec(name="default", kind=kind)
-    assert [client.status(Set(key=b"k", framing=framing(level))) for level in LEVELS] == expected
+    assert [client.status(Set(key=b"k", framing=make_framing(level))) for level in LEVELS] == expected
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_bucket_type_decides_the_levels_in_memory(node, client, kind, expected):
 )
 def test_unsupported_levels_are_refused(node, client, spec, status):
     node.buckets["default"].spec = BucketSpec(name="default", **spec)
-    assert client.status(Set(key=b"refused", framing=framing(L.MAJORITY))) == status
+    assert client.status(Set(key=b"refused", framing=make_framing(L.MAJORITY))) == status
     assert client.get(b"refused").specific == S.KEY_ENOENT
 
 

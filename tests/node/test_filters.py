@@ -1,4 +1,4 @@
-"""The value of a stream request, and filters that follow events of collections."""
+"""Values of stream requests, and stream filters that follow the events of their collections."""
 
 import json
 
@@ -31,7 +31,7 @@ VALUES = st.binary(max_size=40) | st.dictionaries(NAMES, JSON_VALUES, max_size=3
 @example(b'{"sid":' + b"9" * 5000 + b"}")
 @example(b'{"purge_seqno":"' + b"9" * 5000 + b'"}')
 def test_any_request_value_is_read_or_refused(value):
-    found = read_or_refused(value)
+    found = read_or_get_status(value)
     if isinstance(found, FilterRequest):
         assert found.collections is None or all(0 <= one < 2**32 for one in found.collections)
         assert found.stream_id is None or 1 <= found.stream_id <= 65535
@@ -39,7 +39,7 @@ def test_any_request_value_is_read_or_refused(value):
         assert found in {Status.EINVAL, Status.DCP_STREAMID_INVALID}
 
 
-def read_or_refused(value):
+def read_or_get_status(value):
     try:
         return read_filter_request(value)
     except StatusError as error:
@@ -66,17 +66,17 @@ def make_event(kind, subject):
     return event
 
 
-BEGINS = make_event(K.COLLECTION_BEGIN, CreatedCollection(1, 8, 9, "ales"))
-CHANGES = make_event(K.COLLECTION_MODIFY, CreatedCollection(1, 8, 9, "ales", max_ttl=1))
-ENDS = make_event(K.COLLECTION_END, DroppedCollection(1, 8, 9))
-CREATES = make_event(K.SCOPE_CREATE, CreatedScope(1, 8, "beers"))
-DROPS = make_event(K.SCOPE_DROP, DroppedScope(1, 8))
-EVENTS = (CREATES, BEGINS, CHANGES, ENDS, DROPS)
+BEGIN_EVENT = make_event(K.COLLECTION_BEGIN, CreatedCollection(1, 8, 9, "ales"))
+MODIFY_EVENT = make_event(K.COLLECTION_MODIFY, CreatedCollection(1, 8, 9, "ales", max_ttl=1))
+END_EVENT = make_event(K.COLLECTION_END, DroppedCollection(1, 8, 9))
+CREATE_EVENT = make_event(K.SCOPE_CREATE, CreatedScope(1, 8, "beers"))
+DROP_EVENT = make_event(K.SCOPE_DROP, DroppedScope(1, 8))
+EVENTS = (CREATE_EVENT, BEGIN_EVENT, MODIFY_EVENT, END_EVENT, DROP_EVENT)
 
 FILTERS = [
     ("all", StreamFilter, [True] * 5, False),
     ("the collection", lambda: StreamFilter([9]), [False, True, True, True, False], True),
-    ("it and another", lambda: StreamFilter([9, 10]), [False, True, True, True, False], False),
+    ("the collection and another", lambda: StreamFilter([9, 10]), [False, True, True, True, False], False),
     ("another", lambda: StreamFilter([10]), [False] * 5, False),
     ("its scope", lambda: StreamFilter([], scope=8), [True] * 5, True),
     ("another scope", lambda: StreamFilter([], scope=7), [False] * 5, False),
@@ -84,21 +84,21 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize(("make", "sent", "ends"), [pytest.param(*row, id=name) for name, *row in FILTERS])
-def test_filter_sends_events_of_its_collections(make, sent, ends):
-    chosen = make()
-    assert [chosen.apply_event(event) for event in EVENTS] == sent
-    assert chosen.is_empty == ends
+@pytest.mark.parametrize(("make_filter", "sends", "is_empty"), [pytest.param(*row, id=name) for name, *row in FILTERS])
+def test_filter_sends_events_of_its_collections(make_filter, sends, is_empty):
+    stream_filter = make_filter()
+    assert [stream_filter.apply_event(event) for event in EVENTS] == sends
+    assert stream_filter.is_empty == is_empty
 
 
 def test_scope_filter_follows_its_collections():
-    chosen, owners = StreamFilter([], scope=8), np.array([0, 9, 10, -1])
-    assert chosen.select(owners).tolist() == [False] * 4
-    chosen.apply_event(BEGINS)
-    assert chosen.select(owners).tolist() == [False, True, False, False]
-    chosen.apply_event(ENDS)
-    assert not chosen.select(owners).any()
-    assert not chosen.is_empty
+    stream_filter, owners = StreamFilter([], scope=8), np.array([0, 9, 10, -1])
+    assert stream_filter.select(owners).tolist() == [False] * 4
+    stream_filter.apply_event(BEGIN_EVENT)
+    assert stream_filter.select(owners).tolist() == [False, True, False, False]
+    stream_filter.apply_event(END_EVENT)
+    assert not stream_filter.select(owners).any()
+    assert not stream_filter.is_empty
 
 
 def test_key_of_an_unknown_collection_is_not_sent():

@@ -1,4 +1,4 @@
-"""A flush goes on in slices, between which others are served."""
+"""A flush runs in slices, and the node serves other clients between them."""
 
 import asyncio
 
@@ -35,48 +35,52 @@ def client(node):
         yield client
 
 
-def fill(client):
+def fill_vbuckets(client):
     client.send(*(Set(key=b"k", value=b"old", vbucket=number) for number in range(VBUCKETS)))
     assert {client.receive().specific for _ in range(VBUCKETS)} == {S.SUCCESS}
 
 
-def watch_turns(node):
-    """Return a list that gets, for each turn of the event loop until all is empty, how many documents are left."""
+def record_remaining(node):
+    """Record the number of remaining documents at each turn of the event loop, until it is 0.
+
+    Returns:
+        The list of these numbers, which grows until the bucket is empty.
+    """
     store = node.buckets["default"].store
-    left: list[int] = []
+    remaining: list[int] = []
 
-    def look():
-        left.append(sum(vbucket.changes.items for vbucket in store.vbuckets))
-        if left[-1]:
-            node.loop.call_soon(look)
+    def record():
+        remaining.append(sum(vbucket.changes.items for vbucket in store.vbuckets))
+        if remaining[-1]:
+            node.loop.call_soon(record)
 
-    run(node, look)
-    return left
+    run(node, record)
+    return remaining
 
 
 @pytest.mark.parametrize("opcode", [Opcode.FLUSH, Opcode.FLUSHQ])
-def test_flush_answers_when_all_vbuckets_are_empty_and_lets_others_run(node, client, opcode):
-    fill(client)
-    left = watch_turns(node)
+def test_flush_is_answered_when_all_vbuckets_are_empty_and_does_not_block(node, client, opcode):
+    fill_vbuckets(client)
+    remaining = record_remaining(node)
     client.send(Frame(Magic.REQUEST, opcode), Noop())
     if opcode is Opcode.FLUSH:
         assert client.receive().opcode == opcode
     assert client.receive().opcode == Opcode.NOOP
-    assert left[-1] == 0
-    assert len(set(left)) > 2, "all vbuckets were emptied in one turn"
+    assert remaining[-1] == 0
+    assert len(set(remaining)) > 2, "all vbuckets were flushed in one turn"
 
 
-def test_flush_over_http_lets_others_run(node, client):
-    fill(client)
-    left = watch_turns(node)
+def test_flush_over_http_does_not_block(node, client):
+    fill_vbuckets(client)
+    remaining = record_remaining(node)
     asyncio.run_coroutine_threadsafe(node.buckets.flush("default"), node.loop).result(PATIENCE)
-    assert left[-1] == 0
-    assert len(set(left)) > 2
+    assert remaining[-1] == 0
+    assert len(set(remaining)) > 2
 
 
 def test_changes_behind_a_flush_stay(node, client):
-    """By a client that may overtake it, too, and in a vbucket that has yet to be emptied."""
-    fill(client)
+    """The client uses unordered execution, and the last vbucket is not flushed yet."""
+    fill_vbuckets(client)
     client.hello(Feature.UNORDERED_EXECUTION)
     last = VBUCKETS - 1
     client.send(Flush(opaque=1), Set(opaque=2, key=b"k", value=b"new", vbucket=last), Noop(opaque=3))
@@ -86,7 +90,7 @@ def test_changes_behind_a_flush_stay(node, client):
 
 
 def test_stream_opened_during_a_flush_ends_with_its_vbucket(node, client):
-    fill(client)
+    fill_vbuckets(client)
     run(node, node.buckets["default"].store.rollout.begin_flush)
     with connected(node) as consumer:
         assert consumer.open().stream(5).specific == S.SUCCESS
@@ -103,24 +107,24 @@ def test_failing_disk_ends_a_flush(tmp_path):
         bucket = node.buckets["default"]
         answers: list[TemporaryFailure | None] = []
 
-        def begin():
+        def begin_flush():
             bucket.flush()
             bucket.maintenance.call_after_rollout(answers.append)
             bucket.store.rollout.catch_up_some(1)
             bucket.store.log.directory.__class__ = FullDirectory
             bucket.store.log.commits.run()
 
-        run(node, begin)
+        run(node, begin_flush)
         assert client.status(Flush()) == S.ETMPFAIL
         (refusal,) = answers
         assert "No space left on device" in str(refusal)
         assert [client.get(b"k", vbucket=number).specific for number in range(4)] == [S.KEY_ENOENT, *3 * [S.SUCCESS]]
 
-        def heal():
+        def repair_disk():
             bucket.store.log.directory.__class__ = FullDirectory.__base__
             bucket.store.log.commits.run()
 
-        run(node, heal)
+        run(node, repair_disk)
         assert client.set(b"other", vbucket=3).specific == S.SUCCESS
         assert client.get(b"k", vbucket=3).specific == S.SUCCESS
         assert client.status(Flush()) == S.SUCCESS
@@ -128,11 +132,11 @@ def test_failing_disk_ends_a_flush(tmp_path):
 
 
 def test_full_bucket_with_collections_can_be_flushed(node, client):
-    fill(client)
+    fill_vbuckets(client)
     served = node.buckets["default"]
     run(node, lambda: served.change_manifest(DEFAULT_MANIFEST.with_collection("_default", "c")))
     assert client.status(Flush()) == S.SUCCESS
-    fill(client)
+    fill_vbuckets(client)
     run(node, lambda: served.store.set_settings(BucketSettings(memory_bytes=0)))
     while client.set(b"k", b"v" * 100_000).specific == S.SUCCESS:
         pass

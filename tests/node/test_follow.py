@@ -1,4 +1,4 @@
-"""A bridge: a node that follows another one in any dialect, and is followed in all of them."""
+"""Bridges: a node that mirrors another node over one dialect, and serves consumers in all dialects."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ from tests.patience import PATIENCE
 
 ACTIVE, REPLICA, PENDING, DEAD = VbucketState
 STREAMED = ("dcp", "upr", "upr-draft")
-"""The dialects in which a copy has the history of the original."""
+"""Dialects in which the copy gets the history of the upstream."""
 DIALECTS = (*STREAMED, "tap")
 VBUCKETS = 4
 FAR = 2_000_000_000  # an expiry, epoch seconds
@@ -44,11 +44,11 @@ FAR = 2_000_000_000  # an expiry, epoch seconds
 vbuuids = count(1)
 
 
-# What tests do
+# Actions of the tests
 
 
-def histories(node):
-    """What must be the same in a copy of the history: failover logs and seqnos."""
+def get_histories(node):
+    """Return the failover logs, seqnos and counts of documents, which are equal in a copy of the history."""
     (served,) = node.buckets.values()
     return [
         (vbucket.history.failover_log, vbucket.changes.high_seqno, vbucket.history.whole_seqno, vbucket.changes.items)
@@ -56,8 +56,8 @@ def histories(node):
     ]
 
 
-def documents(node):
-    """What must be the same in any copy: the newest version of every document."""
+def get_documents(node):
+    """Return the newest version of every document, which is equal in any copy."""
     (served,) = node.buckets.values()
     return {
         (vbucket.id, key): item._replace(seqno=0)
@@ -67,20 +67,23 @@ def documents(node):
     }
 
 
-def is_like(node, original, protocol):
-    """Return whether a bridge has everything; the original must be at rest."""
-    part = documents if protocol == "tap" else histories
-    expected = run(original, lambda: part(original))
-    return lambda: part(node) == expected
+def make_copy_check(node, upstream, protocol):
+    """Return a function that checks whether a bridge has all changes of its upstream.
+
+    The upstream must not change meanwhile.
+    """
+    get_state = get_documents if protocol == "tap" else get_histories
+    expected = run(upstream, lambda: get_state(upstream))
+    return lambda: get_state(node) == expected
 
 
-def follow(node, original, protocol):
-    until(node, is_like(node, original, protocol))
-    if protocol != "tap":  # where a connection that is about to begin makes the copy empty once more
-        assert run(node, lambda: documents(node)) == run(original, lambda: documents(original))
+def wait_until_copied(node, upstream, protocol):
+    until(node, make_copy_check(node, upstream, protocol))
+    if protocol != "tap":  # over TAP, a new connection may empty the copy again
+        assert run(node, lambda: get_documents(node)) == run(upstream, lambda: get_documents(upstream))
 
 
-def write(url, work):
+def write_to(url, work):
     async def connect():
         async with penstock.connect(url) as bucket:
             await work(bucket)
@@ -88,8 +91,8 @@ def write(url, work):
     asyncio.run(connect())
 
 
-async def fill(bucket: Bucket, turn=0):
-    """Write, overwrite and remove some documents, of every kind."""
+async def fill_bucket(bucket: Bucket, turn=0):
+    """Insert, overwrite and remove documents, some with an expiry."""
     await bucket.upsert_many([(f"key-{number}", b"%d of %d" % (number, turn)) for number in range(60)], flags=7)
     await bucket.upsert_many([(f"key-{number}", b"again") for number in range(0, 60, 3)], expiry=FAR)
     await bucket.remove_many([f"key-{number}" for number in range(0, 60, 5)])
@@ -100,8 +103,8 @@ def set_state(node, vbucket, state):
         assert client.status(SetVbucket(vbucket=vbucket, state=state)) == Status.SUCCESS
 
 
-def lose(node, number, seqno):
-    """Let a vbucket go on at a seqno that it had passed, on a new branch, as after a failover to a copy behind it."""
+def fail_over_to(node, number, seqno):
+    """Roll a vbucket back to a seqno and start a new branch, as after a failover to a copy that has fewer changes."""
     served = node.buckets["beer"]
     vbucket = served.store.vbuckets[number]
 
@@ -116,19 +119,24 @@ def lose(node, number, seqno):
 
 
 @contextmanager
-def original(**options):
+def run_upstream(**options):
     with Node.running(["beer"], VBUCKETS, **options) as node:
         yield node
 
 
 @contextmanager
-def bridge(node, protocol, **options):
+def run_bridge(node, protocol, **options):
     with Node.running(follow=node.url("beer"), protocol=protocol, **options) as copy:
         yield copy
 
 
-class Reader:
-    """A consumer on a thread of its own, which keeps what documents there are, until it has met a certain one."""
+class ReaderThread:
+    """Consumer in its own thread, which rebuilds the documents until it receives the key `the end`.
+
+    Attributes:
+        documents: value and cas by vbucket and key.
+        rollbacks: number of received rollbacks.
+    """
 
     def __init__(self, url, protocol):
         self.documents = {}
@@ -139,15 +147,15 @@ class Reader:
     def _read(self, url, protocol):
         for batch in penstock.read_changes(url, protocol=protocol):
             for row in batch.to_pylist():
-                self._fold(row)
+                self._apply(row)
                 if row["key"] == b"the end":
                     return
 
-    def _fold(self, row):
+    def _apply(self, row):
         if row["event"] == Event.ROLLBACK:
             self.rollbacks += 1
             kept = {place: each for place, each in self.documents.items() if place[0] != row["vbucket"]}
-            assert row["seqno"] == 0, "this consumer keeps no older versions"
+            assert row["seqno"] == 0, "a rollback to 0, since this consumer keeps no older versions"
             self.documents = kept
         elif row["event"] == Event.MUTATION:
             self.documents[row["vbucket"], row["key"]] = row["value"], row["cas"]
@@ -160,8 +168,8 @@ class Reader:
         return self.documents
 
 
-def read(url, protocol):
-    """Return the newest change of every key that a consumer of a dialect gets."""
+def read_newest(url, protocol):
+    """Return the newest change of every key that a consumer receives over a dialect."""
     found = {}
     for batch in penstock.read_changes(url, stop="now", protocol=protocol):
         for row in batch.to_pylist():
@@ -175,15 +183,16 @@ def read(url, protocol):
 
 @pytest.mark.parametrize("protocol", DIALECTS)
 def test_consumers_receive_the_same_from_bridge_and_upstream(protocol):
-    with original() as first:
-        write(first.url("beer"), fill)
-        with bridge(first, protocol) as second:
-            follow(second, first, protocol)
-            write(first.url("beer"), lambda bucket: fill(bucket, 1))
-            follow(second, first, protocol)
-            for asked in DIALECTS:
-                expected, found = read(first.url("beer"), asked), read(second.url("beer"), asked)
-                if protocol == "tap":  # a backfill has no tombstones, and the copy seqnos of its own
+    with run_upstream() as first:
+        write_to(first.url("beer"), fill_bucket)
+        with run_bridge(first, protocol) as second:
+            wait_until_copied(second, first, protocol)
+            write_to(first.url("beer"), lambda bucket: fill_bucket(bucket, 1))
+            wait_until_copied(second, first, protocol)
+            for consumer_protocol in DIALECTS:
+                expected = read_newest(first.url("beer"), consumer_protocol)
+                found = read_newest(second.url("beer"), consumer_protocol)
+                if protocol == "tap":  # TAP sends no tombstones in a backfill, and the copy has its own seqnos
                     for rows in (expected, found):
                         for place in [place for place, row in rows.items() if row["event"] != Event.MUTATION]:
                             del rows[place]
@@ -194,20 +203,20 @@ def test_consumers_receive_the_same_from_bridge_and_upstream(protocol):
 
 def test_bridge_can_follow_a_bridge():
     with ExitStack() as nodes:
-        first = nodes.enter_context(original())
+        first = nodes.enter_context(run_upstream())
         chain = [first]
         for protocol in ("upr-draft", "dcp", "upr"):
-            chain.append(nodes.enter_context(bridge(chain[-1], protocol)))
-        write(first.url("beer"), fill)
-        follow(chain[-1], first, "upr")
-        lose(first, 1, 3)
-        write(first.url("beer"), fill)
-        follow(chain[-1], first, "upr")
+            chain.append(nodes.enter_context(run_bridge(chain[-1], protocol)))
+        write_to(first.url("beer"), fill_bucket)
+        wait_until_copied(chain[-1], first, "upr")
+        fail_over_to(first, 1, 3)
+        write_to(first.url("beer"), fill_bucket)
+        wait_until_copied(chain[-1], first, "upr")
 
 
 @pytest.mark.parametrize("protocol", DIALECTS)
 def test_mirrored_vbuckets_are_replicas(protocol):
-    with original() as first, bridge(first, protocol) as second, connected(second, "beer") as client:
+    with run_upstream() as first, run_bridge(first, protocol) as second, connected(second, "beer") as client:
         assert client.get(b"k").specific == Status.NOT_MY_VBUCKET
         assert client.set(b"k", b"v").specific == Status.NOT_MY_VBUCKET
         assert set(client.stats("vbucket").values()) == {"replica"}
@@ -220,86 +229,86 @@ def test_mirrored_vbuckets_are_replicas(protocol):
 
 @pytest.mark.parametrize("protocol", DIALECTS)
 def test_flush_of_the_upstream_empties_the_copy(protocol):
-    with original() as first, bridge(first, protocol) as second:
-        write(first.url("beer"), fill)
-        follow(second, first, protocol)
-        readers = [Reader(second.url("beer"), asked) for asked in DIALECTS]
+    with run_upstream() as first, run_bridge(first, protocol) as second:
+        write_to(first.url("beer"), fill_bucket)
+        wait_until_copied(second, first, protocol)
+        readers = [ReaderThread(second.url("beer"), consumer_protocol) for consumer_protocol in DIALECTS]
 
-        async def begin_anew(bucket):
+        async def start_again(bucket):
             await bucket.flush()
             await bucket.upsert("new", b"")
             await bucket.upsert("the end", b"")
 
-        write(first.url("beer"), begin_anew)
-        follow(second, first, protocol)
-        assert len(run(second, lambda: documents(second))) == 2
+        write_to(first.url("beer"), start_again)
+        wait_until_copied(second, first, protocol)
+        assert len(run(second, lambda: get_documents(second))) == 2
         for reader in readers:
             assert {key for _, key in reader.finish()} <= {b"new", b"the end"}
 
 
 @pytest.mark.parametrize("protocol", DIALECTS)
 def test_restarted_upstream_with_another_history_is_copied(protocol):
-    with original() as first:
+    with run_upstream() as first:
         port = first.kv_port
-        write(first.url("beer"), fill)
+        write_to(first.url("beer"), fill_bucket)
         stack = ExitStack()
-        second = stack.enter_context(bridge(first, protocol))
-        follow(second, first, protocol)
-        served = run(second, lambda: documents(second))
-        readers = [Reader(second.url("beer"), asked) for asked in DIALECTS]
+        second = stack.enter_context(run_bridge(first, protocol))
+        wait_until_copied(second, first, protocol)
+        served = run(second, lambda: get_documents(second))
+        readers = [ReaderThread(second.url("beer"), consumer_protocol) for consumer_protocol in DIALECTS]
     with stack:
-        assert run(second, lambda: documents(second)) == served  # it goes on serving
-        with original(port=port) as first:
-            write(first.url("beer"), lambda bucket: bucket.upsert("key-1", b"other"))
-            write(first.url("beer"), lambda bucket: bucket.upsert("the end", b""))
-            follow(second, first, protocol)
+        assert run(second, lambda: get_documents(second)) == served  # the bridge keeps serving
+        with run_upstream(port=port) as first:
+            write_to(first.url("beer"), lambda bucket: bucket.upsert("key-1", b"other"))
+            write_to(first.url("beer"), lambda bucket: bucket.upsert("the end", b""))
+            wait_until_copied(second, first, protocol)
             for reader in readers:
                 reader.finish()
 
 
 @pytest.mark.parametrize("protocol", STREAMED)
 def test_rollback_goes_back_to_the_common_point(protocol):
-    with original() as first, bridge(first, protocol) as second:
+    with run_upstream() as first, run_bridge(first, protocol) as second:
 
         async def one_by_one(bucket):
             for number in range(40):
                 await bucket.upsert(f"key-{number % 8}", b"%d" % number)
 
-        write(first.url("beer"), one_by_one)
-        follow(second, first, protocol)
-        high = run(first, lambda: histories(first)[0][1])
+        write_to(first.url("beer"), one_by_one)
+        wait_until_copied(second, first, protocol)
+        high = run(first, lambda: get_histories(first)[0][1])
         assert high > 2
-        lose(first, 0, high - 2)
-        until(second, is_like(second, first, protocol))
+        fail_over_to(first, 0, high - 2)
+        until(second, make_copy_check(second, first, protocol))
         assert run(second, lambda: second.bridge.copies.rollbacks) == 1
-        write(first.url("beer"), fill)
-        follow(second, first, protocol)
+        write_to(first.url("beer"), fill_bucket)
+        wait_until_copied(second, first, protocol)
 
 
 @pytest.mark.parametrize("protocol", STREAMED)
 def test_copy_that_cannot_roll_back_restarts_from_zero(tmp_path, protocol):
-    """It has no older versions any more; what the original sends then is not all that it needs."""
-    with original() as first, bridge(first, protocol, data_dir=tmp_path) as second:
+    """The copy has no older versions to return to, and the upstream sends only the changes after the rollback."""
+    with run_upstream() as first, run_bridge(first, protocol, data_dir=tmp_path) as second:
         with connected(first, "beer") as client:
             for value in (b"1", b"2", b"3", b"4"):
                 for key in (b"a", b"b"):
                     assert client.set(key, value).specific == Status.SUCCESS
-                    follow(second, first, protocol)  # so that each is a snapshot
+                    wait_until_copied(second, first, protocol)  # each change is a snapshot of its own
         with connected(second, "beer") as client:
             assert client.status(CompactDb()) == Status.SUCCESS
-        lose(first, 0, 5)
-        until(second, is_like(second, first, protocol))
-        assert run(second, lambda: documents(second)) == run(first, lambda: documents(first))
+        fail_over_to(first, 0, 5)
+        until(second, make_copy_check(second, first, protocol))
+        assert run(second, lambda: get_documents(second)) == run(first, lambda: get_documents(first))
 
 
 @pytest.mark.parametrize("protocol", STREAMED)
 def test_snapshots_end_where_the_upstream_hides_nothing(protocol):
-    with original() as first:
+    with run_upstream() as first:
         with connected(first, "beer") as client:
             for key in (b"a", b"b", b"a"):
                 client.set(key, b"v", vbucket=0)
-        with bridge(first, protocol) as second:
-            follow(second, first, protocol)
+        with run_bridge(first, protocol) as second:
+            wait_until_copied(second, first, protocol)
             with connected(second, "beer") as client:
                 client.open().stream(0, end=2)
                 assert [getattr(change, "by_seqno", None) for change in client.changes()] == [None, 2, 3]
@@ -307,52 +316,52 @@ def test_snapshots_end_where_the_upstream_hides_nothing(protocol):
 
 @pytest.mark.parametrize("protocol", STREAMED)
 def test_promoted_vbucket_is_followed_again_as_a_replica(protocol):
-    with original() as first, bridge(first, protocol) as second, connected(second, "beer") as client:
-        write(first.url("beer"), fill)
-        follow(second, first, protocol)
-        before = run(second, lambda: histories(second)[0])
+    with run_upstream() as first, run_bridge(first, protocol) as second, connected(second, "beer") as client:
+        write_to(first.url("beer"), fill_bucket)
+        wait_until_copied(second, first, protocol)
+        before = run(second, lambda: get_histories(second)[0])
         set_state(second, 0, ACTIVE)
         assert client.set(b"own", b"v", vbucket=0).specific == Status.SUCCESS
-        write(first.url("beer"), lambda bucket: fill(bucket, 1))
-        expected = run(first, lambda: histories(first)[1:])
-        until(second, lambda: histories(second)[1:] == expected)
-        log, high, _, items = run(second, lambda: histories(second)[0])
+        write_to(first.url("beer"), lambda bucket: fill_bucket(bucket, 1))
+        expected = run(first, lambda: get_histories(first)[1:])
+        until(second, lambda: get_histories(second)[1:] == expected)
+        log, high, _, items = run(second, lambda: get_histories(second)[0])
         assert (high, items) == (before[1] + 1, before[3] + 1)
         assert (log[0].seqno, log[1:]) == (before[1], before[0])
         set_state(second, 0, REPLICA)
-        follow(second, first, protocol)
+        wait_until_copied(second, first, protocol)
 
 
 def test_foreign_writes_to_a_copy_are_rolled_back():
-    with original() as first, bridge(first, "dcp") as second:
+    with run_upstream() as first, run_bridge(first, "dcp") as second:
         vbucket = second.buckets["beer"].store.vbuckets[0]
         run(
             second, lambda: [vbucket.incoming.apply(Event.MUTATION, b"k%d" % n, cas=1, rev_seqno=1) for n in range(100)]
         )
-        write(first.url("beer"), fill)
-        follow(second, first, "dcp")
+        write_to(first.url("beer"), fill_bucket)
+        wait_until_copied(second, first, "dcp")
 
 
 def test_foreign_writes_between_connections_are_rolled_back():
-    with original() as first, bridge(first, "dcp") as second:
-        write(first.url("beer"), fill)
-        follow(second, first, "dcp")
+    with run_upstream() as first, run_bridge(first, "dcp") as second:
+        write_to(first.url("beer"), fill_bucket)
+        wait_until_copied(second, first, "dcp")
         copies, vbucket = second.bridge.copies, second.buckets["beer"].store.vbuckets[0]
-        run(second, lambda: copies.mirrored.discard(0))  # as where the connection has ended
-        write(first.url("beer"), lambda bucket: fill(bucket, 1))
-        expected = run(first, lambda: histories(first)[1:])
-        until(second, lambda: histories(second)[1:] == expected)
+        run(second, lambda: copies.mirrored.discard(0))  # as after the end of the connection
+        write_to(first.url("beer"), lambda bucket: fill_bucket(bucket, 1))
+        expected = run(first, lambda: get_histories(first)[1:])
+        until(second, lambda: get_histories(second)[1:] == expected)
 
-        def intrude():
+        def write_foreign():
             vbucket.incoming.apply(Event.MUTATION, b"own", cas=1, rev_seqno=1)
             copies.restart.set()
 
-        run(second, intrude)
-        follow(second, first, "dcp")
+        run(second, write_foreign)
+        wait_until_copied(second, first, "dcp")
 
 
 class Intruder:
-    """Writes to a copy as soon as it can after the bridge has changed its branches."""
+    """Writes to a copy directly after the bridge has changed the copy's branches."""
 
     def __init__(self, node):
         self.loop = node.loop
@@ -360,7 +369,7 @@ class Intruder:
         self.vbucket = self.served.store.vbuckets[0]
 
     def provoke(self, copies):
-        """Let the bridge connect anew, and find that the copy is on a branch of its own."""
+        """Give the copy a branch of its own, and make the bridge connect again."""
         history = self.vbucket.history
         history.failover_log = create_entry(
             history.failover_log, 2**40 + next(vbuuids), self.vbucket.changes.high_seqno
@@ -372,90 +381,90 @@ class Intruder:
         self.served.listeners.discard(self)
         self.loop.call_soon(self.write)
 
-    def write(self):
+    def write_to(self):
         self.vbucket.incoming.apply(Event.MUTATION, b"own", cas=1, rev_seqno=1)
 
 
 def test_foreign_writes_during_a_comparison_are_rolled_back(monkeypatch):
     monkeypatch.setattr(delivery_writer, "_SLICE_SECONDS", 0.0)
-    with original() as first, bridge(first, "dcp") as second:
-        write(first.url("beer"), fill)
-        follow(second, first, "dcp")
+    with run_upstream() as first, run_bridge(first, "dcp") as second:
+        write_to(first.url("beer"), fill_bucket)
+        wait_until_copied(second, first, "dcp")
         copies, intruder = second.bridge.copies, Intruder(second)
         run(second, lambda: copies.mirrored.discard(0))
-        write(first.url("beer"), lambda bucket: fill(bucket, 1))
-        expected = run(first, lambda: histories(first)[1:])
-        until(second, lambda: histories(second)[1:] == expected)
+        write_to(first.url("beer"), lambda bucket: fill_bucket(bucket, 1))
+        expected = run(first, lambda: get_histories(first)[1:])
+        until(second, lambda: get_histories(second)[1:] == expected)
         run(second, lambda: intruder.provoke(copies))
-        follow(second, first, "dcp")
+        wait_until_copied(second, first, "dcp")
 
 
 def test_promoted_vbucket_is_not_followed_over_tap():
-    with original() as first, bridge(first, "tap") as second, connected(second, "beer") as client:
-        write(first.url("beer"), fill)
-        follow(second, first, "tap")
+    with run_upstream() as first, run_bridge(first, "tap") as second, connected(second, "beer") as client:
+        write_to(first.url("beer"), fill_bucket)
+        wait_until_copied(second, first, "tap")
         set_state(second, 0, ACTIVE)
         assert client.set(b"own", b"v", vbucket=0).specific == Status.SUCCESS
-        high = run(second, lambda: histories(second)[0][1])
-        write(first.url("beer"), lambda bucket: fill(bucket, 1))
-        expected = {place: item for place, item in run(first, lambda: documents(first)).items() if place[0]}
-        until(second, lambda: {p: item for p, item in documents(second).items() if p[0]} == expected)
-        assert run(second, lambda: histories(second)[0][1]) == high
+        high = run(second, lambda: get_histories(second)[0][1])
+        write_to(first.url("beer"), lambda bucket: fill_bucket(bucket, 1))
+        expected = {place: item for place, item in run(first, lambda: get_documents(first)).items() if place[0]}
+        until(second, lambda: {p: item for p, item in get_documents(second).items() if p[0]} == expected)
+        assert run(second, lambda: get_histories(second)[0][1]) == high
         assert run(second, lambda: second.bridge.connections) == 1
         set_state(second, 0, REPLICA)
-        follow(second, first, "tap")
+        wait_until_copied(second, first, "tap")
 
 
 def test_demoted_vbucket_is_followed_again():
-    with original() as first, bridge(first, "dcp") as second:
+    with run_upstream() as first, run_bridge(first, "dcp") as second:
         for number in range(VBUCKETS):
             set_state(second, number, ACTIVE)
-        write(first.url("beer"), fill)
+        write_to(first.url("beer"), fill_bucket)
         set_state(second, 3, PENDING)
-        expected = run(first, lambda: histories(first)[3])
-        until(second, lambda: histories(second)[3] == expected)
-        assert run(second, lambda: [high for _, high, *_ in histories(second)[:3]]) == [0, 0, 0]
+        expected = run(first, lambda: get_histories(first)[3])
+        until(second, lambda: get_histories(second)[3] == expected)
+        assert run(second, lambda: [high for _, high, *_ in get_histories(second)[:3]]) == [0, 0, 0]
 
 
 def test_failover_without_loss_is_no_rollback():
-    with original() as first, bridge(first, "dcp") as second:
-        write(first.url("beer"), fill)
-        follow(second, first, "dcp")
+    with run_upstream() as first, run_bridge(first, "dcp") as second:
+        write_to(first.url("beer"), fill_bucket)
+        wait_until_copied(second, first, "dcp")
         set_state(first, 0, REPLICA)
         set_state(first, 0, ACTIVE)
-        follow(second, first, "dcp")
-        assert run(second, lambda: len(histories(second)[0][0])) == 2
+        wait_until_copied(second, first, "dcp")
+        assert run(second, lambda: len(get_histories(second)[0][0])) == 2
         assert run(second, lambda: second.bridge.copies.rollbacks) == 0
 
 
-# What it says
+# Reports
 
 
 def test_statistics_show_the_upstream():
-    with original() as first, bridge(first, "upr") as second:
-        write(first.url("beer"), fill)
-        follow(second, first, "upr")
+    with run_upstream() as first, run_bridge(first, "upr") as second:
+        write_to(first.url("beer"), fill_bucket)
+        wait_until_copied(second, first, "upr")
         with connected(second, "beer") as client:
             stats = client.stats("follow")
         assert first.url("beer") == stats["url"]
         assert (stats["dialect"], stats["connected"], stats["connections"]) == ("upr", "true", "1")
-        assert int(stats["vb_0:seqno"]) == histories(first)[0][1] == int(stats["vb_0:whole_seqno"])
+        assert int(stats["vb_0:seqno"]) == get_histories(first)[0][1] == int(stats["vb_0:whole_seqno"])
         with connected(first, "beer") as client:
             frame = client.ask(Stat(key=b"follow"))
             assert frame.specific == Status.KEY_ENOENT
 
 
 def test_connection_string_can_choose_the_dialect():
-    with original() as first, Node.running(follow=first.url("beer") + "?protocol=upr-draft") as second:
+    with run_upstream() as first, Node.running(follow=first.url("beer") + "?protocol=upr-draft") as second:
         assert second.bridge is not None
         assert second.bridge.dialect == "upr-draft"
 
 
-# What cannot be followed
+# Unsuitable upstreams
 
 
 def test_missing_upstream_is_reported():
-    with original() as first:
+    with run_upstream() as first:
         url = first.url("beer")
     with pytest.raises(Unreachable, match=r"limit 0\.01 s"), Node.running(follow=url + "?retrySeconds=0.01"):
         pass
@@ -463,7 +472,7 @@ def test_missing_upstream_is_reported():
 
 def test_server_without_the_dialect_cannot_be_followed():
     with (
-        original() as first,
+        run_upstream() as first,
         OldServer(first, COUCHBASE_2_5) as server,
         pytest.raises(UsageError, match=r"is Couchbase 2.5.1, which has no DCP: try protocol=tap"),
         Node.running(follow=server.url()),
@@ -482,7 +491,7 @@ def test_server_without_the_dialect_cannot_be_followed():
 )
 def test_unsuitable_upstreams_are_refused(url, buckets, protocol, message):
     with (
-        original() as first,
+        run_upstream() as first,
         pytest.raises(UsageError, match=message),
         Node.running(buckets, follow=url.format(first.url("beer").removesuffix("/beer")), protocol=protocol),
     ):
@@ -501,36 +510,36 @@ def test_unsuitable_upstreams_are_refused(url, buckets, protocol, message):
     ],
 )
 def test_lasting_error_ends_following(buckets, vbuckets, message):
-    with original() as first:
+    with run_upstream() as first:
         stack = ExitStack()
         second = stack.enter_context(Node.running(follow=first.url("beer") + "?retrySeconds=0.3"))
         port = first.kv_port
-        write(first.url("beer"), fill)
-        follow(second, first, "dcp")
+        write_to(first.url("beer"), fill_bucket)
+        wait_until_copied(second, first, "dcp")
     with stack, Node.running(buckets, vbuckets, port=port):
         assert second.bridge is not None
         task = second.bridge.task
 
-        async def ended():
+        async def wait_for_end():
             await asyncio.wait([task], timeout=PATIENCE)
             return task.exception()
 
-        found = asyncio.run_coroutine_threadsafe(ended(), second.loop).result(PATIENCE)
+        found = asyncio.run_coroutine_threadsafe(wait_for_end(), second.loop).result(PATIENCE)
         with pytest.raises(Error, match=message):
             raise found
-        assert read(second.url("beer"), "dcp")  # it goes on serving
+        assert read_newest(second.url("beer"), "dcp")  # the bridge keeps serving
 
 
 def test_bridge_node_serves_other_buckets():
-    with original() as first, Node.running(["own"], 8, follow=first.url("beer")) as second:
+    with run_upstream() as first, Node.running(["own"], 8, follow=first.url("beer")) as second:
         assert {name: len(served.store.vbuckets) for name, served in second.buckets.items()} == {"own": 8, "beer": 4}
-        write(second.url("own"), fill)
+        write_to(second.url("own"), fill_bucket)
 
 
-# Anything may happen
+# Random actions
 
 KEYS = [b"a", b"b", b"c"]
-events = st.lists(
+ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("set"), st.sampled_from(KEYS), st.integers(0, 1)),
         st.tuples(st.just("delete"), st.sampled_from(KEYS), st.integers(0, 1)),
@@ -545,18 +554,18 @@ events = st.lists(
 
 @pytest.mark.parametrize("protocol", DIALECTS)
 @settings(max_examples=scaled(15), suppress_health_check=[HealthCheck.too_slow])
-@given(events)
-def test_copy_converges_to_the_upstream(protocol, happening):
-    with Node.running(["beer"], 2) as first, bridge(first, protocol) as second:
+@given(ACTIONS)
+def test_copy_converges_to_the_upstream(protocol, actions):
+    with Node.running(["beer"], 2) as first, run_bridge(first, protocol) as second:
         with connected(first, "beer") as client:
-            for kind, what, vbucket in happening:
+            for kind, argument, vbucket in actions:
                 if kind == "set":
-                    assert client.set(what, b"v", vbucket=vbucket).specific == Status.SUCCESS
+                    assert client.set(argument, b"v", vbucket=vbucket).specific == Status.SUCCESS
                 elif kind == "delete":
-                    client.delete(what, vbucket=vbucket)
-                elif kind == "lose" and protocol != "tap":  # which cannot say so
-                    high = run(first, lambda vb=vbucket: histories(first)[vb][1])
-                    lose(first, vbucket, max(0, high - what))
+                    client.delete(argument, vbucket=vbucket)
+                elif kind == "lose" and protocol != "tap":  # TAP has no message for a rollback
+                    high = run(first, lambda vb=vbucket: get_histories(first)[vb][1])
+                    fail_over_to(first, vbucket, max(0, high - argument))
                 elif kind == "flush":
                     client.ask(Flush())
                 elif kind == "promote":
@@ -565,8 +574,8 @@ def test_copy_converges_to_the_upstream(protocol, happening):
                         own.set(b"own", b"v", vbucket=vbucket)
                     set_state(second, vbucket, REPLICA)
                 elif kind == "settle":
-                    follow(second, first, protocol)
-        follow(second, first, protocol)
+                    wait_until_copied(second, first, protocol)
+        wait_until_copied(second, first, protocol)
 
 
 def test_upstream_with_a_login_is_followed(tmp_path):

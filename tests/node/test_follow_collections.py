@@ -1,4 +1,4 @@
-"""A bridge to a bucket with collections: the copy has them too, with their events, and values with what is in them."""
+"""Bridges to a bucket with collections: the copy has the same collections, events and whole values."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages.dcp import SystemEvent
 from penstock.wire.messages.dcp_values import pack_xattrs
 from tests.node.manifests import ALE, ALES, DEFAULT, LAGER, LAGERS, make_beers, make_key, set_scopes
-from tests.node.test_follow import VBUCKETS, bridge, original
+from tests.node.test_follow import VBUCKETS, run_bridge, run_upstream
 from tests.node.watch import run, until
 from tests.node.wire_client import connected
 
@@ -20,8 +20,11 @@ EVERYTHING = OpenFlag.PRODUCER | OpenFlag.INCLUDE_XATTRS | OpenFlag.INCLUDE_DELE
 XATTRS = pack_xattrs({"_sync": b'{"a":1}', "user": b"2"})
 
 
-def seen(node):
-    """Return all that a consumer gets that wants everything; whether lagers were dropped, or already erased, is one."""
+def read_streams(node):
+    """Return the messages of all vbuckets for a consumer with all options.
+
+    Documents of lagers are left out, since timing decides when a dropped collection is erased.
+    """
     with connected(node, "beer") as client:
         client.hello(Feature.COLLECTIONS, Feature.XATTR).open(flags=EVERYTHING)
         for name in ("enable_noop", "enable_expiry_opcode", "flatbuffers_system_events"):
@@ -33,19 +36,19 @@ def seen(node):
         return found
 
 
-def manifest(node):
+def get_manifest(node):
     return node.buckets["beer"].store.manifests.current
 
 
-def history(node):
+def get_history(node):
     return [
         (each.history.failover_log, each.changes.high_seqno, each.history.whole_seqno)
         for each in node.buckets["beer"].store.vbuckets
     ]
 
 
-def attributes(node):
-    """Store a document with extended attributes, and a tombstone with such."""
+def store_attributes(node):
+    """Store a document and a tombstone with extended attributes."""
 
     def store():
         served = node.buckets["beer"]
@@ -59,40 +62,40 @@ def attributes(node):
     run(node, store)
 
 
-def follow(second, first):
-    expected, there = run(first, lambda: (history(first), manifest(first)))
-    until(second, lambda: history(second) == expected and manifest(second).has_same_content(there))
+def wait_until_copied(second, first):
+    expected, upstream_manifest = run(first, lambda: (get_history(first), get_manifest(first)))
+    until(second, lambda: get_history(second) == expected and get_manifest(second).has_same_content(upstream_manifest))
 
 
 def test_copy_has_the_collections_of_the_upstream():
-    with original() as first, connected(first, "beer") as writer:
+    with run_upstream() as first, connected(first, "beer") as writer:
         writer.hello(Feature.COLLECTIONS)
         set_scopes(writer, 1, DEFAULT, make_beers(ALE, LAGER))
         for vbucket in range(VBUCKETS):
             for collection in (0, ALES, LAGERS, ALES):
                 writer.set(make_key(collection, b"%d" % vbucket), b"v", vbucket=vbucket, flags=3)
             writer.delete(make_key(0, b"%d" % vbucket), vbucket=vbucket)
-        attributes(first)
-        with bridge(first, "dcp") as second:
-            follow(second, first)
-            assert seen(second) == seen(first)
+        store_attributes(first)
+        with run_bridge(first, "dcp") as second:
+            wait_until_copied(second, first)
+            assert read_streams(second) == read_streams(first)
             stout = {"name": "stouts", "uid": "200"}
             set_scopes(writer, 2, DEFAULT, make_beers({**ALE, "maxTTL": 9}, LAGER, stout))
             set_scopes(writer, 3, DEFAULT, make_beers({**ALE, "maxTTL": 9}, stout))
             writer.set(make_key(0x200), b"new", vbucket=2)
-            follow(second, first)
-            assert seen(second) == seen(first)
-            assert any(isinstance(each, SystemEvent) for messages in seen(second) for each in messages)
+            wait_until_copied(second, first)
+            assert read_streams(second) == read_streams(first)
+            assert any(isinstance(each, SystemEvent) for messages in read_streams(second) for each in messages)
 
 
 @pytest.mark.parametrize("protocol", ["upr", "tap"])
 def test_dialects_without_collections_fill_the_default_collection(protocol):
-    with original() as first, connected(first, "beer") as writer:
+    with run_upstream() as first, connected(first, "beer") as writer:
         writer.hello(Feature.COLLECTIONS)
         set_scopes(writer, 1, DEFAULT, make_beers(ALE))
         for collection in (ALES, 0, ALES):
             writer.set(make_key(collection), b"v")
-        with bridge(first, protocol) as second:
+        with run_bridge(first, protocol) as second:
             vbucket = second.buckets["beer"].store.vbuckets[0]
             until(second, lambda: vbucket.get(make_key(0)) is not None)
             assert run(second, lambda: vbucket.get(make_key(ALES))) is None

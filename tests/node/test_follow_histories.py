@@ -1,4 +1,4 @@
-"""What a bridge makes of its upstream's history: snapshots, failover logs, and the part that two of them share."""
+"""Copies of an upstream's history: snapshots, failover logs, and the common part of two histories."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -21,16 +21,21 @@ from tests.patience import PATIENCE
 
 numbers = count(1)
 
-# An upstream that is a script
+# Scripted upstreams
 
 
-class Original(Script):
-    """A peer with one vbucket, whose streams a test answers: `serve(peer, request)`."""
+class ScriptedUpstream(Script):
+    """Peer with one vbucket, whose streams a test answers.
+
+    Attributes:
+        serve: answers a stream request of a peer; returns the bytes of the answer.
+        requested: start seqno, vbuuid and snapshot of each stream request.
+    """
 
     def __init__(self, serve):
         super().__init__(self.respond, vbuckets=1)
         self.serve = serve
-        self.asked = []
+        self.requested = []
 
     def respond(self, peer, frame):
         if frame.opcode == Opcode.GET_FAILOVER_LOG:
@@ -38,13 +43,13 @@ class Original(Script):
         if frame.opcode == Opcode.DCP_STREAM_REQ:
             request = decode_frame(frame)
             assert isinstance(request, StreamReq)
-            self.asked.append((request.start_seqno, request.vbuuid, request.snap_start, request.snap_end))
+            self.requested.append((request.start_seqno, request.vbuuid, request.snap_start, request.snap_end))
             return self.serve(peer, request)
         return None
 
 
 @asynccontextmanager
-async def copy_of(script):
+async def run_copy(script):
     node = await Node.start(port=0, follow=script.url())
     try:
         (served,) = node.buckets.values()
@@ -58,16 +63,16 @@ async def test_incomplete_snapshot_is_not_served_and_fetched_again():
     def serve(peer, request):
         if request.start_seqno:
             return accept(request, LOG) + marker(request, 3, 900) + mutations(request, 5, 900)
-        begun = marker(request, 1, 2) + mutations(request, 1, 2) + marker(request, 3, 900)
-        return accept(request, LOG) + begun + mutations(request, 4, *range(6, 400))
+        started = marker(request, 1, 2) + mutations(request, 1, 2) + marker(request, 3, 900)
+        return accept(request, LOG) + started + mutations(request, 4, *range(6, 400))
 
-    async with Original(serve) as script, copy_of(script) as (_, watch, vbucket):
+    async with ScriptedUpstream(serve) as script, run_copy(script) as (_, watch, vbucket):
         await watch.until(lambda: vbucket.changes.high_seqno == 399)
         assert vbucket.history.whole_seqno == 2
         assert [vbucket.history.open_snapshot(0, end).end_seqno for end in (1, 2, 3, 399)] == [1, 2, 2, 2]
         script.peers[-1].transport.abort()
         await watch.until(lambda: vbucket.history.whole_seqno == 900)
-        assert script.asked == [(0, 0, 0, 0), (2, 11, 2, 2)]
+        assert script.requested == [(0, 0, 0, 0), (2, 11, 2, 2)]
         assert [vbucket.history.open_snapshot(0, end).end_seqno for end in (1, 5, 900)] == [900, 900, 900]
         assert vbucket.changes.items == 4
 
@@ -79,7 +84,7 @@ async def test_failover_log_is_stored_before_changes():
     def serve(peer, request):
         return accept(request, newer)
 
-    async with Original(serve) as script, copy_of(script) as (_, watch, vbucket):
+    async with ScriptedUpstream(serve) as script, run_copy(script) as (_, watch, vbucket):
         await watch.until(lambda: vbucket.history.failover_log == newer)
         assert vbucket.changes.high_seqno == 0
 
@@ -89,17 +94,17 @@ async def test_upstream_without_its_history_is_copied_from_zero():
     def serve(peer, request):
         if request.start_seqno:
             return rollback(request, 1)
-        up_to = 4 if len(script.asked) == 1 else 2
+        up_to = 4 if len(script.requested) == 1 else 2
         return accept(request, LOG) + marker(request, 1, up_to) + mutations(request, *range(1, up_to + 1))
 
     async with (
-        Original(serve) as script,
-        copy_of(script) as (node, watch, vbucket),
+        ScriptedUpstream(serve) as script,
+        run_copy(script) as (node, watch, vbucket),
     ):
         await watch.until(lambda: vbucket.history.whole_seqno == 4)
         script.peers[-1].transport.abort()
         await watch.until(lambda: vbucket.history.whole_seqno == 2)
-        assert [start for start, *_ in script.asked] == [0, 4, 0]
+        assert [start for start, *_ in script.requested] == [0, 4, 0]
         assert node.bridge.copies.rollbacks == 1
         assert vbucket.history.failover_log == LOG
 
@@ -109,17 +114,22 @@ async def test_garbage_ends_following():
     def serve(peer, request):
         return accept(request, LOG) + marker(request, 1, 2) + mutations(request, 3)
 
-    async with Original(serve) as script, copy_of(script) as (node, _, vbucket):
+    async with ScriptedUpstream(serve) as script, run_copy(script) as (node, _, vbucket):
         await asyncio.wait([node.bridge.task], timeout=PATIENCE)
         assert "by_seqno 3 behind its snapshot's end 2" in str(node.bridge.task.exception())
         assert vbucket.changes.high_seqno == 0
 
 
-# Which part of two histories is the same
+# The common part of two histories
 
 
-class Branching:
-    """A history, each change named by a number that no other change has."""
+class BranchingHistory:
+    """History of numbered changes.
+
+    Attributes:
+        changes: a unique number for each change.
+        log: the failover log.
+    """
 
     def __init__(self, changes=(), log=None):
         self.changes = list(changes)
@@ -133,30 +143,30 @@ class Branching:
         self.log = create_entry(self.log, next(numbers), len(self.changes))
 
 
-acts = st.lists(
+ACTIONS = st.lists(
     st.one_of(st.tuples(st.just("write"), st.integers(1, 5)), st.tuples(st.just("back"), st.integers(0, 8)))
 )
 
 
-def act(history, done):
-    for kind, number in done[:8]:
+def perform_actions(history, actions):
+    for kind, number in actions[:8]:
         if kind == "write":
             history.write(number)
         else:
             history.fail_over(max(0, len(history.changes) - number))
 
 
-@given(acts, st.integers(0, 30), acts, acts)
-@example([("write", 1), ("write", 1), ("back", 0)], 0, [], [("back", 1)])  # a log that is ahead of the changes
+@given(ACTIONS, st.integers(0, 30), ACTIONS, ACTIONS)
+@example([("write", 1), ("write", 1), ("back", 0)], 0, [], [("back", 1)])  # a log with a newer branch than the changes
 def test_common_seqno_is_the_end_of_the_last_common_branch(before, seqno, own, theirs):
-    original = Branching()
-    act(original, before)
+    original = BranchingHistory()
+    perform_actions(original, before)
     seqno = min(seqno, len(original.changes))
-    copy = Branching(original.changes[:seqno], original.log)
-    act(original, theirs)
+    copy = BranchingHistory(original.changes[:seqno], original.log)
+    perform_actions(original, theirs)
     if own:
         copy.fail_over(seqno)
-        act(copy, own)
+        perform_actions(copy, own)
     same = 0
     for mine, other in zip(copy.changes, original.changes, strict=False):
         if mine != other:
@@ -167,15 +177,15 @@ def test_common_seqno_is_the_end_of_the_last_common_branch(before, seqno, own, t
 
 @in_loop
 async def test_silently_flushed_upstream_is_copied_from_zero():
-    """As Couchbase 3.1.6: seqnos begin at 1 again under the same vbuuid, and a position of before would be accepted."""
+    """Couchbase 3.1.6 restarts the seqnos at 1 under the same vbuuid, so it would accept a position from before."""
 
     def serve(peer, request):
-        first = len(script.asked) == 1
+        first = len(script.requested) == 1
         old = marker(request, 1, 41) + mutations(request, 41) if first else b""
         return accept(request, LOG) + old + marker(request, 1, 50) + mutations(request, 1, 50)
 
-    async with Original(serve) as script, copy_of(script) as (_, watch, vbucket):
+    async with ScriptedUpstream(serve) as script, run_copy(script) as (_, watch, vbucket):
         await watch.until(lambda: vbucket.history.whole_seqno == 50)
         assert vbucket.get(b"\0k41") is None
         assert vbucket.changes.items == 2
-    assert script.asked == [(0, 0, 0, 0)] * 2
+    assert script.requested == [(0, 0, 0, 0)] * 2

@@ -1,4 +1,4 @@
-"""A bridge to a bucket on several nodes, of which one is away for a while."""
+"""A bridge to a bucket on several nodes, one of which is unreachable for a while."""
 
 import asyncio
 
@@ -19,8 +19,8 @@ def cluster(tmp_path):
         node.kill()
 
 
-def write(cluster, vbuckets):
-    """Store 40 new documents in these vbuckets; none of them is written twice."""
+def write_documents(cluster, vbuckets):
+    """Store 40 new documents in these vbuckets."""
 
     async def store():
         async with connect(cluster.url(0, 1)) as bucket:
@@ -29,8 +29,8 @@ def write(cluster, vbuckets):
     asyncio.run(store())
 
 
-def has(node, changes):
-    """Return whether a node has so many changes."""
+def make_count_check(node, changes):
+    """Return a function that checks whether a node has this number of changes."""
     vbuckets = node.buckets["beer"].store.vbuckets
     return lambda: sum(vbucket.changes.high_seqno for vbucket in vbuckets) == changes
 
@@ -41,21 +41,21 @@ def test_unreachable_node_delays_only_its_own_vbuckets(cluster):
     with Node.running(follow=cluster.url(0, 1)) as copy:
         bridge = copy.buckets["beer"].bridge
         assert isinstance(bridge, Bridge)
-        write(cluster, everything)
-        until(copy, has(copy, 40))
-        owners = asyncio.run(owners_of(cluster))
+        write_documents(cluster, everything)
+        until(copy, make_count_check(copy, 40))
+        owners = asyncio.run(read_owners(cluster))
         others = {vbucket for vbucket in everything if owners[vbucket] != 2}
         cluster.nodes[2].kill()
         for changes in (80, 120):
-            write(cluster, others)
-            until(copy, has(copy, changes))
+            write_documents(cluster, others)
+            until(copy, make_count_check(copy, changes))
         cluster.nodes[2].start()
-        write(cluster, everything - others)
-        write(cluster, everything)
-        until(copy, has(copy, 200))
+        write_documents(cluster, everything - others)
+        write_documents(cluster, everything)
+        until(copy, make_count_check(copy, 200))
         assert run(copy, lambda: (bridge.connections, bridge.copies.rollbacks)) == (1, 0)
 
 
-async def owners_of(cluster):
+async def read_owners(cluster):
     async with connect(cluster.url(0)) as bucket:
         return (await bucket.cluster()).owners

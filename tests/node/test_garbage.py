@@ -15,7 +15,7 @@ from tests.patience import PATIENCE
 
 
 class _Link:
-    """An object that can be part of a cycle, and be watched."""
+    """Object that can be part of a cycle and have weak references."""
 
     def __init__(self) -> None:
         self.other: _Link | None = None
@@ -28,9 +28,9 @@ def _make_cycle() -> weakref.ref[_Link]:
 
 
 @pytest.fixture
-def spared() -> Iterator[None]:
+def spared_objects() -> Iterator[None]:
     garbage = _make_cycle()
-    has_frozen = gc.get_freeze_count() > 0  # the collected tests, see tests/conftest.py; they are to stay so
+    has_frozen = gc.get_freeze_count() > 0  # the objects of the collected tests, see tests/conftest.py, stay frozen
     spare_present_objects()
     try:
         assert garbage() is None
@@ -40,13 +40,13 @@ def spared() -> Iterator[None]:
             gc.unfreeze()
 
 
-@pytest.mark.usefixtures("spared")
+@pytest.mark.usefixtures("spared_objects")
 def test_present_objects_are_not_visited() -> None:
     assert gc.get_freeze_count() > len(gc.get_objects())
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("spared")
+@pytest.mark.usefixtures("spared_objects")
 def test_later_garbage_is_collected() -> None:
     garbage = _make_cycle()
     gc.collect()
@@ -66,7 +66,7 @@ with penstock.Node.running(buckets=["beer"]):
 
 @pytest.mark.process
 def test_garbage_of_a_served_node_is_collected() -> None:
-    """A bucket and its vbuckets refer to each other: a deleted one is freed by the collector alone."""
+    """A bucket and its vbuckets refer to each other, so only the collector frees a deleted bucket."""
     program = """
 import gc, os, sys
 from penstock.cli.base.app import app

@@ -17,7 +17,7 @@ def node():
 
 
 def test_answer_time_does_not_reveal_users(node):
-    """The bounds are six standard deviations of that share for so many samples."""
+    """The bounds are six standard deviations of the share, for this number of samples."""
     found = enumeration(node, times=5000, verdicts=500)
     shares = {kind: share_above(known, unknown) for kind, (known, unknown) in found.items()}
     assert abs(shares["a challenge"] - 0.5) < 0.035, shares

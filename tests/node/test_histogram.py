@@ -1,4 +1,4 @@
-"""Durations by powers of two of microseconds."""
+"""Histograms of durations, with powers of two of microseconds as bounds."""
 
 import pytest
 

@@ -19,7 +19,7 @@ from penstock.wire.messages.kv import (
     pack_features,
     unpack_key_list,
 )
-from tests.node.test_collections import ALES, LAGERS, modern, prefixed  # noqa: F401 - modern is a fixture
+from tests.node.test_collections import ALES, LAGERS, modern, prefix_key  # noqa: F401 - modern is a fixture
 from tests.node.wire_client import connected
 
 S = Status
@@ -52,8 +52,8 @@ def test_get_random_key_returns_a_document(client):
 
 def test_get_random_key_reads_one_collection(modern):  # noqa: F811
     modern.set(b"\0of the default one", b"v")
-    modern.set(prefixed(ALES, b"k"), b"v", vbucket=5)
-    assert modern.ask(GetRandomKey(collection_id=ALES)).key == prefixed(ALES, b"k")
+    modern.set(prefix_key(ALES, b"k"), b"v", vbucket=5)
+    assert modern.ask(GetRandomKey(collection_id=ALES)).key == prefix_key(ALES, b"k")
     assert modern.ask(GetRandomKey()).key == b"\0of the default one"
     assert modern.status(GetRandomKey(collection_id=LAGERS)) == S.KEY_ENOENT
     assert modern.status(GetRandomKey(collection_id=77)) == S.UNKNOWN_COLLECTION
@@ -98,5 +98,5 @@ def test_get_keys_without_a_match_is_refused(client, message, status):
 
 def test_get_keys_lists_one_collection(modern):  # noqa: F811
     for collection in (0, ALES, LAGERS):
-        modern.set(prefixed(collection, b"k"))
-    assert list(unpack_key_list(modern.ask(GetKeys(key=prefixed(ALES, b"a"))).value)) == [prefixed(ALES, b"k")]
+        modern.set(prefix_key(collection, b"k"))
+    assert list(unpack_key_list(modern.ask(GetKeys(key=prefix_key(ALES, b"a"))).value)) == [prefix_key(ALES, b"k")]
