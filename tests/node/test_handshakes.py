@@ -1,4 +1,4 @@
-"""The cost of a TLS connection, idle or before its handshake."""
+"""TLS connections: their memory, limits before and during handshakes, and reloads of the CA."""
 
 import asyncio
 import os
@@ -26,7 +26,11 @@ CONNECTIONS = 40
 
 @pytest.fixture
 def certificates(tmp_path):
-    """Files of a node, `pem` and `key`, and those of clients: the `ca` of both, `client` and `client_key`."""
+    """Write the files of a node (`pem`, `key`), of a client (`client`, `client_key`), and their CA (`ca`).
+
+    Returns:
+        The directory of the files.
+    """
     made = make_certificates([], "root", 2, datetime.now(UTC))
     files = {
         "pem": made["server"].certificate,
@@ -41,8 +45,8 @@ def certificates(tmp_path):
 
 
 @contextmanager
-def serving(certificates, **options):
-    """Run a node; yield it, and the context of its clients."""
+def run_tls_node(certificates, **options):
+    """Run a node with TLS, and yield it with the context of its clients."""
     context = ssl.create_default_context(cafile=certificates / "ca")
     files = {"certificate": certificates / "pem", "key": certificates / "key"}
     with Node.running(vbuckets=1, tls_port=0, **files, **options) as node:
@@ -51,11 +55,11 @@ def serving(certificates, **options):
 
 @pytest.fixture
 def encrypted(certificates):
-    with serving(certificates) as both:
+    with run_tls_node(certificates) as both:
         yield both
 
 
-def test_an_idle_connection_keeps_a_small_buffer(encrypted):
+def test_idle_connection_keeps_a_small_buffer(encrypted):
     node, context = encrypted
     with ExitStack() as stack:
         clients = [stack.enter_context(connected(node, tls=context))]
@@ -68,7 +72,7 @@ def test_an_idle_connection_keeps_a_small_buffer(encrypted):
             each = (tracemalloc.get_traced_memory()[0] - before) / CONNECTIONS
         finally:
             tracemalloc.stop()
-    assert each < (1 << 16) + 16 * 1024  # the client's own slab, and the node's part; OpenSSL's is not counted here
+    assert each < (1 << 16) + 16 * 1024  # the client's slab and the node's objects; tracemalloc does not count OpenSSL
 
 
 @pytest.mark.parametrize("nbytes", [4 * READ_BYTES, 18 << 20])
@@ -82,7 +86,7 @@ def test_message_longer_than_the_buffer_arrives(encrypted, nbytes):
 
 
 def test_silent_tls_peers_need_little_memory(encrypted):
-    """The memory of the node is compared with the sockets of the peers."""
+    """The peers cost only their sockets in this process, so the growth is the memory of the node."""
     node, context = encrypted
     with ExitStack() as stack, connected(node, tls=context) as client:
         tracemalloc.start()
@@ -101,49 +105,49 @@ def test_silent_tls_peers_need_little_memory(encrypted):
 
 def test_silent_tls_peers_are_limited(certificates, monkeypatch):
     monkeypatch.setattr(tls_handshakes, "MAX_SILENT", 6)
-    with serving(certificates) as (node, context), ExitStack() as stack:
+    with run_tls_node(certificates) as (node, context), ExitStack() as stack:
         address = (node.host, node.tls_port)
         silent = [stack.enter_context(socket.create_connection(address, PATIENCE)) for _ in range(4)]
-        assert ended(silent[0])
-        with connected(node, tls=context) as client:  # so the second is too many as well
+        assert is_closed(silent[0])
+        with connected(node, tls=context) as client:  # one more connection, so the second is ended as well
             assert client.status(Noop()) == Status.SUCCESS
-        assert ended(silent[1])
+        assert is_closed(silent[1])
         assert is_open(silent[2])
 
 
-HELLO = bytes.fromhex("1603010200010001fc0303")  # the beginning of a ClientHello
+HELLO = bytes.fromhex("1603010200010001fc0303")  # the first bytes of a ClientHello
 
 
 @pytest.mark.parametrize("port", ["tls_port", "https_port"])
 def test_simultaneous_handshakes_are_limited(certificates, monkeypatch, port):
-    """A peer of another address does not count, nor does one without a ClientHello."""
+    """Peers of other addresses and peers without a whole ClientHello are not counted."""
     monkeypatch.setattr(tls_handshakes, "MAX_HANDSHAKES", 6)
-    with serving(certificates) as (node, context), ExitStack() as stack:
+    with run_tls_node(certificates) as (node, context), ExitStack() as stack:
         address = (node.host, getattr(node, port))
         silent = stack.enter_context(socket.create_connection(address, PATIENCE))
         silent.send(HELLO)
         other = stack.enter_context(socket.create_connection(address, PATIENCE, ("127.0.0.2", 0)))
         waiting = [stack.enter_context(socket.create_connection(address, PATIENCE)) for _ in range(5)]
         for peer in (other, *waiting):
-            peer.send(hello_of(context))
-            assert peer.recv(1)  # the answer to it
-        assert drained(waiting[0])
-        assert drained(waiting[1])
+            peer.send(make_client_hello(context))
+            assert peer.recv(1)  # the ServerHello
+        assert read_to_end(waiting[0])
+        assert read_to_end(waiting[1])
         with connected(node, tls=context) as client:
             assert client.status(Noop()) == Status.SUCCESS
         assert is_open(silent)
 
 
-def hello_of(context):
-    """Return a ClientHello."""
+def make_client_hello(context):
+    """Return the bytes of a ClientHello."""
     outgoing = ssl.MemoryBIO()
     with suppress(ssl.SSLWantReadError):
         context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="127.0.0.1").do_handshake()
     return outgoing.read()
 
 
-def drained(peer):
-    """Wait for the end of a connection."""
+def read_to_end(peer):
+    """Read up to the end of a connection."""
     try:
         while peer.recv(1 << 16):
             continue
@@ -162,13 +166,13 @@ def is_open(peer):
 
 @pytest.mark.parametrize("pieces", [1, 7, 1000])
 def test_handshake_in_pieces_succeeds(encrypted, pieces):
-    """A client is served in any case; and it may close while it gets a reply."""
+    """The client also closes its TLS session while it reads a reply."""
     node, context = encrypted
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
     with socket.create_connection((node.host, node.tls_port), PATIENCE) as peer:
 
-        def until_done(work):
+        def run_until_done(work):
             while True:
                 try:
                     return work()
@@ -182,17 +186,17 @@ def test_handshake_in_pieces_succeeds(encrypted, pieces):
             for start in range(0, len(data), size):
                 peer.sendall(data[start : start + size])
 
-        until_done(tls.do_handshake)
+        run_until_done(tls.do_handshake)
         tls.write(Noop().encode())
         send()
-        assert until_done(lambda: tls.read(24))[1] == Noop().encode()[1]
+        assert run_until_done(lambda: tls.read(24))[1] == Noop().encode()[1]
         with suppress(ssl.SSLWantReadError):
             tls.unwrap()
         send()
         with suppress(ssl.SSLWantReadError):
             incoming.write(peer.recv(1 << 16))
-            tls.unwrap()  # the node has closed as well
-        assert ended(peer)
+            tls.unwrap()  # the node has closed its side too
+        assert is_closed(peer)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +206,7 @@ def test_bytes_without_handshake_end_connection(encrypted, sent):
     node, context = encrypted
     with socket.create_connection((node.host, node.tls_port), PATIENCE) as peer:
         peer.sendall(sent)
-        assert drained(peer)
+        assert read_to_end(peer)
     with connected(node, tls=context) as client:
         assert client.status(Noop()) == Status.SUCCESS
 
@@ -213,11 +217,11 @@ def test_damaged_record_ends_connection(encrypted):
         assert client.status(Noop()) == Status.SUCCESS
         raw.settimeout(PATIENCE)
         raw.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
-        assert drained(raw)
+        assert read_to_end(raw)
 
 
 def test_late_reader_gets_the_whole_reply(encrypted):
-    """The node pauses in between: more is asked for than it holds for one connection."""
+    """The replies exceed the node's buffer for a connection, so the node pauses."""
     node, context = encrypted
     value, times = b"v" * 1_000_000, 12
     with connected(node, tls=context, receive_buffer=1 << 16) as client:
@@ -228,7 +232,7 @@ def test_late_reader_gets_the_whole_reply(encrypted):
         assert {client.receive().specific for _ in range(1000)} == {Status.SUCCESS}
 
 
-def ended(peer):
+def is_closed(peer):
     try:
         return not peer.recv(1)
     except ConnectionResetError:
@@ -240,41 +244,41 @@ def test_stopping_node_does_not_wait_for_handshakes(encrypted):
     peer = socket.create_connection((node.host, node.tls_port), PATIENCE)
     asyncio.run_coroutine_threadsafe(node.stop(), node.loop).result(PATIENCE)
     with peer:
-        assert ended(peer)
+        assert is_closed(peer)
 
 
-@pytest.mark.parametrize("another", [False, True], ids=["removed", "another added"])
-def test_certificates_of_a_removed_ca_are_refused(certificates, another):
-    """Neither for new connections, with or without a session of before, nor for those that are open."""
+@pytest.mark.parametrize("kept_ca", [False, True], ids=["removed", "another added"])
+def test_certificates_of_a_removed_ca_are_refused(certificates, kept_ca):
+    """Open connections end, and new connections are refused, also if they resume an earlier session."""
     (certificates / "cas").write_bytes((certificates / "ca").read_bytes())
-    with serving(certificates, client_ca=certificates / "cas") as (node, context), ExitStack() as stack:
+    with run_tls_node(certificates, client_ca=certificates / "cas") as (node, context), ExitStack() as stack:
         certified = ssl.create_default_context(cafile=certificates / "ca")
         certified.load_cert_chain(certificates / "client", certificates / "client_key")
         client = stack.enter_context(connected(node, tls=certified))
         assert client.status(Noop()) == Status.SUCCESS
-        anybody = stack.enter_context(connected(node, tls=context))
-        assert anybody.status(Noop()) == Status.SUCCESS
+        uncertified = stack.enter_context(connected(node, tls=context))
+        assert uncertified.status(Noop()) == Status.SUCCESS
         session = client.socket.session
 
         other = make_certificates([], "root", 2, datetime.now(UTC))["ca"].certificate
-        kept = (certificates / "ca").read_bytes() if another else b""
+        kept = (certificates / "ca").read_bytes() if kept_ca else b""
         (certificates / "cas").write_bytes(kept + other)
         run(node, node.reload)
-        assert anybody.status(Noop()) == Status.SUCCESS
-        if another:
+        assert uncertified.status(Noop()) == Status.SUCCESS
+        if kept_ca:
             assert client.status(Noop()) == Status.SUCCESS
             return
-        assert drained(client.socket)
+        assert read_to_end(client.socket)
         for earlier in (None, session):
-            with pytest.raises((ssl.SSLError, ConnectionResetError)), shaken(node, certified, earlier) as refused:
+            with pytest.raises((ssl.SSLError, ConnectionResetError)), connect_tls(node, certified, earlier) as refused:
                 refused.recv(1)
         with connected(node, tls=context) as newer:
             assert newer.status(Noop()) == Status.SUCCESS
 
 
 @contextmanager
-def shaken(node, context, session):
-    """Connect with TLS, resuming a session if there is one."""
+def connect_tls(node, context, session):
+    """Connect with TLS, and resume a session unless it is None."""
     with (
         socket.create_connection((node.host, node.tls_port), PATIENCE) as peer,
         context.wrap_socket(peer, server_hostname=node.host, session=session) as encrypted,
@@ -284,7 +288,7 @@ def shaken(node, context, session):
 
 def test_failed_reload_changes_nothing(certificates):
     (certificates / "cas").write_bytes((certificates / "ca").read_bytes())
-    with serving(certificates, client_ca=certificates / "cas") as (node, _):
+    with run_tls_node(certificates, client_ca=certificates / "cas") as (node, _):
         certified = ssl.create_default_context(cafile=certificates / "ca")
         certified.load_cert_chain(certificates / "client", certificates / "client_key")
         with connected(node, tls=certified) as client:

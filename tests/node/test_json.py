@@ -1,4 +1,4 @@
-"""The node detects JSON in what is stored, and believes no client about it."""
+"""The node detects JSON in stored values, and ignores the claim of the client."""
 
 from typing import Any
 
@@ -22,12 +22,12 @@ META: dict[str, Any] = {"flags": 0, "expiry": 0, "rev_seqno": 9, "new_cas": 9}
 
 @pytest.fixture
 def reader(node):
-    """A connection that sees what a document is stored with."""
+    """Connect a client that reads values in their stored form."""
     with connected(node) as reader:
         yield reader.hello(F.XATTR, F.SNAPPY, F.JSON)
 
 
-def stored_datatype(reader, key=b"k") -> int:
+def read_stored_datatype(reader, key=b"k") -> int:
     found: int = reader.meta(key).value_datatype
     return found
 
@@ -51,21 +51,21 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("opcode", "form"), STORES, ids=[opcode.name for opcode, _ in STORES])
-@pytest.mark.parametrize("claim", [0, D.JSON, D.SNAPPY, D.JSON | D.SNAPPY])
-def test_stored_datatype_is_detected_from_the_value(client, reader, opcode, form, claim):
-    if claim:
+@pytest.mark.parametrize("claimed_datatype", [0, D.JSON, D.SNAPPY, D.JSON | D.SNAPPY])
+def test_stored_datatype_is_detected_from_the_value(client, reader, opcode, form, claimed_datatype):
+    if claimed_datatype:
         client.hello(F.JSON, F.SNAPPY)
-    packed = claim & D.SNAPPY
+    packed = claimed_datatype & D.SNAPPY
     for number, (value, expected) in enumerate(VALUES):
         key = b"k%d" % number
         if opcode in (Op.REPLACE, Op.REPLACEQ):
             client.set(key, b"old")
         fields = META if form is SetWithMeta else {}
-        message = form(key=key, value=deflate(value) if packed else value, datatype=claim, **fields)
+        message = form(key=key, value=deflate(value) if packed else value, datatype=claimed_datatype, **fields)
         client.send(message.encode(opcode), Noop())
         while (reply := client.receive()).opcode != Op.NOOP:
             assert reply.specific == Status.SUCCESS
-        assert stored_datatype(reader, key) == expected | packed
+        assert read_stored_datatype(reader, key) == expected | packed
         assert reader.get(key).datatype == expected | packed
 
 
@@ -90,20 +90,20 @@ def test_datatype_of_a_compressed_value_is_checked(client, reader):
 def test_append_updates_the_datatype(client, reader, opcode):
     pieces = [b"[", b"1", b"]"] if opcode is Op.APPEND else [b"]", b"1", b"["]
     client.set(b"k", pieces[0])
-    found = [stored_datatype(reader)]
+    found = [read_stored_datatype(reader)]
     for piece in [*pieces[1:], b"x"]:
         client.ask(Append(key=b"k", value=piece).encode(opcode))
-        found.append(stored_datatype(reader))
+        found.append(read_stored_datatype(reader))
     assert found == [0, 0, D.JSON, 0]
 
 
 def test_counter_is_json(client, reader):
     client.ask(Count(key=b"k", delta=1, initial=5))
-    assert stored_datatype(reader) == D.JSON
+    assert read_stored_datatype(reader) == D.JSON
     client.set(b"k", b" 5 apples")
-    assert stored_datatype(reader) == 0
+    assert read_stored_datatype(reader) == 0
     client.ask(Count(key=b"k", delta=1))
-    assert (client.get(b"k").value, stored_datatype(reader)) == (b"6", D.JSON)
+    assert (client.get(b"k").value, read_stored_datatype(reader)) == (b"6", D.JSON)
 
 
 @pytest.mark.parametrize("body", [b"{}", b"text"])
@@ -115,15 +115,15 @@ def test_body_behind_extended_attributes_is_inspected(reader, body, packed):
     )
     assert reader.status(message) == Status.SUCCESS
     expected = D.JSON if body == b"{}" else 0
-    assert stored_datatype(reader) == D.XATTR | packed | expected
+    assert read_stored_datatype(reader) == D.XATTR | packed | expected
     reader.set(b"k", b"{}" if body == b"text" else b"text")
-    assert stored_datatype(reader) == D.XATTR | (D.JSON & ~expected)
+    assert read_stored_datatype(reader) == D.XATTR | (D.JSON & ~expected)
 
 
 def test_subdoc_change_updates_the_datatype(reader):
     message = SubdocMutation.for_path(b"a", b"1", key=b"k", flags=0, doc_flags=DocFlag.MKDOC)
     assert reader.status(message.encode(Op.SUBDOC_DICT_UPSERT)) == Status.SUCCESS
-    assert stored_datatype(reader) == D.JSON
+    assert read_stored_datatype(reader) == D.JSON
 
 
 @pytest.mark.parametrize(("body", "expected"), VALUES[:-1])
@@ -134,7 +134,7 @@ def test_body_of_a_multi_mutation_is_inspected(reader, body, expected):
     ]
     message = MultiMutation(key=b"k", value=pack_mutation_specs(specs), doc_flags=DocFlag.MKDOC)
     assert reader.status(message) == Status.SUCCESS
-    assert stored_datatype(reader) == D.XATTR | expected
+    assert read_stored_datatype(reader) == D.XATTR | expected
 
 
 @pytest.mark.parametrize(("value", "expected"), VALUES)
@@ -142,7 +142,7 @@ def test_tap_has_no_datatype_before_hello(node, reader, value, expected):
     with connected(node) as sender:
         message = TapMutation(key=b"k", value=value, flags=0, expiry=0, ttl=1, tap_flags=TapFlag.ACK)
         assert sender.status(message) == Status.SUCCESS
-    assert stored_datatype(reader) == expected
+    assert read_stored_datatype(reader) == expected
 
 
 def test_streams_have_the_json_bit_without_hello(client):

@@ -1,3 +1,5 @@
+"""Commands that read, store and delete a document: their replies and refusals."""
+
 import json
 import struct
 
@@ -26,53 +28,65 @@ from tests.node.wire_client import connected
 S = Status
 
 
-def request(opcode, **parts) -> Frame:
+def make_request(opcode, **parts) -> Frame:
     return Frame(Magic.REQUEST, opcode, **{"opaque": 77, **parts})
 
 
 FLAGS_AND_EXPIRY = bytes.fromhex("deadbeef 00000000")
 LONG = b"k" * (MAX_KEY + 1)
 
-# Before each of these, `there` is in vbucket 0 with cas 0 refused and the right one unknown.
+# Before each request, the document `there` is stored in vbucket 0. No row has its cas.
 REFUSED = [
-    ("a key that is not there", request(Opcode.GET, key=b"nowhere"), S.KEY_ENOENT),
-    ("a key in another vbucket", request(Opcode.GET, key=b"there", specific=1), S.KEY_ENOENT),
-    ("no key", request(Opcode.GET), S.EINVAL),
-    ("extras where none are", request(Opcode.GET, key=b"there", extras=b"\0\0\0\0"), S.EINVAL),
-    ("a value where none is", request(Opcode.GET, key=b"there", value=b"v"), S.EINVAL),
-    ("a cas where none is", request(Opcode.GET, key=b"there", cas=1), S.EINVAL),
-    ("a long key", request(Opcode.GET, key=LONG), S.EINVAL),
-    ("a datatype not agreed on", request(Opcode.GET, key=b"there", datatype=Datatype.JSON), S.EINVAL),
-    ("a vbucket that is not there", request(Opcode.GET, key=b"there", specific=16), S.NOT_MY_VBUCKET),
-    ("the last number of a vbucket", request(Opcode.GETQ, key=b"there", specific=0xFFFF), S.NOT_MY_VBUCKET),
-    ("no extras", request(Opcode.SET, key=b"k"), S.EINVAL),
-    ("short extras", request(Opcode.SET, key=b"k", extras=b"\0\0\0\0"), S.EINVAL),
-    ("no key to store", request(Opcode.SET, extras=FLAGS_AND_EXPIRY, value=b"v"), S.EINVAL),
-    ("a long key to store", request(Opcode.SET, key=LONG, extras=FLAGS_AND_EXPIRY), S.EINVAL),
+    ("a missing key", make_request(Opcode.GET, key=b"nowhere"), S.KEY_ENOENT),
+    ("a key in another vbucket", make_request(Opcode.GET, key=b"there", specific=1), S.KEY_ENOENT),
+    ("no key", make_request(Opcode.GET), S.EINVAL),
+    ("extras, which GET does not have", make_request(Opcode.GET, key=b"there", extras=b"\0\0\0\0"), S.EINVAL),
+    ("a value, which GET does not have", make_request(Opcode.GET, key=b"there", value=b"v"), S.EINVAL),
+    ("a cas, which GET does not have", make_request(Opcode.GET, key=b"there", cas=1), S.EINVAL),
+    ("a long key", make_request(Opcode.GET, key=LONG), S.EINVAL),
+    ("a datatype not agreed on", make_request(Opcode.GET, key=b"there", datatype=Datatype.JSON), S.EINVAL),
+    ("a missing vbucket", make_request(Opcode.GET, key=b"there", specific=16), S.NOT_MY_VBUCKET),
+    ("the last number of a vbucket", make_request(Opcode.GETQ, key=b"there", specific=0xFFFF), S.NOT_MY_VBUCKET),
+    ("no extras", make_request(Opcode.SET, key=b"k"), S.EINVAL),
+    ("short extras", make_request(Opcode.SET, key=b"k", extras=b"\0\0\0\0"), S.EINVAL),
+    ("no key to store", make_request(Opcode.SET, extras=FLAGS_AND_EXPIRY, value=b"v"), S.EINVAL),
+    ("a long key to store", make_request(Opcode.SET, key=LONG, extras=FLAGS_AND_EXPIRY), S.EINVAL),
     (
-        "a value that is too big",
-        request(Opcode.SET, key=b"k", extras=FLAGS_AND_EXPIRY, value=bytes(MAX_VALUE + 1)),
+        "a value above the limit",
+        make_request(Opcode.SET, key=b"k", extras=FLAGS_AND_EXPIRY, value=bytes(MAX_VALUE + 1)),
         S.E2BIG,
     ),
-    ("JSON not agreed on", request(Opcode.SET, key=b"k", extras=FLAGS_AND_EXPIRY, datatype=1), S.EINVAL),
-    ("unknown datatype", request(Opcode.SET, key=b"k", extras=FLAGS_AND_EXPIRY, datatype=0x80), S.EINVAL),
-    ("a store elsewhere", request(Opcode.SETQ, key=b"k", extras=FLAGS_AND_EXPIRY, specific=16), S.NOT_MY_VBUCKET),
-    ("another cas", request(Opcode.SET, key=b"there", extras=FLAGS_AND_EXPIRY, cas=1), S.KEY_EEXISTS),
-    ("a cas of nothing", request(Opcode.SET, key=b"nowhere", extras=FLAGS_AND_EXPIRY, cas=1), S.KEY_ENOENT),
-    ("add to what is there", request(Opcode.ADD, key=b"there", extras=FLAGS_AND_EXPIRY), S.KEY_EEXISTS),
-    ("add with a cas", request(Opcode.ADD, key=b"k", extras=FLAGS_AND_EXPIRY, cas=1), S.EINVAL),
-    ("replace what is not there", request(Opcode.REPLACE, key=b"nowhere", extras=FLAGS_AND_EXPIRY), S.KEY_ENOENT),
-    ("replace another version", request(Opcode.REPLACE, key=b"there", extras=FLAGS_AND_EXPIRY, cas=1), S.KEY_EEXISTS),
-    ("delete what is not there", request(Opcode.DELETE, key=b"nowhere"), S.KEY_ENOENT),
-    ("delete another version", request(Opcode.DELETE, key=b"there", cas=1), S.KEY_EEXISTS),
-    ("delete with a value", request(Opcode.DELETE, key=b"there", value=b"v"), S.EINVAL),
-    ("quiet set", request(Opcode.SETQ, key=b"there", extras=FLAGS_AND_EXPIRY, cas=1), S.KEY_EEXISTS),
-    ("quiet add", request(Opcode.ADDQ, key=b"there", extras=FLAGS_AND_EXPIRY), S.KEY_EEXISTS),
-    ("quiet replace", request(Opcode.REPLACEQ, key=b"nowhere", extras=FLAGS_AND_EXPIRY), S.KEY_ENOENT),
-    ("quiet delete", request(Opcode.DELETEQ, key=b"nowhere"), S.KEY_ENOENT),
-    ("an opcode that nobody knows", request(0xEE, key=b"k", extras=b"abc"), S.UNKNOWN_COMMAND),
-    ("an opcode that is not served", request(0x30, key=b"k", extras=bytes(20)), S.UNKNOWN_COMMAND),
-    ("a NOOP with a key", request(Opcode.NOOP, key=b"k"), S.EINVAL),
+    ("JSON not agreed on", make_request(Opcode.SET, key=b"k", extras=FLAGS_AND_EXPIRY, datatype=1), S.EINVAL),
+    ("unknown datatype", make_request(Opcode.SET, key=b"k", extras=FLAGS_AND_EXPIRY, datatype=0x80), S.EINVAL),
+    ("another vbucket", make_request(Opcode.SETQ, key=b"k", extras=FLAGS_AND_EXPIRY, specific=16), S.NOT_MY_VBUCKET),
+    ("another cas", make_request(Opcode.SET, key=b"there", extras=FLAGS_AND_EXPIRY, cas=1), S.KEY_EEXISTS),
+    (
+        "a cas of a missing document",
+        make_request(Opcode.SET, key=b"nowhere", extras=FLAGS_AND_EXPIRY, cas=1),
+        S.KEY_ENOENT,
+    ),
+    ("add of an existing document", make_request(Opcode.ADD, key=b"there", extras=FLAGS_AND_EXPIRY), S.KEY_EEXISTS),
+    ("add with a cas", make_request(Opcode.ADD, key=b"k", extras=FLAGS_AND_EXPIRY, cas=1), S.EINVAL),
+    (
+        "replace of a missing document",
+        make_request(Opcode.REPLACE, key=b"nowhere", extras=FLAGS_AND_EXPIRY),
+        S.KEY_ENOENT,
+    ),
+    (
+        "replace with another cas",
+        make_request(Opcode.REPLACE, key=b"there", extras=FLAGS_AND_EXPIRY, cas=1),
+        S.KEY_EEXISTS,
+    ),
+    ("delete of a missing document", make_request(Opcode.DELETE, key=b"nowhere"), S.KEY_ENOENT),
+    ("delete with another cas", make_request(Opcode.DELETE, key=b"there", cas=1), S.KEY_EEXISTS),
+    ("delete with a value", make_request(Opcode.DELETE, key=b"there", value=b"v"), S.EINVAL),
+    ("quiet set", make_request(Opcode.SETQ, key=b"there", extras=FLAGS_AND_EXPIRY, cas=1), S.KEY_EEXISTS),
+    ("quiet add", make_request(Opcode.ADDQ, key=b"there", extras=FLAGS_AND_EXPIRY), S.KEY_EEXISTS),
+    ("quiet replace", make_request(Opcode.REPLACEQ, key=b"nowhere", extras=FLAGS_AND_EXPIRY), S.KEY_ENOENT),
+    ("quiet delete", make_request(Opcode.DELETEQ, key=b"nowhere"), S.KEY_ENOENT),
+    ("an unknown opcode", make_request(0xEE, key=b"k", extras=b"abc"), S.UNKNOWN_COMMAND),
+    ("an opcode that is not served", make_request(0x30, key=b"k", extras=bytes(20)), S.UNKNOWN_COMMAND),
+    ("a NOOP with a key", make_request(Opcode.NOOP, key=b"k"), S.EINVAL),
     (
         "durability",
         Frame(Magic.ALT_REQUEST, Opcode.GET, opaque=77, key=b"there", framing=b"\x11\x01"),
@@ -81,8 +95,8 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("what", "frame", "status"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_refused_requests_keep_the_connection(node, client, what, frame, status):
+@pytest.mark.parametrize(("case", "frame", "status"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_refused_requests_keep_the_connection(node, client, case, frame, status):
     client.set(b"there", b"value")
     client.send(frame)
     reply = client.receive()
@@ -128,12 +142,12 @@ def test_empty_framing_extras_are_accepted(client):
 
 def test_getk_returns_the_key(client):
     client.set(b"key", b"value")
-    found = client.ask(request(Opcode.GETK, key=b"key"))
+    found = client.ask(make_request(Opcode.GETK, key=b"key"))
     assert (found.key, found.value, found.extras) == (b"key", b"value", bytes(4))
 
 
 def test_getk_miss_returns_the_key(client):
-    missed = client.ask(request(Opcode.GETK, key=b"nowhere"))
+    missed = client.ask(make_request(Opcode.GETK, key=b"nowhere"))
     assert (missed.specific, missed.key, missed.value, missed.extras) == (S.KEY_ENOENT, b"nowhere", b"", b"")
 
 
@@ -142,7 +156,7 @@ def test_cas_of_a_deleted_document_is_refused(client, opcode):
     stored = client.set(b"k")
     client.hello(Feature.MUTATION_SEQNO)
     for cas in (stored.cas, client.delete(b"k").cas, 1):
-        refused = request(opcode, key=b"k", extras=FLAGS_AND_EXPIRY, cas=cas)
+        refused = make_request(opcode, key=b"k", extras=FLAGS_AND_EXPIRY, cas=cas)
         assert client.status(refused) == S.KEY_ENOENT
 
 
@@ -169,7 +183,7 @@ def test_cas_guards_stores_and_deletions(client):
 
 def test_deletion_returns_a_cas_only_after_hello(client):
     client.set(b"k")
-    assert client.delete(b"k").cas == 0  # as memcached answers
+    assert client.delete(b"k").cas == 0  # memcached returns 0 too
     client.ask(Hello(value=pack_features([Feature.SELECT_BUCKET])))
     cas = client.set(b"k").cas
     assert client.delete(b"k").cas > cas
@@ -185,8 +199,8 @@ def test_document_stored_expired_is_deleted_at_the_next_access(client, opcode):
 
 
 def test_add_and_replace_check_whether_the_document_exists(client):
-    assert client.ask(request(Opcode.ADD, key=b"k", extras=FLAGS_AND_EXPIRY, value=b"1")).specific == S.SUCCESS
-    assert client.ask(request(Opcode.REPLACE, key=b"k", extras=FLAGS_AND_EXPIRY, value=b"2")).specific == S.SUCCESS
+    assert client.ask(make_request(Opcode.ADD, key=b"k", extras=FLAGS_AND_EXPIRY, value=b"1")).specific == S.SUCCESS
+    assert client.ask(make_request(Opcode.REPLACE, key=b"k", extras=FLAGS_AND_EXPIRY, value=b"2")).specific == S.SUCCESS
     assert client.get(b"k").value == b"2"
     client.delete(b"k")
     assert client.status(Add(key=b"k", value=b"3")) == S.SUCCESS
@@ -194,16 +208,16 @@ def test_add_and_replace_check_whether_the_document_exists(client):
 
 def test_quiet_commands_answer_only_errors(client):
     client.send(
-        request(Opcode.SETQ, key=b"a", extras=FLAGS_AND_EXPIRY, value=b"1", opaque=1),
-        request(Opcode.ADDQ, key=b"b", extras=FLAGS_AND_EXPIRY, value=b"2", opaque=2),
-        request(Opcode.REPLACEQ, key=b"a", extras=FLAGS_AND_EXPIRY, value=b"3", opaque=3),
-        request(Opcode.GETQ, key=b"nowhere", opaque=4),
-        request(Opcode.GETKQ, key=b"nowhere", opaque=5),
-        request(Opcode.GETQ, key=b"a", opaque=6),
-        request(Opcode.GETKQ, key=b"b", opaque=7),
-        request(Opcode.DELETEQ, key=b"a", opaque=8),
-        request(Opcode.GETQ, key=b"a", opaque=9),
-        request(Opcode.NOOP, opaque=10),
+        make_request(Opcode.SETQ, key=b"a", extras=FLAGS_AND_EXPIRY, value=b"1", opaque=1),
+        make_request(Opcode.ADDQ, key=b"b", extras=FLAGS_AND_EXPIRY, value=b"2", opaque=2),
+        make_request(Opcode.REPLACEQ, key=b"a", extras=FLAGS_AND_EXPIRY, value=b"3", opaque=3),
+        make_request(Opcode.GETQ, key=b"nowhere", opaque=4),
+        make_request(Opcode.GETKQ, key=b"nowhere", opaque=5),
+        make_request(Opcode.GETQ, key=b"a", opaque=6),
+        make_request(Opcode.GETKQ, key=b"b", opaque=7),
+        make_request(Opcode.DELETEQ, key=b"a", opaque=8),
+        make_request(Opcode.GETQ, key=b"a", opaque=9),
+        make_request(Opcode.NOOP, opaque=10),
     )
     replies = [client.receive() for _ in range(3)]
     assert [(r.opcode, r.opaque, r.key, r.value) for r in replies] == [
@@ -216,7 +230,7 @@ def test_quiet_commands_answer_only_errors(client):
 def test_mutation_tokens_are_sent_once_agreed_on(client):
     assert client.set(b"k").extras == b""
     client.ask(Hello(value=pack_features([Feature.MUTATION_SEQNO])))
-    log = unpack_failover_log(client.ask(request(Opcode.GET_FAILOVER_LOG)).value)
+    log = unpack_failover_log(client.ask(make_request(Opcode.GET_FAILOVER_LOG)).value)
     replies = [client.set(b"k"), client.ask(Add(key=b"new")), client.delete(b"k")]
     assert [struct.unpack(">QQ", r.extras) for r in replies] == [(log[0].vbuuid, seqno) for seqno in (2, 3, 4)]
     client.ask(Hello(value=b""))
@@ -247,14 +261,14 @@ CLOSED = [
     ("an unknown magic", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
     ("a frame above the limit", HEADER.pack(Magic.REQUEST, Opcode.SET, 1, 8, 0, 0, 2**31, 5, 0)),
     ("a response to nothing", Frame(Magic.RESPONSE, Opcode.GET)),
-    ("an answer to a request of ours", Frame(Magic.SERVER_RESPONSE, 0x01)),
-    ("a request only we may send", Frame(Magic.SERVER_REQUEST, 0x01)),
-    ("a response that does not fit", HEADER.pack(Magic.RESPONSE, Opcode.GET, 10, 0, 0, 0, 4, 5, 0) + b"abcd"),
+    ("an answer to a request of the node", Frame(Magic.SERVER_RESPONSE, 0x01)),
+    ("a request that only the node may send", Frame(Magic.SERVER_REQUEST, 0x01)),
+    ("a response with wrong lengths", HEADER.pack(Magic.RESPONSE, Opcode.GET, 10, 0, 0, 0, 4, 5, 0) + b"abcd"),
 ]
 
 
-@pytest.mark.parametrize(("what", "data"), CLOSED, ids=[row[0] for row in CLOSED])
-def test_invalid_headers_close_the_connection(node, client, what, data):
+@pytest.mark.parametrize(("case", "data"), CLOSED, ids=[row[0] for row in CLOSED])
+def test_invalid_headers_close_the_connection(node, client, case, data):
     client.send(Noop(), data)
     assert client.receive().opcode == Opcode.NOOP
     assert client.ended()
@@ -268,7 +282,7 @@ def test_quit_is_answered_unless_quiet(node):
         assert [client.receive().opcode for _ in range(2)] == [Opcode.SET, Opcode.QUIT]
         assert client.ended()
     with connected(node) as client:
-        client.send(request(Opcode.QUITQ))
+        client.send(make_request(Opcode.QUITQ))
         assert client.ended()
     with connected(node) as client:
         assert client.get(b"never").specific == S.KEY_ENOENT
@@ -276,13 +290,13 @@ def test_quit_is_answered_unless_quiet(node):
 
 def test_commands_without_a_bucket_are_refused():
     with Node.running(["beer"], vbuckets=4) as node, connected(node) as client:
-        for message in (Get(key=b"k"), Set(key=b"k"), Delete(key=b"k"), request(Opcode.GET_ALL_VB_SEQNOS)):
+        for message in (Get(key=b"k"), Set(key=b"k"), Delete(key=b"k"), make_request(Opcode.GET_ALL_VB_SEQNOS)):
             assert client.status(message) == S.NO_BUCKET
         assert client.status(Noop()) == S.SUCCESS
 
 
 def test_half_a_frame_does_not_delay_others(node, client):
-    data = join_frame(request(Opcode.SET, key=b"k", extras=FLAGS_AND_EXPIRY, value=b"v" * 100_000))
+    data = join_frame(make_request(Opcode.SET, key=b"k", extras=FLAGS_AND_EXPIRY, value=b"v" * 100_000))
     with connected(node) as other:
         for start, end in ((0, 1), (1, 30), (30, 70_000), (70_000, 100_033)):
             client.send(data[start:end])

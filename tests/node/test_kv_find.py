@@ -1,4 +1,4 @@
-"""Replicas, random keys, and keys in order."""
+"""Reads from replicas, of random keys, and of keys in order."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Counters, and values that grow."""
+"""Counters, and values that are extended."""
 
 import struct
 import time
@@ -21,15 +21,15 @@ MAKE_NONE = 2**32 - 1
 LONG = b"k" * (MAX_KEY + 1)
 
 
-def count(opcode=Opcode.INCREMENT, **fields):
+def make_count(opcode=Opcode.INCREMENT, **fields):
     return Count(**{"key": b"k", "delta": 1, **fields}).encode(opcode)
 
 
-def append(opcode=Opcode.APPEND, **fields):
+def make_append(opcode=Opcode.APPEND, **fields):
     return Append(**{"key": b"k", **fields}).encode(opcode)
 
 
-def number(reply: Frame) -> int:
+def read_number(reply: Frame) -> int:
     assert reply.specific == S.SUCCESS
     assert len(reply.value) == 8
     return int.from_bytes(reply.value, "big")
@@ -39,19 +39,19 @@ def number(reply: Frame) -> int:
 
 
 def test_counter_starts_at_its_initial_value(client):
-    begun = client.ask(count(delta=3, initial=10))
-    assert (number(begun), begun.extras, begun.key, begun.datatype) == (10, b"", b"", 0)
+    created = client.ask(make_count(delta=3, initial=10))
+    assert (read_number(created), created.extras, created.key, created.datatype) == (10, b"", b"", 0)
     stored = client.get(b"k")
-    assert (stored.value, stored.cas, stored.extras) == (b"10", begun.cas, bytes(4))
-    counted = client.ask(count(delta=3))
-    assert number(counted) == 13
-    assert counted.cas > begun.cas
-    assert number(client.ask(count(Opcode.DECREMENT, delta=4))) == 9
+    assert (stored.value, stored.cas, stored.extras) == (b"10", created.cas, bytes(4))
+    counted = client.ask(make_count(delta=3))
+    assert read_number(counted) == 13
+    assert counted.cas > created.cas
+    assert read_number(client.ask(make_count(Opcode.DECREMENT, delta=4))) == 9
     assert client.get(b"k").value == b"9"
 
 
 COUNTS = [
-    # what is there, opcode, delta, what it is then
+    # Columns: stored value, opcode, delta, new value.
     (b"%d" % LAST, Opcode.INCREMENT, 1, 0),
     (b"%d" % LAST, Opcode.INCREMENT, LAST, LAST - 1),
     (b"5", Opcode.DECREMENT, 6, 0),
@@ -66,32 +66,32 @@ COUNTS = [
 ]
 
 
-@pytest.mark.parametrize(("there", "opcode", "delta", "then"), COUNTS)
-def test_counter_wraps_and_stops_at_its_limits(client, there, opcode, delta, then):
-    client.set(b"k", there)
-    assert number(client.ask(count(opcode, delta=delta))) == then
-    assert client.get(b"k").value == b"%d" % then
+@pytest.mark.parametrize(("before", "opcode", "delta", "after"), COUNTS)
+def test_counter_wraps_and_stops_at_its_limits(client, before, opcode, delta, after):
+    client.set(b"k", before)
+    assert read_number(client.ask(make_count(opcode, delta=delta))) == after
+    assert client.get(b"k").value == b"%d" % after
 
 
 @pytest.mark.parametrize("opcode", [Opcode.INCREMENT, Opcode.DECREMENT])
 def test_counter_is_not_created_if_not_requested(client, opcode):
-    assert client.status(count(opcode, expiry=MAKE_NONE)) == S.KEY_ENOENT
+    assert client.status(make_count(opcode, expiry=MAKE_NONE)) == S.KEY_ENOENT
     assert client.status(Get(key=b"k")) == S.KEY_ENOENT
     client.set(b"k", b"5")
-    assert client.status(count(opcode, expiry=MAKE_NONE)) == S.SUCCESS
+    assert client.status(make_count(opcode, expiry=MAKE_NONE)) == S.SUCCESS
 
 
 def test_counter_keeps_its_expiry_and_flags(client):
     expiry = int(time.time()) + 1000
     client.set(b"k", b"5", flags=7, expiry=expiry)
-    client.ask(count(expiry=5))
+    client.ask(make_count(expiry=5))
     meta = client.meta(b"k")
     assert (meta.expiry, meta.flags, meta.rev_seqno) == (expiry, 7, 2)
 
 
 def test_relative_expiry_of_a_new_counter_counts_from_now(client):
     before = int(time.time())
-    client.ask(count(expiry=1000))
+    client.ask(make_count(expiry=1000))
     assert before + 1000 <= client.meta(b"k").expiry <= int(time.time()) + 1000
 
 
@@ -101,52 +101,52 @@ def test_relative_expiry_of_a_new_counter_counts_from_now(client):
 )
 def test_value_that_is_no_number_is_refused(client, value):
     client.set(b"k", value)
-    refused = client.ask(count())
+    refused = client.ask(make_count())
     assert (refused.specific, refused.value) == (S.DELTA_BADVAL, b"")
     assert client.get(b"k").value == value
 
 
-# What grows
+# Extended values
 
 
 def test_append_and_prepend_extend_a_value(client):
     first = client.set(b"k", b"m", flags=7)
-    second = client.ask(append(value=b"z"))
-    third = client.ask(append(Opcode.PREPEND, value=b"a"))
+    second = client.ask(make_append(value=b"z"))
+    third = client.ask(make_append(Opcode.PREPEND, value=b"a"))
     assert first.cas < second.cas < third.cas
     assert client.get(b"k") == Frame(Magic.RESPONSE, Opcode.GET, cas=third.cas, extras=b"\0\0\0\7", value=b"amz")
-    assert client.status(append(value=b"")) == S.SUCCESS
+    assert client.status(make_append(value=b"")) == S.SUCCESS
 
 
 def test_extended_value_keeps_its_expiry(client):
     expiry = int(time.time()) + 1000
     client.set(b"k", b"m", expiry=expiry)
-    client.ask(append(value=b"z"))
+    client.ask(make_append(value=b"z"))
     assert client.meta(b"k").expiry == expiry
 
 
 @pytest.mark.parametrize("opcode", [Opcode.APPEND, Opcode.PREPEND])
 def test_append_checks_the_cas(client, opcode):
     old, new = client.set(b"k", b"1").cas, client.set(b"k", b"2").cas
-    assert client.status(append(opcode, value=b"3", cas=old)) == S.KEY_EEXISTS
-    assert client.status(append(opcode, value=b"3", cas=new)) == S.SUCCESS
+    assert client.status(make_append(opcode, value=b"3", cas=old)) == S.KEY_EEXISTS
+    assert client.status(make_append(opcode, value=b"3", cas=new)) == S.SUCCESS
 
 
 def test_value_can_be_extended_up_to_the_limit(client):
     client.set(b"k", bytes(MAX_VALUE - 1))
-    assert client.status(append(value=b"12")) == S.E2BIG
-    assert client.status(append(value=b"1")) == S.SUCCESS
-    assert client.status(append(Opcode.PREPEND, value=b"1")) == S.E2BIG
+    assert client.status(make_append(value=b"12")) == S.E2BIG
+    assert client.status(make_append(value=b"1")) == S.SUCCESS
+    assert client.status(make_append(Opcode.PREPEND, value=b"1")) == S.E2BIG
     assert len(client.get(b"k").value) == MAX_VALUE
 
 
 def test_compressed_value_can_be_extended_up_to_the_limit(node, client):
-    """Beyond it, no frame would take the document: neither a reader nor a stream would ever get past it."""
+    """A document above the limit fits into no frame: it could neither be read nor streamed."""
     with connected(node) as modern:
         modern.hello(Feature.SNAPPY)
         assert modern.set(b"k", deflate(bytes(MAX_VALUE - 1)), datatype=Datatype.SNAPPY).specific == S.SUCCESS
-    assert client.status(append(value=b"12")) == S.E2BIG
-    assert client.status(append(value=b"1")) == S.SUCCESS
+    assert client.status(make_append(value=b"12")) == S.E2BIG
+    assert client.status(make_append(value=b"1")) == S.SUCCESS
     assert len(client.get(b"k").value) == MAX_VALUE
 
 
@@ -161,36 +161,36 @@ def test_extended_json_is_no_longer_json(node, client):
     find_session(node, client).datatypes = Datatype.JSON
     client.set(b"k", b"[1]", datatype=Datatype.JSON)
     assert client.get(b"k").datatype == Datatype.JSON
-    assert client.status(append(value=b",", datatype=Datatype.JSON)) == S.SUCCESS
+    assert client.status(make_append(value=b",", datatype=Datatype.JSON)) == S.SUCCESS
     assert (client.get(b"k").value, client.get(b"k").datatype) == (b"[1],", 0)
 
 
-# Both
+# Counters and extended values
 
 
 REFUSED = [
-    ("append to nothing", append(value=b"v"), S.NOT_STORED),
-    ("append to one version of nothing", append(value=b"v", cas=1), S.NOT_STORED),
-    ("prepend to nothing", append(Opcode.PREPEND, value=b"v"), S.NOT_STORED),
-    ("quiet append to nothing", append(Opcode.APPENDQ, value=b"v"), S.NOT_STORED),
-    ("quiet prepend to nothing", append(Opcode.PREPENDQ, value=b"v"), S.NOT_STORED),
-    ("append to a long key", append(key=LONG), S.EINVAL),
-    ("append to no key", append(key=b""), S.EINVAL),
-    ("append elsewhere", append(vbucket=16), S.NOT_MY_VBUCKET),
-    ("append of JSON, not agreed on", append(value=b"1", datatype=1), S.EINVAL),
-    ("quiet count of nothing", count(Opcode.INCREMENTQ, expiry=MAKE_NONE), S.KEY_ENOENT),
-    ("quiet count down of nothing", count(Opcode.DECREMENTQ, expiry=MAKE_NONE), S.KEY_ENOENT),
-    ("count of a long key", count(key=LONG), S.EINVAL),
-    ("count of no key", count(key=b""), S.EINVAL),
-    ("count elsewhere", count(vbucket=16), S.NOT_MY_VBUCKET),
-    ("count with a cas", count(cas=1), S.EINVAL),
-    ("count with a value", count(value=b"1"), S.EINVAL),
+    ("append to a missing document", make_append(value=b"v"), S.NOT_STORED),
+    ("append with a cas to a missing document", make_append(value=b"v", cas=1), S.NOT_STORED),
+    ("prepend to a missing document", make_append(Opcode.PREPEND, value=b"v"), S.NOT_STORED),
+    ("quiet append to a missing document", make_append(Opcode.APPENDQ, value=b"v"), S.NOT_STORED),
+    ("quiet prepend to a missing document", make_append(Opcode.PREPENDQ, value=b"v"), S.NOT_STORED),
+    ("append to a long key", make_append(key=LONG), S.EINVAL),
+    ("append without a key", make_append(key=b""), S.EINVAL),
+    ("append in a missing vbucket", make_append(vbucket=16), S.NOT_MY_VBUCKET),
+    ("append of JSON, not agreed on", make_append(value=b"1", datatype=1), S.EINVAL),
+    ("quiet increment of a missing counter", make_count(Opcode.INCREMENTQ, expiry=MAKE_NONE), S.KEY_ENOENT),
+    ("quiet decrement of a missing counter", make_count(Opcode.DECREMENTQ, expiry=MAKE_NONE), S.KEY_ENOENT),
+    ("count of a long key", make_count(key=LONG), S.EINVAL),
+    ("count without a key", make_count(key=b""), S.EINVAL),
+    ("count in a missing vbucket", make_count(vbucket=16), S.NOT_MY_VBUCKET),
+    ("count with a cas", make_count(cas=1), S.EINVAL),
+    ("count with a value", make_count(value=b"1"), S.EINVAL),
     ("count with short extras", Frame(Magic.REQUEST, Opcode.INCREMENT, key=b"k", extras=bytes(16)), S.EINVAL),
 ]
 
 
-@pytest.mark.parametrize(("what", "request_", "status"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_what_is_refused(client, what, request_, status):
+@pytest.mark.parametrize(("case", "request_", "status"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_invalid_requests_are_refused(client, case, request_, status):
     client.send(request_, Noop())
     reply = client.receive()
     assert (reply.specific, reply.extras, reply.cas) == (status, b"", 0)
@@ -200,11 +200,11 @@ def test_what_is_refused(client, what, request_, status):
 
 def test_quiet_commands_have_the_same_effect_without_a_reply(client):
     client.send(
-        count(Opcode.INCREMENTQ, initial=5),
-        count(Opcode.INCREMENTQ, delta=3),
-        count(Opcode.DECREMENTQ, delta=1),
-        append(Opcode.APPENDQ, value=b"1"),
-        append(Opcode.PREPENDQ, value=b"2"),
+        make_count(Opcode.INCREMENTQ, initial=5),
+        make_count(Opcode.INCREMENTQ, delta=3),
+        make_count(Opcode.DECREMENTQ, delta=1),
+        make_append(Opcode.APPENDQ, value=b"1"),
+        make_append(Opcode.PREPENDQ, value=b"2"),
         Get(key=b"k"),
     )
     assert client.receive().value == b"271"
@@ -212,13 +212,14 @@ def test_quiet_commands_have_the_same_effect_without_a_reply(client):
 
 def test_replies_have_tokens_once_agreed_on(client):
     client.ask(Hello(value=pack_features([Feature.MUTATION_SEQNO])))
-    replies = [client.ask(frame) for frame in (count(initial=5), count(), append(value=b"1"), count())]
+    requests = (make_count(initial=5), make_count(), make_append(value=b"1"), make_count())
+    replies = [client.ask(request) for request in requests]
     assert [struct.unpack(">QQ", reply.extras)[1] for reply in replies] == [1, 2, 3, 4]
     counted = decode_frame(replies[3])
     assert isinstance(counted, CountReply)
-    assert (counted.seqno, number(replies[3])) == (4, 62)
+    assert (counted.seqno, read_number(replies[3])) == (4, 62)
 
 
 def test_value_commands_are_counted_as_stores(client):
-    client.send(count(Opcode.INCREMENTQ), append(Opcode.APPENDQ, value=b"1"))
+    client.send(make_count(Opcode.INCREMENTQ), make_append(Opcode.APPENDQ, value=b"1"))
     assert client.stats()["cmd_set"] == "2"

@@ -1,4 +1,4 @@
-"""Large values: a thread works on them, requests keep their order, and changes by others count."""
+"""Large values: threads process them, requests keep their order, and concurrent changes are respected."""
 
 import asyncio
 import json
@@ -59,35 +59,35 @@ FILLING = "x" * (256 << 10)  # large with and without the extension module
 BIG = json.dumps({"n": 5, "a": [1, 2], "filling": FILLING}).encode()
 
 
-def hello(client, *features):
+def request_features(client, *features):
     client.ask(Hello(value=pack_features([Feature.JSON, Feature.XATTR, Feature.XERROR, Feature.SNAPPY, *features])))
 
 
 @pytest.fixture
 def modern(node):
     with connected(node) as client:
-        hello(client)
+        request_features(client)
         yield client
 
 
 @pytest.fixture
 def unordered(node):
     with connected(node) as client:
-        hello(client, Feature.UNORDERED_EXECUTION)
+        request_features(client, Feature.UNORDERED_EXECUTION)
         yield client
 
 
-def counter(by=b"1", **fields):
+def make_counter(by=b"1", **fields):
     return SubdocMutation.for_path(b"n", by, key=b"k", **fields).encode(COUNTER)
 
 
-def lookup(path=b"n", opcode=GET, **fields):
+def make_lookup(path=b"n", opcode=GET, **fields):
     return SubdocLookup.for_path(path, key=b"k", **fields).encode(opcode)
 
 
 @contextmanager
-def all_threads_busy(node):
-    """Let no thread of a node begin anything else until this is over."""
+def occupy_all_threads(node):
+    """Keep both threads of a node busy until the end of the block."""
     release = threading.Event()
 
     async def occupy():
@@ -102,22 +102,22 @@ def all_threads_busy(node):
 
 
 def wait_for_work(node, client, count=1):
-    """Ask a client's connection something until the node has so many large values beside the two that keep it busy."""
+    """Send requests over a client until `count` large values wait behind the two that keep the threads busy."""
     while node.workers.pending_values < 2 + count:
         assert client.status(Noop()) == S.SUCCESS
 
 
-# A large document is answered like a small one
+# Replies for large documents
 
 
-SAME = [
-    lookup(b"a[-1]"),
-    lookup(b"a", COUNT),
-    lookup(b"none"),
-    lookup(b"n.x"),
-    lookup(b"a["),
-    counter(b"-7"),
-    counter(b"no number"),
+REQUESTS = [
+    make_lookup(b"a[-1]"),
+    make_lookup(b"a", COUNT),
+    make_lookup(b"none"),
+    make_lookup(b"n.x"),
+    make_lookup(b"a["),
+    make_counter(b"-7"),
+    make_counter(b"no number"),
     SubdocMutation.for_path(b"a", b"3", key=b"k").encode(PUSH),
     SubdocMutation.for_path(b"a", b"2", key=b"k").encode(UNIQUE),
     SubdocMutation.for_path(b"new.deep", b'{"b":1}', key=b"k", flags=PathFlag.MKDIR_P).encode(UPSERT),
@@ -128,7 +128,7 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize("request_", SAME, ids=map(str, range(len(SAME))))
+@pytest.mark.parametrize("request_", REQUESTS, ids=map(str, range(len(REQUESTS))))
 @pytest.mark.parametrize("compressed", [False, True])
 def test_large_document_is_answered_like_a_small_one(modern, request_, compressed):
     answers, documents = [], []
@@ -173,7 +173,7 @@ def test_large_document_can_be_extended(node, modern, other, opcode, expected):
     assert modern.ask(Append(key=b"k", value=b" ").encode(opcode)).specific == S.SUCCESS
     read = modern.get(b"k")
     assert (read.value, read.datatype) == (expected, Datatype.JSON)
-    with all_threads_busy(node):
+    with occupy_all_threads(node):
         modern.send(Append(key=b"k", value=b"7").encode(opcode))
         wait_for_work(node, other)
         other.set(b"k", b"1")
@@ -183,11 +183,12 @@ def test_large_document_can_be_extended(node, modern, other, opcode, expected):
     assert modern.ask(longer).specific == S.KEY_EEXISTS
 
 
-# Order
+# Order of replies
 
 
 def test_replies_keep_the_order_of_the_requests(modern):
-    modern.send(Set(key=b"k", value=BIG, opaque=1), Get(key=b"k", opaque=2), counter(opaque=3), lookup(opaque=4))
+    modern.send(Set(key=b"k", value=BIG, opaque=1), Get(key=b"k", opaque=2))
+    modern.send(make_counter(opaque=3), make_lookup(opaque=4))
     modern.send(Set(key=b"k", value=b"[]", opaque=5), Get(key=b"k", opaque=6), Noop(opaque=7))
     answers = [modern.receive() for _ in range(7)]
     assert [answer.opaque for answer in answers] == [1, 2, 3, 4, 5, 6, 7]
@@ -197,8 +198,8 @@ def test_replies_keep_the_order_of_the_requests(modern):
 
 def test_other_clients_are_served_meanwhile(node, modern, other):
     modern.set(b"k", BIG)
-    with all_threads_busy(node):
-        modern.send(lookup(opaque=1), Noop(opaque=2))
+    with occupy_all_threads(node):
+        modern.send(make_lookup(opaque=1), Noop(opaque=2))
         wait_for_work(node, other)
         assert other.get(b"k").value == BIG
     assert [modern.receive().opaque for _ in range(2)] == [1, 2]
@@ -206,8 +207,8 @@ def test_other_clients_are_served_meanwhile(node, modern, other):
 
 def test_unordered_client_gets_small_replies_first(node, unordered, other):
     unordered.set(b"k", BIG)
-    with all_threads_busy(node):
-        unordered.send(lookup(opaque=1), Noop(opaque=2))
+    with occupy_all_threads(node):
+        unordered.send(make_lookup(opaque=1), Noop(opaque=2))
         assert unordered.receive().opaque == 2
     assert (answer := unordered.receive()).opaque == 1
     assert answer.value == b"5"
@@ -267,7 +268,7 @@ def test_large_documents_are_read_from_disk(tmp_path):
     attributes = pack_xattrs({"_x": b"1"})
     with Node.running(vbuckets=16, data_dir=tmp_path) as node, connected(node) as client:
         client.set(b"plain", HUGE)
-        hello(client)
+        request_features(client)
         client.ask(Set(key=b"packed", value=deflate(HUGE), datatype=Datatype.SNAPPY))
         client.set(b"attributes", HUGE)
         path = SubdocMutation.for_path(b"_x", b"1", key=b"attributes", flags=PathFlag.XATTR).encode(UPSERT)
@@ -275,13 +276,13 @@ def test_large_documents_are_read_from_disk(tmp_path):
     with Node.running(vbuckets=16, data_dir=tmp_path) as node, connected(node) as client:
         for key in (b"plain", b"packed", b"attributes"):
             assert client.get(key).value == HUGE
-        hello(client)
+        request_features(client)
         whole = client.ask(GetRandomKey(collection_id=0, include_xattrs=1))
         value = inflate(whole.value) if whole.datatype & Datatype.SNAPPY else whole.value
         assert value.removeprefix(attributes) == HUGE
 
 
-def with_meta(value, **fields):
+def make_set_with_meta(value, **fields):
     return SetWithMeta(key=b"k", value=value, rev_seqno=9, new_cas=77, flags=5, expiry=0, **fields)
 
 
@@ -289,21 +290,21 @@ STORES = [
     Set(key=b"k", value=HUGE),
     Set(key=b"k", value=HUGE).encode(Opcode.ADD),
     Set(key=b"k", value=HUGE + b"x"),
-    with_meta(HUGE),
-    with_meta(HUGE + b"x"),
-    with_meta(HUGE).encode(Opcode.ADD_WITH_META),
-    with_meta(pack_xattrs({"_x": b"1"}) + HUGE, datatype=Datatype.XATTR),
-    with_meta(deflate(HUGE), datatype=Datatype.SNAPPY),
+    make_set_with_meta(HUGE),
+    make_set_with_meta(HUGE + b"x"),
+    make_set_with_meta(HUGE).encode(Opcode.ADD_WITH_META),
+    make_set_with_meta(pack_xattrs({"_x": b"1"}) + HUGE, datatype=Datatype.XATTR),
+    make_set_with_meta(deflate(HUGE), datatype=Datatype.SNAPPY),
 ]
 
 
 @pytest.mark.parametrize("store", STORES, ids=map(str, range(len(STORES))))
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_threads_inspect_large_values(tmp_path, store, on_disk):
+def test_large_values_are_inspected_in_threads(tmp_path, store, on_disk):
     data_dir = tmp_path if on_disk else None
     with Node.running(vbuckets=16, data_dir=data_dir) as node, connected(node) as client, connected(node) as other:
-        hello(client)
-        with all_threads_busy(node):
+        request_features(client)
+        with occupy_all_threads(node):
             client.send(store)
             wait_for_work(node, other)
             assert other.status(Get(key=b"k")) == S.KEY_ENOENT
@@ -319,7 +320,7 @@ def test_replaced_large_document_keeps_system_attributes(modern):
     assert modern.ask(path).specific == S.SUCCESS
     modern.set(b"k", HUGE[:-1] + b" }")
     assert modern.get(b"k").value == HUGE[:-1] + b" }"
-    assert modern.ask(lookup(b"_x", flags=PathFlag.XATTR)).value == b"1"
+    assert modern.ask(make_lookup(b"_x", flags=PathFlag.XATTR)).value == b"1"
     assert modern.status(Delete(key=b"k")) == S.SUCCESS
     deleted = MultiLookup(
         key=b"k", value=pack_lookup_specs([(GET, PathFlag.XATTR, b"_x")]), doc_flags=DocFlag.ACCESS_DELETED
@@ -327,7 +328,7 @@ def test_replaced_large_document_keeps_system_attributes(modern):
     assert unpack_lookup_results(modern.ask(deleted).value) == [(S.SUCCESS, b"1")]
 
 
-# Changes by others meanwhile
+# Concurrent changes
 
 
 def test_concurrent_large_changes_are_all_kept(node):
@@ -337,7 +338,7 @@ def test_concurrent_large_changes_are_all_kept(node):
 
     def change(answers):
         with connected(node) as client:
-            answers += [client.status(counter()) for _ in range(each)]
+            answers += [client.status(make_counter()) for _ in range(each)]
 
     answers: list[int] = []
     threads = [threading.Thread(target=change, args=(answers,)) for _ in range(clients)]
@@ -359,16 +360,16 @@ MEANWHILE = [
 ]
 
 
-@pytest.mark.parametrize(("meanwhile", "with_cas", "status", "left"), MEANWHILE)
-def test_change_is_repeated_if_the_document_changed_meanwhile(node, modern, other, meanwhile, with_cas, status, left):
+@pytest.mark.parametrize(("meanwhile", "with_cas", "status", "expected"), MEANWHILE)
+def test_change_is_repeated_if_its_document_changed(node, modern, other, meanwhile, with_cas, status, expected):
     stored = modern.set(b"k", BIG)
-    with all_threads_busy(node):
-        modern.send(counter(cas=stored.cas if with_cas else 0))
+    with occupy_all_threads(node):
+        modern.send(make_counter(cas=stored.cas if with_cas else 0))
         wait_for_work(node, other)
         assert other.status(meanwhile) == S.SUCCESS
     assert modern.receive().specific == status
-    if left is not None:
-        assert other.get(b"k").value == left
+    if expected is not None:
+        assert other.get(b"k").value == expected
 
 
 @pytest.mark.parametrize(
@@ -381,8 +382,8 @@ def test_change_is_repeated_if_the_document_changed_meanwhile(node, modern, othe
     ],
 )
 def test_connection_state_changes_after_parked_requests(node, unordered, other, meanwhile, status):
-    """Nor is anything behind the change served before it, in any order."""
-    with all_threads_busy(node):
+    """Requests after the change of the connection's state wait for it too, even with unordered execution."""
+    with occupy_all_threads(node):
         unordered.send(Set(key=b"k", value=BIG, opaque=1), meanwhile, Noop(opaque=3))
         wait_for_work(node, other)
     first, second, third = (unordered.receive() for _ in range(3))
@@ -390,7 +391,7 @@ def test_connection_state_changes_after_parked_requests(node, unordered, other, 
     assert other.get(b"k").value == BIG
 
 
-# Framing extras still count when a request is served again
+# Framing extras of repeated requests
 
 
 def test_large_change_can_be_durable(tmp_path):
@@ -413,13 +414,13 @@ def test_large_change_keeps_the_expiry(modern):
     assert modern.meta(b"k").expiry == soon
 
 
-# Bounds
+# Limits
 
 
 def test_closed_client_is_forgotten(node, modern, other):
     modern.set(b"k", BIG)
-    with all_threads_busy(node):
-        modern.send(counter())
+    with occupy_all_threads(node):
+        modern.send(make_counter())
         wait_for_work(node, other)
         modern.disconnect()
         while node.workers.pending_values > 2:
@@ -433,24 +434,24 @@ def test_number_of_waiting_large_values_has_a_limit(node, other):
     with ExitStack() as stack:
         each = MAX_PARKED_BYTES // (len(BIG) + 2) + 1
         clients = [stack.enter_context(connected(node)) for _ in range(_MAX_PENDING // each + 1)]
-        with all_threads_busy(node):
+        with occupy_all_threads(node):
             for client in clients:
-                hello(client, Feature.UNORDERED_EXECUTION)
-                client.send(*[lookup()] * 256)
+                request_features(client, Feature.UNORDERED_EXECUTION)
+                client.send(*[make_lookup()] * 256)
             refused = clients[-1].receive()
             assert (refused.specific, node.workers.pending_values) == (S.ETMPFAIL, _MAX_PENDING)
         assert clients[0].receive().specific == S.SUCCESS
 
 
 def test_bytes_of_an_unordered_client_have_a_limit(node, unordered, other):
-    most = MAX_PARKED_BYTES // len(BIG) + 1
+    limit = MAX_PARKED_BYTES // len(BIG) + 1
     unordered.set(b"k", BIG)
-    with all_threads_busy(node):
-        unordered.send(*[lookup(opaque=1)] * 2 * most, Noop(opaque=2))
-        wait_for_work(node, other, most)
-        assert int(other.stats()["ep_requests_waiting"]) == most + 1
-        assert node.workers.pending_values == 2 + most
-    answers = [unordered.receive() for _ in range(2 * most + 1)]
+    with occupy_all_threads(node):
+        unordered.send(*[make_lookup(opaque=1)] * 2 * limit, Noop(opaque=2))
+        wait_for_work(node, other, limit)
+        assert int(other.stats()["ep_requests_waiting"]) == limit + 1
+        assert node.workers.pending_values == 2 + limit
+    answers = [unordered.receive() for _ in range(2 * limit + 1)]
     assert answers[0].opaque == 1
     assert {answer.specific for answer in answers} == {S.SUCCESS}
 
@@ -458,48 +459,48 @@ def test_bytes_of_an_unordered_client_have_a_limit(node, unordered, other):
 def test_compressed_documents_count_inflated(node, modern, other):
     packed = deflate(HUGE)
     modern.ask(Set(key=b"k", value=packed, datatype=Datatype.SNAPPY))
-    most = MAX_PARKED_BYTES // len(HUGE) + 1
-    assert len(packed) * 2 * most < MAX_PARKED_BYTES
+    limit = MAX_PARKED_BYTES // len(HUGE) + 1
+    assert len(packed) * 2 * limit < MAX_PARKED_BYTES
     with connected(node) as client:
         client.hello(Feature.UNORDERED_EXECUTION)
-        with all_threads_busy(node):
-            client.send(*[Get(key=b"k")] * 2 * most)
-            wait_for_work(node, other, most)
-            assert int(other.stats()["ep_requests_waiting"]) == most
-            assert node.workers.pending_values == 2 + most
-        assert {client.receive().value == HUGE for _ in range(2 * most)} == {True}
+        with occupy_all_threads(node):
+            client.send(*[Get(key=b"k")] * 2 * limit)
+            wait_for_work(node, other, limit)
+            assert int(other.stats()["ep_requests_waiting"]) == limit
+            assert node.workers.pending_values == 2 + limit
+        assert {client.receive().value == HUGE for _ in range(2 * limit)} == {True}
 
 
 def test_finished_work_gives_a_client_no_extra_turns(node, unordered):
-    """Between two turns of a connection everybody else has one, however much ends meanwhile."""
-    requests, works = 20_000, 60
-    in_a_turn = TURN_BYTES // 256
+    """Each other connection has a turn between two turns of a connection, even if much work ends meanwhile."""
+    requests, lookups = 20_000, 60
+    requests_per_turn = TURN_BYTES // 256
     unordered.set(b"k", BIG)
     counters = node.buckets["default"].counters
     served = counters.cmd_get + requests
 
-    async def most_at_once():
-        most, before = 0, counters.cmd_get
+    async def measure_most_requests():
+        highest, before = 0, counters.cmd_get
         while before < served:
             await asyncio.sleep(0)
-            most, before = max(most, counters.cmd_get - before), counters.cmd_get
-        return most
+            highest, before = max(highest, counters.cmd_get - before), counters.cmd_get
+        return highest
 
-    with all_threads_busy(node):
-        unordered.send(*[lookup()] * works)
-        while node.workers.pending_values < 2 + works:
+    with occupy_all_threads(node):
+        unordered.send(*[make_lookup()] * lookups)
+        while node.workers.pending_values < 2 + lookups:
             unordered.status(Noop())
-        asked = asyncio.run_coroutine_threadsafe(most_at_once(), node.loop)
+        measured = asyncio.run_coroutine_threadsafe(measure_most_requests(), node.loop)
         unordered.send(*[Get(key=b"none").encode(Opcode.GETQ)] * requests)
-    assert {unordered.receive().specific for _ in range(works)} == {S.SUCCESS}
-    assert asked.result(PATIENCE) <= 2 * in_a_turn
+    assert {unordered.receive().specific for _ in range(lookups)} == {S.SUCCESS}
+    assert measured.result(PATIENCE) <= 2 * requests_per_turn
 
 
 def test_node_stops_with_waiting_large_values():
     with Node.running(vbuckets=1) as node, connected(node) as client, connected(node) as other:
         client.set(b"k", BIG)
-        with all_threads_busy(node):
-            client.send(*[lookup()] * 3)
+        with occupy_all_threads(node):
+            client.send(*[make_lookup()] * 3)
             wait_for_work(node, other)
     assert node.workers.pending_values == 0
 

@@ -1,4 +1,4 @@
-"""Logging in over a connection, and what that changes: commands, buckets, documents; with TLS and without."""
+"""Logins over a connection, with TLS and without: the effect on commands, buckets and documents."""
 
 import hmac
 import logging
@@ -68,7 +68,7 @@ def guarded(users):
 
 
 def log_in(client, name, password=None, mechanism="SCRAM-SHA512"):
-    """Log in by SCRAM, and return the last status."""
+    """Log in by SCRAM, and return the last status; the default password is the name with `'s`."""
     scram = ScramClient([mechanism.replace("SHA", "SHA-")], name, password or f"{name}'s")
     key = mechanism.encode()
     reply = client.ask(SaslAuth(key=key, value=scram.get_client_first().encode()))
@@ -96,7 +96,7 @@ def test_only_login_commands_work_before_login(guarded):
 
 
 def test_other_commands_are_refused_before_login(guarded):
-    """Whatever its frame looks like."""
+    """The lengths of the frame make no difference."""
     before = {
         *(Opcode.NOOP, Opcode.VERSION, Opcode.QUIT, Opcode.QUITQ, Opcode.HELLO, Opcode.GET_ERROR_MAP),
         *(Opcode.SASL_LIST_MECHS, Opcode.SASL_AUTH, Opcode.SASL_STEP),
@@ -112,7 +112,7 @@ def test_other_commands_are_refused_before_login(guarded):
 
 @pytest.mark.parametrize("password", ["", "another"])
 def test_user_without_a_password_gets_the_bucket_of_the_same_name(tmp_path, password):
-    """As the tools of Couchbase 2.x log in: PLAIN, the bucket's name, an empty password, and no SELECT_BUCKET."""
+    """Tools of Couchbase 2.x send PLAIN with the bucket's name and an empty password, and no SELECT_BUCKET."""
     users = tmp_path / "users.json"
     with change_users(users) as accounts:
         accounts["beer"] = make_account(
@@ -143,7 +143,7 @@ def test_user_without_a_password_gets_the_bucket_of_the_same_name(tmp_path, pass
     ],
 )
 def test_cram_md5_logs_in_users_without_a_password(tmp_path, name, password, status):
-    """cbtransfer of Couchbase 2.5.1 knows nothing else, and asks for no list."""
+    """cbtransfer of Couchbase 2.5.1 knows no other mechanism, and does not request the list."""
     users = tmp_path / "users.json"
     with change_users(users) as accounts:
         accounts["beer"] = make_account(User.from_texts("beer", ["data_reader[beer]"]), None, ITERATIONS)
@@ -167,7 +167,7 @@ def test_login_grants_the_privileges_of_the_roles(guarded, mechanism):
     with connected(guarded) as client:
         assert log_in(client, "root", mechanism=mechanism) == S.SUCCESS
         assert client.ask(ListBuckets()).value == b"beer default wine"
-        assert client.set(b"k", b"v").specific == S.SUCCESS  # in the bucket that needs no selecting
+        assert client.set(b"k", b"v").specific == S.SUCCESS  # in `default`, which needs no SELECT_BUCKET
         assert find_session(guarded, client).user == "root"
 
 
@@ -222,9 +222,9 @@ def test_wrong_password_delays_the_next_login(guarded, caplog):
         assert client.status(Get(key=b"k")) == S.EACCESS
         assert log_in(client, "root") == S.SUCCESS
         assert guarded.attempts.get_delay("127.0.0.1", "root") == 0
-    said = [record.getMessage() for record in caplog.records if "login" in record.getMessage()]
-    assert len(said) == 2
-    assert "sesame" not in " ".join(said)
+    messages = [record.getMessage() for record in caplog.records if "login" in record.getMessage()]
+    assert len(messages) == 2
+    assert "sesame" not in " ".join(messages)
     caplog.clear()
 
 
@@ -293,10 +293,10 @@ def test_removed_user_loses_access_at_once(tmp_path, monkeypatch):
         (["data_reader[*]"], S.SUCCESS, S.EACCESS),
         (["data_reader[default]", "data_writer[default]"], S.NO_BUCKET, S.NO_BUCKET),
     ],
-    ids=["that take writing away", "of another bucket"],
+    ids=["without writing", "of another bucket"],
 )
 def test_changed_roles_do_not_select_another_bucket(tmp_path, monkeypatch, roles, get, set_):
-    """A client goes on without a look at its bucket: what it stores must not end up in `default`."""
+    """A client that keeps writing without selecting a bucket must not write to `default`."""
     monkeypatch.setattr(users_file, "CHECK_SECONDS", 0.02)
     monkeypatch.setattr(connection_registry, "_CHECK_SECONDS", 0.02)
     path = tmp_path / "users.json"
@@ -373,7 +373,7 @@ def test_system_attributes_need_a_privilege(tmp_path, roles, read, written):
         assert client.status(SelectBucket(key=b"beer")) == S.SUCCESS
         assert (client.status(get), client.status(upsert)) == (read, written)
         absent = SubdocLookup.for_path(b"_sync", key=b"none", flags=PathFlag.XATTR).encode(Opcode.SUBDOC_GET)
-        assert client.status(absent) == S.KEY_ENOENT  # a document is looked for first
+        assert client.status(absent) == S.KEY_ENOENT  # a missing document is reported first
 
 
 def test_login_is_optional_without_users(node, client):
@@ -409,7 +409,7 @@ def test_connection_without_a_login_ends(users, monkeypatch):
 
 @pytest.fixture
 def certificates(tmp_path):
-    """Paths by name: of the authority, the node and a client, `reader`; certificates, and keys as NAME_key."""
+    """Write certificates and keys of a CA, a node and a client `reader`; return the paths by NAME and NAME_key."""
     paths = {}
     for name, made in make_certificates([], "reader", 2, datetime.now(UTC)).items():
         for kind, pem in ((name, made.certificate), (f"{name}_key", made.key)):
@@ -426,8 +426,8 @@ def encrypted(users, certificates):
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "TLS"])
-def test_lost_login_limits_the_frame_under_way(encrypted, certificates, is_encrypted, caplog):
-    """More of it was kept than a connection may send before its login: that once stopped a node with TLS."""
+def test_lost_login_limits_an_unfinished_frame(encrypted, certificates, is_encrypted, caplog):
+    """The buffer holds more of the frame than allowed before a login; this once stopped a node with TLS."""
     tls = ssl.create_default_context(cafile=certificates["ca"]) if is_encrypted else None
     half = Set(key=b"k", value=bytes(20_000)).encode()[:15_000]
     with connected(encrypted, tls=tls) as client:
@@ -502,6 +502,6 @@ def test_certificate_is_reloaded(encrypted, certificates, tmp_path):
 
 def test_peer_without_a_handshake_delays_no_other_client(encrypted, certificates):
     with socket.create_connection((encrypted.host, encrypted.tls_port)) as silent:
-        silent.sendall(b"\x80\x0a" + bytes(22))  # not TLS at all
+        silent.sendall(b"\x80\x0a" + bytes(22))  # these bytes are no TLS
         with connected(encrypted, tls=ssl.create_default_context(cafile=certificates["ca"])) as client:
             assert client.status(Noop()) == S.SUCCESS

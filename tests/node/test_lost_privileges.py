@@ -1,4 +1,4 @@
-"""A user who loses a privilege loses the streams that needed it."""
+"""Streams end when their user loses the privilege for them."""
 
 from dataclasses import replace
 
@@ -43,15 +43,15 @@ ALL, SCOPE, ALE_ROLE = (
 )
 
 ROWS = [
-    ("whole bucket, only a scope left", b"", [SCOPE], True),
-    ("whole bucket, two roles instead", b"", [ALL, ALE_ROLE], False),
-    ("scope, only a collection left", make_filter_value(scope=f"{BEERS:x}"), [ALE_ROLE], True),
-    ("scope, only the scope left", make_filter_value(scope=f"{BEERS:x}"), [SCOPE], False),
-    ("collections, one left", make_collection_filter(ALES, LAGERS), [ALE_ROLE], True),
-    ("collection that is left", make_collection_filter(ALES), [ALE_ROLE], False),
-    ("collection, reading is left", make_collection_filter(ALES), ["data_reader[default]"], True),
-    ("collection, another bucket is left", make_collection_filter(ALES), ["data_dcp_reader[other]"], True),
-    ("collection, no user", make_collection_filter(ALES), None, True),
+    ("whole bucket, role for a scope left", b"", [SCOPE], True),
+    ("whole bucket, role for a collection added", b"", [ALL, ALE_ROLE], False),
+    ("scope, role for a collection left", make_filter_value(scope=f"{BEERS:x}"), [ALE_ROLE], True),
+    ("scope, role for the scope left", make_filter_value(scope=f"{BEERS:x}"), [SCOPE], False),
+    ("collections, role for one left", make_collection_filter(ALES, LAGERS), [ALE_ROLE], True),
+    ("collection, role for it left", make_collection_filter(ALES), [ALE_ROLE], False),
+    ("collection, role for reads left", make_collection_filter(ALES), ["data_reader[default]"], True),
+    ("collection, role for another bucket left", make_collection_filter(ALES), ["data_dcp_reader[other]"], True),
+    ("collection, user deleted", make_collection_filter(ALES), None, True),
 ]
 
 
@@ -76,14 +76,14 @@ def node(users):
         yield node
 
 
-def consumer(client, name="alice"):
+def open_consumer(client, name="alice"):
     assert log_in(client.hello(Feature.COLLECTIONS), "alice") == Status.SUCCESS
     assert client.status(SelectBucket(key=b"default")) == Status.SUCCESS
     client.open(name).control("enable_noop", "true")
     return client
 
 
-def next_end(client):
+def skip_to_end(client):
     while (frame := client.receive()).opcode != Opcode.DCP_STREAM_END:
         continue
     end = decode_frame(frame)
@@ -91,19 +91,19 @@ def next_end(client):
     return end
 
 
-@pytest.mark.parametrize(("value", "roles", "ends"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
-def test_lost_privilege_ends_the_stream(node, users, value, roles, ends):
+@pytest.mark.parametrize(("value", "roles", "stream_ends"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_lost_privilege_ends_the_stream(node, users, value, roles, stream_ends):
     root = WebClient(node, ("root", "root's"))
     with connected(node) as client:
-        assert consumer(client).stream(value=value).specific == Status.SUCCESS
+        assert open_consumer(client).stream(value=value).specific == Status.SUCCESS
         before = node.users.version
         if roles is None:
             assert root.delete("/settings/rbac/users/local/alice").status == 200
         else:
             with change_users(users) as accounts:
                 accounts["alice"] = replace(accounts["alice"], user=User.from_texts("alice", roles))
-        if ends:
-            assert next_end(client).reason == StreamEndReason.LOST_PRIVILEGES
+        if stream_ends:
+            assert skip_to_end(client).reason == StreamEndReason.LOST_PRIVILEGES
             assert client.stream(vbucket=1, value=value).specific in (
                 Status.EACCESS,
                 Status.UNKNOWN_COLLECTION,
@@ -118,26 +118,26 @@ def test_lost_privilege_ends_the_stream(node, users, value, roles, ends):
 
 
 def test_nothing_is_sent_after_a_lost_privilege(node, users):
-    """Stream ids make frames longer than they are in the log, so that some wait for room in the window."""
+    """Stream ids make the frames longer than in the log, so that some wait for room in the window."""
     window = 4000
     with connected(node) as root, connected(node) as other, connected(node) as client:
         assert log_in(root.hello(Feature.COLLECTIONS), "root") == Status.SUCCESS
         assert root.status(SelectBucket(key=b"default")) == Status.SUCCESS
         for number in range(100):
             assert root.set(make_key(ALES, b"%d" % number)).specific == Status.SUCCESS
-        consumer(client)
+        open_consumer(client)
         assert client.control("connection_buffer_size", str(window)) == Status.SUCCESS
         assert client.control("enable_stream_id", "true") == Status.SUCCESS
         assert client.stream(value=make_filter_value(sid=1)).specific == Status.SUCCESS
         received = 0
         while received < window:
             received += len(join_frame(client.receive()))
-        assert consumer(other, "other").stream().specific == Status.SUCCESS
+        assert open_consumer(other, "other").stream().specific == Status.SUCCESS
         with change_users(users) as accounts:
             accounts["alice"] = replace(accounts["alice"], user=User.from_texts("alice", [ALE_ROLE]))
-        assert next_end(other).reason == StreamEndReason.LOST_PRIVILEGES  # by now, both have lost the role
+        assert skip_to_end(other).reason == StreamEndReason.LOST_PRIVILEGES  # both consumers have lost the role now
         assert client.status(Noop()) == Status.SUCCESS
-        assert not client.frames  # the end waits for room too
+        assert not client.frames  # the end of the stream waits for room too
         client.acknowledge(received)
         end = client.message()
         assert isinstance(end, StreamEnd), end
@@ -146,11 +146,11 @@ def test_nothing_is_sent_after_a_lost_privilege(node, users):
 
 def test_other_streams_of_the_connection_continue(node, users):
     with connected(node) as client:
-        assert consumer(client).stream(0, value=make_collection_filter(ALES)).specific == Status.SUCCESS
+        assert open_consumer(client).stream(0, value=make_collection_filter(ALES)).specific == Status.SUCCESS
         assert client.stream(1, value=make_collection_filter(LAGERS)).specific == Status.SUCCESS
         with change_users(users) as accounts:
             accounts["alice"] = replace(accounts["alice"], user=User.from_texts("alice", [ALE_ROLE]))
-        end = next_end(client)
+        end = skip_to_end(client)
         assert (end.vbucket, end.reason) == (1, StreamEndReason.LOST_PRIVILEGES)
         assert client.stream(0, value=make_collection_filter(ALES)).specific == Status.KEY_EEXISTS
 
@@ -159,7 +159,7 @@ def test_stream_hides_invisible_collections(node, users):
     with change_users(users) as accounts:
         accounts["alice"] = replace(accounts["alice"], user=User.from_texts("alice", [ALE_ROLE]))
     with connected(node) as client, connected(node) as root:
-        assert consumer(client).stream(value=make_collection_filter(ALES)).specific == Status.SUCCESS
+        assert open_consumer(client).stream(value=make_collection_filter(ALES)).specific == Status.SUCCESS
         assert log_in(root.hello(Feature.COLLECTIONS), "root") == Status.SUCCESS
         assert root.status(SelectBucket(key=b"default")) == Status.SUCCESS
         hidden = {"name": "hidden", "uid": "20", "collections": [{"name": "secret", "uid": "21"}]}
@@ -169,12 +169,12 @@ def test_stream_hides_invisible_collections(node, users):
         frames = [client.receive()]
         while frames[-1].opcode != Opcode.DCP_MUTATION:
             frames.append(client.receive())
-    told = [frame.key for frame in frames if frame.opcode == Opcode.DCP_SYSTEM_EVENT]
-    assert told == [b"ales"]
+    keys = [frame.key for frame in frames if frame.opcode == Opcode.DCP_SYSTEM_EVENT]
+    assert keys == [b"ales"]
 
 
 def test_client_without_collections_loses_its_connection(node, users):
-    """Its end would have to be OK, which looks as if all had been sent."""
+    """The only end reason of such a client is OK, which would look like a complete stream."""
     with connected(node) as client:
         assert log_in(client, "alice") == Status.SUCCESS
         assert client.status(SelectBucket(key=b"default")) == Status.SUCCESS
@@ -189,7 +189,7 @@ async def test_client_reports_the_lost_privilege(node, users):
     url = f"couchbase://127.0.0.1:{node.kv_port}/default"
     async with connect(url, username="alice", password="alice's") as bucket:
         changes = bucket.changes()
-        await anext(changes)  # an event of the collections
+        await anext(changes)  # a system event
         with change_users(users) as accounts:
             accounts["alice"] = replace(accounts["alice"], user=User.from_texts("alice", [ALE_ROLE]))
         with pytest.raises(AccessDenied, match="the user lost the privilege to stream it"):

@@ -1,4 +1,4 @@
-"""SET_PARAM: the effect of each parameter, and refusals."""
+"""SET_PARAM: the effect of each parameter, and refused parameters."""
 
 import pytest
 
@@ -52,7 +52,7 @@ def test_small_quota_refuses_the_next_change(client):
 
 
 def test_expiry_pager_interval_and_switch_are_applied(client):
-    client.ask(Set(key=b"k", expiry=1_000_000_000))  # long ago
+    client.ask(Set(key=b"k", expiry=1_000_000_000))  # in the past
     assert set_param(client, P.FLUSH, "exp_pager_enabled", "false") == S.SUCCESS
     assert set_param(client, P.FLUSH, "exp_pager_stime", "1") == S.SUCCESS
     assert client.stats()["ep_num_expiry_pager_runs"] == "0"
@@ -65,7 +65,7 @@ def test_shorter_purge_age_drops_tombstones(client):
         client.set(b"k%d" % number)
         client.delete(b"k%d" % number)
     assert set_param(client, P.FLUSH, "persistent_metadata_purge_age", "0") == S.SUCCESS
-    for _ in range(10_000):  # until the second is over in which they were made
+    for _ in range(10_000):  # until the second of the deletions is over
         assert client.status(CompactDb()) == S.SUCCESS
         purged = client.stats("vbucket-seqno 0")["vb_0:purge_seqno"]
         if purged != "0":
@@ -95,7 +95,7 @@ def test_parameters_without_effect_are_accepted(client, name):
 
 REFUSED = [
     ("of no type", 0, "max_ttl", "1", S.EINVAL),
-    ("of a type that is none", 7, "max_ttl", "1", S.EINVAL),
+    ("of an unknown type", 7, "max_ttl", "1", S.EINVAL),
     ("of the flusher, unknown", P.FLUSH, "colour", "1", S.EINVAL),
     ("of the configuration, unknown", P.CONFIG, "colour", "1", S.EINVAL),
     ("of DCP, unknown", P.DCP, "colour", "1", S.EINVAL),
@@ -104,12 +104,12 @@ REFUSED = [
     ("of replication", P.REPLICATION, "colour", "1", S.KEY_ENOENT),
     ("known, of another type", P.DCP, "max_ttl", "1", S.EINVAL),
     ("without effect, of another type", P.DCP, "bfilter_enabled", "1", S.EINVAL),
-    ("no number", P.FLUSH, "max_ttl", "long", S.EINVAL),
+    ("not a number", P.FLUSH, "max_ttl", "long", S.EINVAL),
     ("negative", P.FLUSH, "max_ttl", "-1", S.EINVAL),
     ("too large", P.FLUSH, "max_ttl", "2147483648", S.EINVAL),
-    ("a quota of nothing", P.FLUSH, "max_size", "0", S.EINVAL),
+    ("a quota of 0", P.FLUSH, "max_size", "0", S.EINVAL),
     ("neither true nor false", P.FLUSH, "exp_pager_enabled", "1", S.EINVAL),
-    ("digits without end", P.FLUSH, "max_ttl", "1" * 5000, S.EINVAL),
+    ("too many digits", P.FLUSH, "max_ttl", "1" * 5000, S.EINVAL),
 ]
 
 
@@ -127,7 +127,7 @@ def test_invalid_parameters_are_refused(client, kind, name, value, status):
     ],
     ids=["without a type", "without a name", "without a value"],
 )
-def test_long_values_are_cut_in_errors(client, frame):
+def test_incomplete_requests_are_refused(client, frame):
     assert client.status(frame) == S.EINVAL
 
 

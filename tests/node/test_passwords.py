@@ -1,4 +1,4 @@
-"""Passwords that wait to be checked: whose turn it is, how many there may be, and that others are served meanwhile."""
+"""Queue of password checks: its order and limits, and that the node serves other clients meanwhile."""
 
 import asyncio
 import threading
@@ -38,10 +38,16 @@ def users(tmp_path):
     return path
 
 
-def ask_in_order(asked, close=False, attempts=None):
-    """Let addresses ask, while the first of them is being checked; return in which order they were answered.
+def check_passwords(asked, close=False, attempts=None):
+    """Queue password checks while the first check is running.
 
-    asked: an address and an account for each, or the address alone.
+    Args:
+        asked: for each check, a letter for the address and the rest for the account.
+        close: close the checker before the first check ends.
+        attempts: failures so far, by default none.
+
+    Returns:
+        The result of each check, and (place, number) of the checks in the order of their execution.
     """
     checked, gate = [], threading.Event()
 
@@ -50,41 +56,41 @@ def ask_in_order(asked, close=False, attempts=None):
         checked.append((address, number))
         return number % 2 == 0
 
-    async def work():
+    async def run_checks():
         loop = asyncio.get_running_loop()
-        waiting = PasswordChecker(loop, attempts or LoginAttempts(loop.time))
+        checker = PasswordChecker(loop, attempts or LoginAttempts(loop.time))
         try:
-            answers = [waiting.check(who[0], who[1:], partial(check, who, n)) for n, who in enumerate(asked)]
+            answers = [checker.check(place[0], place[1:], partial(check, place, n)) for n, place in enumerate(asked)]
             gate.set()
             if close:
-                waiting.close()
+                checker.close()
             return await asyncio.wait_for(asyncio.gather(*answers, return_exceptions=True), PATIENCE)
         finally:
             gate.set()
-            waiting.close()
+            checker.close()
 
-    return asyncio.run(work()), checked
+    return asyncio.run(run_checks()), checked
 
 
 def test_addresses_take_turns():
-    answers, checked = ask_in_order("aaaabbc")
+    answers, checked = check_passwords("aaaabbc")
     assert [address for address, _ in checked] == list("aabcaba")
     assert [number for address, number in checked if address == "a"] == [0, 1, 2, 3]
     assert answers == [True, False, True, False, True, False, True]
 
 
 def test_accounts_of_an_address_take_turns():
-    _, checked = ask_in_order(["a1", "a1", "a1", "b1", "a2", "a2", "b1"])
-    assert [who for who, _ in checked] == ["a1", "a1", "b1", "a2", "b1", "a1", "a2"]
+    _, checked = check_passwords(["a1", "a1", "a1", "b1", "a2", "a2", "b1"])
+    assert [place for place, _ in checked] == ["a1", "a1", "b1", "a2", "b1", "a1", "a2"]
 
 
 def test_guesses_with_full_queues_are_not_checked():
-    """Those that were asked while there was room, too: the ones before them were wrong meanwhile."""
+    """This includes guesses that were queued while there was room, before earlier guesses were wrong."""
 
-    async def work():
+    async def run_checks():
         loop = asyncio.get_running_loop()
         attempts = LoginAttempts(loop.time)
-        waiting = PasswordChecker(loop, attempts)
+        checker = PasswordChecker(loop, attempts)
 
         def wrong():
             for _ in range(10):
@@ -92,22 +98,22 @@ def test_guesses_with_full_queues_are_not_checked():
             return False
 
         try:
-            answers = [waiting.check("a", "root", wrong), waiting.check("a", "root", lambda: True)]
-            answers.append(waiting.check("a", "alice", lambda: True))
+            answers = [checker.check("a", "root", wrong), checker.check("a", "root", lambda: True)]
+            answers.append(checker.check("a", "alice", lambda: True))
             found = await asyncio.wait_for(asyncio.gather(*answers, return_exceptions=True), PATIENCE)
             with pytest.raises(TemporaryFailure, match="too many wrong passwords from a"):
-                waiting.check("a", "root", lambda: True)
+                checker.check("a", "root", lambda: True)
             return found
         finally:
-            waiting.close()
+            checker.close()
 
-    first, second, alice = asyncio.run(work())
+    first, second, alice = asyncio.run(run_checks())
     assert (first, type(second), alice) == (False, TemporaryFailure, True)
 
 
 def test_closed_checker_checks_no_password():
-    answers, checked = ask_in_order("abc", close=True)
-    assert len(checked) == 1  # which was under way
+    answers, checked = check_passwords("abc", close=True)
+    assert len(checked) == 1  # the check that was running
     assert all(isinstance(answer, asyncio.CancelledError) for answer in answers[1:])
 
 
@@ -117,36 +123,36 @@ def test_number_of_waiting_passwords_has_a_limit(monkeypatch):
     for asked, refused in (("aaa", False), ("aaaa", True), ("aaabc", True), ("aaab", False)):
         if refused:
             with pytest.raises(TemporaryFailure):
-                ask_in_order(asked)
+                check_passwords(asked)
         else:
-            ask_in_order(asked)
+            check_passwords(asked)
 
 
 def test_cancelled_check_is_skipped():
-    async def work():
+    async def run_checks():
         loop = asyncio.get_running_loop()
-        waiting, gate, asked = PasswordChecker(loop, LoginAttempts(loop.time)), threading.Event(), threading.Event()
+        checker, gate, asked = PasswordChecker(loop, LoginAttempts(loop.time)), threading.Event(), threading.Event()
 
         def check():
             asked.set()
             return True
 
         try:
-            first = waiting.check("a", "", lambda: gate.wait(PATIENCE))
-            gone = waiting.check("b", "", check)
-            last = waiting.check("c", "", lambda: not asked.is_set())
-            gone.cancel()
+            first = checker.check("a", "", lambda: gate.wait(PATIENCE))
+            cancelled = checker.check("b", "", check)
+            last = checker.check("c", "", lambda: not asked.is_set())
+            cancelled.cancel()
             gate.set()
             return await asyncio.wait_for(asyncio.gather(first, last), PATIENCE)
         finally:
-            waiting.close()
+            checker.close()
 
-    assert asyncio.run(work()) == [True, True]
+    assert asyncio.run(run_checks()) == [True, True]
 
 
 @pytest.mark.long
 def test_other_clients_are_served_during_password_checks(tmp_path):
-    """Twenty guesses take the checking thread some seconds. Nobody else waits for more than a few of them."""
+    """Twenty guesses take the checking thread some seconds. No other client waits for more than a few of them."""
     with change_users(tmp_path / "users.json") as accounts:
         accounts["alice"] = make_account(User.from_texts("alice", ["admin"]), "wonderland", MAX_ITERATIONS)
     with ExitStack() as stack:
@@ -159,9 +165,8 @@ def test_other_clients_are_served_during_password_checks(tmp_path):
             guess.send(SaslAuth(key=b"PLAIN", value=b"\0alice\0guess %d" % number))
         assert run(node, lambda: node.connections.total) == 21
         assert known.set(b"k", b"v").specific == S.SUCCESS
-        assert (
-            run(node, lambda: node.attempts.get_delay("127.0.0.1", "alice")) < MAX_SECONDS
-        )  # not all are known to be wrong yet
+        # Not all guesses were checked yet.
+        assert run(node, lambda: node.attempts.get_delay("127.0.0.1", "alice")) < MAX_SECONDS
 
 
 def test_plain_login_checks_the_password(users):
@@ -169,22 +174,23 @@ def test_plain_login_checks_the_password(users):
         for password, status in ((b"wonderland", S.SUCCESS), (b"looking-glass", S.AUTH_ERROR), (b"", S.AUTH_ERROR)):
             assert client.status(SaslAuth(key=b"PLAIN", value=b"\0alice\0" + password)) == status
             assert client.status(Get(key=b"k")) == (S.KEY_ENOENT if status == S.SUCCESS else S.EACCESS)
-        assert client.status(SaslAuth(key=b"PLAIN", value=b"\0alice\0wonderland")) == S.SUCCESS  # it is known by now
+        remembered = SaslAuth(key=b"PLAIN", value=b"\0alice\0wonderland")
+        assert client.status(remembered) == S.SUCCESS
 
 
-# Guesses, over sockets
+# Guesses over sockets
 
 SCRAM_FIRST = SaslAuth(key=b"SCRAM-SHA256", value=b"n,,n=root,r=N")
 
 
-def refused_before(node, times, account="root"):
-    """Count so many wrong passwords from 127.0.0.1, as if connections that have left had sent them."""
+def count_wrong_passwords(node, times, account="root"):
+    """Count wrong passwords from 127.0.0.1, as if closed connections had sent them."""
     for _ in range(times):
         run(node, lambda: node.attempts.record("127.0.0.1", account, is_right=False))
 
 
-def scram_guess(client):
-    """Send what proves nothing, up to where the answer waits."""
+def send_scram_guess(client):
+    """Send a SCRAM exchange with a wrong proof, up to the message whose answer is delayed."""
     challenge = client.ask(SCRAM_FIRST)
     assert challenge.specific == S.AUTH_CONTINUE
     nonce = challenge.value.split(b",")[0]
@@ -195,30 +201,31 @@ def scram_guess(client):
     "scram", [pytest.param(False, id="PLAIN"), pytest.param(True, id="SCRAM", marks=pytest.mark.long)]
 )
 def test_concurrent_guesses_are_queued_apart_from_other_logins(users, scram):
-    """The guesses' answers are at least as late as they would be on one connection; the login comes before them."""
+    """The guesses are answered as late as on one connection, and the right password before them."""
     with Node.running(vbuckets=1, users=users, allow_plain=True) as node, ExitStack() as stack:
-        crowd = [stack.enter_context(connected(node)) for _ in range(6)]
+        guessing = [stack.enter_context(connected(node)) for _ in range(6)]
         started = time.monotonic()
-        for client in crowd:
+        for client in guessing:
             if scram:
-                scram_guess(client)
+                send_scram_guess(client)
             else:
                 client.send(SaslAuth(key=b"PLAIN", value=b"\0root\0guess"))
-        innocent = stack.enter_context(connected(node))
-        assert innocent.status(SaslAuth(key=b"PLAIN", value=b"\0alice\0wonderland")) == S.SUCCESS
-        assert wait_readable([crowd[-1].socket], 0) == []
-        for client in crowd:
+        other = stack.enter_context(connected(node))
+        assert other.status(SaslAuth(key=b"PLAIN", value=b"\0alice\0wonderland")) == S.SUCCESS
+        assert wait_readable([guessing[-1].socket], 0) == []
+        for client in guessing:
             assert client.receive().specific == S.AUTH_ERROR
         assert time.monotonic() - started >= 0.05 + 0.1 + 0.2 + 0.4 + 0.8
-        assert run(node, lambda: node.attempts.get_delay("127.0.0.1", "root")) == 1.6  # the login has reset nothing
+        # The login of alice has not reset the count of root.
+        assert run(node, lambda: node.attempts.get_delay("127.0.0.1", "root")) == 1.6
 
 
 @pytest.mark.parametrize("scram", [False, True], ids=["PLAIN", "SCRAM"])
 def test_full_queue_refuses_a_guess(users, scram):
     with Node.running(vbuckets=1, users=users, allow_plain=True) as node, connected(node) as client:
-        refused_before(node, 10)
+        count_wrong_passwords(node, 10)
         if scram:
-            scram_guess(client)
+            send_scram_guess(client)
             assert client.receive().specific == S.ETMPFAIL
         else:
             assert client.status(SaslAuth(key=b"PLAIN", value=b"\0root\0guess")) == S.ETMPFAIL
@@ -229,7 +236,7 @@ def test_http_and_kv_guesses_are_counted_together(users):
     with Node.running(vbuckets=1, users=users, allow_plain=True) as node:
         url = f"http://{node.host}:{node.http_port}/pools/default"
 
-        def ask(user, password):
+        def request_page(user, password):
             request = Request(
                 url, headers={"Authorization": "Basic " + b64encode(f"{user}:{password}".encode()).decode()}
             )
@@ -240,10 +247,10 @@ def test_http_and_kv_guesses_are_counted_together(users):
                 with error:
                     return error.code
 
-        assert [ask("root", "guess"), ask("alice", "wonderland")] == [401, 200]
+        assert [request_page("root", "guess"), request_page("alice", "wonderland")] == [401, 200]
         assert run(node, lambda: node.attempts.get_delay("127.0.0.1", "root")) == 0.05
         with connected(node) as client:
             assert client.status(SaslAuth(key=b"PLAIN", value=b"\0root\0guess")) == S.AUTH_ERROR
         assert run(node, lambda: node.attempts.get_delay("127.0.0.1", "root")) == 0.1
-        refused_before(node, 8)
-        assert [ask("root", "guess"), ask("alice", "wonderland")] == [503, 200]
+        count_wrong_passwords(node, 8)
+        assert [request_page("root", "guess"), request_page("alice", "wonderland")] == [503, 200]
