@@ -1,3 +1,5 @@
+"""Limits of log lines that a peer can cause."""
+
 import logging
 
 from penstock.node.transport.log_limit import LogLimit

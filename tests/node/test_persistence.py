@@ -1,4 +1,4 @@
-"""What is on disk, who is told so and when, and what happens when the disk fails."""
+"""Commits to disk: when they happen, the requests that wait for them, their reports, and failing disks."""
 
 import logging
 import shutil
@@ -40,7 +40,7 @@ from tests.node.wire_client import WireClient, connected, until_stat
 S = Status
 VBUCKETS = 4
 NEVER = BucketSettings(commit_seconds=3600, commit_count=10**9)
-"""No commit but for those who wait for one."""
+"""Settings without commits, except for requests that wait for one."""
 
 
 @contextmanager
@@ -56,25 +56,25 @@ def node(tmp_path):
 
 
 def observe(client, *keys, vbucket=0):
-    """Return state and cas of each key."""
+    """Return the state and cas of each key, by OBSERVE."""
     reply = client.ask(Observe(value=pack_keys((vbucket, key) for key in keys)))
     assert reply.specific == S.SUCCESS
     return [(KeyState(found.state), found.cas) for found in unpack_observed_keys(reply.value)]
 
 
-def persisted(client, vbucket=0):
+def read_persisted_seqno(client, vbucket=0):
     return int(client.stats(f"vbucket-seqno {vbucket}")[f"vb_{vbucket}:last_persisted_seqno"])
 
 
 # Commits
 
 
-def test_waiting_request_does_not_wait_for_others(client):
+def test_waiting_request_starts_a_commit(client):
     for number in range(3):
         client.set(b"k%d" % number)
-    assert persisted(client) == 0
+    assert read_persisted_seqno(client) == 0
     assert client.status(SeqnoPersistence(seqno=2)) == S.SUCCESS
-    assert persisted(client) == 3
+    assert read_persisted_seqno(client) == 3
     assert client.status(SeqnoPersistence(seqno=3)) == S.SUCCESS
     assert client.status(SeqnoPersistence(seqno=0, vbucket=1)) == S.SUCCESS
 
@@ -83,19 +83,19 @@ def test_full_commit_starts_at_once(tmp_path):
     with running(tmp_path, BucketSettings(commit_seconds=3600, commit_count=10)) as node, connected(node) as client:
         for number in range(9):
             client.set(b"k%d" % number)
-        assert persisted(client) == 0
+        assert read_persisted_seqno(client) == 0
         client.set(b"k9")
         until_stat(client, "ep_total_persisted", 10)
-        assert persisted(client) == 10
+        assert read_persisted_seqno(client) == 10
 
 
 def test_commit_size_follows_the_settings(node, client):
     client.set(b"k0")
-    assert persisted(client) == 0
+    assert read_persisted_seqno(client) == 0
     run(node, lambda: node.buckets["default"].store.set_settings(replace(NEVER, commit_count=2)))
     client.set(b"k1")
     until_stat(client, "ep_total_persisted", 2)
-    assert persisted(client) == 2
+    assert read_persisted_seqno(client) == 2
 
 
 def test_single_change_is_committed_soon(tmp_path):
@@ -103,7 +103,7 @@ def test_single_change_is_committed_soon(tmp_path):
         began = int(client.stats()["time"])
         client.set(b"k")
         until_stat(client, "ep_total_persisted", 1)
-        assert persisted(client) == 1
+        assert read_persisted_seqno(client) == 1
         stats = client.stats()
         assert (stats["ep_queue_size"], stats["ep_flusher_state"], stats["ep_commit_num"]) == ("0", "running", "1")
         assert (stats["ep_bucket_type"], stats["ep_storage_fault"]) == ("persistent", "")
@@ -159,7 +159,7 @@ BAD_OBSERVE = [
     ("no key", pack_keys([(0, b"")]), S.EINVAL),
     ("too long a key", pack_keys([(0, bytes(251))]), S.EINVAL),
     ("too many keys", pack_keys([(0, b"k")]) * 10_001, S.E2BIG),
-    ("a vbucket that is not there", pack_keys([(0, b"k"), (VBUCKETS, b"k")]), S.NOT_MY_VBUCKET),
+    ("a missing vbucket", pack_keys([(0, b"k"), (VBUCKETS, b"k")]), S.NOT_MY_VBUCKET),
 ]
 
 
@@ -174,12 +174,12 @@ def test_replicas_can_be_observed_and_dead_vbuckets_not(node, client, state):
     client.set(b"k")
     vbuuid = node.buckets["default"].store.vbuckets[0].history.vbuuid
     assert client.status(SetVbucket(state=state)) == S.SUCCESS
-    alive = state is not VbucketState.DEAD
-    expected = S.SUCCESS if alive else S.NOT_MY_VBUCKET
+    is_alive = state is not VbucketState.DEAD
+    expected = S.SUCCESS if is_alive else S.NOT_MY_VBUCKET
     assert client.status(Observe(value=pack_keys([(0, b"k")]))) == expected
     reply = client.ask(ObserveSeqno(value=vbuuid.to_bytes(8, "big")))
     assert reply.specific == expected
-    if alive:
+    if is_alive:
         assert unpack_observed(reply.value).current_seqno == 1
 
 
@@ -189,9 +189,9 @@ IN_MEMORY = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "told", "stored", "deleted", "seqno"), IN_MEMORY)
-def test_bucket_type_decides_the_persisted_seqno_in_memory(kind, told, stored, deleted, seqno):
-    """go-dcp, the Kafka and Spark connectors hold changes of a `couchbase` bucket back until they are persisted."""
+@pytest.mark.parametrize(("kind", "shown_type", "stored", "deleted", "seqno"), IN_MEMORY)
+def test_bucket_type_decides_the_persisted_seqno_in_memory(kind, shown_type, stored, deleted, seqno):
+    """go-dcp and the Kafka and Spark connectors hold back changes of a `couchbase` bucket until they are persisted."""
     with Node.running(vbuckets=VBUCKETS) as node, connected(node) as client:
         bucket = node.buckets["default"]
         bucket.spec = BucketSpec(name="default", kind=kind)
@@ -202,10 +202,10 @@ def test_bucket_type_decides_the_persisted_seqno_in_memory(kind, told, stored, d
         assert [state for state, _ in observe(client, b"k")] == [deleted]
         vbuuid = bucket.store.vbuckets[0].history.vbuuid.to_bytes(8, "big")
         assert unpack_observed(client.ask(ObserveSeqno(value=vbuuid)).value)[2:4] == (seqno, 2)
-        assert persisted(client) == seqno
+        assert read_persisted_seqno(client) == seqno
         stats = client.stats()
-        assert stats["ep_bucket_type"] == client.stats("config")["ep_bucket_type"] == told
-        assert stats.get("ep_commit_num", "none") == ("2" if told == "persistent" else "none")
+        assert stats["ep_bucket_type"] == client.stats("config")["ep_bucket_type"] == shown_type
+        assert stats.get("ep_commit_num", "none") == ("2" if shown_type == "persistent" else "none")
         assert "ep_flusher_state" not in stats
 
 
@@ -218,17 +218,17 @@ def test_seqno_persistence_in_memory_covers_stored_changes(kind):
         assert client.status(SeqnoPersistence(seqno=2)) == S.ETMPFAIL
 
 
-# Waiting
+# Requests that wait
 
 
-def parked(client, other, *requests):
-    """Send requests of which the first one waits, and return when it does."""
+def send_and_wait(client, other, *requests):
+    """Send requests of which the first has to wait, and return when it is waiting."""
     client.send(*requests)
     until_stat(other, "ep_persistence_waiters", 1)
 
 
 def test_wait_for_a_future_change_delays_later_requests(client, other):
-    parked(client, other, Set(key=b"a"), SeqnoPersistence(seqno=2), Delete(key=b"a"), Noop())
+    send_and_wait(client, other, Set(key=b"a"), SeqnoPersistence(seqno=2), Delete(key=b"a"), Noop())
     assert client.receive().opcode == Opcode.SET
     assert not client.frames
     assert other.get(b"a").specific == S.SUCCESS
@@ -240,7 +240,7 @@ def test_wait_for_a_future_change_delays_later_requests(client, other):
         (Opcode.NOOP, S.SUCCESS),
     ]
     assert other.stats()["ep_persistence_waiters"] == "0"
-    assert persisted(client) == 2
+    assert read_persisted_seqno(client) == 2
 
 
 def test_many_waiting_requests_are_all_answered(node, client):
@@ -264,16 +264,16 @@ ENDS = [
 ]
 
 
-@pytest.mark.parametrize(("happens", "status"), [row[1:] for row in ENDS], ids=[row[0] for row in ENDS])
-def test_wait_ends_when_its_vbucket_is_lost(client, other, happens, status):
-    parked(client, other, SeqnoPersistence(seqno=9), Noop())
-    assert other.status(happens) == S.SUCCESS
+@pytest.mark.parametrize(("change", "status"), [row[1:] for row in ENDS], ids=[row[0] for row in ENDS])
+def test_wait_ends_when_its_vbucket_is_lost(client, other, change, status):
+    send_and_wait(client, other, SeqnoPersistence(seqno=9), Noop())
+    assert other.status(change) == S.SUCCESS
     assert client.receive().specific == status
     assert client.receive().opcode == Opcode.NOOP
 
 
 def test_wait_continues_when_another_vbucket_changes(client, other):
-    parked(client, other, SeqnoPersistence(seqno=1))
+    send_and_wait(client, other, SeqnoPersistence(seqno=1))
     assert other.status(DelVbucket(vbucket=1)) == S.SUCCESS
     assert other.stats()["ep_persistence_waiters"] == "1"
     other.set(b"k")
@@ -288,21 +288,21 @@ def test_wait_has_a_timeout(tmp_path):
 
 def test_closed_connection_ends_its_waits(client, other):
     client.open("same")
-    parked(client, other, SeqnoPersistence(seqno=1))
-    assert other.status(Open(key=b"same", flags=OpenFlag.PRODUCER)) == S.SUCCESS  # which ends the older one
+    send_and_wait(client, other, SeqnoPersistence(seqno=1))
+    assert other.status(Open(key=b"same", flags=OpenFlag.PRODUCER)) == S.SUCCESS  # this ends the older connection
     assert client.ended()
     assert other.stats()["ep_persistence_waiters"] == "0"
 
 
 def test_closed_peer_is_noticed_during_a_wait(node, other):
     with connected(node) as client:
-        parked(client, other, SeqnoPersistence(seqno=1))
+        send_and_wait(client, other, SeqnoPersistence(seqno=1))
     until_stat(other, "ep_persistence_waiters", 0)
     until_stat(other, "curr_connections", 1)
 
 
 def test_requests_behind_a_parked_one_keep_their_order(client, other):
-    parked(client, other, SeqnoPersistence(seqno=1))
+    send_and_wait(client, other, SeqnoPersistence(seqno=1))
     requests = [Set(key=b"k", value=b"%d" % number, opaque=number) for number in range(1, 40)]
     for turn, request in enumerate(requests):
         client.send(request)
@@ -319,7 +319,7 @@ def test_node_stops_during_a_wait(tmp_path):
     with running(tmp_path, NEVER) as node:
         client = WireClient(node)
         with connected(node) as other:
-            parked(client, other, SeqnoPersistence(seqno=1))
+            send_and_wait(client, other, SeqnoPersistence(seqno=1))
     assert client.ended()
     client.close()
 
@@ -333,7 +333,7 @@ def test_wait_for_an_inactive_vbucket_is_refused(client):
 def test_stream_continues_while_a_request_waits(client, other):
     client.open()
     assert client.stream().specific == S.SUCCESS
-    parked(client, other, SeqnoPersistence(seqno=2))
+    send_and_wait(client, other, SeqnoPersistence(seqno=2))
     other.set(b"k")
     assert [client.receive().opcode for _ in range(2)] == [Opcode.DCP_SNAPSHOT_MARKER, Opcode.DCP_MUTATION]
     other.set(b"k")
@@ -344,9 +344,9 @@ def test_stream_continues_while_a_request_waits(client, other):
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_tap_checkpoint_persistence_is_awaited(client, other, on_disk):
     client.set(b"k")
-    if on_disk:  # then no commit comes that could answer
+    if on_disk:  # no later commit answers the request
         assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
-    parked(client, other, CheckpointPersistence(checkpoint_id=2))
+    send_and_wait(client, other, CheckpointPersistence(checkpoint_id=2))
     assert other.status(CreateCheckpoint()) == S.SUCCESS
     assert client.receive().specific == S.SUCCESS
     assert other.stats("checkpoint 0")["vb_0:persisted_checkpoint_id"] == "2"
@@ -386,7 +386,7 @@ def test_statistics_show_the_persisted_seqno(client):
 # Disks that fail
 
 
-def logged(caplog, level):
+def list_messages(caplog, level):
     return [record.getMessage() for record in caplog.records if record.levelno == level]
 
 
@@ -402,14 +402,14 @@ def test_full_disk_refuses_changes_until_there_is_room(tmp_path, caplog, monkeyp
         assert client.status(SetVbucket(vbucket=1, state=VbucketState.REPLICA)) == S.ETMPFAIL
         assert client.get(b"k").value == b"in memory"
         assert "No space left on device" in client.stats()["ep_storage_fault"]
-        assert persisted(client) == 1
+        assert read_persisted_seqno(client) == 1
         client.send(SeqnoPersistence(seqno=2))
         replace_directory(node, "default", FullDirectory.__base__)
         assert client.receive().specific == S.SUCCESS
         assert client.set(b"k", b"after").specific == S.SUCCESS
         assert client.stats()["ep_storage_fault"] == ""
-    begun, ended = logged(caplog, logging.WARNING)
-    assert begun.startswith("bucket default: the disk does not accept writes: No space left on device;")
+    started, ended = list_messages(caplog, logging.WARNING)
+    assert started.startswith("bucket default: the disk does not accept writes: No space left on device;")
     assert ended == "bucket default: all changes are on disk; changes are accepted again"
     with running(tmp_path) as node, connected(node) as client:
         assert client.get(b"k").value == b"after"
@@ -429,9 +429,9 @@ def test_read_only_file_system_refuses_changes_and_serves_reads(tmp_path, monkey
         assert client.get(b"k").value == b"in memory"
         consumer.open()
         assert consumer.stream(end=2).specific == S.SUCCESS
-        assert [message.value for message in consumer.changes()][1:] == [b"in memory"]  # behind the marker
+        assert [message.value for message in consumer.changes()][1:] == [b"in memory"]  # after the marker
         assert "Read-only file system" in client.stats()["ep_storage_fault"]
-        assert persisted(client) == 1
+        assert read_persisted_seqno(client) == 1
         replace_directory(node, "default", ReadOnlyDirectory.__base__)
         until_stat(client, "ep_storage_fault", "")
         assert client.set(b"k", b"after").specific == S.SUCCESS
@@ -446,8 +446,8 @@ def test_stop_with_a_full_disk_reports_the_loss(tmp_path, caplog):
         replace_directory(node, "default", FullDirectory)
         client.set(b"k", b"lost")
         until_stat(client, "ep_flusher_state", "retrying")
-    (said,) = logged(caplog, logging.ERROR)
-    assert said.startswith("bucket default: 1 changes are not on disk, and lost: the disk does not accept writes")
+    (message,) = list_messages(caplog, logging.ERROR)
+    assert message.startswith("bucket default: 1 changes are not on disk, and lost: the disk does not accept writes")
     with running(tmp_path) as node, connected(node) as client:
         assert client.get(b"k").value == b"kept"
 
@@ -470,18 +470,18 @@ def test_deleted_directory_is_noticed_by_the_next_commit(tmp_path, caplog, moved
         stats = client.stats()
         assert stats["ep_flusher_state"] == "stopped"
         assert "default/log-0000000001 was deleted, moved or replaced" in stats["ep_storage_fault"]
-        assert persisted(client) == 1
-    said = logged(caplog, logging.ERROR)
-    assert said[0].startswith("bucket default: ")
-    assert "was deleted, moved or replaced while the bucket was open" in said[0]
-    assert len([line for line in said if "was deleted, moved" in line]) <= 2  # when it happens, and at the end
+        assert read_persisted_seqno(client) == 1
+    messages = list_messages(caplog, logging.ERROR)
+    assert messages[0].startswith("bucket default: ")
+    assert "was deleted, moved or replaced while the bucket was open" in messages[0]
+    assert len([line for line in messages if "was deleted, moved" in line]) <= 2  # at the commit and at the stop
 
 
 def test_failed_sync_stops_all_confirmations(tmp_path, caplog):
     with running(tmp_path, NEVER) as node, connected(node) as client, connected(node) as other:
         client.set(b"k", b"kept")
         assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS
-        parked(client, other, SeqnoPersistence(seqno=3))
+        send_and_wait(client, other, SeqnoPersistence(seqno=3))
         replace_directory(node, "default", BrokenDirectory)
         other.set(b"k", b"lost")
         assert client.receive().specific == S.ETMPFAIL
@@ -492,11 +492,11 @@ def test_failed_sync_stops_all_confirmations(tmp_path, caplog):
         assert client.stats()["ep_flusher_state"] == "stopped"
         run(node, node.buckets["default"].notify_and_compact)
         assert client.status(SeqnoPersistence(seqno=1)) == S.ETMPFAIL
-        assert persisted(client) == 1
-    said = logged(caplog, logging.ERROR)
-    assert len(said) == 2
-    assert said[0].startswith("bucket default: a sync has failed (Input/output error)")
-    assert "until the node is restarted" in said[0]
+        assert read_persisted_seqno(client) == 1
+    messages = list_messages(caplog, logging.ERROR)
+    assert len(messages) == 2
+    assert messages[0].startswith("bucket default: a sync has failed (Input/output error)")
+    assert "until the node is restarted" in messages[0]
     with running(tmp_path) as node, connected(node) as client:
         assert client.get(b"k").specific == S.SUCCESS
         assert client.status(SeqnoPersistence(seqno=1)) == S.SUCCESS

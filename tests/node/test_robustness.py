@@ -1,4 +1,4 @@
-"""No peer can stop the node from serving others, or make it hold more than its limits."""
+"""No peer can stop the node from serving other clients, or make it exceed its memory limits."""
 
 import logging
 import random
@@ -30,20 +30,20 @@ from tests.patience import PATIENCE
 
 
 @pytest.fixture(scope="module")
-def shared():
+def shared_node():
     with Node.running(vbuckets=4) as node:
         yield node
 
 
 @pytest.fixture(autouse=True)
-def no_internal_error(caplog):
-    """Garbage is the peer's fault: it must never cause an internal error."""
+def check_log(caplog):
+    """Check that the node has logged no internal error: invalid input is the peer's fault."""
     yield
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def survives(node, data, step=None):
-    """Send bytes, in pieces of `step`, say no more, and read to the end; then ask for the node's health."""
+def send_and_check_health(node, data, step=None):
+    """Send bytes in pieces of `step`, close the connection, and check that the node answers another client."""
     with connected(node) as client:
         try:
             for start in range(0, len(data), step or len(data) or 1):
@@ -60,8 +60,8 @@ FUZZ = settings(max_examples=scaled(150), suppress_health_check=[HealthCheck.fun
 
 @FUZZ
 @given(data=st.binary(max_size=300))
-def test_node_survives_any_bytes(shared, data):
-    survives(shared, data)
+def test_node_survives_any_bytes(shared_node, data):
+    send_and_check_health(shared_node, data)
 
 
 @FUZZ
@@ -77,17 +77,17 @@ def test_node_survives_any_bytes(shared, data):
     body=st.binary(min_size=1, max_size=60),
     first=st.sampled_from([None, *(messages[0] for messages in FIRSTS.values())]),
 )
-def test_node_survives_any_header(shared, magic, opcode, lengths, datatype, vbucket, body, first):
+def test_node_survives_any_header(shared_node, magic, opcode, lengths, datatype, vbucket, body, first):
     key, extras, rest = lengths
     total = max(key + extras + rest - 20, 0)
     body = (body * (total // len(body) + 1))[:total]
     header = HEADER.pack(magic, opcode, key, extras, datatype, vbucket, len(body), 7, 0)
-    survives(shared, (b"" if first is None else first.encode()) + header + body + SEEDS[0])
+    send_and_check_health(shared_node, (b"" if first is None else first.encode()) + header + body + SEEDS[0])
 
 
 @pytest.mark.parametrize("dialect", Dialect)
 @pytest.mark.parametrize("seed", range(20))
-def test_node_survives_changed_conversations(shared, seed, dialect):
+def test_node_survives_changed_conversations(shared_node, seed, dialect):
     chance = random.Random(seed)
     first, *others = [message.encode() for message in FIRSTS[dialect]]
     frames = chance.choices([*SEEDS, *others * 5], k=60)
@@ -95,36 +95,36 @@ def test_node_survives_changed_conversations(shared, seed, dialect):
     for _ in range(chance.randrange(6)):
         position = chance.randrange(len(data))
         data[position] = chance.randrange(256)
-    survives(shared, bytes(data[: chance.randrange(len(data))]), chance.choice([None, 1, 7, 100]))
+    send_and_check_health(shared_node, bytes(data[: chance.randrange(len(data))]), chance.choice([None, 1, 7, 100]))
 
 
-def flood(client, data):
+def send_until_error(client, data):
     while True:
         client.socket.sendall(data)
 
 
-def test_node_stops_reading_from_a_peer_that_does_not_read(shared):
-    """The client may request gigabytes: the node fills its buffers, and stops reading."""
+def test_node_stops_reading_from_a_peer_that_does_not_read(shared_node):
+    """The client requests gigabytes: the node fills its buffers and stops reading."""
     value = bytes(1 << 20)
     request = Get(key=b"big").encode()
-    with connected(shared) as other, connected(shared, receive_buffer=4096) as client:
+    with connected(shared_node) as other, connected(shared_node, receive_buffer=4096) as client:
         other.set(b"big", value)
         client.socket.settimeout(0.2)
         with pytest.raises(TimeoutError):
-            flood(client, request * 1000)
+            send_until_error(client, request * 1000)
         stats = other.stats()
         assert int(stats["ep_bytes_unsent"]) < WRITE_BUFFER_BYTES + (4 << 20)
         assert int(stats["ep_requests_waiting"]) > 0
         client.socket.settimeout(PATIENCE)
         for _ in range(20):
             assert client.receive().value == value
-    with connected(shared) as other:
+    with connected(shared_node) as other:
         while int(other.stats()["ep_requests_waiting"]):
             other.status(Noop())
 
 
-def test_consumer_that_does_not_read_holds_only_a_buffer(shared):
-    with connected(shared) as writer, connected(shared, receive_buffer=4096) as consumer:
+def test_consumer_that_does_not_read_holds_only_a_buffer(shared_node):
+    with connected(shared_node) as writer, connected(shared_node, receive_buffer=4096) as consumer:
         for number in range(60):
             writer.set(b"large %d" % number, bytes(1 << 20), vbucket=1)
         consumer.open("slow").stream(1)
@@ -135,15 +135,15 @@ def test_consumer_that_does_not_read_holds_only_a_buffer(shared):
         assert [consumer.message().by_seqno for _ in range(60)] == list(range(1, 61))
 
 
-def test_vanished_consumer_leaves_no_stream(shared):
-    with connected(shared) as writer:
+def test_vanished_consumer_leaves_no_stream(shared_node):
+    with connected(shared_node) as writer:
         for number in range(20):
             writer.set(b"large %d" % number, bytes(1 << 20), vbucket=2)
         for _ in range(3):
-            with connected(shared) as consumer:
+            with connected(shared_node) as consumer:
                 consumer.open("vanishing").stream(2)
                 consumer.receive()
-        with connected(shared) as consumer:
+        with connected(shared_node) as consumer:
             consumer.open("vanishing").stream(2, end=20)
             assert len(list(consumer.changes())) == 21
         while int(writer.stats()["ep_dcp_producer_count"]):
@@ -151,16 +151,16 @@ def test_vanished_consumer_leaves_no_stream(shared):
         assert writer.stats()["ep_bytes_unsent"] == "0"
 
 
-def test_long_read_does_not_delay_other_connections(shared):
-    """Five thousand times all statistics are ten megabytes; another connection has its turns in between."""
-    with connected(shared) as other, connected(shared, receive_buffer=4096) as greedy:
-        greedy.send(*[Stat(key=b"vbucket-seqno")] * 5000, Noop())
-        assert len(greedy.socket.recv(1, socket.MSG_PEEK)) == 1
+def test_long_read_does_not_delay_other_connections(shared_node):
+    """The replies are ten megabytes; another connection has its turns between them."""
+    with connected(shared_node) as other, connected(shared_node, receive_buffer=4096) as requesting:
+        requesting.send(*[Stat(key=b"vbucket-seqno")] * 5000, Noop())
+        assert len(requesting.socket.recv(1, socket.MSG_PEEK)) == 1
         for _ in range(20):
             assert other.status(Noop()) == Status.SUCCESS
         assert int(other.stats()["ep_requests_waiting"]) > 0
         ends = 0
-        while (frame := greedy.receive()).opcode != Opcode.NOOP:
+        while (frame := requesting.receive()).opcode != Opcode.NOOP:
             ends += not frame.key
         assert ends == 5000
 

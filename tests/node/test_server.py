@@ -1,3 +1,5 @@
+"""Start and stop of a node: its options, ports and connections."""
+
 import asyncio
 import socket
 
@@ -30,14 +32,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("options", "found"), WRONG)
-def test_invalid_options_raise_one_sentence(options, found):
+def test_invalid_options_are_refused_in_one_sentence(options, found):
     with pytest.raises(UsageError, match=r"expected|users|twice") as raised, Node.running(**options):
         pass
     assert found in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_taken_port_is_an_error():
+def test_port_in_use_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(Error, match=f"cannot listen on 127.0.0.1 port {port}"), Node.running(port=port):
@@ -76,7 +78,7 @@ def test_stop_ends_connections_and_leaves_no_task():
         node = await Node.start(port=0, vbuckets=4)
         loop = asyncio.get_running_loop()
 
-        def use():
+        def stop_during_use():
             with connected(node) as idle, connected(node) as streaming:
                 streaming.open().control("enable_noop", "true")
                 assert streaming.stream(0).specific == Status.SUCCESS
@@ -84,7 +86,7 @@ def test_stop_ends_connections_and_leaves_no_task():
                 asyncio.run_coroutine_threadsafe(node.stop(), loop).result(PATIENCE)
                 return idle.ended(), streaming.ended()
 
-        ended = await asyncio.wait_for(loop.run_in_executor(None, use), PATIENCE)
+        ended = await asyncio.wait_for(loop.run_in_executor(None, stop_during_use), PATIENCE)
         await asyncio.wait_for(node.wait_closed(), PATIENCE)
         assert ended == (True, True)
         assert not node.connections.open_connections

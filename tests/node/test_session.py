@@ -1,3 +1,5 @@
+"""Requests that belong to no document: HELLO, buckets, the cluster map, seqnos and statistics."""
+
 import json
 
 import pytest
@@ -60,33 +62,33 @@ def test_hello_replaces_the_features_of_the_last_one(node, client):
 
 
 REFUSED = [
-    ("an error map of no form", GetErrorMap(version=0), S.KEY_ENOENT),
-    ("a feature without the one it needs", Hello(value=pack_features([0x0D])), S.EINVAL),
-    ("two that it needs, of three", Hello(value=pack_features([0x06, 0x0B, 0x24])), S.EINVAL),
+    ("an error map of version 0", GetErrorMap(version=0), S.KEY_ENOENT),
+    ("a feature without the feature that it needs", Hello(value=pack_features([0x0D])), S.EINVAL),
+    ("a feature without one of three that it needs", Hello(value=pack_features([0x06, 0x0B, 0x24])), S.EINVAL),
     ("an odd number of bytes", Hello(value=b"\0\4\0"), S.EINVAL),
-    ("a bucket that is not there", SelectBucket(key=b"wine"), S.KEY_ENOENT),
-    ("a bucket's name that is no text", SelectBucket(key=b"\xff\xfe"), S.KEY_ENOENT),
-    ("no bucket's name", Frame(Magic.REQUEST, Opcode.SELECT_BUCKET), S.EINVAL),
+    ("a missing bucket", SelectBucket(key=b"wine"), S.KEY_ENOENT),
+    ("a bucket's name that is not UTF-8", SelectBucket(key=b"\xff\xfe"), S.KEY_ENOENT),
+    ("no name of a bucket", Frame(Magic.REQUEST, Opcode.SELECT_BUCKET), S.EINVAL),
     ("a config with a cas", Frame(Magic.REQUEST, Opcode.GET_CLUSTER_CONFIG, cas=1), S.EINVAL),
-    ("a config newer than half of one", Frame(Magic.REQUEST, Opcode.GET_CLUSTER_CONFIG, extras=bytes(8)), S.EINVAL),
-    ("a state that is none", GetAllVbSeqnos(state=5), S.EINVAL),
+    ("a config with half a revision", Frame(Magic.REQUEST, Opcode.GET_CLUSTER_CONFIG, extras=bytes(8)), S.EINVAL),
+    ("an unknown state", GetAllVbSeqnos(state=5), S.EINVAL),
     ("persistence", SeqnoPersistence(seqno=1), S.ETMPFAIL),
     ("persistence of another vbucket", SeqnoPersistence(seqno=1, vbucket=16), S.NOT_MY_VBUCKET),
-    ("a branch that is none", ObserveSeqno(value=bytes(8)), S.KEY_ENOENT),
+    ("an unknown branch", ObserveSeqno(value=bytes(8)), S.KEY_ENOENT),
     ("half a vbuuid", ObserveSeqno(value=bytes(4)), S.EINVAL),
     ("a branch of another vbucket", ObserveSeqno(value=bytes(8), vbucket=16), S.NOT_MY_VBUCKET),
     ("a failover log of another vbucket", GetFailoverLog(vbucket=16), S.NOT_MY_VBUCKET),
     ("unknown statistics", Frame(Magic.REQUEST, Opcode.STAT, key=b"weather"), S.KEY_ENOENT),
-    ("statistics of no vbucket", Frame(Magic.REQUEST, Opcode.STAT, key=b"failovers x"), S.EINVAL),
-    ("statistics of two", Frame(Magic.REQUEST, Opcode.STAT, key=b"failovers 1 2"), S.EINVAL),
+    ("statistics of an invalid vbucket", Frame(Magic.REQUEST, Opcode.STAT, key=b"failovers x"), S.EINVAL),
+    ("statistics of two vbuckets", Frame(Magic.REQUEST, Opcode.STAT, key=b"failovers 1 2"), S.EINVAL),
     (
-        "statistics of a number without end",
+        "statistics of a long number",
         Frame(Magic.REQUEST, Opcode.STAT, key=b"failovers " + b"9" * 5000),
         S.EINVAL,
     ),
     ("statistics of another vbucket", Frame(Magic.REQUEST, Opcode.STAT, key=b"vbucket-seqno 16"), S.NOT_MY_VBUCKET),
     ("statistics with a value", Frame(Magic.REQUEST, Opcode.STAT, key=b"failovers", value=b"{}"), S.EINVAL),
-    ("statistics that are no text", Frame(Magic.REQUEST, Opcode.STAT, key=b"\xff"), S.KEY_ENOENT),
+    ("statistics with a name that is not UTF-8", Frame(Magic.REQUEST, Opcode.STAT, key=b"\xff"), S.KEY_ENOENT),
 ]
 
 
@@ -152,16 +154,16 @@ def test_buckets_are_listed():
         assert client.ask(ListBuckets()).value == b"beer wine"
 
 
-def test_clients_cannot_set_the_log_level(client):
+def test_verbosity_is_accepted(client):
     assert client.status(Verbosity(level=2)) == S.SUCCESS
 
 
-@pytest.mark.parametrize(("state", "there"), [(None, True), (0, True), (1, True), (2, False), (3, False), (4, False)])
-def test_all_seqnos_are_returned(client, state, there):
+@pytest.mark.parametrize(("state", "listed"), [(None, True), (0, True), (1, True), (2, False), (3, False), (4, False)])
+def test_all_seqnos_are_returned(client, state, listed):
     for vbucket in (1, 3, 3):
         client.set(b"k", vbucket=vbucket)
     seqnos = unpack_vb_seqnos(client.ask(GetAllVbSeqnos(state=state)).value)
-    assert seqnos == ({vbucket: {1: 1, 3: 2}.get(vbucket, 0) for vbucket in range(16)} if there else {})
+    assert seqnos == ({vbucket: {1: 1, 3: 2}.get(vbucket, 0) for vbucket in range(16)} if listed else {})
     assert list(seqnos) == sorted(seqnos)
 
 
@@ -171,15 +173,15 @@ def test_all_seqnos_can_be_limited_to_a_state_and_a_collection(client, state):
         client.set(b"k", vbucket=vbucket)
         assert client.status(SetVbucket(vbucket=vbucket, state=other)) == S.SUCCESS
     assert client.status(DelVbucket(vbucket=6)) == S.SUCCESS
-    of_state = {
+    seqnos_by_state = {
         0: {vbucket: int(vbucket in (3, 4)) for vbucket in range(16) if vbucket not in (5, 6)},
         1: {vbucket: 0 for vbucket in range(16) if vbucket not in (3, 4, 5, 6)},
         2: {3: 1},
         3: {4: 1},
         4: {5: 1},
     }
-    assert unpack_vb_seqnos(client.ask(GetAllVbSeqnos(state=state)).value) == of_state[state]
-    assert unpack_vb_seqnos(client.ask(GetCollectionSeqnos(state=state)).value) == of_state[state]
+    assert unpack_vb_seqnos(client.ask(GetAllVbSeqnos(state=state)).value) == seqnos_by_state[state]
+    assert unpack_vb_seqnos(client.ask(GetCollectionSeqnos(state=state)).value) == seqnos_by_state[state]
 
 
 def test_all_seqnos_of_an_unknown_collection_are_refused(client):

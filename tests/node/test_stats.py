@@ -1,4 +1,4 @@
-"""The groups of STAT: what tools read, what is refused, and that nobody has to wait for long answers."""
+"""Groups of STAT: the names that tools read, refused requests, and long replies that delay no other client."""
 
 import json
 import re
@@ -31,15 +31,15 @@ def node(tmp_path):
         yield node
 
 
-def persist(client, seqno, vbucket=0):
+def wait_until_persisted(client, seqno, vbucket=0):
     assert client.status(SeqnoPersistence(vbucket=vbucket, seqno=seqno)) == S.SUCCESS
 
 
-def status(client, group, **fields):
+def get_status(client, group, **fields):
     return client.status(Stat(key=group.encode(), **fields))
 
 
-# Every group
+# All groups
 
 ARGUMENTS = {
     "key": "k 0",
@@ -112,7 +112,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("group", "expected"), REFUSED)
 def test_invalid_stat_requests_are_refused(client, group, expected):
-    assert status(client, group) == expected
+    assert get_status(client, group) == expected
     assert client.status(Noop()) == S.SUCCESS
 
 
@@ -121,7 +121,7 @@ def test_invalid_stat_requests_are_refused(client, group, expected):
 
 def test_statistics_have_the_names_that_tools_need(client):
     client.set(b"k")
-    persist(client, 1)
+    wait_until_persisted(client, 1)
     stats = client.stats()
     expected = {
         "ep_degraded_mode": "false",
@@ -151,12 +151,12 @@ def test_bucket_in_memory_shows_no_flusher():
         client.set(b"k")
         stats = client.stats()
         names = ("ep_queue_size", "ep_flusher_todo", "ep_commit_num", "ep_total_persisted", "ep_dbname")
-        assert [stats[name] for name in names] == ["0", "0", "1", "1", ""]  # what is stored counts as persisted
+        assert [stats[name] for name in names] == ["0", "0", "1", "1", ""]  # stored changes count as persisted
         assert "ep_flusher_state" not in stats
         assert client.stats("warmup") == {"ep_warmup": "disabled"}
-        assert status(client, "diskinfo") == S.NOT_SUPPORTED
+        assert get_status(client, "diskinfo") == S.NOT_SUPPORTED
         assert client.stats("key k 0")["key_is_dirty"] == "false"
-        assert status(client, "vkey k 0") == S.NOT_SUPPORTED
+        assert get_status(client, "vkey k 0") == S.NOT_SUPPORTED
 
 
 def test_ephemeral_bucket_shows_no_commits():
@@ -168,7 +168,7 @@ def test_ephemeral_bucket_shows_no_commits():
 
 
 def test_expired_documents_are_counted(client):
-    client.ask(Set(key=b"k", expiry=1_000_000_000))  # long ago
+    client.ask(Set(key=b"k", expiry=1_000_000_000))  # in the past
     assert client.get(b"k").specific == S.KEY_ENOENT
     assert client.stats()["vb_active_expired"] == "1"
 
@@ -209,12 +209,12 @@ def test_reset_sets_counters_to_zero(client, other):
     assert client.stats("dcp")["eq_dcpq:c:items_sent"] == "1"
 
 
-# One document
+# A document
 
 
 def test_key_statistics_describe_a_document(client):
     client.ask(Set(key=b"k", value=b"v", flags=7, vbucket=1))
-    persist(client, 1, vbucket=1)
+    wait_until_persisted(client, 1, vbucket=1)
     found = client.stats("key k 1")
     assert found == {
         "key_is_dirty": "false",
@@ -227,7 +227,7 @@ def test_key_statistics_describe_a_document(client):
     }
     assert client.stats("key-byid k 1 0x0") == client.stats("key k 1 _default._default") == found
     assert client.stats("vkey k 1") == {**found, "key_valid": "valid"}
-    assert status(client, "key k 0") == S.KEY_ENOENT
+    assert get_status(client, "key k 0") == S.KEY_ENOENT
 
 
 def test_vkey_reports_a_dirty_document(node, client):
@@ -243,10 +243,10 @@ def test_key_statistics_accept_a_collection(node, client):
     with connected(node) as named:
         named.hello(Feature.COLLECTIONS)
         named.set(make_key(ALES), b"{}")
-    persist(client, int(client.stats("vbucket-seqno 0")["vb_0:high_seqno"]))
+    wait_until_persisted(client, int(client.stats("vbucket-seqno 0")["vb_0:high_seqno"]))
     scope, collection = f"0x{BEERS:x}", f"0x{ALES:x}"
     assert client.stats("key k 0 beers.ales") == client.stats(f"key-byid k 0 {collection}")
-    assert status(client, "key k 0") == S.KEY_ENOENT
+    assert get_status(client, "key k 0") == S.KEY_ENOENT
     details = client.stats("collections-details 0")
     name = f"vb_0:{collection}"
     assert (details[f"{name}:name"], details[f"{name}:items"], details["vb_0:collections"]) == ("ales", "1", "2")
@@ -293,7 +293,7 @@ def test_acknowledged_bytes_are_shown(client, other):
     assert (stats["eq_dcpq:c:unacked_bytes"], stats["eq_dcpq:c:total_acked_bytes"]) == ("0", str(unacked + 7))
 
 
-def stream_stats(client, name="c", vbucket=0):
+def read_stream_stats(client, name="c", vbucket=0):
     prefix = f"eq_dcpq:{name}:stream_{vbucket}_"
     return {key.removeprefix(prefix): text for key, text in client.stats("dcp").items() if key.startswith(prefix)}
 
@@ -304,13 +304,13 @@ def test_stream_statistics_separate_backfill_and_live(client, other):
     other.open("c").stream()
     for _ in range(4):
         other.message()  # a marker and the changes
-    stats = stream_stats(client)
+    stats = read_stream_stats(client)
     wanted = ("backfill_sent", "memory_phase", "last_sent_seqno", "last_sent_snap_end_seqno", "items_ready")
     assert [stats[name] for name in wanted] == ["3", "0", "3", "3", "false"]
     client.set(b"live")
     for _ in range(2):
         other.message()
-    stats = stream_stats(client)
+    stats = read_stream_stats(client)
     assert [stats[name] for name in wanted] == ["3", "1", "4", "4", "false"]
 
 
@@ -321,12 +321,12 @@ def test_stream_from_the_end_has_no_backfill(client, other):
     client.set(b"live")
     for _ in range(2):
         other.message()
-    stats = stream_stats(client)
+    stats = read_stream_stats(client)
     assert (stats["backfill_sent"], stats["memory_phase"]) == ("0", "1")
 
 
-def dcp_as(client, options, datatype=Datatype.JSON):
-    """Return the group `dcp` with a value."""
+def read_dcp_group(client, options, datatype=Datatype.JSON):
+    """Request the group `dcp` with a value; return its statistics, or the status of a refusal."""
     value = options if isinstance(options, bytes) else json.dumps(options).encode()
     client.send(Frame(0x80, Stat.opcode, datatype=int(datatype), key=b"dcp", value=value))
     found = {}
@@ -341,17 +341,17 @@ def test_stream_format_is_json_names_or_skip(client, other):
     other.open("c").stream()
     for _ in range(2):
         other.message()
-    legacy = {"eq_dcpq:c:stream_0_" + name: text for name, text in stream_stats(client).items()}
-    as_json = dcp_as(client, {"stream_format": "json"})
+    legacy = {"eq_dcpq:c:stream_0_" + name: text for name, text in read_stream_stats(client).items()}
+    as_json = read_dcp_group(client, {"stream_format": "json"})
     (stream,) = (text for name, text in as_json.items() if name == "eq_dcpq:c:stream_0")
     texts = {name: str(value).lower() for name, value in json.loads(stream).items()}
     assert {"eq_dcpq:c:stream_0_" + name: text for name, text in texts.items()} == legacy
-    skipped = dcp_as(client, {"stream_format": "skip"})
+    skipped = read_dcp_group(client, {"stream_format": "skip"})
     assert "eq_dcpq:c:type" in skipped
     assert not [name for name in (*skipped, *as_json) if "stream_0_" in name]
     others: list[Any] = [{}, {"stream_format": "legacy"}, {"stream_format": "colour"}, {"stream_format": 1}, [], 7]
     for options in others:
-        assert set(legacy) < set(dcp_as(client, options))
+        assert set(legacy) < set(read_dcp_group(client, options))
 
 
 def test_producers_are_filtered_by_user_and_port(node, client, other):
@@ -364,23 +364,23 @@ def test_producers_are_filtered_by_user_and_port(node, client, other):
         ({}, True),
     ]
     for wanted, expected in shown:
-        assert ("eq_dcpq:c:type" in dcp_as(client, {"filter": wanted})) == expected
+        assert ("eq_dcpq:c:type" in read_dcp_group(client, {"filter": wanted})) == expected
 
 
 @pytest.mark.parametrize(
     ("value", "datatype"),
     [(b"{", Datatype.JSON), (b"{}", Datatype.RAW), (b"\xff", Datatype.JSON), (b"[" * 4096, Datatype.JSON)],
-    ids=["cut short", "of another datatype", "no text", "without an end"],
+    ids=["incomplete", "of another datatype", "not UTF-8", "without an end"],
 )
 def test_invalid_json_value_is_refused(client, value, datatype):
     client.hello(Feature.JSON)
-    assert dcp_as(client, value, datatype) == S.EINVAL
+    assert read_dcp_group(client, value, datatype) == S.EINVAL
 
 
 def test_value_length_is_limited(client):
     client.hello(Feature.JSON)
-    assert "ep_dcp_count" in dcp_as(client, b"{}" + b" " * 4094)
-    assert dcp_as(client, b"{}" + b" " * 4095) == S.E2BIG
+    assert "ep_dcp_count" in read_dcp_group(client, b"{}" + b" " * 4094)
+    assert read_dcp_group(client, b"{}" + b" " * 4095) == S.E2BIG
 
 
 def test_other_groups_ignore_the_value(client):
@@ -393,8 +393,8 @@ def test_takeover_statistics_estimate_the_rest(client, other):
     for n in range(3):
         client.set(b"k%d" % n)
     client.delete(b"k0")
-    nobody = client.stats("dcp-vbtakeover 0 c")
-    assert nobody == {
+    unconnected = client.stats("dcp-vbtakeover 0 c")
+    assert unconnected == {
         "status": "connection_does_not_exist",
         "on_disk_deletes": "1",
         "vb_items": "2",
@@ -439,7 +439,7 @@ def test_absent_tap_clients_are_listed(node, client):
 
 def test_histograms_have_the_form_that_cbstats_reads(client):
     client.set(b"k")
-    persist(client, 1)
+    wait_until_persisted(client, 1)
     client.stats("uuid")
     for group in ("timings", "stat-timings", "runtimes", "kvtimings"):
         found = client.stats(group)
@@ -452,7 +452,7 @@ def test_histograms_have_the_form_that_cbstats_reads(client):
 
 def test_background_tasks_are_listed(client):
     client.set(b"k")
-    persist(client, 1)
+    wait_until_persisted(client, 1)
     found = client.stats("tasks")
     assert set(found) == set(client.stats("tasks-all"))
     rows = {row["name"]: row for row in json.loads(found["ep_tasks:tasks:default"])}
@@ -462,7 +462,7 @@ def test_background_tasks_are_listed(client):
     assert rows["expiry_pager"]["waketime_ns"] > int(found["ep_tasks:cur_time:default"])
 
 
-# Long answers
+# Long replies
 
 
 def test_sliced_reply_is_complete(tmp_path, monkeypatch):
@@ -483,7 +483,7 @@ def test_sliced_reply_is_complete(tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_requests_do_not_overtake_a_long_reply(monkeypatch):
-    """Many answers of one connection at a time would leave the others hardly a turn."""
+    """Otherwise many long replies of one connection would take nearly all turns."""
     monkeypatch.setattr(stat_answer, "_SLICE_SECONDS", 0.0)
     with Node.running(["default"], 1024) as node, connected(node) as client:
         client.hello(Feature.UNORDERED_EXECUTION)

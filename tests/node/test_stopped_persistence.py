@@ -1,4 +1,4 @@
-"""STOP_PERSISTENCE and START_PERSISTENCE: what stands still in between, and what goes on."""
+"""STOP_PERSISTENCE and START_PERSISTENCE: the effect on commits, requests, streams and compaction."""
 
 from contextlib import contextmanager
 
@@ -39,32 +39,32 @@ def client(node):
         yield client
 
 
-def stop(client):
+def stop_persistence(client):
     assert client.status(StopPersistence()) == S.SUCCESS
     assert client.stats()["ep_flusher_state"] == "paused"
 
 
-def start(client):
+def start_persistence(client):
     assert client.status(StartPersistence()) == S.SUCCESS
     assert client.stats()["ep_flusher_state"] == "running"
 
 
-def seqnos(client):
-    """Return what OBSERVE_SEQNO says of vbucket 0: the persisted and the newest seqno."""
+def read_seqnos(client):
+    """Return the persisted and the newest seqno of vbucket 0, by OBSERVE_SEQNO."""
     vbuuid = int(client.stats("vbucket-seqno 0")["vb_0:uuid"])
     observed = unpack_observed(client.ask(ObserveSeqno(value=vbuuid.to_bytes(8, "big"))).value)
     return observed.persisted_seqno, observed.current_seqno
 
 
-def persist(client, seqno):
+def wait_until_persisted(client, seqno):
     assert client.status(SeqnoPersistence(seqno=seqno)) == S.SUCCESS
 
 
-def test_stream_of_the_disk_ends_at_the_persisted_seqno(node, client):
-    """As kv_engine, adjustSeqnosForStreamRequest: the end is the persisted seqno, and nothing begins behind it."""
+def test_disk_only_stream_ends_at_the_persisted_seqno(node, client):
+    """As in kv_engine's adjustSeqnosForStreamRequest: the end is the persisted seqno, and no stream starts after it."""
     client.set(b"kept")
-    persist(client, 1)
-    stop(client)
+    wait_until_persisted(client, 1)
+    stop_persistence(client)
     client.set(b"not yet")
     vbuuid = node.buckets["default"].store.vbuckets[0].history.vbuuid
     with connected(node) as consumer:
@@ -74,29 +74,29 @@ def test_stream_of_the_disk_ends_at_the_persisted_seqno(node, client):
         assert consumer.stream(start=2, vbuuid=vbuuid, flags=flags).specific == S.ERANGE
         assert consumer.stream(start=2, vbuuid=vbuuid, flags=flags | StreamFlag.TO_LATEST).specific == S.ERANGE
         assert consumer.stream(start=2, vbuuid=vbuuid, flags=StreamFlag.TO_LATEST).specific == S.SUCCESS
-    start(client)
+    start_persistence(client)
 
 
 def test_persisted_seqno_stays_until_the_start(client):
     client.set(b"before")
-    persist(client, 1)
-    stop(client)
-    for number in range(2000):  # more than are committed together
+    wait_until_persisted(client, 1)
+    stop_persistence(client)
+    for number in range(2000):  # more than a commit takes
         client.set(b"k%d" % number)
-    assert seqnos(client) == (1, 2001)
+    assert read_seqnos(client) == (1, 2001)
     stats = client.stats()
     assert (stats["ep_queue_size"], stats["ep_commit_num"]) == ("2000", "1")
-    start(client)
-    persist(client, 2001)
-    assert seqnos(client) == (2001, 2001)
+    start_persistence(client)
+    wait_until_persisted(client, 2001)
+    assert read_seqnos(client) == (2001, 2001)
     assert client.stats()["ep_queue_size"] == "0"
 
 
 def test_files_hold_exactly_the_changes_before_the_stop(tmp_path, node, client):
     client.set(b"before", b"1")
     client.set(b"now and then", b"1")
-    persist(client, 2)
-    stop(client)
+    wait_until_persisted(client, 2)
+    stop_persistence(client)
     client.set(b"now and then", b"2")
     client.set(b"after", b"2")
     copy_files(node, "default", tmp_path / "copy")
@@ -109,7 +109,7 @@ def test_files_hold_exactly_the_changes_before_the_stop(tmp_path, node, client):
 
 def test_closing_persists_the_rest(tmp_path):
     with running(tmp_path) as node, connected(node) as client:
-        stop(client)
+        stop_persistence(client)
         client.set(b"k", b"v")
     with running(tmp_path) as node, connected(node) as client:
         assert client.get(b"k").value == b"v"
@@ -118,34 +118,34 @@ def test_closing_persists_the_rest(tmp_path):
 
 def test_persistence_waits_end_at_the_start_or_a_timeout(tmp_path):
     with running(tmp_path, patience=0.05) as node, connected(node) as client:
-        stop(client)
+        stop_persistence(client)
         client.set(b"k")
         assert client.status(SeqnoPersistence(seqno=1)) == S.ETMPFAIL
         run(node, lambda: setattr(node.buckets["default"].flusher.waits, "timeout", 30.0))
         client.send(SeqnoPersistence(seqno=1))
         with connected(node) as other:
             until_stat(other, "ep_persistence_waiters", 1)
-            start(other)
+            start_persistence(other)
         assert client.receive().specific == S.SUCCESS
 
 
 def test_stopped_bucket_is_not_compacted(client):
     client.set(b"k")
-    stop(client)
+    stop_persistence(client)
     assert client.status(CompactDb()) == S.ETMPFAIL
-    start(client)
+    start_persistence(client)
     assert client.status(CompactDb()) == S.SUCCESS
 
 
 def test_full_bucket_refuses_changes_until_the_start(tmp_path, monkeypatch):
     monkeypatch.setattr(log_room, "_MOST_WAITING_BYTES", 256 * 1024)
     with running(tmp_path, settings=BucketSettings(segment_bytes=64 * 1024)) as node, connected(node) as client:
-        stop(client)
+        stop_persistence(client)
         statuses = [client.set(b"k%d" % number, bytes(10_000)).specific for number in range(60)]
         kept = statuses.index(S.ETMPFAIL)
         assert statuses == [S.SUCCESS] * kept + [S.ETMPFAIL] * (60 - kept)
-        start(client)
-        persist(client, kept)
+        start_persistence(client)
+        wait_until_persisted(client, kept)
         assert [client.get(b"k%d" % number).specific for number in range(kept)] == [S.SUCCESS] * kept
         later = (client.set(b"again", bytes(10_000)).specific for _ in range(100_000))
         assert S.SUCCESS in later  # as soon as a file has been clustered
@@ -153,19 +153,19 @@ def test_full_bucket_refuses_changes_until_the_start(tmp_path, monkeypatch):
 
 def test_second_stop_or_start_is_refused(client):
     assert client.status(StartPersistence()) == S.EINVAL
-    stop(client)
+    stop_persistence(client)
     assert client.status(StopPersistence()) == S.EINVAL
-    start(client)
+    start_persistence(client)
     assert client.status(StartPersistence()) == S.EINVAL
 
 
 def test_full_disk_is_not_retried_while_stopped(node, client):
     client.set(b"k")
-    persist(client, 1)
+    wait_until_persisted(client, 1)
     replace_directory(node, "default", FullDirectory)
     client.set(b"k")
     until_stat(client, "ep_flusher_state", "retrying")
-    stop(client)
+    stop_persistence(client)
     replace_directory(node, "default", FullDirectory.__base__)
     assert client.set(b"k").specific == S.ETMPFAIL
     assert client.status(StartPersistence()) == S.SUCCESS
@@ -195,11 +195,11 @@ def test_stop_and_start_refuse_keys_and_values(client, request_):
 def test_value_is_evicted_once_on_disk(client):
     assert client.status(EvictKey(key=b"k")) == S.KEY_ENOENT
     client.set(b"k", b"v")
-    persist(client, 1)
+    wait_until_persisted(client, 1)
     evicted = client.ask(EvictKey(key=b"k"))
     assert (evicted.specific, evicted.value) == (S.SUCCESS, b"Already ejected.")
     assert client.get(b"k").value == b"v"
-    stop(client)
+    stop_persistence(client)
     client.set(b"k", b"w")
     assert client.status(EvictKey(key=b"k")) == S.KEY_EEXISTS
     assert client.status(EvictKey(vbucket=VBUCKETS, key=b"k")) == S.NOT_MY_VBUCKET

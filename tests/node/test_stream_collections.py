@@ -1,4 +1,4 @@
-"""Streams with collections: visible changes, and ends of snapshots whose last change is invisible."""
+"""Streams with collections: visible changes, and snapshots whose last change is not visible."""
 
 import json
 from contextlib import closing
@@ -53,7 +53,7 @@ S, F, K, R = Status, OpenFlag, SystemEventKind, StreamEndReason
 
 @pytest.fixture
 def writer(node):
-    """A connection with collections, in a bucket that has three. vbucket 0 has seqnos 1 to 3: two begin, one scope."""
+    """Connect a client with collections, and create a scope with two collections: seqnos 1 to 3 of each vbucket."""
     with connected(node) as client:
         client.hello(Feature.COLLECTIONS)
         set_scopes(client, 1, DEFAULT, make_beers(ALE, LAGER))
@@ -62,7 +62,7 @@ def writer(node):
 
 @pytest.fixture
 def modern(node, writer):
-    """A consumer that has agreed on collections."""
+    """Connect a consumer with collections."""
     with connected(node) as client:
         client.hello(Feature.COLLECTIONS).open("modern")
         client.control("enable_noop", "true")
@@ -75,32 +75,32 @@ def legacy(node, writer):
         yield client.open("legacy")
 
 
-def to_now(consumer, **asked):
-    """Stream up to now; return the messages, without the end."""
-    assert consumer.stream(flags=StreamFlag.TO_LATEST, **asked).specific == S.SUCCESS
+def stream_to_now(consumer, **fields):
+    """Stream up to the current end, and return the messages before STREAM_END."""
+    assert consumer.stream(flags=StreamFlag.TO_LATEST, **fields).specific == S.SUCCESS
     return list(consumer.changes())
 
 
-def seen(messages):
-    """Received messages as (kind, seqno, key or name)."""
+def summarize(messages):
+    """Return messages as tuples (class name, seqno, key)."""
     return [(type(each).__name__, getattr(each, "by_seqno", None) or each.end_seqno, each.key) for each in messages]
 
 
-def test_to_latest_ends_at_the_newest_change_of_the_collections(node, writer, modern):
-    """As kv_engine, adjustSeqnosForStreamRequest: nothing begins behind it."""
+def test_stream_to_latest_ends_at_the_newest_change_of_its_collections(node, writer, modern):
+    """As in kv_engine's adjustSeqnosForStreamRequest, no stream starts after the end."""
     writer.set(make_key(LAGERS), b"l")
     writer.set(make_key(0), b"d")
     vbuuid = node.buckets["default"].store.vbuckets[0].history.vbuuid
-    asked = {"vbuuid": vbuuid, "flags": StreamFlag.TO_LATEST, "value": make_collection_filter(LAGERS)}
-    assert modern.stream(start=4, **asked).specific == S.SUCCESS
+    fields = {"vbuuid": vbuuid, "flags": StreamFlag.TO_LATEST, "value": make_collection_filter(LAGERS)}
+    assert modern.stream(start=4, **fields).specific == S.SUCCESS
     assert modern.message().reason == 0
-    assert modern.stream(start=5, **asked).specific == S.ERANGE
+    assert modern.stream(start=5, **fields).specific == S.ERANGE
 
 
 def test_unfiltered_stream_has_system_events(writer, modern):
     writer.set(make_key(0))
     writer.set(make_key(LAGERS), b"v")
-    marker, scope, ale, lager, first, second = to_now(modern)
+    marker, scope, ale, lager, first, second = stream_to_now(modern)
     assert (marker.start_seqno, marker.end_seqno) == (0, 5)
     assert [(each.by_seqno, each.event, each.version, each.key) for each in (scope, ale, lager)] == [
         (1, K.SCOPE_CREATE, 0, b"beers"),
@@ -116,7 +116,7 @@ def test_unfiltered_stream_has_system_events(writer, modern):
 
 def test_system_events_can_be_flatbuffers(modern):
     assert modern.control("flatbuffers_system_events", "true") == S.SUCCESS
-    _, scope, _, lager = to_now(modern)
+    _, scope, _, lager = stream_to_now(modern)
     assert (scope.version, lager.version) == (2, 2)
     decoded = unpack_system_event(lager.event, lager.version, lager.key, lager.value)
     assert decoded == CreatedCollection(1, BEERS, LAGERS, "lagers", max_ttl=100)
@@ -128,23 +128,23 @@ def test_consumer_without_collections_gets_snapshots_of_the_default_one(writer, 
     writer.set(make_key(0, b"last"))
     writer.set(make_key(ALES))
     legacy.stream()
-    assert seen([legacy.message() for _ in range(3)]) == [
+    assert summarize([legacy.message() for _ in range(3)]) == [
         ("SnapshotMarker", 8, b""),
         ("Mutation", 6, b"0"),
         ("Mutation", 8, b"last"),
     ]
     writer.set(make_key(LAGERS))
     writer.delete(make_key(0, b"last"))
-    marker, gone = legacy.message(), legacy.message()
-    assert marker.start_seqno in {10, 11}  # whether it has looked in between is timing
+    marker, deletion = legacy.message(), legacy.message()
+    assert marker.start_seqno in {10, 11}  # depends on timing: the stream may have passed seqno 10 before
     assert marker.end_seqno == 11
-    assert (type(gone), gone.key, gone.by_seqno) == (Deletion, b"last", 11)
+    assert (type(deletion), deletion.key, deletion.by_seqno) == (Deletion, b"last", 11)
 
 
 def test_consumer_without_collections_gets_no_empty_snapshot(writer, legacy):
-    assert to_now(legacy) == []
+    assert stream_to_now(legacy) == []
     writer.set(make_key(ALES))
-    assert to_now(legacy) == []
+    assert stream_to_now(legacy) == []
 
 
 @pytest.mark.parametrize("end", [4, 5, 6, 7])
@@ -189,7 +189,7 @@ FILTERS = [
 def test_filter_selects_changes(writer, modern, value, documents, events, end):
     for collection, name in ((0, b"d"), (ALES, b"old"), (LAGERS, b"l"), (ALES, b"a")):
         writer.set(make_key(collection, name))
-    marker, *messages = to_now(modern, value=value)
+    marker, *messages = stream_to_now(modern, value=value)
     assert marker.end_seqno >= end
     keys = [split_collection_key(each.key) for each in messages if isinstance(each, Mutation)]
     assert [each for each in keys if each[1] != b"old"] == documents
@@ -200,7 +200,7 @@ def test_filter_selects_changes(writer, modern, value, documents, events, end):
 def test_snapshot_without_visible_changes_has_an_end(writer, modern):
     writer.set(make_key(ALES))
     modern.stream(value=make_collection_filter(0))
-    assert seen([modern.message() for _ in range(2)]) == [("SnapshotMarker", 4, b""), ("SeqnoAdvanced", 4, b"")]
+    assert summarize([modern.message() for _ in range(2)]) == [("SnapshotMarker", 4, b""), ("SeqnoAdvanced", 4, b"")]
     writer.set(make_key(LAGERS))
     writer.set(make_key(0))
     messages: list[Any] = []
@@ -249,7 +249,7 @@ def test_streams_follow_the_drop_of_the_default_collection(node, writer, legacy)
     with connected(node) as other:
         other.open("other")
         set_scopes(writer, 2, {**DEFAULT, "collections": []}, make_beers(ALE))
-        assert legacy.message().reason == R.OK  # such consumers know no other reason
+        assert legacy.message().reason == R.OK  # consumers without collections know no other reason
         assert other.stream().specific == S.UNKNOWN_COLLECTION
 
 
@@ -263,20 +263,21 @@ def test_modify_event_needs_flatbuffers(node, writer, modern):
             for _ in range(4):
                 consumer.message()
         set_scopes(writer, 2, DEFAULT, make_beers({**ALE, "maxTTL": 7}, LAGER))
-        assert seen([modern.message() for _ in range(2)]) == [("SnapshotMarker", 4, b""), ("SeqnoAdvanced", 4, b"")]
+        without_event = [modern.message() for _ in range(2)]
+        assert summarize(without_event) == [("SnapshotMarker", 4, b""), ("SeqnoAdvanced", 4, b"")]
         marker, event = client.message(), client.message()
         assert (marker.end_seqno, event.by_seqno, event.event, event.version) == (4, 4, K.COLLECTION_MODIFY, 2)
         decoded = unpack_system_event(event.event, event.version, event.key, event.value)
         assert decoded == CreatedCollection(2, BEERS, ALES, "ales", max_ttl=7)
 
 
-def everything(node, *controls):
-    """Return the events that a consumer with these settings gets from 0 on."""
+def read_events(node, *controls):
+    """Return the system events that a new consumer with these controls receives."""
     with connected(node) as client:
         client.hello(Feature.COLLECTIONS).open(f"with {controls}")
         for name in ("enable_noop", *controls):
             assert client.control(name, "true") == S.SUCCESS
-        marker, *messages = to_now(client)
+        marker, *messages = stream_to_now(client)
         assert messages[-1].by_seqno == marker.end_seqno
         return [(each.by_seqno, each.event, each.key) for each in messages if isinstance(each, SystemEvent)]
 
@@ -284,12 +285,12 @@ def everything(node, *controls):
 def test_modified_collection_is_created_for_a_new_consumer(node, writer):
     set_scopes(writer, 2, DEFAULT, make_beers({**ALE, "maxTTL": 6}, LAGER))
     set_scopes(writer, 3, DEFAULT, make_beers({**ALE, "maxTTL": 7}, LAGER))
-    begun = [(1, K.SCOPE_CREATE, b"beers"), (2, K.COLLECTION_BEGIN, b"ales"), (3, K.COLLECTION_BEGIN, b"lagers")]
-    assert everything(node) == begun
-    assert everything(node, "flatbuffers_system_events") == [*begun, (5, K.COLLECTION_MODIFY, b"ales")]
+    created = [(1, K.SCOPE_CREATE, b"beers"), (2, K.COLLECTION_BEGIN, b"ales"), (3, K.COLLECTION_BEGIN, b"lagers")]
+    assert read_events(node) == created
+    assert read_events(node, "flatbuffers_system_events") == [*created, (5, K.COLLECTION_MODIFY, b"ales")]
     set_scopes(writer, 4, DEFAULT, make_beers(LAGER))
-    ended = [begun[0], begun[2], (6, K.COLLECTION_END, b"")]
-    assert everything(node) == everything(node, "flatbuffers_system_events") == ended
+    ended = [created[0], created[2], (6, K.COLLECTION_END, b"")]
+    assert read_events(node) == read_events(node, "flatbuffers_system_events") == ended
 
 
 REFUSED = [
@@ -349,7 +350,7 @@ def test_hello_after_open_changes_no_stream(writer, legacy):
     writer.set(make_key(ALES))
     writer.set(make_key(0))
     assert legacy.stream(value=b"{}").specific == S.EINVAL
-    assert [each.key for each in to_now(legacy)] == [b"", b"k"]
+    assert [each.key for each in stream_to_now(legacy)] == [b"", b"k"]
 
 
 def test_vbucket_can_have_several_streams(node, writer, modern):
@@ -445,8 +446,8 @@ def test_upr_and_tap_send_the_default_collection(node, writer, count):
     with connected(node) as tap:
         tap.send(TapConnect(key=b"live", flags=options.flags, value=options.pack()))
         found: list[Any] = []
-        for round_ in (0, 1):
-            while len(found) < count + round_:
+        for turn in (0, 1):
+            while len(found) < count + turn:
                 message = tap.message()
                 if message.tap_flags & TapFlag.ACK:
                     tap.send(Frame(Magic.RESPONSE, message.opcode, opaque=message.opaque))
@@ -464,7 +465,7 @@ ALLOWED = [
     ("data_dcp_reader[default:beers:ales]", {"ales"}),
     ("data_dcp_reader[default:_default:_default]", {"default", "bare"}),
 ]
-ASKED = {
+STREAMS = {
     "all": b"",
     "beers": make_filter_value(scope=f"{BEERS:x}"),
     "ales": make_collection_filter(ALES),
@@ -486,14 +487,14 @@ def test_users_stream_only_allowed_collections(tmp_path, role, allowed):
         assert root.status(SelectBucket(key=b"default")) == S.SUCCESS
         set_scopes(root, 1, DEFAULT, make_beers(ALE, LAGER))
         found = set()
-        for name, value in ASKED.items():
+        for name, value in STREAMS.items():
             with connected(node) as client:
                 if value is not None:
                     client.hello(Feature.COLLECTIONS)
                 assert log_in(client, "reader") == S.SUCCESS
                 client.ask(SelectBucket(key=b"default"))
                 client.open(name.replace(" ", "-")).control("enable_noop", "true")
-                client.ask(SelectBucket(key=b"beer"))  # no difference: the user has the whole bucket
+                client.ask(SelectBucket(key=b"beer"))  # changes no result, though the user may stream all of `beer`
                 status = client.stream(value=value or b"").specific
                 assert status in {S.SUCCESS, S.EACCESS, S.UNKNOWN_COLLECTION, S.UNKNOWN_SCOPE}
                 found |= {name} if status == S.SUCCESS else set()

@@ -30,12 +30,12 @@ BODY = b'{"a":"' + b"a" * 200 + b'"}'
 BOTH = pack_xattrs({"_sync": b"1", "user": b"2"})
 SYSTEM = pack_xattrs({"_sync": b"1"})
 STORED = [(BODY, J), (BOTH + BODY, X | J), (deflate(BODY), Z | J), (deflate(BOTH + BODY), X | Z | J)]
-"""As documents 0 to 3; the tombstone behind them has both attributes."""
+"""Values of the documents 0 to 3; the tombstone after them has both attributes."""
 
 
 @pytest.fixture
-def filled(node):
-    def fill():
+def filled_node(node):
+    def store_documents():
         served = node.buckets["default"]
         vbucket = served.store.vbuckets[0]
         for number, (value, datatype) in enumerate(STORED):
@@ -44,12 +44,12 @@ def filled(node):
         vbucket.incoming.store_with_meta(Event.DELETION, b"\0gone", BOTH, meta)
         served.notify()
 
-    run(node, fill)
+    run(node, store_documents)
     return node
 
 
 SEEN = [
-    ("nothing", (), 0, [(BODY, J)] * 4, (b"", 0)),
+    ("no features", (), 0, [(BODY, J)] * 4, (b"", 0)),
     ("compression", (Feature.SNAPPY,), 0, [(BODY, J), (BODY, J), (BODY, Z | J), (BODY, Z | J)], (b"", 0)),
     (
         "attributes",
@@ -65,7 +65,7 @@ SEEN = [
         [(BODY, J), (BOTH + BODY, X | J), (BODY, Z | J), (BOTH + BODY, X | Z | J)],
         (BOTH, X),
     ),
-    ("keys alone", (), F.NO_VALUE, [(b"", 0)] * 4, (b"", 0)),
+    ("only keys", (), F.NO_VALUE, [(b"", 0)] * 4, (b"", 0)),
     (
         "keys and attributes",
         (Feature.XATTR,),
@@ -74,7 +74,7 @@ SEEN = [
         (SYSTEM, X),
     ),
     (
-        "keys with the datatypes of what is not sent",
+        "keys with the datatypes of the stored values",
         (Feature.SNAPPY,),
         F.NO_VALUE_WITH_UNDERLYING_DATATYPE,
         [(b"", J), (b"", X | J), (b"", Z | J), (b"", X | Z | J)],
@@ -83,31 +83,31 @@ SEEN = [
 ]
 
 
-def plain(value, datatype):
+def inflate_value(value, datatype):
     return inflate(value) if datatype & Z and value else value
 
 
 @pytest.mark.parametrize(
-    ("features", "flags", "documents", "gone"),
+    ("features", "flags", "documents", "tombstone"),
     [pytest.param(*row, id=name) for name, *row in SEEN],
 )
-def test_values_have_the_agreed_form(filled, features, flags, documents, gone):
-    with connected(filled) as consumer:
+def test_values_have_the_agreed_form(filled_node, features, flags, documents, tombstone):
+    with connected(filled_node) as consumer:
         consumer.hello(*features).open(flags=F.PRODUCER | flags).control("enable_noop", "true")
         consumer.stream(flags=StreamFlag.TO_LATEST)
         _, *changes = consumer.changes()
-        found = [(plain(each.value, each.datatype), each.datatype) for each in changes]
-        assert found == [*documents, gone]
+        found = [(inflate_value(each.value, each.datatype), each.datatype) for each in changes]
+        assert found == [*documents, tombstone]
 
 
-def test_values_can_be_compressed_for_the_stream(filled):
-    with connected(filled) as consumer:
+def test_values_can_be_compressed_for_the_stream(filled_node):
+    with connected(filled_node) as consumer:
         consumer.hello(Feature.SNAPPY).open()
         assert consumer.control("force_value_compression", "true") == S.SUCCESS
         consumer.stream(flags=StreamFlag.TO_LATEST)
-        _, *changes, gone = consumer.changes()
+        _, *changes, tombstone = consumer.changes()
         assert [(inflate(each.value), each.datatype) for each in changes] == [(BODY, Z | J)] * 4
-        assert (gone.value, gone.datatype) == (b"", 0)
+        assert (tombstone.value, tombstone.datatype) == (b"", 0)
 
 
 def test_compression_needs_snappy(node):
@@ -119,9 +119,9 @@ def test_compression_needs_snappy(node):
             assert consumer.control("force_value_compression", value) == S.SUCCESS
 
 
-def test_old_compression_setting_has_no_effect(filled):
-    """Releases 4.5 to 5.1 take it without SNAPPY: they keep values as they are stored."""
-    with connected(filled) as consumer:
+def test_old_compression_setting_has_no_effect(filled_node):
+    """Releases 4.5 to 5.1 accept the setting without SNAPPY, and send values as they are stored."""
+    with connected(filled_node) as consumer:
         consumer.open()
         assert consumer.control("enable_value_compression", "true") == S.SUCCESS
         consumer.stream(flags=StreamFlag.TO_LATEST)
@@ -136,9 +136,9 @@ def test_deleted_user_xattrs_need_their_flag(node):
             assert consumer.control("include_deleted_user_xattrs", "true") == status
 
 
-def test_inflated_values_wait_for_the_window(filled):
-    """Compressed values that are sent inflated: no frame goes out before the window has room for its first byte."""
-    with connected(filled) as client, connected(filled) as consumer:
+def test_inflated_values_wait_for_the_window(filled_node):
+    """Compressed values that are sent inflated: a frame is sent only if the window has room for its first byte."""
+    with connected(filled_node) as client, connected(filled_node) as consumer:
         consumer.open()
         consumer.control("connection_buffer_size", "300")
         consumer.stream(flags=StreamFlag.TO_LATEST)
@@ -152,17 +152,17 @@ def test_inflated_values_wait_for_the_window(filled):
         assert values == [BODY] * 4
 
 
-def test_upr_sends_plain_values(filled):
-    with closing(UprClient(filled, Dialect.UPR)) as consumer:
+def test_upr_sends_plain_values(filled_node):
+    with closing(UprClient(filled_node, Dialect.UPR)) as consumer:
         consumer.hello(Feature.SNAPPY, Feature.XATTR, Feature.JSON)
         consumer.send(UprStreamReq(start_seqno=0, end_seqno=5, opaque=1))
         mutations = [each for each in consumer.read_messages(3 + len(STORED)) if isinstance(each, UprMutation)]
         assert [(each.value, each.datatype) for each in mutations] == [(BODY, J)] * 4
 
 
-def test_tap_sends_plain_values(filled):
+def test_tap_sends_plain_values(filled_node):
     options = TapOptions(TapConnectFlag.DUMP)
-    with connected(filled) as consumer:
+    with connected(filled_node) as consumer:
         consumer.hello(Feature.SNAPPY, Feature.XATTR)
         consumer.send(TapConnect(flags=options.flags, value=options.pack()))
         values: list[Any] = []

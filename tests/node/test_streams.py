@@ -1,4 +1,4 @@
-"""Streams as a consumer sees them: their messages, the order of these, and their end."""
+"""DCP streams: their messages, the order of the messages, flow control, NOOPs, and the end of a stream."""
 
 import threading
 from dataclasses import replace
@@ -28,16 +28,16 @@ def test_stream_sends_the_history_and_then_new_changes(client, consumer):
     stored += [client.meta(b"b", vbucket=3)]
     consumer.stream(3, opaque=0xABCD)
     marker, *changes = (consumer.message() for _ in range(3))
-    same: dict[str, Any] = {"vbucket": 3, "opaque": 0xABCD}
-    assert marker == SnapshotMarker(**same, start_seqno=0, end_seqno=4, flags=5)
+    common: dict[str, Any] = {"vbucket": 3, "opaque": 0xABCD}
+    assert marker == SnapshotMarker(**common, start_seqno=0, end_seqno=4, flags=5)
     assert changes == [
-        Mutation(**same, key=b"a", value=b"3", cas=stored[2].cas, by_seqno=3, rev_seqno=2, datatype=Datatype.JSON),
-        Deletion(**same, key=b"b", cas=stored[3].cas, by_seqno=4, rev_seqno=2),
+        Mutation(**common, key=b"a", value=b"3", cas=stored[2].cas, by_seqno=3, rev_seqno=2, datatype=Datatype.JSON),
+        Deletion(**common, key=b"b", cas=stored[3].cas, by_seqno=4, rev_seqno=2),
     ]
     live = client.set(b"c", b"4", vbucket=3, expiry=4_000_000_000, flags=0xDEADBEEF)
     marker, change = consumer.message(), consumer.message()
-    assert marker == SnapshotMarker(**same, start_seqno=5, end_seqno=5, flags=5)
-    new = Mutation(**same, key=b"c", value=b"4", cas=live.cas, by_seqno=5, rev_seqno=1)
+    assert marker == SnapshotMarker(**common, start_seqno=5, end_seqno=5, flags=5)
+    new = Mutation(**common, key=b"c", value=b"4", cas=live.cas, by_seqno=5, rev_seqno=1)
     assert change == replace(new, flags=0xDEADBEEF, expiry=4_000_000_000, datatype=Datatype.JSON)
 
 
@@ -81,7 +81,7 @@ def test_stream_resumes_at_its_last_seqno(client, consumer):
 
 
 def test_resumed_stream_completes_a_partial_snapshot(client, consumer):
-    """The consumer's part lacks the first version of `a`, which only the change at 8 replaces."""
+    """The consumer's part lacks the first version of `a`, so it needs the change at 8, which replaces that version."""
     for number in range(10):
         client.set(b"a" if number in {1, 7} else b"key %d" % number)
     log = unpack_failover_log(consumer.stream(end=1).value)
@@ -115,15 +115,15 @@ def test_burst_of_requests_opens_all_vbuckets(node, client):
 
 
 def test_snapshot_is_exact_during_writes():
-    """Each document comes in the version it had at the snapshot's end, though a writer supersedes them meanwhile."""
+    """The stream sends each document in its version at the snapshot's end, while a writer replaces all documents."""
     count = 20_000
     with Node.running(vbuckets=1) as node, connected(node) as writer:
-        write(writer, range(count), bytes(600))
+        store_documents(writer, range(count), bytes(600))
         stop = threading.Event()
 
         def keep_writing():
             while not stop.is_set():
-                write(writer, range(count), b"newer", until=stop)
+                store_documents(writer, range(count), b"newer", until=stop)
 
         thread = threading.Thread(target=keep_writing)
         with connected(node, receive_buffer=1 << 16) as consumer:
@@ -143,8 +143,8 @@ def test_snapshot_is_exact_during_writes():
     assert following.end_seqno > count + 100
 
 
-def write(client, numbers, value, until=None):
-    """Store documents, 100 with each write."""
+def store_documents(client, numbers, value, until=None):
+    """Store documents, 100 requests at a time, until all are stored or `until` is set."""
     for start in range(numbers.start, numbers.stop, 100):
         if until is not None and until.is_set():
             return
@@ -175,7 +175,7 @@ def test_closed_stream_sends_its_end_if_enabled(client, consumer):
     consumer.stream()
     assert consumer.message().end_seqno == 1
     assert consumer.close_stream() == S.SUCCESS
-    # The end has to wait for the window, and until then the stream is there.
+    # The end waits for room in the window, and until then the stream exists.
     assert consumer.close_stream() == S.KEY_ENOENT
     assert consumer.stream().specific == S.KEY_EEXISTS
     consumer.acknowledge(MARKER_BYTES)
@@ -186,8 +186,8 @@ def test_closed_stream_sends_its_end_if_enabled(client, consumer):
 # Flow control
 
 
-def barrier(consumer):
-    """Return the frames before the reply to a request: all that the window allows, after the node's turns."""
+def read_sent_frames(consumer):
+    """Return the frames that the node has sent: all that the window allows, after three turns of the node."""
     before = []
     for _ in range(3):
         assert consumer.status(Noop()) == S.SUCCESS
@@ -202,16 +202,17 @@ def test_flow_control_counts_whole_frames_and_exceeds_the_window_by_one(client, 
     size = 55 + 5 + 100
     consumer.control("connection_buffer_size", str(MARKER_BYTES + size + 1))
     consumer.stream(end=5)
-    assert [frame.size for frame in barrier(consumer)] == [MARKER_BYTES, size, size]  # sent while charged < window
+    # The node sends a frame if the unacknowledged bytes are below the window, so the last frame exceeds it.
+    assert [frame.size for frame in read_sent_frames(consumer)] == [MARKER_BYTES, size, size]
     assert client.stats()["ep_dcp_unacked_bytes"] == str(MARKER_BYTES + 2 * size)
     consumer.acknowledge(size - 1)
-    assert barrier(consumer) == []  # exactly full
+    assert read_sent_frames(consumer) == []  # the window is exactly full
     consumer.acknowledge(1)
-    assert [frame.size for frame in barrier(consumer)] == [size]
-    consumer.acknowledge(3 * size)  # more than there is: all
-    assert [frame.size for frame in barrier(consumer)] == [size, size]
+    assert [frame.size for frame in read_sent_frames(consumer)] == [size]
+    consumer.acknowledge(3 * size)  # more than is charged: counts as all
+    assert [frame.size for frame in read_sent_frames(consumer)] == [size, size]
     consumer.acknowledge(2**32 - 1)
-    assert [frame.size for frame in barrier(consumer)] == [END_BYTES]
+    assert [frame.size for frame in read_sent_frames(consumer)] == [END_BYTES]
     assert client.stats()["ep_dcp_unacked_bytes"] == str(END_BYTES)
 
 
@@ -220,11 +221,11 @@ def test_window_can_be_changed_and_removed(client, consumer):
         client.set(b"key %d" % number)
     consumer.control("connection_buffer_size", "1")
     consumer.stream()
-    assert len(barrier(consumer)) == 1
+    assert len(read_sent_frames(consumer)) == 1
     consumer.control("connection_buffer_size", str(MARKER_BYTES + 1))
-    assert len(barrier(consumer)) == 1
+    assert len(read_sent_frames(consumer)) == 1
     consumer.control("connection_buffer_size", "0")
-    assert len(barrier(consumer)) == 4
+    assert len(read_sent_frames(consumer)) == 4
 
 
 def test_deletion_counts_with_its_own_length(client, consumer):
@@ -232,7 +233,7 @@ def test_deletion_counts_with_its_own_length(client, consumer):
     client.delete(b"key")
     consumer.control("connection_buffer_size", "1000")
     consumer.stream(end=2)
-    assert [frame.size for frame in barrier(consumer)] == [MARKER_BYTES, 42 + 3, END_BYTES]
+    assert [frame.size for frame in read_sent_frames(consumer)] == [MARKER_BYTES, 42 + 3, END_BYTES]
     assert client.stats()["ep_dcp_unacked_bytes"] == str(MARKER_BYTES + 45 + END_BYTES)
 
 
@@ -257,22 +258,22 @@ def test_small_window_delivers_everything(client, consumer):
 
 
 @pytest.fixture
-def impatient():
-    """A node that gives consumers half a second to answer."""
+def impatient_node():
+    """Run a node that waits half a second for answers of consumers."""
     with Node.running(vbuckets=2, idle_timeout=0.5) as node:
         yield node
 
 
-def test_noops_are_sent_without_a_stream(impatient):
-    with connected(impatient) as consumer:
+def test_noops_are_sent_without_a_stream(impatient_node):
+    with connected(impatient_node) as consumer:
         consumer.open().control("set_noop_interval", "0.1")
         consumer.control("enable_noop", "true")
         assert consumer.message() == DcpNoop(opaque=10_000_001)
-        assert consumer.ended()  # it is not answered
+        assert consumer.ended()  # since no answer was sent
 
 
-def test_noops_are_sent_with_a_full_window(impatient):
-    with connected(impatient) as consumer:
+def test_noops_are_sent_with_a_full_window(impatient_node):
+    with connected(impatient_node) as consumer:
         consumer.open().set(b"k")
         consumer.control("set_noop_interval", "0.1")
         consumer.control("enable_noop", "true")
@@ -285,8 +286,8 @@ def test_noops_are_sent_with_a_full_window(impatient):
         assert consumer.stats()["ep_dcp_unacked_bytes"] == str(MARKER_BYTES)
 
 
-def test_unanswered_noop_ends_connection(impatient):
-    with connected(impatient) as consumer:
+def test_unanswered_noop_ends_connection(impatient_node):
+    with connected(impatient_node) as consumer:
         consumer.open().control("set_noop_interval", "0.1")
         consumer.control("enable_noop", "true")
         consumer.stream()
@@ -295,8 +296,8 @@ def test_unanswered_noop_ends_connection(impatient):
 
 
 @pytest.mark.parametrize("opaque", [0, 10_000_002])
-def test_answer_to_an_unknown_noop_ends_connection(impatient, opaque):
-    with connected(impatient) as consumer:
+def test_answer_to_an_unknown_noop_ends_connection(impatient_node, opaque):
+    with connected(impatient_node) as consumer:
         consumer.open().control("set_noop_interval", "0.1")
         consumer.control("enable_noop", "true")
         consumer.stream()
@@ -319,23 +320,23 @@ RESPONSES = [
 ]
 
 
-@pytest.mark.parametrize(("opcode", "status", "goes_on"), RESPONSES)
-def test_consumer_responses_continue_or_end_the_connection(consumer, opcode, status, goes_on):
+@pytest.mark.parametrize(("opcode", "status", "continues"), RESPONSES)
+def test_consumer_responses_continue_or_end_the_connection(consumer, opcode, status, continues):
     consumer.stream()
     consumer.send(Frame(Magic.RESPONSE, opcode, status, opaque=1))
-    if goes_on:
+    if continues:
         assert consumer.status(Noop()) == S.SUCCESS
     else:
         assert consumer.ended()
 
 
 def test_idle_node_takes_no_turns(node, client, consumer):
-    """Turns are counted: on an idle node there are none, with streams open and changes behind them."""
+    """The node counts the turns of streams: open streams without new changes take none."""
     for vbucket in range(16):
         client.set(b"k", vbucket=vbucket)
         consumer.stream(vbucket)
     consumer.control("enable_noop", "true")
-    received = barrier(consumer)
+    received = read_sent_frames(consumer)
     while sum(frame.opcode == Opcode.DCP_MUTATION for frame in received) < 16:
         received.append(consumer.receive())
     first = client.stats()

@@ -1,4 +1,4 @@
-"""TAP consumers with a name: one replaces another, and continues at its position."""
+"""TAP consumers with a name: a new connection replaces the older one and continues at its position."""
 
 from penstock.node.tap import tap_commands as tap_module
 from penstock.wire.codec.flags import TapFlag
@@ -45,7 +45,7 @@ def test_registered_client_continues_at_its_position(node, client):
         tap.acks = False
         client.set(b"e")
         assert abbreviate(tap.read_message()) == "0+e"
-        assert tap.status(Noop()) == Status.SUCCESS  # the answers have arrived
+        assert tap.status(Noop()) == Status.SUCCESS  # now the node has the answers
     client.set(b"f")
     with connected_tap(node, b"r", flags) as tap:
         assert summarize(tap.read_messages(3)) == "0opaque0 0+e 0+f", "e was not answered"
@@ -74,7 +74,7 @@ def test_second_connection_of_a_registered_client_continues_the_first(node, clie
 
 
 def test_checkpoint_list_is_optional(node, client):
-    """cbadm-tap-registration of Couchbase 2.x: a date, then no list of CHECKPOINT but the byte of REGISTERED_CLIENT."""
+    """cbadm-tap-registration 2.x sends a date and the byte of REGISTERED_CLIENT, but no list of checkpoints."""
     flags = F.BACKFILL | F.CHECKPOINT | F.REGISTERED_CLIENT | F.SUPPORT_ACK
     with connected_tap(node, b"r", flags, backfill=0xFFFFFFFF, closed_only=True) as tap:
         assert summarize(tap.read_messages(2)) == "0opaque0 0opaque2"
@@ -98,7 +98,7 @@ def test_client_with_a_replaced_connection_is_kept(node, client):
         with connected_tap(node, b"x") as second:
             assert first.ended()
             assert second.status(Noop()) == Status.SUCCESS
-            assert node.buckets["default"].tap.clients[b"x"].forget_timer is None, "it is here"
+            assert node.buckets["default"].tap.clients[b"x"].forget_timer is None, "the client is connected"
 
 
 def test_interrupted_backfill_continues(node, client):

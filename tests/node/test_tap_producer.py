@@ -1,4 +1,4 @@
-"""TAP streams as a consumer sees them."""
+"""TAP streams: their messages, acknowledgements, checkpoints and options."""
 
 from dataclasses import replace
 
@@ -112,7 +112,7 @@ def test_past_backfill_date_sends_everything(node, client):
 # Acknowledgements
 
 
-def test_stream_with_acks_asks_for_answers(node, client):
+def test_stream_with_acks_requests_answers(node, client):
     with connected_tap(node, b"x", flags=F.SUPPORT_ACK) as tap:
         messages = tap.read_messages(8)
         assert summarize(messages) == "0opaque0 " + BACKFILL
@@ -134,7 +134,7 @@ def test_unanswered_opaque_blocks_data(node, client):
         assert summarize(tap.read_messages(3)) == "0+a 0-b 1+c"
 
 
-def test_backfill_ends_once_it_is_answered(node, client):
+def test_dump_ends_when_all_messages_are_answered(node, client):
     with connected_tap(node, flags=F.SUPPORT_ACK | DUMP, backfill=0, acks=False) as tap:
         for opaque in tap.read_messages(3):
             tap.answer(opaque)
@@ -161,7 +161,7 @@ def test_window_limits_unanswered_messages(node, client):
         assert [message.opaque for message in data if message.tap_flags] == [11, 21]
         assert tap.status(Noop()) == Status.SUCCESS
         assert tap.frames == []
-        tap.answer(data[7])  # and so everything before
+        tap.answer(data[7])  # this acknowledges all earlier messages too
         assert len(tap.read_messages(8)) == 8
         assert tap.status(Noop()) == Status.SUCCESS
         assert tap.frames == []
@@ -298,7 +298,7 @@ def test_checkpoint_persistence_is_reported(client):
     assert client.status(CheckpointPersistence(checkpoint_id=1, vbucket=9)) == Status.NOT_MY_VBUCKET
 
 
-# What happens to vbuckets
+# Changes of vbuckets
 
 
 def test_flush_is_announced_once(node, client):

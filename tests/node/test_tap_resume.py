@@ -1,4 +1,4 @@
-"""A registered consumer has in the end all documents of the node, after any failure; a slow one costs no memory."""
+"""Registered TAP consumers have all documents in the end, after any failures; slow consumers cost no memory."""
 
 from collections.abc import Iterable
 from itertools import cycle
@@ -40,11 +40,15 @@ ANSWERS = st.sampled_from(["yes", "yes", "yes", "yes", "later", "fail"])
 
 
 class Consumer:
-    """Keeps the documents that it receives.
+    """TAP consumer that keeps the documents that it receives.
 
     Attributes:
-        answers: its reaction to each message that asks for an answer. After a failure, it loses the message and all
-            that follow on the connection.
+        node: the node.
+        kept: values by vbucket and key.
+        answers: the reaction to each message that requests an answer: yes, later or fail. After a failure, the consumer
+            ignores the message and all later messages of the connection.
+        client: the current connection.
+        failed: whether the connection has failed.
     """
 
     def __init__(self, node: Node, answers: Iterable[str]) -> None:
@@ -57,19 +61,19 @@ class Consumer:
         self.client = TapClient(self.node).connect(b"r", FLAGS)
         self.failed = False
 
-    def look(self) -> None:
+    def process(self) -> None:
         """Process the received messages, and the effects of the answers."""
         for _ in range(4):
             self.client.ask(Noop())
             frames, self.client.frames = self.client.frames, []
             for frame in frames:
                 if not self.failed:
-                    self.take(frame)
+                    self.apply(frame)
 
-    def take(self, frame: Frame) -> None:
+    def apply(self, frame: Frame) -> None:
         message = decode_frame(frame, Dialect.TAP)
-        asked = bool(getattr(message, "tap_flags", 0) & TapFlag.ACK)
-        answer = next(self.answers) if asked else "yes"
+        requests_answer = bool(getattr(message, "tap_flags", 0) & TapFlag.ACK)
+        answer = next(self.answers) if requests_answer else "yes"
         self.failed = answer == "fail"
         if answer == "later":
             self.client.answer(message, Status.ETMPFAIL)
@@ -84,13 +88,13 @@ class Consumer:
                 self.kept.clear()
             case TapOpaqueMessage(engine_private=b"\0\0\0\1"):
                 self.kept = {place: value for place, value in self.kept.items() if place[0] != message.vbucket}
-        if asked:
+        if requests_answer:
             self.client.answer(message)
 
 
 def test_consumer_has_everything_in_the_end():
     with Node.running(vbuckets=2) as node, connected(node) as client:
-        # Small, so that a few changes fill the window.
+        # Small limits, so that a few changes fill the window.
         node.tap = TapSettings(backoff_period=0, ack_interval=2, ack_window_size=2)
         vbuckets = node.buckets["default"].store.vbuckets
 
@@ -105,7 +109,7 @@ def test_consumer_has_everything_in_the_end():
             consumer = Consumer(node, cycle(answers))
             for step in steps:
                 if step == "look":
-                    consumer.look()
+                    consumer.process()
                 elif step == "break":
                     consumer.client.close()
                     consumer.connect()
@@ -114,17 +118,17 @@ def test_consumer_has_everything_in_the_end():
             consumer.client.close()
             consumer.answers = cycle(["yes"])
             consumer.connect()
-            there = {
+            expected = {
                 (number, key): item.value
                 for number in (0, 1)
                 for key in (b"a", b"b", b"c")
                 if (item := vbuckets[number].get(b"\0" + key)) is not None
             }
             for _ in range(200):
-                consumer.look()
-                if consumer.kept == there:
+                consumer.process()
+                if consumer.kept == expected:
                     break
-            assert consumer.kept == there
+            assert consumer.kept == expected
             consumer.client.close()
             client.ask(DeregisterTapClient(key=b"r"))
             client.ask(Flush())
@@ -141,8 +145,8 @@ def test_slow_consumer_needs_no_memory():
         tap = TapClient(node, receive_buffer=4096).connect(flags=F.BACKFILL | F.DUMP, backfill=0)
         try:
             tap.read_message()
-            most = max(int(client.stats()["ep_bytes_unsent"]) for _ in range(50))
-            assert most < 6_000_000
+            largest = max(int(client.stats()["ep_bytes_unsent"]) for _ in range(50))
+            assert largest < 6_000_000
             assert sum(isinstance(message, TapMutation) for message in tap.read_to_end()) == 5000
         finally:
             tap.close()

@@ -1,4 +1,4 @@
-"""The cluster map, and how it changes."""
+"""The cluster map, its nodes, and notifications of its changes."""
 
 import asyncio
 import json
@@ -32,11 +32,11 @@ from tests.patience import PATIENCE
 THREE = tuple(NodePlace(host="127.0.0.1", kv=port, mgmt=port + 1) for port in (1000, 2000, 3000))
 
 
-def store(vbuckets=16):
+def make_store(vbuckets=16):
     return BucketStore("beer", vbuckets=vbuckets, clock=time.time_ns, new_vbuuid=lambda: 7)
 
 
-def map_of(topology, bucket, **options):
+def build_map(topology, bucket, **options):
     return build_bucket_map(topology, bucket.vbuckets, name="beer", uuid="ab" * 16, manifest_uid=0x1F, **options)
 
 
@@ -52,36 +52,36 @@ def test_vbuckets_are_split_evenly(nodes, power):
 
 
 def test_single_node_owns_all_vbuckets_at_the_dialled_host():
-    said = map_of(Topology().with_own_place(NodePlace(kv=11210, mgmt=8091)), store())
-    assert said["nodes"] == [{"hostname": "$HOST:8091", "ports": {"direct": 11210}}]
-    assert said["nodesExt"] == [{"services": {"kv": 11210, "mgmt": 8091}, "thisNode": True}]
-    assert said["vBucketServerMap"] == {
+    document = build_map(Topology().with_own_place(NodePlace(kv=11210, mgmt=8091)), make_store())
+    assert document["nodes"] == [{"hostname": "$HOST:8091", "ports": {"direct": 11210}}]
+    assert document["nodesExt"] == [{"services": {"kv": 11210, "mgmt": 8091}, "thisNode": True}]
+    assert document["vBucketServerMap"] == {
         "hashAlgorithm": "CRC",
         "numReplicas": 0,
         "serverList": ["$HOST:11210"],
         "vBucketMap": [[0]] * 16,
     }
-    assert said["collectionsManifestUid"] == "1f"
-    assert said["nodeLocator"] == "vbucket"
+    assert document["collectionsManifestUid"] == "1f"
+    assert document["nodeLocator"] == "vbucket"
 
 
 def test_map_lists_own_active_vbuckets_and_all_others():
-    bucket = store()
+    bucket = make_store()
     mine = Topology(THREE, 1).list_owned(16)
     assert list(mine) == [6, 7, 8, 9, 10]
     for vbucket, state in zip((0, 6, 7, 8), (2, 2, 3, 4), strict=True):
         bucket.vbuckets[vbucket].set_state(VbucketState(state))
     bucket.vbuckets[9].remove()
-    said = map_of(Topology(THREE, 1), bucket, replicas=2)
+    document = build_map(Topology(THREE, 1), bucket, replicas=2)
     places = [0] * 6 + [-1, -1, -1, -1, 1] + [2] * 5
-    assert said["vBucketServerMap"]["vBucketMap"] == [[place, -1, -1] for place in places]
-    assert said["vBucketServerMap"]["numReplicas"] == 2
-    assert said["vBucketServerMap"]["serverList"] == ["127.0.0.1:1000", "127.0.0.1:2000", "127.0.0.1:3000"]
-    assert [place.get("thisNode", False) for place in said["nodesExt"]] == [False, True, False]
-    assert len(said["nodes"]) == len(said["nodesExt"])
+    assert document["vBucketServerMap"]["vBucketMap"] == [[place, -1, -1] for place in places]
+    assert document["vBucketServerMap"]["numReplicas"] == 2
+    assert document["vBucketServerMap"]["serverList"] == ["127.0.0.1:1000", "127.0.0.1:2000", "127.0.0.1:3000"]
+    assert [place.get("thisNode", False) for place in document["nodesExt"]] == [False, True, False]
+    assert len(document["nodes"]) == len(document["nodesExt"])
 
 
-OF_FEATURES = {
+FEATURE_CAPABILITIES = {
     "collections": Feature.COLLECTIONS,
     "durableWrite": Feature.SYNC_REPLICATION,
     "preserveExpiry": Feature.PRESERVE_TTL,
@@ -95,8 +95,9 @@ OF_FEATURES = {
 
 
 def test_map_lists_the_capabilities():
-    said = set(map_of(Topology(), store())["bucketCapabilities"])
-    assert said & OF_FEATURES.keys() == {name for name, feature in OF_FEATURES.items() if feature in SUPPORTED_FEATURES}
+    listed = set(build_map(Topology(), make_store())["bucketCapabilities"])
+    expected = {name for name, feature in FEATURE_CAPABILITIES.items() if feature in SUPPORTED_FEATURES}
+    assert listed & FEATURE_CAPABILITIES.keys() == expected
 
 
 def test_bucket_on_several_nodes_has_one_uuid():
@@ -113,10 +114,10 @@ def test_bucket_on_several_nodes_has_one_uuid():
 
 
 def test_plain_cache_map_has_no_vbuckets():
-    said = map_of(Topology(THREE), store(1), is_plain_cache=True)
-    assert said["nodeLocator"] == "ketama"
-    assert "vBucketServerMap" not in said
-    assert [place["hostname"] for place in said["nodes"]] == ["127.0.0.1:1001", "127.0.0.1:2001", "127.0.0.1:3001"]
+    document = build_map(Topology(THREE), make_store(1), is_plain_cache=True)
+    assert document["nodeLocator"] == "ketama"
+    assert "vBucketServerMap" not in document
+    assert [place["hostname"] for place in document["nodes"]] == ["127.0.0.1:1001", "127.0.0.1:2001", "127.0.0.1:3001"]
 
 
 @pytest.mark.parametrize(
@@ -133,21 +134,21 @@ def test_plain_cache_map_has_no_vbuckets():
 )
 def test_services_list_the_ports(place, services):
     assert place.list_services() == services
-    (said,) = build_node_map(Topology((place,)))["nodesExt"]
-    assert said["services"] == services
+    (document,) = build_node_map(Topology((place,)))["nodesExt"]
+    assert document["services"] == services
 
 
 @pytest.mark.parametrize(
     ("host", "joined", "bare"), [("db.example", "db.example:1", "db.example"), ("::1", "[::1]:1", "::1")]
 )
 def test_dialled_host_is_inserted(host, joined, bare):
-    text = dump_json(map_of(Topology().with_own_place(NodePlace(kv=1)), store(2)))
-    there, here = json.loads(insert_host(text, host)), json.loads(text)
-    assert there["vBucketServerMap"]["serverList"] == [joined]
+    text = dump_json(build_map(Topology().with_own_place(NodePlace(kv=1)), make_store(2)))
+    inserted, template = json.loads(insert_host(text, host)), json.loads(text)
+    assert inserted["vBucketServerMap"]["serverList"] == [joined]
     assert b"$HOST" not in insert_host(text, host)
-    fixed = json.loads(dump_json(map_of(Topology((NodePlace(host=host, kv=1),)), store(2))))
+    fixed = json.loads(dump_json(build_map(Topology((NodePlace(host=host, kv=1),)), make_store(2))))
     assert fixed["nodesExt"][0].pop("hostname") == bare
-    assert fixed == there != here
+    assert fixed == inserted != template
 
 
 WRONG = [
@@ -163,10 +164,10 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("make", "found"), WRONG)
-def test_invalid_topologies_are_refused_in_one_sentence(make, found):
+@pytest.mark.parametrize(("make_topology", "found"), WRONG)
+def test_invalid_topologies_are_refused_in_one_sentence(make_topology, found):
     with pytest.raises(UsageError, match=found):
-        make()
+        make_topology()
 
 
 NODES = ["127.0.0.1:11210:8091", "db.example:11211", "[::1]:11212:8092:11207:18091", "[::1]:11210"]
@@ -215,8 +216,14 @@ def test_revision_grows_and_follows_the_clock(revision, now):
     assert next_revision(revision, now) >= now // 1_000_000
 
 
-class Changing:
-    """A map that the test changes."""
+class ChangingMap:
+    """Live map whose content a test changes.
+
+    Attributes:
+        value: content of the map.
+        built: number of times that the map was built.
+        map: the live map.
+    """
 
     def __init__(self):
         self.value = 0
@@ -233,7 +240,7 @@ class Changing:
 
 
 def test_map_is_built_once_a_revision():
-    changing = Changing()
+    changing = ChangingMap()
     first = changing.map.text
     assert json.loads(first) == {"rev": changing.map.revision, "revEpoch": EPOCH, "value": 0}
     assert first.startswith(b'{"rev":%d,' % changing.map.revision)
@@ -248,7 +255,7 @@ def test_map_is_built_once_a_revision():
 
 
 def test_unchanged_map_keeps_its_revision():
-    changing = Changing()
+    changing = ChangingMap()
     before = changing.map.text
     changing.set(0)
     assert changing.map.text is before
@@ -256,7 +263,7 @@ def test_unchanged_map_keeps_its_revision():
 
 
 def test_known_revisions_are_recognized():
-    changing = Changing()
+    changing = ChangingMap()
     old = changing.map.revision
     assert changing.map.is_known(EPOCH, old)
     assert changing.map.is_known(EPOCH, old + 1)
@@ -269,60 +276,60 @@ def test_known_revisions_are_recognized():
 
 def test_watchers_are_notified_once_a_turn():
     async def run():
-        changing, told = Changing(), []
-        unwatch = changing.map.watch(lambda: told.append(changing.map.text))
+        changing, notified = ChangingMap(), []
+        unwatch = changing.map.watch(lambda: notified.append(changing.map.text))
         for value in (1, 2, 3):
             changing.set(value)
-        assert told == []
+        assert notified == []
         await asyncio.sleep(0)
-        assert [json.loads(text)["value"] for text in told] == [3]
+        assert [json.loads(text)["value"] for text in notified] == [3]
         changing.set(4)
-        assert json.loads(changing.map.text)["value"] == 4  # who asks does not take it from those who wait
+        assert json.loads(changing.map.text)["value"] == 4  # reading the map does not prevent the notification
         await asyncio.sleep(0)
-        assert len(told) == 2
+        assert len(notified) == 2
         changing.set(4)
         await asyncio.sleep(0)
-        assert len(told) == 2
+        assert len(notified) == 2
         unwatch()
         unwatch()
         changing.set(5)
         await asyncio.sleep(0)
-        assert len(told) == 2
+        assert len(notified) == 2
 
     asyncio.run(run())
 
 
 def test_many_watchers_are_notified_in_turns_of_the_newest_map():
     async def run():
-        changing, told = Changing(), defaultdict(list)
+        changing, notified = ChangingMap(), defaultdict(list)
 
-        def tell(number):
-            told[number].append(changing.value)
+        def notify(number):
+            notified[number].append(changing.value)
 
         for number in range(300):
-            changing.map.watch(partial(tell, number))
+            changing.map.watch(partial(notify, number))
         changing.set(1)
         counts = [0]
         while counts[-1] < 150:
             await asyncio.sleep(0)
-            counts.append(len(told))
+            counts.append(len(notified))
         changing.set(2)
-        while len(told) < 300 or any(values[-1] != 2 for values in told.values()):
-            counts.append(len(told))
+        while len(notified) < 300 or any(values[-1] != 2 for values in notified.values()):
+            counts.append(len(notified))
             await asyncio.sleep(0)
         assert max(after - before for before, after in pairwise(counts)) <= 64
         early = next(count for count in counts if count >= 150)
-        assert [told[number] for number in range(300)] == [[1, 2]] * early + [[2]] * (300 - early)
+        assert [notified[number] for number in range(300)] == [[1, 2]] * early + [[2]] * (300 - early)
         for _ in range(20):
             await asyncio.sleep(0)
-        assert sum(len(values) for values in told.values()) == 300 + early
+        assert sum(len(values) for values in notified.values()) == 300 + early
 
     asyncio.run(asyncio.wait_for(run(), PATIENCE))
 
 
 def test_late_watcher_is_notified_of_later_changes():
     async def run():
-        changing, first, second = Changing(), [], []
+        changing, first, second = ChangingMap(), [], []
         changing.map.watch(lambda: first.append(changing.value))
         changing.set(1)
         await asyncio.sleep(0)

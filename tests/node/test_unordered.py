@@ -1,4 +1,4 @@
-"""Unordered replies, for clients that have agreed on them: requests that wait for the disk delay no others."""
+"""Unordered execution: requests that wait for the disk do not delay other requests."""
 
 import pytest
 
@@ -12,13 +12,13 @@ from tests.node.wire_client import connected
 
 
 @pytest.fixture
-def durable(tmp_path):
+def durable_node(tmp_path):
     with Node.running(vbuckets=4, data_dir=tmp_path) as node:
         yield node
 
 
-def test_other_requests_overtake_a_parked_one(durable):
-    with connected(durable) as client:
+def test_other_requests_overtake_a_parked_one(durable_node):
+    with connected(durable_node) as client:
         client.ask(Hello(value=pack_features([Feature.UNORDERED_EXECUTION])))
         client.send(SeqnoPersistence(seqno=1, opaque=1), Noop(opaque=2))
         assert client.receive().opaque == 2
@@ -26,15 +26,15 @@ def test_other_requests_overtake_a_parked_one(durable):
         assert [client.receive().opaque for _ in range(2)] == [3, 1]
 
 
-def test_ordered_connection_keeps_the_order(durable):
-    with connected(durable) as client, connected(durable) as other:
+def test_ordered_connection_keeps_the_order(durable_node):
+    with connected(durable_node) as client, connected(durable_node) as other:
         client.send(SeqnoPersistence(seqno=1, opaque=1), Noop(opaque=2))
         other.set(b"k")
         assert [client.receive().opaque for _ in range(2)] == [1, 2]
 
 
-def test_parked_requests_are_limited(durable):
-    with connected(durable) as client, connected(durable) as other:
+def test_parked_requests_are_limited(durable_node):
+    with connected(durable_node) as client, connected(durable_node) as other:
         client.ask(Hello(value=pack_features([Feature.UNORDERED_EXECUTION])))
         client.send(*[SeqnoPersistence(seqno=1)] * MAX_PARKED, Noop())
         while int(other.stats()["ep_persistence_waiters"]) < MAX_PARKED:
@@ -46,9 +46,9 @@ def test_parked_requests_are_limited(durable):
         assert {answer.specific for answer in answers} == {Status.SUCCESS}
 
 
-def test_disconnected_client_leaves_no_parked_request(durable):
-    with connected(durable) as other:
-        with connected(durable) as client:
+def test_disconnected_client_leaves_no_parked_request(durable_node):
+    with connected(durable_node) as other:
+        with connected(durable_node) as client:
             client.ask(Hello(value=pack_features([Feature.UNORDERED_EXECUTION])))
             client.send(*[SeqnoPersistence(seqno=1)] * 5)
             while int(other.stats()["ep_persistence_waiters"]) < 5:

@@ -1,4 +1,4 @@
-"""UPR, the first version, over sockets: the failover log, stream requests, and messages of streams."""
+"""UPR, the first version, over sockets: the failover log, stream requests, and stream messages."""
 
 from contextlib import closing
 from functools import partial
@@ -39,10 +39,10 @@ def consumer(node):
         yield client
 
 
-ask = partial(make_stream_request, UprStreamReq, opaque=OPAQUE)
+make_request = partial(make_stream_request, UprStreamReq, opaque=OPAQUE)
 
 
-def vbuuid(client, vbucket=0) -> int:
+def read_vbuuid(client, vbucket=0) -> int:
     return unpack_failover_log(client.ask(UprGetFailoverLog(vbucket=vbucket)).value)[0].vbuuid
 
 
@@ -64,30 +64,30 @@ def test_stream_sends_the_history_and_then_new_changes(client, consumer):
     first = client.set(b"a", b"1", vbucket=2, flags=7, expiry=4_000_000_000)
     client.set(b"b", b"2", vbucket=2)
     client.delete(b"b", vbucket=2)
-    gone = client.meta(b"b", vbucket=2)
-    reply = consumer.ask(ask(2, key=b"replication_2"))
+    tombstone = client.meta(b"b", vbucket=2)
+    reply = consumer.ask(make_request(2, key=b"replication_2"))
     assert (reply.specific, reply.extras, reply.value) == (S.SUCCESS, b"", b"")
-    same: dict[str, Any] = {"vbucket": 2, "opaque": OPAQUE}
-    common = {**same, "by_seqno": 1, "rev_seqno": 1, "flags": 7, "expiry": 4_000_000_000}
+    common: dict[str, Any] = {"vbucket": 2, "opaque": OPAQUE}
+    fields = {**common, "by_seqno": 1, "rev_seqno": 1, "flags": 7, "expiry": 4_000_000_000}
     assert consumer.read_messages(5) == [
-        UprStreamStart(**same),
-        UprSnapshotStart(**same),
-        UprMutation(**common, key=b"a", value=b"1", cas=first.cas),
-        UprDeletion(**same, key=b"b", cas=gone.cas, by_seqno=3, rev_seqno=2),
-        UprSnapshotEnd(**same),
+        UprStreamStart(**common),
+        UprSnapshotStart(**common),
+        UprMutation(**fields, key=b"a", value=b"1", cas=first.cas),
+        UprDeletion(**common, key=b"b", cas=tombstone.cas, by_seqno=3, rev_seqno=2),
+        UprSnapshotEnd(**common),
     ]
     live = client.set(b"c", b"3", vbucket=2)
     assert consumer.read_messages(3) == [
-        UprSnapshotStart(**same),
-        UprMutation(**same, key=b"c", value=b"3", cas=live.cas, by_seqno=4, rev_seqno=1),
-        UprSnapshotEnd(**same),
+        UprSnapshotStart(**common),
+        UprMutation(**common, key=b"c", value=b"3", cas=live.cas, by_seqno=4, rev_seqno=1),
+        UprSnapshotEnd(**common),
     ]
 
 
 def test_expiration_has_its_own_message(client, consumer):
     client.set(b"k", expiry=PAST)
     assert client.get(b"k").specific == S.KEY_ENOENT
-    consumer.ask(ask())
+    consumer.ask(make_request())
     *_, change, _ = consumer.read_messages(4)
     assert isinstance(change, UprExpiration)
     assert (change.key, change.by_seqno, change.rev_seqno) == (b"k", 2, 2)
@@ -96,18 +96,18 @@ def test_expiration_has_its_own_message(client, consumer):
 def test_stream_ends_at_its_end_seqno(client, consumer):
     for number in range(5):
         client.set(b"%d" % number)
-    consumer.ask(ask(end=3))
+    consumer.ask(make_request(end=3))
     *_, snapshot_end, end = consumer.read_messages(7)
     assert isinstance(snapshot_end, UprSnapshotEnd)
     assert end == UprStreamEnd(opaque=OPAQUE, reason=UprEndReason.OK)
-    consumer.ask(ask(start=3, end=3, vbuuid=vbuuid(consumer)))
+    consumer.ask(make_request(start=3, end=3, vbuuid=read_vbuuid(consumer)))
     assert consumer.read_messages(2) == [UprStreamStart(opaque=OPAQUE), UprStreamEnd(opaque=OPAQUE, reason=0)]
 
 
 def test_many_changes_are_encoded_in_columns(client, consumer):
     for number in range(300):
         client.set(b"key %d" % number, b"%d" % number)
-    consumer.ask(ask(end=300))
+    consumer.ask(make_request(end=300))
     start, snapshot, *changes, _, end = consumer.read_messages(304)
     assert [change.by_seqno for change in changes] == list(range(1, 301))
     assert [change.value for change in changes] == [b"%d" % number for number in range(300)]
@@ -117,20 +117,20 @@ def test_many_changes_are_encoded_in_columns(client, consumer):
 def test_datatype_is_hidden_without_agreement(client, consumer):
     client.open()
     client.set(b"k", b"{}", datatype=1)
-    consumer.ask(ask(end=1))
+    consumer.ask(make_request(end=1))
     change = consumer.read_messages(3)[2]
     assert (change.value, change.datatype) == (b"{}", 0)
 
 
 REFUSALS = [
-    ("a vbucket that is not there", {"vbucket": 16}, S.NOT_MY_VBUCKET),
+    ("a missing vbucket", {"vbucket": 16}, S.NOT_MY_VBUCKET),
     ("the start after the end", {"start_seqno": 2, "end_seqno": 1}, S.ERANGE),
     ("an unknown branch", {"start_seqno": 2, "vbuuid": 5}, S.KEY_ENOENT),
     ("no branch, but a start", {"start_seqno": 2}, S.KEY_ENOENT),
     ("an unknown branch from the beginning", {"vbuuid": 5}, S.SUCCESS),
     ("a flag", {"flags": 1}, S.EINVAL),
     ("reserved bits", {"reserved": 1}, S.SUCCESS),
-    ("a high seqno that fits nothing", {"high_seqno": 99}, S.SUCCESS),
+    ("a wrong high seqno", {"high_seqno": 99}, S.SUCCESS),
     ("a long group", {"key": b"g" * 251}, S.EINVAL),
     ("a value", {"value": b"v"}, S.EINVAL),
 ]
@@ -147,9 +147,9 @@ def test_stream_requests_get_their_status(client, consumer, case, fields, status
 
 
 def test_group_can_have_many_streams_but_a_vbucket_one(consumer):
-    assert consumer.status(ask(1, key=b"group", opaque=1)) == S.SUCCESS
-    assert consumer.status(ask(1, key=b"group", opaque=2)) == S.KEY_EEXISTS
-    assert consumer.status(ask(2, key=b"group", opaque=3)) == S.SUCCESS
+    assert consumer.status(make_request(1, key=b"group", opaque=1)) == S.SUCCESS
+    assert consumer.status(make_request(1, key=b"group", opaque=2)) == S.KEY_EEXISTS
+    assert consumer.status(make_request(2, key=b"group", opaque=3)) == S.SUCCESS
 
 
 def test_rollback(node, client, consumer):
@@ -159,19 +159,19 @@ def test_rollback(node, client, consumer):
     entry = type(vbucket.history.failover_log[0])
     vbucket.history.failover_log = (entry(2222, 3), entry(1111, 0))
     for branch, start, point in ((1111, 5, 3), (2222, 12, 10)):
-        reply = consumer.ask(ask(start=start, vbuuid=branch))
+        reply = consumer.ask(make_request(start=start, vbuuid=branch))
         assert (reply.specific, len(reply.extras), reply.value) == (S.ROLLBACK, 8, b"")
         message = decode_frame(reply, Dialect.UPR)
         assert isinstance(message, UprStreamReply)
         assert message.rollback() == point
-    assert consumer.status(ask(start=3, vbuuid=1111)) == S.SUCCESS
+    assert consumer.status(make_request(start=3, vbuuid=1111)) == S.SUCCESS
     assert consumer.read_messages(3)[2].by_seqno == 4
 
 
 @pytest.mark.parametrize("state", [VbucketState.REPLICA, VbucketState.DEAD, None])
 def test_state_change_ends_stream(client, consumer, state):
     client.set(b"k")
-    consumer.ask(ask())
+    consumer.ask(make_request())
     consumer.read_messages(4)
     client.ask(DelVbucket() if state is None else SetVbucket(state=state))
     assert consumer.read_messages(1) == [UprStreamEnd(opaque=OPAQUE, reason=UprEndReason.STATE_CHANGED)]
@@ -179,12 +179,12 @@ def test_state_change_ends_stream(client, consumer, state):
 
 def test_flush_is_announced_and_stream_continues(client, consumer):
     client.set(b"old")
-    old = vbuuid(consumer)
-    consumer.ask(ask())
+    old = read_vbuuid(consumer)
+    consumer.ask(make_request())
     consumer.read_messages(4)
     client.ask(Flush())
     assert consumer.read_messages(1) == [UprFlush(opaque=OPAQUE)]
-    assert vbuuid(consumer) != old
+    assert read_vbuuid(consumer) != old
     client.set(b"new")
     _, change, _ = consumer.read_messages(3)
     assert (change.key, change.by_seqno) == (b"new", 1)
@@ -194,7 +194,7 @@ def test_flush_interrupts_a_snapshot(node, client):
     for number in range(60):
         client.set(b"%d" % number, bytes(1 << 20))
     with closing(UprClient(node, Dialect.UPR, receive_buffer=4096)) as slow:
-        slow.ask(ask())
+        slow.ask(make_request())
         slow.read_messages(3)
         client.ask(Flush())
         client.set(b"new")
@@ -218,7 +218,7 @@ def test_producer_message_ends_connection(consumer, opcode):
 
 def test_response_ends_connection(client, consumer):
     client.set(b"k")
-    consumer.ask(ask())
+    consumer.ask(make_request())
     consumer.read_messages(4)
     consumer.send(Frame(Magic.RESPONSE, UprOpcode.UPR_MUTATION))
     assert consumer.ended()

@@ -1,4 +1,4 @@
-"""Commands on whole vbuckets, and what they mean for documents and streams."""
+"""Commands on whole vbuckets, and their effect on documents and streams; expiry."""
 
 import struct
 
@@ -31,11 +31,11 @@ ACTIVE, REPLICA, PENDING, DEAD = VbucketState
 PAST = 1_000_000_000  # epoch seconds
 
 
-def request(opcode, **parts) -> Frame:
+def make_request(opcode, **parts) -> Frame:
     return Frame(Magic.REQUEST, opcode, **{"opaque": 77, **parts})
 
 
-def state(client, vbucket) -> int:
+def read_state(client, vbucket) -> int:
     found = client.ask(GetVbucket(vbucket=vbucket))
     assert found.specific == S.SUCCESS
     return int.from_bytes(found.value, "big")
@@ -45,12 +45,12 @@ def set_state(client, vbucket, state):
     assert client.status(SetVbucket(vbucket=vbucket, state=state)) == S.SUCCESS
 
 
-def failover_log(client, vbucket):
-    return unpack_failover_log(client.ask(request(Opcode.GET_FAILOVER_LOG, specific=vbucket)).value)
+def read_failover_log(client, vbucket):
+    return unpack_failover_log(client.ask(make_request(Opcode.GET_FAILOVER_LOG, specific=vbucket)).value)
 
 
 CONVERSATION = [
-    # sent, answered with which status and value; the first three as recorded from a real server
+    # Columns: request, status, value of the reply. A real server was recorded with the first three.
     ("80000001 00000000 00000001 00000000 0000000000000000 78", S.NOT_MY_VBUCKET, None),
     ("803d0000 04000000 00000004 00000000 0000000000000000 00000001", S.SUCCESS, ""),
     ("803e0000 00000000 00000000 00000000 0000000000000000", S.SUCCESS, "00000001"),
@@ -79,36 +79,36 @@ REFUSED = [
     ("a fifth state", SetVbucket(state=5), S.EINVAL),
     ("a state of four bytes", OldSetVbucket(state=0x01000000), S.EINVAL),
     ("a state in the value", OldestSetVbucket(state=0), S.EINVAL),
-    ("a short state in the value", request(Opcode.SET_VBUCKET, value=b"\0\0\1"), S.EINVAL),
-    ("nothing to set", request(Opcode.SET_VBUCKET), S.EINVAL),
-    ("two forms at once", request(Opcode.SET_VBUCKET, extras=b"\0\0\0\1", value=b"\0\0\0\1"), S.EINVAL),
-    ("a key", request(Opcode.SET_VBUCKET, extras=b"\1", key=b"k"), S.EINVAL),
-    ("two bytes", request(Opcode.SET_VBUCKET, extras=b"\0\1"), S.EINVAL),
+    ("a short state in the value", make_request(Opcode.SET_VBUCKET, value=b"\0\0\1"), S.EINVAL),
+    ("neither state", make_request(Opcode.SET_VBUCKET), S.EINVAL),
+    ("two forms at once", make_request(Opcode.SET_VBUCKET, extras=b"\0\0\0\1", value=b"\0\0\0\1"), S.EINVAL),
+    ("a key", make_request(Opcode.SET_VBUCKET, extras=b"\1", key=b"k"), S.EINVAL),
+    ("two bytes", make_request(Opcode.SET_VBUCKET, extras=b"\0\1"), S.EINVAL),
     ("a vbucket beyond the last", SetVbucket(vbucket=16, state=1), S.ERANGE),
-    ("a topology that does not say so", SetVbucket(state=2, value=b"{}"), S.EINVAL),
+    ("a topology without the JSON datatype", SetVbucket(state=2, value=b"{}"), S.EINVAL),
     ("JSON not agreed on", SetVbucket(state=2, value=b"{}", datatype=Datatype.JSON), S.EINVAL),
-    ("the state of none", GetVbucket(vbucket=16), S.NOT_MY_VBUCKET),
-    ("the state, with extras", request(Opcode.GET_VBUCKET, extras=b"\0"), S.EINVAL),
-    ("to delete none", DelVbucket(vbucket=16), S.NOT_MY_VBUCKET),
-    ("to delete in an unknown way", DelVbucket(value=b"async=1"), S.EINVAL),
+    ("the state of a missing vbucket", GetVbucket(vbucket=16), S.NOT_MY_VBUCKET),
+    ("the state, with extras", make_request(Opcode.GET_VBUCKET, extras=b"\0"), S.EINVAL),
+    ("deletion of a missing vbucket", DelVbucket(vbucket=16), S.NOT_MY_VBUCKET),
+    ("deletion with an unknown option", DelVbucket(value=b"async=1"), S.EINVAL),
     ("a flush later", Flush(delay=1), S.NOT_SUPPORTED),
-    ("a quiet flush later", request(Opcode.FLUSHQ, extras=b"\0\0\0\1"), S.NOT_SUPPORTED),
-    ("a flush with a key", request(Opcode.FLUSH, key=b"k"), S.EINVAL),
-    ("a touch of nothing", Touch(key=b"nowhere", expiry=0), S.KEY_ENOENT),
-    ("a touch without a key", request(Opcode.TOUCH, extras=bytes(4)), S.EINVAL),
-    ("a touch without a time", request(Opcode.TOUCH, key=b"k"), S.EINVAL),
-    ("a touch elsewhere", Touch(key=b"k", expiry=0, vbucket=16), S.NOT_MY_VBUCKET),
+    ("a quiet flush later", make_request(Opcode.FLUSHQ, extras=b"\0\0\0\1"), S.NOT_SUPPORTED),
+    ("a flush with a key", make_request(Opcode.FLUSH, key=b"k"), S.EINVAL),
+    ("a touch of a missing document", Touch(key=b"nowhere", expiry=0), S.KEY_ENOENT),
+    ("a touch without a key", make_request(Opcode.TOUCH, extras=bytes(4)), S.EINVAL),
+    ("a touch without a time", make_request(Opcode.TOUCH, key=b"k"), S.EINVAL),
+    ("a touch in a missing vbucket", Touch(key=b"k", expiry=0, vbucket=16), S.NOT_MY_VBUCKET),
     ("a long key", Touch(key=b"k" * 251, expiry=0), S.EINVAL),
-    ("to get and touch nothing", GetAndTouch(key=b"nowhere", expiry=0), S.KEY_ENOENT),
+    ("get and touch of a missing document", GetAndTouch(key=b"nowhere", expiry=0), S.KEY_ENOENT),
 ]
 
 
-@pytest.mark.parametrize(("what", "message", "status"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_refused_requests_change_nothing(client, what, message, status):
+@pytest.mark.parametrize(("case", "message", "status"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_refused_requests_change_nothing(client, case, message, status):
     client.set(b"k", b"v")
-    before = failover_log(client, 0)
+    before = read_failover_log(client, 0)
     assert client.status(message) == status
-    assert (client.get(b"k").value, state(client, 0), failover_log(client, 0)) == (b"v", ACTIVE, before)
+    assert (client.get(b"k").value, read_state(client, 0), read_failover_log(client, 0)) == (b"v", ACTIVE, before)
 
 
 TOPOLOGIES = [
@@ -127,7 +127,7 @@ TOPOLOGIES = [
 def test_topology_is_accepted(client, consumer, value, status):
     message = SetVbucket(vbucket=5, state=REPLICA, value=value, datatype=Datatype.JSON)
     assert consumer.status(message) == status
-    assert state(client, 5) == (REPLICA if status == S.SUCCESS else ACTIVE)
+    assert read_state(client, 5) == (REPLICA if status == S.SUCCESS else ACTIVE)
 
 
 @pytest.mark.parametrize("form", [SetVbucket, OldSetVbucket, OldestSetVbucket])
@@ -135,7 +135,7 @@ def test_topology_is_accepted(client, consumer, value, status):
 def test_only_active_vbuckets_serve_documents(client, form, new):
     client.set(b"k", b"v", vbucket=3)
     assert client.status(form(vbucket=3, state=new)) == S.SUCCESS
-    assert state(client, 3) == new
+    assert read_state(client, 3) == new
     expected = S.SUCCESS if new == ACTIVE else S.NOT_MY_VBUCKET
     assert client.get(b"k", vbucket=3).specific == expected
     assert client.set(b"k", vbucket=3).specific == expected
@@ -144,12 +144,12 @@ def test_only_active_vbuckets_serve_documents(client, form, new):
 
 def test_activation_starts_a_branch(client):
     client.set(b"k", b"v", vbucket=3)
-    (first,) = failover_log(client, 3)
+    (first,) = read_failover_log(client, 3)
     set_state(client, 3, ACTIVE)
     set_state(client, 3, REPLICA)
-    assert failover_log(client, 3) == (first,)
+    assert read_failover_log(client, 3) == (first,)
     set_state(client, 3, ACTIVE)
-    newest, oldest = failover_log(client, 3)
+    newest, oldest = read_failover_log(client, 3)
     assert (newest.seqno, oldest) == (1, first)
     assert newest.vbuuid != first.vbuuid
     assert client.get(b"k", vbucket=3).value == b"v"
@@ -170,8 +170,8 @@ def test_statistics_show_the_states(client):
     assert [stats[f"vb_{name}_num"] for name in ("active", "replica", "pending", "dead")] == ["11", "1", "1", "2"]
     assert (stats["curr_items"], stats["vb_active_curr_items"]) == ("1", "1")
     assert (stats["curr_items_tot"], stats["vb_replica_curr_items"]) == ("2", "1")
-    for asked, vbuckets in ((None, {*range(16)} - {4, 5, 6}), (REPLICA, {2}), (DEAD, {4, 5})):
-        assert unpack_vb_seqnos(client.ask(GetAllVbSeqnos(state=asked)).value).keys() == vbuckets
+    for state, vbuckets in ((None, {*range(16)} - {4, 5, 6}), (REPLICA, {2}), (DEAD, {4, 5})):
+        assert unpack_vb_seqnos(client.ask(GetAllVbSeqnos(state=state)).value).keys() == vbuckets
 
 
 def test_state_change_ends_a_stream_and_permits_another(client, consumer):
@@ -182,11 +182,11 @@ def test_state_change_ends_a_stream_and_permits_another(client, consumer):
     set_state(client, 3, new)
     ended = StreamEnd(vbucket=3, opaque=1, reason=StreamEndReason.STATE_CHANGED)
     assert consumer.message() == ended
-    assert unpack_failover_log(consumer.stream(3, opaque=2).value) == failover_log(client, 3)
+    assert unpack_failover_log(consumer.stream(3, opaque=2).value) == read_failover_log(client, 3)
     assert isinstance(consumer.message(), SnapshotMarker)
     assert isinstance(consumer.message(), Mutation)
-    assert unpack_failover_log(consumer.ask(DcpGetFailoverLog(vbucket=3)).value) == failover_log(client, 3)
-    set_state(client, 3, new)  # which it is already
+    assert unpack_failover_log(consumer.ask(DcpGetFailoverLog(vbucket=3)).value) == read_failover_log(client, 3)
+    set_state(client, 3, new)  # no change
     set_state(client, 3, ACTIVE)
     assert consumer.message() == StreamEnd(vbucket=3, opaque=2, reason=StreamEndReason.STATE_CHANGED)
     assert consumer.stream(3, opaque=3).specific == S.SUCCESS
@@ -198,7 +198,7 @@ def test_pending_or_dead_vbucket_permits_no_stream(client, consumer, new):
     set_state(client, 3, new)
     assert consumer.message() == StreamEnd(vbucket=3, opaque=1, reason=StreamEndReason.STATE_CHANGED)
     assert consumer.stream(3, opaque=2).specific == S.NOT_MY_VBUCKET
-    assert unpack_failover_log(consumer.ask(DcpGetFailoverLog(vbucket=3)).value) == failover_log(client, 3)
+    assert unpack_failover_log(consumer.ask(DcpGetFailoverLog(vbucket=3)).value) == read_failover_log(client, 3)
 
 
 def test_stream_can_require_an_active_vbucket(client, consumer):
@@ -222,16 +222,16 @@ def test_changes_after_the_end_of_a_stream_are_not_sent(client, consumer):
 
 def test_deleted_vbucket_ends_its_stream_and_restarts_at_zero(client, consumer):
     client.set(b"k", b"v", vbucket=2)
-    old = failover_log(client, 2)
+    old = read_failover_log(client, 2)
     consumer.stream(2, start=1, vbuuid=old[0].vbuuid)
     assert client.status(DelVbucket(vbucket=2, value=b"async=0")) == S.SUCCESS
     assert consumer.message().reason == StreamEndReason.STATE_CHANGED
     refused = consumer.stream(2)
     assert (refused.specific, refused.value) == (S.NOT_MY_VBUCKET, b"")
-    for message in (DelVbucket(vbucket=2), GetVbucket(vbucket=2), request(Opcode.GET_FAILOVER_LOG, specific=2)):
+    for message in (DelVbucket(vbucket=2), GetVbucket(vbucket=2), make_request(Opcode.GET_FAILOVER_LOG, specific=2)):
         assert client.status(message) == S.NOT_MY_VBUCKET
     set_state(client, 2, ACTIVE)
-    (entry,) = failover_log(client, 2)
+    (entry,) = read_failover_log(client, 2)
     assert entry.seqno == 0
     assert entry.vbuuid != old[0].vbuuid
     assert client.get(b"k", vbucket=2).specific == S.KEY_ENOENT
@@ -243,14 +243,14 @@ def test_flush_empties_active_vbuckets_and_starts_new_histories(client, consumer
     for vbucket in range(16):
         client.set(b"k", b"v", vbucket=vbucket)
     set_state(client, 7, REPLICA)
-    before = [failover_log(client, vbucket) for vbucket in range(16)]
+    before = [read_failover_log(client, vbucket) for vbucket in range(16)]
     for vbucket in (0, 7):
         consumer.stream(vbucket, opaque=vbucket, start=1, vbuuid=before[vbucket][0].vbuuid)
     assert client.status(Flush(delay=delay)) == S.SUCCESS
     assert consumer.message() == StreamEnd(vbucket=0, opaque=0, reason=StreamEndReason.STATE_CHANGED)
     seqnos = unpack_vb_seqnos(client.ask(GetAllVbSeqnos()).value)
     assert seqnos == {vbucket: int(vbucket == 7) for vbucket in range(16)}
-    after = [failover_log(client, vbucket) for vbucket in range(16)]
+    after = [read_failover_log(client, vbucket) for vbucket in range(16)]
     assert [number for number in range(16) if after[number] == before[number]] == [7]
     assert {entry.seqno for log in after for entry in log} == {0}
     assert client.get(b"k").specific == S.KEY_ENOENT
@@ -262,7 +262,7 @@ def test_flush_empties_active_vbuckets_and_starts_new_histories(client, consumer
 
 def test_quiet_flush_is_not_answered(client):
     client.set(b"k")
-    client.send(request(Opcode.FLUSHQ), Noop())
+    client.send(make_request(Opcode.FLUSHQ), Noop())
     assert client.receive().opcode == Opcode.NOOP
     assert client.get(b"k").specific == S.KEY_ENOENT
 
@@ -276,7 +276,7 @@ def test_other_buckets_are_not_flushed(node, client):
 
 def test_closed_consumer_is_not_notified(node, client):
     with connected(node) as consumer:
-        consumer.open("gone").stream(3)
+        consumer.open("closed").stream(3)
         consumer.disconnect()
     assert client.stats()["ep_dcp_producer_count"] == "0"
     assert node.buckets["default"].listeners == set()
@@ -287,7 +287,7 @@ def test_closed_consumer_is_not_notified(node, client):
 
 def test_touch_and_get_and_touch_change_the_expiry(client, consumer):
     stored = client.set(b"k", b"v", flags=5)
-    consumer.stream(start=1, vbuuid=failover_log(client, 0)[0].vbuuid)
+    consumer.stream(start=1, vbuuid=read_failover_log(client, 0)[0].vbuuid)
     touched = client.ask(Touch(key=b"k", expiry=4_000_000_000))
     assert (touched.specific, touched.extras, touched.value) == (S.SUCCESS, b"", b"")
     assert touched.cas > stored.cas
@@ -302,20 +302,20 @@ def test_touch_and_get_and_touch_change_the_expiry(client, consumer):
 def test_gatq_does_not_answer_a_miss(client):
     client.set(b"k", b"v")
     client.send(
-        request(Opcode.GATQ, key=b"nowhere", extras=bytes(4)),
-        request(Opcode.GATQ, key=b"k", extras=bytes(4), opaque=5),
+        make_request(Opcode.GATQ, key=b"nowhere", extras=bytes(4)),
+        make_request(Opcode.GATQ, key=b"k", extras=bytes(4), opaque=5),
         Noop(),
     )
     assert [client.receive().opaque, client.receive().opcode] == [5, Opcode.NOOP]
 
 
 ACCESSES = [
-    request(Opcode.GET, key=b"k"),
-    request(Opcode.GAT, key=b"k", extras=bytes(4)),
-    request(Opcode.TOUCH, key=b"k", extras=bytes(4)),
-    request(Opcode.REPLACE, key=b"k", extras=bytes(8)),
-    request(Opcode.SET, key=b"k", extras=bytes(8), cas=1),
-    request(Opcode.DELETE, key=b"k"),
+    make_request(Opcode.GET, key=b"k"),
+    make_request(Opcode.GAT, key=b"k", extras=bytes(4)),
+    make_request(Opcode.TOUCH, key=b"k", extras=bytes(4)),
+    make_request(Opcode.REPLACE, key=b"k", extras=bytes(8)),
+    make_request(Opcode.SET, key=b"k", extras=bytes(8), cas=1),
+    make_request(Opcode.DELETE, key=b"k"),
 ]
 
 
@@ -336,5 +336,5 @@ def test_expired_document_is_deleted_and_streamed(client, consumer, access):
 
 def test_add_replaces_an_expired_document(client):
     client.set(b"k", b"v", expiry=PAST)
-    assert client.status(request(Opcode.ADD, key=b"k", extras=bytes(8), value=b"new")) == S.SUCCESS
+    assert client.status(make_request(Opcode.ADD, key=b"k", extras=bytes(8), value=b"new")) == S.SUCCESS
     assert client.get(b"k").value == b"new"

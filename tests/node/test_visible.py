@@ -1,4 +1,4 @@
-"""Which scopes and collections a user may know of: as a table, and through every door that shows names."""
+"""Scopes and collections that a user can see, in each command and document that shows names."""
 
 import json
 from contextlib import contextmanager
@@ -62,46 +62,46 @@ ROWS = [
 ]
 
 
-def names(manifest):
+def list_names(manifest):
     return {scope.name: [collection.name for collection in scope.collections] for scope in manifest.scopes}
 
 
 @pytest.mark.parametrize(("roles", "expected"), ROWS, ids=[" ".join(row[0]) or "none" for row in ROWS])
 def test_user_sees_the_collections_of_the_roles(roles, expected):
     seen = filter_manifest(MANIFEST, User.from_texts("alice", roles), "default")
-    assert names(seen) == expected
+    assert list_names(seen) == expected
     assert seen.uid == MANIFEST.uid
     assert all(seen.find(scope, one) == MANIFEST.find(scope, one) for scope, ones in expected.items() for one in ones)
 
 
 def test_open_node_shows_all_collections_and_login_is_required_otherwise():
     assert filter_manifest(MANIFEST, ANONYMOUS, "default") is MANIFEST
-    assert names(filter_manifest(MANIFEST, None, "default")) == {}
+    assert list_names(filter_manifest(MANIFEST, None, "default")) == {}
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory):
-    """A node on which `alice` may read and stream one collection, with a document in each."""
+    """Run a node with a document in each collection; `alice` can read and stream one collection."""
     path = tmp_path_factory.mktemp("users") / "users.json"
     with change_users(path) as accounts:
         for name, roles in {"root": ["admin"], "alice": ["data_dcp_reader[default:beers:ales]"]}.items():
             accounts[name] = make_account(User.from_texts(name, roles), f"{name}'s", ITERATIONS)
     with Node.running(["default", "other"], vbuckets=4, users=path, allow_plain=True) as node:
-        with logged_in(node, "root") as root:
+        with log_in_as(node, "root") as root:
             node.loop.call_soon_threadsafe(node.buckets["default"].change_manifest, MANIFEST)
             while json.loads(root.ask(GetManifest()).value)["uid"] != f"{MANIFEST.uid:x}":
                 continue
             for number in (0, ALES, LAGERS, REDS):
-                assert root.set(key(number)).specific == Status.SUCCESS
+                assert root.set(make_key(number)).specific == Status.SUCCESS
         yield node
 
 
-def key(number):
+def make_key(number):
     return pack_collection_id(number) + b"k"
 
 
 @contextmanager
-def logged_in(node, name):
+def log_in_as(node, name):
     with connected(node) as client:
         client.ask(Hello(value=pack_features([Feature.COLLECTIONS, Feature.XERROR])))
         assert log_in(client, name) == Status.SUCCESS
@@ -111,14 +111,14 @@ def logged_in(node, name):
 
 HIDDEN = ("lagers", "wines", "reds", "empty", "_default")
 
-SAME = [
+SAME_REPLIES = [
     ("collection id", GetCollectionId(value=b"beers.lagers"), GetCollectionId(value=b"beers.none")),
     ("collection id in a scope", GetCollectionId(value=b"wines.reds"), GetCollectionId(value=b"none.none")),
     ("default collection", GetCollectionId(value=b"_default._default"), GetCollectionId(value=b"none._default")),
     ("scope id", GetScopeId(value=b"wines"), GetScopeId(value=b"none")),
-    ("get", Get(key=key(LAGERS)), Get(key=key(99))),
+    ("get", Get(key=make_key(LAGERS)), Get(key=make_key(99))),
     ("random key", GetRandomKey(collection_id=REDS), GetRandomKey(collection_id=99)),
-    ("keys", GetKeys(key=key(REDS)), GetKeys(key=key(99))),
+    ("keys", GetKeys(key=make_key(REDS)), GetKeys(key=make_key(99))),
     ("seqnos", GetCollectionSeqnos(collection_id=REDS), GetCollectionSeqnos(collection_id=99)),
     ("stat collections", Stat(key=b"collections beers.lagers"), Stat(key=b"collections beers.none")),
     ("stat collections-byid", Stat(key=b"collections-byid 0x%x" % REDS), Stat(key=b"collections-byid 0x99")),
@@ -129,19 +129,19 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize(("hidden", "unknown"), [row[1:] for row in SAME], ids=[row[0] for row in SAME])
+@pytest.mark.parametrize(("hidden", "unknown"), [row[1:] for row in SAME_REPLIES], ids=[row[0] for row in SAME_REPLIES])
 def test_invisible_collections_are_unknown(guarded, hidden, unknown):
-    with logged_in(guarded, "alice") as alice:
+    with log_in_as(guarded, "alice") as alice:
         first, second = alice.ask(hidden), alice.ask(unknown)
     assert first.specific in (Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE)
     assert (first.specific, first.value) == (second.specific, second.value)
 
 
-@pytest.mark.parametrize("wish", [{"collections": ["%x"]}, {"scope": "%x"}], ids=["collections", "scope"])
-def test_stream_of_an_invisible_collection_is_unknown(guarded, wish):
-    hidden = json.dumps(wish) % (WINES if "scope" in wish else REDS)
-    unknown = json.dumps(wish) % 0x99
-    with logged_in(guarded, "alice") as alice:
+@pytest.mark.parametrize("request", [{"collections": ["%x"]}, {"scope": "%x"}], ids=["collections", "scope"])
+def test_stream_of_an_invisible_collection_is_unknown(guarded, request):
+    hidden = json.dumps(request) % (WINES if "scope" in request else REDS)
+    unknown = json.dumps(request) % 0x99
+    with log_in_as(guarded, "alice") as alice:
         alice.open("alice").control("enable_noop", "true")
         answers = [alice.stream(value=text.encode()) for text in (hidden, unknown)]
     assert answers[0].specific in (Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE)
@@ -153,7 +153,7 @@ def test_stream_of_an_invisible_collection_is_unknown(guarded, wish):
     ["collections", "collections-details", "scopes", "scopes-details", "collections-details 0", "dcp", "streams"],
 )
 def test_statistics_list_only_visible_collections(guarded, group):
-    with logged_in(guarded, "root") as root, logged_in(guarded, "alice") as alice:
+    with log_in_as(guarded, "root") as root, log_in_as(guarded, "alice") as alice:
         root.open("all").stream(value=json.dumps({"collections": [f"{REDS:x}"]}).encode())
         shown = alice.stats(group)
     texts = [str(text) for pair in shown.items() for text in pair]
@@ -166,14 +166,14 @@ def test_statistics_list_only_visible_collections(guarded, group):
 
 
 def test_filtered_manifest_keeps_the_uid(guarded):
-    with logged_in(guarded, "alice") as alice:
+    with log_in_as(guarded, "alice") as alice:
         manifest = json.loads(alice.ask(GetManifest()).value)
     over_http = WebClient(guarded, ("alice", "alice's")).get_json("/pools/default/buckets/default/scopes")
     whole = WebClient(guarded, ("root", "root's")).get_json("/pools/default/buckets/default/scopes")
-    for said in (manifest, over_http):
-        assert said["uid"] == whole["uid"] == f"{MANIFEST.uid:x}"
-        assert [scope["name"] for scope in said["scopes"]] == ["beers"]
-        assert [one["uid"] for one in said["scopes"][0]["collections"]] == [f"{ALES:x}"]
+    for document in (manifest, over_http):
+        assert document["uid"] == whole["uid"] == f"{MANIFEST.uid:x}"
+        assert [scope["name"] for scope in document["scopes"]] == ["beers"]
+        assert [one["uid"] for one in document["scopes"][0]["collections"]] == [f"{ALES:x}"]
     assert [scope["name"] for scope in whole["scopes"]] == list(ALL)
 
 
@@ -187,14 +187,14 @@ def test_item_counts_cover_visible_collections(guarded):
 
 def test_node_item_counts_cover_visible_collections(guarded):
     found = {
-        name: {document["nodes"][0]["interestingStats"]["curr_items"] for document in node_documents(guarded, name)}
+        name: {page["nodes"][0]["interestingStats"]["curr_items"] for page in read_node_documents(guarded, name)}
         for name in ("root", "alice")
     }
     assert found == {"root": {4}, "alice": {1}}
 
 
-def node_documents(node, user):
-    """Yield every document over HTTP that says something of the node."""
+def read_node_documents(node, user):
+    """Yield each HTTP document that describes the node."""
     web = WebClient(node, (user, f"{user}'s"))
     yield from map(web.get_json, ("/pools/default", "/pools/nodes", "/pools/default/buckets/default"))
     yield from web.get_json("/pools/default/buckets")
