@@ -137,10 +137,10 @@ def test_invisible_collections_are_unknown(guarded, hidden, unknown):
     assert (first.specific, first.value) == (second.specific, second.value)
 
 
-@pytest.mark.parametrize("request", [{"collections": ["%x"]}, {"scope": "%x"}], ids=["collections", "scope"])
-def test_stream_of_an_invisible_collection_is_unknown(guarded, request):
-    hidden = json.dumps(request) % (WINES if "scope" in request else REDS)
-    unknown = json.dumps(request) % 0x99
+@pytest.mark.parametrize("requested", [{"collections": ["%x"]}, {"scope": "%x"}], ids=["collections", "scope"])
+def test_stream_of_an_invisible_collection_is_unknown(guarded, requested):
+    hidden = json.dumps(requested) % (WINES if "scope" in requested else REDS)
+    unknown = json.dumps(requested) % 0x99
     with log_in_as(guarded, "alice") as alice:
         alice.open("alice").control("enable_noop", "true")
         answers = [alice.stream(value=text.encode()) for text in (hidden, unknown)]
