@@ -96,7 +96,6 @@ DIFFERENCES: dict[str, Difference] = {
     ),
     "same name of tap": Difference(
         serve_second_connection,
-        set_nrus,
         where=("tap_same_name",),
     ),
     "filter": Difference(
