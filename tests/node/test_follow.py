@@ -379,9 +379,9 @@ class Intruder:
 
     def vbucket_changed(self, vbucket, event):
         self.served.listeners.discard(self)
-        self.loop.call_soon(self.write)
+        self.loop.call_soon(self.write_foreign)
 
-    def write_to(self):
+    def write_foreign(self):
         self.vbucket.incoming.apply(Event.MUTATION, b"own", cas=1, rev_seqno=1)
 
 
