@@ -41,14 +41,18 @@ __all__ = ["Bucket", "connect"]
 
 
 def connect(url: str = DEFAULT_URL, *, username: str | None = None, password: str | None = None) -> Bucket:
-    """Return a bucket for use as `async with connect(url) as bucket`.
+    """Return a bucket, which connects when it is entered.
+
+        async with connect("couchbase://127.0.0.1/beer") as bucket:
+            await bucket.upsert("a", b"1")
 
     Args:
         url: the connection string.
         username: the user name; None: no login.
         password: the password of the user.
 
-    Raises UsageError if an argument is invalid.
+    Raises:
+        UsageError: an argument is invalid.
     """
     return Bucket(parse_address(url, resolve_credentials(username, password)))
 

@@ -105,7 +105,7 @@ class StreamChanges:
 
         Returns:
             The stream; None if it is not open. The changes were then counted as dropped.
-        """  # noqa: DOC501 - ruff takes the function that makes the error for its class
+        """
         state = self._state
         stream = self._requests.find_stream(opaque)
         if stream is None:
@@ -128,7 +128,7 @@ class StreamChanges:
 
         Returns:
             The first and the last seqno to deliver.
-        """  # noqa: DOC501 - ruff takes the function that makes the error for its class
+        """
         vbucket = stream.vbucket
         if least <= stream.position.seqno:
             raise make_seqno_order_error(vbucket, least, stream.position.seqno)

@@ -63,7 +63,7 @@ class StreamMessages:
         Raises:
             RemoteProtocolError: a producer must not send this message. OrderViolation if the message has the wrong
                 vbucket, or is not allowed in the state of its stream.
-        """  # noqa: DOC501 - ruff takes the function that makes the error for its class
+        """
         dialect, output = self._state.dialect, self._output
         if self._requests.rules.is_answer(frame):
             self._answers.handle_answer(frame)
