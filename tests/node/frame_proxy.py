@@ -1,0 +1,66 @@
+"""Replication between two nodes as ns_server drives it: it passes frames from a producer to a consumer and back."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from penstock.wire.codec.constants import Feature
+from penstock.wire.codec.flags import OpenFlag
+from penstock.wire.codec.frame import BODY_LENGTH, HEADER_BYTES
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.messages.dcp import AddStream
+from tests.node.wire_client import WireClient, connected
+
+__all__ = ["replicating"]
+
+FEATURES = (Feature.XATTR, Feature.SNAPPY, Feature.JSON, Feature.COLLECTIONS)
+FLAGS = OpenFlag.INCLUDE_XATTRS | OpenFlag.INCLUDE_DELETE_TIMES
+
+
+@contextmanager
+def replicating(source, target, bucket: str, vbuckets: Sequence[int]) -> Iterator[dict[int, int]]:
+    """Copy vbuckets of one node to another.
+
+    Yields:
+        vbucket -> the status of the reply to its ADD_STREAM, as far as replies have come.
+    """
+    statuses: dict[int, int] = {}
+    with connected(source, bucket) as producer, connected(target, bucket) as consumer:
+        producer.hello(*FEATURES).open("replication", FLAGS | OpenFlag.PRODUCER)
+        consumer.hello(*FEATURES).open("replication", FLAGS)
+        consumer.send(*(AddStream(vbucket=vbucket, opaque=vbucket) for vbucket in vbuckets))
+        pumps = [
+            threading.Thread(target=_pass_on, args=(producer, consumer, None)),
+            threading.Thread(target=_pass_on, args=(consumer, producer, statuses)),
+        ]
+        for pump in pumps:
+            pump.start()
+        try:
+            yield statuses
+        finally:
+            for client in (producer, consumer):
+                client.socket.shutdown(socket.SHUT_RDWR)
+            for pump in pumps:
+                pump.join()
+
+
+def _pass_on(receiver: WireClient, sender: WireClient, statuses: dict[int, int] | None) -> None:
+    """Pass frames on until the connection ends. Replies to ADD_STREAM go into `statuses`."""
+    data = b""
+    try:
+        while more := receiver.socket.recv(1 << 16):
+            data += more
+            while len(data) >= HEADER_BYTES:
+                end = HEADER_BYTES + BODY_LENGTH.unpack_from(data)[0]
+                if len(data) < end:
+                    break
+                frame, data = data[:end], data[end:]
+                if statuses is not None and frame[:2] == bytes((Magic.RESPONSE, Opcode.DCP_ADD_STREAM)):
+                    statuses[int.from_bytes(frame[12:16], "big")] = int.from_bytes(frame[6:8], "big")
+                else:
+                    sender.socket.sendall(frame)
+    except OSError:
+        pass  # the other pump has ended the connection
