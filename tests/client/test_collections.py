@@ -252,7 +252,7 @@ async def test_impossible_filter_is_an_error(url):
         async with await bucket.stream(scope="nope") as stream:
             with pytest.raises(UsageError, match="the bucket has no scope 'nope'"):
                 await anext(stream.changes())
-        with pytest.raises(UsageError, match="upr knows no collections; protocol dcp does"):
+        with pytest.raises(UsageError, match="upr has no collections; protocol dcp has"):
             await bucket.stream(scope="inventory", protocol="upr")
 
 

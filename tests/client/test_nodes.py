@@ -175,7 +175,7 @@ async def test_totals_are_sums_over_all_nodes(nodes, url):
 @in_loop
 async def test_tap_stream_of_several_nodes_is_refused(url):
     async with connect(url) as bucket, await bucket.stream(protocol="tap") as stream:
-        with pytest.raises(UsageError, match="is on 3 nodes, and a TAP stream comes from one"):
+        with pytest.raises(UsageError, match="is on 3 nodes, expected one node for TAP"):
             await anext(stream.changes())
 
 

@@ -181,10 +181,10 @@ def test_messages_without_effect_are_acknowledged():
 @pytest.mark.parametrize(
     ("messages", "found"),
     [
-        (lambda: mutations(3, 1), "data of vbucket 3, which was not asked for"),
-        (lambda: mutations(3, 100), "data of vbucket 3, which was not asked for"),
+        (lambda: mutations(3, 1), "data of vbucket 3, which was not requested"),
+        (lambda: mutations(3, 100), "data of vbucket 3, which was not requested"),
         (lambda: mutations(2, 100) + mutations(8, 1), "vbucket 8"),
-        (lambda: begin(8), "backfill start of vbucket 8, which was not asked for"),
+        (lambda: begin(8), "backfill start of vbucket 8, which was not requested"),
         (lambda: close(2), "vbucket 2: backfill end while the stream is open"),
         (lambda: Get(key=b"k").encode(), "GET from a producer"),
         (lambda: DcpNoop().encode(), "DCP_NOOP from a producer"),
@@ -447,7 +447,7 @@ def test_dumps_without_progress_are_an_error(counted):
         consumer.feed.take_requests(lambda: 2)
         consumer.give(begin(2), mutations(2, 1))
     consumer.feed.forget_connection()
-    with pytest.raises(Unreachable, match=rf"5 TAP dumps in a row brought no more: .*{found}"):
+    with pytest.raises(Unreachable, match=rf"5 consecutive TAP dumps made no progress: .*{found}"):
         consumer.feed.dump.set_counts(counted)
 
 

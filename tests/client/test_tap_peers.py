@@ -139,7 +139,7 @@ async def test_interrupted_dump_repeats_only_incomplete_vbuckets(part, again, se
 async def test_a_dump_that_lacks_the_same_documents_each_time_is_reported(monkeypatch):
     monkeypatch.setattr(retry, "LONGEST_DELAY", 0.1)
     async with tap(closing(*[SECOND] * 9), (0, 3)) as script:
-        with pytest.raises(Unreachable, match=r"5 TAP dumps in a row .* has 2 of 3 documents \(vbucket 1: 2 of 3\)"):
+        with pytest.raises(Unreachable, match=r"5 consecutive TAP dumps .* has 2 of 3 documents \(vbucket 1: 2 of 3\)"):
             await dump(script)
         assert vbuckets_asked_for(script) == [[], *[[1]] * 5]
         # Once before the first dump, and twice after each: when it has ended, and when the next dump is due.

@@ -1,4 +1,4 @@
-"""Change streams over sockets: connections to all nodes, lost and made again, and handed to the next stream.
+"""Change streams over sockets: connections to all nodes, reconnection after failures, and a pool of idle connections.
 
-Here belongs what waits for a feed. What a message means is decided in `feeds`.
+In: code that waits for a feed. Out: the meaning of messages (penstock.client.feeds).
 """

@@ -1,9 +1,8 @@
-"""Follow changes over connections that may end: the feed decides, this waits.
+"""The change stream of a bucket: waits for its connections, and survives their failures. The feed makes the decisions.
 
-There is one connection to each node that has any of the vbuckets (StreamConnections). A connection that ends, or a
-stream that the producer ends or refuses, holds its vbuckets: they wait while the others go on. An attempt asks for the
-newest cluster map, connects where there is no connection, and lets the streams go on from their positions
-(StreamRecovery).
+There is one connection to each node that has any of the vbuckets (StreamConnections). If a connection ends, or the
+producer ends or refuses a stream, its vbuckets are held: they wait, and the other vbuckets go on. A connection attempt
+requests the newest cluster map, opens missing connections, and resumes the streams at their positions (StreamRecovery).
 """
 
 from __future__ import annotations
@@ -33,19 +32,27 @@ __all__ = ["ChangeStream"]
 logger = logging.getLogger("penstock.client")
 
 ItemCountSource = Callable[[], Awaitable[ItemCounts | None]]
+"""Requests the document counts of a node; returns None if the node has no counts."""
 
 
 class ChangeStream:
-    """The changes of a bucket, as batches: `async for batch in stream`, then `stream.positions` to go on later.
+    """The changes of a bucket, as batches: `async for batch in stream`. A later stream can start at `stream.positions`.
 
-    A batch is a pyarrow.RecordBatch of CHANGE_SCHEMA with the changes of one or more vbuckets, each vbucket's in order.
-    The connections are there from the first batch asked for until the last one, or `close`, after which none follows.
-    While one of several nodes is away, its vbuckets are `missing`, and the changes of the others go on.
-    A producer that breaks the order of its streams is left, with a warning, and each stream goes on from its position.
-    Raises Unreachable when a node stays away, OrderViolation when it breaks the order three times in a row without a
-    change in between, RemoteProtocolError when it sends what cannot be decoded, StatusError when it refuses a stream
-    for good, ConnectionClosed when a connection is lost whose stream no other can go on with (TAP,
-    from now on).
+    A batch is a pyarrow.RecordBatch of CHANGE_SCHEMA with the changes of one or more vbuckets, in order within each
+    vbucket. The first call for a batch opens the connections; the end of the last stream, or `close`, closes them.
+    While one of several nodes is down, its vbuckets are `missing`, and the changes of the others go on. If a producer
+    violates the order of its streams, the client logs a warning, reconnects, and resumes each stream at its position.
+
+    The methods that return or yield changes raise these errors:
+
+    - Unreachable: a node is down for longer than the limit.
+    - OrderViolation: a producer violated the order three times in a row, without a change in between.
+    - RemoteProtocolError: a producer sent a message that cannot be decoded.
+    - StatusError: a producer refused a stream permanently.
+    - ConnectionClosed: the connection of a stream that cannot resume was lost (TAP with start "now").
+
+    Attributes:
+        positions: vbucket -> position after the last delivered batch. Empty for TAP, which cannot resume.
     """
 
     def __init__(
@@ -57,14 +64,14 @@ class ChangeStream:
         item_counts: ItemCountSource | None = None,
         pool: SessionPool | None = None,
     ) -> None:
-        """Begin without a connection.
+        """Create a stream without connections.
 
         Args:
-            address: where the bucket is.
-            feed: decides what is asked for, and what an answer means.
-            end_seqnos: asks the node where streams end that end "now"; of no use without any such.
-            item_counts: asks the node how many documents there are; without, no TAP stream is checked to be complete.
-            pool: where to take connections from, and to leave them once all streams have ended.
+            address: the bucket.
+            feed: makes the requests and interprets the messages.
+            end_seqnos: requests the end seqnos of streams that end "now"; None: no stream does.
+            item_counts: requests the document counts; None: the client does not check whether a TAP stream is complete.
+            pool: lends connections, and gets them back when all streams have ended; None: the stream opens its own.
         """
         self._address = address
         self._feed = feed
@@ -73,19 +80,18 @@ class ChangeStream:
         self._recovery = StreamRecovery(address, feed, self._connections, end_seqnos)
         self._watch = SilenceWatch(address, feed, self._connections)
         self._failure: Exception | None = None
-        """What is to be raised once all that came before it was handed out."""
+        """An error to raise after the delivery of all changes that arrived before it."""
         self._last_delivery: Delivery | None = None
         self.positions: dict[int, Position] = dict(feed.positions)
-        """By vbucket, where the batches handed out so far end. Empty with TAP, which cannot go on from anywhere."""
 
     @property
     def given_up(self) -> list[int]:
-        """Vbuckets left alone because the producer's history is not the expected one."""
+        """Vbuckets whose stream was given up, because the producer has a different history than expected."""
         return self._feed.given_up
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Vbuckets that wait: their node is away, or no node serves them. The changes of the others go on."""
+        """Vbuckets that wait because their node is down, or no node serves them. The changes of the others go on."""
         if self._feed.is_done:
             return ()
         ended = {connection_id for connection_id, each in self._connections.by_id.items() if each.link.closed.done()}
@@ -95,16 +101,17 @@ class ChangeStream:
 
     @property
     def dropped(self) -> dict[DropReason, int]:
-        """How many frames and changes were received and not handed out, by reason."""
+        """The number of frames and changes that were received and not delivered, by reason."""
         return self._connections.dropped
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of changes that have been received and not been dealt with."""
+        """Bytes of changes that were received, and that the caller has not consumed yet."""
         return self._feed.queued_bytes
 
     @property
     def is_connected(self) -> bool:
+        """Whether the stream has a connection."""
         return bool(self._connections)
 
     async def __aenter__(self) -> Self:
@@ -114,24 +121,30 @@ class ChangeStream:
         await self.close()
 
     async def close(self) -> None:
+        """Close all connections. No batch is delivered after that."""
         await self._recovery.close()
 
     def __aiter__(self) -> AsyncGenerator[pa.RecordBatch, None]:
         return self.batches()
 
     async def changes(self) -> AsyncGenerator[Change, None]:
-        """Give the same changes as objects."""
+        """Yield the changes as objects."""
         while (delivery := await self.next_delivery()) is not None:
             for change in delivery.changes:
                 yield change
 
     async def batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Give the changes as record batches, as the stream itself does when it is iterated over."""
+        """Yield the changes as record batches, the same as iteration over the stream."""
         while (delivery := await self.next_delivery()) is not None:
             yield delivery.batch
 
     async def next_delivery(self) -> Delivery | None:
-        """Return what arrived next, None once every stream has ended."""
+        """Return the next delivery; None after the end of all streams.
+
+        Raises:
+            Error: the stream cannot go on; the class lists the errors.
+            OSError: the system refused a connection, for a reason that a retry does not repair.
+        """
         self._acknowledge()
         self._watch.resume()
         try:
@@ -154,7 +167,7 @@ class ChangeStream:
         return delivery
 
     def _acknowledge(self) -> None:
-        """Acknowledge the delivery handed out before: its caller came back, so it is dealt with."""
+        """Acknowledge the previous delivery: the caller requests the next one, so it has consumed the previous one."""
         if self._last_delivery is None:
             return
         outgoing, connection = (
@@ -168,21 +181,24 @@ class ChangeStream:
             self._connections.resume_reading()
 
     async def _recover_ended(self) -> None:
-        """Deal with what has ended though there is always something to hand out: its vbuckets are to go on as well."""
+        """Restart ended streams and connections while deliveries are waiting.
+
+        Without this, a busy node would always have a delivery, and the vbuckets of a failed node would never resume.
+        """
         is_due = self._connections.has_ended or self._recovery.held or self._feed.failures
         if not (is_due and self._feed.deliveries and self._connections and self._failure is None):
             return
         if self._feed.dialect is Dialect.TAP:
-            return  # there is nothing else to go on with
+            return  # TAP has one connection, so no other stream could go on
         try:
             await self._recovery.handle_ended()
             self._recovery.start_attempt()
             self._connections.send_due_requests(self._recovery.held)
         except (OSError, Error) as error:
-            self._failure = error  # what came before it holds
+            self._failure = error  # changes that arrived before the error are valid, and are delivered first
 
     async def _make_progress(self) -> None:
-        """Connect if need be, ask for the streams that are due, and wait until something arrives or ends."""
+        """Open missing connections, send the due stream requests, and wait for a message or the end of a connection."""
         self._connections.wake.clear()
         if self._failure is not None:
             raise self._failure
@@ -196,7 +212,7 @@ class ChangeStream:
             await self._watch.wait(self._recovery.find_next_due())
 
     async def _set_counts(self) -> None:
-        """Let the feed compare what the node counts with what it was sent."""
+        """Give the node's document counts to the feed, which compares them with the received changes."""
         counts = None if self._item_counts is None else await self._item_counts()
         if warning := self._feed.dump.set_counts(counts):
             logger.warning("%s: %s", self._address, warning)

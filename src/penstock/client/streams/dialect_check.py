@@ -1,4 +1,4 @@
-"""Find out whether a server streams changes in a dialect, before anything expensive depends on it."""
+"""Check whether a server streams changes in a dialect, before a caller starts expensive work that depends on it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ __all__ = ["check_dialect", "explain_refused_dialect"]
 
 
 async def check_dialect(address: Address, dialect: Dialect) -> None:
-    """Return if the server has the dialect and the failover logs that reading by it needs.
+    """Check that the server has the dialect, and the failover logs that its streams need.
 
-    Raises UnsupportedServer if not; otherwise as `retrying` does for a bucket that has not served before.
+    Args:
+        address: the bucket.
+        dialect: the dialect.
+
+    Raises:
+        UnsupportedServer: the server does not have the dialect.
+        Error, OSError: as `run_with_retry` raises them for a bucket that has not served before.
     """
     purpose = Purpose(stream_name=generate_stream_name(), dialect=dialect)
     timeout = address.options.operation_timeout
@@ -37,8 +43,8 @@ async def check_dialect(address: Address, dialect: Dialect) -> None:
 
 
 async def explain_refused_dialect(address: Address, dialect: Dialect) -> UnsupportedServer:
-    """Return the error for a server that has refused a dialect. Raises as `open_session` does."""
-    session = await open_session(address)  # the server may have closed the connection on which it refused
+    """Return the error for a server that refused a dialect. Raises the errors of `open_session`."""
+    session = await open_session(address)  # the server may have closed the connection on which it refused the dialect
     try:
         server = await request_server_info(session.link, address.options.operation_timeout)
         return UnsupportedServer(describe_missing_dialect(session.link.peer, server, dialect))
@@ -50,19 +56,23 @@ async def _has_dialect(link: NodeLink, dialect: Dialect, timeout: float) -> bool
     if dialect is Dialect.TAP:
         return may_have_tap(await request_server_info(link, timeout))
     try:
-        if dialect is Dialect.DCP:  # the handshake has opened it
+        if dialect is Dialect.DCP:  # the handshake has opened DCP
             await request_failover_logs({0: link}, timeout)
             return True
         rules = LOG_FIRST_RULES[dialect]
         reply = await link.request(rules.make_log_request(0, 0), timeout, accept=ANY_STATUS)
     except NotMyVbucket:
         return True
-    except ConnectionClosed:  # Couchbase 3.1.6 does so to an opcode of DCP without OPEN
+    except ConnectionClosed:  # Couchbase 3.1.6 closes it after an opcode of DCP without OPEN
         return False
     answer = rules.read_log_answer(reply)
     return not isinstance(answer, RefusedAnswer) or answer.status not in UNSUPPORTED_STATUSES
 
 
 def may_have_tap(server: ServerInfo) -> bool:
-    """Tell whether TAP may be there: nothing says so before the stream, but an engine with TAP has statistics of it."""
+    """Return whether the server may have TAP.
+
+    No reply before the stream proves it, but an engine with TAP has TAP statistics. If the engine is unknown, the
+    server may have TAP.
+    """
     return Dialect.TAP in server.dialects or not server.engine

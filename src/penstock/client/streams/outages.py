@@ -1,7 +1,7 @@
-"""The vbuckets of a stream that wait for their node: since when, for how long yet, and when the next attempt is due.
+"""The vbuckets of a stream that wait for their node, with the back-off and the time limit of their attempts.
 
-Vbuckets that failed for the same node form a group, which has one back-off and one limit. A group whose vbuckets are
-all well again is forgotten, so that its next failure is the first one. Pure: the clock is an argument.
+Vbuckets that failed for the same node form a group, which has one back-off and one limit. When all vbuckets of a group
+have recovered, the group is deleted, so that its next failure counts as the first one. Pure: the clock is an argument.
 """
 
 from __future__ import annotations
@@ -15,17 +15,23 @@ from penstock.client.connect.retry import Retry
 __all__ = ["EVERY_NODE", "Outages"]
 
 EVERY_NODE: Hashable = "every node"
-"""The group of a failure that is no single node's: no node can be reached, or the map names none for the vbucket."""
+"""The group of a failure that does not belong to a single node: for example, no node can be reached."""
 
 
 class Outages:
-    """Decides when vbuckets that failed are tried again, and raises Unreachable when that has lasted too long.
+    """Decides when vbuckets that failed are tried again, and raises Unreachable after the time limit.
 
-    Args:
-        limitless: groups of single nodes are tried again for ever. The group EVERY_NODE always has the limit.
+    It is true while any group has a failure.
     """
 
     def __init__(self, address: Address, clock: Callable[[], float], *, limitless: bool = False) -> None:
+        """Create outages without failures.
+
+        Args:
+            address: the bucket; its option retry_seconds is the limit.
+            clock: returns monotonic seconds.
+            limitless: groups of single nodes have no limit. The group EVERY_NODE always has the limit.
+        """
         self._address = address
         self._clock = clock
         self._limitless = limitless
@@ -39,19 +45,22 @@ class Outages:
     def record_failure(
         self, node: Hashable, vbuckets: Collection[int], error: Exception, *, had_worked: bool = False
     ) -> None:
-        """Note a failure, and plan the next attempt.
+        """Record a failure, and schedule the next attempt.
 
-        A vbucket stays in the group of its first failure, so that a map that keeps changing gives it no more time.
+        A vbucket stays in the group of its first failure. Otherwise each change of the map would restart its limit.
 
         Args:
-            lasted: what failed had done its work for a while, so the failures before it do not count.
+            node: the group of vbuckets that have no group yet: a node, NO_NODE or EVERY_NODE.
+            vbuckets: the vbuckets that failed.
+            error: the failure.
+            had_worked: the stream or connection had worked for a while, so earlier failures do not count.
 
         Raises:
             Unreachable: the group has failed for as long as the limit.
-            Error, OSError: the failure itself, if no attempt can mend it.
+            Error, OSError: the failure itself, if it is permanent.
         """
         groups = {self._group_of.setdefault(vbucket, node) for vbucket in vbuckets}
-        if node is EVERY_NODE:  # has its limit whatever the groups of its vbuckets have
+        if node is EVERY_NODE:  # its limit applies in addition to those of the vbuckets' groups
             groups.add(node)
         for group in groups:
             retry = self._groups.get(group)
@@ -64,17 +73,17 @@ class Outages:
             self._due[group] = self._clock() + retry.next_delay(error, self._address)
 
     def find_due(self, vbuckets: Collection[int]) -> set[int]:
-        """Return those of the vbuckets for which an attempt is due."""
+        """Return those of the vbuckets for which an attempt is due. A vbucket without a failure is always due."""
         now = self._clock()
         return {vb for vb in vbuckets if self._due.get(self._group_of.get(vb, _NO_GROUP), now) <= now}
 
     def find_next_due(self, vbuckets: Collection[int]) -> float | None:
-        """Return when the first attempt for any of the vbuckets is due."""
+        """Return the clock's time of the first attempt for any of the vbuckets; None if no attempt is scheduled."""
         times = [self._due[self._group_of[vb]] for vb in vbuckets if self._group_of.get(vb, _NO_GROUP) in self._due]
         return min(times, default=None)
 
     def forget_recovered(self, failing: Collection[int]) -> None:
-        """Forget the failures of all vbuckets but the ill ones."""
+        """Delete the failures of all vbuckets except those in `failing`."""
         self._group_of = {vb: group for vb, group in self._group_of.items() if vb in failing}
         left = {*self._group_of.values()}
         for group in [group for group in self._groups if group not in left]:

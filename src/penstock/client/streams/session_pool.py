@@ -1,4 +1,4 @@
-"""Connections of change streams that outlive a stream, and wait, alive, for the next one."""
+"""A pool of change-stream connections: they outlive a stream, stay alive, and wait for the next stream."""
 
 from __future__ import annotations
 
@@ -19,26 +19,39 @@ from penstock.wire.protocol.frame_receiver import ReceiveEvent
 __all__ = ["SessionPool"]
 
 _ANY_OPAQUE = 1 << 32
+"""Above each opaque, which has 32 bits: an idle connection tolerates messages of any earlier stream."""
 
 
 class SessionPool:
-    """The connections that wait, each for a stream that wants the same of the same node. All are of one event loop.
-
-    most: how many wait at a time, the newest ones. seconds: for how long each of them does.
-    """
+    """Idle connections, each for a stream with the same bucket, purpose and node. All belong to one event loop."""
 
     def __init__(self, max_sessions: int, seconds: float) -> None:
+        """Create an empty pool.
+
+        Args:
+            max_sessions: the number of idle connections; above it, the oldest ones are closed.
+            seconds: the time after which an idle connection is closed.
+        """
         self._max_sessions = max_sessions
         self._seconds = seconds
         self._waiting: list[_IdleSession] = []
 
     def acquire(self, address: Address, purpose: Purpose, endpoints: Iterable[Endpoint]) -> ClientSession | None:
-        """Return a connection to the first of the places to which there is one, or None. It is no longer kept."""
+        """Take a connection out of the pool.
+
+        Args:
+            address: the bucket.
+            purpose: the purpose of the stream; its `on_stream` receives the frames from now on.
+            endpoints: the nodes, in order of preference.
+
+        Returns:
+            A connection to the first of the nodes that has one in the pool; None if there is none.
+        """
         self._waiting = [each for each in self._waiting if each.is_alive()]
-        what = _make_pool_key(address, purpose)
+        pool_key = _make_pool_key(address, purpose)
         for place in endpoints:
             for waiting in reversed(self._waiting):
-                if waiting.pool_key == what and waiting.session.endpoint == place:
+                if waiting.pool_key == pool_key and waiting.session.endpoint == place:
                     self._waiting.remove(waiting)
                     waiting.stop_waiting()
                     waiting.session.link.set_listener(purpose.on_stream)
@@ -46,16 +59,16 @@ class SessionPool:
         return None
 
     def release(self, address: Address, purpose: Purpose, session: ClientSession) -> None:
-        """Let a connection wait on which every stream has ended, and everything is acknowledged."""
+        """Put a connection into the pool. All its streams have ended, and all messages are acknowledged."""
         self._waiting.append(_IdleSession(address, purpose, session, self._seconds))
         session.link.transport.resume_reading()
         while len(self._waiting) > self._max_sessions:
             self._waiting.pop(0).close()
 
     async def count_vbuckets(self, address: Address, purpose: Purpose) -> int:
-        """Return how many vbuckets a bucket has, over a connection that then waits.
+        """Return the number of vbuckets of a bucket, and put the connection used for it into the pool.
 
-        The bucket has served before, when the read was planned. Raises as `retrying` does.
+        The bucket has served before, when the read was planned. Raises the errors of `run_with_retry`.
         """
         session = self.acquire(address, purpose, address.hosts)
         if session is None:
@@ -64,18 +77,19 @@ class SessionPool:
         return session.vbuckets
 
     def close(self) -> None:
+        """Close all idle connections."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             each.close()
 
 
 def _make_pool_key(address: Address, purpose: Purpose) -> tuple[Address, Purpose]:
-    """Return what has to be the same, whichever host was named first."""
+    """Return the values that must be equal for two streams to share a connection; the order of hosts may differ."""
     return replace(address, hosts=()), replace(purpose, stream_name="", on_stream=None)
 
 
 class _IdleSession:
-    """One connection. A feed without streams answers for it, and acknowledges what comes of closed ones."""
+    """An idle connection. A feed without streams answers NOOPs, and acknowledges late messages of closed streams."""
 
     def __init__(self, address: Address, purpose: Purpose, session: ClientSession, seconds: float) -> None:
         self.pool_key = _make_pool_key(address, purpose)
@@ -89,7 +103,7 @@ class _IdleSession:
         session.link.set_listener(self._receive)
 
     def is_alive(self) -> bool:
-        """Tell whether the connection can be used; it is closed if not."""
+        """Return whether the connection can be used. If not, close it."""
         alive = not self.session.link.closed.done() and self._loop.time() - self._received_at < self._silence
         if not alive:
             self.close()
@@ -101,7 +115,7 @@ class _IdleSession:
 
     def close(self) -> None:
         self._timer.cancel()
-        self.session.link.fail(ConnectionClosed("nobody needed it for a while"))
+        self.session.link.fail(ConnectionClosed("it was idle, and was closed on this side"))
 
     def _receive(self, link: NodeLink, events: list[ReceiveEvent]) -> None:
         self._received_at = self._loop.time()

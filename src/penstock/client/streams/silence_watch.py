@@ -1,4 +1,4 @@
-"""How long a change stream waits for anything, and which connections it then gives up."""
+"""The waits of a change stream, with the timeouts of its connections."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from penstock.errors import OperationTimeout
 __all__ = ["SilenceWatch"]
 
 _SETTLE_SECONDS = 2.0
-"""A TAP producer that sends nothing for so long has no backfill to send, or sends none after a crash."""
+"""A TAP producer that is silent for so long has no backfill to send, or sends no backfill after a crash."""
 
 
 class SilenceWatch:
-    """Waits, and ends the connections that are silent for too long.
+    """Waits for messages, and ends connections that are silent for too long.
 
-    The time in which the caller does not ask for anything does not count against a node: an answer may lie unread.
+    Time between two calls of the caller does not count as silence of a node: its answer may be unread in the socket.
     """
 
     def __init__(self, address: Address, feed: ConsumerFeed, connections: StreamConnections) -> None:
@@ -31,27 +31,31 @@ class SilenceWatch:
         self._loop = asyncio.get_running_loop()
         self._waiting_since = self._left_at = self._loop.time()
         self._silences = 0
-        """Connections that ended because nothing came."""
+        """Connections that were ended for silence."""
 
     def resume(self) -> None:
-        """Note that the caller asks for something."""
+        """Record that the caller started to wait for a delivery."""
         self._waiting_since = self._loop.time()
         for each in self._connections.by_id.values():
             each.asked_at += self._waiting_since - self._left_at
 
     def pause(self) -> None:
-        """Note that the caller has what it asked for."""
+        """Record that the caller got its delivery, or an error."""
         self._left_at = self._loop.time()
 
     async def wait(self, attempt_due: float | None) -> None:
-        """Wait for anything that arrives, a connection's end, or the time of an attempt to connect."""
+        """Wait for a message, for the end of a connection, or until a connection attempt is due.
+
+        Args:
+            attempt_due: the time of the next connection attempt, on the loop's clock; None: no attempt is scheduled.
+        """
         feed, now = self._feed, self._loop.time()
         limits: list[Deadline] = []
         for each in self._connections.by_id.values():
             each.record_unanswered(feed.count_unanswered(each.connection_id), now)
             limits += list_deadlines(each, feed, self._options, self._waiting_since, self._silences)
         settled_at = math.inf
-        if feed.dump.is_unsettled and self._connections:  # TAP, which promises neither signs of life nor answers
+        if feed.dump.is_unsettled and self._connections:  # TAP only: silence may be the only sign of a backfill's end
             settled_at = max(each.alive_at for each in self._connections.by_id.values()) + _SETTLE_SECONDS
         times = [limit.time for limit in limits] + ([] if attempt_due is None else [attempt_due])
         until = min((*times, settled_at))

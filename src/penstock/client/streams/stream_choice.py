@@ -1,4 +1,4 @@
-"""What a caller chooses of a bucket's changes: start, stop, dialect, collections; and the positions and feeds of it."""
+"""The choices of a caller for a change stream (start, stop, dialect, collections), and the targets made from them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ Stop = Literal["now"] | Mapping[int, int] | None
 
 
 class ChangeOptions(TypedDict, total=False):
-    """What of a bucket's changes is wanted, and how; what is not given is as in the connection string.
+    """Options of a change stream. The connection string supplies the options that are not given.
 
-    protocol: the dialect, "tap", "upr-draft", "upr" or "dcp". TAP has no seqnos: it knows "beginning", "now" and None,
-    and cannot go on from a position. The others are for DCP, and for nodes that have collections: scope: only this one.
-    collections: only these, as `name` of the scope (`_default` if there is none) or `scope.name`. xattrs: with extended
-    attributes. In any dialect, values=False leaves out values and their datatypes; DCP and TAP do not send them then.
+    Attributes:
+        protocol: the dialect: "tap", "upr-draft", "upr" or "dcp". TAP has no seqnos: start is "beginning" or "now",
+            stop is "now" or None, and a stream cannot start at a position.
+        scope: only collections of this scope. DCP only, from nodes with collections.
+        collections: only these collections, as `name` in the scope (without scope: in `_default`) or `scope.name`. DCP
+            only, from nodes with collections.
+        xattrs: with extended attributes. DCP only.
+        values: False leaves out values and their datatypes. DCP and TAP nodes do not send them then.
     """
 
     protocol: str | None
@@ -37,22 +41,23 @@ class ChangeOptions(TypedDict, total=False):
 
 
 def choose_dialect(chosen: ChangeOptions, options: ConnectionOptions) -> Dialect:
-    """Return the dialect. Raises UsageError for a name that none has."""
+    """Return the dialect. Raises UsageError for an unknown name."""
     protocol = chosen.get("protocol")
     return options.protocol if protocol is None else parse_dialect(protocol)
 
 
 def choose_content(chosen: ChangeOptions, options: ConnectionOptions, dialect: Dialect) -> StreamContent:
-    """Return what the streams have of the changes.
+    """Return the parts of the changes that the streams contain.
 
-    Raises UsageError as Selection does, and for a part of the bucket that the dialect cannot name.
+    Raises:
+        UsageError: as CollectionSelection raises it, or collections are chosen in a dialect that has none.
     """
     named = (chosen.get("scope", ""), tuple(chosen.get("collections", ())))
     selection = CollectionSelection(*(named if any(named) else (options.scope, options.collections)))
     values, xattrs = chosen.get("values", True), chosen.get("xattrs")
     if dialect is not Dialect.DCP:
         if not (selection.is_everything or selection.is_default):
-            raise UsageError(f"{dialect} knows no collections; protocol dcp does")
+            raise UsageError(f"{dialect} has no collections; protocol dcp has")
         return StreamContent(values=values)
     return StreamContent(selection=selection, xattrs=options.xattrs if xattrs is None else xattrs, values=values)
 
@@ -60,7 +65,7 @@ def choose_content(chosen: ChangeOptions, options: ConnectionOptions, dialect: D
 async def choose_targets(
     reports: VbucketReports, start: Start, stop: Stop, vbuckets: Sequence[int]
 ) -> dict[int, StreamTarget]:
-    """Return what to read of these vbuckets; those without an end in `stop` are left out."""
+    """Return the stream targets of vbuckets; a vbucket without an end in `stop` is left out."""
     ends = dict.fromkeys(vbuckets, MAX_SEQNO)
     if isinstance(stop, Mapping):
         ends = {vb: stop[vb] for vb in vbuckets if vb in stop}
@@ -82,7 +87,19 @@ async def _choose_positions(reports: VbucketReports, start: Start, vbuckets: Seq
 def make_tap_feed(
     count: int, start: Start, stop: Stop, vbuckets: Sequence[int], *, window: int, content: StreamContent
 ) -> TapFeed:
-    """Return the feed of some vbuckets of a bucket with `count` of them. Raises UsageError for what TAP cannot do."""
+    """Return a TAP feed.
+
+    Args:
+        count: the number of vbuckets of the bucket.
+        start: "beginning" or "now".
+        stop: "now", or None for a stream without end.
+        vbuckets: the vbuckets to read.
+        window: bytes of changes that may wait for the caller.
+        content: the parts of the changes that the stream contains.
+
+    Raises:
+        UsageError: start or stop is not possible in TAP.
+    """
     if start not in ("beginning", "now") or stop not in ("now", None):
         raise UsageError(
             "TAP cannot resume: it has no seqnos, so start is 'beginning' or 'now', and stop None or 'now'"

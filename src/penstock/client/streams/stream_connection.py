@@ -1,4 +1,4 @@
-"""One connection of a change stream, and the times by which something has to come over it."""
+"""One connection of a change stream, and its timeouts."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from penstock.client.feeds.consumer_feed import ConsumerFeed
 __all__ = ["Deadline", "StreamConnection", "list_deadlines", "tolerated_silence"]
 
 _WIDEST_SILENCE = 24.0
-"""Seconds to which silences are widened. Couchbase 3.1.6 looks every 6 s whether a NOOP is due, however short the
-interval that it has agreed to."""
+"""Upper limit, in seconds, for tolerated silences that were widened after timeouts.
+
+Couchbase 3.1.6 checks every 6 s whether a NOOP is due, even if it has agreed to a shorter interval.
+"""
 
 
 def tolerated_silence(noop_interval: int, timeouts: int) -> float:
     """Return the seconds of silence after which a producer counts as lost.
 
-    Twice the interval, and twice as long after each timeout, up to _WIDEST_SILENCE: a producer that checks its NOOPs
-    rarely then keeps its connection after a few attempts.
+    That is twice the interval. Each timeout doubles it, up to _WIDEST_SILENCE, so that a producer which rarely checks
+    its NOOPs keeps its connection after a few attempts.
 
     Args:
         noop_interval: the interval that the producer has agreed to, in seconds.
-        timeouts: how many connections of this stream have ended for silence.
+        timeouts: the number of connections of this stream that ended for silence.
     """
     shortest = 2.0 * noop_interval
     return max(shortest, min(shortest * (1 << min(timeouts, 10)), _WIDEST_SILENCE))
@@ -39,11 +41,12 @@ class StreamConnection:
     """The connection of a change stream to one node.
 
     Attributes:
-        connection_id: its number, which no other connection of the stream ever has.
-        connected_at: time of the loop when it was made.
-        alive_at: time of the loop when it was heard of last.
-        asked_at: time of the loop of the last stream request, or of the last answer to one.
-        unanswered: requests without an answer, when they were counted last.
+        connection_id: a number that is unique among all connections of the stream, including earlier ones.
+        session: the connection after its handshake.
+        connected_at: when the connection was opened, on the loop's clock.
+        alive_at: when the last bytes arrived, on the loop's clock.
+        asked_at: when the last stream request was sent, or the last answer to one arrived, on the loop's clock.
+        unanswered: requests without an answer at the last count.
     """
 
     connection_id: int
@@ -55,28 +58,37 @@ class StreamConnection:
 
     @property
     def link(self) -> NodeLink:
+        """The connection without the results of its handshake."""
         return self.session.link
 
     @property
     def endpoint(self) -> Endpoint:
+        """Host and port of the node."""
         return self.session.endpoint
 
     def has_lasted(self) -> bool:
-        """Tell whether the connection did its work for a while, though there may have been nothing to deliver.
+        """Return whether the connection worked for a while, even if there was nothing to deliver.
 
-        If so, the time without changes does not count against the node. One that ends at once is no success.
+        If so, the time without changes does not count against the node. A connection that ends at once is no success.
         """
         return self.alive_at - self.connected_at > LONGEST_DELAY and not self.unanswered
 
     def record_unanswered(self, unanswered: int, now: float) -> None:
-        """Note how many requests are unanswered: an answer gives the others their time again."""
+        """Record the number of unanswered requests. An answer restarts the timeout of the others."""
         if unanswered < self.unanswered:
             self.asked_at = now
         self.unanswered = unanswered
 
 
 class Deadline(NamedTuple):
-    """When a connection is given up, and why. is_silence: the producer missed its signs of life."""
+    """The time at which a connection is given up.
+
+    Attributes:
+        time: on the loop's clock.
+        connection: the connection.
+        reason: the text of the error.
+        is_silence: whether the reason is that the producer sent no NOOP in time.
+    """
 
     time: float
     connection: StreamConnection
@@ -87,19 +99,22 @@ class Deadline(NamedTuple):
 def list_deadlines(
     connection: StreamConnection, feed: ConsumerFeed, options: ConnectionOptions, waiting_since: float, silences: int
 ) -> Iterator[Deadline]:
-    """Give the times at which the connection is given up unless something comes before.
+    """Yield the times at which the connection is given up unless bytes arrive before.
 
     Args:
-        waiting_since: when the caller began to wait: what came before may still lie unread.
-        silences: as the timeouts of `tolerated_silence`.
+        connection: the connection.
+        feed: the feed of its stream.
+        options: the options of the connection string.
+        waiting_since: when the caller began to wait, on the loop's clock. Earlier bytes may be unread in the socket.
+        silences: the argument `timeouts` of `tolerated_silence`.
     """
-    heard_at, timeout = max(connection.alive_at, waiting_since), options.operation_timeout
+    silent_since, timeout = max(connection.alive_at, waiting_since), options.operation_timeout
     if feed.noop:
         silence = tolerated_silence(options.noop_interval, silences)
-        promised = f"nothing from the node for {silence:g} s, though it promised a sign of life"
-        yield Deadline(heard_at + silence, connection, promised, is_silence=True)
+        reason = f"the node sent nothing for {silence:g} s, although it had agreed to send NOOPs"
+        yield Deadline(silent_since + silence, connection, reason, is_silence=True)
     if half := connection.link.transport.incomplete_frame:
-        yield Deadline(heard_at + timeout, connection, f"nothing for {timeout:g} s after {half}")
+        yield Deadline(silent_since + timeout, connection, f"nothing for {timeout:g} s after {half}")
     if connection.unanswered:
         yield Deadline(
             connection.asked_at + timeout, connection, f"a stream request without an answer for {timeout:g} s"

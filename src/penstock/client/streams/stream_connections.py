@@ -1,4 +1,4 @@
-"""The connections of a change stream: made, read from, asked for streams, ended, and left to the next stream."""
+"""The connections of a change stream: opening, reading, stream requests, closing, and release to the pool."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from penstock.wire.protocol.frame_receiver import ReceiveEvent
 __all__ = ["NO_CONNECTION", "StreamConnections"]
 
 NO_CONNECTION = -1
-"""The connection of a vbucket that is held."""
+"""The connection id of a vbucket that is held: it waits for its node."""
 
 
 class StreamConnections:
-    """One connection to each node, known by a number that no other connection of the stream ever has.
+    """The connections of a change stream, one to each node. It is true while there are connections.
 
     Attributes:
-        by_id: the connections by number.
-        wake: set when something arrived or ended.
-        has_ended: a connection, or an attempt to make some, has ended, and nobody has dealt with it yet.
+        by_id: connection id -> connection. No id is used twice.
+        wake: set when bytes arrive, or a connection or a connection attempt ends.
+        has_ended: a connection or a connection attempt has ended, and StreamRecovery has not handled it yet.
     """
 
     def __init__(self, address: Address, feed: ConsumerFeed, pool: SessionPool | None) -> None:
@@ -50,28 +50,33 @@ class StreamConnections:
         self._opaque = 0
         self._dropped_before = DropCounter()
         self._drops = DropLog(address, self._loop.time)
-        self._distrusts_pool = False  # connections that waited may know as little as the one that failed
+        self._distrusts_pool = False  # pooled connections may be as outdated as a connection that failed
 
     def __bool__(self) -> bool:
         return bool(self.by_id)
 
     @property
     def open_connections(self) -> list[StreamConnection]:
-        """Those that have not ended."""
+        """The connections that have not ended."""
         return [each for each in self.by_id.values() if not each.link.closed.done()]
 
     @property
     def dropped(self) -> dict[DropReason, int]:
-        """How many frames and changes were received and not handed out, by reason."""
+        """The number of frames and changes that were received and not delivered, by reason."""
         links = [each.link.dropped.frames for each in self.by_id.values()]
         return dict(sum(links, self._dropped_before.frames + self._feed.dropped.frames))
 
     def log_drops(self, *, at_once: bool = False) -> None:
-        """Log what was not handed out, at most once a minute."""
+        """Log frames and changes that were not delivered: at most once a minute, or now if `at_once` is set."""
         self._drops.log_changes(lambda: self.dropped, at_once=at_once)
 
     async def connect(self, endpoints: Sequence[Endpoint]) -> StreamConnection:
-        """Connect to one of the places, unless there is a connection that waits."""
+        """Return a new connection to one of the endpoints, from the pool if possible.
+
+        Raises:
+            RemoteProtocolError: only some nodes have collections.
+            Error, OSError: as `open_session` raises them.
+        """
         connection_id = next(self._connection_ids)
         purpose, session = self._purpose(connection_id), None
         if self._pool is not None and not self._distrusts_pool:
@@ -89,7 +94,7 @@ class StreamConnections:
         return connection
 
     def drop(self, connection: StreamConnection) -> Collection[int]:
-        """End a connection at once; return its unfinished vbuckets, which have no connection now."""
+        """Return the unfinished vbuckets of a connection, after ending it. They have no connection now."""
         link = connection.link
         self.by_id.pop(connection.connection_id, None)
         self._dropped_before.frames.update(link.dropped.frames)
@@ -101,14 +106,17 @@ class StreamConnections:
         return lost
 
     def fail_all(self) -> list[StreamConnection]:
-        """End all connections at once: what still came by one would be taken for the next connection's."""
+        """Return all connections, after ending them.
+
+        All end before any is dropped. Otherwise the feed would take a late message for one of a new stream.
+        """
         connections = [*self.by_id.values()]
         for each in connections:
             each.link.fail(ConnectionClosed("it was closed on this side"))
         return connections
 
     def release_to_pool(self) -> None:
-        """Let the connections wait for another stream, if they can."""
+        """Release the connections to the pool, if there is a pool and the feed permits reuse."""
         if self._pool is None or not self._feed.is_reusable:
             return
         connections, self.by_id = self.by_id, {}
@@ -121,12 +129,16 @@ class StreamConnections:
             self._pool.release(self._address, self._purpose(connection_id), each.session)
 
     def record_end(self, closed: asyncio.Future[Any]) -> None:
-        """Note that a connection, or an attempt to make some, has ended."""
+        """Record the end of a connection or of a connection attempt. A callback of `closed`."""
         self.has_ended = True
         self.wake.set()
 
     def send_due_requests(self, held: Collection[int]) -> None:
-        """Send the requests that are due, each to the node that has the vbucket. held: vbuckets to leave out."""
+        """Send the due requests, each to the node of its vbucket.
+
+        Args:
+            held: vbuckets to leave out.
+        """
         if not self.by_id:
             return
         by_connection: dict[int, list[bytes]] = {}
@@ -135,17 +147,18 @@ class StreamConnections:
             connection_id = self._feed.connection_ids.get(request.vbucket, NO_CONNECTION)
             by_connection.setdefault(connection_id, []).append(request.encode())
         for connection_id, parts in by_connection.items():
-            # TAP asks for all vbuckets at once.
+            # A TAP request covers all vbuckets, and a TAP stream has one connection.
             connection = self.by_id.get(connection_id) or next(iter(self.by_id.values()))
             connection.link.send(b"".join(parts))
             connection.asked_at = self._loop.time()
 
     def resume_reading(self) -> None:
+        """Read from all connections again, after the caller has consumed enough."""
         for each in self.by_id.values():
             each.link.transport.resume_reading()
 
     def _take_opaque(self) -> int:
-        """Return an opaque that no request of any connection has: what comes by any of them is known by it."""
+        """Return an opaque that is unique among all connections, because the feed finds a message's stream by it."""
         self._opaque = max(each.link.allocate_opaque(least=self._opaque + 1) for each in self.by_id.values())
         return self._opaque
 

@@ -1,4 +1,4 @@
-"""What a change stream does about failures: vbuckets wait for their node, and attempts connect to it again."""
+"""Recovery of a change stream from failures: vbuckets wait for their node, and attempts reconnect to it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from penstock.wire.codec.constants import Dialect
 __all__ = ["EndSeqnos", "StreamRecovery"]
 
 EndSeqnos = Callable[[Sequence[int]], Awaitable[dict[int, int]]]
-"""Returns where the streams of some vbuckets end that end "now"; without those that are to be left out."""
+"""Returns the current end seqnos of some vbuckets; without the vbuckets to skip."""
 
 
 class StreamRecovery:
@@ -39,7 +39,7 @@ class StreamRecovery:
 
     Attributes:
         held: vbuckets without a connection to their node.
-        is_closed: nothing is connected to any more.
+        is_closed: whether `close` was called; no connection is opened after that.
     """
 
     def __init__(
@@ -55,23 +55,23 @@ class StreamRecovery:
         self._endpoints = address.hosts
         self._map = ClusterMap((), ())
         self._attempt: asyncio.Task[None] | None = None
-        """Connects to the nodes of vbuckets that are held, and asks where streams end."""
+        """Connects to the nodes of held vbuckets, and requests end seqnos."""
         self._attempts = 0
         self._unconfirmed: set[int] = set()
-        """Vbuckets that failed, and have a connection again over which nothing has come yet."""
+        """Vbuckets that failed and were connected again, but have not received anything on the new connection."""
         feed.connection_ids.update(dict.fromkeys(self.held, NO_CONNECTION))
         is_patient = feed.is_endless and address.options.missing_vbuckets is MissingVbuckets.SKIP
         self._outages = Outages(address, self._loop.time, limitless=is_patient)
 
     def confirm_recovery(self, connection_id: int) -> None:
-        """Forget the failures of the vbuckets whose connection has brought something, unless it owes answers."""
+        """Delete the failures of a connection's vbuckets after a delivery, unless it has unanswered requests."""
         if self._outages and not self._feed.count_unanswered(connection_id):
             connection_ids = self._feed.connection_ids
             self._unconfirmed = {vb for vb in self._unconfirmed if connection_ids.get(vb) != connection_id}
             self._outages.forget_recovered(self._feed.recovering | self.held | self._unconfirmed)
 
     def find_next_due(self) -> float | None:
-        """Return when the next attempt is due, None: one is being made, or none is needed."""
+        """Return the loop's time of the next attempt; None: an attempt is running, or no attempt is needed."""
         if self._attempt is not None:
             return None
         return self._outages.find_next_due(self.held.intersection(self._feed.find_unfinished()))
@@ -79,7 +79,11 @@ class StreamRecovery:
     # failures
 
     async def handle_ended(self) -> None:
-        """Deal with what has ended since the last time: an attempt to connect, streams, connections."""
+        """Handle the ends of connection attempts, streams and connections since the last call.
+
+        Raises:
+            Error, OSError: a failure is permanent, or has lasted for the limit.
+        """
         self._connections.has_ended = False
         if self._attempt is not None and self._attempt.done():
             attempt, self._attempt = self._attempt, None
@@ -97,7 +101,7 @@ class StreamRecovery:
     async def _handle_stream_failures(self, connection_id: int, failures: list[StreamFailure]) -> None:
         error, connection = failures[-1].error, self._connections.by_id.get(connection_id)
         if connection is None:
-            return  # its streams are asked for again on the next connection anyhow
+            return  # the next connection requests all its streams again
         if failures[-1].vbucket is None:
             await self._handle_lost_connection(connection, error)
             return
@@ -111,7 +115,12 @@ class StreamRecovery:
         self._outages.record_failure(connection.endpoint, vbuckets, error, had_worked=lasted)
 
     async def _handle_lost_connection(self, connection: StreamConnection, error: Exception) -> None:
-        """Hold the vbuckets of a connection that has ended, until another attempt is due."""
+        """Hold the vbuckets of a connection that has ended, until another attempt is due.
+
+        Raises:
+            ConnectionClosed: the stream cannot resume (TAP with start "now").
+            Error, OSError: the failure is permanent, or failures have lasted for the limit.
+        """
         connection.record_unanswered(self._feed.count_unanswered(connection.connection_id), self._loop.time())
         if not is_retriable(error, has_served=True):
             if isinstance(error, NotSupported | UnknownCommand) and self._feed.dialect is Dialect.TAP:
@@ -122,14 +131,14 @@ class StreamRecovery:
             raise ConnectionClosed(f"{self._address}: {error}; TAP cannot resume") from error
         lost = await self._drop(connection)
         if isinstance(error, OrderViolation) and error.seqnos_restarted:
-            await self._drop_all()  # the feed has begun all of its streams again
+            await self._drop_all()  # the feed has restarted all streams, also those of other connections
         if lost:
             self._record_outage(connection.endpoint, lost, error, had_worked=connection.has_lasted())
 
     def _record_outage(
         self, endpoint: Endpoint, vbuckets: Collection[int], error: Exception, *, had_worked: bool = False
     ) -> None:
-        """Note that a node is away. Raises as Outages.failed does."""
+        """Record that a node is down. Raises the errors of Outages.record_failure."""
         if len(self._map.endpoints) <= 1:
             self._outages.record_failure(EVERY_NODE, vbuckets, error, had_worked=had_worked)
             return
@@ -141,12 +150,12 @@ class StreamRecovery:
 
     async def _drop(self, connection: StreamConnection) -> Collection[int]:
         lost = self._connections.drop(connection)
-        self.held.update(lost)  # at once: an attempt may be under way
+        self.held.update(lost)  # before `await`: an attempt may be running
         await connection.link.close()
         return lost
 
     async def close(self) -> None:
-        """End all connections, and make no more."""
+        """Close all connections, and stop connection attempts."""
         self.is_closed = True
         self._connections.log_drops(at_once=True)
         self._connections.wake.set()
@@ -160,7 +169,7 @@ class StreamRecovery:
     # attempts
 
     def start_attempt(self) -> None:
-        """Connect to the nodes of the vbuckets that are due, while the others go on."""
+        """Start to connect to the nodes of the due vbuckets, in a task, while the other vbuckets go on."""
         if self._attempt is not None or self.is_closed:
             return
         waiting = self.held.intersection(self._feed.find_unfinished())
@@ -170,13 +179,14 @@ class StreamRecovery:
             self._attempt.add_done_callback(self._connections.record_end)
 
     async def cancel_attempt(self) -> None:
+        """Cancel the running attempt, if there is one, and wait for its end."""
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             attempt.cancel()
             await asyncio.wait([attempt])
 
     async def _connect(self, due: Collection[int]) -> None:
-        """Connect to the nodes of some vbuckets, and find out where their streams end."""
+        """Connect to the nodes of some vbuckets, and request missing end seqnos."""
         if due:
             try:
                 self._map = await self._request_newest_map()
@@ -190,11 +200,19 @@ class StreamRecovery:
             await self._set_end_seqnos()
 
     async def _request_newest_map(self) -> ClusterMap:
-        """Return the cluster map, of a connection that there is, or of the first one."""
+        """Request the cluster map, on an open connection or on a new one.
+
+        Returns:
+            The map.
+
+        Raises:
+            RemoteProtocolError: the bucket has a different number of vbuckets than before.
+            UsageError: TAP, of a bucket on several nodes.
+        """
         connections = self._connections.open_connections
         self._attempts += 1
         if connections:
-            asked = connections[self._attempts % len(connections)]  # each in turn: one may not know yet
+            asked = connections[self._attempts % len(connections)]  # in turn, because one node may have an old map
             found = await request_cluster_map(asked.link, asked.endpoint, self._address)
         else:
             found = (await self._connections.connect(self._endpoints)).session.map
@@ -203,16 +221,16 @@ class StreamRecovery:
                 f"{self._address} has {found.vbuckets} vbuckets now, it had {self._feed.vbuckets}"
             )
         if len(found.endpoints) > 1 and self._feed.dialect is Dialect.TAP:
-            raise UsageError(f"{self._address} is on {len(found.endpoints)} nodes, and a TAP stream comes from one")
+            raise UsageError(f"{self._address} is on {len(found.endpoints)} nodes, expected one node for TAP")
         self._endpoints = (*dict.fromkeys((*self._address.hosts, *found.endpoints)),)
         return found
 
     async def _connect_owners(self, due: Collection[int]) -> None:
-        """Connect to the nodes that have these vbuckets, all at once."""
+        """Connect to the nodes of these vbuckets, to all nodes concurrently."""
         by_owner: dict[int, set[int]] = {}
         for vbucket in due:
             by_owner.setdefault(self._map.owners[vbucket], set()).add(vbucket)
-        # Those whose end has to be asked for are waited for, or left out, with the answer.
+        # Vbuckets without an end seqno are excluded: the request of end seqnos waits for them, or skips them.
         nowhere = by_owner.pop(NO_NODE, set()) - self._feed.pending_ends
         if nowhere:
             self._outages.record_failure(
@@ -221,9 +239,9 @@ class StreamRecovery:
         await _wait_for_all(self._connect_owner(self._map.endpoints[owner], each) for owner, each in by_owner.items())
 
     async def _connect_owner(self, endpoint: Endpoint, vbuckets: set[int]) -> None:
-        there = [each for each in self._connections.open_connections if each.endpoint == endpoint]
+        existing = [each for each in self._connections.open_connections if each.endpoint == endpoint]
         try:
-            connection = there[0] if there else await self._connections.connect([endpoint])
+            connection = existing[0] if existing else await self._connections.connect([endpoint])
         except (OSError, Error) as error:
             self._record_outage(endpoint, vbuckets, error)
             return
@@ -233,11 +251,11 @@ class StreamRecovery:
         self._feed.request_again(vbuckets)
 
     async def _set_end_seqnos(self) -> None:
-        """Find out what "now" is: where the streams of a new connection, or of a new history, are to end."""
+        """Request the seqnos that "now" stands for: the ends of streams on a new connection or of a new history."""
         assert self._end_seqnos is not None
-        wanted = sorted(self._feed.pending_ends)
-        end_seqnos = await self._end_seqnos(wanted)
-        for vbucket in wanted:
+        pending = sorted(self._feed.pending_ends)
+        end_seqnos = await self._end_seqnos(pending)
+        for vbucket in pending:
             if vbucket in end_seqnos:
                 self._feed.set_end(vbucket, end_seqnos[vbucket])
             else:
@@ -245,7 +263,7 @@ class StreamRecovery:
 
 
 async def _wait_for_all(calls: Iterable[Coroutine[None, None, None]]) -> None:
-    """Wait for all calls; raise the first of their errors when all have ended."""
+    """Wait until all calls have ended, then raise the first of their errors."""
     for found in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(found, BaseException):
             raise found

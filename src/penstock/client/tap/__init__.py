@@ -1,4 +1,4 @@
 """The consumer of TAP, which has no seqnos: one stream for all vbuckets, and the proof that a dump is complete.
 
-Here belongs what TAP alone needs. Nothing here does I/O, waits, or asks for the time.
+In: code that only TAP needs. Out: I/O, waiting, and clocks.
 """

@@ -1,7 +1,7 @@
-"""Whether a TAP stream has sent everything that existed, and which vbuckets are dumped again if not.
+"""The completeness of a TAP stream: whether it contains all existing documents, and which vbuckets to dump again.
 
 A dump ends when the producer closes the connection. Item counts show whether the dump is complete. Vbuckets that lack
-documents are cut off and dumped again; the others are not asked for a second time.
+documents are rolled back to 0 and dumped again; the other vbuckets are not requested a second time.
 """
 
 from __future__ import annotations
@@ -17,24 +17,33 @@ from penstock.errors import ConnectionClosed, Unreachable
 __all__ = ["TapDump"]
 
 _MAX_FRUITLESS_DUMPS = 5
-"""Dumps in a row that bring a bounded read no nearer to its end. ep-engine dumps what is on disk, which may lag."""
+"""Consecutive dumps without progress before a read fails. ep-engine dumps from disk, which may lag behind memory."""
 
 
 class TapDump(DumpProgress):
-    """The progress of one TAP stream after another.
+    """The progress of consecutive TAP streams. A lost connection, or an incomplete dump, needs another stream.
 
     Attributes:
-        chosen: the vbuckets to follow.
-        due: those of them that are to be asked for.
-        is_done: everything has arrived that is to come.
-        is_requested: the connection that there is was asked for the stream.
-        has_begun: something of the stream has come.
+        chosen: the vbuckets to read.
+        due: the vbuckets of the next request: all, or those whose dump was incomplete.
+        is_done: the read is complete.
+        is_requested: the stream was requested on the current connection.
+        has_begun: a message of the stream has arrived.
         has_closed: the producer announced the end of a backfill.
     """
 
     def __init__(
         self, state: FeedState, vbuckets: TapVbuckets, chosen: Collection[int], *, from_now: bool, until_now: bool
     ) -> None:
+        """Create the progress before the first stream.
+
+        Args:
+            state: the state that the parts of the feed share.
+            vbuckets: the vbuckets with their counts of changes.
+            chosen: the vbuckets to read.
+            from_now: whether the stream leaves out documents that exist already.
+            until_now: whether the stream is a dump: it leaves out changes that come later.
+        """
         self.chosen = self.due = frozenset(chosen)
         self.is_done = not self.chosen or (from_now and until_now)
         self.is_requested = self.has_begun = self.has_closed = False
@@ -48,42 +57,57 @@ class TapDump(DumpProgress):
         self._fruitless_dumps, self._lacking = 0, sys.maxsize
 
     def forget_connection(self) -> None:
+        """Prepare for a new connection: the stream must be requested again, after new counts."""
         self.is_requested = self._has_ended = self._is_checked = False
         self.needs_counts = not (self._from_now or self.is_done)
 
     def begin(self) -> None:
-        """Note that the stream is asked for."""
+        """Record that the stream was requested."""
         self.is_requested, self._needs_verdict = True, self._until_now
         self.has_begun = self.has_closed = False
 
     def skip_vbucket(self, vbucket: int) -> None:
+        """Leave a vbucket out, because no node serves it."""
         self.chosen -= {vbucket}
         self.due -= {vbucket}
         self.is_done = self.is_done or not self.due
 
     def record_connection_end(self) -> bool:
-        """A dump ends with its connection; the counts, asked for once, show whether it is complete."""
+        """Return whether the end of the connection is the end of a dump, whose completeness the counts then show."""
         if not self._has_ended:
             self._has_ended = self.needs_counts = self._until_now and self.has_begun
         return self._has_ended
 
     @property
     def is_unsettled(self) -> bool:
+        """Whether the backfill of a stream without end may be over, and no counts have confirmed it yet."""
         is_followed = self.is_requested and not (self._is_checked or self._from_now or self._until_now)
         return is_followed and not self._vbuckets.is_backfilling
 
     def record_silence(self) -> None:
+        """Record that the producer is silent, or that its backfill is over. Both require a comparison of counts."""
         if self.is_unsettled:
             self._is_checked = self.needs_counts = True
 
     def set_counts(self, counts: ItemCounts | None) -> str:
+        """Compare the node's counts with the received changes.
+
+        Args:
+            counts: the node's counts; None: it has no counts.
+
+        Returns:
+            A warning about missing documents; empty if there are none.
+
+        Raises:
+            Unreachable: consecutive dumps were incomplete, without progress.
+        """
         self.needs_counts = False
         if self._has_ended:
             self._finish_dump(counts)
             return ""
         if self.is_requested:
             if self._vbuckets.is_backfilling:
-                self._is_checked = False  # the producer began a vbucket again meanwhile: what it had is cut off
+                self._is_checked = False  # the producer restarted a vbucket meanwhile, so its changes were rolled back
                 return ""
             return self._describe_missing(counts)
         if self._needs_verdict:
@@ -92,7 +116,10 @@ class TapDump(DumpProgress):
         return ""
 
     def _describe_missing(self, counts: ItemCounts | None) -> str:
-        """Return what a stream that follows lacks. Deletions count: ep-engine sends expired documents as such."""
+        """Return a warning about the documents that a stream without end lacks.
+
+        Deletions count as received, because ep-engine sends expired documents as deletions.
+        """
         if counts is None or self._before is None:
             return ""
         received = (self._vbuckets.stored + self._vbuckets.deleted).tolist()
@@ -100,14 +127,14 @@ class TapDump(DumpProgress):
         if not lacking:
             return ""
         return (
-            f"the TAP stream has {describe_shortfalls(lacking)}, and the producer sends no more of them; "
-            "a dump (stop 'now') reads what is on disk"
+            f"the TAP stream has {describe_shortfalls(lacking)}, and the producer does not send the others; "
+            "a dump (stop 'now') reads the documents from disk"
         )
 
     def _finish_dump(self, counts: ItemCounts | None) -> None:
         """Decide whether a dump that ended in order is complete.
 
-        Vbuckets that lack documents are counted once more before they are dumped again: ep-engine sends expired
+        Before an incomplete vbucket is dumped again, its documents are counted again. ep-engine sends expired
         documents as deletions, and counts them for a moment longer.
         """
         incomplete, reason = self._find_incomplete(counts)
@@ -117,7 +144,11 @@ class TapDump(DumpProgress):
             self._state.failures.add(StreamFailure(None, self._state.output.connection_id, ConnectionClosed(reason)))
 
     def _dump_again(self, counts: ItemCounts | None) -> None:
-        """Decide which vbuckets of a dump that fell short, or was lost, are dumped again. Raises Unreachable."""
+        """Decide which vbuckets of an incomplete or interrupted dump are dumped again.
+
+        Raises:
+            Unreachable: consecutive dumps were incomplete, without progress.
+        """
         self._needs_verdict = False
         incomplete, reason = self._find_incomplete(counts)
         self.due = frozenset(incomplete)
@@ -126,12 +157,12 @@ class TapDump(DumpProgress):
         self._fruitless_dumps = 0 if lacking < self._lacking else self._fruitless_dumps + self.has_begun
         self._lacking = lacking
         if incomplete and self._fruitless_dumps >= _MAX_FRUITLESS_DUMPS:
-            raise Unreachable(f"{self._fruitless_dumps} TAP dumps in a row brought no more: {reason}")
+            raise Unreachable(f"{self._fruitless_dumps} consecutive TAP dumps made no progress: {reason}")
         self._vbuckets.roll_back(self.due & self._vbuckets.with_rows)
         self._state.output.flush()
 
     def _find_incomplete(self, counts: ItemCounts | None) -> tuple[dict[int, Shortfall], str]:
-        """Return the vbuckets to be dumped again, and why. Without counts a clean end is the end."""
+        """Return the vbuckets to dump again, with the reason as text. Without counts, a clean end means complete."""
         stored = self._vbuckets.stored
         if counts is not None and self._before is not None:
             lacking = find_shortfalls(self.due, stored.tolist(), self._before, counts)

@@ -1,8 +1,9 @@
 """The consumer of TAP without its socket: one stream for all vbuckets, without positions and without an end message.
 
-TAP cannot resume. A producer begins a vbucket again with INITIAL_VBUCKET_STREAM; a rollback row to 0 then cuts off what
-the vbucket had. Only what the producer announces, or flushes, is cut off: after a crash, ep-engine 3.1.6 announces
-nothing, sends no backfill and goes on. A lost connection ends a stream of what comes from now on.
+TAP cannot resume. A producer restarts a vbucket with INITIAL_VBUCKET_STREAM. The feed then emits a rollback row to 0,
+which makes the earlier changes of the vbucket void. It does so only for vbuckets that the producer announces or
+flushes: after a crash, ep-engine 3.1.6 announces nothing, sends no backfill and goes on.
+A stream that starts "now" ends when its connection is lost.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from penstock.wire.messages.tap import TapConnect, TapOptions
 __all__ = ["TapFeed"]
 
 _FUTURE = 2**64 - 1
-"""As the date of a backfill: only what comes. Source: TAP, "Backfill"."""
+"""As the date of a backfill: no existing documents, only later changes. Source: TAP, "Backfill"."""
 
 
 class TapFeed(ConsumerFeed):
-    """What one TAP connection after another sends. Attributes as of ConsumerFeed; there are no positions."""
+    """A TAP stream over consecutive connections. Its attributes are those of ConsumerFeed, without positions."""
 
     def __init__(
         self,
@@ -38,17 +39,18 @@ class TapFeed(ConsumerFeed):
         until_now: bool = False,
         content: StreamContent = PLAIN_CONTENT,
     ) -> None:
-        """Begin with the stream due.
+        """Create a feed whose stream is due.
 
         Args:
-            vbuckets: how many the bucket has.
-            chosen: the vbuckets to follow.
-            window: bytes that may wait for the caller.
-            from_now: nothing of what exists.
-            until_now: nothing of what comes.
-            content: with values, or without where the node can leave them out.
+            vbuckets: the number of vbuckets of the bucket.
+            chosen: the vbuckets to read.
+            window: bytes of changes that may wait for the caller.
+            from_now: leave out documents that exist already.
+            until_now: leave out changes that come later.
+            content: with or without values; a node that cannot leave values out sends them.
 
-        Raises UsageError for a vbucket that the bucket does not have.
+        Raises:
+            UsageError: the bucket does not have a chosen vbucket.
         """
         if foreign := [vb for vb in chosen if not 0 <= vb < vbuckets]:
             raise UsageError(f"vbucket {foreign[0]}, expected one below {vbuckets}")
@@ -64,25 +66,30 @@ class TapFeed(ConsumerFeed):
         self.forget_connection()
 
     def find_unfinished(self) -> Collection[int]:
+        """Return the vbuckets to read: a TAP stream ends for all vbuckets at once."""
         return self._tap_dump.chosen
 
     @property
     def is_done(self) -> bool:
+        """Whether a dump is complete; a stream without end never is."""
         return self._tap_dump.is_done
 
     @property
     def can_resume(self) -> bool:
+        """Whether another connection may repeat the stream. A stream that starts "now" would miss changes."""
         return not (self._from_now and self._tap_dump.is_requested)
 
     @property
     def is_endless(self) -> bool:
+        """Whether the stream has no end."""
         return not self._until_now
 
     def forget_connection(self, connection_id: int | None = None) -> Collection[int]:
+        """Return the vbuckets of a lost connection, and make the stream due again. See ConsumerFeed."""
         lost = super().forget_connection(connection_id)
         self._connections += 1
         self._tap_dump.forget_connection()
-        # TAP has no seqnos to end at; but a dump must not pass over vbuckets that are not served.
+        # TAP has no end seqnos. But the request of end seqnos fails for vbuckets that are not served, or skips them.
         self.pending_ends.clear()
         if self._until_now and not self.is_done:
             self.pending_ends.update(self._tap_dump.due)
@@ -91,13 +98,16 @@ class TapFeed(ConsumerFeed):
         return lost
 
     def set_end(self, vbucket: int, end_seqno: int) -> None:
+        """Record that a vbucket is served. The end seqno is not used."""
         self.pending_ends.discard(vbucket)
 
     def skip_vbucket(self, vbucket: int) -> None:
+        """Leave a vbucket out, because no node serves it."""
         self.pending_ends.discard(vbucket)
         self._tap_dump.skip_vbucket(vbucket)
 
     def take_requests(self, allocate_opaque: Callable[[], int], held: Collection[int] = ()) -> list[TapConnect]:
+        """Return the request of the stream if it is due. While any vbucket is held, the request waits."""
         dump = self._tap_dump
         if dump.is_requested or dump.is_done or held:
             return []

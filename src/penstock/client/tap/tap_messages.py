@@ -1,4 +1,4 @@
-"""What a TAP feed does with what arrives: changes, flushes, remarks of the producer's engine, acknowledgements."""
+"""The handling of messages by a TAP feed: changes, flushes, TAP_OPAQUE commands, and their acknowledgements."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _ENGINE_EVENTS: dict[int, StreamEvent] = {
     TapOpaque.INITIAL_VBUCKET_STREAM: StreamEvent.BACKFILL_START,
     TapOpaque.CLOSE_BACKFILL: StreamEvent.BACKFILL_END,
 }
-"""The remarks of a producer's engine that mean something here. The others are acknowledged."""
+"""Commands of TAP_OPAQUE messages that the feed handles. It acknowledges all others and ignores them."""
 
 _LOW_FLAGS_AT = HEADER_BYTES + 3
-"""Where the lower byte of the flags lies: behind the header and the length of the engine-private data."""
+"""The offset of the lower byte of the flags: after the header and the length of the engine-private data."""
 
-_REMARK_BYTES = 4
+_COMMAND_BYTES = 4
 
 
 class TapOutput(DeliveryQueue):
-    """Deliveries, acknowledged message by message.
+    """Deliveries whose messages are acknowledged one by one.
 
     Attributes:
-        acks: acknowledgements of messages that are in no delivery yet.
+        acks: encoded acknowledgements of messages that are not in a delivery yet.
     """
 
     def __init__(self) -> None:
@@ -54,27 +54,30 @@ class TapOutput(DeliveryQueue):
         self._tied: deque[tuple[int, bytes]] = deque()
 
     def deliver(self, content: pa.RecordBatch | list[Change]) -> None:
+        """Add a delivery. The collected acknowledgements wait until the caller has consumed it."""
         super().deliver(content)
         self._tie_acks()
 
     def forget_connections(self, connection_ids: Iterable[int]) -> None:
+        """Delete all waiting acknowledgements: TAP has one connection, and it was lost."""
         super().forget_connections(connection_ids)
         self.acks.clear()
         self._tied.clear()
 
     def acknowledge(self, nbytes: int, *, at_once: bool = False) -> None:
+        """Send the acknowledgements of consumed deliveries. TAP has no flow control, so the arguments are not used."""
         self._tie_acks()
         while self._tied and self._tied[0][0] <= self.consumed:
             self.outgoing.append(self._tied.popleft()[1])
 
     def _tie_acks(self) -> None:
-        """Let what is to be acknowledged wait for the delivery that holds it, or the last one in front of it."""
+        """Attach the collected acknowledgements to the last delivery. The caller's consumption of it releases them."""
         acks, self.acks = self.acks, []
         self._tied += [(self.delivered, ack) for ack in acks]
 
 
 class TapMessages:
-    """Takes what arrives by TAP."""
+    """Handles the messages of a TAP connection: the FeedHandler of a TapFeed."""
 
     def __init__(self, state: FeedState, output: TapOutput, vbuckets: TapVbuckets, dump: TapDump) -> None:
         self._state = state
@@ -83,6 +86,7 @@ class TapMessages:
         self._dump = dump
 
     def on_run(self, run: Run) -> None:
+        """Deliver the changes of consecutive data messages; a short run becomes rows, a long run becomes a batch."""
         output, context = self._output, self._state.context
         self._dump.has_begun = True
         nbytes = run.end - int(run.offsets[0])
@@ -113,16 +117,22 @@ class TapMessages:
                 self._record_progress()
 
     def _record_progress(self) -> None:
-        """Note that the stream goes on, behind what existed when it began."""
+        """Record that the stream has passed its backfill: a later change, or the end of the backfill, arrived."""
         self._state.recovering.clear()
         self._dump.record_silence()
 
     def on_frame(self, frame: Frame) -> None:
+        """Handle a message that is not part of a run.
+
+        Raises:
+            RemoteProtocolError: a producer may not send this message.
+            StatusError: the producer refused the stream permanently.
+        """
         if frame.magic == Magic.RESPONSE:
             self._on_answer(frame)
             return
         if frame.opcode == Opcode.NOOP:
-            return  # a sign of life, which asks for no answer
+            return  # a TAP producer expects no reply to a NOOP
         message = decode_frame(frame, self._state.dialect)
         event = EVENTS[self._state.dialect].get(type(message))
         if not isinstance(message, TapMessage) or (event is None and not isinstance(message, TapOpaqueMessage)):
@@ -132,7 +142,7 @@ class TapMessages:
         if isinstance(message, TapOpaqueMessage):
             self._on_opaque(message)
         elif event is StreamEvent.FLUSH:
-            # Of the whole bucket, whatever vbucket stands in the header.
+            # A flush applies to the whole bucket; the vbucket of its header has no meaning.
             self._vbuckets.roll_back_all(self._dump.chosen)
         elif event is not None:
             self._vbuckets.advance(message.vbucket, event)
@@ -142,7 +152,7 @@ class TapMessages:
             self._output.acks.append(_encode_ack(frame.opcode, frame.opaque))
 
     def _on_answer(self, frame: Frame) -> None:
-        """A producer answers TAP_CONNECT only where it refuses it."""
+        """Handle a response. A producer sends a response to TAP_CONNECT only if it refuses the request."""
         if frame.opcode != Opcode.TAP_CONNECT or not frame.specific:
             self._state.dropped.add(DropReason.UNEXPECTED_REPLY)
         else:
@@ -153,7 +163,7 @@ class TapMessages:
 
     def _on_opaque(self, message: TapOpaqueMessage) -> None:
         event = _ENGINE_EVENTS.get(int.from_bytes(message.engine_private, "big"))
-        if event is None or len(message.engine_private) != _REMARK_BYTES:
+        if event is None or len(message.engine_private) != _COMMAND_BYTES:
             self._state.dropped.add(DropReason.TAP_OPAQUE)
             return
         self._vbuckets.advance(message.vbucket, event)
@@ -170,5 +180,5 @@ def _read_ack(buffer: Buffer, offset: int) -> bytes:
 
 
 def _encode_ack(opcode: int, opaque: int) -> bytes:
-    """Return the answer to a message, which acknowledges all before it as well."""
+    """Return the response to a message. It also acknowledges all earlier messages."""
     return TapReply(opaque=opaque).encode(Opcode(opcode))

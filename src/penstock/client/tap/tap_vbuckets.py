@@ -1,4 +1,4 @@
-"""The vbuckets of a TAP stream: how far each is, how many changes it has, and what is cut off."""
+"""The vbuckets of a TAP stream: their states, their counts of changes, and their rollbacks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ __all__ = ["TapVbuckets"]
 
 
 class TapVbuckets:
-    """The vbuckets that a TAP stream was asked for.
+    """The requested vbuckets of a TAP stream.
 
     Attributes:
-        stored, deleted: by vbucket, the changes since it was cut off, of either kind.
-        with_rows: the vbuckets with changes that are not cut off.
+        stored: vbucket -> received changes that store a document, since the last rollback; int64, shape (vbuckets,).
+        deleted: vbucket -> received deletions and expirations since the last rollback; same shape.
+        with_rows: the vbuckets with changes since their last rollback.
     """
 
     def __init__(self, state: FeedState) -> None:
@@ -31,40 +32,52 @@ class TapVbuckets:
         self._state = state
 
     def begin(self, vbuckets: Collection[int]) -> None:
-        """Expect a stream of these vbuckets: TAP has no message that accepts it."""
+        """Expect a stream of these vbuckets. TAP has no message that accepts a stream."""
         begun = advance_state(StreamState.REQUESTED, StreamEvent.ACCEPTED, 0, self._state.dialect)
         self._states = dict.fromkeys(vbuckets, begun)
 
     @property
     def is_backfilling(self) -> bool:
-        """Is any vbucket in a backfill?"""
+        """Whether any vbucket is in a backfill."""
         return StreamState.IN_BACKFILL in self._states.values()
 
     def advance(self, vbucket: int, event: StreamEvent) -> None:
-        """Note an event. Raises RemoteProtocolError for a vbucket that was not asked for."""
+        """Apply an event to the state of a vbucket.
+
+        Raises:
+            RemoteProtocolError: the vbucket was not requested.
+            OrderViolation: the state does not allow the event.
+        """
         state = self._states.get(vbucket)
         if state is None:
-            raise RemoteProtocolError(f"{event.value} of vbucket {vbucket}, which was not asked for")
+            raise RemoteProtocolError(f"{event.value} of vbucket {vbucket}, which was not requested")
         self._states[vbucket] = advance_state(state, event, vbucket, self._state.dialect)
 
     def receive_changes(self, vbucket: int) -> bool:
-        """Note that changes of a vbucket came. Return whether they were no backfill."""
+        """Return whether changes of a vbucket are outside its backfill, after recording that they arrived."""
         self.advance(vbucket, StreamEvent.DATA)
         self.with_rows.add(vbucket)
         self._rolled_back.discard(vbucket)
         return self._states[vbucket] is not StreamState.IN_BACKFILL
 
     def count_rows(self, changes: Collection[Change]) -> None:
+        """Count changes that are objects."""
         for change in changes:
             kind = self.stored if change.event == Event.MUTATION else self.deleted
             kind[change.vbucket] += 1
 
     def count_columns(self, vbuckets: npt.NDArray[np.integer], is_stored: npt.NDArray[np.bool_]) -> None:
+        """Count changes that are columns.
+
+        Args:
+            vbuckets: the vbucket of each change; shape (changes,).
+            is_stored: whether each change stores a document; shape (changes,).
+        """
         for kind, rows in ((self.stored, is_stored), (self.deleted, ~is_stored)):
             kind += np.bincount(vbuckets[rows], minlength=self._state.vbuckets)
 
     def roll_back(self, vbuckets: Collection[int]) -> None:
-        """Cut off what the vbuckets had up to here, with a rollback row each."""
+        """Make the earlier changes of the vbuckets void: emit a rollback row to 0 for each of them."""
         history = self._state.context.history
         for vbucket in sorted(vbuckets):
             history[vbucket] += 1
@@ -75,5 +88,5 @@ class TapVbuckets:
         self._rolled_back = self._rolled_back.union(vbuckets)
 
     def roll_back_all(self, vbuckets: Collection[int]) -> None:
-        """Cut off the vbuckets, but not twice for nothing in between."""
+        """Roll back the vbuckets, except those without changes since their last rollback."""
         self.roll_back({*vbuckets} - self._rolled_back)
