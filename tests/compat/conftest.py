@@ -20,14 +20,14 @@ from tests.patience import PATIENCE
 
 @pytest.fixture
 def open_node():
-    """A node that asks nobody to log in: programs of memcached's time do not know how, and use vbucket 0 only."""
+    """A node without login, because old memcached programs have no login. They use vbucket 0 only."""
     with Node.running(["default"], vbuckets=16) as node:
         yield node
 
 
 @pytest.fixture(scope="session")
 def node():
-    """A node with the buckets `default` and `beer` in memory; tests share it, and tell their documents apart by key."""
+    """A node with the buckets `default` and `beer` in memory. All tests share it, so their keys must differ."""
     with Serving.running("--bucket", "default", "--bucket", "beer", "--vbuckets", 64) as serving:
         yield serving
 
@@ -40,7 +40,14 @@ def durable_node(tmp_path_factory):
 
 
 class Certified(NamedTuple):
-    """A node with TLS. files: where the certificates are that `penstock tls init` makes; alice is a user."""
+    """A node with TLS, and with the users `alice` and `reader`.
+
+    Attributes:
+        url: the connection string with TLS.
+        plain_url: the connection string without TLS.
+        files: directory of the certificates that `penstock tls init` creates.
+        https_port: the HTTP port with TLS.
+    """
 
     url: str
     plain_url: str
@@ -50,7 +57,7 @@ class Certified(NamedTuple):
 
 @pytest.fixture(scope="session")
 def tls_node(tmp_path_factory):
-    """A node with TLS and users of its own."""
+    """A node with TLS and a users file. Tests share it, so their keys must differ."""
     directory = tmp_path_factory.mktemp("tls")
     for name, made in make_certificates([], "alice", 7, datetime.now(UTC)).items():
         (directory / f"{name}.pem").write_bytes(made.certificate)
@@ -71,37 +78,42 @@ def tls_node(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def connected():
-    """Connect Couchbase's Python client: once for each module, place and user. who: None for the one of a node without
-    users; else a name and a password. certificates: for TLS, as the client's authenticators have them.
-    """
+def connect_cluster():
+    """Return a function that connects Couchbase's Python client. Equal arguments return the same connection."""
     from couchbase.auth import CertificateAuthenticator, PasswordAuthenticator
     from couchbase.cluster import Cluster
     from couchbase.options import ClusterOptions
 
     clusters = {}
 
-    def connected(url, *who, **certificates):
-        if (url, who) not in clusters:
-            if who:
-                authenticator = PasswordAuthenticator(*who, **certificates)
+    def connect_cluster(url, *login, **certificates):
+        """Return the cluster at an URL.
+
+        Args:
+            url: the connection string.
+            login: user name and password; none: those of a node without users.
+            certificates: keyword arguments of the authenticator.
+        """
+        if (url, login) not in clusters:
+            if login:
+                authenticator = PasswordAuthenticator(*login, **certificates)
             elif certificates:
                 authenticator = CertificateAuthenticator(**certificates)
             else:
                 authenticator = PasswordAuthenticator(Serving.user, Serving.password)
             cluster = Cluster(url, ClusterOptions(authenticator))
             cluster.wait_until_ready(timedelta(seconds=PATIENCE))
-            clusters[url, who] = cluster
-        return clusters[url, who]
+            clusters[url, login] = cluster
+        return clusters[url, login]
 
-    yield connected
+    yield connect_cluster
     for cluster in clusters.values():
         cluster.close()
 
 
 @pytest.fixture
-def cluster(connected, node):
-    return connected(node.url)
+def cluster(connect_cluster, node):
+    return connect_cluster(node.url)
 
 
 @pytest.fixture
@@ -118,8 +130,8 @@ def collection(node, bucket):
 
 
 @pytest.fixture
-def durable_collection(connected, durable_node):
-    return connected(durable_node.url).bucket("default").default_collection()
+def durable_collection(connect_cluster, durable_node):
+    return connect_cluster(durable_node.url).bucket("default").default_collection()
 
 
 @pytest.fixture
@@ -128,12 +140,12 @@ def now() -> Callable[[], float]:
 
 
 @pytest.fixture
-def until():
-    """Ask until the answer is yes."""
+def wait_until():
+    """Return a function that repeats a check until it returns true."""
 
-    def until(question: Callable[[], bool]) -> None:
+    def wait_until(check: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE
-        while not question():
-            assert time.monotonic() < deadline, "it never became so"
+        while not check():
+            assert time.monotonic() < deadline, f"the check stayed false for {PATIENCE:g} s"
 
-    return until
+    return wait_until

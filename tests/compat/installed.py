@@ -1,6 +1,6 @@
-"""Where the programs of others are, that tools/install_compat installs.
+"""Paths, commands and environments of the programs that tools/install_compat installs.
 
-One that is missing skips the tests that need it, or fails them where the environment says PENSTOCK_COMPAT=required.
+If a program is missing, the tests that need it are skipped. With PENSTOCK_COMPAT=required in the environment they fail.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from typing import NoReturn
 
 import pytest
 
-__all__ = ["GO_DIRECTORY", "go_program", "java_program", "need", "npm_package", "program", "shared_libraries"]
+__all__ = [
+    "GO_DIRECTORY",
+    "find_go_program",
+    "find_program",
+    "make_java_command",
+    "make_library_environment",
+    "make_npm_environment",
+    "require_package",
+]
 
 _PLACE = Path(__file__).parent.parent.parent / "build" / "compat"
 _DEBIAN = _PLACE / "debian" / "usr"
@@ -21,53 +29,53 @@ _NPM = _PLACE / "npm" / "node_modules"
 _JAVA = _PLACE / "java"
 
 GO_DIRECTORY = _PLACE / "go"
-"""Programs in Go, and the data that gocbcore's test suites read."""
+"""The Go programs, and the data files of gocbcore's test suites."""
 
 
-def need(module: str) -> None:
-    """Go on with a test module, or a test, only if a Python package is there."""
+def require_package(module: str) -> None:
+    """Skip the test, or the test module, if a Python package is not installed."""
     if importlib.util.find_spec(module) is None:
-        _missing(f"the Python package {module}")
+        _report_missing(f"the Python package {module}")
 
 
-def program(name: str) -> str:
-    """Return the path of a program: the one that was unpacked, or the machine's."""
+def find_program(name: str) -> str:
+    """Return the path of a program: from the unpacked packages, otherwise from PATH."""
     found = shutil.which(name, path=str(_DEBIAN / "bin")) or shutil.which(name)
     if found is None:
-        _missing(name)
+        _report_missing(name)
     return found
 
 
-def npm_package(name: str) -> dict[str, str]:
-    """Return an environment in which Node.js finds the packages that npm has installed, this one among them."""
+def make_npm_environment(name: str) -> dict[str, str]:
+    """Return an environment in which Node.js finds the installed npm packages. `name` must be one of them."""
     if not (_NPM / name / "package.json").exists():
-        _missing(f"the npm package {name}")
+        _report_missing(f"the npm package {name}")
     return os.environ | {"NODE_PATH": str(_NPM)}
 
 
-def go_program(name: str) -> str:
-    """Return the path of a program that was built from tests/compat/go."""
+def find_go_program(name: str) -> str:
+    """Return the path of a program built from tests/compat/go."""
     if not (GO_DIRECTORY / "installed").exists():
-        _missing(f"the Go program {name}")
+        _report_missing(f"the Go program {name}")
     return str(GO_DIRECTORY / name)
 
 
-def java_program(name: str) -> list[str]:
+def make_java_command(name: str) -> list[str]:
     """Return the command that runs a class of tests/compat/java."""
     if not (_JAVA / "installed").exists():
-        _missing(f"the Java program {name}")
+        _report_missing(f"the Java program {name}")
     path = os.pathsep.join([str(_JAVA / "classes"), str(_JAVA / "jars" / "*")])
-    return [program("java"), "-cp", path, name]
+    return [find_program("java"), "-cp", path, name]
 
 
-def shared_libraries() -> dict[str, str]:
-    """Return an environment in which unpacked programs find the libraries that were unpacked with them."""
+def make_library_environment() -> dict[str, str]:
+    """Return an environment in which unpacked programs find their unpacked libraries."""
     places = [str(place) for place in sorted(_DEBIAN.glob("lib/*-linux-*"))]
     return os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(places)}
 
 
-def _missing(what: str) -> NoReturn:
-    why = f"{what} is not installed; tools/install_compat does that"
+def _report_missing(name: str) -> NoReturn:
+    reason = f"{name} is not installed; tools/install_compat installs it"
     if os.environ.get("PENSTOCK_COMPAT") == "required":
-        raise pytest.UsageError(why)
-    pytest.skip(why, allow_module_level=True)
+        raise pytest.UsageError(reason)
+    pytest.skip(reason, allow_module_level=True)

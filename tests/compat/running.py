@@ -1,4 +1,4 @@
-"""A program of others that runs beside a test and prints lines."""
+"""An external program that runs beside a test and prints lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Program:
     """A running program.
 
     Attributes:
-        lines: all lines of its standard output that have been read.
+        lines: the lines of its standard output that were read so far.
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -33,29 +33,34 @@ class Program:
     @classmethod
     @contextmanager
     def running(cls, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Program]:
-        """Start a program, and kill it where it has not ended by itself. environment: beside that of the tests."""
-        known = os.environ | dict(environment or {})
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=known) as process:
+        """Start a program, and kill it at the end if it still runs.
+
+        Args:
+            command: the program and its arguments.
+            environment: variables in addition to those of the tests.
+        """
+        variables = os.environ | dict(environment or {})
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables) as process:
             try:
                 yield cls(process)
             finally:
                 process.kill()
 
     def read_until(self, enough: Callable[[list[str]], bool]) -> list[str]:
-        """Read lines until they are enough, and return those that this call has read."""
-        deadline, already = time.monotonic() + PATIENCE, len(self.lines)
-        while not enough(self.lines[already:]):
+        """Return new lines: read until `enough` returns true for the lines that this call has read."""
+        deadline, known = time.monotonic() + PATIENCE, len(self.lines)
+        while not enough(self.lines[known:]):
             try:
                 self._read(deadline)
             except EOFError:
                 status = self._process.wait(PATIENCE)
-                raise AssertionError(f"the program ended with status {status}: {self.lines[already:]}") from None
-        return self.lines[already:]
+                raise AssertionError(f"the program ended with status {status}: {self.lines[known:]}") from None
+        return self.lines[known:]
 
     def _read(self, deadline: float) -> None:
-        """Read some of the output. Raises EOFError at its end."""
+        """Read the available output. Raises EOFError at its end."""
         ready = wait_readable([self._output], max(0.0, deadline - time.monotonic()))
-        assert ready, f"nothing more in {PATIENCE:g} s: {self.lines}"
+        assert ready, f"no output for {PATIENCE:g} s, after {self.lines}"
         data = os.read(self._output.fileno(), 1 << 16)
         if not data:
             raise EOFError
@@ -63,14 +68,14 @@ class Program:
         self.lines += [line.decode() for line in lines]
 
     def read_rest(self) -> tuple[list[str], int]:
-        """Wait for the end of the program, and return the lines that were not read before, and the exit status."""
-        already = len(self.lines)
+        """Return the lines that were not read before, and the exit status, after the end of the program."""
+        known = len(self.lines)
         with suppress(EOFError):
             while True:
                 self._read(time.monotonic() + PATIENCE)
-        return self.lines[already:], self._process.wait(PATIENCE)
+        return self.lines[known:], self._process.wait(PATIENCE)
 
     def terminate(self) -> int:
-        """Send SIGTERM, and return the exit status."""
+        """Return the exit status after SIGTERM."""
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(PATIENCE)

@@ -1,4 +1,4 @@
-"""`penstock serve` as a process of its own, as the programs of others meet it."""
+"""`penstock serve` as a separate process, for tests with external programs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ __all__ = ["Serving"]
 
 
 class Serving:
-    """A node with these options. ready: what it said when it was there; user, password: who may do everything.
+    """A node in its own process. After a restart it listens on the same ports.
 
-    Started again it listens where it did before.
+    Attributes:
+        host: the host of its ports.
+        user: the name of a user with all rights.
+        password: the password of that user.
+        ready: the JSON line that the node printed when it was ready.
     """
 
     host = "127.0.0.1"
@@ -42,7 +46,7 @@ class Serving:
 
     @property
     def url(self) -> str:
-        """What a client connects to: the node, and none of its buckets in particular."""
+        """The connection string of the node, without a bucket."""
         return f"couchbase://127.0.0.1:{self.ready['kv_port']}"
 
     @property
@@ -72,20 +76,20 @@ class Serving:
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
         ready = wait_readable([self._process.stdout], PATIENCE)
-        assert ready, "the node said nothing in time"
+        assert ready, f"the node was not ready after {PATIENCE:g} s"
         self.ready = json.loads(self._process.stdout.readline())
 
     def stop(self) -> None:
-        """Let it end well."""
+        """Stop the node in order, by SIGTERM."""
         self._end(signal.SIGTERM, 0)
 
     def kill(self) -> None:
-        """End it without a chance to write anything."""
+        """Kill the node, so that it cannot write anything more."""
         self._end(signal.SIGKILL, -signal.SIGKILL)
 
-    def _end(self, how: signal.Signals, status: int) -> None:
+    def _end(self, signal_number: signal.Signals, status: int) -> None:
         process, self._process = self._process, None
         if process is not None:
             with process:
-                process.send_signal(how)
+                process.send_signal(signal_number)
                 assert process.wait(PATIENCE) == status

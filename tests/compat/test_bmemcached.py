@@ -1,13 +1,13 @@
-"""python-binary-memcached: a client that knows memcached alone, and of logins PLAIN."""
+"""python-binary-memcached, a plain memcached client; its only login is PLAIN."""
 
 import ssl
 
 import pytest
 
-from tests.compat.installed import need
+from tests.compat.installed import require_package
 from tests.patience import PATIENCE
 
-need("bmemcached")
+require_package("bmemcached")
 
 import bmemcached  # noqa: E402
 from bmemcached.exceptions import MemcachedException  # noqa: E402
@@ -42,7 +42,7 @@ def test_cas_guards_a_store(client):
 
 def test_many_documents_are_stored_and_read(client):
     documents = {f"key-{number}": f"value {number}" * 50 for number in range(500)}
-    assert client.set_multi(documents) == []  # those that failed
+    assert client.set_multi(documents) == []  # the keys that failed
     assert client.get_multi([*documents, "nowhere"]) == documents
     assert client.delete_multi(list(documents))
     assert client.get_multi(list(documents)) == {}
@@ -74,7 +74,7 @@ def test_statistics_are_read(client):
 
 @pytest.fixture
 def encrypted(tls_node):
-    """Options of a client whose password nobody else can read."""
+    """Options of a client with TLS, which protects the password of PLAIN."""
     context = ssl.create_default_context(cafile=tls_node.files / "ca.pem")
     return {"servers": (tls_node.url.removeprefix("couchbases://"),), "tls_context": context, "socket_timeout": 10}
 

@@ -1,4 +1,4 @@
-"""The test suites of gocbcore, the core of Couchbase's client for Go, run as its module ships them."""
+"""The test suites of gocbcore, the core of Couchbase's Go SDK, unchanged."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.compat.installed import GO_DIRECTORY, go_program
+from tests.compat.installed import GO_DIRECTORY, find_go_program
 from tests.compat.serving import Serving
 from tests.node.http.web_client import WebClient
 from tests.patience import PATIENCE
@@ -17,15 +17,15 @@ RESULT = re.compile(r"^ *--- (PASS|FAIL|SKIP): Test\w+Suite/(\w+) ", re.MULTILIN
 
 
 class Suite(NamedTuple):
-    """One of gocbcore's suites.
+    """One of gocbcore's suites, with the expected results.
 
     Attributes:
-        number: how gocbcore selects it.
-        test: the Go test that runs it.
-        features: what the suite is told not to try.
-        at_least: tests of it that must pass.
-        not_passed: tests that fail or skip, and the reason. One of them that passes fails the test.
-        races: tests whose result is left to chance, and the reason.
+        number: the value of GCBCTESTSUITE that selects the suite.
+        test: the Go test that runs the suite.
+        features: the features that the suite must not test, as GCBFEAT.
+        at_least: the smallest number of tests that must pass.
+        not_passed: test -> reason, for tests that fail or are skipped. If one of them passes, our test fails.
+        races: test -> reason, for tests with a random result.
     """
 
     number: int
@@ -36,68 +36,69 @@ class Suite(NamedTuple):
     races: dict[str, str]
 
 
-def each(reason: str, names: str) -> dict[str, str]:
+def list_tests(reason: str, names: str) -> dict[str, str]:
+    """Return name -> reason; names are separated by spaces."""
     return dict.fromkeys(names.split(), reason)
 
 
 KV = Suite(
     number=1,
     test="TestStandardSuite",
-    features="-n1ql,-cbas",  # the suite would wait a minute and more for answers
+    features="-n1ql,-cbas",  # the suite would wait more than a minute for replies
     at_least=148,
     not_passed={
-        **each(
+        **list_tests(
             "queries are not served",
             "TestN1QL TestN1QLCancel TestN1QLErrorReasonDocumentExists TestN1QLPrepared TestN1QLPreparedCancel"
             " TestN1QLPreparedTimeout TestN1QLTimeout TestTelemetryWithQueryOps"
             " TestTelemetryWithQueryOpsNoTelemetryClient TestGetHttpEps",
         ),
-        **each("analytics is not served", "TestAnalytics TestAnalyticsCancel TestAnalyticsTimeout"),
-        **each(
+        **list_tests("analytics is not served", "TestAnalytics TestAnalyticsCancel TestAnalyticsTimeout"),
+        **list_tests(
             "range scans are not served",
             "TestRangeScanConnectionInvalid TestRangeScanRangeCancellation TestRangeScanRangeCollectionRetry"
             " TestRangeScanRangeKeysOnly TestRangeScanRangeLargeValues TestRangeScanRangeSmallValues"
             " TestRangeScanSamplingKeysOnly",
         ),
-        **each(
+        **list_tests(
             "a node has no replicas",
             "TestGetReplica TestDurableWriteGetReplica TestAddDurableWriteGetReplica TestReplaceDurableWriteGetReplica"
             " TestDeleteDurableWriteGetReplica TestLookupInReplicaReads TestObserveSeqNo",
         ),
-        **each("compute units are not served", "TestResourceUnits"),
-        **each(
+        **list_tests("compute units are not served", "TestResourceUnits"),
+        **list_tests(
             "compute units are not served",
             "TestTransactionsInsertGetReplaceRemoveCommitUnits TestTransactionsInsertRollbacktUnits",
         ),
-        **each("the suite skips it where there are collections", "TestObserve"),
-        **each(
+        **list_tests("the suite skips it on a server with collections", "TestObserve"),
+        **list_tests(
             "the suite skips it on one node",
             "TestAgentNSServerScheme TestLostCleanupProcessRollback TestReconfigureSecurity TestReconfigureSecurityMemd"
             " TestReconfigureSecurityChangeAuthMechanisms TestReconfigureSecurityChangeAuthProvider"
             " TestReconfigureSecurityTLSNoProvider",
         ),
-        **each(
-            "the suite wants the default ports",
+        **list_tests(
+            "the suite needs the default ports",
             "TestConnectMemdOnlyDefaultPort TestConnectMemdOnlyDefaultPortSSL"
             " TestConnectMemdOnlyDefaultPortFastFailInvalidBucket",
         ),
-        **each(
-            "the suite wants a connection string with HTTP ports",
+        **list_tests(
+            "the suite needs a connection string with HTTP ports",
             "TestConnectHTTPOnlyDefaultPort TestConnectHTTPOnlyDefaultPortSSL TestConnectHTTPOnlyNonDefaultPort"
             " TestConnectHTTPOnlyDefaultPortFastFailInvalidBucket TestConnectHTTPOnlyNonDefaultPortNoBucket"
             " TestConnectHTTPOnlyNonDefaultPortFastFailInvalidBucket",
         ),
-        **each(
-            "the suite wants its own mock server",
+        **list_tests(
+            "the suite needs its own mock server",
             "TestEnhancedErrorOp TestKvErrorMap7ff0 TestKvErrorMap7ff1 TestKvErrorMap7ff2",
         ),
     },
     races={
-        **each(
+        **list_tests(
             "cancels a durable write and expects to be faster than its reply",
             "TestZombieLoggerComponentCancelledOps TestTelemetryOrphanedResponses",
         ),
-        **each("gives a request a nanosecond and expects no reply within it", "TestStatsTimeout"),
+        **list_tests("gives a request a nanosecond and expects no reply within it", "TestStatsTimeout"),
     },
 )
 
@@ -107,8 +108,8 @@ DCP = Suite(
     features="",
     at_least=8,
     not_passed={
-        **each("change streams with history are not served", "TestChangeStreamsAgent"),
-        **each("the suite wants the default ports", "TestNSAgent"),
+        **list_tests("change streams with history are not served", "TestChangeStreamsAgent"),
+        **list_tests("the suite needs the default ports", "TestNSAgent"),
     },
     races={},
 )
@@ -116,9 +117,9 @@ DCP = Suite(
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
-    """Return what both suites print, by suite, as files. They run at the same time: DCP's mostly waits."""
+    """Return Go test -> log file of its suite. Both suites run concurrently, because the DCP suite mostly waits."""
     place = tmp_path_factory.mktemp("gocbcore")
-    go_program("gocbcore.test")
+    find_go_program("gocbcore.test")
     with ExitStack() as stack:
         on_disk = stack.enter_context(Serving.running("--vbuckets", 64, "--data-dir", place / "data"))
         web = WebClient(on_disk, port=on_disk.ready["http_port"])
@@ -127,13 +128,13 @@ def logs(tmp_path_factory):
         found = {}
         for suite, serving in ((KV, on_disk), (DCP, in_memory)):
             found[suite.test] = place / f"{suite.test}.log"
-            stack.enter_context(running(suite, serving, found[suite.test]))
+            stack.enter_context(run_suite(suite, serving, found[suite.test]))
     return found
 
 
 @contextmanager
-def running(suite, serving, log):
-    """Start a suite, and wait for its end."""
+def run_suite(suite, serving, log):
+    """Start a suite, and wait for its end when the context ends."""
     settings = {
         "GCBCTESTSUITE": suite.number,
         "GCBCONNSTR": serving.url,
@@ -144,7 +145,7 @@ def running(suite, serving, log):
     }
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [go_program("gocbcore.test"), "-test.v", "-test.run", f"^{suite.test}$"],
+            [find_go_program("gocbcore.test"), "-test.v", "-test.run", f"^{suite.test}$"],
             cwd=GO_DIRECTORY,
             env=os.environ | {name: str(value) for name, value in settings.items()},
             stdout=output,

@@ -1,4 +1,4 @@
-"""HTTP clients of others against a node's HTTP ports: curl and urllib3, plain and with TLS."""
+"""curl and urllib3 at the HTTP ports of a node, plain and with TLS."""
 
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +7,7 @@ import pytest
 import urllib3
 
 from penstock.node import Node
-from tests.compat.installed import program
+from tests.compat.installed import find_program
 from tests.patience import PATIENCE
 
 BUCKETS = "/pools/default/buckets"
@@ -16,17 +16,26 @@ LONG_BODY = b"name=" + b"x" * (2 << 20)
 
 @pytest.fixture(params=["http", "https"])
 def base(request, tls_node, open_node):
-    """The address of a node, and what proves that it is that node."""
+    """The URL of a node, and the certificate of its authority; None without TLS."""
     if request.param == "http":
         return f"http://127.0.0.1:{open_node.http_port}", None
     return f"https://127.0.0.1:{tls_node.https_port}", tls_node.files / "ca.pem"
 
 
-def curl(base, path, *options, data=b""):
-    """Return the head and the body that curl received last."""
+def run_curl(base, path, *options, data=b""):
+    """Return the head and the body of the last response that curl received."""
     url, authority = base
-    proof = [] if authority is None else ["--cacert", str(authority), "--user", "alice:wonderland"]
-    command = [program("curl"), "--silent", "--show-error", "--include", "--max-time", str(PATIENCE), *proof, *options]
+    login = [] if authority is None else ["--cacert", str(authority), "--user", "alice:wonderland"]
+    command = [
+        find_program("curl"),
+        "--silent",
+        "--show-error",
+        "--include",
+        "--max-time",
+        str(PATIENCE),
+        *login,
+        *options,
+    ]
     done = subprocess.run([*command, url + path], input=data, capture_output=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     *heads, body = done.stdout.split(b"\r\n\r\n")
@@ -49,7 +58,7 @@ ROWS = [
 @pytest.mark.parametrize(("options", "status"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
 def test_curl_reads_a_page(base, options, status):
     path, *more = options
-    head, _ = curl(base, path, *more, data=LONG_BODY if "@-" in more else b"")
+    head, _ = run_curl(base, path, *more, data=LONG_BODY if "@-" in more else b"")
     assert int(head.split(b" ", 2)[1]) == status
 
 
@@ -57,9 +66,9 @@ def test_curl_sends_a_form(open_node):
     base = f"http://127.0.0.1:{open_node.http_port}", None
     chunked = ["--header", "Transfer-Encoding: chunked"]
     for options in ([], chunked):
-        head, _ = curl(base, BUCKETS, *options, "--data", "name=wine", "--data", "ramQuotaMB=100")
+        head, _ = run_curl(base, BUCKETS, *options, "--data", "name=wine", "--data", "ramQuotaMB=100")
         assert head.startswith(b"HTTP/1.1 202 Accepted")
-        head, _ = curl(base, f"{BUCKETS}/wine", "--request", "DELETE")
+        head, _ = run_curl(base, f"{BUCKETS}/wine", "--request", "DELETE")
         assert head.startswith(b"HTTP/1.1 200 OK")
 
 
@@ -70,7 +79,7 @@ def test_urllib3_reuses_its_connections(open_node):
         assert set(statuses) == {200}
         answer = pool.request("POST", url + BUCKETS, body=iter([b"name=default", b"&ramQuotaMB=100"]))
         assert (answer.status, "already exists" in answer.data.decode()) == (400, True)
-        assert pool.connection_from_url(url).num_connections <= 9  # the chunked request had one to itself
+        assert pool.connection_from_url(url).num_connections <= 9  # the chunked request used its own connection
 
 
 def test_urllib3_reads_a_stream_to_its_end():

@@ -1,15 +1,15 @@
-"""Couchbase's own Python client: documents, counters, times to live, locks and durability."""
+"""Couchbase's Python SDK: documents, counters, expiry times, locks and durability."""
 
 from datetime import timedelta
 
 import pytest
 
-from tests.compat.installed import need
+from tests.compat.installed import require_package
 from tests.compat.serving import Serving
 from tests.node.wire_client import connected as memcached_client
 from tests.ports import free_ports
 
-need("couchbase")
+require_package("couchbase")
 
 from couchbase import subdocument  # noqa: E402
 from couchbase.auth import PasswordAuthenticator  # noqa: E402
@@ -50,14 +50,14 @@ DURABLE = [
     DurabilityLevel.MAJORITY_AND_PERSIST_TO_ACTIVE,
     DurabilityLevel.PERSIST_TO_MAJORITY,
 ]
-PATIENCE = ClusterTimeoutOptions(bootstrap_timeout=timedelta(seconds=5), connect_timeout=timedelta(seconds=5))
-"""For what does not come to be."""
+SHORT_TIMEOUTS = ClusterTimeoutOptions(bootstrap_timeout=timedelta(seconds=5), connect_timeout=timedelta(seconds=5))
+"""Short timeouts for connections that fail."""
 
 
 @pytest.fixture
 def another_cluster(node):
-    """A connection for what leaves traces: the client asks for a bucket as long as it knows of it."""
-    options = ClusterOptions(PasswordAuthenticator(node.user, node.password), timeout_options=PATIENCE)
+    """A separate connection for temporary buckets: a client requests the map of each bucket that it has opened."""
+    options = ClusterOptions(PasswordAuthenticator(node.user, node.password), timeout_options=SHORT_TIMEOUTS)
     cluster = Cluster(node.url, options)
     yield cluster
     cluster.close()
@@ -169,30 +169,30 @@ def test_counters_count(collection):
         binary.increment("nowhere", IncrementOptions(initial=SignedInt64(-1)))
 
 
-def expiry_of(collection, key):
-    """Return the seconds since the epoch at which a document expires, None for never."""
+def read_expiry(collection, key):
+    """Return the expiry time of a document, in seconds since the epoch; None: it does not expire."""
     found = collection.get(key, GetOptions(with_expiry=True)).expiry_time
     return None if found is None else found.timestamp()
 
 
 def test_expiry_is_set_and_changed(collection, now):
     collection.upsert("k", 1, UpsertOptions(expiry=timedelta(hours=1)))
-    assert expiry_of(collection, "k") == pytest.approx(now() + 3600, abs=60)
+    assert read_expiry(collection, "k") == pytest.approx(now() + 3600, abs=60)
     collection.touch("k", timedelta(hours=2))
-    assert expiry_of(collection, "k") == pytest.approx(now() + 7200, abs=60)
+    assert read_expiry(collection, "k") == pytest.approx(now() + 7200, abs=60)
     assert collection.get_and_touch("k", timedelta(days=60)).value == 1
-    assert expiry_of(collection, "k") == pytest.approx(now() + 60 * 86400, abs=60)
+    assert read_expiry(collection, "k") == pytest.approx(now() + 60 * 86400, abs=60)
     collection.replace("k", 2, ReplaceOptions(preserve_expiry=True))
-    assert expiry_of(collection, "k") == pytest.approx(now() + 60 * 86400, abs=60)
+    assert read_expiry(collection, "k") == pytest.approx(now() + 60 * 86400, abs=60)
     collection.replace("k", 3)
-    assert expiry_of(collection, "k") is None
+    assert read_expiry(collection, "k") is None
     with pytest.raises(DocumentNotFoundException):
         collection.touch("nowhere", timedelta(hours=1))
 
 
-def test_expired_document_is_not_found(collection, until):
+def test_expired_document_is_not_found(collection, wait_until):
     collection.upsert("k", 1, UpsertOptions(expiry=timedelta(seconds=1)))
-    until(lambda: not collection.exists("k").exists)
+    wait_until(lambda: not collection.exists("k").exists)
     with pytest.raises(DocumentNotFoundException):
         collection.get("k")
 
@@ -240,7 +240,7 @@ def test_ephemeral_bucket_persists_nothing(another_cluster):
 
 
 def test_impossible_majority_is_reported(another_cluster):
-    """A bucket with a replica needs two nodes for it."""
+    """A bucket with one replica needs two nodes for a majority."""
     another_cluster.buckets().create_bucket(CreateBucketSettings(name="replicated", num_replicas=1, ram_quota_mb=100))
     collection = another_cluster.bucket("replicated").default_collection()
     assert collection.upsert("k", 1).success
@@ -274,7 +274,7 @@ def test_limits_of_keys_and_values_are_reported(collection):
 
 
 def test_ping_and_diagnostics(cluster, bucket, collection):
-    collection.upsert("k", 1)  # so that there is a connection
+    collection.upsert("k", 1)  # opens a connection
     reports = bucket.ping(PingOptions(service_types=[ServiceType.KeyValue])).endpoints[ServiceType.KeyValue]
     assert reports
     assert {report.state for report in reports} == {PingState.OK}
@@ -288,53 +288,55 @@ def test_missing_replica_is_reported(collection):
 
 
 def test_missing_bucket_is_reported(another_cluster):
-    """The client asks again until its time is over: a bucket may be on its way."""
+    """The client retries until its timeout, because the bucket may be created meanwhile."""
     with pytest.raises((BucketNotFoundException, UnAmbiguousTimeoutException)):
         another_cluster.bucket("nowhere")
 
 
 @pytest.mark.parametrize("user", ["alice", "nobody"])
 def test_wrong_password_is_refused(tls_node, user):
-    options = ClusterOptions(PasswordAuthenticator(user, "wrong"), timeout_options=PATIENCE)
+    options = ClusterOptions(PasswordAuthenticator(user, "wrong"), timeout_options=SHORT_TIMEOUTS)
     with pytest.raises(AuthenticationException):
         Cluster(tls_node.plain_url, options)
 
 
-def test_client_connects_over_tls(tls_node, connected):
-    cluster = connected(tls_node.url, "alice", "wonderland", cert_path=str(tls_node.files / "ca.pem"))
+def test_client_connects_over_tls(tls_node, connect_cluster):
+    cluster = connect_cluster(tls_node.url, "alice", "wonderland", cert_path=str(tls_node.files / "ca.pem"))
     collection = cluster.bucket("default").default_collection()
     collection.upsert("over TLS", {"n": 1})
     assert collection.get("over TLS").content_as[dict] == {"n": 1}
     assert [scope.name for scope in cluster.bucket("default").collections().get_all_scopes()] == ["_default"]
 
 
-def test_client_certificate_logs_in(tls_node, connected):
+def test_client_certificate_logs_in(tls_node, connect_cluster):
     files = {
         name: str(tls_node.files / file)
         for name, file in (("cert_path", "client.pem"), ("key_path", "client.key"), ("trust_store_path", "ca.pem"))
     }
-    collection = connected(tls_node.url, **files).bucket("default").default_collection()
+    collection = connect_cluster(tls_node.url, **files).bucket("default").default_collection()
     collection.upsert("by certificate", 1)
     assert collection.get("by certificate").value == 1
 
 
 def test_untrusted_certificate_is_refused(tls_node):
-    options = ClusterOptions(PasswordAuthenticator("alice", "wonderland"), timeout_options=PATIENCE)
+    options = ClusterOptions(PasswordAuthenticator("alice", "wonderland"), timeout_options=SHORT_TIMEOUTS)
     with pytest.raises((CouchbaseException, UnAmbiguousTimeoutException)):
         Cluster(tls_node.url, options)
 
 
-def test_reader_cannot_write(tls_node, connected):
-    connected(tls_node.plain_url, "alice", "wonderland").bucket("default").default_collection().upsert("read me", 1)
-    collection = connected(tls_node.plain_url, "reader", "only-that").bucket("default").default_collection()
+def test_reader_cannot_write(tls_node, connect_cluster):
+    connect_cluster(tls_node.plain_url, "alice", "wonderland").bucket("default").default_collection().upsert(
+        "read me", 1
+    )
+    collection = connect_cluster(tls_node.plain_url, "reader", "only-that").bucket("default").default_collection()
     assert collection.get("read me").value == 1
     with pytest.raises(AuthenticationException):
         collection.upsert("read me", 2)
     assert collection.get("read me").value == 1
 
 
-def test_documents_of_two_nodes_are_reached(connected):
-    """Each has half of the vbuckets: the client finds the one that has a document by the cluster map."""
+def test_documents_of_two_nodes_are_reached(connect_cluster):
+    """Each node has half of the vbuckets: the client finds the node of a document by the cluster map."""
     (first, first_http), (second, second_http) = free_ports(2), free_ports(2)
     nodes = [f"--node=127.0.0.1:{kv}:{http}" for kv, http in ((first, first_http), (second, second_http))]
     common = ["--vbuckets", 64, *nodes]
@@ -342,14 +344,14 @@ def test_documents_of_two_nodes_are_reached(connected):
         Serving.running("--port", first, "--http-port", first_http, *common) as one,
         Serving.running("--port", second, "--http-port", second_http, *common) as other,
     ):
-        collection = connected(one.url).bucket("default").default_collection()
+        collection = connect_cluster(one.url).bucket("default").default_collection()
         documents = {f"key-{number}": {"n": number} for number in range(300)}
         assert collection.upsert_multi(documents).all_ok
         found = collection.get_multi(list(documents)).results
         assert {key: result.value for key, result in found.items()} == documents
-        held = []
+        counts = []
         for node in (one, other):
             with memcached_client(node) as client:
-                held.append(int(client.stats()["curr_items"]))
-        assert sum(held) == len(documents)
-        assert min(held) > 100
+                counts.append(int(client.stats()["curr_items"]))
+        assert sum(counts) == len(documents)
+        assert min(counts) > 100

@@ -1,10 +1,10 @@
-"""Couchbase's own Python client, on asyncio: many requests under way at once."""
+"""Couchbase's Python SDK on asyncio, with many concurrent requests."""
 
 import asyncio
 
-from tests.compat.installed import need
+from tests.compat.installed import require_package
 
-need("couchbase")
+require_package("couchbase")
 
 from acouchbase.cluster import AsyncCluster  # noqa: E402
 from couchbase.auth import PasswordAuthenticator  # noqa: E402
@@ -15,10 +15,10 @@ TASKS = 32
 
 
 def test_32_tasks_store_ten_thousand_documents(node):
-    asyncio.run(write_and_read(node))
+    asyncio.run(write_and_read_documents(node))
 
 
-async def write_and_read(node):
+async def write_and_read_documents(node):
     authenticator = PasswordAuthenticator(node.user, node.password)
     cluster = await AsyncCluster.connect(node.url, ClusterOptions(authenticator))
     try:
@@ -27,7 +27,7 @@ async def write_and_read(node):
         collection = bucket.default_collection()
         numbers = iter(range(DOCUMENTS))
 
-        async def work():
+        async def run_task():
             for number in numbers:
                 document = {"number": number, "text": "x" * (number % 500)}
                 stored = await collection.upsert(f"async-{number}", document)
@@ -36,7 +36,7 @@ async def write_and_read(node):
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(TASKS):
-                tasks.create_task(work())
+                tasks.create_task(run_task())
         assert next(numbers, None) is None
         exists = await asyncio.gather(*(collection.exists(f"async-{number}") for number in range(0, DOCUMENTS, 100)))
         assert all(result.exists for result in exists)

@@ -1,12 +1,12 @@
-"""Couchbase's own Python client: scopes, collections and buckets, which it manages over HTTP."""
+"""Couchbase's Python SDK: management of scopes, collections, buckets and users over HTTP."""
 
 from datetime import timedelta
 
 import pytest
 
-from tests.compat.installed import need
+from tests.compat.installed import require_package
 
-need("couchbase")
+require_package("couchbase")
 
 from couchbase.auth import PasswordAuthenticator  # noqa: E402
 from couchbase.cluster import Cluster  # noqa: E402
@@ -34,8 +34,13 @@ from penstock.node.auth import User  # noqa: E402
 from penstock.node.auth.users import make_account  # noqa: E402
 from penstock.node.auth.users_file import change_users  # noqa: E402
 
-GONE = (KeyspaceNotFoundException, CollectionNotFoundException, ScopeNotFoundException, UnAmbiguousTimeoutException)
-SHORT = timedelta(seconds=2)
+DROPPED_ERRORS = (
+    KeyspaceNotFoundException,
+    CollectionNotFoundException,
+    ScopeNotFoundException,
+    UnAmbiguousTimeoutException,
+)
+SHORT_TIMEOUT = timedelta(seconds=2)
 
 
 @pytest.fixture
@@ -43,8 +48,8 @@ def manager(bucket):
     return bucket.collections()
 
 
-def names(manager):
-    """Return the names of all collections as scope.collection."""
+def list_collection_names(manager):
+    """Return the names of all collections, each as `scope.collection`."""
     return {f"{scope.name}.{one.name}" for scope in manager.get_all_scopes() for one in scope.collections}
 
 
@@ -52,24 +57,24 @@ def test_collections_are_created_changed_and_dropped(bucket, manager, collection
     manager.create_scope("brewing")
     manager.create_collection("brewing", "beers")
     manager.create_collection("brewing", "hops")
-    assert {"_default._default", "brewing.beers", "brewing.hops"} <= names(manager)
+    assert {"_default._default", "brewing.beers", "brewing.hops"} <= list_collection_names(manager)
     beers, hops = (bucket.scope("brewing").collection(name) for name in ("beers", "hops"))
     beers.upsert("k", "a beer")
     hops.upsert("k", "a hop")
     assert (beers.get("k").value, hops.get("k").value) == ("a beer", "a hop")
     assert not collection.exists("k").exists
     manager.drop_collection("brewing", "hops")
-    assert "brewing.hops" not in names(manager)
-    with pytest.raises(GONE):
-        hops.get("k", timeout=SHORT)
+    assert "brewing.hops" not in list_collection_names(manager)
+    with pytest.raises(DROPPED_ERRORS):
+        hops.get("k", timeout=SHORT_TIMEOUT)
     assert beers.get("k").value == "a beer"
-    manager.create_collection("brewing", "hops")  # again, and another one
+    manager.create_collection("brewing", "hops")  # again: a new collection with the same name
     with pytest.raises(DocumentNotFoundException):
         hops.get("k")
     manager.drop_scope("brewing")
-    assert not {name for name in names(manager) if name.startswith("brewing.")}
-    with pytest.raises(GONE):
-        beers.get("k", timeout=SHORT)
+    assert not {name for name in list_collection_names(manager) if name.startswith("brewing.")}
+    with pytest.raises(DROPPED_ERRORS):
+        beers.get("k", timeout=SHORT_TIMEOUT)
 
 
 def test_existing_and_missing_collections_are_reported(manager):
@@ -88,21 +93,21 @@ def test_existing_and_missing_collections_are_reported(manager):
     manager.drop_scope("twice")
 
 
-def test_collection_max_ttl_expires_documents(bucket, manager, until):
+def test_collection_max_ttl_expires_documents(bucket, manager, wait_until):
     manager.create_scope("short")
     manager.create_collection("short", "lived", CreateCollectionSettings(max_expiry=timedelta(seconds=1)))
     (scope,) = [scope for scope in manager.get_all_scopes() if scope.name == "short"]
     assert [one.max_expiry for one in scope.collections] == [timedelta(seconds=1)]
     collection = bucket.scope("short").collection("lived")
     collection.upsert("k", 1)
-    until(lambda: not collection.exists("k").exists)
+    wait_until(lambda: not collection.exists("k").exists)
     manager.update_collection("short", "lived", UpdateCollectionSettings(max_expiry=timedelta(hours=1)))
     (scope,) = [scope for scope in manager.get_all_scopes() if scope.name == "short"]
     assert [one.max_expiry for one in scope.collections] == [timedelta(hours=1)]
     manager.drop_scope("short")
 
 
-def test_buckets_are_created_changed_and_dropped(cluster, until):
+def test_buckets_are_created_changed_and_dropped(cluster, wait_until):
     manager = cluster.buckets()
     settings = CreateBucketSettings(
         name="made", bucket_type=BucketType.EPHEMERAL, ram_quota_mb=100, num_replicas=0, flush_enabled=True
@@ -110,14 +115,14 @@ def test_buckets_are_created_changed_and_dropped(cluster, until):
     manager.create_bucket(settings)
     with pytest.raises(BucketAlreadyExistsException):
         manager.create_bucket(settings)
-    until(lambda: "made" in {one.name for one in manager.get_all_buckets()})
+    wait_until(lambda: "made" in {one.name for one in manager.get_all_buckets()})
     found = manager.get_bucket("made")
     assert (found.name, found.bucket_type, found.num_replicas) == ("made", BucketType.EPHEMERAL, 0)
     assert found.flush_enabled
     collection = cluster.bucket("made").default_collection()
     collection.upsert("k", 1)
     manager.flush_bucket("made")
-    until(lambda: not collection.exists("k").exists)
+    wait_until(lambda: not collection.exists("k").exists)
     collection.upsert("k", 2)
     manager.update_bucket(BucketSettings(name="made", flush_enabled=False, ram_quota_mb=128))
     with pytest.raises(BucketNotFlushableException):

@@ -1,6 +1,6 @@
-"""Ephemeral buckets at their quota: filled by Couchbase's Python client, followed by go-dcp.
+"""Ephemeral buckets at their quota: filled by Couchbase's Python SDK, followed by go-dcp.
 
-java-dcp-client with persistence polling gets nothing from an ephemeral bucket, here and from real servers.
+java-dcp-client with persistence polling gets no changes from an ephemeral bucket, nor from one of a Couchbase server.
 """
 
 import base64
@@ -9,11 +9,11 @@ from datetime import timedelta
 
 import pytest
 
-from tests.compat.installed import need
-from tests.compat.test_go_dcp import follow, keys_of
+from tests.compat.installed import require_package
+from tests.compat.test_go_dcp import collect_keys, follow_bucket
 from tests.node.wire_client import connected as memcached_client
 
-need("couchbase")
+require_package("couchbase")
 
 from couchbase.exceptions import TemporaryFailException  # noqa: E402
 from couchbase.management.buckets import BucketType, CreateBucketSettings, EvictionPolicyType  # noqa: E402
@@ -26,12 +26,12 @@ RAW = UpsertOptions(transcoder=RawStringTranscoder(), timeout=timedelta(seconds=
 
 
 @pytest.fixture
-def full(connected, node):
-    """Make an ephemeral bucket with an eviction policy, and return its default collection."""
-    buckets = connected(node.url).buckets()
-    made = []
+def make_collection(connect_cluster, node):
+    """Return a function that creates an ephemeral bucket with an eviction policy. It returns the default collection."""
+    buckets = connect_cluster(node.url).buckets()
+    created = []
 
-    def make(name, policy):
+    def make_collection(name, policy):
         settings = CreateBucketSettings(
             name=name,
             bucket_type=BucketType.EPHEMERAL,
@@ -40,20 +40,20 @@ def full(connected, node):
             eviction_policy=policy,
         )
         buckets.create_bucket(settings)
-        made.append(name)
+        created.append(name)
         assert buckets.get_bucket(name).eviction_policy == policy
-        return connected(node.url).bucket(name).default_collection()
+        return connect_cluster(node.url).bucket(name).default_collection()
 
-    yield make
-    for name in made:
+    yield make_collection
+    for name in created:
         buckets.drop_bucket(name)
 
 
-def test_without_eviction_the_client_reports_a_temporary_failure(full, node):
-    """It knows ENOMEM as that, and does not try again. It tries again after ETMPFAIL, if a rewrite runs just then."""
-    collection = full("failing", EvictionPolicyType.NO_EVICTION)
+def test_without_eviction_the_client_reports_a_temporary_failure(make_collection, node):
+    """The client maps ENOMEM to that failure, and does not retry. A concurrent rewrite causes ETMPFAIL: it retries."""
+    collection = make_collection("failing", EvictionPolicyType.NO_EVICTION)
     stored = 0
-    with pytest.raises(TemporaryFailException, match="'status_code': 130, 'retry_attempts'"):  # noqa: PT012 - which of them fails is the question
+    with pytest.raises(TemporaryFailException, match="'status_code': 130, 'retry_attempts'"):  # noqa: PT012 - any of the upserts may fail
         while True:
             collection.upsert(f"k{stored}", VALUE, RAW)
             stored += 1
@@ -66,28 +66,28 @@ def test_without_eviction_the_client_reports_a_temporary_failure(full, node):
     assert collection.upsert("again", VALUE, RAW).success
 
 
-def test_evicted_documents_are_deletions_to_a_consumer(full, node):
-    collection = full("evicting", EvictionPolicyType.NOT_RECENTLY_USED)
+def test_evicted_documents_are_deletions_to_a_consumer(make_collection, node):
+    collection = make_collection("evicting", EvictionPolicyType.NOT_RECENTLY_USED)
     before, count = 70, 110
     for number in range(before):
         assert collection.upsert(f"k{number}", VALUE, RAW).success
-    with follow(node, "evicting", "static") as program:
+    with follow_bucket(node, "evicting", "static") as program:
         program.read_until(lambda lines: sum(map(is_mutation, lines)) == before)
         for number in range(before, count):
             assert collection.upsert(f"k{number}", VALUE, RAW).success
-        gone = {f"k{number}" for number in range(count) if not collection.exists(f"k{number}").exists}
-        assert 0 < len(gone) < before
-        assert "k0" in gone
+        evicted = {f"k{number}" for number in range(count) if not collection.exists(f"k{number}").exists}
+        assert 0 < len(evicted) < before
+        assert "k0" in evicted
         deleted: set[str] = set()
-        while deleted != gone:
+        while deleted != evicted:
             lines = [line for line in program.read_until(bool) if not is_mutation(line)]
-            assert not keys_of(lines, "expiration")
-            deleted |= keys_of(lines, "deletion")
-            assert deleted <= gone
+            assert not collect_keys(lines, "expiration")
+            deleted |= collect_keys(lines, "deletion")
+            assert deleted <= evicted
     with memcached_client(node, "evicting") as client:
-        assert client.stats()["vb_active_auto_delete_count"] == str(len(gone))
+        assert client.stats()["vb_active_auto_delete_count"] == str(len(evicted))
 
 
 def is_mutation(line):
-    """Tell it without parsing the line, which has a megabyte."""
+    """Return whether a line is a mutation, without parsing its megabyte."""
     return line.startswith('{"event":"mutation"')

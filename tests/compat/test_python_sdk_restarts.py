@@ -1,6 +1,6 @@
-"""Couchbase's own Python client stays while the node is stopped, killed and started again.
+"""Couchbase's Python SDK stays connected while the node is stopped, killed and started again.
 
-It is never told: it finds its way back by itself, and what it was answered that is on disk is there.
+It recovers without help from the test, and all durable writes that were acknowledged are still on disk.
 """
 
 import random
@@ -11,11 +11,11 @@ from threading import Event, Lock
 
 import pytest
 
-from tests.compat.installed import need
+from tests.compat.installed import require_package
 from tests.compat.serving import Serving
 from tests.patience import PATIENCE
 
-need("couchbase")
+require_package("couchbase")
 
 from couchbase.durability import DurabilityLevel, ServerDurability  # noqa: E402
 from couchbase.exceptions import CouchbaseException, DocumentNotFoundException  # noqa: E402
@@ -29,8 +29,15 @@ DURABLE = UpsertOptions(
 
 
 class Traffic:
-    """Writers, each with keys of its own, whose values only grow. written: by key, the newest that was acknowledged;
-    tried: the newest that was sent. A reader finds none of them older than it must be.
+    """Writers and a reader. Each writer has its own keys, and increases their values.
+
+    Attributes:
+        collection: the collection to write to.
+        written: key -> last value whose write was acknowledged. A reader must not find an older value.
+        tried: key -> last value that was sent.
+        reads: number of successful reads.
+        failures: number of failed reads and writes.
+        over: set when writers and reader must end.
     """
 
     def __init__(self, collection):
@@ -43,7 +50,7 @@ class Traffic:
         self._progress = Event()
         self._awaited = 0
 
-    def write(self, writer):
+    def run_writer(self, writer):
         chance = random.Random(writer)
         while not self.over.is_set():
             key = f"stay-{writer}-{chance.randrange(KEYS)}"
@@ -51,14 +58,14 @@ class Traffic:
             try:
                 self.collection.upsert(key, value, DURABLE)
             except CouchbaseException:
-                self._failed()  # it may have been stored, or not
+                self._count_failure()  # the value may be stored or not
             else:
                 with self._lock:
                     self.written[key] = value
                     if self.total >= self._awaited:
                         self._progress.set()
 
-    def read(self):
+    def run_reader(self):
         chance = random.Random("reader")
         while not self.over.is_set():
             known = dict(self.written)
@@ -69,7 +76,7 @@ class Traffic:
                 except DocumentNotFoundException:
                     found = 0
                 except CouchbaseException:
-                    self._failed()
+                    self._count_failure()
                     continue
                 assert found >= known[key], key
                 self.reads += 1
@@ -78,15 +85,15 @@ class Traffic:
     def total(self):
         return sum(self.written.values())
 
-    def wait_for(self, more, seconds):
-        """Wait until so many more writes have been acknowledged."""
+    def wait_for_writes(self, more, seconds):
+        """Return whether `more` further writes were acknowledged within some seconds."""
         with self._lock:
             self._progress.clear()
             self._awaited = self.total + more
         return self._progress.wait(seconds)
 
-    def check(self):
-        """Is there a document that is older than what was acknowledged, or newer than what was sent?"""
+    def check_documents(self):
+        """Assert that no document is older than its last acknowledged value, or newer than its last sent value."""
         wrong = {}
         for key, value in self.written.items():
             found = self.collection.get(key).value
@@ -94,7 +101,7 @@ class Traffic:
                 wrong[key] = (value, found, self.tried[key])
         assert wrong == {}
 
-    def _failed(self):
+    def _count_failure(self):
         with self._lock:
             self.failures += 1
 
@@ -106,16 +113,18 @@ class Traffic:
         pytest.param(120, marks=pytest.mark.soak),
     ],
 )
-def test_client_survives_restarts_and_changes(connected, tmp_path, seconds):
+def test_client_survives_restarts_and_changes(connect_cluster, tmp_path, seconds):
     with Serving.running("--vbuckets", 64, "--data-dir", tmp_path / "data") as serving:
-        traffic = Traffic(connected(serving.url).bucket("default").default_collection())
+        traffic = Traffic(connect_cluster(serving.url).bucket("default").default_collection())
         with ThreadPoolExecutor(WRITERS + 1) as pool:
-            work = [pool.submit(traffic.write, writer) for writer in range(WRITERS)] + [pool.submit(traffic.read)]
+            work = [pool.submit(traffic.run_writer, writer) for writer in range(WRITERS)] + [
+                pool.submit(traffic.run_reader)
+            ]
             try:
                 for end in (serving.stop, serving.kill, None):
                     until = time.monotonic() + seconds / 3
                     while time.monotonic() < until:
-                        assert traffic.wait_for(20, PATIENCE), "no write was acknowledged"
+                        assert traffic.wait_for_writes(20, PATIENCE), "no write was acknowledged"
                     if end is not None:
                         end()
                         serving.start()
@@ -123,6 +132,6 @@ def test_client_survives_restarts_and_changes(connected, tmp_path, seconds):
                 traffic.over.set()
             for each in work:
                 each.result(PATIENCE)
-        traffic.check()
+        traffic.check_documents()
         assert traffic.reads
         assert traffic.total > 200

@@ -1,12 +1,12 @@
-"""Couchbase's own Python client: parts of documents, and extended attributes."""
+"""Couchbase's Python SDK: sub-documents and extended attributes."""
 
 from datetime import timedelta
 
 import pytest
 
-from tests.compat.installed import need
+from tests.compat.installed import require_package
 
-need("couchbase")
+require_package("couchbase")
 
 import couchbase.subdocument as SD  # noqa: E402
 from couchbase.exceptions import (  # noqa: E402

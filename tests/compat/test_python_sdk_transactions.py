@@ -1,10 +1,10 @@
-"""Couchbase's own Python client: transactions, which it makes of extended attributes, macros and deleted documents."""
+"""Couchbase's Python SDK: transactions, which use extended attributes, macros and deleted documents."""
 
 import pytest
 
-from tests.compat.installed import need
+from tests.compat.installed import require_package
 
-need("couchbase")
+require_package("couchbase")
 
 from couchbase.durability import DurabilityLevel, ServerDurability  # noqa: E402
 from couchbase.exceptions import TransactionFailed  # noqa: E402
@@ -30,7 +30,7 @@ def transfer(accounts, attempt, amount):
         attempt.replace(found, {"balance": balance})
 
 
-def balances(accounts):
+def read_balances(accounts):
     return [accounts.get(name).content_as[dict]["balance"] for name in ("alice", "bob")]
 
 
@@ -42,7 +42,7 @@ def test_transaction_commits_all_changes(cluster, accounts, level):
         attempt.remove(attempt.get(accounts, "closed"))
 
     cluster.transactions.run(logic, TransactionOptions(durability=ServerDurability(level)))
-    assert balances(accounts) == [3, 7]
+    assert read_balances(accounts) == [3, 7]
     assert accounts.get("note").content_as[dict] == {"amount": 7}
     assert not accounts.exists("closed").exists
 
@@ -56,10 +56,10 @@ def test_failed_transaction_changes_nothing(cluster, accounts, level):
 
     with pytest.raises(TransactionFailed):
         cluster.transactions.run(logic, TransactionOptions(durability=ServerDurability(level)))
-    assert balances(accounts) == [10, 0]
+    assert read_balances(accounts) == [10, 0]
     assert accounts.exists("closed").exists
     assert not accounts.exists("note").exists
-    accounts.upsert("note", {})  # what was begun with it is gone
+    accounts.upsert("note", {})  # the staged insert no longer exists
     assert accounts.get("note").content_as[dict] == {}
 
 
@@ -71,4 +71,4 @@ def test_concurrent_change_repeats_the_transaction(cluster, accounts):
 
     with pytest.raises(TransactionFailed, match="cas_mismatch"):
         cluster.transactions.run(logic)
-    assert balances(accounts)[0] == 20
+    assert read_balances(accounts)[0] == 20

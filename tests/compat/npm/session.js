@@ -1,7 +1,9 @@
 'use strict'
 
-// What Couchbase's client for Node.js does with a node: tests/compat/test_node_sdk.py runs it with a connection string,
-// a user and a password. It says what it has done, a line each, and ends with status 1 at the first difference.
+// Tries a node with Couchbase's Node.js SDK: prints the name of each act that succeeded, one per line, and ends with
+// status 1 at the first difference. tests/compat/test_node_sdk.py runs it.
+//
+// Arguments: connection string, user, password.
 
 const assert = require('node:assert/strict')
 const couchbase = require('couchbase')
