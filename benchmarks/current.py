@@ -1,8 +1,8 @@
-"""Merging changes into the current table: what a changed row costs as the table grows, beside `deltalake`'s own merge.
+"""Merging changes into the current table: the cost of a changed row as the table grows, against `deltalake`'s merge.
 
-Each round changes documents chosen at random all over the bucket, as many as the policy waits for, and merges them. The
-values are random bytes, which no compression makes smaller. Seconds are those of the clock and, where other programs
-spoil that, those of the processor in all threads.
+Each round changes random documents of the whole bucket, as many as the policy waits for, and merges them. The values
+are random bytes, which cannot be compressed. Seconds are on the clock. CPU seconds of all threads are reported too,
+because other load affects them less.
 """
 
 from __future__ import annotations
@@ -38,20 +38,28 @@ NOISE = np.random.default_rng(1).integers(0, 256, 64 << 20, np.uint8)
 
 
 class Merge(NamedTuple):
+    """One merge.
+
+    Attributes:
+        changes: number of merged changes.
+        clock: seconds on the clock.
+        processor: CPU seconds of all threads.
+    """
+
     changes: int
     clock: float
     processor: float
 
 
 def timed(merge: Callable[[], int]) -> Merge:
-    """Return how many changes were merged, and in how many seconds."""
+    """Return the number of merged changes with the seconds of the merge."""
     clock, processor = time.perf_counter(), time.process_time()
     changed = merge()
     return Merge(changed, time.perf_counter() - clock, time.process_time() - processor)
 
 
 def changes(documents: np.ndarray, seqno: int, value_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield mutations of documents, by their numbers, with seqnos from `seqno` on."""
+    """Yield mutations of documents, which are given by numbers. Seqnos start at `seqno`."""
     for start in range(0, len(documents), BATCH_ROWS):
         numbers = documents[start : start + BATCH_ROWS]
         count = len(numbers)
@@ -85,7 +93,7 @@ def append(lake: Lake, batch: int, rows: Iterator[pa.RecordBatch]) -> None:
 
 
 def ours(directory: Path, documents: int, value_bytes: int, rounds: int) -> list[Merge]:
-    """Return what each round's merge took."""
+    """Return the merge of each round, by Penstock."""
     lake, random, seqno = Lake(directory), np.random.default_rng(7), 1
     policy = replace(MergePolicy(), rows=min(MergePolicy().rows, documents))
     append(lake, 0, changes(np.arange(documents), seqno, value_bytes))
@@ -99,12 +107,12 @@ def ours(directory: Path, documents: int, value_bytes: int, rounds: int) -> list
     if count_documents(lake) != documents or lake.current(["seqno"], pc.field("seqno") >= seqno).num_rows != len(
         chosen
     ):
-        raise RuntimeError("the current table lacks what was merged")
+        raise RuntimeError("the current table lacks merged changes")
     return times
 
 
 def plain(directory: Path, documents: int, value_bytes: int, rounds: int) -> list[Merge]:
-    """Do the same by `deltalake`'s merge, into a table of the same columns."""
+    """Return the merge of each round, by `deltalake`, into a table with the same columns."""
     random, seqno, times = np.random.default_rng(7), 1, []
     batches = (_documents(batch) for batch in changes(np.arange(documents), seqno, value_bytes))
     for batch in batches:
@@ -130,6 +138,7 @@ def _documents(batch: pa.RecordBatch) -> pa.Table:
 
 
 def pending(documents: int) -> int:
+    """Return the number of changes that the merge policy waits for."""
     policy = MergePolicy()
     return min(documents, max(policy.rows, round(policy.share * documents)))
 

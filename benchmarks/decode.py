@@ -1,17 +1,18 @@
 """Decode a slab of mutations to one Arrow batch: columns against a loop over the messages.
 
-The slab is hot: its bytes are copied into it just before, as a socket does (that is not timed), and each case has five
-slabs before it is the next one's turn. Keys have 12 to 28 bytes, values are ASCII, vbuckets are at random among
---vbuckets. Cases, each from bytes to its result:
+The slab is in the processor's cache, because its bytes are copied into it before each call, as by a socket. The copy
+is not timed. Each turn of a case decodes five slabs. Keys have 12 to 28 bytes, values are ASCII, vbuckets are random
+among --vbuckets. Cases, each from bytes to its result:
 
-- "loop to tuples" finds the next header, unpacks header and extras with one Struct, cuts key and value out as bytes
-  and appends one tuple of the fields that differ between messages. No Arrow: what any such decoder pays at least.
-- "loop to Arrow" does the same, appends each field to the list of its column instead, and makes of the lists the same
-  record batch that the columns give (the constant columns and the nulls are shared with them).
-- "columns" is what a client runs: receive_data of a Connection, then decode_run; with values copied, and as views. Once
-  in Python, and once with the extension module where it was built.
+- "loop to tuples" finds the next header and unpacks header and extras with one Struct. It cuts out key and value as
+  bytes, and appends one tuple of the fields that differ between messages. It makes no Arrow data. This is the minimum
+  cost of a decoder with a loop.
+- "loop to Arrow" decodes in the same way and appends each field to the list of its column. From the lists it makes the
+  same record batch as "columns". Both share the constant columns and the nulls.
+- "columns" is the code of a client: receive_data of a FrameReceiver, then decode_run. Values are copied, or are views.
+  It runs in Python, and with the extension module if that is built.
 
-With --small, the cost of short runs by both ways that decode_run chooses from.
+With --small: the cost of short runs for both ways of decode_run.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ BODY = Struct(">8xI")
 
 
 def fill(slab: Slab, value_bytes: int, vbuckets: int) -> int:
-    """Fill a slab with whole mutation frames and return how many bytes they have."""
+    """Return the number of bytes of mutation frames, after filling a slab with them."""
     chance = random.Random(20261120)
     position = 0
     seqnos = [0] * vbuckets

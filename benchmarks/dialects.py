@@ -1,7 +1,7 @@
-"""Every dialect in one run: decoding to columns, a node's stream to a counting reader, and the whole way to Arrow.
+"""All dialects in one run: decoding to columns, a node's stream to a counting reader, and from a node to Arrow.
 
-Ratios are against DCP. The node has a process of its own, filled with changes of different keys; all dialects stream
-the same history, from its beginning up to now.
+Ratios are against DCP. The node has a separate process and is filled with changes of different keys. All dialects
+stream the same history, from its beginning up to now.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MESSAGES_TO_DECODE = 1_000_000
 
 
 def decoding(dialect: Dialect, value_bytes: int) -> tuple[int, float]:
-    """Return messages in a slab, and the CPU seconds that decoding it takes."""
+    """Return the number of messages in a slab, and the CPU seconds of decoding it."""
     frame = Mutation(vbucket=1, key=b"\0key-%09d" % 0, value=b"v" * value_bytes, by_seqno=1, rev_seqno=1).encode()
     slab = Slab()
     count = slab.nbytes // len(frame)
@@ -53,9 +53,15 @@ def decoding(dialect: Dialect, value_bytes: int) -> tuple[int, float]:
 
 
 def requests(dialect: Dialect, ends: dict[int, int]) -> tuple[bytes, int, int]:
-    """Return what opens the streams, the bytes that answer a connection's opening, and those of each stream's frame.
+    """Return the requests that open the streams, with sizes of replies.
 
-    ends: of each vbucket. The third is without what stands around the changes of a stream.
+    Args:
+        dialect: the dialect.
+        ends: vbucket -> end seqno.
+
+    Returns:
+        The requests, the bytes of the reply to the opening of the connection, and the bytes of header and extras of
+        each change. Other messages of a stream are not counted.
     """
     if dialect is Dialect.TAP:
         options_ = TapOptions(TapConnectFlag.DUMP)
@@ -73,10 +79,10 @@ def requests(dialect: Dialect, ends: dict[int, int]) -> tuple[bytes, int, int]:
 
 
 def read_all(node: Served, dialect: Dialect, changes: int, value_bytes: int) -> float:
-    """Stream everything to a reader that only counts; return the seconds from the requests to the last change."""
+    """Return the seconds from the requests to the last change, with a reader that only counts bytes."""
     room = bytearray(4 << 20)
     sent, answer, head = requests(dialect, dict.fromkeys(range(VBUCKETS), changes // VBUCKETS))
-    missing = answer + changes * (head + 13 + value_bytes)  # what stands around the changes makes no difference
+    missing = answer + changes * (head + 13 + value_bytes)  # other messages of a stream are too few to matter
     with socket.create_connection(("127.0.0.1", node.port)) as peer:
         peer.settimeout(60)
         start = time.perf_counter()
@@ -84,7 +90,7 @@ def read_all(node: Served, dialect: Dialect, changes: int, value_bytes: int) -> 
         while missing > 0:
             received = peer.recv_into(room)
             if not received:
-                raise ConnectionError(f"{dialect}: the node closed the connection with {missing} bytes to come")
+                raise ConnectionError(f"{dialect}: the node closed the connection with {missing} bytes missing")
             missing -= received
         return time.perf_counter() - start
 
@@ -110,15 +116,15 @@ def case(report: Report, chosen: argparse.Namespace, value_bytes: int, changes: 
         counted: dict[Dialect, list[float]] = {dialect: [] for dialect in Dialect}
         consumed: dict[Dialect, list[float]] = {dialect: [] for dialect in Dialect}
         for _ in range(chosen.rounds):
-            for dialect in Dialect:  # in turn: what disturbs one disturbs all
+            for dialect in Dialect:  # in turn, so that a disturbance affects all
                 counted[dialect].append(read_all(node, dialect, changes, value_bytes))
                 consumed[dialect].append(asyncio.run(to_arrow(node, dialect, changes)))
     count_only |= {dialect: changes / statistics.median(seconds) for dialect, seconds in counted.items()}
     arrow |= {dialect: changes / statistics.median(seconds) for dialect, seconds in consumed.items()}
-    for what, by_dialect in rates.items():
+    for about, by_dialect in rates.items():
         for dialect, rate in by_dialect.items():
             ratio = rate / by_dialect[Dialect.DCP]
-            report.row(f"{what}, {value_bytes} B, {dialect}", f"{rate / 1e6:.2f} M/s, {ratio:.2f} of DCP")
+            report.row(f"{about}, {value_bytes} B, {dialect}", f"{rate / 1e6:.2f} M/s, {ratio:.2f} of DCP")
 
 
 def main() -> None:

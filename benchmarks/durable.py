@@ -1,9 +1,9 @@
-"""Durable SETs through a node: from the first request until SEQNO_PERSISTENCE has said that all of them are on disk.
+"""Durable SETs through a node: from the first request until SEQNO_PERSISTENCE reports that all changes are on disk.
 
-The same node serves the same requests whatever keeps its bucket: our log, or rows in SQLite, LMDB or RocksDB. Each has
-a process of its own, commits every thousand changes or 5 ms, and syncs at each commit. The stores take turns, with the
-same changes in each round; a turn begins when no node has work left over from one before. A client with one connection
-has 500 requests under way. CPU time is the node's, what it does afterwards included.
+The same node serves the same requests with each store: Penstock's log, or rows in SQLite, LMDB or RocksDB. Each node
+has a separate process, commits every thousand changes or 5 ms, and syncs at each commit. The stores take turns, with
+the same changes in each round. A turn begins when all nodes are idle. A client with one connection has 500 requests
+outstanding. CPU time is that of the node, including its work after the last reply.
 """
 
 from __future__ import annotations
@@ -35,14 +35,19 @@ _PATIENCE = 120.0
 
 
 class Round(NamedTuple):
-    """pieces: requests, as many in each. waits: one for each vbucket that has changed, up to its newest seqno."""
+    """The encoded requests of one round.
+
+    Attributes:
+        pieces: SETs, the same number in each piece.
+        waits: SEQNO_PERSISTENCE for the newest seqno of each changed vbucket.
+    """
 
     pieces: list[bytes]
     waits: list[bytes]
 
 
 class Rounds:
-    """The requests of one round after the other."""
+    """Makes the requests of consecutive rounds."""
 
     def __init__(self, *, vbuckets: int, value_bytes: int, pipelined: int) -> None:
         self._changes = Changes(vbuckets=vbuckets, value_bytes=value_bytes)
@@ -59,7 +64,7 @@ class Rounds:
 
 
 def store(port: int, requests: Round, half: int) -> float:
-    """Store the changes of a round and return the seconds until they are on disk."""
+    """Return the seconds from the first request of a round until its changes are on disk."""
     with socket.create_connection(("127.0.0.1", port)) as peer:
         peer.settimeout(_PATIENCE)
         began = time.perf_counter()
@@ -69,12 +74,17 @@ def store(port: int, requests: Round, half: int) -> float:
         seconds = time.perf_counter() - began
     for _, opcode, _, _, _, status, body, _, _ in HEADER.iter_unpack(answers):
         if opcode != Opcode.SEQNO_PERSISTENCE or status or body:
-            raise RuntimeError(f"answer 0x{opcode:02x} with status 0x{status:02x}: not on disk")
+            raise RuntimeError(f"reply 0x{opcode:02x} with status 0x{status:02x}, expected SEQNO_PERSISTENCE, success")
     return seconds
 
 
 class Taken(NamedTuple):
-    """Seconds of each round."""
+    """Seconds of each round.
+
+    Attributes:
+        walls: on the clock.
+        cpus: CPU seconds of the node.
+    """
 
     walls: list[float]
     cpus: list[float]
@@ -96,7 +106,7 @@ def case(report: Report, chosen: argparse.Namespace, vbuckets: int, value_bytes:
             requests = rounds.make(count)
             for kind in rotated(list(nodes), number):
                 wall, cpu = _turn(nodes[kind], requests, half)
-                if number:  # the first finds everything empty
+                if number:  # the first round starts with an empty bucket
                     taken[kind].walls.append(wall)
                     taken[kind].cpus.append(cpu)
     rates = {kind: count / median(each.walls) for kind, each in taken.items()}
@@ -116,7 +126,7 @@ def _turn(node: Served, requests: Round, half: int) -> tuple[float, float]:
 
 
 def sync(report: Report, directory: Path) -> None:
-    """Measure what a commit costs at least on this disk."""
+    """Measure the minimum cost of a commit on this disk."""
     data, seconds = os.urandom(SYNC_BYTES), []
     with (directory / "sync").open("wb", buffering=0) as file:
         for _ in range(SYNCS):
@@ -132,7 +142,7 @@ def sync(report: Report, directory: Path) -> None:
 
 
 def commits(report: Report, directory: Path) -> None:
-    """Measure the CPU time of a commit of a few changes, without a node; the writing and the sync are part of it."""
+    """Measure the CPU time of a commit of a few changes, without a node. It includes the write and the sync."""
     bucket = BucketStore.open(directory / "commits", "commits", vbuckets=4, clock=time.time_ns, new_vbuuid=new_vbuuid)
     nanoseconds = []
     for number in range(COMMITS):

@@ -1,8 +1,9 @@
-"""Opening a bucket of millions of documents: until every vbucket can be streamed, and until all keys are there.
+"""Opening a bucket of millions of documents: until every vbucket can be streamed, and until all keys are loaded.
 
-Each time in a new process. Ready to stream means that `Bucket.open` has returned and the first frames of a snapshot of
-every vbucket have been read; the keys are what `load_keys` reads after that, or a command on a vbucket asks for. There
-are stops that were clean, and those where the process just ended. Warm: the files are in the page cache.
+Each time is measured in a new process. "Ready to stream" means that `BucketStore.open` has returned, and that the first
+frames of a snapshot of every vbucket have been read. After that, `bucket.keys.load_some` loads the keys; a command on a
+vbucket loads them too. Before a clean stop the bucket is closed; otherwise the process just ends. "Warm" means that the
+files are in the page cache.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ _FIRST_BYTES = 64 * 1024
 
 
 class Opened(NamedTuple):
-    """Seconds from the start. memory: MiB that the process had to itself in the end."""
+    """Times of one opening, in seconds from its start.
+
+    Attributes:
+        opened: until the bucket is open.
+        ready: until it is ready to stream.
+        keys: until all keys are loaded.
+        memory: anonymous memory of the process at the end, in MiB.
+    """
 
     opened: float
     ready: float
@@ -30,7 +38,7 @@ class Opened(NamedTuple):
 
 
 def make(kind: str, directory: Path, vbuckets: int, items: int) -> None:
-    """Store so many documents, and stop without having closed anything."""
+    """Store documents, without closing the bucket."""
     fill(open_bucket(kind, directory, vbuckets), Changes(vbuckets=vbuckets, value_bytes=100, new=1), items)
 
 
@@ -51,7 +59,7 @@ def open_once(kind: str, directory: Path, vbuckets: int, is_clean: bool) -> Open
 
 
 def _memory() -> int:
-    """Return the MiB that this process has to itself: what it has mapped of files does not count."""
+    """Return the anonymous memory of this process in MiB; mapped files do not count."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) // 1024

@@ -1,9 +1,9 @@
-"""For how long a node comes to nothing else while it rewrites its log: the longest pause of its event loop under load.
+"""The longest pause of a node's event loop while the node rewrites its log under load.
 
-The bucket is filled, then one connection stores changes of keys that are there as fast as the node takes them, 500
-under way; meanwhile another one asks for everything to be rewritten. A timer in the node tells by how much it was too
-late at most; time in which its thread could have gone on, but others had the processors, does not count. The load alone
-holds the loop as well, so there is a row for that, and one for the same load on a bucket in memory.
+The bucket is filled. Then one connection changes existing keys as fast as possible, with 500 requests outstanding. A
+second connection requests a compaction of the whole bucket. A timer in the node measures its longest delay, without the
+time for which its thread waited for a processor. The load alone also delays the loop. So there are rows for the load
+without a compaction, and for the same load on a bucket in memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ _PATIENCE = 600.0
 
 
 class Loaded(NamedTuple):
-    """seconds: what went on meanwhile took. rate: changes stored a second. pause: the longest."""
+    """One piece of work under load.
+
+    Attributes:
+        seconds: the duration of the work.
+        rate: changes stored per second meanwhile.
+        pause: the longest pause of the event loop.
+    """
 
     seconds: float
     rate: float
@@ -45,7 +51,7 @@ def make(directory: Path, vbuckets: int, changes: int) -> None:
 
 
 def pieces(vbuckets: int, half: int) -> list[bytes]:
-    """Return requests, half of what is under way in a piece: of changes that are in the bucket before."""
+    """Return requests that change existing keys, `half` of them in each piece."""
     changes = Changes(vbuckets=vbuckets, value_bytes=100)
     requests = [
         Set(key=key, value=value, vbucket=vbucket).encode() for vbucket, key, value in changes.take(PIECES * half)
@@ -54,7 +60,7 @@ def pieces(vbuckets: int, half: int) -> list[bytes]:
 
 
 def load(port: int, requests: list[bytes], half: int, enough: Event) -> float:
-    """Store changes until it is enough, and return how many that were in a second."""
+    """Return the number of changes stored per second, until `enough` is set."""
     stored, began = 0, time.perf_counter()
     with socket.create_connection(("127.0.0.1", port)) as peer:
         peer.settimeout(_PATIENCE)
@@ -78,13 +84,13 @@ def under_load(node: Served, requests: list[bytes], half: int, meanwhile: Callab
 
 
 def compact(port: int) -> None:
-    """Have everything rewritten."""
+    """Compact the whole bucket."""
     with socket.create_connection(("127.0.0.1", port)) as peer:
         peer.settimeout(_PATIENCE)
         peer.sendall(CompactDb().encode())
         answer = HEADER.unpack(peer.makefile("rb").read(HEADER_BYTES))
         if answer[5]:
-            raise RuntimeError(f"status 0x{answer[5]:02x}: not compacted")
+            raise RuntimeError(f"status 0x{answer[5]:02x} of a compaction, expected success")
 
 
 def row(report: Report, about: str, loaded: list[Loaded]) -> None:

@@ -1,7 +1,8 @@
 """Writing, backfilling and opening at one, two, four and eight million changes, as figures and as a plot.
 
-Every store grows from one size to the next: written is what lies between two sizes, on the clock, with a sync for every
-thousand changes; then it is closed, opened in a new process until every vbucket can be streamed, and read whole, warm.
+Each store grows from one size to the next. The rate of writing is that of the changes between two sizes, on the clock,
+with a sync for every thousand changes. Then the store is closed, and is opened in a new process until every vbucket can
+be streamed. Last, all its changes are read from the page cache.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ PLOT = RESULTS.with_name("durable_scaling.svg")
 
 
 class Size(NamedTuple):
-    """Rates of changes written and items read a second, seconds until ready to stream, and bytes on disk."""
+    """The figures of a store at one size.
+
+    Attributes:
+        write: changes written per second.
+        read: items read per CPU second.
+        ready: seconds until ready to stream.
+        nbytes: bytes on disk.
+    """
 
     write: float
     read: float
@@ -29,7 +37,7 @@ class Size(NamedTuple):
 
 
 def grow(kind: str, directory: Path, vbuckets: int, sizes: list[int], number: int) -> float:
-    """Write what lies between the size before and this one, and return the rate."""
+    """Return the rate of writing the changes between the previous size and this one."""
     changes = Changes(vbuckets=vbuckets, value_bytes=100)
     before = sizes[number - 1] if number else 0
     for _ in changes.take(before):
@@ -43,7 +51,7 @@ def grow(kind: str, directory: Path, vbuckets: int, sizes: list[int], number: in
 
 
 def read(kind: str, directory: Path, vbuckets: int, rounds: int) -> float:
-    """Return the items a second of CPU time."""
+    """Return the items read per CPU second."""
     bucket = open_bucket(kind, directory, vbuckets)
     read_all(bucket)
     rates = []
@@ -63,7 +71,7 @@ def measure(chosen: argparse.Namespace, kind: str, directory: Path, number: int)
 
 
 def draw(path: Path, sizes: list[int], measured: dict[str, list[Size]]) -> None:
-    """Draw three plots beside each other, with a line for each store."""
+    """Draw three plots side by side, with a line for each store."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -92,7 +100,7 @@ def main() -> None:
     parser.add_argument("--changes", type=int, nargs="*", default=[1_000_000, 2_000_000, 4_000_000, 8_000_000])
     parser.add_argument("--vbuckets", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3, help="of opening and reading")
-    parser.add_argument("--plot", type=Path, help=f"where to draw; with --record {PLOT.name} beside the results")
+    parser.add_argument("--plot", type=Path, help=f"file of the plot; with --record the default is {PLOT.name}")
     add_options(parser)
     chosen = parser.parse_args()
     report = Report("Durable buckets as they grow", chosen)

@@ -1,8 +1,8 @@
 """Encode a batch of changes as stream frames: columns joined by Arrow against a loop over the rows.
 
-About 2 MiB of mutations with keys of 12 to 28 bytes, made by decoding benchmarks.decode's slab. "loop" packs header and
-extras with one Struct and joins the pieces, from rows that are tuples already; "columns" starts from the batch.
-With --small, the cost of small batches by both ways that encode_columns chooses from.
+The batch has about 2 MiB of mutations with keys of 12 to 28 bytes, decoded from the slab of benchmarks.decode. "loop"
+starts from rows as tuples, packs header and extras with one Struct, and joins the parts. "columns" starts from the
+batch. With --small: the cost of small batches for both ways of encoding.
 """
 
 from __future__ import annotations

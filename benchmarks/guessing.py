@@ -1,10 +1,10 @@
-"""What does guessing tell an attacker, and what does it cost others?
+"""Guessing of names and passwords: does the time of an answer reveal a user, and do guesses delay other logins?
 
-Whether a user exists must not show in the time of an answer: of SCRAM's challenge, and of the verdict about a wrong
-password. Both are measured for a user who exists and one who does not, in turns. The figure is how often the one takes
-longer than the other: 50 % where the time tells nothing.
+The time of an answer must not show whether a user exists. Two answers are measured: the challenge of SCRAM, and the
+refusal of a wrong password. Each is measured for an existing and for an unknown user, in turns. The figure is how often
+the answer for the existing user takes longer. At 50 % the time reveals nothing.
 
-Then many connections guess one password, all at once, and somebody else logs in from the same address.
+Then many connections guess a password at once, while another user logs in from the same address.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.sasl import SaslAuth
 
 NAMES = (USER, "Administratus")
-"""One who exists, and one who does not, of the same length."""
+"""An existing and an unknown user, with names of the same length."""
 
 
 def ask(peer: socket.socket, request: bytes) -> Status:
@@ -47,7 +47,7 @@ def _received(peer: socket.socket, most: int) -> bytes:
 
 
 def challenges(peer: socket.socket, name: str) -> float:
-    """Return the seconds until a challenge, which is no verdict: it may be asked for again and again."""
+    """Return the seconds until a challenge. A challenge is no failed login, so a connection may repeat it."""
     request = SaslAuth(key=b"SCRAM-SHA512", value=f"n,,n={name},r=0123456789abcdef".encode()).encode()
     started = time.perf_counter()
     ask(peer, request)
@@ -55,7 +55,7 @@ def challenges(peer: socket.socket, name: str) -> float:
 
 
 def addresses() -> Iterator[str]:
-    """Yield addresses of this machine: a guess from an address of its own waits for no other."""
+    """Yield addresses of this machine. A guess from a new address is not delayed by earlier guesses."""
     for number in count(256):
         yield f"127.{1 + (number >> 16)}.{number >> 8 & 255}.{number & 255}"
 
@@ -70,7 +70,7 @@ def verdict(port: int, name: str, address: str) -> float:
 
 
 def compare(one: Callable[[str], float], times: int) -> tuple[list[float], list[float]]:
-    """Measure both names in turns."""
+    """Return the seconds for the existing and for the unknown user, measured in turns."""
     found: tuple[list[float], list[float]] = ([], [])
     for number in range(times):
         for which in (0, 1) if number % 2 else (1, 0):
@@ -79,14 +79,14 @@ def compare(one: Callable[[str], float], times: int) -> tuple[list[float], list[
 
 
 def share_above(these: list[float], those: list[float]) -> float:
-    """Return how often one of these is greater than one of those: 0.5 where they are alike."""
+    """Return the share of pairs in which the value of `these` is greater; 0.5 for equal distributions."""
     ordered = sorted(those)
     pairs = sum(bisect_left(ordered, one) + bisect_right(ordered, one) for one in these)
     return pairs / (2 * len(these) * len(those))
 
 
 def enumeration(node: Process, times: int, verdicts: int) -> dict[str, tuple[list[float], list[float]]]:
-    """Return the seconds of each kind of answer, for the user who exists and the one who does not."""
+    """Return kind of answer -> seconds for the existing user, seconds for the unknown user."""
     sources = addresses()
     with socket.create_connection(("127.0.0.1", node.port), 60) as peer:
         return {
@@ -96,7 +96,7 @@ def enumeration(node: Process, times: int, verdicts: int) -> dict[str, tuple[lis
 
 
 def innocent(node: Process, crowd: int, times: int) -> list[float]:
-    """Return the seconds of logins while a crowd guesses another's password from the same address."""
+    """Return the seconds of logins while many connections guess the password of another user from the same address."""
     guess = SaslAuth(key=b"PLAIN", value=b"\0root\0guess").encode()
     found = []
     with ExitStack() as stack:
@@ -107,7 +107,7 @@ def innocent(node: Process, crowd: int, times: int) -> list[float]:
             started = time.perf_counter()
             with socket.create_connection(("127.0.0.1", node.port), 60) as peer:
                 if (status := ask(peer, LOGIN)) is not Status.SUCCESS:
-                    raise ConnectionError(f"the login was answered {status.name}")
+                    raise ConnectionError(f"status {status.name} of the login, expected SUCCESS")
             found.append(time.perf_counter() - started)
     return found
 
@@ -119,11 +119,11 @@ def main() -> None:
     parser.add_argument("--crowd", type=int, default=32)
     parser.add_argument("--logins", type=int, default=30)
     chosen = parser.parse_args()
-    report = Report("What guessing tells, and what it costs others", chosen)
+    report = Report("Guessing of names and passwords, and its cost for other users", chosen)
     with penstock("--vbuckets", 64) as node:
-        for what, (known, unknown) in enumeration(node, chosen.challenges, chosen.verdicts).items():
+        for answer, (known, unknown) in enumeration(node, chosen.challenges, chosen.verdicts).items():
             report.row(
-                f"{what}: a user who exists, and one who does not",
+                f"{answer}: an existing user, and an unknown one",
                 f"{median(known) * 1e6:.0f} and {median(unknown) * 1e6:.0f} us (medians); the first takes longer in "
                 f"{share_above(known, unknown):.1%}",
             )

@@ -1,9 +1,9 @@
-"""What do connections cost that are open and ask for nothing, or are half open?
+"""Memory of connections that are idle or half open.
 
-A node, and memcached beside it, are processes of their own. Each idle connection has said HELLO, has logged in, and has
-asked one thing. Each half-open one has sent half a frame, half a ClientHello, or a ClientHello and nothing more; of the
-last kind a node lets 512 of an address wait, and ends the others. Then all stay. The figure is how much more memory the
-process has then than before. The peers have some addresses, as one may not have all connections.
+The node has a separate process, and so has memcached for comparison. Each idle connection has sent HELLO, a login and
+one request. Each half-open connection has sent half a frame, half a ClientHello, or a ClientHello and nothing more. Of
+the last kind, a node accepts 512 from one address and closes the others. All connections stay open. The figure is the
+growth of the process's memory. The clients use several addresses, because a node limits the connections of one address.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HELLO = join_frame(
 LOGIN = SaslAuth(key=b"PLAIN", value=f"\0{USER}\0{PASSWORD}".encode()).encode()
 NOOP = Noop().encode()
 
-# TLS is negotiated; who the node is has been checked elsewhere, and would only cost time.
+# The client does not verify the certificate: tests do that, and here it would only cost time.
 ENCRYPTED = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 ENCRYPTED.check_hostname, ENCRYPTED.verify_mode = False, ssl.CERT_NONE
 
@@ -48,7 +48,7 @@ ADDRESSES = cycle([f"127.0.0.{number}" for number in range(1, 5)])
 
 
 def half_open(port: int, sent: bytes) -> socket.socket:
-    """Return a connection on which no more than this has been sent."""
+    """Return a connection on which only these bytes were sent."""
     peer = socket.create_connection(("127.0.0.1", port), 60, (next(ADDRESSES), 0))
     peer.sendall(sent)
     return peer
@@ -63,7 +63,7 @@ def client_hello() -> bytes:
 
 
 def connect(port: int, requests: Sequence[bytes], *, tls: bool = False) -> socket.socket:
-    """Return a connection on which these have been asked and answered."""
+    """Return a connection on which these requests were sent and answered."""
     peer = socket.create_connection(("127.0.0.1", port), 60, (next(ADDRESSES), 0))
     if tls:
         peer = ENCRYPTED.wrap_socket(peer)
@@ -74,7 +74,7 @@ def connect(port: int, requests: Sequence[bytes], *, tls: bool = False) -> socke
 
 
 def answer(peer: socket.socket) -> None:
-    """Take one reply. Raises ConnectionError if it is none, or not a good one."""
+    """Receive one reply. Raises ConnectionError if its status is not success, or if the connection ends."""
     head = _exactly(peer, HEADER_BYTES)
     if int.from_bytes(head[6:8], "big"):
         raise ConnectionError(f"status 0x{head[6:8].hex()}")
@@ -92,13 +92,13 @@ def _exactly(peer: socket.socket, count: int) -> bytes:
 
 
 def growth(process: Process, count: int, open_one: Callable[[], socket.socket]) -> tuple[int, int]:
-    """Open so many connections; return how many bytes more the process has then, and how many in all."""
-    open_one().close()  # what the first one costs is not the others'
+    """Return the growth of the process's memory after opening `count` connections, and its memory then, in bytes."""
+    open_one().close()  # the first connection has additional costs, which are excluded
     before = process.memory()
     with ExitStack() as stack:
         for _ in range(count):
             stack.enter_context(open_one())
-        last = stack.enter_context(connect(process.port, [NOOP]))  # so all before it have been read from
+        last = stack.enter_context(connect(process.port, [NOOP]))  # its reply follows reads of all others
         after = process.memory()
         last.close()
     return after - before, after
@@ -117,11 +117,11 @@ HALF_OPEN = (
     ("half a ClientHello", "tls_port", client_hello()[:100]),
     ("a ClientHello and no more", "tls_port", client_hello()),
 )
-"""What is sent on half-open connections, and to which port."""
+"""Name, key of the port in Process.ready, and sent bytes of each kind of half-open connection."""
 
 
 def certified(directory: Path) -> list[str]:
-    """Make a certificate, and return the options of a node that shows it."""
+    """Return the options of a node with TLS, after creating its certificate in a directory."""
     made = make_certificates([], USER, 1, datetime.now(UTC))["server"]
     certificate, key = directory / "server.pem", directory / "server.key"
     certificate.write_bytes(made.certificate)

@@ -1,7 +1,7 @@
-"""What is kept behind a changelog: secondary index, full text, invalidation; how fast it is built and asked.
+"""Dependents of a changelog (secondary index, full text, invalidation): how fast they are built and queried.
 
-Documents have a number, a name and tags, about 100 bytes, over 1024 vbuckets, in the order of a fixed seed. The text is
-that of a file of documents, one JSON object a line, or of made up words.
+Documents have a number, a name and tags, about 100 bytes, in 1024 vbuckets, with a fixed seed. The text comes from a
+file with one JSON object per line, or consists of random words.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--changed", type=int, default=50_000)
     parser.add_argument("--text", type=Path, help="a file of documents, one JSON object a line")
     chosen = parser.parse_args()
-    report = Report("What is kept behind a changelog", chosen)
+    report = Report("Dependents of a changelog", chosen)
     with tempfile.TemporaryDirectory() as directory:
         numbers(report, Lake(Path(directory) / "numbers"), chosen.documents, chosen.changed)
         words(report, Lake(Path(directory) / "words"), texts(chosen.text))
@@ -64,12 +64,12 @@ def numbers(report: Report, lake: Lake, documents: int, changed: int) -> None:
     report.row(f"first lookup with {changed} changes pending", f"{seconds * 1e3:.0f} ms")
     report.row("later ones, median", f"{median(lambda at: index.lookup(float(at)), one):.1f} ms")
     with accepting() as url:
-        told = Invalidation(lake, "cache", url)
-        told.path.parent.mkdir()
-        told.path.write_text(json.dumps({"changelog": changelog_id(lake), "version": 0}))
-        seconds = timed(lambda: catch_up(told, lake))
-        report.row(f"{changed} keys told over HTTP, 1000 a request", f"{changed / seconds / 1e3:.0f} k keys/s")
-        told.close()
+        invalidation = Invalidation(lake, "cache", url)
+        invalidation.path.parent.mkdir()
+        invalidation.path.write_text(json.dumps({"changelog": changelog_id(lake), "version": 0}))
+        seconds = timed(lambda: catch_up(invalidation, lake))
+        report.row(f"{changed} keys sent over HTTP, 1000 per request", f"{changed / seconds / 1e3:.0f} k keys/s")
+        invalidation.close()
     seconds = timed(lambda: catch_up(index, lake))
     report.row(f"{changed} changes merged into the index", f"{seconds:.2f} s")
 
@@ -122,15 +122,15 @@ def texts(file: Path | None) -> list[bytes]:
 def changelog_id(lake: Lake) -> str:
     delta = find_delta(lake, None)
     if delta is None:
-        raise RuntimeError("the changelog is gone")
+        raise RuntimeError("the changelog was deleted")
     return delta.changelog_id
 
 
 @contextmanager
 def accepting() -> Iterator[str]:
-    """Run an HTTP server that takes all it is given."""
+    """Run an HTTP server that accepts all requests, and yield its URL."""
 
-    class Taking(BaseHTTPRequestHandler):
+    class AcceptingHandler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
@@ -141,7 +141,7 @@ def accepting() -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with HTTPServer(("127.0.0.1", 0), Taking) as server:
+    with HTTPServer(("127.0.0.1", 0), AcceptingHandler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/"
@@ -156,7 +156,7 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def median(call: Callable[..., object], arguments: Iterable[object]) -> float:
-    """Return milliseconds of one call."""
+    """Return the median of milliseconds per call."""
     return statistics.median(timed(partial(call, each)) for each in arguments) * 1e3
 
 

@@ -1,7 +1,7 @@
-"""Buckets on disk of every kind, filled with the same changes: ours, and those that keep rows.
+"""Buckets on disk in each store, filled with the same changes: Penstock's store, and the row stores.
 
-Keys of 20 bytes, values of random letters, fixed seed. Of ten changes seven are of new keys and three of keys that are
-there, in vbuckets that take turns.
+Keys have 20 bytes, values are random letters, with a fixed seed. Of ten changes, seven have new keys and three have
+existing keys. The vbuckets take turns.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BUCKETS: dict[str, type[BucketStore]] = {OURS: BucketStore, **ROW_BUCKETS}
 
 COMMIT_COUNT = BucketSettings().commit_count
 NEW = 0.7
-"""The share of changes that are of new keys."""
+"""The share of changes with new keys."""
 
 CHUNK_BYTES = 2 * 1024 * 1024
 
@@ -55,9 +55,17 @@ class Change(NamedTuple):
 
 
 class Changes:
-    """An endless supply of changes, the same ones for the same arguments. vbuckets: a power of two."""
+    """An endless series of changes. Equal arguments give the same series."""
 
     def __init__(self, *, vbuckets: int, value_bytes: int, new: float = NEW, seed: int = 1) -> None:
+        """Start the series.
+
+        Args:
+            vbuckets: the number of vbuckets, a power of two.
+            value_bytes: the size of each value.
+            new: the share of changes with new keys, from 0 to 1.
+            seed: the seed of random numbers.
+        """
         self._random = Random(seed)
         letters = bytes(self._random.choices(_LETTERS, k=1 << 20))
         begins = [self._random.randrange(len(letters) - value_bytes) for _ in range(_VALUES)]
@@ -79,7 +87,7 @@ class Changes:
 
 
 def open_bucket(kind: str, directory: Path, vbuckets: int) -> BucketStore:
-    """Open the bucket in a directory, or make it."""
+    """Return the bucket in a directory; create it if it does not exist."""
     return BUCKETS[kind].open(directory, "default", vbuckets=vbuckets, clock=time.time_ns, new_vbuuid=new_vbuuid)
 
 
@@ -88,16 +96,21 @@ def new_vbuuid() -> int:
 
 
 class Spent(NamedTuple):
-    """Seconds on the clock, and of this process's CPU time."""
+    """The times of some work.
+
+    Attributes:
+        wall: seconds on the clock.
+        cpu: CPU seconds of this process.
+    """
 
     wall: float
     cpu: float
 
 
 def fill(bucket: BucketStore, changes: Changes, count: int) -> Spent:
-    """Store so many changes with a commit for every thousand.
+    """Return the times of storing changes, with a commit for every thousand.
 
-    What a node would rewrite meanwhile is rewritten, here and now.
+    Compaction, for which a node has a thread, runs between the commits.
     """
     vbuckets = bucket.vbuckets
     wall = cpu = 0.0
@@ -121,7 +134,7 @@ class Volume(NamedTuple):
 
 
 def read_all(bucket: BucketStore) -> Volume:
-    """Read everything there is, as a backfill of every vbucket."""
+    """Return the volume of a backfill of all vbuckets."""
     frames = nbytes = 0
     for vbucket in bucket.vbuckets:
         snapshot = vbucket.history.open_snapshot(0, MAX_SEQNO)
@@ -132,15 +145,20 @@ def read_all(bucket: BucketStore) -> Volume:
 
 
 def disk_bytes(directory: Path) -> int:
-    """Return what the files in a directory occupy."""
+    """Return the bytes that the files in a directory occupy on disk."""
     return sum(file.stat().st_blocks * 512 for file in directory.rglob("*") if file.is_file())
 
 
-# Options that the benchmarks of durable buckets have in common
+# Common options of the benchmarks of durable buckets
 
 
 def add_options(parser: argparse.ArgumentParser, *, against: list[str] | None = None) -> None:
-    """against: the row stores to compare with unless others are chosen; None: all that are installed."""
+    """Add the options --directory and --against.
+
+    Args:
+        parser: the parser.
+        against: the default row stores to compare with; None: all that are installed.
+    """
     add_directory(parser)
     known = installed()
     parser.add_argument(
@@ -150,7 +168,7 @@ def add_options(parser: argparse.ArgumentParser, *, against: list[str] | None = 
 
 def add_directory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--directory", type=Path, default=Path("build"), help="on the disk to measure; has to have room"
+        "--directory", type=Path, default=Path("build"), help="directory for the files, on the disk to measure"
     )
 
 
@@ -160,7 +178,7 @@ def kinds(chosen: argparse.Namespace) -> list[str]:
 
 @contextmanager
 def scratch(chosen: argparse.Namespace) -> Iterator[Path]:
-    """Make a directory for the time of the block."""
+    """Yield a new directory, which is deleted at the end of the block."""
     chosen.directory.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix="durable-", dir=chosen.directory))
     try:
@@ -170,7 +188,7 @@ def scratch(chosen: argparse.Namespace) -> Iterator[Path]:
 
 
 def against(rates: dict[str, float], kind: str) -> str:
-    """Return how many times as fast as each row store ours is, in words; of a row store, nothing."""
+    """Return the ratios of Penstock's rate to those of the row stores as text; empty if `kind` is a row store."""
     others = [other for other in rates if other != OURS]
     if kind != OURS or not others:
         return ""
@@ -178,13 +196,13 @@ def against(rates: dict[str, float], kind: str) -> str:
 
 
 def rotated(names: Sequence[str], by: int) -> list[str]:
-    """Return the names beginning with another one each round, so that none always comes after the same."""
+    """Return the names in an order that starts `by` names later, so that each round has a different first name."""
     by %= len(names)
     return [*names[by:], *names[:by]]
 
 
 def apart(work: Callable[..., Result], *arguments: object) -> Result:
-    """Return what a function returns in a process of its own, which ends without closing anything."""
+    """Return the result of a function that runs in a new process. The process ends without closing anything."""
     receiver, sender = _SPAWN.Pipe(duplex=False)
     process = _SPAWN.Process(target=_send, args=(sender, work, arguments))
     process.start()
@@ -204,9 +222,12 @@ def _send(sender: Connection, work: Callable[..., object], arguments: tuple[obje
 
 
 def evict(directory: Path) -> float:
-    """Take what the files in a directory hold out of the page cache, and return the share of it that is still there.
+    """Evict the files in a directory from the page cache.
 
-    What a process has mapped and looked at stays.
+    Pages that a process has mapped and read stay in the cache.
+
+    Returns:
+        The share of pages that are still in the cache, from 0 to 1.
     """
     files = [file for file in directory.rglob("*") if file.is_file() and file.stat().st_size]
     for file in files:
@@ -218,7 +239,7 @@ def evict(directory: Path) -> float:
 
 
 def _pages(file: Path) -> npt.NDArray[np.uint8]:
-    """Return for each page of a file whether it is in the page cache, without bringing it there."""
+    """Return whether each page of a file is in the page cache, without loading it; uint8, shape (pages,)."""
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         start = np.frombuffer(mapped, np.uint8)
         pages = np.zeros(-(-len(mapped) // mmap.PAGESIZE), np.uint8)

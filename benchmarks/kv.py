@@ -1,15 +1,15 @@
-"""SET and GET over one connection with so many requests under way: half of them are sent when half are answered.
+"""SET and GET over one connection with many outstanding requests. When half are answered, the next half is sent.
 
-The node has a process of its own. The requests are made beforehand, and replies are only counted, so that the two
-cores are the node's and the kernel's. SETs come in two kinds: of new keys, and of keys that are there. Figures are
-requests a second, on the clock and of the node's CPU time.
+The node has a separate process. The requests are encoded beforehand, and bytes of replies are only counted, so that the
+two cores are free for the node and the kernel. SETs have new keys or existing keys. Figures are requests per second, on
+the clock and of the node's CPU time.
 
-The node detects JSON in every value. What that costs is measured as a ratio: the CPU time of SETs of JSON text to that
-of SETs of as many bytes that cannot be JSON, in turns on one node; with and without the datatype JSON in the request.
+The node detects JSON in every value. The cost of that is a ratio of CPU times: of SETs of JSON text to SETs of as many
+other bytes. They run in turns on one node, with and without the datatype JSON in the request.
 
-What a command costs beside reading and writing is measured without a client: frames are given to the handlers of a
-node in this process, kind by kind, and the best round counts. Each is compared with GET, whose handler takes frames as
-they are; those of NOOP, TOUCH and the like receive decoded messages.
+The cost of a command without I/O is measured without a client. Handlers of a node in this process get frames, one
+command after the other, and the best round counts. Each command is compared with GET, whose handler reads frames
+directly. The handlers of NOOP, TOUCH and others receive decoded messages.
 """
 
 from __future__ import annotations
@@ -54,7 +54,16 @@ GET_REPLY = 28
 def batches(
     count: int, pipelined: int, value: bytes | None, vbuckets: int, prefix: bytes = b"key", *, datatype: int = 0
 ) -> list[bytes]:
-    """Return the requests for keys 0 to count, half of what is pipelined in one piece; value None: GETs."""
+    """Return pieces of requests for the keys from 0 to `count`, each with half of the pipelined requests.
+
+    Args:
+        count: the number of keys.
+        pipelined: the number of outstanding requests.
+        value: the value of SETs; None: GETs.
+        vbuckets: the number of vbuckets.
+        prefix: the prefix of the keys.
+        datatype: the datatype of SETs.
+    """
     keys = [b"%s-%09d" % (prefix, number) for number in range(count)]
     requests = [
         (
@@ -69,7 +78,7 @@ def batches(
 
 
 def drive(port: int, pieces: list[bytes], reply_bytes: int) -> float:
-    """Keep two pieces under way, each answered with reply_bytes; return the seconds of all of it."""
+    """Return the seconds of sending all pieces and receiving `reply_bytes` for each, on a new connection."""
     with socket.create_connection(("127.0.0.1", port)) as peer:
         peer.settimeout(60)
         start = time.perf_counter()
@@ -78,7 +87,7 @@ def drive(port: int, pieces: list[bytes], reply_bytes: int) -> float:
 
 
 def exchange(peer: socket.socket, pieces: list[bytes], reply_bytes: int) -> None:
-    """Send pieces, two of them under way at a time, until each has been answered with reply_bytes."""
+    """Send pieces, at most two without a reply at a time, and receive `reply_bytes` for each."""
     room = bytearray(1 << 20)
     peer.sendall(pieces[0])
     missing = 0
@@ -105,7 +114,7 @@ def case(report: Report, node: Served, name: str, *, count: int, rounds: list[li
 
 
 def decoding(report: Report, rounds: int, count: int = 10_000) -> None:
-    """Measure what a decoded message costs, which the node's handlers of GET and SET do without."""
+    """Measure the cost of decoding a message. The node's handlers of GET and SET avoid it."""
     for message in (Get(key=b"key"), Set(key=b"key", value=b"v" * 100), Touch(key=b"key", expiry=0)):
         frame = cut_frame(memoryview(message.encode()), 0)
         decode = find_layout(frame).make_message
@@ -117,7 +126,7 @@ _SERVED_VBUCKETS = 16
 
 
 def served_requests(number: int) -> dict[str, Request]:
-    """Return one request of each kind, in the order in which they are served; the last one deletes the document."""
+    """Return name -> request of each kind, in the order of serving. The last request deletes the document."""
     key, vbucket = b"key-%09d" % number, number % _SERVED_VBUCKETS
     return {
         "SET": Set(key=key, value=b"v" * 100, vbucket=vbucket),
@@ -133,7 +142,7 @@ def served_requests(number: int) -> dict[str, Request]:
 
 
 async def handling(report: Report, rounds: int, count: int = 2000) -> None:
-    """Measure what it costs to find and run the handler of a request."""
+    """Measure the cost of finding and running the handler of a request."""
     frames: dict[str, list[Frame]] = {}
     for number in range(count):
         for name, request in served_requests(number).items():
@@ -180,14 +189,14 @@ def main() -> None:
 
 
 def json_text(value_bytes: int) -> bytes:
-    """Return a JSON object of so many bytes, at least 60: some numbers and short strings, and a long string."""
+    """Return a JSON object of `value_bytes` bytes, at least 60, with numbers, short strings and one long string."""
     document = {"type": "beer", "abv": 5.25, "ibu": 0, "tags": ["a", "b"], "text": ""}
     document["text"] = "y" * (value_bytes - len(json.dumps(document, separators=(",", ":"))))
     return json.dumps(document, separators=(",", ":")).encode()
 
 
 def json_values(report: Report, chosen: argparse.Namespace, count: int, value_bytes: int) -> None:
-    """Measure what the detection of JSON adds to a SET."""
+    """Measure the cost of JSON detection in a SET."""
     text, half = json_text(value_bytes), chosen.pipelined // 2
     kinds = {
         "other bytes": (b"v" * len(text), 0),
@@ -217,7 +226,7 @@ def json_values(report: Report, chosen: argparse.Namespace, count: int, value_by
 
 
 def kinds(report: Report, chosen: argparse.Namespace, count: int) -> None:
-    """Measure the three kinds of requests on so many keys."""
+    """Measure SET of new keys, SET of existing keys and GET, with `count` keys."""
     half, value, vbuckets = chosen.pipelined // 2, b"v" * chosen.value_bytes, chosen.vbuckets
     prefixes = [b"k%02d" % number for number in range(chosen.rounds)]
     new = [batches(count, chosen.pipelined, value, vbuckets, prefix) for prefix in prefixes]

@@ -1,8 +1,8 @@
 """How many clients can log in each second, by SCRAM and by PLAIN?
 
-A login is a new connection, SASL_AUTH, and for SCRAM SASL_STEP; so many are under way at a time. The clients know the
-salted password from the login before, as those do that come again: the iterations are theirs, and would hide what the
-node does. PLAIN is the other way round: the node has to hash the password, unless it remembers that it was right.
+A login is a new connection, SASL_AUTH, and for SCRAM also SASL_STEP. Several logins run concurrently. With SCRAM the
+client hashes the password. The clients here keep the salted password of the first login, because hashing would hide the
+cost of the node. With PLAIN the node hashes the password, unless it remembers that this password was correct.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ class Peer:
         self.reader, self.writer = reader, writer
 
     async def ask(self, opcode: Opcode, mechanism: str, value: bytes, status: Status) -> bytes:
-        """Send a step and return what the node says to it. Raises ConnectionError for another status than expected."""
+        """Return the value of the reply to a step. Raises ConnectionError for an unexpected status."""
         self.writer.write(join_frame(Frame(Magic.REQUEST, opcode, key=mechanism.encode(), value=value)))
         head = HEADER.unpack(await self.reader.readexactly(HEADER_BYTES))
-        said = await self.reader.readexactly(head[6])
+        reply = await self.reader.readexactly(head[6])
         if head[5] != status:
             raise ConnectionError(f"{mechanism}: status 0x{head[5]:x}, expected {status.name}")
-        return said
+        return reply
 
 
 async def scram(peer: Peer, user: str, password: str, mechanism: str) -> None:
     name = HASHES[mechanism]
     bare = f"n={user},r={secrets.token_urlsafe(18)}"
-    said = await peer.ask(Opcode.SASL_AUTH, mechanism, f"n,,{bare}".encode(), Status.AUTH_CONTINUE)
-    fields = dict(part.split("=", 1) for part in said.decode().split(","))
+    challenge = await peer.ask(Opcode.SASL_AUTH, mechanism, f"n,,{bare}".encode(), Status.AUTH_CONTINUE)
+    fields = dict(part.split("=", 1) for part in challenge.decode().split(","))
     final = f"c=biws,r={fields['r']}"
-    whole = f"{bare},{said.decode()},{final}".encode()
+    whole = f"{bare},{challenge.decode()},{final}".encode()
     key = hmac.digest(salted(name, password.encode(), b64decode(fields["s"]), int(fields["i"])), b"Client Key", name)
     signature = hmac.digest(hashlib.new(name, key).digest(), whole, name)
     proof = b64encode(bytes(a ^ b for a, b in zip(key, signature, strict=True))).decode()
@@ -65,7 +65,7 @@ LOGINS: dict[str, Callable[[Peer, str, str, str], Awaitable[None]]] = {**dict.fr
 
 
 async def log_in(port: int, mechanism: str, *, user: str, password: str, count: int, together: int) -> None:
-    """Log in so many times, so many at once, each time on a new connection."""
+    """Log in `count` times on new connections, `together` at a time."""
     numbers = iter(range(count))
 
     async def work() -> None:
@@ -80,14 +80,14 @@ async def log_in(port: int, mechanism: str, *, user: str, password: str, count: 
 
 
 def measure(report: Report, node: Process, chosen: argparse.Namespace) -> None:
-    who = {"user": USER, "password": PASSWORD}
+    login = {"user": USER, "password": PASSWORD}
     rates: dict[str, list[tuple[float, float]]] = {mechanism: [] for mechanism in LOGINS}
     for mechanism in LOGINS:
-        asyncio.run(log_in(node.port, mechanism, **who, count=10, together=1))
+        asyncio.run(log_in(node.port, mechanism, **login, count=10, together=1))
     for _ in range(chosen.rounds):
         for mechanism, found in rates.items():
             started, cpu = time.perf_counter(), node.cpu()
-            asyncio.run(log_in(node.port, mechanism, **who, count=chosen.logins, together=chosen.together))
+            asyncio.run(log_in(node.port, mechanism, **login, count=chosen.logins, together=chosen.together))
             found.append((time.perf_counter() - started, node.cpu() - cpu))
     for mechanism, found in rates.items():
         wall, cpu = sorted(found)[len(found) // 2]

@@ -1,7 +1,7 @@
-"""What uniform overwrites of a bucket in memory cost the store: CPU of a change, bytes copied, and memory.
+"""The cost of uniform overwrites of a bucket in memory, in the store: CPU of a change, bytes copied, and memory.
 
-No node and no threads: compaction runs between the changes. Memory is the anonymous pages of this process, less those
-before the bucket was filled.
+There is no node and no thread: compaction runs between the changes. Memory is the growth of the anonymous pages of this
+process since the bucket was empty.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class Overwritten:
     """A bucket that is compacted while it is overwritten.
 
     Attributes:
-        peak: the most memory that was seen, in bytes.
-        copied: bytes of the segments that were written by rewriting clustered ones.
+        bucket: the bucket.
+        peak: the largest measured memory, in bytes.
+        copied: live bytes that were copied by rewriting clustered segments.
         compaction_seconds: CPU time of compaction.
     """
 
@@ -44,7 +45,7 @@ class Overwritten:
         self.bucket = BucketStore(
             "b", vbuckets=_VBUCKETS, clock=time.time_ns, new_vbuuid=lambda: chance.getrandbits(60) + 1
         )
-        self.bucket.log.room.compact = lambda: None  # only between changes, where it is measured
+        self.bucket.log.room.compact = lambda: None  # `compact` runs it between changes, and measures it
         self.peak = 0
         self.copied = 0
         self.compaction_seconds = 0.0
@@ -77,7 +78,7 @@ class Overwritten:
 
     @property
     def live(self) -> int:
-        """Bytes of frames that count, and of their rows and keys."""
+        """Bytes of live frames, and of their rows and keys."""
         segments = self.bucket.log.segments
         rows = sum(vbucket.changes.keys.nbytes for vbucket in self.bucket.vbuckets)
         return segments.frame_bytes - segments.dead_bytes + segments.index_bytes + rows

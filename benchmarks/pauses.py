@@ -1,9 +1,9 @@
-"""The longest pause of a node's event loop while the node does each of its large pieces of work. The rule: 20 ms.
+"""The longest pause of a node's event loop during each large piece of work. The limit is 20 ms.
 
-The node has a process of its own. A second process asks it for one document after the other, over a connection of its
-own: the longest answer is what another client would see. A timer in the node tells by how much it was late at most,
-without the time in which other processes had the processors, and how much CPU time the loop took at most between two
-ticks. On a machine with other work only the CPU time says what the node did.
+The node has a separate process. A second process requests one document after the other on its own connection. Its
+longest wait is the delay that other clients would see. A timer in the node measures its longest delay, without the time
+for which its thread waited for a processor. It also measures the largest CPU time of the loop between two ticks. On a
+machine with other load, only the CPU time shows the work of the node.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 
 class Scene(NamedTuple):
-    """A node with documents, and the process that asks it for one after the other.
+    """A node with documents, and a process that requests one document after the other.
 
     Attributes:
         node: the node.
-        probe: a pipe to the process that asks.
-        vbuckets: of the bucket.
-        documents: how many it has.
-        seconds: how long work of no fixed length lasts.
-        rest: seconds behind each piece of work, which are measured too.
+        probe: a pipe to the process that requests documents.
+        vbuckets: number of vbuckets of the bucket.
+        documents: number of documents of the bucket.
+        seconds: duration of work without a fixed length.
+        rest: seconds after each piece of work, which are measured too.
     """
 
     node: Served
@@ -69,11 +69,11 @@ def document(number: int) -> bytes:
     return b"key-%09d" % number
 
 
-# The process that asks
+# The process that requests documents
 
 
 def ask(pipe: Pipe, port: int) -> None:
-    """Ask for one document after the other; send the longest time to an answer whenever the pipe asks for it."""
+    """Request one document after the other. On each message of the pipe, send the longest time to a reply so far."""
     request = Get(key=document(0)).encode()
     longest = 0.0
     with suppress(ConnectionError), socket.create_connection(("127.0.0.1", port)) as peer:
@@ -94,7 +94,13 @@ def ask(pipe: Pipe, port: int) -> None:
 
 @contextmanager
 def scene(chosen: argparse.Namespace, vbuckets: int, directory: Path | None = None) -> Iterator[Scene]:
-    """Run a node with these documents. directory: where they are; None: in memory."""
+    """Run a node with documents, and the process that requests them.
+
+    Args:
+        chosen: the options of the command line.
+        vbuckets: number of vbuckets.
+        directory: data directory with the documents; None: in memory.
+    """
     with ExitStack() as stack:
         disk = None if directory is None else Disk(OURS, directory)
         node = stack.enter_context(
@@ -116,26 +122,26 @@ def scene(chosen: argparse.Namespace, vbuckets: int, directory: Path | None = No
         yield Scene(node, ours, vbuckets, chosen.documents, chosen.seconds, chosen.rest)
 
 
-# What the node does meanwhile
+# The work of the node
 
 
 def exchange(peer: socket.socket, requests: bytes, replies: int) -> None:
-    """Send requests and read so many replies."""
+    """Send requests and read `replies` replies. Raises RuntimeError if one of them reports an error."""
     peer.sendall(requests)
     reader = peer.makefile("rb")
     for _ in range(replies):
         head = HEADER.unpack(reader.read(HEADER_BYTES))
         reader.read(head[6])
         if head[5]:
-            raise RuntimeError(f"status 0x{head[5]:02x} from the node")
+            raise RuntimeError(f"status 0x{head[5]:02x} from the node, expected success")
 
 
 def nothing(_: Scene) -> None:
-    """Do nothing: what the machine itself costs."""
+    """Do nothing. The figures then show the noise of the machine."""
 
 
 def store(scene: Scene, *, expiry: int = 0, keys: int | None = None) -> None:
-    """Overwrite documents as fast as the node takes them, 500 at a time."""
+    """Overwrite documents as fast as possible, 500 at a time."""
     number, until = 0, time.monotonic() + scene.seconds
     with scene.connect() as peer:
         while (time.monotonic() < until) if keys is None else number < keys:
@@ -148,7 +154,7 @@ def store(scene: Scene, *, expiry: int = 0, keys: int | None = None) -> None:
 
 
 def compact(scene: Scene) -> None:
-    """Have the node rewrite everything, while documents are stored."""
+    """Compact the whole bucket, while documents are stored."""
     with scene.connect() as peer:
         peer.sendall(CompactDb().encode())
         store(scene)
@@ -156,14 +162,14 @@ def compact(scene: Scene) -> None:
 
 
 def manifest(count: int, uid: int) -> Callable[[Scene], None]:
-    """Make what gives the bucket so many collections beside its default one."""
+    """Return work that sets a manifest with `count` collections in addition to the default one."""
 
     def change(scene: Scene) -> None:
         default = [{"name": "_default", "uid": "0"}]
         others = [{"name": f"c{number}", "uid": f"{number + 8:x}"} for number in range(count)]
-        said = {"uid": f"{uid:x}", "scopes": [{"name": "_default", "uid": "0", "collections": default + others}]}
+        contents = {"uid": f"{uid:x}", "scopes": [{"name": "_default", "uid": "0", "collections": default + others}]}
         with scene.connect() as peer:
-            exchange(peer, SetManifest(value=json.dumps(said).encode()).encode(), 1)
+            exchange(peer, SetManifest(value=json.dumps(contents).encode()).encode(), 1)
 
     return change
 
@@ -188,7 +194,7 @@ def roll_back(scene: Scene) -> None:
 
 
 def stream(scene: Scene) -> None:
-    """Open a stream of every vbucket at once, and read for as long as something comes."""
+    """Open a stream of every vbucket at once, and read until no more bytes arrive."""
     with scene.connect() as peer:
         exchange(peer, Open(key=b"pauses", flags=OpenFlag.PRODUCER).encode(), 1)
         requests = [
@@ -219,7 +225,7 @@ def statistics(scene: Scene) -> None:
 
 
 def cluster_maps(scene: Scene) -> None:
-    """Let 500 connections ask for the cluster map at once; half of them are sent each new one, too."""
+    """Request the cluster map on 500 connections at once. Half of them also receive pushed maps."""
     features = pack_features([Feature.DUPLEX, Feature.CLUSTERMAP_CHANGE_NOTIFICATION])
     with ExitStack() as stack:
         peers = [stack.enter_context(scene.connect()) for _ in range(500)]
@@ -234,7 +240,7 @@ def cluster_maps(scene: Scene) -> None:
 
 
 def expire(scene: Scene) -> None:
-    """Let documents expire, and the pager find them."""
+    """Store documents that expire, and wait until the expiry pager finds them."""
     store(scene, expiry=1, keys=scene.documents)
     parameter = SetParam(key=b"exp_pager_stime", value=b"1", type=ParamType.FLUSH).encode()
     with scene.connect() as peer:
@@ -252,7 +258,7 @@ def delete_bucket(scene: Scene) -> None:
 
 
 def measure(report: Report, scene: Scene, about: str, work: Callable[[Scene], None]) -> None:
-    """Do the work, let the node come to rest, and report the longest pause."""
+    """Do the work, wait until the node is idle, and report the longest pause."""
     scene.probe.send("reset")
     scene.probe.recv()
     scene.node.longest_pause()
@@ -262,7 +268,7 @@ def measure(report: Report, scene: Scene, about: str, work: Callable[[Scene], No
     time.sleep(scene.rest)
     pause = scene.node.longest_pause()
     seen = 0.0
-    if work is not delete_bucket:  # which ends the connection that asks
+    if work is not delete_bucket:  # which closes the connection of the process that requests documents
         scene.probe.send("longest")
         seen = scene.probe.recv()
     report.row(
@@ -313,8 +319,8 @@ def main() -> None:
     parser = options(__doc__.partition("\n")[0])
     parser.add_argument("--documents", type=int, default=1_000_000)
     parser.add_argument("--vbuckets", type=int, nargs="+", default=[1024, 1])
-    parser.add_argument("--seconds", type=float, default=3.0, help="of work that has no end of its own")
-    parser.add_argument("--rest", type=float, default=1.0, help="seconds behind each piece of work, measured too")
+    parser.add_argument("--seconds", type=float, default=3.0, help="duration of work without a fixed length")
+    parser.add_argument("--rest", type=float, default=1.0, help="seconds after each piece of work, measured too")
     parser.add_argument("--only", default="", help="cases with this in their name")
     parser.add_argument("--profile", action="store_true", help="print where the node spends its time")
     add_directory(parser)

@@ -1,6 +1,4 @@
-"""Servers as processes of their own: `penstock serve` as users start it, and memcached, with what the system knows of
-their processor time and memory.
-"""
+"""Servers in separate processes, with their CPU time and memory: `penstock serve`, as users start it, and memcached."""
 
 from __future__ import annotations
 
@@ -26,26 +24,32 @@ from penstock.node.auth.users_file import change_users
 __all__ = ["PASSWORD", "USER", "Process", "memcached", "penstock"]
 
 USER, PASSWORD = "Administrator", "password"
-"""Who may do everything on the nodes."""
+"""The login of a user with all rights on the nodes."""
 
 _PATIENCE = 60.0
 _UNPACKED = Path(__file__).parent.parent / "build" / "compat" / "debian" / "usr"
 
 
 class Process(NamedTuple):
-    """ready: what it said when it had started; port: where it speaks the binary protocol."""
+    """A running server.
+
+    Attributes:
+        pid: the process id.
+        port: the port of the binary protocol.
+        ready: the JSON line that the node printed when it was ready; empty for memcached.
+    """
 
     pid: int
     port: int
     ready: dict[str, Any]
 
     def cpu(self) -> float:
-        """Return the processor seconds that it has used so far."""
+        """Return the CPU seconds that the process has used so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def memory(self) -> int:
-        """Return the bytes of memory that it has at the moment, shared libraries included."""
+        """Return the resident memory of the process in bytes, including shared libraries."""
         status = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii")
         found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
         assert found is not None, f"process {self.pid} has ended"
@@ -54,7 +58,7 @@ class Process(NamedTuple):
 
 @contextmanager
 def penstock(*options: object) -> Iterator[Process]:
-    """Run `penstock serve` with these options, on a free port, until the block ends. Who uses it has to log in."""
+    """Run `penstock serve` with these options, on a free port, until the block ends. Clients must log in."""
     with ExitStack() as stack:
         users = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "users.json"
         with change_users(users) as accounts:
@@ -74,7 +78,7 @@ def penstock(*options: object) -> Iterator[Process]:
 
 @contextmanager
 def memcached(*options: object) -> Iterator[Process | None]:
-    """Run memcached with these options, with one thread, until the block ends. None: there is none here."""
+    """Run memcached with these options and one thread, until the block ends. Yield None if it is not installed."""
     found = shutil.which("memcached", path=str(_UNPACKED / "bin")) or shutil.which("memcached")
     if found is None:
         yield None

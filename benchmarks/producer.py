@@ -1,8 +1,8 @@
 """A backfill of all vbuckets over one connection, to a reader that only counts bytes.
 
-The node has a process of its own, filled with changes of different keys before the first round. Each round opens a
-change-stream connection, asks for every vbucket up to now, and reads to the last byte; figures are the median's.
-Connections that have agreed on collections get the frames of the log as they are, the others keys without a prefix.
+The node has a separate process, and is filled with changes of different keys before the first round. Each round opens a
+change-stream connection, requests every vbucket up to now, and reads all bytes. Figures are those of the median round.
+Connections with the feature COLLECTIONS get the frames of the log unchanged; others get keys without a prefix.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ OPENING = {
     "bare keys": (b"", 0),
     "collections": (Hello(value=Feature.COLLECTIONS.to_bytes(2, "big")).encode(), 26),
 }
-"""What a connection says before OPEN, and the bytes of the reply."""
+"""Case -> request before OPEN, and the bytes of its reply."""
 
 REPLY = 24
 STREAM_BYTES = (24 + 16) + 44 + 28
-"""Of each stream beside its changes: reply with one entry of a failover log, marker, stream end."""
+"""Bytes of each stream in addition to its changes: reply with one entry of a failover log, marker, stream end."""
 
 
 def read_all(node: Served, vbuckets: int, nbytes: int, way: str) -> float:
-    """Stream everything, so many bytes of changes; return the seconds from the requests to the last byte."""
+    """Return the seconds of a backfill with `nbytes` bytes of changes, from the requests to the last byte."""
     hello, hello_reply = OPENING[way]
     noop = Control(key=b"enable_noop", value=b"true").encode()
     begin = hello_reply + 2 * REPLY

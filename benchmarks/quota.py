@@ -1,9 +1,10 @@
-"""What a node occupies in memory: under overwrites, at its quota, and with far more on disk than its quota.
+"""Memory of a node: under overwrites, at its quota, and with many times its quota on disk.
 
-The node is a process of its own, as users start it. Its memory is what the system says of the process: anonymous pages
-are its own, pages of mapped files are given back when others need them. What it occupies when it is empty is taken off.
+The node has a separate process, as users start it. The system reports its memory: its own anonymous pages, and pages of
+mapped files, which the system reclaims when other processes need them. The memory of an empty node is subtracted.
 
-A refused request is sent again until it is taken. So the figures say how much was refused, and that nothing was lost.
+A refused request is repeated until the node accepts it. The figures show the number of refusals, and that nothing was
+lost.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ _LOGIN = SaslAuth(key=b"PLAIN", value=f"\0{USER}\0{PASSWORD}".encode()).encode()
 
 
 class Memory(NamedTuple):
-    """Bytes of a process: its own pages, and pages of mapped files."""
+    """The memory of a process in bytes.
+
+    Attributes:
+        own: anonymous pages.
+        mapped: pages of mapped files.
+    """
 
     own: int
     mapped: int
@@ -50,12 +56,13 @@ class Memory(NamedTuple):
 
 
 class Client:
-    """One connection that sends requests in batches and sends refused ones again.
+    """One connection that sends requests in batches, and repeats refused requests.
 
     Attributes:
-        refused: how many answers were ETMPFAIL or ENOMEM, by status.
-        longest: the longest batch, in seconds, one that was sent again included.
-        peak: the most memory that the node had after a batch.
+        process: the node.
+        refused: status (ETMPFAIL or ENOMEM) -> number of replies.
+        longest: seconds of the longest batch, including its repetitions.
+        peak: the largest memory of the node after a batch, in bytes.
     """
 
     def __init__(self, process: Process) -> None:
@@ -72,7 +79,7 @@ class Client:
         self._socket.close()
 
     def ask(self, requests: Sequence[bytes]) -> list[tuple[int, bytes]]:
-        """Send requests and return of each answer the status and the body."""
+        """Return status and body of the replies to requests."""
         self._socket.sendall(b"".join(requests))
         answers = []
         for _ in requests:
@@ -81,7 +88,7 @@ class Client:
         return answers
 
     def send_all(self, requests: Iterator[bytes], *, tries: int = 10_000) -> int:
-        """Send requests until all are taken, or one is not after so many tries. Returns how many were taken."""
+        """Return the number of accepted requests: all, or fewer if one is still refused after `tries` tries."""
         taken = 0
         while batch := [request for _, request in zip(range(_BATCH), requests, strict=False)]:
             began = time.perf_counter()
@@ -126,7 +133,7 @@ def sets(numbers: Iterator[int] | range, value: bytes) -> Iterator[bytes]:
 
 
 def overwrite(report: Report, name: str, chosen: argparse.Namespace, choose: Callable[[], int]) -> None:
-    """Fill a bucket in memory, and then change its documents at random."""
+    """Fill a bucket in memory, and then change random documents."""
     value = random.Random(1).randbytes(chosen.value_bytes)
     with connected() as client:
         empty = Memory.of(client.process).own
@@ -135,19 +142,19 @@ def overwrite(report: Report, name: str, chosen: argparse.Namespace, choose: Cal
         count = chosen.turns * chosen.keys
         client.send_all(sets((choose() for _ in range(count)), value))
         seconds = time.perf_counter() - began
-        said = client.stats()
-        live = said["ep_log_live_bytes"] + said["ep_index_bytes"]
+        stats = client.stats()
+        live = stats["ep_log_live_bytes"] + stats["ep_index_bytes"]
         own = Memory.of(client.process).own - empty
         report.row(
             f"in memory, {name}",
             f"{live / 1e6:.0f} MB of keys, rows and live frames; memory {own / live:.2f} of that at the end, "
-            f"{(client.peak - empty) / live:.2f} at most; mem_used {said['mem_used'] / live:.2f}; "
+            f"{(client.peak - empty) / live:.2f} at most; mem_used {stats['mem_used'] / live:.2f}; "
             f"{count / seconds / 1e3:.0f} k/s, longest batch of {_BATCH} {client.longest * 1e3:.0f} ms",
         )
 
 
 def at_quota(report: Report, chosen: argparse.Namespace) -> None:
-    """Fill a bucket in memory until it refuses, delete everything, and fill it again."""
+    """Fill a bucket in memory until it refuses changes, delete all documents, and fill it again."""
     value = random.Random(1).randbytes(chosen.value_bytes)
     with connected("--memory", chosen.quota) as client:
         empty = Memory.of(client.process).own
@@ -164,7 +171,7 @@ def at_quota(report: Report, chosen: argparse.Namespace) -> None:
 
 
 def beyond_quota(report: Report, chosen: argparse.Namespace) -> None:
-    """Fill a bucket on disk with many times its quota, change some of it, and read it."""
+    """Fill a bucket on disk with many times its quota, change a part of it, and read it."""
     value = random.Random(1).randbytes(chosen.large_bytes)
     count = chosen.times * chosen.quota // chosen.large_bytes
     chance = random.Random(2)
@@ -185,14 +192,14 @@ def beyond_quota(report: Report, chosen: argparse.Namespace) -> None:
             gets = [Get(key=b"key-%09d" % n, vbucket=n % _VBUCKETS).encode() for n in numbers]
             wrong += sum(status != Status.SUCCESS or body[4:] != value for status, body in client.ask(gets))
         read = count / (time.perf_counter() - began)
-        memory, said = Memory.of(client.process), client.stats()
+        memory, stats = Memory.of(client.process), client.stats()
         report.row(
             f"on disk, {chosen.times} times a quota of {chosen.quota / 1e6:.0f} MB, {chosen.large_bytes} B each",
-            f"{said['ep_log_live_bytes'] / 1e6:.0f} MB live, {said['ep_log_dead_bytes'] / 1e6:.0f} MB dead; "
+            f"{stats['ep_log_live_bytes'] / 1e6:.0f} MB live, {stats['ep_log_dead_bytes'] / 1e6:.0f} MB dead; "
             f"{written * chosen.large_bytes / 1e6:.0f} MB/s written, longest batch {longest * 1e3:.0f} ms, ETMPFAIL "
             f"{client.refused[Status.ETMPFAIL]}, ENOMEM {client.refused[Status.ENOMEM]} times; "
             f"{read * chosen.large_bytes / 1e6:.0f} MB/s read, {wrong} of {count} wrong; mem_used "
-            f"{said['mem_used'] / 1e6:.0f} MB, own pages {(memory.own - empty) / 1e6:.0f} MB, at most "
+            f"{stats['mem_used'] / 1e6:.0f} MB, own pages {(memory.own - empty) / 1e6:.0f} MB, at most "
             f"{(client.peak - empty) / 1e6:.0f} MB, pages of files {memory.mapped / 1e6:.0f} MB",
         )
 
@@ -205,7 +212,9 @@ def main() -> None:
     parser.add_argument("--quota", type=int, default=100_000_000)
     parser.add_argument("--large-bytes", type=int, default=4096)
     parser.add_argument("--times", type=int, default=10)
-    parser.add_argument("--directory", type=Path, default=None, help="where files are written")
+    parser.add_argument(
+        "--directory", type=Path, default=None, help="directory for the files; default: that of temporary files"
+    )
     chosen = parser.parse_args()
     report = Report("Memory of a node under overwrites and at its quota", chosen)
     chance = random.Random(3)

@@ -1,8 +1,8 @@
-"""What the benchmarks have in common: timing that a busy machine spoils least, and one way to show and keep figures.
+"""The common parts of the benchmarks: timing that other load disturbs little, and a report that prints and records.
 
 A benchmark states a question, measures cases in turn and prints rows:
 
-    report = Report("What does decoding cost?", options("nothing to choose").parse_args())
+    report = Report("Cost of decoding", options("nothing to choose").parse_args())
     for name, times in interleaved({"one way": f, "another": g}, rounds=25).items():
         report.row(name, f"{times.median / count * 1e9:.0f} ns/message")
     report.finish()
@@ -30,7 +30,12 @@ Case = Callable[[], object]
 
 
 class Times(NamedTuple):
-    """Seconds of one call."""
+    """CPU seconds of one call.
+
+    Attributes:
+        median: of all rounds.
+        best: of all rounds.
+    """
 
     median: float
     best: float
@@ -39,10 +44,16 @@ class Times(NamedTuple):
 def interleaved(
     cases: Mapping[str, Case], rounds: int, *, calls: int = 1, prepare: Case | None = None
 ) -> dict[str, Times]:
-    """Time the cases in turn, `rounds` times each, garbage collection off: what disturbs one disturbs all alike.
+    """Return the times of each case. The cases run in turn, so that a disturbance affects all of them alike.
 
-    calls: how often a case is called (and timed) before it is the next one's turn. prepare: called before each of them,
-    not timed. Times are CPU times of this process, all threads: other processes on the machine show less.
+    Garbage collection is off. Times are CPU times of all threads of this process, because other processes affect them
+    less than the clock.
+
+    Args:
+        cases: name -> function.
+        rounds: number of turns of each case.
+        calls: number of timed calls in each turn.
+        prepare: called before each call; its time is not counted.
     """
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for case in cases.values():
@@ -63,14 +74,14 @@ def interleaved(
 
 
 def options(description: str) -> argparse.ArgumentParser:
-    """Return a parser that knows --record; a benchmark adds its own options."""
+    """Return a parser with the option --record; a benchmark adds its own options."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--record", action="store_true", help="append the figures to RESULTS.md")
     return parser
 
 
 def machine() -> str:
-    """Return what the figures depend on: processor, cores that this process may use, Python, date."""
+    """Return processor, number of usable cores, Python and date as text, because the figures depend on them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     python = f"{platform.python_implementation()} {platform.python_version()}"
     return f"{_processor()}, {cores} cores, {platform.system()}, {python}, {datetime.now(UTC):%Y-%m-%d}"
@@ -86,13 +97,13 @@ def _processor() -> str:
 
 
 def command() -> str:
-    """Return how this benchmark was called, as anyone can repeat it."""
+    """Return the command line that repeats this benchmark."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--record"]
     return " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *arguments])
 
 
 class Report:
-    """Rows under a question, printed as they come."""
+    """Rows of figures under a question. Each row is printed at once."""
 
     def __init__(self, question: str, chosen: argparse.Namespace) -> None:
         self._question = question
@@ -101,11 +112,12 @@ class Report:
         print(f"{question}\n{machine()}\n$ {command()}")
 
     def row(self, name: str, figures: str) -> None:
+        """Add a row and print it."""
         self._rows.append((name, figures))
         print(f"  {name:<52} {figures}", flush=True)
 
     def finish(self) -> None:
-        """Append the rows to RESULTS.md if that was asked for."""
+        """Append the rows to RESULTS.md if the command line has --record."""
         if not self._record:
             return
         table = ["| case | figures |", "| --- | --- |", *(f"| {name} | {figures} |" for name, figures in self._rows)]

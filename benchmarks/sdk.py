@@ -1,8 +1,9 @@
-"""What does Couchbase's own Python client get out of a node, in operations a second?
+"""How many operations per second does Couchbase's Python SDK do with a node?
 
-The client runs in this process, the node in one of its own. Most of the time is the client's: so each figure has the
-node's share, the processor time that it used over the time that passed. For a measure, python-binary-memcached does the
-same, one operation after the other, to the node and to memcached: what the two differ by is the server's.
+The client runs in this process, the node in a separate process. The client uses most of the time. So each figure has
+the share of time in which the node was busy: its CPU time divided by the time on the clock. For comparison,
+python-binary-memcached runs the same operations, one after the other, with the node and with memcached. The difference
+is the cost of the server.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ from benchmarks.report import Report, options
 
 
 class Figures(NamedTuple):
-    """rate: operations a second. share: of one processor, that the server used meanwhile."""
+    """The speed of a series of operations.
+
+    Attributes:
+        rate: operations per second.
+        share: share of one processor that the server used meanwhile.
+    """
 
     rate: float
     share: float
@@ -36,7 +42,7 @@ class Figures(NamedTuple):
 
 @contextmanager
 def timed(server: Process, count: int) -> Iterator[Callable[[], Figures]]:
-    """Time the block, in which there are so many operations. Yields what tells the figures after it."""
+    """Time a block with `count` operations. Yield a function that returns the figures after the block."""
     started, used = time.perf_counter(), server.cpu()
     found: list[Figures] = []
     yield lambda: found[0]
@@ -65,7 +71,7 @@ def one_after_the_other(node: Process, count: int, rounds: int, document: Any) -
             found["get"].append(figures())
     finally:
         cluster.close()
-    return {what: median(all_figures) for what, all_figures in found.items()}
+    return {name: median(all_figures) for name, all_figures in found.items()}
 
 
 async def together(node: Process, tasks: int, count: int, rounds: int, document: Any) -> dict[str, Figures]:
@@ -78,7 +84,7 @@ async def together(node: Process, tasks: int, count: int, rounds: int, document:
         collection = bucket.default_collection()
         acts = {"upsert": lambda key: collection.upsert(key, document), "get": collection.get}
         for _ in range(rounds):
-            for what, act in acts.items():
+            for name, act in acts.items():
                 numbers = iter(range(count))
 
                 async def work(act: Any, numbers: Iterator[int]) -> None:
@@ -89,14 +95,14 @@ async def together(node: Process, tasks: int, count: int, rounds: int, document:
                     async with asyncio.TaskGroup() as group:
                         for _ in range(tasks):
                             group.create_task(work(act, numbers))
-                found[what].append(figures())
+                found[name].append(figures())
     finally:
         await cluster.close()
-    return {what: median(all_figures) for what, all_figures in found.items()}
+    return {name: median(all_figures) for name, all_figures in found.items()}
 
 
-def by_bmemcached(server: Process, count: int, rounds: int, value: str, **who: str) -> dict[str, Figures]:
-    client = bmemcached.Client((f"127.0.0.1:{server.port}",), **who)
+def by_bmemcached(server: Process, count: int, rounds: int, value: str, **login: str) -> dict[str, Figures]:
+    client = bmemcached.Client((f"127.0.0.1:{server.port}",), **login)
     keys = [f"key-{number}" for number in range(count)]
     found: dict[str, list[Figures]] = {"set": [], "get": []}
     for _ in range(rounds):
@@ -109,7 +115,7 @@ def by_bmemcached(server: Process, count: int, rounds: int, value: str, **who: s
                 client.get(key)
         found["get"].append(figures())
     client.disconnect_all()
-    return {what: median(all_figures) for what, all_figures in found.items()}
+    return {name: median(all_figures) for name, all_figures in found.items()}
 
 
 def run(chosen: argparse.Namespace) -> None:
@@ -117,19 +123,19 @@ def run(chosen: argparse.Namespace) -> None:
     document = {"text": "v" * chosen.value_bytes}
     count, rounds = chosen.operations, chosen.rounds
     with penstock() as node:
-        for what, figures in one_after_the_other(node, count, rounds, document).items():
-            report.row(f"{what}, one after the other", str(figures))
-        for what, figures in asyncio.run(together(node, chosen.tasks, count, rounds, document)).items():
-            report.row(f"{what}, {chosen.tasks} at a time", str(figures))
+        for name, figures in one_after_the_other(node, count, rounds, document).items():
+            report.row(f"{name}, one after the other", str(figures))
+        for name, figures in asyncio.run(together(node, chosen.tasks, count, rounds, document)).items():
+            report.row(f"{name}, {chosen.tasks} at a time", str(figures))
     value = "v" * chosen.value_bytes
     with penstock("--vbuckets", 1) as node, memcached() as other:
         ours = by_bmemcached(node, count, rounds, value, username=USER, password=PASSWORD)
         theirs = {} if other is None else by_bmemcached(other, count, rounds, value)
-    for what, figures in ours.items():
-        ratio = f"; {figures.rate / theirs[what].rate:.2f}x memcached" if theirs else ""
-        report.row(f"{what} by bmemcached, Penstock", f"{figures}{ratio}")
-    for what, figures in theirs.items():
-        report.row(f"{what} by bmemcached, memcached", str(figures))
+    for name, figures in ours.items():
+        ratio = f"; {figures.rate / theirs[name].rate:.2f}x memcached" if theirs else ""
+        report.row(f"{name} by bmemcached, Penstock", f"{figures}{ratio}")
+    for name, figures in theirs.items():
+        report.row(f"{name} by bmemcached, memcached", str(figures))
     report.finish()
 
 

@@ -1,4 +1,4 @@
-"""A node in a process of its own, for the benchmarks that load one."""
+"""A node in a separate process, filled with changes, for the benchmarks that load it."""
 
 from __future__ import annotations
 
@@ -31,20 +31,24 @@ _CHECKED_EVERY = 4096  # changes
 
 
 class Disk(NamedTuple):
-    """Where a node keeps its bucket. kind: one of kept.BUCKETS, to which the node is the same."""
+    """The place of a bucket on disk.
+
+    Attributes:
+        kind: the store, one of kept.BUCKETS. The node is the same with each of them.
+        directory: the data directory.
+    """
 
     kind: str
     directory: Path
 
 
 class Pause(NamedTuple):
-    """The longest times for which an event loop came to nothing else, each the longest by its own measure.
+    """The longest pauses of an event loop. Each value is the longest by its own measure.
 
     Attributes:
-        own: seconds, without those in which its thread could have gone on, but others had the processors; as far as
-            the system tells.
-        seconds: on the clock.
-        cpu: seconds of CPU time of its thread.
+        own: seconds, without the time for which its thread waited for a processor, if the system reports that time.
+        seconds: seconds on the clock.
+        cpu: CPU seconds of its thread.
     """
 
     own: float = 0.0
@@ -73,18 +77,18 @@ class Served(NamedTuple):
         return seconds
 
     def longest_pause(self) -> Pause:
-        """Return the longest pause of the node's event loop since this was last asked.
+        """Return the longest pause of the node's event loop since the last call.
 
-        From the first time on a timer of the node's goes off a thousand times a second.
+        The first call starts a timer in the node, which fires a thousand times a second.
         """
         return Pause(*self._ask("pause"))
 
     def roll_back(self) -> None:
-        """Roll every vbucket back to half of its seqnos, one in each turn of the event loop, as a bridge does."""
+        """Roll every vbucket back to half of its seqnos, one in each iteration of the event loop, as a bridge does."""
         self._ask("rollback")
 
     def settle(self) -> None:
-        """Wait until the node has nothing more to do, such as to rewrite what was stored, some seconds at most."""
+        """Wait until the node is idle, for example after compaction, but at most _IDLE_SECONDS."""
         deadline = time.monotonic() + _IDLE_SECONDS
         used = self.cpu()
         while time.monotonic() < deadline:
@@ -93,8 +97,8 @@ class Served(NamedTuple):
             if used - before < 0.005:
                 return
 
-    def _ask(self, what: str) -> Any:
-        self.pipe.send(what)
+    def _ask(self, question: str) -> Any:
+        self.pipe.send(question)
         return self.pipe.recv()
 
 
@@ -108,9 +112,15 @@ def served(
     profile: bool = False,
     disk: Disk | None = None,
 ) -> Iterator[Served]:
-    """Run a node with one bucket, `default`, filled with changes of different keys, vbuckets in turn.
+    """Run a node with one bucket, `default`, filled with changes of different keys in all vbuckets.
 
-    varied: with values that differ and that nothing makes smaller. disk: where the bucket is kept; None: in memory.
+    Args:
+        vbuckets: number of vbuckets.
+        changes: number of changes.
+        value_bytes: size of each value.
+        varied: whether each value has different random bytes, which cannot be compressed.
+        profile: whether the node prints a profile at its end.
+        disk: the place of the bucket; None: in memory.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -152,9 +162,9 @@ async def _fill(store: BucketStore, wanted: _Wanted) -> None:
 
 
 async def _let_compaction_follow(store: BucketStore) -> None:
-    """Wait until nothing waits for compaction: a store refuses changes that would make it wait for too much."""
+    """Wait until compaction has caught up, because a store refuses changes while too many bytes wait for it."""
     async with asyncio.timeout(START_SECONDS):
-        while store.log.segments.unclustered_bytes:  # noqa: ASYNC110 - the store knows no events
+        while store.log.segments.unclustered_bytes:  # noqa: ASYNC110 - the store has no event for it
             await asyncio.sleep(0.001)
 
 
@@ -162,7 +172,7 @@ async def _serve(pipe: Pipe, wanted: _Wanted) -> None:
     vbuckets, profile, disk = wanted.vbuckets, wanted.profile, wanted.disk
     loop = asyncio.get_running_loop()
     if disk is not None:
-        patch.object(bucket_storage, "BucketStore", BUCKETS[disk.kind]).start()  # all that the node opens
+        patch.object(bucket_storage, "BucketStore", BUCKETS[disk.kind]).start()  # for all buckets that the node opens
     spare_present_objects()  # as `penstock serve` does
     node = await Node.start(port=0, vbuckets=vbuckets, data_dir=None if disk is None else disk.directory)
     store = node.buckets["default"].store
@@ -202,7 +212,7 @@ def _roll_back(loop: asyncio.AbstractEventLoop, vbuckets: Iterator[Vbucket]) -> 
 
 
 class _Probe:
-    """A timer, and by how much it was too late at most."""
+    """A timer in the event loop that measures the longest delay of its callbacks."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -221,7 +231,7 @@ class _Probe:
         self._loop.call_later(_PROBE_SECONDS, self._went_off)
 
     def _spent(self) -> _Spent:
-        """Return what the event loop's thread has spent so far."""
+        """Return the time that the event loop's thread has spent so far."""
         waited = 0
         if self._schedule is not None:
             waited = int(os.pread(self._schedule, 100, 0).split()[1])
@@ -236,7 +246,13 @@ class _Probe:
 
 
 class _Spent(NamedTuple):
-    """Seconds. waited: for a processor."""
+    """Times of a thread in seconds.
+
+    Attributes:
+        clock: time on the loop's clock.
+        cpu: CPU time.
+        waited: time for which the thread waited for a processor.
+    """
 
     clock: float
     cpu: float
@@ -244,7 +260,7 @@ class _Spent(NamedTuple):
 
 
 def _schedule() -> int | None:
-    """Return the descriptor of what the system tells about this thread's turns, None where it tells nothing."""
+    """Return the descriptor of this thread's scheduler statistics; None if the system has none."""
     try:
         return os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

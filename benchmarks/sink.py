@@ -1,7 +1,8 @@
-"""Rows into a bucket: Spark, the bulk writer by itself, `Bucket.upsert_many`, and requests made beforehand.
+"""Rows into a bucket: by Spark, by the bulk writer alone, by `Bucket.upsert_many`, and by requests encoded beforehand.
 
-The node has a process of its own. All store the same documents, in turn, each round under keys of its own, so that
-every SET is of a new key. Spark's first round is left out: it pays for the Java compiler and the Python workers' start.
+The node has a separate process. All cases store the same documents, in turn. Each round has its own keys, so that every
+SET has a new key. Spark's first round is not counted, because it includes Java's compiler and the start of the Python
+workers.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def main() -> None:
                 seconds[case].append(write(f"{number}-{len(case)}"))
         found = sum(asyncio.run(_high_seqnos(address)))
         if found != stored:
-            raise RuntimeError(f"{found} documents are there of {stored}")
+            raise RuntimeError(f"{found} documents in the bucket, expected {stored}")
     for case, taken in seconds.items():
         rate, best = rows / statistics.median(taken), rows / min(taken)
         report.row(f"{case}, {chosen.value_bytes} B", f"{rate / 1e3:.0f} k rows/s (best {best / 1e3:.0f})")
@@ -84,7 +85,7 @@ def _keys(name: str, rows: int) -> list[bytes]:
 
 
 async def _write_bulk(address: Address, name: str, rows: int, value: bytes) -> float:
-    """Encode and write; making the columns is not timed, since Spark has them."""
+    """Return the seconds of encoding and writing. Making the columns is not timed, because Spark has columns."""
     keys, values = pa.array(_keys(name, rows), pa.binary()), pa.array([value] * min(rows, WINDOW_ROWS), pa.binary())
     async with BulkWriter(address) as writer:
         start = time.perf_counter()

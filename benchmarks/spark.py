@@ -1,8 +1,8 @@
-"""`format("dcp")` into Spark's noop sink: a streaming query over a filled bucket, its first batch left out.
+"""`format("dcp")` into Spark's noop sink: a streaming query over a filled bucket, without its first batch.
 
-The node has a process of its own; Spark runs two tasks at once, with the extension module and without it, each in a
-Java of its own. The first batch pays for the Java compiler and the Python workers' start, so rates are those of the
-batches after it. Who spent what of the processors' time says what limits.
+The node has a separate process. Spark runs two tasks at once, with the extension module and without it, each time in a
+new Java process. The first batch includes Java's compiler and the start of the Python workers, so rates are those of
+later batches. The CPU times of node, Python workers and Java show the bottleneck.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--vbuckets", type=int, default=1024)
     parser.add_argument("--partitions", type=int, default=2)
     parser.add_argument("--per-batch", type=int, default=4_000_000)
-    parser.add_argument("--columns", help="names with commas between them; all if not given")
+    parser.add_argument("--columns", help="comma-separated names; default: all")
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=[*WAYS])
     chosen = parser.parse_args()
     report = Report("Spark's streaming read into the noop sink, with the extension module and without", chosen)

@@ -1,6 +1,6 @@
-"""`format("dcp")` into a changelog on Delta: a streaming query over a filled bucket, its first batch left out.
+"""`format("dcp")` into a changelog on Delta: a streaming query over a filled bucket, without its first batch.
 
-The values are noise, which Parquet cannot make smaller.
+The values are random bytes, which Parquet cannot compress.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=2)
     parser.add_argument("--per-batch", type=int, default=1_000_000)
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=["native"])
-    parser.add_argument("--directory", type=Path, help="where the table is written; else where temporary files are")
+    parser.add_argument("--directory", type=Path, help="directory for the table; default: that of temporary files")
     chosen = parser.parse_args()
     report = Report("Spark's streaming read into a changelog on Delta", chosen)
     sizes = {"vbuckets": chosen.vbuckets, "changes": chosen.changes, "value_bytes": chosen.value_bytes}

@@ -1,7 +1,7 @@
-"""From SET to a row that is visible in the changelog, at a steady rate of changes; and what an empty trigger costs.
+"""From SET to a visible row in the changelog, at a steady rate of changes; and the cost of an empty trigger.
 
-A value is the time at which it was sent. A row is visible once the commit that it belongs to is in the table's log. The
-first seconds, in which Java compiles, are left out. An empty trigger is one that finds nothing new: all that it takes.
+Each value is the time at which it was sent. A row is visible when its commit is in the table's log. The first seconds,
+in which Java compiles, are not counted. An empty trigger finds no new changes; its whole duration is measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ _PATIENCE = 300.0
 
 
 class Writer:
-    """Sends changes at a rate, in a thread, until it is stopped. sent: how many so far."""
+    """Sends changes at a fixed rate, in a thread, until it is stopped.
+
+    Attributes:
+        sent: number of changes sent so far.
+    """
 
     def __init__(self, url: str, rate: int) -> None:
         self.sent = 0
@@ -59,7 +63,7 @@ class Writer:
 
 
 def look(table: Path, latencies: list[tuple[float, float]], stop: threading.Event) -> None:
-    """Note for each row of a table, as it becomes visible, when that was and how many seconds after it was sent."""
+    """Append the time at which each row of a table becomes visible, and the seconds since it was sent."""
     version = 0
     while not stop.wait(_LOOK_SECONDS):
         log = table / "_delta_log" / f"{version:020}.json"
@@ -78,7 +82,7 @@ def _times(file: Path) -> list[float]:
 
 
 def started(url: str, directory: Path, lake: Lake, seconds: float) -> Any:
-    """Start the query. Each empty trigger tells of itself."""
+    """Start the query. Empty triggers report their progress too."""
     spark = local_session(2)
     spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "0")
     spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "10000")
@@ -128,7 +132,7 @@ def measure(report: Report, chosen: argparse.Namespace, directory: Path, url: st
 
 
 def batches(query: Any, *, empty: bool) -> list[float]:
-    """Return the seconds of the newest triggers that found something, or nothing."""
+    """Return the seconds of the recent triggers, either of those with changes or of the empty ones."""
     return [
         progress.durationMs["triggerExecution"] / 1e3
         for progress in query.recentProgress
@@ -140,7 +144,7 @@ def _wait(query: Any, until: Any) -> None:
     deadline = time.monotonic() + _PATIENCE
     while not until():
         if time.monotonic() > deadline or query.awaitTermination(0.1):
-            raise RuntimeError(f"the query ended, or nothing came: {query.exception()}")
+            raise RuntimeError(f"the query ended, or made no progress: {query.exception()}")
 
 
 def main() -> None:
@@ -149,7 +153,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--warm-seconds", type=float, default=20.0)
     parser.add_argument("--trigger", type=float, default=1.0, help="seconds")
-    parser.add_argument("--empty", type=int, default=20, help="triggers without anything new")
+    parser.add_argument("--empty", type=int, default=20, help="number of empty triggers")
     parser.add_argument("--vbuckets", type=int, default=1024)
     chosen = parser.parse_args()
     report = Report("From SET to the changelog", chosen)

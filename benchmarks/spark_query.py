@@ -1,4 +1,4 @@
-"""What the benchmarks of Spark have in common: streaming queries in their own process, and who spent what on them."""
+"""The common parts of the Spark benchmarks: streaming queries in a separate process, and their CPU times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.wire.codec import native
 __all__ = ["WAYS", "Batch", "Cpu", "Read", "cpu", "queries"]
 
 WAYS = {"native": "1", "Python": "0"}
-"""What PENSTOCK_NATIVE says."""
+"""Name -> value of PENSTOCK_NATIVE."""
 
 _POLL_SECONDS = 0.02
 
@@ -23,7 +23,12 @@ Options = Mapping[str, object]
 
 
 class Cpu(NamedTuple):
-    """Seconds of processor time: of Java, and of all Python processes that it has started."""
+    """CPU seconds of a query's processes.
+
+    Attributes:
+        java: of Java.
+        python: of all Python processes that Java has started.
+    """
 
     java: float = 0.0
     python: float = 0.0
@@ -33,16 +38,23 @@ class Cpu(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One micro-batch. seconds: of its whole time, planning and logs included."""
+    """One micro-batch.
+
+    Attributes:
+        rows: number of rows.
+        seconds: its whole duration, including planning and logs.
+    """
 
     rows: int
     seconds: float
 
 
 class Read(NamedTuple):
-    """What a query did: its batches but for the empty ones, the first of which pays for much that is done once.
+    """The result of a query.
 
-    spent: by Spark since that one.
+    Attributes:
+        batches: its batches without the empty ones. The first batch includes work that is done once.
+        spent: CPU times after the first batch.
     """
 
     batches: list[Batch]
@@ -58,18 +70,26 @@ class Read(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Rows a second, without the first batch."""
+        """Rows per second, without the first batch."""
         return self.later_rows / sum(batch.seconds for batch in self.batches[1:])
 
 
 def queries(
     asked: Sequence[Options], *, way: str | None = None, processors: int = 2, tables: Path | None = None
 ) -> list[Read]:
-    """Read buckets to their end, one query after the other, in one process with a Java of its own.
+    """Read buckets to their end, one query after the other, in a new process with its own Java.
 
-    asked: for each query the options of `format("dcp")`. way: one of WAYS; None: as it comes. tables: each query writes
-    a changelog in its own directory there; None: the rows go nowhere. Raises RuntimeError if the extension module is
-    not as `way` says.
+    Args:
+        asked: for each query, the options of `format("dcp")`.
+        way: one of WAYS; None: keep the environment.
+        processors: number of concurrent tasks.
+        tables: parent directory of the changelogs that the queries write; None: the rows are discarded.
+
+    Returns:
+        The result of each query.
+
+    Raises:
+        RuntimeError: `way` needs the extension module, which is not built.
     """
     with nullcontext() if way is None else _way(way):
         reads, is_native = apart(_queries, [dict(each) for each in asked], processors, tables)
@@ -80,7 +100,7 @@ def queries(
 
 @contextmanager
 def _way(way: str) -> Iterator[None]:
-    """Let processes that begin now, and those they start, have the extension module or not."""
+    """Set PENSTOCK_NATIVE for processes that start in the block, and for their children."""
     before = os.environ.get("PENSTOCK_NATIVE")
     os.environ["PENSTOCK_NATIVE"] = WAYS[way]
     try:
@@ -120,7 +140,7 @@ def _query(spark: Any, options: dict[str, object], lake: Path | None) -> Read:
 
 
 def cpu() -> Cpu:
-    """Return what the processes have spent so far that this one has started, and those that they have started."""
+    """Return the CPU times of all descendants of this process so far."""
     ticks = os.sysconf("SC_CLK_TCK")
     parents, names, spent, ended = dict[int, int](), dict[int, str](), dict[int, float](), dict[int, float]()
     for entry in Path("/proc").iterdir():
@@ -129,7 +149,7 @@ def cpu() -> Cpu:
         try:
             name, _, rest = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has ended meanwhile
         fields, pid = rest.split(), int(entry.name)
         parents[pid], names[pid] = int(fields[1]), name.partition("(")[2]
         spent[pid], ended[pid] = (sum(map(int, fields[at : at + 2])) / ticks for at in (11, 13))
@@ -140,5 +160,5 @@ def cpu() -> Cpu:
             above = parents.get(above, 0)
         if above:
             found["java" if names[pid] == "java" else "python"] += spent[pid]
-            found["python"] += ended[pid]  # its children that are no more: Java, too, has none but these
+            found["python"] += ended[pid]  # its ended children, which are Python processes, also those of Java
     return Cpu(**found)

@@ -1,7 +1,7 @@
-"""Spark's read against the number of partitions, and against the size of values, as figures and as a plot.
+"""Spark's read by number of partitions and by size of values, as figures and as a plot.
 
-The queries of a bucket run one after the other in one Java, two tasks at a time, into the noop sink; the first batch of
-each is left out. However large the values are, a bucket holds about as many bytes.
+The queries of a bucket run one after the other in one Java, two tasks at a time, into the noop sink. The first batch of
+each query is not counted. A bucket has about the same number of bytes for each size of values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks.spark_query import Read, queries
 
 PLOT = RESULTS.with_name("spark_scaling.svg")
 _FRAME_BYTES = 70
-"""What a change takes on the wire beside its value."""
+"""Bytes of a change on the wire without its value."""
 _BATCHES = 4
 
 
@@ -22,7 +22,7 @@ def read(changes: int, value_bytes: int, vbuckets: int, partitions: list[int]) -
     """Read a bucket once for each number of partitions."""
     with served(vbuckets=vbuckets, changes=changes, value_bytes=value_bytes) as node:
         given = {"url": f"couchbase://127.0.0.1:{node.port}", "maxChangesPerTrigger": -(-changes // _BATCHES)}
-        # Spark cuts a small batch into fewer; and the first query of all pays for Java's compiler.
+        # Without minPartitions, Spark makes fewer partitions of a small batch. The first query only warms up Java.
         asked = [given | {"minPartitions": count, "maxPartitions": count} for count in (partitions[0], *partitions)]
         found = queries(asked)[1:]
     if any(each.rows != changes for each in found):
@@ -31,7 +31,7 @@ def read(changes: int, value_bytes: int, vbuckets: int, partitions: list[int]) -
 
 
 def draw(path: Path, by_partitions: dict[int, float], by_size: dict[int, float]) -> None:
-    """Draw two plots beside each other: million rows a second by partitions, and rows and bytes by the values' size."""
+    """Draw two plots side by side: million rows per second by partitions, rows and bytes by size of values."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--vbuckets", type=int, default=1024)
     parser.add_argument("--partitions", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--value-bytes", type=int, nargs="*", default=[10, 100, 1000, 10_000])
-    parser.add_argument("--plot", type=Path, help=f"where to draw; with --record {PLOT.name} beside the results")
+    parser.add_argument("--plot", type=Path, help=f"file of the plot; with --record the default is {PLOT.name}")
     chosen = parser.parse_args()
     report = Report("Spark's streaming read by partitions and by size of values", chosen)
     by_partitions, by_size = dict[int, float](), dict[int, float]()

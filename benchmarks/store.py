@@ -1,7 +1,7 @@
-"""The store alone, without a node: commands, memory a key, backfill, streams that are up to date, seals.
+"""The store without a node: commands, memory per key, backfill, snapshots of new changes, seals.
 
-Keys of 20 bytes, values of 100, fixed seed. Rates are of this process's CPU time, pauses are wall time: a seal holds
-up whoever waits for it.
+Keys have 20 bytes, values have 100, with a fixed seed. Rates are per second of this process's CPU time. Pauses are on
+the clock, because a seal delays all requests that wait for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Command = tuple[Vbucket, bytes]
 
 
 class Work:
-    """Things done, and the seconds that they took."""
+    """A number of operations, and the CPU seconds that they took."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -45,12 +45,12 @@ class Work:
 
 
 def resident() -> int:
-    """Return the bytes of memory that this process occupies."""
+    """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * getpagesize()
 
 
 def time_pauses(bucket: BucketStore) -> list[float]:
-    """Return a list that will get the milliseconds of every seal and rewrite."""
+    """Return a list to which the bucket appends the milliseconds of each seal and rewrite."""
     pauses: list[float] = []
     make_room = bucket.log.room.make_room
 
@@ -58,7 +58,7 @@ def time_pauses(bucket: BucketStore) -> list[float]:
         started = time.perf_counter()
         make_room(nbytes, frees=frees)
         milliseconds = (time.perf_counter() - started) * 1e3
-        if milliseconds > 1:  # less: there was nothing to do
+        if milliseconds > 1:  # shorter calls had nothing to do
             pauses.append(milliseconds)
 
     bucket.log.room.make_room = timed  # type: ignore[method-assign]
@@ -80,7 +80,7 @@ def fill(report: Report, bucket: BucketStore, keys: int) -> None:
     frames, estimate = bucket.log.segments.frame_bytes, bucket.collect_stats().index_bytes
     report.row("set, new keys", work.rate("commands"))
     report.row("memory beside the frames", f"{(resident() - before - frames) / keys:.0f} B/key")
-    report.row("what the node says of it", f"{estimate / keys:.0f} B/key")
+    report.row("the node's own statistic of it", f"{estimate / keys:.0f} B/key")
 
 
 def backfill(report: Report, name: str, bucket: BucketStore) -> None:

@@ -1,8 +1,8 @@
-"""From a node to Arrow: everything a filled bucket holds, over loopback, as record batches.
+"""From a node to Arrow: all changes of a filled bucket, over loopback, as record batches.
 
-The node has a process of its own, and so has the consumer: `Bucket.batches` as users call it, every column of a change,
-keys and values copied, flow control on. It runs in turns with the extension module and without it. The consuming
-process's peak memory is given too.
+The node and the consumer have separate processes. The consumer is `Bucket.batches` as users call it, with all columns,
+copied keys and values, and flow control. It runs in turns with the extension module and without it. The peak memory of
+the consumer is reported too.
 """
 
 from __future__ import annotations
@@ -23,11 +23,19 @@ from benchmarks.served import served
 from penstock.wire.codec import native
 
 WAYS = {"native": "1", "Python": "0"}
-"""What PENSTOCK_NATIVE says."""
+"""Name -> value of PENSTOCK_NATIVE."""
 
 
 class Consumed(NamedTuple):
-    """wall, cpu: seconds. peak: MiB of the process so far."""
+    """One read of the bucket.
+
+    Attributes:
+        rows: number of rows.
+        wall: seconds on the clock.
+        cpu: CPU seconds.
+        peak: peak memory of the process so far, in MiB.
+        is_native: whether the extension module was used.
+    """
 
     rows: int
     wall: float
@@ -37,7 +45,7 @@ class Consumed(NamedTuple):
 
 
 async def consume(url: str) -> Consumed:
-    """Read everything once."""
+    """Read all changes once."""
     async with penstock.connect(url) as bucket:
         rows, wall, cpu = 0, time.perf_counter(), time.process_time()
         async for batch in bucket.batches(stop="now"):
@@ -61,7 +69,7 @@ def case(report: Report, chosen: argparse.Namespace, vbuckets: int, value_bytes:
     del os.environ["PENSTOCK_NATIVE"]
     with served(vbuckets=vbuckets, changes=changes, value_bytes=value_bytes) as node:
         for _ in range(chosen.rounds):
-            for way, pool in pools.items():  # in turn: what disturbs one disturbs both
+            for way, pool in pools.items():  # in turn, so that a disturbance affects both
                 taken[way].append(pool.submit(run, f"couchbase://127.0.0.1:{node.port}").result())
     for pool in pools.values():
         pool.shutdown()

@@ -1,9 +1,9 @@
-"""What do sub-document commands cost, and who waits for one on a large document?
+"""Sub-document commands on large documents: their cost, and the delay of other clients.
 
-One connection sends each command several times; another one sends GETs of a small document all the while, one after
-the other, and notes how long each takes. A last part changes and stores large values as a whole. Then the longest pause
-of the event loop is measured for each, in memory and on disk. Then the same commands
-on a document of 1 KiB, without a network: those must stay quick.
+One connection sends each command several times. Meanwhile a second connection sends GETs of a small document, one after
+the other, and measures the time of each. Large values are also stored and changed as a whole. Then the longest pause of
+the event loop is measured for each command, in memory and on disk. Last, sub-document commands run on a document of
+1 KiB without a network.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ print("ready", flush=True)
 while True:
     count_levels(text)
 """
-"""What of the waiting is the machine's: this one shares processors with the node, and nothing else."""
+"""Another program that uses a processor. With it, the delay of GETs shows the share of the machine."""
 
 
 class Client:
-    """A connection that has logged in and asks one thing after the other."""
+    """A connection after its login, which sends one request at a time."""
 
     def __init__(self, port: int, *, login: bool = True) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE)
@@ -100,7 +100,7 @@ class Client:
         return Get(key=b"small")
 
     def ask(self, request: Request | bytes) -> Frame:
-        """Return the reply. Raises ConnectionError for one that is a refusal."""
+        """Return the reply to a request. Raises ConnectionError if its status is not success."""
         self.socket.sendall(request if isinstance(request, bytes) else request.encode())
         while True:
             for frame in self.connection.feed(self.socket.recv(1 << 20)):
@@ -111,7 +111,7 @@ class Client:
 
 
 def fill(target: int, item: Callable[[int], str], brackets: str) -> str:
-    """Return an array or object of about so many bytes."""
+    """Return an array or object of about `target` bytes."""
     count = target // (len(item(10**6)) + 1)
     return f"{brackets[0]}{','.join(map(item, range(count)))}{brackets[1]}"
 
@@ -168,7 +168,7 @@ def values(document: bytes) -> dict[str, Request | bytes]:
 
 
 def beside(node: Process, work: Callable[[], object], seconds: float) -> tuple[int, float, float]:
-    """Return how many GETs a process of its own has sent while some work was done, the p99 and the longest, in ms."""
+    """Return the number, the p99 and the longest of the GETs that another process sends during some work, in ms."""
     command = [sys.executable, "-c", _PROBE, str(node.port), str(seconds)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as probe:
         assert probe.stdin is not None
@@ -223,7 +223,7 @@ def measure(report: Report, node: Process, chosen: argparse.Namespace) -> None:
 
 
 def measure_pauses(report: Report, chosen: argparse.Namespace, where: str, disk: Disk | None) -> None:
-    """Report the longest pause of the event loop for each command. It does not depend on what else the machine does."""
+    """Report the longest pause of the event loop for each command. It does not depend on other load."""
     with served(vbuckets=chosen.vbuckets, disk=disk) as node:
         client = Client(node.port, login=False)
         large = documents(chosen.bytes)
@@ -236,7 +236,7 @@ def measure_pauses(report: Report, chosen: argparse.Namespace, where: str, disk:
                 node.settle()
                 node.longest_pause()
                 client.ask(unique() if "UNIQUE" in name else request)
-                time.sleep(_REST)  # what comes behind the reply is a part of it
+                time.sleep(_REST)  # work after the reply is included
                 pauses.append(node.longest_pause())
             pause = min(pauses, key=attrgetter("own"))
             report.row(f"pause, {where}: {name}", f"{pause.own * 1e3:.1f} ms, {pause.cpu * 1e3:.1f} ms of it CPU time")
@@ -270,9 +270,9 @@ def main() -> None:
     parser = options(__doc__.partition("\n")[0])
     parser.add_argument("--bytes", type=int, default=18 << 20, help="of a large document")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=3.0, help="for which GETs are sent beside each command")
+    parser.add_argument("--seconds", type=float, default=3.0, help="duration of the GETs beside each command")
     parser.add_argument("--vbuckets", type=int, default=1024, help="of the node whose pauses are measured")
-    parser.add_argument("--pauses", action="store_true", help="leave out the GETs of others")
+    parser.add_argument("--pauses", action="store_true", help="measure pauses only, without GETs")
     add_directory(parser)
     chosen = parser.parse_args()
     size = f"{chosen.bytes / (1 << 20):.3g} MiB"

@@ -1,6 +1,7 @@
-"""How fast is a node over TLS, beside the same without?
+"""A node with TLS, against the same node without TLS.
 
-One connection stores and reads small documents, pipelined, and large ones; then handshakes, one after the other.
+One connection stores and reads small documents, pipelined, and then large ones. Then TLS handshakes run one after the
+other.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def take(peer: socket.socket, nbytes: int) -> None:
 
 
 def exchange(peer: socket.socket, request: bytes, reply_bytes: int, rounds: int) -> float:
-    """Return the seconds that it takes to ask so many times."""
+    """Return the seconds of sending a request and receiving its reply `rounds` times."""
     started = time.perf_counter()
     for _ in range(rounds):
         peer.sendall(request)
@@ -40,7 +41,7 @@ def exchange(peer: socket.socket, request: bytes, reply_bytes: int, rounds: int)
 
 
 def measured(node: Process, chosen_rounds: int, *, tls: bool) -> dict[str, Callable[[], tuple[float, float]]]:
-    """Return what is measured: each gives units a second, and the node's processor microseconds for a unit."""
+    """Return name -> measurement, which returns units per second and the node's CPU microseconds per unit."""
     port = node.ready["tls_port"] if tls else node.port
     peer = connect(port, [HELLO, LOGIN, NOOP], tls=tls)
     store = Set(key=b"\0large", value=bytes(LARGE)).encode()
@@ -70,7 +71,7 @@ def measured(node: Process, chosen_rounds: int, *, tls: bool) -> dict[str, Calla
 
 
 def handshakes(node: Process, count: int) -> float:
-    """Return how many connections with TLS can be opened each second, one after the other."""
+    """Return the number of TLS connections that can be opened per second, one after the other."""
     started = time.perf_counter()
     for _ in range(count):
         connect(node.ready["tls_port"], [NOOP], tls=True).close()
