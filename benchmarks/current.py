@@ -51,14 +51,14 @@ class Merge(NamedTuple):
     processor: float
 
 
-def timed(merge: Callable[[], int]) -> Merge:
+def time_merge(merge: Callable[[], int]) -> Merge:
     """Return the number of merged changes with the seconds of the merge."""
     clock, processor = time.perf_counter(), time.process_time()
     changed = merge()
     return Merge(changed, time.perf_counter() - clock, time.process_time() - processor)
 
 
-def changes(documents: np.ndarray, seqno: int, value_bytes: int) -> Iterator[pa.RecordBatch]:
+def make_changes(documents: np.ndarray, seqno: int, value_bytes: int) -> Iterator[pa.RecordBatch]:
     """Yield mutations of documents, which are given by numbers. Seqnos start at `seqno`."""
     for start in range(0, len(documents), BATCH_ROWS):
         numbers = documents[start : start + BATCH_ROWS]
@@ -87,23 +87,23 @@ def changes(documents: np.ndarray, seqno: int, value_bytes: int) -> Iterator[pa.
         yield pa.record_batch(columns, schema=CHANGE_SCHEMA)
 
 
-def append(lake: Lake, batch: int, rows: Iterator[pa.RecordBatch]) -> None:
+def append_changes(lake: Lake, batch: int, rows: Iterator[pa.RecordBatch]) -> None:
     files = write_files(rows, lake.changelog_table.path, VBUCKETS)
     commit_batch(lake, "benchmark", batch, files, vbuckets=VBUCKETS)
 
 
-def ours(directory: Path, documents: int, value_bytes: int, rounds: int) -> list[Merge]:
+def merge_by_penstock(directory: Path, documents: int, value_bytes: int, rounds: int) -> list[Merge]:
     """Return the merge of each round, by Penstock."""
     lake, random, seqno = Lake(directory), np.random.default_rng(7), 1
     policy = replace(MergePolicy(), rows=min(MergePolicy().rows, documents))
-    append(lake, 0, changes(np.arange(documents), seqno, value_bytes))
+    append_changes(lake, 0, make_changes(np.arange(documents), seqno, value_bytes))
     merge_current(lake, policy)
     times = []
     for round_ in range(rounds):
         seqno += documents
-        chosen = random.choice(documents, pending(documents), replace=False)
-        append(lake, 1 + round_, changes(chosen, seqno, value_bytes))
-        times.append(timed(lambda: merge_current(lake, policy).changes))
+        chosen = random.choice(documents, count_pending_changes(documents), replace=False)
+        append_changes(lake, 1 + round_, make_changes(chosen, seqno, value_bytes))
+        times.append(time_merge(lambda: merge_current(lake, policy).changes))
     if count_documents(lake) != documents or lake.current(["seqno"], pc.field("seqno") >= seqno).num_rows != len(
         chosen
     ):
@@ -111,33 +111,33 @@ def ours(directory: Path, documents: int, value_bytes: int, rounds: int) -> list
     return times
 
 
-def plain(directory: Path, documents: int, value_bytes: int, rounds: int) -> list[Merge]:
+def merge_by_deltalake(directory: Path, documents: int, value_bytes: int, rounds: int) -> list[Merge]:
     """Return the merge of each round, by `deltalake`, into a table with the same columns."""
     random, seqno, times = np.random.default_rng(7), 1, []
-    batches = (_documents(batch) for batch in changes(np.arange(documents), seqno, value_bytes))
+    batches = (_make_documents(batch) for batch in make_changes(np.arange(documents), seqno, value_bytes))
     for batch in batches:
         write_deltalake(directory, batch, mode="append", partition_by=["vbucket_range"])
     for _ in range(rounds):
         seqno += documents
-        chosen = random.choice(documents, pending(documents), replace=False)
-        source = pa.concat_tables([_documents(batch) for batch in changes(chosen, seqno, value_bytes)])
-        times.append(timed(partial(_merge, directory, source)))
+        chosen = random.choice(documents, count_pending_changes(documents), replace=False)
+        source = pa.concat_tables([_make_documents(batch) for batch in make_changes(chosen, seqno, value_bytes)])
+        times.append(time_merge(partial(_run_deltalake_merge, directory, source)))
     return times
 
 
-def _merge(directory: Path, source: pa.Table) -> int:
+def _run_deltalake_merge(directory: Path, source: pa.Table) -> int:
     same = "t.vbucket_range = s.vbucket_range AND t.vbucket = s.vbucket AND t.key = s.key"
     merge = DeltaTable(directory).merge(source, same, source_alias="s", target_alias="t")
     changed: int = merge.when_matched_update_all().when_not_matched_insert_all().execute()["num_source_rows"]
     return changed
 
 
-def _documents(batch: pa.RecordBatch) -> pa.Table:
+def _make_documents(batch: pa.RecordBatch) -> pa.Table:
     rows = to_documents(pa.Table.from_batches([batch]).select(MERGE_SCHEMA.names))
     return rows.append_column("vbucket_range", pc.divide(rows["vbucket"], VBUCKETS // 16))
 
 
-def pending(documents: int) -> int:
+def count_pending_changes(documents: int) -> int:
     """Return the number of changes that the merge policy waits for."""
     policy = MergePolicy()
     return min(documents, max(policy.rows, round(policy.share * documents)))
@@ -153,7 +153,11 @@ def main() -> None:
     report = Report("Merging changes into the current table", chosen)
     costs = []
     for documents in chosen.documents:
-        cases = {"Penstock": ours, "deltalake's merge": plain} if chosen.against else {"Penstock": ours}
+        cases = (
+            {"Penstock": merge_by_penstock, "deltalake's merge": merge_by_deltalake}
+            if chosen.against
+            else {"Penstock": merge_by_penstock}
+        )
         for name, case in cases.items():
             with tempfile.TemporaryDirectory() as directory:
                 times = case(Path(directory) / "table", documents, chosen.value_bytes, chosen.rounds)
@@ -163,7 +167,7 @@ def main() -> None:
                 f"{clock:.2f} s ({processor:.2f} s of processors), {clock / changed * 1e6:.1f} us/change"
                 f" ({processor / changed * 1e6:.1f})",
             )
-            if case is ours:
+            if case is merge_by_penstock:
                 costs.append((clock / changed, processor / changed))
     if len(costs) > 1:
         clock, processor = (last / first for first, last in zip(costs[0], costs[-1], strict=True))

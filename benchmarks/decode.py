@@ -40,7 +40,7 @@ from penstock.wire.protocol.frame_receiver import FrameReceiver, Slab
 BODY = Struct(">8xI")
 
 
-def fill(slab: Slab, value_bytes: int, vbuckets: int) -> int:
+def fill_slab(slab: Slab, value_bytes: int, vbuckets: int) -> int:
     """Return the number of bytes of mutation frames, after filling a slab with them."""
     chance = random.Random(20261120)
     position = 0
@@ -127,7 +127,7 @@ def loop_to_arrow(slab: Slab, end: int, context: StreamContext) -> pa.RecordBatc
 EXTENSION = native.extension
 
 
-def by_columns(
+def decode_by_columns(
     connection: FrameReceiver,
     end: int,
     context: StreamContext,
@@ -142,24 +142,28 @@ def by_columns(
     return run_decoder.decode_run(run, context, views=views)
 
 
-def compare(report: Report, value_bytes: int, vbuckets: int, rounds: int) -> None:
+def compare_decoders(report: Report, value_bytes: int, vbuckets: int, rounds: int) -> None:
     slab, context = Slab(), StreamContext(max(vbuckets, 1024))
-    end = fill(slab, value_bytes, vbuckets)
+    end = fill_slab(slab, value_bytes, vbuckets)
     connection = FrameReceiver(slab, run_dialect=Dialect.DCP)
     cases: dict[str, Case] = {
         "loop to tuples": lambda: loop_to_tuples(slab, end),
         "loop to Arrow": lambda: loop_to_arrow(slab, end, context),
-        "columns, values copied": lambda: by_columns(connection, end, context),
-        "columns, values as views": lambda: by_columns(connection, end, context, views=True),
+        "columns, values copied": lambda: decode_by_columns(connection, end, context),
+        "columns, values as views": lambda: decode_by_columns(connection, end, context, views=True),
     }
     if EXTENSION is not None:
         cases |= {
-            "native columns, copied": lambda: by_columns(connection, end, context, extension=EXTENSION),
-            "native columns, as views": lambda: by_columns(connection, end, context, views=True, extension=EXTENSION),
+            "native columns, copied": lambda: decode_by_columns(connection, end, context, extension=EXTENSION),
+            "native columns, as views": lambda: decode_by_columns(
+                connection, end, context, views=True, extension=EXTENSION
+            ),
         }
     count = len(loop_to_tuples(slab, end))
     for extension in (None, EXTENSION):
-        assert loop_to_arrow(slab, end, context).equals(by_columns(connection, end, context, extension=extension))
+        assert loop_to_arrow(slab, end, context).equals(
+            decode_by_columns(connection, end, context, extension=extension)
+        )
     received = bytes(slab.view[:end])
     times = interleaved(cases, rounds, calls=5, prepare=lambda: slab.view.__setitem__(slice(end), received))
     tuples, arrow = times["loop to tuples"], times["loop to Arrow"]
@@ -174,21 +178,23 @@ def compare(report: Report, value_bytes: int, vbuckets: int, rounds: int) -> Non
 REPEATS = 20
 
 
-def repeat(decode: Callable[[Run], object], run: Run) -> None:
+def repeat_decode(decode: Callable[[Run], object], run: Run) -> None:
     for _ in range(REPEATS):
         decode(run)
 
 
-def short_runs(report: Report, rounds: int) -> None:
+def measure_short_runs(report: Report, rounds: int) -> None:
     slab, context = Slab(), StreamContext(1024)
-    fill(slab, 100, 1)
+    fill_slab(slab, 100, 1)
     offsets, _ = find_offsets(slab.buffer, 0, 100_000)
     for count in (1, 2, 5, 10, 20, 30, 40, 60, 100, 200):
         run = Run(slab.buffer, offsets[:count], offsets[count])
         cases: dict[str, Case] = {
-            "loop": partial(repeat, lambda run: run_decoder.make_batch(decode_messages(run, context)), run),
-            "columns": partial(repeat, lambda run: run_decoder.decode_columns(run, gather_heads(run), context), run),
-            "objects": partial(repeat, lambda run: decode_messages(run, context), run),
+            "loop": partial(repeat_decode, lambda run: run_decoder.make_batch(decode_messages(run, context)), run),
+            "columns": partial(
+                repeat_decode, lambda run: run_decoder.decode_columns(run, gather_heads(run), context), run
+            ),
+            "objects": partial(repeat_decode, lambda run: decode_messages(run, context), run),
         }
         times = interleaved(cases, rounds)
         report.row(
@@ -205,10 +211,10 @@ def main() -> None:
     chosen = parser.parse_args()
     report = Report("Decode of mutations to Arrow", chosen)
     if chosen.small:
-        short_runs(report, chosen.rounds)
+        measure_short_runs(report, chosen.rounds)
     else:
         for value_bytes in (100, 1024):
-            compare(report, value_bytes, chosen.vbuckets, chosen.rounds)
+            compare_decoders(report, value_bytes, chosen.vbuckets, chosen.rounds)
     report.finish()
 
 

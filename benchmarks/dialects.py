@@ -16,7 +16,7 @@ import numpy as np
 
 import penstock
 from benchmarks.report import Report, interleaved, options
-from benchmarks.served import Served, served
+from benchmarks.served import NodeProcess, run_node
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.flags import OpenFlag, StreamFlag, TapConnectFlag
 from penstock.wire.columns.frame_form import FORMS
@@ -33,7 +33,7 @@ VBUCKETS = 64
 MESSAGES_TO_DECODE = 1_000_000
 
 
-def decoding(dialect: Dialect, value_bytes: int) -> tuple[int, float]:
+def time_decoding(dialect: Dialect, value_bytes: int) -> tuple[int, float]:
     """Return the number of messages in a slab, and the CPU seconds of decoding it."""
     frame = Mutation(vbucket=1, key=b"\0key-%09d" % 0, value=b"v" * value_bytes, by_seqno=1, rev_seqno=1).encode()
     slab = Slab()
@@ -52,7 +52,7 @@ def decoding(dialect: Dialect, value_bytes: int) -> tuple[int, float]:
     return count, interleaved({"": decode}, rounds=max(3, MESSAGES_TO_DECODE // count // 20), calls=20)[""].median
 
 
-def requests(dialect: Dialect, ends: dict[int, int]) -> tuple[bytes, int, int]:
+def make_stream_requests(dialect: Dialect, ends: dict[int, int]) -> tuple[bytes, int, int]:
     """Return the requests that open the streams, with sizes of replies.
 
     Args:
@@ -78,10 +78,10 @@ def requests(dialect: Dialect, ends: dict[int, int]) -> tuple[bytes, int, int]:
     return b"".join(request.encode() for request in asked), 0, 52
 
 
-def read_all(node: Served, dialect: Dialect, changes: int, value_bytes: int) -> float:
+def time_counting_reader(node: NodeProcess, dialect: Dialect, changes: int, value_bytes: int) -> float:
     """Return the seconds from the requests to the last change, with a reader that only counts bytes."""
     room = bytearray(4 << 20)
-    sent, answer, head = requests(dialect, dict.fromkeys(range(VBUCKETS), changes // VBUCKETS))
+    sent, answer, head = make_stream_requests(dialect, dict.fromkeys(range(VBUCKETS), changes // VBUCKETS))
     missing = answer + changes * (head + 13 + value_bytes)  # other messages of a stream are too few to matter
     with socket.create_connection(("127.0.0.1", node.port)) as peer:
         peer.settimeout(60)
@@ -95,7 +95,7 @@ def read_all(node: Served, dialect: Dialect, changes: int, value_bytes: int) -> 
         return time.perf_counter() - start
 
 
-async def to_arrow(node: Served, dialect: Dialect, changes: int) -> float:
+async def time_arrow_reader(node: NodeProcess, dialect: Dialect, changes: int) -> float:
     async with penstock.connect(f"couchbase://127.0.0.1:{node.port}/default?protocol={dialect}") as bucket:
         start, rows = time.perf_counter(), 0
         async for batch in bucket.batches(stop="now"):
@@ -106,19 +106,19 @@ async def to_arrow(node: Served, dialect: Dialect, changes: int) -> float:
     return seconds
 
 
-def case(report: Report, chosen: argparse.Namespace, value_bytes: int, changes: int) -> None:
+def measure_case(report: Report, chosen: argparse.Namespace, value_bytes: int, changes: int) -> None:
     rates: dict[str, dict[Dialect, float]] = {"decode to columns": {}, "node to a counting reader": {}, "to Arrow": {}}
     decode, count_only, arrow = rates.values()
     for dialect in Dialect:
-        count, seconds = decoding(dialect, value_bytes)
+        count, seconds = time_decoding(dialect, value_bytes)
         decode[dialect] = count / seconds
-    with served(vbuckets=VBUCKETS, changes=changes, value_bytes=value_bytes) as node:
+    with run_node(vbuckets=VBUCKETS, changes=changes, value_bytes=value_bytes) as node:
         counted: dict[Dialect, list[float]] = {dialect: [] for dialect in Dialect}
         consumed: dict[Dialect, list[float]] = {dialect: [] for dialect in Dialect}
         for _ in range(chosen.rounds):
             for dialect in Dialect:  # in turn, so that a disturbance affects all
-                counted[dialect].append(read_all(node, dialect, changes, value_bytes))
-                consumed[dialect].append(asyncio.run(to_arrow(node, dialect, changes)))
+                counted[dialect].append(time_counting_reader(node, dialect, changes, value_bytes))
+                consumed[dialect].append(asyncio.run(time_arrow_reader(node, dialect, changes)))
     count_only |= {dialect: changes / statistics.median(seconds) for dialect, seconds in counted.items()}
     arrow |= {dialect: changes / statistics.median(seconds) for dialect, seconds in consumed.items()}
     for about, by_dialect in rates.items():
@@ -136,7 +136,7 @@ def main() -> None:
     report = Report("The dialects against each other", chosen)
     for value_bytes in chosen.value_bytes:
         changes = chosen.changes if value_bytes < 512 else chosen.changes // 4
-        case(report, chosen, value_bytes, changes // VBUCKETS * VBUCKETS)
+        measure_case(report, chosen, value_bytes, changes // VBUCKETS * VBUCKETS)
     report.finish()
 
 

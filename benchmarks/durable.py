@@ -19,9 +19,9 @@ from statistics import median
 from typing import NamedTuple
 
 from benchmarks.kept import Changes, add_options, against, kinds, new_vbuuid, rotated, scratch
-from benchmarks.kv import SET_REPLY, exchange
+from benchmarks.kv import SET_REPLY, exchange_pieces
 from benchmarks.report import Report, options
-from benchmarks.served import Disk, Served, served
+from benchmarks.served import Disk, NodeProcess, run_node
 from penstock.store.bucket_store import BucketStore
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES
 from penstock.wire.codec.opcodes import Opcode
@@ -54,7 +54,7 @@ class Rounds:
         self._half = pipelined // 2
         self._seqnos = Counter[int]()
 
-    def make(self, count: int) -> Round:
+    def make_round(self, count: int) -> Round:
         requests = []
         for vbucket, key, value in self._changes.take(count):
             requests.append(Set(key=key, value=value, vbucket=vbucket).encode())
@@ -63,12 +63,12 @@ class Rounds:
         return Round(pieces, [SeqnoPersistence(vbucket=v, seqno=seqno).encode() for v, seqno in self._seqnos.items()])
 
 
-def store(port: int, requests: Round, half: int) -> float:
+def store_round(port: int, requests: Round, half: int) -> float:
     """Return the seconds from the first request of a round until its changes are on disk."""
     with socket.create_connection(("127.0.0.1", port)) as peer:
         peer.settimeout(_PATIENCE)
         began = time.perf_counter()
-        exchange(peer, requests.pieces, half * SET_REPLY)
+        exchange_pieces(peer, requests.pieces, half * SET_REPLY)
         peer.sendall(b"".join(requests.waits))
         answers = peer.makefile("rb").read(len(requests.waits) * HEADER_BYTES)
         seconds = time.perf_counter() - began
@@ -90,22 +90,22 @@ class Taken(NamedTuple):
     cpus: list[float]
 
 
-def case(report: Report, chosen: argparse.Namespace, vbuckets: int, value_bytes: int) -> None:
+def measure_case(report: Report, chosen: argparse.Namespace, vbuckets: int, value_bytes: int) -> None:
     half = chosen.pipelined // 2
     count = (chosen.changes if value_bytes < 512 else chosen.changes // 2) // half * half
     rounds = Rounds(vbuckets=vbuckets, value_bytes=value_bytes, pipelined=chosen.pipelined)
     with scratch(chosen) as directory, ExitStack() as stack:
         nodes = {
             kind: stack.enter_context(
-                served(vbuckets=vbuckets, disk=Disk(kind, directory / kind), profile=chosen.profile)
+                run_node(vbuckets=vbuckets, disk=Disk(kind, directory / kind), profile=chosen.profile)
             )
             for kind in kinds(chosen)
         }
         taken = {kind: Taken([], []) for kind in nodes}
         for number in range(chosen.rounds + 1):
-            requests = rounds.make(count)
+            requests = rounds.make_round(count)
             for kind in rotated(list(nodes), number):
-                wall, cpu = _turn(nodes[kind], requests, half)
+                wall, cpu = _run_turn(nodes[kind], requests, half)
                 if number:  # the first round starts with an empty bucket
                     taken[kind].walls.append(wall)
                     taken[kind].cpus.append(cpu)
@@ -118,14 +118,14 @@ def case(report: Report, chosen: argparse.Namespace, vbuckets: int, value_bytes:
         )
 
 
-def _turn(node: Served, requests: Round, half: int) -> tuple[float, float]:
-    before = node.cpu()
-    wall = store(node.port, requests, half)
+def _run_turn(node: NodeProcess, requests: Round, half: int) -> tuple[float, float]:
+    before = node.read_cpu_seconds()
+    wall = store_round(node.port, requests, half)
     node.settle()
-    return wall, node.cpu() - before
+    return wall, node.read_cpu_seconds() - before
 
 
-def sync(report: Report, directory: Path) -> None:
+def measure_sync(report: Report, directory: Path) -> None:
     """Measure the minimum cost of a commit on this disk."""
     data, seconds = os.urandom(SYNC_BYTES), []
     with (directory / "sync").open("wb", buffering=0) as file:
@@ -141,7 +141,7 @@ def sync(report: Report, directory: Path) -> None:
     )
 
 
-def commits(report: Report, directory: Path) -> None:
+def measure_commits(report: Report, directory: Path) -> None:
     """Measure the CPU time of a commit of a few changes, without a node. It includes the write and the sync."""
     bucket = BucketStore.open(directory / "commits", "commits", vbuckets=4, clock=time.time_ns, new_vbuuid=new_vbuuid)
     nanoseconds = []
@@ -171,11 +171,11 @@ def main() -> None:
     chosen = parser.parse_args()
     report = Report("Durable SETs through a node, against stores that keep rows", chosen)
     with scratch(chosen) as directory:
-        sync(report, directory)
-        commits(report, directory)
+        measure_sync(report, directory)
+        measure_commits(report, directory)
     for value_bytes in chosen.value_bytes:
         for vbuckets in chosen.vbuckets:
-            case(report, chosen, vbuckets, value_bytes)
+            measure_case(report, chosen, vbuckets, value_bytes)
     report.finish()
 
 

@@ -37,7 +37,7 @@ class Opened(NamedTuple):
     memory: int
 
 
-def make(kind: str, directory: Path, vbuckets: int, items: int) -> None:
+def fill_store(kind: str, directory: Path, vbuckets: int, items: int) -> None:
     """Store documents, without closing the bucket."""
     fill(open_bucket(kind, directory, vbuckets), Changes(vbuckets=vbuckets, value_bytes=100, new=1), items)
 
@@ -55,10 +55,10 @@ def open_once(kind: str, directory: Path, vbuckets: int, is_clean: bool) -> Open
     keys = time.perf_counter() - began
     if is_clean:
         bucket.close()
-    return Opened(opened, ready, keys, _memory())
+    return Opened(opened, ready, keys, _read_memory())
 
 
-def _memory() -> int:
+def _read_memory() -> int:
     """Return the anonymous memory of this process in MiB; mapped files do not count."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("RssAnon:"):
@@ -76,17 +76,17 @@ def main() -> None:
     report = Report("Opening a bucket", chosen)
     with scratch(chosen) as directory:
         for kind in kinds(chosen):
-            apart(make, kind, directory / kind, chosen.vbuckets, chosen.items)
+            apart(fill_store, kind, directory / kind, chosen.vbuckets, chosen.items)
         about = f"{chosen.items} documents of 100 B, {chosen.vbuckets} vbuckets"
-        rows(report, chosen, directory, f"{about}, after a stop that was not clean, warm", is_clean=False)
+        measure_openings(report, chosen, directory, f"{about}, after a stop that was not clean, warm", is_clean=False)
         for kind in kinds(chosen):
             apart(open_once, kind, directory / kind, chosen.vbuckets, True)
-        rows(report, chosen, directory, f"{about}, after a clean stop, warm", is_clean=True)
-        rows(report, chosen, directory, f"{about}, after a clean stop, cold", is_clean=True, is_cold=True)
+        measure_openings(report, chosen, directory, f"{about}, after a clean stop, warm", is_clean=True)
+        measure_openings(report, chosen, directory, f"{about}, after a clean stop, cold", is_clean=True, is_cold=True)
     report.finish()
 
 
-def rows(
+def measure_openings(
     report: Report, chosen: argparse.Namespace, directory: Path, about: str, *, is_clean: bool, is_cold: bool = False
 ) -> None:
     taken: dict[str, list[Opened]] = {kind: [] for kind in kinds(chosen)}

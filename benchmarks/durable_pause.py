@@ -19,9 +19,9 @@ from threading import Event
 from typing import NamedTuple
 
 from benchmarks.kept import OURS, Changes, add_directory, apart, fill, open_bucket, scratch
-from benchmarks.kv import SET_REPLY, exchange
+from benchmarks.kv import SET_REPLY, exchange_pieces
 from benchmarks.report import Report, options
-from benchmarks.served import Disk, Pause, Served, served
+from benchmarks.served import Disk, NodeProcess, Pause, run_node
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES
 from penstock.wire.messages.kv import Set
 from penstock.wire.messages.observe import CompactDb
@@ -44,13 +44,13 @@ class Loaded(NamedTuple):
     pause: Pause
 
 
-def make(directory: Path, vbuckets: int, changes: int) -> None:
+def fill_store(directory: Path, vbuckets: int, changes: int) -> None:
     bucket = open_bucket(OURS, directory, vbuckets)
     fill(bucket, Changes(vbuckets=vbuckets, value_bytes=100), changes)
     bucket.close()
 
 
-def pieces(vbuckets: int, half: int) -> list[bytes]:
+def make_pieces(vbuckets: int, half: int) -> list[bytes]:
     """Return requests that change existing keys, `half` of them in each piece."""
     changes = Changes(vbuckets=vbuckets, value_bytes=100)
     requests = [
@@ -59,21 +59,21 @@ def pieces(vbuckets: int, half: int) -> list[bytes]:
     return [b"".join(requests[start : start + half]) for start in range(0, len(requests), half)]
 
 
-def load(port: int, requests: list[bytes], half: int, enough: Event) -> float:
+def run_load(port: int, requests: list[bytes], half: int, enough: Event) -> float:
     """Return the number of changes stored per second, until `enough` is set."""
     stored, began = 0, time.perf_counter()
     with socket.create_connection(("127.0.0.1", port)) as peer:
         peer.settimeout(_PATIENCE)
         while not enough.is_set():
-            exchange(peer, requests, half * SET_REPLY)
+            exchange_pieces(peer, requests, half * SET_REPLY)
             stored += len(requests) * half
     return stored / (time.perf_counter() - began)
 
 
-def under_load(node: Served, requests: list[bytes], half: int, meanwhile: Callable[[], object]) -> Loaded:
+def run_under_load(node: NodeProcess, requests: list[bytes], half: int, meanwhile: Callable[[], object]) -> Loaded:
     enough = Event()
     with ThreadPoolExecutor(1) as pool:
-        loading: Future[float] = pool.submit(load, node.port, requests, half, enough)
+        loading: Future[float] = pool.submit(run_load, node.port, requests, half, enough)
         node.longest_pause()
         began = time.perf_counter()
         meanwhile()
@@ -83,7 +83,7 @@ def under_load(node: Served, requests: list[bytes], half: int, meanwhile: Callab
     return Loaded(seconds, rate, pause)
 
 
-def compact(port: int) -> None:
+def compact_bucket(port: int) -> None:
     """Compact the whole bucket."""
     with socket.create_connection(("127.0.0.1", port)) as peer:
         peer.settimeout(_PATIENCE)
@@ -93,7 +93,7 @@ def compact(port: int) -> None:
             raise RuntimeError(f"status 0x{answer[5]:02x} of a compaction, expected success")
 
 
-def row(report: Report, about: str, loaded: list[Loaded]) -> None:
+def add_pause_row(report: Report, about: str, loaded: list[Loaded]) -> None:
     pauses = sorted(each.pause for each in loaded)
     longest, middle = pauses[-1], pauses[len(pauses) // 2]
     report.row(
@@ -105,17 +105,19 @@ def row(report: Report, about: str, loaded: list[Loaded]) -> None:
     )
 
 
-def case(report: Report, chosen: argparse.Namespace, disk: Disk | None) -> None:
+def measure_case(report: Report, chosen: argparse.Namespace, disk: Disk | None) -> None:
     half = chosen.pipelined // 2
-    requests = pieces(chosen.vbuckets, half)
+    requests = make_pieces(chosen.vbuckets, half)
     where = "in memory" if disk is None else "on disk"
-    with served(vbuckets=chosen.vbuckets, disk=disk, profile=chosen.profile) as node:
+    with run_node(vbuckets=chosen.vbuckets, disk=disk, profile=chosen.profile) as node:
         node.settle()
-        alone = [under_load(node, requests, half, lambda: time.sleep(chosen.seconds)) for _ in range(chosen.rounds)]
-        row(report, f"{where}, under load", alone)
+        alone = [run_under_load(node, requests, half, lambda: time.sleep(chosen.seconds)) for _ in range(chosen.rounds)]
+        add_pause_row(report, f"{where}, under load", alone)
         if disk is not None:
-            compacted = [under_load(node, requests, half, lambda: compact(node.port)) for _ in range(chosen.rounds)]
-            row(report, f"{where}, under load, everything being rewritten", compacted)
+            compacted = [
+                run_under_load(node, requests, half, lambda: compact_bucket(node.port)) for _ in range(chosen.rounds)
+            ]
+            add_pause_row(report, f"{where}, under load, everything being rewritten", compacted)
 
 
 def main() -> None:
@@ -129,10 +131,10 @@ def main() -> None:
     add_directory(parser)
     chosen = parser.parse_args()
     report = Report(f"Pauses of a node's event loop, {chosen.pipelined} SETs under way", chosen)
-    case(report, chosen, None)
+    measure_case(report, chosen, None)
     with scratch(chosen) as directory:
-        apart(make, directory / "default", chosen.vbuckets, chosen.changes)
-        case(report, chosen, Disk(OURS, directory))
+        apart(fill_store, directory / "default", chosen.vbuckets, chosen.changes)
+        measure_case(report, chosen, Disk(OURS, directory))
     report.finish()
 
 

@@ -36,7 +36,7 @@ class Size(NamedTuple):
     nbytes: int
 
 
-def grow(kind: str, directory: Path, vbuckets: int, sizes: list[int], number: int) -> float:
+def grow_store(kind: str, directory: Path, vbuckets: int, sizes: list[int], number: int) -> float:
     """Return the rate of writing the changes between the previous size and this one."""
     changes = Changes(vbuckets=vbuckets, value_bytes=100)
     before = sizes[number - 1] if number else 0
@@ -50,7 +50,7 @@ def grow(kind: str, directory: Path, vbuckets: int, sizes: list[int], number: in
     return (sizes[number] - before) / seconds
 
 
-def read(kind: str, directory: Path, vbuckets: int, rounds: int) -> float:
+def measure_read_rate(kind: str, directory: Path, vbuckets: int, rounds: int) -> float:
     """Return the items read per CPU second."""
     bucket = open_bucket(kind, directory, vbuckets)
     read_all(bucket)
@@ -63,14 +63,14 @@ def read(kind: str, directory: Path, vbuckets: int, rounds: int) -> float:
     return median(rates)
 
 
-def measure(chosen: argparse.Namespace, kind: str, directory: Path, number: int) -> Size:
-    write = apart(grow, kind, directory, chosen.vbuckets, chosen.changes, number)
+def measure_size(chosen: argparse.Namespace, kind: str, directory: Path, number: int) -> Size:
+    write = apart(grow_store, kind, directory, chosen.vbuckets, chosen.changes, number)
     opened = [apart(open_once, kind, directory, chosen.vbuckets, True).ready for _ in range(chosen.rounds)]
-    rate = apart(read, kind, directory, chosen.vbuckets, chosen.rounds)
+    rate = apart(measure_read_rate, kind, directory, chosen.vbuckets, chosen.rounds)
     return Size(write, rate, median(opened), disk_bytes(directory))
 
 
-def draw(path: Path, sizes: list[int], measured: dict[str, list[Size]]) -> None:
+def draw_plot(path: Path, sizes: list[int], measured: dict[str, list[Size]]) -> None:
     """Draw three plots side by side, with a line for each store."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -108,16 +108,16 @@ def main() -> None:
     with scratch(chosen) as directory:
         for number, changes in enumerate(chosen.changes):
             for kind, line in measured.items():
-                line.append(measure(chosen, kind, directory / kind, number))
+                line.append(measure_size(chosen, kind, directory / kind, number))
             for kind in measured:
-                row(report, f"{changes} changes of 100 B, {chosen.vbuckets} vbuckets", kind, number, measured)
+                add_size_row(report, f"{changes} changes of 100 B, {chosen.vbuckets} vbuckets", kind, number, measured)
     plot = chosen.plot or (PLOT if chosen.record else None)
     if plot is not None:
-        draw(plot, chosen.changes, measured)
+        draw_plot(plot, chosen.changes, measured)
     report.finish()
 
 
-def row(report: Report, about: str, kind: str, number: int, measured: dict[str, list[Size]]) -> None:
+def add_size_row(report: Report, about: str, kind: str, number: int, measured: dict[str, list[Size]]) -> None:
     size = measured[kind][number]
     report.row(
         f"{about}, {kind}",

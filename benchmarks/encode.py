@@ -12,7 +12,7 @@ from itertools import repeat
 
 import pyarrow as pa
 
-from benchmarks.decode import FIELDS, fill
+from benchmarks.decode import FIELDS, fill_slab
 from benchmarks.report import Case, Report, interleaved, options
 from penstock.wire.columns.frame_offsets import find_offsets
 from penstock.wire.columns.heads import Run, StreamContext
@@ -24,7 +24,7 @@ from penstock.wire.protocol.frame_receiver import Slab
 Rows = list[tuple[int, int, int, int, bytes, bytes, int, int, int, int]]
 
 
-def loop(rows: Rows, opaque: int) -> bytes:
+def encode_by_loop(rows: Rows, opaque: int) -> bytes:
     pieces: list[bytes] = []
     pack = MUTATION_HEAD.pack
     for vbucket, seqno, rev_seqno, cas, key, value, datatype, flags, expiry, lock_time in rows:
@@ -35,7 +35,7 @@ def loop(rows: Rows, opaque: int) -> bytes:
     return b"".join(pieces)
 
 
-def by_row(batch: pa.RecordBatch) -> Frames:
+def encode_by_row(batch: pa.RecordBatch) -> Frames:
     return encode_changes(list_changes(batch), repeat(7))
 
 
@@ -47,21 +47,21 @@ def main() -> None:
     report = Report("Encode of changes as mutations", chosen)
     for value_bytes in (100,) if chosen.small else (100, 1024):
         slab = Slab()
-        end = fill(slab, value_bytes, 64)
+        end = fill_slab(slab, value_bytes, 64)
         offsets, _ = find_offsets(slab.buffer, 0, end)
         batch = decode_run(Run(slab.buffer, offsets, end), StreamContext(1024))
         changes = list_changes(batch)
         rows: Rows = [tuple(getattr(change, name) for name in FIELDS) for change in changes]
-        assert join_columns(batch, 7).buffer.to_pybytes() == loop(rows, 7)
+        assert join_columns(batch, 7).buffer.to_pybytes() == encode_by_loop(rows, 7)
         if chosen.small:
             for count in (1, 5, 10, 15, 20, 30, 50, 100):
                 few = batch.slice(0, count)
-                small: dict[str, Case] = {"loop": partial(by_row, few), "columns": partial(join_columns, few, 7)}
+                small: dict[str, Case] = {"loop": partial(encode_by_row, few), "columns": partial(join_columns, few, 7)}
                 times = interleaved(small, chosen.rounds, calls=20)
                 figures = ", ".join(f"{name} {taken.median * 1e6:.0f} us" for name, taken in times.items())
                 report.row(f"batch of {count}", figures)
             continue
-        cases: dict[str, Case] = {"loop": partial(loop, rows, 7), "columns": partial(join_columns, batch, 7)}
+        cases: dict[str, Case] = {"loop": partial(encode_by_loop, rows, 7), "columns": partial(join_columns, batch, 7)}
         times = interleaved(cases, chosen.rounds, calls=5)
         for name, taken in times.items():
             figures = f"{taken.median / len(rows) * 1e9:.0f} ns/message median, {taken.best / len(rows) * 1e9:.0f} best"

@@ -18,7 +18,7 @@ from itertools import count
 from statistics import median
 
 from benchmarks.idle import LOGIN
-from benchmarks.process import USER, Process, penstock
+from benchmarks.process import USER, Process, run_penstock
 from benchmarks.report import Report, options
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES
 from penstock.wire.codec.statuses import Status
@@ -28,48 +28,48 @@ NAMES = (USER, "Administratus")
 """An existing and an unknown user, with names of the same length."""
 
 
-def ask(peer: socket.socket, request: bytes) -> Status:
+def send_request(peer: socket.socket, request: bytes) -> Status:
     peer.sendall(request)
     head = b""
     while len(head) < HEADER_BYTES:
-        head += _received(peer, HEADER_BYTES - len(head))
+        head += _receive(peer, HEADER_BYTES - len(head))
     rest = HEADER.unpack(head)[6]
     while rest:
-        rest -= len(_received(peer, rest))
+        rest -= len(_receive(peer, rest))
     return Status(HEADER.unpack(head)[5])
 
 
-def _received(peer: socket.socket, most: int) -> bytes:
+def _receive(peer: socket.socket, most: int) -> bytes:
     received = peer.recv(most)
     if not received:
         raise ConnectionError("the node closed the connection")
     return received
 
 
-def challenges(peer: socket.socket, name: str) -> float:
+def time_challenge(peer: socket.socket, name: str) -> float:
     """Return the seconds until a challenge. A challenge is no failed login, so a connection may repeat it."""
     request = SaslAuth(key=b"SCRAM-SHA512", value=f"n,,n={name},r=0123456789abcdef".encode()).encode()
     started = time.perf_counter()
-    ask(peer, request)
+    send_request(peer, request)
     return time.perf_counter() - started
 
 
-def addresses() -> Iterator[str]:
+def list_addresses() -> Iterator[str]:
     """Yield addresses of this machine. A guess from a new address is not delayed by earlier guesses."""
     for number in count(256):
         yield f"127.{1 + (number >> 16)}.{number >> 8 & 255}.{number & 255}"
 
 
-def verdict(port: int, name: str, address: str) -> float:
+def time_refusal(port: int, name: str, address: str) -> float:
     """Return the seconds until a wrong password is refused."""
     request = SaslAuth(key=b"PLAIN", value=f"\0{name}\0guess".encode()).encode()
     with socket.create_connection(("127.0.0.1", port), 60, (address, 0)) as peer:
         started = time.perf_counter()
-        ask(peer, request)
+        send_request(peer, request)
         return time.perf_counter() - started
 
 
-def compare(one: Callable[[str], float], times: int) -> tuple[list[float], list[float]]:
+def compare_users(one: Callable[[str], float], times: int) -> tuple[list[float], list[float]]:
     """Return the seconds for the existing and for the unknown user, measured in turns."""
     found: tuple[list[float], list[float]] = ([], [])
     for number in range(times):
@@ -78,24 +78,24 @@ def compare(one: Callable[[str], float], times: int) -> tuple[list[float], list[
     return found
 
 
-def share_above(these: list[float], those: list[float]) -> float:
+def compute_share_above(these: list[float], those: list[float]) -> float:
     """Return the share of pairs in which the value of `these` is greater; 0.5 for equal distributions."""
     ordered = sorted(those)
     pairs = sum(bisect_left(ordered, one) + bisect_right(ordered, one) for one in these)
     return pairs / (2 * len(these) * len(those))
 
 
-def enumeration(node: Process, times: int, verdicts: int) -> dict[str, tuple[list[float], list[float]]]:
+def time_answers(node: Process, times: int, verdicts: int) -> dict[str, tuple[list[float], list[float]]]:
     """Return kind of answer -> seconds for the existing user, seconds for the unknown user."""
-    sources = addresses()
+    sources = list_addresses()
     with socket.create_connection(("127.0.0.1", node.port), 60) as peer:
         return {
-            "a challenge": compare(lambda name: challenges(peer, name), times),
-            "a refusal": compare(lambda name: verdict(node.port, name, next(sources)), verdicts),
+            "a challenge": compare_users(lambda name: time_challenge(peer, name), times),
+            "a refusal": compare_users(lambda name: time_refusal(node.port, name, next(sources)), verdicts),
         }
 
 
-def innocent(node: Process, crowd: int, times: int) -> list[float]:
+def time_logins_beside_guesses(node: Process, crowd: int, times: int) -> list[float]:
     """Return the seconds of logins while many connections guess the password of another user from the same address."""
     guess = SaslAuth(key=b"PLAIN", value=b"\0root\0guess").encode()
     found = []
@@ -106,7 +106,7 @@ def innocent(node: Process, crowd: int, times: int) -> list[float]:
                 guessing.sendall(guess)
             started = time.perf_counter()
             with socket.create_connection(("127.0.0.1", node.port), 60) as peer:
-                if (status := ask(peer, LOGIN)) is not Status.SUCCESS:
+                if (status := send_request(peer, LOGIN)) is not Status.SUCCESS:
                     raise ConnectionError(f"status {status.name} of the login, expected SUCCESS")
             found.append(time.perf_counter() - started)
     return found
@@ -120,14 +120,14 @@ def main() -> None:
     parser.add_argument("--logins", type=int, default=30)
     chosen = parser.parse_args()
     report = Report("Guessing of names and passwords, and its cost for other users", chosen)
-    with penstock("--vbuckets", 64) as node:
-        for answer, (known, unknown) in enumeration(node, chosen.challenges, chosen.verdicts).items():
+    with run_penstock("--vbuckets", 64) as node:
+        for answer, (known, unknown) in time_answers(node, chosen.challenges, chosen.verdicts).items():
             report.row(
                 f"{answer}: an existing user, and an unknown one",
                 f"{median(known) * 1e6:.0f} and {median(unknown) * 1e6:.0f} us (medians); the first takes longer in "
-                f"{share_above(known, unknown):.1%}",
+                f"{compute_share_above(known, unknown):.1%}",
             )
-        found = sorted(innocent(node, chosen.crowd, chosen.logins))
+        found = sorted(time_logins_beside_guesses(node, chosen.crowd, chosen.logins))
         report.row(
             f"a login beside {chosen.crowd} guesses at once from its address",
             f"{median(found) * 1e3:.1f} ms (median), {found[-1] * 1e3:.1f} ms at most",

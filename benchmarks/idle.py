@@ -19,7 +19,7 @@ from functools import partial
 from itertools import cycle
 from pathlib import Path
 
-from benchmarks.process import PASSWORD, USER, Process, memcached, penstock
+from benchmarks.process import PASSWORD, USER, Process, run_memcached, run_penstock
 from benchmarks.report import Report, options
 from penstock.node.auth.certificates import make_certificates
 from penstock.wire.codec.constants import Feature
@@ -47,14 +47,14 @@ ENCRYPTED.check_hostname, ENCRYPTED.verify_mode = False, ssl.CERT_NONE
 ADDRESSES = cycle([f"127.0.0.{number}" for number in range(1, 5)])
 
 
-def half_open(port: int, sent: bytes) -> socket.socket:
+def open_half(port: int, sent: bytes) -> socket.socket:
     """Return a connection on which only these bytes were sent."""
     peer = socket.create_connection(("127.0.0.1", port), 60, (next(ADDRESSES), 0))
     peer.sendall(sent)
     return peer
 
 
-def client_hello() -> bytes:
+def make_client_hello() -> bytes:
     """Return the first message of a TLS client."""
     outgoing = ssl.MemoryBIO()
     with suppress(ssl.SSLWantReadError):
@@ -62,26 +62,26 @@ def client_hello() -> bytes:
     return outgoing.read()
 
 
-def connect(port: int, requests: Sequence[bytes], *, tls: bool = False) -> socket.socket:
+def open_connection(port: int, requests: Sequence[bytes], *, tls: bool = False) -> socket.socket:
     """Return a connection on which these requests were sent and answered."""
     peer = socket.create_connection(("127.0.0.1", port), 60, (next(ADDRESSES), 0))
     if tls:
         peer = ENCRYPTED.wrap_socket(peer)
     for request in requests:
         peer.sendall(request)
-        answer(peer)
+        receive_reply(peer)
     return peer
 
 
-def answer(peer: socket.socket) -> None:
+def receive_reply(peer: socket.socket) -> None:
     """Receive one reply. Raises ConnectionError if its status is not success, or if the connection ends."""
-    head = _exactly(peer, HEADER_BYTES)
+    head = _receive_exactly(peer, HEADER_BYTES)
     if int.from_bytes(head[6:8], "big"):
         raise ConnectionError(f"status 0x{head[6:8].hex()}")
-    _exactly(peer, int.from_bytes(head[8:12], "big"))
+    _receive_exactly(peer, int.from_bytes(head[8:12], "big"))
 
 
-def _exactly(peer: socket.socket, count: int) -> bytes:
+def _receive_exactly(peer: socket.socket, count: int) -> bytes:
     found = b""
     while len(found) < count:
         received = peer.recv(count - len(found))
@@ -91,21 +91,23 @@ def _exactly(peer: socket.socket, count: int) -> bytes:
     return found
 
 
-def growth(process: Process, count: int, open_one: Callable[[], socket.socket]) -> tuple[int, int]:
+def measure_growth(process: Process, count: int, open_one: Callable[[], socket.socket]) -> tuple[int, int]:
     """Return the growth of the process's memory after opening `count` connections, and its memory then, in bytes."""
     open_one().close()  # the first connection has additional costs, which are excluded
-    before = process.memory()
+    before = process.read_memory()
     with ExitStack() as stack:
         for _ in range(count):
             stack.enter_context(open_one())
-        last = stack.enter_context(connect(process.port, [NOOP]))  # its reply follows reads of all others
-        after = process.memory()
+        last = stack.enter_context(open_connection(process.port, [NOOP]))  # its reply follows reads of all others
+        after = process.read_memory()
         last.close()
     return after - before, after
 
 
-def measure(report: Report, name: str, process: Process, count: int, open_one: Callable[[], socket.socket]) -> None:
-    more, after = growth(process, count, open_one)
+def report_growth(
+    report: Report, name: str, process: Process, count: int, open_one: Callable[[], socket.socket]
+) -> None:
+    more, after = measure_growth(process, count, open_one)
     report.row(
         name,
         f"{more / 2**20:.1f} MiB, {more / count / 1024:.1f} KiB each; the process then {after / 2**20:.1f} MiB",
@@ -114,13 +116,13 @@ def measure(report: Report, name: str, process: Process, count: int, open_one: C
 
 HALF_OPEN = (
     ("half a frame", "kv_port", HELLO[:10]),
-    ("half a ClientHello", "tls_port", client_hello()[:100]),
-    ("a ClientHello and no more", "tls_port", client_hello()),
+    ("half a ClientHello", "tls_port", make_client_hello()[:100]),
+    ("a ClientHello and no more", "tls_port", make_client_hello()),
 )
 """Name, key of the port in Process.ready, and sent bytes of each kind of half-open connection."""
 
 
-def certified(directory: Path) -> list[str]:
+def make_tls_options(directory: Path) -> list[str]:
     """Return the options of a node with TLS, after creating its certificate in a directory."""
     made = make_certificates([], USER, 1, datetime.now(UTC))["server"]
     certificate, key = directory / "server.pem", directory / "server.key"
@@ -142,24 +144,24 @@ def main() -> None:
     ours = [HELLO, LOGIN, NOOP]
     with (
         tempfile.TemporaryDirectory() as place,
-        penstock("--vbuckets", chosen.vbuckets, *certified(Path(place))) as node,
+        run_penstock("--vbuckets", chosen.vbuckets, *make_tls_options(Path(place))) as node,
     ):
-        measure(report, "Penstock", node, count, partial(connect, node.port, ours))
+        report_growth(report, "Penstock", node, count, partial(open_connection, node.port, ours))
     with (
         tempfile.TemporaryDirectory() as place,
-        penstock("--vbuckets", chosen.vbuckets, *certified(Path(place))) as node,
+        run_penstock("--vbuckets", chosen.vbuckets, *make_tls_options(Path(place))) as node,
     ):
-        encrypted = partial(connect, node.ready["tls_port"], ours, tls=True)
-        measure(report, "Penstock, TLS", node, count, encrypted)
+        encrypted = partial(open_connection, node.ready["tls_port"], ours, tls=True)
+        report_growth(report, "Penstock, TLS", node, count, encrypted)
     with tempfile.TemporaryDirectory() as place:
-        files = certified(Path(place))
+        files = make_tls_options(Path(place))
         for name, port, sent in HALF_OPEN:
-            with penstock("--vbuckets", chosen.vbuckets, *files) as node:
-                open_one = partial(half_open, node.ready[port], sent)
-                measure(report, f"Penstock, {chosen.half_open} with {name}", node, chosen.half_open, open_one)
-    with memcached("-c", count + 100) as other:
+            with run_penstock("--vbuckets", chosen.vbuckets, *files) as node:
+                open_one = partial(open_half, node.ready[port], sent)
+                report_growth(report, f"Penstock, {chosen.half_open} with {name}", node, chosen.half_open, open_one)
+    with run_memcached("-c", count + 100) as other:
         if other is not None:
-            measure(report, "memcached, one thread", other, count, partial(connect, other.port, [NOOP]))
+            report_growth(report, "memcached, one thread", other, count, partial(open_connection, other.port, [NOOP]))
     report.finish()
 
 

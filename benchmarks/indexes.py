@@ -42,59 +42,62 @@ def main() -> None:
     chosen = parser.parse_args()
     report = Report("Dependents of a changelog", chosen)
     with tempfile.TemporaryDirectory() as directory:
-        numbers(report, Lake(Path(directory) / "numbers"), chosen.documents, chosen.changed)
-        words(report, Lake(Path(directory) / "words"), texts(chosen.text))
+        measure_index(report, Lake(Path(directory) / "numbers"), chosen.documents, chosen.changed)
+        measure_full_text(report, Lake(Path(directory) / "words"), read_texts(chosen.text))
     report.finish()
 
 
-def numbers(report: Report, lake: Lake, documents: int, changed: int) -> None:
+def measure_index(report: Report, lake: Lake, documents: int, changed: int) -> None:
     random = np.random.default_rng(6)
     values = random.permutation(documents)
-    append(lake, 0, np.arange(documents), values)
+    append_numbers(lake, 0, np.arange(documents), values)
     index = SecondaryIndex(lake, "number", "number", "double")
-    seconds = timed(lambda: catch_up(index, lake))
+    seconds = time_call(lambda: catch_up(index, lake))
     report.row(f"index of {documents} numbers, built", f"{documents / seconds / 1e3:.0f} k documents/s")
     one, hundred = random.integers(0, documents, 200), random.integers(0, documents - 100, 50)
     plan = index.plan(float(one[0]), float(one[0]))
     report.row("lookup of one number reads", f"{plan.row_groups} row group of {plan.files} file of {plan.total_files}")
-    report.row("lookup of one number, median", f"{median(lambda at: index.lookup(float(at)), one):.1f} ms")
-    report.row("range of 100, median", f"{median(lambda at: index.range(float(at), float(at + 99)), hundred):.1f} ms")
-    append(lake, 1, random.choice(documents, changed, replace=False), documents + np.arange(changed))
-    seconds = timed(lambda: index.lookup(5.0))
+    report.row("lookup of one number, median", f"{median_milliseconds(lambda at: index.lookup(float(at)), one):.1f} ms")
+    report.row(
+        "range of 100, median",
+        f"{median_milliseconds(lambda at: index.range(float(at), float(at + 99)), hundred):.1f} ms",
+    )
+    append_numbers(lake, 1, random.choice(documents, changed, replace=False), documents + np.arange(changed))
+    seconds = time_call(lambda: index.lookup(5.0))
     report.row(f"first lookup with {changed} changes pending", f"{seconds * 1e3:.0f} ms")
-    report.row("later ones, median", f"{median(lambda at: index.lookup(float(at)), one):.1f} ms")
-    with accepting() as url:
+    report.row("later ones, median", f"{median_milliseconds(lambda at: index.lookup(float(at)), one):.1f} ms")
+    with run_accepting_server() as url:
         invalidation = Invalidation(lake, "cache", url)
         invalidation.path.parent.mkdir()
-        invalidation.path.write_text(json.dumps({"changelog": changelog_id(lake), "version": 0}))
-        seconds = timed(lambda: catch_up(invalidation, lake))
+        invalidation.path.write_text(json.dumps({"changelog": read_changelog_id(lake), "version": 0}))
+        seconds = time_call(lambda: catch_up(invalidation, lake))
         report.row(f"{changed} keys sent over HTTP, 1000 per request", f"{changed / seconds / 1e3:.0f} k keys/s")
         invalidation.close()
-    seconds = timed(lambda: catch_up(index, lake))
+    seconds = time_call(lambda: catch_up(index, lake))
     report.row(f"{changed} changes merged into the index", f"{seconds:.2f} s")
 
 
-def words(report: Report, lake: Lake, values: list[bytes]) -> None:
+def measure_full_text(report: Report, lake: Lake, values: list[bytes]) -> None:
     count = len(values)
-    write(lake, 0, np.arange(count), pa.array(values, pa.binary()))
+    append_documents(lake, 0, np.arange(count), pa.array(values, pa.binary()))
     text = FullText(lake, "text")
-    seconds = timed(lambda: catch_up(text, lake))
+    seconds = time_call(lambda: catch_up(text, lake))
     size = sum(map(len, values)) / 1e6
     report.row(f"full text of {count} documents, {size:.1f} MB", f"{count / seconds / 1e3:.1f} k documents/s")
     report.row("its size on disk", f"{text.path.stat().st_size / 1e6:.1f} MB")
-    write(lake, 1, np.arange(count // 10), pa.array(values[-(count // 10) :], pa.binary()))
-    seconds = timed(lambda: catch_up(text, lake))
+    append_documents(lake, 1, np.arange(count // 10), pa.array(values[-(count // 10) :], pa.binary()))
+    seconds = time_call(lambda: catch_up(text, lake))
     report.row(f"{count // 10} of them changed", f"{count // 10 / seconds / 1e3:.1f} k documents/s")
     queries = ["citrus AND hop*", "lager OR pilsner", '"pale ale"', "word17 word23"]
-    report.row("search, 20 best, median", f"{median(text.search, queries * 10):.1f} ms")
+    report.row("search, 20 best, median", f"{median_milliseconds(text.search, queries * 10):.1f} ms")
 
 
-def append(lake: Lake, batch: int, documents: np.ndarray, values: np.ndarray) -> None:
+def append_numbers(lake: Lake, batch: int, documents: np.ndarray, values: np.ndarray) -> None:
     texts = [f'{{"number":{value},"name":"document {value:09}","tags":["a","b"]}}' for value in values.tolist()]
-    write(lake, batch, documents, pa.array([f"{text:<100}" for text in texts]).cast(pa.binary()))
+    append_documents(lake, batch, documents, pa.array([f"{text:<100}" for text in texts]).cast(pa.binary()))
 
 
-def write(lake: Lake, batch: int, documents: np.ndarray, values: pa.Array) -> None:
+def append_documents(lake: Lake, batch: int, documents: np.ndarray, values: pa.Array) -> None:
     count = len(documents)
     known = {
         "vbucket": pa.array(documents % VBUCKETS, pa.int32()),
@@ -111,7 +114,7 @@ def write(lake: Lake, batch: int, documents: np.ndarray, values: pa.Array) -> No
     changelog.commit_batch(lake, "benchmark", batch, files, vbuckets=VBUCKETS)
 
 
-def texts(file: Path | None) -> list[bytes]:
+def read_texts(file: Path | None) -> list[bytes]:
     if file is not None:
         return [json.dumps(json.loads(line)).encode() for line in file.read_text().splitlines()]
     random = np.random.default_rng(6)
@@ -119,7 +122,7 @@ def texts(file: Path | None) -> list[bytes]:
     return [json.dumps({"text": " ".join(WORDS[word] for word in line)}).encode() for line in chosen.tolist()]
 
 
-def changelog_id(lake: Lake) -> str:
+def read_changelog_id(lake: Lake) -> str:
     delta = find_delta(lake, None)
     if delta is None:
         raise RuntimeError("the changelog was deleted")
@@ -127,7 +130,7 @@ def changelog_id(lake: Lake) -> str:
 
 
 @contextmanager
-def accepting() -> Iterator[str]:
+def run_accepting_server() -> Iterator[str]:
     """Run an HTTP server that accepts all requests, and yield its URL."""
 
     class AcceptingHandler(BaseHTTPRequestHandler):
@@ -149,15 +152,15 @@ def accepting() -> Iterator[str]:
         thread.join()
 
 
-def timed(call: Callable[[], object]) -> float:
+def time_call(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
-def median(call: Callable[..., object], arguments: Iterable[object]) -> float:
+def median_milliseconds(call: Callable[..., object], arguments: Iterable[object]) -> float:
     """Return the median of milliseconds per call."""
-    return statistics.median(timed(partial(call, each)) for each in arguments) * 1e3
+    return statistics.median(time_call(partial(call, each)) for each in arguments) * 1e3
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.report import Report, options
-from benchmarks.served import Served, served
+from benchmarks.served import NodeProcess, run_node
 from penstock.node import Node
 from penstock.node.server.dispatch import serve_frame
 from penstock.node.server.node_connection import NodeConnection
@@ -51,7 +51,7 @@ SET_REPLY = 24
 GET_REPLY = 28
 
 
-def batches(
+def make_batches(
     count: int, pipelined: int, value: bytes | None, vbuckets: int, prefix: bytes = b"key", *, datatype: int = 0
 ) -> list[bytes]:
     """Return pieces of requests for the keys from 0 to `count`, each with half of the pipelined requests.
@@ -77,16 +77,16 @@ def batches(
     return [b"".join(requests[start : start + half]) for start in range(0, count, half)]
 
 
-def drive(port: int, pieces: list[bytes], reply_bytes: int) -> float:
+def time_exchange(port: int, pieces: list[bytes], reply_bytes: int) -> float:
     """Return the seconds of sending all pieces and receiving `reply_bytes` for each, on a new connection."""
     with socket.create_connection(("127.0.0.1", port)) as peer:
         peer.settimeout(60)
         start = time.perf_counter()
-        exchange(peer, pieces, reply_bytes)
+        exchange_pieces(peer, pieces, reply_bytes)
         return time.perf_counter() - start
 
 
-def exchange(peer: socket.socket, pieces: list[bytes], reply_bytes: int) -> None:
+def exchange_pieces(peer: socket.socket, pieces: list[bytes], reply_bytes: int) -> None:
     """Send pieces, at most two without a reply at a time, and receive `reply_bytes` for each."""
     room = bytearray(1 << 20)
     peer.sendall(pieces[0])
@@ -101,19 +101,21 @@ def exchange(peer: socket.socket, pieces: list[bytes], reply_bytes: int) -> None
             missing -= received
 
 
-def case(report: Report, node: Served, name: str, *, count: int, rounds: list[list[bytes]], reply_bytes: int) -> None:
+def measure_case(
+    report: Report, node: NodeProcess, name: str, *, count: int, rounds: list[list[bytes]], reply_bytes: int
+) -> None:
     walls, cpus = [], []
     for pieces in rounds:
-        before = node.cpu()
-        walls.append(drive(node.port, pieces, reply_bytes))
-        cpus.append(node.cpu() - before)
+        before = node.read_cpu_seconds()
+        walls.append(time_exchange(node.port, pieces, reply_bytes))
+        cpus.append(node.read_cpu_seconds() - before)
     wall, cpu = sorted(walls)[len(rounds) // 2], sorted(cpus)[len(rounds) // 2]
     report.row(
         name, f"{count / wall / 1e3:.0f} k/s (best {count / min(walls) / 1e3:.0f}), {count / cpu / 1e3:.0f} k per CPU s"
     )
 
 
-def decoding(report: Report, rounds: int, count: int = 10_000) -> None:
+def measure_decoding(report: Report, rounds: int, count: int = 10_000) -> None:
     """Measure the cost of decoding a message. The node's handlers of GET and SET avoid it."""
     for message in (Get(key=b"key"), Set(key=b"key", value=b"v" * 100), Touch(key=b"key", expiry=0)):
         frame = cut_frame(memoryview(message.encode()), 0)
@@ -125,7 +127,7 @@ def decoding(report: Report, rounds: int, count: int = 10_000) -> None:
 _SERVED_VBUCKETS = 16
 
 
-def served_requests(number: int) -> dict[str, Request]:
+def make_served_requests(number: int) -> dict[str, Request]:
     """Return name -> request of each kind, in the order of serving. The last request deletes the document."""
     key, vbucket = b"key-%09d" % number, number % _SERVED_VBUCKETS
     return {
@@ -141,11 +143,11 @@ def served_requests(number: int) -> dict[str, Request]:
     }
 
 
-async def handling(report: Report, rounds: int, count: int = 2000) -> None:
+async def measure_handlers(report: Report, rounds: int, count: int = 2000) -> None:
     """Measure the cost of finding and running the handler of a request."""
     frames: dict[str, list[Frame]] = {}
     for number in range(count):
-        for name, request in served_requests(number).items():
+        for name, request in make_served_requests(number).items():
             frames.setdefault(name, []).append(cut_frame(memoryview(request.encode()), 0))
     node = await Node.start(port=0, http_port=0, vbuckets=_SERVED_VBUCKETS)
     reader, writer = await asyncio.open_connection("127.0.0.1", node.kv_port)
@@ -180,44 +182,44 @@ def main() -> None:
     chosen = parser.parse_args()
     report = Report(f"Key-value requests on one connection, {chosen.pipelined} pipelined", chosen)
     for keys in chosen.keys:
-        kinds(report, chosen, keys // chosen.pipelined * chosen.pipelined)
+        measure_kinds(report, chosen, keys // chosen.pipelined * chosen.pipelined)
     for value_bytes in chosen.json_bytes:
-        json_values(report, chosen, chosen.json_keys // chosen.pipelined * chosen.pipelined, value_bytes)
-    decoding(report, chosen.rounds)
-    asyncio.run(handling(report, chosen.rounds))
+        measure_json_detection(report, chosen, chosen.json_keys // chosen.pipelined * chosen.pipelined, value_bytes)
+    measure_decoding(report, chosen.rounds)
+    asyncio.run(measure_handlers(report, chosen.rounds))
     report.finish()
 
 
-def json_text(value_bytes: int) -> bytes:
+def make_json_text(value_bytes: int) -> bytes:
     """Return a JSON object of `value_bytes` bytes, at least 60, with numbers, short strings and one long string."""
     document = {"type": "beer", "abv": 5.25, "ibu": 0, "tags": ["a", "b"], "text": ""}
     document["text"] = "y" * (value_bytes - len(json.dumps(document, separators=(",", ":"))))
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def json_values(report: Report, chosen: argparse.Namespace, count: int, value_bytes: int) -> None:
+def measure_json_detection(report: Report, chosen: argparse.Namespace, count: int, value_bytes: int) -> None:
     """Measure the cost of JSON detection in a SET."""
-    text, half = json_text(value_bytes), chosen.pipelined // 2
+    text, half = make_json_text(value_bytes), chosen.pipelined // 2
     kinds = {
         "other bytes": (b"v" * len(text), 0),
         "JSON": (text, 0),
         "JSON, with the datatype": (text, int(Datatype.JSON)),
     }
     pieces = {
-        name: batches(count, chosen.pipelined, value, chosen.vbuckets, datatype=datatype)
+        name: make_batches(count, chosen.pipelined, value, chosen.vbuckets, datatype=datatype)
         for name, (value, datatype) in kinds.items()
     }
     cpus: dict[str, list[float]] = {name: [] for name in kinds}
-    with served(vbuckets=chosen.vbuckets) as node, socket.create_connection(("127.0.0.1", node.port)) as peer:
+    with run_node(vbuckets=chosen.vbuckets) as node, socket.create_connection(("127.0.0.1", node.port)) as peer:
         peer.settimeout(60)
         peer.sendall(Hello(value=pack_features([Feature.JSON])).encode())
         peer.recv(1024)
-        exchange(peer, pieces["JSON"], half * SET_REPLY)
+        exchange_pieces(peer, pieces["JSON"], half * SET_REPLY)
         for _ in range(chosen.rounds):
             for name in kinds:
-                before = node.cpu()
-                exchange(peer, pieces[name], half * SET_REPLY)
-                cpus[name].append(node.cpu() - before)
+                before = node.read_cpu_seconds()
+                exchange_pieces(peer, pieces[name], half * SET_REPLY)
+                cpus[name].append(node.read_cpu_seconds() - before)
     base = cpus["other bytes"]
     for name, times in cpus.items():
         ratio = statistics.median(one / other for one, other in zip(times, base, strict=True))
@@ -225,19 +227,19 @@ def json_values(report: Report, chosen: argparse.Namespace, count: int, value_by
         report.row(f"SET of {name}, {len(text)} B", f"{per_set:.2f} us of CPU, {ratio:.3f} of other bytes")
 
 
-def kinds(report: Report, chosen: argparse.Namespace, count: int) -> None:
+def measure_kinds(report: Report, chosen: argparse.Namespace, count: int) -> None:
     """Measure SET of new keys, SET of existing keys and GET, with `count` keys."""
     half, value, vbuckets = chosen.pipelined // 2, b"v" * chosen.value_bytes, chosen.vbuckets
     prefixes = [b"k%02d" % number for number in range(chosen.rounds)]
-    new = [batches(count, chosen.pipelined, value, vbuckets, prefix) for prefix in prefixes]
-    gets = batches(count, chosen.pipelined, None, vbuckets, prefixes[-1])
+    new = [make_batches(count, chosen.pipelined, value, vbuckets, prefix) for prefix in prefixes]
+    gets = make_batches(count, chosen.pipelined, None, vbuckets, prefixes[-1])
     about = f"{chosen.value_bytes} B, {count} keys"
-    with served(vbuckets=vbuckets, profile=chosen.profile) as node:
+    with run_node(vbuckets=vbuckets, profile=chosen.profile) as node:
         setting: dict[str, Any] = {"count": count, "reply_bytes": half * SET_REPLY}
-        case(report, node, f"SET, new keys, {about}", rounds=new, **setting)
-        case(report, node, f"SET, same keys, {about}", rounds=[new[-1]] * chosen.rounds, **setting)
+        measure_case(report, node, f"SET, new keys, {about}", rounds=new, **setting)
+        measure_case(report, node, f"SET, same keys, {about}", rounds=[new[-1]] * chosen.rounds, **setting)
         get_bytes = half * (GET_REPLY + chosen.value_bytes)
-        case(report, node, f"GET, {about}", rounds=[gets] * chosen.rounds, count=count, reply_bytes=get_bytes)
+        measure_case(report, node, f"GET, {about}", rounds=[gets] * chosen.rounds, count=count, reply_bytes=get_bytes)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable
 
-from benchmarks.process import PASSWORD, USER, Process, penstock
+from benchmarks.process import PASSWORD, USER, Process, run_penstock
 from benchmarks.report import Report, options
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES, Frame, join_frame
 from penstock.wire.codec.opcodes import Magic, Opcode
@@ -34,7 +34,7 @@ class Peer:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
-    async def ask(self, opcode: Opcode, mechanism: str, value: bytes, status: Status) -> bytes:
+    async def send_step(self, opcode: Opcode, mechanism: str, value: bytes, status: Status) -> bytes:
         """Return the value of the reply to a step. Raises ConnectionError for an unexpected status."""
         self.writer.write(join_frame(Frame(Magic.REQUEST, opcode, key=mechanism.encode(), value=value)))
         head = HEADER.unpack(await self.reader.readexactly(HEADER_BYTES))
@@ -44,24 +44,27 @@ class Peer:
         return reply
 
 
-async def scram(peer: Peer, user: str, password: str, mechanism: str) -> None:
+async def log_in_by_scram(peer: Peer, user: str, password: str, mechanism: str) -> None:
     name = HASHES[mechanism]
     bare = f"n={user},r={secrets.token_urlsafe(18)}"
-    challenge = await peer.ask(Opcode.SASL_AUTH, mechanism, f"n,,{bare}".encode(), Status.AUTH_CONTINUE)
+    challenge = await peer.send_step(Opcode.SASL_AUTH, mechanism, f"n,,{bare}".encode(), Status.AUTH_CONTINUE)
     fields = dict(part.split("=", 1) for part in challenge.decode().split(","))
     final = f"c=biws,r={fields['r']}"
     whole = f"{bare},{challenge.decode()},{final}".encode()
     key = hmac.digest(salted(name, password.encode(), b64decode(fields["s"]), int(fields["i"])), b"Client Key", name)
     signature = hmac.digest(hashlib.new(name, key).digest(), whole, name)
     proof = b64encode(bytes(a ^ b for a, b in zip(key, signature, strict=True))).decode()
-    await peer.ask(Opcode.SASL_STEP, mechanism, f"{final},p={proof}".encode(), Status.SUCCESS)
+    await peer.send_step(Opcode.SASL_STEP, mechanism, f"{final},p={proof}".encode(), Status.SUCCESS)
 
 
-async def plain(peer: Peer, user: str, password: str, mechanism: str) -> None:
-    await peer.ask(Opcode.SASL_AUTH, mechanism, f"\0{user}\0{password}".encode(), Status.SUCCESS)
+async def log_in_by_plain(peer: Peer, user: str, password: str, mechanism: str) -> None:
+    await peer.send_step(Opcode.SASL_AUTH, mechanism, f"\0{user}\0{password}".encode(), Status.SUCCESS)
 
 
-LOGINS: dict[str, Callable[[Peer, str, str, str], Awaitable[None]]] = {**dict.fromkeys(HASHES, scram), "PLAIN": plain}
+LOGINS: dict[str, Callable[[Peer, str, str, str], Awaitable[None]]] = {
+    **dict.fromkeys(HASHES, log_in_by_scram),
+    "PLAIN": log_in_by_plain,
+}
 
 
 async def log_in(port: int, mechanism: str, *, user: str, password: str, count: int, together: int) -> None:
@@ -79,16 +82,16 @@ async def log_in(port: int, mechanism: str, *, user: str, password: str, count: 
             tasks.create_task(work())
 
 
-def measure(report: Report, node: Process, chosen: argparse.Namespace) -> None:
+def measure_logins(report: Report, node: Process, chosen: argparse.Namespace) -> None:
     login = {"user": USER, "password": PASSWORD}
     rates: dict[str, list[tuple[float, float]]] = {mechanism: [] for mechanism in LOGINS}
     for mechanism in LOGINS:
         asyncio.run(log_in(node.port, mechanism, **login, count=10, together=1))
     for _ in range(chosen.rounds):
         for mechanism, found in rates.items():
-            started, cpu = time.perf_counter(), node.cpu()
+            started, cpu = time.perf_counter(), node.read_cpu_seconds()
             asyncio.run(log_in(node.port, mechanism, **login, count=chosen.logins, together=chosen.together))
-            found.append((time.perf_counter() - started, node.cpu() - cpu))
+            found.append((time.perf_counter() - started, node.read_cpu_seconds() - cpu))
     for mechanism, found in rates.items():
         wall, cpu = sorted(found)[len(found) // 2]
         report.row(
@@ -104,8 +107,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
     report = Report(f"Logins, {chosen.together} at a time, each on a new connection", chosen)
-    with penstock() as node:
-        measure(report, node, chosen)
+    with run_penstock() as node:
+        measure_logins(report, node, chosen)
     report.finish()
 
 

@@ -19,7 +19,7 @@ _VALUE_BYTES = 1000
 _BETWEEN_COMPACTIONS = 2000  # changes
 
 
-def own_memory() -> int:
+def read_own_memory() -> int:
     """Return the anonymous pages of this process in bytes."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     found = re.search(r"^RssAnon:\s+(\d+) kB", status, re.MULTILINE)
@@ -27,7 +27,7 @@ def own_memory() -> int:
     return int(found[1]) * 1024
 
 
-class Overwritten:
+class OverwrittenBucket:
     """A bucket that is compacted while it is overwritten.
 
     Attributes:
@@ -41,7 +41,7 @@ class Overwritten:
         chance = random.Random(1)
         self._value = chance.randbytes(_VALUE_BYTES)
         self._keys = [b"\0key-%09d" % number for number in range(documents)]
-        self._empty = own_memory()
+        self._empty = read_own_memory()
         self.bucket = BucketStore(
             "b", vbuckets=_VBUCKETS, clock=time.time_ns, new_vbuuid=lambda: chance.getrandbits(60) + 1
         )
@@ -74,7 +74,7 @@ class Overwritten:
 
     @property
     def memory(self) -> int:
-        return own_memory() - self._empty
+        return read_own_memory() - self._empty
 
     @property
     def live(self) -> int:
@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
     report = Report("What do uniform overwrites of a bucket in memory cost the store?", chosen)
     chance = random.Random(2)
     order = [chance.randrange(chosen.documents) for _ in range(chosen.documents * chosen.turns)]
-    run = Overwritten(chosen.documents)
+    run = OverwrittenBucket(chosen.documents)
     began = time.process_time()
     run.write(order)
     seconds = time.process_time() - began

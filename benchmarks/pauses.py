@@ -22,7 +22,7 @@ from urllib.request import Request, urlopen
 
 from benchmarks.kept import OURS, add_directory, apart, new_vbuuid, scratch
 from benchmarks.report import Report, options
-from benchmarks.served import Disk, Served, served
+from benchmarks.served import Disk, NodeProcess, run_node
 from penstock.store.bucket_store import BucketStore
 from penstock.wire.codec.constants import Feature, ParamType
 from penstock.wire.codec.flags import OpenFlag
@@ -52,7 +52,7 @@ class Scene(NamedTuple):
         rest: seconds after each piece of work, which are measured too.
     """
 
-    node: Served
+    node: NodeProcess
     probe: Pipe
     vbuckets: int
     documents: int
@@ -65,16 +65,16 @@ class Scene(NamedTuple):
         return peer
 
 
-def document(number: int) -> bytes:
+def make_key(number: int) -> bytes:
     return b"key-%09d" % number
 
 
 # The process that requests documents
 
 
-def ask(pipe: Pipe, port: int) -> None:
+def request_documents(pipe: Pipe, port: int) -> None:
     """Request one document after the other. On each message of the pipe, send the longest time to a reply so far."""
-    request = Get(key=document(0)).encode()
+    request = Get(key=make_key(0)).encode()
     longest = 0.0
     with suppress(ConnectionError), socket.create_connection(("127.0.0.1", port)) as peer:
         peer.settimeout(_PATIENCE)
@@ -93,7 +93,7 @@ def ask(pipe: Pipe, port: int) -> None:
 
 
 @contextmanager
-def scene(chosen: argparse.Namespace, vbuckets: int, directory: Path | None = None) -> Iterator[Scene]:
+def run_scene(chosen: argparse.Namespace, vbuckets: int, directory: Path | None = None) -> Iterator[Scene]:
     """Run a node with documents, and the process that requests them.
 
     Args:
@@ -104,7 +104,7 @@ def scene(chosen: argparse.Namespace, vbuckets: int, directory: Path | None = No
     with ExitStack() as stack:
         disk = None if directory is None else Disk(OURS, directory)
         node = stack.enter_context(
-            served(
+            run_node(
                 vbuckets=vbuckets,
                 changes=0 if disk else chosen.documents,
                 value_bytes=len(VALUE),
@@ -114,7 +114,7 @@ def scene(chosen: argparse.Namespace, vbuckets: int, directory: Path | None = No
         )
         node.longest_pause()
         ours, theirs = _SPAWN.Pipe()
-        process = _SPAWN.Process(target=ask, args=(theirs, node.port), daemon=True)
+        process = _SPAWN.Process(target=request_documents, args=(theirs, node.port), daemon=True)
         process.start()
         theirs.close()
         stack.callback(process.kill)
@@ -125,7 +125,7 @@ def scene(chosen: argparse.Namespace, vbuckets: int, directory: Path | None = No
 # The work of the node
 
 
-def exchange(peer: socket.socket, requests: bytes, replies: int) -> None:
+def exchange_requests(peer: socket.socket, requests: bytes, replies: int) -> None:
     """Send requests and read `replies` replies. Raises RuntimeError if one of them reports an error."""
     peer.sendall(requests)
     reader = peer.makefile("rb")
@@ -136,32 +136,32 @@ def exchange(peer: socket.socket, requests: bytes, replies: int) -> None:
             raise RuntimeError(f"status 0x{head[5]:02x} from the node, expected success")
 
 
-def nothing(_: Scene) -> None:
+def do_nothing(_: Scene) -> None:
     """Do nothing. The figures then show the noise of the machine."""
 
 
-def store(scene: Scene, *, expiry: int = 0, keys: int | None = None) -> None:
+def store_documents(scene: Scene, *, expiry: int = 0, keys: int | None = None) -> None:
     """Overwrite documents as fast as possible, 500 at a time."""
     number, until = 0, time.monotonic() + scene.seconds
     with scene.connect() as peer:
         while (time.monotonic() < until) if keys is None else number < keys:
             piece = [
-                Set(key=document(n % scene.documents), value=VALUE, vbucket=n % scene.vbuckets, expiry=expiry)
+                Set(key=make_key(n % scene.documents), value=VALUE, vbucket=n % scene.vbuckets, expiry=expiry)
                 for n in range(number, number + 500)
             ]
-            exchange(peer, b"".join(one.encode() for one in piece), len(piece))
+            exchange_requests(peer, b"".join(one.encode() for one in piece), len(piece))
             number += len(piece)
 
 
-def compact(scene: Scene) -> None:
+def compact_bucket(scene: Scene) -> None:
     """Compact the whole bucket, while documents are stored."""
     with scene.connect() as peer:
         peer.sendall(CompactDb().encode())
-        store(scene)
+        store_documents(scene)
         peer.recv(_REPLY_BYTES)
 
 
-def manifest(count: int, uid: int) -> Callable[[Scene], None]:
+def make_manifest_change(count: int, uid: int) -> Callable[[Scene], None]:
     """Return work that sets a manifest with `count` collections in addition to the default one."""
 
     def change(scene: Scene) -> None:
@@ -169,7 +169,7 @@ def manifest(count: int, uid: int) -> Callable[[Scene], None]:
         others = [{"name": f"c{number}", "uid": f"{number + 8:x}"} for number in range(count)]
         contents = {"uid": f"{uid:x}", "scopes": [{"name": "_default", "uid": "0", "collections": default + others}]}
         with scene.connect() as peer:
-            exchange(peer, SetManifest(value=json.dumps(contents).encode()).encode(), 1)
+            exchange_requests(peer, SetManifest(value=json.dumps(contents).encode()).encode(), 1)
 
     return change
 
@@ -178,25 +178,25 @@ def read_all_vbuckets(scene: Scene) -> None:
     """Read from every vbucket at once, then change each."""
     numbers = range(min(2 * scene.vbuckets + 500, scene.documents))
     with scene.connect() as peer:
-        gets = b"".join(Get(key=document(n), vbucket=n % scene.vbuckets).encode() for n in numbers)
-        exchange(peer, gets, len(numbers))
-        sets = b"".join(Set(key=document(n), value=VALUE, vbucket=n % scene.vbuckets).encode() for n in numbers)
-        exchange(peer, sets, len(numbers))
+        gets = b"".join(Get(key=make_key(n), vbucket=n % scene.vbuckets).encode() for n in numbers)
+        exchange_requests(peer, gets, len(numbers))
+        sets = b"".join(Set(key=make_key(n), value=VALUE, vbucket=n % scene.vbuckets).encode() for n in numbers)
+        exchange_requests(peer, sets, len(numbers))
 
 
-def flush(scene: Scene) -> None:
+def flush_bucket(scene: Scene) -> None:
     with scene.connect() as peer:
-        exchange(peer, Flush().encode(), 1)
+        exchange_requests(peer, Flush().encode(), 1)
 
 
-def roll_back(scene: Scene) -> None:
+def roll_back_vbuckets(scene: Scene) -> None:
     scene.node.roll_back()
 
 
-def stream(scene: Scene) -> None:
+def open_streams(scene: Scene) -> None:
     """Open a stream of every vbucket at once, and read until no more bytes arrive."""
     with scene.connect() as peer:
-        exchange(peer, Open(key=b"pauses", flags=OpenFlag.PRODUCER).encode(), 1)
+        exchange_requests(peer, Open(key=b"pauses", flags=OpenFlag.PRODUCER).encode(), 1)
         requests = [
             StreamReq(vbucket=number, opaque=number, start_seqno=0, end_seqno=2**64 - 1).encode()
             for number in range(scene.vbuckets)
@@ -211,7 +211,7 @@ def stream(scene: Scene) -> None:
             pass
 
 
-def statistics(scene: Scene) -> None:
+def request_statistics(scene: Scene) -> None:
     with scene.connect() as peer:
         peer.sendall(
             b"".join(Stat(key=group).encode() for group in (b"vbucket-details", b"vbucket-seqno", b"dcp", b""))
@@ -224,27 +224,27 @@ def statistics(scene: Scene) -> None:
             pass
 
 
-def cluster_maps(scene: Scene) -> None:
+def request_cluster_maps(scene: Scene) -> None:
     """Request the cluster map on 500 connections at once. Half of them also receive pushed maps."""
     features = pack_features([Feature.DUPLEX, Feature.CLUSTERMAP_CHANGE_NOTIFICATION])
     with ExitStack() as stack:
         peers = [stack.enter_context(scene.connect()) for _ in range(500)]
         for number, peer in enumerate(peers):
             if number % 2:
-                exchange(peer, Hello(value=features).encode(), 1)
+                exchange_requests(peer, Hello(value=features).encode(), 1)
         for peer in peers:
             peer.sendall(GetClusterConfig().encode())
-        manifest(2, uid=2)(scene)
+        make_manifest_change(2, uid=2)(scene)
         for peer in peers:
             peer.recv(_REPLY_BYTES)
 
 
-def expire(scene: Scene) -> None:
+def expire_documents(scene: Scene) -> None:
     """Store documents that expire, and wait until the expiry pager finds them."""
-    store(scene, expiry=1, keys=scene.documents)
+    store_documents(scene, expiry=1, keys=scene.documents)
     parameter = SetParam(key=b"exp_pager_stime", value=b"1", type=ParamType.FLUSH).encode()
     with scene.connect() as peer:
-        exchange(peer, parameter, 1)
+        exchange_requests(peer, parameter, 1)
         time.sleep(scene.seconds)
 
 
@@ -257,7 +257,7 @@ def delete_bucket(scene: Scene) -> None:
 # Measuring
 
 
-def measure(report: Report, scene: Scene, about: str, work: Callable[[Scene], None]) -> None:
+def measure_pause(report: Report, scene: Scene, about: str, work: Callable[[Scene], None]) -> None:
     """Do the work, wait until the node is idle, and report the longest pause."""
     scene.probe.send("reset")
     scene.probe.recv()
@@ -279,37 +279,37 @@ def measure(report: Report, scene: Scene, about: str, work: Callable[[Scene], No
 
 
 MEMORY: dict[str, Callable[[Scene], None]] = {
-    "nothing": nothing,
-    "a collection is made": manifest(1, uid=1),
-    "1,024 DCP streams are opened": stream,
-    "vbucket-details and other statistics": statistics,
-    "500 clients ask for the cluster map": cluster_maps,
-    "documents are stored (seals)": store,
-    "documents expire": expire,
-    "all vbuckets are rolled back": roll_back,
-    "all documents are flushed": flush,
-    "1,000 collections are made": manifest(1000, uid=3),
-    "1,000 collections are dropped": manifest(0, uid=4),
+    "nothing": do_nothing,
+    "a collection is made": make_manifest_change(1, uid=1),
+    "1,024 DCP streams are opened": open_streams,
+    "vbucket-details and other statistics": request_statistics,
+    "500 clients ask for the cluster map": request_cluster_maps,
+    "documents are stored (seals)": store_documents,
+    "documents expire": expire_documents,
+    "all vbuckets are rolled back": roll_back_vbuckets,
+    "all documents are flushed": flush_bucket,
+    "1,000 collections are made": make_manifest_change(1000, uid=3),
+    "1,000 collections are dropped": make_manifest_change(0, uid=4),
     "the bucket is deleted": delete_bucket,
 }
 DISK: dict[str, Callable[[Scene], None]] = {
     "first commands after the start": read_all_vbuckets,
-    "a collection is made": manifest(1, uid=1),
-    "1,024 DCP streams are opened": stream,
-    "documents are stored (commits)": store,
-    "documents are stored, everything is rewritten": compact,
-    "all vbuckets are rolled back": roll_back,
-    "all documents are flushed": flush,
-    "1,000 collections are made": manifest(1000, uid=3),
-    "1,000 collections are dropped": manifest(0, uid=4),
+    "a collection is made": make_manifest_change(1, uid=1),
+    "1,024 DCP streams are opened": open_streams,
+    "documents are stored (commits)": store_documents,
+    "documents are stored, everything is rewritten": compact_bucket,
+    "all vbuckets are rolled back": roll_back_vbuckets,
+    "all documents are flushed": flush_bucket,
+    "1,000 collections are made": make_manifest_change(1000, uid=3),
+    "1,000 collections are dropped": make_manifest_change(0, uid=4),
     "the bucket is deleted": delete_bucket,
 }
 
 
-def fill(directory: Path, vbuckets: int, documents: int) -> None:
+def fill_store(directory: Path, vbuckets: int, documents: int) -> None:
     bucket = BucketStore.open(directory, "default", vbuckets=vbuckets, clock=time.time_ns, new_vbuuid=new_vbuuid)
     for number in range(documents):
-        bucket.vbuckets[number % vbuckets].set(b"\0" + document(number), VALUE)
+        bucket.vbuckets[number % vbuckets].set(b"\0" + make_key(number), VALUE)
         if number % _COMMIT == 0:
             bucket.log.commits.run()
     bucket.close()
@@ -328,25 +328,25 @@ def main() -> None:
     report = Report("The longest pause of a node's event loop", chosen)
     for vbuckets in chosen.vbuckets:
         name = f"{vbuckets} vbucket{'s' if vbuckets > 1 else ''}"
-        if memory := cases(f"in memory, {name}", MEMORY, chosen.only):
-            with scene(chosen, vbuckets) as stage:
-                run(report, stage, memory)
-        if disk := cases(f"on disk, {name}", DISK, chosen.only):
+        if memory := select_cases(f"in memory, {name}", MEMORY, chosen.only):
+            with run_scene(chosen, vbuckets) as stage:
+                measure_cases(report, stage, memory)
+        if disk := select_cases(f"on disk, {name}", DISK, chosen.only):
             with scratch(chosen) as directory:
-                apart(fill, directory / "default", vbuckets, chosen.documents)
-                with scene(chosen, vbuckets, directory) as stage:
-                    run(report, stage, disk)
+                apart(fill_store, directory / "default", vbuckets, chosen.documents)
+                with run_scene(chosen, vbuckets, directory) as stage:
+                    measure_cases(report, stage, disk)
     report.finish()
 
 
-def cases(where: str, work: dict[str, Callable[[Scene], None]], only: str) -> dict[str, Callable[[Scene], None]]:
+def select_cases(where: str, work: dict[str, Callable[[Scene], None]], only: str) -> dict[str, Callable[[Scene], None]]:
     named = {f"{where}: {about}": each for about, each in work.items()}
     return {about: each for about, each in named.items() if only in about}
 
 
-def run(report: Report, stage: Scene, work: dict[str, Callable[[Scene], None]]) -> None:
+def measure_cases(report: Report, stage: Scene, work: dict[str, Callable[[Scene], None]]) -> None:
     for about, each in work.items():
-        measure(report, stage, about, each)
+        measure_pause(report, stage, about, each)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from penstock.node.auth import User
 from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
 
-__all__ = ["PASSWORD", "USER", "Process", "memcached", "penstock"]
+__all__ = ["PASSWORD", "USER", "Process", "run_memcached", "run_penstock"]
 
 USER, PASSWORD = "Administrator", "password"
 """The login of a user with all rights on the nodes."""
@@ -43,12 +43,12 @@ class Process(NamedTuple):
     port: int
     ready: dict[str, Any]
 
-    def cpu(self) -> float:
+    def read_cpu_seconds(self) -> float:
         """Return the CPU seconds that the process has used so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def memory(self) -> int:
+    def read_memory(self) -> int:
         """Return the resident memory of the process in bytes, including shared libraries."""
         status = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii")
         found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
@@ -57,7 +57,7 @@ class Process(NamedTuple):
 
 
 @contextmanager
-def penstock(*options: object) -> Iterator[Process]:
+def run_penstock(*options: object) -> Iterator[Process]:
     """Run `penstock serve` with these options, on a free port, until the block ends. Clients must log in."""
     with ExitStack() as stack:
         users = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "users.json"
@@ -73,29 +73,29 @@ def penstock(*options: object) -> Iterator[Process]:
             ready = json.loads(process.stdout.readline())
             yield Process(process.pid, ready["kv_port"], ready)
         finally:
-            _end(process)
+            _end_process(process)
 
 
 @contextmanager
-def memcached(*options: object) -> Iterator[Process | None]:
+def run_memcached(*options: object) -> Iterator[Process | None]:
     """Run memcached with these options and one thread, until the block ends. Yield None if it is not installed."""
     found = shutil.which("memcached", path=str(_UNPACKED / "bin")) or shutil.which("memcached")
     if found is None:
         yield None
         return
-    port = _free_port()
+    port = _find_free_port()
     user = ["-u", "root"] if os.geteuid() == 0 else []
     command = [found, "-l", "127.0.0.1", "-p", str(port), "-U", "0", "-t", "1", *user, *map(str, options)]
     libraries = os.pathsep.join(map(str, _UNPACKED.glob("lib/*-linux-*")))
     with subprocess.Popen(command, env=os.environ | {"LD_LIBRARY_PATH": libraries}) as process:
         try:
-            _wait_for(port)
+            _wait_for_port(port)
             yield Process(process.pid, port, {})
         finally:
-            _end(process)
+            _end_process(process)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end_process(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
         process.wait(_PATIENCE)
@@ -103,13 +103,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         port: int = server.getsockname()[1]
         return port
 
 
-def _wait_for(port: int) -> None:
+def _wait_for_port(port: int) -> None:
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:

@@ -12,7 +12,7 @@ import socket
 import time
 
 from benchmarks.report import Report, options
-from benchmarks.served import Served, served
+from benchmarks.served import NodeProcess, run_node
 from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.flags import OpenFlag, StreamFlag
 from penstock.wire.messages.dcp import Control, Open, StreamReq
@@ -29,7 +29,7 @@ STREAM_BYTES = (24 + 16) + 44 + 28
 """Bytes of each stream in addition to its changes: reply with one entry of a failover log, marker, stream end."""
 
 
-def read_all(node: Served, vbuckets: int, nbytes: int, way: str) -> float:
+def time_backfill(node: NodeProcess, vbuckets: int, nbytes: int, way: str) -> float:
     """Return the seconds of a backfill with `nbytes` bytes of changes, from the requests to the last byte."""
     hello, hello_reply = OPENING[way]
     noop = Control(key=b"enable_noop", value=b"true").encode()
@@ -64,15 +64,15 @@ def read_all(node: Served, vbuckets: int, nbytes: int, way: str) -> float:
         return time.perf_counter() - start
 
 
-def case(report: Report, chosen: argparse.Namespace, vbuckets: int, value_bytes: int, changes: int) -> None:
-    with served(vbuckets=vbuckets, changes=changes, value_bytes=value_bytes, profile=chosen.profile) as node:
+def measure_case(report: Report, chosen: argparse.Namespace, vbuckets: int, value_bytes: int, changes: int) -> None:
+    with run_node(vbuckets=vbuckets, changes=changes, value_bytes=value_bytes, profile=chosen.profile) as node:
         for way in OPENING:
             nbytes = node.frame_bytes - (changes if way == "bare keys" else 0)
             walls, cpus = [], []
             for _ in range(chosen.rounds):
-                before = node.cpu()
-                walls.append(read_all(node, vbuckets, nbytes, way))
-                cpus.append(node.cpu() - before)
+                before = node.read_cpu_seconds()
+                walls.append(time_backfill(node, vbuckets, nbytes, way))
+                cpus.append(node.read_cpu_seconds() - before)
             wall, cpu = sorted(walls)[chosen.rounds // 2], sorted(cpus)[chosen.rounds // 2]
             report.row(
                 f"{changes} changes of {value_bytes} B, {vbuckets} vbuckets, {way}",
@@ -93,7 +93,7 @@ def main() -> None:
     for value_bytes in chosen.value_bytes:
         changes = chosen.changes if value_bytes < 512 else chosen.changes // 4
         for vbuckets in chosen.vbuckets:
-            case(report, chosen, vbuckets, value_bytes, changes)
+            measure_case(report, chosen, vbuckets, value_bytes, changes)
     report.finish()
 
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.process import PASSWORD, USER, Process, penstock
+from benchmarks.process import PASSWORD, USER, Process, run_penstock
 from benchmarks.report import Report, options
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES
 from penstock.wire.codec.statuses import Status
@@ -47,7 +47,7 @@ class Memory(NamedTuple):
     mapped: int
 
     @classmethod
-    def of(cls, process: Process) -> Memory:
+    def read(cls, process: Process) -> Memory:
         status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
         own, mapped = (re.search(rf"^{name}:\s+(\d+) kB", status, re.MULTILINE) for name in ("RssAnon", "RssFile"))
         assert own is not None
@@ -55,7 +55,7 @@ class Memory(NamedTuple):
         return cls(int(own[1]) * 1024, int(mapped[1]) * 1024)
 
 
-class Client:
+class BatchClient:
     """One connection that sends requests in batches, and repeats refused requests.
 
     Attributes:
@@ -72,13 +72,13 @@ class Client:
         self.peak = 0
         self._socket = socket.create_connection(("127.0.0.1", process.port), _PATIENCE)
         self._file = self._socket.makefile("rb", 1 << 20)
-        self.ask([_LOGIN])
+        self.send_batch([_LOGIN])
 
     def close(self) -> None:
         self._file.close()
         self._socket.close()
 
-    def ask(self, requests: Sequence[bytes]) -> list[tuple[int, bytes]]:
+    def send_batch(self, requests: Sequence[bytes]) -> list[tuple[int, bytes]]:
         """Return status and body of the replies to requests."""
         self._socket.sendall(b"".join(requests))
         answers = []
@@ -93,7 +93,7 @@ class Client:
         while batch := [request for _, request in zip(range(_BATCH), requests, strict=False)]:
             began = time.perf_counter()
             for _ in range(tries):
-                statuses = [status for status, _ in self.ask(batch)]
+                statuses = [status for status, _ in self.send_batch(batch)]
                 left = [request for request, status in zip(batch, statuses, strict=True) if status in _REFUSED]
                 taken += len(batch) - len(left)
                 for status in _REFUSED:
@@ -102,12 +102,12 @@ class Client:
                 if not batch:
                     break
             self.longest = max(self.longest, time.perf_counter() - began)
-            self.peak = max(self.peak, Memory.of(self.process).own)
+            self.peak = max(self.peak, Memory.read(self.process).own)
             if batch:
                 return taken
         return taken
 
-    def stats(self) -> dict[str, int]:
+    def read_stats(self) -> dict[str, int]:
         self._socket.sendall(Stat(key=b"memory").encode())
         found: dict[str, int] = {}
         while True:
@@ -119,32 +119,32 @@ class Client:
 
 
 @contextmanager
-def connected(*given: object) -> Iterator[Client]:
-    with penstock("--vbuckets", _VBUCKETS, *given) as process:
-        client = Client(process)
+def run_client(*given: object) -> Iterator[BatchClient]:
+    with run_penstock("--vbuckets", _VBUCKETS, *given) as process:
+        client = BatchClient(process)
         try:
             yield client
         finally:
             client.close()
 
 
-def sets(numbers: Iterator[int] | range, value: bytes) -> Iterator[bytes]:
+def make_sets(numbers: Iterator[int] | range, value: bytes) -> Iterator[bytes]:
     return (Set(key=b"key-%09d" % n, value=value, vbucket=n % _VBUCKETS).encode() for n in numbers)
 
 
-def overwrite(report: Report, name: str, chosen: argparse.Namespace, choose: Callable[[], int]) -> None:
+def measure_overwrites(report: Report, name: str, chosen: argparse.Namespace, choose: Callable[[], int]) -> None:
     """Fill a bucket in memory, and then change random documents."""
     value = random.Random(1).randbytes(chosen.value_bytes)
-    with connected() as client:
-        empty = Memory.of(client.process).own
-        client.send_all(sets(range(chosen.keys), value))
+    with run_client() as client:
+        empty = Memory.read(client.process).own
+        client.send_all(make_sets(range(chosen.keys), value))
         began = time.perf_counter()
         count = chosen.turns * chosen.keys
-        client.send_all(sets((choose() for _ in range(count)), value))
+        client.send_all(make_sets((choose() for _ in range(count)), value))
         seconds = time.perf_counter() - began
-        stats = client.stats()
+        stats = client.read_stats()
         live = stats["ep_log_live_bytes"] + stats["ep_index_bytes"]
-        own = Memory.of(client.process).own - empty
+        own = Memory.read(client.process).own - empty
         report.row(
             f"in memory, {name}",
             f"{live / 1e6:.0f} MB of keys, rows and live frames; memory {own / live:.2f} of that at the end, "
@@ -153,15 +153,15 @@ def overwrite(report: Report, name: str, chosen: argparse.Namespace, choose: Cal
         )
 
 
-def at_quota(report: Report, chosen: argparse.Namespace) -> None:
+def measure_quota(report: Report, chosen: argparse.Namespace) -> None:
     """Fill a bucket in memory until it refuses changes, delete all documents, and fill it again."""
     value = random.Random(1).randbytes(chosen.value_bytes)
-    with connected("--memory", chosen.quota) as client:
-        empty = Memory.of(client.process).own
-        first = client.send_all(sets(range(10**9), value), tries=50)
+    with run_client("--memory", chosen.quota) as client:
+        empty = Memory.read(client.process).own
+        first = client.send_all(make_sets(range(10**9), value), tries=50)
         deletions = (Delete(key=b"key-%09d" % n, vbucket=n % _VBUCKETS).encode() for n in range(first))
         deleted = client.send_all(deletions)
-        again = client.send_all(sets(range(10**9), value), tries=50)
+        again = client.send_all(make_sets(range(10**9), value), tries=50)
         report.row(
             f"at a quota of {chosen.quota / 1e6:.0f} MB",
             f"{first} documents, {deleted} deletions, {again} documents again; ETMPFAIL "
@@ -170,19 +170,19 @@ def at_quota(report: Report, chosen: argparse.Namespace) -> None:
         )
 
 
-def beyond_quota(report: Report, chosen: argparse.Namespace) -> None:
+def measure_beyond_quota(report: Report, chosen: argparse.Namespace) -> None:
     """Fill a bucket on disk with many times its quota, change a part of it, and read it."""
     value = random.Random(1).randbytes(chosen.large_bytes)
     count = chosen.times * chosen.quota // chosen.large_bytes
     chance = random.Random(2)
     with (
         tempfile.TemporaryDirectory(dir=chosen.directory) as directory,
-        connected("--memory", chosen.quota, "--data-dir", directory) as client,
+        run_client("--memory", chosen.quota, "--data-dir", directory) as client,
     ):
-        empty = Memory.of(client.process).own
+        empty = Memory.read(client.process).own
         began = time.perf_counter()
-        client.send_all(sets(range(count), value))
-        client.send_all(sets((chance.randrange(count) for _ in range(count // 4)), value))
+        client.send_all(make_sets(range(count), value))
+        client.send_all(make_sets((chance.randrange(count) for _ in range(count // 4)), value))
         written = count * 5 // 4 / (time.perf_counter() - began)
         longest = client.longest
         began = time.perf_counter()
@@ -190,9 +190,9 @@ def beyond_quota(report: Report, chosen: argparse.Namespace) -> None:
         for first in range(0, count, _BATCH):
             numbers = range(first, min(first + _BATCH, count))
             gets = [Get(key=b"key-%09d" % n, vbucket=n % _VBUCKETS).encode() for n in numbers]
-            wrong += sum(status != Status.SUCCESS or body[4:] != value for status, body in client.ask(gets))
+            wrong += sum(status != Status.SUCCESS or body[4:] != value for status, body in client.send_batch(gets))
         read = count / (time.perf_counter() - began)
-        memory, stats = Memory.of(client.process), client.stats()
+        memory, stats = Memory.read(client.process), client.read_stats()
         report.row(
             f"on disk, {chosen.times} times a quota of {chosen.quota / 1e6:.0f} MB, {chosen.large_bytes} B each",
             f"{stats['ep_log_live_bytes'] / 1e6:.0f} MB live, {stats['ep_log_dead_bytes'] / 1e6:.0f} MB dead; "
@@ -218,15 +218,15 @@ def main() -> None:
     chosen = parser.parse_args()
     report = Report("Memory of a node under overwrites and at its quota", chosen)
     chance = random.Random(3)
-    overwrite(report, "any document", chosen, lambda: chance.randrange(chosen.keys))
-    overwrite(
+    measure_overwrites(report, "any document", chosen, lambda: chance.randrange(chosen.keys))
+    measure_overwrites(
         report,
         "nine of ten times one of 1000",
         chosen,
         lambda: chance.randrange(1000 if chance.random() < 0.9 else chosen.keys),
     )
-    at_quota(report, chosen)
-    beyond_quota(report, chosen)
+    measure_quota(report, chosen)
+    measure_beyond_quota(report, chosen)
     report.finish()
 
 

@@ -21,7 +21,7 @@ from couchbase.auth import PasswordAuthenticator
 from couchbase.cluster import Cluster
 from couchbase.options import ClusterOptions
 
-from benchmarks.process import PASSWORD, USER, Process, memcached, penstock
+from benchmarks.process import PASSWORD, USER, Process, run_memcached, run_penstock
 from benchmarks.report import Report, options
 
 
@@ -41,40 +41,40 @@ class Figures(NamedTuple):
 
 
 @contextmanager
-def timed(server: Process, count: int) -> Iterator[Callable[[], Figures]]:
+def time_operations(server: Process, count: int) -> Iterator[Callable[[], Figures]]:
     """Time a block with `count` operations. Yield a function that returns the figures after the block."""
-    started, used = time.perf_counter(), server.cpu()
+    started, used = time.perf_counter(), server.read_cpu_seconds()
     found: list[Figures] = []
     yield lambda: found[0]
     wall = time.perf_counter() - started
-    found.append(Figures(count / wall, (server.cpu() - used) / wall))
+    found.append(Figures(count / wall, (server.read_cpu_seconds() - used) / wall))
 
 
-def median(figures: list[Figures]) -> Figures:
+def select_median(figures: list[Figures]) -> Figures:
     return sorted(figures)[len(figures) // 2]
 
 
-def one_after_the_other(node: Process, count: int, rounds: int, document: Any) -> dict[str, Figures]:
+def measure_sequential(node: Process, count: int, rounds: int, document: Any) -> dict[str, Figures]:
     cluster = Cluster(f"couchbase://127.0.0.1:{node.port}", ClusterOptions(PasswordAuthenticator(USER, PASSWORD)))
     try:
         collection = cluster.bucket("default").default_collection()
         keys = [f"key-{number}" for number in range(count)]
         found: dict[str, list[Figures]] = {"upsert": [], "get": []}
         for _ in range(rounds):
-            with timed(node, count) as figures:
+            with time_operations(node, count) as figures:
                 for key in keys:
                     collection.upsert(key, document)
             found["upsert"].append(figures())
-            with timed(node, count) as figures:
+            with time_operations(node, count) as figures:
                 for key in keys:
                     collection.get(key)
             found["get"].append(figures())
     finally:
         cluster.close()
-    return {name: median(all_figures) for name, all_figures in found.items()}
+    return {name: select_median(all_figures) for name, all_figures in found.items()}
 
 
-async def together(node: Process, tasks: int, count: int, rounds: int, document: Any) -> dict[str, Figures]:
+async def measure_concurrent(node: Process, tasks: int, count: int, rounds: int, document: Any) -> dict[str, Figures]:
     url = f"couchbase://127.0.0.1:{node.port}"
     cluster = await AsyncCluster.connect(url, ClusterOptions(PasswordAuthenticator(USER, PASSWORD)))
     found: dict[str, list[Figures]] = {"upsert": [], "get": []}
@@ -91,46 +91,46 @@ async def together(node: Process, tasks: int, count: int, rounds: int, document:
                     for number in numbers:
                         await act(f"key-{number}")
 
-                with timed(node, count) as figures:
+                with time_operations(node, count) as figures:
                     async with asyncio.TaskGroup() as group:
                         for _ in range(tasks):
                             group.create_task(work(act, numbers))
                 found[name].append(figures())
     finally:
         await cluster.close()
-    return {name: median(all_figures) for name, all_figures in found.items()}
+    return {name: select_median(all_figures) for name, all_figures in found.items()}
 
 
-def by_bmemcached(server: Process, count: int, rounds: int, value: str, **login: str) -> dict[str, Figures]:
+def measure_bmemcached(server: Process, count: int, rounds: int, value: str, **login: str) -> dict[str, Figures]:
     client = bmemcached.Client((f"127.0.0.1:{server.port}",), **login)
     keys = [f"key-{number}" for number in range(count)]
     found: dict[str, list[Figures]] = {"set": [], "get": []}
     for _ in range(rounds):
-        with timed(server, count) as figures:
+        with time_operations(server, count) as figures:
             for key in keys:
                 client.set(key, value, compress_level=0)
         found["set"].append(figures())
-        with timed(server, count) as figures:
+        with time_operations(server, count) as figures:
             for key in keys:
                 client.get(key)
         found["get"].append(figures())
     client.disconnect_all()
-    return {name: median(all_figures) for name, all_figures in found.items()}
+    return {name: select_median(all_figures) for name, all_figures in found.items()}
 
 
-def run(chosen: argparse.Namespace) -> None:
+def measure_all(chosen: argparse.Namespace) -> None:
     report = Report(f"Couchbase's Python client, values of {chosen.value_bytes} B", chosen)
     document = {"text": "v" * chosen.value_bytes}
     count, rounds = chosen.operations, chosen.rounds
-    with penstock() as node:
-        for name, figures in one_after_the_other(node, count, rounds, document).items():
+    with run_penstock() as node:
+        for name, figures in measure_sequential(node, count, rounds, document).items():
             report.row(f"{name}, one after the other", str(figures))
-        for name, figures in asyncio.run(together(node, chosen.tasks, count, rounds, document)).items():
+        for name, figures in asyncio.run(measure_concurrent(node, chosen.tasks, count, rounds, document)).items():
             report.row(f"{name}, {chosen.tasks} at a time", str(figures))
     value = "v" * chosen.value_bytes
-    with penstock("--vbuckets", 1) as node, memcached() as other:
-        ours = by_bmemcached(node, count, rounds, value, username=USER, password=PASSWORD)
-        theirs = {} if other is None else by_bmemcached(other, count, rounds, value)
+    with run_penstock("--vbuckets", 1) as node, run_memcached() as other:
+        ours = measure_bmemcached(node, count, rounds, value, username=USER, password=PASSWORD)
+        theirs = {} if other is None else measure_bmemcached(other, count, rounds, value)
     for name, figures in ours.items():
         ratio = f"; {figures.rate / theirs[name].rate:.2f}x memcached" if theirs else ""
         report.row(f"{name} by bmemcached, Penstock", f"{figures}{ratio}")
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--value-bytes", type=int, default=100)
-    run(parser.parse_args())
+    measure_all(parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ class Pause(NamedTuple):
     cpu: float = 0.0
 
 
-class Served(NamedTuple):
+class NodeProcess(NamedTuple):
     """A running node.
 
     Attributes:
@@ -71,9 +71,9 @@ class Served(NamedTuple):
     pipe: Pipe
     http_port: int
 
-    def cpu(self) -> float:
+    def read_cpu_seconds(self) -> float:
         """Return the CPU seconds that the node has used so far."""
-        seconds: float = self._ask("cpu")
+        seconds: float = self._send_question("cpu")
         return seconds
 
     def longest_pause(self) -> Pause:
@@ -81,29 +81,29 @@ class Served(NamedTuple):
 
         The first call starts a timer in the node, which fires a thousand times a second.
         """
-        return Pause(*self._ask("pause"))
+        return Pause(*self._send_question("pause"))
 
     def roll_back(self) -> None:
         """Roll every vbucket back to half of its seqnos, one in each iteration of the event loop, as a bridge does."""
-        self._ask("rollback")
+        self._send_question("rollback")
 
     def settle(self) -> None:
         """Wait until the node is idle, for example after compaction, but at most _IDLE_SECONDS."""
         deadline = time.monotonic() + _IDLE_SECONDS
-        used = self.cpu()
+        used = self.read_cpu_seconds()
         while time.monotonic() < deadline:
             time.sleep(0.1)
-            before, used = used, self.cpu()
+            before, used = used, self.read_cpu_seconds()
             if used - before < 0.005:
                 return
 
-    def _ask(self, question: str) -> Any:
+    def _send_question(self, question: str) -> Any:
         self.pipe.send(question)
         return self.pipe.recv()
 
 
 @contextmanager
-def served(
+def run_node(
     *,
     vbuckets: int,
     changes: int = 0,
@@ -111,7 +111,7 @@ def served(
     varied: bool = False,
     profile: bool = False,
     disk: Disk | None = None,
-) -> Iterator[Served]:
+) -> Iterator[NodeProcess]:
     """Run a node with one bucket, `default`, filled with changes of different keys in all vbuckets.
 
     Args:
@@ -124,21 +124,21 @@ def served(
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    wanted = _Wanted(vbuckets, changes, value_bytes, varied, profile, disk)
-    process = context.Process(target=_run, args=(theirs, wanted), daemon=True)
+    options = _NodeOptions(vbuckets, changes, value_bytes, varied, profile, disk)
+    process = context.Process(target=_run_process, args=(theirs, options), daemon=True)
     process.start()
     try:
         if not ours.poll(START_SECONDS):
             raise TimeoutError("the node did not start")
         port, frame_bytes, http_port = ours.recv()
-        yield Served(port, frame_bytes, ours, http_port)
+        yield NodeProcess(port, frame_bytes, ours, http_port)
     finally:
         ours.send("stop")
         process.join(_STOP_SECONDS)
         process.kill()
 
 
-class _Wanted(NamedTuple):
+class _NodeOptions(NamedTuple):
     vbuckets: int
     changes: int
     value_bytes: int
@@ -147,18 +147,18 @@ class _Wanted(NamedTuple):
     disk: Disk | None
 
 
-def _run(pipe: Pipe, wanted: _Wanted) -> None:
-    asyncio.run(_serve(pipe, wanted))
+def _run_process(pipe: Pipe, options: _NodeOptions) -> None:
+    asyncio.run(_serve_until_stopped(pipe, options))
 
 
-async def _fill(store: BucketStore, wanted: _Wanted) -> None:
-    noise, value = random.Random(1), b"v" * wanted.value_bytes
-    for number in range(wanted.changes):
-        if wanted.varied:
-            value = noise.randbytes(wanted.value_bytes)
+async def _fill_store(store: BucketStore, options: _NodeOptions) -> None:
+    noise, value = random.Random(1), b"v" * options.value_bytes
+    for number in range(options.changes):
+        if options.varied:
+            value = noise.randbytes(options.value_bytes)
         if number % _CHECKED_EVERY == 0:
             await _let_compaction_follow(store)
-        store.vbuckets[number % wanted.vbuckets].set(b"\0key-%09d" % number, value)
+        store.vbuckets[number % options.vbuckets].set(b"\0key-%09d" % number, value)
 
 
 async def _let_compaction_follow(store: BucketStore) -> None:
@@ -168,31 +168,31 @@ async def _let_compaction_follow(store: BucketStore) -> None:
             await asyncio.sleep(0.001)
 
 
-async def _serve(pipe: Pipe, wanted: _Wanted) -> None:
-    vbuckets, profile, disk = wanted.vbuckets, wanted.profile, wanted.disk
+async def _serve_until_stopped(pipe: Pipe, options: _NodeOptions) -> None:
+    vbuckets, profile, disk = options.vbuckets, options.profile, options.disk
     loop = asyncio.get_running_loop()
     if disk is not None:
         patch.object(bucket_storage, "BucketStore", BUCKETS[disk.kind]).start()  # for all buckets that the node opens
     spare_present_objects()  # as `penstock serve` does
     node = await Node.start(port=0, vbuckets=vbuckets, data_dir=None if disk is None else disk.directory)
     store = node.buckets["default"].store
-    await _fill(store, wanted)
+    await _fill_store(store, options)
     stopped = asyncio.Event()
-    probe = _Probe(loop)
+    probe = _PauseProbe(loop)
 
-    def answer() -> None:
+    def answer_question() -> None:
         match pipe.recv():
             case "cpu":
                 pipe.send(time.process_time())
             case "pause":
-                pipe.send(probe.take())
+                pipe.send(probe.take_longest())
             case "rollback":
-                _roll_back(loop, iter(store.vbuckets))
+                _roll_back_vbuckets(loop, iter(store.vbuckets))
                 pipe.send(None)
             case _:
                 stopped.set()
 
-    loop.add_reader(pipe.fileno(), answer)
+    loop.add_reader(pipe.fileno(), answer_question)
     profiler = cProfile.Profile()
     if profile:
         profiler.enable()
@@ -204,48 +204,48 @@ async def _serve(pipe: Pipe, wanted: _Wanted) -> None:
     await node.stop()
 
 
-def _roll_back(loop: asyncio.AbstractEventLoop, vbuckets: Iterator[Vbucket]) -> None:
+def _roll_back_vbuckets(loop: asyncio.AbstractEventLoop, vbuckets: Iterator[Vbucket]) -> None:
     vbucket = next(vbuckets, None)
     if vbucket is not None:
         vbucket.rollback(vbucket.changes.high_seqno // 2)
-        loop.call_soon(_roll_back, loop, vbuckets)
+        loop.call_soon(_roll_back_vbuckets, loop, vbuckets)
 
 
-class _Probe:
+class _PauseProbe:
     """A timer in the event loop that measures the longest delay of its callbacks."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._longest = Pause()
-        self._set_at: _Spent | None = None
-        self._schedule = _schedule()
+        self._set_at: _Clocks | None = None
+        self._schedule = _open_schedstat()
 
-    def take(self) -> Pause:
+    def take_longest(self) -> Pause:
         if self._set_at is None:
-            self._set()
+            self._start_timer()
         longest, self._longest = self._longest, Pause()
         return longest
 
-    def _set(self) -> None:
-        self._set_at = self._spent()
-        self._loop.call_later(_PROBE_SECONDS, self._went_off)
+    def _start_timer(self) -> None:
+        self._set_at = self._read_clocks()
+        self._loop.call_later(_PROBE_SECONDS, self._on_timer)
 
-    def _spent(self) -> _Spent:
+    def _read_clocks(self) -> _Clocks:
         """Return the time that the event loop's thread has spent so far."""
         waited = 0
         if self._schedule is not None:
             waited = int(os.pread(self._schedule, 100, 0).split()[1])
-        return _Spent(self._loop.time(), time.thread_time(), waited / 1e9)
+        return _Clocks(self._loop.time(), time.thread_time(), waited / 1e9)
 
-    def _went_off(self) -> None:
+    def _on_timer(self) -> None:
         assert self._set_at is not None
-        clock, cpu, waited = (now - before for now, before in zip(self._spent(), self._set_at, strict=True))
+        clock, cpu, waited = (now - before for now, before in zip(self._read_clocks(), self._set_at, strict=True))
         late = clock - _PROBE_SECONDS
         self._longest = Pause(*map(max, self._longest, (late - waited, late, cpu)))
-        self._set()
+        self._start_timer()
 
 
-class _Spent(NamedTuple):
+class _Clocks(NamedTuple):
     """Times of a thread in seconds.
 
     Attributes:
@@ -259,7 +259,7 @@ class _Spent(NamedTuple):
     waited: float
 
 
-def _schedule() -> int | None:
+def _open_schedstat() -> int | None:
     """Return the descriptor of this thread's scheduler statistics; None if the system has none."""
     try:
         return os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)

@@ -18,9 +18,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from benchmarks.kv import SET_REPLY, batches, drive
+from benchmarks.kv import SET_REPLY, make_batches, time_exchange
 from benchmarks.report import Report, options
-from benchmarks.served import Served, served
+from benchmarks.served import NodeProcess, run_node
 from penstock.client.bucket import connect
 from penstock.client.connect.address import Address, parse_address
 from penstock.client.documents.bulk import BulkWriter
@@ -43,12 +43,14 @@ def main() -> None:
         parser.error(f"--rows {chosen.rows}, expected a multiple of {PIPELINED}")
     report = Report("How many rows a second go into a bucket?", chosen)
     rows, value = chosen.rows, b"v" * chosen.value_bytes
-    with served(vbuckets=chosen.vbuckets) as node, ExitStack() as stack:
+    with run_node(vbuckets=chosen.vbuckets) as node, ExitStack() as stack:
         address = parse_address(f"couchbase://127.0.0.1:{node.port}/default")
         cases: dict[str, Callable[[str], float]] = {
             "bulk writer": lambda name: asyncio.run(_write_bulk(address, name, rows, value)),
             "Bucket.upsert_many": lambda name: asyncio.run(_write_many(address, name, rows, value)),
-            "requests made beforehand, replies counted": lambda name: _drive(node, name, rows, value, chosen.vbuckets),
+            "requests made beforehand, replies counted": lambda name: _send_encoded(
+                node, name, rows, value, chosen.vbuckets
+            ),
         }
         stored = rows * len(cases) * chosen.rounds
         if not chosen.without_spark:
@@ -64,7 +66,7 @@ def main() -> None:
             for case, write in cases.items():
                 node.settle()
                 seconds[case].append(write(f"{number}-{len(case)}"))
-        found = sum(asyncio.run(_high_seqnos(address)))
+        found = sum(asyncio.run(_read_high_seqnos(address)))
         if found != stored:
             raise RuntimeError(f"{found} documents in the bucket, expected {stored}")
     for case, taken in seconds.items():
@@ -80,13 +82,16 @@ def _write_frame(numbers: DataFrame, address: Address, value: bytes, name: str) 
     return time.perf_counter() - start
 
 
-def _keys(name: str, rows: int) -> list[bytes]:
+def _make_keys(name: str, rows: int) -> list[bytes]:
     return [b"%s-%09d" % (name.encode(), number) for number in range(rows)]
 
 
 async def _write_bulk(address: Address, name: str, rows: int, value: bytes) -> float:
     """Return the seconds of encoding and writing. Making the columns is not timed, because Spark has columns."""
-    keys, values = pa.array(_keys(name, rows), pa.binary()), pa.array([value] * min(rows, WINDOW_ROWS), pa.binary())
+    keys, values = (
+        pa.array(_make_keys(name, rows), pa.binary()),
+        pa.array([value] * min(rows, WINDOW_ROWS), pa.binary()),
+    )
     async with BulkWriter(address) as writer:
         start = time.perf_counter()
         for at in range(0, rows, WINDOW_ROWS):
@@ -98,19 +103,19 @@ async def _write_bulk(address: Address, name: str, rows: int, value: bytes) -> f
 
 
 async def _write_many(address: Address, name: str, rows: int, value: bytes) -> float:
-    documents = [(key, value) for key in _keys(name, rows)]
+    documents = [(key, value) for key in _make_keys(name, rows)]
     async with connect(str(address)) as bucket:
         start = time.perf_counter()
         await bucket.upsert_many(documents)
         return time.perf_counter() - start
 
 
-def _drive(node: Served, name: str, rows: int, value: bytes, vbuckets: int) -> float:
-    pieces = batches(rows, PIPELINED, value, vbuckets, name.encode())
-    return drive(node.port, pieces, PIPELINED // 2 * SET_REPLY)
+def _send_encoded(node: NodeProcess, name: str, rows: int, value: bytes, vbuckets: int) -> float:
+    pieces = make_batches(rows, PIPELINED, value, vbuckets, name.encode())
+    return time_exchange(node.port, pieces, PIPELINED // 2 * SET_REPLY)
 
 
-async def _high_seqnos(address: Address) -> Sequence[int]:
+async def _read_high_seqnos(address: Address) -> Sequence[int]:
     async with connect(str(address)) as bucket:
         return [*(await bucket.high_seqnos()).values()]
 

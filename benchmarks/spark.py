@@ -10,8 +10,8 @@ from __future__ import annotations
 import statistics
 
 from benchmarks.report import Report, options
-from benchmarks.served import served
-from benchmarks.spark_query import WAYS, queries
+from benchmarks.served import run_node
+from benchmarks.spark_query import WAYS, run_queries
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     chosen = parser.parse_args()
     report = Report("Spark's streaming read into the noop sink, with the extension module and without", chosen)
     rates: dict[str, float] = {}
-    with served(vbuckets=chosen.vbuckets, changes=chosen.changes, value_bytes=chosen.value_bytes) as node:
+    with run_node(vbuckets=chosen.vbuckets, changes=chosen.changes, value_bytes=chosen.value_bytes) as node:
         given = {
             "url": f"couchbase://127.0.0.1:{node.port}",
             "maxPartitions": chosen.partitions,
@@ -35,9 +35,9 @@ def main() -> None:
         if chosen.columns:
             given["columns"] = chosen.columns
         for way in chosen.ways:
-            before = node.cpu()
-            (found,) = queries([given], way=way)
-            by_node = (node.cpu() - before) / found.rows
+            before = node.read_cpu_seconds()
+            (found,) = run_queries([given], way=way)
+            by_node = (node.read_cpu_seconds() - before) / found.rows
             if found.rows != chosen.changes:
                 raise RuntimeError(f"Spark read {found.rows} rows of {chosen.changes}")
             for number, batch in enumerate(found.batches):

@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.report import Report, options
-from benchmarks.served import served
-from benchmarks.spark_query import WAYS, queries
+from benchmarks.served import run_node
+from benchmarks.spark_query import WAYS, run_queries
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     chosen = parser.parse_args()
     report = Report("Spark's streaming read into a changelog on Delta", chosen)
     sizes = {"vbuckets": chosen.vbuckets, "changes": chosen.changes, "value_bytes": chosen.value_bytes}
-    with served(**sizes, varied=True) as node:
+    with run_node(**sizes, varied=True) as node:
         given = {
             "url": f"couchbase://127.0.0.1:{node.port}",
             "maxPartitions": chosen.partitions,
@@ -33,7 +33,7 @@ def main() -> None:
         }
         for way in chosen.ways:
             with tempfile.TemporaryDirectory(dir=chosen.directory) as directory:
-                (found,) = queries([given], way=way, tables=Path(directory))
+                (found,) = run_queries([given], way=way, tables=Path(directory))
                 nbytes = sum(file.stat().st_size for file in Path(directory).rglob("*.parquet"))
             if found.rows != chosen.changes:
                 raise RuntimeError(f"Spark read {found.rows} rows of {chosen.changes}")

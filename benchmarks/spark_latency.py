@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.report import Report, options
-from benchmarks.served import served
+from benchmarks.served import run_node
 from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import parse_address
@@ -33,7 +33,7 @@ _LOOK_SECONDS = 0.005
 _PATIENCE = 300.0
 
 
-class Writer:
+class ChangeWriter:
     """Sends changes at a fixed rate, in a thread, until it is stopped.
 
     Attributes:
@@ -62,7 +62,7 @@ class Writer:
         self._stop.set()
 
 
-def look(table: Path, latencies: list[tuple[float, float]], stop: threading.Event) -> None:
+def watch_table(table: Path, latencies: list[tuple[float, float]], stop: threading.Event) -> None:
     """Append the time at which each row of a table becomes visible, and the seconds since it was sent."""
     version = 0
     while not stop.wait(_LOOK_SECONDS):
@@ -72,16 +72,16 @@ def look(table: Path, latencies: list[tuple[float, float]], stop: threading.Even
         seen = time.time()
         for line in log.read_text(encoding="utf-8").splitlines():
             if (added := json.loads(line).get("add")) is not None:
-                latencies += ((seen, seen - sent) for sent in _times(table / added["path"]))
+                latencies += ((seen, seen - sent) for sent in _read_times(table / added["path"]))
         version += 1
 
 
-def _times(file: Path) -> list[float]:
+def _read_times(file: Path) -> list[float]:
     values = pc.drop_null(pq.ParquetFile(file).read(["value"])["value"])
     return [_TIME.unpack(value)[0] for value in values.to_pylist() if len(value) == _TIME.size]
 
 
-def started(url: str, directory: Path, lake: Lake, seconds: float) -> Any:
+def start_query(url: str, directory: Path, lake: Lake, seconds: float) -> Any:
     """Start the query. Empty triggers report their progress too."""
     spark = local_session(2)
     spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "0")
@@ -96,28 +96,28 @@ def started(url: str, directory: Path, lake: Lake, seconds: float) -> Any:
     )
 
 
-def measure(report: Report, chosen: argparse.Namespace, directory: Path, url: str) -> None:
+def measure_latency(report: Report, chosen: argparse.Namespace, directory: Path, url: str) -> None:
     lake, latencies, stop = Lake(directory / "lake"), list[tuple[float, float]](), threading.Event()
-    writer = Writer(url, chosen.rate)
+    writer = ChangeWriter(url, chosen.rate)
     threads = [
         threading.Thread(target=writer.run, daemon=True),
-        threading.Thread(target=look, args=(lake.changelog_table.path, latencies, stop), daemon=True),
+        threading.Thread(target=watch_table, args=(lake.changelog_table.path, latencies, stop), daemon=True),
     ]
-    query = started(url, directory, lake, chosen.trigger)
+    query = start_query(url, directory, lake, chosen.trigger)
     for thread in threads:
         thread.start()
-    _wait(query, lambda: bool(latencies))
+    _wait_until(query, lambda: bool(latencies))
     begun = time.time() + chosen.warm_seconds
-    _wait(query, lambda: time.time() > begun + chosen.seconds)
+    _wait_until(query, lambda: time.time() > begun + chosen.seconds)
     writer.stop()
     threads[0].join()
-    _wait(query, lambda: len(latencies) >= writer.sent)
+    _wait_until(query, lambda: len(latencies) >= writer.sent)
     stop.set()
     threads[1].join()
-    costs = batches(query, empty=False)[-int(chosen.seconds / chosen.trigger) :]
-    before = len(batches(query, empty=True))
-    _wait(query, lambda: len(batches(query, empty=True)) >= before + chosen.empty)
-    empty = batches(query, empty=True)[-chosen.empty :]
+    costs = list_durations(query, empty=False)[-int(chosen.seconds / chosen.trigger) :]
+    before = len(list_durations(query, empty=True))
+    _wait_until(query, lambda: len(list_durations(query, empty=True)) >= before + chosen.empty)
+    empty = list_durations(query, empty=True)[-chosen.empty :]
     query.stop()
     taken = sorted(seconds for seen, seconds in latencies if begun <= seen < begun + chosen.seconds)
     report.row(
@@ -131,7 +131,7 @@ def measure(report: Report, chosen: argparse.Namespace, directory: Path, url: st
     )
 
 
-def batches(query: Any, *, empty: bool) -> list[float]:
+def list_durations(query: Any, *, empty: bool) -> list[float]:
     """Return the seconds of the recent triggers, either of those with changes or of the empty ones."""
     return [
         progress.durationMs["triggerExecution"] / 1e3
@@ -140,7 +140,7 @@ def batches(query: Any, *, empty: bool) -> list[float]:
     ]
 
 
-def _wait(query: Any, until: Any) -> None:
+def _wait_until(query: Any, until: Any) -> None:
     deadline = time.monotonic() + _PATIENCE
     while not until():
         if time.monotonic() > deadline or query.awaitTermination(0.1):
@@ -157,8 +157,8 @@ def main() -> None:
     parser.add_argument("--vbuckets", type=int, default=1024)
     chosen = parser.parse_args()
     report = Report("From SET to the changelog", chosen)
-    with served(vbuckets=chosen.vbuckets) as node, tempfile.TemporaryDirectory() as directory:
-        measure(report, chosen, Path(directory), f"couchbase://127.0.0.1:{node.port}/default")
+    with run_node(vbuckets=chosen.vbuckets) as node, tempfile.TemporaryDirectory() as directory:
+        measure_latency(report, chosen, Path(directory), f"couchbase://127.0.0.1:{node.port}/default")
     report.finish()
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from benchmarks.kept import apart
 from penstock.wire.codec import native
 
-__all__ = ["WAYS", "Batch", "Cpu", "Read", "cpu", "queries"]
+__all__ = ["WAYS", "CpuTimes", "MicroBatch", "QueryResult", "read_cpu_times", "run_queries"]
 
 WAYS = {"native": "1", "Python": "0"}
 """Name -> value of PENSTOCK_NATIVE."""
@@ -22,7 +22,7 @@ _POLL_SECONDS = 0.02
 Options = Mapping[str, object]
 
 
-class Cpu(NamedTuple):
+class CpuTimes(NamedTuple):
     """CPU seconds of a query's processes.
 
     Attributes:
@@ -33,11 +33,11 @@ class Cpu(NamedTuple):
     java: float = 0.0
     python: float = 0.0
 
-    def since(self, before: Cpu) -> Cpu:
-        return Cpu(self.java - before.java, self.python - before.python)
+    def subtract(self, before: CpuTimes) -> CpuTimes:
+        return CpuTimes(self.java - before.java, self.python - before.python)
 
 
-class Batch(NamedTuple):
+class MicroBatch(NamedTuple):
     """One micro-batch.
 
     Attributes:
@@ -49,7 +49,7 @@ class Batch(NamedTuple):
     seconds: float
 
 
-class Read(NamedTuple):
+class QueryResult(NamedTuple):
     """The result of a query.
 
     Attributes:
@@ -57,8 +57,8 @@ class Read(NamedTuple):
         spent: CPU times after the first batch.
     """
 
-    batches: list[Batch]
-    spent: Cpu
+    batches: list[MicroBatch]
+    spent: CpuTimes
 
     @property
     def rows(self) -> int:
@@ -74,9 +74,9 @@ class Read(NamedTuple):
         return self.later_rows / sum(batch.seconds for batch in self.batches[1:])
 
 
-def queries(
+def run_queries(
     asked: Sequence[Options], *, way: str | None = None, processors: int = 2, tables: Path | None = None
-) -> list[Read]:
+) -> list[QueryResult]:
     """Read buckets to their end, one query after the other, in a new process with its own Java.
 
     Args:
@@ -91,15 +91,15 @@ def queries(
     Raises:
         RuntimeError: `way` needs the extension module, which is not built.
     """
-    with nullcontext() if way is None else _way(way):
-        reads, is_native = apart(_queries, [dict(each) for each in asked], processors, tables)
+    with nullcontext() if way is None else _set_way(way):
+        reads, is_native = apart(_run_queries, [dict(each) for each in asked], processors, tables)
     if way is not None and is_native != (way == "native"):
         raise RuntimeError("the extension module is not built: `make install` where there is a C compiler")
     return reads
 
 
 @contextmanager
-def _way(way: str) -> Iterator[None]:
+def _set_way(way: str) -> Iterator[None]:
     """Set PENSTOCK_NATIVE for processes that start in the block, and for their children."""
     before = os.environ.get("PENSTOCK_NATIVE")
     os.environ["PENSTOCK_NATIVE"] = WAYS[way]
@@ -111,16 +111,18 @@ def _way(way: str) -> Iterator[None]:
             os.environ["PENSTOCK_NATIVE"] = before
 
 
-def _queries(asked: list[dict[str, object]], processors: int, tables: Path | None) -> tuple[list[Read], bool]:
+def _run_queries(
+    asked: list[dict[str, object]], processors: int, tables: Path | None
+) -> tuple[list[QueryResult], bool]:
     from penstock.spark.runtime.spark_session import local_session
 
     spark = local_session(processors)
-    reads = [_query(spark, each, None if tables is None else tables / str(at)) for at, each in enumerate(asked)]
+    reads = [_run_query(spark, each, None if tables is None else tables / str(at)) for at, each in enumerate(asked)]
     spark.stop()
     return reads, native.extension is not None
 
 
-def _query(spark: Any, options: dict[str, object], lake: Path | None) -> Read:
+def _run_query(spark: Any, options: dict[str, object], lake: Path | None) -> QueryResult:
     reader = spark.readStream.format("dcp")
     for name, value in options.items():
         reader = reader.option(name, str(value))
@@ -132,14 +134,16 @@ def _query(spark: Any, options: dict[str, object], lake: Path | None) -> Read:
             query = writer.format("penstock-changelog").option("path", str(lake)).start()
         while not query.awaitTermination(_POLL_SECONDS) and query.lastProgress is None:
             continue
-        begun = cpu()
+        begun = read_cpu_times()
         query.awaitTermination()
-        spent = cpu().since(begun)
+        spent = read_cpu_times().subtract(begun)
     done = [progress for progress in query.recentProgress if progress.numInputRows]
-    return Read([Batch(each.numInputRows, each.durationMs["triggerExecution"] / 1e3) for each in done], spent)
+    return QueryResult(
+        [MicroBatch(each.numInputRows, each.durationMs["triggerExecution"] / 1e3) for each in done], spent
+    )
 
 
-def cpu() -> Cpu:
+def read_cpu_times() -> CpuTimes:
     """Return the CPU times of all descendants of this process so far."""
     ticks = os.sysconf("SC_CLK_TCK")
     parents, names, spent, ended = dict[int, int](), dict[int, str](), dict[int, float](), dict[int, float]()
@@ -161,4 +165,4 @@ def cpu() -> Cpu:
         if above:
             found["java" if names[pid] == "java" else "python"] += spent[pid]
             found["python"] += ended[pid]  # its ended children, which are Python processes, also those of Java
-    return Cpu(**found)
+    return CpuTimes(**found)

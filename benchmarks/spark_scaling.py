@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.report import RESULTS, Report, options
-from benchmarks.served import served
-from benchmarks.spark_query import Read, queries
+from benchmarks.served import run_node
+from benchmarks.spark_query import QueryResult, run_queries
 
 PLOT = RESULTS.with_name("spark_scaling.svg")
 _FRAME_BYTES = 70
@@ -18,19 +18,19 @@ _FRAME_BYTES = 70
 _BATCHES = 4
 
 
-def read(changes: int, value_bytes: int, vbuckets: int, partitions: list[int]) -> list[Read]:
+def read_bucket(changes: int, value_bytes: int, vbuckets: int, partitions: list[int]) -> list[QueryResult]:
     """Read a bucket once for each number of partitions."""
-    with served(vbuckets=vbuckets, changes=changes, value_bytes=value_bytes) as node:
+    with run_node(vbuckets=vbuckets, changes=changes, value_bytes=value_bytes) as node:
         given = {"url": f"couchbase://127.0.0.1:{node.port}", "maxChangesPerTrigger": -(-changes // _BATCHES)}
         # Without minPartitions, Spark makes fewer partitions of a small batch. The first query only warms up Java.
         asked = [given | {"minPartitions": count, "maxPartitions": count} for count in (partitions[0], *partitions)]
-        found = queries(asked)[1:]
+        found = run_queries(asked)[1:]
     if any(each.rows != changes for each in found):
         raise RuntimeError(f"Spark read {[each.rows for each in found]} rows of {changes}")
     return found
 
 
-def draw(path: Path, by_partitions: dict[int, float], by_size: dict[int, float]) -> None:
+def draw_plots(path: Path, by_partitions: dict[int, float], by_size: dict[int, float]) -> None:
     """Draw two plots side by side: million rows per second by partitions, rows and bytes by size of values."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -68,13 +68,13 @@ def main() -> None:
     report = Report("Spark's streaming read by partitions and by size of values", chosen)
     by_partitions, by_size = dict[int, float](), dict[int, float]()
     for count, found in zip(
-        chosen.partitions, read(chosen.changes, 100, chosen.vbuckets, chosen.partitions), strict=True
+        chosen.partitions, read_bucket(chosen.changes, 100, chosen.vbuckets, chosen.partitions), strict=True
     ):
         by_partitions[count] = found.rate
         report.row(f"{found.later_rows} rows of 100 B, {count} partitions", f"{found.rate / 1e6:.2f} M rows/s")
     for size in chosen.value_bytes:
         changes = min(chosen.changes, chosen.changes * (100 + _FRAME_BYTES) // (size + _FRAME_BYTES))
-        (found,) = read(changes, size, chosen.vbuckets, [2])
+        (found,) = read_bucket(changes, size, chosen.vbuckets, [2])
         by_size[size] = found.rate
         report.row(
             f"{found.later_rows} rows of {size} B, 2 partitions",
@@ -82,7 +82,7 @@ def main() -> None:
         )
     plot = chosen.plot or (PLOT if chosen.record else None)
     if plot is not None:
-        draw(plot, by_partitions, by_size)
+        draw_plots(plot, by_partitions, by_size)
     report.finish()
 
 

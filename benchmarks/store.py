@@ -26,7 +26,7 @@ BATCH = 100_000
 Command = tuple[Vbucket, bytes]
 
 
-class Work:
+class Timing:
     """A number of operations, and the CPU seconds that they took."""
 
     def __init__(self) -> None:
@@ -34,17 +34,17 @@ class Work:
         self.seconds = 0.0
 
     @contextmanager
-    def timed(self, done: int = 0) -> Iterator[None]:
+    def time_block(self, done: int = 0) -> Iterator[None]:
         started = time.process_time()
         yield
         self.seconds += time.process_time() - started
         self.done += done
 
-    def rate(self, unit: str) -> str:
+    def format_rate(self, unit: str) -> str:
         return f"{self.done / self.seconds / 1e6:.2f} M {unit}/s"
 
 
-def resident() -> int:
+def read_resident_memory() -> int:
     """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * getpagesize()
 
@@ -54,67 +54,67 @@ def time_pauses(bucket: BucketStore) -> list[float]:
     pauses: list[float] = []
     make_room = bucket.log.room.make_room
 
-    def timed(nbytes: int, *, frees: bool = False) -> None:
+    def time_make_room(nbytes: int, *, frees: bool = False) -> None:
         started = time.perf_counter()
         make_room(nbytes, frees=frees)
         milliseconds = (time.perf_counter() - started) * 1e3
         if milliseconds > 1:  # shorter calls had nothing to do
             pauses.append(milliseconds)
 
-    bucket.log.room.make_room = timed  # type: ignore[method-assign]
+    bucket.log.room.make_room = time_make_room  # type: ignore[method-assign]
     return pauses
 
 
-def commands(bucket: BucketStore, numbers: range | list[int]) -> list[Command]:
+def make_commands(bucket: BucketStore, numbers: range | list[int]) -> list[Command]:
     last = len(bucket.vbuckets) - 1
     return [(bucket.vbuckets[number * 7919 & last], b"key:%016d" % number) for number in numbers]
 
 
-def fill(report: Report, bucket: BucketStore, keys: int) -> None:
-    before, work = resident(), Work()
+def measure_fill(report: Report, bucket: BucketStore, keys: int) -> None:
+    before, work = read_resident_memory(), Timing()
     for first in range(0, keys, BATCH):
-        batch = commands(bucket, range(first, min(keys, first + BATCH)))
-        with work.timed(len(batch)):
+        batch = make_commands(bucket, range(first, min(keys, first + BATCH)))
+        with work.time_block(len(batch)):
             for vbucket, key in batch:
                 vbucket.set(key, VALUE)
     frames, estimate = bucket.log.segments.frame_bytes, bucket.collect_stats().index_bytes
-    report.row("set, new keys", work.rate("commands"))
-    report.row("memory beside the frames", f"{(resident() - before - frames) / keys:.0f} B/key")
+    report.row("set, new keys", work.format_rate("commands"))
+    report.row("memory beside the frames", f"{(read_resident_memory() - before - frames) / keys:.0f} B/key")
     report.row("the node's own statistic of it", f"{estimate / keys:.0f} B/key")
 
 
-def backfill(report: Report, name: str, bucket: BucketStore) -> None:
-    work = Work()
+def measure_backfill(report: Report, name: str, bucket: BucketStore) -> None:
+    work = Timing()
     for _ in range(3):
         for vbucket in bucket.vbuckets:
-            with work.timed():
+            with work.time_block():
                 snapshot = vbucket.history.open_snapshot(0, MAX_SEQNO)
                 while (chunk := snapshot.read(7, CHUNK)).frame_count:
                     work.done += chunk.frame_count
-    report.row(f"backfill, {name}", work.rate("frames"))
+    report.row(f"backfill, {name}", work.format_rate("frames"))
 
 
-def get_and_set(report: Report, name: str, chosen: list[Command]) -> None:
-    gets, sets = Work(), Work()
-    with gets.timed(len(chosen)):
+def measure_gets_and_sets(report: Report, name: str, chosen: list[Command]) -> None:
+    gets, sets = Timing(), Timing()
+    with gets.time_block(len(chosen)):
         for vbucket, key in chosen:
             vbucket.get(key)
-    with sets.timed(len(chosen)):
+    with sets.time_block(len(chosen)):
         for vbucket, key in chosen:
             vbucket.set(key, VALUE)
-    report.row(f"get, {name}", gets.rate("commands"))
-    report.row(f"overwrite, {name}", sets.rate("commands"))
+    report.row(f"get, {name}", gets.format_rate("commands"))
+    report.row(f"overwrite, {name}", sets.format_rate("commands"))
 
 
-def follow(report: Report, vbucket: Vbucket) -> None:
-    work = Work()
-    with work.timed(SAMPLE):
+def measure_snapshots(report: Report, vbucket: Vbucket) -> None:
+    work = Timing()
+    with work.time_block(SAMPLE):
         for _ in range(SAMPLE):
             vbucket.history.open_snapshot(vbucket.changes.high_seqno - 1, MAX_SEQNO).read(7, CHUNK, CHUNK)
     report.row("snapshot of one change, opened and read", f"{work.seconds / work.done * 1e6:.2f} us")
 
 
-def pause_row(report: Report, name: str, pauses: list[float]) -> None:
+def add_pause_row(report: Report, name: str, pauses: list[float]) -> None:
     if pauses:
         report.row(name, f"{median(pauses):.1f} ms median of {len(pauses)}, longest {max(pauses):.1f} ms")
     pauses.clear()
@@ -129,15 +129,17 @@ def main() -> None:
     bucket = BucketStore("bench", vbuckets=chosen.vbuckets, clock=time.time_ns, new_vbuuid=lambda: 1)
     pauses = time_pauses(bucket)
     random = Random(1)
-    fill(report, bucket, chosen.keys)
-    pause_row(report, "a seal, in memory never used before", pauses)
-    backfill(report, "nothing superseded", bucket)
-    get_and_set(report, "10 k keys", commands(bucket, range(10_000)) * (SAMPLE // 10_000))
-    get_and_set(report, "any key", commands(bucket, [random.randrange(chosen.keys) for _ in range(SAMPLE)]))
-    pause_row(report, "a seal or rewrite", pauses)
+    measure_fill(report, bucket, chosen.keys)
+    add_pause_row(report, "a seal, in memory never used before", pauses)
+    measure_backfill(report, "nothing superseded", bucket)
+    measure_gets_and_sets(report, "10 k keys", make_commands(bucket, range(10_000)) * (SAMPLE // 10_000))
+    measure_gets_and_sets(
+        report, "any key", make_commands(bucket, [random.randrange(chosen.keys) for _ in range(SAMPLE)])
+    )
+    add_pause_row(report, "a seal or rewrite", pauses)
     stats = bucket.collect_stats()
-    backfill(report, f"{stats.dead_bytes / (stats.live_bytes + stats.dead_bytes):.0%} superseded", bucket)
-    follow(report, bucket.vbuckets[0])
+    measure_backfill(report, f"{stats.dead_bytes / (stats.live_bytes + stats.dead_bytes):.0%} superseded", bucket)
+    measure_snapshots(report, bucket.vbuckets[0])
     report.finish()
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import penstock
 from benchmarks.report import Report, options
-from benchmarks.served import served
+from benchmarks.served import run_node
 from penstock.wire.codec import native
 
 WAYS = {"native": "1", "Python": "0"}
@@ -44,7 +44,7 @@ class Consumed(NamedTuple):
     is_native: bool
 
 
-async def consume(url: str) -> Consumed:
+async def read_bucket(url: str) -> Consumed:
     """Read all changes once."""
     async with penstock.connect(url) as bucket:
         rows, wall, cpu = 0, time.perf_counter(), time.process_time()
@@ -55,11 +55,11 @@ async def consume(url: str) -> Consumed:
     return Consumed(rows, wall, cpu, peak, native.extension is not None)
 
 
-def run(url: str) -> Consumed:
-    return asyncio.run(consume(url))
+def run_consumer(url: str) -> Consumed:
+    return asyncio.run(read_bucket(url))
 
 
-def case(report: Report, chosen: argparse.Namespace, vbuckets: int, value_bytes: int, changes: int) -> None:
+def measure_case(report: Report, chosen: argparse.Namespace, vbuckets: int, value_bytes: int, changes: int) -> None:
     pools, taken = {}, dict[str, list[Consumed]]()
     for way, setting in WAYS.items():
         os.environ["PENSTOCK_NATIVE"] = setting  # read when the process begins
@@ -67,10 +67,10 @@ def case(report: Report, chosen: argparse.Namespace, vbuckets: int, value_bytes:
         pools[way].submit(os.getpid).result()
         taken[way] = []
     del os.environ["PENSTOCK_NATIVE"]
-    with served(vbuckets=vbuckets, changes=changes, value_bytes=value_bytes) as node:
+    with run_node(vbuckets=vbuckets, changes=changes, value_bytes=value_bytes) as node:
         for _ in range(chosen.rounds):
             for way, pool in pools.items():  # in turn, so that a disturbance affects both
-                taken[way].append(pool.submit(run, f"couchbase://127.0.0.1:{node.port}").result())
+                taken[way].append(pool.submit(run_consumer, f"couchbase://127.0.0.1:{node.port}").result())
     for pool in pools.values():
         pool.shutdown()
     walls = {way: statistics.median(each.wall for each in runs) for way, runs in taken.items()}
@@ -99,7 +99,7 @@ def main() -> None:
     for value_bytes in chosen.value_bytes:
         changes = chosen.changes if value_bytes < 512 else chosen.changes // 5
         for vbuckets in chosen.vbuckets:
-            case(report, chosen, vbuckets, value_bytes, changes)
+            measure_case(report, chosen, vbuckets, value_bytes, changes)
     report.finish()
 
 

@@ -21,9 +21,9 @@ from functools import partial
 from operator import attrgetter
 
 from benchmarks.kept import OURS, add_directory, scratch
-from benchmarks.process import PASSWORD, USER, Process, penstock
+from benchmarks.process import PASSWORD, USER, Process, run_penstock
 from benchmarks.report import Report, interleaved, options
-from benchmarks.served import Disk, served
+from benchmarks.served import Disk, run_node
 from penstock.store.subdoc.attributes import CommandContext, EditedDocument
 from penstock.store.subdoc.command import change_document, run_lookups
 from penstock.wire.codec.constants import Feature
@@ -55,17 +55,17 @@ COUNTER = Opcode.SUBDOC_COUNTER
 
 _PROBE = """
 import sys, time
-from benchmarks.subdoc import Client
-client = Client(int(sys.argv[1]))
-request = client.small()
-client.ask(request)
+from benchmarks.subdoc import DocumentClient
+client = DocumentClient(int(sys.argv[1]))
+request = client.make_small_request()
+client.send_request(request)
 print("ready", flush=True)
 took = []
 sys.stdin.readline()
 deadline = time.perf_counter() + float(sys.argv[2])
 while time.perf_counter() < deadline:
     began = time.perf_counter()
-    client.ask(request)
+    client.send_request(request)
     took.append(time.perf_counter() - began)
     time.sleep(0.0002)
 took.sort()
@@ -83,23 +83,23 @@ while True:
 """Another program that uses a processor. With it, the delay of GETs shows the share of the machine."""
 
 
-class Client:
+class DocumentClient:
     """A connection after its login, which sends one request at a time."""
 
     def __init__(self, port: int, *, login: bool = True) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE)
         self.connection = FrameReceiver(Slab(1 << 20), run_dialect=None)
         if not login:
-            self.ask(Hello(value=pack_features([Feature.JSON, Feature.SNAPPY])))
+            self.send_request(Hello(value=pack_features([Feature.JSON, Feature.SNAPPY])))
             return
-        self.ask(SaslAuth(key=b"PLAIN", value=f"\0{USER}\0{PASSWORD}".encode()))
-        self.ask(Hello(value=pack_features([Feature.JSON, Feature.SNAPPY])))
-        self.ask(SelectBucket(key=b"default"))
+        self.send_request(SaslAuth(key=b"PLAIN", value=f"\0{USER}\0{PASSWORD}".encode()))
+        self.send_request(Hello(value=pack_features([Feature.JSON, Feature.SNAPPY])))
+        self.send_request(SelectBucket(key=b"default"))
 
-    def small(self) -> Request:
+    def make_small_request(self) -> Request:
         return Get(key=b"small")
 
-    def ask(self, request: Request | bytes) -> Frame:
+    def send_request(self, request: Request | bytes) -> Frame:
         """Return the reply to a request. Raises ConnectionError if its status is not success."""
         self.socket.sendall(request if isinstance(request, bytes) else request.encode())
         while True:
@@ -110,52 +110,52 @@ class Client:
                 return frame
 
 
-def fill(target: int, item: Callable[[int], str], brackets: str) -> str:
+def repeat_items(target: int, item: Callable[[int], str], brackets: str) -> str:
     """Return an array or object of about `target` bytes."""
     count = target // (len(item(10**6)) + 1)
     return f"{brackets[0]}{','.join(map(item, range(count)))}{brackets[1]}"
 
 
-def documents(nbytes: int) -> dict[bytes, bytes]:
+def make_documents(nbytes: int) -> dict[bytes, bytes]:
     half = nbytes // 2
-    objects = fill(half, lambda n: f'{{"id":{n},"name":"name {n}","tags":["x","yy"],"v":{n}.5}}', "[]")
+    objects = repeat_items(half, lambda n: f'{{"id":{n},"name":"name {n}","tags":["x","yy"],"v":{n}.5}}', "[]")
     keys = ",".join(f'"k{n}":{n}' for n in range(16))
     return {
         b"objects": f'{{"a":{objects},"b":{objects},{keys}}}'.encode(),
-        b"numbers": f'{{"a":{fill(nbytes, str, "[]")}}}'.encode(),
-        b"fields": fill(nbytes, lambda n: f'"field{n:07d}":{n}', "{}").encode(),
+        b"numbers": f'{{"a":{repeat_items(nbytes, str, "[]")}}}'.encode(),
+        b"fields": repeat_items(nbytes, lambda n: f'"field{n:07d}":{n}', "{}").encode(),
     }
 
 
-def lookups(key: bytes, *paths: bytes) -> MultiLookup:
+def make_lookups(key: bytes, *paths: bytes) -> MultiLookup:
     return MultiLookup(key=key, value=pack_lookup_specs([(GET, 0, path) for path in paths]))
 
 
-def changes(key: bytes, *specs: tuple[int, int, bytes, bytes]) -> MultiMutation:
+def make_changes(key: bytes, *specs: tuple[int, int, bytes, bytes]) -> MultiMutation:
     return MultiMutation(key=key, value=pack_mutation_specs(specs))
 
 
-def commands() -> dict[str, Request | bytes]:
+def make_commands() -> dict[str, Request | bytes]:
     """Return the commands on large documents."""
     spread = [b"a[%d].name" % (n * 8000) for n in range(8)] + [b"b[-1].v", b"b[-1].id", *(b"k%d" % n for n in range(6))]
     return {
-        "16 paths, all over an array of objects": lookups(b"objects", *spread),
-        "16 times a[-1] of numbers": lookups(b"numbers", *[b"a[-1]"] * 16),
-        "16 keys of an object": lookups(b"fields", *(b"field%07d" % (n * 50_000) for n in range(16))),
+        "16 paths, all over an array of objects": make_lookups(b"objects", *spread),
+        "16 times a[-1] of numbers": make_lookups(b"numbers", *[b"a[-1]"] * 16),
+        "16 keys of an object": make_lookups(b"fields", *(b"field%07d" % (n * 50_000) for n in range(16))),
         "GET_COUNT of an object": SubdocLookup.for_path(b"", key=b"fields").encode(COUNT),
-        "one missing key, with MKDIR_P off": changes(b"fields", (UPSERT, 0, b"another", b"1")),
-        "ARRAY_ADD_UNIQUE to numbers": unique(),
-        "16 upserts": changes(b"objects", *((UPSERT, 0, b"k%d" % n, b'"new"') for n in range(16))),
-        "16 counters": changes(b"objects", *((COUNTER, 0, b"c%d" % n, b"1") for n in range(16))),
-        "16 pushes to one array": changes(b"objects", *((PUSH, 0, b"b", b"1") for _ in range(16))),
+        "one missing key, with MKDIR_P off": make_changes(b"fields", (UPSERT, 0, b"another", b"1")),
+        "ARRAY_ADD_UNIQUE to numbers": make_unique_push(),
+        "16 upserts": make_changes(b"objects", *((UPSERT, 0, b"k%d" % n, b'"new"') for n in range(16))),
+        "16 counters": make_changes(b"objects", *((COUNTER, 0, b"c%d" % n, b"1") for n in range(16))),
+        "16 pushes to one array": make_changes(b"objects", *((PUSH, 0, b"b", b"1") for _ in range(16))),
     }
 
 
-def unique() -> bytes:
+def make_unique_push() -> bytes:
     return SubdocMutation.for_path(b"a", b'"%f"' % time.time(), key=b"numbers").encode(UNIQUE)
 
 
-def values(document: bytes) -> dict[str, Request | bytes]:
+def make_value_commands(document: bytes) -> dict[str, Request | bytes]:
     """Return commands that store large values as a whole."""
     halves = b'["' + b"\\ud800" * (len(document) // 6) + b'"]'
     return {
@@ -167,7 +167,7 @@ def values(document: bytes) -> dict[str, Request | bytes]:
     }
 
 
-def beside(node: Process, work: Callable[[], object], seconds: float) -> tuple[int, float, float]:
+def measure_gets_beside(node: Process, work: Callable[[], object], seconds: float) -> tuple[int, float, float]:
     """Return the number, the p99 and the longest of the GETs that another process sends during some work, in ms."""
     command = [sys.executable, "-c", _PROBE, str(node.port), str(seconds)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as probe:
@@ -190,31 +190,31 @@ def beside(node: Process, work: Callable[[], object], seconds: float) -> tuple[i
     return int(count), float(p99) * 1e3, float(longest) * 1e3
 
 
-def measure(report: Report, node: Process, chosen: argparse.Namespace) -> None:
-    client = Client(node.port)
-    large = documents(chosen.bytes)
+def measure_commands(report: Report, node: Process, chosen: argparse.Namespace) -> None:
+    client = DocumentClient(node.port)
+    large = make_documents(chosen.bytes)
     for key, document in large.items():
-        client.ask(Set(key=key, value=document))
-    client.ask(Set(key=b"small", value=b"{}"))
-    client.ask(Set(key=b"text", value=large[b"objects"]))
-    count, p99, longest = beside(node, partial(time.sleep, 0.01), chosen.seconds)
+        client.send_request(Set(key=key, value=document))
+    client.send_request(Set(key=b"small", value=b"{}"))
+    client.send_request(Set(key=b"text", value=large[b"objects"]))
+    count, p99, longest = measure_gets_beside(node, partial(time.sleep, 0.01), chosen.seconds)
     report.row("GETs beside nothing", f"p99 {p99:.1f} ms, longest {longest:.1f} ms of {count}")
     with subprocess.Popen([sys.executable, "-c", _RIVAL], stdout=subprocess.PIPE) as rival:
         assert rival.stdout is not None
         rival.stdout.readline()
-        count, p99, longest = beside(node, partial(time.sleep, 0.01), chosen.seconds)
+        count, p99, longest = measure_gets_beside(node, partial(time.sleep, 0.01), chosen.seconds)
         rival.kill()
     report.row("GETs beside another process that scans", f"p99 {p99:.1f} ms, longest {longest:.1f} ms of {count}")
-    for name, request in {**commands(), **values(large[b"objects"])}.items():
+    for name, request in {**make_commands(), **make_value_commands(large[b"objects"])}.items():
         took = []
         for _ in range(chosen.rounds):
             began = time.perf_counter()
-            client.ask(request)
+            client.send_request(request)
             took.append((time.perf_counter() - began) * 1e3)
             if "UNIQUE" in name:
-                request = unique()
+                request = make_unique_push()
         repeated = SubdocLookup.for_path(b"a[0]", key=b"numbers").encode(GET) if "UNIQUE" in name else request
-        count, p99, longest = beside(node, partial(client.ask, repeated), chosen.seconds)
+        count, p99, longest = measure_gets_beside(node, partial(client.send_request, repeated), chosen.seconds)
         report.row(
             name,
             f"{min(took):.0f} ms (median {statistics.median(took):.0f}); "
@@ -224,18 +224,18 @@ def measure(report: Report, node: Process, chosen: argparse.Namespace) -> None:
 
 def measure_pauses(report: Report, chosen: argparse.Namespace, where: str, disk: Disk | None) -> None:
     """Report the longest pause of the event loop for each command. It does not depend on other load."""
-    with served(vbuckets=chosen.vbuckets, disk=disk) as node:
-        client = Client(node.port, login=False)
-        large = documents(chosen.bytes)
+    with run_node(vbuckets=chosen.vbuckets, disk=disk) as node:
+        client = DocumentClient(node.port, login=False)
+        large = make_documents(chosen.bytes)
         for key, document in large.items():
-            client.ask(Set(key=key, value=document))
-        client.ask(Set(key=b"text", value=large[b"objects"]))
-        for name, request in {**commands(), **values(large[b"objects"])}.items():
+            client.send_request(Set(key=key, value=document))
+        client.send_request(Set(key=b"text", value=large[b"objects"]))
+        for name, request in {**make_commands(), **make_value_commands(large[b"objects"])}.items():
             pauses = []
             for _ in range(chosen.rounds):
                 node.settle()
                 node.longest_pause()
-                client.ask(unique() if "UNIQUE" in name else request)
+                client.send_request(make_unique_push() if "UNIQUE" in name else request)
                 time.sleep(_REST)  # work after the reply is included
                 pauses.append(node.longest_pause())
             pause = min(pauses, key=attrgetter("own"))
@@ -278,8 +278,8 @@ def main() -> None:
     size = f"{chosen.bytes / (1 << 20):.3g} MiB"
     report = Report(f"Sub-document commands on {size}, and GETs of others meanwhile", chosen)
     if not chosen.pauses:
-        with penstock() as node:
-            measure(report, node, chosen)
+        with run_penstock() as node:
+            measure_commands(report, node, chosen)
     measure_pauses(report, chosen, "in memory", None)
     with scratch(chosen) as directory:
         measure_pauses(report, chosen, "on disk", Disk(OURS, directory))

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.idle import HELLO, LOGIN, NOOP, certified, connect
-from benchmarks.process import Process, penstock
+from benchmarks.idle import HELLO, LOGIN, NOOP, make_tls_options, open_connection
+from benchmarks.process import Process, run_penstock
 from benchmarks.report import Report, options
 from penstock.wire.codec.frame import HEADER_BYTES
 from penstock.wire.messages.kv import Get, Set
@@ -22,7 +22,7 @@ SMALL, LARGE = 100, 1 << 20
 PIPELINED = 500
 
 
-def take(peer: socket.socket, nbytes: int) -> None:
+def receive_bytes(peer: socket.socket, nbytes: int) -> None:
     buffer = bytearray(1 << 18)
     while nbytes:
         count = peer.recv_into(buffer, min(nbytes, len(buffer)))
@@ -31,32 +31,32 @@ def take(peer: socket.socket, nbytes: int) -> None:
         nbytes -= count
 
 
-def exchange(peer: socket.socket, request: bytes, reply_bytes: int, rounds: int) -> float:
+def time_exchange(peer: socket.socket, request: bytes, reply_bytes: int, rounds: int) -> float:
     """Return the seconds of sending a request and receiving its reply `rounds` times."""
     started = time.perf_counter()
     for _ in range(rounds):
         peer.sendall(request)
-        take(peer, reply_bytes)
+        receive_bytes(peer, reply_bytes)
     return time.perf_counter() - started
 
 
-def measured(node: Process, chosen_rounds: int, *, tls: bool) -> dict[str, Callable[[], tuple[float, float]]]:
+def make_measurements(node: Process, chosen_rounds: int, *, tls: bool) -> dict[str, Callable[[], tuple[float, float]]]:
     """Return name -> measurement, which returns units per second and the node's CPU microseconds per unit."""
     port = node.ready["tls_port"] if tls else node.port
-    peer = connect(port, [HELLO, LOGIN, NOOP], tls=tls)
+    peer = open_connection(port, [HELLO, LOGIN, NOOP], tls=tls)
     store = Set(key=b"\0large", value=bytes(LARGE)).encode()
     get_large = Get(key=b"\0large").encode()
     store_small = Set(key=b"\0small", value=bytes(SMALL)).encode() * PIPELINED
     get_small = Get(key=b"\0small").encode() * PIPELINED
     stored, got_small, got_large = HEADER_BYTES, HEADER_BYTES + 4 + SMALL, HEADER_BYTES + 4 + LARGE
-    exchange(peer, store, stored, 1)
-    exchange(peer, store_small, stored * PIPELINED, 1)
+    time_exchange(peer, store, stored, 1)
+    time_exchange(peer, store_small, stored * PIPELINED, 1)
 
     def rate(request: bytes, reply: int, unit: float, rounds: int) -> Callable[[], tuple[float, float]]:
         def work() -> tuple[float, float]:
-            cpu = node.cpu()
-            seconds = exchange(peer, request, reply, rounds)
-            return unit * rounds / seconds, (node.cpu() - cpu) / (unit * rounds) * 1e6
+            cpu = node.read_cpu_seconds()
+            seconds = time_exchange(peer, request, reply, rounds)
+            return unit * rounds / seconds, (node.read_cpu_seconds() - cpu) / (unit * rounds) * 1e6
 
         return work
 
@@ -70,11 +70,11 @@ def measured(node: Process, chosen_rounds: int, *, tls: bool) -> dict[str, Calla
     }
 
 
-def handshakes(node: Process, count: int) -> float:
+def measure_handshakes(node: Process, count: int) -> float:
     """Return the number of TLS connections that can be opened per second, one after the other."""
     started = time.perf_counter()
     for _ in range(count):
-        connect(node.ready["tls_port"], [NOOP], tls=True).close()
+        open_connection(node.ready["tls_port"], [NOOP], tls=True).close()
     return count / (time.perf_counter() - started)
 
 
@@ -86,14 +86,14 @@ def main() -> None:
     report = Report("A node over TLS, and without; the best of the repetitions", chosen)
     with (
         tempfile.TemporaryDirectory() as place,
-        penstock("--vbuckets", 64, *certified(Path(place))) as node,
+        run_penstock("--vbuckets", 64, *make_tls_options(Path(place))) as node,
     ):
         for tls in (False, True):
-            for name, work in measured(node, chosen.rounds, tls=tls).items():
+            for name, work in make_measurements(node, chosen.rounds, tls=tls).items():
                 found = [work() for _ in range(chosen.repeat)]
                 best, cpu = max(rate for rate, _ in found), sum(cpu for _, cpu in found) / len(found)
                 report.row(f"{'TLS' if tls else 'plain'}: {name}", f"{best:,.0f}; {cpu:.1f} us of the node's CPU each")
-        best = max(handshakes(node, chosen.rounds * 2) for _ in range(chosen.repeat))
+        best = max(measure_handshakes(node, chosen.rounds * 2) for _ in range(chosen.repeat))
         report.row("TLS: connections opened (each second)", f"{best:,.0f}")
     report.finish()
 

@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from benchmarks.idle import HALF_OPEN, HELLO, LOGIN, NOOP, certified, connect, growth, half_open
-from benchmarks.process import penstock
+from benchmarks.idle import HALF_OPEN, HELLO, LOGIN, NOOP, make_tls_options, measure_growth, open_connection, open_half
+from benchmarks.process import run_penstock
 
 pytestmark = pytest.mark.process
 
@@ -19,7 +19,7 @@ IDLE, IDLE_TLS = 16 * 1024, 64 * 1024
 
 @pytest.fixture
 def node(tmp_path):
-    with penstock("--vbuckets", 64, *certified(tmp_path)) as node:
+    with run_penstock("--vbuckets", 64, *make_tls_options(tmp_path)) as node:
         yield node
 
 
@@ -39,7 +39,7 @@ COUNTS = [400, pytest.param(4096, marks=pytest.mark.soak)]
 @pytest.mark.parametrize(("port", "sent"), [row[1:] for row in HALF_OPEN], ids=[row[0] for row in HALF_OPEN])
 def test_node_serves_many_half_open_connections(node, file_limit, port, sent, count):
     """A connection with a whole ClientHello costs more, and the node allows fewer of them."""
-    growth_bytes, _ = growth(node, count, partial(half_open, node.ready[port], sent))
+    growth_bytes, _ = measure_growth(node, count, partial(open_half, node.ready[port], sent))
     each = ALLOWED if count == 4096 or sent != HALF_OPEN[2][2] else 4 * ALLOWED
     assert growth_bytes / count < each
 
@@ -51,5 +51,5 @@ def test_node_serves_ten_thousand_idle_connections(node, file_limit, tls):
     if file_limit < count + 500:
         pytest.skip(f"a process may open {file_limit} files here")
     port = node.ready["tls_port"] if tls else node.port
-    growth_bytes, _ = growth(node, count, partial(connect, port, [HELLO, LOGIN, NOOP], tls=tls))
+    growth_bytes, _ = measure_growth(node, count, partial(open_connection, port, [HELLO, LOGIN, NOOP], tls=tls))
     assert growth_bytes / count < (IDLE_TLS if tls else IDLE)
