@@ -148,7 +148,9 @@ def main() -> None:
     parser.add_argument("--documents", type=int, nargs="+", default=[1_000_000, 8_000_000])
     parser.add_argument("--value-bytes", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--against", action=argparse.BooleanOptionalAction, default=True, help="deltalake's merge too")
+    parser.add_argument(
+        "--against", action=argparse.BooleanOptionalAction, default=True, help="measure deltalake's merge too"
+    )
     chosen = parser.parse_args()
     report = Report("Merging changes into the current table", chosen)
     costs = []

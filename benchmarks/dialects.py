@@ -129,7 +129,7 @@ def measure_case(report: Report, chosen: argparse.Namespace, value_bytes: int, c
 
 def main() -> None:
     parser = options(__doc__.partition("\n")[0])
-    parser.add_argument("--changes", type=int, default=2_000_000, help="of 100 B; of 1 KB a fourth")
+    parser.add_argument("--changes", type=int, default=2_000_000, help="number of changes of 100 B; a fourth for 1 KB")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--value-bytes", type=int, nargs="*", default=[100, 1024])
     chosen = parser.parse_args()

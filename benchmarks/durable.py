@@ -161,7 +161,7 @@ def measure_commits(report: Report, directory: Path) -> None:
 
 def main() -> None:
     parser = options(__doc__.partition("\n")[0])
-    parser.add_argument("--changes", type=int, default=100_000, help="in a round, of 100 B; of 1 KB half as many")
+    parser.add_argument("--changes", type=int, default=100_000, help="changes per round of 100 B; half as many of 1 KB")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--pipelined", type=int, default=500)
     parser.add_argument("--vbuckets", type=int, nargs="*", default=[1, 1024])

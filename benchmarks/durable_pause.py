@@ -122,10 +122,10 @@ def measure_case(report: Report, chosen: argparse.Namespace, disk: Disk | None) 
 
 def main() -> None:
     parser = options(__doc__.partition("\n")[0])
-    parser.add_argument("--changes", type=int, default=3_000_000, help="that the bucket is filled with")
+    parser.add_argument("--changes", type=int, default=3_000_000, help="number of changes that fill the bucket")
     parser.add_argument("--vbuckets", type=int, default=1024)
     parser.add_argument("--pipelined", type=int, default=500)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of load without a compaction")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of load without a compaction")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--profile", action="store_true", help="print where the node spends its time")
     add_directory(parser)

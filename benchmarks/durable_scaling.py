@@ -99,7 +99,7 @@ def main() -> None:
     parser = options(__doc__.partition("\n")[0])
     parser.add_argument("--changes", type=int, nargs="*", default=[1_000_000, 2_000_000, 4_000_000, 8_000_000])
     parser.add_argument("--vbuckets", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=3, help="of opening and reading")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of opening and reading")
     parser.add_argument("--plot", type=Path, help=f"file of the plot; with --record the default is {PLOT.name}")
     add_options(parser)
     chosen = parser.parse_args()

@@ -258,7 +258,7 @@ def delete_bucket(scene: Scene) -> None:
 
 
 def measure_pause(report: Report, scene: Scene, about: str, work: Callable[[Scene], None]) -> None:
-    """Do the work, wait until the node is idle, and report the longest pause."""
+    """Do the work, wait `rest` seconds, and report the longest pause."""
     scene.probe.send("reset")
     scene.probe.recv()
     scene.node.longest_pause()
@@ -321,7 +321,7 @@ def main() -> None:
     parser.add_argument("--vbuckets", type=int, nargs="+", default=[1024, 1])
     parser.add_argument("--seconds", type=float, default=3.0, help="duration of work without a fixed length")
     parser.add_argument("--rest", type=float, default=1.0, help="seconds after each piece of work, measured too")
-    parser.add_argument("--only", default="", help="cases with this in their name")
+    parser.add_argument("--only", default="", help="run only the cases whose names contain this text")
     parser.add_argument("--profile", action="store_true", help="print where the node spends its time")
     add_directory(parser)
     chosen = parser.parse_args()

@@ -88,7 +88,7 @@ class NodeProcess(NamedTuple):
         self._send_question("rollback")
 
     def settle(self) -> None:
-        """Wait until the node is idle, for example after compaction, but at most _IDLE_SECONDS."""
+        """Wait until the node is idle and its compaction has ended, but at most _IDLE_SECONDS."""
         deadline = time.monotonic() + _IDLE_SECONDS
         used = self.read_cpu_seconds()
         while time.monotonic() < deadline:

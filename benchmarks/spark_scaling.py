@@ -59,7 +59,9 @@ def draw_plots(path: Path, by_partitions: dict[int, float], by_size: dict[int, f
 
 def main() -> None:
     parser = options(__doc__.partition("\n")[0])
-    parser.add_argument("--changes", type=int, default=8_000_000, help="of 100 B; of larger values fewer")
+    parser.add_argument(
+        "--changes", type=int, default=8_000_000, help="number of changes of 100 B; fewer for larger values"
+    )
     parser.add_argument("--vbuckets", type=int, default=1024)
     parser.add_argument("--partitions", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--value-bytes", type=int, nargs="*", default=[10, 100, 1000, 10_000])

@@ -90,7 +90,7 @@ def measure_case(report: Report, chosen: argparse.Namespace, vbuckets: int, valu
 
 def main() -> None:
     parser = options(__doc__.partition("\n")[0])
-    parser.add_argument("--changes", type=int, default=10_000_000, help="of 100 B; of 1 KB a fifth")
+    parser.add_argument("--changes", type=int, default=10_000_000, help="number of changes of 100 B; a fifth for 1 KB")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vbuckets", type=int, nargs="*", default=[64, 1024])
     parser.add_argument("--value-bytes", type=int, nargs="*", default=[100, 1024])

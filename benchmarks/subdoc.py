@@ -268,10 +268,10 @@ def measure_small(report: Report, rounds: int) -> None:
 
 def main() -> None:
     parser = options(__doc__.partition("\n")[0])
-    parser.add_argument("--bytes", type=int, default=18 << 20, help="of a large document")
+    parser.add_argument("--bytes", type=int, default=18 << 20, help="size of a large document")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=3.0, help="duration of the GETs beside each command")
-    parser.add_argument("--vbuckets", type=int, default=1024, help="of the node whose pauses are measured")
+    parser.add_argument("--vbuckets", type=int, default=1024, help="vbuckets of the node whose pauses are measured")
     parser.add_argument("--pauses", action="store_true", help="measure pauses only, without GETs")
     add_directory(parser)
     chosen = parser.parse_args()
