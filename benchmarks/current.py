@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
-from benchmarks.report import Report, options
+from benchmarks.report import Report, make_parser
 from penstock.spark import Lake
 from penstock.spark.lake.changelog.changelog_writer import commit_batch, write_files
 from penstock.spark.lake.changelog.merge_rules import to_documents
@@ -144,7 +144,7 @@ def count_pending_changes(documents: int) -> int:
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--documents", type=int, nargs="+", default=[1_000_000, 8_000_000])
     parser.add_argument("--value-bytes", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
@@ -164,7 +164,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as directory:
                 times = case(Path(directory) / "table", documents, chosen.value_bytes, chosen.rounds)
             changed, clock, processor = (median(figures) for figures in zip(*times, strict=True))
-            report.row(
+            report.add_row(
                 f"{changed:.0f} changes into {documents} documents of {chosen.value_bytes} B, {name}",
                 f"{clock:.2f} s ({processor:.2f} s of processors), {clock / changed * 1e6:.1f} us/change"
                 f" ({processor / changed * 1e6:.1f})",
@@ -173,7 +173,7 @@ def main() -> None:
                 costs.append((clock / changed, processor / changed))
     if len(costs) > 1:
         clock, processor = (last / first for first, last in zip(costs[0], costs[-1], strict=True))
-        report.row(
+        report.add_row(
             "a changed row in the largest table against one in the smallest", f"{clock:.2f} times ({processor:.2f})"
         )
     report.finish()

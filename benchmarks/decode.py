@@ -26,7 +26,7 @@ from types import ModuleType
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.report import Case, Report, interleaved, options
+from benchmarks.report import Case, Report, make_parser, time_in_turns
 from penstock.wire.codec import native
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns import run_decoder
@@ -165,10 +165,10 @@ def compare_decoders(report: Report, value_bytes: int, vbuckets: int, rounds: in
             decode_by_columns(connection, end, context, extension=extension)
         )
     received = bytes(slab.view[:end])
-    times = interleaved(cases, rounds, calls=5, prepare=lambda: slab.view.__setitem__(slice(end), received))
+    times = time_in_turns(cases, rounds, calls=5, prepare=lambda: slab.view.__setitem__(slice(end), received))
     tuples, arrow = times["loop to tuples"], times["loop to Arrow"]
     for name, taken in times.items():
-        report.row(
+        report.add_row(
             f"{value_bytes} B, {name}",
             f"{taken.median / count * 1e9:.0f} ns/message median, {taken.best / count * 1e9:.0f} best; "
             f"{tuples.median / taken.median:.2f}x loop to tuples, {arrow.median / taken.median:.2f}x loop to Arrow",
@@ -196,15 +196,15 @@ def measure_short_runs(report: Report, rounds: int) -> None:
             ),
             "objects": partial(repeat_decode, lambda run: decode_messages(run, context), run),
         }
-        times = interleaved(cases, rounds)
-        report.row(
+        times = time_in_turns(cases, rounds)
+        report.add_row(
             f"run of {count}",
             ", ".join(f"{name} {taken.median / REPEATS * 1e6:.0f} us" for name, taken in times.items()),
         )
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--vbuckets", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--small", action="store_true", help="short runs instead of a slab")

@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 import penstock
-from benchmarks.report import Report, interleaved, options
+from benchmarks.report import Report, make_parser, time_in_turns
 from benchmarks.served import NodeProcess, run_node
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.flags import OpenFlag, StreamFlag, TapConnectFlag
@@ -49,7 +49,7 @@ def time_decoding(dialect: Dialect, value_bytes: int) -> tuple[int, float]:
             if isinstance(event, Run):
                 decode_run(event, context)
 
-    return count, interleaved({"": decode}, rounds=max(3, MESSAGES_TO_DECODE // count // 20), calls=20)[""].median
+    return count, time_in_turns({"": decode}, rounds=max(3, MESSAGES_TO_DECODE // count // 20), calls=20)[""].median
 
 
 def make_stream_requests(dialect: Dialect, ends: dict[int, int]) -> tuple[bytes, int, int]:
@@ -124,11 +124,11 @@ def measure_case(report: Report, chosen: argparse.Namespace, value_bytes: int, c
     for about, by_dialect in rates.items():
         for dialect, rate in by_dialect.items():
             ratio = rate / by_dialect[Dialect.DCP]
-            report.row(f"{about}, {value_bytes} B, {dialect}", f"{rate / 1e6:.2f} M/s, {ratio:.2f} of DCP")
+            report.add_row(f"{about}, {value_bytes} B, {dialect}", f"{rate / 1e6:.2f} M/s, {ratio:.2f} of DCP")
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--changes", type=int, default=2_000_000, help="number of changes of 100 B; a fourth for 1 KB")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--value-bytes", type=int, nargs="*", default=[100, 1024])

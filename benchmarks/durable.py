@@ -18,9 +18,17 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.kept import Changes, add_options, against, kinds, new_vbuuid, rotated, scratch
+from benchmarks.kept import (
+    Changes,
+    add_store_options,
+    format_ratios,
+    generate_vbuuid,
+    list_kinds,
+    make_scratch_directory,
+    rotate_names,
+)
 from benchmarks.kv import SET_REPLY, exchange_pieces
-from benchmarks.report import Report, options
+from benchmarks.report import Report, make_parser
 from benchmarks.served import Disk, NodeProcess, run_node
 from penstock.store.bucket_store import BucketStore
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES
@@ -94,27 +102,27 @@ def measure_case(report: Report, chosen: argparse.Namespace, vbuckets: int, valu
     half = chosen.pipelined // 2
     count = (chosen.changes if value_bytes < 512 else chosen.changes // 2) // half * half
     rounds = Rounds(vbuckets=vbuckets, value_bytes=value_bytes, pipelined=chosen.pipelined)
-    with scratch(chosen) as directory, ExitStack() as stack:
+    with make_scratch_directory(chosen) as directory, ExitStack() as stack:
         nodes = {
             kind: stack.enter_context(
                 run_node(vbuckets=vbuckets, disk=Disk(kind, directory / kind), profile=chosen.profile)
             )
-            for kind in kinds(chosen)
+            for kind in list_kinds(chosen)
         }
         taken = {kind: Taken([], []) for kind in nodes}
         for number in range(chosen.rounds + 1):
             requests = rounds.make_round(count)
-            for kind in rotated(list(nodes), number):
+            for kind in rotate_names(list(nodes), number):
                 wall, cpu = _run_turn(nodes[kind], requests, half)
                 if number:  # the first round starts with an empty bucket
                     taken[kind].walls.append(wall)
                     taken[kind].cpus.append(cpu)
     rates = {kind: count / median(each.walls) for kind, each in taken.items()}
     for kind, each in taken.items():
-        report.row(
+        report.add_row(
             f"{count} of {value_bytes} B, {vbuckets} vbuckets, {kind}",
             f"{rates[kind] / 1e3:.0f} k/s (best {count / min(each.walls) / 1e3:.0f}), "
-            f"{median(each.cpus) / count * 1e6:.1f} us CPU a change{against(rates, kind)}",
+            f"{median(each.cpus) / count * 1e6:.1f} us CPU a change{format_ratios(rates, kind)}",
         )
 
 
@@ -135,7 +143,7 @@ def measure_sync(report: Report, directory: Path) -> None:
             os.fdatasync(file.fileno())
             seconds.append(time.perf_counter() - began)
     seconds.sort()
-    report.row(
+    report.add_row(
         f"{SYNC_BYTES // 1000} KB appended to a file and synced",
         f"{median(seconds) * 1e3:.2f} ms median, {seconds[-SYNCS // 100] * 1e3:.2f} ms of one in a hundred",
     )
@@ -143,7 +151,9 @@ def measure_sync(report: Report, directory: Path) -> None:
 
 def measure_commits(report: Report, directory: Path) -> None:
     """Measure the CPU time of a commit of a few changes, without a node. It includes the write and the sync."""
-    bucket = BucketStore.open(directory / "commits", "commits", vbuckets=4, clock=time.time_ns, new_vbuuid=new_vbuuid)
+    bucket = BucketStore.open(
+        directory / "commits", "commits", vbuckets=4, clock=time.time_ns, new_vbuuid=generate_vbuuid
+    )
     nanoseconds = []
     for number in range(COMMITS):
         for change in range(CHANGES_OF_A_COMMIT):
@@ -153,24 +163,24 @@ def measure_commits(report: Report, directory: Path) -> None:
         nanoseconds.append(time.thread_time_ns() - began)
     bucket.close()
     nanoseconds.sort()
-    report.row(
+    report.add_row(
         f"a commit of {CHANGES_OF_A_COMMIT} changes of 100 B, Penstock, without a node",
         f"{median(nanoseconds) / 1e3:.1f} us of CPU median, {nanoseconds[COMMITS // 10] / 1e3:.1f} us the best tenth",
     )
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--changes", type=int, default=100_000, help="changes per round of 100 B; half as many of 1 KB")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--pipelined", type=int, default=500)
     parser.add_argument("--vbuckets", type=int, nargs="*", default=[1, 1024])
     parser.add_argument("--value-bytes", type=int, nargs="*", default=[100, 1024])
     parser.add_argument("--profile", action="store_true", help="print where the nodes spend their time")
-    add_options(parser)
+    add_store_options(parser)
     chosen = parser.parse_args()
     report = Report("Durable SETs through a node, against stores that keep rows", chosen)
-    with scratch(chosen) as directory:
+    with make_scratch_directory(chosen) as directory:
         measure_sync(report, directory)
         measure_commits(report, directory)
     for value_bytes in chosen.value_bytes:

@@ -14,8 +14,18 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.kept import Changes, add_options, against, apart, evict, fill, kinds, open_bucket, scratch
-from benchmarks.report import Report, options
+from benchmarks.kept import (
+    Changes,
+    add_store_options,
+    evict_files,
+    fill_bucket,
+    format_ratios,
+    list_kinds,
+    make_scratch_directory,
+    open_bucket,
+    run_in_process,
+)
+from benchmarks.report import Report, make_parser
 from penstock.wire.codec.constants import MAX_SEQNO
 
 _FIRST_BYTES = 64 * 1024
@@ -39,7 +49,7 @@ class Opened(NamedTuple):
 
 def fill_store(kind: str, directory: Path, vbuckets: int, items: int) -> None:
     """Store documents, without closing the bucket."""
-    fill(open_bucket(kind, directory, vbuckets), Changes(vbuckets=vbuckets, value_bytes=100, new=1), items)
+    fill_bucket(open_bucket(kind, directory, vbuckets), Changes(vbuckets=vbuckets, value_bytes=100, new=1), items)
 
 
 def open_once(kind: str, directory: Path, vbuckets: int, is_clean: bool) -> Opened:
@@ -67,20 +77,20 @@ def _read_memory() -> int:
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--items", type=int, default=5_000_000)
     parser.add_argument("--vbuckets", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
-    add_options(parser, against=[])
+    add_store_options(parser, against=[])
     chosen = parser.parse_args()
     report = Report("Opening a bucket", chosen)
-    with scratch(chosen) as directory:
-        for kind in kinds(chosen):
-            apart(fill_store, kind, directory / kind, chosen.vbuckets, chosen.items)
+    with make_scratch_directory(chosen) as directory:
+        for kind in list_kinds(chosen):
+            run_in_process(fill_store, kind, directory / kind, chosen.vbuckets, chosen.items)
         about = f"{chosen.items} documents of 100 B, {chosen.vbuckets} vbuckets"
         measure_openings(report, chosen, directory, f"{about}, after a stop that was not clean, warm", is_clean=False)
-        for kind in kinds(chosen):
-            apart(open_once, kind, directory / kind, chosen.vbuckets, True)
+        for kind in list_kinds(chosen):
+            run_in_process(open_once, kind, directory / kind, chosen.vbuckets, True)
         measure_openings(report, chosen, directory, f"{about}, after a clean stop, warm", is_clean=True)
         measure_openings(report, chosen, directory, f"{about}, after a clean stop, cold", is_clean=True, is_cold=True)
     report.finish()
@@ -89,20 +99,20 @@ def main() -> None:
 def measure_openings(
     report: Report, chosen: argparse.Namespace, directory: Path, about: str, *, is_clean: bool, is_cold: bool = False
 ) -> None:
-    taken: dict[str, list[Opened]] = {kind: [] for kind in kinds(chosen)}
+    taken: dict[str, list[Opened]] = {kind: [] for kind in list_kinds(chosen)}
     for _ in range(chosen.rounds):
         for kind, opened in taken.items():
             if is_cold:
-                evict(directory / kind)
-            opened.append(apart(open_once, kind, directory / kind, chosen.vbuckets, is_clean))
+                evict_files(directory / kind)
+            opened.append(run_in_process(open_once, kind, directory / kind, chosen.vbuckets, is_clean))
     rates = {kind: 1 / median(each.ready for each in opened) for kind, opened in taken.items()}
     for kind, opened in taken.items():
-        report.row(
+        report.add_row(
             f"{about}, {kind}",
             f"open after {median(each.opened for each in opened):.3f} s, "
             f"ready to stream after {1 / rates[kind]:.3f} s (best {min(each.ready for each in opened):.3f}), "
             f"keys there after {median(each.keys for each in opened):.2f} s, "
-            f"{median(each.memory for each in opened):.0f} MiB{against(rates, kind)}",
+            f"{median(each.memory for each in opened):.0f} MiB{format_ratios(rates, kind)}",
         )
 
 

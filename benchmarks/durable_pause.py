@@ -18,9 +18,17 @@ from statistics import median
 from threading import Event
 from typing import NamedTuple
 
-from benchmarks.kept import OURS, Changes, add_directory, apart, fill, open_bucket, scratch
+from benchmarks.kept import (
+    OURS,
+    Changes,
+    add_directory_option,
+    fill_bucket,
+    make_scratch_directory,
+    open_bucket,
+    run_in_process,
+)
 from benchmarks.kv import SET_REPLY, exchange_pieces
-from benchmarks.report import Report, options
+from benchmarks.report import Report, make_parser
 from benchmarks.served import Disk, NodeProcess, Pause, run_node
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES
 from penstock.wire.messages.kv import Set
@@ -46,7 +54,7 @@ class Loaded(NamedTuple):
 
 def fill_store(directory: Path, vbuckets: int, changes: int) -> None:
     bucket = open_bucket(OURS, directory, vbuckets)
-    fill(bucket, Changes(vbuckets=vbuckets, value_bytes=100), changes)
+    fill_bucket(bucket, Changes(vbuckets=vbuckets, value_bytes=100), changes)
     bucket.close()
 
 
@@ -96,7 +104,7 @@ def compact_bucket(port: int) -> None:
 def add_pause_row(report: Report, about: str, loaded: list[Loaded]) -> None:
     pauses = sorted(each.pause for each in loaded)
     longest, middle = pauses[-1], pauses[len(pauses) // 2]
-    report.row(
+    report.add_row(
         about,
         f"longest pause {longest.own * 1e3:.1f} ms, {longest.cpu * 1e3:.1f} ms CPU time of the loop's thread, "
         f"{longest.seconds * 1e3:.1f} ms on the clock (median of {len(pauses)} rounds {middle.own * 1e3:.1f} ms); "
@@ -121,19 +129,19 @@ def measure_case(report: Report, chosen: argparse.Namespace, disk: Disk | None) 
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--changes", type=int, default=3_000_000, help="number of changes that fill the bucket")
     parser.add_argument("--vbuckets", type=int, default=1024)
     parser.add_argument("--pipelined", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=5.0, help="seconds of load without a compaction")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--profile", action="store_true", help="print where the node spends its time")
-    add_directory(parser)
+    add_directory_option(parser)
     chosen = parser.parse_args()
     report = Report(f"Pauses of a node's event loop, {chosen.pipelined} SETs under way", chosen)
     measure_case(report, chosen, None)
-    with scratch(chosen) as directory:
-        apart(fill_store, directory / "default", chosen.vbuckets, chosen.changes)
+    with make_scratch_directory(chosen) as directory:
+        run_in_process(fill_store, directory / "default", chosen.vbuckets, chosen.changes)
         measure_case(report, chosen, Disk(OURS, directory))
     report.finish()
 

@@ -14,8 +14,18 @@ from statistics import median
 from typing import NamedTuple
 
 from benchmarks.durable_open import open_once
-from benchmarks.kept import Changes, add_options, apart, disk_bytes, fill, kinds, open_bucket, read_all, scratch
-from benchmarks.report import RESULTS, Report, options
+from benchmarks.kept import (
+    Changes,
+    add_store_options,
+    count_disk_bytes,
+    fill_bucket,
+    list_kinds,
+    make_scratch_directory,
+    open_bucket,
+    read_all_changes,
+    run_in_process,
+)
+from benchmarks.report import RESULTS, Report, make_parser
 
 PLOT = RESULTS.with_name("durable_scaling.svg")
 
@@ -45,7 +55,7 @@ def grow_store(kind: str, directory: Path, vbuckets: int, sizes: list[int], numb
     bucket = open_bucket(kind, directory, vbuckets)
     while bucket.keys.load_some():
         pass
-    seconds = fill(bucket, changes, sizes[number] - before).wall
+    seconds = fill_bucket(bucket, changes, sizes[number] - before).wall
     bucket.close()
     return (sizes[number] - before) / seconds
 
@@ -53,21 +63,21 @@ def grow_store(kind: str, directory: Path, vbuckets: int, sizes: list[int], numb
 def measure_read_rate(kind: str, directory: Path, vbuckets: int, rounds: int) -> float:
     """Return the items read per CPU second."""
     bucket = open_bucket(kind, directory, vbuckets)
-    read_all(bucket)
+    read_all_changes(bucket)
     rates = []
     for _ in range(rounds):
         began = time.process_time()
-        frames = read_all(bucket).frames
+        frames = read_all_changes(bucket).frames
         rates.append(frames / (time.process_time() - began))
     bucket.close()
     return median(rates)
 
 
 def measure_size(chosen: argparse.Namespace, kind: str, directory: Path, number: int) -> Size:
-    write = apart(grow_store, kind, directory, chosen.vbuckets, chosen.changes, number)
-    opened = [apart(open_once, kind, directory, chosen.vbuckets, True).ready for _ in range(chosen.rounds)]
-    rate = apart(measure_read_rate, kind, directory, chosen.vbuckets, chosen.rounds)
-    return Size(write, rate, median(opened), disk_bytes(directory))
+    write = run_in_process(grow_store, kind, directory, chosen.vbuckets, chosen.changes, number)
+    opened = [run_in_process(open_once, kind, directory, chosen.vbuckets, True).ready for _ in range(chosen.rounds)]
+    rate = run_in_process(measure_read_rate, kind, directory, chosen.vbuckets, chosen.rounds)
+    return Size(write, rate, median(opened), count_disk_bytes(directory))
 
 
 def draw_plot(path: Path, sizes: list[int], measured: dict[str, list[Size]]) -> None:
@@ -96,16 +106,16 @@ def draw_plot(path: Path, sizes: list[int], measured: dict[str, list[Size]]) -> 
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--changes", type=int, nargs="*", default=[1_000_000, 2_000_000, 4_000_000, 8_000_000])
     parser.add_argument("--vbuckets", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3, help="rounds of opening and reading")
     parser.add_argument("--plot", type=Path, help=f"file of the plot; with --record the default is {PLOT.name}")
-    add_options(parser)
+    add_store_options(parser)
     chosen = parser.parse_args()
     report = Report("Durable buckets as they grow", chosen)
-    measured: dict[str, list[Size]] = {kind: [] for kind in kinds(chosen)}
-    with scratch(chosen) as directory:
+    measured: dict[str, list[Size]] = {kind: [] for kind in list_kinds(chosen)}
+    with make_scratch_directory(chosen) as directory:
         for number, changes in enumerate(chosen.changes):
             for kind, line in measured.items():
                 line.append(measure_size(chosen, kind, directory / kind, number))
@@ -119,7 +129,7 @@ def main() -> None:
 
 def add_size_row(report: Report, about: str, kind: str, number: int, measured: dict[str, list[Size]]) -> None:
     size = measured[kind][number]
-    report.row(
+    report.add_row(
         f"{about}, {kind}",
         f"written at {size.write / 1e3:.0f} k/s, read at {size.read / 1e6:.2f} M items/s, "
         f"ready to stream after {size.ready:.2f} s, {size.nbytes / 1e6:.0f} MB on disk",

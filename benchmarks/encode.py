@@ -13,7 +13,7 @@ from itertools import repeat
 import pyarrow as pa
 
 from benchmarks.decode import FIELDS, fill_slab
-from benchmarks.report import Case, Report, interleaved, options
+from benchmarks.report import Case, Report, make_parser, time_in_turns
 from penstock.wire.columns.frame_offsets import find_offsets
 from penstock.wire.columns.heads import Run, StreamContext
 from penstock.wire.columns.run_decoder import decode_run, list_changes
@@ -40,7 +40,7 @@ def encode_by_row(batch: pa.RecordBatch) -> Frames:
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--small", action="store_true", help="small batches instead of a slab")
     chosen = parser.parse_args()
@@ -57,15 +57,15 @@ def main() -> None:
             for count in (1, 5, 10, 15, 20, 30, 50, 100):
                 few = batch.slice(0, count)
                 small: dict[str, Case] = {"loop": partial(encode_by_row, few), "columns": partial(join_columns, few, 7)}
-                times = interleaved(small, chosen.rounds, calls=20)
+                times = time_in_turns(small, chosen.rounds, calls=20)
                 figures = ", ".join(f"{name} {taken.median * 1e6:.0f} us" for name, taken in times.items())
-                report.row(f"batch of {count}", figures)
+                report.add_row(f"batch of {count}", figures)
             continue
         cases: dict[str, Case] = {"loop": partial(encode_by_loop, rows, 7), "columns": partial(join_columns, batch, 7)}
-        times = interleaved(cases, chosen.rounds, calls=5)
+        times = time_in_turns(cases, chosen.rounds, calls=5)
         for name, taken in times.items():
             figures = f"{taken.median / len(rows) * 1e9:.0f} ns/message median, {taken.best / len(rows) * 1e9:.0f} best"
-            report.row(f"{value_bytes} B, {name}", f"{figures}; {times['loop'].median / taken.median:.1f}x loop")
+            report.add_row(f"{value_bytes} B, {name}", f"{figures}; {times['loop'].median / taken.median:.1f}x loop")
     report.finish()
 
 

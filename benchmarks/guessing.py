@@ -19,7 +19,7 @@ from statistics import median
 
 from benchmarks.idle import LOGIN
 from benchmarks.process import USER, Process, run_penstock
-from benchmarks.report import Report, options
+from benchmarks.report import Report, make_parser
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.sasl import SaslAuth
@@ -113,7 +113,7 @@ def time_logins_beside_guesses(node: Process, crowd: int, times: int) -> list[fl
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--challenges", type=int, default=5000)
     parser.add_argument("--verdicts", type=int, default=500)
     parser.add_argument("--crowd", type=int, default=32)
@@ -122,13 +122,13 @@ def main() -> None:
     report = Report("Guessing of names and passwords, and its cost for other users", chosen)
     with run_penstock("--vbuckets", 64) as node:
         for answer, (known, unknown) in time_answers(node, chosen.challenges, chosen.verdicts).items():
-            report.row(
+            report.add_row(
                 f"{answer}: an existing user, and an unknown one",
                 f"{median(known) * 1e6:.0f} and {median(unknown) * 1e6:.0f} us (medians); the first takes longer in "
                 f"{compute_share_above(known, unknown):.1%}",
             )
         found = sorted(time_logins_beside_guesses(node, chosen.crowd, chosen.logins))
-        report.row(
+        report.add_row(
             f"a login beside {chosen.crowd} guesses at once from its address",
             f"{median(found) * 1e3:.1f} ms (median), {found[-1] * 1e3:.1f} ms at most",
         )

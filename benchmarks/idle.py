@@ -20,7 +20,7 @@ from itertools import cycle
 from pathlib import Path
 
 from benchmarks.process import PASSWORD, USER, Process, run_memcached, run_penstock
-from benchmarks.report import Report, options
+from benchmarks.report import Report, make_parser
 from penstock.node.auth.certificates import make_certificates
 from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.frame import HEADER_BYTES, Frame, join_frame
@@ -108,7 +108,7 @@ def report_growth(
     report: Report, name: str, process: Process, count: int, open_one: Callable[[], socket.socket]
 ) -> None:
     more, after = measure_growth(process, count, open_one)
-    report.row(
+    report.add_row(
         name,
         f"{more / 2**20:.1f} MiB, {more / count / 1024:.1f} KiB each; the process then {after / 2**20:.1f} MiB",
     )
@@ -132,7 +132,7 @@ def make_tls_options(directory: Path) -> list[str]:
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--half-open", type=int, default=4096)
     parser.add_argument("--vbuckets", type=int, default=1024)

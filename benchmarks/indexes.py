@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.report import Report, options
+from benchmarks.report import Report, make_parser
 from penstock.spark import Lake
 from penstock.spark.dependents.dependent import catch_up
 from penstock.spark.dependents.kinds.fulltext import FullText
@@ -35,7 +35,7 @@ WORDS = [f"word{number}" for number in range(5000)]
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--documents", type=int, default=1_000_000)
     parser.add_argument("--changed", type=int, default=50_000)
     parser.add_argument("--text", type=Path, help="a file of documents, one JSON object a line")
@@ -53,28 +53,32 @@ def measure_index(report: Report, lake: Lake, documents: int, changed: int) -> N
     append_numbers(lake, 0, np.arange(documents), values)
     index = SecondaryIndex(lake, "number", "number", "double")
     seconds = time_call(lambda: catch_up(index, lake))
-    report.row(f"index of {documents} numbers, built", f"{documents / seconds / 1e3:.0f} k documents/s")
+    report.add_row(f"index of {documents} numbers, built", f"{documents / seconds / 1e3:.0f} k documents/s")
     one, hundred = random.integers(0, documents, 200), random.integers(0, documents - 100, 50)
     plan = index.plan(float(one[0]), float(one[0]))
-    report.row("lookup of one number reads", f"{plan.row_groups} row group of {plan.files} file of {plan.total_files}")
-    report.row("lookup of one number, median", f"{median_milliseconds(lambda at: index.lookup(float(at)), one):.1f} ms")
-    report.row(
+    report.add_row(
+        "lookup of one number reads", f"{plan.row_groups} row group of {plan.files} file of {plan.total_files}"
+    )
+    report.add_row(
+        "lookup of one number, median", f"{median_milliseconds(lambda at: index.lookup(float(at)), one):.1f} ms"
+    )
+    report.add_row(
         "range of 100, median",
         f"{median_milliseconds(lambda at: index.range(float(at), float(at + 99)), hundred):.1f} ms",
     )
     append_numbers(lake, 1, random.choice(documents, changed, replace=False), documents + np.arange(changed))
     seconds = time_call(lambda: index.lookup(5.0))
-    report.row(f"first lookup with {changed} changes pending", f"{seconds * 1e3:.0f} ms")
-    report.row("later ones, median", f"{median_milliseconds(lambda at: index.lookup(float(at)), one):.1f} ms")
+    report.add_row(f"first lookup with {changed} changes pending", f"{seconds * 1e3:.0f} ms")
+    report.add_row("later ones, median", f"{median_milliseconds(lambda at: index.lookup(float(at)), one):.1f} ms")
     with run_accepting_server() as url:
         invalidation = Invalidation(lake, "cache", url)
         invalidation.path.parent.mkdir()
         invalidation.path.write_text(json.dumps({"changelog": read_changelog_id(lake), "version": 0}))
         seconds = time_call(lambda: catch_up(invalidation, lake))
-        report.row(f"{changed} keys sent over HTTP, 1000 per request", f"{changed / seconds / 1e3:.0f} k keys/s")
+        report.add_row(f"{changed} keys sent over HTTP, 1000 per request", f"{changed / seconds / 1e3:.0f} k keys/s")
         invalidation.close()
     seconds = time_call(lambda: catch_up(index, lake))
-    report.row(f"{changed} changes merged into the index", f"{seconds:.2f} s")
+    report.add_row(f"{changed} changes merged into the index", f"{seconds:.2f} s")
 
 
 def measure_full_text(report: Report, lake: Lake, values: list[bytes]) -> None:
@@ -83,13 +87,13 @@ def measure_full_text(report: Report, lake: Lake, values: list[bytes]) -> None:
     text = FullText(lake, "text")
     seconds = time_call(lambda: catch_up(text, lake))
     size = sum(map(len, values)) / 1e6
-    report.row(f"full text of {count} documents, {size:.1f} MB", f"{count / seconds / 1e3:.1f} k documents/s")
-    report.row("its size on disk", f"{text.path.stat().st_size / 1e6:.1f} MB")
+    report.add_row(f"full text of {count} documents, {size:.1f} MB", f"{count / seconds / 1e3:.1f} k documents/s")
+    report.add_row("its size on disk", f"{text.path.stat().st_size / 1e6:.1f} MB")
     append_documents(lake, 1, np.arange(count // 10), pa.array(values[-(count // 10) :], pa.binary()))
     seconds = time_call(lambda: catch_up(text, lake))
-    report.row(f"{count // 10} of them changed", f"{count // 10 / seconds / 1e3:.1f} k documents/s")
+    report.add_row(f"{count // 10} of them changed", f"{count // 10 / seconds / 1e3:.1f} k documents/s")
     queries = ["citrus AND hop*", "lager OR pilsner", '"pale ale"', "word17 word23"]
-    report.row("search, 20 best, median", f"{median_milliseconds(text.search, queries * 10):.1f} ms")
+    report.add_row("search, 20 best, median", f"{median_milliseconds(text.search, queries * 10):.1f} ms")
 
 
 def append_numbers(lake: Lake, batch: int, documents: np.ndarray, values: np.ndarray) -> None:

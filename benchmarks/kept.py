@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.row_engines import installed
+from benchmarks.row_engines import list_installed_engines
 from benchmarks.rowstores import ROW_BUCKETS
 from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import BucketSettings
@@ -88,10 +88,10 @@ class Changes:
 
 def open_bucket(kind: str, directory: Path, vbuckets: int) -> BucketStore:
     """Return the bucket in a directory; create it if it does not exist."""
-    return BUCKETS[kind].open(directory, "default", vbuckets=vbuckets, clock=time.time_ns, new_vbuuid=new_vbuuid)
+    return BUCKETS[kind].open(directory, "default", vbuckets=vbuckets, clock=time.time_ns, new_vbuuid=generate_vbuuid)
 
 
-def new_vbuuid() -> int:
+def generate_vbuuid() -> int:
     return int.from_bytes(os.urandom(6)) or 1
 
 
@@ -107,7 +107,7 @@ class Spent(NamedTuple):
     cpu: float
 
 
-def fill(bucket: BucketStore, changes: Changes, count: int) -> Spent:
+def fill_bucket(bucket: BucketStore, changes: Changes, count: int) -> Spent:
     """Return the times of storing changes, with a commit for every thousand.
 
     Compaction, for which a node has a thread, runs between the commits.
@@ -133,7 +133,7 @@ class Volume(NamedTuple):
     nbytes: int
 
 
-def read_all(bucket: BucketStore) -> Volume:
+def read_all_changes(bucket: BucketStore) -> Volume:
     """Return the volume of a backfill of all vbuckets."""
     frames = nbytes = 0
     for vbucket in bucket.vbuckets:
@@ -144,7 +144,7 @@ def read_all(bucket: BucketStore) -> Volume:
     return Volume(frames, nbytes)
 
 
-def disk_bytes(directory: Path) -> int:
+def count_disk_bytes(directory: Path) -> int:
     """Return the bytes that the files in a directory occupy on disk."""
     return sum(file.stat().st_blocks * 512 for file in directory.rglob("*") if file.is_file())
 
@@ -152,32 +152,32 @@ def disk_bytes(directory: Path) -> int:
 # Common options of the benchmarks of durable buckets
 
 
-def add_options(parser: argparse.ArgumentParser, *, against: list[str] | None = None) -> None:
+def add_store_options(parser: argparse.ArgumentParser, *, against: list[str] | None = None) -> None:
     """Add the options --directory and --against.
 
     Args:
         parser: the parser.
         against: the default row stores to compare with; None: all that are installed.
     """
-    add_directory(parser)
-    known = installed()
+    add_directory_option(parser)
+    known = list_installed_engines()
     parser.add_argument(
         "--against", nargs="*", default=known if against is None else against, choices=known, help="row stores"
     )
 
 
-def add_directory(parser: argparse.ArgumentParser) -> None:
+def add_directory_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--directory", type=Path, default=Path("build"), help="directory for the files, on the disk to measure"
     )
 
 
-def kinds(chosen: argparse.Namespace) -> list[str]:
+def list_kinds(chosen: argparse.Namespace) -> list[str]:
     return [OURS, *chosen.against]
 
 
 @contextmanager
-def scratch(chosen: argparse.Namespace) -> Iterator[Path]:
+def make_scratch_directory(chosen: argparse.Namespace) -> Iterator[Path]:
     """Yield a new directory, which is deleted at the end of the block."""
     chosen.directory.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix="durable-", dir=chosen.directory))
@@ -187,7 +187,7 @@ def scratch(chosen: argparse.Namespace) -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def against(rates: dict[str, float], kind: str) -> str:
+def format_ratios(rates: dict[str, float], kind: str) -> str:
     """Return the ratios of Penstock's rate to those of the row stores as text; empty if `kind` is a row store."""
     others = [other for other in rates if other != OURS]
     if kind != OURS or not others:
@@ -195,16 +195,16 @@ def against(rates: dict[str, float], kind: str) -> str:
     return "; " + ", ".join(f"{rates[OURS] / rates[other]:.2f}x {other}" for other in others)
 
 
-def rotated(names: Sequence[str], by: int) -> list[str]:
+def rotate_names(names: Sequence[str], by: int) -> list[str]:
     """Return the names in an order that starts `by` names later, so that each round has a different first name."""
     by %= len(names)
     return [*names[by:], *names[:by]]
 
 
-def apart(work: Callable[..., Result], *arguments: object) -> Result:
+def run_in_process(work: Callable[..., Result], *arguments: object) -> Result:
     """Return the result of a function that runs in a new process. The process ends without closing anything."""
     receiver, sender = _SPAWN.Pipe(duplex=False)
-    process = _SPAWN.Process(target=_send, args=(sender, work, arguments))
+    process = _SPAWN.Process(target=_send_result, args=(sender, work, arguments))
     process.start()
     sender.close()
     try:
@@ -216,12 +216,12 @@ def apart(work: Callable[..., Result], *arguments: object) -> Result:
     return result
 
 
-def _send(sender: Connection, work: Callable[..., object], arguments: tuple[object, ...]) -> None:
+def _send_result(sender: Connection, work: Callable[..., object], arguments: tuple[object, ...]) -> None:
     sender.send(work(*arguments))
     os._exit(0)
 
 
-def evict(directory: Path) -> float:
+def evict_files(directory: Path) -> float:
     """Evict the files in a directory from the page cache.
 
     Pages that a process has mapped and read stay in the cache.
@@ -234,11 +234,11 @@ def evict(directory: Path) -> float:
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    pages = np.concatenate([_pages(file) for file in files])
+    pages = np.concatenate([_read_cached_pages(file) for file in files])
     return float(np.mean(pages & 1))
 
 
-def _pages(file: Path) -> npt.NDArray[np.uint8]:
+def _read_cached_pages(file: Path) -> npt.NDArray[np.uint8]:
     """Return whether each page of a file is in the page cache, without loading it; uint8, shape (pages,)."""
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         start = np.frombuffer(mapped, np.uint8)

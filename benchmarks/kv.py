@@ -24,7 +24,7 @@ import timeit
 from functools import partial
 from typing import Any
 
-from benchmarks.report import Report, options
+from benchmarks.report import Report, make_parser
 from benchmarks.served import NodeProcess, run_node
 from penstock.node import Node
 from penstock.node.server.dispatch import serve_frame
@@ -110,7 +110,7 @@ def measure_case(
         walls.append(time_exchange(node.port, pieces, reply_bytes))
         cpus.append(node.read_cpu_seconds() - before)
     wall, cpu = sorted(walls)[len(rounds) // 2], sorted(cpus)[len(rounds) // 2]
-    report.row(
+    report.add_row(
         name, f"{count / wall / 1e3:.0f} k/s (best {count / min(walls) / 1e3:.0f}), {count / cpu / 1e3:.0f} k per CPU s"
     )
 
@@ -121,7 +121,7 @@ def measure_decoding(report: Report, rounds: int, count: int = 10_000) -> None:
         frame = cut_frame(memoryview(message.encode()), 0)
         decode = find_layout(frame).make_message
         seconds = min(timeit.repeat(partial(decode, frame), timer=time.thread_time, number=count, repeat=rounds))
-        report.row(f"decode one {type(message).__name__}", f"{seconds / count * 1e6:.2f} us of CPU")
+        report.add_row(f"decode one {type(message).__name__}", f"{seconds / count * 1e6:.2f} us of CPU")
 
 
 _SERVED_VBUCKETS = 16
@@ -166,11 +166,11 @@ async def measure_handlers(report: Report, rounds: int, count: int = 2000) -> No
     await node.stop()
     for name, seconds in best.items():
         figures = f"{seconds / count * 1e6:.2f} us of CPU, {seconds / best['GET']:.2f} of a GET"
-        report.row(f"serve one {name}, without a connection", figures)
+        report.add_row(f"serve one {name}, without a connection", figures)
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--keys", type=int, nargs="*", default=[20_000, 200_000])
     parser.add_argument("--pipelined", type=int, default=500)
     parser.add_argument("--value-bytes", type=int, default=100)
@@ -224,7 +224,7 @@ def measure_json_detection(report: Report, chosen: argparse.Namespace, count: in
     for name, times in cpus.items():
         ratio = statistics.median(one / other for one, other in zip(times, base, strict=True))
         per_set = statistics.median(times) / count * 1e6
-        report.row(f"SET of {name}, {len(text)} B", f"{per_set:.2f} us of CPU, {ratio:.3f} of other bytes")
+        report.add_row(f"SET of {name}, {len(text)} B", f"{per_set:.2f} us of CPU, {ratio:.3f} of other bytes")
 
 
 def measure_kinds(report: Report, chosen: argparse.Namespace, count: int) -> None:

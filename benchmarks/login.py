@@ -18,7 +18,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable
 
 from benchmarks.process import PASSWORD, USER, Process, run_penstock
-from benchmarks.report import Report, options
+from benchmarks.report import Report, make_parser
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES, Frame, join_frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status
@@ -94,14 +94,14 @@ def measure_logins(report: Report, node: Process, chosen: argparse.Namespace) ->
             found.append((time.perf_counter() - started, node.read_cpu_seconds() - cpu))
     for mechanism, found in rates.items():
         wall, cpu = sorted(found)[len(found) // 2]
-        report.row(
+        report.add_row(
             mechanism,
             f"{chosen.logins / wall:.0f} logins/s, {cpu / chosen.logins * 1e6:.0f} us of the node's CPU time each",
         )
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--logins", type=int, default=2000)
     parser.add_argument("--together", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)

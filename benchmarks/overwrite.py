@@ -11,7 +11,7 @@ import re
 import time
 from pathlib import Path
 
-from benchmarks.report import Report, options
+from benchmarks.report import Report, make_parser
 from penstock.store.bucket_store import BucketStore
 
 _VBUCKETS = 1024
@@ -85,7 +85,7 @@ class OverwrittenBucket:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = options("What do uniform overwrites of a bucket in memory cost the store?")
+    parser = make_parser("What do uniform overwrites of a bucket in memory cost the store?")
     parser.add_argument("--documents", type=int, default=200_000)
     parser.add_argument("--turns", type=int, default=3, help="changes of each document, on average")
     chosen = parser.parse_args(arguments)
@@ -97,9 +97,11 @@ def main(arguments: list[str] | None = None) -> None:
     run.write(order)
     seconds = time.process_time() - began
     each = 1e6 / len(order)
-    report.row("CPU of a change", f"{seconds * each:.1f} us, {run.compaction_seconds * each:.1f} us of it compaction")
-    report.row("copied", f"{run.copied / 1e6:.0f} MB, for {len(order) * _VALUE_BYTES / 1e6:.0f} MB of new values")
-    report.row(
+    report.add_row(
+        "CPU of a change", f"{seconds * each:.1f} us, {run.compaction_seconds * each:.1f} us of it compaction"
+    )
+    report.add_row("copied", f"{run.copied / 1e6:.0f} MB, for {len(order) * _VALUE_BYTES / 1e6:.0f} MB of new values")
+    report.add_row(
         "memory, times keys, rows and live frames",
         f"{run.memory / run.live:.2f} at the end, {max(run.peak, run.memory) / run.live:.2f} at most",
     )

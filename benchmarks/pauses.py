@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.request import Request, urlopen
 
-from benchmarks.kept import OURS, add_directory, apart, new_vbuuid, scratch
-from benchmarks.report import Report, options
+from benchmarks.kept import OURS, add_directory_option, generate_vbuuid, make_scratch_directory, run_in_process
+from benchmarks.report import Report, make_parser
 from benchmarks.served import Disk, NodeProcess, run_node
 from penstock.store.bucket_store import BucketStore
 from penstock.wire.codec.constants import Feature, ParamType
@@ -271,7 +271,7 @@ def measure_pause(report: Report, scene: Scene, about: str, work: Callable[[Scen
     if work is not delete_bucket:  # which closes the connection of the process that requests documents
         scene.probe.send("longest")
         seen = scene.probe.recv()
-    report.row(
+    report.add_row(
         about,
         f"{pause.own * 1e3:.1f} ms; CPU time at most {pause.cpu * 1e3:.1f} ms{'' if pause.cpu < 0.02 else ' (!)'}; "
         f"the longest GET {seen * 1e3:.1f} ms on the clock; it took {seconds:.2f} s",
@@ -307,7 +307,7 @@ DISK: dict[str, Callable[[Scene], None]] = {
 
 
 def fill_store(directory: Path, vbuckets: int, documents: int) -> None:
-    bucket = BucketStore.open(directory, "default", vbuckets=vbuckets, clock=time.time_ns, new_vbuuid=new_vbuuid)
+    bucket = BucketStore.open(directory, "default", vbuckets=vbuckets, clock=time.time_ns, new_vbuuid=generate_vbuuid)
     for number in range(documents):
         bucket.vbuckets[number % vbuckets].set(b"\0" + make_key(number), VALUE)
         if number % _COMMIT == 0:
@@ -316,14 +316,14 @@ def fill_store(directory: Path, vbuckets: int, documents: int) -> None:
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--documents", type=int, default=1_000_000)
     parser.add_argument("--vbuckets", type=int, nargs="+", default=[1024, 1])
     parser.add_argument("--seconds", type=float, default=3.0, help="duration of work without a fixed length")
     parser.add_argument("--rest", type=float, default=1.0, help="seconds after each piece of work, measured too")
     parser.add_argument("--only", default="", help="run only the cases whose names contain this text")
     parser.add_argument("--profile", action="store_true", help="print where the node spends its time")
-    add_directory(parser)
+    add_directory_option(parser)
     chosen = parser.parse_args()
     report = Report("The longest pause of a node's event loop", chosen)
     for vbuckets in chosen.vbuckets:
@@ -332,8 +332,8 @@ def main() -> None:
             with run_scene(chosen, vbuckets) as stage:
                 measure_cases(report, stage, memory)
         if disk := select_cases(f"on disk, {name}", DISK, chosen.only):
-            with scratch(chosen) as directory:
-                apart(fill_store, directory / "default", vbuckets, chosen.documents)
+            with make_scratch_directory(chosen) as directory:
+                run_in_process(fill_store, directory / "default", vbuckets, chosen.documents)
                 with run_scene(chosen, vbuckets, directory) as stage:
                     measure_cases(report, stage, disk)
     report.finish()

@@ -11,7 +11,7 @@ import argparse
 import socket
 import time
 
-from benchmarks.report import Report, options
+from benchmarks.report import Report, make_parser
 from benchmarks.served import NodeProcess, run_node
 from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.flags import OpenFlag, StreamFlag
@@ -74,7 +74,7 @@ def measure_case(report: Report, chosen: argparse.Namespace, vbuckets: int, valu
                 walls.append(time_backfill(node, vbuckets, nbytes, way))
                 cpus.append(node.read_cpu_seconds() - before)
             wall, cpu = sorted(walls)[chosen.rounds // 2], sorted(cpus)[chosen.rounds // 2]
-            report.row(
+            report.add_row(
                 f"{changes} changes of {value_bytes} B, {vbuckets} vbuckets, {way}",
                 f"{changes / wall / 1e6:.2f} M changes/s (best {changes / min(walls) / 1e6:.2f}), "
                 f"{nbytes / wall / 1e6:.0f} MB/s, {cpu / changes * 1e9:.0f} ns CPU of the node a change",
@@ -82,7 +82,7 @@ def measure_case(report: Report, chosen: argparse.Namespace, vbuckets: int, valu
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--changes", type=int, default=2_000_000, help="number of changes of 100 B; a fourth for 1 KB")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--vbuckets", type=int, nargs="*", default=[64, 1024])

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.process import PASSWORD, USER, Process, run_penstock
-from benchmarks.report import Report, options
+from benchmarks.report import Report, make_parser
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Delete, Get, Set, Stat
@@ -145,7 +145,7 @@ def measure_overwrites(report: Report, name: str, chosen: argparse.Namespace, ch
         stats = client.read_stats()
         live = stats["ep_log_live_bytes"] + stats["ep_index_bytes"]
         own = Memory.read(client.process).own - empty
-        report.row(
+        report.add_row(
             f"in memory, {name}",
             f"{live / 1e6:.0f} MB of keys, rows and live frames; memory {own / live:.2f} of that at the end, "
             f"{(client.peak - empty) / live:.2f} at most; mem_used {stats['mem_used'] / live:.2f}; "
@@ -162,7 +162,7 @@ def measure_quota(report: Report, chosen: argparse.Namespace) -> None:
         deletions = (Delete(key=b"key-%09d" % n, vbucket=n % _VBUCKETS).encode() for n in range(first))
         deleted = client.send_all(deletions)
         again = client.send_all(make_sets(range(10**9), value), tries=50)
-        report.row(
+        report.add_row(
             f"at a quota of {chosen.quota / 1e6:.0f} MB",
             f"{first} documents, {deleted} deletions, {again} documents again; ETMPFAIL "
             f"{client.refused[Status.ETMPFAIL]}, ENOMEM {client.refused[Status.ENOMEM]} times; "
@@ -193,7 +193,7 @@ def measure_beyond_quota(report: Report, chosen: argparse.Namespace) -> None:
             wrong += sum(status != Status.SUCCESS or body[4:] != value for status, body in client.send_batch(gets))
         read = count / (time.perf_counter() - began)
         memory, stats = Memory.read(client.process), client.read_stats()
-        report.row(
+        report.add_row(
             f"on disk, {chosen.times} times a quota of {chosen.quota / 1e6:.0f} MB, {chosen.large_bytes} B each",
             f"{stats['ep_log_live_bytes'] / 1e6:.0f} MB live, {stats['ep_log_dead_bytes'] / 1e6:.0f} MB dead; "
             f"{written * chosen.large_bytes / 1e6:.0f} MB/s written, longest batch {longest * 1e3:.0f} ms, ETMPFAIL "
@@ -205,7 +205,7 @@ def measure_beyond_quota(report: Report, chosen: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--keys", type=int, default=200_000)
     parser.add_argument("--value-bytes", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=3)

@@ -2,9 +2,9 @@
 
 A benchmark states a question, measures cases in turn and prints rows:
 
-    report = Report("Cost of decoding", options("nothing to choose").parse_args())
-    for name, times in interleaved({"one way": f, "another": g}, rounds=25).items():
-        report.row(name, f"{times.median / count * 1e9:.0f} ns/message")
+    report = Report("Cost of decoding", make_parser("nothing to choose").parse_args())
+    for name, times in time_in_turns({"one way": f, "another": g}, rounds=25).items():
+        report.add_row(name, f"{times.median / count * 1e9:.0f} ns/message")
     report.finish()
 
 With --record the rows are also appended to RESULTS.md.
@@ -41,7 +41,7 @@ class Times(NamedTuple):
     best: float
 
 
-def interleaved(
+def time_in_turns(
     cases: Mapping[str, Case], rounds: int, *, calls: int = 1, prepare: Case | None = None
 ) -> dict[str, Times]:
     """Return the times of each case. The cases run in turn, so that a disturbance affects all of them alike.
@@ -73,14 +73,14 @@ def interleaved(
     return {name: Times(statistics.median(taken), min(taken)) for name, taken in seconds.items()}
 
 
-def options(description: str) -> argparse.ArgumentParser:
+def make_parser(description: str) -> argparse.ArgumentParser:
     """Return a parser with the option --record; a benchmark adds its own options."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--record", action="store_true", help="append the figures to RESULTS.md")
     return parser
 
 
-def machine() -> str:
+def describe_machine() -> str:
     """Return processor, number of usable cores, Python and date as text, because the figures depend on them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     python = f"{platform.python_implementation()} {platform.python_version()}"
@@ -96,7 +96,7 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def command() -> str:
+def format_command() -> str:
     """Return the command line that repeats this benchmark."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--record"]
     return " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *arguments])
@@ -109,9 +109,9 @@ class Report:
         self._question = question
         self._record: bool = chosen.record
         self._rows: list[tuple[str, str]] = []
-        print(f"{question}\n{machine()}\n$ {command()}")
+        print(f"{question}\n{describe_machine()}\n$ {format_command()}")
 
-    def row(self, name: str, figures: str) -> None:
+    def add_row(self, name: str, figures: str) -> None:
         """Add a row and print it."""
         self._rows.append((name, figures))
         print(f"  {name:<52} {figures}", flush=True)
@@ -121,6 +121,6 @@ class Report:
         if not self._record:
             return
         table = ["| case | figures |", "| --- | --- |", *(f"| {name} | {figures} |" for name, figures in self._rows)]
-        lines = ["", f"## {self._question}", "", f"{machine()}", "", f"    {command()}", "", *table, ""]
+        lines = ["", f"## {self._question}", "", f"{describe_machine()}", "", f"    {format_command()}", "", *table, ""]
         with RESULTS.open("a", encoding="utf-8") as results:
             results.write("\n".join(lines))

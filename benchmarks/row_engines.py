@@ -1,8 +1,8 @@
-"""SQLite, LMDB and RocksDB as keepers of rows: what a row store needs of each, configured as its users would.
+"""SQLite, LMDB and RocksDB as engines of a row store, configured as their users would do it.
 
-A *place* is a vbucket's number and a seqno in one integer, so that the places of a vbucket lie next to each other, in
-order. An engine keeps a frame at each place, and under each name a few bytes. Each opens within a second or so,
-whatever it holds, and every `write` is one transaction that is on disk when the call returns.
+A *place* is an integer made of a vbucket's number and a seqno, so that the places of a vbucket are consecutive and
+ordered. An engine stores a frame at each place, and a short value for each name. Each engine opens within about a
+second, for any size. Each `write` is one transaction, which is on disk when the call returns.
 """
 
 from __future__ import annotations
@@ -16,49 +16,57 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 SEQNO_BITS = 48
-"""Of a place; above them is the vbucket's number."""
+"""Low bits of a place that hold the seqno. The bits above hold the vbucket's number."""
 
 BLOCK = 512
-"""Frames that are fetched at once."""
+"""Number of frames that are read at once."""
 
 CACHE_BYTES = 256 * 1024 * 1024
 
 
 class Batch(NamedTuple):
-    """A transaction. frames: by place, ascending. names: ascending. gone: places whose frames go, ascending."""
+    """The changes of one transaction, in ascending order.
+
+    Attributes:
+        frames: (place, frame) to insert.
+        names: (name, value) to insert or replace.
+        deleted: places whose frames to delete.
+    """
 
     frames: list[tuple[int, bytes]]
     names: list[tuple[bytes, bytes]]
-    gone: list[int]
+    deleted: list[int]
 
 
 class Engine(Protocol):
-    def named(self, name: bytes) -> bytes | None:
-        """Return what is kept under a name."""
+    """The operations of an embedded database that a row store needs."""
 
-    def frame(self, place: int) -> bytes | None:
-        """Return the frame at a place."""
+    def find_value(self, name: bytes) -> bytes | None:
+        """Return the value of a name; None if there is none."""
 
-    def last(self, place: int) -> bytes | None:
-        """Return the frame at the highest place up to this one."""
+    def find_frame(self, place: int) -> bytes | None:
+        """Return the frame at a place; None if there is none."""
 
-    def frames(self, first: int, last: int) -> Iterator[list[bytes]]:
-        """Return the frames from one place to another, as they are now, in blocks. Places have the same vbucket."""
+    def find_last_frame(self, place: int) -> bytes | None:
+        """Return the frame at the highest place up to `place`; None if there is none."""
+
+    def read_frames(self, first: int, last: int) -> Iterator[list[bytes]]:
+        """Return the frames at the places from `first` to `last` of one vbucket, as a snapshot, in blocks."""
 
     def write(self, batch: Batch) -> None:
-        """Do all of this or nothing, and return when it is on disk."""
+        """Apply a batch as one transaction, and return when it is on disk."""
 
     def compact(self) -> None:
-        """Put the rows together as well as can be, if there is anything to do."""
+        """Compact the files, if the engine needs that."""
 
     def close(self) -> None: ...
 
 
 class SqliteRows:
-    """Two tables in WAL mode, synchronous=FULL.
+    """The engine SQLite: two tables in WAL mode, with synchronous=FULL.
 
-    A checkpoint every 40 MB instead of 4 spares a third of the writing. What reads has connections of its own: a
-    look-up need not wait for a sync that is under way, and a snapshot stays what it was while others write.
+    A checkpoint every 40 MB instead of 4 MB saves a third of the writes. Readers have separate connections. So a lookup
+    does not wait for a running sync, and a snapshot does not change during writes.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -79,33 +87,35 @@ class SqliteRows:
         ):
             connection.execute(f"PRAGMA {setting}")
         connection.execute("CREATE TABLE IF NOT EXISTS frames (place INTEGER PRIMARY KEY, frame BLOB NOT NULL)")
-        connection.execute("CREATE TABLE IF NOT EXISTS names (name BLOB PRIMARY KEY, said BLOB NOT NULL) WITHOUT ROWID")
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS names (name BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID"
+        )
         return connection
 
-    def _one(self, query: str, argument: int | bytes) -> bytes | None:
+    def _select_one(self, query: str, argument: int | bytes) -> bytes | None:
         row = self._look(query, (argument,)).fetchone()
         return None if row is None else row[0]
 
-    def named(self, name: bytes) -> bytes | None:
-        return self._one("SELECT said FROM names WHERE name = ?", name)
+    def find_value(self, name: bytes) -> bytes | None:
+        return self._select_one("SELECT value FROM names WHERE name = ?", name)
 
-    def frame(self, place: int) -> bytes | None:
-        return self._one("SELECT frame FROM frames WHERE place = ?", place)
+    def find_frame(self, place: int) -> bytes | None:
+        return self._select_one("SELECT frame FROM frames WHERE place = ?", place)
 
-    def last(self, place: int) -> bytes | None:
-        return self._one("SELECT frame FROM frames WHERE place <= ? ORDER BY place DESC LIMIT 1", place)
+    def find_last_frame(self, place: int) -> bytes | None:
+        return self._select_one("SELECT frame FROM frames WHERE place <= ? ORDER BY place DESC LIMIT 1", place)
 
-    def frames(self, first: int, last: int) -> Iterator[list[bytes]]:
+    def read_frames(self, first: int, last: int) -> Iterator[list[bytes]]:
         reader = self._readers.pop() if self._readers else self._connect()
         rows = reader.execute("SELECT frame FROM frames WHERE place BETWEEN ? AND ? ORDER BY place", (first, last))
         blocks = _blocks(map(itemgetter(0), rows), lambda: self._readers.append(reader))
-        begun = next(blocks, [])  # with the first row SQLite begins the transaction
+        begun = next(blocks, [])  # SQLite begins the transaction with the first row
         return _chain(begun, blocks)
 
     def write(self, batch: Batch) -> None:
         self._execute("BEGIN IMMEDIATE")
         many = self._connection.executemany
-        many("DELETE FROM frames WHERE place = ?", [(place,) for place in batch.gone])
+        many("DELETE FROM frames WHERE place = ?", [(place,) for place in batch.deleted])
         many("INSERT INTO frames VALUES (?, ?)", batch.frames)
         many("INSERT OR REPLACE INTO names VALUES (?, ?)", batch.names)
         self._execute("COMMIT")
@@ -123,7 +133,7 @@ class SqliteRows:
 
 
 class LmdbRows:
-    """Two databases in one environment, which syncs at each commit, as is LMDB's default; rows go in sorted."""
+    """The engine LMDB: two databases in one environment. It syncs at each commit (the default); inserts are sorted."""
 
     def __init__(self, directory: Path) -> None:
         import lmdb
@@ -135,43 +145,47 @@ class LmdbRows:
         self._is_stale = False
 
     def _current(self):
-        """Return a transaction that shows what has been written. `write` may run on another thread than what reads."""
+        """Return a read transaction that includes the last `write`, which may run on another thread."""
         if self._is_stale:
             self._is_stale = False
             self._now.abort()
             self._now = self._environment.begin()
         return self._now
 
-    def named(self, name: bytes) -> bytes | None:
+    def find_value(self, name: bytes) -> bytes | None:
         found: bytes | None = self._current().get(name, db=self._names)
         return found
 
-    def frame(self, place: int) -> bytes | None:
+    def find_frame(self, place: int) -> bytes | None:
         found: bytes | None = self._current().get(_key(place), db=self._frames)
         return found
 
-    def last(self, place: int) -> bytes | None:
+    def find_last_frame(self, place: int) -> bytes | None:
         with self._current().cursor(self._frames) as cursor:
             found = cursor.prev() if cursor.set_range(_key(place + 1)) else cursor.last()
             return cursor.value() if found else None
 
-    def frames(self, first: int, last: int) -> Iterator[list[bytes]]:
+    def read_frames(self, first: int, last: int) -> Iterator[list[bytes]]:
         return self._blocks(self._environment.begin(db=self._frames), first, last)
 
     def _blocks(self, transaction, first: int, last: int) -> Iterator[list[bytes]]:
-        """Values without their keys come quickest, but run on behind the last: a block is cut off there."""
+        """Yield the frames from `first` to `last` in blocks.
+
+        The fastest iterator returns values without keys, and does not stop at `last`. So frames after `last` are
+        removed from the block.
+        """
         with transaction, transaction.cursor() as cursor:
             rows = cursor.iternext(keys=False) if cursor.set_range(_key(first)) else iter(())
             while first <= last and (block := list(islice(rows, min(BLOCK, last - first + 1)))):
-                first = place_of(block[-1]) + 1
-                while block and place_of(block[-1]) > last:
+                first = compute_place(block[-1]) + 1
+                while block and compute_place(block[-1]) > last:
                     block.pop()
                 yield block
 
     def write(self, batch: Batch) -> None:
         with self._environment.begin(write=True) as transaction:
             with transaction.cursor(self._frames) as cursor:
-                for place in batch.gone:
+                for place in batch.deleted:
                     if cursor.set_key(_key(place)):
                         cursor.delete()
                 cursor.putmulti([(_key(place), frame) for place, frame in batch.frames])
@@ -180,7 +194,7 @@ class LmdbRows:
         self._is_stale = True
 
     def compact(self) -> None:
-        """Nothing: pages that were freed are used again."""
+        """Do nothing: LMDB reuses free pages."""
 
     def close(self) -> None:
         self._now.abort()
@@ -188,8 +202,9 @@ class LmdbRows:
 
 
 class RocksRows:
-    """Two column families, whose batches are synced to the write-ahead log; bloom filters spare most look-ups of keys
-    that are not there, and blocks of 16 KB make scans quicker than those of 4.
+    """The engine RocksDB: two column families, with a sync of the write-ahead log for each batch.
+
+    Bloom filters avoid most lookups of missing keys. Scans are faster with blocks of 16 KB than with 4 KB.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -216,35 +231,35 @@ class RocksRows:
         options.set_block_based_table_factory(blocks)
         return options
 
-    def named(self, name: bytes) -> bytes | None:
+    def find_value(self, name: bytes) -> bytes | None:
         found: bytes | None = self._names.get(name)
         return found
 
-    def frame(self, place: int) -> bytes | None:
+    def find_frame(self, place: int) -> bytes | None:
         found: bytes | None = self._frames.get(_key(place))
         return found
 
-    def last(self, place: int) -> bytes | None:
+    def find_last_frame(self, place: int) -> bytes | None:
         rows = self._frames.iter()
         rows.seek_for_prev(_key(place))
         return rows.value() if rows.valid() else None
 
-    def frames(self, first: int, last: int) -> Iterator[list[bytes]]:
+    def read_frames(self, first: int, last: int) -> Iterator[list[bytes]]:
         reading = self._module.ReadOptions()
         reading.set_iterate_upper_bound(_key(last + 1))
         rows = self._frames.values(from_key=_key(first), read_opt=reading)
-        return _blocks(rows, lambda: reading)  # whose bound the iterator looks at until it is done
+        return _blocks(rows, lambda: reading)  # the iterator refers to the options until its end
 
     def write(self, batch: Batch) -> None:
         rows = self._module.WriteBatch(raw_mode=True)
         rows.set_default_column_family(self._handles[0])
-        for place in batch.gone:
+        for place in batch.deleted:
             rows.delete(_key(place))
         for place, frame in batch.frames:
             rows[_key(place)] = frame
         rows.set_default_column_family(self._handles[1])
-        for name, said in batch.names:
-            rows[name] = said
+        for name, value in batch.names:
+            rows[name] = value
         self._rows.write(rows, self._synced)
 
     def compact(self) -> None:
@@ -253,7 +268,7 @@ class RocksRows:
             rows.compact_range(None, None)
 
     def close(self) -> None:
-        self._handles.clear()  # they would keep the files locked
+        self._handles.clear()  # the handles would keep the files locked
         for rows in (self._frames, self._names, self._rows):
             rows.close()
 
@@ -262,13 +277,13 @@ ENGINES: dict[str, Callable[[Path], Engine]] = {"SQLite": SqliteRows, "LMDB": Lm
 _MODULES = {"SQLite": "sqlite3", "LMDB": "lmdb", "RocksDB": "rocksdict"}
 
 
-def installed() -> list[str]:
-    """Return the names of the engines that can be opened here."""
+def list_installed_engines() -> list[str]:
+    """Return the names of the engines whose packages are installed."""
     return [name for name, module in _MODULES.items() if find_spec(module) is not None]
 
 
-def place_of(frame: bytes) -> int:
-    """Return the place that a change's frame belongs to."""
+def compute_place(frame: bytes) -> int:
+    """Return the place of a change's frame."""
     return int.from_bytes(frame[6:8]) << SEQNO_BITS | int.from_bytes(frame[24:32])
 
 

@@ -1,13 +1,13 @@
-"""A bucket that keeps its changes as rows in SQLite, LMDB or RocksDB: what the store's own log is measured against.
+"""A bucket that stores its changes as rows in SQLite, LMDB or RocksDB: the comparison for the store's own log.
 
-It stands behind the same node and does the same work. The documents' rules (cas, rev_seqno, seqno, expiry, tombstones)
-are Vbucket's own code, and so is the frame, encoded once; only where a change is found and where it goes is different.
-A row has the frame of each key's newest change, by vbucket and seqno, so that a scan is a deduplicated snapshot; a
-second one, by vbucket and key, what a change needs to know of it. Changes gather until `commit` writes them in one
-transaction; what was overwritten meanwhile is not written at all.
+It runs behind the same node and does the same work. Vbucket's own code applies the rules of documents (cas, rev_seqno,
+seqno, expiry, tombstones) and encodes the frame once. Only the lookup and the storage of a change differ. A row holds
+the frame of each key's newest change, by vbucket and seqno, so that a scan is a deduplicated snapshot. A second row, by
+vbucket and key, holds the metadata that the next change needs. Changes wait until `RowCommits.run` writes them in one
+transaction. Changes that were overwritten meanwhile are not written.
 
-What it leaves out: changes of a vbucket's state, flush, rollback and compaction, and a count of documents after a
-restart. Those would cost rows more, and none of them is measured.
+Not supported: changes of a vbucket's state, flush, rollback and purge, and the count of documents after a restart.
+They would cost additional rows, and no benchmark measures them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from benchmarks.row_engines import ENGINES, SEQNO_BITS, Batch, Engine, place_of
+from benchmarks.row_engines import ENGINES, SEQNO_BITS, Batch, Engine, compute_place
 from penstock.store.bucket.bucket_record import BucketRecord
 from penstock.store.bucket_store import BucketStore, make_indexes
 from penstock.store.definition.bucket_settings import BucketSettings
@@ -44,12 +44,12 @@ _MUTATION = int(Opcode.DCP_MUTATION)
 _HEAD_BYTES = MUTATION_HEAD.size
 _SEQNOS = (1 << SEQNO_BITS) - 1
 _OPAQUE_AT = 12
-_BY_SEQNO = 9  # its place in a head
+_BY_SEQNO = 9  # index in the tuple of an unpacked head
 _ANY_NUMBER = 2**62
 
 
 class _Row:
-    """A frame, or its beginning, as Vbucket looks at a change: a buffer, and the offset of row 0 in it."""
+    """A frame, or its head, in the form that Vbucket reads: a buffer, and the offset of row 0 in it."""
 
     __slots__ = ("buffer",)
 
@@ -60,7 +60,7 @@ class _Row:
 
 
 class _Keys(dict[bytes, Any]):
-    """In the place of a vbucket's keys: returns frames where others return seqnos."""
+    """Replaces a vbucket's index of keys: it returns frames instead of seqnos."""
 
     def __init__(self, rows: RowCommits, vbucket: int) -> None:
         super().__init__()
@@ -68,21 +68,24 @@ class _Keys(dict[bytes, Any]):
         self._prefix = vbucket.to_bytes(2)
 
     def get(self, key: bytes, default: Any = None) -> Any:
-        return self._rows.frame(self._prefix + key) or default
+        return self._rows.find_frame(self._prefix + key) or default
 
 
 class _Index(RowIndex):
-    """In the place of a vbucket's rows."""
+    """Replaces a vbucket's index of rows."""
 
     __slots__ = ()
 
     def find(self, seqno: Any) -> Any:
-        """Return a frame that _Keys has returned."""
+        """Return the row of a frame, which _Keys has returned as a seqno."""
         return _Row(seqno), 0
 
 
 class RowSnapshot:
-    """As penstock.store.history.history_snapshot.Snapshot, of rows that an engine hands out in blocks."""
+    """A snapshot of rows, which an engine returns in blocks.
+
+    It has the methods of penstock.store.history.history_snapshot.Snapshot.
+    """
 
     flags = SnapshotFlag.DISK | SnapshotFlag.CHECKPOINT
 
@@ -114,16 +117,18 @@ class RowSnapshot:
         stop = max(1, min(fitting, allowed, max_frames))
         data = bytearray().join(frames[:stop])
         begins = (ends - lengths)[:stop]
-        opaques = np.ndarray((len(data) - _OPAQUE_AT - 3,), ">u4", data, _OPAQUE_AT, (1,))  # one a byte, overlapping
+        opaques = np.ndarray(
+            (len(data) - _OPAQUE_AT - 3,), ">u4", data, _OPAQUE_AT, (1,)
+        )  # an overlapping number at each byte
         opaques[begins] = opaque
-        self._seqno = place_of(frames[stop - 1]) & _SEQNOS
+        self._seqno = compute_place(frames[stop - 1]) & _SEQNOS
         del frames[:stop]
         self._nbytes -= len(data)
         return Chunk(data, begins)
 
 
 class RowCompactions(CompactionPlanner):
-    """Nothing to plan: an engine compacts by itself, all at once where everything is to be rewritten."""
+    """Plans nothing: an engine compacts by itself. A compaction of the whole bucket runs at once."""
 
     def __init__(self, log: RowLog, clock: Callable[[], int]) -> None:
         retention = NoRetention(len(log.segments.indexes))
@@ -138,10 +143,10 @@ class RowCompactions(CompactionPlanner):
 
 
 class RowCommits:
-    """Changes that have yet to be written. One transaction at a time; `run` may be called on a thread of its own.
+    """Uncommitted changes, and their commits: one transaction at a time. Another thread may call `run`.
 
     Attributes:
-        persisted: of each vbucket the seqno up to which it is on disk.
+        persisted: vbucket -> seqno up to which its changes are on disk.
     """
 
     is_broken = False
@@ -150,9 +155,9 @@ class RowCommits:
         self.persisted = [0] * vbuckets
         self._engine = engine
         self._uncommitted = 0
-        self._pending: dict[bytes, tuple[int, bytes]] = {}  # the place and frame of each key that has changed
+        self._pending: dict[bytes, tuple[int, bytes]] = {}  # name of a changed key -> place, frame
         self._committing: dict[bytes, tuple[int, bytes]] = {}
-        self._gone: list[int] = []
+        self._deleted: list[int] = []
         self._writing, self._swapping = Lock(), Lock()
 
     @property
@@ -163,46 +168,58 @@ class RowCommits:
     def unpersisted_records(self) -> int:
         return self._uncommitted
 
-    def frame(self, name: bytes) -> bytes | None:
+    def find_frame(self, name: bytes) -> bytes | None:
         """Return the frame of a key's newest change."""
         found = self._pending.get(name) or self._committing.get(name)
         if found is not None:
             return found[1]
-        head = self._engine.named(name)
-        return None if head is None else self._engine.frame(place_of(head))
+        head = self._engine.find_value(name)
+        return None if head is None else self._engine.find_frame(compute_place(head))
 
-    def head(self, name: bytes) -> bytes | None:
-        """Return the beginning of the frame of a key's newest change, all that a new one has to know of it."""
+    def find_head(self, name: bytes) -> bytes | None:
+        """Return the head of the frame of a key's newest change, with the metadata that the next change needs."""
         found = self._pending.get(name) or self._committing.get(name)
-        return self._engine.named(name) if found is None else found[1]
+        return self._engine.find_value(name) if found is None else found[1]
 
     def store(self, name: bytes, place: int, frame: bytes, superseded: int | None) -> None:
-        """Take a change, which superseded the one at a place."""
+        """Add a change.
+
+        Args:
+            name: vbucket and key.
+            place: the place of the change.
+            frame: its frame.
+            superseded: the place of the key's previous change; None: there is none.
+        """
         with self._swapping:
             if superseded is not None and name not in self._pending:
-                self._gone.append(superseded)
+                self._deleted.append(superseded)
             self._pending[name] = place, frame
             self._uncommitted += 1
 
     def run(self) -> None:
-        """Bring all that was stored so far to disk, in one transaction."""
+        """Write all changes so far to disk, in one transaction."""
         with self._writing:
             if not self._uncommitted:
                 return
             with self._swapping:
                 self._committing, self._pending = self._pending, {}
-                gone, self._gone = self._gone, []
+                deleted, self._deleted = self._deleted, []
                 self._uncommitted = 0
             frames = sorted(self._committing.values())
             names = sorted([(name, frame[:_HEAD_BYTES]) for name, (_, frame) in self._committing.items()])
-            self._engine.write(Batch(frames, names, sorted(gone)))
+            self._engine.write(Batch(frames, names, sorted(deleted)))
             for place, _ in frames:
                 self.persisted[place >> SEQNO_BITS] = place & _SEQNOS
             self._committing = {}
 
 
 class RowLog(MemoryLog):
-    """In the place of a bucket's log: what gathers rows, and the engine that keeps them."""
+    """Replaces a bucket's log: the uncommitted rows, and the engine that stores rows.
+
+    Attributes:
+        engine: the engine.
+        rows: the uncommitted rows.
+    """
 
     durable = True
 
@@ -234,14 +251,14 @@ class RowChanges(VbucketChanges):
         self._prefix = self.id.to_bytes(2)
 
     def find(self, key: bytes, nbytes: int, frees: bool = False) -> Newest | None:
-        head = self.rows.head(self._prefix + key)
+        head = self.rows.find_head(self._prefix + key)
         if head is None:
             return None
         row: Any = _Row(head)
         return row, 0, DELETION_HEAD.unpack_from(head)
 
     def commit(self, old: Newest | None, key: bytes, seqno: int, frame: Frame) -> None:
-        assert isinstance(frame, bytes), "no value of a benchmark is as long as that"
+        assert isinstance(frame, bytes), "a benchmark has no value of that length"
         name = self._prefix + key
         if frame[OPCODE] == _MUTATION:
             self.items += 1
@@ -252,7 +269,7 @@ class RowChanges(VbucketChanges):
         self.high_seqno = self.index.lowest_snapshot_end = seqno
 
     def recover(self, frame: bytes) -> None:
-        """Go on after this change, the newest there is."""
+        """Continue after this change, the newest of the vbucket."""
         head = DELETION_HEAD.unpack_from(frame)
         self.high_seqno = self.index.lowest_snapshot_end = head[_BY_SEQNO]
         self.clock.observe(head[CAS])
@@ -271,22 +288,22 @@ class RowHistory(VbucketHistory):
         if end_seqno <= start_seqno or start_seqno >= high_seqno:
             return RowSnapshot(iter(()), start_seqno, start_seqno)
         changes.rows.run()
-        frames = changes.engine.frames(changes.base | start_seqno + 1, changes.base | high_seqno)
+        frames = changes.engine.read_frames(changes.base | start_seqno + 1, changes.base | high_seqno)
         return RowSnapshot(frames, start_seqno, high_seqno)
 
 
 class RowBucket(BucketStore):
-    """A bucket whose changes are rows. `open` of a class in ROW_BUCKETS does as BucketStore.open, and takes the same.
+    """A bucket whose changes are rows. Classes in ROW_BUCKETS have the same `open` as BucketStore.
 
     Attributes:
-        engine_type: what its rows are in.
+        engine_type: opens the engine of its rows in a directory.
     """
 
     engine_type: ClassVar[Callable[[Path], Engine]]
 
     @classmethod
     def open(cls, path: Path, name: str, *, vbuckets: int = 1024, **keywords: Any) -> RowBucket:
-        """Return the bucket in a directory, which is made if there is none."""
+        """Return the bucket in a directory; create the directory if it does not exist."""
         path.mkdir(parents=True, exist_ok=True)
         return cls(cls.engine_type(path), name, vbuckets, **keywords)
 
@@ -311,14 +328,14 @@ class RowBucket(BucketStore):
     def _read_branches(self, log: RowLog) -> None:
         new: list[tuple[bytes, bytes]] = []
         for vbucket in self.vbuckets:
-            name = vbucket.id.to_bytes(2)  # that of a document's row is longer
-            said = log.engine.named(name)
-            if said is None:
+            name = vbucket.id.to_bytes(2)  # names of documents are longer
+            log_text = log.engine.find_value(name)
+            if log_text is None:
                 new.append((name, json.dumps(vbucket.history.failover_log).encode()))
                 continue
-            vbucket.history.failover_log = tuple(FailoverEntry(*entry) for entry in json.loads(said))
-            frame = log.engine.last(vbucket.id << SEQNO_BITS | _SEQNOS)
-            if frame is not None and place_of(frame) >> SEQNO_BITS == vbucket.id:
+            vbucket.history.failover_log = tuple(FailoverEntry(*entry) for entry in json.loads(log_text))
+            frame = log.engine.find_last_frame(vbucket.id << SEQNO_BITS | _SEQNOS)
+            if frame is not None and compute_place(frame) >> SEQNO_BITS == vbucket.id:
                 assert isinstance(vbucket.changes, RowChanges)
                 vbucket.changes.recover(frame)
                 log.rows.persisted[vbucket.id] = vbucket.changes.high_seqno

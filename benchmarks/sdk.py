@@ -22,7 +22,7 @@ from couchbase.cluster import Cluster
 from couchbase.options import ClusterOptions
 
 from benchmarks.process import PASSWORD, USER, Process, run_memcached, run_penstock
-from benchmarks.report import Report, options
+from benchmarks.report import Report, make_parser
 
 
 class Figures(NamedTuple):
@@ -124,23 +124,23 @@ def measure_all(chosen: argparse.Namespace) -> None:
     count, rounds = chosen.operations, chosen.rounds
     with run_penstock() as node:
         for name, figures in measure_sequential(node, count, rounds, document).items():
-            report.row(f"{name}, one after the other", str(figures))
+            report.add_row(f"{name}, one after the other", str(figures))
         for name, figures in asyncio.run(measure_concurrent(node, chosen.tasks, count, rounds, document)).items():
-            report.row(f"{name}, {chosen.tasks} at a time", str(figures))
+            report.add_row(f"{name}, {chosen.tasks} at a time", str(figures))
     value = "v" * chosen.value_bytes
     with run_penstock("--vbuckets", 1) as node, run_memcached() as other:
         ours = measure_bmemcached(node, count, rounds, value, username=USER, password=PASSWORD)
         theirs = {} if other is None else measure_bmemcached(other, count, rounds, value)
     for name, figures in ours.items():
         ratio = f"; {figures.rate / theirs[name].rate:.2f}x memcached" if theirs else ""
-        report.row(f"{name} by bmemcached, Penstock", f"{figures}{ratio}")
+        report.add_row(f"{name} by bmemcached, Penstock", f"{figures}{ratio}")
     for name, figures in theirs.items():
-        report.row(f"{name} by bmemcached, memcached", str(figures))
+        report.add_row(f"{name} by bmemcached, memcached", str(figures))
     report.finish()
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--operations", type=int, default=20_000)
     parser.add_argument("--tasks", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)

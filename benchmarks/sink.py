@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from benchmarks.kv import SET_REPLY, make_batches, time_exchange
-from benchmarks.report import Report, options
+from benchmarks.report import Report, make_parser
 from benchmarks.served import NodeProcess, run_node
 from penstock.client.bucket import connect
 from penstock.client.connect.address import Address, parse_address
@@ -31,7 +31,7 @@ PIPELINED = 5000
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=200_000, help=f"a multiple of {PIPELINED}")
     parser.add_argument("--value-bytes", type=int, default=100)
     parser.add_argument("--vbuckets", type=int, default=1024)
@@ -71,7 +71,7 @@ def main() -> None:
             raise RuntimeError(f"{found} documents in the bucket, expected {stored}")
     for case, taken in seconds.items():
         rate, best = rows / statistics.median(taken), rows / min(taken)
-        report.row(f"{case}, {chosen.value_bytes} B", f"{rate / 1e3:.0f} k rows/s (best {best / 1e3:.0f})")
+        report.add_row(f"{case}, {chosen.value_bytes} B", f"{rate / 1e3:.0f} k rows/s (best {best / 1e3:.0f})")
     report.finish()
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import statistics
 
-from benchmarks.report import Report, options
+from benchmarks.report import Report, make_parser
 from benchmarks.served import run_node
 from benchmarks.spark_query import WAYS, run_queries
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--changes", type=int, default=24_000_000)
     parser.add_argument("--value-bytes", type=int, default=100)
     parser.add_argument("--vbuckets", type=int, default=1024)
@@ -41,19 +41,19 @@ def main() -> None:
             if found.rows != chosen.changes:
                 raise RuntimeError(f"Spark read {found.rows} rows of {chosen.changes}")
             for number, batch in enumerate(found.batches):
-                report.row(
+                report.add_row(
                     f"{way}, batch {number}, {batch.rows} rows", f"{batch.rows / batch.seconds / 1e6:.2f} M rows/s"
                 )
             rates[way] = found.rate
             java, python = (seconds / found.later_rows * 1e9 for seconds in found.spent)
             median = statistics.median(batch.rows / batch.seconds for batch in found.batches[1:])
-            report.row(
+            report.add_row(
                 f"{way}, {found.later_rows} rows of {chosen.value_bytes} B, {chosen.partitions} partitions, later ones",
                 f"{found.rate / 1e6:.2f} M rows/s (median batch {median / 1e6:.2f}); processor time a row: "
                 f"node {by_node * 1e9:.0f} ns, Python workers {python:.0f} ns, Java {java:.0f} ns",
             )
     if len(rates) > 1:
-        report.row("native, times Python", f"{rates['native'] / rates['Python']:.2f}")
+        report.add_row("native, times Python", f"{rates['native'] / rates['Python']:.2f}")
     report.finish()
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from benchmarks.report import Report, options
+from benchmarks.report import Report, make_parser
 from benchmarks.served import run_node
 from benchmarks.spark_query import WAYS, run_queries
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--changes", type=int, default=8_000_000)
     parser.add_argument("--value-bytes", type=int, default=100)
     parser.add_argument("--vbuckets", type=int, default=1024)
@@ -38,7 +38,7 @@ def main() -> None:
             if found.rows != chosen.changes:
                 raise RuntimeError(f"Spark read {found.rows} rows of {chosen.changes}")
             java, python = (seconds / found.later_rows * 1e9 for seconds in found.spent)
-            report.row(
+            report.add_row(
                 f"{way}, {found.later_rows} rows of {chosen.value_bytes} B, {chosen.partitions} partitions",
                 f"{found.rate / 1e3:.0f} k rows/s, {nbytes / found.rows:.0f} bytes a row in files; "
                 f"processor time a row: Python workers {python:.0f} ns, Java {java:.0f} ns",

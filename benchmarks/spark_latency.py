@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from benchmarks.report import Report, options
+from benchmarks.report import Report, make_parser
 from benchmarks.served import run_node
 from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
@@ -120,12 +120,12 @@ def measure_latency(report: Report, chosen: argparse.Namespace, directory: Path,
     empty = list_durations(query, empty=True)[-chosen.empty :]
     query.stop()
     taken = sorted(seconds for seen, seconds in latencies if begun <= seen < begun + chosen.seconds)
-    report.row(
+    report.add_row(
         f"{len(taken)} changes at {chosen.rate} a second, trigger {chosen.trigger:g} s",
         f"median {statistics.median(taken):.2f} s, 99 of 100 within {taken[len(taken) * 99 // 100]:.2f} s, "
         f"at most {taken[-1]:.2f} s; a batch takes {statistics.median(costs) * 1e3:.0f} ms",
     )
-    report.row(
+    report.add_row(
         "an empty trigger, median",
         f"{statistics.median(empty) * 1e3:.0f} ms, at most {max(empty) * 1e3:.0f} ms of {len(empty)}",
     )
@@ -148,7 +148,7 @@ def _wait_until(query: Any, until: Any) -> None:
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--rate", type=int, default=1000, help="changes a second")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--warm-seconds", type=float, default=20.0)

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.kept import apart
+from benchmarks.kept import run_in_process
 from penstock.wire.codec import native
 
 __all__ = ["WAYS", "CpuTimes", "MicroBatch", "QueryResult", "read_cpu_times", "run_queries"]
@@ -92,7 +92,7 @@ def run_queries(
         RuntimeError: `way` needs the extension module, which is not built.
     """
     with nullcontext() if way is None else _set_way(way):
-        reads, is_native = apart(_run_queries, [dict(each) for each in asked], processors, tables)
+        reads, is_native = run_in_process(_run_queries, [dict(each) for each in asked], processors, tables)
     if way is not None and is_native != (way == "native"):
         raise RuntimeError("the extension module is not built: `make install` where there is a C compiler")
     return reads

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.report import RESULTS, Report, options
+from benchmarks.report import RESULTS, Report, make_parser
 from benchmarks.served import run_node
 from benchmarks.spark_query import QueryResult, run_queries
 
@@ -58,7 +58,7 @@ def draw_plots(path: Path, by_partitions: dict[int, float], by_size: dict[int, f
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument(
         "--changes", type=int, default=8_000_000, help="number of changes of 100 B; fewer for larger values"
     )
@@ -73,12 +73,12 @@ def main() -> None:
         chosen.partitions, read_bucket(chosen.changes, 100, chosen.vbuckets, chosen.partitions), strict=True
     ):
         by_partitions[count] = found.rate
-        report.row(f"{found.later_rows} rows of 100 B, {count} partitions", f"{found.rate / 1e6:.2f} M rows/s")
+        report.add_row(f"{found.later_rows} rows of 100 B, {count} partitions", f"{found.rate / 1e6:.2f} M rows/s")
     for size in chosen.value_bytes:
         changes = min(chosen.changes, chosen.changes * (100 + _FRAME_BYTES) // (size + _FRAME_BYTES))
         (found,) = read_bucket(changes, size, chosen.vbuckets, [2])
         by_size[size] = found.rate
-        report.row(
+        report.add_row(
             f"{found.later_rows} rows of {size} B, 2 partitions",
             f"{found.rate / 1e6:.2f} M rows/s, {found.rate * size / 1e6:.0f} MB/s of values",
         )

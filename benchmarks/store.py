@@ -14,7 +14,7 @@ from random import Random
 from resource import getpagesize
 from statistics import median
 
-from benchmarks.report import Report, options
+from benchmarks.report import Report, make_parser
 from penstock.store.bucket_store import BucketStore
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import MAX_SEQNO
@@ -78,9 +78,9 @@ def measure_fill(report: Report, bucket: BucketStore, keys: int) -> None:
             for vbucket, key in batch:
                 vbucket.set(key, VALUE)
     frames, estimate = bucket.log.segments.frame_bytes, bucket.collect_stats().index_bytes
-    report.row("set, new keys", work.format_rate("commands"))
-    report.row("memory beside the frames", f"{(read_resident_memory() - before - frames) / keys:.0f} B/key")
-    report.row("the node's own statistic of it", f"{estimate / keys:.0f} B/key")
+    report.add_row("set, new keys", work.format_rate("commands"))
+    report.add_row("memory beside the frames", f"{(read_resident_memory() - before - frames) / keys:.0f} B/key")
+    report.add_row("the node's own statistic of it", f"{estimate / keys:.0f} B/key")
 
 
 def measure_backfill(report: Report, name: str, bucket: BucketStore) -> None:
@@ -91,7 +91,7 @@ def measure_backfill(report: Report, name: str, bucket: BucketStore) -> None:
                 snapshot = vbucket.history.open_snapshot(0, MAX_SEQNO)
                 while (chunk := snapshot.read(7, CHUNK)).frame_count:
                     work.done += chunk.frame_count
-    report.row(f"backfill, {name}", work.format_rate("frames"))
+    report.add_row(f"backfill, {name}", work.format_rate("frames"))
 
 
 def measure_gets_and_sets(report: Report, name: str, chosen: list[Command]) -> None:
@@ -102,8 +102,8 @@ def measure_gets_and_sets(report: Report, name: str, chosen: list[Command]) -> N
     with sets.time_block(len(chosen)):
         for vbucket, key in chosen:
             vbucket.set(key, VALUE)
-    report.row(f"get, {name}", gets.format_rate("commands"))
-    report.row(f"overwrite, {name}", sets.format_rate("commands"))
+    report.add_row(f"get, {name}", gets.format_rate("commands"))
+    report.add_row(f"overwrite, {name}", sets.format_rate("commands"))
 
 
 def measure_snapshots(report: Report, vbucket: Vbucket) -> None:
@@ -111,17 +111,17 @@ def measure_snapshots(report: Report, vbucket: Vbucket) -> None:
     with work.time_block(SAMPLE):
         for _ in range(SAMPLE):
             vbucket.history.open_snapshot(vbucket.changes.high_seqno - 1, MAX_SEQNO).read(7, CHUNK, CHUNK)
-    report.row("snapshot of one change, opened and read", f"{work.seconds / work.done * 1e6:.2f} us")
+    report.add_row("snapshot of one change, opened and read", f"{work.seconds / work.done * 1e6:.2f} us")
 
 
 def add_pause_row(report: Report, name: str, pauses: list[float]) -> None:
     if pauses:
-        report.row(name, f"{median(pauses):.1f} ms median of {len(pauses)}, longest {max(pauses):.1f} ms")
+        report.add_row(name, f"{median(pauses):.1f} ms median of {len(pauses)}, longest {max(pauses):.1f} ms")
     pauses.clear()
 
 
 def main() -> None:
-    parser = options("What does the store do without a network?")
+    parser = make_parser("What does the store do without a network?")
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--vbuckets", type=int, default=1024)
     chosen = parser.parse_args()

@@ -18,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
 import penstock
-from benchmarks.report import Report, options
+from benchmarks.report import Report, make_parser
 from benchmarks.served import run_node
 from penstock.wire.codec import native
 
@@ -80,7 +80,7 @@ def measure_case(report: Report, chosen: argparse.Namespace, vbuckets: int, valu
         if runs[0].is_native != (way == "native"):
             raise RuntimeError("the extension module is not built: `make install` where there is a C compiler")
         cpu = statistics.median(each.cpu for each in runs)
-        report.row(
+        report.add_row(
             f"{changes} changes of {value_bytes} B, {vbuckets} vbuckets, {way}",
             f"{changes / walls[way] / 1e6:.2f} M changes/s (best {changes / min(r.wall for r in runs) / 1e6:.2f}), "
             f"{node.frame_bytes / walls[way] / 1e6:.0f} MB/s, {cpu / changes * 1e9:.0f} ns CPU of the consumer a "
@@ -89,7 +89,7 @@ def measure_case(report: Report, chosen: argparse.Namespace, vbuckets: int, valu
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--changes", type=int, default=10_000_000, help="number of changes of 100 B; a fifth for 1 KB")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vbuckets", type=int, nargs="*", default=[64, 1024])

@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 
-from benchmarks.kept import OURS, add_directory, scratch
+from benchmarks.kept import OURS, add_directory_option, make_scratch_directory
 from benchmarks.process import PASSWORD, USER, Process, run_penstock
-from benchmarks.report import Report, interleaved, options
+from benchmarks.report import Report, make_parser, time_in_turns
 from benchmarks.served import Disk, run_node
 from penstock.store.subdoc.attributes import CommandContext, EditedDocument
 from penstock.store.subdoc.command import change_document, run_lookups
@@ -198,13 +198,13 @@ def measure_commands(report: Report, node: Process, chosen: argparse.Namespace) 
     client.send_request(Set(key=b"small", value=b"{}"))
     client.send_request(Set(key=b"text", value=large[b"objects"]))
     count, p99, longest = measure_gets_beside(node, partial(time.sleep, 0.01), chosen.seconds)
-    report.row("GETs beside nothing", f"p99 {p99:.1f} ms, longest {longest:.1f} ms of {count}")
+    report.add_row("GETs beside nothing", f"p99 {p99:.1f} ms, longest {longest:.1f} ms of {count}")
     with subprocess.Popen([sys.executable, "-c", _RIVAL], stdout=subprocess.PIPE) as rival:
         assert rival.stdout is not None
         rival.stdout.readline()
         count, p99, longest = measure_gets_beside(node, partial(time.sleep, 0.01), chosen.seconds)
         rival.kill()
-    report.row("GETs beside another process that scans", f"p99 {p99:.1f} ms, longest {longest:.1f} ms of {count}")
+    report.add_row("GETs beside another process that scans", f"p99 {p99:.1f} ms, longest {longest:.1f} ms of {count}")
     for name, request in {**make_commands(), **make_value_commands(large[b"objects"])}.items():
         took = []
         for _ in range(chosen.rounds):
@@ -215,7 +215,7 @@ def measure_commands(report: Report, node: Process, chosen: argparse.Namespace) 
                 request = make_unique_push()
         repeated = SubdocLookup.for_path(b"a[0]", key=b"numbers").encode(GET) if "UNIQUE" in name else request
         count, p99, longest = measure_gets_beside(node, partial(client.send_request, repeated), chosen.seconds)
-        report.row(
+        report.add_row(
             name,
             f"{min(took):.0f} ms (median {statistics.median(took):.0f}); "
             f"GETs meanwhile p99 {p99:.1f} ms, longest {longest:.1f} ms of {count}",
@@ -239,7 +239,9 @@ def measure_pauses(report: Report, chosen: argparse.Namespace, where: str, disk:
                 time.sleep(_REST)  # work after the reply is included
                 pauses.append(node.longest_pause())
             pause = min(pauses, key=attrgetter("own"))
-            report.row(f"pause, {where}: {name}", f"{pause.own * 1e3:.1f} ms, {pause.cpu * 1e3:.1f} ms of it CPU time")
+            report.add_row(
+                f"pause, {where}: {name}", f"{pause.own * 1e3:.1f} ms, {pause.cpu * 1e3:.1f} ms of it CPU time"
+            )
 
 
 def measure_small(report: Report, rounds: int) -> None:
@@ -261,19 +263,19 @@ def measure_small(report: Report, rounds: int) -> None:
         "push": write((PUSH, 0, b"tags", b'"c"')),
         "4 upserts": write(*((UPSERT, 0, path, b"1") for path in (b"id", b"name", b"new", b"n"))),
     }
-    times = interleaved(cases, rounds, calls=1000)
+    times = time_in_turns(cases, rounds, calls=1000)
     for name, each in times.items():
-        report.row(f"{len(body)} bytes, no network: {name}", f"{each.median * 1e6:.1f} us")
+        report.add_row(f"{len(body)} bytes, no network: {name}", f"{each.median * 1e6:.1f} us")
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--bytes", type=int, default=18 << 20, help="size of a large document")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=3.0, help="duration of the GETs beside each command")
     parser.add_argument("--vbuckets", type=int, default=1024, help="vbuckets of the node whose pauses are measured")
     parser.add_argument("--pauses", action="store_true", help="measure pauses only, without GETs")
-    add_directory(parser)
+    add_directory_option(parser)
     chosen = parser.parse_args()
     size = f"{chosen.bytes / (1 << 20):.3g} MiB"
     report = Report(f"Sub-document commands on {size}, and GETs of others meanwhile", chosen)
@@ -281,7 +283,7 @@ def main() -> None:
         with run_penstock() as node:
             measure_commands(report, node, chosen)
     measure_pauses(report, chosen, "in memory", None)
-    with scratch(chosen) as directory:
+    with make_scratch_directory(chosen) as directory:
         measure_pauses(report, chosen, "on disk", Disk(OURS, directory))
     measure_small(report, chosen.rounds)
     report.finish()

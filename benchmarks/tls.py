@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.idle import HELLO, LOGIN, NOOP, make_tls_options, open_connection
 from benchmarks.process import Process, run_penstock
-from benchmarks.report import Report, options
+from benchmarks.report import Report, make_parser
 from penstock.wire.codec.frame import HEADER_BYTES
 from penstock.wire.messages.kv import Get, Set
 
@@ -79,7 +79,7 @@ def measure_handshakes(node: Process, count: int) -> float:
 
 
 def main() -> None:
-    parser = options(__doc__.partition("\n")[0])
+    parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--repeat", type=int, default=5)
     chosen = parser.parse_args()
@@ -92,9 +92,11 @@ def main() -> None:
             for name, work in make_measurements(node, chosen.rounds, tls=tls).items():
                 found = [work() for _ in range(chosen.repeat)]
                 best, cpu = max(rate for rate, _ in found), sum(cpu for _, cpu in found) / len(found)
-                report.row(f"{'TLS' if tls else 'plain'}: {name}", f"{best:,.0f}; {cpu:.1f} us of the node's CPU each")
+                report.add_row(
+                    f"{'TLS' if tls else 'plain'}: {name}", f"{best:,.0f}; {cpu:.1f} us of the node's CPU each"
+                )
         best = max(measure_handshakes(node, chosen.rounds * 2) for _ in range(chosen.repeat))
-        report.row("TLS: connections opened (each second)", f"{best:,.0f}")
+        report.add_row("TLS: connections opened (each second)", f"{best:,.0f}")
     report.finish()
 
 
