@@ -48,9 +48,7 @@ def main() -> None:
         cases: dict[str, Callable[[str], float]] = {
             "bulk writer": lambda name: asyncio.run(_write_bulk(address, name, rows, value)),
             "Bucket.upsert_many": lambda name: asyncio.run(_write_many(address, name, rows, value)),
-            "requests made beforehand, replies counted": lambda name: _send_encoded(
-                node, name, rows, value, chosen.vbuckets
-            ),
+            "requests made beforehand, replies counted": partial(_send_encoded, node, rows, value, chosen.vbuckets),
         }
         stored = rows * len(cases) * chosen.rounds
         if not chosen.without_spark:
@@ -110,7 +108,7 @@ async def _write_many(address: Address, name: str, rows: int, value: bytes) -> f
         return time.perf_counter() - start
 
 
-def _send_encoded(node: NodeProcess, name: str, rows: int, value: bytes, vbuckets: int) -> float:
+def _send_encoded(node: NodeProcess, rows: int, value: bytes, vbuckets: int, name: str) -> float:
     pieces = make_batches(rows, PIPELINED, value, vbuckets, name.encode())
     return time_exchange(node.port, pieces, PIPELINED // 2 * SET_REPLY)
 
