@@ -13,7 +13,7 @@ from penstock.store.history.collection_state import CollectionState
 from penstock.store.history.failover_log import FailoverEntry, FailoverLog, create_entry, prune_log, sanitise_log
 from penstock.store.history.history_snapshot import Snapshot
 from penstock.store.history.vbucket_changes import REFUSED, VbucketChanges
-from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
 
 __all__ = ["VbucketHistory"]
 
@@ -168,6 +168,7 @@ class VbucketHistory:
         """Return the description that `restore` needs besides the changes."""
         index, state = self.index, self.changes.collection_state
         collections = {} if state is None else {"collections": state.to_dict()}
+        snapshot = {} if self._whole_seqno is None else {"snapshot_end": self.snapshot_end}
         return {
             "vbucket": self.id,
             "state": self.state,
@@ -176,9 +177,9 @@ class VbucketHistory:
             "purged_rev_seqno": index.purged_rev_seqno,
             "lowest_snapshot_end": index.lowest_snapshot_end,
             "whole_seqno": self._whole_seqno,
-            "snapshot_end": self.snapshot_end,
             "max_cas": self.changes.clock.last,
             "cuts": index.cuts,
+            **snapshot,
             **collections,
         }
 
@@ -188,7 +189,7 @@ class VbucketHistory:
         self.state = VbucketState(description["state"]) if description["state"] is not None else None
         self.failover_log = tuple(FailoverEntry(vbuuid, seqno) for vbuuid, seqno in description["failover_log"])
         self._whole_seqno = description["whole_seqno"]
-        self.snapshot_end = description["snapshot_end"]
+        self.snapshot_end = description.get("snapshot_end", MAX_SEQNO)  # earlier logs do not have it
         self.changes.clock.observe(description["max_cas"])
         index.purge_seqno = description["purge_seqno"]
         index.purged_rev_seqno = description["purged_rev_seqno"]
