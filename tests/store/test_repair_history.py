@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import KeyNotFound, StoreDamaged
 from penstock.store.bucket_store import BucketStore
+from penstock.store.disk.inventory import INVENTORY
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.failover_log import FailoverLog
 from penstock.store.history.history_snapshot import Snapshot
@@ -280,3 +281,35 @@ def list_positions(sent: SentHistory) -> Iterator[tuple[int, int]]:
 def list_documents(changes: list[Change]) -> dict[bytes, Change]:
     last = {change.key: change for change in changes}
     return {key: change for key, change in last.items() if isinstance(change, Mutation)}
+
+
+@pytest.mark.parametrize("has_inventory", [True, False])
+def test_lost_note_of_a_compaction_makes_all_consumers_start_over(place: Place, has_inventory: bool) -> None:
+    """The segment lacks a purged tombstone, and only the note in the log names it."""
+    bucket = place(segment_bytes=100_000, purge_age=0)
+    vbucket = bucket.vbuckets[0]
+    vbucket.set(b"a", b"1")
+    vbucket.set(b"b", b"1")
+    vbucket.delete(b"a")
+    vbucket.set(b"c", b"3")
+    vbuuid = vbucket.history.vbuuid
+    place.now += 10**12
+    bucket.log.room.seal_active()
+    bucket.log.commits.run()
+    compaction = bucket.compactor.next_piece(everything=True)
+    assert compaction is not None
+    compaction.run()
+    assert compaction.finish()
+    bucket.log.commits.run()
+    assert (vbucket.index.purge_seqno, request_rollback(vbucket, vbuuid, 2)) == (3, 0)
+    place.directory.kill()
+    last = check_place(place).found.logs[-1]
+    (at,) = (at for at, note in last.scanned.notes if b"floors" in note)
+    file = place.path / last.name
+    file.write_bytes(file.read_bytes()[: at + 5])
+    if not has_inventory:
+        (place.path / INVENTORY).write_bytes(b"{")
+    report = check_place(place)
+    assert report.losses
+    assert repair_place(place, report)
+    assert request_rollback(place().vbuckets[0], vbuuid, 2) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
 
 from penstock.store.disk.inventory import INVENTORY, Inventory, extend_identity
@@ -201,6 +202,24 @@ class FoundFiles(NamedTuple):
             return False
         scanned = self.logs[-1].scanned
         return bool(scanned.notes) and scanned.notes[-1][1] == CLEAN and _is_last(scanned)
+
+    @property
+    def may_lack_limits(self) -> bool:
+        """Whether the log may have lost the note about the frames that a compaction dropped.
+
+        A compaction writes its note before the next compaction begins. So only the newest segments may lack theirs.
+        """
+        if not self.logs:
+            return self.end is not None
+        is_uncertain = self.end is not None or self.inventory is None
+        if not is_uncertain or not self.sealed:
+            return False
+        newest = max(sealed.as_of for sealed in self.sealed)
+        later = [text for read in self.logs for at, text in read.scanned.notes if (read.number, at) >= newest]
+        if any(text.startswith((OPENED, CLEAN)) for text in later):  # the bucket was opened or closed with them
+            return False
+        noted = {name for text in later for name in json.loads(text).get("drafts", {}).values()}
+        return any(one.as_of == newest and make_segment_name(one.segment.ids) not in noted for one in self.sealed)
 
     @property
     def unnamed(self) -> list[tuple[str, str]]:

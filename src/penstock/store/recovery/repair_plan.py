@@ -7,6 +7,7 @@ These rules keep consumers from relying on a history that never existed:
   crash. Consumers that have seen more roll back to that change.
 - A segment may have been made when the log was longer than it is now. It may lack frames that only lost changes had
   superseded. So all vbuckets start a new history with the remaining changes: every consumer restarts from zero.
+  The same holds if the log may have lost the note about the frames that the newest segment lacks.
 - In a segment, the frames in bad parts are lost, or all frames if its description is bad. A version that a lost frame
   had superseded counts again, unless a newer change supersedes it. A vbucket that lost frames begins a branch before
   the first of them. It starts a new history instead if a snapshot can no longer end there. It also does so if the log
@@ -230,7 +231,7 @@ def plan_repair(found: FoundFiles, trial: TrialRecovery) -> RepairPlan:
     sealed += [_make_empty_segment(gap.ids, len(histories)) for gap in found.gaps]
     sealed.sort(key=lambda one: one.segment.ids)
     left = found._replace(sealed=sealed, bad_blocks=[], gaps=[], end=None, other_damage=[])
-    starts_over = found.end is not None and _is_newer_than_log(found)
+    starts_over = found.may_lack_limits
     concerned = range(len(histories)) if starts_over else sorted(first_lost)
     floors: dict[int, int] = {}
     if concerned:
@@ -332,14 +333,6 @@ def _read_descriptions(behind: Iterable[IgnoredLog], vbuckets: int) -> dict[int,
                     if description["vbucket"] < vbuckets:
                         found[description["vbucket"]] = description
     return found
-
-
-def _is_newer_than_log(found: FoundFiles) -> bool:
-    """Return whether any segment was made when the log was longer than it is now, or no log file is left."""
-    if not found.logs:
-        return True
-    end = found.logs[-1].number, found.logs[-1].scanned.end
-    return any(sealed.as_of > end for sealed in found.sealed)
 
 
 # Segments
