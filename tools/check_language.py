@@ -281,18 +281,14 @@ def main() -> None:
     """Print the findings; the exit status is 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("paths", nargs="*", help="files or folders below the project; default: all that is checked")
-    parser.add_argument("--all", action="store_true", help="also check the paths that language.toml lists as pending")
     arguments = parser.parse_args()
     declared = tomllib.loads(RULES.read_text())
     rules, exceptions = LanguageRules(declared), Exceptions(declared.get("exceptions", []))
-    pending = [] if arguments.all or arguments.paths else [ROOT / path for path in declared.get("pending", [])]
     findings = []
     for path in list_files(arguments.paths or CHECKED):
-        if any(path.is_relative_to(folder) for folder in pending):
-            continue
         check = check_python if path.suffix == ".py" else check_page
         findings += [finding for finding in check(path, rules) if not exceptions.cover(finding)]
-    unused = [] if arguments.paths or pending else exceptions.list_unused()
+    unused = [] if arguments.paths else exceptions.list_unused()
     for line in [*map(str, findings), *unused]:
         print(line)
     if findings or unused:
