@@ -17,6 +17,7 @@ from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import HEADER
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
+from penstock.wire.messages.dcp import Open
 from penstock.wire.messages.kv import (
     Get,
     Noop,
@@ -75,7 +76,7 @@ def test_node_survives_any_bytes(shared_node, data):
     datatype=st.sampled_from([0, 0, 0, 1, 2, 4, 255]),
     vbucket=st.integers(0, 5),
     body=st.binary(min_size=1, max_size=60),
-    first=st.sampled_from([None, *(messages[0] for messages in FIRSTS.values())]),
+    first=st.sampled_from([None, Open(key=b"copy"), *(messages[0] for messages in FIRSTS.values())]),
 )
 def test_node_survives_any_header(shared_node, magic, opcode, lengths, datatype, vbucket, body, first):
     key, extras, rest = lengths
