@@ -223,7 +223,10 @@ def test_bucket_directory_without_a_readable_record_is_reported(tmp_path, caplog
     (tmp_path / "beer" / "bucket.json").write_text("{}")
     with pytest.raises(StoreRefused, match="'tape'"), Node.running(data_dir=tmp_path):
         pass
-    with pytest.raises(StoreDamaged, match="does not say"), Node.running(["beer"], vbuckets=4, data_dir=tmp_path):
+    with (
+        pytest.raises(StoreDamaged, match="does not describe a bucket"),
+        Node.running(["beer"], vbuckets=4, data_dir=tmp_path),
+    ):
         pass
     caplog.clear()
     with Node.running(["water"], vbuckets=4, data_dir=tmp_path) as node:

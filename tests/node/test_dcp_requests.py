@@ -37,7 +37,7 @@ OPENS = [
     ("short extras", Frame(Magic.REQUEST, Opcode.DCP_OPEN, key=b"name", extras=bytes(4)), S.EINVAL),
     ("a value", Open(key=b"name", flags=1, value=b"{}"), S.EINVAL),
     ("a cas, which has no meaning", Open(key=b"name", flags=1, cas=1), S.SUCCESS),
-    ("a consumer", Open(key=b"name", flags=0), S.NOT_SUPPORTED),
+    ("a consumer", Open(key=b"name", flags=0), S.SUCCESS),
     ("a notifier", Open(key=b"name", flags=2), S.EINVAL),
     ("no values", Open(key=b"name", flags=0x09), S.SUCCESS),
     ("no values, but their datatypes", Open(key=b"name", flags=0x41), S.SUCCESS),
