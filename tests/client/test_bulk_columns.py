@@ -20,8 +20,11 @@ async def test_documents_are_stored_and_deleted_from_lists_and_arrow_columns(run
         deleted = await writer.delete(pa.array(["a", "none"]))
         assert deleted.status.tolist() == [Status.SUCCESS, Status.KEY_ENOENT]
         assert await bucket.get_many(["a", "ä"]) == [None, found[1]]
-        expiring = await writer.upsert([b"b"], [b"3"], expiry=1)
-        assert expiring.faults == {}
+        table = pa.table({"key": ["b", "c", "d"], "value": [b"3", b"4", b"5"]})
+        assert (await writer.upsert(table["key"], table["value"], expiry=2**31)).faults == {}
+        assert (await writer.upsert(table["key"].chunk(0)[1:], table["value"].chunk(0)[1:])).faults == {}
+        documents = await bucket.get_many(["b", "c", "d"])
+        assert [each and each.value for each in documents] == [b"3", b"4", b"5"]
 
 
 @in_loop
@@ -31,6 +34,8 @@ async def test_documents_are_stored_and_deleted_from_lists_and_arrow_columns(run
         (["a", None], ["1", "2"], "1 nulls in keys, expected none"),
         (["a"], pa.array([None], pa.binary()), "1 nulls in values, expected none"),
         (["a"], [b"1", b"2"], "1 keys and 2 values, expected as many of each"),
+        ([1], [b"1"], "keys: .*, expected binary values or texts"),
+        (["a"], pa.array([1.5]), "values: .*, expected binary values or texts"),
     ],
 )
 async def test_columns_that_do_not_fit_are_refused(running, keys, values, message):

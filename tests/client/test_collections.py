@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from penstock import Node, connect
+from penstock import BulkWriter, Node, connect
 from penstock.errors import (
     KeyExists,
     KeyNotFound,
@@ -48,6 +48,16 @@ def change(node, edit):
 
 
 AIRLINE = "inventory.airline"
+
+
+@in_loop
+async def test_columns_are_written_to_a_collection(url):
+    async with BulkWriter(url) as writer, connect(url) as bucket:
+        assert (await writer.upsert(["k"], ["column"], collection=AIRLINE)).faults == {}
+        assert (await bucket.get("k", collection=AIRLINE)).value == b"column"
+        assert (await writer.delete(["k"], collection=AIRLINE)).faults == {}
+        with pytest.raises(UnknownCollection):
+            await writer.upsert(["k"], ["column"], collection="inventory.none")
 
 
 @in_loop

@@ -26,6 +26,7 @@ from penstock.client.connect.node_link import NodeLink, read_error_text
 from penstock.client.connect.retry import Retry
 from penstock.client.documents.collection_ids import CollectionIds
 from penstock.client.documents.write_requests import OPAQUES, Fault, WriteRequests, WriteRows, encode_writes
+from penstock.client.feeds.collection_selection import qualify_name
 from penstock.client.topology.nodes import Nodes
 from penstock.errors import (
     STATUS_ERRORS,
@@ -68,8 +69,8 @@ _RETRIED_STATUSES = frozenset(
 
 Numbers = npt.NDArray[np.int64]
 
-BinaryColumn: TypeAlias = pa.Array | Sequence[bytes] | Sequence[str]
-"""Binary values or texts without nulls. Texts become UTF-8."""
+BinaryColumn: TypeAlias = pa.Array | pa.ChunkedArray | Sequence[bytes] | Sequence[str]
+"""Binary values or texts without nulls, such as a column of a table. Texts become UTF-8."""
 
 
 class Outcomes(NamedTuple):
@@ -147,53 +148,43 @@ class BulkWriter:
         keys: BinaryColumn,
         values: BinaryColumn,
         *,
-        scope: str = DEFAULT_NAME,
-        collection: str = DEFAULT_NAME,
-        flags: int = 0,
         expiry: int = 0,
+        flags: int = 0,
+        collection: str = "",
     ) -> Outcomes:
         """Store documents, whether they exist or not. Of two rows with one key, the later row wins.
 
         Args:
             keys: one for each document, of 1 to 250 bytes.
             values: one for each key.
-            scope: the scope of all documents.
-            collection: the collection of all documents.
-            flags: of all documents; clients use them to describe the format of the value.
             expiry: seconds until the documents expire if at most 30 days, otherwise seconds since the epoch; 0: never.
+            flags: of all documents; clients use them to describe the format of the value.
+            collection: `name` or `scope.name`; empty: the default collection.
 
         Returns:
             The result of each row, in their order.
 
         Raises:
-            UsageError: a column has nulls, or the columns have different lengths. The errors of `write` and of
-                `find_key_prefix` are raised too.
+            UsageError: a column has nulls or another type, or the columns have different lengths. The errors of
+                `write` and of `find_key_prefix` are raised too.
         """
         stored = _to_binary(values, "values")
         columns = {"values": stored, "fields": {"flags": flags, "expiry": expiry}}
         if len(keys) != len(stored):
             raise UsageError(f"{len(keys)} keys and {len(stored)} values, expected as many of each")
-        return await self._write_columns(Set, Opcode.SET, keys, scope, collection, **columns)
+        return await self._write_columns(Set, Opcode.SET, keys, collection, **columns)
 
-    async def delete(
-        self, keys: BinaryColumn, *, scope: str = DEFAULT_NAME, collection: str = DEFAULT_NAME
-    ) -> Outcomes:
+    async def delete(self, keys: BinaryColumn, *, collection: str = "") -> Outcomes:
         """Delete documents. A document that does not exist is a fault of its row, with the status KEY_ENOENT.
 
         Args, results and errors are those of `upsert`.
         """
-        return await self._write_columns(Delete, Opcode.DELETE, keys, scope, collection)
+        return await self._write_columns(Delete, Opcode.DELETE, keys, collection)
 
     async def _write_columns(
-        self,
-        message_type: type[Message],
-        opcode: Opcode,
-        keys: BinaryColumn,
-        scope: str,
-        collection: str,
-        **columns: Any,
+        self, message_type: type[Message], opcode: Opcode, keys: BinaryColumn, collection: str, **columns: Any
     ) -> Outcomes:
-        prefix = await self.find_key_prefix(scope, collection)
+        prefix = await self.find_key_prefix(*qualify_name(collection or DEFAULT_NAME))
         rows = WriteRows(
             message_type=message_type, opcode=opcode, keys=_to_binary(keys, "keys"), prefixes=prefix, **columns
         )
@@ -338,8 +329,21 @@ class BulkWriter:
 
 
 def _to_binary(column: BinaryColumn, name: str) -> pa.Array:
-    """Return a column as binary without nulls; `name` is for the error."""
-    binary = column.cast(pa.binary()) if isinstance(column, pa.Array) else pa.array(column, pa.binary())
+    """Return a column as one binary array without nulls.
+
+    Args:
+        column: the column.
+        name: its name in errors.
+
+    Raises:
+        UsageError: the column has nulls, or neither binary values nor texts.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    try:
+        binary = column.cast(pa.binary()) if isinstance(column, pa.Array) else pa.array(column, pa.binary())
+    except pa.ArrowException as error:
+        raise UsageError(f"{name}: {error}, expected binary values or texts") from None
     if binary.null_count:
         raise UsageError(f"{binary.null_count} nulls in {name}, expected none")
     return binary
