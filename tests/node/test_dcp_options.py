@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from penstock.node.streams.dcp_controls import CONTROLS
+from penstock.node.dialects.dcp_controls import CONTROLS
+from penstock.node.dialects.unsupported_requests import UNSUPPORTED
 from penstock.node.streams.ext_metadata import SECTION
-from penstock.node.streams.unsupported_requests import UNSUPPORTED
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.flags import OpenFlag, StreamFlag, TapConnectFlag
 from penstock.wire.codec.frame import Frame

@@ -17,6 +17,7 @@ ORDER = (
     "buckets",
     "session",
     "streams",
+    "dialects",
     "replication",
     "tap",
     "stats",

@@ -13,6 +13,7 @@ from functools import partial
 from penstock.errors import InvalidArguments, RemoteProtocolError, StatusError
 from penstock.node.answers import Answer, CancelWait, CloseConnection, FinishedWork, Parked, Resume
 from penstock.node.buckets.received_manifest import adopt_manifest
+from penstock.node.dialects.dcp_commands import check_flags
 from penstock.node.replication.dcp_consumer import DcpConsumer
 from penstock.node.replication.passive_stream import PassiveStream, ReceivedDocument
 from penstock.node.session.client_values import check_stored_value
@@ -20,7 +21,6 @@ from penstock.node.session.command_table import REPLICATE, CommandTable
 from penstock.node.session.large_values import LARGE_VALUE_BYTES, run_in_worker
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Handler, Session
-from penstock.node.streams.dcp_commands import check_flags
 from penstock.store.history.event_frames import pack_events
 from penstock.store.history.vbucket_changes import REFUSED
 from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, SystemEventKind, VbucketState

@@ -6,13 +6,13 @@ import json
 
 from penstock.errors import AccessDenied, InvalidArguments
 from penstock.node.auth import Privilege
+from penstock.node.dialects.dcp_commands import check_flags, require_ordered_replies
+from penstock.node.dialects.dcp_producer import DcpProducer
 from penstock.node.replication.dcp_consumer import DcpConsumer
 from penstock.node.session.command_table import STREAM, CommandTable
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Session
 from penstock.node.streams.change_producer import require_streamable_bucket
-from penstock.node.streams.dcp_commands import check_flags, require_ordered_replies
-from penstock.node.streams.dcp_producer import DcpProducer
 from penstock.wire.codec.flags import Datatype, OpenFlag
 from penstock.wire.messages.dcp import Open
 

@@ -35,11 +35,11 @@ from penstock.node.commands import (
     vbucket_commands,
 )
 from penstock.node.commands.durability import check_durability, reply_when_durable
+from penstock.node.dialects import dcp_commands, upr_commands, upr_draft_commands
 from penstock.node.replication import consumer_commands, open_commands
 from penstock.node.session.command_table import Command, CommandTable, Needs, Trait
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import NO_INFOS, Handler, Handlers, Session, Shape
-from penstock.node.streams import dcp_commands, upr_commands, upr_draft_commands
 from penstock.node.tap import tap_commands, tap_receiver
 from penstock.wire.codec.constants import Dialect, Feature
 from penstock.wire.codec.flags import Datatype

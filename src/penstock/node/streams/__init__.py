@@ -1,4 +1,4 @@
-"""Change streams as a producer: UPR draft, UPR and DCP.
+"""The streams of a producer: their snapshots, encoding, filters and flow control, the same for UPR draft, UPR and DCP.
 
-In: stream requests, encoding and flow control. Out: TAP, which has its own package.
+Out: the requests of a dialect (`node.dialects`), and TAP, which has its own package.
 """

@@ -6,12 +6,12 @@ from struct import Struct
 
 from penstock.errors import InvalidArguments, KeyNotFound, RemoteProtocolError, TemporaryFailure
 from penstock.node.answers import Answer, CloseConnection
+from penstock.node.dialects.unsupported_requests import UNSUPPORTED
 from penstock.node.session.command_table import META_READ, SETTINGS, STREAM, CommandTable
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Session
 from penstock.node.streams.change_producer import require_streamable_bucket
 from penstock.node.streams.stream_filter import make_default_filter
-from penstock.node.streams.unsupported_requests import UNSUPPORTED
 from penstock.node.tap.tap_producer import TapProducer
 from penstock.node.tap.tap_receiver import MESSAGES
 from penstock.wire.codec.constants import MAX_KEY, Dialect

@@ -10,9 +10,9 @@ import logging
 
 from penstock.errors import KeyExists, NotMyVbucket, RemoteProtocolError, StatusError
 from penstock.node.answers import Answer
+from penstock.node.dialects.upr_commands import get_producer, make_stream_request
 from penstock.node.session.command_table import STREAM, CommandTable
 from penstock.node.session.session import Handler, Session
-from penstock.node.streams.upr_commands import get_producer, make_stream_request
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.opcodes import Opcode

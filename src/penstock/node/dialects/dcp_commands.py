@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from penstock.errors import InvalidArguments, NotSupported
 from penstock.node.answers import Answer, CloseConnection
+from penstock.node.dialects.dcp_controls import apply_control
+from penstock.node.dialects.dcp_producer import DcpProducer
+from penstock.node.dialects.unsupported_requests import refuse_unsupported as refuse_for_now
 from penstock.node.session.command_table import STREAM, CommandTable
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Handler, Session
-from penstock.node.streams.dcp_controls import apply_control
-from penstock.node.streams.dcp_producer import DcpProducer
-from penstock.node.streams.unsupported_requests import refuse_unsupported as refuse_for_now
 from penstock.wire.codec.constants import Dialect, Feature, VbucketState
 from penstock.wire.codec.flags import StreamFlag
 from penstock.wire.codec.frame import Frame, name_opcode

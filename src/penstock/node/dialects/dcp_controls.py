@@ -13,8 +13,8 @@ import math
 from collections.abc import Callable
 
 from penstock.errors import InvalidArguments, NotSupported
-from penstock.node.streams.dcp_producer import DcpProducer
-from penstock.node.streams.unsupported_requests import UNSUPPORTED, refuse_unsupported
+from penstock.node.dialects.dcp_producer import DcpProducer
+from penstock.node.dialects.unsupported_requests import UNSUPPORTED, refuse_unsupported
 from penstock.wire.codec.flags import Datatype, OpenFlag
 
 __all__ = ["apply_control"]
