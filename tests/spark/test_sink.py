@@ -10,11 +10,12 @@ import pytest
 
 from penstock.client.blocking import read_changes
 from penstock.client.documents.document import compute_vbucket
+from penstock.client.documents.json_text import encode_json
+from penstock.client.documents.window_writer import RefusedRows, WriteCounts, divide_into_windows
 from penstock.errors import UsageError
 from penstock.node import Node
 from penstock.options import list_options
-from penstock.spark.sink.bucket_writes import RefusedRows, WriteCounts, divide_into_windows, write_tables
-from penstock.spark.sink.json_text import encode_json
+from penstock.spark.sink.bucket_writes import write_tables
 from penstock.spark.sink.sink_columns import check_columns
 from penstock.spark.sink.sink_options import SinkOptions, SubdocumentPath
 from penstock.spark.source.bucket_options import BucketOptions

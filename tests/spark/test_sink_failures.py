@@ -11,9 +11,10 @@ import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StringType, StructField, StructType
 
+from penstock.client.documents.window_writer import RefusedRows, WriteCounts, divide_into_windows
 from penstock.errors import Error, Unreachable, UsageError
 from penstock.spark.sink import dead_letters
-from penstock.spark.sink.bucket_writes import RefusedRows, WriteCounts, divide_into_windows, write_tables
+from penstock.spark.sink.bucket_writes import write_tables
 from penstock.spark.sink.sink_options import SinkOptions
 from penstock.spark.sink.spark_writer import (
     DcpStreamWriter,

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.client.documents.window_writer import WriteCounts
 from penstock.errors import Error, UsageError
 from penstock.node import Node
 from penstock.spark import Lake
@@ -19,7 +20,6 @@ from penstock.spark.lake.changelog.changelog_delta import find_delta
 from penstock.spark.pipeline.definition.definition import define_bucket_pipeline
 from penstock.spark.pipeline.run.dependent_tasks import create_tasks
 from penstock.spark.sink import dead_letters
-from penstock.spark.sink.bucket_writes import WriteCounts
 from tests.examples import scaled
 from tests.spark.buckets import Documents, numbered
 from tests.spark.lakes import QUERY, VBUCKETS, append, model, rollback, row

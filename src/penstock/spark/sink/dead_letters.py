@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.spark.sink.bucket_writes import RefusedRows
+from penstock.client.documents.window_writer import RefusedRows
 from penstock.wire.codec.frame import name_status
 
 __all__ = ["LETTER_COLUMNS", "DeadLetterFile", "commit_letters", "discard_letters"]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
+from penstock.client.documents.json_text import is_nested
 from penstock.errors import UsageError
-from penstock.spark.sink.json_text import is_nested
 from penstock.spark.sink.sink_options import Operation, SinkOptions
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 

@@ -17,15 +17,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from penstock.client.documents.window_writer import WriteCounts, divide_into_windows
 from penstock.errors import Error, UsageError
 from penstock.spark.sink import dead_letters
-from penstock.spark.sink.bucket_writes import (
-    FirstRefusal,
-    WriteCounts,
-    divide_into_windows,
-    make_refusal_error,
-    write_tables,
-)
+from penstock.spark.sink.bucket_writes import FirstRefusal, make_refusal_error, write_tables
 from penstock.spark.sink.sink_columns import check_columns
 from penstock.spark.sink.sink_options import SinkOptions
 

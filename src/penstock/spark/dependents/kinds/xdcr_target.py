@@ -20,6 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.client.connect.address import Address
+from penstock.client.documents.meta_requests import REPLACED_CAS
+from penstock.client.documents.window_writer import RefusedRows, WriteCounts, divide_into_windows
 from penstock.errors import Error, UsageError
 from penstock.options import given_options, to_external_name
 from penstock.spark.dependents.checks import check_declared_name, validate_name
@@ -32,16 +34,7 @@ from penstock.spark.lake.tables.delta_table import open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
 from penstock.spark.sink import dead_letters
-from penstock.spark.sink.bucket_writes import (
-    FirstRefusal,
-    RefusedRows,
-    WriteCounts,
-    divide_into_windows,
-    make_refusal_error,
-    read_cas,
-    write_tables,
-)
-from penstock.spark.sink.request_rows import REPLACED_CAS
+from penstock.spark.sink.bucket_writes import FirstRefusal, make_refusal_error, read_cas, write_tables
 from penstock.spark.sink.sink_columns import check_columns
 from penstock.spark.sink.sink_options import Operation, SinkOptions
 from penstock.wire.columns.collection_names import DEFAULT_NAME
