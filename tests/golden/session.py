@@ -15,6 +15,11 @@ ROWS: list[tuple[str, Message, str]] = [
         "80870000 00000000 00000000 00000002 0000000000000000",
     ),
     (
+        "the map of beer from an orchestrator",
+        cluster.SetClusterConfig(opaque=2, epoch=1, revision=0x1234, key=b"beer", value=b"{}"),
+        "80b40004 10000000 00000016 00000002 0000000000000000 0000000000000001 0000000000001234 62656572 7b7d",
+    ),
+    (
         "error map, version 2",
         cluster.GetErrorMap(opaque=2, version=2),
         "80fe0000 00000000 00000002 00000002 0000000000000000 0002",

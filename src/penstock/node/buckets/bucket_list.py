@@ -12,6 +12,7 @@ from penstock.node.buckets.bucket_spec import BucketSpec, check_bucket_name
 from penstock.node.buckets.bucket_storage import BucketStorage, close_bucket, find_buckets, open_bucket, remove_bucket
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.topology import Topology
+from penstock.wire.codec.constants import VbucketState
 
 __all__ = ["MAX_BUCKETS", "BucketList", "check_bucket_names"]
 
@@ -216,13 +217,14 @@ def check_bucket_names(names: Sequence[str]) -> None:
 
 
 def _list_foreign_vbuckets(topology: Topology, served: ServedBucket) -> Iterator[int]:
-    """Yield the vbuckets of a bucket that exist here but belong to other nodes.
+    """Yield the vbuckets of a bucket that are active here but belong to other nodes.
 
-    A plain cache has none: its clients split the keys over nodes.
+    A plain cache has none: its clients split the keys over nodes. An orchestrator that has pushed a map places the
+    vbuckets itself. Replicas belong to no place of the topology.
     """
-    if len(topology.places) == 1 or served.spec.is_plain_cache:
+    if len(topology.places) == 1 or served.spec.is_plain_cache or served.cluster_map.is_pushed:
         return
     own = topology.list_owned(len(served.store.vbuckets))
     for vbucket in served.store.vbuckets:
-        if vbucket.id not in own and vbucket.history.state is not None:
+        if vbucket.id not in own and vbucket.history.state is VbucketState.ACTIVE:
             yield vbucket.id

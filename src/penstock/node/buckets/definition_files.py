@@ -11,7 +11,9 @@ import logging
 import os
 import secrets
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import Error, StoreDamaged, StoreRefused, TemporaryFailure, UsageError
 from penstock.node.buckets.bucket_spec import BucketSpec
@@ -79,6 +81,7 @@ class BucketDefinition:
 
     Attributes:
         uuid: the bucket's uuid, hexadecimal.
+        fields: all members of the record.
         manifest: the stored scopes and collections.
 
     Raises:
@@ -108,26 +111,26 @@ class BucketDefinition:
         except BaseException:
             self.close()
             raise
-        self._fields = {**fields}
+        self.fields: Mapping[str, Any] = {**fields}
         self.uuid: str = fields["uuid"]
         self.manifest = manifest_from_dict(fields["manifest"])
 
     def store_field(self, name: str, value: object) -> None:
-        """Store the manifest or the properties.
+        """Store one member of the record.
 
         Args:
-            name: `manifest` or `properties`.
+            name: `manifest`, `properties` or `cluster_map`.
             value: a JSON value.
 
         Raises:
             TemporaryFailure: the record cannot be written.
         """
-        fields = {**self._fields, name: value}
+        fields = {**self.fields, name: value}
         try:
             bucket_directory.write_record(self._directory, fields)
         except OSError as error:
             raise TemporaryFailure(f"cannot write to the disk: {error.strerror or error}") from error
-        self._fields = fields
+        self.fields = fields
 
     def close(self) -> None:
         """Unlock the directory."""

@@ -22,6 +22,7 @@ from penstock.node.buckets.histogram import Histogram
 from penstock.node.buckets.producer_reports import ProducerLoad, ProducerReport
 from penstock.node.buckets.vbucket_events import VbucketEvent, VbucketListener, WaitingStream
 from penstock.node.cluster.live_map import LiveMap
+from penstock.node.cluster.pushed_map import PushedMap
 from penstock.node.cluster.topology import Topology, build_bucket_map
 from penstock.node.tap_state.tap_clients import TapBucket
 from penstock.store.bucket_store import BucketStore
@@ -32,6 +33,10 @@ from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect
 
 __all__ = ["BucketConsumer", "BucketMirror", "BucketProducer", "CommandCounters", "SentCounts", "ServedBucket"]
+
+
+_MAP_FIELD = "cluster_map"
+"""Member of the bucket's record: the map that an orchestrator has pushed."""
 
 
 @dataclass(slots=True)
@@ -160,7 +165,7 @@ class ServedBucket:
             vbucket.locks.monotonic = time.monotonic_ns
         store.rollout.on_flush = partial(self.report_event, event=VbucketEvent.FLUSHED)
         self.topology = Topology()
-        self.cluster_map = LiveMap(self._build_map)
+        self.cluster_map = LiveMap(self._build_map, self._read_pushed_map(definition))
         self._own_uuid = store.uuid or (definition.uuid if definition is not None else secrets.token_hex(16))
         self.definition = definition
         self.can_be_flushed = True
@@ -345,6 +350,22 @@ class ServedBucket:
         """Publish the bucket as part of these nodes from now on."""
         self.topology = topology
         self.cluster_map.invalidate()
+
+    def set_cluster_map(self, pushed: PushedMap) -> None:
+        """Publish a map of an orchestrator from now on, also after a restart.
+
+        Raises:
+            KeyExists: the map is no newer than that of the bucket.
+            TemporaryFailure: the disk refuses it.
+        """
+        if self.cluster_map.check_newer(pushed):
+            store = self.store.record.write if self.definition is None else self.definition.store_field
+            store(_MAP_FIELD, pushed.to_dict())
+            self.cluster_map.replace(pushed)
+
+    def _read_pushed_map(self, definition: BucketDefinition | None) -> PushedMap | None:
+        record = self.store.record.content if definition is None else definition.fields
+        return PushedMap.from_dict(record[_MAP_FIELD]) if _MAP_FIELD in record else None
 
     def _build_map(self) -> dict[str, Any]:
         return build_bucket_map(

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
+from penstock.errors import KeyExists
+from penstock.node.cluster.pushed_map import PushedMap
 from penstock.node.cluster.topology import EPOCH, dump_json, next_revision
 
 __all__ = ["LiveMap", "Unwatch"]
@@ -21,21 +23,23 @@ Unwatch = Callable[[], None]
 class LiveMap:
     """The newest text of a map, made once for each revision, and the watchers of its changes.
 
-    It must be used on the event loop's thread.
+    A map that an orchestrator has pushed replaces the own map for good. It must be used on the event loop's thread.
 
     Args:
         build: returns the map without its revision.
+        pushed: the map that was pushed last; None: the own map.
     """
 
-    def __init__(self, build: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, build: Callable[[], Mapping[str, Any]], pushed: PushedMap | None = None) -> None:
         self._build = build
+        self._pushed = pushed
         self._content: Mapping[str, Any] = {}
         self._body = b""
-        self._revision = 0
+        self._epoch, self._revision = EPOCH, 0
         self._text = b""
         self._stale = True
         self._watchers: dict[object, Callable[[], None]] = {}
-        self._notified_revision = 0  # the newest revision of which watchers were or will be notified
+        self._notified_version = (0, 0)  # the newest version of which watchers were or will be notified
         self._unnotified: dict[object, None] = {}  # watchers, those that wait longest first
         self._is_scheduled = False
 
@@ -44,6 +48,17 @@ class LiveMap:
         """Revision of the newest map. It increases if and only if the map changes."""
         self._refresh()
         return self._revision
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Epoch and revision of the newest map. Clients compare both, the epoch first."""
+        self._refresh()
+        return self._epoch, self._revision
+
+    @property
+    def is_pushed(self) -> bool:
+        """Whether an orchestrator has pushed the map."""
+        return self._pushed is not None
 
     @property
     def text(self) -> bytes:
@@ -64,7 +79,25 @@ class LiveMap:
             epoch: as the client sent it.
             revision: as the client sent it.
         """
-        return (epoch, revision) >= (EPOCH, self.revision)
+        return (epoch, revision) >= self.version
+
+    def check_newer(self, pushed: PushedMap) -> bool:
+        """Return whether a pushed map is news. Clients never go back, so the node does not either.
+
+        Raises:
+            KeyExists: the map is older than the newest one, or has its version and another text.
+        """
+        if (pushed.epoch, pushed.revision) > self.version:
+            return True
+        if self._pushed is not None and self._pushed == pushed:
+            return False
+        found, newest = f"{pushed.epoch}:{pushed.revision}", f"{self._epoch}:{self._revision}"
+        raise KeyExists(f"cluster map with revision {found}, expected one above {newest}")
+
+    def replace(self, pushed: PushedMap) -> None:
+        """Serve a pushed map from now on, and notify watchers. Call `check_newer` before."""
+        self._pushed = pushed
+        self.invalidate()
 
     def invalidate(self) -> None:
         """Build the map again when it is needed next; notify watchers in a turn of their own.
@@ -87,7 +120,7 @@ class LiveMap:
             A function that ends the calls.
         """
         if not self._watchers:
-            self._notified_revision = self.revision
+            self._notified_version = self.version
         key = object()
         self._watchers[key] = callback
 
@@ -99,8 +132,8 @@ class LiveMap:
     def _notify_some(self) -> None:
         """Notify the next watchers. The others follow in further turns, and see the newest map of that time."""
         self._is_scheduled = False
-        if self.revision != self._notified_revision:
-            self._notified_revision = self._revision
+        if self.version != self._notified_version:
+            self._notified_version = self.version
             self._unnotified |= dict.fromkeys(self._watchers)
         for key in tuple(islice(self._unnotified, _NOTIFIED_AT_ONCE)):
             del self._unnotified[key]
@@ -114,6 +147,11 @@ class LiveMap:
         if not self._stale:
             return
         self._stale = False
+        if self._pushed is not None:
+            pushed = self._pushed
+            self._content, self._text = pushed.content, pushed.text
+            self._epoch, self._revision = pushed.epoch, pushed.revision
+            return
         content = self._build()
         body = dump_json(content)
         if body != self._body:

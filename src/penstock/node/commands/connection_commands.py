@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.errors import AccessDenied, InvalidArguments, KeyNotFound, NotSupported
 from penstock.node.answers import Answer, CloseConnection
+from penstock.node.cluster.pushed_map import PushedMap
 from penstock.node.cluster.release import VERSION
 from penstock.node.session.command_table import (
     LOGIN,
@@ -12,8 +13,10 @@ from penstock.node.session.command_table import (
     SETTINGS,
     SIMPLE_STATS,
     CommandTable,
+    Trait,
 )
 from penstock.node.session.hello_features import negotiate_features
+from penstock.node.session.map_reader import to_signed
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.request_keys import make_unknown_collection_error
 from penstock.node.session.session import Session
@@ -21,7 +24,7 @@ from penstock.node.stats.stat_answer import answer_stat
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.flags import Datatype
-from penstock.wire.messages.cluster import GetErrorMap, ListBuckets, Verbosity
+from penstock.wire.messages.cluster import GetErrorMap, ListBuckets, SetClusterConfig, Verbosity
 from penstock.wire.messages.error_map import build_error_map
 from penstock.wire.messages.kv import (
     CloseProducer,
@@ -121,6 +124,21 @@ def get_cluster_config(session: Session, request: GetClusterConfig) -> Answer:
     else:
         value = session.map.read_newer(request.epoch, request.revision)
     return encode_reply(request, value=value, datatype=session.datatypes & Datatype.JSON if value else 0)
+
+
+@COMMANDS.serve(needs=SETTINGS, traits=Trait.JSON)
+def set_cluster_config(session: Session, request: SetClusterConfig) -> bytes:
+    """Serve a map of the orchestrator: of the bucket with this name, or with an empty name of the nodes."""
+    pushed = PushedMap.parse(to_signed(request.epoch), to_signed(request.revision), bytes(request.value))
+    if not request.key:
+        if session.node.map.check_newer(pushed):
+            session.node.map.replace(pushed)
+        return encode_reply(request)
+    bucket = session.node.buckets.get(request.key.decode("utf-8", "replace"))
+    if bucket is None:
+        raise KeyNotFound(f"no bucket {request.key!r}")
+    bucket.set_cluster_map(pushed)
+    return encode_reply(request)
 
 
 @COMMANDS.serve(needs=LOGIN)

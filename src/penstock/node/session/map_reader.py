@@ -6,11 +6,10 @@ from typing import Protocol
 
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.live_map import LiveMap, Unwatch
-from penstock.node.cluster.topology import EPOCH
 from penstock.wire.codec.constants import Feature
 from penstock.wire.messages.cluster import ClustermapChanged
 
-__all__ = ["MapReader"]
+__all__ = ["MapReader", "to_signed"]
 
 _FULL, _BRIEF = Feature.CLUSTERMAP_CHANGE_NOTIFICATION, Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF
 
@@ -59,7 +58,7 @@ class MapReader:
 
     def __init__(self, session: MapSession) -> None:
         self._session = session
-        self._known_revision = 0
+        self._known_version = (0, 0)
         self._watched_map: LiveMap | None = None
         self._unwatch: Unwatch | None = None
         self._opaque = 0
@@ -72,7 +71,7 @@ class MapReader:
 
     def read(self) -> bytes:
         """Return the newest map, and remember that the peer has it."""
-        self._known_revision = self._map.revision
+        self._known_version = self._map.version
         return self._map.text
 
     def read_newer(self, epoch: int, revision: int) -> bytes:
@@ -82,13 +81,13 @@ class MapReader:
             epoch: the epoch of the peer's map: a signed number in a u64, as sent.
             revision: the revision of the peer's map, likewise.
         """
-        has = (_signed(epoch), _signed(revision))
-        return b"" if self._map.is_known(*has) else self.read()
+        known = (to_signed(epoch), to_signed(revision))
+        return b"" if self._map.is_known(*known) else self.read()
 
     def read_for_refusal(self) -> bytes:
         """Return the value of NOT_MY_VBUCKET: the newest map, empty for a peer that has it and wants no duplicate."""
         twice = Feature.DEDUPE_NOT_MY_VBUCKET_CLUSTERMAP in self._session.features
-        return b"" if twice and self._known_revision == self._map.revision else self.read()
+        return b"" if twice and self._known_version == self._map.version else self.read()
 
     def subscribe(self) -> None:
         """Push every new map from now on, if the peer has agreed on pushes. Call it after HELLO and SELECT_BUCKET."""
@@ -97,7 +96,7 @@ class MapReader:
             return
         self.unsubscribe()
         if wanted is not None:
-            self._known_revision, self._watched_map = 0, wanted
+            self._known_version, self._watched_map = (0, 0), wanted
             self._unwatch = wanted.watch(self._push)
 
     def unsubscribe(self) -> None:
@@ -119,15 +118,21 @@ class MapReader:
             return
         brief = _BRIEF in session.features
         self._opaque += 1
+        epoch, revision = self._map.version
         pushed = ClustermapChanged(
             opaque=self._opaque,
             key=b"" if bucket is None else bucket.store.name.encode(),
-            epoch=EPOCH,
-            revision=self._map.revision,
+            epoch=_unsigned(epoch),
+            revision=revision,
             value=b"" if brief else self.read(),
         )
         session.output.write(pushed.encode())
 
 
-def _signed(number: int) -> int:
+def to_signed(number: int) -> int:
+    """Return the signed number of a u64 on the wire, as epochs and revisions are."""
     return number - 2**64 if number >> 63 else number
+
+
+def _unsigned(number: int) -> int:
+    return number % 2**64

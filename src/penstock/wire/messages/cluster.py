@@ -6,7 +6,7 @@ commands of every connection (NOOP, VERSION, HELLO and others), and penstock.wir
 
 from __future__ import annotations
 
-from penstock.wire.codec.layout import MAYBE, Request, ServerRequest, ServerResponse, message, u16, u32, u64
+from penstock.wire.codec.layout import MAYBE, PRESENT, Request, ServerRequest, ServerResponse, message, u16, u32, u64
 from penstock.wire.codec.opcodes import Opcode, ServerOpcode
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "ListBuckets",
     "OldClustermapChanged",
     "ServerReply",
+    "SetClusterConfig",
     "Verbosity",
 ]
 
@@ -36,6 +37,17 @@ class GetErrorMap(Request):
     """Answered with the meaning of each status, as JSON: see penstock.wire.messages.error_map."""
 
     version: int = u16("the newest form of the map that the client reads", within="value")
+
+
+@message(Opcode.SET_CLUSTER_CONFIG, key=MAYBE, value=PRESENT)
+class SetClusterConfig(Request):
+    """Replace the map that the server sends to clients. The key is a bucket's name, empty for the map of nodes alone.
+
+    The value is the map as JSON. Clients of the bucket get the map at once, if they agreed on that.
+    """
+
+    epoch: int = u64("revEpoch of the map, a signed number")
+    revision: int = u64("rev of the map, a signed number, at least 1")
 
 
 @message(ServerOpcode.CLUSTERMAP_CHANGE_NOTIFICATION, key=MAYBE, value=MAYBE)

@@ -57,13 +57,13 @@ class MapStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _stream(self, send: Send) -> None:
-        sent = 0
+        sent: tuple[int, int] | None = None
         while not (self._left or self._http.stopping or self._served.is_deleted):
             self._changed.clear()
-            if self._served.cluster_map.revision != sent:
+            if self._served.cluster_map.version != sent:
                 if not self._request.is_user_current():
                     return
-                sent = self._served.cluster_map.revision
+                sent = self._served.cluster_map.version
                 await send({"type": "http.response.body", "body": self._make_document() + SEPARATOR, "more_body": True})
             await self._changed.wait()
 

@@ -15,7 +15,6 @@ from urllib.parse import quote
 from penstock.node.buckets.bucket_storage import count_file_bytes
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.release import RELEASE
-from penstock.node.cluster.topology import EPOCH
 from penstock.node.session.node_services import NodeServices
 from penstock.node.stats.bucket_stats import read_bucket_stats
 from penstock.store.definition.manifest import Manifest
@@ -146,10 +145,11 @@ def make_bucket(node: NodeServices, served: ServedBucket, manifest: Manifest, it
     """
     spec, base = served.spec, f"/pools/default/buckets/{quote(served.store.name)}"
     # Clients read the quota and send it back with other settings, and gocb refuses one below 100 MB: never 0.
+    epoch, revision = served.cluster_map.version
     quota = spec.make_settings(node.storage.settings).memory_bytes or _get_memory_bytes()
     document: dict[str, Any] = {
-        "rev": served.cluster_map.revision,
-        "revEpoch": EPOCH,
+        "rev": revision,
+        "revEpoch": epoch,
         **served.cluster_map.content,
         "nodes": make_nodes(node, items),
         "bucketType": _TYPES.get(spec.kind, spec.kind),
