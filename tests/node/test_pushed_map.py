@@ -1,6 +1,7 @@
 """A cluster map from outside: the node serves it everywhere, never goes back, and keeps it over a restart."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,7 @@ def client(node):
         yield client
 
 
-def test_pushed_map_is_what_clients_get(node, client):
+def test_clients_get_the_pushed_map(node, client):
     with connected(node, "wine") as wine:
         before = get_map(wine)
         assert push(client, make_map(1)) == Status.SUCCESS
@@ -81,7 +82,7 @@ def test_clients_that_agreed_on_pushes_get_the_map(node, client):
     with connected(node, "beer") as other:
         other.ask(Hello(value=pack_features([Feature.DUPLEX, Feature.CLUSTERMAP_CHANGE_NOTIFICATION])))
         push(client, make_map(7))
-        pushed = decode_frame(other.receive())
+        pushed: Any = decode_frame(other.receive())
         assert (pushed.key, pushed.epoch, pushed.revision) == (b"beer", EPOCH, 7)
         assert json.loads(pushed.value) == make_map(7)
         push(client, make_map(8, epoch=EPOCH + 1))

@@ -165,7 +165,11 @@ class ServedBucket:
             vbucket.locks.monotonic = time.monotonic_ns
         store.rollout.on_flush = partial(self.report_event, event=VbucketEvent.FLUSHED)
         self.topology = Topology()
-        self.cluster_map = LiveMap(self._build_map, self._read_pushed_map(definition))
+        record = store.record.content if definition is None else definition.fields
+        pushed = PushedMap.from_dict(record[_MAP_FIELD]) if _MAP_FIELD in record else None
+        self.cluster_map = LiveMap(
+            self._build_map, pushed, lambda newer: self._store_field(_MAP_FIELD, newer.to_dict())
+        )
         self._own_uuid = store.uuid or (definition.uuid if definition is not None else secrets.token_hex(16))
         self.definition = definition
         self.can_be_flushed = True
@@ -322,16 +326,14 @@ class ServedBucket:
         Raises:
             TemporaryFailure: the disk refuses it.
         """
-        (self.store.record.set_properties if self.definition is None else self._store_properties)(
-            spec.list_properties()
-        )
+        self._store_field("properties", spec.list_properties())
         self.store.set_settings(settings)
         self.spec = spec
         self.cluster_map.invalidate()
 
-    def _store_properties(self, properties: Mapping[str, Any]) -> None:
-        assert self.definition is not None
-        self.definition.store_field("properties", properties)
+    def _store_field(self, name: str, value: Mapping[str, Any]) -> None:
+        """Store a member of the bucket's record. Raises TemporaryFailure."""
+        (self.store.record.write if self.definition is None else self.definition.store_field)(name, value)
 
     def flush(self) -> None:
         """Delete all documents of the active vbuckets. Vbuckets in other states belong to other nodes.
@@ -350,22 +352,6 @@ class ServedBucket:
         """Publish the bucket as part of these nodes from now on."""
         self.topology = topology
         self.cluster_map.invalidate()
-
-    def set_cluster_map(self, pushed: PushedMap) -> None:
-        """Publish a map of an orchestrator from now on, also after a restart.
-
-        Raises:
-            KeyExists: the map is no newer than that of the bucket.
-            TemporaryFailure: the disk refuses it.
-        """
-        if self.cluster_map.check_newer(pushed):
-            store = self.store.record.write if self.definition is None else self.definition.store_field
-            store(_MAP_FIELD, pushed.to_dict())
-            self.cluster_map.replace(pushed)
-
-    def _read_pushed_map(self, definition: BucketDefinition | None) -> PushedMap | None:
-        record = self.store.record.content if definition is None else definition.fields
-        return PushedMap.from_dict(record[_MAP_FIELD]) if _MAP_FIELD in record else None
 
     def _build_map(self) -> dict[str, Any]:
         return build_bucket_map(

@@ -28,9 +28,16 @@ class LiveMap:
     Args:
         build: returns the map without its revision.
         pushed: the map that was pushed last; None: the own map.
+        store: stores a pushed map for the next start.
     """
 
-    def __init__(self, build: Callable[[], Mapping[str, Any]], pushed: PushedMap | None = None) -> None:
+    def __init__(
+        self,
+        build: Callable[[], Mapping[str, Any]],
+        pushed: PushedMap | None = None,
+        store: Callable[[PushedMap], None] = lambda pushed: None,
+    ) -> None:
+        self._store = store
         self._build = build
         self._pushed = pushed
         self._content: Mapping[str, Any] = {}
@@ -81,21 +88,21 @@ class LiveMap:
         """
         return (epoch, revision) >= self.version
 
-    def check_newer(self, pushed: PushedMap) -> bool:
-        """Return whether a pushed map is news. Clients never go back, so the node does not either.
+    def replace(self, pushed: PushedMap) -> None:
+        """Serve a pushed map from now on, and notify watchers. The same map once more changes nothing.
+
+        Clients never go back, so the map does not either.
 
         Raises:
             KeyExists: the map is older than the newest one, or has its version and another text.
+            TemporaryFailure: the map cannot be stored. Nothing has changed.
         """
-        if (pushed.epoch, pushed.revision) > self.version:
-            return True
-        if self._pushed is not None and self._pushed == pushed:
-            return False
-        found, newest = f"{pushed.epoch}:{pushed.revision}", f"{self._epoch}:{self._revision}"
-        raise KeyExists(f"cluster map with revision {found}, expected one above {newest}")
-
-    def replace(self, pushed: PushedMap) -> None:
-        """Serve a pushed map from now on, and notify watchers. Call `check_newer` before."""
+        if pushed == self._pushed:
+            return
+        if (pushed.epoch, pushed.revision) <= self.version:
+            found, newest = f"{pushed.epoch}:{pushed.revision}", f"{self._epoch}:{self._revision}"
+            raise KeyExists(f"cluster map with revision {found}, expected one above {newest}")
+        self._store(pushed)
         self._pushed = pushed
         self.invalidate()
 

@@ -130,14 +130,10 @@ def get_cluster_config(session: Session, request: GetClusterConfig) -> Answer:
 def set_cluster_config(session: Session, request: SetClusterConfig) -> bytes:
     """Serve a map of the orchestrator: of the bucket with this name, or with an empty name of the nodes."""
     pushed = PushedMap.parse(to_signed(request.epoch), to_signed(request.revision), bytes(request.value))
-    if not request.key:
-        if session.node.map.check_newer(pushed):
-            session.node.map.replace(pushed)
-        return encode_reply(request)
     bucket = session.node.buckets.get(request.key.decode("utf-8", "replace"))
-    if bucket is None:
+    if bucket is None and request.key:
         raise KeyNotFound(f"no bucket {request.key!r}")
-    bucket.set_cluster_map(pushed)
+    (session.node.map if bucket is None else bucket.cluster_map).replace(pushed)
     return encode_reply(request)
 
 
