@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 __all__ = ["ORDER", "Node"]
 
 ORDER = (
+    "agreement",
     "transport",
     "auth",
     "cluster",
