@@ -81,7 +81,7 @@ async def act(node: Node, bucket: Bucket, action: str, key: str, value: bytes) -
     elif action == "cut":
         for connection in list(node.connections.open_connections):
             assert isinstance(connection, NodeConnection)
-            if connection.session.producer is not None:
+            if connection.session.endpoint is not None:
                 connection.abort("cut off by the test")
     else:
         try:

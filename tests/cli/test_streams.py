@@ -23,12 +23,21 @@ def test_streams_are_listed(on_beer, followers):
     code, out, err = on_beer("streams", "list")
     assert (code, err) == (0, "")
     head, *rows = [line.split() for line in out.splitlines()]
-    assert head == ["name", "protocol", "from", "agent", "vbuckets", "without", "sent", "remaining"]
-    assert [(row[0], row[1], *row[3:]) for row in rows] == [
-        ("indexer", "dcp", "-", "3", "-", "0", "0"),
-        ("anon_1", "upr", "-", "0", "-", "0", "0"),
+    assert head == ["name", "protocol", "role", "from", "agent", "vbuckets", "without", "sent", "remaining"]
+    assert [(*row[:3], *row[4:]) for row in rows] == [
+        ("indexer", "dcp", "producer", "-", "3", "-", "0", "0"),
+        ("anon_1", "upr", "producer", "-", "0", "-", "0", "0"),
     ]
-    assert all(row[2].startswith("anonymous@127.0.0.1:") for row in rows)
+    assert all(row[3].startswith("anonymous@127.0.0.1:") for row in rows)
+
+
+def test_consumer_is_listed_and_closed(on_beer, node):
+    with connected(node, "beer") as peer:
+        peer.open("copy", flags=0)
+        _, row = on_beer("streams", "list").lines
+        assert row.split()[:3] == ["copy", "dcp", "consumer"]
+        assert on_beer("streams", "close", "copy").code == 0
+        assert peer.ended()
 
 
 @pytest.mark.parametrize(("numbers", "text"), [([], ""), ([7], "7"), ([0, 1, 2], "0-2"), ([5, 1, 0, 3, 5], "0-1,3,5")])
@@ -58,7 +67,7 @@ def test_statistics_cannot_send_control_sequences_to_the_terminal(on_beer, node)
 
 
 def test_bucket_without_streams_has_an_empty_list(on_beer):
-    assert on_beer("streams", "list").lines == ["name  protocol  from  agent  vbuckets  without  sent  remaining"]
+    assert on_beer("streams", "list").lines == ["name  protocol  role  from  agent  vbuckets  without  sent  remaining"]
     assert on_beer("streams", "list", "--json") == (0, "", "")
 
 

@@ -1,11 +1,8 @@
 """The node as a DCP consumer: settings, streams, snapshots, flow control, and peers that break the rules."""
 
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from penstock.errors import TemporaryFailure
 from penstock.node import Node
@@ -22,103 +19,33 @@ from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status as S
 from penstock.wire.messages.dcp import (
     AddStream,
-    AddStreamReply,
     BufferAck,
     CloseStream,
     Control,
     DcpNoop,
-    DcpReply,
     Deletion,
     Expiration,
-    Mutation,
     Open,
     OsoSnapshot,
     Prepare,
     SeqnoAdvanced,
     SetVbucketState,
     SnapshotMarker,
+    SnapshotMarkerV2,
     StreamEnd,
     StreamReq,
     SystemEvent,
     pack_rollback,
+    unpack_rollback,
 )
-from penstock.wire.messages.kv import Delete, DelVbucket, Get, Noop, SelectBucket, SetVbucket, pack_failover_log
+from penstock.wire.messages.dcp_values import pack_stream_id
+from penstock.wire.messages.kv import Delete, Get, Noop, SelectBucket, SetVbucket, pack_failover_log
 from penstock.wire.messages.sasl import SaslAuth
-from penstock.wire.values.collection_key import DEFAULT_PREFIX
-from tests.examples import scaled
+from tests.node.producing_peer import LOG, make_replica, mutation, producing, read_history
 from tests.node.test_login import ITERATIONS
-from tests.node.wire_client import WireClient, connected
+from tests.node.wire_client import connected
 
-LOG = (FailoverEntry(0xABC, 0),)
 NAMES = [b"connection_buffer_size", b"enable_noop", b"set_noop_interval"]
-
-
-class ProducingPeer(WireClient):
-    """A producer and the orchestrator of a consumer, on one connection."""
-
-    opaque = 0
-
-    def open_consumer(self, name="copy", flags=0):
-        return self.open(name, flags)
-
-    def negotiate(self, status=S.SUCCESS):
-        """Answer the settings of the consumer, and return them with the frame behind them."""
-        settings = []
-        while (frame := self.receive()).opcode == Opcode.DCP_CONTROL:
-            assert frame.magic == Magic.REQUEST
-            settings.append(decode_frame(frame))
-            self.send(Frame(Magic.RESPONSE, Opcode.DCP_CONTROL, status, opaque=frame.opaque))
-        return settings, frame
-
-    def add_stream(self, vbucket=0, flags=0) -> StreamReq:
-        """Request a stream, and return the consumer's stream request."""
-        self.send(AddStream(vbucket=vbucket, flags=flags, opaque=0x900))
-        return self.read_request()
-
-    def read_request(self) -> StreamReq:
-        _, frame = self.negotiate()
-        request = decode_frame(frame)
-        assert isinstance(request, StreamReq), request
-        self.opaque = request.opaque
-        return request
-
-    def accept(self, log=LOG):
-        self.answer(S.SUCCESS, pack_failover_log(log))
-        reply = self.message()
-        assert reply == AddStreamReply(opaque=0x900, status=S.SUCCESS, stream_opaque=self.opaque)
-
-    def answer(self, status, value=b""):
-        self.send(DcpReply(opaque=self.opaque, status=status, value=value).encode(Opcode.DCP_STREAM_REQ))
-
-    def marker(self, start, end, flags=SnapshotFlag.MEMORY):
-        self.send(SnapshotMarker(opaque=self.opaque, start_seqno=start, end_seqno=end, flags=flags))
-
-    def mutate(self, *seqnos, **fields):
-        for seqno in seqnos:
-            self.send(mutation(self.opaque, seqno, **fields))
-
-    def settle(self):
-        """Wait until the node has served all that was sent, without any other answer."""
-        assert self.status(Noop()) == S.SUCCESS
-        assert self.frames == []
-
-
-def mutation(opaque, seqno, **fields) -> Mutation:
-    values = {"key": b"k%d" % seqno, "value": b"v", "cas": 100 + seqno, "rev_seqno": 1, **fields}
-    return Mutation(opaque=opaque, by_seqno=seqno, **values)
-
-
-@contextmanager
-def producing(node, **options):
-    peer = ProducingPeer(node, **options)
-    try:
-        yield peer
-    finally:
-        peer.close()
-
-
-def make_replica(client, vbucket=0):
-    assert client.status(SetVbucket(vbucket=vbucket, state=VbucketState.REPLICA)) == S.SUCCESS
 
 
 @pytest.fixture
@@ -135,11 +62,6 @@ def streaming(peer):
     assert peer.add_stream().start_seqno == 0
     peer.accept()
     return peer
-
-
-def read_history(node, number=0):
-    history = node.buckets["default"].store.vbuckets[number].history
-    return history.changes.high_seqno, history.whole_seqno
 
 
 # Settings
@@ -164,7 +86,7 @@ def test_peer_with_collections_gets_more_settings(node, client):
         peer.send(AddStream(opaque=0x900))
         settings, _ = peer.negotiate()
         assert [setting.key for setting in settings[:4]] == [*NAMES, b"set_priority"]
-        assert settings[-1].key == b"v7_dcp_status_codes"
+        assert (settings[-1].key, settings[-1].value) == (b"max_marker_version", b"2.2")
 
 
 def test_stream_is_requested_though_the_peer_refuses_all_settings(peer):
@@ -267,6 +189,48 @@ def test_bounds_of_a_snapshot_survive_a_restart(tmp_path, ends):
         request = peer.open_consumer().add_stream()
         assert (request.start_seqno, request.snap_start, request.snap_end) == (5, 0, ends)
         assert request.vbuuid == LOG[0].vbuuid
+
+
+def purging_marker(peer, end, purge_seqno):
+    return SnapshotMarkerV2(
+        opaque=peer.opaque,
+        version=2,
+        start_seqno=0,
+        end_seqno=end,
+        flags=2,
+        purge_seqno=purge_seqno,
+        high_prepared_seqno=0,
+    )
+
+
+def test_copy_lacks_the_tombstones_that_its_producer_has_purged(tmp_path):
+    with Node.running(["default"], 4, data_dir=tmp_path) as node, connected(node) as client, producing(node) as peer:
+        make_replica(client)
+        peer.open_consumer().add_stream()
+        peer.accept()
+        peer.send(purging_marker(peer, end=9, purge_seqno=7))
+        peer.mutate(5, 9)
+        peer.settle()
+        assert client.stats("vbucket-seqno 0")["vb_0:purge_seqno"] == "7"
+    with Node.running(["default"], 4, data_dir=tmp_path) as node, connected(node) as client:
+        client.ask(SetVbucket(state=VbucketState.ACTIVE))
+        client.open("reader")
+        reply = client.ask(StreamReq(start_seqno=5, end_seqno=9, vbuuid=LOG[0].vbuuid, snap_start=5, snap_end=5))
+        assert (reply.specific, unpack_rollback(reply.value)) == (S.ROLLBACK, 0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda peer: mutation(peer.opaque, 1), lambda peer: CloseStream(opaque=peer.opaque)],
+    ids=["mutation", "close"],
+)
+def test_messages_with_a_stream_id_are_refused(node, streaming, make):
+    streaming.marker(0, 2)
+    streaming.send(replace(make(streaming), framing=pack_stream_id(7)))
+    assert streaming.receive().specific == S.EINVAL
+    streaming.mutate(2)
+    streaming.settle()
+    assert read_history(node) == (2, 2)
 
 
 def test_promotion_inside_a_snapshot_starts_its_branch_at_the_last_complete_one(node, client, streaming):
@@ -440,6 +404,7 @@ def test_statistics_name_the_consumer(client, streaming):
     ("send", "status"),
     [
         (lambda peer: peer.marker(3, 2), S.EINVAL),
+        (lambda peer: peer.send(purging_marker(peer, end=9, purge_seqno=10)), S.EINVAL),
         (lambda peer: peer.marker(0, 0), S.ERANGE),
         (lambda peer: peer.mutate(1), S.ERANGE),
         (lambda peer: peer.mutate(0), S.EINVAL),
@@ -493,6 +458,15 @@ def test_peer_that_breaks_the_order_is_disconnected(node, streaming, caplog, sen
     assert read_history(node) == (1, 0)
 
 
+def test_change_before_the_start_of_its_snapshot_ends_the_connection(node, streaming):
+    streaming.marker(0, 5)
+    streaming.mutate(5)
+    streaming.marker(8, 9)
+    streaming.mutate(7)
+    assert streaming.ended()
+    assert read_history(node) == (5, 5)
+
+
 def test_changes_before_a_marker_end_the_connection(streaming):
     streaming.mutate(1)
     assert streaming.ended()
@@ -524,89 +498,3 @@ def test_consumer_needs_the_privilege_of_replication(tmp_path):
                     assert client.status(SaslAuth(key=b"PLAIN", value=b"\0%s\0password" % name.encode())) == S.SUCCESS
                     assert client.status(SelectBucket(key=b"default")) == S.SUCCESS
                     assert client.status(Open(key=b"c", flags=flags)) == expected
-
-
-# Any messages
-
-KEYS = st.sampled_from([b"a", b"b", b"c"])
-NUMBERS = st.integers(0, 12)
-MESSAGES = st.one_of(
-    st.builds(SnapshotMarker, start_seqno=NUMBERS, end_seqno=NUMBERS, flags=st.sampled_from([1, 5, 9])),
-    st.builds(Mutation, key=KEYS, value=st.binary(max_size=3), by_seqno=NUMBERS, rev_seqno=NUMBERS, cas=NUMBERS),
-    st.builds(Deletion, key=KEYS, by_seqno=NUMBERS, rev_seqno=NUMBERS, cas=NUMBERS),
-    st.builds(SeqnoAdvanced, by_seqno=NUMBERS),
-)
-
-
-class OrderBrokenError(Exception):
-    """The consumer ends the connection."""
-
-
-class CopyModel:
-    """The rules of a stream: seqnos increase inside the open snapshot, and only its last seqno completes it.
-
-    Attributes:
-        seqno: the newest change.
-        whole_seqno: the end of the last complete snapshot.
-        documents: the value of each key, None for a deleted document.
-    """
-
-    def __init__(self):
-        self.seqno = self.whole_seqno = 0
-        self.documents = {}
-        self._snapshot = None
-        self._needs_ack = False
-
-    def receive(self, message):
-        """Return the opcode and status of the reply, None without a reply."""
-        if isinstance(message, SnapshotMarker):
-            return self._open_snapshot(message)
-        number, is_change = message.by_seqno, not isinstance(message, SeqnoAdvanced)
-        if not number:
-            return message.opcode, S.EINVAL
-        if is_change and number <= self.seqno:
-            return message.opcode, S.ERANGE
-        if self._snapshot is None or not self._snapshot[0] <= number <= self._snapshot[1]:
-            raise OrderBrokenError
-        if is_change:
-            self.seqno = number
-            self.documents[message.key] = None if isinstance(message, Deletion) else message.value
-        if number < self._snapshot[1]:
-            return None
-        self.whole_seqno, self._snapshot = self.seqno, None
-        return (Opcode.DCP_SNAPSHOT_MARKER, S.SUCCESS) if self._needs_ack else None
-
-    def _open_snapshot(self, marker):
-        if marker.start_seqno > marker.end_seqno:
-            return marker.opcode, S.EINVAL
-        if marker.end_seqno < self.seqno:
-            return marker.opcode, S.ERANGE
-        if self._snapshot is not None and marker.start_seqno > self._snapshot[1]:
-            raise OrderBrokenError
-        self._snapshot = min(marker.start_seqno, self.seqno + 1), marker.end_seqno
-        self._needs_ack = bool(marker.flags & SnapshotFlag.ACK)
-        return None
-
-
-@settings(max_examples=scaled(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(MESSAGES, max_size=25))
-def test_copy_has_the_accepted_changes_and_nothing_else(node, client, messages):
-    client.ask(DelVbucket())
-    make_replica(client)
-    model = CopyModel()
-    with producing(node) as peer:
-        peer.open_consumer().add_stream()
-        peer.accept()
-        try:
-            for message in messages:
-                peer.send(replace(message, opaque=peer.opaque))
-                if (reply := model.receive(message)) is not None:
-                    frame = peer.receive()
-                    assert (frame.opcode, frame.specific) == reply
-            peer.settle()
-        except OrderBrokenError:
-            assert peer.ended()
-    assert read_history(node) == (model.seqno, model.whole_seqno)
-    vbucket = node.buckets["default"].store.vbuckets[0]
-    found = {key: vbucket.get(DEFAULT_PREFIX + key) for key in model.documents}
-    assert {key: item and bytes(item.value) for key, item in found.items()} == model.documents

@@ -124,7 +124,7 @@ def test_listener_can_be_pinned(pin):
                 client.send(Noop())
                 client.skip_to(opcode=Opcode.NOOP)
                 assert (dialect or other) in list_dialects(node)
-                producers = {key for key, _ in node.buckets["default"].producers}
+                producers = {key for key, _ in node.buckets["default"].endpoints}
                 assert producers <= ({other} if dialect in {None, other} else set())
 
 

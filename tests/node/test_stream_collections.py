@@ -368,7 +368,7 @@ def test_vbucket_can_have_several_streams(node, writer, modern):
         assert messages[2].key == make_key(collection)
     reports = [
         (stream.filters, stream.details["sid"])
-        for producer in node.buckets["default"].producers.values()
+        for producer in node.buckets["default"].endpoints.values()
         for stream in producer.report().streams
     ]
     assert reports == [(("collections",), 1), (("collections",), 0xFFFF)]

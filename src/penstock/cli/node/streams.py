@@ -20,7 +20,7 @@ commands = typer.Typer(
 )
 app.add_typer(commands, name="streams", rich_help_panel=Panel.NODE)
 
-_HEADS = ("name", "protocol", "from", "agent", "vbuckets", "without", "sent", "remaining")
+_HEADS = ("name", "protocol", "role", "from", "agent", "vbuckets", "without", "sent", "remaining")
 _NUMBER_COLUMNS = frozenset(("sent", "remaining"))
 _NAME_WIDTH = 200
 """Characters; longest name of a connection in bytes."""
@@ -42,8 +42,9 @@ def list_streams(
 ) -> None:
     """List the change-stream connections of a bucket.
 
-    Connections without a name are listed by number, for example anon_7. With
-    --json, each line is one connection with its streams.
+    The role is that of the node: a producer sends changes, a consumer stores
+    them. Connections without a name are listed by number, for example anon_7.
+    With --json, each line is one connection with its streams.
     """
     found = asyncio.run(_read_reports(resolve_address(url, username, password)))
     if as_json:
@@ -90,6 +91,7 @@ class _ConnectionReport(Struct):
 
     name: str
     dialect: str
+    role: str
     user: str | None
     peer: str
     agent: str
@@ -100,7 +102,13 @@ class _ConnectionReport(Struct):
 def _format_row(report: dict[str, Any]) -> tuple[str, ...]:
     read = convert(report, _ConnectionReport)
     without = {name for stream in read.streams for name in stream.filters}
-    texts = (read.name, read.dialect, f"{read.user or 'anonymous'}@{read.peer}", read.agent)  # chosen by the consumer
+    texts = (
+        read.name,
+        read.dialect,
+        read.role,
+        f"{read.user or 'anonymous'}@{read.peer}",
+        read.agent,
+    )  # chosen by the peer
     return (
         *(format_one_line((text or "-").encode(), _NAME_WIDTH) for text in texts),
         format_ranges(stream.vbucket for stream in read.streams) or "-",

@@ -1,4 +1,4 @@
-"""A bucket as the node serves it: the store's bucket, its producers, and its background work."""
+"""A bucket as the node serves it: the store's bucket, its change-stream connections, and its background work."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from penstock.errors import KeyNotFound
 from penstock.node.buckets.bucket_maintenance import BucketMaintenance
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.node.buckets.compactor import Compactor
-from penstock.node.buckets.consumer_reports import ConsumerReport
 from penstock.node.buckets.definition_files import BucketDefinition
+from penstock.node.buckets.endpoint_reports import EndpointLoad, EndpointReport, StreamRole
 from penstock.node.buckets.flusher import Flusher
 from penstock.node.buckets.histogram import Histogram
-from penstock.node.buckets.producer_reports import ProducerLoad, ProducerReport
 from penstock.node.buckets.vbucket_events import VbucketEvent, VbucketListener, WaitingStream
 from penstock.node.cluster.live_map import LiveMap
 from penstock.node.cluster.pushed_map import PushedMap
@@ -32,7 +31,7 @@ from penstock.store.definition.manifest_json import manifest_to_dict
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["BucketConsumer", "BucketMirror", "BucketProducer", "CommandCounters", "SentCounts", "ServedBucket"]
+__all__ = ["BucketEndpoint", "BucketMirror", "CommandCounters", "SentCounts", "ServedBucket"]
 
 
 _MAP_FIELD = "cluster_map"
@@ -66,15 +65,17 @@ class SentCounts:
         self.streams_opened = self.items = self.nbytes = 0
 
 
-class BucketProducer(VbucketListener, Protocol):
-    """A change-stream connection of a bucket.
+class BucketEndpoint(VbucketListener, Protocol):
+    """A change-stream connection of a bucket: a producer or a consumer.
 
     Attributes:
         dialect: the connection's dialect.
+        role: the side of the node.
         name: the connection's name, unique in bucket and dialect.
     """
 
     dialect: Dialect
+    role: StreamRole
     name: bytes
 
     @property
@@ -85,29 +86,10 @@ class BucketProducer(VbucketListener, Protocol):
     def port(self) -> int:
         """The port of the node that the connection came in by."""
 
-    def load(self) -> ProducerLoad:
+    def load(self) -> EndpointLoad:
         """Return the work that is left."""
 
-    def report(self) -> ProducerReport:
-        """Return the state of the connection and of its streams."""
-
-    def abort(self, why: str) -> None:
-        """End the connection at once."""
-
-    def close_soon(self) -> None:
-        """End the connection in a turn of its own."""
-
-
-class BucketConsumer(VbucketListener, Protocol):
-    """A connection that stores the changes of its peer in a bucket.
-
-    Attributes:
-        name: the connection's name, unique among the consumers of the bucket.
-    """
-
-    name: bytes
-
-    def report(self) -> ConsumerReport:
+    def report(self) -> EndpointReport:
         """Return the state of the connection and of its streams."""
 
     def abort(self, why: str) -> None:
@@ -143,11 +125,10 @@ class ServedBucket:
         changed: vbuckets that changed since the last `notify`.
         counters: commands that STAT counts.
         stat_times: durations of STAT by group.
-        producers: the change-stream connections, by dialect and name.
-        consumers: the connections that store the changes of their peers, by name.
+        endpoints: the change-stream connections, by dialect and name.
         sent_counts: totals of the producers, by dialect.
         tap: TAP clients and checkpoints.
-        listeners: notified of events of whole vbuckets; all producers and consumers are listeners.
+        listeners: notified of events of whole vbuckets; all change-stream connections are listeners.
         bridge: keeps the bucket equal to another node's bucket; None: the bucket is no mirror.
         maintenance: background work on the event loop.
         compactor: keeps the log small.
@@ -177,8 +158,7 @@ class ServedBucket:
         self.counters = CommandCounters()
         self.stat_times: defaultdict[str, Histogram] = defaultdict(Histogram)
         self.changed = self.store.changed
-        self.producers: dict[tuple[Dialect, bytes], BucketProducer] = {}
-        self.consumers: dict[bytes, BucketConsumer] = {}
+        self.endpoints: dict[tuple[Dialect, bytes], BucketEndpoint] = {}
         self.sent_counts = {dialect: SentCounts() for dialect in Dialect}
         self.tap = TapBucket()
         self.listeners: set[VbucketListener] = set()
@@ -188,47 +168,31 @@ class ServedBucket:
         self._waiting: dict[int, set[WaitingStream]] = {}
         self._anonymous = count(1)
 
-    def add_producer(self, producer: BucketProducer, name: bytes) -> bytes:
-        """Add a producer and return its name. An older producer of the same dialect and name is ended.
+    def add_endpoint(self, endpoint: BucketEndpoint, name: bytes) -> bytes:
+        """Add a change-stream connection and return its name. An older one of the same dialect and name is ended.
 
         Returns:
-            The name, which is `anon_N` for a producer without one.
+            The name, which is `anon_N` for a connection without one.
         """
         while not name:
             name = b"anon_%d" % next(self._anonymous)
-            if (producer.dialect, name) in self.producers:  # a client may have chosen this name
+            if (endpoint.dialect, name) in self.endpoints:  # a client may have chosen this name
                 name = b""
-        older: BucketProducer | BucketConsumer | None = self.producers.get((producer.dialect, name))
-        if older is None and producer.dialect is Dialect.DCP:
-            older = self.consumers.get(name)
+        older = self.endpoints.get((endpoint.dialect, name))
         if older is not None:
             older.abort("another connection uses its name")
-        self.producers[producer.dialect, name] = producer
-        self.listeners.add(producer)
+        self.endpoints[endpoint.dialect, name] = endpoint
+        self.listeners.add(endpoint)
         return name
 
-    def remove_producer(self, producer: BucketProducer) -> None:
-        """Remove a producer whose connection ends."""
-        self.listeners.discard(producer)
-        if self.producers.get((producer.dialect, producer.name)) is producer:
-            del self.producers[producer.dialect, producer.name]
+    def remove_endpoint(self, endpoint: BucketEndpoint) -> None:
+        """Remove a change-stream connection that ends."""
+        self.listeners.discard(endpoint)
+        if self.endpoints.get((endpoint.dialect, endpoint.name)) is endpoint:
+            del self.endpoints[endpoint.dialect, endpoint.name]
 
-    def add_consumer(self, consumer: BucketConsumer) -> None:
-        """Add a consumer. An older connection of DCP with its name is ended."""
-        for older in (self.consumers.get(consumer.name), self.producers.get((Dialect.DCP, consumer.name))):
-            if older is not None:
-                older.abort("another connection uses its name")
-        self.consumers[consumer.name] = consumer
-        self.listeners.add(consumer)
-
-    def remove_consumer(self, consumer: BucketConsumer) -> None:
-        """Remove a consumer whose connection ends."""
-        self.listeners.discard(consumer)
-        if self.consumers.get(consumer.name) is consumer:
-            del self.consumers[consumer.name]
-
-    def close_producers(self, name: bytes) -> int:
-        """End the connections of the producers of a name, and return their number.
+    def close_endpoints(self, name: bytes) -> int:
+        """End the change-stream connections of a name, and return their number.
 
         They end in a turn of their own: one of them may be the connection of this request.
 
@@ -236,13 +200,13 @@ class ServedBucket:
             The number of connections.
 
         Raises:
-            KeyNotFound: no producer has the name.
+            KeyNotFound: no connection has the name.
         """
-        found = [producer for (_, known), producer in self.producers.items() if known == name]
+        found = [endpoint for (_, known), endpoint in self.endpoints.items() if known == name]
         if not found:
             raise KeyNotFound(f"no change-stream connection {name!r}")
-        for producer in found:
-            producer.close_soon()
+        for endpoint in found:
+            endpoint.close_soon()
         return len(found)
 
     def add_waiting_stream(self, stream: WaitingStream) -> None:
@@ -276,8 +240,8 @@ class ServedBucket:
         if self.compactor is not None:
             self.compactor.compact_soon()
 
-    def report_event(self, vbucket: Vbucket, event: VbucketEvent) -> None:
-        """Notify all listeners of an event of a vbucket."""
+    def report_event(self, vbucket: Vbucket, event: VbucketEvent, cause: VbucketListener | None = None) -> None:
+        """Notify the listeners of an event of a vbucket, except the one that has caused it."""
         if self.flusher is not None:
             self.flusher.commit_soon()
         if event is not VbucketEvent.STATE_CHANGED:
@@ -285,7 +249,8 @@ class ServedBucket:
         if event is not VbucketEvent.FLUSHED:
             self.cluster_map.invalidate()
         for listener in tuple(self.listeners):
-            listener.vbucket_changed(vbucket, event)
+            if listener is not cause:
+                listener.vbucket_changed(vbucket, event)
 
     # Definition
 

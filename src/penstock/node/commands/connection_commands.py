@@ -94,7 +94,7 @@ def agree_on_features(session: Session, request: Hello) -> bytes:
 def select_bucket(session: Session, request: SelectBucket) -> bytes:
     """Select a bucket. A user without any role for it cannot learn whether it exists."""
     session.parked.check_empty()
-    if session.producer is not None:
+    if session.endpoint is not None:
         raise NotSupported("the streams of this connection belong to its bucket")
     name, user = request.key.decode("utf-8", "replace"), session.login.effective_user
     if user is None or not user.can_see(name):
@@ -112,7 +112,7 @@ COMMANDS.serve(needs=SIMPLE_STATS)(answer_stat)
 @COMMANDS.serve(needs=SETTINGS)
 def close_producer(session: Session, request: CloseProducer) -> bytes:
     """End the change-stream connections of a name."""
-    session.require_bucket().close_producers(request.key)
+    session.require_bucket().close_endpoints(request.key)
     return encode_reply(request)
 
 

@@ -36,7 +36,7 @@ def start_login(session: Session, request: SaslAuth) -> bytes:
         TemporaryFailure: too many wrong passwords wait for their answer.
     """
     session.parked.check_empty()
-    if session.producer is not None:
+    if session.endpoint is not None:
         raise NotSupported("the streams of this connection belong to its user")
     check = session.login.find_password_check(request.key, request.value)
     if check is None:

@@ -77,9 +77,9 @@ def check_flags(flags: int, offered: int, unsupported: tuple[StreamFlag, ...] = 
 
 def _require_producer(session: Session) -> DcpProducer:
     require_ordered_replies(session)
-    if not isinstance(session.producer, DcpProducer):
+    if not isinstance(session.endpoint, DcpProducer):
         raise InvalidArguments("no DCP OPEN on this connection yet")
-    return session.producer
+    return session.endpoint
 
 
 def require_ordered_replies(session: Session) -> None:

@@ -36,10 +36,10 @@ def get_producer(session: Session, dialect: Dialect) -> StreamProducer:
         NoBucket: no bucket is selected.
         NotSupported: the bucket is a plain cache.
     """
-    if session.producer is None:
-        session.producer = StreamProducer(session, require_streamable_bucket(session), dialect)
-    assert isinstance(session.producer, StreamProducer)
-    return session.producer
+    if session.endpoint is None:
+        session.endpoint = StreamProducer(session, require_streamable_bucket(session), dialect)
+    assert isinstance(session.endpoint, StreamProducer)
+    return session.endpoint
 
 
 def make_stream_request(request: UprStreamReq | DraftStreamReq) -> StreamRequest:

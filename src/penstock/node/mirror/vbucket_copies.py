@@ -60,7 +60,6 @@ class VbucketCopies:
         self._own_ends: dict[int, int] = {}
         """High seqno of each copy after the bridge's newest change. Any other high seqno shows a foreign change."""
         self._event_receivers: set[int] = set()  # vbuckets whose system events the bucket may not have
-        self._is_own_event = False
         if all(
             vbucket.history.state is VbucketState.ACTIVE and not vbucket.changes.high_seqno
             for vbucket in self._vbuckets
@@ -92,8 +91,6 @@ class VbucketCopies:
 
     def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
         """Adjust the mirrored vbuckets after a state change, and restart a vbucket that was emptied by others."""
-        if self._is_own_event:
-            return
         is_mirrored = vbucket.history.state in _MIRRORED
         if not is_mirrored:  # an active vbucket starts a branch, so its own changes are recognized by that
             self._own_ends.pop(vbucket.id, None)
@@ -214,11 +211,7 @@ class VbucketCopies:
                 self._report_event(vbucket, VbucketEvent.STATE_CHANGED)
 
     def _report_event(self, vbucket: Vbucket, event: VbucketEvent) -> None:
-        self._is_own_event = True
-        try:
-            self._served.report_event(vbucket, event)
-        finally:
-            self._is_own_event = False
+        self._served.report_event(vbucket, event, cause=self)
         self._served.changed.add(vbucket.id)
 
 

@@ -15,7 +15,7 @@ from penstock.node.answers import Answer, CancelWait, CloseConnection, FinishedW
 from penstock.node.buckets.received_manifest import adopt_manifest
 from penstock.node.dialects.dcp_commands import check_flags
 from penstock.node.replication.dcp_consumer import DcpConsumer
-from penstock.node.replication.passive_stream import PassiveStream, ReceivedDocument
+from penstock.node.replication.passive_stream import PassiveStream
 from penstock.node.session.client_values import check_stored_value
 from penstock.node.session.command_table import REPLICATE, CommandTable
 from penstock.node.session.large_values import LARGE_VALUE_BYTES, run_in_worker
@@ -68,7 +68,8 @@ def _count_bytes(handler: Handler) -> Handler:
         consumer = get_consumer(session)
         try:
             reply = handler(session, frame)
-        except REFUSED:
+        except REFUSED as error:
+            consumer.log_refusal(error)
             raise Parked(partial(_wait_before_retry, session)) from None
         except (StatusError, RemoteProtocolError):
             consumer.received_bytes += _count_frame(frame)
@@ -99,8 +100,8 @@ MESSAGES = CommandTable(_count_bytes)
 
 def get_consumer(session: Session) -> DcpConsumer:
     """Return the consumer of a connection. Its table has no other commands."""
-    assert isinstance(session.producer, DcpConsumer)
-    return session.producer
+    assert isinstance(session.endpoint, DcpConsumer)
+    return session.endpoint
 
 
 @COMMANDS.serve(needs=REPLICATE)
@@ -113,6 +114,7 @@ def add_stream(session: Session, request: AddStream) -> bytes:
 @COMMANDS.serve(needs=REPLICATE)
 def close_stream(session: Session, request: CloseStream) -> bytes:
     """Close the stream of the vbucket. Later messages of the stream are refused."""
+    _refuse_stream_id(session)
     get_consumer(session).close_stream(request.vbucket)
     return encode_reply(request)
 
@@ -137,23 +139,20 @@ def store_mutation(session: Session, message: Mutation) -> bytes:
     stream = _find_stream(session, message)
     value = _remove_nmeta(message.value, message.nmeta)
     _check_value(session, message.datatype, value)
-    return _store(
-        stream,
-        message,
-        ReceivedDocument(
-            event=Event.MUTATION,
-            key=_read_key(session, message.key),
-            value=value,
-            seqno=_read_seqno(message.by_seqno),
-            cas=message.cas,
-            rev_seqno=message.rev_seqno,
-            flags=message.flags,
-            expiry=message.expiry,
-            lock_time=message.lock_time,
-            nru=message.nru,
-            datatype=message.datatype,
-        ),
+    is_complete = stream.store_change(
+        Event.MUTATION,
+        _read_key(session, message.key),
+        value,
+        seqno=_read_seqno(message.by_seqno),
+        cas=message.cas,
+        rev_seqno=message.rev_seqno,
+        flags=message.flags,
+        expiry=message.expiry,
+        lock_time=message.lock_time,
+        nru=message.nru,
+        datatype=message.datatype,
     )
+    return _acknowledge_snapshot(message, is_complete)
 
 
 @MESSAGES.serve(needs=REPLICATE)
@@ -165,20 +164,17 @@ def store_removal(session: Session, message: _Removal) -> bytes:
     value = value if datatype else b""
     _check_value(session, datatype, value)
     is_expiration = message.received_as == Opcode.DCP_EXPIRATION
-    return _store(
-        stream,
-        message,
-        ReceivedDocument(
-            event=Event.EXPIRATION if is_expiration else Event.DELETION,
-            key=_read_key(session, message.key),
-            value=value,
-            seqno=_read_seqno(message.by_seqno),
-            cas=message.cas,
-            rev_seqno=message.rev_seqno,
-            datatype=datatype,
-            delete_time=0 if isinstance(message, Deletion) else message.delete_time,
-        ),
+    is_complete = stream.store_change(
+        Event.EXPIRATION if is_expiration else Event.DELETION,
+        _read_key(session, message.key),
+        value,
+        seqno=_read_seqno(message.by_seqno),
+        cas=message.cas,
+        rev_seqno=message.rev_seqno,
+        datatype=datatype,
+        delete_time=0 if isinstance(message, Deletion) else message.delete_time,
     )
+    return _acknowledge_snapshot(message, is_complete)
 
 
 @MESSAGES.serve(needs=REPLICATE)
@@ -187,28 +183,24 @@ def store_system_event(session: Session, message: SystemEvent) -> bytes:
     stream = _find_stream(session, message)
     subject = unpack_system_event(message.event, message.version, message.key, message.value)
     (event,) = pack_events([(SystemEventKind(message.event), subject)])
-    reply = _store(
-        stream,
-        message,
-        ReceivedDocument(
-            event=Event.DELETION if event.is_end else Event.MUTATION,
-            key=event.key,
-            value=event.value,
-            seqno=_read_seqno(message.by_seqno),
-            cas=message.cas,
-            rev_seqno=1,
-            flags=int(event.kind),
-        ),
+    is_complete = stream.store_change(
+        Event.DELETION if event.is_end else Event.MUTATION,
+        event.key,
+        event.value,
+        seqno=_read_seqno(message.by_seqno),
+        cas=message.cas,
+        rev_seqno=1,
+        flags=int(event.kind),
     )
     adopt_manifest(get_consumer(session).bucket, stream.vbucket)
-    return reply
+    return _acknowledge_snapshot(message, is_complete)
 
 
 @MESSAGES.serve(needs=REPLICATE)
 def advance_seqno(session: Session, message: SeqnoAdvanced) -> bytes:
     """Record that the producer has no further change up to a seqno."""
     stream = _find_stream(session, message)
-    return _acknowledge_marker(message) if stream.advance_seqno(_read_seqno(message.by_seqno)) else b""
+    return _acknowledge_snapshot(message, stream.advance_seqno(_read_seqno(message.by_seqno)))
 
 
 @MESSAGES.serve(needs=REPLICATE)
@@ -259,18 +251,21 @@ def _find_stream(
     | SetVbucketState
     | StreamEnd,
 ) -> PassiveStream:
+    """Return the stream of a message. Raises InvalidArguments for a stream id, which no stream of a consumer has."""
+    _refuse_stream_id(session)
     return get_consumer(session).find_stream(message.vbucket, message.opaque)
 
 
-def _store(stream: PassiveStream, message: Mutation | _Removal | SystemEvent, document: ReceivedDocument) -> bytes:
-    """Store a change, and return the answer to the marker of its snapshot if that is due."""
-    return _acknowledge_marker(message) if stream.store_document(document) else b""
+def _refuse_stream_id(session: Session) -> None:
+    if session.infos.stream_id is not None:
+        raise InvalidArguments(f"stream id {session.infos.stream_id}, which this consumer has not requested")
 
 
-def _acknowledge_marker(message: Mutation | _Removal | SystemEvent | SeqnoAdvanced) -> bytes:
-    """Return the answer to a marker with ACK, which is due when its snapshot is complete."""
-    marker = Frame(int(Magic.REQUEST), int(Opcode.DCP_SNAPSHOT_MARKER), opaque=message.opaque)
-    return encode_reply(marker)
+def _acknowledge_snapshot(message: Mutation | _Removal | SystemEvent | SeqnoAdvanced, is_complete: bool) -> bytes:
+    """Return the answer to a marker with ACK, which is due when its snapshot is complete; nothing before."""
+    if not is_complete:
+        return b""
+    return encode_reply(Frame(int(Magic.REQUEST), int(Opcode.DCP_SNAPSHOT_MARKER), opaque=message.opaque))
 
 
 def _read_seqno(seqno: int) -> int:

@@ -5,20 +5,21 @@ It reads and writes no socket: each method returns the bytes to send.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
+from functools import partial
 from itertools import count
 from typing import Any
 
 from penstock.errors import KeyExists, KeyNotFound, NotMyVbucket, RemoteProtocolError, StatusError
 from penstock.node.answers import CloseConnection
-from penstock.node.buckets.consumer_reports import ConsumerReport, ReceivedStreamReport
+from penstock.node.buckets.endpoint_reports import EndpointLoad, StreamReport, StreamRole
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.buckets.vbucket_events import VbucketEvent
 from penstock.node.replication.control_negotiation import BUFFER_BYTES, ControlNegotiation
 from penstock.node.replication.passive_stream import PassiveStream
 from penstock.node.session.session import Session
+from penstock.node.streams.stream_endpoint import StreamEndpoint
+from penstock.node.transport.deadline_timer import DeadlineTimer
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect, VbucketState
 from penstock.wire.codec.frame import Frame, name_opcode
@@ -36,36 +37,29 @@ _ACK_SHARE = 5
 """The consumer acknowledges a fifth of the buffer at once. Source: kv_engine, dcp/flow-control.cc."""
 
 
-class DcpConsumer:
+class DcpConsumer(StreamEndpoint):
     """The consumer of a connection after OPEN without PRODUCER.
 
     Attributes:
-        dialect: DCP.
-        session: the session of the connection.
-        bucket: the bucket whose vbuckets store the changes.
-        name: the client's name of the connection.
-        created: time of creation, in epoch seconds.
+        flags: the flags of OPEN.
         streams: the streams by vbucket.
         negotiation: the settings of the connection.
         received_bytes: bytes of all stream messages.
         acked_bytes: bytes that were acknowledged.
     """
 
-    dialect = Dialect.DCP
+    role = StreamRole.CONSUMER
 
     def __init__(self, session: Session, bucket: ServedBucket, name: bytes, flags: int) -> None:
-        self.session = session
-        self.bucket = bucket
-        self.name = name
         self.flags = flags
-        self.created = time.time()
         self.streams: dict[int, PassiveStream] = {}
         self.negotiation = ControlNegotiation(has_collections=session.collections)
         self.received_bytes = self.acked_bytes = 0
         self._opaques = count(1)
         self._messages = self._messages_before = 0
-        self._timer: asyncio.TimerHandle | None = None
-        bucket.add_consumer(self)
+        self._is_refused = False
+        self._silence = DeadlineTimer(session.node.loop, partial(session.output.run_guarded, self._check_peer))
+        super().__init__(session, bucket, Dialect.DCP, name)
 
     # Streams
 
@@ -84,7 +78,14 @@ class DcpConsumer:
             raise NotMyVbucket(f"vbucket {vbucket.id} is active, expected a replica", vbucket=vbucket.id)
         if vbucket.id in self.streams:
             raise KeyExists(f"vbucket {vbucket.id} has a stream")
-        stream = PassiveStream(self.bucket, vbucket, next(self._opaques), request.flags, request.opaque)
+        stream = PassiveStream(
+            self.bucket,
+            self,
+            vbucket,
+            opaque=next(self._opaques),
+            flags=request.flags,
+            request_opaque=request.opaque,
+        )
         self.streams[vbucket.id] = stream
         if not self.negotiation.has_started:
             return self._request_setting()
@@ -187,6 +188,7 @@ class DcpConsumer:
             The acknowledgement that is due, or nothing.
         """
         self._messages += 1
+        self._is_refused = False
         self.received_bytes += nbytes
         unacked = self.received_bytes - self.acked_bytes
         if unacked < BUFFER_BYTES // _ACK_SHARE:
@@ -194,65 +196,47 @@ class DcpConsumer:
         self.acked_bytes = self.received_bytes
         return BufferAck(opaque=next(self._opaques), nbytes=unacked).encode()
 
+    def log_refusal(self, error: Exception) -> None:
+        """Log that the bucket refuses a change: once, until it accepts one."""
+        if not self._is_refused:
+            name = self.bucket.store.name
+            logger.warning("bucket %s refuses changes of %s: %s", name, self.session.peer, error)
+        self._is_refused = True
+
     def record_noop(self) -> None:
         """Record that the peer is alive."""
         self._messages += 1
 
     def _watch_peer(self) -> None:
-        """Abort the connection if the peer has been silent for the node's idle timeout: its NOOPs are missing."""
-        session = self.session
-        if self._timer is not None and self._messages == self._messages_before:
-            session.output.abort(f"no message of the producer for {session.node.idle_timeout:g} s")
-            return
         self._messages_before = self._messages
-        self._timer = session.node.loop.call_later(
-            session.node.idle_timeout, session.output.run_guarded, self._watch_peer
-        )
+        self._silence.set(self.session.node.idle_timeout)
 
-    def abort(self, why: str) -> None:
-        """Close the connection at once."""
-        self.session.output.abort(why)
-
-    def close_soon(self) -> None:
-        """Close the connection in a turn of its own."""
-        self.session.node.loop.call_soon(self.session.output.close)
-
-    def renew_login(self) -> bool:
-        """Return False: the connection ends when the roles of its user change, and may open again."""
-        return False
+    def _check_peer(self) -> None:
+        """Abort the connection if the peer has been silent for the node's idle timeout: its NOOPs are missing."""
+        if self._messages == self._messages_before:
+            self.abort(f"no message of the producer for {self.session.node.idle_timeout:g} s")
+        else:
+            self._watch_peer()
 
     def resume(self) -> None:
         """Do nothing: a consumer sends only answers and acknowledgements."""
 
     def stop(self) -> None:
         """Forget the streams, since the connection ends. The vbuckets keep their changes."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self.bucket.remove_consumer(self)
+        self._silence.cancel()
+        super().stop()
         self.streams.clear()
 
-    def report(self) -> ConsumerReport:
-        """Return the report of the consumer."""
-        return ConsumerReport(
-            name=self.name.decode("utf-8", "backslashreplace"),
-            peer=self.session.peer,
-            agent=self.session.agent,
-            user=self.session.user,
-            created=self.created,
-            streams=tuple(
-                ReceivedStreamReport(
-                    vbucket=number,
-                    opaque=stream.opaque,
-                    state="pending" if stream.state is None else stream.state.value,
-                    changes=stream.changes,
-                    seqno=stream.vbucket.changes.high_seqno,
-                )
-                for number, stream in self.streams.items()
-            ),
-            details=self._details(),
-        )
+    def load(self) -> EndpointLoad:
+        """Return no work: a consumer has nothing to send."""
+        return EndpointLoad()
 
-    def _details(self) -> dict[str, Any]:
+    def list_streams(self) -> tuple[StreamReport, ...]:
+        """Return the reports of the streams."""
+        return tuple(stream.report() for stream in self.streams.values())
+
+    def details(self) -> dict[str, Any]:
+        """Return the settings and the flow control, for STAT."""
         return {
             "flags": self.flags,
             "noop_enabled": self.negotiation.has_noops,

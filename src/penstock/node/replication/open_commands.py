@@ -50,7 +50,7 @@ def open_connection(session: Session, request: Open) -> bytes:
     A consumer also needs the privilege of replication.
     """
     require_ordered_replies(session)
-    if session.producer is not None:
+    if session.endpoint is not None:
         raise InvalidArguments("a second DCP OPEN")
     if len(request.key) > MAX_NAME:
         raise InvalidArguments(f"name of {len(request.key)} bytes, limit {MAX_NAME}")
@@ -59,12 +59,11 @@ def open_connection(session: Session, request: Open) -> bytes:
     produces = bool(request.flags & OpenFlag.PRODUCER)
     bucket = require_streamable_bucket(session)
     if produces:
-        session.producer = DcpProducer(session, bucket, request.key, OpenFlag(request.flags))
+        session.endpoint = DcpProducer(session, bucket, request.key, OpenFlag(request.flags))
     else:
         if not session.has_privilege(Privilege.REPLICATE):
             raise AccessDenied("DCP OPEN of a consumer needs the privilege REPLICATE")
-        session.producer = DcpConsumer(session, bucket, request.key, request.flags)
-        session.is_consumer = True
+        session.endpoint = DcpConsumer(session, bucket, request.key, request.flags)
     session.datatypes |= int(Datatype.JSON)
     session.choose_handlers()
     return encode_reply(request)

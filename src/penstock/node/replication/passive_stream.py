@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
 from penstock.errors import InvalidArguments, OrderViolation, OutOfRange
 from penstock.node.answers import CloseConnection
+from penstock.node.buckets.endpoint_reports import StreamReport
 from penstock.node.buckets.served_bucket import ServedBucket
-from penstock.node.buckets.vbucket_events import VbucketEvent
+from penstock.node.buckets.vbucket_events import VbucketEvent, VbucketListener
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.failover_log import FailoverLog, sanitise_log
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
@@ -18,42 +18,9 @@ from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import SnapshotMarker, SnapshotMarkerV2, StreamReq
 from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance_state
 
-__all__ = ["PassiveStream", "ReceivedDocument"]
+__all__ = ["PassiveStream"]
 
 logger = logging.getLogger("penstock.node")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceivedDocument:
-    """A change of a document, or a system event, in the form of the store.
-
-    Attributes:
-        event: a mutation, deletion or expiration.
-        key: the store's key, which begins with the collection id.
-        value: the value.
-        seqno: the change's by_seqno.
-        cas: the change's cas; 0 is replaced.
-        rev_seqno: the change's rev_seqno.
-        flags: the document's flags; the kind of a system event.
-        expiry: epoch seconds; 0: never.
-        lock_time: as in the DCP mutation.
-        nru: as in the DCP mutation.
-        datatype: the Datatype bits of the value.
-        delete_time: epoch seconds; 0: unknown.
-    """
-
-    event: Event
-    key: bytes
-    value: Buffer
-    seqno: int
-    cas: int
-    rev_seqno: int
-    flags: int = 0
-    expiry: int = 0
-    lock_time: int = 0
-    nru: int = 0
-    datatype: int = 0
-    delete_time: int = 0
 
 
 class PassiveStream:
@@ -71,7 +38,16 @@ class PassiveStream:
         changes: number of stored changes.
     """
 
-    def __init__(self, bucket: ServedBucket, vbucket: Vbucket, opaque: int, flags: int, request_opaque: int) -> None:
+    def __init__(
+        self,
+        bucket: ServedBucket,
+        consumer: VbucketListener,
+        vbucket: Vbucket,
+        *,
+        opaque: int,
+        flags: int,
+        request_opaque: int,
+    ) -> None:
         self.vbucket = vbucket
         self.opaque = opaque
         self.flags = flags
@@ -79,11 +55,11 @@ class PassiveStream:
         self.state: StreamState | None = None
         self.changes = 0
         self._bucket = bucket
+        self._consumer = consumer
         self._was_emptied = False
         self._snapshot: tuple[int, int] | None = None
         self._needs_ack = False
         self._hides = False  # the open snapshot left seqnos out
-        self._is_own_event = False
 
     # The request
 
@@ -143,27 +119,47 @@ class PassiveStream:
     def start_snapshot(self, marker: SnapshotMarker | SnapshotMarkerV2) -> None:
         """Open a snapshot, or extend the open one.
 
+        A marker of version 2.2 has the purge seqno of the producer. The copy lacks the same tombstones.
+
         Raises:
-            InvalidArguments: the snapshot ends before it starts.
+            InvalidArguments: the snapshot ends before it starts, or lacks tombstones behind its end.
             OutOfRange: the vbucket has newer changes than the snapshot.
             CloseConnection: the snapshot before is incomplete.
         """
         start, end, high_seqno = marker.start_seqno, marker.end_seqno, self.vbucket.changes.high_seqno
         if start > end:
             raise InvalidArguments(f"vbucket {self.vbucket.id}: snapshot from {start} to {end}")
+        purge_seqno = marker.purge_seqno or 0 if isinstance(marker, SnapshotMarkerV2) else 0
+        if purge_seqno > end:
+            raise InvalidArguments(f"vbucket {self.vbucket.id}: purge seqno {purge_seqno} in a snapshot up to {end}")
         if end < high_seqno:
             raise OutOfRange(f"vbucket {self.vbucket.id}: snapshot up to {end} after seqno {high_seqno}")
-        if self._snapshot is not None and start > (open_end := self._snapshot[1]):
-            raise CloseConnection(
-                f"vbucket {self.vbucket.id}: snapshot from {start} while the snapshot up to {open_end} ends at "
-                f"{high_seqno}"
-            )
+        if self._snapshot is not None:
+            open_start, open_end = self._snapshot
+            if start > open_end:
+                raise CloseConnection(
+                    f"vbucket {self.vbucket.id}: snapshot from {start} while the snapshot up to {open_end} ends at "
+                    f"{high_seqno}"
+                )
+            start = min(start, open_start)
         self._advance(StreamEvent.MARKER)
-        self._snapshot = min(start, high_seqno + 1), end
+        self.vbucket.history.adopt_purge_seqno(purge_seqno)
+        self._snapshot = start, end
         self._needs_ack = bool(marker.flags & SnapshotFlag.ACK)
 
-    def store_document(self, document: ReceivedDocument) -> bool:
-        """Store a change.
+    def store_change(
+        self, event: Event, key: bytes, value: Buffer, *, seqno: int, cas: int, rev_seqno: int, **fields: int
+    ) -> bool:
+        """Store a change of a document, or a system event.
+
+        Args:
+            event: a mutation, deletion or expiration.
+            key: the store's key, which begins with the collection id.
+            value: the value.
+            seqno: the change's by_seqno.
+            cas: the change's cas; 0 is replaced.
+            rev_seqno: the change's rev_seqno.
+            fields: further arguments of `IncomingChanges.apply`.
 
         Returns:
             Whether it completes a snapshot whose marker asks for an answer.
@@ -173,27 +169,22 @@ class PassiveStream:
             CloseConnection: the seqno is not in the open snapshot.
             TemporaryFailure: the bucket accepts no changes for the moment; OutOfMemory likewise.
         """
-        seqno, vbucket = document.seqno, self.vbucket
+        vbucket = self.vbucket
         high_seqno = vbucket.changes.high_seqno
         if seqno <= high_seqno:
             raise OutOfRange(f"vbucket {vbucket.id}: seqno {seqno} after {high_seqno}")
         end = self._check_seqno(seqno)
         self._hides = self._hides or seqno != high_seqno + 1
         vbucket.incoming.apply(
-            document.event,
-            document.key,
-            document.value,
-            cas=document.cas or vbucket.changes.clock.last + 1,
-            rev_seqno=document.rev_seqno,
+            event,
+            key,
+            value,
+            cas=cas or vbucket.changes.clock.last + 1,
+            rev_seqno=rev_seqno,
             seqno=seqno,
             snapshot_end=end,
             hides=self._hides,
-            flags=document.flags,
-            expiry=document.expiry,
-            lock_time=document.lock_time,
-            nru=document.nru,
-            datatype=document.datatype,
-            delete_time=document.delete_time,
+            **fields,
         )
         self.changes += 1
         self._bucket.changed.add(vbucket.id)
@@ -227,9 +218,16 @@ class PassiveStream:
 
     def is_invalidated_by(self, event: VbucketEvent) -> bool:
         """Return whether an event of the vbucket ends the stream: another client emptied or promoted the vbucket."""
-        if self._is_own_event:
-            return False
         return event is not VbucketEvent.STATE_CHANGED or self.vbucket.history.state is VbucketState.ACTIVE
+
+    def report(self) -> StreamReport:
+        """Return the report of the stream."""
+        return StreamReport(
+            vbucket=self.vbucket.id,
+            opaque=self.opaque,
+            state="pending" if self.state is None else self.state.value,
+            details={"items_received": self.changes, "last_received_seqno": self.vbucket.changes.high_seqno},
+        )
 
     def _check_seqno(self, seqno: int) -> int:
         """Return the end of the open snapshot. Raises CloseConnection for a seqno outside."""
@@ -253,10 +251,6 @@ class PassiveStream:
             raise CloseConnection(str(error)) from None
 
     def _report(self, event: VbucketEvent) -> None:
-        """Notify other listeners of the vbucket."""
-        self._is_own_event = True
-        try:
-            self._bucket.report_event(self.vbucket, event)
-        finally:
-            self._is_own_event = False
+        """Notify the other listeners of the vbucket."""
+        self._bucket.report_event(self.vbucket, event, cause=self._consumer)
         self._bucket.changed.add(self.vbucket.id)

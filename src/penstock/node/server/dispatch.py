@@ -305,9 +305,9 @@ def handle_response(session: Session, frame: Frame) -> bytes:
     Raises:
         CloseConnection: the node has sent no such message, or the response ends the stream connection.
     """
-    if session.producer is None:
+    if session.endpoint is None:
         raise CloseConnection(f"response to {name_opcode(frame.opcode)}, which answers no request")
-    return session.producer.handle_response(frame)
+    return session.endpoint.handle_response(frame)
 
 
 def answer_malformed(session: Session, event: MalformedFrame) -> bytes:

@@ -19,7 +19,7 @@ from penstock.node.auth.password_checks import PasswordChecker
 from penstock.node.buckets.bucket_list import BucketList, check_bucket_names
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.node.buckets.bucket_storage import BucketStorage
-from penstock.node.buckets.producer_reports import ProducerReport
+from penstock.node.buckets.endpoint_reports import EndpointReport
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.live_map import LiveMap
 from penstock.node.cluster.topology import NodePlace, Topology, build_node_map
@@ -278,9 +278,9 @@ class Node:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"couchbase://{host}:{self.kv_port}/{bucket}"
 
-    def streams(self, bucket: str) -> list[ProducerReport]:
+    def streams(self, bucket: str) -> list[EndpointReport]:
         """Return the reports of a bucket's producers. Raises UsageError for an unknown bucket."""
-        return [producer.report() for producer in self.buckets.find(bucket).producers.values()]
+        return [producer.report() for producer in self.buckets.find(bucket).endpoints.values()]
 
     def close_streams(self, name: str, bucket: str) -> int:
         """Close the change-stream connections of one name, for example `anon_1`.
@@ -296,7 +296,7 @@ class Node:
             KeyNotFound: no connection has the name.
             UsageError: the node has no such bucket.
         """
-        return self.buckets.find(bucket).close_producers(name.encode())
+        return self.buckets.find(bucket).close_endpoints(name.encode())
 
     async def stop(self) -> None:
         """Stop listening, end all connections, and write all changes to disk.

@@ -167,7 +167,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         if data and not self._transport.is_closing():
             self._output.write(data)
             # A consumer without NOOP is watched here. Without a stream, nothing waits for the peer.
-            if self.session.producer is not None:
+            if self.session.endpoint is not None:
                 self._unread_watch.start()
 
     def send(self, replies: Sequence[Buffer], *, joined: bool) -> None:
@@ -196,8 +196,8 @@ class NodeConnection(asyncio.BufferedProtocol):
         self.update_reading()
         # A push of the cluster map waits while a large reply is sent, since the connection is paused then.
         self.session.map.resume()
-        if self.session.producer is not None:
-            self.session.producer.resume()
+        if self.session.endpoint is not None:
+            self.session.endpoint.resume()
 
     # The end
 
@@ -249,8 +249,8 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._closing = True
         self.requests.clear()
         self.session.map.unsubscribe()
-        if self.session.producer is not None:
-            self.session.producer.stop()
+        if self.session.endpoint is not None:
+            self.session.endpoint.stop()
 
 
 def _enable_keepalive(sock: socket.socket) -> None:

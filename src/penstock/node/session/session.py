@@ -8,6 +8,7 @@ from typing import Protocol
 from penstock.errors import NoBucket
 from penstock.node.answers import Answer, FinishedWork
 from penstock.node.auth import Login, Privilege
+from penstock.node.buckets.endpoint_reports import StreamRole
 from penstock.node.buckets.served_bucket import CommandCounters, ServedBucket
 from penstock.node.buckets.visible_manifest import ManifestView
 from penstock.node.session.hello_features import get_datatypes
@@ -24,7 +25,7 @@ from penstock.wire.codec.frame import Frame
 from penstock.wire.messages.frame_info import RequestInfos
 from penstock.wire.values.collection_key import DEFAULT_PREFIX, split_collection_key
 
-__all__ = ["DEFAULT_BUCKET", "NO_INFOS", "Handler", "Handlers", "Output", "Session", "SessionProducer", "Shape"]
+__all__ = ["DEFAULT_BUCKET", "NO_INFOS", "Handler", "Handlers", "Output", "Session", "SessionEndpoint", "Shape"]
 
 NO_INFOS = RequestInfos()
 """The frame infos of a request without framing extras."""
@@ -89,14 +90,16 @@ class Output(Protocol):
         """Set the limits of frames and of unread replies, and start or stop the time limit of the login."""
 
 
-class SessionProducer(Protocol):
+class SessionEndpoint(Protocol):
     """The change streams of a session: its producer, or its consumer.
 
     Attributes:
         dialect: the dialect of the streams.
+        role: the side of the node.
     """
 
     dialect: Dialect
+    role: StreamRole
 
     def renew_login(self) -> bool:
         """Apply a change of the user's roles. Return whether the connection may continue."""
@@ -133,8 +136,7 @@ class Session:
         parked: requests that wait for the disk, a thread or a delay.
         infos: frame infos of the request that is served.
         finished_work: work of a thread for the request that is served.
-        producer: the producer or the consumer of the change streams. None until the first change-stream request.
-        is_consumer: whether the connection was opened as a DCP consumer.
+        endpoint: the producer or the consumer of the change streams. None until the first change-stream request.
         host, peer: the client's address without and with its port.
         agent: the name of the client program, from HELLO.
     """
@@ -153,14 +155,13 @@ class Session:
         self.xerror = False
         self.dialect: Dialect | None = None
         self.login = Login(listener.access)
-        self.is_consumer = False
         self.handlers = choose_handlers(None, None, json=False)
         self.read_key = self.write_key = self.change_key = self.meta_key = self._make_key_reader()
         self.map = MapReader(self)
         self.parked = ParkedRequests()
         self.infos = NO_INFOS
         self.finished_work: FinishedWork | None = None
-        self.producer: SessionProducer | None = None
+        self.endpoint: SessionEndpoint | None = None
         self.host = self.peer = ""
         self.agent = ""
         self._choose_handlers = choose_handlers
@@ -179,6 +180,11 @@ class Session:
 
     def _make_key_reader(self, *privileges: Privilege) -> KeyReader:
         return make_key_reader(self.login, self.bucket, self._view if self.collections else None, *privileges)
+
+    @property
+    def is_consumer(self) -> bool:
+        """Whether the node consumes the change streams of the connection."""
+        return self.endpoint is not None and self.endpoint.role is StreamRole.CONSUMER
 
     # The bucket
 
@@ -235,8 +241,8 @@ class Session:
         if not self.login.refresh_user():
             return
         user, bucket = self.login.user, self.bucket
-        if self.producer is not None:
-            if not self.producer.renew_login():
+        if self.endpoint is not None:
+            if not self.endpoint.renew_login():
                 self.output.abort("the privileges of its user have changed")
                 return
             self.choose_handlers()

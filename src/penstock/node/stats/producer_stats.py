@@ -1,6 +1,6 @@
-"""STAT of producers: totals, each producer, and each as JSON.
+"""STAT of change-stream connections: totals, each connection, and each as JSON.
 
-Names are those of ep-engine. The values come from `ChangeProducer.load` and `report`.
+Names are those of ep-engine. The values come from `StreamEndpoint.load` and `report`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.errors import InvalidArguments
-from penstock.node.buckets.producer_reports import ProducerReport, StreamReport
-from penstock.node.buckets.served_bucket import BucketProducer, ServedBucket
+from penstock.node.buckets.endpoint_reports import EndpointReport, StreamReport, StreamRole
+from penstock.node.buckets.served_bucket import BucketEndpoint, ServedBucket
 from penstock.node.stats.stat_group import Argument, StatGroup, StatRequest, Stats, format_value, parse_vbucket
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect
@@ -26,20 +26,18 @@ FAMILIES: dict[str, tuple[Dialect, ...]] = {
 }
 """Group of STAT -> the dialects that it counts."""
 
-_CONSUMED = "dcp"
-"""The group with the consumers of this node."""
-
 _LONGEST_SEPARATOR = 16
 
 
 def read_totals(bucket: ServedBucket) -> Stats:
     """Yield the totals of the bucket's producers, sent and still to send. The latter are 0 on an idle node."""
     for family, dialects in FAMILIES.items():
-        loads = [p.load() for p in bucket.producers.values() if p.dialect in dialects]
+        endpoints = [endpoint for endpoint in bucket.endpoints.values() if endpoint.dialect in dialects]
+        loads = [endpoint.load() for endpoint in endpoints]
         sent = [bucket.sent_counts[dialect] for dialect in dialects]
-        consumers = len(bucket.consumers) if family == _CONSUMED else 0
-        yield f"ep_{family}_count", len(loads) + consumers
-        yield f"ep_{family}_producer_count", len(loads)
+        consumers = sum(endpoint.role is StreamRole.CONSUMER for endpoint in endpoints)
+        yield f"ep_{family}_count", len(endpoints)
+        yield f"ep_{family}_producer_count", len(endpoints) - consumers
         yield f"ep_{family}_consumer_count", consumers
         yield f"ep_{family}_dead_conn_count", 0
         yield f"ep_{family}_num_running_streams", sum(load.streams for load in loads)
@@ -53,21 +51,21 @@ def read_totals(bucket: ServedBucket) -> Stats:
         yield f"ep_{family}_unacked_bytes", sum(load.unacked for load in loads)
 
 
-def _list_reports(bucket: ServedBucket, family: str, options: Mapping[str, Any] | None = None) -> list[ProducerReport]:
-    producers = [p for p in bucket.producers.values() if p.dialect in FAMILIES[family]]
-    return [producer.report() for producer in producers if _is_selected(producer, options or {})]
+def _list_reports(bucket: ServedBucket, family: str, options: Mapping[str, Any] | None = None) -> list[EndpointReport]:
+    endpoints = [endpoint for endpoint in bucket.endpoints.values() if endpoint.dialect in FAMILIES[family]]
+    return [endpoint.report() for endpoint in endpoints if _is_selected(endpoint, options or {})]
 
 
-def _is_selected(producer: BucketProducer, options: Mapping[str, Any]) -> bool:
-    """Return whether the filter of the options, a user and a port, selects a producer."""
+def _is_selected(endpoint: BucketEndpoint, options: Mapping[str, Any]) -> bool:
+    """Return whether the filter of the options, a user and a port, selects a connection."""
     selection = options.get("filter")
     if not isinstance(selection, dict):
         return True
-    return selection.get("user") in (None, producer.user) and selection.get("port") in (None, producer.port)
+    return selection.get("user") in (None, endpoint.user) and selection.get("port") in (None, endpoint.port)
 
 
 def _read_producers(request: StatRequest) -> Stats:
-    """Return every producer of a family, then the totals, then the streams of the producers.
+    """Return every connection of a family, then the totals, then the streams of the connections.
 
     The option `stream_format` chooses the form of the streams: "json" for one value each, "skip" for none; others are
     ignored. The option `filter` selects producers: `{"filter": {"user": NAME, "port": NUMBER}}`.
@@ -80,65 +78,42 @@ def _read_producers(request: StatRequest) -> Stats:
 
 
 def _list_producer_stats(
-    bucket: ServedBucket, family: str, reports: list[ProducerReport], stream_format: object
+    bucket: ServedBucket, family: str, reports: list[EndpointReport], stream_format: object
 ) -> Stats:
     for report in reports:
-        for name, value in _build_producer_stats(report).items():
+        for name, value in _build_endpoint_stats(report).items():
             yield f"eq_{family}q:{report.name}:{name}", format_value(value)
-    if family == _CONSUMED:
-        yield from _list_consumer_stats(bucket)
     yield from ((name, value) for name, value in read_totals(bucket) if name.startswith(f"ep_{family}_"))
     if stream_format == "skip":
         return
     for report in reports:
         for stream in report.streams:
-            prefix, stats = f"eq_{family}q:{report.name}:stream_{stream.vbucket}", _build_stream_stats(stream)
+            prefix, stats = (
+                f"eq_{family}q:{report.name}:stream_{stream.vbucket}",
+                _build_stream_stats(stream, report.role),
+            )
             if stream_format == "json":
                 yield prefix, json.dumps(stats, separators=(",", ":"))
             else:
                 yield from ((f"{prefix}_{name}", format_value(value)) for name, value in stats.items())
 
 
-def _list_consumer_stats(bucket: ServedBucket) -> Stats:
-    for report in [consumer.report() for consumer in bucket.consumers.values()]:
-        stats = {
-            "type": "consumer",
-            "peer": report.peer,
-            **({"agent": report.agent} if report.agent else {}),
-            **({"user": report.user} if report.user else {}),
-            "created": int(report.created),
-            "connected": True,
-            "num_streams": len(report.streams),
-            **report.details,
-        }
-        for stream in report.streams:
-            stats |= {
-                f"stream_{stream.vbucket}_opaque": stream.opaque,
-                f"stream_{stream.vbucket}_state": stream.state,
-                f"stream_{stream.vbucket}_items_received": stream.changes,
-                f"stream_{stream.vbucket}_last_received_seqno": stream.seqno,
-            }
-        yield from ((f"eq_dcpq:{report.name}:{name}", format_value(value)) for name, value in stats.items())
-
-
-def _build_stream_stats(stream: StreamReport) -> dict[str, Any]:
+def _build_stream_stats(stream: StreamReport, role: StreamRole) -> dict[str, Any]:
     stats: dict[str, Any] = {
         "opaque": stream.opaque,
         "start_seqno": stream.start_seqno,
         "end_seqno": stream.end_seqno,
         "state": stream.state,
-        "items_sent": stream.items_sent,
-        "bytes_sent": stream.bytes_sent,
-        "items_remaining": stream.items_remaining,
+        **(_build_sent_stats(stream) if role is StreamRole.PRODUCER else {}),
         **({"filters": ",".join(stream.filters)} if stream.filters else {}),
         **stream.details,
     }
     return {name: value for name, value in stats.items() if value is not None}
 
 
-def _build_producer_stats(report: ProducerReport) -> dict[str, Any]:
+def _build_endpoint_stats(report: EndpointReport) -> dict[str, Any]:
     return {
-        "type": "producer",
+        "type": report.role,
         "protocol": report.dialect,
         "label": report.label,
         "peer": report.peer,
@@ -147,16 +122,23 @@ def _build_producer_stats(report: ProducerReport) -> dict[str, Any]:
         "created": int(report.created),
         "connected": True,
         "num_streams": len(report.streams),
-        "items_sent": report.items_sent,
-        "items_remaining": report.items_remaining,
-        "total_bytes_sent": report.bytes_sent,
+        **(_build_sent_stats(report) if report.role is StreamRole.PRODUCER else {}),
         "bytes_unsent": report.bytes_unsent,
         **report.details,
     }
 
 
+def _build_sent_stats(report: EndpointReport | StreamReport) -> dict[str, Any]:
+    is_stream = isinstance(report, StreamReport)
+    return {
+        "items_sent": report.items_sent,
+        "bytes_sent" if is_stream else "total_bytes_sent": report.bytes_sent,
+        "items_remaining": report.items_remaining,
+    }
+
+
 def _sum_producers(request: StatRequest) -> Stats:
-    """Return sums over the producers of a family whose names have the same prefix, up to the separator."""
+    """Return sums over the connections of a family whose names have the same prefix, up to the separator."""
     separator, family = request.argument, request.name.removesuffix("agg")
     if len(separator) > _LONGEST_SEPARATOR:
         raise InvalidArguments(f"{request.name}: separator of {len(separator)} characters, limit {_LONGEST_SEPARATOR}")
@@ -177,8 +159,8 @@ def _sum_producers(request: StatRequest) -> Stats:
 
 
 def _read_json(request: StatRequest) -> Stats:
-    """Return one JSON value for each producer."""
-    reports = [producer.report() for producer in request.bucket.producers.values()]
+    """Return one JSON value for each connection."""
+    reports = [endpoint.report() for endpoint in request.bucket.endpoints.values()]
     return ((f"{r.dialect}:{r.name}", json.dumps(r.to_dict(), separators=(",", ":"))) for r in reports)
 
 
@@ -234,5 +216,5 @@ GROUPS: dict[str, StatGroup] = {
     **_make_groups("dcp"),
     **_make_groups("upr"),
     **_make_groups("tap"),
-    "streams": StatGroup(_read_json, "every producer as one JSON value"),
+    "streams": StatGroup(_read_json, "every change-stream connection as one JSON value"),
 }

@@ -30,7 +30,7 @@ def _read_absent_clients(bucket: ServedBucket) -> Stats:
     """Yield the named clients that are not connected, with the number of changes that they missed."""
     vbuckets = bucket.store.vbuckets
     for name, client in bucket.tap.clients.items():
-        if (Dialect.TAP, name) in bucket.producers:
+        if (Dialect.TAP, name) in bucket.endpoints:
             continue
         prefix = f"eq_tapq:{name.decode('utf-8', 'backslashreplace')}"
         missed = sum(
@@ -68,7 +68,7 @@ def read_checkpoints(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
 
 
 def _list_producers(bucket: ServedBucket) -> list[TapProducer]:
-    return [producer for producer in bucket.producers.values() if isinstance(producer, TapProducer)]
+    return [producer for producer in bucket.endpoints.values() if isinstance(producer, TapProducer)]
 
 
 def _read_totals(session: Session) -> Stats:

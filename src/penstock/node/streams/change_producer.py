@@ -1,21 +1,19 @@
-"""The common part of the producers of all dialects: turns, answer deadlines and reports."""
+"""The common part of the producers of all dialects: turns, answer deadlines and totals."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from penstock.errors import NotSupported
-from penstock.node.buckets.producer_reports import ProducerLoad, ProducerReport, StreamReport, StreamTotals
+from penstock.node.buckets.endpoint_reports import EndpointLoad, StreamReport, StreamRole, StreamTotals
 from penstock.node.buckets.served_bucket import ServedBucket
-from penstock.node.buckets.vbucket_events import VbucketEvent, WaitingStream
+from penstock.node.buckets.vbucket_events import WaitingStream
 from penstock.node.session.session import Session
-from penstock.store.documents.vbucket import Vbucket
+from penstock.node.streams.stream_endpoint import StreamEndpoint
 from penstock.wire.codec.constants import Dialect
-from penstock.wire.codec.frame import Frame
 
 __all__ = [
     "CHUNK_BYTES",
@@ -132,85 +130,30 @@ class ProducedStream(WaitingStream, Protocol):
         """Return the report of the stream."""
 
 
-class ChangeProducer(ABC):
-    """Sends changes on one connection, from its first change-stream request to its end.
+class ChangeProducer(StreamEndpoint):
+    """Sends changes on one connection.
 
     Everything runs on the node's event loop, so no method may block. Bytes are sent only by `session.output.write`, and
     only while the connection is not `paused`. Delayed work of a producer runs in `session.output.run_guarded`, which
     handles its exceptions.
 
     Attributes:
-        name: the client's name of the producer, or `anon_N`. A new producer ends an older one of its dialect and name.
-        is_named: whether the client has given the name.
-        created: time of creation, in epoch seconds.
         streams: the streams by their key.
         turns: schedules the turns in which changes are sent.
         sent: totals of all producers of the dialect, for STAT.
-        ended_totals: totals of the streams that have ended.
     """
 
+    role = StreamRole.PRODUCER
     streams: Mapping[int, ProducedStream]
 
     def __init__(self, session: Session, bucket: ServedBucket, dialect: Dialect, name: bytes = b"") -> None:
-        self.session = session
-        self.bucket = bucket
-        self.dialect = dialect
-        self.created = time.time()
-        self.is_named = bool(name)
         self.turns = TurnScheduler(session, self.run_turn)
         self.sent = bucket.sent_counts[dialect]
-        self.ended_totals = StreamTotals()
-        self.name = bucket.add_producer(self, name)
-
-    @property
-    def user(self) -> str | None:
-        """The name of the user, None without a login."""
-        return self.session.user
-
-    @property
-    def port(self) -> int:
-        """The port of the node that the client has connected to."""
-        node = self.session.node
-        return node.kv_port if self.session.listener.tls is None else node.tls_port
-
-    def abort(self, reason: str) -> None:
-        """Close the connection at once."""
-        self.session.output.abort(reason)
-
-    def close_soon(self) -> None:
-        """Close the connection in a turn of its own."""
-        self.session.node.loop.call_soon(self.session.output.close)
-
-    @abstractmethod
-    def resume(self) -> None:
-        """Schedule a turn, if there is something to send. Called when the peer reads again, for instance."""
+        super().__init__(session, bucket, dialect, name)
 
     @abstractmethod
     def run_turn(self) -> None:
         """Send some of the pending changes, and schedule the next turn."""
-
-    @abstractmethod
-    def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
-        """Handle an event of a whole vbucket. Messages about it are sent in a later turn."""
-
-    def renew_login(self) -> bool:
-        """Apply a change of the user's roles to the streams.
-
-        Returns:
-            Whether the connection may continue. The default is False.
-        """
-        return False
-
-    @abstractmethod
-    def handle_response(self, frame: Frame) -> bytes:
-        """Handle the peer's response to a message that the producer has sent.
-
-        Returns:
-            The reply, in most cases empty.
-
-        Raises:
-            CloseConnection: the response ends the connection.
-        """
 
     @property
     @abstractmethod
@@ -222,10 +165,6 @@ class ChangeProducer(ABC):
     def unacked(self) -> int:
         """Bytes that the peer has not acknowledged; with TAP, messages."""
 
-    def details(self) -> dict[str, Any]:
-        """Return the statistics that only this dialect has, by their name in STAT."""
-        return {}
-
     def add_totals(self, stream: ProducedStream) -> None:
         """Add the totals of a stream that ends."""
         self.ended_totals = StreamTotals(
@@ -235,28 +174,15 @@ class ChangeProducer(ABC):
     def stop(self) -> None:
         """Stop everything, since the connection ends. An override must call this method."""
         self.turns.stop()
-        self.bucket.remove_producer(self)
+        super().stop()
         for stream in self.streams.values():
             self.bucket.remove_waiting_stream(stream)
 
-    def load(self) -> ProducerLoad:
+    def load(self) -> EndpointLoad:
         """Return the amount of pending work, for STAT."""
         remaining = sum(stream.remaining for stream in self.streams.values())
-        return ProducerLoad(len(self.streams), self.ready_count, remaining, self.unacked, self.turns.count)
+        return EndpointLoad(len(self.streams), self.ready_count, remaining, self.unacked, self.turns.count)
 
-    def report(self) -> ProducerReport:
-        """Return the report of the producer."""
-        session, name = self.session, self.name.decode("utf-8", "backslashreplace")
-        return ProducerReport(
-            name=name,
-            label=name if self.is_named else f"{session.user or 'anonymous'}@{session.peer}",
-            dialect=self.dialect.value,
-            peer=session.peer,
-            agent=session.agent,
-            user=session.user,
-            created=self.created,
-            streams=tuple(stream.report() for stream in self.streams.values()),
-            bytes_unsent=session.output.bytes_unsent,
-            details=self.details(),
-            ended_streams=self.ended_totals,
-        )
+    def list_streams(self) -> tuple[StreamReport, ...]:
+        """Return the reports of the open streams."""
+        return tuple(stream.report() for stream in self.streams.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from penstock.node.buckets.producer_reports import StreamReport
+from penstock.node.buckets.endpoint_reports import StreamReport
 from penstock.node.buckets.served_bucket import SentCounts
 from penstock.node.streams.dialect_messages import DialectMessages, StreamNotices
 from penstock.node.streams.snapshot_cursor import SnapshotCursor

@@ -54,7 +54,7 @@ def connect_consumer(session: Session, request: TapConnect) -> bytes:
         InvalidArguments: the name is too long, or the connection has another dialect.
         CloseConnection: the options are not supported, or the bucket keeps too many clients.
     """
-    bucket, older = require_streamable_bucket(session), session.producer
+    bucket, older = require_streamable_bucket(session), session.endpoint
     make_default_filter(session, bucket)  # raises
     if len(request.key) > MAX_KEY:
         raise InvalidArguments(f"name of {len(request.key)} bytes, limit {MAX_KEY}")
@@ -68,7 +68,7 @@ def connect_consumer(session: Session, request: TapConnect) -> bytes:
         if older.dialect is not Dialect.TAP:
             raise InvalidArguments(f"this connection speaks {older.dialect.value}")
         older.stop()
-    session.producer = TapProducer(session, bucket, request.key, options)
+    session.endpoint = TapProducer(session, bucket, request.key, options)
     return b""
 
 
@@ -92,7 +92,7 @@ def _read_options(request: TapConnect) -> TapOptions:
 def deregister_client(session: Session, request: DeregisterTapClient) -> bytes:
     """Return the reply to DEREGISTER_TAP_CLIENT, which forgets a client and ends its connection."""
     bucket = session.require_bucket()
-    producer = bucket.producers.get((Dialect.TAP, request.key))
+    producer = bucket.endpoints.get((Dialect.TAP, request.key))
     client = bucket.tap.clients.pop(request.key, None)
     if producer is not None:
         producer.abort("deregistered")
@@ -106,7 +106,7 @@ def deregister_client(session: Session, request: DeregisterTapClient) -> bytes:
 def change_filter(session: Session, request: ChangeVbFilter) -> bytes:
     """Return the reply to CHANGE_VB_FILTER. Raises KeyNotFound without a connection of the name."""
     pairs = unpack_checkpoints(request.value)
-    producer = session.require_bucket().producers.get((Dialect.TAP, request.key))
+    producer = session.require_bucket().endpoints.get((Dialect.TAP, request.key))
     if not isinstance(producer, TapProducer):
         raise KeyNotFound(f"no TAP stream {request.key!r}")
     producer.change_filter(pairs)
@@ -116,7 +116,7 @@ def change_filter(session: Session, request: ChangeVbFilter) -> bytes:
 @COMMANDS.serve(needs=SETTINGS)
 def restart_all_streams(session: Session, request: ResetReplicationChain) -> bytes:
     """Return the reply to RESET_REPLICATION_CHAIN: all TAP streams of the bucket start from zero."""
-    for producer in tuple(session.require_bucket().producers.values()):
+    for producer in tuple(session.require_bucket().endpoints.values()):
         if isinstance(producer, TapProducer):
             producer.restart_streams()
     return encode_reply(request)

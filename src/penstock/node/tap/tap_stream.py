@@ -5,7 +5,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Protocol
 
-from penstock.node.buckets.producer_reports import StreamReport
+from penstock.node.buckets.endpoint_reports import StreamReport
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.tap.tap_request import TapRequest
 from penstock.node.tap_state.tap_checkpoints import TapCheckpoints

@@ -212,3 +212,8 @@ class VbucketChanges:
             )
         else:
             self.collection_state, self.items = CollectionState.read_changes(self.index, self.collection_state)
+
+    def list_collection_highs(self) -> tuple[int, ...]:
+        """Return the seqno of the newest change of each collection. Any thread may call this."""
+        state = self.collection_state
+        return () if state is None else tuple(state.highs.values())  # the tuple is made at one moment

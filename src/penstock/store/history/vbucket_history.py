@@ -119,6 +119,13 @@ class VbucketHistory:
         self.failover_log = sanitise_log(log) or create_entry((), self._new_vbuuid(), self.changes.high_seqno)
         self._log.write_note(self)
 
+    def adopt_purge_seqno(self, seqno: int) -> None:
+        """Record that the history that this vbucket copies lacks tombstones up to a seqno."""
+        if seqno > self.index.purge_seqno:
+            self._log.make_room_for_note(self)
+            self.index.raise_floors(0, purged=seqno)
+            self._log.write_note(self)
+
     def begin_branch(self, seqno: int | None = None) -> None:
         """Begin a branch at a seqno, None: the newest.
 
@@ -267,8 +274,3 @@ class VbucketHistory:
         elif end < self.changes.high_seqno:
             end = index.find_ceiling(end)
         return Snapshot(index, start_seqno, end)
-
-    def collection_highs(self) -> tuple[int, ...]:
-        """Return the seqno of the newest change of each collection. Any thread may call this."""
-        state = self.changes.collection_state
-        return () if state is None else tuple(state.highs.values())  # the tuple is made at one moment

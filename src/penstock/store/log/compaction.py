@@ -201,7 +201,7 @@ class CompactionPlanner:
         """Return the ids of the newest change of each collection in each vbucket. Any thread may call this."""
         found = [np.zeros(0, np.int64)]
         for history in self._segments.histories:
-            if highs := history.collection_highs():
+            if highs := history.changes.list_collection_highs():
                 seqnos = np.array(highs, np.int64)
                 found.append(name_of(np.full(len(seqnos), history.id, np.uint16), seqnos))
         return np.concatenate(found)

@@ -14,6 +14,13 @@ from penstock.store.log.segment import Rows, Segment
 __all__ = ["ActiveSegment", "LogSegments", "LoggedVbucket"]
 
 
+class LoggedChanges(Protocol):
+    """The changes of a vbucket, as far as compaction needs them."""
+
+    def list_collection_highs(self) -> tuple[int, ...]:
+        """Return the seqno of the newest change of each collection. Any thread may call this."""
+
+
 class LoggedVbucket(Protocol):
     """The part of a vbucket that its log uses."""
 
@@ -25,8 +32,9 @@ class LoggedVbucket(Protocol):
     def index(self) -> RowIndex:
         """The rows of the vbucket."""
 
-    def collection_highs(self) -> tuple[int, ...]:
-        """Return the seqno of the newest change of each collection. Any thread may call this."""
+    @property
+    def changes(self) -> LoggedChanges:
+        """The changes of the vbucket."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the description of the vbucket that the log writes as a note."""

@@ -1,11 +1,19 @@
-"""Reports of producers and their streams: plain values, for STAT and for programs that embed a node."""
+"""Reports of change-stream connections and their streams: plain values, for STAT and for programs that embed a node."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any, NamedTuple
 
-__all__ = ["ProducerLoad", "ProducerReport", "StreamReport", "StreamTotals"]
+__all__ = ["EndpointLoad", "EndpointReport", "StreamReport", "StreamRole", "StreamTotals"]
+
+
+class StreamRole(StrEnum):
+    """The side of a change-stream connection on which the node is."""
+
+    PRODUCER = "producer"
+    CONSUMER = "consumer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +36,11 @@ class StreamReport:
     vbucket: int
     opaque: int
     state: str
-    start_seqno: int | None
-    end_seqno: int | None
-    items_sent: int
-    bytes_sent: int
-    items_remaining: int
+    start_seqno: int | None = None
+    end_seqno: int | None = None
+    items_sent: int = 0
+    bytes_sent: int = 0
+    items_remaining: int = 0
     filters: tuple[str, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -50,16 +58,17 @@ class StreamTotals(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ProducerReport:
-    """One producer.
+class EndpointReport:
+    """One change-stream connection.
 
     Attributes:
-        name: the producer's name, or `anon_N`.
-        label: the name, or user@address if the producer has none.
+        name: the connection's name, or `anon_N`.
+        label: the name, or user@address if the connection has none.
         dialect: name of its dialect.
-        peer: the consumer's address and port.
-        agent: the consumer's name in HELLO; empty without.
-        user: the consumer's user; None before a login.
+        role: the side of the node.
+        peer: the peer's address and port.
+        agent: the peer's name in HELLO; empty without.
+        user: the peer's user; None before a login.
         created: seconds since the epoch.
         streams: the open streams.
         bytes_unsent: bytes that wait in the connection's buffers.
@@ -70,6 +79,7 @@ class ProducerReport:
     name: str
     label: str
     dialect: str
+    role: StreamRole
     peer: str
     agent: str
     user: str | None
@@ -102,8 +112,8 @@ class ProducerReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ProducerLoad:
-    """The work that a producer has left, for the totals of STAT.
+class EndpointLoad:
+    """The work that a change-stream connection has left, for the totals of STAT. A consumer has none.
 
     On an idle node all values but streams and turns are 0.
 
