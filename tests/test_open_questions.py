@@ -108,9 +108,10 @@ def the_default_collection_only(_: Path) -> None:
             tap.skip_to(opcode=Opcode.TAP_MUTATION)
 
 
-def no_takeover_in_dcp(_: Path) -> None:
+def takeover_in_dcp(_: Path) -> None:
     with running() as node, connected(node) as client:
-        assert client.open().stream(flags=StreamFlag.TAKEOVER).specific == S.NOT_SUPPORTED
+        assert client.open().stream(flags=StreamFlag.TAKEOVER).specific == S.SUCCESS
+        assert client.receive().opcode == Opcode.DCP_SET_VBUCKET_STATE
 
 
 def no_takeover_in_tap(_: Path) -> None:
@@ -211,7 +212,7 @@ CLAIMS: dict[str, Callable[[Path], None]] = {
         filters_by_collection
     ),
     "TAP, UPR and the draft send the default collection only.": the_default_collection_only,
-    "A takeover is not supported in DCP: TAKEOVER of STREAM_REQ gets NOT_SUPPORTED.": no_takeover_in_dcp,
+    "DCP has a takeover in two phases: TAKEOVER makes the consumer pending, then active.": takeover_in_dcp,
     "A takeover is not supported in TAP: TAKEOVER_VBUCKETS gets NOT_SUPPORTED, and the connection ends.": (
         no_takeover_in_tap
     ),

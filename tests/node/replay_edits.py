@@ -75,8 +75,8 @@ def mark_disk(*indexes: int) -> Edit:
 def _set_marker_flags(step: Step, flags: SnapshotFlag) -> Step:
     if step.frame[:2] != (Magic.REQUEST, Opcode.DCP_SNAPSHOT_MARKER):
         return step
-    start, end, _ = MARKER.unpack(step.frame.extras)
-    return step.change(extras=MARKER.pack(start, end, flags))
+    start, end, recorded = MARKER.unpack(step.frame.extras)
+    return step.change(extras=MARKER.pack(start, end, flags | recorded & SnapshotFlag.ACK))
 
 
 def reset_nru(step: Step) -> Step:

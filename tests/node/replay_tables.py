@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from penstock.node.cluster.release import VERSION
-from penstock.wire.codec.constants import TapOpaque
+from penstock.wire.codec.constants import TapOpaque, VbucketState
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.tap import TapDelete, TapOpaqueMessage
 from tests.node.replay import ENTRY, MARKER, MUTATION, NAMES
@@ -74,6 +74,10 @@ DIFFERENCES: dict[str, Difference] = {
     "texts": Difference(edit_each(remove_error_text)),
     "deletions": Difference(edit_each(remove_cas)),
     "memory": Difference(edit_each(mark_memory)),
+    "pending": Difference(
+        replace_fields(9, extras=bytes((VbucketState.PENDING,))),
+        where=("dcp_takeover",),
+    ),
     "restart": Difference(
         mark_disk(6), where=("dcp_disk_backfill_after_clean_restart", "dcp_disk_backfill_after_sigkill")
     ),
@@ -216,9 +220,6 @@ client sent without waiting for earlier replies, or None.
 """
 
 UNSUPPORTED: dict[str, Collection[str]] = {
-    "takeover": (
-        *("dcp_takeover", "dcp_takeover_no_acks"),
-        *("tap_takeover", "tap_takeover_noack"),
-    ),
+    "takeover": (*("tap_takeover", "tap_takeover_noack"),),
 }
 """By missing capability of our node: the recordings whose replay needs the capability."""

@@ -200,7 +200,6 @@ def test_flush_ends_streams(client, consumer):
 ASK: dict[str, Any] = {"start_seqno": 0, "end_seqno": 5}
 REFUSED = {
     "OPEN without PRODUCER": Open(key=b"other"),
-    "TAKEOVER": StreamReq(**ASK, flags=StreamFlag.TAKEOVER),
     "CACHE_TRANSFER": StreamReq(**ASK, flags=StreamFlag.CACHE_TRANSFER),
     "SEQNO_ACKNOWLEDGED": SeqnoAcknowledged(prepared_seqno=1),
 }

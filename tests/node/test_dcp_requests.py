@@ -184,7 +184,7 @@ STREAMS = [
     ("a missing vbucket and wrong seqnos", {"vbucket": 16, "start_seqno": 5, "end_seqno": 1}, S.NOT_MY_VBUCKET),
     ("an unknown flag and a missing vbucket", {"vbucket": 16, "flags": 0x200}, S.EINVAL),
     ("the withdrawn flag", {"flags": 0x08}, S.EINVAL),
-    ("takeover", {"flags": StreamFlag.TAKEOVER}, S.NOT_SUPPORTED),
+    ("takeover", {"flags": StreamFlag.TAKEOVER}, S.SUCCESS),
     ("cache transfer", {"flags": 0x100}, S.NOT_SUPPORTED),
     ("a filter", {"value": b"{}"}, S.EINVAL),
     ("a key", {"key": b"k"}, S.EINVAL),

@@ -244,7 +244,7 @@ class ServedBucket:
         """Notify the listeners of an event of a vbucket, except the one that has caused it."""
         if self.flusher is not None:
             self.flusher.commit_soon()
-        if event is not VbucketEvent.STATE_CHANGED:
+        if event in (VbucketEvent.DELETED, VbucketEvent.FLUSHED):
             self.tap.forget_vbucket(vbucket)
         if event is not VbucketEvent.FLUSHED:
             self.cluster_map.invalidate()

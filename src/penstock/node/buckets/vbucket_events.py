@@ -16,6 +16,7 @@ class VbucketEvent(Enum):
     STATE_CHANGED = "state changed"
     DELETED = "deleted"
     FLUSHED = "flushed"
+    HANDED_OVER = "handed over to another node"
 
 
 class VbucketListener(Protocol):

@@ -46,14 +46,15 @@ COMMANDS_BEFORE_OPEN = CommandTable(_require_raw_datatype)
 COMMANDS = CommandTable(_require_raw_datatype)
 
 _STREAM_OFFERED = int(
-    StreamFlag.DISK_ONLY
+    StreamFlag.TAKEOVER
+    | StreamFlag.DISK_ONLY
     | StreamFlag.TO_LATEST
     | StreamFlag.ACTIVE_VB_ONLY
     | StreamFlag.STRICT_VBUUID
     | StreamFlag.FROM_LATEST
     | StreamFlag.IGNORE_PURGED_TOMBSTONES
 )
-_STREAM_UNSUPPORTED = (StreamFlag.TAKEOVER, StreamFlag.CACHE_TRANSFER)
+_STREAM_UNSUPPORTED = (StreamFlag.CACHE_TRANSFER,)
 
 
 def check_flags(flags: int, offered: int, unsupported: tuple[StreamFlag, ...] = ()) -> None:

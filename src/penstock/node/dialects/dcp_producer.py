@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from penstock.errors import InvalidArguments, KeyNotFound, NotMyVbucket, NotSupported, OutOfRange, StatusError
@@ -11,12 +12,14 @@ from penstock.node.answers import CloseConnection
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.session.session import Session
 from penstock.node.streams.change_producer import AnswerDeadline
+from penstock.node.streams.producer_stream import ProducerStream
 from penstock.node.streams.stream_encoder import StreamEncoder, WireOptions
 from penstock.node.streams.stream_filter import FilterRequest, can_stream, make_filter, read_filter_request
 from penstock.node.streams.stream_producer import StreamProducer
+from penstock.node.streams.stream_takeover import ANSWERS, StreamTakeover
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.rollback import StreamRequest, find_range_error
-from penstock.wire.codec.constants import Dialect, VbucketState
+from penstock.wire.codec.constants import MAX_SEQNO, Dialect, VbucketState
 from penstock.wire.codec.flags import Datatype, OpenFlag, StreamFlag
 from penstock.wire.codec.frame import Frame, name_opcode
 from penstock.wire.codec.opcodes import Opcode
@@ -30,6 +33,8 @@ __all__ = ["DcpProducer"]
 _ACTIVE = frozenset((VbucketState.ACTIVE,))
 _STREAMED = _ACTIVE | {VbucketState.REPLICA}
 """States of a vbucket that may have streams. Source: kv_engine, DcpProducer::checkConditionsForStreamRequest."""
+
+_NEEDS_ACTIVE = StreamFlag.ACTIVE_VB_ONLY | StreamFlag.TAKEOVER
 
 _NOOP_OPAQUES = 10_000_000  # the first opaque is the next number
 _VBUCKET_BITS = 16  # the key of a stream has the stream id above the bits of its vbucket
@@ -142,6 +147,7 @@ class DcpProducer(StreamProducer):
             self.sends_purge_seqno
         ) = False
         self.uses_stream_ids = self.uses_v7_statuses = self.end_on_close = False
+        self._takeovers: dict[int, StreamTakeover] = {}  # by the opaque of the stream
         self.choose_options()
 
     def choose_options(self) -> None:
@@ -200,26 +206,41 @@ class DcpProducer(StreamProducer):
             raise InvalidArguments("stream request with a value on a connection without collections")
         flags, store = StreamFlag(request.flags), self.bucket.store
         vbucket = store.find_existing(request.vbucket)
-        if vbucket.history.state not in (_ACTIVE if flags & StreamFlag.ACTIVE_VB_ONLY else _STREAMED):
+        if vbucket.history.state not in (_ACTIVE if flags & _NEEDS_ACTIVE else _STREAMED):
             assert vbucket.history.state is not None
             raise NotMyVbucket(f"vbucket {vbucket.id} is {vbucket.history.state.name.lower()}", vbucket=vbucket.id)
         if not self.noops.enabled and (self.flags & OpenFlag.INCLUDE_XATTRS or self.collections):
             raise NotSupported("xattrs and collections are streamed only with noop enabled")
+        takes_over = bool(flags & StreamFlag.TAKEOVER)
+        if takes_over and request.opaque in self._takeovers:
+            raise InvalidArguments(f"opaque {request.opaque} is that of another takeover")
         position = _make_stream_request(vbucket, request, flags)
         if error := find_range_error(position):
             raise OutOfRange(error)
         wanted = read_filter_request(request.value)
         self._check_stream_id(wanted.stream_id)
         encoder = self._make_encoder(wanted)
+        if takes_over:
+            _check_completeness(vbucket, encoder)
         high = encoder.filter.high_seqno(vbucket) if encoder is not None else None
         position = replace(position, purge_seqno=wanted.purge_seqno, collections_high_seqno=high)
         last = None
-        if flags & StreamFlag.DISK_ONLY:  # a bucket in memory reports all its changes as persisted
+        if takes_over:
+            pass  # it ends with the last change
+        elif flags & StreamFlag.DISK_ONLY:  # a bucket in memory reports all its changes as persisted
             last = vbucket.history.persisted_seqno
         elif flags & StreamFlag.TO_LATEST:
             last = vbucket.changes.high_seqno if high is None else high
         key = _make_stream_key(vbucket.id, wanted.stream_id)
-        return vbucket, self.open_stream(vbucket, key, request.opaque, position, last_seqno=last, encoder=encoder)
+        point = self.open_stream(vbucket, key, request.opaque, position, last_seqno=last, encoder=encoder)
+        if takes_over and point is None:
+            self._start_takeover(self.streams[key])
+        return vbucket, point
+
+    def _start_takeover(self, stream: ProducerStream) -> None:
+        resume = partial(self.schedule_now, stream)
+        stream.takeover = StreamTakeover(self.session, self.bucket, stream.vbucket, resume)
+        self._takeovers[stream.opaque] = stream.takeover
 
     def _check_stream_id(self, stream_id: int | None) -> None:
         if (stream_id is None) == self.uses_stream_ids:
@@ -265,10 +286,27 @@ class DcpProducer(StreamProducer):
                 self.end_stream(stream, StreamEndReason.LOST_PRIVILEGES if stream.reason is None else stream.reason)
         return True
 
+    def end_stream(self, stream: ProducerStream, reason: StreamEndReason) -> None:
+        """End a stream with its next message, and its takeover at once."""
+        self._stop_takeover(stream)
+        super().end_stream(stream, reason)
+
+    def remove_stream(self, stream: ProducerStream) -> None:
+        """Forget a stream that has ended, with its takeover."""
+        self._stop_takeover(stream)
+        super().remove_stream(stream)
+
+    def _stop_takeover(self, stream: ProducerStream) -> None:
+        if stream.takeover is not None and self._takeovers.get(stream.opaque) is stream.takeover:
+            self._takeovers.pop(stream.opaque).stop()
+
     def stop(self) -> None:
-        """Stop all streams and the NOOPs."""
+        """Stop all streams, their takeovers and the NOOPs."""
         super().stop()
         self.noops.stop()
+        for takeover in self._takeovers.values():
+            takeover.stop()
+        self._takeovers.clear()
 
     def handle_response(self, frame: Frame) -> bytes:
         """Return an empty reply to a response. A response to a NOOP shows that the peer is alive.
@@ -278,8 +316,10 @@ class DcpProducer(StreamProducer):
         """
         if frame.opcode == Opcode.DCP_NOOP:
             self.noops.handle_answer(frame.opaque)
+        elif frame.opcode in ANSWERS and (takeover := self._takeovers.get(frame.opaque)) is not None:
+            takeover.handle_answer(frame)
         elif frame.opcode == Opcode.DCP_SET_VBUCKET_STATE:
-            pass  # only takeovers send such a message, so the response belongs to no stream of this node
+            pass  # the takeover has ended
         elif frame.opcode not in _STREAM_OPCODES or frame.specific not in (
             _STATUSES_AFTER_CLOSE if self.uses_v7_statuses else _STATUSES_AFTER_CLOSE_BEFORE_7
         ):
@@ -305,15 +345,25 @@ def _make_stream_key(vbucket: int, stream_id: int | None) -> int:
     return vbucket | (stream_id or 0) << _VBUCKET_BITS
 
 
+def _check_completeness(vbucket: Vbucket, encoder: StreamEncoder | None) -> None:
+    """Raise NotSupported if the consumer of a takeover would not get the whole vbucket."""
+    if vbucket.changes.collection_state is not None if encoder is None else encoder.filter.is_limited:
+        raise NotSupported(f"takeover of vbucket {vbucket.id} without all of its collections")
+
+
 def _make_stream_request(vbucket: Vbucket, request: StreamReq, flags: StreamFlag) -> StreamRequest:
-    """Return the consumer's position and range. FROM_LATEST means that the consumer has all changes."""
+    """Return the consumer's position and range. FROM_LATEST means that the consumer has all changes.
+
+    A takeover has no end: it ends when the consumer has the vbucket.
+    """
     start, low, high, vbuuid = request.start_seqno, request.snap_start, request.snap_end, request.vbuuid
+    end = MAX_SEQNO if flags & StreamFlag.TAKEOVER else request.end_seqno
     if flags & StreamFlag.FROM_LATEST:
         start = low = high = vbucket.changes.high_seqno
         vbuuid = vbuuid or vbucket.history.vbuuid
     return StreamRequest(
         start_seqno=start,
-        end_seqno=request.end_seqno,
+        end_seqno=end,
         vbuuid=vbuuid,
         snap_start=low,
         snap_end=high,

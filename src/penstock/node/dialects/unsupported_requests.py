@@ -11,7 +11,6 @@ __all__ = ["UNSUPPORTED", "refuse_unsupported"]
 
 UNSUPPORTED: dict[str, tuple[Status, str]] = {
     # STREAM_REQ
-    "TAKEOVER": (Status.NOT_SUPPORTED, "takeover"),
     "CACHE_TRANSFER": (Status.NOT_SUPPORTED, "cache transfer"),
     # TAP_CONNECT
     "TAKEOVER_VBUCKETS": (Status.NOT_SUPPORTED, "takeover"),

@@ -38,6 +38,8 @@ class NodeOptions:
         settings: default settings of the buckets.
         idle_timeout: seconds that a consumer may leave a NOOP unanswered. A consumer without NOOPs, or a client of a
             large reply, may read nothing for as long.
+        takeover_seconds: seconds of a takeover after which its vbucket refuses writes, so that it can end. Source:
+            kv_engine, dcp_takeover_max_time.
         pager_seconds: seconds from one search for expired documents to the next. Source: kv_engine exp_pager_stime.
         persistence_timeout: seconds that a request waits for the disk.
         login_timeout: seconds in which a connection must log in, if a login is needed.
@@ -125,6 +127,7 @@ class NodeOptions:
     this_node: int = 0
     settings: BucketSettings | None = None
     idle_timeout: float = 360.0
+    takeover_seconds: float = 60.0
     pager_seconds: float = 600.0
     persistence_timeout: float = 30.0
     login_timeout: float = 30.0

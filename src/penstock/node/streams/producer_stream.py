@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Protocol
 
 from penstock.node.buckets.endpoint_reports import StreamReport
@@ -10,6 +11,7 @@ from penstock.node.buckets.served_bucket import SentCounts
 from penstock.node.streams.dialect_messages import DialectMessages, StreamNotices
 from penstock.node.streams.snapshot_cursor import SnapshotCursor
 from penstock.node.streams.stream_encoder import StreamEncoder, WireOptions
+from penstock.node.streams.stream_takeover import StreamTakeover
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.frame_chunks import Chunk
 from penstock.store.history.rollback import StreamRequest
@@ -18,7 +20,9 @@ from penstock.wire.codec.flags import SnapshotFlag
 from penstock.wire.codec.frame import Buffer
 from penstock.wire.codec.statuses import StreamEndReason
 from penstock.wire.columns.frame_offsets import find_offsets
+from penstock.wire.messages.dcp import SetVbucketState
 from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance_state
+from penstock.wire.protocol.takeover_state import TakeoverEvent
 
 __all__ = ["ProducerStream"]
 
@@ -61,6 +65,7 @@ class ProducerStream:
         bytes_sent: bytes that were sent.
         reason: the reason with which the stream ends next; None while it continues.
         state: the state of the stream.
+        takeover: the takeover of the vbucket by the consumer, None for a stream that only copies.
     """
 
     __slots__ = (
@@ -81,6 +86,7 @@ class ProducerStream:
         "reason",
         "request",
         "state",
+        "takeover",
         "vbucket",
     )
 
@@ -108,6 +114,7 @@ class ProducerStream:
         self.bytes_sent = 0
         self.reason: StreamEndReason | None = None
         self.state = StreamState.REQUESTED
+        self.takeover: StreamTakeover | None = None
         self._advance_state(StreamEvent.ACCEPTED)
         self._notices = StreamNotices(vbucket.id, opaque, encoder.framing)
         self._flushed = False
@@ -166,9 +173,25 @@ class ProducerStream:
         elif self._flushed:
             self._flushed = False
             return self._encode_notice(StreamEvent.FLUSH)
+        if self.takeover is not None:
+            return self._read_takeover(self.takeover)
         if cursor.seqno < cursor.end_seqno and (notice := self._open_snapshot()):
             return notice
         return self._encode_end(StreamEndReason.OK) if cursor.seqno >= cursor.end_seqno else None
+
+    def _read_takeover(self, takeover: StreamTakeover) -> bytes | None:
+        """Return the next message of a takeover between two snapshots; None while it waits."""
+        steps = takeover.steps
+        if steps.wants_changes(self.remaining) and (marker := self._open_snapshot()):
+            return marker
+        if (state := steps.choose_announcement(self.remaining)) is not None:
+            steps.record(TakeoverEvent.STATE)
+            self._advance_state(StreamEvent.STATE)
+            return self._notices.encode(partial(SetVbucketState, state=state))
+        if steps.is_complete:
+            return self._encode_end(StreamEndReason.OK)
+        takeover.wait()
+        return None
 
     def end(self, reason: StreamEndReason) -> None:
         """End the stream with the next message, even before frames that were held back."""
@@ -258,6 +281,9 @@ class ProducerStream:
             return notice
         self._advance_state(StreamEvent.MARKER)
         start, end, flags = cursor.announced_start, cursor.announced_end, snapshot.flags
+        if self.takeover is not None and flags & SnapshotFlag.MEMORY:  # kv_engine wants no answers in a backfill
+            flags |= SnapshotFlag.ACK
+            self.takeover.steps.record(TakeoverEvent.MARKER)
         if options.purge_seqno and (cursor.is_first or flags & SnapshotFlag.DISK):
             return self._notices.encode_marker_with_purge_seqno(start, end, flags, self.vbucket.index.purge_seqno)
         return self._notices.encode_marker(start, end, flags)

@@ -116,15 +116,18 @@ class StreamProducer(ChangeProducer):
     def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
         """End the vbucket's streams, since their consumers have to request a new position.
 
-        Some dialects announce a flush instead, and continue.
+        Some dialects announce a flush instead, and continue. A takeover that has made the vbucket dead ends no stream
+        but another takeover.
         """
         flushed = event is VbucketEvent.FLUSHED and StreamEvent.FLUSH in self.messages.events
         for stream in tuple(self._streams_by_vbucket[vbucket.id].values()):
             if stream.reason is not None:
                 continue
+            if event is VbucketEvent.HANDED_OVER and (stream.takeover is None or stream.takeover.has_handed_over):
+                continue
             if flushed:
                 stream.flush()
-                self._schedule_now(stream)
+                self.schedule_now(stream)
             else:
                 self.end_stream(stream, StreamEndReason.STATE_CHANGED)
 
@@ -134,9 +137,9 @@ class StreamProducer(ChangeProducer):
         Source: kv_engine, DcpProducer::step: stream ends count for flow control too.
         """
         stream.end(reason)
-        self._schedule_now(stream)
+        self.schedule_now(stream)
 
-    def _schedule_now(self, stream: ProducerStream) -> None:
+    def schedule_now(self, stream: ProducerStream) -> None:
         """Schedule a stream, even if it waits for a change."""
         self.bucket.remove_waiting_stream(stream)
         self.schedule_stream(stream)

@@ -164,6 +164,7 @@ class IncomingChanges:
         changes, history = self._changes, self._history
         if changes.is_behind:
             changes.catch_up(changes.id)
+        changes.check_refusal()
         seqno = self._check_seqnos(seqno, rev_seqno)
         system_event = None
         if key.startswith(SYSTEM_PREFIX):

@@ -67,6 +67,7 @@ class VbucketChanges:
         changed: receives the vbucket's number when the store writes a change that no client requested.
         is_behind: the vbucket must write system events of the bucket's manifest before any other change.
         catch_up: writes them. It is called with the vbucket's number when an active vbucket may lack some.
+        refusal: the reason why the vbucket accepts no changes for the moment; empty if it does.
     """
 
     __slots__ = (
@@ -84,6 +85,7 @@ class VbucketChanges:
         "log",
         "newest",
         "now",
+        "refusal",
     )
 
     def __init__(self, index: RowIndex, log: Log, *, clock: Callable[[], int], changed: set[int] | None = None) -> None:
@@ -98,6 +100,7 @@ class VbucketChanges:
         self.changed: set[int] = set() if changed is None else changed
         self.is_behind = False
         self.catch_up: Callable[[int], None] = lambda _: None
+        self.refusal = ""
         self.high_seqno = 0
         self.items = 0
         self.collection_state: CollectionState | None = None  # from the first system event on
@@ -109,9 +112,14 @@ class VbucketChanges:
             key: the key.
             nbytes: bytes of the frame to append.
             frees: as of LogRoom.make_room; it applies only if the key has a document.
+
+        Raises:
+            TemporaryFailure: the vbucket or the log accepts no changes; OutOfMemory likewise.
         """
         if self.is_behind:
             self.catch_up(self.id)
+        if self.refusal:
+            self.check_refusal()
         segments = self._segments
         newest = self.newest
         if segments.active.end + nbytes > segments.active.limit:
@@ -122,6 +130,15 @@ class VbucketChanges:
             return None
         rows, row = found
         return rows, row, DELETION_HEAD.unpack_from(rows.buffer, rows.offsets_at[row])
+
+    def check_refusal(self) -> None:
+        """Check that the vbucket accepts changes.
+
+        Raises:
+            TemporaryFailure: it does not, for the moment.
+        """
+        if self.refusal:
+            raise TemporaryFailure(f"vbucket {self.id}: {self.refusal}", vbucket=self.id)
 
     def look_up(self, key: bytes) -> Newest | None:
         """Return the newest change of a key, for reading only."""
