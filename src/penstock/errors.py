@@ -198,6 +198,13 @@ class Locked(StatusError):
     retriable = True
 
 
+class SyncWriteInProgress(StatusError):
+    """A synchronous write of the document is not decided yet."""
+
+    status = 0xA2
+    retriable = True
+
+
 class NotLocked(StatusError):
     """The document is not locked."""
 
@@ -291,6 +298,7 @@ STATUS_ERRORS: dict[int, type[StatusError]] = {
         NotMyVbucket,
         NoBucket,
         Locked,
+        SyncWriteInProgress,
         NotLocked,
         AuthenticationFailed,
         OutOfRange,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from penstock.errors import KeyNotFound, Locked
+from penstock.errors import KeyNotFound, Locked, SyncWriteInProgress
 from penstock.store.history.event_frames import SYSTEM_PREFIX
 from penstock.store.history.tombstone import TOMBSTONE_BYTES
 from penstock.store.history.vbucket_changes import REFUSED
@@ -72,7 +72,7 @@ class DocumentDeleter:
 
     def _delete(self, document: _Document) -> bool:
         vbucket, key, seqno, _ = document
-        with suppress(KeyNotFound, Locked, *REFUSED):
+        with suppress(KeyNotFound, Locked, SyncWriteInProgress, *REFUSED):
             if vbucket.history.state is VbucketState.ACTIVE and vbucket.versions.find_newest_seqno(key) == seqno:
                 vbucket.delete(key)
                 return True

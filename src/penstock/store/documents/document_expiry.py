@@ -48,11 +48,13 @@ class DocumentExpiry:
     def expire(self, key: bytes, nbytes: int = 0) -> None:
         """Replace an expired document by a tombstone, if the vbucket is active. A replica waits for its source.
 
+        A document with an undecided synchronous write stays.
+
         Args:
             key: the document's key.
             nbytes: bytes that are written next, so that there is room for both or nothing is written.
         """
-        if self._history.state is VbucketState.ACTIVE:
+        if self._history.state is VbucketState.ACTIVE and not self._locks.is_blocked(key):
             changes = self._changes
             newest = changes.find(key, TOMBSTONE_BYTES + len(key) + nbytes, frees=True)
             assert newest is not None

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
 from penstock.store.documents.item import Stored, make_tombstone_value
 from penstock.store.documents.time_to_live import TimeLimits
-from penstock.store.history.hybrid_clock import resolve_expiry
+from penstock.store.history.hybrid_clock import HybridClock, resolve_expiry
 from penstock.store.history.tombstone import TOMBSTONE_BYTES, make_tombstone_head
-from penstock.store.history.vbucket_changes import REV_SEQNO, Newest, VbucketChanges
-from penstock.store.log.long_frame import LONG_FROM, LongFrame
+from penstock.store.history.vbucket_changes import REV_SEQNO, Newest
+from penstock.store.log.long_frame import LONG_FROM, Frame, LongFrame
+from penstock.store.log.row_index import RowIndex
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import HEADER_BYTES, Buffer
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import MUTATION_HEAD
 
-__all__ = ["DocumentWriter"]
+__all__ = ["DocumentWriter", "WriteTarget"]
 
 _REQUEST = int(Magic.REQUEST)
 _MUTATION = int(Opcode.DCP_MUTATION)
@@ -23,6 +27,34 @@ _NANOSECONDS = 10**9
 
 # Without the constructor's handling of keywords this costs a third; it runs for every command.
 _new_stored = tuple.__new__
+
+
+class WriteTarget(Protocol):
+    """The part of a vbucket's changes that a writer uses; `store.documents.preparing_writer` has its own.
+
+    Attributes:
+        id: the vbucket's number.
+        index: the rows of the changes.
+        clock: gives each change its cas.
+    """
+
+    id: int
+    index: RowIndex
+    clock: HybridClock
+
+    @property
+    def high_seqno(self) -> int:
+        """The seqno of the newest change."""
+
+    @property
+    def now(self) -> Callable[[], int]:
+        """Returns nanoseconds since the epoch."""
+
+    def find(self, key: bytes, nbytes: int, frees: bool = False) -> Newest | None:
+        """Return the newest change of a key, as VbucketChanges.find does."""
+
+    def commit(self, old: Newest | None, key: bytes, seqno: int, frame: Frame) -> None:
+        """Append the frame of a change, as VbucketChanges.commit does."""
 
 
 class DocumentWriter:
@@ -40,7 +72,7 @@ class DocumentWriter:
     def __init__(self) -> None:
         self.time_limits: TimeLimits | None = None
 
-    def limit_expiry(self, changes: VbucketChanges, key: bytes, expiry: int) -> int:
+    def limit_expiry(self, changes: WriteTarget, key: bytes, expiry: int) -> int:
         """Return when a document that is stored now expires, in epoch seconds."""
         if self.time_limits is None:
             return expiry
@@ -48,7 +80,7 @@ class DocumentWriter:
 
     def write_document(
         self,
-        changes: VbucketChanges,
+        changes: WriteTarget,
         old: Newest | None,
         key: bytes,
         value: Buffer,
@@ -96,7 +128,7 @@ class DocumentWriter:
 
     def write_tombstone(
         self,
-        changes: VbucketChanges,
+        changes: WriteTarget,
         old: Newest | None,
         key: bytes,
         event: Event,

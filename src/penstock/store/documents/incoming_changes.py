@@ -92,6 +92,7 @@ class IncomingChanges:
             KeyNotFound: a cas is given and there is no document.
             OutOfRange: the rev_seqno is above LAST_SEQNO.
         """
+        self._locks.check_decided(key)
         deleted = event is not Event.MUTATION
         newest = self._changes.find(key, _MUTATION_BYTES + len(key) + len(value), deleted)
         is_there = is_document(newest) and not self._expiry.is_expired(newest)
@@ -196,6 +197,7 @@ class IncomingChanges:
             self._collections.apply_event(system_event, seqno, frame)
         if self._locks.held:
             self._locks.forget(key)
+            history.prepares.settle_by_change(key, seqno)
         changes.clock.observe(cas)
         history.end_change(snapshot_end, hides=hides)
         return _new_stored(Stored, (cas, seqno))

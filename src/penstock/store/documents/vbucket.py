@@ -63,7 +63,8 @@ class Vbucket:
         locks: the locks on its documents.
         versions: the newest version of each key, tombstones included.
         expiry: deletes expired documents.
-        writer: writes its own changes; all vbuckets of the bucket share it.
+        writer: writes its own changes; all vbuckets of the bucket share it. `store.documents.preparing_writer` replaces
+            it while a synchronous write is prepared.
         incoming: writes changes of other nodes.
     """
 
@@ -86,7 +87,7 @@ class Vbucket:
         self.index = history.index
         self.history = history
         self.changes = history.changes
-        self.locks = DocumentLocks(self.id, self.changes.now)
+        self.locks = DocumentLocks(self.id, self.changes.now, history.prepares)
         self.collections = VbucketCollections(history, CollectionEraser(self.changes, self.locks.forget))
         self.writer = writer
         self.expiry = DocumentExpiry(history, self.writer, self.locks)
@@ -135,10 +136,16 @@ class Vbucket:
     # Documents
 
     def get(self, key: bytes) -> Item | None:
-        """Return the document, or None if there is none. While it is locked, its cas is LOCKED_CAS."""
+        """Return the document, or None if there is none. While it is locked, its cas is LOCKED_CAS.
+
+        It raises StatusError while an active vbucket commits a synchronous write that another node may have committed.
+        """
         changes = self.changes
         if changes.is_behind:
             self.history.try_catch_up()
+        locked = self._locked
+        if locked and self.history.state is VbucketState.ACTIVE:
+            self.locks.check_readable(key)
         newest = changes.newest.get(key)
         if newest is None or (found := self.index.find(newest)) is None:
             return None
@@ -151,7 +158,7 @@ class Vbucket:
             with suppress(*REFUSED):  # it has expired, whether or not the log accepts the tombstone
                 self.expiry.expire(key)
             return None
-        if self._locked:
+        if locked:
             cas = self.locks.get_shown_cas(key, cas)
         view = buffer[at + _MUTATION_BYTES + key_length : at + HEADER_BYTES + body]
         value: Buffer = view.tobytes() if body < VIEWED_FROM else view
@@ -206,6 +213,8 @@ class Vbucket:
         Raises:
             KeyExists: there is a document.
         """
+        if self._locked:
+            self.locks.check_decided(key)
         old = self.expiry.find_unexpired(key, _MUTATION_BYTES + len(key) + len(value))
         if old is not None and old[2][OPCODE] == _MUTATION:
             raise KeyExists(vbucket=self.id)
@@ -356,6 +365,7 @@ class Vbucket:
         Returns:
             The version's cas and seqno. It raises KeyExists if the newest version has another cas.
         """
+        self.locks.check_decided(key)
         nbytes = TOMBSTONE_BYTES if deleted else _MUTATION_BYTES
         old = self.expiry.find_unexpired(key, nbytes + len(key) + len(make(0, 0)) + len(body), frees=deleted)
         if old is not None:
@@ -414,6 +424,7 @@ class Vbucket:
             return self.locks.claim(self.expiry.find_unexpired(key, nbytes), key, cas)
         newest = self.changes.find(key, nbytes)
         if key in self._locked:
+            self.locks.check_decided(key)
             if newest is not None and is_document(newest) and not self.expiry.is_expired(newest):
                 self.locks.check_cas(key, cas, newest[2][CAS])
             self.locks.forget(key)

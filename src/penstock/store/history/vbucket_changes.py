@@ -143,7 +143,11 @@ class VbucketChanges:
     def look_up(self, key: bytes) -> Newest | None:
         """Return the newest change of a key, for reading only."""
         seqno = self.newest.get(key)
-        if seqno is None or (found := self.index.find(seqno)) is None:
+        return None if seqno is None else self.look_up_seqno(seqno)
+
+    def look_up_seqno(self, seqno: int) -> Newest | None:
+        """Return the change at a seqno, which must not be above the highest one; None if there is none."""
+        if (found := self.index.find(seqno)) is None:
             return None
         rows, row = found
         return rows, row, DELETION_HEAD.unpack_from(rows.buffer, rows.offsets_at[row])

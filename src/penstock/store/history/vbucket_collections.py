@@ -61,8 +61,16 @@ class VbucketCollections:
         """Return the seqno of the newest change in a collection, its events included; 0 if it does not exist."""
         state = self._changes.collection_state
         if state is None:
-            return self._changes.high_seqno if collection == DEFAULT_COLLECTION else 0
+            return self._find_visible_high() if collection == DEFAULT_COLLECTION else 0
         return state.highs.get(collection, 0)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all changes are documents of the default collection: no system events, no synchronous writes."""
+        return self._changes.collection_state is None and not self._history.prepares.is_used
+
+    def _find_visible_high(self) -> int:
+        return self._history.prepares.find_visible(self._changes.high_seqno)
 
     def item_count(self, collection: int) -> int:
         """Return the number of documents in a collection."""
@@ -142,7 +150,7 @@ class VbucketCollections:
         log.make_room_for_note(self._history)
         if changes.collection_state is None:
             changes.collection_state = CollectionState(
-                {DEFAULT_COLLECTION: changes.high_seqno}, {DEFAULT_COLLECTION: changes.items}
+                {DEFAULT_COLLECTION: self._find_visible_high()}, {DEFAULT_COLLECTION: changes.items}
             )
         elif any(event.collection_id in changes.collection_state.erasing for _, event in events):
             self.eraser.erase_all()  # the same id again: no later change may be taken for one of the old collection

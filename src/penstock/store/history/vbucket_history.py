@@ -13,6 +13,7 @@ from penstock.store.history.collection_state import CollectionState
 from penstock.store.history.failover_log import FailoverEntry, FailoverLog, create_entry, prune_log, sanitise_log
 from penstock.store.history.history_snapshot import Snapshot
 from penstock.store.history.vbucket_changes import REFUSED, VbucketChanges
+from penstock.store.history.vbucket_prepares import VbucketPrepares
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
 
 __all__ = ["VbucketHistory"]
@@ -25,6 +26,7 @@ class VbucketHistory:
         id: the vbucket's number.
         index: the rows of the vbucket.
         changes: the vbucket's changes.
+        prepares: its synchronous writes.
         state: a VbucketState, None while the vbucket is deleted.
         failover_log: newest entry first.
         snapshot_end: the end of the open snapshot, while whole_seqno is below the newest change.
@@ -38,6 +40,7 @@ class VbucketHistory:
         "failover_log",
         "id",
         "index",
+        "prepares",
         "snapshot_end",
         "state",
     )
@@ -46,6 +49,7 @@ class VbucketHistory:
         self.id = changes.id
         self.index = changes.index
         self.changes = changes
+        self.prepares = VbucketPrepares(changes, self)
         self.state: VbucketState | None = VbucketState.ACTIVE
         self.failover_log: FailoverLog = create_entry((), new_vbuuid(), 0)
         self._log = changes.log
@@ -101,6 +105,7 @@ class VbucketHistory:
         if removes:
             self.state = None
         self.changes.clear()
+        self.prepares.clear()
         self._whole_seqno = None
         self.failover_log = create_entry((), self._new_vbuuid(), 0)
         self._log.write_note(self, cut=0)
@@ -161,6 +166,7 @@ class VbucketHistory:
                 return 0
             whole = self.whole_seqno
             changes.cut(seqno)
+            self.prepares.recover()
             self._whole_seqno = whole if whole < changes.high_seqno else None
             cut = seqno
         self.failover_log = prune_log(self.failover_log, changes.high_seqno)
@@ -188,6 +194,7 @@ class VbucketHistory:
             "cuts": index.cuts,
             **snapshot,
             **collections,
+            **self.prepares.to_dict(),
         }
 
     def restore(self, description: Mapping[str, Any]) -> None:
@@ -204,6 +211,7 @@ class VbucketHistory:
         index.cuts = [(number, seqno) for number, seqno in description["cuts"]]
         found = CollectionState.from_dict(description["collections"]) if "collections" in description else None
         self.changes.collection_state = found
+        self.prepares.restore(description)
 
     def start_from_index(self, items: int, max_cas: int) -> None:
         """Start with the changes in the index.
@@ -213,6 +221,7 @@ class VbucketHistory:
             max_cas: the highest cas of the vbucket's changes.
         """
         self.changes.start_from_index(items, max_cas)
+        self.prepares.recover()
         if (self._whole_seqno or 0) >= self.changes.high_seqno:  # a snapshot had begun, its first change was lost
             self._whole_seqno = None
 
