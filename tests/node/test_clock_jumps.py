@@ -6,6 +6,7 @@ import time
 import pytest
 
 from penstock.node import Node
+from penstock.node.transport.machine import Machine
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Mutation
 from penstock.wire.messages.kv import GetLocked, Noop
@@ -16,27 +17,28 @@ JUMPS = (1, 30, HOUR, DAY, 40 * DAY)
 
 
 class SystemClock:
-    """Clock of time.time_ns and time.time, shifted by a test.
+    """System clock of a node, shifted by a test.
 
     Attributes:
         seconds: added to the real time.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.seconds = 0
-        real_ns, real = time.time_ns, time.time
-        monkeypatch.setattr(time, "time_ns", lambda: real_ns() + self.seconds * 10**9)
-        monkeypatch.setattr(time, "time", lambda: real() + self.seconds)
+
+    def time_ns(self) -> int:
+        return time.time_ns() + self.seconds * 10**9
 
 
 @pytest.fixture
-def system_clock(monkeypatch):
-    return SystemClock(monkeypatch)
+def system_clock():
+    return SystemClock()
 
 
 @pytest.fixture(params=[False, True], ids=["in memory", "on disk"])
 def node(request, system_clock, tmp_path):
-    with Node.running(["default"], vbuckets=2, data_dir=tmp_path if request.param else None) as node:
+    machine = Machine(time_ns=system_clock.time_ns)
+    with Node.running(["default"], 2, data_dir=tmp_path if request.param else None, machine=machine) as node:
         yield node
 
 

@@ -374,11 +374,11 @@ class Intruder:
         history.failover_log = create_entry(
             history.failover_log, 2**40 + next(vbuuids), self.vbucket.changes.high_seqno
         )
-        self.served.listeners.add(self)
+        self.served.listeners[self] = None
         copies.restart.set()
 
     def vbucket_changed(self, vbucket, event):
-        self.served.listeners.discard(self)
+        self.served.listeners.pop(self)
         self.loop.call_soon(self.write_foreign)
 
     def write_foreign(self):

@@ -228,7 +228,7 @@ class ChangingMap:
     def __init__(self):
         self.value = 0
         self.built = 0
-        self.map = LiveMap(self.build)
+        self.map = LiveMap(self.build, time.time_ns)
 
     def build(self):
         self.built += 1

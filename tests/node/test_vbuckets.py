@@ -279,7 +279,7 @@ def test_closed_consumer_is_not_notified(node, client):
         consumer.open("closed").stream(3)
         consumer.disconnect()
     assert client.stats()["ep_dcp_producer_count"] == "0"
-    assert node.buckets["default"].listeners == set()
+    assert node.buckets["default"].listeners == {}
 
 
 # Expiry

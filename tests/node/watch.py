@@ -20,7 +20,7 @@ class Watch:
     def __init__(self, served):
         self.served = served
         self.happened = asyncio.Event()
-        served.listeners.add(self)
+        served.listeners[self] = None
 
     def vbucket_changed(self, vbucket, event):
         self.happened.set()
@@ -32,7 +32,7 @@ class Watch:
                 for vbucket in self.served.store.vbuckets:
                     self.served.add_waiting_stream(Waiter(vbucket, self.happened))
                 await self.happened.wait()
-        self.served.listeners.discard(self)
+        self.served.listeners.pop(self, None)
 
 
 class Waiter:

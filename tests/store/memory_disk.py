@@ -146,6 +146,9 @@ class _MemoryDirectory(Directory):
         self._files[descriptor] = file
         return descriptor
 
+    def make(self) -> None:
+        pass  # the disk has only this directory
+
     def lock(self) -> bool:
         free, self._disk.locked = not self._disk.locked, True
         return free

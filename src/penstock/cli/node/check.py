@@ -79,7 +79,7 @@ def _find_buckets(path: Path) -> list[Path]:
 
 def _check_bucket(path: Path, *, repair: bool, as_json: bool) -> bool:
     """Return whether a bucket is intact, after its repair if `repair` is set."""
-    from penstock.node.buckets.bucket_storage import make_vbuuid
+    from penstock.node.transport.machine import Machine
     from penstock.store.disk.bucket_files import Directory
     from penstock.store.recovery import repair_run as repairing
 
@@ -97,7 +97,7 @@ def _check_bucket(path: Path, *, repair: bool, as_json: bool) -> bool:
             if not repair:
                 raise UsageError(f"{path}: a repair was interrupted; finish it with `penstock check --repair`")
             record = repairing.finish_repair(files, record)
-        report = repairing.check_bucket(files, record, clock=time.time_ns, new_vbuuid=make_vbuuid)
+        report = repairing.check_bucket(files, record, clock=time.time_ns, new_vbuuid=Machine().make_vbuuid)
         print(
             format_json_line(_make_object(path, report)) if as_json else "\n".join(_format_report(path, report)),
             flush=True,

@@ -103,7 +103,8 @@ def _compact_files(data_dir: Path, name: str, purge_age: float) -> CompactionRes
     """
     import time
 
-    from penstock.node.buckets.bucket_storage import count_file_bytes, make_vbuuid
+    from penstock.node.buckets.bucket_storage import count_file_bytes
+    from penstock.node.transport.machine import Machine
     from penstock.store.bucket_store import BucketStore
     from penstock.store.definition.bucket_settings import BucketSettings
     from penstock.store.disk.bucket_files import Directory
@@ -115,7 +116,7 @@ def _compact_files(data_dir: Path, name: str, purge_age: float) -> CompactionRes
         raise UsageError(f"no bucket {name!r} in {data_dir}")
     before, settings = count_file_bytes(path), BucketSettings(purge_age=purge_age)
     bucket = BucketStore.open(
-        path, name, vbuckets=record["vbuckets"], clock=time.time_ns, new_vbuuid=make_vbuuid, settings=settings
+        path, name, vbuckets=record["vbuckets"], clock=time.time_ns, new_vbuuid=Machine().make_vbuuid, settings=settings
     )
     try:
         bucket.log.room.seal_active()

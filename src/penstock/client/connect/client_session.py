@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Iterable
+from contextvars import ContextVar
+from random import Random, SystemRandom
 from typing import NamedTuple
 
 from penstock.client.connect.address import Address
@@ -23,10 +24,15 @@ from penstock.errors import (
 )
 from penstock.wire.codec.constants import Feature
 
+_SYSTEM = SystemRandom()
+
+STREAM_NAMES: ContextVar[Random] = ContextVar("STREAM_NAMES", default=_SYSTEM)
+"""Random numbers of the names of stream connections. A simulation replaces them in the context of a client."""
+
 
 def generate_stream_name() -> str:
     """Return a unique name for a stream connection. A node closes a connection when another uses its name."""
-    return f"penstock:{secrets.token_hex(8)}"
+    return f"penstock:{STREAM_NAMES.get().getrandbits(64):016x}"
 
 
 class ClientSession(NamedTuple):

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from penstock.node.buckets.compactor import Compactor
 from penstock.node.buckets.definition_files import BucketDefinition
 from penstock.node.buckets.flusher import Flusher
 from penstock.node.buckets.served_bucket import ServedBucket
+from penstock.node.transport.machine import Machine
 from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import BucketSettings
 
@@ -31,7 +30,6 @@ __all__ = [
     "close_bucket",
     "count_file_bytes",
     "find_buckets",
-    "make_vbuuid",
     "open_bucket",
     "remove_bucket",
 ]
@@ -46,6 +44,7 @@ class BucketStorage:
     """How a node stores its buckets.
 
     Attributes:
+        machine: the machine that the node runs on.
         data_dir: the directory that contains a directory for each bucket; None: all buckets are in memory.
         settings: default settings of each bucket.
         pager_seconds: time between two runs of the expiry pager.
@@ -53,16 +52,12 @@ class BucketStorage:
         flush_enabled: whether buckets without a setting of their own may be flushed.
     """
 
+    machine: Machine
     data_dir: Path | None
     settings: BucketSettings
     pager_seconds: float
     persistence_timeout: float
     flush_enabled: bool
-
-
-def make_vbuuid() -> int:
-    """Return 48 random bits as the uuid of a branch. It is never 0, which means "no history" on the wire."""
-    return secrets.randbits(48) or 1
 
 
 def count_file_bytes(path: Path) -> int:
@@ -103,8 +98,8 @@ async def open_bucket(spec: BucketSpec, storage: BucketStorage) -> ServedBucket:
         store, pager_seconds=storage.pager_seconds, on_change=served.notify_and_compact
     )
     if store.log.durable:
-        served.flusher = Flusher(store, timeout=storage.persistence_timeout)
-        served.listeners.add(served.flusher.waits)
+        served.flusher = Flusher(store, timeout=storage.persistence_timeout, time=storage.machine.time)
+        served.listeners[served.flusher.waits] = None
     served.compactor = Compactor(store, served.flusher)
     store.log.room.compact = served.free_memory
     if served.flusher is not None:
@@ -118,16 +113,16 @@ async def _open_in_memory(spec: BucketSpec, storage: BucketStorage) -> ServedBuc
     store = BucketStore(
         spec.name,
         vbuckets=spec.vbuckets,
-        clock=time.time_ns,
-        new_vbuuid=make_vbuuid,
+        clock=storage.machine.time_ns,
+        new_vbuuid=storage.machine.make_vbuuid,
         settings=spec.make_settings(storage.settings),
     )
     if storage.data_dir is None:
-        return ServedBucket(store, spec)
+        return ServedBucket(store, spec, machine=storage.machine)
     define = partial(BucketDefinition, storage.data_dir / spec.name, spec)
     definition = await _run_on_thread(f"define-{spec.name}", define, BucketDefinition.close)
     store.rollout.set_manifest(definition.manifest)
-    return ServedBucket(store, spec, definition)
+    return ServedBucket(store, spec, definition, machine=storage.machine)
 
 
 async def _open_on_disk(spec: BucketSpec, storage: BucketStorage) -> ServedBucket:
@@ -138,15 +133,17 @@ async def _open_on_disk(spec: BucketSpec, storage: BucketStorage) -> ServedBucke
         store = BucketStore.open(
             *(path, spec.name),
             vbuckets=spec.vbuckets,
-            clock=time.time_ns,
-            new_vbuuid=make_vbuuid,
+            clock=storage.machine.time_ns,
+            new_vbuuid=storage.machine.make_vbuuid,
             settings=settings,
+            directory=storage.machine.directory,
         )
         if not store.record.properties:
             store.record.set_properties(spec.list_properties())
         return store
 
-    return ServedBucket(await _run_on_thread(f"open-{spec.name}", recover, BucketStore.close), spec)
+    store = await _run_on_thread(f"open-{spec.name}", recover, BucketStore.close)
+    return ServedBucket(store, spec, machine=storage.machine)
 
 
 async def _run_on_thread(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -51,6 +50,7 @@ class Flusher:
     Args:
         store: the bucket's store.
         timeout: seconds that a request waits for the disk.
+        time: returns seconds since the epoch.
 
     Attributes:
         commits: number of commits that succeeded.
@@ -66,13 +66,14 @@ class Flusher:
 
     on_commit: Callable[[], None]
 
-    def __init__(self, store: BucketStore, *, timeout: float) -> None:
+    def __init__(self, store: BucketStore, *, timeout: float, time: Callable[[], float]) -> None:
         self.store = store
         self.waits = PersistenceWaits(store, timeout=timeout, commit_soon=self.commit_soon)
         self.commits = self.persisted_changes = self.failures = 0
         self.times = Histogram()
         self.last_seconds = 0.0
         self.last_at = 0.0
+        self._time = time
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"penstock-commit-{store.name}")
         self._commit: asyncio.Future[_CommitResult] | None = None
@@ -126,7 +127,7 @@ class Flusher:
     def _start_commit(self) -> None:
         self._cancel_timer()
         self._flushing, self._flushes = self._flushes, []
-        self._commit = self._loop.run_in_executor(self._thread, _run_commit, self.store)
+        self._commit = self._loop.run_in_executor(self._thread, _run_commit, self.store, self._loop.time)
         self._commit.add_done_callback(self._finish_commit)
 
     def _cancel_timer(self) -> None:
@@ -191,7 +192,7 @@ class Flusher:
         if fault is None:
             taken, self.last_seconds = commit.result()
             self.times.record(self.last_seconds)
-            self.last_at = time.time()
+            self.last_at = self._time()
             self.commits += 1
             self.persisted_changes += taken
         self._report_fault()
@@ -257,15 +258,19 @@ class Flusher:
             logger.error("bucket %s: %d changes are not on disk, and lost: %s", name, left, self.store.log.room.fault)
 
 
-def _run_commit(store: BucketStore) -> _CommitResult:
+def _run_commit(store: BucketStore, clock: Callable[[], float]) -> _CommitResult:
     """Commit on the flusher's thread.
+
+    Args:
+        store: the bucket's store.
+        clock: returns monotonic seconds.
 
     Returns:
         The number of changes and the duration.
     """
-    began, taken = time.perf_counter(), store.log.commits.uncommitted_records
+    began, taken = clock(), store.log.commits.uncommitted_records
     store.log.commits.run()
-    return _CommitResult(taken, time.perf_counter() - began)
+    return _CommitResult(taken, clock() - began)
 
 
 def _end_flushes(flushes: list[asyncio.Future[None]], error: StatusError | None) -> None:

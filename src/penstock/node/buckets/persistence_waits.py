@@ -57,7 +57,7 @@ class PersistenceWaits:
         self._store = store
         self._commit_soon = commit_soon
         self._loop = asyncio.get_running_loop()
-        self._waiters: set[_Waiter] = set()
+        self._waiters: dict[_Waiter, None] = {}
 
     def __len__(self) -> int:
         """Return the number of waiting requests."""
@@ -118,7 +118,7 @@ class PersistenceWaits:
     def _add_waiter(self, make: Callable[[Resume], _Waiter], timeout: float, resume: Resume) -> CancelWait:
         waiter = make(resume)
         waiter.timer = self._loop.call_later(timeout, self._time_out, waiter, timeout)
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         self._commit_soon()
         return partial(self._remove_waiter, waiter)
 
@@ -136,7 +136,7 @@ class PersistenceWaits:
     def _remove_waiter(self, waiter: _Waiter) -> None:
         if waiter.timer is not None:
             waiter.timer.cancel()
-        self._waiters.discard(waiter)
+        self._waiters.pop(waiter, None)
 
     def _make_broken_error(self) -> TemporaryFailure:
         return TemporaryFailure(

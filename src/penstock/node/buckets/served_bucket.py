@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from penstock.node.cluster.live_map import LiveMap
 from penstock.node.cluster.pushed_map import PushedMap
 from penstock.node.cluster.topology import Topology, build_bucket_map
 from penstock.node.tap_state.tap_clients import TapBucket
+from penstock.node.transport.machine import Machine
 from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.definition.manifest import Manifest
@@ -113,6 +112,7 @@ class ServedBucket:
         store: the bucket's store.
         spec: the bucket's definition; None: a default one.
         definition: the stored definition of a bucket in memory; None: the store keeps it, or it is not kept.
+        machine: the machine that the node runs on.
 
     Attributes:
         store: the bucket's store.
@@ -128,7 +128,7 @@ class ServedBucket:
         endpoints: the change-stream connections, by dialect and name.
         sent_counts: totals of the producers, by dialect.
         tap: TAP clients and checkpoints.
-        listeners: notified of events of whole vbuckets; all change-stream connections are listeners.
+        listeners: notified of events of whole vbuckets, in this order; all change-stream connections are listeners.
         bridge: keeps the bucket equal to another node's bucket; None: the bucket is no mirror.
         maintenance: background work on the event loop.
         compactor: keeps the log small.
@@ -138,20 +138,25 @@ class ServedBucket:
     maintenance: BucketMaintenance
 
     def __init__(
-        self, store: BucketStore, spec: BucketSpec | None = None, definition: BucketDefinition | None = None
+        self,
+        store: BucketStore,
+        spec: BucketSpec | None = None,
+        definition: BucketDefinition | None = None,
+        *,
+        machine: Machine,
     ) -> None:
         self.store = store
         self.spec = spec or BucketSpec(name=store.name, vbuckets=len(store.vbuckets))
         for vbucket in store.vbuckets:
-            vbucket.locks.monotonic = time.monotonic_ns
+            vbucket.locks.monotonic = machine.monotonic_ns
         store.rollout.on_flush = partial(self.report_event, event=VbucketEvent.FLUSHED)
         self.topology = Topology()
         record = store.record.content if definition is None else definition.fields
         pushed = PushedMap.from_dict(record[_MAP_FIELD]) if _MAP_FIELD in record else None
         self.cluster_map = LiveMap(
-            self._build_map, pushed, lambda newer: self._store_field(_MAP_FIELD, newer.to_dict())
+            self._build_map, machine.time_ns, pushed, lambda newer: self._store_field(_MAP_FIELD, newer.to_dict())
         )
-        self._own_uuid = store.uuid or (definition.uuid if definition is not None else secrets.token_hex(16))
+        self._own_uuid = store.uuid or (definition.uuid if definition is not None else machine.make_uuid())
         self.definition = definition
         self.can_be_flushed = True
         self.is_deleted = False
@@ -161,11 +166,11 @@ class ServedBucket:
         self.endpoints: dict[tuple[Dialect, bytes], BucketEndpoint] = {}
         self.sent_counts = {dialect: SentCounts() for dialect in Dialect}
         self.tap = TapBucket()
-        self.listeners: set[VbucketListener] = set()
+        self.listeners: dict[VbucketListener, None] = {}
         self.bridge: BucketMirror | None = None
         self.flusher: Flusher | None = None
         self.compactor: Compactor | None = None
-        self._waiting: dict[int, set[WaitingStream]] = {}
+        self._waiting: dict[int, dict[WaitingStream, None]] = {}
         self._anonymous = count(1)
 
     def add_endpoint(self, endpoint: BucketEndpoint, name: bytes) -> bytes:
@@ -182,12 +187,12 @@ class ServedBucket:
         if older is not None:
             older.abort("another connection uses its name")
         self.endpoints[endpoint.dialect, name] = endpoint
-        self.listeners.add(endpoint)
+        self.listeners[endpoint] = None
         return name
 
     def remove_endpoint(self, endpoint: BucketEndpoint) -> None:
         """Remove a change-stream connection that ends."""
-        self.listeners.discard(endpoint)
+        self.listeners.pop(endpoint, None)
         if self.endpoints.get((endpoint.dialect, endpoint.name)) is endpoint:
             del self.endpoints[endpoint.dialect, endpoint.name]
 
@@ -211,13 +216,13 @@ class ServedBucket:
 
     def add_waiting_stream(self, stream: WaitingStream) -> None:
         """Let `notify` wake a stream once its vbucket has changed."""
-        self._waiting.setdefault(stream.vbucket.id, set()).add(stream)
+        self._waiting.setdefault(stream.vbucket.id, {})[stream] = None
 
     def remove_waiting_stream(self, stream: WaitingStream) -> None:
         """Wake a stream no longer."""
         waiting = self._waiting.get(stream.vbucket.id)
         if waiting is not None:
-            waiting.discard(stream)
+            waiting.pop(stream, None)
 
     def notify(self) -> None:
         """Wake the streams of changed vbuckets, and schedule a commit: once for all requests of one read."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
@@ -27,6 +26,7 @@ class LiveMap:
 
     Args:
         build: returns the map without its revision.
+        time_ns: returns nanoseconds since the epoch.
         pushed: the map that was pushed last; None: the own map.
         store: stores a pushed map for the next start.
     """
@@ -34,11 +34,13 @@ class LiveMap:
     def __init__(
         self,
         build: Callable[[], Mapping[str, Any]],
+        time_ns: Callable[[], int],
         pushed: PushedMap | None = None,
         store: Callable[[PushedMap], None] = lambda pushed: None,
     ) -> None:
         self._store = store
         self._build = build
+        self._time_ns = time_ns
         self._pushed = pushed
         self._content: Mapping[str, Any] = {}
         self._body = b""
@@ -163,5 +165,5 @@ class LiveMap:
         body = dump_json(content)
         if body != self._body:
             self._content, self._body = content, body
-            self._revision = next_revision(self._revision, time.time_ns())
+            self._revision = next_revision(self._revision, self._time_ns())
             self._text = b'{"rev":%d,"revEpoch":%d,%s' % (self._revision, EPOCH, body[1:])

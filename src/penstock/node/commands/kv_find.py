@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from random import randrange
 from typing import Final
 
 from penstock.errors import InvalidArguments, KeyNotFound, NotMyVbucket, OutOfRange
@@ -53,6 +52,7 @@ def get_random_key(session: Session, request: GetRandomKey) -> Answer:
     prefix = pack_collection_id(collection)
     session.read_key(prefix + _PROBE if session.collections else _PROBE)  # raises
     vbuckets = session.require_bucket().store.vbuckets
+    randrange = session.node.machine.random.randrange
     first = randrange(len(vbuckets))
     for vbucket in (*vbuckets[first:], *vbuckets[:first]):
         if vbucket.history.state is not VbucketState.ACTIVE or not vbucket.collections.item_count(collection):

@@ -8,7 +8,6 @@ Source: memcached daemon/protocol/mcbp/subdocument_context.cc and its callers.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from time import time_ns
 from typing import NamedTuple, TypeVar
 
 from penstock.errors import InvalidArguments, Locked, NotMyVbucket, NotSupported, StatusError, TooBig, make_status_error
@@ -178,7 +177,8 @@ def _make_context(
     """
     needs = any(spec.flags & _XATTR and spec.path.startswith(_OF_SYSTEM) for spec in specs)
     system_xattrs = needs and session.can_use_key(privilege, key)
-    return CommandContext(vbucket.history.vbuuid, max(time_ns(), vbucket.changes.clock.last), system_xattrs)
+    now = max(session.node.machine.time_ns(), vbucket.changes.clock.last)
+    return CommandContext(vbucket.history.vbuuid, now, system_xattrs)
 
 
 def _check_request(session: Session, request: _Lookup | _Mutation, specs: Sequence[LookupSpec | MutationSpec]) -> None:

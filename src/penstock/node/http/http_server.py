@@ -59,7 +59,7 @@ class HttpServer:
         self.seconds = seconds
         self.shares = AddressShares(max_connections)
         self.read_buffer = memoryview(bytearray(_READ_BYTES))
-        self.ports = PortSet(node.handshakes)
+        self.ports = PortSet(node.machine, node.handshakes)
         self._app = make_app(self.state)
         self.connections: set[HttpConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()

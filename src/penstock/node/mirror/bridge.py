@@ -106,13 +106,13 @@ class Bridge:
         self._bucket_retry = Retry(address.options.retry_seconds, self._loop.time)
         self._opened_at = math.inf
         served.bridge = self
-        served.listeners.add(self.copies)
+        served.listeners[self.copies] = None
         self.task = self._loop.create_task(self._run())
         self.task.add_done_callback(_log_end)
 
     async def stop(self) -> None:
         """Stop to follow; the copies stay."""
-        self._served.listeners.discard(self.copies)
+        self._served.listeners.pop(self.copies, None)
         self.task.cancel()
         await asyncio.wait([self.task])
         await self._upstream.close()

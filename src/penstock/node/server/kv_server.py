@@ -36,7 +36,7 @@ class KvServer:
 
     def __init__(self, node: KvOwner) -> None:
         self.node = node
-        self.ports = PortSet(node.handshakes)
+        self.ports = PortSet(node.machine, node.handshakes)
         self.slab = Slab()
         self._stopping = False
         self._empty = asyncio.Event()

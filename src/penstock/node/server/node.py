@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,6 +31,7 @@ from penstock.node.session.node_options import DEFAULT_PORT, PINS, NodeOptions
 from penstock.node.session.tap_settings import TapSettings
 from penstock.node.session.value_workers import ValueWorkers
 from penstock.node.transport.acceptor import limit_connections
+from penstock.node.transport.machine import Machine
 from penstock.node.transport.tls_handshakes import TlsHandshakes
 from penstock.store.definition.bucket_settings import BucketSettings
 
@@ -56,6 +56,7 @@ class Node:
     Attributes:
         loop: the event loop.
         options: the node's options.
+        machine: the machine that the node runs on.
         host: the address of the ports.
         is_loopback: whether only this machine reaches the node.
         kv: the key-value ports and their connections.
@@ -79,6 +80,7 @@ class Node:
     def __init__(self, loop: asyncio.AbstractEventLoop, options: NodeOptions) -> None:
         self.loop = loop
         self.options = options
+        self.machine = options.machine or Machine()
         self.host, self.is_loopback = _parse_host(options.host)
         self.users = None if options.users is None else UsersFile(Path(options.users))
         self.attempts = LoginAttempts(loop.time)
@@ -86,16 +88,17 @@ class Node:
         self.workers = ValueWorkers(loop)
         self.handshakes = TlsHandshakes(loop)
         self.storage = BucketStorage(
+            machine=self.machine,
             data_dir=None if options.data_dir is None else Path(options.data_dir),
             settings=options.settings or BucketSettings(),
             pager_seconds=options.pager_seconds,
             persistence_timeout=options.persistence_timeout,
             flush_enabled=self.is_loopback,
         )
-        self.uuid = secrets.token_hex(16)
+        self.uuid = self.machine.make_uuid()
         self.kv_port = self.tls_port = self.http_port = self.https_port = 0
         self.topology = Topology(tuple(options.nodes) or (NodePlace(),), options.this_node)
-        self.map = LiveMap(lambda: build_node_map(self.topology))
+        self.map = LiveMap(lambda: build_node_map(self.topology), self.machine.time_ns)
         self.idle_timeout = options.idle_timeout
         self.tap = TapSettings()
         self.bridge: Bridge | None = None

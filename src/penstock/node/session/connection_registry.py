@@ -93,7 +93,7 @@ class ConnectionRegistry:
             users: the users, read again once a second. Sessions renew their login when they change. None: no login.
             max_connections: most simultaneous connections.
         """
-        self.open_connections: set[RegisteredConnection] = set()
+        self.open_connections: dict[RegisteredConnection, None] = {}
         self.total = 0
         self._loop = loop
         self._options = options
@@ -109,7 +109,7 @@ class ConnectionRegistry:
     def add_connection(self, connection: RegisteredConnection) -> None:
         """Register a connection. Abort it if its address has used up its share."""
         self.total += 1
-        self.open_connections.add(connection)
+        self.open_connections[connection] = None
         if not self._shares.take_place(connection.session.host):
             self._refused_connections.add(connection)
             held, places = self._shares.count_places(connection.session.host), self._shares.places
@@ -122,7 +122,7 @@ class ConnectionRegistry:
 
     def remove_connection(self, connection: RegisteredConnection) -> None:
         """Forget a connection that was lost."""
-        self.open_connections.discard(connection)
+        self.open_connections.pop(connection, None)
         self.end_login_wait(connection)
         if connection in self._refused_connections:
             self._refused_connections.remove(connection)

@@ -14,6 +14,7 @@ from penstock.wire.codec.constants import Dialect
 
 if TYPE_CHECKING:  # the command line imports this module for its options: importing the store would slow it down
     from penstock.node.cluster.topology import NodePlace
+    from penstock.node.transport.machine import Machine
     from penstock.store.definition.bucket_settings import BucketSettings
 
 __all__ = ["DEFAULT_PORT", "HTTPS_PORT", "HTTP_PORT", "PINS", "NodeOptions"]
@@ -36,6 +37,7 @@ class NodeOptions:
         follow: a connection string, or an address if the client has to log in.
         this_node: the index of this node in `nodes`.
         settings: default settings of the buckets.
+        machine: the machine that the node runs on; None: this machine.
         idle_timeout: seconds that a consumer may leave a NOOP unanswered. A consumer without NOOPs, or a client of a
             large reply, may read nothing for as long.
         takeover_seconds: seconds of a takeover after which its vbucket refuses writes, so that it can end. Source:
@@ -126,6 +128,7 @@ class NodeOptions:
     )
     this_node: int = 0
     settings: BucketSettings | None = None
+    machine: Machine | None = None
     idle_timeout: float = 360.0
     takeover_seconds: float = 60.0
     pager_seconds: float = 600.0

@@ -15,6 +15,7 @@ from penstock.node.session.connection_registry import ConnectionRegistry
 from penstock.node.session.node_options import NodeOptions
 from penstock.node.session.tap_settings import TapSettings
 from penstock.node.session.value_workers import ValueWorkers
+from penstock.node.transport.machine import Machine
 
 __all__ = ["NodeServices"]
 
@@ -25,6 +26,10 @@ class NodeServices(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The event loop."""
+
+    @property
+    def machine(self) -> Machine:
+        """The machine that the node runs on."""
 
     @property
     def options(self) -> NodeOptions:
@@ -45,10 +50,6 @@ class NodeServices(Protocol):
     @property
     def kv_port(self) -> int:
         """The key-value port without TLS."""
-
-    @property
-    def tls_port(self) -> int:
-        """The key-value port with TLS, 0 for none."""
 
     @property
     def started_at(self) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import struct
-import time
 
 from penstock.node.buckets.bucket_storage import count_file_bytes
 from penstock.node.buckets.served_bucket import CommandCounters, ServedBucket
@@ -58,7 +57,7 @@ def _read_process(node: NodeServices) -> Stats:
     """Yield the statistics of the node's process and its connections."""
     yield "pid", os.getpid()
     yield "uptime", int(node.loop.time() - node.started_at)
-    yield "time", int(time.time())
+    yield "time", int(node.machine.time())
     yield "version", VERSION
     yield "ep_version", VERSION
     yield "curr_connections", len(node.connections.open_connections)

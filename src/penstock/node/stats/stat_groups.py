@@ -206,8 +206,8 @@ def _read_settings(request: StatRequest) -> Stats:
         "auth_required_sasl": "no" if node.users is None else "yes",
         f"interface-{node.host}:{node.kv_port}-ssl": "false",
     }
-    if node.tls_port:
-        settings[f"interface-{node.host}:{node.tls_port}-ssl"] = "true"
+    if tls_port := node.topology.own_place.kv_tls:
+        settings[f"interface-{node.host}:{tls_port}-ssl"] = "true"
     return iter(settings.items())
 
 

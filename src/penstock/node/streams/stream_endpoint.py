@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -37,7 +36,7 @@ class StreamEndpoint(ABC):
         self.session = session
         self.bucket = bucket
         self.dialect = dialect
-        self.created = time.time()
+        self.created = session.node.machine.time()
         self.is_named = bool(name)
         self.ended_totals = StreamTotals()
         self.name = bucket.add_endpoint(self, name)
@@ -50,8 +49,8 @@ class StreamEndpoint(ABC):
     @property
     def port(self) -> int:
         """The port of the node that the client has connected to."""
-        node = self.session.node
-        return node.kv_port if self.session.listener.tls is None else node.tls_port
+        place = self.session.node.topology.own_place
+        return place.kv if self.session.listener.tls is None else place.kv_tls
 
     def abort(self, reason: str) -> None:
         """Close the connection at once."""

@@ -72,7 +72,10 @@ class TapProducer(ChangeProducer):
         self._backlog = TapBacklog(notices, TapRefusals(self.client))
         self.delivery = TapDelivery(bucket, form, request.acks, settings)
         self.selection = TapSelection(
-            bucket, request, form, self.client, self._backlog, resume=self.resume, add_totals=self.add_totals
+            *(bucket, request, form, self.client, self._backlog),
+            resume=self.resume,
+            add_totals=self.add_totals,
+            time=session.node.machine.time,
         )
         self.streams: dict[int, TapStream] = self.selection.streams
         self._order = TapOrder(self.selection, self._backlog, self.delivery)

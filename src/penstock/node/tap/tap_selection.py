@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 from penstock.node.buckets.served_bucket import ServedBucket
@@ -40,6 +39,7 @@ class TapSelection:
         *,
         resume: Callable[[], None],
         add_totals: Callable[[TapStream], None],
+        time: Callable[[], float],
     ) -> None:
         """Create a selection without streams.
 
@@ -51,6 +51,7 @@ class TapSelection:
             backlog: gets the streams that wait for their turns.
             resume: schedules a turn.
             add_totals: adds the totals of a dropped stream to those of the connection.
+            time: returns seconds since the epoch.
         """
         self.bucket = bucket
         self.request = request
@@ -60,6 +61,7 @@ class TapSelection:
         self._backlog = backlog
         self._resume = resume
         self._add_totals = add_totals
+        self._time = time
         self._flushed_vbuckets: set[int] = set()
 
     def open_streams(self) -> None:
@@ -150,7 +152,7 @@ class TapSelection:
         """Start or continue to send a vbucket."""
         place = self.client.positions.get(vbucket.id)
         if place is None or not place.is_on_history(vbucket):
-            place = self.request.get_first_position(vbucket, self.bucket.tap.get_checkpoints(vbucket), time.time())
+            place = self.request.get_first_position(vbucket, self.bucket.tap.get_checkpoints(vbucket), self._time())
         stream = self.streams[vbucket.id] = TapStream(self, vbucket, place)
         self.bucket.sent_counts[Dialect.TAP].streams_opened += 1
         self._announce_stream(stream)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.errors import Error
-from penstock.node.transport.acceptor import Acceptor
+from penstock.node.transport.machine import Machine, PortAcceptor
 from penstock.node.transport.tls_handshakes import TlsHandshakes
 
 __all__ = ["PortSet"]
@@ -28,14 +28,16 @@ class PortTls(Protocol):
 class PortSet:
     """The ports of one server. Create and use it on the event loop's thread."""
 
-    def __init__(self, handshakes: TlsHandshakes) -> None:
+    def __init__(self, machine: Machine, handshakes: TlsHandshakes) -> None:
         """Create a set without ports.
 
         Args:
+            machine: the machine that has the ports.
             handshakes: limits the TLS handshakes of the ports.
         """
+        self._machine = machine
         self._handshakes = handshakes
-        self._acceptors: list[Acceptor] = []
+        self._acceptors: list[PortAcceptor] = []
 
     def take_port(
         self,
@@ -68,7 +70,7 @@ class PortSet:
             make_protocol if tls is None else self._handshakes.make_tls_factory(make_protocol, lambda: tls.context)
         )
         try:
-            acceptor = Acceptor(self._handshakes.loop, host, port, factory)
+            acceptor = self._machine.acceptor(self._handshakes.loop, host, port, factory)
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else error
             raise Error(f"cannot listen on {host} port {port}{purpose}: {reason}{advice}") from error

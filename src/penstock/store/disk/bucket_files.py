@@ -28,6 +28,10 @@ class Directory:
         self.path = path
         self._lock: int | None = None
 
+    def make(self) -> None:
+        """Create the directory, with the directories above it, unless it exists."""
+        self.path.mkdir(parents=True, exist_ok=True)
+
     def lock(self) -> bool:
         """Lock the directory for this process, until `unlock` or until the process ends.
 

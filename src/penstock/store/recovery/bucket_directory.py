@@ -51,7 +51,7 @@ def lock_directory(directory: Directory) -> None:
         StoreRefused: another process has the lock, or the directory cannot be written to.
     """
     try:
-        directory.path.mkdir(parents=True, exist_ok=True)
+        directory.make()
         free = directory.lock()
     except OSError as error:
         raise StoreRefused(f"{directory.path}: cannot be written to: {error.strerror or error}") from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from typing import Any
 from urllib.parse import quote
 
@@ -221,7 +220,7 @@ def make_bucket_stat(node: NodeServices, served: ServedBucket, name: str) -> dic
 
 def make_bucket_stats(node: NodeServices, served: ServedBucket) -> dict[str, Any]:
     """Return the newest sample of every numeric statistic of STAT without a group."""
-    now = int(time.time() * 1000)
+    now = node.machine.time_ns() // 1_000_000
     numbers = {name: value for name, value in read_bucket_stats(node, served) if isinstance(value, int | float)}
     samples = {"timestamp": now, **numbers}
     return {
