@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.flags import OpenFlag
@@ -16,13 +16,25 @@ from tests.node.wire_client import WireClient, connected
 
 __all__ = ["replicating"]
 
+Cut = Callable[[bytes], bool]
+
 FEATURES = (Feature.XATTR, Feature.SNAPPY, Feature.JSON, Feature.COLLECTIONS)
 FLAGS = OpenFlag.INCLUDE_XATTRS | OpenFlag.INCLUDE_DELETE_TIMES
 
 
 @contextmanager
-def replicating(source, target, bucket: str, vbuckets: Sequence[int]) -> Iterator[dict[int, int]]:
-    """Copy vbuckets of one node to another.
+def replicating(
+    source, target, bucket: str, vbuckets: Sequence[int], *, flags: int = 0, cuts: Cut | None = None
+) -> Iterator[dict[int, int]]:
+    """Copy vbuckets of one node to another, or with the flag TAKEOVER move them.
+
+    Args:
+        source: the node of the producer.
+        target: the node of the consumer.
+        bucket: name of the bucket on both nodes.
+        vbuckets: the vbuckets.
+        flags: flags of ADD_STREAM.
+        cuts: returns for each frame whether both connections end instead of it.
 
     Yields:
         vbucket -> the status of the reply to its ADD_STREAM, as far as replies have come.
@@ -31,23 +43,28 @@ def replicating(source, target, bucket: str, vbuckets: Sequence[int]) -> Iterato
     with connected(source, bucket) as producer, connected(target, bucket) as consumer:
         producer.hello(*FEATURES).open("replication", FLAGS | OpenFlag.PRODUCER)
         consumer.hello(*FEATURES).open("replication", FLAGS)
-        consumer.send(*(AddStream(vbucket=vbucket, opaque=vbucket) for vbucket in vbuckets))
+        consumer.send(*(AddStream(vbucket=vbucket, opaque=vbucket, flags=flags) for vbucket in vbuckets))
         pumps = [
-            threading.Thread(target=_pass_on, args=(producer, consumer, None)),
-            threading.Thread(target=_pass_on, args=(consumer, producer, statuses)),
+            threading.Thread(target=_pass_on, args=(producer, consumer, None, cuts)),
+            threading.Thread(target=_pass_on, args=(consumer, producer, statuses, cuts)),
         ]
         for pump in pumps:
             pump.start()
         try:
             yield statuses
         finally:
-            for client in (producer, consumer):
-                client.socket.shutdown(socket.SHUT_RDWR)
+            _end(producer, consumer)
             for pump in pumps:
                 pump.join()
 
 
-def _pass_on(receiver: WireClient, sender: WireClient, statuses: dict[int, int] | None) -> None:
+def _end(*clients: WireClient) -> None:
+    for client in clients:
+        with suppress(OSError):  # the node may have ended the connection before
+            client.socket.shutdown(socket.SHUT_RDWR)
+
+
+def _pass_on(receiver: WireClient, sender: WireClient, statuses: dict[int, int] | None, cuts: Cut | None) -> None:
     """Pass frames on until the connection ends. Replies to ADD_STREAM go into `statuses`."""
     data = b""
     try:
@@ -58,6 +75,9 @@ def _pass_on(receiver: WireClient, sender: WireClient, statuses: dict[int, int] 
                 if len(data) < end:
                     break
                 frame, data = data[:end], data[end:]
+                if cuts is not None and cuts(frame):
+                    _end(receiver, sender)
+                    return
                 if statuses is not None and frame[:2] == bytes((Magic.RESPONSE, Opcode.DCP_ADD_STREAM)):
                     statuses[int.from_bytes(frame[12:16], "big")] = int.from_bytes(frame[6:8], "big")
                 else:

@@ -15,6 +15,7 @@ from penstock.wire.codec.statuses import StreamEndReason
 from penstock.wire.messages.dcp import Mutation, SetVbucketState, SnapshotMarker, StreamEnd
 from penstock.wire.messages.kv import DelVbucket, Noop, Set, SetVbucket
 from penstock.wire.messages.observe import StopPersistence
+from tests.node.disks import copy_files
 from tests.node.wire_client import connected
 
 ACTIVE, PENDING, DEAD, REPLICA = (
@@ -274,9 +275,9 @@ def test_consumer_is_active_only_after_the_dead_state_is_on_disk(tmp_path):
         assert read_state(node) is DEAD
 
 
-def test_takeover_from_a_node_on_disk(tmp_path):
+def test_node_that_crashes_after_a_takeover_does_not_own_the_vbucket(tmp_path):
     with (
-        Node.running(vbuckets=2, data_dir=tmp_path) as node,
+        Node.running(vbuckets=2, data_dir=tmp_path / "data") as node,
         connected(node) as client,
         connected(node) as consumer,
     ):
@@ -287,5 +288,8 @@ def test_takeover_from_a_node_on_disk(tmp_path):
         receive_changes(consumer, b"b")
         answer_marker(consumer)
         assert receive(consumer, SetVbucketState).state == ACTIVE
+        copy_files(node, "default", tmp_path / "crashed")
         answer_state(consumer)
         assert receive(consumer, StreamEnd).reason == StreamEndReason.OK
+    with Node.running(vbuckets=2, data_dir=tmp_path / "crashed") as node:
+        assert read_state(node) is DEAD
