@@ -38,6 +38,7 @@ class Panel(StrEnum):
 
     NODE = "A node to try things on"
     DATA = "Documents and their changes"
+    CLUSTER = "Several nodes"
     SPARK = "Spark"
 
 

@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from types import FrameType
 from typing import TypeVar
 
-__all__ = ["run_interruptibly"]
+__all__ = ["run_interruptibly", "run_until_signal"]
 
 T = TypeVar("T")
+
+
+async def run_until_signal(work: Callable[[asyncio.Event], Awaitable[T]], grace: float = 0.0) -> T | None:
+    """Run work on the event loop until it ends, or until SIGINT or SIGTERM.
+
+    Args:
+        work: called with an event that a signal sets.
+        grace: seconds after a signal before the work is cancelled.
+
+    Returns:
+        The result of the work, None if it was cancelled.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    running = asyncio.ensure_future(work(stop))
+
+    def end() -> None:
+        stop.set()
+        loop.call_later(grace, running.cancel)
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(each, end)
+    try:
+        await asyncio.wait([running])
+        return None if running.cancelled() else running.result()
+    finally:
+        running.cancel()
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(each)
 
 
 def run_interruptibly(work: Callable[[Callable[[], None]], T]) -> T:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, app, format_examples, resolve_address
+from penstock.cli.base.interrupt import run_until_signal
 from penstock.cli.base.json_lines import BadLine, open_input, read_keys
 from penstock.cli.base.option_parameters import add_options
 from penstock.cli.base.show import format_json_line
@@ -139,24 +139,9 @@ async def run_until_stopped(
     engine: Workload, *, changes: int | None, seconds: float | None, report: Callable[[WorkloadTally], None]
 ) -> None:
     """Run a workload until its limits, SIGINT or SIGTERM. Changes under way get _STOP_SECONDS to finish."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    running = asyncio.ensure_future(engine.run(stop, changes=changes, seconds=seconds, report=report))
-
-    def end() -> None:
-        stop.set()
-        loop.call_later(_STOP_SECONDS, running.cancel)
-
-    for each in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(each, end)
-    try:
-        await asyncio.wait([running])
-        if not running.cancelled():
-            running.result()
-    finally:
-        running.cancel()
-        for each in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(each)
+    await run_until_signal(
+        lambda stop: engine.run(stop, changes=changes, seconds=seconds, report=report), _STOP_SECONDS
+    )
 
 
 @contextmanager

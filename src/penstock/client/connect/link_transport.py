@@ -25,6 +25,8 @@ class LinkTransport(asyncio.BufferedProtocol):
     Attributes:
         drained: set while the transport takes more bytes.
         lost: set once the socket is closed.
+        on_bytes: called with the bytes of each read before their frames are handled. They are valid during the call.
+        source: a transport whose bytes are sent here. It is read only while this transport takes more bytes.
     """
 
     def __init__(
@@ -35,7 +37,10 @@ class LinkTransport(asyncio.BufferedProtocol):
     ) -> None:
         self.drained, self.lost = asyncio.Event(), asyncio.Event()
         self.drained.set()
+        self.on_bytes: Callable[[memoryview], None] | None = None
+        self.source: LinkTransport | None = None
         self._receiver = receiver
+        self._room = memoryview(b"")
         self._on_events = on_events
         self._on_lost = on_lost
         self._outgoing: list[bytes | bytearray] = []
@@ -54,19 +59,26 @@ class LinkTransport(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the free part of the receiver's slab."""
-        return self._receiver.get_buffer()
+        self._room = self._receiver.get_buffer()
+        return self._room
 
     def buffer_updated(self, nbytes: int) -> None:
         """Decode the received bytes, and pass the events to the link."""
+        if self.on_bytes is not None:
+            self.on_bytes(self._room[:nbytes])
         self._on_events(self._receiver.receive_data(nbytes))
 
     def pause_writing(self) -> None:
-        """Hold back requests while the write buffer is full."""
+        """Hold back requests and the source while the write buffer is full."""
         self.drained.clear()
+        if self.source is not None:
+            self.source.pause_reading()
 
     def resume_writing(self) -> None:
-        """Let requests through again."""
+        """Let requests through again, and read the source."""
         self.drained.set()
+        if self.source is not None:
+            self.source.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Report the end of the connection to the link."""

@@ -1,0 +1,170 @@
+"""`penstock replicate`: keep replica vbuckets on another node."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from penstock.cli.base.app import (
+    AsJson,
+    Panel,
+    PasswordFile,
+    Username,
+    app,
+    format_examples,
+    resolve_address,
+)
+from penstock.cli.base.interrupt import run_until_signal
+from penstock.cli.base.option_parameters import add_options
+from penstock.cli.base.show import format_json_line
+from penstock.client.connect.address import Address
+from penstock.options import BOOLEAN, list_of, one_of, option, whole_number
+from penstock.wire.codec.constants import Dialect
+
+if TYPE_CHECKING:
+    from penstock.client.replication.replication_progress import ReplicationProgress
+    from penstock.client.replication.replicator import ReplicationOptions
+
+__all__ = ["FromUrl", "ToUrl"]
+
+_SECONDS_BETWEEN_LINES = 1.0
+"""Time between two lines of JSON."""
+
+FromUrl = Annotated[
+    str, typer.Option("--from", metavar="URL", help="Connection string of the bucket to copy, at any of its nodes.")
+]
+ToUrl = Annotated[str, typer.Option("--to", metavar="URL", help="Connection string of the bucket at the target node.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicateOptions:
+    """The options of `penstock replicate`."""
+
+    vbuckets: tuple[int, ...] | None = option(
+        list_of(whole_number(0, 65535)), "replicate only this vbucket; can be repeated", default=None, flag="--vbucket"
+    )
+    protocol: Literal["dcp", "upr", "tap", "auto"] = option(
+        one_of("dcp", "upr", "tap", "auto"),
+        "dialect of the streams; auto takes DCP if both nodes have it, and else TAP",
+        default="auto",
+    )
+    once: bool = option(BOOLEAN, "end when the target has all changes that exist at the start", default=False)
+    overwrite: bool = option(
+        BOOLEAN, "let active vbuckets of the target become replicas, which lose their own changes", default=False
+    )
+
+
+@app.command(
+    rich_help_panel=Panel.CLUSTER,
+    epilog=format_examples(
+        "penstock replicate --from couchbase://10.0.0.1/beer --to couchbase://10.0.0.2/beer",
+        "penstock replicate --from $A --to $B --vbucket 7 --once --json",
+    ),
+)
+@add_options("chosen", ReplicateOptions)
+def replicate(
+    *,
+    chosen: dict[str, Any],
+    source: FromUrl,
+    target: ToUrl,
+    username: Username = None,
+    password: PasswordFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Keep replicas of a bucket's vbuckets on another node, until Ctrl-C.
+
+    The target's vbuckets become replicas. They get the documents, seqnos and
+    failover logs of the source, continue where they were, and roll back after a
+    failover of the source. The command only passes frames from node to node.
+
+    TAP has no seqnos, so each connection over TAP copies all documents again.
+    A pair that uses TAP changes to DCP when a connection finds it on both nodes.
+
+    With --json, each line is the state at one moment. lag counts the changes that
+    the target lacks, nodes has the lag of each source node.
+    """
+    options = _make_options(ReplicateOptions(**chosen))
+    origin, destination = (resolve_address(url, username, password) for url in (source, target))
+    progress = asyncio.run(_replicate(origin, destination, options, as_json=as_json))
+    if progress is not None:
+        print(format_json_line(progress.to_dict()) if as_json else _format_summary(progress))
+
+
+def _make_options(chosen: ReplicateOptions) -> ReplicationOptions:
+    from penstock.client.replication.replicator import ReplicationOptions
+
+    return ReplicationOptions(
+        vbuckets=None if chosen.vbuckets is None else sorted(set(chosen.vbuckets)),
+        protocol=None if chosen.protocol == "auto" else Dialect(chosen.protocol),
+        overwrite=chosen.overwrite,
+        until_caught_up=chosen.once,
+    )
+
+
+async def _replicate(
+    source: Address, target: Address, options: ReplicationOptions, *, as_json: bool
+) -> ReplicationProgress | None:
+    """Return the last progress, None if there was none before a signal."""
+    from penstock.client.replication.replicator import Replicator
+
+    last: ReplicationProgress | None = None
+
+    async def work(stop: asyncio.Event) -> None:
+        async with Replicator(source, target, options) as replicator:
+            with _show_progress(as_json=as_json) as show:
+
+                def report(progress: ReplicationProgress) -> None:
+                    nonlocal last
+                    show(progress)
+                    last = progress
+
+                await replicator.run(report)
+
+    await run_until_signal(work)
+    return last
+
+
+@contextmanager
+def _show_progress(*, as_json: bool) -> Iterator[Callable[[ReplicationProgress], None]]:
+    """Yield a function that shows the progress: as lines of JSON, or on a terminal."""
+    if as_json:
+        yield _make_line_printer()
+        return
+    if not sys.stderr.isatty():
+        yield lambda progress: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("Connecting; Ctrl-C stops.") as status:
+        yield lambda progress: status.update(_format_state(progress))
+
+
+def _make_line_printer() -> Callable[[ReplicationProgress], None]:
+    due = 0.0
+
+    def print_line(progress: ReplicationProgress) -> None:
+        nonlocal due
+        if progress.seconds >= due:
+            due = progress.seconds + _SECONDS_BETWEEN_LINES
+            print(format_json_line(progress.to_dict()), flush=True)
+
+    return print_line
+
+
+def _format_state(progress: ReplicationProgress) -> str:
+    nodes = ", ".join(f"{node}: {lag:,}" for node, lag in progress.nodes.items()) if len(progress.nodes) > 1 else ""
+    return f"{_format_summary(progress)}{f' ({nodes})' if nodes else ''}; Ctrl-C stops."
+
+
+def _format_summary(progress: ReplicationProgress) -> str:
+    rate = progress.nbytes / max(progress.seconds, 0.001) / 1e6
+    return (
+        f"{progress.running} of {progress.vbuckets} vbuckets replicated over {progress.protocol or 'no connection'}, "
+        f"{progress.lag:,} changes behind, {progress.nbytes:,} bytes, {rate:,.1f} MB/s, {progress.seconds:.1f} s"
+    )

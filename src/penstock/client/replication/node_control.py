@@ -1,0 +1,166 @@
+"""Requests of an orchestrator to one node, also about vbuckets that are not active there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from penstock.client.connect.address import Address
+from penstock.client.connect.client_session import ClientSession, open_session
+from penstock.client.connect.cluster_map import Endpoint
+from penstock.client.connect.node_link import ANY_STATUS, NodeLink, make_refusal_error
+from penstock.client.connect.retry import run_with_retry
+from penstock.client.topology.vbucket_requests import request_failover_logs, request_high_seqnos
+from penstock.errors import UsageError
+from penstock.store.history.failover_log import FailoverLog
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.layout import Request
+from penstock.wire.codec.statuses import Status
+from penstock.wire.messages.cluster import SetClusterConfig
+from penstock.wire.messages.kv import (
+    DelVbucket,
+    GetClusterConfig,
+    Noop,
+    SetVbucket,
+)
+from penstock.wire.values.peer_json import read_peer_json
+
+__all__ = ["NodeControl"]
+
+T = TypeVar("T")
+
+
+class NodeControl:
+    """A node as an orchestrator sees it: states, seqnos and failover logs of its vbuckets, and its map.
+
+    Every call connects if necessary, and retries as `run_with_retry` does. Calls raise its errors.
+
+    Attributes:
+        address: the bucket at this node alone.
+    """
+
+    def __init__(self, address: Address, endpoint: Endpoint | None = None) -> None:
+        """Create a control without a connection.
+
+        Args:
+            address: the bucket.
+            endpoint: the node; None: the one host of the address.
+
+        Raises:
+            UsageError: the address has several hosts.
+        """
+        if endpoint is None and len(address.hosts) > 1:
+            raise UsageError(f"{address} has {len(address.hosts)} hosts, expected one node")
+        self.address = address if endpoint is None else replace(address, hosts=(endpoint,))
+        self._session: ClientSession | None = None
+        self._connecting = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        """Connect."""
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.link.close()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Host and port of the node."""
+        return self.address.hosts[0]
+
+    async def connect(self) -> ClientSession:
+        """Return the connection, after opening it if there is none."""
+        return await self._run(self._ensure_session)
+
+    async def _ensure_session(self) -> ClientSession:
+        async with self._connecting:
+            if self._session is None or self._session.link.closed.done():
+                self._session = await open_session(self.address)
+            return self._session
+
+    async def _run(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        return await run_with_retry(attempt, self.address, lambda: self._session is not None)
+
+    async def _ask(self, ask: Callable[[NodeLink, float], Awaitable[T]]) -> T:
+        """Return the result of a function of the connection and the timeout of a request."""
+
+        async def attempt() -> T:
+            return await ask((await self._ensure_session()).link, self.address.options.operation_timeout)
+
+        return await self._run(attempt)
+
+    # Vbuckets
+
+    async def read_states(self) -> dict[int, VbucketState]:
+        """Return the states of the vbuckets that the node has."""
+        stats = await self._ask(lambda link, timeout: link.request_stats("vbucket", timeout))
+        by_name = {state.name.lower(): state for state in VbucketState}
+        return {
+            int(name.removeprefix("vb_")): by_name[text]
+            for name, text in stats.items()
+            if name.removeprefix("vb_").isdecimal() and text in by_name
+        }
+
+    async def read_seqnos(self) -> dict[int, int]:
+        """Return the high seqno of each active vbucket and each replica."""
+        count = (await self.connect()).vbuckets
+        return await self._ask(lambda link, timeout: request_high_seqnos(link, count, timeout))
+
+    async def read_failover_logs(self, vbuckets: Iterable[int]) -> dict[int, FailoverLog]:
+        """Return failover logs, newest entry first. Raises NotMyVbucket for a vbucket that the node does not have."""
+        wanted = sorted(vbuckets)
+        return await self._ask(lambda link, timeout: request_failover_logs(dict.fromkeys(wanted, link), timeout))
+
+    async def read_stats(self, group: str) -> dict[str, str]:
+        """Return a group of statistics."""
+        return await self._ask(lambda link, timeout: link.request_stats(group, timeout))
+
+    async def set_states(self, vbuckets: Iterable[int], state: VbucketState) -> None:
+        """Set the state of vbuckets. A missing vbucket is created."""
+        await self._send_all([SetVbucket(vbucket=vbucket, state=state) for vbucket in sorted(vbuckets)])
+
+    async def delete_vbuckets(self, vbuckets: Iterable[int]) -> None:
+        """Delete vbuckets with their documents. A missing vbucket stays missing."""
+        requests = [DelVbucket(vbucket=vbucket) for vbucket in sorted(vbuckets)]
+        await self._send_all(requests, accept=(Status.NOT_MY_VBUCKET,))
+
+    async def _send_all(self, requests: Sequence[Request], accept: Collection[int] = ()) -> None:
+        replies = await self._ask(lambda link, timeout: link.request_many(requests, timeout, ANY_STATUS))
+        for request, reply in zip(requests, replies, strict=True):
+            if reply.specific != Status.SUCCESS and reply.specific not in accept:
+                raise make_refusal_error(request, reply)
+
+    async def wait_until_handled(self) -> None:
+        """Wait for the answer to a NOOP."""
+        await self._ask(lambda link, timeout: link.request(Noop(), timeout))
+
+    # The map
+
+    async def read_map(self) -> dict[str, Any]:
+        """Return the bucket's cluster map. Raises RemoteProtocolError if the node has none."""
+        reply = await self._ask(lambda link, timeout: link.request(GetClusterConfig(), timeout))
+        return read_peer_json(reply.value, dict[str, Any], "cluster map")
+
+    async def push_map(self, document: Mapping[str, Any]) -> None:
+        """Send a cluster map, whose `rev` and `revEpoch` are its revision.
+
+        Raises:
+            KeyExists: the node has a newer map.
+        """
+        text = json.dumps(document, separators=(",", ":")).encode()
+        request = SetClusterConfig(
+            key=self.address.bucket.encode(), epoch=document["revEpoch"], revision=document["rev"], value=text
+        )
+        await self._ask(lambda link, timeout: link.request(request, timeout))

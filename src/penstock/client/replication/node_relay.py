@@ -1,0 +1,150 @@
+"""The replication from one source node to the target: a relay and the streams on it, in DCP or TAP."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection
+from typing import Protocol, Self
+
+from penstock.client.connect.address import Address
+from penstock.client.connect.cluster_map import Endpoint
+from penstock.client.connect.node_link import ANY_STATUS, make_refusal_error
+from penstock.client.replication.frame_relay import FrameRelay
+from penstock.client.replication.relay_handshake import open_dcp_pair, open_tap_pair
+from penstock.errors import ConnectionClosed, Error, KeyExists, TemporaryFailure
+from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.flags import TapConnectFlag
+from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
+from penstock.wire.messages.dcp import AddStream
+from penstock.wire.messages.kv import Noop
+from penstock.wire.messages.tap import TapConnect, TapOptions
+
+__all__ = ["DcpNodeRelay", "NodeRelay", "TapNodeRelay", "make_relay_name"]
+
+StreamLost = Callable[[int, Exception], None]
+"""Called with a vbucket whose stream has ended, and the reason."""
+
+_MAX_NAME = 200
+
+
+def make_relay_name(source: Endpoint, target: Address) -> str:
+    """Return a unique name of a replication between two nodes, in the form of ns_server's names."""
+    (host, port), *_ = target.hosts
+    name = f"replication:{source[0]}:{source[1]}->{host}:{port}:{target.bucket}"
+    return f"{name[: _MAX_NAME - 20]}:{secrets.token_hex(8)}"
+
+
+class NodeRelay(Protocol):
+    """The replication from one node.
+
+    Attributes:
+        dialect: the dialect of its streams.
+        name: the name of its connections.
+        relay: the relay.
+    """
+
+    dialect: Dialect
+    name: str
+    relay: FrameRelay
+
+    async def start(self, vbuckets: Collection[int]) -> dict[int, Error | None]:
+        """Request the streams of vbuckets. Returns the error of each vbucket, None for a stream that runs."""
+
+    async def wait_closed(self) -> Exception | None:
+        """Wait until the relay has ended. Returns the reason, or None for a complete copy."""
+
+
+class DcpNodeRelay:
+    """The replication from one node over DCP. The target requests each stream after ADD_STREAM."""
+
+    dialect = Dialect.DCP
+
+    def __init__(self, relay: FrameRelay, name: str, timeout: float) -> None:
+        self.relay = relay
+        self.name = name
+        self._timeout = timeout
+
+    @classmethod
+    async def open(cls, source: Address, endpoint: Endpoint, target: Address, on_lost: StreamLost) -> Self:
+        """Connect both nodes. Raises the errors of `open_dcp_pair`."""
+        name = make_relay_name(endpoint, target)
+
+        def watch(frame: Frame) -> None:
+            if frame.opcode == Opcode.DCP_STREAM_END and frame.magic == Magic.REQUEST:
+                reason = int.from_bytes(frame.extras, "big")
+                text = f"vbucket {frame.specific}: the source ended its stream, reason {reason}"
+                on_lost(frame.specific, ConnectionClosed(text))
+
+        pair = await open_dcp_pair(source, endpoint, target, name)
+        return cls(FrameRelay(pair.source, pair.target, watch), name, target.options.operation_timeout)
+
+    async def start(self, vbuckets: Collection[int]) -> dict[int, Error | None]:
+        """Request the streams of vbuckets. Raises ConnectionClosed and OperationTimeout."""
+        return await self.add_streams(vbuckets)
+
+    async def add_streams(self, vbuckets: Collection[int], flags: int = 0) -> dict[int, Error | None]:
+        """Request streams with flags. Returns and raises as `start` does."""
+        requests = [AddStream(vbucket=vbucket, flags=flags) for vbucket in sorted(vbuckets)]
+        replies = await self.relay.target.request_many(requests, self._timeout, ANY_STATUS)
+        return {
+            request.vbucket: None if reply.specific == Status.SUCCESS else _make_error(request, reply)
+            for request, reply in zip(requests, replies, strict=True)
+        }
+
+    async def wait_closed(self) -> Exception:
+        """Wait until the relay has ended, and return the reason."""
+        return await self.relay.wait_closed()
+
+
+def _make_error(request: AddStream, reply: Frame) -> Error:
+    error = make_refusal_error(request, reply)
+    # An older connection that has not ended yet may have the stream.
+    return TemporaryFailure(str(error)) if isinstance(error, KeyExists) else error
+
+
+class TapNodeRelay:
+    """The replication from one node over TAP: the source sends its vbuckets without requests of the target.
+
+    TAP cannot resume, so each connection starts over: INITIAL_VBUCKET_STREAM empties the target's vbucket.
+    """
+
+    dialect = Dialect.TAP
+
+    def __init__(self, relay: FrameRelay, name: str, timeout: float, *, is_dump: bool) -> None:
+        self.relay = relay
+        self.name = name
+        self._timeout = timeout
+        self._is_dump = is_dump
+        self._is_started = False
+
+    @classmethod
+    async def open(cls, source: Address, endpoint: Endpoint, target: Address, *, is_dump: bool) -> Self:
+        """Connect both nodes. Raises the errors of `open_tap_pair`."""
+        pair = await open_tap_pair(source, endpoint, target)
+        relay = FrameRelay(pair.source, pair.target, lambda frame: None)
+        return cls(relay, make_relay_name(endpoint, target), target.options.operation_timeout, is_dump=is_dump)
+
+    async def start(self, vbuckets: Collection[int]) -> dict[int, Error | None]:
+        """Request the stream of all vbuckets. More vbuckets end the relay, which begins again with all of them."""
+        if self._is_started:
+            await self.relay.close()
+            raise ConnectionClosed("the replication begins again with more vbuckets")
+        self._is_started = True
+        flags = TapConnectFlag.SUPPORT_ACK | TapConnectFlag.FIX_FLAG_BYTEORDER | TapConnectFlag.LIST_VBUCKETS
+        flags |= TapConnectFlag.DUMP if self._is_dump else TapConnectFlag(0)
+        value = TapOptions(flags, vbuckets=tuple(sorted(vbuckets))).pack()
+        self.relay.source.send(TapConnect(flags=flags, key=self.name.encode(), value=value).encode())
+        return dict.fromkeys(vbuckets)
+
+    async def wait_closed(self) -> Exception | None:
+        """Wait until the relay has ended. A dump is complete when the source closes and the target has handled all."""
+        source, target = self.relay.source, self.relay.target
+        if self._is_dump:
+            await source.closed
+            if source.closed_cleanly and not target.closed.done():
+                await target.request(Noop(), self._timeout)
+                await self.relay.close()
+                return None
+        return await self.relay.wait_closed()

@@ -1,0 +1,147 @@
+"""Opening of a pair of connections for a relay: both sides agree on the same features and dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from penstock.client.connect.address import Address
+from penstock.client.connect.client_session import open_session
+from penstock.client.connect.cluster_map import Endpoint
+from penstock.client.connect.handshake import Purpose
+from penstock.client.connect.node_link import UNSUPPORTED_STATUSES, NodeLink
+from penstock.client.connect.server_info import (
+    describe_missing_dialect,
+    make_unsupported_error,
+    request_server_info,
+)
+from penstock.client.streams.dialect_check import explain_refused_dialect, may_have_tap
+from penstock.errors import ConnectionClosed, UnsupportedServer
+from penstock.version import __version__
+from penstock.wire.codec.constants import Dialect, Feature
+from penstock.wire.codec.flags import OpenFlag
+from penstock.wire.codec.layout import Request
+from penstock.wire.codec.statuses import Status
+from penstock.wire.messages.dcp import Open
+from penstock.wire.messages.kv import Hello, pack_features, unpack_features
+
+__all__ = ["LinkPair", "open_dcp_pair", "open_tap_pair"]
+
+_BASIC = (Feature.SELECT_BUCKET, Feature.XERROR)
+_FEATURES = {
+    # Values stay compressed on their way, since the relay does not read them.
+    Dialect.DCP: (*_BASIC, Feature.JSON, Feature.SNAPPY, Feature.XATTR, Feature.COLLECTIONS),
+    Dialect.TAP: (*_BASIC, Feature.DATATYPE),
+}
+"""The features that both sides of a relay may agree on."""
+
+
+class LinkPair(NamedTuple):
+    """The two connections of a relay.
+
+    Attributes:
+        source: the connection to the node that sends changes.
+        target: the connection to the node that stores them.
+    """
+
+    source: NodeLink
+    target: NodeLink
+
+    async def close(self) -> None:
+        """Close both connections."""
+        await self.source.close()
+        await self.target.close()
+
+
+async def open_dcp_pair(source: Address, endpoint: Endpoint, target: Address, name: str) -> LinkPair:
+    """Return a producer connection and a consumer connection that have the same features.
+
+    Args:
+        source: the bucket to copy.
+        endpoint: the node of the source.
+        target: the bucket that gets the copy, at one node.
+        name: the name of both connections. It identifies the copy to the producer.
+
+    Raises:
+        UnsupportedServer: one side has no DCP, or cannot be a consumer.
+        Error, OSError: as `open_session` raises them.
+    """
+    pair = await _open_pair(source, endpoint, target, Dialect.DCP)
+    try:
+        common = await _agree_on_features(pair, Dialect.DCP, source.options.connect_timeout)
+        flags = OpenFlag.INCLUDE_XATTRS if Feature.XATTR in common else OpenFlag(0)
+        # Releases without collections do not know the flag.
+        flags |= OpenFlag.INCLUDE_DELETE_TIMES if Feature.COLLECTIONS in common else OpenFlag(0)
+        producer, consumer = (
+            Open(key=name.encode(), flags=flags | OpenFlag.PRODUCER),
+            Open(key=name.encode(), flags=flags),
+        )
+        await _open_stream_connection(pair.source, producer, replace(source, hosts=(endpoint,)))
+        await _open_stream_connection(pair.target, consumer, target)
+    except BaseException:
+        await pair.close()
+        raise
+    return pair
+
+
+async def open_tap_pair(source: Address, endpoint: Endpoint, target: Address) -> LinkPair:
+    """Return two connections that have the same features, ready for TAP.
+
+    Raises:
+        UnsupportedServer: one side has no TAP.
+        Error, OSError: as `open_session` raises them.
+    """
+    pair = await _open_pair(source, endpoint, target, Dialect.TAP)
+    timeout = source.options.connect_timeout
+    try:
+        for link in pair:
+            server = await request_server_info(link, timeout)
+            if not may_have_tap(server):
+                raise UnsupportedServer(describe_missing_dialect(link.peer, server, Dialect.TAP))
+            link.transport.enable_keepalive()
+        await _agree_on_features(pair, Dialect.TAP, timeout)
+    except BaseException:
+        await pair.close()
+        raise
+    return pair
+
+
+async def _open_pair(source: Address, endpoint: Endpoint, target: Address, dialect: Dialect) -> LinkPair:
+    purpose = Purpose(dialect=dialect)
+    producer = (await open_session(source, purpose, [endpoint])).link
+    try:
+        return LinkPair(producer, (await open_session(target, purpose)).link)
+    except BaseException:
+        await producer.close()
+        raise
+
+
+async def _agree_on_features(pair: LinkPair, dialect: Dialect, timeout: float) -> list[int]:
+    """Let both sides grant the same features, and return them."""
+    granted = await _request_features(pair.source, _FEATURES[dialect], timeout)
+    common = await _request_features(pair.target, granted, timeout)
+    if common != granted:
+        await _request_features(pair.source, common, timeout)
+    return common
+
+
+async def _request_features(link: NodeLink, wanted: Sequence[int], timeout: float) -> list[int]:
+    hello = Hello(key=f"penstock/{__version__}".encode(), value=pack_features(wanted))
+    reply = await link.request(hello, timeout, accept=UNSUPPORTED_STATUSES)
+    granted = set() if reply.specific else set(unpack_features(reply.value))
+    return [feature for feature in wanted if feature in granted]
+
+
+async def _open_stream_connection(link: NodeLink, opening: Request, address: Address) -> None:
+    """Send OPEN. Raises UnsupportedServer if the server does not know the dialect."""
+    timeout = address.options.connect_timeout
+    try:
+        reply = await link.request(opening, timeout, accept=UNSUPPORTED_STATUSES)
+    except ConnectionClosed:
+        if link.closed_cleanly:  # and the node still serves: then it has refused the request
+            raise await explain_refused_dialect(address, Dialect.DCP) from None
+        raise
+    if reply.specific != Status.SUCCESS:
+        raise await make_unsupported_error(link, Dialect.DCP, timeout)
+    link.transport.enable_keepalive()

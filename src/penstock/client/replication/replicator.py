@@ -1,0 +1,292 @@
+"""Replication of vbuckets from the nodes of a bucket to one node, as ns_server drives it.
+
+The target's vbuckets become replicas. One relay for each source node carries the frames, and the target requests the
+streams: it knows its history, continues where it was, and rolls back if it must. A vbucket whose stream ends gets a new
+stream from the node that the cluster map then names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from penstock.client.connect.address import Address
+from penstock.client.connect.cluster_map import Endpoint
+from penstock.client.replication.node_control import NodeControl
+from penstock.client.replication.node_relay import DcpNodeRelay, NodeRelay, TapNodeRelay
+from penstock.client.replication.replica_streams import ReplicaPhase, ReplicaStreams
+from penstock.client.replication.replication_progress import CatchUpGoals, ReplicationProgress, find_lag
+from penstock.client.replication.target_states import find_new_replicas
+from penstock.client.topology.nodes import Nodes
+from penstock.client.topology.vbucket_reports import VbucketReports
+from penstock.errors import ConnectionClosed, Error, UnsupportedServer, UsageError
+from penstock.wire.codec.constants import Dialect, VbucketState
+
+__all__ = ["ReplicationOptions", "Replicator"]
+
+_TICK_SECONDS = 0.1
+"""Time between two readings of the seqnos."""
+
+_DIALECTS = (Dialect.DCP, Dialect.TAP)
+"""The dialects whose messages a node stores, the best one first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicationOptions:
+    """The choices of a caller.
+
+    Attributes:
+        vbuckets: the vbuckets to replicate; None: all that the target does not own.
+        protocol: the dialect; None: DCP if both sides have it, else TAP. Each connection chooses again.
+        overwrite: active vbuckets of the target may become replicas and lose their changes.
+        until_caught_up: end when the target has all changes that the source had at the start.
+
+    Raises:
+        UsageError: no node stores the changes of the dialect.
+    """
+
+    vbuckets: Sequence[int] | None = None
+    protocol: Dialect | None = None
+    overwrite: bool = False
+    until_caught_up: bool = False
+
+    def __post_init__(self) -> None:
+        if self.protocol not in (None, *_DIALECTS):
+            raise UsageError(
+                f"protocol {self.protocol}: no node stores its changes, expected dcp, tap or auto; "
+                "a node that mirrors another (penstock serve --follow) reads it"
+            )
+
+
+class Replicator:
+    """Replicates vbuckets to a target node until it is cancelled, or until the target has caught up.
+
+    Attributes:
+        options: the choices of the caller.
+    """
+
+    def __init__(self, source: Address, target: Address, options: ReplicationOptions | None = None) -> None:
+        """Create a replication without connections.
+
+        Args:
+            source: the bucket to copy.
+            target: the bucket at the node that gets the replicas. It may be a node of the same cluster.
+            options: the choices of the caller.
+
+        Raises:
+            UsageError: the target has several hosts.
+        """
+        self.options = options or ReplicationOptions()
+        self._source = source
+        self._control = NodeControl(target)
+        self._nodes = Nodes(source)
+        # A vbucket that is on no node is no error while others are replicated.
+        self._reports = VbucketReports(self._nodes, source)
+        self._relays: dict[Endpoint, NodeRelay] = {}
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._owned: dict[Endpoint, set[int]] = {}
+        self._goals = CatchUpGoals()
+        self._changed = asyncio.Event()
+        self._failure: Exception | None = None
+        self._closed_bytes = 0
+
+    async def __aenter__(self) -> Self:
+        """Connect to both sides, and choose the vbuckets."""
+        try:
+            await self._nodes.run_with_retry(self._nodes.connect_first)
+            session = await self._control.connect()
+            if session.vbuckets != self._nodes.map.vbuckets:
+                raise UsageError(
+                    f"{self._control.address} has {session.vbuckets} vbuckets, expected {self._nodes.map.vbuckets} as "
+                    f"{self._source}"
+                )
+            chosen = await self._reports.choose_vbuckets(self.options.vbuckets)
+        except BaseException:
+            await self._close()
+            raise
+        loop = asyncio.get_running_loop()
+        self._started_at = loop.time()
+        self._streams = ReplicaStreams(chosen, self._source, loop.time)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        for task in self._watchers:
+            task.cancel()
+        for relay in self._relays.values():
+            await relay.relay.close()
+        await self._nodes.close()
+        await self._control.close()
+
+    async def run(self, report: Callable[[ReplicationProgress], None] = lambda progress: None) -> ReplicationProgress:
+        """Replicate. Ends only if the target owns all vbuckets, or with `until_caught_up`.
+
+        Args:
+            report: called several times a second.
+
+        Returns:
+            The last progress.
+
+        Raises:
+            UsageError: the target has an active vbucket with changes.
+            UnsupportedServer: both sides have no common dialect.
+            Unreachable: a side did not serve for as long as the option retrySeconds.
+        """
+        while True:
+            self._changed.clear()
+            await self._start_due()
+            progress = await self._measure()
+            report(progress)
+            if self._streams.find(ReplicaPhase.DONE) == self._streams.phases.keys():
+                self._check_copied()
+                return progress
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_SECONDS):
+                    await self._changed.wait()
+            if self._failure is not None:
+                raise self._failure
+
+    def _check_copied(self) -> None:
+        if not self._owned:
+            raise UsageError(f"{self._control.address} has these vbuckets active, expected another node")
+
+    # Streams
+
+    async def _start_due(self) -> None:
+        """Request the streams that are due, from the owners of their vbuckets."""
+        due = self._streams.take_due()
+        if not due:
+            return
+        await self._nodes.run_with_retry(self._nodes.connect_first)
+        owners, endpoints = self._nodes.map.owners, self._nodes.map.endpoints
+        by_owner: dict[int, set[int]] = {}
+        for vbucket in due:
+            by_owner.setdefault(owners[vbucket], set()).add(vbucket)
+        for owner, vbuckets in by_owner.items():
+            if owner < 0:
+                self._fail(owner, vbuckets, ConnectionClosed("no node of the source has the vbucket"))
+            elif endpoints[owner] == self._control.endpoint:
+                self._streams.finish(vbuckets)
+            else:
+                await self._start_at(endpoints[owner], vbuckets)
+
+    async def _start_at(self, endpoint: Endpoint, vbuckets: set[int]) -> None:
+        self._owned[endpoint] = {*self._owned.get(endpoint, ()), *vbuckets}
+        try:
+            await self._prepare(vbuckets)
+            relay = self._relays.get(endpoint) or await self._open_relay(endpoint)
+            results = await relay.start(vbuckets)
+        except (OSError, Error) as error:
+            self._fail(endpoint, vbuckets, error)
+            return
+        for vbucket, error_found in results.items():
+            if error_found is None:
+                self._streams.accept(vbucket)
+            else:
+                self._fail(endpoint, {vbucket}, error_found)
+
+    async def _prepare(self, vbuckets: Collection[int]) -> None:
+        """Make the target's vbuckets replicas."""
+        states = await self._control.read_states()
+        seqnos = {} if self.options.overwrite else await self._control.read_seqnos()
+        new = find_new_replicas(vbuckets, states, seqnos, overwrite=self.options.overwrite)
+        if new:
+            await self._control.set_states(new, VbucketState.REPLICA)
+
+    async def _open_relay(self, endpoint: Endpoint) -> NodeRelay:
+        """Connect a source node with the target, in the best dialect that both have."""
+        choices = _DIALECTS if self.options.protocol is None else (self.options.protocol,)
+        refusal: UnsupportedServer | None = None
+        for dialect in choices:
+            try:
+                relay = await self._open_in(dialect, endpoint)
+            except UnsupportedServer as error:
+                refusal = refusal or error
+                continue
+            self._relays[endpoint] = relay
+            task = asyncio.get_running_loop().create_task(self._watch(endpoint, relay))
+            self._watchers.add(task)
+            task.add_done_callback(self._watchers.discard)
+            return relay
+        assert refusal is not None
+        raise refusal
+
+    async def _open_in(self, dialect: Dialect, endpoint: Endpoint) -> NodeRelay:
+        target = self._control.address
+        if dialect is Dialect.TAP:
+            return await TapNodeRelay.open(self._source, endpoint, target, is_dump=self.options.until_caught_up)
+        return await DcpNodeRelay.open(
+            self._source, endpoint, target, lambda vbucket, error: self._fail(endpoint, {vbucket}, error)
+        )
+
+    async def _watch(self, endpoint: Endpoint, relay: NodeRelay) -> None:
+        """Wait for the end of a relay, and let its vbuckets begin again."""
+        reason = await relay.wait_closed()
+        del self._relays[endpoint]
+        self._closed_bytes += relay.relay.nbytes
+        if reason is None:
+            self._streams.finish(self._owned[endpoint])
+            self._changed.set()
+        else:
+            self._fail(endpoint, self._owned[endpoint], reason)
+
+    def _fail(self, node: Endpoint | int, vbuckets: Collection[int], error: Exception) -> None:
+        """Schedule the next attempt. A permanent failure ends the replication."""
+        self._nodes.invalidate_map()
+        if isinstance(node, tuple):
+            self._owned[node] = self._owned.get(node, set()) - {*vbuckets}
+        try:
+            self._streams.fail(node, vbuckets, error)
+        except (OSError, Error) as permanent:
+            self._failure = permanent
+        self._changed.set()
+
+    # Progress
+
+    async def _measure(self) -> ReplicationProgress:
+        dialects = {relay.dialect for relay in self._relays.values()}
+        nodes: dict[str, int] = {}
+        copied = 0
+        if Dialect.DCP in dialects:
+            nodes, copied = await self._read_dcp_lag()
+        if Dialect.TAP in dialects:
+            nodes |= await self._read_tap_lag()
+        phases = (ReplicaPhase.RUNNING, ReplicaPhase.DONE)
+        return ReplicationProgress(
+            vbuckets=len(self._streams.phases),
+            running=sum(len(self._streams.find(phase)) for phase in phases),
+            protocol=",".join(sorted(dialect.value for dialect in dialects)),
+            nodes=nodes,
+            copied=copied,
+            nbytes=self._closed_bytes + sum(relay.relay.nbytes for relay in self._relays.values()),
+            seconds=asyncio.get_running_loop().time() - self._started_at,
+        )
+
+    async def _read_dcp_lag(self) -> tuple[dict[str, int], int]:
+        """Return the changes that the target lacks, and those that it has."""
+        running = self._streams.find(ReplicaPhase.RUNNING)  # before the seqnos: then they are of the same branch
+        source, target = await self._reports.high_seqnos(), await self._control.read_seqnos()
+        if self.options.until_caught_up:
+            reached = self._goals.find_reached(running, source, target)
+            self._streams.finish(reached & self._streams.find(ReplicaPhase.RUNNING))
+        return find_lag(self._owned, source, target), sum(target.get(vb, 0) for vb in self._streams.phases)
+
+    async def _read_tap_lag(self) -> dict[str, int]:
+        """Return the changes that the sources still have to send. A copy over TAP has other seqnos than its source."""
+        found = {}
+        for owner, link in await self._nodes.connect_all():
+            endpoint = self._nodes.map.endpoints[owner]
+            relay = self._relays.get(endpoint)
+            if relay is not None:
+                stats = await link.request_stats("tap", self._source.options.operation_timeout, optional=True)
+                left = stats.get(f"eq_tapq:{relay.name}:total_backlog_size", "0")
+                found[f"{endpoint[0]}:{endpoint[1]}"] = int(left) if left.isdecimal() else 0
+        return found

@@ -1,0 +1,160 @@
+"""Replication between nodes through relays: the target gets the same history, also after failures."""
+
+import asyncio
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from penstock.client.connect.address import parse_address
+from penstock.client.replication.replicator import ReplicationOptions, Replicator
+from penstock.errors import UnsupportedServer, UsageError
+from penstock.node import Node
+from penstock.wire.codec.constants import Dialect, VbucketState
+from tests.node.test_follow import VBUCKETS, get_documents
+from tests.node.test_follow_collections import read_streams, wait_until_copied
+from tests.node.test_replication import active, copy, set_states, write  # noqa: F401 - fixtures
+from tests.node.watch import run, until
+
+
+def make_address(node, **options):
+    text = "&".join(f"{name}={value}" for name, value in options.items())
+    return parse_address(node.url("beer") + (f"?{text}" if text else ""))
+
+
+def replicate_once(source, target, **options):
+    async def main():
+        chosen = ReplicationOptions(until_caught_up=True, **options)
+        async with Replicator(make_address(source), make_address(target), chosen) as replicator:
+            return await replicator.run()
+
+    return asyncio.run(main())
+
+
+@pytest.fixture
+def fresh():
+    """A new node, whose vbuckets are active and empty."""
+    with Node.running(["beer"], VBUCKETS) as node:
+        yield node
+
+
+def test_fresh_node_becomes_a_replica(active, fresh):  # noqa: F811
+    write(active, 0, 300)
+    progress = replicate_once(active, fresh)
+    assert read_streams(fresh) == read_streams(active)
+    assert {vbucket.history.state for vbucket in fresh.buckets["beer"].store.vbuckets} == {VbucketState.REPLICA}
+    assert (progress.running, progress.protocol, progress.lag) == (VBUCKETS, "dcp", 0)
+    assert progress.nbytes > 0
+    write(active, 300, 400)
+    replicate_once(active, fresh)
+    assert read_streams(fresh) == read_streams(active)
+
+
+def test_chosen_vbuckets_alone_are_replicated(active, fresh):  # noqa: F811
+    write(active, 0, 100)
+    replicate_once(active, fresh, vbuckets=[1, 3])
+    states = [vbucket.history.state for vbucket in fresh.buckets["beer"].store.vbuckets]
+    assert [state is VbucketState.REPLICA for state in states] == [number in (1, 3) for number in range(VBUCKETS)]
+
+
+def test_active_vbucket_with_changes_is_overwritten_only_on_request(active, fresh):  # noqa: F811
+    write(active, 0, 50)
+    write(fresh, 50, 90)
+    with pytest.raises(UsageError, match="is active and has"):
+        replicate_once(active, fresh)
+    replicate_once(active, fresh, overwrite=True)
+    assert read_streams(fresh) == read_streams(active)
+
+
+def test_copy_over_tap_has_all_documents(active, fresh):  # noqa: F811
+    write(active, 0, 300)
+    progress = replicate_once(active, fresh, protocol=Dialect.TAP)
+    assert run(fresh, lambda: get_documents(fresh)) == run(active, lambda: get_documents(active))
+    assert progress.running == VBUCKETS
+
+
+@asynccontextmanager
+async def replicating(source, target, **options):
+    """Replicate in the background. Yields the list of all reports."""
+    reports: list[Any] = []
+    async with Replicator(make_address(source), make_address(target), ReplicationOptions(**options)) as replicator:
+        task = asyncio.create_task(replicator.run(reports.append))
+        try:
+            yield reports
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()
+
+
+def test_replication_continues_after_lost_connections(active, fresh):  # noqa: F811
+    def cut():
+        (report,) = active.streams("beer")
+        assert active.close_streams(report.name, "beer") == 1
+
+    async def main():
+        async with replicating(active, fresh) as reports:
+            for start in range(0, 300, 100):
+                await asyncio.to_thread(write, active, start, start + 100)
+                await asyncio.to_thread(wait_until_copied, fresh, active)
+                await asyncio.to_thread(run, active, cut)
+            await asyncio.to_thread(write, active, 300, 350)
+            await asyncio.to_thread(wait_until_copied, fresh, active)
+        assert reports[-1].vbuckets == VBUCKETS
+
+    asyncio.run(main())
+    assert read_streams(fresh) == read_streams(active)
+
+
+def test_ended_stream_begins_again(active, fresh):  # noqa: F811
+    async def main():
+        async with replicating(active, fresh):
+            await asyncio.to_thread(write, active, 0, 100)
+            await asyncio.to_thread(wait_until_copied, fresh, active)
+            for state in (VbucketState.DEAD, VbucketState.ACTIVE):
+                await asyncio.to_thread(set_states, active, state, [1])
+            await asyncio.to_thread(write, active, 100, 200)
+            await asyncio.to_thread(wait_until_copied, fresh, active)
+
+    asyncio.run(main())
+
+
+def test_replication_switches_from_tap_to_dcp_once_the_source_has_it(tmp_path, fresh):
+    options = {"buckets": ["beer"], "vbuckets": VBUCKETS, "data_dir": tmp_path}
+
+    async def main():
+        first, second = ExitStack(), ExitStack()
+        with second, first:
+            source = first.enter_context(Node.running(**options, pin="tap"))
+            async with replicating(source, fresh) as reports:
+                await asyncio.to_thread(write, source, 0, 200)
+                expected = run(source, lambda: get_documents(source))
+                await asyncio.to_thread(until, fresh, lambda: get_documents(fresh) == expected)
+                assert reports[-1].protocol == "tap"
+                await asyncio.to_thread(first.close)
+                again = second.enter_context(Node.running(**options, port=source.kv_port))
+                await asyncio.to_thread(write, again, 200, 400)
+                await asyncio.to_thread(wait_until_copied, fresh, again)
+                assert get_documents(fresh) == run(again, lambda: get_documents(again))
+
+    asyncio.run(main())
+
+
+def test_dialects_without_a_receiver_are_refused():
+    with pytest.raises(UsageError, match="expected dcp, tap or auto"):
+        ReplicationOptions(protocol=Dialect.UPR)
+
+
+def test_dialect_that_the_source_lacks_is_an_error(fresh):
+    with Node.running(["beer"], VBUCKETS, pin="tap") as source, pytest.raises(UnsupportedServer, match="DCP"):
+        replicate_once(source, fresh, protocol=Dialect.DCP)
+
+
+def test_targets_that_cannot_be_replicas_are_refused(active, fresh):  # noqa: F811
+    with pytest.raises(UsageError, match="active, expected another node"):
+        replicate_once(active, active)
+    with Node.running(["beer"], 2 * VBUCKETS) as other, pytest.raises(UsageError, match="has 8 vbuckets, expected 4"):
+        replicate_once(active, other)
+    with pytest.raises(UsageError, match="vbucket 9"):
+        replicate_once(active, fresh, vbuckets=[9])
