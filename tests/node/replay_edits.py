@@ -249,6 +249,18 @@ def _make_refusal(step: Step, status: Status) -> Step:
     return Step(EXPECT, step.connection, frame=reply, index=step.index, text="its refusal")
 
 
+def move_frames(*indexes: int, behind: int) -> Edit:
+    """Return the edit that moves these frames behind the frame at `behind`."""
+
+    def edit(steps: Script) -> Script:
+        moved = [step for step in steps if step.index in indexes]
+        rest = [step for step in steps if step.index not in indexes]
+        place = 1 + max(place for place, step in enumerate(rest) if step.index == behind)
+        return [*rest[:place], *moved, *rest[place:]]
+
+    return edit
+
+
 def remove_frames(*indexes: int) -> Edit:
     """Return an edit that removes the frames at these indexes."""
     return lambda steps: [step for step in steps if step.index not in indexes]

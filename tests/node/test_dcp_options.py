@@ -9,7 +9,7 @@ from penstock.node.dialects.dcp_controls import CONTROLS
 from penstock.node.dialects.unsupported_requests import UNSUPPORTED
 from penstock.node.streams.ext_metadata import SECTION
 from penstock.wire.codec.constants import VbucketState
-from penstock.wire.codec.flags import OpenFlag, StreamFlag, TapConnectFlag
+from penstock.wire.codec.flags import OpenFlag, StreamFlag
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status, StreamEndReason
@@ -205,7 +205,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in UNSUPPORTED if name not in TapConnectFlag.__members__])
+@pytest.mark.parametrize("name", UNSUPPORTED)
 def test_unsupported_requests_are_refused(consumer, name):
     status, _ = UNSUPPORTED[name]
     if name in CONTROLS:

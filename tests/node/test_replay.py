@@ -1,7 +1,5 @@
 """Replays of all recorded conversations with a real server: only listed differences are allowed."""
 
-from collections import Counter
-
 import pytest
 
 from penstock.wire.codec.statuses import Status
@@ -9,10 +7,8 @@ from tests.node.replay import CLOSED, CLOSES, EXPECT, NAMES, SEND, Mismatch, loa
 from tests.node.replay_disk import ON_DISK, run_node_for
 from tests.node.replay_edits import has_acknowledgements, remove_acknowledgements, send_early
 from tests.node.replay_script import make_script
-from tests.node.replay_tables import DIFFERENCES, LOOSELY_ORDERED, UNSUPPORTED
+from tests.node.replay_tables import DIFFERENCES, LOOSELY_ORDERED
 
-MISSING = {name: capability for capability, names in UNSUPPORTED.items() for name in names}
-REPLAYED = [name for name in NAMES if name not in MISSING]
 SHORT = 0.2
 """Seconds after which a frame counts as missing, in tests that expect a missing frame."""
 
@@ -47,28 +43,20 @@ def replay_steps(name, steps, **options):
         player.play(steps, by_vbucket=name in LOOSELY_ORDERED)
 
 
-@pytest.mark.parametrize("name", make_params((name,) for name in REPLAYED))
+@pytest.mark.parametrize("name", make_params((name,) for name in NAMES))
 def test_node_replays_recordings(name):
     steps, _ = edit_script(name)
     replay_steps(name, steps)
 
 
-@pytest.mark.parametrize("name", sorted(MISSING))
-def test_replay_of_an_unsupported_recording_fails(name):
-    """If this fails, the node has got the capability: remove the recording from UNSUPPORTED."""
-    with pytest.raises(Mismatch):
-        replay_steps(name, edit_script(name)[0], patience=SHORT)
-
-
-def test_each_unsupported_recording_is_listed_once():
+def test_all_recordings_are_replayed():
     assert len(NAMES) == 179
-    assert Counter(name for names in UNSUPPORTED.values() for name in names) == Counter(set(MISSING) & set(NAMES))
 
 
 @pytest.mark.parametrize("difference", DIFFERENCES)
 def test_each_listed_difference_occurs(difference):
     """Each edit must change a script that is replayed; another edit would be a dead row."""
-    changed = {name for name in REPLAYED if difference in edit_script(name)[1]}
+    changed = {name for name in NAMES if difference in edit_script(name)[1]}
     expected = DIFFERENCES[difference].where
     assert changed == set(expected) if expected is not None else changed
 
@@ -79,7 +67,7 @@ def test_each_listed_difference_occurs(difference):
 def list_occurrences():
     """Yield each difference with every recording that the table names for it, or else with one that it changes."""
     for difference, entry in DIFFERENCES.items():
-        changed = (name for name in REPLAYED if difference in edit_script(name)[1])
+        changed = (name for name in NAMES if difference in edit_script(name)[1])
         yield from ((difference, name) for name in entry.where or (next(changed),))
 
 

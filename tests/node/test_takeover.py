@@ -16,6 +16,7 @@ from penstock.wire.messages.dcp import Mutation, SetVbucketState, SnapshotMarker
 from penstock.wire.messages.kv import DelVbucket, Noop, Set, SetVbucket
 from penstock.wire.messages.observe import StopPersistence
 from tests.node.disks import copy_files
+from tests.node.manifests import ALE, DEFAULT, make_beers, set_scopes
 from tests.node.wire_client import connected
 
 ACTIVE, PENDING, DEAD, REPLICA = (
@@ -218,13 +219,26 @@ def test_takeovers_need_different_opaques(filled, consumer):
     assert request_takeover(consumer, vbucket=1) == S.EINVAL
 
 
-def test_takeover_needs_all_collections(node, filled):
-    with connected(node) as consumer:
-        consumer.hello(Feature.COLLECTIONS).open("collections")
-        assert consumer.control("enable_noop", "true") == S.SUCCESS
+def test_takeover_needs_all_collections(node, filled, consumer):
+    with connected(node) as collections:
+        collections.hello(Feature.COLLECTIONS)
+        set_scopes(collections, 1, DEFAULT, make_beers(ALE))
+        collections.open("collections")
+        assert collections.control("enable_noop", "true") == S.SUCCESS
         wanted = json.dumps({"collections": ["0"]}).encode()
-        assert request_takeover(consumer, value=wanted) == S.NOT_SUPPORTED
-        assert request_takeover(consumer) == S.SUCCESS
+        assert request_takeover(collections, value=wanted) == S.NOT_SUPPORTED
+        assert request_takeover(consumer) == S.NOT_SUPPORTED
+        assert request_takeover(collections) == S.SUCCESS
+
+
+def test_new_collection_ends_the_takeover_of_a_consumer_without_collections(node, filled, consumer):
+    become_pending(consumer)
+    with connected(node) as collections:
+        collections.hello(Feature.COLLECTIONS)
+        set_scopes(collections, 1, DEFAULT, make_beers(ALE))
+    answer_state(consumer)
+    assert consumer.ended()
+    assert read_state(node) is ACTIVE
 
 
 # Time limits

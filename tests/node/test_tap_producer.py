@@ -411,7 +411,6 @@ def test_truncated_backfill_date_ends_connection_without_reply(node, value):
         (F.LIST_VBUCKETS, b""),
         (F.LIST_VBUCKETS, b"\0\2\0\1"),
         (F.CHECKPOINT, bytes.fromhex("0002 0000 0000000000000001")),
-        (F.LIST_VBUCKETS | F.TAKEOVER_VBUCKETS, b"\0\1\0\1"),
     ],
 )
 def test_unsupported_options_end_connection(node, flags, value):

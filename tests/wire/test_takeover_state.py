@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from penstock.errors import OrderViolation
-from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.constants import Dialect, VbucketState
 from penstock.wire.protocol.takeover_state import (
     ANNOUNCEMENTS,
     TakeoverEvent,
@@ -15,28 +15,31 @@ from penstock.wire.protocol.takeover_state import (
 
 E, T = TakeoverEvent, TakeoverState
 
-# Event -> next states from COPYING, ANNOUNCED, STORING, FINISHING, ACTIVATING, COMPLETE, each by its number there; a
-# dash breaks the protocol.
+# Dialect -> event -> next states from COPYING, ANNOUNCED, STORING, FINISHING, ACTIVATING, COMPLETE, each by its number
+# there; a dash breaks the protocol.
 EXPECTED = {
-    E.MARKER: "0-23--",
-    E.MARKER_ANSWER: "0-23--",
-    E.STATE: "1--4--",
-    E.STATE_ANSWER: "-2--5-",
-    E.STORED: "--3---",
+    Dialect.DCP: {
+        E.MARKER: "0-23--",
+        E.MARKER_ANSWER: "0-23--",
+        E.STATE: "1--4--",
+        E.STATE_ANSWER: "-2--5-",
+        E.STORED: "--3---",
+    },
+    Dialect.TAP: {E.CAUGHT_UP: "2-----", E.STATE: "---4--", E.STATE_ANSWER: "----5-", E.STORED: "--3---"},
 }
 STATES = list(TakeoverState)
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(TakeoverState, TakeoverEvent)))
-def test_every_state_and_event(state: TakeoverState, event: TakeoverEvent) -> None:
-    following = EXPECTED[event][STATES.index(state)]
+@pytest.mark.parametrize(("dialect", "state", "event"), list(itertools.product(EXPECTED, TakeoverState, TakeoverEvent)))
+def test_every_state_and_event(dialect: Dialect, state: TakeoverState, event: TakeoverEvent) -> None:
+    following = EXPECTED[dialect].get(event, "------")[STATES.index(state)]
     if following != "-":
-        assert advance_takeover(state, event, 7) is STATES[int(following)]
+        assert advance_takeover(state, event, 7, dialect) is STATES[int(following)]
         return
     with pytest.raises(OrderViolation, match=f"^vbucket 7: {event.value} while the takeover is {state.value}$"):
-        advance_takeover(state, event, 7)
+        advance_takeover(state, event, 7, dialect)
 
 
 def test_states_are_announced_where_the_table_allows_it() -> None:
     assert ANNOUNCEMENTS == {T.COPYING: VbucketState.PENDING, T.FINISHING: VbucketState.ACTIVE}
-    assert all(EXPECTED[E.STATE][STATES.index(state)] != "-" for state in ANNOUNCEMENTS)
+    assert all(EXPECTED[Dialect.DCP][E.STATE][STATES.index(state)] != "-" for state in ANNOUNCEMENTS)

@@ -17,6 +17,7 @@ from penstock.node.streams.stream_encoder import StreamEncoder, WireOptions
 from penstock.node.streams.stream_filter import FilterRequest, can_stream, make_filter, read_filter_request
 from penstock.node.streams.stream_producer import StreamProducer
 from penstock.node.streams.stream_takeover import ANSWERS, StreamTakeover
+from penstock.node.streams.vbucket_handover import VbucketHandover, check_completeness
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.rollback import StreamRequest, find_range_error
 from penstock.wire.codec.constants import MAX_SEQNO, Dialect, VbucketState
@@ -221,7 +222,7 @@ class DcpProducer(StreamProducer):
         self._check_stream_id(wanted.stream_id)
         encoder = self._make_encoder(wanted)
         if takes_over:
-            _check_completeness(vbucket, encoder)
+            check_completeness(vbucket, sees_all=_sees_all(encoder))
         high = encoder.filter.high_seqno(vbucket) if encoder is not None else None
         position = replace(position, purge_seqno=wanted.purge_seqno, collections_high_seqno=high)
         last = None
@@ -234,12 +235,13 @@ class DcpProducer(StreamProducer):
         key = _make_stream_key(vbucket.id, wanted.stream_id)
         point = self.open_stream(vbucket, key, request.opaque, position, last_seqno=last, encoder=encoder)
         if takes_over and point is None:
-            self._start_takeover(self.streams[key])
+            self._start_takeover(self.streams[key], sees_all=_sees_all(encoder))
         return vbucket, point
 
-    def _start_takeover(self, stream: ProducerStream) -> None:
+    def _start_takeover(self, stream: ProducerStream, *, sees_all: bool) -> None:
+        handover = VbucketHandover(self.session, self.bucket, stream.vbucket, sees_all=sees_all)
         resume = partial(self.schedule_now, stream)
-        stream.takeover = StreamTakeover(self.session, self.bucket, stream.vbucket, resume)
+        stream.takeover = StreamTakeover(self.session, stream.vbucket, handover, resume)
         self._takeovers[stream.opaque] = stream.takeover
 
     def _check_stream_id(self, stream_id: int | None) -> None:
@@ -345,10 +347,9 @@ def _make_stream_key(vbucket: int, stream_id: int | None) -> int:
     return vbucket | (stream_id or 0) << _VBUCKET_BITS
 
 
-def _check_completeness(vbucket: Vbucket, encoder: StreamEncoder | None) -> None:
-    """Raise NotSupported if the consumer of a takeover would not get the whole vbucket."""
-    if vbucket.changes.collection_state is not None if encoder is None else encoder.filter.is_limited:
-        raise NotSupported(f"takeover of vbucket {vbucket.id} without all of its collections")
+def _sees_all(encoder: StreamEncoder | None) -> bool:
+    """Return whether a stream has all collections."""
+    return encoder is not None and not encoder.filter.is_limited
 
 
 def _make_stream_request(vbucket: Vbucket, request: StreamReq, flags: StreamFlag) -> StreamRequest:

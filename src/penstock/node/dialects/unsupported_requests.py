@@ -1,4 +1,4 @@
-"""The parts of DCP and TAP that this node does not support, with the status of each refusal."""
+"""The parts of DCP that this node does not support, with the status of each refusal."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ __all__ = ["UNSUPPORTED", "refuse_unsupported"]
 UNSUPPORTED: dict[str, tuple[Status, str]] = {
     # STREAM_REQ
     "CACHE_TRANSFER": (Status.NOT_SUPPORTED, "cache transfer"),
-    # TAP_CONNECT
-    "TAKEOVER_VBUCKETS": (Status.NOT_SUPPORTED, "takeover"),
     # CONTROL
     "enable_sync_writes": (Status.NOT_SUPPORTED, "sync writes"),
     "change_streams": (Status.NOT_SUPPORTED, "change history"),

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from penstock.errors import OrderViolation
 from penstock.node.answers import CloseConnection
-from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.session.session import Session
 from penstock.node.streams.change_producer import AnswerDeadline
 from penstock.node.streams.takeover_steps import TakeoverSteps
@@ -36,20 +35,20 @@ class StreamTakeover:
     """
 
     def __init__(
-        self, session: Session, bucket: ServedBucket, vbucket: Vbucket, resume_stream: Callable[[], None]
+        self, session: Session, vbucket: Vbucket, handover: VbucketHandover, resume_stream: Callable[[], None]
     ) -> None:
         """Create a takeover at its start.
 
         Args:
             session: the session of the connection.
-            bucket: the bucket.
             vbucket: the active vbucket that the consumer takes over.
+            handover: makes the vbucket dead.
             resume_stream: schedules the stream after an answer.
         """
         self.steps = TakeoverSteps(vbucket.id)
         self._vbucket = vbucket
         self._resume_stream = resume_stream
-        self._handover = VbucketHandover(session, bucket, vbucket)
+        self._handover = handover
         self._answer = AnswerDeadline(session)
         self._timeout = session.node.idle_timeout
 

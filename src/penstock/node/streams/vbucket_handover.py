@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from penstock.errors import NotSupported
 from penstock.node.answers import CloseConnection
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.buckets.vbucket_events import VbucketEvent
@@ -14,7 +15,21 @@ from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.vbucket_changes import REFUSED
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["VbucketHandover"]
+__all__ = ["VbucketHandover", "check_completeness"]
+
+
+def check_completeness(vbucket: Vbucket, *, sees_all: bool) -> None:
+    """Check that the consumer of a takeover gets the whole vbucket.
+
+    Args:
+        vbucket: the vbucket.
+        sees_all: whether the consumer gets all collections. Otherwise it gets the default collection only.
+
+    Raises:
+        NotSupported: it would lack some collections.
+    """
+    if not sees_all and vbucket.changes.collection_state is not None:
+        raise NotSupported(f"takeover of vbucket {vbucket.id} without all of its collections")
 
 
 class VbucketHandover:
@@ -24,7 +39,16 @@ class VbucketHandover:
     has to choose an owner.
     """
 
-    def __init__(self, session: Session, bucket: ServedBucket, vbucket: Vbucket) -> None:
+    def __init__(self, session: Session, bucket: ServedBucket, vbucket: Vbucket, *, sees_all: bool) -> None:
+        """Create a handover at its start.
+
+        Args:
+            session: the session of the connection.
+            bucket: the bucket.
+            vbucket: the vbucket.
+            sees_all: whether the consumer gets all collections.
+        """
+        self._sees_all = sees_all
         self._session = session
         self._bucket = bucket
         self._vbucket = vbucket
@@ -44,12 +68,13 @@ class VbucketHandover:
             on_stored: called once the state is on disk: after a crash, this node must not own the vbucket again.
 
         Raises:
-            CloseConnection: the bucket accepts no changes.
+            CloseConnection: the bucket accepts no changes, or the consumer lacks a new collection.
         """
         vbucket, flusher = self._vbucket, self._bucket.flusher
         try:
+            check_completeness(vbucket, sees_all=self._sees_all)
             vbucket.set_state(VbucketState.DEAD)
-        except REFUSED as error:
+        except (*REFUSED, NotSupported) as error:
             raise CloseConnection(f"vbucket {vbucket.id} cannot become dead: {error}") from None
         self._accept_writes()
         self._bucket.report_event(vbucket, VbucketEvent.HANDED_OVER)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from struct import Struct
 
-from penstock.errors import InvalidArguments, KeyNotFound, RemoteProtocolError, TemporaryFailure
+from penstock.errors import InvalidArguments, KeyNotFound, RemoteProtocolError, StatusError, TemporaryFailure
 from penstock.node.answers import Answer, CloseConnection
-from penstock.node.dialects.unsupported_requests import UNSUPPORTED
+from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.session.command_table import META_READ, SETTINGS, STREAM, CommandTable
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Session
 from penstock.node.streams.change_producer import require_streamable_bucket
 from penstock.node.streams.stream_filter import make_default_filter
+from penstock.node.streams.vbucket_handover import check_completeness
 from penstock.node.tap.tap_producer import TapProducer
 from penstock.node.tap.tap_receiver import MESSAGES
 from penstock.wire.codec.constants import MAX_KEY, Dialect
@@ -59,6 +60,8 @@ def connect_consumer(session: Session, request: TapConnect) -> bytes:
     if len(request.key) > MAX_KEY:
         raise InvalidArguments(f"name of {len(request.key)} bytes, limit {MAX_KEY}")
     options = _read_options(request)
+    if options.flags & TapConnectFlag.TAKEOVER_VBUCKETS:
+        _check_takeover(bucket, request, options)
     known = bucket.tap.clients
     if options.flags & TapConnectFlag.REGISTERED_CLIENT and request.key not in known and len(known) >= MAX_CLIENTS:
         raise CloseConnection(
@@ -80,12 +83,21 @@ def _read_options(request: TapConnect) -> TapOptions:
         raise CloseConnection(
             str(error), b"" if error.fatal else encode_reply(request, Status.NOT_SUPPORTED)
         ) from error
-    if flags & TapConnectFlag.TAKEOVER_VBUCKETS:
-        status, capability = UNSUPPORTED["TAKEOVER_VBUCKETS"]
-        raise CloseConnection(
-            f"TAKEOVER_VBUCKETS needs {capability}, which this node does not have", encode_reply(request, status)
-        )
     return options
+
+
+def _check_takeover(bucket: ServedBucket, request: TapConnect, options: TapOptions) -> None:
+    """Check that a takeover names active vbuckets, and gets all of their changes."""
+    if options.flags & TapConnectFlag.DUMP or options.closed_only or not options.vbuckets:
+        raise CloseConnection(
+            "TAKEOVER_VBUCKETS of a dump, of closed checkpoints or without vbuckets",
+            encode_reply(request, Status.NOT_SUPPORTED),
+        )
+    try:
+        for number in options.vbuckets:
+            check_completeness(bucket.store.find(number), sees_all=False)
+    except StatusError as error:
+        raise CloseConnection(str(error), encode_reply(request, error.status)) from None
 
 
 @COMMANDS.serve(needs=SETTINGS)

@@ -28,6 +28,7 @@ from penstock.node.tap.tap_order import TapOrder
 from penstock.node.tap.tap_request import TapRequest
 from penstock.node.tap.tap_selection import TapSelection
 from penstock.node.tap.tap_stream import TapStream, make_opaque_message
+from penstock.node.tap.tap_takeover import TapTakeover
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect, TapOpaque
 from penstock.wire.codec.frame import Buffer, Frame, name_opcode
@@ -86,6 +87,9 @@ class TapProducer(ChangeProducer):
             notices.add(make_opaque_message(TapOpaque.ENABLE_AUTO_NACK))
         if request.checkpoints:
             notices.add(make_opaque_message(TapOpaque.ENABLE_CHECKPOINT_SYNC))
+        self._takeover = (
+            TapTakeover(session, bucket, request.vbuckets, self._backlog, self.resume) if request.takes_over else None
+        )
         self.selection.open_streams()
         self.resume()
 
@@ -102,6 +106,8 @@ class TapProducer(ChangeProducer):
     def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
         """Apply an event of a vbucket to its stream."""
         self.selection.vbucket_changed(vbucket, event)
+        if self._takeover is not None and self._takeover.is_broken_by(vbucket, event):
+            self._schedule_abort(f"vbucket {vbucket.id} of a takeover: {event.value}")
         self.resume()
 
     def stop(self) -> None:
@@ -114,6 +120,8 @@ class TapProducer(ChangeProducer):
         super().stop()
         self._noops.stop()
         self._answer.stop()
+        if self._takeover is not None:
+            self._takeover.stop()
         if self._pause_timer is not None:
             self._pause_timer.cancel()
         self.selection.close()
@@ -171,7 +179,11 @@ class TapProducer(ChangeProducer):
             self.turns.schedule()
 
     def run_turn(self) -> None:
-        """Send some of the pending messages. Raises CloseConnection after the last message of a dump."""
+        """Send some of the pending messages.
+
+        Raises:
+            CloseConnection: a dump or a takeover is complete.
+        """
         share = TURN_BYTES
         pieces: list[Buffer] = []
         waiting = 0
@@ -190,8 +202,16 @@ class TapProducer(ChangeProducer):
             self.resume()
         self._write(pieces)
         self._watch_answer()
-        if self.request.is_dump and self._order.is_complete and not self.session.output.paused:
-            raise CloseConnection("the dump is complete")
+        if self._takeover is not None:
+            self._takeover.advance(self.streams, self.unacked)
+        if self._is_finished and not self.session.output.paused:
+            raise CloseConnection("the dump or takeover is complete")
+
+    @property
+    def _is_finished(self) -> bool:
+        if self._takeover is not None:
+            return self._takeover.is_complete
+        return self.request.is_dump and self._order.is_complete
 
     def _write(self, pieces: Sequence[Buffer]) -> None:
         if data := join_pieces(pieces):

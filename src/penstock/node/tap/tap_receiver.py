@@ -216,7 +216,8 @@ def set_vbucket_state(bucket: ServedBucket, message: TapVbucketSet) -> None:
         raise NotMyVbucket(f"vbucket {message.vbucket} of {len(vbuckets)}", vbucket=message.vbucket)
     vbucket = vbuckets[message.vbucket]
     if vbucket.history.state is not state:
-        vbucket.set_state(state)
+        # TAP copies have branches of their own, which a takeover continues.
+        vbucket.set_state(state, takeover=vbucket.history.whole_seqno == vbucket.changes.high_seqno)
         bucket.report_event(vbucket, VbucketEvent.STATE_CHANGED)
 
 

@@ -28,6 +28,7 @@ class TapRequest:
         registered: whether the client may return after any time.
         acks: whether the consumer acknowledges messages.
         checkpoints: whether checkpoints are announced.
+        takes_over: whether the consumer becomes the owner of the vbuckets.
         closed_only: whether only changes of closed checkpoints are sent.
         vbuckets: the requested vbuckets, empty for all.
     """
@@ -38,6 +39,7 @@ class TapRequest:
         self.is_dump = bool(flags & TapConnectFlag.DUMP)
         self.registered = bool(flags & TapConnectFlag.REGISTERED_CLIENT)
         self.acks = bool(flags & TapConnectFlag.SUPPORT_ACK)
+        self.takes_over = bool(flags & TapConnectFlag.TAKEOVER_VBUCKETS)
         self.checkpoints = bool(flags & TapConnectFlag.CHECKPOINT)
         self.closed_only = self.registered and options.closed_only
         self.vbuckets = frozenset(options.vbuckets or ())

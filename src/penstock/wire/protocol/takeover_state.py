@@ -1,7 +1,7 @@
 """States of a takeover on the side of the producer: its consumer becomes the owner of a vbucket, in two phases.
 
 The table is complete: an answer that the current state does not list breaks the protocol. Only `advance_takeover`
-raises that error. DCP and TAP have the same states, but messages of TAP have no markers.
+raises that error. In TAP, the consumer becomes pending before the first change, and there are no markers.
 
 Source: docs/dcp/documentation/rebalance.md of kv_engine, and its active_stream.cc; ep-engine 2.5 tapconnection.cc.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import Enum
 
 from penstock.errors import OrderViolation
-from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.constants import Dialect, VbucketState
 
 __all__ = ["ANNOUNCEMENTS", "TAKEOVER_TRANSITIONS", "TakeoverEvent", "TakeoverState", "advance_takeover"]
 
@@ -31,6 +31,7 @@ class TakeoverEvent(Enum):
     """The events of a takeover, from either side."""
 
     MARKER = "snapshot marker"
+    CAUGHT_UP = "last few changes"
     MARKER_ANSWER = "answer to a snapshot marker"
     STATE = "vbucket state"
     STATE_ANSWER = "answer to a vbucket state"
@@ -39,7 +40,7 @@ class TakeoverEvent(Enum):
 
 T, E = TakeoverState, TakeoverEvent
 
-TAKEOVER_TRANSITIONS: dict[TakeoverState, dict[TakeoverEvent, TakeoverState]] = {
+_DCP: dict[TakeoverState, dict[TakeoverEvent, TakeoverState]] = {
     T.COPYING: {E.MARKER: T.COPYING, E.MARKER_ANSWER: T.COPYING, E.STATE: T.ANNOUNCED},
     T.ANNOUNCED: {E.STATE_ANSWER: T.STORING},
     T.STORING: {E.MARKER: T.STORING, E.MARKER_ANSWER: T.STORING, E.STORED: T.FINISHING},
@@ -47,22 +48,34 @@ TAKEOVER_TRANSITIONS: dict[TakeoverState, dict[TakeoverEvent, TakeoverState]] = 
     T.ACTIVATING: {E.STATE_ANSWER: T.COMPLETE},
     T.COMPLETE: {},
 }
-"""State -> event -> next state. The vbucket of the producer is dead from STORING on."""
+
+_TAP: dict[TakeoverState, dict[TakeoverEvent, TakeoverState]] = {
+    T.COPYING: {E.CAUGHT_UP: T.STORING},
+    T.STORING: {E.STORED: T.FINISHING},
+    T.FINISHING: {E.STATE: T.ACTIVATING},
+    T.ACTIVATING: {E.STATE_ANSWER: T.COMPLETE},
+    T.COMPLETE: {},
+}
+
+TAKEOVER_TRANSITIONS = {Dialect.DCP: _DCP, Dialect.TAP: _TAP}
+"""Dialect -> state -> event -> next state. The vbucket of the producer is dead from STORING on."""
 
 ANNOUNCEMENTS: dict[TakeoverState, VbucketState] = {
     T.COPYING: VbucketState.PENDING,
     T.FINISHING: VbucketState.ACTIVE,
 }
-"""State -> the vbucket state that the producer announces next."""
+"""State of DCP -> the vbucket state that the producer announces next."""
 
 
-def advance_takeover(state: TakeoverState, event: TakeoverEvent, vbucket: int) -> TakeoverState:
+def advance_takeover(
+    state: TakeoverState, event: TakeoverEvent, vbucket: int, dialect: Dialect = Dialect.DCP
+) -> TakeoverState:
     """Return the state that follows.
 
     Raises:
         OrderViolation: the state does not allow the event.
     """
-    following = TAKEOVER_TRANSITIONS[state].get(event)
+    following = TAKEOVER_TRANSITIONS[dialect].get(state, {}).get(event)
     if following is None:
         raise OrderViolation(f"vbucket {vbucket}: {event.value} while the takeover is {state.value}", vbucket=vbucket)
     return following
