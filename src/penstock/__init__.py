@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from penstock.client.documents.bulk import BulkWriter
     from penstock.client.documents.document import Document
     from penstock.client.feeds.stream_position import Position
+    from penstock.client.xdcr.bucket_replication import BucketReplication
+    from penstock.client.xdcr.xdcr_options import XdcrOptions
     from penstock.node import Node
     from penstock.spark.lake.reading.lake import Lake
     from penstock.spark.pipeline.run.pipeline import Pipeline
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHANGE_SCHEMA",
     "Bucket",
+    "BucketReplication",
     "BulkWriter",
     "Change",
     "Document",
@@ -35,6 +38,7 @@ __all__ = [
     "Unreachable",
     "UsageError",
     "WriteLost",
+    "XdcrOptions",
     "__version__",
     "connect",
     "errors",
@@ -44,6 +48,7 @@ __all__ = [
 _HOMES = {
     "CHANGE_SCHEMA": "penstock.wire.columns.schema",
     "Bucket": "penstock.client.bucket",
+    "BucketReplication": "penstock.client.xdcr.bucket_replication",
     "BulkWriter": "penstock.client.documents.bulk",
     "Change": "penstock.wire.columns.schema",
     "Document": "penstock.client.documents.document",
@@ -51,6 +56,7 @@ _HOMES = {
     "Node": "penstock.node",
     "Pipeline": "penstock.spark.pipeline.run.pipeline",
     "Position": "penstock.client.feeds.stream_position",
+    "XdcrOptions": "penstock.client.xdcr.xdcr_options",
     "connect": "penstock.client.bucket",
     "read_changes": "penstock.client.blocking",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
@@ -11,13 +12,14 @@ from penstock.client.connect.stat_numbers import read_number
 from penstock.client.topology.item_counts import ITEM_COUNT_GROUP, ItemCount, read_item_counts
 from penstock.client.topology.missing_vbuckets import MissingReport, check_vbucket_numbers, parse_group_vbuckets
 from penstock.client.topology.nodes import Nodes
+from penstock.client.topology.persisted_seqnos import PersistedSeqno, read_persisted_seqnos
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.client.topology.vbucket_requests import (
     request_dumped_vbuckets,
     request_failover_logs,
     request_high_seqnos,
 )
-from penstock.client.topology.vbucket_views import view_vbuckets
+from penstock.client.topology.vbucket_views import FEW_VBUCKETS, view_vbuckets
 from penstock.errors import Error, NotMyVbucket, StatusError
 from penstock.store.history.failover_log import FailoverLog
 
@@ -139,6 +141,23 @@ class VbucketReports:
                 self._nodes.invalidate_map()
                 raise
             return {vbucket: logs[vbucket] for vbucket in vbuckets}
+
+        return await self._nodes.run_with_retry(ask)
+
+    async def persisted_seqnos(self, vbuckets: Collection[int] | None = None) -> dict[int, PersistedSeqno]:
+        """Return the newest branch and the seqnos of served vbuckets, in memory and on disk.
+
+        Args:
+            vbuckets: None for all.
+        """
+
+        async def ask() -> dict[int, PersistedSeqno]:
+            if vbuckets is None or len(vbuckets) > FEW_VBUCKETS:
+                return read_persisted_seqnos(await self.seqno_stats(), self._nodes.map.vbuckets)
+            found: dict[str, str] = {}
+            for stats in await asyncio.gather(*map(self.seqno_stats, vbuckets)):
+                found.update(stats)
+            return read_persisted_seqnos(found, self._nodes.map.vbuckets)
 
         return await self._nodes.run_with_retry(ask)
 

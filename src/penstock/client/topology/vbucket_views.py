@@ -15,9 +15,9 @@ from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.errors import RemoteProtocolError, TemporaryFailure
 from penstock.store.history.failover_log import FailoverLog
 
-__all__ = ["view_vbuckets"]
+__all__ = ["FEW_VBUCKETS", "view_vbuckets"]
 
-_FEW = 32
+FEW_VBUCKETS = 32
 """Vbuckets that are requested one by one: the statistics of all vbuckets have ten lines for each vbucket."""
 
 
@@ -63,7 +63,7 @@ async def _refresh_view(
     wanted = [*high_seqnos]
     moved = [vb for vb in wanted if vb in recheck or high_seqnos[vb] != known[vb].high_seqno]
     stats: dict[str, str] = {}
-    if len(moved) > _FEW:
+    if len(moved) > FEW_VBUCKETS:
         stats = await reports.seqno_stats()
     else:
         for each in await asyncio.gather(*map(reports.seqno_stats, moved)):

@@ -1,0 +1,44 @@
+"""The newest branch and the seqnos of each vbucket: in memory and on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from penstock.client.connect.stat_numbers import read_number
+
+__all__ = ["PersistedSeqno", "read_persisted_seqnos"]
+
+
+class PersistedSeqno(NamedTuple):
+    """The seqnos of a vbucket on its node.
+
+    Attributes:
+        vbuuid: the newest branch.
+        high_seqno: the newest change.
+        persisted_seqno: the newest change on disk.
+    """
+
+    vbuuid: int
+    high_seqno: int
+    persisted_seqno: int
+
+
+_NAMES = ("uuid", "high_seqno", "last_persisted_seqno")
+
+
+def read_persisted_seqnos(stats: Mapping[str, str], vbuckets: int) -> dict[int, PersistedSeqno]:
+    """Return the seqnos of the vbuckets in the statistics vbucket-seqno.
+
+    Args:
+        stats: the statistics.
+        vbuckets: the number of vbuckets of the bucket.
+
+    Raises RemoteProtocolError if a statistic is no number.
+    """
+    found = {}
+    for vbucket in range(vbuckets):
+        names = [f"vb_{vbucket}:{name}" for name in _NAMES]
+        if all(name in stats for name in names):
+            found[vbucket] = PersistedSeqno(*(read_number(name, stats[name]) for name in names))
+    return found

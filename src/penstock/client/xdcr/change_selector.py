@@ -1,0 +1,89 @@
+"""Chooses the changes that are replicated, in columns, and gives them the collections of the target."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.client.documents.meta_requests import select_documents
+from penstock.client.documents.row_columns import RowColumns, find_collections
+from penstock.client.xdcr.collection_mapping import CollectionMapping
+from penstock.client.xdcr.value_filter import ValueFilter, check_regex
+from penstock.client.xdcr.xdcr_options import XdcrOptions
+from penstock.wire.columns.schema import Event
+
+__all__ = ["ChangeSelector"]
+
+Bools = npt.NDArray[np.bool_]
+
+
+class ChangeSelector:
+    """Chooses the changes that are replicated.
+
+    Args:
+        options: the options of the replication.
+
+    Raises:
+        UsageError: a filter or the mapping is invalid.
+    """
+
+    def __init__(self, options: XdcrOptions) -> None:
+        self._mapping = CollectionMapping.parse(options.mapping or ())
+        self._pattern = None if options.filter_key is None else check_regex(options.filter_key)
+        self._value_filter = None if options.filter_value is None else ValueFilter(options.filter_value)
+        skipped = {Event.DELETION: options.skip_deletions, Event.EXPIRATION: options.skip_expirations}
+        self._skipped = pa.array([str(event) for event, is_skipped in skipped.items() if is_skipped], pa.string())
+
+    @property
+    def keeps_collections(self) -> bool:
+        """Whether changes keep their collections."""
+        return self._mapping.keeps_names
+
+    def select_changes(self, table: pa.Table) -> tuple[pa.Table, int]:
+        """Return the changes to replicate, and the number of changes of documents that were left out.
+
+        Args:
+            table: changes, rollbacks and other events in CHANGE_SCHEMA.
+        """
+        documents = _take_rows(table, select_documents(table))
+        count = len(documents)
+        # A collection without a name no longer exists: its id is in no manifest that the stream has seen.
+        chosen = ~np.asarray(pc.and_(documents["collection_id"].is_valid(), documents["collection"].is_null()))
+        if len(self._skipped):
+            chosen &= ~np.asarray(pc.is_in(documents["event"], value_set=self._skipped))
+        if self._pattern is not None:
+            chosen &= np.asarray(pc.match_substring_regex(documents["key"], self._pattern))
+        documents = _take_rows(documents, np.flatnonzero(chosen))
+        if self._value_filter is not None and len(documents):
+            documents = _take_rows(documents, np.flatnonzero(self._match_values(documents, self._value_filter)))
+        if not self._mapping.keeps_names and len(documents):
+            documents = self._map_collections(documents)
+        return documents, count - len(documents)
+
+    @staticmethod
+    def _match_values(documents: pa.Table, value_filter: ValueFilter) -> Bools:
+        """Return which changes match. Deletions match: they have no value, and may remove a document that did."""
+        removed = RowColumns(documents).find_removals()
+        matched = removed.copy()
+        stored = np.flatnonzero(~removed)
+        matched[stored] = value_filter.match_values(documents["value"].take(pa.array(stored)).to_pylist())
+        return matched
+
+    def _map_collections(self, documents: pa.Table) -> pa.Table:
+        names, places = find_collections(RowColumns(documents), None, None)
+        targets = [self._mapping.find_target(name) for name in names]
+        if None in targets:
+            is_mapped = np.array([target is not None for target in targets])
+            kept = np.flatnonzero(is_mapped[places])
+            documents, places = _take_rows(documents, kept), places[kept]
+        for place, column in enumerate(("scope", "collection")):
+            known = pa.array([None if target is None else target[place] for target in targets], pa.string())
+            number = documents.schema.get_field_index(column)
+            documents = documents.set_column(number, column, known.take(pa.array(places)))
+        return documents
+
+
+def _take_rows(table: pa.Table, places: npt.NDArray[np.int64]) -> pa.Table:
+    return table if len(places) == len(table) else table.take(pa.array(places))
