@@ -55,13 +55,19 @@ others: install ## programs of others, which tests and benchmarks hold a node ag
 compat: others ## the tests with programs of others; without these they are skipped in `make test`
 	@PENSTOCK_COMPAT=required exec $(BIN)/python -m pytest tests/compat $(ARGS)
 
+SEEDS := 2000
+JOBS := 1
+.PHONY: simulate
+simulate: install ## simulate a cluster with faults; SEEDS=2000 of them, JOBS=2 at a time
+	@exec $(BIN)/python -m tests.simulation 0 $$(( $(SEEDS) - 1 )) --jobs $(JOBS)
+
 # All of it runs, whatever fails; the exit status tells whether something did.
 MINUTES := 60
-JOBS := 1
 .PHONY: soak
-soak: $(MUTATED) ## the long tests, mutation testing, and fuzzing; MINUTES=60 for each dialect, JOBS=2 at a time
+soak: $(MUTATED) ## the long tests, 100,000 simulations, mutation testing, fuzzing; MINUTES=60 a dialect, JOBS=2 at a time
 	@failed=; \
 	$(BIN)/python -m pytest -m 'soak or hypothesis' --hypothesis-profile=soak $(ARGS) || failed="$$failed tests"; \
+	$(BIN)/python -m tests.simulation 0 99999 --jobs $(JOBS) || failed="$$failed simulation"; \
 	$(BIN)/python -m mutation || failed="$$failed mutation"; \
 	$(BIN)/python -m fuzz --minutes $(MINUTES) --jobs $(JOBS) || failed="$$failed fuzz"; \
 	test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }

@@ -1,0 +1,71 @@
+"""The rules that hold at the end of each simulation, once all faults are over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from penstock.store.documents.vbucket import Vbucket
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.messages.dcp import Mutation
+from tests.simulation.clients import Consumer
+from tests.simulation.cluster import Cluster
+from tests.simulation.orchestrator import Orchestrator
+from tests.store.failing import read_newest_changes
+
+__all__ = ["find_differences", "find_double_owners", "is_quiet"]
+
+
+def is_quiet(cluster: Cluster, orchestrator: Orchestrator, consumers: Iterable[Consumer]) -> bool:
+    """Return whether all nodes have the newest map, and all replicas and consumers the newest seqnos."""
+    if any(node.node is None for node in cluster.nodes) or set(orchestrator.applied.values()) != {
+        orchestrator.revision
+    }:
+        return False
+    for number, place in orchestrator.map.items():
+        active = cluster.nodes[place.owner].vbuckets[number]
+        for node in cluster.nodes:
+            copy = node.vbuckets[number]
+            if describe_history(copy) != describe_history(active):
+                return False
+    return all(
+        (consumer.position.seqno if consumer.position else 0)
+        == cluster.nodes[orchestrator.map[consumer.vbucket].owner].vbuckets[consumer.vbucket].changes.high_seqno
+        for consumer in consumers
+    )
+
+
+def describe_history(vbucket: Vbucket) -> tuple[object, ...]:
+    """Return the branches and the newest seqno of a vbucket."""
+    return tuple(vbucket.history.failover_log), vbucket.changes.high_seqno
+
+
+def find_double_owners(cluster: Cluster, orchestrator: Orchestrator) -> Iterator[str]:
+    """Yield a sentence for each vbucket that two nodes with the newest map both have active, or none of all."""
+    newest = [
+        node
+        for number, node in enumerate(cluster.nodes)
+        if node.node is not None and orchestrator.applied[number] == orchestrator.revision
+    ]
+    for vbucket in orchestrator.map:
+        owners = [node.name for node in newest if node.vbuckets[vbucket].history.state is VbucketState.ACTIVE]
+        if len(owners) > 1 or (not owners and len(newest) == len(cluster.nodes)):
+            yield f"revision {orchestrator.revision}: vbucket {vbucket} is active on {owners}"
+
+
+def find_differences(cluster: Cluster, orchestrator: Orchestrator, consumers: Iterable[Consumer]) -> Iterator[str]:
+    """Yield a sentence for each replica and each consumer that differs from the active vbucket."""
+    for number, place in orchestrator.map.items():
+        active = cluster.nodes[place.owner].vbuckets[number]
+        expected = read_newest_changes(active)
+        for node in cluster.nodes:
+            found = read_newest_changes(node.vbuckets[number])
+            if found != expected:
+                yield f"vbucket {number}: {node.name} has {found}, its owner n{place.owner} has {expected}"
+        documents = {
+            change.key[1:]: (change.by_seqno, change.cas, bytes(change.value))
+            for change in expected
+            if isinstance(change, Mutation)
+        }
+        for consumer in consumers:
+            if consumer.vbucket == number and consumer.documents != documents:
+                yield f"vbucket {number}: a consumer has {consumer.documents}, the owner n{place.owner} has {documents}"

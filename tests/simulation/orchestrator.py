@@ -1,0 +1,144 @@
+"""The orchestrator of a simulated cluster: a map with revisions, states of vbuckets, and replication between nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from penstock.client.connect.address import parse_address
+from penstock.client.connect.client_session import open_session
+from penstock.errors import Error
+from penstock.wire.codec.constants import VbucketState
+from penstock.wire.messages.kv import SetVbucket
+from tests.simulation.cluster import BUCKET, PORT, Cluster, SimulatedNode
+from tests.simulation.relay import run_relay
+from tests.simulation.virtual_loop import Process
+
+__all__ = ["Orchestrator", "VbucketPlace"]
+
+_RETRY_SECONDS = 0.3
+_TIMEOUT = 3.0
+
+
+class VbucketPlace(NamedTuple):
+    """The places of a vbucket.
+
+    Attributes:
+        revision: the revision of the map in which the vbucket came here.
+        owner: number of the node with the active vbucket. All other nodes have replicas.
+    """
+
+    revision: int
+    owner: int
+
+
+class Orchestrator:
+    """Decides on which node each vbucket is active, and keeps states and replication accordingly.
+
+    Attributes:
+        revision: the revision of the map, which each failover increases.
+        map: the place of each vbucket.
+        applied: the revision of the map that each node has; 0 after a restart.
+        changed: set and replaced at each change of the map.
+        replica_state: the state of vbuckets on other nodes than the owner.
+        relayed: changes the frames between the nodes.
+        promoted: called with a node and a vbucket that became active there.
+    """
+
+    def __init__(self, cluster: Cluster, process: Process) -> None:
+        self.cluster = cluster
+        self.revision = 1
+        self.map = {vb: VbucketPlace(1, vb % len(cluster.nodes)) for vb in range(cluster.vbuckets)}
+        self.applied = dict.fromkeys(range(len(cluster.nodes)), 0)
+        self.changed = asyncio.Event()
+        self.promoted: Callable[[int, int], None] = lambda node, vbucket: None
+        self.replica_state = VbucketState.REPLICA
+        self.relayed: Callable[[bytes], bytes] = lambda frame: frame
+        self._process = process
+
+    def run(self) -> None:
+        """Begin to keep all nodes and all replications."""
+        nodes = range(len(self.cluster.nodes))
+        for number in nodes:
+            self.cluster.loop.spawn(self._process, self._keep_states(number))
+        for source in nodes:
+            for target in nodes:
+                if source != target:
+                    self.cluster.loop.spawn(self._process, self._keep_replication(source, target))
+
+    def fail_over(self, vbucket: int, target: int) -> bool:
+        """Make another node the owner of a vbucket, if it has taken part in the present revision."""
+        place = self.map[vbucket]
+        if target == place.owner or self.applied[target] < place.revision or self.cluster.nodes[target].node is None:
+            return False
+        self.revision += 1
+        self.map[vbucket] = VbucketPlace(self.revision, target)
+        self._notify()
+        return True
+
+    def forget(self, node: SimulatedNode) -> None:
+        """Send the states to a node again, since it has crashed."""
+        self.applied[self.cluster.nodes.index(node)] = 0
+        self._notify()
+
+    def _notify(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Return at the next change of the map, or after some time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.changed.wait()
+
+    async def _keep_states(self, number: int) -> None:
+        while True:
+            if self.applied[number] < self.revision:
+                with suppress(OSError, Error, TimeoutError):
+                    await self._send_states(number)
+                    continue
+            await self.wait_for_change(_RETRY_SECONDS if self.applied[number] < self.revision else 1e6)
+
+    async def _send_states(self, number: int) -> None:
+        node = self.cluster.nodes[number]
+        process, revision, before = node.process, self.revision, self.applied[number]
+        address = parse_address(f"couchbase://{node.host}:{PORT}/{BUCKET}?connectTimeout={_TIMEOUT:g}")
+        session = await open_session(address)
+        try:
+            for vbucket, place in self.map.items():
+                owns = place.owner == number
+                state = VbucketState.ACTIVE if owns else self.replica_state
+                await session.link.request(SetVbucket(vbucket=vbucket, state=state), _TIMEOUT)
+                if owns and place.revision > before and process.is_alive and self.map[vbucket] == place:
+                    self.promoted(number, vbucket)
+        finally:
+            with suppress(TimeoutError):
+                await session.link.close()
+        if process is node.process and process.is_alive:
+            self.applied[number] = revision
+
+    async def _keep_replication(self, source: int, target: int) -> None:
+        nodes = self.cluster.nodes
+        while True:
+            places = dict(self.map)
+            own = [vb for vb, place in places.items() if place.owner == source]
+            due = max((places[vb].revision for vb in own), default=0)
+            is_ready = own and min(self.applied[source], self.applied[target]) >= due
+            if is_ready:
+                relay = asyncio.ensure_future(
+                    run_relay(
+                        *(nodes[source].host, nodes[target].host, PORT, BUCKET, own),
+                        name=f"{source} to {target}",
+                        change=self.relayed,
+                    )
+                )
+                while not relay.done() and [vb for vb, place in self.map.items() if place.owner == source] == own:
+                    change = asyncio.ensure_future(self.wait_for_change(1e6))
+                    await asyncio.wait([relay, change], return_when=asyncio.FIRST_COMPLETED)
+                    change.cancel()
+                relay.cancel()
+                with suppress(OSError, TimeoutError, asyncio.CancelledError):
+                    await relay
+            await self.wait_for_change(_RETRY_SECONDS)

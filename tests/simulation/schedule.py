@@ -1,0 +1,144 @@
+"""The schedule of a seed: its size, and the faults that happen at given times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
+
+__all__ = ["Action", "Fault", "Schedule"]
+
+CLIENT_HOSTS = 4
+"""The machines of the clients and of the orchestrator come after those of the nodes."""
+
+
+class Fault(NamedTuple):
+    """A kind of action.
+
+    Attributes:
+        name: as it is printed.
+        weight: how often it is chosen.
+        choose: returns its arguments for a schedule.
+    """
+
+    name: str
+    weight: int
+    choose: Callable[[Schedule, Random], dict[str, object]]
+
+
+class Action(NamedTuple):
+    """An action of a schedule.
+
+    Attributes:
+        at: its time, in seconds.
+        name: the name of its Fault.
+        arguments: of the method of the simulation with this name.
+    """
+
+    at: float
+    name: str
+    arguments: dict[str, object]
+
+    def __str__(self) -> str:
+        return f"{self.at:8.3f} s  {self.name} " + " ".join(f"{name}={text}" for name, text in self.arguments.items())
+
+
+def _choose_node(schedule: Schedule, random: Random) -> int:
+    return random.randrange(schedule.nodes)
+
+
+def _choose_hosts(schedule: Schedule, random: Random) -> tuple[int, int]:
+    one, other = random.sample(range(schedule.nodes + CLIENT_HOSTS), 2)
+    return (one, other) if min(one, other) < schedule.nodes else (random.randrange(schedule.nodes), one)
+
+
+FAULTS = (
+    Fault(
+        "crash",
+        3,
+        lambda schedule, random: {
+            "node": _choose_node(schedule, random),
+            "power": random.random() < 0.6,
+            "silent": random.random() < 0.3,
+            "seconds": round(random.uniform(0.05, 4), 2),
+        },
+    ),
+    Fault(
+        "die_in_write",
+        2,
+        lambda schedule, random: {
+            "node": _choose_node(schedule, random),
+            "calls": random.randrange(12),
+            "seconds": round(random.uniform(0.05, 3), 2),
+        },
+    ),
+    Fault(
+        "cut_link",
+        3,
+        lambda schedule, random: {
+            "hosts": _choose_hosts(schedule, random),
+            "seconds": random.choice((0.1, 1.0, 5.0)),
+        },
+    ),
+    Fault("reset_link", 3, lambda schedule, random: {"hosts": _choose_hosts(schedule, random)}),
+    Fault(
+        "fail_over",
+        4,
+        lambda schedule, random: {
+            "vbucket": random.randrange(schedule.vbuckets),
+            "node": _choose_node(schedule, random),
+        },
+    ),
+)
+"""All kinds of faults. A new one needs an entry here, and a method of its name in `Simulation`."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Everything that a seed decides in advance.
+
+    Attributes:
+        seed: the seed.
+        nodes: number of nodes.
+        vbuckets: number of vbuckets.
+        writers: number of writers.
+        writes: number of writes of each writer.
+        seconds: time in which faults happen.
+        actions: the faults, in the order of their times.
+    """
+
+    seed: int
+    nodes: int
+    vbuckets: int
+    writers: int
+    writes: int
+    seconds: float
+    actions: tuple[Action, ...] = ()
+
+    @classmethod
+    def make(cls, seed: int) -> Schedule:
+        """Return the schedule of a seed."""
+        random = Random(f"{seed} schedule")
+        nodes = random.choice((2, 2, 3))
+        schedule = cls(
+            seed,
+            nodes,
+            vbuckets=random.choice((1, 2, 2)),
+            writers=random.choice((1, 2)),
+            writes=random.choice((3, 10, 30)),
+            seconds=random.choice((2.0, 6.0)),
+        )
+        faults = random.choices(FAULTS, [fault.weight for fault in FAULTS], k=random.randrange(7))
+        times = sorted(round(random.uniform(0.1, schedule.seconds), 3) for _ in faults)
+        actions = tuple(
+            Action(at, fault.name, fault.choose(schedule, random)) for at, fault in zip(times, faults, strict=True)
+        )
+        return cls(**{**schedule.__dict__, "actions": actions})
+
+    def __str__(self) -> str:
+        head = (
+            f"seed {self.seed}: {self.nodes} nodes, {self.vbuckets} vbuckets, {self.writers} writers of {self.writes} "
+            f"writes, {self.seconds:g} s"
+        )
+        return "\n".join([head, *map(str, self.actions)])

@@ -1,0 +1,183 @@
+"""Event loop on a virtual clock, and the processes that run on it."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Coroutine
+from contextvars import Context, ContextVar, copy_context
+from random import Random
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from penstock.client.connect.client_session import STREAM_NAMES
+from tests.store.memory_disk import ProcessDied
+
+__all__ = ["PROCESS", "Process", "Stalled", "VirtualLoop"]
+
+PROCESS: ContextVar[Process] = ContextVar("PROCESS")
+"""The process to which the running callback belongs."""
+
+_MOST_TURNS = 1_000_000
+
+
+class Stalled(Exception):
+    """Nothing is scheduled, so the clock cannot go on, or the loop turns for ever."""
+
+
+class Process:
+    """A simulated process. Its callbacks and tasks no longer run after its death.
+
+    Attributes:
+        name: for the schedule.
+        host: the address of its machine.
+        random: random numbers of the process.
+        is_alive: whether its callbacks run.
+        on_death: called when the disk ends the process in the middle of a write.
+        ended: set at the end of the process.
+        work_ends: executor -> end of its last work.
+        context: the context of its callbacks.
+    """
+
+    def __init__(self, name: str, host: str, random: Random) -> None:
+        self.name = name
+        self.host = host
+        self.random = random
+        self.is_alive = True
+        self.ended = asyncio.Event()
+        self.on_death: Callable[[], None] = self.kill
+        self.context: Context = copy_context()
+        self.context.run(PROCESS.set, self)
+        self.context.run(STREAM_NAMES.set, random)
+        self.work_ends: dict[object, float] = {}
+
+    def kill(self) -> None:
+        """End the process."""
+        self.is_alive = False
+        self.ended.set()
+
+
+def _is_alive(context: Context) -> bool:
+    process = context.get(PROCESS)
+    return process is None or process.is_alive
+
+
+class _ProcessHandle(asyncio.Handle):
+    """A callback that does nothing after the death of its process."""
+
+    def _run(self) -> None:
+        if _is_alive(self._context):  # type: ignore[attr-defined]
+            super()._run()
+
+
+class _ProcessTimer(asyncio.TimerHandle):
+    """A timer that does nothing after the death of its process."""
+
+    def _run(self) -> None:
+        if _is_alive(self._context):  # type: ignore[attr-defined]
+            super()._run()
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Event loop whose clock jumps to the next timer as soon as no callback is ready.
+
+    Work for threads runs on the loop, after a pause that the process chooses. Works of one executor run in order.
+
+    Attributes:
+        failures: contexts of errors that no code has handled.
+        connect: opens a connection of the simulated network.
+    """
+
+    connect: Callable[..., Coroutine[Any, Any, Any]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+        self._turns = 0
+        self._owners: WeakKeyDictionary[asyncio.Task[Any], Process] = WeakKeyDictionary()
+        self._clock_resolution = 1e-9
+        self._selector = self  # BaseEventLoop waits by `select`
+        self.failures: list[dict[str, Any]] = []
+        self.set_exception_handler(lambda _, context: self.failures.append(context))
+
+    def time(self) -> float:
+        return self._now
+
+    def select(self, timeout: float | None) -> tuple[()]:
+        """Advance the clock to the next timer, unless a callback is ready."""
+        self._turns += 1
+        if timeout is None or self._turns > _MOST_TURNS:
+            raise Stalled(f"at {self._now:.6f} s, after {self._turns} turns")
+        if timeout:
+            self._now = max(self._now, self._scheduled[0]._when)  # type: ignore[attr-defined]
+        return ()
+
+    def _process_events(self, event_list: object) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass
+
+    # Callbacks belong to processes
+
+    def _call_soon(self, callback: Any, args: Any, context: Context | None) -> asyncio.Handle:
+        handle = _ProcessHandle(callback, args, self, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = _ProcessTimer(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
+
+    def spawn(self, process: Process, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run a coroutine in a process."""
+        return self.create_task(work, context=process.context.copy())
+
+    def bury(self) -> None:
+        """End all tasks, those of dead processes too, so that none is left to the garbage collector."""
+        tasks = asyncio.all_tasks(self)
+        for task in tasks:
+            process = self._owners.get(task)
+            if process is not None:
+                process.is_alive = True
+            task.cancel()
+        self._turns = 0
+        if tasks:
+            self.run_until_complete(asyncio.wait(tasks, timeout=60))
+
+    def create_task(self, coro: Any, *, name: Any = None, context: Context | None = None) -> asyncio.Task[Any]:
+        task = super().create_task(coro, name=name, context=context)
+        process = (context or copy_context()).get(PROCESS)
+        if process is not None:
+            self._owners[task] = process
+        return task
+
+    # Threads and connections
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        process = PROCESS.get()
+        future: asyncio.Future[Any] = self.create_future()
+        due = max(process.work_ends.get(executor, 0.0), self._now) + process.random.expovariate(500) + 1e-6
+        process.work_ends[executor] = due
+        self.call_at(due, self._run_work, process, future, func, args)
+        return future
+
+    def _run_work(self, process: Process, future: asyncio.Future[Any], func: Callable[..., Any], args: Any) -> None:
+        if future.cancelled():
+            return
+        try:
+            result = func(*args)
+        except ProcessDied:
+            process.on_death()
+        except Exception as error:  # noqa: BLE001 as an executor does
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    async def create_connection(self, factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:  # type: ignore[override]
+        assert not options.get("ssl"), "simulated connections have no TLS"
+        return await self.connect(factory, host, port)
