@@ -19,13 +19,22 @@ from penstock.wire.protocol.stream_state import (
 
 E, S, D = StreamEvent, StreamState, Dialect
 
-# Dialect -> event -> next states from REQUESTED, ACCEPTED, OPEN, IN_SNAPSHOT, IN_BACKFILL. A dash breaks the protocol;
-# each letter is a state's first, N for IN_SNAPSHOT, B for IN_BACKFILL. From ENDED nothing follows.
-LETTERS = {"R": S.REQUESTED, "A": S.ACCEPTED, "O": S.OPEN, "N": S.IN_SNAPSHOT, "B": S.IN_BACKFILL, "E": S.ENDED}
+# Dialect -> event -> next states from REQUESTED, ACCEPTED, OPEN, IN_SNAPSHOT, IN_BACKFILL, OUT_OF_ORDER. A dash breaks
+# the protocol; each letter is one of LETTERS. From ENDED nothing follows.
+LETTERS = {
+    "R": S.REQUESTED,
+    "A": S.ACCEPTED,
+    "O": S.OPEN,
+    "N": S.IN_SNAPSHOT,
+    "B": S.IN_BACKFILL,
+    "U": S.OUT_OF_ORDER,
+    "E": S.ENDED,
+}
 EXPECTED = {
     D.DCP: {
-        **{E.ACCEPTED: "O----", E.ROLLBACK: "E----", E.REFUSED: "E----", E.MARKER: "--NN-", E.DATA: "---N-"},
-        **{E.STATE: "--ON-", E.END: "--EE-", E.CLOSED: "--EE-"},
+        **{E.ACCEPTED: "O----", E.ROLLBACK: "E----", E.REFUSED: "E----", E.MARKER: "--NN-", E.DATA: "---N-U"},
+        **{E.STATE: "--ON-", E.END: "--EE-E", E.CLOSED: "--EE-E"},
+        **{E.OUT_OF_ORDER_START: "--U---", E.OUT_OF_ORDER_END: "-----O"},
     },
     D.UPR: {
         **{E.ACCEPTED: "A----", E.ROLLBACK: "E----", E.REFUSED: "E----", E.START: "-O---"},
@@ -39,11 +48,11 @@ EXPECTED = {
     },
 }
 EXPECTED[D.UPR_DRAFT] = EXPECTED[D.UPR]
-STATES = [S.REQUESTED, S.ACCEPTED, S.OPEN, S.IN_SNAPSHOT, S.IN_BACKFILL, S.ENDED]
+STATES = [S.REQUESTED, S.ACCEPTED, S.OPEN, S.IN_SNAPSHOT, S.IN_BACKFILL, S.OUT_OF_ORDER, S.ENDED]
 
 
 def expected(dialect: Dialect, state: StreamState, event: StreamEvent) -> StreamState | None:
-    return LETTERS.get((EXPECTED[dialect].get(event, "") + "------")[STATES.index(state)])
+    return LETTERS.get((EXPECTED[dialect].get(event, "") + "-------")[STATES.index(state)])
 
 
 @pytest.mark.parametrize(("dialect", "state", "event"), list(itertools.product(Dialect, StreamState, StreamEvent)))

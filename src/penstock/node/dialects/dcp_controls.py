@@ -1,10 +1,10 @@
 """The settings of DCP CONTROL, and their effects.
 
 Names and values are compared exactly. A switch accepts any value, but only "true" turns it on, as in kv_engine. A
-setting that allows the producer to do something does not oblige it: a consumer that accepts snapshots out of order also
-accepts ordered ones. Settings that were removed from the protocol are unknown (EINVAL). `UNSUPPORTED` lists the
-settings that this node refuses. Source: kv_engine docs/dcp, commands/control.md; dcp/producer.cc,
-DcpProducer::control.
+setting that allows the producer to do something does not oblige it. So a consumer that accepts snapshots out of order
+still gets ordered ones of large vbuckets. Settings that were removed from the protocol are unknown (EINVAL).
+`UNSUPPORTED` lists the settings that this node refuses. Source: kv_engine docs/dcp, commands/control.md;
+dcp/producer.cc, DcpProducer::control.
 """
 
 from __future__ import annotations
@@ -133,6 +133,12 @@ def _enable_flatbuffers(producer: DcpProducer, value: str) -> None:
     producer.choose_options()
 
 
+def _enable_out_of_order(producer: DcpProducer, value: str) -> None:
+    _accept_values("true", "true_with_seqno_advanced")(producer, value)
+    producer.out_of_order = value == "true_with_seqno_advanced"
+    producer.choose_options()
+
+
 def _set_marker_version(producer: DcpProducer, value: str) -> None:
     _accept_values("2.2")(producer, value)
     if not producer.collections:
@@ -167,7 +173,7 @@ CONTROLS: dict[str, Setter] = {
     "consumer_name": _ignore_consumer_name,
     "include_deleted_user_xattrs": _check_deleted_user_xattrs,
     "backfill_order": _set_backfill_order,
-    "enable_out_of_order_snapshots": _accept_values("true", "true_with_seqno_advanced"),
+    "enable_out_of_order_snapshots": _enable_out_of_order,
     "v7_dcp_status_codes": _enable_v7_statuses,
     "flatbuffers_system_events": _enable_flatbuffers,
     "change_streams": _accept_values("true"),

@@ -134,6 +134,7 @@ class DcpProducer(StreamProducer):
         sends_flatbuffers: whether system events are FlatBuffers.
         sends_compressed: whether values are compressed if that makes them smaller.
         sends_purge_seqno: whether snapshot markers have the purge seqno.
+        out_of_order: whether SEQNO_ADVANCED ends changes out of order; None if the consumer accepts none.
         uses_stream_ids: whether each stream has an id, so that a vbucket may have several streams.
         uses_v7_statuses: whether a missing stream has a status of its own.
         end_on_close: whether a stream that the consumer closes ends with a message.
@@ -147,6 +148,7 @@ class DcpProducer(StreamProducer):
         self.sends_expirations = self.sends_ext_metadata = self.sends_flatbuffers = self.sends_compressed = (
             self.sends_purge_seqno
         ) = False
+        self.out_of_order: bool | None = None
         self.uses_stream_ids = self.uses_v7_statuses = self.end_on_close = False
         self._takeovers: dict[int, StreamTakeover] = {}  # by the opaque of the stream
         self.choose_options()
@@ -180,6 +182,8 @@ class DcpProducer(StreamProducer):
             ext_metadata=self.sends_ext_metadata,
             seqno_advanced=self.collections or skips,
             purge_seqno=self.sends_purge_seqno,
+            out_of_order=self.out_of_order is not None,
+            out_of_order_seqno=bool(self.out_of_order),
             skip_first_deletions=skips,
         )
 

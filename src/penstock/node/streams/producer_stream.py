@@ -16,11 +16,11 @@ from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.frame_chunks import Chunk
 from penstock.store.history.rollback import StreamRequest
 from penstock.wire.codec.constants import Dialect
-from penstock.wire.codec.flags import SnapshotFlag
+from penstock.wire.codec.flags import OsoFlag, SnapshotFlag
 from penstock.wire.codec.frame import Buffer
 from penstock.wire.codec.statuses import StreamEndReason
 from penstock.wire.columns.frame_offsets import find_offsets
-from penstock.wire.messages.dcp import SetVbucketState
+from penstock.wire.messages.dcp import OsoSnapshot, SetVbucketState
 from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance_state
 from penstock.wire.protocol.takeover_state import TakeoverEvent
 
@@ -166,7 +166,7 @@ class ProducerStream:
             if chunk.frame_count:
                 return self._encode_changes(chunk)
             cursor.snapshot = None
-            if notice := self._encode_seqno_advanced() or self._encode_notice(StreamEvent.SNAPSHOT_END):
+            if notice := self._encode_snapshot_end():
                 return notice
         elif self.state is StreamState.ACCEPTED:
             return self._encode_notice(StreamEvent.START)  # UPR has this message, DCP does not
@@ -274,6 +274,9 @@ class ProducerStream:
         cursor, options = self.cursor, self.producer.options
         if cursor.lacks_tombstones():
             return self._encode_end(StreamEndReason.ROLLBACK)
+        if options.out_of_order and cursor.open_key_order(self.encoder.filter.only_collection):
+            self._advance_state(StreamEvent.OUT_OF_ORDER_START)
+            return self._notices.encode(partial(OsoSnapshot, flags=OsoFlag.START))
         snapshot = cursor.open_snapshot(sees_all=options.seqno_advanced)
         if snapshot is None:
             return b""
@@ -287,6 +290,15 @@ class ProducerStream:
         if options.purge_seqno and (cursor.is_first or flags & SnapshotFlag.DISK):
             return self._notices.encode_marker_with_purge_seqno(start, end, flags, self.vbucket.index.purge_seqno)
         return self._notices.encode_marker(start, end, flags)
+
+    def _encode_snapshot_end(self) -> bytes:
+        """Return the last messages of a snapshot, empty if it needs none."""
+        if self.state is not StreamState.OUT_OF_ORDER:
+            return self._encode_seqno_advanced() or self._encode_notice(StreamEvent.SNAPSHOT_END)
+        self._last_sent = 0 if self.producer.options.out_of_order_seqno else self.cursor.announced_end
+        advanced = self._encode_seqno_advanced()
+        self._advance_state(StreamEvent.OUT_OF_ORDER_END)
+        return advanced + self._notices.encode(partial(OsoSnapshot, flags=OsoFlag.END))
 
     def _encode_seqno_advanced(self) -> bytes:
         """Return SEQNO_ADVANCED for the end of the snapshot, empty if the last change of the snapshot was sent.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.store.documents.key_order import KeyOrderSnapshot, open_key_order
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.history_snapshot import Snapshot
 from penstock.store.history.rollback import StreamRequest, has_unsent_tombstones
@@ -45,7 +46,7 @@ class SnapshotCursor:
     def __init__(self, vbucket: Vbucket, request: StreamRequest, end_seqno: int) -> None:
         self.seqno = request.start_seqno
         self.end_seqno = end_seqno
-        self.snapshot: Snapshot | None = None
+        self.snapshot: Snapshot | KeyOrderSnapshot | None = None
         self.is_first = True
         self.is_plain = False
         self.announced_start = self.announced_end = 0
@@ -73,6 +74,29 @@ class SnapshotCursor:
         return not self._ignores_purged and has_unsent_tombstones(
             self._vbucket.index.purge_seqno, self._purge_seqno, self.seqno
         )
+
+    def open_key_order(self, collection_id: int | None) -> bool:
+        """Start with the keys of one collection in their order.
+
+        Args:
+            collection_id: the collection; None for a stream of several.
+
+        Returns:
+            Whether it is possible: only from seqno 0, up to the newest change, for a collection of limited size.
+        """
+        if collection_id is None or self._resumed_bounds != (0, 0) or self.seqno:
+            return False
+        if self.end_seqno < self._vbucket.collections.high_seqno(collection_id):
+            return False
+        snapshot = open_key_order(self._vbucket, collection_id)
+        if snapshot is None:
+            return False
+        self._purge_seqno = self._vbucket.index.purge_seqno
+        self._resumed_bounds = None
+        self.snapshot = snapshot
+        self.announced_start, self.announced_end = 0, min(snapshot.end_seqno, self.end_seqno)
+        self.seqno = self.announced_end
+        return True
 
     def open_snapshot(self, *, sees_all: bool) -> Snapshot | None:
         """Return the next snapshot; None if there is none, or the consumer would see none of it.

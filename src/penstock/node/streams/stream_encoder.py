@@ -59,6 +59,8 @@ class WireOptions:
         ext_metadata: whether an extended metadata section follows each value.
         seqno_advanced: whether SEQNO_ADVANCED ends a snapshot whose last change is not sent.
         purge_seqno: whether the first marker of a stream, and markers of backfills, have the purge seqno.
+        out_of_order: whether a stream of one collection may begin with its documents in the order of their keys.
+        out_of_order_seqno: whether SEQNO_ADVANCED ends those documents.
         skip_first_deletions: whether the first snapshot of a history comes without deletions.
     """
 
@@ -68,6 +70,8 @@ class WireOptions:
     ext_metadata: bool = False
     seqno_advanced: bool = False
     purge_seqno: bool = False
+    out_of_order: bool = False
+    out_of_order_seqno: bool = False
     skip_first_deletions: bool = False
 
     @cached_property

@@ -157,6 +157,13 @@ class StreamFilter:
         """Whether the consumer has requested only a part of its changes."""
         return self.ids is not None and self.sends_events
 
+    @property
+    def only_collection(self) -> int | None:
+        """The collection of a consumer that has requested a single one by its id; None for any other."""
+        if self.ids is None or self.scope is not None or not self.sends_events or len(self.ids) != 1:
+            return None
+        return next(iter(self.ids))
+
     def includes(self, collection: int) -> bool:
         """Return whether changes of a collection are sent."""
         return self.ids is None or collection in self.ids

@@ -27,6 +27,7 @@ class StreamState(Enum):
     OPEN = "open"
     IN_SNAPSHOT = "in snapshot"
     IN_BACKFILL = "in backfill"
+    OUT_OF_ORDER = "in snapshot out of order"
     ENDED = "ended"
 
 
@@ -41,6 +42,8 @@ class StreamEvent(Enum):
     SNAPSHOT_START = "snapshot start"
     DATA = "data"
     SNAPSHOT_END = "snapshot end"
+    OUT_OF_ORDER_START = "start of a snapshot out of order"
+    OUT_OF_ORDER_END = "end of a snapshot out of order"
     BACKFILL_START = "backfill start"
     BACKFILL_END = "backfill end"
     FLUSH = "flush"
@@ -55,9 +58,16 @@ Transitions = dict[StreamState, dict[StreamEvent, StreamState]]
 
 _DCP: Transitions = {
     S.REQUESTED: {E.ACCEPTED: S.OPEN, E.ROLLBACK: S.ENDED, E.REFUSED: S.ENDED},
-    S.OPEN: {E.MARKER: S.IN_SNAPSHOT, E.STATE: S.OPEN, E.END: S.ENDED, E.CLOSED: S.ENDED},
+    S.OPEN: {
+        **{E.MARKER: S.IN_SNAPSHOT, E.OUT_OF_ORDER_START: S.OUT_OF_ORDER, E.STATE: S.OPEN},
+        **{E.END: S.ENDED, E.CLOSED: S.ENDED},
+    },
     S.IN_SNAPSHOT: {
         **{E.DATA: S.IN_SNAPSHOT, E.MARKER: S.IN_SNAPSHOT, E.STATE: S.IN_SNAPSHOT},
+        **{E.END: S.ENDED, E.CLOSED: S.ENDED},
+    },
+    S.OUT_OF_ORDER: {
+        **{E.DATA: S.OUT_OF_ORDER, E.OUT_OF_ORDER_END: S.OPEN},
         **{E.END: S.ENDED, E.CLOSED: S.ENDED},
     },
     S.ENDED: {},
