@@ -43,7 +43,7 @@ class Orchestrator:
         applied: the revision of the map that each node has; 0 after a restart.
         changed: set and replaced at each change of the map.
         replica_state: the state of vbuckets on other nodes than the owner.
-        relayed: changes the frames between the nodes.
+        spoil: changes the bytes that are replicated; None: nothing does.
         promoted: called with a node and a vbucket that became active there.
     """
 
@@ -55,7 +55,7 @@ class Orchestrator:
         self.changed = asyncio.Event()
         self.promoted: Callable[[int, int], None] = lambda node, vbucket: None
         self.replica_state = VbucketState.REPLICA
-        self.relayed: Callable[[bytes], bytes] = lambda frame: frame
+        self.spoil: Callable[[bytes], bytes] | None = None
         self._process = process
 
     def run(self) -> None:
@@ -83,6 +83,10 @@ class Orchestrator:
         self.applied[self.cluster.nodes.index(node)] = 0
         self._notify()
 
+    def _make_url(self, number: int) -> str:
+        host = self.cluster.nodes[number].host
+        return f"couchbase://{host}:{PORT}/{BUCKET}?connectTimeout={_TIMEOUT:g}&operationTimeout={_TIMEOUT:g}"
+
     def _notify(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
@@ -104,7 +108,7 @@ class Orchestrator:
     async def _send_states(self, number: int) -> None:
         node = self.cluster.nodes[number]
         process, revision, before = node.process, self.revision, self.applied[number]
-        address = parse_address(f"couchbase://{node.host}:{PORT}/{BUCKET}?connectTimeout={_TIMEOUT:g}")
+        address = parse_address(self._make_url(number))
         session = await open_session(address)
         try:
             for vbucket, place in self.map.items():
@@ -120,7 +124,6 @@ class Orchestrator:
             self.applied[number] = revision
 
     async def _keep_replication(self, source: int, target: int) -> None:
-        nodes = self.cluster.nodes
         while True:
             places = dict(self.map)
             own = [vb for vb, place in places.items() if place.owner == source]
@@ -128,17 +131,13 @@ class Orchestrator:
             is_ready = own and min(self.applied[source], self.applied[target]) >= due
             if is_ready:
                 relay = asyncio.ensure_future(
-                    run_relay(
-                        *(nodes[source].host, nodes[target].host, PORT, BUCKET, own),
-                        name=f"{source} to {target}",
-                        change=self.relayed,
-                    )
+                    run_relay(self._make_url(source), self._make_url(target), own, self.spoil)
                 )
                 while not relay.done() and [vb for vb, place in self.map.items() if place.owner == source] == own:
                     change = asyncio.ensure_future(self.wait_for_change(1e6))
                     await asyncio.wait([relay, change], return_when=asyncio.FIRST_COMPLETED)
                     change.cancel()
                 relay.cancel()
-                with suppress(OSError, TimeoutError, asyncio.CancelledError):
+                with suppress(OSError, Error, TimeoutError, asyncio.CancelledError):
                     await relay
             await self.wait_for_change(_RETRY_SECONDS)

@@ -75,7 +75,7 @@ def promote_everywhere(simulation: Simulation) -> None:
 
 
 def change_relayed_values(simulation: Simulation) -> None:
-    simulation.orchestrator.relayed = lambda frame: frame.replace(b"w0-", b"x0-")
+    simulation.orchestrator.spoil = lambda data: data.replace(b"w0-", b"x0-")
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,14 @@ STREAM_NAMES: ContextVar[Random] = ContextVar("STREAM_NAMES", default=_SYSTEM)
 """Random numbers of the names of stream connections. A simulation replaces them in the context of a client."""
 
 
+def make_unique_suffix() -> str:
+    """Return 64 random bits in hexadecimal, for a unique name of a connection."""
+    return f"{STREAM_NAMES.get().getrandbits(64):016x}"
+
+
 def generate_stream_name() -> str:
     """Return a unique name for a stream connection. A node closes a connection when another uses its name."""
-    return f"penstock:{STREAM_NAMES.get().getrandbits(64):016x}"
+    return f"penstock:{make_unique_suffix()}"
 
 
 class ClientSession(NamedTuple):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Collection
 from typing import Protocol, Self
 
 from penstock.client.connect.address import Address
+from penstock.client.connect.client_session import make_unique_suffix
 from penstock.client.connect.cluster_map import Endpoint
 from penstock.client.connect.node_link import ANY_STATUS, make_refusal_error
 from penstock.client.replication.frame_relay import FrameRelay
@@ -33,7 +33,7 @@ def make_relay_name(source: Endpoint, target: Address) -> str:
     """Return a unique name of a replication between two nodes, in the form of ns_server's names."""
     (host, port), *_ = target.hosts
     name = f"replication:{source[0]}:{source[1]}->{host}:{port}:{target.bucket}"
-    return f"{name[: _MAX_NAME - 20]}:{secrets.token_hex(8)}"
+    return f"{name[: _MAX_NAME - 20]}:{make_unique_suffix()}"
 
 
 class NodeRelay(Protocol):
