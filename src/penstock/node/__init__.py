@@ -16,6 +16,7 @@ ORDER = (
     "cluster",
     "tap_state",
     "buckets",
+    "membership",
     "session",
     "streams",
     "dialects",

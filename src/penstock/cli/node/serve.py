@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Username, app, format_examples, resolve_address
 from penstock.cli.base.option_parameters import add_options
 from penstock.cli.base.show import format_json_line, warn
+from penstock.client.connect.credentials import read_password_file, resolve_credentials
 from penstock.errors import UsageError
 from penstock.node.session.node_options import HTTP_PORT, NodeOptions
 from penstock.store.definition.bucket_settings import BucketSettings
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         "penstock serve --users users.json --tls-port 11207 --tls-cert tls/server.pem --tls-key tls/server.key",
         "penstock serve --pin tap",
         "penstock serve --port 0 --follow couchbase://127.0.0.1:11210/beer --protocol upr",
+        "penstock serve --port 0 --data-dir ./second --join http://127.0.0.1:8091",
     ),
 )
 @add_options("options", NodeOptions)
@@ -52,6 +54,11 @@ def serve(
     serves its changes in all dialects. Its vbuckets are replicas until they are
     made active. --username is the user name on the other node.
 
+    With --join, the node joins the cluster of another node. From then on, buckets,
+    collections and users are those of the cluster: a change over HTTP on one node
+    holds on all. --username is an administrator of the cluster. A node with a
+    --data-dir remains a member when it is started again.
+
     Without --users, only this machine can connect, and no login is needed; clients
     that require one log in as Administrator with the password `password`. With
     --users, every client logs in and has the privileges of its roles.
@@ -65,6 +72,10 @@ def serve(
         raise UsageError("--commit-… and --retention… need --data-dir")
     if "follow" in options:
         options["follow"] = resolve_address(options["follow"], username, password_file)
+    if "join" in options:
+        password = None if password_file is None else read_password_file(password_file)
+        login = resolve_credentials(username, password, os.environ)
+        options["join_login"] = ("", "") if login is None else (login.username, login.password)
     options.setdefault("http_port", HTTP_PORT if options["port"] else 0)
     asyncio.run(_serve(as_json, settings, options.pop("nodes", []), **options))
 
@@ -117,7 +128,7 @@ async def _serve(as_json: bool, settings: dict[str, Any], nodes: list[str], **op
 
 def _print_addresses(node: Node, *, as_json: bool) -> None:
     """Print the addresses of the node, and warn of buckets that were recovered."""
-    urls = [node.url(name) for name in node.buckets]
+    urls = [node.url(name) for name in node.buckets] or [node.address]
     for name, served in node.buckets.items():
         if served.store.recovery_summary:
             warn(f"bucket {name}: {served.store.recovery_summary}")

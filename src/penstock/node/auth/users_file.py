@@ -26,7 +26,15 @@ from penstock.node.auth.users import Account, Users, normalize_name
 from penstock.node.auth.verifier import Verifier
 from penstock.wire.values.scram import SCRAM
 
-__all__ = ["UsersFile", "change_users", "read_users"]
+__all__ = [
+    "SECRET_BYTES",
+    "UsersFile",
+    "accounts_from_dict",
+    "accounts_to_dict",
+    "change_users",
+    "read_users",
+    "replace_users",
+]
 
 logger = logging.getLogger("penstock.node")
 
@@ -118,7 +126,7 @@ def _parse_users(path: Path, text: bytes) -> tuple[dict[str, Account], bytes]:
         if fields["format"] != FORMAT:
             raise UsageError(f"{path}: format {fields['format']!r}, this version knows {FORMAT}")
         secret = b64decode(fields["secret"], validate=True)
-        accounts = {name: _account_from_dict(name, one) for name, one in fields["users"].items()}
+        accounts = accounts_from_dict(fields["users"])
         if len(secret) != SECRET_BYTES:
             raise ValueError(f"a secret of {len(secret)} bytes")
     except UsageError as error:
@@ -129,6 +137,31 @@ def _parse_users(path: Path, text: bytes) -> tuple[dict[str, Account], bytes]:
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{path}: not a file of users, or damaged: {error}") from None
     return accounts, secret
+
+
+def accounts_from_dict(fields: Mapping[str, Any]) -> dict[str, Account]:
+    """Return the accounts of a JSON object by name.
+
+    Raises:
+        UsageError: a role is unknown.
+        ValueError: a value is out of range.
+        LookupError: a field is missing.
+        TypeError: a field has another type.
+        AttributeError: a field has another type.
+    """
+    return {name: _account_from_dict(name, one) for name, one in fields.items()}
+
+
+def accounts_to_dict(accounts: Mapping[str, Account]) -> dict[str, Any]:
+    """Return accounts by name as a JSON object, for `accounts_from_dict`."""
+    return {
+        name: {
+            "roles": [str(role) for role in account.user.roles],
+            **({} if account.has_password else {"password": False}),
+            "verifiers": {mechanism: one.to_dict() for mechanism, one in account.verifiers.items()},
+        }
+        for name, account in sorted(accounts.items())
+    }
 
 
 def _account_from_dict(name: str, fields: Mapping[str, Any]) -> Account:
@@ -159,10 +192,20 @@ def change_users(path: Path) -> Iterator[dict[str, Account]]:
     with _lock_directory(path.parent):
         accounts, secret = read_users(path) if path.exists() else ({}, secrets.token_bytes(SECRET_BYTES))
         yield accounts
-        try:
+        _write_users(path, accounts, secret)
+
+
+def replace_users(path: Path, accounts: Mapping[str, Account], secret: bytes) -> None:
+    """Write other accounts and another secret to a file, unless it has them already.
+
+    Raises:
+        UsageError: as in `change_users`.
+        Error: the file cannot be written.
+    """
+    path = Path(os.path.realpath(path))
+    with _lock_directory(path.parent):
+        if read_users(path) != (dict(accounts), secret):
             _write_users(path, accounts, secret)
-        except OSError as error:
-            raise Error(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager
@@ -179,27 +222,23 @@ def _lock_directory(directory: Path) -> Iterator[None]:
 
 
 def _write_users(path: Path, accounts: Mapping[str, Account], secret: bytes) -> None:
-    users = {
-        name: {
-            "roles": [str(role) for role in account.user.roles],
-            **({} if account.has_password else {"password": False}),
-            "verifiers": {mechanism: one.to_dict() for mechanism, one in account.verifiers.items()},
-        }
-        for name, account in sorted(accounts.items())
-    }
-    fields = {"format": FORMAT, "secret": b64encode(secret).decode(), "users": users}
+    fields = {"format": FORMAT, "secret": b64encode(secret).decode(), "users": accounts_to_dict(accounts)}
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(json.dumps(fields, indent=2, ensure_ascii=False).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except OSError:
+        _replace_file(path, draft, json.dumps(fields, indent=2, ensure_ascii=False).encode() + b"\n")
+    except OSError as error:
         with suppress(OSError):
             draft.unlink()
-        raise
+        raise Error(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _replace_file(path: Path, draft: Path, text: bytes) -> None:
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)

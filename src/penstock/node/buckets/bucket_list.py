@@ -29,12 +29,15 @@ class BucketList(dict[str, ServedBucket]):
 
     Args:
         storage: how buckets are stored.
-        get_topology: returns the nodes of the buckets.
+        get_topology: returns the nodes of a bucket by its name.
         close_users: ends all streams and connections that use a bucket, before the bucket is deleted.
     """
 
     def __init__(
-        self, storage: BucketStorage, get_topology: Callable[[], Topology], close_users: Callable[[ServedBucket], None]
+        self,
+        storage: BucketStorage,
+        get_topology: Callable[[str], Topology],
+        close_users: Callable[[ServedBucket], None],
     ) -> None:
         """Make an empty list."""
         super().__init__()
@@ -110,7 +113,7 @@ class BucketList(dict[str, ServedBucket]):
             StoreDamaged: the files are damaged.
         """
         async with self._lock:
-            topology = self._get_topology()
+            topology = self._get_topology(spec.name)
             if self._closed:
                 raise UsageError("the node is stopping")
             if spec.name in self:

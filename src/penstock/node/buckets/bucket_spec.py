@@ -24,6 +24,7 @@ EVICTION_POLICIES = {
 while memory is short. The others differ only in their names: values on disk are always read from disk."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.%-]{1,100}")
+_UUID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,7 @@ class BucketSpec:
         retention_bytes: size of the history that compaction keeps, as in Settings.
         storage_backend: a name that clients send and expect to read again. It has no effect.
         eviction: one of EVICTION_POLICIES for the kind. Default: the first one.
+        uuid: the uuid that all nodes of a cluster report. Default: the node chooses it.
 
     Raises:
         UsageError: a value is invalid.
@@ -61,6 +63,7 @@ class BucketSpec:
     retention_bytes: int | None = None
     storage_backend: str = "couchstore"
     eviction: str | None = None
+    uuid: str | None = None
 
     def __post_init__(self) -> None:
         check_bucket_name(self.name)
@@ -82,6 +85,7 @@ class BucketSpec:
             raise UsageError(f"flush_enabled {self.flush_enabled!r}: expected true or false")
         if self.conflict_resolution not in (None, "seqno", "lww"):
             raise UsageError(f"conflict resolution {self.conflict_resolution!r}: expected seqno or lww")
+        _check_uuid(self.uuid)
         if self.storage_backend not in _BACKENDS:
             raise UsageError(f"storage backend {self.storage_backend!r}: expected {' or '.join(_BACKENDS)}")
 
@@ -146,6 +150,11 @@ class BucketSpec:
             return cls(**{**known, "name": name, "vbuckets": vbuckets})
         except TypeError as error:
             raise UsageError(f"bucket {name}: invalid properties: {error}") from None
+
+
+def _check_uuid(uuid: str | None) -> None:
+    if uuid is not None and not _UUID.fullmatch(uuid):
+        raise UsageError(f"uuid {uuid!r} of a bucket: expected 32 hexadecimal digits")
 
 
 def check_bucket_name(name: str) -> None:

@@ -262,7 +262,7 @@ class ServedBucket:
     @property
     def uuid(self) -> str:
         """The uuid by which clients know the bucket, hexadecimal."""
-        return self.topology.make_bucket_uuid(self.store.name, self._own_uuid)
+        return self.spec.uuid or self.topology.make_bucket_uuid(self.store.name, self._own_uuid)
 
     def get_reported_persisted_seqno(self, vbucket: Vbucket) -> int:
         """Return the persisted seqno that clients see: 0 in a bucket that is ephemeral by its type.

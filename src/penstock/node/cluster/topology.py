@@ -1,8 +1,8 @@
 """The cluster map: the nodes, and the node of each vbucket. Pure.
 
-A topology is a fixed list of places, the same on every node, and the number of this node. Vbuckets are split evenly
-and in order, so that nodes need not ask each other. A node lists its own vbuckets only while they are active, and
-those of other nodes always.
+A topology is a list of places, the same on every node, and the number of this node. Vbuckets are split evenly and in
+order over the owners among them, so that nodes need not ask each other. A node lists its own vbuckets only while they
+are active, and those of other nodes always.
 """
 
 from __future__ import annotations
@@ -127,6 +127,7 @@ class Topology:
     Attributes:
         places: places of all nodes, in an order that all of them share.
         own_number: number of this node in `places`.
+        owners: numbers of the nodes that own vbuckets, in the order of the vbuckets; None: all nodes own vbuckets.
 
     Raises:
         UsageError: `own_number` is out of range, or two nodes have the same address.
@@ -134,6 +135,7 @@ class Topology:
 
     places: tuple[NodePlace, ...] = (NodePlace(),)
     own_number: int = 0
+    owners: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.own_number < len(self.places):
@@ -152,13 +154,20 @@ class Topology:
 
     def find_owner(self, vbucket: int, vbuckets: int) -> int:
         """Return the number of the node that owns a vbucket."""
-        return vbucket * len(self.places) // vbuckets
+        return self._owner_numbers[vbucket * len(self._owner_numbers) // vbuckets]
 
     def list_owned(self, vbuckets: int) -> range:
         """Return the vbuckets that this node owns."""
-        nodes = len(self.places)
-        # The lowest v with v * nodes // vbuckets >= n, for n this node and the next.
-        return range(-(-self.own_number * vbuckets // nodes), -(-(self.own_number + 1) * vbuckets // nodes))
+        owners = self._owner_numbers
+        if self.own_number not in owners:
+            return range(0)
+        nodes, place = len(owners), owners.index(self.own_number)
+        # The lowest v with v * nodes // vbuckets >= n, for n the place of this node and the next.
+        return range(-(-place * vbuckets // nodes), -(-(place + 1) * vbuckets // nodes))
+
+    @property
+    def _owner_numbers(self) -> Sequence[int]:
+        return range(len(self.places)) if self.owners is None else self.owners
 
     @property
     def addresses(self) -> list[str]:
@@ -176,7 +185,7 @@ class Topology:
 
     def check_vbuckets(self, vbuckets: int) -> None:
         """Raise UsageError if a bucket with this number of vbuckets cannot be on these nodes."""
-        nodes = len(self.places)
+        nodes = len(self._owner_numbers)
         if nodes > 1 and vbuckets > MAX_SHARED_VBUCKETS:
             raise UsageError(f"{vbuckets} vbuckets on {nodes} nodes: expected at most {MAX_SHARED_VBUCKETS}")
         if vbuckets < nodes:

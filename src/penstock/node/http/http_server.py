@@ -11,11 +11,10 @@ import logging
 from typing import Final, Protocol
 
 from penstock.node.http.pages.http_app import make_app
-from penstock.node.http.pages.http_state import HttpState
+from penstock.node.http.pages.http_state import HttpState, ManagedNode
 from penstock.node.http.protocol.exchange import Exchange
 from penstock.node.http.protocol.http_connection import HttpConnection
 from penstock.node.session.listener import Listener
-from penstock.node.session.node_services import NodeServices
 from penstock.node.transport.address_shares import AddressShares
 from penstock.node.transport.log_limit import LogLimit
 from penstock.node.transport.port_set import PortSet
@@ -31,7 +30,7 @@ _GOODBYE_SECONDS = 1.0  # until requests are aborted that are served when the no
 logger = logging.getLogger("penstock.node")
 
 
-class HttpOwner(NodeServices, Protocol):
+class HttpOwner(ManagedNode, Protocol):
     """The node, as its HTTP server uses it."""
 
     @property

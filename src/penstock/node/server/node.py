@@ -7,7 +7,6 @@ import ipaddress
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -23,6 +22,10 @@ from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.live_map import LiveMap
 from penstock.node.cluster.topology import NodePlace, Topology, build_node_map
 from penstock.node.http.http_server import HttpServer
+from penstock.node.membership.administration import Administration
+from penstock.node.membership.cluster_service import JOIN_SECONDS, ClusterService
+from penstock.node.membership.member_file import MemberFile
+from penstock.node.membership.node_requests import NodeRequests
 from penstock.node.mirror.bridge import Bridge, find_upstream
 from penstock.node.server.kv_server import KvServer
 from penstock.node.session.connection_registry import ConnectionRegistry
@@ -65,6 +68,8 @@ class Node:
         kv_port, tls_port, http_port, https_port: the ports; 0 for none.
         buckets: the open buckets by name, with the coroutines `create`, `delete` and `flush`, and with `change_spec`.
         storage: how buckets are kept.
+        cluster: the membership in a cluster.
+        administration: changes buckets, collections and users, in a cluster on all nodes.
         default_vbuckets: number of vbuckets of a bucket whose definition gives none.
         bridge: mirrors a bucket of another node; None without `follow`.
         topology: the nodes of the buckets, and the place of this node among them.
@@ -102,11 +107,13 @@ class Node:
         self.idle_timeout = options.idle_timeout
         self.tap = TapSettings()
         self.bridge: Bridge | None = None
-        self.buckets = BucketList(self.storage, lambda: self.topology, self._close_bucket_clients)
+        self.buckets = BucketList(self.storage, self._make_bucket_topology, self._close_bucket_clients)
         self.default_vbuckets = 1024
         self.http = HttpServer(self)
         self.connections = ConnectionRegistry(loop, options, self.users, limit_connections(options.most_connections))
         self.kv = KvServer(self)
+        self.cluster = _make_cluster(self)
+        self.administration = Administration(self.buckets, self.users, self.cluster)
         self.started_at = loop.time()
         self._tls = _load_tls(options)
         self._stopped = asyncio.Event()
@@ -145,6 +152,7 @@ class Node:
         try:
             await node._open_buckets()
             node._listen()
+            await node._join_cluster()
         except BaseException:
             await node._stop_listening()
             await node._close_buckets()
@@ -153,6 +161,10 @@ class Node:
 
     async def _open_buckets(self) -> None:
         names, vbuckets = self.options.buckets, self.options.vbuckets
+        if self.cluster.load():
+            self.topology = self.cluster.make_topology() or self.topology
+            await self.buckets.open_all((), vbuckets, default_names=())
+            return
         follow, followed = self.options.upstream, None
         if follow is not None:
             followed = BucketSpec(name=follow.bucket, vbuckets=vbuckets)
@@ -164,7 +176,7 @@ class Node:
         await self.buckets.open_all(
             names or (),
             vbuckets,
-            default_names=() if followed else DEFAULT_BUCKETS,
+            default_names=() if followed or self.options.join else DEFAULT_BUCKETS,
             excluded=followed.name if followed else None,
         )
         if upstream is not None and followed is not None:
@@ -181,19 +193,28 @@ class Node:
             self.https_port = http.listen(self.host, options.management_port(tls=True), listener)
             self.tls_port = kv.listen(self.host, options.tls_port, listener)
         self.kv_port = kv.listen(self.host, options.port, self._make_listener(None))
-        here = replace(
-            self.topology.own_place,
-            kv=self.kv_port,
-            kv_tls=self.tls_port,
-            mgmt=self.http_port,
-            mgmt_tls=self.https_port,
-        )
-        self.topology = self.topology.with_own_place(here)
-        self.map.invalidate()
-        for served in self.buckets.values():
-            served.set_topology(self.topology)
+        self.set_topology(self.topology)
         for ports in (http.ports, kv.ports):  # only now, since each client gets all port numbers
             ports.start_accepting()
+
+    async def _join_cluster(self) -> None:
+        """Take part in the cluster of the last run, or join a cluster."""
+        await self.cluster.start()
+        if self.options.join is not None and self.cluster.member is None:
+            await self.cluster.join(self.options.join, *self.options.join_login)
+
+    def set_topology(self, topology: Topology) -> None:
+        """Publish the nodes of the buckets, with the own ports as they are."""
+        self.topology = _place_ports(self, topology)
+        if self.cluster.member is not None:
+            self.uuid = self.cluster.member.state.document.uuid
+        self.map.invalidate()
+        for name, served in self.buckets.items():
+            served.set_topology(self._make_bucket_topology(name))
+
+    def _make_bucket_topology(self, bucket: str) -> Topology:
+        found = self.cluster.make_topology(bucket)
+        return self.topology if found is None else _place_ports(self, found)
 
     def _make_listener(self, tls: ServerTls | None) -> Listener:
         dialect, prototype = PINS[self.options.pin] if self.options.pin is not None else (None, False)
@@ -254,9 +275,11 @@ class Node:
         Raises:
             OperationTimeout: the node does not start or stop in time.
         """
-        follow = NodeOptions(host=host, port=port, **options).upstream
+        own = NodeOptions(host=host, port=port, **options)
+        follow = own.upstream
         disk = 0 if options.get("data_dir") is None else _DISK_SECONDS
-        patience = _START_SECONDS + disk + (0 if follow is None else follow.options.retry_seconds)
+        joining = 0 if own.join is None else JOIN_SECONDS
+        patience = _START_SECONDS + disk + joining + (0 if follow is None else follow.options.retry_seconds)
         loop = asyncio.new_event_loop()
         thread = Thread(target=loop.run_forever, name="penstock-node", daemon=True)
         thread.start()
@@ -278,8 +301,16 @@ class Node:
     def url(self, bucket: str) -> str:
         """Return the connection string of one of the node's buckets. Raises UsageError for an unknown bucket."""
         self.buckets.find(bucket)
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"couchbase://{host}:{self.kv_port}/{bucket}"
+        return f"{self.address}/{bucket}"
+
+    @property
+    def address(self) -> str:
+        """The connection string without a bucket."""
+        return (
+            f"couchbase://[{self.host}]:{self.kv_port}"
+            if ":" in self.host
+            else f"couchbase://{self.host}:{self.kv_port}"
+        )
 
     def streams(self, bucket: str) -> list[EndpointReport]:
         """Return the reports of a bucket's producers. Raises UsageError for an unknown bucket."""
@@ -315,6 +346,7 @@ class Node:
             self._stopped.set()
 
     async def _stop_listening(self) -> None:
+        await self.cluster.stop()
         await self.kv.stop_accepting()
         self.handshakes.close()
         await self.http.close()
@@ -334,6 +366,25 @@ class Node:
     def _close_bucket_clients(self, bucket: ServedBucket) -> None:
         self.connections.close_bucket_connections(bucket)
         self.http.state.wake_streams()
+
+
+def _make_cluster(node: Node) -> ClusterService:
+    options, data_dir = node.options, node.storage.data_dir
+    authority = None if options.cluster_ca is None else Path(options.cluster_ca)
+    return ClusterService(
+        node,
+        MemberFile(None if data_dir is None else node.machine.directory(data_dir)),
+        NodeRequests(authority, allow_plain=options.allow_plain),
+        options.host,
+        has_fixed_nodes=bool(options.nodes),
+        change_seconds=options.change_timeout,
+    )
+
+
+def _place_ports(node: Node, topology: Topology) -> Topology:
+    """Return a topology with the ports of this node as they are."""
+    ports = {"kv": node.kv_port, "kv_tls": node.tls_port, "mgmt": node.http_port, "mgmt_tls": node.https_port}
+    return topology.with_own_place(NodePlace(host=topology.own_place.host, **ports))
 
 
 async def _finish_tasks() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from penstock.client.connect.address import Address, parse_address, parse_dialect
@@ -35,6 +35,7 @@ class NodeOptions:
 
     Attributes:
         follow: a connection string, or an address if the client has to log in.
+        join_login: user name and password of an administrator of the cluster to join; empty: no login.
         this_node: the index of this node in `nodes`.
         settings: default settings of the buckets.
         machine: the machine that the node runs on; None: this machine.
@@ -47,6 +48,7 @@ class NodeOptions:
         login_timeout: seconds in which a connection must log in, if a login is needed.
         frame_timeout: seconds in which a frame must end after its first byte.
         most_connections: most simultaneous connections.
+        change_timeout: seconds within which a majority of a cluster must agree on a change.
 
     Raises:
         UsageError: options that exclude each other.
@@ -120,6 +122,12 @@ class NodeOptions:
         shown="this one alone",
         flag="--node",
     )
+    join: str | None = option(
+        nonempty(metavar="URL"), "join the cluster of the node with this HTTP address", default=None
+    )
+    cluster_ca: str | os.PathLike[str] | None = option(
+        FILE, "CA of the certificates of other nodes, PEM", default=None, shown="those of the system"
+    )
     data_dir: str | os.PathLike[str] | None = option(
         nonempty(metavar="DIR", is_path=True),
         "directory of the buckets",
@@ -127,6 +135,7 @@ class NodeOptions:
         shown="in memory",
     )
     this_node: int = 0
+    join_login: tuple[str, str] = field(default=("", ""), repr=False)
     settings: BucketSettings | None = None
     machine: Machine | None = None
     idle_timeout: float = 360.0
@@ -136,6 +145,7 @@ class NodeOptions:
     login_timeout: float = 30.0
     frame_timeout: float = 120.0
     most_connections: int = 60_000
+    change_timeout: float = 10.0
 
     def __post_init__(self) -> None:
         for port in (self.port, self.tls_port, self.http_port, self.https_port):
@@ -157,6 +167,9 @@ class NodeOptions:
             raise UsageError("a port for TLS without a certificate: expected a certificate and its key")
         if self.client_ca is not None and self.certificate is None:
             raise UsageError("a CA of client certificates without a certificate: expected a certificate and its key")
+
+        if self.join is not None and (self.nodes or self.follow is not None or self.buckets):
+            raise UsageError("join with a bucket, a list of nodes or follow: expected join alone, the cluster has them")
 
     @property
     def upstream(self) -> Address | None:

@@ -99,7 +99,7 @@ async def _create_bucket(request: PageRequest) -> Response:
     if spec.name in request.node.buckets:
         raise FormErrors({"name": "Bucket with given name already exists"})
     try:
-        await request.node.buckets.create(spec)
+        await request.node.administration.create_bucket(spec)
     except UsageError as error:
         raise FormErrors({"_": str(error)}) from None
     return Response(status_code=202, headers={"location": f"/pools/default/buckets/{spec.name}"})
@@ -109,7 +109,7 @@ async def _change_bucket(request: PageRequest) -> Response:
     served = request.find_bucket()
     spec = change_spec(served.spec, await read_form(request.http_request))
     try:
-        request.node.buckets.change_spec(spec)
+        await request.node.administration.change_bucket(spec)
     except UsageError as error:
         raise FormErrors({"_": str(error)}) from None
     return Response(status_code=200)
@@ -118,7 +118,7 @@ async def _change_bucket(request: PageRequest) -> Response:
 async def _delete_bucket(request: PageRequest) -> Response:
     name = request.find_bucket().store.name
     try:
-        await request.node.buckets.delete(name)
+        await request.node.administration.delete_bucket(name)
     except UsageError as error:
         raise FormErrors({"_": str(error)}) from None
     return Response(status_code=200)
@@ -128,7 +128,7 @@ async def _flush_bucket(request: PageRequest) -> Response:
     served = request.find_bucket()
     if not served.can_be_flushed:
         raise FormErrors({"_": "Flush is disabled for the bucket"})
-    await request.node.buckets.flush(served.store.name)
+    await request.node.administration.flush_bucket(served.store.name)
     return Response(status_code=200)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from starlette.exceptions import HTTPException
@@ -14,6 +13,7 @@ from penstock.node.auth.roles import Privilege
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.http.pages.forms import FormErrors, parse_flag, read_form
 from penstock.node.http.pages.http_authentication import Page, PageRequest
+from penstock.node.membership.administration import ChangeManifest
 from penstock.store.definition.bucket_settings import MAX_TTL
 from penstock.store.definition.manifest import Collection, Manifest
 
@@ -100,15 +100,10 @@ async def _drop_collection(request: PageRequest) -> Response:
     )
 
 
-async def _change_manifest(
-    request: PageRequest, served: ServedBucket, change: Callable[[Manifest], Manifest]
-) -> Response:
-    before = served.store.manifests.current
+async def _change_manifest(request: PageRequest, served: ServedBucket, change: ChangeManifest) -> Response:
     try:
-        after = change(before)
-        if after is not before:
-            served.change_manifest(after)
-            await _wait_for_rollout(served)
+        after = await request.node.administration.change_manifest(served, change)
+        await _wait_for_rollout(served)
     except UnknownScope:
         _refuse_missing(f'Scope with name "{request.get_path_part("scope")}" is not found')
     except UnknownCollection:

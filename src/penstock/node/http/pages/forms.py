@@ -14,7 +14,16 @@ from penstock.errors import UsageError
 from penstock.node.buckets.bucket_spec import MAX_REPLICAS, BucketSpec
 from penstock.node.http.protocol.request_reader import MAX_BODY
 
-__all__ = ["MAX_BODY", "FormErrors", "change_spec", "make_number_parser", "make_spec", "parse_flag", "read_form"]
+__all__ = [
+    "MAX_BODY",
+    "FormErrors",
+    "change_spec",
+    "make_number_parser",
+    "make_spec",
+    "parse_flag",
+    "read_body",
+    "read_form",
+]
 
 MAX_FIELDS = 100
 _MEGABYTE = 1024 * 1024
@@ -45,7 +54,7 @@ async def read_form(request: Request) -> dict[str, str]:
         FormErrors: a field is given twice.
     """
     try:
-        text = (await _read_body(request)).decode("utf-8")
+        text = (await read_body(request)).decode("utf-8")
         pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict")
     except UnicodeDecodeError:
         raise HTTPException(400, "a form that is not UTF-8") from None
@@ -57,7 +66,8 @@ async def read_form(request: Request) -> dict[str, str]:
     return form
 
 
-async def _read_body(request: Request) -> bytes:
+async def read_body(request: Request) -> bytes:
+    """Return the body of a request. Raises HTTPException if it is too long."""
     body = bytearray()
     async for piece in request.stream():
         body += piece

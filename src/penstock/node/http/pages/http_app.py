@@ -9,15 +9,22 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from penstock.errors import TemporaryFailure
 from penstock.node.cluster.topology import dump_json
-from penstock.node.http.pages import bucket_pages, cluster_pages, collection_pages, user_pages
+from penstock.node.http.pages import bucket_pages, cluster_pages, collection_pages, membership_pages, user_pages
 from penstock.node.http.pages.forms import FormErrors
 from penstock.node.http.pages.http_authentication import make_json_response, make_route
 from penstock.node.http.pages.http_state import HttpState
 
 __all__ = ["PAGES", "make_app"]
 
-PAGES = (*cluster_pages.PAGES, *bucket_pages.PAGES, *collection_pages.PAGES, *user_pages.PAGES)
+PAGES = (
+    *cluster_pages.PAGES,
+    *membership_pages.PAGES,
+    *bucket_pages.PAGES,
+    *collection_pages.PAGES,
+    *user_pages.PAGES,
+)
 
 
 def make_app(http: HttpState) -> Starlette:
@@ -29,6 +36,7 @@ def make_app(http: HttpState) -> Starlette:
             HTTPException: _answer_refusal,
             FormErrors: _answer_form_errors,
             ClientDisconnect: _answer_disconnect,
+            TemporaryFailure: _answer_failure,
         },
     )
     app.router.redirect_slashes = False
@@ -60,6 +68,10 @@ async def _answer_refusal(request: Request, error: Exception) -> Response:
 async def _answer_form_errors(request: Request, error: Exception) -> Response:
     assert isinstance(error, FormErrors)
     return make_json_response(dump_json({"errors": dict(error.errors)}), error.status)
+
+
+async def _answer_failure(request: Request, error: Exception) -> Response:
+    return PlainTextResponse(f"{error}\n", 503)
 
 
 async def _answer_disconnect(request: Request, error: Exception) -> Response:

@@ -28,7 +28,7 @@ from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.buckets.visible_manifest import filter_manifest
 from penstock.node.cluster.topology import dump_json, insert_host
 from penstock.node.http.pages.http_documents import count_visible_items
-from penstock.node.http.pages.http_state import HttpState
+from penstock.node.http.pages.http_state import HttpState, ManagedNode
 from penstock.node.session.node_services import NodeServices
 from penstock.store.definition.manifest import Manifest
 
@@ -58,7 +58,7 @@ class PageRequest:
     host: str
 
     @property
-    def node(self) -> NodeServices:
+    def node(self) -> ManagedNode:
         """The node."""
         return self.state.node
 

@@ -14,6 +14,8 @@ from urllib.parse import quote
 from penstock.node.buckets.bucket_storage import count_file_bytes
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.release import RELEASE
+from penstock.node.http.pages.http_state import ManagedNode
+from penstock.node.membership.cluster_service import ClusterService
 from penstock.node.session.node_services import NodeServices
 from penstock.node.stats.bucket_stats import read_bucket_stats
 from penstock.store.definition.manifest import Manifest
@@ -74,7 +76,7 @@ def make_pools(node: NodeServices, *, is_admin: bool) -> dict[str, Any]:
     }
 
 
-def make_pool(node: NodeServices, items: int) -> dict[str, Any]:
+def make_pool(node: ManagedNode, items: int) -> dict[str, Any]:
     """Return the document about the nodes and buckets of the cluster; items as in `make_nodes`."""
     return {
         "name": "default",
@@ -97,8 +99,8 @@ def make_pool(node: NodeServices, items: int) -> dict[str, Any]:
     }
 
 
-def make_nodes(node: NodeServices, items: int) -> list[dict[str, Any]]:
-    """Return the documents about all nodes. Other nodes are listed as healthy: nodes do not ask each other.
+def make_nodes(node: ManagedNode, items: int) -> list[dict[str, Any]]:
+    """Return the documents about all nodes. Nodes of a fixed list are healthy: they do not ask each other.
 
     Args:
         node: this node.
@@ -114,10 +116,11 @@ def make_nodes(node: NodeServices, items: int) -> list[dict[str, Any]]:
             "otpNode": f"ns_{number + 1}@{place.host}",
             "nodeUUID": f"{number + 1:032x}",
             "clusterMembership": "active",
+            "status": "healthy",
+            **_make_member_state(node.cluster, number),
             "clusterCompatibility": _COMPATIBILITY,
             "recoveryType": "none",
             "services": ["kv"],
-            "status": "healthy",
             "version": RELEASE,
             "os": platform.platform(),
             "cpuCount": os.cpu_count() or 1,
@@ -133,7 +136,23 @@ def make_nodes(node: NodeServices, items: int) -> list[dict[str, Any]]:
     return found
 
 
-def make_bucket(node: NodeServices, served: ServedBucket, manifest: Manifest, items: int) -> dict[str, Any]:
+def _make_member_state(cluster: ClusterService, number: int) -> dict[str, str]:
+    """Return the name and the state of a member; empty if the node stands alone."""
+    member = cluster.member
+    if member is None or number >= len(member.state.document.nodes):
+        return {}
+    document = member.state.document
+    found = document.nodes[number]
+    is_active = not document.buckets or cluster.owns_vbuckets(document, found.id)
+    return {
+        "otpNode": found.otp_name,
+        "nodeUUID": found.id.zfill(32),
+        "clusterMembership": "active" if is_active else "inactiveAdded",
+        "status": "healthy" if member.links.is_healthy(found.id) else "unhealthy",
+    }
+
+
+def make_bucket(node: ManagedNode, served: ServedBucket, manifest: Manifest, items: int) -> dict[str, Any]:
     """Return the document about a bucket, including its cluster map.
 
     Args:

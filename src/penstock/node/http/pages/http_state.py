@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 from penstock.node.auth.listener_access import ListenerAccess
+from penstock.node.membership.administration import Administration
+from penstock.node.membership.cluster_service import ClusterService
 from penstock.node.session.node_services import NodeServices
 
-__all__ = ["HttpState"]
+__all__ = ["HttpState", "ManagedNode"]
+
+
+class ManagedNode(NodeServices, Protocol):
+    """A running node, as its pages see it."""
+
+    @property
+    def administration(self) -> Administration:
+        """Changes buckets, collections and users, in a cluster on all nodes."""
+
+    @property
+    def cluster(self) -> ClusterService:
+        """The membership in a cluster."""
 
 
 class HttpState:
@@ -20,7 +35,7 @@ class HttpState:
         stopping: the server stops; streams end.
     """
 
-    def __init__(self, node: NodeServices) -> None:
+    def __init__(self, node: ManagedNode) -> None:
         self.node = node
         self.accesses: dict[str, ListenerAccess] = {}
         self.streams: set[asyncio.Event] = set()

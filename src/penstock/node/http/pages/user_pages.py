@@ -6,21 +6,20 @@ Source of the forms and responses: ns_server menelaus_web_rbac.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from penstock.errors import Error, UsageError
+from penstock.errors import Error, TemporaryFailure, UsageError
 from penstock.node.auth.roles import Privilege, Role, RoleName, User
-from penstock.node.auth.users import Users, make_account, normalize_name
-from penstock.node.auth.users_file import UsersFile, change_users
+from penstock.node.auth.users import Account, Users, make_account, normalize_name
+from penstock.node.auth.users_file import UsersFile
 from penstock.node.http.pages.forms import FormErrors, read_form
 from penstock.node.http.pages.http_authentication import Page, PageRequest
+from penstock.node.membership.administration import ChangeAccounts
 
 __all__ = ["PAGES"]
 
@@ -64,13 +63,19 @@ async def _put_user(request: PageRequest) -> Response:
         user = User.from_texts(name, roles)
     except UsageError as error:
         raise FormErrors({"roles" if "role" in str(error) else "name": str(error)}) from None
-    await _change_file(file, partial(_store_user, file.path, user, form.get("password")))
+    password = form.get("password")
+    try:
+        # On a thread: it takes milliseconds.
+        made = None if password is None else await asyncio.to_thread(make_account, user, password)
+    except UsageError as error:
+        raise FormErrors({"_": str(error)}) from None
+    await _change_users(request, file, partial(_store_user, user, made))
     return request.make_json_response("")
 
 
 async def _delete_user(request: PageRequest) -> Response:
     file = _get_file(request)
-    await _change_file(file, partial(_remove_user, file.path, request.get_path_part("user")))
+    await _change_users(request, file, partial(_remove_user, request.get_path_part("user")))
     return request.make_json_response("")
 
 
@@ -95,32 +100,30 @@ def _get_file(request: PageRequest) -> UsersFile:
     return users
 
 
-async def _change_file(file: UsersFile, change: Callable[[], None]) -> None:
-    """Change the file on a thread: it is synced to disk, and a password takes milliseconds. Raises HTTPException."""
+async def _change_users(request: PageRequest, file: UsersFile, change: ChangeAccounts) -> None:
+    """Change the users. Raises FormErrors or HTTPException if that fails."""
     try:
-        await asyncio.to_thread(change)
+        await request.node.administration.change_users(file, change)
     except UsageError as error:
         raise FormErrors({"_": str(error)}) from None
     except KeyError:
         raise HTTPException(404, "Unknown user.") from None
+    except TemporaryFailure:
+        raise
     except Error as error:
         raise HTTPException(500, str(error)) from None
-    file.reload()
 
 
-def _store_user(path: Path, user: User, password: str | None) -> None:
-    made = None if password is None else make_account(user, password)
-    with change_users(path) as accounts:
-        if made is None:
-            if user.name not in accounts:
-                raise UsageError(f"user {user.name!r} does not exist: expected a password to create it")
-            made = replace(accounts[user.name], user=user)
-        accounts[user.name] = made
+def _store_user(user: User, made: Account | None, accounts: dict[str, Account]) -> None:
+    if made is None:
+        if user.name not in accounts:
+            raise UsageError(f"user {user.name!r} does not exist: expected a password to create it")
+        made = replace(accounts[user.name], user=user)
+    accounts[user.name] = made
 
 
-def _remove_user(path: Path, name: str) -> None:
-    with change_users(path) as accounts:
-        del accounts[name]
+def _remove_user(name: str, accounts: dict[str, Account]) -> None:
+    del accounts[name]
 
 
 def _make_user_document(user: User) -> dict[str, Any]:

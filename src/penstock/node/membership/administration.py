@@ -1,0 +1,146 @@
+"""Changes of buckets, collections and users: on this node if it stands alone, else on all nodes of its cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+
+from penstock.errors import TemporaryFailure, Unreachable, UsageError
+from penstock.node.auth.users import Account
+from penstock.node.auth.users_file import UsersFile, change_users
+from penstock.node.buckets.bucket_list import MAX_BUCKETS, BucketList
+from penstock.node.buckets.bucket_spec import BucketSpec
+from penstock.node.buckets.served_bucket import ServedBucket
+from penstock.node.membership.cluster_document import ClusterDocument, ClusterUsers
+from penstock.node.membership.cluster_service import ClusterService
+from penstock.store.definition.manifest import Manifest
+
+__all__ = ["Administration", "ChangeAccounts", "ChangeManifest"]
+
+ChangeManifest = Callable[[Manifest], Manifest]
+"""Returns the changed manifest, or the same one. It may be called several times, and may raise to refuse the change."""
+
+ChangeAccounts = Callable[[dict[str, Account]], None]
+"""Changes accounts in place. It may be called several times, and may raise to refuse the change."""
+
+
+class Administration:
+    """Makes the changes that administrators request. In a cluster, all methods raise TemporaryFailure in a minority.
+
+    Args:
+        buckets: the buckets of the node.
+        users: the users of the node; None: no login is needed.
+        cluster: the cluster of the node.
+    """
+
+    def __init__(self, buckets: BucketList, users: UsersFile | None, cluster: ClusterService) -> None:
+        self._buckets = buckets
+        self._users = users
+        self._cluster = cluster
+
+    async def create_bucket(self, spec: BucketSpec) -> None:
+        """Create a bucket.
+
+        Raises:
+            UsageError: it exists, or cannot exist.
+        """
+        member = self._cluster.member
+        if member is None:
+            await self._buckets.create(spec)
+            return
+        made = replace(spec, uuid=secrets.token_hex(16))
+
+        def add(document: ClusterDocument) -> ClusterDocument:
+            if len(document.buckets) >= MAX_BUCKETS:
+                raise UsageError(f"{len(document.buckets)} buckets exist: the limit is {MAX_BUCKETS}")
+            return document.with_bucket(made)
+
+        await member.change(add)
+
+    async def change_bucket(self, spec: BucketSpec) -> None:
+        """Replace the definition of the bucket with the same name.
+
+        Raises:
+            UsageError: the bucket does not exist, or its disk refuses the definition.
+        """
+        member = self._cluster.member
+        if member is None:
+            self._buckets.change_spec(spec)
+        else:
+            await member.change(lambda document: document.with_spec(spec))
+
+    async def delete_bucket(self, name: str) -> None:
+        """Delete a bucket.
+
+        Raises:
+            UsageError: it does not exist, or mirrors another node's bucket.
+            StoreRefused: its directory cannot be removed.
+        """
+        member = self._cluster.member
+        if member is None:
+            await self._buckets.delete(name)
+        else:
+            await member.change(lambda document: document.without_bucket(name))
+
+    async def flush_bucket(self, name: str) -> None:
+        """Delete all documents of a bucket.
+
+        Raises:
+            UsageError: the bucket does not exist.
+            NotSupported: flush is disabled for the bucket.
+            TemporaryFailure: a disk or a node does not permit it now.
+        """
+        member = self._cluster.member
+        try:
+            await (self._buckets.flush(name) if member is None else member.flush(name))
+        except Unreachable as error:
+            raise TemporaryFailure(f"bucket {name!r} is not flushed on all nodes: {error}") from error
+
+    async def change_manifest(self, served: ServedBucket, change: ChangeManifest) -> Manifest:
+        """Change the scopes and collections of a bucket. Its vbuckets write the events afterwards.
+
+        Returns:
+            The newest manifest.
+
+        Raises:
+            StatusError: the change is refused.
+        """
+        member, name = self._cluster.member, served.store.name
+        if member is None:
+            before = served.store.manifests.current
+            after = change(before)
+            if after is not before:
+                served.change_manifest(after)
+            return after
+
+        def change_document(document: ClusterDocument) -> ClusterDocument:
+            return document.with_manifest(name, change(document.get_bucket(name).read_manifest()))
+
+        return (await member.change(change_document)).get_bucket(name).read_manifest()
+
+    async def change_users(self, file: UsersFile, change: ChangeAccounts) -> None:
+        """Change the users.
+
+        Raises:
+            Error: the file cannot be changed, or the change is refused.
+        """
+        member = self._cluster.member
+        if member is None:
+            await asyncio.to_thread(_change_file, file, change)
+            file.reload()
+            return
+
+        def change_document(document: ClusterDocument) -> ClusterDocument:
+            assert document.users is not None
+            accounts, secret = document.users.read_accounts()
+            change(accounts)
+            return document.with_users(ClusterUsers.from_accounts(accounts, secret))
+
+        await member.change(change_document)
+
+
+def _change_file(file: UsersFile, change: ChangeAccounts) -> None:
+    with change_users(file.path) as accounts:
+        change(accounts)

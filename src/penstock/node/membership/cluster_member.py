@@ -1,0 +1,220 @@
+"""A member of a cluster: answers the requests of the others, changes the document, and asks for newer revisions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from penstock.errors import AccessDenied, Error, TemporaryFailure, Unreachable
+from penstock.node.agreement.agreement_messages import Ask, Known, Learn, Newer
+from penstock.node.agreement.attempt import Outbox, Stage
+from penstock.node.agreement.change_run import Author, begin_change, receive_change_reply, retry_change
+from penstock.node.agreement.revisions import Revision, count_majority
+from penstock.node.membership.cluster_document import ClusterDocument
+from penstock.node.membership.member_links import Courier, MemberLinks
+from penstock.node.membership.member_state import MemberState
+from penstock.node.membership.node_messages import (
+    FlushReply,
+    FlushRequest,
+    JoinReply,
+    JoinRequest,
+    NodeReply,
+    encode_message,
+    sign,
+    verify_request,
+)
+
+__all__ = ["ChangeDocument", "ClusterMember"]
+
+logger = logging.getLogger("penstock.node")
+
+_POLL_SECONDS = 1.0
+_LONGEST_PAUSE = 0.2  # between two attempts of a change
+
+ChangeDocument = Callable[[ClusterDocument], ClusterDocument]
+"""Returns the changed document. It may be called several times, and may raise to refuse the change."""
+
+
+class _UnchangedDocument(Exception):
+    """A change has no effect on the newest document."""
+
+
+class ClusterMember:
+    """Takes part in the agreement of a cluster.
+
+    Args:
+        state: the durable state.
+        links: sends requests to the members.
+        change_seconds: time within which a majority must agree on a change.
+        flush: deletes the documents of a bucket of this node.
+
+    Attributes:
+        state: as the argument.
+        links: as the argument.
+    """
+
+    def __init__(
+        self, state: MemberState, links: MemberLinks, change_seconds: float, flush: Callable[[str], Awaitable[None]]
+    ) -> None:
+        self.state = state
+        self.links = links
+        self._change_seconds = change_seconds
+        self._flush = flush
+        self._changing = asyncio.Lock()
+        self._polling: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Ask the other members for newer revisions from now on."""
+        self.state.apply()
+        self._polling = asyncio.get_running_loop().create_task(self._poll())
+
+    async def stop(self) -> None:
+        """Ask no longer."""
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.wait([self._polling])
+
+    async def receive(self, text: bytes, proof: str) -> tuple[bytes, str]:
+        """Return the reply to a message of another member, with its proof.
+
+        Raises:
+            AuthenticationFailed: the sender does not know the secret.
+            RemoteProtocolError: the message is malformed.
+            TemporaryFailure: the state cannot be stored, or the cluster cannot be changed.
+        """
+        message = verify_request(self.state.secret, self.state.node, text, proof)
+        body = message.body
+        if isinstance(body, JoinRequest):
+            joining = body.node
+            await self.change(lambda document: document.with_node(joining))
+            reply = NodeReply(JoinReply(self.state.revision.number))
+        elif isinstance(body, FlushRequest):
+            await self._flush(body.bucket)
+            reply = NodeReply(FlushReply())
+        else:
+            reply = NodeReply(await self.state.answer(body))
+            if isinstance(body, Learn):
+                await self.state.wait_applied()
+        answer = encode_message(reply)
+        return answer, sign(self.state.secret, answer, message.nonce)
+
+    async def flush(self, bucket: str) -> None:
+        """Delete the documents of a bucket on all nodes.
+
+        Raises:
+            Error: one of the nodes does not answer, or refuses. Others may have deleted their documents.
+        """
+        await self._flush(bucket)
+        others = [node for node in self.state.document.members if node != self.state.node]
+        await asyncio.gather(*(self.links.send(node, FlushRequest(bucket)) for node in others))
+
+    async def _poll(self) -> None:
+        """Ask all members for newer revisions, again and again."""
+        while True:
+            await asyncio.sleep(_POLL_SECONDS)
+            await self.catch_up_with_all()
+
+    async def catch_up_with_all(self) -> None:
+        """Ask all members for a newer revision. Those that do not answer cost a few seconds."""
+        others = [node for node in self.state.document.members if node != self.state.node]
+        await asyncio.gather(*map(self.catch_up, others))
+
+    async def catch_up(self, node: str) -> None:
+        """Ask a member for a newer revision, and use it. Errors are logged: the next request may succeed."""
+        try:
+            reply = await self.links.send(node, Ask(self.state.revision.number))
+            if isinstance(reply, Newer):
+                await self.state.answer(Learn(reply.revision))
+        except Unreachable:
+            pass  # it shows as unhealthy
+        except Error as error:
+            logger.warning("node %s: %s", node, error)
+
+    async def change(self, change: ChangeDocument) -> ClusterDocument:
+        """Change the document. Returns once all nodes that answer use the changed document, or after a limit.
+
+        Returns:
+            The newest document.
+
+        Raises:
+            TemporaryFailure: fewer than a majority of the nodes answer. The change may still become effective if
+                another node finishes it.
+            Error: the change is refused.
+        """
+        try:
+            async with asyncio.timeout(self._change_seconds):
+                async with self._changing:
+                    reports = await self._run_change(change)
+            await self.state.wait_applied()
+            await self._report(reports)
+        except TimeoutError:
+            raise TemporaryFailure(self._describe_minority()) from None
+        except _UnchangedDocument:
+            pass
+        return self.state.document
+
+    async def _run_change(self, change: ChangeDocument) -> Outbox:
+        """Run a change until a revision contains it.
+
+        Returns:
+            The reports of the decision that are left to send.
+        """
+
+        def make_next(known: Revision) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+            before = ClusterDocument.from_revision(known)
+            after = change(before)
+            if after == before:
+                raise _UnchangedDocument
+            return after.members, after.to_content()
+
+        author = Author(self.state.node, secrets.token_hex(8))
+        courier = Courier(self.links.deliver)
+        try:
+            run, outbox = begin_change(self.state.revision, author, make_next)
+            while True:
+                if run.result is not None:
+                    await self.state.answer(Learn(run.result))
+                    self._check_membership(run.result)
+                    return outbox
+                courier.send(outbox)
+                received = await courier.receive()
+                if received is not None:
+                    run, outbox = receive_change_reply(run, *received)
+                if received is None or run.attempt.stage is Stage.REFUSED:
+                    await asyncio.sleep(secrets.randbelow(1000) / 1000 * _LONGEST_PAUSE)
+                    run, outbox = retry_change(run)
+        finally:
+            courier.close()
+
+    def _check_membership(self, result: Revision) -> None:
+        """Raise AccessDenied if another node has removed this node, so that its change may be lost."""
+        if self.state.node not in result.members and self.state.node not in result.changes:
+            raise AccessDenied("this node was removed from the cluster")
+
+    async def _report(self, reports: Outbox) -> None:
+        """Report a decision to the other nodes. Nodes that do not answer ask for it later."""
+        others = [self.links.deliver(node, request) for node, request in reports if node != self.state.node]
+        await asyncio.gather(*others)
+
+    async def confirm_decision(self) -> bool:
+        """Report the newest revision to its members. A removed node must not forget its votes before a majority knows.
+
+        Returns:
+            Whether a majority of the members knows the revision.
+        """
+        newest = self.state.revision
+        members = [node for node in newest.members if node != self.state.node]
+        replies = await asyncio.gather(*(self.links.deliver(node, Learn(newest)) for node in members))
+        knowing = sum(isinstance(reply, Known | Newer) for reply in replies)
+        return knowing >= count_majority(newest.members)
+
+    def _describe_minority(self) -> str:
+        members = self.state.document.members
+        healthy = sum(map(self.links.is_healthy, members))
+        return (
+            f"the cluster cannot be changed: {healthy} of {len(members)} nodes answer, expected at least "
+            f"{count_majority(members)}"
+        )

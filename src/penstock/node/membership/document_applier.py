@@ -1,0 +1,121 @@
+"""Makes a node serve the newest document: its buckets, collections, users and nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from penstock.errors import Error
+from penstock.node.agreement.revisions import Revision
+from penstock.node.auth.users_file import UsersFile, replace_users
+from penstock.node.buckets.bucket_list import BucketList
+from penstock.node.cluster.topology import Topology
+from penstock.node.membership.cluster_document import ClusterBucket, ClusterDocument, ClusterUsers
+
+__all__ = ["AppliedNode", "DocumentApplier"]
+
+logger = logging.getLogger("penstock.node")
+
+_RETRY_SECONDS = 1.0
+
+
+class AppliedNode(Protocol):
+    """A node, as the document changes it."""
+
+    @property
+    def buckets(self) -> BucketList:
+        """The open buckets."""
+
+    @property
+    def users(self) -> UsersFile | None:
+        """The users that can log in, None if no login is needed."""
+
+    def set_topology(self, topology: Topology) -> None:
+        """Publish the nodes of the cluster, also as those of all buckets."""
+
+
+class DocumentApplier:
+    """Applies the newest revision in a task of its own. A revision that cannot be applied is tried again.
+
+    Args:
+        node: the node.
+        own: id of the node.
+        leave: called in place of the change if the revision does not list the node. Returns whether it has left.
+    """
+
+    def __init__(self, node: AppliedNode, own: str, leave: Callable[[], Awaitable[bool]]) -> None:
+        self._node = node
+        self._own = own
+        self._leave = leave
+        self._newest: Revision | None = None
+        self._applied = 0
+        self._changed = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+
+    def schedule(self, revision: Revision) -> None:
+        """Apply a revision soon."""
+        self._newest = revision
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def wait(self, number: int, seconds: float) -> None:
+        """Wait until this revision or a later one is applied, at most for some seconds."""
+        try:
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait_for(lambda: self._applied >= number)
+        except TimeoutError:
+            logger.warning("revision %d of the cluster is not applied after %g s", number, seconds)
+
+    async def stop(self) -> None:
+        """Apply no more revisions."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while self._newest is not None and self._newest.number > self._applied:
+            revision = self._newest
+            try:
+                is_applied = await self._apply(revision)
+            except Error as error:
+                logger.error("revision %d of the cluster was not applied: %s", revision.number, error)
+                is_applied = False
+            if not is_applied:
+                await asyncio.sleep(_RETRY_SECONDS)
+                continue
+            async with self._changed:
+                self._applied = revision.number
+                self._changed.notify_all()
+
+    async def _apply(self, revision: Revision) -> bool:
+        document = ClusterDocument.from_revision(revision)
+        if document.find_node(self._own) is None:
+            return await self._leave()
+        buckets = self._node.buckets
+        for name, served in list(buckets.items()):
+            found = document.find_bucket(name)
+            if found is None or found.spec.uuid != served.spec.uuid:
+                await buckets.delete(name)
+        self._node.set_topology(document.make_topology(self._own))
+        for bucket in document.buckets:
+            await self._apply_bucket(bucket)
+        if document.users is not None and self._node.users is not None:
+            await self._apply_users(document.users, self._node.users)
+        return True
+
+    async def _apply_bucket(self, bucket: ClusterBucket) -> None:
+        buckets, spec = self._node.buckets, bucket.spec
+        served = buckets.get(bucket.name)
+        if served is None:
+            served = await buckets.open(spec)
+        elif served.spec != spec:
+            buckets.change_spec(spec)
+        manifest = bucket.read_manifest()
+        if manifest.uid > served.store.manifests.current.uid:
+            served.change_manifest(manifest)
+
+    async def _apply_users(self, users: ClusterUsers, file: UsersFile) -> None:
+        await asyncio.to_thread(replace_users, file.path, *users.read_accounts())
+        file.reload()

@@ -1,0 +1,113 @@
+"""The durable acceptor of a member: it answers requests once their effect is on disk, and keeps the newest document."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from penstock.node.agreement.acceptor_state import answer_request
+from penstock.node.agreement.agreement_messages import Reply, Request
+from penstock.node.agreement.revisions import Revision
+from penstock.node.cluster.topology import NodePlace
+from penstock.node.membership.cluster_document import ClusterDocument
+from penstock.node.membership.member_file import MemberFile, StoredMember
+
+__all__ = ["MemberState", "RevisionUser"]
+
+_APPLY_SECONDS = 5.0
+
+
+class RevisionUser(Protocol):
+    """Uses the newest revision."""
+
+    def schedule(self, revision: Revision) -> None:
+        """Use a revision from now on."""
+
+    async def wait(self, number: int, seconds: float) -> None:
+        """Wait until this revision or a later one is in use, at most for some seconds."""
+
+
+class MemberState:
+    """The state of a member.
+
+    Args:
+        member: the stored part.
+        file: stores it.
+        user: uses each new revision that lists the node, and the one that removes it.
+
+    Attributes:
+        document: the document of the newest known revision.
+    """
+
+    def __init__(self, member: StoredMember, file: MemberFile, user: RevisionUser) -> None:
+        self._member = member
+        self._file = file
+        self._user = user
+        self._lock = asyncio.Lock()
+        self.document = ClusterDocument.from_revision(member.state.revision)
+        self._places = {node.id: node.place for node in self.document.nodes}
+
+    @property
+    def node(self) -> str:
+        """Id of the node."""
+        return self._member.node
+
+    @property
+    def secret(self) -> str:
+        """The secret of the cluster."""
+        return self._member.secret
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether no revision has listed the node yet."""
+        return self._member.is_joining
+
+    @property
+    def revision(self) -> Revision:
+        """The newest known revision."""
+        return self._member.state.revision
+
+    def find_place(self, node: str) -> NodePlace | None:
+        """Return the place of a member, also of one that the newest revision has removed; None if it is unknown."""
+        return self._places.get(node)
+
+    async def answer(self, request: Request) -> Reply:
+        """Return the reply to a request. The new state is on disk before.
+
+        Raises:
+            RemoteProtocolError: the request has an invalid document.
+            TemporaryFailure: the state cannot be stored.
+        """
+        # A task of its own: a caller that is cancelled must not let the next answer overtake this one to the disk.
+        return await asyncio.shield(asyncio.get_running_loop().create_task(self._answer_and_store(request)))
+
+    async def wait_applied(self) -> None:
+        """Wait until the node uses the newest revision, at most for some seconds."""
+        if not self.is_joining:
+            await self._user.wait(self.revision.number, _APPLY_SECONDS)
+
+    def apply(self) -> None:
+        """Let the node use the newest revision soon."""
+        if not self.is_joining:
+            self._user.schedule(self.revision)
+
+    async def _answer_and_store(self, request: Request) -> Reply:
+        async with self._lock:
+            state, reply = answer_request(self._member.state, request)
+            if state != self._member.state:
+                document = ClusterDocument.from_revision(state.revision)
+                is_joining = self.is_joining and self.node not in state.revision.members
+                is_newer = state.revision.number > self.revision.number
+                member = replace(self._member, state=state, is_joining=is_joining)
+                await asyncio.to_thread(self._file.write, member)
+                self._member = member
+                if is_newer:
+                    self._use(document)
+            return reply
+
+    def _use(self, document: ClusterDocument) -> None:
+        before = {node.id: node.place for node in self.document.nodes}  # removed nodes are notified too
+        self.document, self._places = document, before | {node.id: node.place for node in document.nodes}
+        self.apply()
