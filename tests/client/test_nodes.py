@@ -41,6 +41,8 @@ EXTENDED = [
 MAPS = [
     (config(["h:1"], [0, 0]), {}, ((HERE,), (0, 0))),
     (config(["$HOST:1"], [-1, 0]), {}, ((HERE,), (0, 0))),
+    (config(["a:1"], [0], nodesExt=EXTENDED[:1]), {}, ((("a", 1),), (0,))),  # the dialled node was removed
+    (config(["a:1"], [0], nodesExt=[{"services": {}, "hostname": "a", "thisNode": True}]), {}, ((HERE,), (0,))),
     (config(["a:1", "b:2"], [1, 0, -1]), {}, ((("a", 1), ("b", 2)), (1, 0, -1))),
     (config(["$HOST:1", "[::1]:2"], [0, 1]), {}, ((("here", 1), ("::1", 2)), (0, 1))),
     (config(["a:1", "$HOST:2"], [0, 1], nodesExt=EXTENDED), {}, ((("a", 1), HERE), (0, 1))),

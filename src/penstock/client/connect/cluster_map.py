@@ -113,13 +113,18 @@ def parse_cluster_map(config: bytes, dialled: Endpoint, *, tls: bool = False) ->
     if wrong := [owner for owner in owners if not NO_NODE <= owner < count]:
         raise RemoteProtocolError(f"cluster map with a vbucket on node {wrong[0]} of {count}")
     places: tuple[Endpoint, ...] = (dialled,)
-    if count > 1:
+    if count > 1 or _names_other_node(read.nodesExt):
         places = tuple(
             _find_endpoint(read.nodesExt, _parse_server(server, dialled[0]), dialled[0], tls=tls) for server in servers
         )
         places = _replace_own_endpoint(places, read.nodesExt, dialled)
     # A single node has every vbucket; its NOT_MY_VBUCKET answers show the vbuckets that it does not serve now.
     return ClusterMap(places, owners if count > 1 else (0,) * len(owners), read.name or "")
+
+
+def _names_other_node(nodes: list[_Node]) -> bool:
+    """Return whether the one node of a map is not the dialled node: that was removed from the cluster."""
+    return len(nodes) == 1 and not nodes[0].thisNode and nodes[0].hostname != _DIALLED_HOST
 
 
 def _check_counts(vbuckets: int, servers: int, nodes: int) -> None:

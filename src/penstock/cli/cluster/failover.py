@@ -1,0 +1,83 @@
+"""`penstock failover`: promote the replicas of a lost node."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.base.app import AsJson, Panel, PasswordFile, Username, app, format_examples, resolve_address
+from penstock.cli.base.show import format_json_line, warn
+from penstock.client.connect.address import Address
+from penstock.client.topology.missing_vbuckets import format_ranges
+
+if TYPE_CHECKING:
+    from penstock.client.replication.node_failover import FailoverResult
+
+
+@app.command(
+    rich_help_panel=Panel.CLUSTER,
+    epilog=format_examples(
+        "penstock failover --node couchbase://10.0.0.1/beer --to couchbase://10.0.0.2/beer",
+        "penstock failover --node $A --to $B --to $C --json",
+    ),
+)
+def failover(
+    *,
+    node: Annotated[
+        str, typer.Option("--node", metavar="URL", help="Connection string of the bucket at the lost node.")
+    ],
+    remaining: Annotated[
+        list[str],
+        typer.Option(
+            "--to",
+            metavar="URL",
+            help="Connection string of the bucket at a node that remains; can be repeated. The nodes in their cluster "
+            "maps remain too.",
+        ),
+    ],
+    username: Username = None,
+    password: PasswordFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Promote the best replicas of a lost node's vbuckets.
+
+    A vbucket that no remaining node has active gets a new owner: the replica with
+    the highest complete seqno in the newest branch. It becomes active with a new
+    entry in its failover log. All remaining nodes get the new cluster map. Consumers
+    and other replicas roll back to the common seqno and go on.
+
+    If the lost node answers, its vbuckets become dead first. The exit code is 1
+    if a vbucket has no replica.
+    """
+    lost = resolve_address(node, username, password)
+    others = [resolve_address(url, username, password) for url in remaining]
+    result = asyncio.run(_fail_over(lost, others))
+    print(_format_result(result, as_json=as_json))
+    if result.lost:
+        warn(f"no replica of vbuckets {format_ranges(result.lost, ', ')}: no node serves them")
+        raise typer.Exit(1)
+
+
+async def _fail_over(lost: Address, others: list[Address]) -> FailoverResult:
+    from penstock.client.replication.map_publisher import MapPublisher
+    from penstock.client.replication.node_failover import fail_over
+
+    publisher = MapPublisher(others[0])
+    try:
+        for address in others:
+            await publisher.load(address.hosts[0])
+        return await fail_over(publisher, lost.hosts[0], others[0])
+    finally:
+        await publisher.close()
+
+
+def _format_result(result: FailoverResult, *, as_json: bool) -> str:
+    by_node: dict[str, list[int]] = {}
+    for vbucket, (host, port) in result.promoted.items():
+        by_node.setdefault(f"{host}:{port}", []).append(vbucket)
+    if as_json:
+        return format_json_line({"promoted": by_node, "lost": list(result.lost), "reachable": result.is_reachable})
+    lines = [f"{address}: vbuckets {format_ranges(vbuckets, ', ')} promoted" for address, vbuckets in by_node.items()]
+    return "\n".join(lines) or "no vbucket to promote"

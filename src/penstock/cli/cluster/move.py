@@ -1,0 +1,135 @@
+"""`penstock move`: move active vbuckets from node to node."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.base.app import AsJson, Panel, PasswordFile, Username, app, format_examples, resolve_address
+from penstock.cli.base.interrupt import run_until_signal
+from penstock.cli.base.option_parameters import add_options
+from penstock.cli.base.show import format_json_line
+from penstock.client.connect.address import Address
+from penstock.errors import UsageError
+from penstock.options import BOOLEAN, list_of, option, whole_number
+
+if TYPE_CHECKING:
+    from penstock.client.connect.cluster_map import Endpoint
+    from penstock.client.replication.map_publisher import MapPublisher
+    from penstock.client.replication.vbucket_mover import MovedVbucket
+
+_FromUrl = Annotated[
+    str,
+    typer.Option("--from", metavar="URL", help="Connection string of the bucket at the node that owns the vbuckets."),
+]
+_ToUrl = Annotated[
+    str | None, typer.Option("--to", metavar="URL", help="Connection string of the bucket at the new owner.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveOptions:
+    """The options of `penstock move`."""
+
+    vbuckets: tuple[int, ...] | None = option(
+        list_of(whole_number(0, 65535)), "move this vbucket; can be repeated", default=None, flag="--vbucket"
+    )
+    balance: bool = option(
+        BOOLEAN, "spread all vbuckets over the nodes of the cluster map and the node of --to", default=False
+    )
+
+
+@app.command(
+    rich_help_panel=Panel.CLUSTER,
+    epilog=format_examples(
+        "penstock move --vbucket 7 --from couchbase://10.0.0.1/beer --to couchbase://10.0.0.2/beer",
+        "penstock move --balance --from $A --to $B --json",
+    ),
+)
+@add_options("chosen", MoveOptions)
+def move(
+    *,
+    chosen: dict[str, Any],
+    source: _FromUrl,
+    target: _ToUrl = None,
+    username: Username = None,
+    password: PasswordFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move active vbuckets to another node while clients use them.
+
+    The target first becomes a replica. Then it takes each vbucket over: the
+    source sends the last changes, and hands the ownership over. All nodes get the
+    new cluster map, and the former owner deletes its vbucket. Clients that use
+    the old map are refused, get the new one, and lose no write.
+
+    A takeover whose connection is lost leaves the vbucket at its owner, and is
+    tried again for retrySeconds of the connection string.
+    """
+    options = MoveOptions(**chosen)
+    if bool(options.vbuckets) == options.balance:
+        raise UsageError("expected either --vbucket or --balance")
+    if target is None and not options.balance:
+        raise UsageError("--vbucket without --to, expected the new owner")
+    origin = resolve_address(source, username, password)
+    destination = None if target is None else resolve_address(target, username, password)
+    moved = asyncio.run(_move(origin, destination, options, as_json=as_json))
+    if not as_json:
+        print(f"{moved} vbuckets moved")
+
+
+async def _move(origin: Address, destination: Address | None, options: MoveOptions, *, as_json: bool) -> int:
+    """Return the number of moved vbuckets."""
+    from penstock.client.replication.map_publisher import MapPublisher
+    from penstock.client.replication.vbucket_mover import VbucketMover
+
+    moved = 0
+
+    def report(done: MovedVbucket) -> None:
+        nonlocal moved
+        moved += 1
+        print(_format_moved(done, as_json=as_json), flush=True)
+
+    async def work(stop: asyncio.Event) -> bool:
+        publisher = MapPublisher(origin)
+        try:
+            for address in (origin, *((destination,) if destination is not None else ())):
+                await publisher.load(address.hosts[0])
+            mover = VbucketMover(publisher, origin, report)
+            for vbuckets, source, target in _plan(publisher, origin, destination, options):
+                await mover.move(vbuckets, source, target)
+            return True
+        finally:
+            await publisher.close()
+
+    if await run_until_signal(work) is None:
+        raise KeyboardInterrupt
+    return moved
+
+
+def _plan(
+    publisher: MapPublisher, origin: Address, destination: Address | None, options: MoveOptions
+) -> list[tuple[list[int], Endpoint, Endpoint]]:
+    """Return the vbuckets to move together, with their nodes before and after."""
+    from penstock.client.replication.balance_plan import plan_balance
+
+    if options.vbuckets is not None:
+        assert destination is not None
+        return [(sorted(set(options.vbuckets)), origin.hosts[0], destination.hosts[0])]
+    layout = publisher.layout
+    pairs: dict[tuple[int, int], list[int]] = {}
+    for vbucket, source, target in plan_balance([chain[0] for chain in layout.chains], len(layout.nodes)):
+        pairs.setdefault((source, target), []).append(vbucket)
+    nodes = [node.endpoint for node in layout.nodes]
+    return [(vbuckets, nodes[source], nodes[target]) for (source, target), vbuckets in pairs.items()]
+
+
+def _format_moved(done: MovedVbucket, *, as_json: bool) -> str:
+    source, target = (f"{host}:{port}" for host, port in (done.source, done.target))
+    if as_json:
+        seconds = round(done.seconds, 3)
+        return format_json_line({"vbucket": done.vbucket, "from": source, "to": target, "seconds": seconds})
+    return f"vbucket {done.vbucket}: {source} -> {target}, takeover {done.seconds * 1000:.0f} ms"

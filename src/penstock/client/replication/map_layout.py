@@ -1,0 +1,171 @@
+"""The nodes and vbuckets of a cluster map, as an orchestrator changes them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.client.connect.cluster_map import NO_NODE, Endpoint
+from penstock.errors import RemoteProtocolError
+
+__all__ = ["MapLayout", "MapNode", "MapVersion", "find_next_version", "make_map_document", "read_map_layout"]
+
+_ANY_HOST = "$HOST"
+PUSHED_EPOCH = 2
+"""Epoch of the first map of an orchestrator. Nodes use epoch 1 for maps of their own, whose revision is the time."""
+
+MapVersion = tuple[int, int]
+"""Epoch and revision of a map."""
+
+
+@dataclass(frozen=True, slots=True)
+class MapNode:
+    """A node of a cluster map.
+
+    Attributes:
+        endpoint: host and port for data.
+        services: its ports by the names of services.
+    """
+
+    endpoint: Endpoint
+    services: Mapping[str, int]
+
+    @property
+    def address(self) -> str:
+        """Host and port for data as one text."""
+        return _join_address(*self.endpoint)
+
+    def to_dict(self, *, is_own: bool) -> dict[str, Any]:
+        """Return the entry of nodesExt."""
+        own = {"thisNode": True} if is_own else {}
+        return {"services": dict(self.services), **own, "hostname": self.endpoint[0]}
+
+
+def _join_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@dataclass(frozen=True, slots=True)
+class MapLayout:
+    """The nodes of a bucket and the place of each vbucket.
+
+    Attributes:
+        nodes: the nodes.
+        chains: by vbucket, the indexes of its active node and of its replicas. NO_NODE: none.
+    """
+
+    nodes: tuple[MapNode, ...]
+    chains: tuple[tuple[int, ...], ...]
+
+    def find_node(self, endpoint: Endpoint) -> int:
+        """Return the index of a node, NO_NODE if the layout does not have it."""
+        return next((at for at, node in enumerate(self.nodes) if node.endpoint == endpoint), NO_NODE)
+
+    def add_nodes(self, nodes: Iterable[MapNode]) -> MapLayout:
+        """Return the layout with more nodes, behind the others. A node that it has is not added."""
+        known = {node.endpoint for node in self.nodes}
+        return replace(self, nodes=(*self.nodes, *(node for node in nodes if node.endpoint not in known)))
+
+    def set_owners(self, owners: Mapping[int, int]) -> MapLayout:
+        """Return the layout with other active nodes. A node is no replica of a vbucket that it owns.
+
+        Args:
+            owners: vbucket -> index of its new node, or NO_NODE.
+        """
+        chains = list(self.chains)
+        for vbucket, owner in owners.items():
+            replicas = (NO_NODE if place == owner else place for place in chains[vbucket][1:])
+            chains[vbucket] = (owner, *replicas)
+        return replace(self, chains=tuple(chains))
+
+    def remove_node(self, endpoint: Endpoint) -> MapLayout:
+        """Return the layout without a node. Its vbuckets have no active node then."""
+        gone = self.find_node(endpoint)
+        if gone == NO_NODE:
+            return self
+
+        def shift(place: int) -> int:
+            return NO_NODE if place == gone else place - (place > gone)
+
+        chains = tuple(tuple(shift(place) for place in chain) for chain in self.chains)
+        return MapLayout((*self.nodes[:gone], *self.nodes[gone + 1 :]), chains)
+
+    def list_owned(self, index: int) -> list[int]:
+        """Return the vbuckets that are active on a node."""
+        return [vbucket for vbucket, chain in enumerate(self.chains) if chain[0] == index]
+
+
+def read_map_layout(document: Mapping[str, Any], dialled: Endpoint) -> MapLayout:
+    """Return the layout in a cluster map.
+
+    Args:
+        document: the map.
+        dialled: the node that has sent the map. Its host replaces the placeholder for the dialled host.
+
+    Raises:
+        RemoteProtocolError: the map has no vbuckets, or is malformed.
+    """
+    try:
+        servers: list[str] = document["vBucketServerMap"]["serverList"]
+        chains = tuple(tuple(map(int, row)) for row in document["vBucketServerMap"]["vBucketMap"])
+        if not all(chain and all(NO_NODE <= place < len(servers) for place in chain) for chain in chains):
+            raise ValueError("a vbucket on a node that is not in serverList")
+        entries = document.get("nodesExt") or [{}] * len(servers)
+        nodes = tuple(
+            _read_node(server, entries[at] if len(entries) == len(servers) else {}, dialled)
+            for at, server in enumerate(servers)
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RemoteProtocolError(f"cluster map without places of vbuckets: {error}") from None
+    if not chains:
+        raise RemoteProtocolError("cluster map without vbuckets, expected at least one")
+    return MapLayout(nodes, chains)
+
+
+def _read_node(server: str, entry: Mapping[str, Any], dialled: Endpoint) -> MapNode:
+    host, _, port = server.rpartition(":")
+    host = host.strip("[]")
+    endpoint = (dialled[0] if host == _ANY_HOST else host, int(port))
+    services = {str(name): int(number) for name, number in entry.get("services", {"kv": endpoint[1]}).items()}
+    return MapNode(endpoint, services)
+
+
+def find_next_version(documents: Iterable[Mapping[str, Any]]) -> MapVersion:
+    """Return the version of a map that is newer than these maps."""
+    epoch, revision = max(((doc.get("revEpoch", 1), doc.get("rev", 0)) for doc in documents), default=(1, 0))
+    return max(epoch, PUSHED_EPOCH), revision + 1
+
+
+def make_map_document(base: Mapping[str, Any], layout: MapLayout, version: MapVersion, own: Endpoint) -> dict[str, Any]:
+    """Return a cluster map for one node.
+
+    Args:
+        base: an earlier map. Its name, uuid and capabilities stay.
+        layout: the nodes and vbuckets.
+        version: epoch and revision of the map.
+        own: the node that gets the map.
+    """
+    epoch, revision = version
+    rest = {name: value for name, value in base.items() if name not in ("rev", "revEpoch")}
+    return {
+        "rev": revision,  # in front, because some clients search the text for it
+        "revEpoch": epoch,
+        **rest,
+        "nodes": [_make_old_entry(node) for node in layout.nodes],
+        "nodesExt": [node.to_dict(is_own=node.endpoint == own) for node in layout.nodes],
+        "vBucketServerMap": {
+            **base.get("vBucketServerMap", {}),
+            "serverList": [node.address for node in layout.nodes],
+            "vBucketMap": _copy_rows(layout.chains),
+        },
+    }
+
+
+def _make_old_entry(node: MapNode) -> dict[str, Any]:
+    host, port = node.endpoint
+    return {"hostname": _join_address(host, node.services.get("mgmt", port)), "ports": {"direct": port}}
+
+
+def _copy_rows(chains: Sequence[Sequence[int]]) -> list[list[int]]:
+    return [list(chain) for chain in chains]

@@ -1,0 +1,87 @@
+"""Publishing of a cluster map: each node gets the map with its own place marked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from penstock.client.connect.address import Address
+from penstock.client.connect.cluster_map import Endpoint
+from penstock.client.replication.map_layout import (
+    MapLayout,
+    find_next_version,
+    make_map_document,
+    read_map_layout,
+)
+from penstock.client.replication.node_control import NodeControl
+from penstock.errors import RemoteProtocolError
+
+__all__ = ["MapPublisher"]
+
+
+class MapPublisher:
+    """The newest map of a bucket, and the nodes that get its changes.
+
+    Attributes:
+        layout: the nodes and vbuckets of the newest map.
+        controls: the control of each node.
+    """
+
+    def __init__(self, address: Address) -> None:
+        """Create a publisher that knows no map. `load` reads one.
+
+        Args:
+            address: the bucket; its options and credentials are used for all nodes.
+        """
+        self.layout = MapLayout((), ())
+        self.controls: dict[Endpoint, NodeControl] = {}
+        self._address = address
+        self._base: Mapping[str, Any] = {}
+        self._documents: list[Mapping[str, Any]] = []
+
+    async def close(self) -> None:
+        """Close the connections to all nodes."""
+        for control in self.controls.values():
+            await control.close()
+
+    def get_control(self, endpoint: Endpoint) -> NodeControl:
+        """Return the control of a node."""
+        return self.controls.setdefault(endpoint, NodeControl(self._address, endpoint))
+
+    async def load(self, endpoint: Endpoint) -> None:
+        """Read the map of a node. It is used if it is newer than the others, and has all of their nodes.
+
+        Raises:
+            RemoteProtocolError: the node has another number of vbuckets than the others, or no map of vbuckets.
+        """
+        document = await self.get_control(endpoint).read_map()
+        layout, known = read_map_layout(document, endpoint), self.layout
+        if known.chains and len(layout.chains) != len(known.chains):
+            host, port = endpoint
+            raise RemoteProtocolError(f"{host}:{port} has {len(layout.chains)} vbuckets, expected {len(known.chains)}")
+        is_newest = find_next_version([document]) > find_next_version(self._documents)
+        if all(layout.find_node(node.endpoint) >= 0 for node in known.nodes) and is_newest:
+            self._base, self.layout = document, layout
+        else:
+            # The map of a node on its own has that node alone, and every vbucket there.
+            self.layout = known.add_nodes(layout.nodes)
+        self._documents.append(document)
+
+    async def publish(self, layout: MapLayout, first: Endpoint | None = None, removed: Iterable[Endpoint] = ()) -> None:
+        """Send a new map to all of its nodes.
+
+        Args:
+            layout: the new layout.
+            first: the node that gets the map first.
+            removed: nodes that get the map although they are not in it, so that their clients learn the new nodes.
+
+        Raises:
+            KeyExists: a node has a newer map, from another orchestrator.
+        """
+        version = find_next_version(self._documents)
+        endpoints = [*(node.endpoint for node in layout.nodes), *removed]
+        for endpoint in sorted(endpoints, key=lambda each: each != first):
+            document = make_map_document(self._base, layout, version, endpoint)
+            await self.get_control(endpoint).push_map(document)
+        self.layout = layout
+        self._documents.append({"revEpoch": version[0], "rev": version[1]})

@@ -1,0 +1,76 @@
+"""The commands `penstock move` and `penstock failover`."""
+
+import pytest
+
+from penstock import Node
+from tests.cli.test_replicate import read_keys, source, target  # noqa: F401 - fixtures
+
+KEYS = sorted(str(number) for number in range(100))
+
+
+def list_owned(run, node):
+    """Return the vbuckets that are active on a node."""
+    states = run("stats", "vbucket", "--url", node.url("beer"), "--json").json
+    return sorted(int(name.removeprefix("vb_")) for name, state in states.items() if state == "active")
+
+
+def test_vbuckets_move_to_the_other_node(run, source, target):  # noqa: F811
+    urls = ("--from", source.url("beer"), "--to", target.url("beer"))
+    done = run("move", *urls, "--vbucket", "3", "--vbucket", "5")
+    assert (done.code, done.lines[-1]) == (0, "2 vbuckets moved")
+    assert done.lines[0].startswith(f"vbucket 3: 127.0.0.1:{source.kv_port} -> 127.0.0.1:{target.kv_port}, takeover ")
+    assert (list_owned(run, target), 3 in list_owned(run, source)) == ([3, 5], False)
+    assert read_keys(run, source) == read_keys(run, target) == KEYS
+
+
+def test_balance_gives_each_node_its_share(run, source, target):  # noqa: F811
+    done = run("move", "--balance", "--from", source.url("beer"), "--to", target.url("beer"), "--json")
+    assert len(done.json_lines) == 8
+    assert done.json_lines[0].keys() == {"vbucket", "from", "to", "seconds"}
+    owned = list_owned(run, source), list_owned(run, target)
+    assert sorted(owned[0] + owned[1]) == [*range(16)]
+    assert [len(each) for each in owned] == [8, 8]
+    assert run("move", "--balance", "--from", target.url("beer")).lines == ["0 vbuckets moved"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--vbucket", "1"], "--vbucket without --to"),
+        ([], "expected either --vbucket or --balance"),
+        (["--vbucket", "1", "--balance"], "expected either --vbucket or --balance"),
+    ],
+)
+def test_wrong_options_of_move_are_explained(run, source, options, text):  # noqa: F811
+    done = run("move", "--from", source.url("beer"), *options)
+    assert (done.code, done.out) == (2, "")
+    assert text in done.err
+
+
+def test_vbucket_of_another_node_is_not_moved(run, source, target):  # noqa: F811
+    urls = ("--from", source.url("beer"), "--to", target.url("beer"), "--vbucket", "3")
+    assert run("move", *urls).code == 0
+    done = run("move", *urls)
+    assert (done.code, done.out) == (2, "")
+    assert "vbucket 3 is missing at" in done.err
+
+
+def test_failover_promotes_the_replicas(run, target):  # noqa: F811
+    with Node.running(["beer"], vbuckets=16) as lost:
+        lines = b"".join(b'{"id": %d}\n' % number for number in range(100))
+        run("load", "-", "--key", "id", "--url", lost.url("beer"), stdin=lines)
+        run("replicate", "--from", lost.url("beer"), "--to", target.url("beer"), "--once")
+        url = lost.url("beer")
+    done = run("failover", "--node", url, "--to", target.url("beer"))
+    assert (done.code, done.out) == (0, f"127.0.0.1:{target.kv_port}: vbuckets 0-15 promoted\n")
+    assert list_owned(run, target) == [*range(16)]
+    assert read_keys(run, target) == KEYS
+    again = run("failover", "--node", url, "--to", target.url("beer"), "--json")
+    assert again.json == {"promoted": {}, "lost": [], "reachable": False}
+
+
+def test_lost_vbuckets_end_a_failover_with_an_error(run, source, target):  # noqa: F811
+    run("move", "--balance", "--from", source.url("beer"), "--to", target.url("beer"))
+    done = run("failover", "--node", source.url("beer"), "--to", target.url("beer"), "--json")
+    assert (done.code, len(done.json["lost"]), done.json["reachable"]) == (1, 8, True)
+    assert "no replica of vbuckets" in done.err

@@ -1,0 +1,147 @@
+"""The pure parts of moves and failovers: layouts of maps, plans of a balance, the choice of a replica."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.client.connect.cluster_map import parse_cluster_map
+from penstock.client.replication.balance_plan import plan_balance
+from penstock.client.replication.map_layout import (
+    MapLayout,
+    MapNode,
+    find_next_version,
+    make_map_document,
+    read_map_layout,
+)
+from penstock.client.replication.replica_choice import ReplicaReport, choose_replica
+from penstock.errors import RemoteProtocolError
+from penstock.node.cluster.topology import dump_json
+from penstock.store.history.failover_log import FailoverEntry, FailoverLog, create_entry
+
+NODES = [MapNode((f"10.0.0.{at}", 11210), {"kv": 11210, "mgmt": 8091}) for at in range(4)] + [
+    MapNode(("fd00::1", 11210), {"kv": 11210, "kvSSL": 11207, "mgmt": 8091})
+]
+
+
+@st.composite
+def layouts(draw):
+    nodes = draw(st.lists(st.sampled_from(NODES), min_size=1, max_size=4, unique_by=lambda node: node.endpoint))
+    chain = st.tuples(*[st.integers(-1, len(nodes) - 1)] * 2)
+    return MapLayout(tuple(nodes), tuple(draw(st.lists(chain, min_size=1, max_size=8))))
+
+
+@given(layouts(), st.data())
+def test_map_of_a_layout_is_read_by_clients_and_orchestrators(layout, data):
+    own = data.draw(st.sampled_from(layout.nodes)).endpoint
+    document = make_map_document({"name": "beer", "rev": 3, "revEpoch": 1}, layout, (2, 9), own)
+    assert (document["rev"], document["revEpoch"], document["name"]) == (9, 2, "beer")
+    assert read_map_layout(document, own) == layout
+    found = parse_cluster_map(dump_json(document), own)
+    assert found is not None
+    assert found.endpoints == tuple(node.endpoint for node in layout.nodes)
+    if len(layout.nodes) > 1:
+        assert found.owners == tuple(chain[0] for chain in layout.chains)
+    marked = [entry["hostname"] for entry in document["nodesExt"] if "thisNode" in entry]
+    assert marked == [own[0]]
+
+
+@given(layouts(), st.data())
+def test_removed_node_has_no_vbuckets_and_others_keep_theirs(layout, data):
+    gone = data.draw(st.sampled_from(layout.nodes))
+    rest = layout.remove_node(gone.endpoint)
+    assert rest.find_node(gone.endpoint) == -1
+    for before, after in zip(layout.chains, rest.chains, strict=True):
+        for old, new in zip(before, after, strict=True):
+            expected = None if old < 0 or layout.nodes[old] == gone else layout.nodes[old]
+            assert (rest.nodes[new] if new >= 0 else None) == expected
+    assert rest.remove_node(gone.endpoint) is rest
+
+
+def test_new_owner_is_no_replica_any_more():
+    layout = MapLayout(tuple(NODES[:3]), ((0, 1, 2), (1, 0, -1)))
+    assert layout.set_owners({0: 2, 1: -1}).chains == ((2, 1, -1), (-1, 0, -1))
+    assert layout.list_owned(1) == [1]
+    assert layout.add_nodes(NODES[:4]).nodes == tuple(NODES[:4])
+
+
+def test_placeholder_is_the_dialled_host():
+    document = {"vBucketServerMap": {"serverList": ["$HOST:11210"], "vBucketMap": [[0]]}}
+    assert read_map_layout(document, ("fd00::7", 9)).nodes == (MapNode(("fd00::7", 11210), {"kv": 11210}),)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"vBucketServerMap": {"serverList": [], "vBucketMap": []}},
+        {"vBucketServerMap": {"serverList": ["a:1"], "vBucketMap": [[1]]}},
+        {"vBucketServerMap": {"serverList": ["a:1"], "vBucketMap": [[]]}},
+        {"vBucketServerMap": {"serverList": ["a:x"], "vBucketMap": [[0]]}},
+        {"vBucketServerMap": {"serverList": [7], "vBucketMap": [[0]]}},
+        {"vBucketServerMap": {"serverList": ["a:1"], "vBucketMap": "none"}},
+        {"vBucketServerMap": {"serverList": ["a:1"], "vBucketMap": [[0]]}, "nodesExt": [{"services": {"kv": "x"}}]},
+        {"vBucketServerMap": {"serverList": ["a:1"], "vBucketMap": [[0]]}, "nodesExt": [7]},
+    ],
+)
+def test_malformed_maps_are_refused(document):
+    with pytest.raises(RemoteProtocolError, match="cluster map without"):
+        read_map_layout(document, ("h", 1))
+
+
+def test_next_version_is_above_all_and_never_of_a_node():
+    assert find_next_version([]) == (2, 1)
+    assert find_next_version([{"rev": 1795457467659}, {}]) == (2, 1795457467660)
+    assert find_next_version([{"rev": 9, "revEpoch": 3}, {"rev": 99, "revEpoch": 2}]) == (3, 10)
+
+
+@given(st.lists(st.integers(-1, 4), max_size=64))
+def test_balance_evens_the_nodes_out_with_the_fewest_moves(owners):
+    moves = plan_balance(owners, 5)
+    after = list(owners)
+    for vbucket, source, target in moves:
+        assert after[vbucket] == source != target
+        after[vbucket] = target
+    counts = [after.count(node) for node in range(5)]
+    assert max(counts) - min(counts) <= 1
+    assert len({move.vbucket for move in moves}) == len(moves)
+    before = sorted((owners.count(node) for node in range(5)), reverse=True)
+    goals = sorted(counts, reverse=True)
+    assert len(moves) == sum(max(had - goal, 0) for had, goal in zip(before, goals, strict=True))
+
+
+@st.composite
+def replicas(draw):
+    """Replicas of one vbucket: each has stopped at some moment of a history with failovers."""
+    uuids = itertools.count(1)
+    log: FailoverLog = (FailoverEntry(next(uuids), 0),)
+    high, reports = 0, []
+    for at in range(draw(st.integers(1, 5))):
+        for _ in range(draw(st.integers(0, 2))):
+            high = draw(st.integers(log[0].seqno, high))  # a lower seqno would make the last branch void
+            log = create_entry(log, next(uuids), high)
+        high += draw(st.integers(0, 9))
+        reports.append((len(log), ReplicaReport((f"node-{at}", 1), log, high)))
+    return reports
+
+
+@given(replicas(), st.randoms())
+def test_chosen_replica_has_the_highest_seqno_of_the_newest_branch(reports, random):
+    chosen = choose_replica([report for _, report in reports])
+    newest = reports[-1][1].failover_log[0].vbuuid
+    assert chosen.failover_log[0].vbuuid == newest
+    rivals = [report for _, report in reports if report.failover_log[0].vbuuid == newest]
+    assert chosen.whole_seqno == max(report.whole_seqno for report in rivals)
+    shuffled = [report for _, report in reports]
+    random.shuffle(shuffled)
+    assert choose_replica(shuffled) == chosen
+
+
+def test_replicas_of_unrelated_histories_are_compared_by_seqno():
+    logs = [(FailoverEntry(7, 0),), (FailoverEntry(8, 0),)]
+    reports = [ReplicaReport(("a", 1), logs[0], 5), ReplicaReport(("b", 1), logs[1], 4)]
+    assert choose_replica(reports) is reports[0]
+    circle = [(FailoverEntry(1, 0), FailoverEntry(2, 0)), (FailoverEntry(2, 0), FailoverEntry(1, 0))]
+    reports = [ReplicaReport(("a", 1), circle[0], 5), ReplicaReport(("b", 1), circle[1], 9)]
+    assert choose_replica(reports) is reports[1]

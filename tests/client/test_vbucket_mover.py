@@ -1,0 +1,178 @@
+"""Moves of vbuckets under writers: the clients learn the map and lose no write."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from itertools import chain
+
+import pytest
+
+from penstock.client.bucket import Bucket
+from penstock.client.connect.address import parse_address
+from penstock.client.replication.balance_plan import plan_balance
+from penstock.client.replication.map_publisher import MapPublisher
+from penstock.client.replication.vbucket_mover import MovedVbucket, VbucketMover
+from penstock.errors import UsageError
+from penstock.node import Node
+from penstock.wire.codec.constants import VbucketState
+from tests.client.peer import in_loop
+from tests.node.watch import run
+
+VBUCKETS = 8
+ACTIVE = VbucketState.ACTIVE
+
+
+def make_endpoint(node):
+    return ("127.0.0.1", node.kv_port)
+
+
+@pytest.fixture
+def nodes():
+    with Node.running(["beer"], VBUCKETS) as first, Node.running(["beer"], VBUCKETS) as second:
+        yield first, second
+
+
+def list_active(node):
+    return [each.id for each in node.buckets["beer"].store.vbuckets if each.history.state is ACTIVE]
+
+
+class Writers:
+    """Clients that write numbered documents one after the other, until they are stopped.
+
+    Attributes:
+        written: the keys whose writes were acknowledged.
+    """
+
+    def __init__(self, url):
+        self.written: list[str] = []
+        self._url = url
+        self._left: int | None = None
+        self._stopped = asyncio.Event()
+        self._started = asyncio.Event()
+
+    async def write(self, name):
+        async with Bucket(parse_address(self._url)) as bucket:
+            number = 0
+            while not self._stopped.is_set():
+                key = f"{name}-{number}"
+                await bucket.upsert(key, b"v")
+                self.written.append(key)
+                self._started.set()
+                number += 1
+                if self._left is not None:
+                    self._left -= 1
+                    if not self._left:
+                        self._stopped.set()
+
+    @asynccontextmanager
+    async def running(self, count=3):
+        async with asyncio.TaskGroup() as group:
+            for number in range(count):
+                group.create_task(self.write(f"writer-{number}"))
+            await self._started.wait()
+            yield
+            self._left = 50
+            await self._stopped.wait()
+
+
+@asynccontextmanager
+async def moving(first, *others, report=lambda moved: None):
+    address = parse_address(first.url("beer"))
+    publisher = MapPublisher(address)
+    try:
+        for node in (first, *others):
+            await publisher.load(make_endpoint(node))
+        yield VbucketMover(publisher, address, report), publisher
+    finally:
+        await publisher.close()
+
+
+async def check_documents(node, keys):
+    async with Bucket(parse_address(node.url("beer"))) as bucket:
+        missing = [key for key in keys if await bucket.get(key) is None]
+    assert missing == []
+
+
+@in_loop
+async def move_half(first, second):
+    moved: list[MovedVbucket] = []
+    writers = Writers(first.url("beer"))
+    async with moving(first, second, report=moved.append) as (mover, _), writers.running():
+        await mover.move([1, 3, 5], make_endpoint(first), make_endpoint(second))
+    assert [each.vbucket for each in moved] == [1, 3, 5]
+    await check_documents(second, writers.written)
+
+
+def test_writers_lose_nothing_while_vbuckets_move(nodes):
+    first, second = nodes
+    move_half(first, second)
+    assert run(first, lambda: list_active(first)) == [0, 2, 4, 6, 7]
+    assert run(second, lambda: list_active(second)) == [1, 3, 5]
+
+
+@in_loop
+async def balance(*nodes):
+    writers = Writers(nodes[0].url("beer"))
+    async with moving(*nodes) as (mover, publisher), writers.running():
+        layout = publisher.layout
+        endpoints = [node.endpoint for node in layout.nodes]
+        for vbucket, source, target in plan_balance([places[0] for places in layout.chains], len(endpoints)):
+            await mover.move([vbucket], endpoints[source], endpoints[target])
+    for node in nodes:
+        await check_documents(node, writers.written)
+
+
+def test_balance_spreads_the_vbuckets_over_three_nodes(nodes):
+    with Node.running(["beer"], VBUCKETS) as third:
+        balance(*nodes, third)
+        active = [run(node, lambda node=node: list_active(node)) for node in (*nodes, third)]
+    assert sorted(map(len, active)) == [2, 3, 3]
+    assert sorted(chain.from_iterable(active)) == list(range(VBUCKETS))
+
+
+@in_loop
+async def move_missing(first, second):
+    async with moving(first, second) as (mover, _):
+        await mover.move([1], make_endpoint(second), make_endpoint(first))
+
+
+def test_vbucket_that_is_not_active_is_not_moved(nodes):
+    first, second = nodes
+
+    def stop():
+        second.buckets["beer"].store.vbuckets[1].set_state(VbucketState.DEAD)
+
+    run(second, stop)
+    with pytest.raises(UsageError, match="vbucket 1 is dead at "):
+        move_missing(first, second)
+
+
+@in_loop
+async def move_with_cuts(first, second):
+    cuts = 0
+
+    def cut():
+        """Close the connection of a relay, if there is one. Runs on the loop of the first node."""
+        nonlocal cuts
+        names = [report.name for report in first.streams("beer") if report.name.startswith("replication:")]
+        for name in names:
+            cuts += first.close_streams(name, "beer")
+
+    async def cut_often():
+        while cuts < 10:
+            await asyncio.to_thread(run, first, cut)
+
+    writers = Writers(first.url("beer"))
+    async with moving(first, second) as (mover, _), writers.running():
+        cutting = asyncio.create_task(cut_often())
+        await mover.move(range(VBUCKETS), make_endpoint(first), make_endpoint(second))
+        cutting.cancel()
+        await asyncio.wait([cutting])
+    await check_documents(second, writers.written)
+    return cuts
+
+
+def test_lost_connections_delay_a_move_and_lose_no_write(nodes):
+    first, second = nodes
+    move_with_cuts(first, second)
+    assert run(first, lambda: list_active(first)) == []
+    assert run(second, lambda: list_active(second)) == [*range(VBUCKETS)]
