@@ -11,15 +11,18 @@ from penstock.node import Node
 from penstock.node.stats import stat_answer
 from penstock.node.stats.stat_groups import GROUPS, MISSING
 from penstock.wire.codec.constants import Feature
-from penstock.wire.codec.flags import Datatype, TapConnectFlag
+from penstock.wire.codec.flags import Datatype, SnapshotFlag, StreamFlag, TapConnectFlag
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.statuses import Status
+from penstock.wire.messages.dcp import SnapshotMarker
 from penstock.wire.messages.kv import DelVbucket, Noop, SeqnoPersistence, Set, Stat
 from penstock.wire.messages.observe import CompactDb
 from penstock.wire.messages.tap import TapConnect
 from tests.node.manifests import ALE, ALES, BEERS, DEFAULT, make_beers, make_key, set_scopes
 from tests.node.watch import run
-from tests.node.wire_client import connected
+from tests.node.wire_client import connected, until_stat
+
+MEMORY_WITH_ACK = SnapshotFlag.MEMORY | SnapshotFlag.CHECKPOINT | SnapshotFlag.ACK
 
 S = Status
 VBUCKETS = 4
@@ -415,6 +418,24 @@ def test_takeover_statistics_estimate_the_rest(client, other):
         "vb_items": "2",
         "chk_items": "0",
     }
+
+
+def test_takeover_statistics_distinguish_the_backfill_from_later_changes(client, other):
+    for n in range(3):
+        client.set(b"k%d" % n)
+    assert other.open("c").control("connection_buffer_size", "1") == S.SUCCESS
+    other.stream(flags=StreamFlag.TAKEOVER, opaque=5)
+    other.message()  # the marker fills the window
+    client.set(b"later")
+    found = client.stats("dcp-vbtakeover 0 c")
+    expected = {"status": "backfilling", "estimate": "4", "backfillRemaining": "3", "chk_items": "1"}
+    assert {name: found[name] for name in expected} == expected
+    assert client.stats("dcp")["eq_dcpq:c:stream_0_takeover_state"] == "copying"
+    assert other.control("connection_buffer_size", "0") == S.SUCCESS
+    while other.message() != SnapshotMarker(opaque=5, start_seqno=4, end_seqno=4, flags=MEMORY_WITH_ACK):
+        pass
+    until_stat(client, "estimate", 0, "dcp-vbtakeover 0 c")
+    assert client.stats("dcp-vbtakeover 0 c")["status"] == "in-memory"
 
 
 def test_absent_tap_clients_are_listed(node, client):

@@ -13,6 +13,7 @@ from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status, StreamEndReason
 from penstock.wire.messages.dcp import DcpNoop, DcpReply, Deletion, Mutation, SnapshotMarker, StreamEnd
 from penstock.wire.messages.kv import Noop, Set, unpack_failover_log
+from penstock.wire.messages.observe import CompactDb
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
 
@@ -235,6 +236,24 @@ def test_deletion_counts_with_its_own_length(client, consumer):
     consumer.stream(end=2)
     assert [frame.size for frame in read_sent_frames(consumer)] == [MARKER_BYTES, 42 + 3, END_BYTES]
     assert client.stats()["ep_dcp_unacked_bytes"] == str(MARKER_BYTES + 45 + END_BYTES)
+
+
+def test_slow_reader_continues_where_it_is(tmp_path):
+    with Node.running(vbuckets=1, data_dir=tmp_path) as node, connected(node) as client, connected(node) as slow:
+        for number in range(20):
+            client.set(b"key %d" % number, b"old")
+        assert slow.open("slow").control("connection_buffer_size", "1") == S.SUCCESS
+        slow.stream(opaque=3)
+        marker = slow.message()
+        for number in range(20):
+            client.set(b"key %d" % number, b"new")
+        assert client.status(CompactDb()) == S.SUCCESS
+        assert slow.control("connection_buffer_size", "0") == S.SUCCESS
+        first = [slow.message() for _ in range(20)]
+        assert [(change.by_seqno, change.value) for change in first] == [(seqno, b"old") for seqno in range(1, 21)]
+        following = slow.message()
+        assert (marker.end_seqno, following.start_seqno, following.end_seqno) == (20, 21, 40)
+        assert [slow.message().value for _ in range(20)] == [b"new"] * 20
 
 
 def test_small_window_delivers_everything(client, consumer):

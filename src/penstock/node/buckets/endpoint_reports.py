@@ -29,6 +29,7 @@ class StreamReport:
         items_sent: changes that were sent.
         bytes_sent: bytes of all messages of the stream.
         items_remaining: upper bound of the changes left to send.
+        backfill_remaining: those of them that existed when the stream was opened.
         filters: parts of changes that the stream leaves out, such as "values".
         details: statistics of this dialect only, for STAT.
     """
@@ -41,6 +42,7 @@ class StreamReport:
     items_sent: int = 0
     bytes_sent: int = 0
     items_remaining: int = 0
+    backfill_remaining: int = 0
     filters: tuple[str, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
 

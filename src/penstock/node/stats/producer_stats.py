@@ -188,9 +188,15 @@ def _build_takeover_stats(
     deletes = vbucket.changes.keys.count - vbucket.changes.items
     amounts = {"on_disk_deletes": deletes, "vb_items": vbucket.changes.items}
     if stream is not None:
-        left = stream.items_remaining
-        status = "backfilling" if left else "in-memory"
-        return {"name": name, "status": status, "estimate": left, "backfillRemaining": left, "chk_items": 0, **amounts}
+        left, backfill = stream.items_remaining, stream.backfill_remaining
+        return {
+            "name": name,
+            "status": "backfilling" if backfill else "in-memory",
+            "estimate": left,
+            "backfillRemaining": backfill,
+            "chk_items": left - backfill,
+            **amounts,
+        }
     if is_connected:
         return {"status": "stream_does_not_exist", "estimate": 0, "backfillRemaining": 0}
     return {

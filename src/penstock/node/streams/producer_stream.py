@@ -223,6 +223,7 @@ class ProducerStream:
             items_sent=self.items_sent,
             bytes_sent=self.bytes_sent,
             items_remaining=self.remaining,
+            backfill_remaining=self.cursor.first_remaining if request.start_seqno < self._high_at_start else 0,
             filters=tuple(self._list_filters()),
             details={
                 "vb_uuid": request.vbuuid,
@@ -238,6 +239,7 @@ class ProducerStream:
                 "memory": self.items_sent - self._backfill_sent,
                 "ready_queue_memory": len(self._held_frames),
                 "items_ready": self.producer.is_ready(self),
+                **({"takeover_state": self.takeover.steps.state.value} if self.takeover is not None else {}),
                 **({"group": self.group.decode("utf-8", "backslashreplace")} if self.group else {}),
                 **({"sid": self.encoder.stream_id} if self.encoder.stream_id is not None else {}),
             },

@@ -63,6 +63,13 @@ class SnapshotCursor:
         unseen = max(min(self._vbucket.changes.high_seqno, self.end_seqno) - self.seqno, 0)
         return unseen + (self.snapshot.remaining if self.snapshot else 0)
 
+    @property
+    def first_remaining(self) -> int:
+        """Number of changes of the first snapshot that are left to read, at most."""
+        if self._resumed_bounds is not None:  # no snapshot was opened yet
+            return self.remaining
+        return self.snapshot.remaining if self.is_first and self.snapshot is not None else 0
+
     def restart(self) -> None:
         """Continue with the vbucket's new history, from its start."""
         self.snapshot = self._resumed_bounds = None

@@ -210,6 +210,7 @@ class TapStream:
             items_sent=self.items_sent,
             bytes_sent=self.bytes_sent,
             items_remaining=self.remaining,
+            backfill_remaining=0 if self.position.phase is TapPhase.LIVE else self.remaining,
             filters=("values",) if self.owner.form.keys_only else (),
             details={"last_sent_seqno": self.position.seqno, "open_checkpoint_id": self.position.checkpoint},
         )
