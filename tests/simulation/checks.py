@@ -17,9 +17,9 @@ __all__ = ["find_differences", "find_double_owners", "is_quiet"]
 
 def is_quiet(cluster: Cluster, orchestrator: Orchestrator, consumers: Iterable[Consumer]) -> bool:
     """Return whether all nodes have the newest map, and all replicas and consumers the newest seqnos."""
-    if any(node.node is None for node in cluster.nodes) or set(orchestrator.applied.values()) != {
-        orchestrator.revision
-    }:
+    if orchestrator.moving or any(node.node is None for node in cluster.nodes):
+        return False
+    if any(revision != orchestrator.revision for revision in orchestrator.applied.values()):
         return False
     for number, place in orchestrator.map.items():
         active = cluster.nodes[place.owner].vbuckets[number]
@@ -48,7 +48,8 @@ def find_double_owners(cluster: Cluster, orchestrator: Orchestrator) -> Iterator
     ]
     for vbucket in orchestrator.map:
         owners = [node.name for node in newest if node.vbuckets[vbucket].history.state is VbucketState.ACTIVE]
-        if len(owners) > 1 or (not owners and len(newest) == len(cluster.nodes)):
+        is_missing = not owners and len(newest) == len(cluster.nodes) and vbucket not in orchestrator.moving
+        if len(owners) > 1 or is_missing:
             yield f"revision {orchestrator.revision}: vbucket {vbucket} is active on {owners}"
 
 

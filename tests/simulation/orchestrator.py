@@ -41,6 +41,7 @@ class Orchestrator:
         revision: the revision of the map, which each failover increases.
         map: the place of each vbucket.
         applied: the revision of the map that each node has; 0 after a restart.
+        moving: the vbuckets that are being moved by takeover.
         changed: set and replaced at each change of the map.
         replica_state: the state of vbuckets on other nodes than the owner.
         spoil: changes the bytes that are replicated; None: nothing does.
@@ -52,6 +53,7 @@ class Orchestrator:
         self.revision = 1
         self.map = {vb: VbucketPlace(1, vb % len(cluster.nodes)) for vb in range(cluster.vbuckets)}
         self.applied = dict.fromkeys(range(len(cluster.nodes)), 0)
+        self.moving: set[int] = set()
         self.changed = asyncio.Event()
         self.promoted: Callable[[int, int], None] = lambda node, vbucket: None
         self.replica_state = VbucketState.REPLICA
@@ -69,21 +71,45 @@ class Orchestrator:
                     self.cluster.loop.spawn(self._process, self._keep_replication(source, target))
 
     def fail_over(self, vbucket: int, target: int) -> bool:
-        """Make another node the owner of a vbucket, if it has taken part in the present revision."""
-        place = self.map[vbucket]
-        if target == place.owner or self.applied[target] < place.revision or self.cluster.nodes[target].node is None:
+        """Make another node the owner of a vbucket, if it can be."""
+        if not self.can_own(vbucket, target):
             return False
+        self.change_owner(vbucket, target)
+        return True
+
+    def can_own(self, vbucket: int, target: int) -> bool:
+        """Return whether a node that runs has a replica of the vbucket since the last change of its place."""
+        place = self.map[vbucket]
+        has_replica = target != place.owner and self.applied[target] >= place.revision
+        return has_replica and vbucket not in self.moving and self.cluster.nodes[target].node is not None
+
+    def change_owner(self, vbucket: int, target: int) -> None:
+        """Publish a new map."""
         self.revision += 1
         self.map[vbucket] = VbucketPlace(self.revision, target)
         self._notify()
-        return True
+
+    def begin_move(self, vbucket: int) -> None:
+        """Send no states of a vbucket, and do not replicate it."""
+        self.moving.add(vbucket)
+        self._notify()
+
+    def end_move(self, vbucket: int) -> None:
+        """Send states of the vbucket again."""
+        self.moving.discard(vbucket)
+        self._notify()
+
+    def list_owned(self, number: int) -> list[int]:
+        """Return the vbuckets to replicate from a node."""
+        return [vb for vb, place in self.map.items() if place.owner == number and vb not in self.moving]
 
     def forget(self, node: SimulatedNode) -> None:
         """Send the states to a node again, since it has crashed."""
         self.applied[self.cluster.nodes.index(node)] = 0
         self._notify()
 
-    def _make_url(self, number: int) -> str:
+    def make_url(self, number: int) -> str:
+        """Return the connection string of a node."""
         host = self.cluster.nodes[number].host
         return f"couchbase://{host}:{PORT}/{BUCKET}?connectTimeout={_TIMEOUT:g}&operationTimeout={_TIMEOUT:g}"
 
@@ -108,10 +134,12 @@ class Orchestrator:
     async def _send_states(self, number: int) -> None:
         node = self.cluster.nodes[number]
         process, revision, before = node.process, self.revision, self.applied[number]
-        address = parse_address(self._make_url(number))
+        address = parse_address(self.make_url(number))
         session = await open_session(address)
         try:
             for vbucket, place in self.map.items():
+                if vbucket in self.moving:
+                    continue
                 owns = place.owner == number
                 state = VbucketState.ACTIVE if owns else self.replica_state
                 await session.link.request(SetVbucket(vbucket=vbucket, state=state), _TIMEOUT)
@@ -126,14 +154,12 @@ class Orchestrator:
     async def _keep_replication(self, source: int, target: int) -> None:
         while True:
             places = dict(self.map)
-            own = [vb for vb, place in places.items() if place.owner == source]
+            own = self.list_owned(source)
             due = max((places[vb].revision for vb in own), default=0)
             is_ready = own and min(self.applied[source], self.applied[target]) >= due
             if is_ready:
-                relay = asyncio.ensure_future(
-                    run_relay(self._make_url(source), self._make_url(target), own, self.spoil)
-                )
-                while not relay.done() and [vb for vb, place in self.map.items() if place.owner == source] == own:
+                relay = asyncio.ensure_future(run_relay(self.make_url(source), self.make_url(target), own, self.spoil))
+                while not relay.done() and self.list_owned(source) == own:
                     change = asyncio.ensure_future(self.wait_for_change(1e6))
                     await asyncio.wait([relay, change], return_when=asyncio.FIRST_COMPLETED)
                     change.cancel()

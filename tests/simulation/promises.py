@@ -74,6 +74,18 @@ class Promises:
         if write in self.writes and self.is_current(write):
             write.holders[node] = write.holders.get(node, False) or on_disk
 
+    def move(self, vbucket: int, source: int, target: int) -> None:
+        """Expect the writes of an owner on the node that has taken its vbucket over."""
+        for write in self.writes:
+            if write.vbucket == vbucket and source in write.holders:
+                write.holders.setdefault(target, False)
+
+    def forget_copies(self, vbucket: int, number: int) -> None:
+        """Expect no write in a vbucket of a node, since its copy was deleted."""
+        for write in self.writes:
+            if write.vbucket == vbucket:
+                write.holders.pop(number, None)
+
     def is_current(self, write: Write) -> bool:
         """Return whether the vbucket is still where the write was made."""
         return self._orchestrator.map[write.vbucket] == write.place

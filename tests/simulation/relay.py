@@ -7,12 +7,19 @@ from collections.abc import Callable, Collection
 
 from penstock.client.connect.address import parse_address
 from penstock.client.replication.node_relay import DcpNodeRelay
+from penstock.wire.codec.flags import StreamFlag
 
 __all__ = ["run_relay"]
 
+_PLAIN = StreamFlag(0)
+
 
 async def run_relay(
-    source: str, target: str, vbuckets: Collection[int], spoil: Callable[[bytes], bytes] | None
+    source: str,
+    target: str,
+    vbuckets: Collection[int],
+    spoil: Callable[[bytes], bytes] | None = None,
+    flags: StreamFlag = _PLAIN,
 ) -> None:
     """Copy vbuckets of one node to another, until a stream or a connection ends or the caller cancels.
 
@@ -21,6 +28,7 @@ async def run_relay(
         target: the connection string of the other node.
         vbuckets: the vbuckets.
         spoil: changes the bytes that are passed on; None: nothing does.
+        flags: of the streams.
 
     Raises:
         OSError: a node refused the connection.
@@ -39,7 +47,7 @@ async def run_relay(
         relay.relay.target.send = lambda data: send(change(bytes(data)))  # type: ignore[method-assign]
     closed: asyncio.Future[object] = asyncio.ensure_future(relay.wait_closed())
     try:
-        for error in (await relay.start(vbuckets)).values():
+        for error in (await relay.add_streams(vbuckets, flags)).values():
             if error is not None:
                 raise error
         await asyncio.wait([lost, closed], return_when=asyncio.FIRST_COMPLETED)

@@ -53,6 +53,10 @@ def _choose_hosts(schedule: Schedule, random: Random) -> tuple[int, int]:
     return (one, other) if min(one, other) < schedule.nodes else (random.randrange(schedule.nodes), one)
 
 
+def _choose_owner(schedule: Schedule, random: Random) -> dict[str, object]:
+    return {"vbucket": random.randrange(schedule.vbuckets), "hops": random.randrange(1, schedule.nodes)}
+
+
 FAULTS = (
     Fault(
         "crash",
@@ -82,14 +86,8 @@ FAULTS = (
         },
     ),
     Fault("reset_link", 3, lambda schedule, random: {"hosts": _choose_hosts(schedule, random)}),
-    Fault(
-        "fail_over",
-        4,
-        lambda schedule, random: {
-            "vbucket": random.randrange(schedule.vbuckets),
-            "node": _choose_node(schedule, random),
-        },
-    ),
+    Fault("fail_over", 4, _choose_owner),
+    Fault("move", 4, _choose_owner),
 )
 """All kinds of faults. A new one needs an entry here, and a method of its name in `Simulation`."""
 

@@ -17,12 +17,14 @@ from tests.simulation.network import Link, Network
 from tests.simulation.orchestrator import Orchestrator
 from tests.simulation.promises import Promises
 from tests.simulation.schedule import Action, Schedule
+from tests.simulation.vbucket_moves import move_vbucket
 from tests.simulation.virtual_loop import Process, Stalled, VirtualLoop
 
 __all__ = ["Report", "Simulation", "SimulationFailed", "run_seed"]
 
 _QUIET_SECONDS = 150.0
 """Virtual seconds in which the cluster must come to rest after the last fault."""
+_WATCH_SECONDS = 0.05
 
 
 class SimulationFailed(AssertionError):
@@ -102,6 +104,7 @@ class Simulation:
             for number, writer in enumerate(self.writers)
         ]
         began = self.loop.time()
+        spawn(self.clients[0], self._watch_owners())
         faults = [spawn(self.clients[0], self._act(began, action)) for action in self.schedule.actions]
         for task in [*faults, *writing]:
             await task
@@ -115,7 +118,6 @@ class Simulation:
         await asyncio.sleep(began + action.at - self.loop.time())
         self.trace.append((self.loop.time(), str(action)))
         await getattr(self, action.name)(**action.arguments)
-        self._check_owners()
 
     async def _come_to_rest(self) -> None:
         until = self.loop.time() + _QUIET_SECONDS
@@ -124,6 +126,10 @@ class Simulation:
                 self.problems.append(f"not at rest after {_QUIET_SECONDS:g} s: {self._describe_state()}")
                 return
             await asyncio.sleep(0.25)
+
+    async def _watch_owners(self) -> None:
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
             self._check_owners()
 
     def _check_owners(self) -> None:
@@ -196,9 +202,17 @@ class Simulation:
         """Reset all connections between two hosts."""
         self.network.reset_link(self._find_link(hosts))
 
-    async def fail_over(self, vbucket: int, node: int) -> None:
+    async def fail_over(self, vbucket: int, hops: int) -> None:
         """Make another node the owner of a vbucket."""
-        self.orchestrator.fail_over(vbucket, node)
+        self.orchestrator.fail_over(vbucket, self._find_target(vbucket, hops))
+
+    async def move(self, vbucket: int, hops: int) -> None:
+        """Move a vbucket to another node by takeover."""
+        await move_vbucket(self.orchestrator, self.promises, vbucket, self._find_target(vbucket, hops))
+
+    def _find_target(self, vbucket: int, hops: int) -> int:
+        """Return the node that comes so many places after the owner."""
+        return (self.orchestrator.map[vbucket].owner + hops) % self.schedule.nodes
 
     def _find_link(self, hosts: tuple[int, int]) -> Link:
         return self.network.find_link(self.hosts[hosts[0]], self.hosts[hosts[1]])

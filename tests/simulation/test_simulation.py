@@ -50,7 +50,7 @@ def test_another_process_gives_the_same_trace():
 
 def test_seeds_cover_all_faults():
     names = {action.name for seed in range(100) for action in Schedule.make(seed).actions}
-    assert names == {"crash", "die_in_write", "cut_link", "reset_link", "fail_over"}
+    assert names == {"crash", "die_in_write", "cut_link", "reset_link", "fail_over", "move"}
 
 
 # Faults that no product can survive show that the rules are checked
