@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from penstock.errors import AccessDenied, UsageError
+from penstock.errors import AccessDenied, StoreDamaged, UsageError
 from penstock.node import Node
 from penstock.node.auth import User
 from penstock.node.auth.certificates import make_certificates
@@ -345,3 +345,27 @@ def test_node_that_stands_alone_answers_no_messages(stack):
     web = WebClient(stack.enter_context(Node.running(["beer"], vbuckets=4)))
     assert web.ask("POST", "/cluster/agreement", body=b"{}").status == 404
     assert web.ask("POST", "/cluster/join", body=b"garbage").status == 400
+
+
+# Files
+
+
+def test_damaged_file_of_the_membership_stops_the_start(stack, tmp_path):
+    nodes = stack.enter_context(run_cluster(stack, 1))
+    with open_member(nodes[0], data_dir=tmp_path):
+        pass
+    path = tmp_path / "cluster.json"
+    assert path.stat().st_mode & 0o077 == 0
+    path.write_bytes(path.read_bytes().replace(b'"number": ', b'"number": 1'))
+    with pytest.raises(StoreDamaged, match=r"cluster\.json"), Node.running(data_dir=tmp_path):
+        pass
+
+
+def test_node_that_was_removed_while_it_was_away_leaves_at_its_start(stack, tmp_path):
+    nodes = stack.enter_context(run_cluster(stack, 2, change_timeout=60.0))
+    with open_member(nodes[0], data_dir=tmp_path) as third:
+        assert list_names(third) == {"beer"}
+    assert nodes[0].post("/controller/ejectNode", otpNode=nodes.names[2]).status == 200
+    with Node.running(data_dir=tmp_path) as third:
+        assert list_names(WebClient(third)) == set()
+        assert not (tmp_path / "cluster.json").exists()

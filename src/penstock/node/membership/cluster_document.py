@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from penstock.errors import BucketNotServed, RemoteProtocolError, UsageError
+from penstock.errors import BucketNotServed, Error, RemoteProtocolError, UsageError
 from penstock.node.agreement.revisions import Revision
 from penstock.node.auth.users import Account
 from penstock.node.auth.users_file import SECRET_BYTES, accounts_from_dict, accounts_to_dict
@@ -23,6 +23,9 @@ __all__ = ["MAX_DOCUMENT_BYTES", "ClusterBucket", "ClusterDocument", "ClusterNod
 
 MAX_DOCUMENT_BYTES = 768 * 1024
 """A message has one document at most and must fit into the body of a request, which is limited to 1 MiB."""
+
+
+_MAX_REMOVED = 100
 
 
 class ClusterNode(Struct, frozen=True, kw_only=True):
@@ -116,10 +119,12 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
         nodes: the nodes, in the order in which they joined.
         buckets: the buckets.
         users: the users; None: no login is needed.
+        removed: ids of the nodes that were removed last. A recorded message cannot add them again.
     """
 
     uuid: str
     nodes: tuple[ClusterNode, ...]
+    removed: tuple[str, ...] = ()
     buckets: tuple[ClusterBucket, ...] = ()
     users: ClusterUsers | None = None
 
@@ -133,12 +138,14 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
         try:
             document = msgspec.convert(revision.content, cls)
             document.check()
-        except (ValueError, LookupError, TypeError, AttributeError, UsageError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, Error) as error:
             raise RemoteProtocolError(f"document {revision.number} of the cluster: {error}") from None
         return document
 
     def check(self) -> None:
         """Raise an error if a part of the document cannot be used."""
+        if not self.nodes:
+            raise UsageError("no nodes: expected at least one")
         for node in self.nodes:
             self.make_topology(node.id)
         for bucket in self.buckets:
@@ -170,13 +177,20 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
         return next((known for known in self.nodes if known.id == node), None)
 
     def with_node(self, node: ClusterNode) -> ClusterDocument:
-        """Return the document with a node that joins, or with another place of a member."""
+        """Return the document with a node that joins, or with another place of a member.
+
+        Raises:
+            UsageError: the node was removed.
+        """
+        if node.id in self.removed:
+            raise UsageError(f"node {node.id} was removed from the cluster")
         others = tuple(node if known.id == node.id else known for known in self.nodes)
         return replace(self, nodes=others if node.id in self.members else (*others, node))
 
     def without_node(self, node: str) -> ClusterDocument:
         """Return the document without a node."""
-        return replace(self, nodes=tuple(known for known in self.nodes if known.id != node))
+        left = tuple(known for known in self.nodes if known.id != node)
+        return replace(self, nodes=left, removed=(*self.removed, node)[-_MAX_REMOVED:])
 
     def make_topology(self, own: str, owners: tuple[str, ...] | None = None) -> Topology:
         """Return the topology of a member.
