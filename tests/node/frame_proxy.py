@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from penstock.wire.codec.constants import Feature
-from penstock.wire.codec.flags import OpenFlag
+from penstock.wire.codec.flags import Datatype, OpenFlag
 from penstock.wire.codec.frame import BODY_LENGTH, HEADER_BYTES
 from penstock.wire.codec.opcodes import Magic, Opcode
-from penstock.wire.messages.dcp import AddStream
+from penstock.wire.codec.statuses import Status
+from penstock.wire.messages.dcp import AddStream, Open
 from tests.node.wire_client import WireClient, connected
 
 __all__ = ["replicating"]
@@ -24,7 +26,14 @@ FLAGS = OpenFlag.INCLUDE_XATTRS | OpenFlag.INCLUDE_DELETE_TIMES
 
 @contextmanager
 def replicating(
-    source, target, bucket: str, vbuckets: Sequence[int], *, flags: int = 0, cuts: Cut | None = None
+    source,
+    target,
+    bucket: str,
+    vbuckets: Sequence[int],
+    *,
+    flags: int = 0,
+    cuts: Cut | None = None,
+    consumer_name: str = "",
 ) -> Iterator[dict[int, int]]:
     """Copy vbuckets of one node to another, or with the flag TAKEOVER move them.
 
@@ -35,14 +44,21 @@ def replicating(
         vbuckets: the vbuckets.
         flags: flags of ADD_STREAM.
         cuts: returns for each frame whether both connections end instead of it.
+        consumer_name: the target's name in the topology; empty: it gets no synchronous writes.
 
     Yields:
         vbucket -> the status of the reply to its ADD_STREAM, as far as replies have come.
     """
     statuses: dict[int, int] = {}
     with connected(source, bucket) as producer, connected(target, bucket) as consumer:
-        producer.hello(*FEATURES).open("replication", FLAGS | OpenFlag.PRODUCER)
-        consumer.hello(*FEATURES).open("replication", FLAGS)
+        name = f"replication {consumer_name}".rstrip()
+        producer.hello(*FEATURES).open(name, FLAGS | OpenFlag.PRODUCER)
+        consumer.hello(*FEATURES)
+        request = Open(key=name.encode(), flags=FLAGS)
+        if consumer_name:
+            value = json.dumps({"consumer_name": consumer_name}).encode()
+            request = Open(key=name.encode(), flags=FLAGS, value=value, datatype=Datatype.JSON)
+        assert consumer.status(request) == Status.SUCCESS
         consumer.send(*(AddStream(vbucket=vbucket, opaque=vbucket, flags=flags) for vbucket in vbuckets))
         pumps = [
             threading.Thread(target=_pass_on, args=(producer, consumer, None, cuts)),

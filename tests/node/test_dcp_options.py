@@ -13,7 +13,7 @@ from penstock.wire.codec.flags import OpenFlag, StreamFlag
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status, StreamEndReason
-from penstock.wire.messages.dcp import Deletion, DeletionV2, Expiration, Mutation, Open, SeqnoAcknowledged, StreamReq
+from penstock.wire.messages.dcp import Deletion, DeletionV2, Expiration, Mutation, Open, StreamReq
 from penstock.wire.messages.kv import Flush, Noop, SetVbucket
 from tests.node.wire_client import connected
 
@@ -201,7 +201,6 @@ ASK: dict[str, Any] = {"start_seqno": 0, "end_seqno": 5}
 REFUSED = {
     "OPEN without PRODUCER": Open(key=b"other"),
     "CACHE_TRANSFER": StreamReq(**ASK, flags=StreamFlag.CACHE_TRANSFER),
-    "SEQNO_ACKNOWLEDGED": SeqnoAcknowledged(prepared_seqno=1),
 }
 
 

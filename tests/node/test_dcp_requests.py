@@ -150,7 +150,7 @@ CONTROLS = [
     ("enable_expiry_opcode", "true", S.SUCCESS),
     ("enable_stream_id", "true", S.SUCCESS),
     ("enable_stream_id", "false", S.EINVAL),
-    ("enable_sync_writes", "true", S.NOT_SUPPORTED),
+    ("enable_sync_writes", "true", S.NOT_SUPPORTED),  # without collections
     ("consumer_name", "replica", S.SUCCESS),
     ("include_deleted_user_xattrs", "true", S.EINVAL),
     *(("backfill_order", value, S.SUCCESS) for value in ("round-robin", "sequential")),

@@ -265,7 +265,8 @@ def test_visible_seqnos_leave_prepares_and_aborts_out() -> None:
     assert (prepares.settled_seqno, vbucket.collections.high_seqno(0)) == (2, 1)
     prepares.commit(b"\0l")
     assert vbucket.collections.high_seqno(0) == 5
-    assert prepares.find_prepare_of(5) == 3
+    assert [prepares.find_prepare_of(5, last_seqno=last) for last in (2, 3)] == [0, 3]
+    assert prepares.find_prepare_of(4, last_seqno=9) == 0
     assert (prepares.settled_seqno, prepares.high_completed_seqno) == (5, 3)
 
 

@@ -15,6 +15,7 @@ ORDER = (
     "auth",
     "cluster",
     "tap_state",
+    "sync_writes",
     "buckets",
     "membership",
     "session",

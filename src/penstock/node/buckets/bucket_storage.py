@@ -103,7 +103,8 @@ async def open_bucket(spec: BucketSpec, storage: BucketStorage) -> ServedBucket:
     served.compactor = Compactor(store, served.flusher)
     store.log.room.compact = served.free_memory
     if served.flusher is not None:
-        served.flusher.on_commit = served.compactor.compact_soon
+        served.flusher.on_commit = served.finish_commit
+    served.sync_writes.resume_all()
     if store.recovery_summary:
         logger.info("bucket %s: %s", spec.name, store.recovery_summary)
     return served
@@ -174,6 +175,7 @@ async def _run_on_thread(
 async def close_bucket(served: ServedBucket) -> None:
     """Write the remaining changes to disk and close the bucket. Changes that cannot be written are logged and lost."""
     served.maintenance.close()
+    served.sync_writes.close()
     if served.compactor is not None:
         await served.compactor.close()
     if served.flusher is not None:

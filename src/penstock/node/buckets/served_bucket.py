@@ -21,12 +21,14 @@ from penstock.node.buckets.vbucket_events import VbucketEvent, VbucketListener, 
 from penstock.node.cluster.live_map import LiveMap
 from penstock.node.cluster.pushed_map import PushedMap
 from penstock.node.cluster.topology import Topology, build_bucket_map
+from penstock.node.sync_writes.bucket_sync_writes import BucketSyncWrites
 from penstock.node.tap_state.tap_clients import TapBucket
 from penstock.node.transport.machine import Machine
 from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.definition.manifest import Manifest
 from penstock.store.definition.manifest_json import manifest_to_dict
+from penstock.store.documents.durability_monitor import Chains
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect
 
@@ -128,6 +130,7 @@ class ServedBucket:
         endpoints: the change-stream connections, by dialect and name.
         sent_counts: totals of the producers, by dialect.
         tap: TAP clients and checkpoints.
+        sync_writes: durable writes that are not decided yet.
         listeners: notified of events of whole vbuckets, in this order; all change-stream connections are listeners.
         bridge: keeps the bucket equal to another node's bucket; None: the bucket is no mirror.
         maintenance: background work on the event loop.
@@ -166,6 +169,7 @@ class ServedBucket:
         self.endpoints: dict[tuple[Dialect, bytes], BucketEndpoint] = {}
         self.sent_counts = {dialect: SentCounts() for dialect in Dialect}
         self.tap = TapBucket()
+        self.sync_writes = BucketSyncWrites(store, find_default_chains=self._find_default_chains, notify=self.notify)
         self.listeners: dict[VbucketListener, None] = {}
         self.bridge: BucketMirror | None = None
         self.flusher: Flusher | None = None
@@ -245,6 +249,12 @@ class ServedBucket:
         if self.compactor is not None:
             self.compactor.compact_soon()
 
+    def finish_commit(self) -> None:
+        """Compact, and decide durable writes, after a commit to disk."""
+        if self.compactor is not None:
+            self.compactor.compact_soon()
+        self.sync_writes.settle_persisted()
+
     def report_event(self, vbucket: Vbucket, event: VbucketEvent, cause: VbucketListener | None = None) -> None:
         """Notify the listeners of an event of a vbucket, except the one that has caused it."""
         if self.flusher is not None:
@@ -253,6 +263,7 @@ class ServedBucket:
             self.tap.forget_vbucket(vbucket)
         if event is not VbucketEvent.FLUSHED:
             self.cluster_map.invalidate()
+        self.sync_writes.renew(vbucket)
         for listener in tuple(self.listeners):
             if listener is not cause:
                 listener.vbucket_changed(vbucket, event)
@@ -322,6 +333,10 @@ class ServedBucket:
         """Publish the bucket as part of these nodes from now on."""
         self.topology = topology
         self.cluster_map.invalidate()
+
+    def _find_default_chains(self) -> Chains:
+        """Return the replication chains of a vbucket without a topology: this node alone, if there are no replicas."""
+        return () if self.spec.replicas else (("",),)
 
     def _build_map(self) -> dict[str, Any]:
         return build_bucket_map(

@@ -11,6 +11,7 @@ from penstock.node.buckets.vbucket_events import VbucketEvent
 from penstock.node.session.command_table import MANAGE_BUCKETS, META_READ, SETTINGS, CommandTable
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Session
+from penstock.store.documents.durability_monitor import Chains, parse_chains
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.messages.kv import DelVbucket, Flush, GetVbucket, OldestSetVbucket, OldSetVbucket, SetVbucket
@@ -28,31 +29,34 @@ def set_vbucket(session: Session, request: SetVbucket | OldSetVbucket | OldestSe
     """Set the state of a vbucket. The state that it has already is no change."""
     if request.state not in set(VbucketState):
         raise InvalidArguments(f"vbucket state {request.state}, expected 1 to {max(VbucketState)}")
-    _check_topology(request.value, request.datatype)
+    chains = _read_chains(request.value, request.datatype)
     bucket = session.require_bucket()
     vbuckets = bucket.store.vbuckets
     if request.vbucket >= len(vbuckets):
         raise OutOfRange(f"vbucket {request.vbucket} of {len(vbuckets)}")
     vbucket, state = vbuckets[request.vbucket], VbucketState(request.state)
+    bucket.sync_writes.set_chains(vbucket, chains)
     if vbucket.history.state is not state:
         vbucket.set_state(state)
         bucket.report_event(vbucket, VbucketEvent.STATE_CHANGED)
     return encode_reply(request)
 
 
-def _check_topology(value: bytes, datatype: int) -> None:
-    """Raise InvalidArguments unless the value is empty, or an object that may list the nodes of the vbucket.
+def _read_chains(value: bytes, datatype: int) -> Chains:
+    """Return the replication chains in the value of a request; none if the value has no topology.
 
-    kv_engine uses the list for durable writes to replicas only, which a node refuses.
+    Raises:
+        InvalidArguments: the value is not empty, and no object with a valid topology.
     """
     if not value:
-        return
+        return ()
     try:
-        topology = json.loads(value) if datatype == Datatype.JSON else None
+        fields = json.loads(value) if datatype == Datatype.JSON else None
     except (ValueError, RecursionError) as error:
         raise InvalidArguments(f"topology: {error}") from error
-    if not isinstance(topology, dict) or not isinstance(topology.get("topology"), list | None):
+    if not isinstance(fields, dict):
         raise InvalidArguments(f"topology of {len(value)} bytes, expected a JSON object, datatype 0x01")
+    return parse_chains(fields.get("topology"))
 
 
 @COMMANDS.serve(needs=META_READ)

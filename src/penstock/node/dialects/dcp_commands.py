@@ -21,6 +21,7 @@ from penstock.wire.messages.dcp import (
     CloseStream,
     Control,
     DcpGetFailoverLog,
+    SeqnoAcknowledged,
     StreamReq,
     pack_rollback,
 )
@@ -133,6 +134,32 @@ def acknowledge_bytes(session: Session, request: BufferAck) -> bytes:
     return b""
 
 
+@COMMANDS.serve(needs=STREAM)
+def acknowledge_prepares(session: Session, request: SeqnoAcknowledged) -> bytes:
+    """Record that the consumer has stored all prepares of a vbucket up to a seqno. Only errors are answered.
+
+    Returns:
+        Nothing.
+
+    Raises:
+        InvalidArguments: the connection has not agreed on synchronous writes, or the consumer has no name.
+        CloseConnection: the seqno was not sent yet.
+        NotMyVbucket: the vbucket was deleted.
+    """
+    producer = _require_producer(session)
+    if not producer.sends_prepares or not producer.consumer_name:
+        raise InvalidArguments("SEQNO_ACKNOWLEDGED needs enable_sync_writes and consumer_name")
+    vbucket, stream = producer.bucket.store.find_existing(request.vbucket), producer.streams.get(request.vbucket)
+    if stream is None:
+        return b""
+    if request.prepared_seqno > stream.cursor.seqno:
+        raise CloseConnection(
+            f"vbucket {vbucket.id}: seqno {request.prepared_seqno} acknowledged, sent up to {stream.cursor.seqno}"
+        )
+    producer.bucket.sync_writes.acknowledge(vbucket, producer.consumer_name, request.prepared_seqno)
+    return b""
+
+
 def refuse_request(session: Session, frame: Frame) -> bytes:
     """Refuse a change-stream request that has no handler.
 
@@ -149,6 +176,4 @@ def refuse_request(session: Session, frame: Frame) -> bytes:
         find_layout(frame).check(frame)
     if frame.opcode == Opcode.DCP_SET_VBUCKET_STATE and frame.extras[0] not in set(VbucketState):
         raise InvalidArguments(f"vbucket state {frame.extras[0]}, expected 1 to {max(VbucketState)}")
-    if frame.opcode == Opcode.DCP_SEQNO_ACKNOWLEDGED:
-        refuse_for_now("SEQNO_ACKNOWLEDGED")
     raise CloseConnection(f"{name_opcode(frame.opcode)} sent to a producer")

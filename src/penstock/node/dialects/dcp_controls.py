@@ -81,8 +81,20 @@ def _set_end_on_close(producer: DcpProducer, value: str) -> None:
     producer.end_on_close = producer.end_on_close or value == "true"
 
 
-def _ignore_consumer_name(producer: DcpProducer, value: str) -> None:
-    """Ignore the name: only synchronous replication would use it, which this node does not support."""
+def _enable_sync_writes(producer: DcpProducer, value: str) -> None:
+    _accept_values("true")(producer, value)
+    if producer.uses_stream_ids:
+        raise NotSupported("synchronous writes on a connection with stream ids")
+    if not producer.collections:
+        raise NotSupported("synchronous writes without collections")
+    producer.sends_prepares = True
+    producer.choose_options()
+
+
+def _set_consumer_name(producer: DcpProducer, value: str) -> None:
+    if not value:
+        raise _make_value_error(value, "a name")
+    producer.consumer_name = value
 
 
 def _refuse_stream_buffer(producer: DcpProducer, value: str) -> None:
@@ -118,6 +130,8 @@ def _set_compression(producer: DcpProducer, value: str) -> None:
 
 def _enable_stream_ids(producer: DcpProducer, value: str) -> None:
     _accept_values("true")(producer, value)
+    if producer.sends_prepares:
+        raise NotSupported("stream ids on a connection with synchronous writes")
     producer.uses_stream_ids = True
 
 
@@ -169,8 +183,8 @@ CONTROLS: dict[str, Setter] = {
     "send_stream_end_on_client_close_stream": _set_end_on_close,
     "enable_expiry_opcode": _set_expirations,
     "enable_stream_id": _enable_stream_ids,
-    "enable_sync_writes": _accept_values("true"),
-    "consumer_name": _ignore_consumer_name,
+    "enable_sync_writes": _enable_sync_writes,
+    "consumer_name": _set_consumer_name,
     "include_deleted_user_xattrs": _check_deleted_user_xattrs,
     "backfill_order": _set_backfill_order,
     "enable_out_of_order_snapshots": _enable_out_of_order,

@@ -47,6 +47,9 @@ _STREAM_OPCODES = frozenset(
         Opcode.DCP_DELETION,
         Opcode.DCP_EXPIRATION,
         Opcode.DCP_SYSTEM_EVENT,
+        Opcode.DCP_PREPARE,
+        Opcode.DCP_COMMIT,
+        Opcode.DCP_ABORT,
         Opcode.DCP_SEQNO_ADVANCED,
         Opcode.DCP_STREAM_END,
     )
@@ -135,6 +138,8 @@ class DcpProducer(StreamProducer):
         sends_compressed: whether values are compressed if that makes them smaller.
         sends_purge_seqno: whether snapshot markers have the purge seqno.
         out_of_order: whether SEQNO_ADVANCED ends changes out of order; None if the consumer accepts none.
+        sends_prepares: whether the consumer gets prepares, commits and aborts of synchronous writes.
+        consumer_name: the consumer's name in the topology of vbuckets, with which it acknowledges prepares; or empty.
         uses_stream_ids: whether each stream has an id, so that a vbucket may have several streams.
         uses_v7_statuses: whether a missing stream has a status of its own.
         end_on_close: whether a stream that the consumer closes ends with a message.
@@ -149,6 +154,8 @@ class DcpProducer(StreamProducer):
             self.sends_purge_seqno
         ) = False
         self.out_of_order: bool | None = None
+        self.sends_prepares = False
+        self.consumer_name = ""
         self.uses_stream_ids = self.uses_v7_statuses = self.end_on_close = False
         self._takeovers: dict[int, StreamTakeover] = {}  # by the opaque of the stream
         self.choose_options()
@@ -181,6 +188,7 @@ class DcpProducer(StreamProducer):
             flatbuffers=self.sends_flatbuffers,
             ext_metadata=self.sends_ext_metadata,
             seqno_advanced=self.collections or skips,
+            sync_writes=self.sends_prepares,
             purge_seqno=self.sends_purge_seqno,
             out_of_order=self.out_of_order is not None,
             out_of_order_seqno=bool(self.out_of_order),
@@ -223,6 +231,8 @@ class DcpProducer(StreamProducer):
         if error := find_range_error(position):
             raise OutOfRange(error)
         wanted = read_filter_request(request.value)
+        if self.sends_prepares and (wanted.collections is not None or wanted.scope is not None):
+            raise NotSupported("a stream of some collections with synchronous writes")
         self._check_stream_id(wanted.stream_id)
         encoder = self._make_encoder(wanted)
         if takes_over:
@@ -298,8 +308,9 @@ class DcpProducer(StreamProducer):
         super().end_stream(stream, reason)
 
     def remove_stream(self, stream: ProducerStream) -> None:
-        """Forget a stream that has ended, with its takeover."""
+        """Forget a stream that has ended, with its takeover and the acknowledgements of its consumer."""
         self._stop_takeover(stream)
+        self.bucket.sync_writes.forget(stream.vbucket, self.consumer_name)
         super().remove_stream(stream)
 
     def _stop_takeover(self, stream: ProducerStream) -> None:
@@ -308,6 +319,8 @@ class DcpProducer(StreamProducer):
 
     def stop(self) -> None:
         """Stop all streams, their takeovers and the NOOPs."""
+        for stream in self.streams.values():
+            self.bucket.sync_writes.forget(stream.vbucket, self.consumer_name)
         super().stop()
         self.noops.stop()
         for takeover in self._takeovers.values():

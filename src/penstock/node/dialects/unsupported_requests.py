@@ -13,11 +13,8 @@ UNSUPPORTED: dict[str, tuple[Status, str]] = {
     # STREAM_REQ
     "CACHE_TRANSFER": (Status.NOT_SUPPORTED, "cache transfer"),
     # CONTROL
-    "enable_sync_writes": (Status.NOT_SUPPORTED, "sync writes"),
     "change_streams": (Status.NOT_SUPPORTED, "change history"),
     "cache_transfer": (Status.NOT_SUPPORTED, "cache transfer"),
-    # other requests
-    "SEQNO_ACKNOWLEDGED": (Status.EINVAL, "sync writes"),
 }
 """Name of the request -> the status of the refusal, and the missing capability.
 

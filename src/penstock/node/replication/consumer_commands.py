@@ -23,21 +23,24 @@ from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Handler, Session
 from penstock.store.history.event_frames import pack_events
 from penstock.store.history.vbucket_changes import REFUSED
-from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, SystemEventKind, VbucketState
+from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, DurabilityLevel, SystemEventKind, VbucketState
 from penstock.wire.codec.flags import Datatype, StreamFlag
 from penstock.wire.codec.frame import HEADER_BYTES, Buffer, Frame, name_opcode
 from penstock.wire.codec.layout import find_forms, find_layout
 from penstock.wire.codec.opcodes import DCP_OPCODES, Magic, Opcode
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import (
+    Abort,
     AddStream,
     CloseStream,
+    Commit,
     DcpNoop,
     Deletion,
     DeletionV2,
     Expiration,
     Mutation,
     OldExpiration,
+    Prepare,
     SeqnoAdvanced,
     SetVbucketState,
     SnapshotMarker,
@@ -46,16 +49,25 @@ from penstock.wire.messages.dcp import (
     SystemEvent,
 )
 from penstock.wire.messages.system_event import unpack_system_event
-from penstock.wire.values.collection_key import DEFAULT_PREFIX, SYSTEM_COLLECTION, split_collection_key
+from penstock.wire.values.collection_key import (
+    DEFAULT_PREFIX,
+    PREPARED_COLLECTION,
+    SYSTEM_COLLECTION,
+    split_collection_key,
+)
 from penstock.wire.values.snappy import read_inflated_length
 
 __all__ = ["COMMANDS", "MESSAGES", "refuse_request"]
 
 _RETRY_SECONDS = 0.25
 _ADD_STREAM_FLAGS = sum(map(int, StreamFlag)) - StreamFlag.CACHE_TRANSFER
+_OWN_COLLECTIONS = (SYSTEM_COLLECTION, PREPARED_COLLECTION)
+_PREPARE_BYTES = 2
+"""Bytes that flow control counts for a prepare beside its bytes on the wire. Source: kv_engine, MB-46634."""
 _SNAPPY, _XATTR = int(Datatype.SNAPPY), int(Datatype.XATTR)
 
 _Removal = Deletion | DeletionV2 | Expiration | OldExpiration
+_Change = Mutation | _Removal | SystemEvent | SeqnoAdvanced | Prepare | Commit
 
 
 def _count_bytes(handler: Handler) -> Handler:
@@ -81,7 +93,8 @@ def _count_bytes(handler: Handler) -> Handler:
 
 
 def _count_frame(frame: Frame) -> int:
-    return HEADER_BYTES + len(frame.framing) + len(frame.extras) + len(frame.key) + len(frame.value)
+    more = _PREPARE_BYTES if frame.opcode == Opcode.DCP_PREPARE else 0
+    return more + HEADER_BYTES + len(frame.framing) + len(frame.extras) + len(frame.key) + len(frame.value)
 
 
 def _wait_before_retry(session: Session, resume: Resume) -> CancelWait:
@@ -152,7 +165,7 @@ def store_mutation(session: Session, message: Mutation) -> bytes:
         nru=message.nru,
         datatype=message.datatype,
     )
-    return _acknowledge_snapshot(message, is_complete)
+    return _acknowledge(stream, message, is_complete)
 
 
 @MESSAGES.serve(needs=REPLICATE)
@@ -174,7 +187,48 @@ def store_removal(session: Session, message: _Removal) -> bytes:
         datatype=datatype,
         delete_time=0 if isinstance(message, Deletion) else message.delete_time,
     )
-    return _acknowledge_snapshot(message, is_complete)
+    return _acknowledge(stream, message, is_complete)
+
+
+@MESSAGES.serve(needs=REPLICATE)
+def store_prepare(session: Session, message: Prepare) -> bytes:
+    """Store the prepare of a synchronous write."""
+    _require_sync_writes(session, message.received_as)
+    stream = _find_stream(session, message)
+    if message.durability not in set(DurabilityLevel) or message.deleted not in (0, 1):
+        raise InvalidArguments(f"prepare of level {message.durability}, deleted {message.deleted}")
+    has_value = not message.deleted or message.datatype & _XATTR
+    datatype, value = (message.datatype, message.value) if has_value else (0, b"")
+    _check_value(session, datatype, value)
+    is_complete = stream.store_change(
+        Event.DELETION if message.deleted else Event.MUTATION,
+        _read_key(session, message.key),
+        value,
+        seqno=_read_seqno(message.by_seqno),
+        cas=message.cas,
+        rev_seqno=message.rev_seqno,
+        flags=message.flags,
+        expiry=message.expiry,
+        lock_time=message.lock_time,
+        nru=message.nru,
+        datatype=datatype,
+        level=message.durability,
+    )
+    return _acknowledge(stream, message, is_complete)
+
+
+@MESSAGES.serve(needs=REPLICATE)
+def decide_prepare(session: Session, message: Commit | Abort) -> bytes:
+    """Store the commit or the abort of a synchronous write."""
+    _require_sync_writes(session, message.received_as)
+    stream = _find_stream(session, message)
+    is_complete = stream.decide_prepare(
+        _read_key(session, message.key),
+        message.prepared_seqno,
+        seqno=_read_seqno(message.by_seqno),
+        commits=message.received_as == Opcode.DCP_COMMIT,
+    )
+    return _acknowledge(stream, message, is_complete)
 
 
 @MESSAGES.serve(needs=REPLICATE)
@@ -193,14 +247,14 @@ def store_system_event(session: Session, message: SystemEvent) -> bytes:
         flags=int(event.kind),
     )
     adopt_manifest(get_consumer(session).bucket, stream.vbucket)
-    return _acknowledge_snapshot(message, is_complete)
+    return _acknowledge(stream, message, is_complete)
 
 
 @MESSAGES.serve(needs=REPLICATE)
 def advance_seqno(session: Session, message: SeqnoAdvanced) -> bytes:
     """Record that the producer has no further change up to a seqno."""
     stream = _find_stream(session, message)
-    return _acknowledge_snapshot(message, stream.advance_seqno(_read_seqno(message.by_seqno)))
+    return _acknowledge(stream, message, stream.advance_seqno(_read_seqno(message.by_seqno)))
 
 
 @MESSAGES.serve(needs=REPLICATE)
@@ -242,18 +296,16 @@ def refuse_request(session: Session, frame: Frame) -> bytes:
 
 def _find_stream(
     session: Session,
-    message: SnapshotMarker
-    | SnapshotMarkerV2
-    | Mutation
-    | _Removal
-    | SystemEvent
-    | SeqnoAdvanced
-    | SetVbucketState
-    | StreamEnd,
+    message: _Change | SnapshotMarker | SnapshotMarkerV2 | SetVbucketState | StreamEnd,
 ) -> PassiveStream:
     """Return the stream of a message. Raises InvalidArguments for a stream id, which no stream of a consumer has."""
     _refuse_stream_id(session)
     return get_consumer(session).find_stream(message.vbucket, message.opaque)
+
+
+def _require_sync_writes(session: Session, opcode: int) -> None:
+    if not get_consumer(session).negotiation.has_sync_writes:
+        raise CloseConnection(f"{name_opcode(opcode)} sent to a consumer without synchronous writes")
 
 
 def _refuse_stream_id(session: Session) -> None:
@@ -261,11 +313,12 @@ def _refuse_stream_id(session: Session) -> None:
         raise InvalidArguments(f"stream id {session.infos.stream_id}, which this consumer has not requested")
 
 
-def _acknowledge_snapshot(message: Mutation | _Removal | SystemEvent | SeqnoAdvanced, is_complete: bool) -> bytes:
-    """Return the answer to a marker with ACK, which is due when its snapshot is complete; nothing before."""
+def _acknowledge(stream: PassiveStream, message: _Change, is_complete: bool) -> bytes:
+    """Return the messages that are due after a change: the answer to a marker with ACK, acknowledged prepares."""
+    due = stream.acknowledge_prepares()
     if not is_complete:
-        return b""
-    return encode_reply(Frame(int(Magic.REQUEST), int(Opcode.DCP_SNAPSHOT_MARKER), opaque=message.opaque))
+        return due
+    return encode_reply(Frame(int(Magic.REQUEST), int(Opcode.DCP_SNAPSHOT_MARKER), opaque=message.opaque)) + due
 
 
 def _read_seqno(seqno: int) -> int:
@@ -278,11 +331,11 @@ def _read_key(session: Session, key: bytes) -> bytes:
     """Return the store's key of a document.
 
     Raises:
-        InvalidArguments: the key is empty, too long, or in the collection of system events.
+        InvalidArguments: the key is empty, too long, or in a collection of the store's own.
         RemoteProtocolError: the key does not begin with a collection id.
     """
     collection_id, own_key = split_collection_key(key) if session.collections else (0, key)
-    if not 0 < len(own_key) <= MAX_KEY or collection_id == SYSTEM_COLLECTION:
+    if not 0 < len(own_key) <= MAX_KEY or collection_id in _OWN_COLLECTIONS:
         raise InvalidArguments(f"key of {len(own_key)} bytes in collection {collection_id:#x}, limit {MAX_KEY}")
     return key if session.collections else DEFAULT_PREFIX + key
 

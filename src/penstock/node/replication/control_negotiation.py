@@ -19,6 +19,8 @@ NOOP_SECONDS: Final = 180
 
 _NOOP = b"enable_noop"
 _V7_STATUSES = b"v7_dcp_status_codes"
+_SYNC_WRITES = b"enable_sync_writes"
+_CONSUMER_NAME = b"consumer_name"
 
 _CLASSIC: Final = (
     (b"connection_buffer_size", b"%d" % BUFFER_BYTES),
@@ -46,14 +48,18 @@ class ControlNegotiation:
         has_started: whether the first setting was requested.
     """
 
-    def __init__(self, *, has_collections: bool) -> None:
+    def __init__(self, *, has_collections: bool, consumer_name: str = "") -> None:
         """Plan the settings of a connection.
 
         Args:
             has_collections: whether the connection has agreed on collections. Such a peer knows more settings.
+            consumer_name: the name in the topology of vbuckets, with which the consumer acknowledges synchronous
+                writes; empty: it gets none.
         """
         self.has_started = False
         self._left = list(_CLASSIC + _WITH_COLLECTIONS if has_collections else _CLASSIC)
+        if has_collections and consumer_name:
+            self._left += [(_SYNC_WRITES, b"true"), (_CONSUMER_NAME, consumer_name.encode())]
         self._requested: tuple[int, bytes] | None = None
         self._accepted: set[bytes] = set()
 
@@ -71,6 +77,11 @@ class ControlNegotiation:
     def has_v7_statuses(self) -> bool:
         """Whether a missing stream and a wrong opaque have statuses of their own."""
         return _V7_STATUSES in self._accepted
+
+    @property
+    def has_sync_writes(self) -> bool:
+        """Whether the peer sends prepares, and accepts acknowledgements of them."""
+        return {_SYNC_WRITES, _CONSUMER_NAME} <= self._accepted
 
     def take_next(self, opaque: int) -> tuple[bytes, bytes] | None:
         """Return the name and value of the next setting to request, None after the last one.

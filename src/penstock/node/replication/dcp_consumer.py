@@ -50,16 +50,20 @@ class DcpConsumer(StreamEndpoint):
 
     role = StreamRole.CONSUMER
 
-    def __init__(self, session: Session, bucket: ServedBucket, name: bytes, flags: int) -> None:
+    def __init__(
+        self, session: Session, bucket: ServedBucket, name: bytes, flags: int, consumer_name: str = ""
+    ) -> None:
         self.flags = flags
         self.streams: dict[int, PassiveStream] = {}
-        self.negotiation = ControlNegotiation(has_collections=session.collections)
+        self.negotiation = ControlNegotiation(has_collections=session.collections, consumer_name=consumer_name)
         self.received_bytes = self.acked_bytes = 0
         self._opaques = count(1)
         self._messages = self._messages_before = 0
         self._is_refused = False
         self._silence = DeadlineTimer(session.node.loop, partial(session.output.run_guarded, self._check_peer))
         super().__init__(session, bucket, Dialect.DCP, name)
+        self._on_persisted = partial(_acknowledge_persisted, self)
+        bucket.sync_writes.on_persisted[self._on_persisted] = None
 
     # Streams
 
@@ -169,7 +173,7 @@ class DcpConsumer(StreamEndpoint):
                 log = unpack_failover_log(frame.value)
                 if not log:
                     raise CloseConnection(f"vbucket {stream.vbucket.id}: accepted with an empty failover log")
-                stream.accept(log)
+                stream.accept(log, acknowledges=self.negotiation.has_sync_writes)
             elif frame.specific == Status.ROLLBACK and stream.roll_back(unpack_rollback(frame.value)):
                 return stream.make_request().encode()
             else:
@@ -177,7 +181,7 @@ class DcpConsumer(StreamEndpoint):
         except RemoteProtocolError as error:
             raise CloseConnection(str(error)) from None
         reply = AddStreamReply(opaque=stream.request_opaque, status=frame.specific, stream_opaque=stream.opaque)
-        return reply.encode()
+        return reply.encode() + stream.acknowledge_prepares()
 
     # Flow control, and the end
 
@@ -224,6 +228,7 @@ class DcpConsumer(StreamEndpoint):
     def stop(self) -> None:
         """Forget the streams, since the connection ends. The vbuckets keep their changes."""
         self._silence.cancel()
+        self.bucket.sync_writes.on_persisted.pop(self._on_persisted, None)
         super().stop()
         self.streams.clear()
 
@@ -245,3 +250,10 @@ class DcpConsumer(StreamEndpoint):
             "total_acked_bytes": self.acked_bytes,
             "unacked_bytes": self.received_bytes - self.acked_bytes,
         }
+
+
+def _acknowledge_persisted(consumer: DcpConsumer) -> None:
+    """Acknowledge the prepares that a commit to disk has made safe."""
+    for stream in consumer.streams.values():
+        if acknowledgement := stream.acknowledge_prepares():
+            consumer.session.output.write(acknowledgement)

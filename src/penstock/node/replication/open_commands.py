@@ -55,7 +55,7 @@ def open_connection(session: Session, request: Open) -> bytes:
     if len(request.key) > MAX_NAME:
         raise InvalidArguments(f"name of {len(request.key)} bytes, limit {MAX_NAME}")
     _check_flags(request.flags)
-    _check_value(request)
+    consumer_name = _read_consumer_name(request)
     produces = bool(request.flags & OpenFlag.PRODUCER)
     bucket = require_streamable_bucket(session)
     if produces:
@@ -63,7 +63,7 @@ def open_connection(session: Session, request: Open) -> bytes:
     else:
         if not session.has_privilege(Privilege.REPLICATE):
             raise AccessDenied("DCP OPEN of a consumer needs the privilege REPLICATE")
-        session.endpoint = DcpConsumer(session, bucket, request.key, request.flags)
+        session.endpoint = DcpConsumer(session, bucket, request.key, request.flags, consumer_name)
     session.datatypes |= int(Datatype.JSON)
     session.choose_handlers()
     return encode_reply(request)
@@ -78,13 +78,14 @@ def _check_flags(flags: int) -> None:
     check_flags(flags, _OFFERED)
 
 
-def _check_value(request: Open) -> None:
-    """Check the value. Only OPEN of a consumer may have one: a JSON object with `consumer_name`.
+def _read_consumer_name(request: Open) -> str:
+    """Return the name of a consumer in the topology of vbuckets; empty if the request has none.
 
-    The name is for acknowledgements of synchronous writes, which this node does not send.
+    Raises:
+        InvalidArguments: a value that is no JSON object with `consumer_name`, or the value of a producer.
     """
     if not request.value and not request.datatype:
-        return
+        return ""
     try:
         fields = json.loads(bytes(request.value)) if request.datatype == Datatype.JSON else None
     except (ValueError, RecursionError) as error:
@@ -95,6 +96,7 @@ def _check_value(request: Open) -> None:
             f"value of {len(request.value)} bytes with datatype 0x{request.datatype:02x}, expected none, or of a "
             f"consumer a JSON object with {_CONSUMER_NAME}"
         )
+    return str(fields.get(_CONSUMER_NAME, ""))
 
 
 def _list_types(fields: dict[str, object]) -> dict[str, type]:

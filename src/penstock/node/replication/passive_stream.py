@@ -9,13 +9,14 @@ from penstock.node.answers import CloseConnection
 from penstock.node.buckets.endpoint_reports import StreamReport
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.buckets.vbucket_events import VbucketEvent, VbucketListener
+from penstock.store.documents.durability_monitor import get_high_prepared_seqno
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.failover_log import FailoverLog, sanitise_log
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
 from penstock.wire.codec.flags import SnapshotFlag
 from penstock.wire.codec.frame import Buffer
 from penstock.wire.columns.schema import Event
-from penstock.wire.messages.dcp import SnapshotMarker, SnapshotMarkerV2, StreamReq
+from penstock.wire.messages.dcp import SeqnoAcknowledged, SnapshotMarker, SnapshotMarkerV2, StreamReq
 from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance_state
 
 __all__ = ["PassiveStream"]
@@ -60,6 +61,8 @@ class PassiveStream:
         self._snapshot: tuple[int, int] | None = None
         self._needs_ack = False
         self._hides = False  # the open snapshot left seqnos out
+        self._acknowledges = False
+        self._acknowledged = 0  # prepares up to this seqno were acknowledged
 
     # The request
 
@@ -79,8 +82,14 @@ class PassiveStream:
             snap_end=history.snapshot_end if is_inside else high_seqno,
         )
 
-    def accept(self, log: FailoverLog) -> None:
-        """Adopt the failover log of the producer, which has accepted the request."""
+    def accept(self, log: FailoverLog, *, acknowledges: bool = False) -> None:
+        """Adopt the failover log of the producer, which has accepted the request.
+
+        Args:
+            log: the failover log.
+            acknowledges: whether the producer wants to know which prepares are stored.
+        """
+        self._acknowledges = acknowledges
         self._advance(StreamEvent.ACCEPTED)
         history = self.vbucket.history
         self._hides = history.whole_seqno < self.vbucket.changes.high_seqno  # unknown of changes before this stream
@@ -169,26 +178,55 @@ class PassiveStream:
             CloseConnection: the seqno is not in the open snapshot.
             TemporaryFailure: the bucket accepts no changes for the moment; OutOfMemory likewise.
         """
-        vbucket = self.vbucket
-        high_seqno = vbucket.changes.high_seqno
-        if seqno <= high_seqno:
-            raise OutOfRange(f"vbucket {vbucket.id}: seqno {seqno} after {high_seqno}")
-        end = self._check_seqno(seqno)
-        self._hides = self._hides or seqno != high_seqno + 1
-        vbucket.incoming.apply(
+        end = self._begin_change(seqno)
+        self.vbucket.incoming.apply(
             event,
             key,
             value,
-            cas=cas or vbucket.changes.clock.last + 1,
+            cas=cas or self.vbucket.changes.clock.last + 1,
             rev_seqno=rev_seqno,
             seqno=seqno,
             snapshot_end=end,
             hides=self._hides,
             **fields,
         )
-        self.changes += 1
-        self._bucket.changed.add(vbucket.id)
-        return self._complete() if seqno == end else False
+        return self._end_change(seqno, end)
+
+    def decide_prepare(self, key: bytes, prepared_seqno: int, *, seqno: int, commits: bool) -> bool:
+        """Store the commit or the abort of a prepare.
+
+        Args:
+            key: the store's key.
+            prepared_seqno: the seqno of the prepare; 0 in an abort of a prepare that was left out.
+            seqno: the seqno of the commit or abort.
+            commits: whether it is a commit.
+
+        Returns:
+            As `store_change`.
+
+        Raises:
+            KeyNotFound: a commit without its prepare. Other errors: as `store_change`.
+        """
+        end = self._begin_change(seqno)
+        self.vbucket.incoming.decide_prepare(
+            key, prepared_seqno, seqno=seqno, snapshot_end=end, hides=self._hides, commits=commits
+        )
+        return self._end_change(seqno, end)
+
+    def acknowledge_prepares(self) -> bytes:
+        """Return the acknowledgement of further prepares, if it is due; else nothing."""
+        history = self.vbucket.history
+        if (
+            not self._acknowledges
+            or not history.prepares.is_used
+            or history.whole_seqno < self.vbucket.changes.high_seqno
+        ):
+            return b""
+        seqno = get_high_prepared_seqno(self.vbucket)
+        if seqno <= self._acknowledged:
+            return b""
+        self._acknowledged = seqno
+        return SeqnoAcknowledged(vbucket=self.vbucket.id, opaque=self.opaque, prepared_seqno=seqno).encode()
 
     def advance_seqno(self, seqno: int) -> bool:
         """Record that the producer has no further change up to a seqno.
@@ -228,6 +266,25 @@ class PassiveStream:
             state="pending" if self.state is None else self.state.value,
             details={"items_received": self.changes, "last_received_seqno": self.vbucket.changes.high_seqno},
         )
+
+    def _begin_change(self, seqno: int) -> int:
+        """Return the end of the snapshot of a change. Raises OutOfRange if the seqno does not increase."""
+        high_seqno = self.vbucket.changes.high_seqno
+        if seqno <= high_seqno:
+            raise OutOfRange(f"vbucket {self.vbucket.id}: seqno {seqno} after {high_seqno}")
+        end = self._check_seqno(seqno)
+        self._hides = self._hides or seqno != high_seqno + 1
+        return end
+
+    def _end_change(self, seqno: int, end: int) -> bool:
+        """Count a stored change.
+
+        Returns:
+            Whether it completes a snapshot whose marker asks for an answer.
+        """
+        self.changes += 1
+        self._bucket.changed.add(self.vbucket.id)
+        return self._complete() if seqno == end else False
 
     def _check_seqno(self, seqno: int) -> int:
         """Return the end of the open snapshot. Raises CloseConnection for a seqno outside."""

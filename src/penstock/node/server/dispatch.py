@@ -16,12 +16,12 @@ another length of extras.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from typing import NamedTuple
 
 from penstock.errors import AccessDenied, InvalidArguments, RemoteProtocolError
-from penstock.node.answers import Answer, CloseConnection, ReplyPieces
+from penstock.node.answers import Answer, CloseConnection
 from penstock.node.auth import Privilege
 from penstock.node.commands import (
     collection_commands,
@@ -34,7 +34,7 @@ from penstock.node.commands import (
     subdoc_commands,
     vbucket_commands,
 )
-from penstock.node.commands.durability import check_durability, reply_when_durable
+from penstock.node.commands.durability import serve_durable_write
 from penstock.node.dialects import dcp_commands, upr_commands, upr_draft_commands
 from penstock.node.replication import consumer_commands, open_commands
 from penstock.node.session.command_table import Command, CommandTable, Needs, Trait
@@ -262,20 +262,17 @@ def _serve_with_infos(session: Session, frame: Frame) -> Answer:
     infos = unpack_request_infos(frame.framing)
     if infos.impersonate is not None or infos.privileges or infos.token_id is not None:
         raise AccessDenied("impersonation is not supported")
-    if infos.durability is not None:
-        if frame.opcode not in _DURABLE:
-            text = f"opcode 0x{frame.opcode:02x} with a durability, which only changes of documents have"
-            raise InvalidArguments(text)
-        check_durability(session, infos.durability)
+    if infos.durability is not None and frame.opcode not in _DURABLE:
+        text = f"opcode 0x{frame.opcode:02x} with a durability, which only changes of documents have"
+        raise InvalidArguments(text)
     session.infos = infos
+    serve = partial(serve_frame, session, frame._replace(magic=Magic.REQUEST, framing=b""))
     try:
-        answer = serve_frame(session, frame._replace(magic=Magic.REQUEST, framing=b""))
+        if infos.durability is not None:
+            return serve_durable_write(session, frame.specific, infos.durability, serve)
+        return serve()
     finally:
         session.infos = NO_INFOS
-    if infos.durability is not None:
-        assert not isinstance(answer, ReplyPieces), "a change has a short reply"
-        return reply_when_durable(session, frame, answer, infos.durability)
-    return answer
 
 
 def serve_frame(session: Session, frame: Frame) -> Answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from struct import Struct
 
 from penstock.errors import RemoteProtocolError, StatusError, TooBig
 from penstock.node.answers import Answer, ReplyPieces
@@ -16,9 +17,17 @@ from penstock.wire.codec.opcodes import DCP_OPCODES, Magic
 from penstock.wire.codec.statuses import Status
 from penstock.wire.values.large_bytes import to_bytes
 
-__all__ = ["encode_refusal", "encode_reply", "encode_reply_in_parts", "get_classic_status", "get_opcode"]
+__all__ = [
+    "encode_refusal",
+    "encode_reply",
+    "encode_reply_in_parts",
+    "get_classic_status",
+    "get_opcode",
+    "replace_token_seqno",
+]
 
 
+_SEQNO = Struct(">Q")
 _RESPONSE = int(Magic.RESPONSE)
 _JSON = int(Datatype.JSON)
 
@@ -47,6 +56,12 @@ def encode_reply(
     body = extras_length + key_length + len(value)
     head = HEADER.pack(_RESPONSE, opcode, key_length, extras_length, datatype, status, body, request.opaque, cas)
     return b"".join((head, extras, key, to_bytes(value))) if body else head  # most changes have an empty reply
+
+
+def replace_token_seqno(reply: bytes, seqno: int) -> bytes:
+    """Return the reply to a change with another seqno in its mutation token, which is its vbuuid and its seqno."""
+    at = HEADER.size + _SEQNO.size
+    return reply[:at] + _SEQNO.pack(seqno) + reply[at + _SEQNO.size :]
 
 
 def encode_reply_in_parts(

@@ -21,6 +21,7 @@ from penstock.node.stats.stat_group import (
     make_missing_group,
     make_vbucket_group,
 )
+from penstock.store.documents.durability_monitor import get_high_prepared_seqno
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import MAX_VALUE, VbucketState
 from penstock.wire.codec.flags import Datatype
@@ -93,9 +94,9 @@ def _read_seqnos(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
             ("purge_seqno", vbucket.index.purge_seqno),
             ("last_persisted_snap_start", snap_start),
             ("last_persisted_snap_end", snap_end),
-            ("high_prepared_seqno", 0),
-            ("high_completed_seqno", 0),
-            ("max_visible_seqno", high),
+            ("high_prepared_seqno", get_high_prepared_seqno(vbucket)),
+            ("high_completed_seqno", vbucket.history.prepares.high_completed_seqno),
+            ("max_visible_seqno", vbucket.history.prepares.find_visible(high)),
         )
     )
 
@@ -143,7 +144,7 @@ def _read_vbucket_details(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
             ("uuid", vbucket.history.vbuuid),
             ("max_cas", vbucket.changes.clock.last),
             ("num_non_resident", 0),
-            ("max_visible_seqno", vbucket.changes.high_seqno),
+            ("max_visible_seqno", vbucket.history.prepares.find_visible(vbucket.changes.high_seqno)),
         )
     )
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from struct import Struct
 
+from penstock.store.history.vbucket_prepares import VbucketPrepares
 from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.flags import SnapshotFlag
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES
 from penstock.wire.codec.layout import Message
 from penstock.wire.codec.opcodes import Magic, Opcode
@@ -118,20 +120,23 @@ class StreamNotices:
             *(_MARKER_EXTRAS, self._opaque, 0, start, end, flags),
         )
 
-    def encode_marker_with_purge_seqno(self, start: int, end: int, flags: int, purge_seqno: int) -> bytes:
-        """Return a snapshot marker of version 2.2.
+    def encode_long_marker(
+        self, start: int, end: int, flags: int, prepares: VbucketPrepares, purge_seqno: int | None = None
+    ) -> bytes:
+        """Return a snapshot marker of version 2.2, or without a purge seqno of version 2.0.
 
-        kv_engine sends version 2.0 only to replicas with synchronous replication, which this node does not support.
+        kv_engine sends version 2.0 only to replicas with synchronous writes.
         """
         return self.encode(
             partial(
                 SnapshotMarkerV2,
-                version=2,
+                version=0 if purge_seqno is None else 2,
                 start_seqno=start,
                 end_seqno=end,
                 flags=flags,
-                max_visible_seqno=end,
+                max_visible_seqno=prepares.find_visible(end),
+                high_completed_seqno=min(prepares.high_completed_seqno, end) if flags & SnapshotFlag.DISK else 0,
                 purge_seqno=purge_seqno,
-                high_prepared_seqno=0,
+                high_prepared_seqno=None if purge_seqno is None else min(prepares.high_prepare_seqno, end),
             )
         )

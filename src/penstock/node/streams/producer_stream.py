@@ -14,6 +14,7 @@ from penstock.node.streams.stream_encoder import StreamEncoder, WireOptions
 from penstock.node.streams.stream_takeover import StreamTakeover
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.frame_chunks import Chunk
+from penstock.store.history.history_snapshot import Snapshot
 from penstock.store.history.rollback import StreamRequest
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.flags import OsoFlag, SnapshotFlag
@@ -255,7 +256,18 @@ class ProducerStream:
         """Return the frames of some changes. If the filter is then empty, the stream ends next."""
         producer, encoder, cursor = self.producer, self.encoder, self.cursor
         skips = producer.options.skip_first_deletions and cursor.is_first and not self.request.start_seqno
-        sent = encoder.encode(chunk, producer.options, is_plain=cursor.is_plain, skip_deletions=skips)
+        # After a resumption it is unknown whether the consumer has the prepare of a commit: it gets a mutation.
+        find_prepare = None
+        if producer.options.sync_writes and not (cursor.is_plain or cursor.is_first or cursor.snapshot is None):
+            prepares, start = self.vbucket.history.prepares, cursor.snapshot.start_seqno
+            find_prepare = partial(prepares.find_prepare_of, last_seqno=start)
+        sent = encoder.encode(
+            chunk,
+            producer.options,
+            is_plain=cursor.is_plain,
+            skip_deletions=skips,
+            find_prepare=find_prepare,
+        )
         if sent.items:
             self._advance_state(StreamEvent.DATA)
             self._last_sent = sent.seqno
@@ -285,12 +297,21 @@ class ProducerStream:
         if notice := self._encode_notice(StreamEvent.SNAPSHOT_START):
             return notice
         self._advance_state(StreamEvent.MARKER)
+        return self._encode_marker(snapshot)
+
+    def _encode_marker(self, snapshot: Snapshot) -> bytes:
+        cursor, options, prepares = self.cursor, self.producer.options, self.vbucket.history.prepares
         start, end, flags = cursor.announced_start, cursor.announced_end, snapshot.flags
+        if options.sync_writes and prepares.is_used and cursor.is_first:  # it may have commits without their prepares
+            flags = flags & ~SnapshotFlag.MEMORY | SnapshotFlag.DISK
         if self.takeover is not None and flags & SnapshotFlag.MEMORY:  # kv_engine wants no answers in a backfill
             flags |= SnapshotFlag.ACK
             self.takeover.steps.record(TakeoverEvent.MARKER)
+        purge_seqno = None
         if options.purge_seqno and (cursor.is_first or flags & SnapshotFlag.DISK):
-            return self._notices.encode_marker_with_purge_seqno(start, end, flags, self.vbucket.index.purge_seqno)
+            purge_seqno = self.vbucket.index.purge_seqno
+        if options.sync_writes or purge_seqno is not None:
+            return self._notices.encode_long_marker(start, end, flags, prepares, purge_seqno)
         return self._notices.encode_marker(start, end, flags)
 
     def _encode_snapshot_end(self) -> bytes:

@@ -117,7 +117,7 @@ class SnapshotCursor:
         start, end = self.seqno + 1, self.end_seqno
         if self._resumed_bounds is not None:
             start, end = min(start, self._resumed_bounds[0]), max(end, self._resumed_bounds[1])
-        is_plain = vbucket.changes.collection_state is None
+        is_plain = vbucket.collections.is_plain
         snapshot = vbucket.history.open_snapshot(self.seqno, end)
         announced_end = snapshot.end_seqno
         if not is_plain and not sees_all and announced_end > self.seqno:

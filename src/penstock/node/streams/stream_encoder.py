@@ -1,12 +1,13 @@
 """Encodes changes of the log for a stream: filters them, and brings them into the connection's form.
 
 Changes are processed in columns where possible. The first bytes of the keys show their collections. A vbucket that
-has only ever had the default collection needs no such check. System events are few, and are encoded one by one.
+has only ever had the default collection needs no such check. System events and synchronous writes are encoded one by
+one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -19,7 +20,8 @@ from penstock.node.streams.ext_metadata import append_ext_metadata
 from penstock.node.streams.stream_filter import StreamFilter
 from penstock.store.history.event_frames import read_event
 from penstock.store.history.frame_chunks import NO_FRAMES, Chunk
-from penstock.store.log.frame_fields import mask_mutations, read_collection_ids
+from penstock.store.history.prepare_frames import PREPARED_PREFIX, parse_prepare_value, read_abort_value
+from penstock.store.log.frame_fields import mask_mutations, read_by_seqnos, read_collection_ids
 from penstock.store.log.segment import gather_ascending
 from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.codec.frame import EXTRAS_LENGTH_AT, HEADER_BYTES, Buffer, cut_frame
@@ -27,10 +29,10 @@ from penstock.wire.codec.layout import decode_frame
 from penstock.wire.columns.frame_form import FrameForm
 from penstock.wire.columns.reframe import reframe
 from penstock.wire.columns.revalue import ValueOptions, revalue
-from penstock.wire.messages.dcp import Mutation, SystemEvent
+from penstock.wire.messages.dcp import Abort, Commit, Mutation, Prepare, SystemEvent
 from penstock.wire.messages.dcp_values import pack_stream_id
 from penstock.wire.messages.system_event import pack_system_event
-from penstock.wire.values.collection_key import DEFAULT_COLLECTION, SYSTEM_COLLECTION
+from penstock.wire.values.collection_key import DEFAULT_COLLECTION, PREPARED_COLLECTION, SYSTEM_COLLECTION
 
 __all__ = [
     "EncodedChanges",
@@ -45,6 +47,7 @@ __all__ = [
 _MEAN_RUN = 8  # a slice costs about as much as gathering 8 frames
 _SEQNO_BYTES = 8
 _FEW = 8  # changes up to which plain Python is faster than numpy
+_SPECIAL_COLLECTIONS = (SYSTEM_COLLECTION, PREPARED_COLLECTION)
 _LONG_ID = 0x80  # bit of a LEB128 byte that another byte follows
 
 
@@ -58,6 +61,8 @@ class WireOptions:
         flatbuffers: whether system events are FlatBuffers.
         ext_metadata: whether an extended metadata section follows each value.
         seqno_advanced: whether SEQNO_ADVANCED ends a snapshot whose last change is not sent.
+        sync_writes: whether prepares, commits and aborts are messages of their own. Otherwise only commits are sent, as
+            mutations and deletions.
         purge_seqno: whether the first marker of a stream, and markers of backfills, have the purge seqno.
         out_of_order: whether a stream of one collection may begin with its documents in the order of their keys.
         out_of_order_seqno: whether SEQNO_ADVANCED ends those documents.
@@ -69,6 +74,7 @@ class WireOptions:
     flatbuffers: bool = False
     ext_metadata: bool = False
     seqno_advanced: bool = False
+    sync_writes: bool = False
     purge_seqno: bool = False
     out_of_order: bool = False
     out_of_order_seqno: bool = False
@@ -96,6 +102,9 @@ class EncodedChanges(NamedTuple):
 
 _NOTHING = EncodedChanges(b"", 0, 0)
 
+FindPrepare = Callable[[int], int]
+"""Returns the seqno of the prepare that the change at a seqno has committed; 0 if the change is sent as it is."""
+
 
 class StreamEncoder:
     """Filters and encodes the changes of one stream.
@@ -114,7 +123,13 @@ class StreamEncoder:
         self._stream_options: WireOptions
 
     def encode(
-        self, chunk: Chunk, options: WireOptions, *, is_plain: bool = False, skip_deletions: bool = False
+        self,
+        chunk: Chunk,
+        options: WireOptions,
+        *,
+        is_plain: bool = False,
+        skip_deletions: bool = False,
+        find_prepare: FindPrepare | None = None,
     ) -> EncodedChanges:
         """Return the frames of the changes that the stream sends; none once the filter is empty.
 
@@ -123,17 +138,19 @@ class StreamEncoder:
             options: the options of the connection.
             is_plain: whether all changes are of the default collection, without system events.
             skip_deletions: whether to leave out deletions and expirations.
+            find_prepare: finds the commits that are sent as such; None: there are none.
         """
         options = self._with_stream_id(options)
-        wanted = self._includes_all(chunk, is_plain=is_plain) if not skip_deletions else None
+        is_mixed = skip_deletions or find_prepare is not None
+        wanted = None if is_mixed else self._includes_all(chunk, is_plain=is_plain)
         if wanted:
             return EncodedChanges(_encode_form(chunk, options), chunk.frame_count, read_last_seqno(chunk))
         if wanted is not None:
             return _NOTHING
         pieces: list[Buffer] = []
         items = seqno = 0
-        for part, is_event in self._split_changes(chunk, skip_deletions=skip_deletions):
-            piece = self._encode_system_event(part, options) if is_event else _encode_form(part, options)
+        for part, is_special in self._split_changes(chunk, skip_deletions=skip_deletions, find_prepare=find_prepare):
+            piece = self._encode_special(part, options, find_prepare) if is_special else _encode_form(part, options)
             if piece:
                 pieces.append(piece)
                 items, seqno = items + part.frame_count, read_last_seqno(part)
@@ -152,7 +169,7 @@ class StreamEncoder:
         if len(begins) > _FEW:
             return None
         owners = {data[begin + HEADER_BYTES + data[begin + EXTRAS_LENGTH_AT]] for begin in begins}
-        if len(owners) > 1 or (only := owners.pop()) == SYSTEM_COLLECTION or only >= _LONG_ID:
+        if len(owners) > 1 or (only := owners.pop()) in _SPECIAL_COLLECTIONS or only >= _LONG_ID:
             return None
         return self.filter.includes(only)
 
@@ -163,16 +180,21 @@ class StreamEncoder:
                 self._stream_options = replace(options, form=replace(options.form, stream_id=self.stream_id))
         return self._stream_options
 
-    def _split_changes(self, chunk: Chunk, *, skip_deletions: bool) -> Iterator[tuple[Chunk, bool]]:
+    def _split_changes(
+        self, chunk: Chunk, *, skip_deletions: bool, find_prepare: FindPrepare | None
+    ) -> Iterator[tuple[Chunk, bool]]:
         """Divide changes into runs, and leave out the changes that are not sent.
 
         Yields:
-            In order, a run of changes with False, or a single system event with True.
+            In order, a run of changes with False, or with True a single system event, prepare, commit or abort.
         """
         owners = read_chunk_collections(chunk)
+        special = np.isin(owners, _SPECIAL_COLLECTIONS)
+        if find_prepare is not None:
+            special |= np.array([find_prepare(seqno) > 0 for seqno in _read_seqnos(chunk)])
         passed = ~mask_mutations(memoryview(chunk.data), np.asarray(chunk.offsets)) if skip_deletions else None
         start = 0
-        for event in [*np.flatnonzero(owners == SYSTEM_COLLECTION).tolist(), chunk.frame_count]:
+        for event in [*np.flatnonzero(special).tolist(), chunk.frame_count]:
             wanted = np.zeros(chunk.frame_count, np.bool_)
             wanted[start:event] = self.filter.select(owners[start:event])
             if passed is not None:
@@ -185,9 +207,23 @@ class StreamEncoder:
                 yield select_changes(chunk, wanted), True
             start = event + 1
 
-    def _encode_system_event(self, part: Chunk, options: WireOptions) -> bytes:
-        """Return the message of a system event, empty if this consumer gets none."""
+    def _encode_special(self, part: Chunk, options: WireOptions, find_prepare: FindPrepare | None) -> Buffer:
+        """Return the message of a system event, prepare, commit or abort; empty if this consumer gets none."""
         source: Any = decode_frame(cut_frame(memoryview(part.data), 0))
+        if source.key.startswith(PREPARED_PREFIX):
+            return _encode_prepare(source, options) if options.sync_writes else b""
+        if find_prepare is not None and (prepared := find_prepare(source.by_seqno)):
+            return Commit(
+                vbucket=source.vbucket,
+                opaque=source.opaque,
+                key=source.key,
+                prepared_seqno=prepared,
+                by_seqno=source.by_seqno,
+            ).encode()
+        return self._encode_system_event(source, options)
+
+    def _encode_system_event(self, source: Any, options: WireOptions) -> bytes:
+        """Return the message of a system event, empty if this consumer gets none."""
         try:
             event = read_event(source.key, source.value, source.flags if isinstance(source, Mutation) else None)
         except RemoteProtocolError:
@@ -214,6 +250,45 @@ def _encode_form(chunk: Chunk, options: WireOptions) -> Buffer:
     data, begins, bodies_removed = revalue(chunk.data, chunk.offsets, options.content)
     formed = reframe(data, begins, options.with_bodies if bodies_removed else options.form)
     return append_ext_metadata(formed) if options.ext_metadata else formed
+
+
+def _encode_prepare(source: Any, options: WireOptions) -> bytes:
+    """Return the message of a prepare or an abort. The document in a prepare gets the connection's form."""
+    key = source.key[len(PREPARED_PREFIX) :]
+    found = parse_prepare_value(memoryview(source.value))
+    if found is None:
+        return Abort(
+            vbucket=source.vbucket,
+            opaque=source.opaque,
+            key=key,
+            prepared_seqno=read_abort_value(source.value),
+            by_seqno=source.by_seqno,
+        ).encode()
+    level, frame = found
+    formed = _encode_form(Chunk(bytearray(frame), np.zeros(1, np.int64)), options)
+    document: Any = decode_frame(cut_frame(memoryview(formed), 0))
+    is_mutation = isinstance(document, Mutation)
+    return Prepare(
+        vbucket=source.vbucket,
+        opaque=source.opaque,
+        cas=source.cas,
+        datatype=document.datatype,
+        key=key,
+        value=document.value,
+        by_seqno=source.by_seqno,
+        rev_seqno=source.rev_seqno,
+        flags=document.flags if is_mutation else 0,
+        expiry=document.expiry if is_mutation else 0,
+        deleted=int(not is_mutation),
+        durability=level,
+    ).encode()
+
+
+def _read_seqnos(chunk: Chunk) -> list[int]:
+    """Return the seqno of each change."""
+    found = read_by_seqnos(memoryview(chunk.data), np.asarray(chunk.offsets, np.int64))
+    seqnos: list[int] = found.tolist()
+    return seqnos
 
 
 def join_pieces(pieces: Sequence[Buffer]) -> Buffer:

@@ -39,7 +39,7 @@ def find_mutations(chunk: Chunk) -> Column:
 
 def to_tap_changes(chunk: Chunk, vbucket: Vbucket) -> Chunk:
     """Return the changes that TAP can send: of the default collection, without extended attributes, inflated."""
-    if vbucket.changes.collection_state is not None:
+    if not vbucket.collections.is_plain:
         chunk = select_changes(chunk, read_chunk_collections(chunk) == DEFAULT_COLLECTION)
     data, begins, _ = revalue(chunk.data, chunk.offsets, _CONTENT)
     return Chunk(data, begins)

@@ -8,12 +8,13 @@ from penstock.store.documents.document_expiry import DocumentExpiry
 from penstock.store.documents.document_locks import DocumentLocks
 from penstock.store.documents.document_writer import DocumentWriter
 from penstock.store.documents.item import Stored, is_document, read_meta
-from penstock.store.history.event_frames import SYSTEM_PREFIX, read_event
+from penstock.store.history.event_frames import SYSTEM_PREFIX, EventFrame, read_event
 from penstock.store.history.tombstone import make_tombstone_head
 from penstock.store.history.vbucket_changes import CAS
 from penstock.store.history.vbucket_collections import VbucketCollections
 from penstock.store.history.vbucket_history import VbucketHistory
 from penstock.store.log.long_frame import LONG_FROM, Frame, LongFrame
+from penstock.wire.codec.constants import DurabilityLevel
 from penstock.wire.codec.frame import HEADER_BYTES, Buffer
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.columns.schema import Event
@@ -132,6 +133,7 @@ class IncomingChanges:
         nru: int = 0,
         datatype: int = 0,
         delete_time: int = 0,
+        level: int = 0,
     ) -> Stored:
         """Store a change of another node, with its cas and rev_seqno.
 
@@ -154,6 +156,7 @@ class IncomingChanges:
             nru: as in the DCP mutation.
             datatype: the Datatype bits.
             delete_time: epoch seconds; 0: now.
+            level: the durability level of a synchronous write, which is only prepared; 0: it is no such write.
 
         Returns:
             The change's cas and seqno.
@@ -191,16 +194,54 @@ class IncomingChanges:
             )
         frame: Frame = b"".join((head, key, value)) if value_length < LONG_FROM else LongFrame(head + key, value)
         history.begin_change(seqno, snapshot_end)
+        if level:
+            history.prepares.prepare(key, frame, DurabilityLevel(level), seqno)
+        else:
+            self._commit(event, key, seqno, frame, system_event)
+        changes.clock.observe(cas)
+        history.end_change(snapshot_end, hides=hides)
+        return _new_stored(Stored, (cas, seqno))
+
+    def _commit(self, event: Event, key: bytes, seqno: int, frame: Frame, system_event: EventFrame | None) -> None:
+        """Append the frame of a change, which ends a lock on its document, and decides a prepare."""
         if system_event is None:
-            changes.commit(changes.find(key, len(frame), event is not Event.MUTATION), key, seqno, frame)
+            newest = self._changes.find(key, len(frame), event is not Event.MUTATION)
+            self._changes.commit(newest, key, seqno, frame)
         else:
             self._collections.apply_event(system_event, seqno, frame)
         if self._locks.held:
             self._locks.forget(key)
-            history.prepares.settle_by_change(key, seqno)
-        changes.clock.observe(cas)
+            self._history.prepares.settle_by_change(key, seqno)
+
+    def decide_prepare(
+        self, key: bytes, prepared_seqno: int, *, seqno: int, snapshot_end: int, hides: bool, commits: bool
+    ) -> None:
+        """Store the commit or the abort of a prepare.
+
+        Args:
+            key: the document's key.
+            prepared_seqno: the seqno of the prepare; 0 in an abort of a prepare that was left out.
+            seqno: as of `apply`.
+            snapshot_end: as of `apply`.
+            hides: as of `apply`.
+            commits: whether it is a commit.
+
+        Raises:
+            KeyNotFound: a commit without its prepare.
+            OutOfRange: the seqno is not above high_seqno, or above LAST_SEQNO.
+        """
+        history, prepares = self._history, self._history.prepares
+        self._changes.check_refusal()
+        self._check_seqnos(seqno, 0)
+        pending = prepares.pending.get(key)
+        if commits and (pending is None or pending.seqno != prepared_seqno):
+            raise KeyNotFound(f"no prepare at seqno {prepared_seqno}", vbucket=self._changes.id)
+        history.begin_change(seqno, snapshot_end)
+        if commits:
+            prepares.commit(key, seqno)
+        else:
+            prepares.abort(key, seqno, prepared_seqno)
         history.end_change(snapshot_end, hides=hides)
-        return _new_stored(Stored, (cas, seqno))
 
     def _check_seqnos(self, seqno: int | None, rev_seqno: int) -> int:
         """Return the seqno of the next change, which may be given.

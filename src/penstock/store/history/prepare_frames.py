@@ -84,13 +84,15 @@ def make_prepare_frame(key: bytes, seqno: int, frame: Frame, level: DurabilityLe
     return LongFrame(front + frame.head, frame.value) if isinstance(frame, LongFrame) else front + frame
 
 
-def make_abort_frame(key: bytes, prepare: PendingPrepare, old: Newest, *, vbucket: int, seqno: int, now: int) -> bytes:
+def make_abort_frame(
+    key: bytes, prepare: PendingPrepare, old: Newest | None, *, vbucket: int, seqno: int, now: int
+) -> bytes:
     """Return the frame of an abort.
 
     Args:
         key: the key of the document.
         prepare: the aborted prepare.
-        old: the change of the prepare.
+        old: the change of the prepare, None if the vbucket does not have it.
         vbucket: the vbucket's number.
         seqno: the seqno of the abort.
         now: epoch seconds.
@@ -102,9 +104,9 @@ def make_abort_frame(key: bytes, prepare: PendingPrepare, old: Newest, *, vbucke
         vbucket=vbucket,
         key_length=len(prepared_key),
         value_length=len(value),
-        cas=old[2][CAS],
+        cas=0 if old is None else old[2][CAS],
         seqno=seqno,
-        rev_seqno=old[2][REV_SEQNO],
+        rev_seqno=0 if old is None else old[2][REV_SEQNO],
         delete_time=now,
     )
     return head + prepared_key + value

@@ -102,9 +102,10 @@ class VbucketPrepares:
                 break
         return seqno
 
-    def find_prepare_of(self, seqno: int) -> int:
-        """Return the seqno of the prepare that the change at `seqno` has committed; 0 if it is unknown, or none."""
-        return self._commits.get(seqno, 0)
+    def find_prepare_of(self, seqno: int, *, last_seqno: int) -> int:
+        """Return the seqno of the prepare that a change has committed; 0 if it is unknown, or above `last_seqno`."""
+        found = self._commits.get(seqno, 0)
+        return found if found <= last_seqno else 0
 
     # Writes
 
@@ -124,10 +125,7 @@ class VbucketPrepares:
             REFUSED: TemporaryFailure or OutOfMemory; the log accepts no changes.
         """
         changes = self._changes
-        if not self.is_used:
-            changes.log.make_room_for_note(self._history)
-            self.is_used = True
-            changes.log.write_note(self._history)
+        self._note_use()
         if key in self.pending:  # a producer that has left the abort out
             self._settle(key, seqno or changes.high_seqno + 1)
         prepared_key = PREPARED_PREFIX + key
@@ -169,12 +167,13 @@ class VbucketPrepares:
             del self._commits[next(iter(self._commits))]
         return seqno
 
-    def abort(self, key: bytes, seqno: int | None = None) -> int:
+    def abort(self, key: bytes, seqno: int | None = None, prepared_seqno: int = 0) -> int:
         """Abort the undecided prepare of a document.
 
         Args:
             key: the key of the document.
             seqno: the seqno of the abort; None: the next one.
+            prepared_seqno: the seqno of the prepare, if this vbucket does not have it.
 
         Returns:
             The seqno of the abort.
@@ -182,16 +181,25 @@ class VbucketPrepares:
         Raises:
             REFUSED: TemporaryFailure or OutOfMemory; the log accepts no changes.
         """
-        changes, prepare = self._changes, self.pending[key]
+        self._note_use()
+        changes = self._changes
+        prepare = self.pending.get(key) or PendingPrepare(prepared_seqno, DurabilityLevel.MAJORITY)
         prepared_key = PREPARED_PREFIX + key
         old = changes.find(prepared_key, len(prepared_key) + PREPARE_BYTES, frees=True)
-        assert old is not None
         seqno, now = seqno or changes.high_seqno + 1, changes.now() // _NANOSECONDS
         frame = make_abort_frame(key, prepare, old, vbucket=changes.id, seqno=seqno, now=now)
         changes.commit(old, prepared_key, seqno, frame)
-        del self.pending[key]
-        self.on_end(key)
+        self.high_prepare_seqno = max(self.high_prepare_seqno, prepare.seqno)
+        if self.pending.pop(key, None) is not None:
+            self.on_end(key)
         return seqno
+
+    def _note_use(self) -> None:
+        """Write a note that the vbucket has prepares, before the first one."""
+        if not self.is_used:
+            self._changes.log.make_room_for_note(self._history)
+            self.is_used = True
+            self._changes.log.write_note(self._history)
 
     def settle_by_change(self, key: bytes, seqno: int) -> None:
         """Regard the prepare of a document as decided by a change: the producer has sent no commit or abort."""
