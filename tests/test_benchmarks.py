@@ -192,6 +192,16 @@ def test_a_benchmark_of_spark_runs(benchmark, options, row):
 
 
 @pytest.mark.process
+def test_the_benchmark_of_replication_runs():
+    options = ["--changes", "2000", "--move-changes", "500", "--failover-changes", "500", "--vbuckets", "4"]
+    run = [sys.executable, "-m", "benchmarks.replicate", *options, "--rounds", "1"]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for row in ("400 changes of 1024 B", "longest pause of the writer", "first accepted write"):
+        assert row in done.stdout
+
+
+@pytest.mark.process
 def test_the_benchmark_of_overwrites_runs():
     run = [sys.executable, "-m", "benchmarks.overwrite", "--documents", "3000", "--turns", "1"]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
