@@ -1,0 +1,36 @@
+"""A node that joins a cluster gets its part of the vbuckets by `penstock move --balance`, and gives it back."""
+
+from contextlib import ExitStack
+
+from tests.node.membership.clusters import BUCKETS, VBUCKETS, run_cluster
+
+KEYS = [f"key{number}" for number in range(64)]
+
+
+def owned(web):
+    """Return the vbuckets of each node by the map that a node serves."""
+    places = web.get_json("/pools/default/b/beer")["vBucketServerMap"]["vBucketMap"]
+    return [[vbucket for vbucket, place in enumerate(places) if place[0] == number] for number in (0, 1)]
+
+
+def memberships(web):
+    return [node["clusterMembership"] for node in web.get_json("/pools/default")["nodes"]]
+
+
+def test_joined_node_is_balanced_and_the_first_node_leaves(run):
+    with ExitStack() as stack:
+        nodes = stack.enter_context(run_cluster(stack, 2))
+        urls = [web.node.url("beer") for web in nodes]
+        lines = "".join(f'{{"id": "{key}"}}\n' for key in KEYS).encode()
+        assert run("load", "-", "--key", "id", "--url", urls[0], stdin=lines).code == 0
+        names = nodes.names
+        assert run("move", "--balance", "--from", urls[0]).code == 0
+        assert [len(vbuckets) for vbuckets in owned(nodes[1])] == [VBUCKETS // 2] * 2
+        assert memberships(nodes[0]) == memberships(nodes[1]) == ["active", "active"]
+        assert nodes[1].post("/controller/ejectNode", otpNode=names[0]).status == 400
+        rest = [option for vbucket in owned(nodes[0])[0] for option in ("--vbucket", vbucket)]
+        assert run("move", *rest, "--from", urls[0], "--to", urls[1]).code == 0
+        assert memberships(nodes[1]) == ["inactiveAdded", "active"]
+        assert nodes[1].post("/controller/ejectNode", otpNode=names[0]).status == 200
+        assert nodes[1].get_json(f"{BUCKETS}/beer")["basicStats"]["itemCount"] == len(KEYS)
+        assert nodes[0].get_json(BUCKETS) == []
