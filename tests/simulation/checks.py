@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from penstock.client.feeds.stream_position import Position
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.messages.dcp import Mutation
@@ -28,10 +29,20 @@ def is_quiet(cluster: Cluster, orchestrator: Orchestrator, consumers: Iterable[C
             if describe_history(copy) != describe_history(active):
                 return False
     return all(
-        (consumer.position.seqno if consumer.position else 0)
-        == cluster.nodes[orchestrator.map[consumer.vbucket].owner].vbuckets[consumer.vbucket].changes.high_seqno
+        _has_newest(consumer, cluster.nodes[orchestrator.map[consumer.vbucket].owner].vbuckets[consumer.vbucket])
         for consumer in consumers
     )
+
+
+def _has_newest(consumer: Consumer, active: Vbucket) -> bool:
+    """Return whether a consumer is at the newest seqno, and on the same branch: another branch may end there too."""
+    position = consumer.position or Position()
+    end = position.seqno
+    for entry in active.history.failover_log:
+        if entry.vbuuid == position.vbuuid:
+            break
+        end = entry.seqno
+    return position.seqno == active.changes.high_seqno and position.seqno <= end
 
 
 def describe_history(vbucket: Vbucket) -> tuple[object, ...]:
