@@ -168,6 +168,14 @@ def test_the_benchmark_of_writing_runs():
     assert done.stdout.count(" k rows/s ") == 3
 
 
+@pytest.mark.process
+def test_the_benchmark_of_replication_runs():
+    run = [sys.executable, "-m", "benchmarks.xdcr", "--changes", "500", "--rounds", "1", "--vbuckets", "8"]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count(" of consumer and bulk writer") == 6
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("benchmark", "options", "row"),

@@ -302,6 +302,19 @@ async def test_silent_node_is_waited_for_up_to_the_limit():
 
 
 @in_loop
+async def test_expected_statuses_are_outcomes_without_errors(running):
+    documents = make_documents(0, 20)
+    async with BulkWriter(running.url()) as writer:
+        await write(writer, documents[:10])
+        prefix = await writer.find_key_prefix("_default", "_default")
+        requests = encode_writes(make_rows(documents, Opcode.ADD, prefixes=prefix), writer.vbuckets)
+        outcomes = await writer.write(requests, [Status.KEY_EEXISTS])
+    assert outcomes.status.tolist() == [Status.KEY_EEXISTS] * 10 + [Status.SUCCESS] * 10
+    assert [bool(cas) for cas in outcomes.cas.tolist()] == [False] * 10 + [True] * 10
+    assert outcomes.faults == {}
+
+
+@in_loop
 async def test_lasting_refusal_is_not_retried():
     def answer(peer, frame):
         return reply(frame, Status.EACCESS) if frame.opcode == Opcode.SELECT_BUCKET else None

@@ -10,7 +10,7 @@ every later request for the same document. So of two rows with one key, the late
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
@@ -79,7 +79,7 @@ class Outcomes(NamedTuple):
     Attributes:
         status: a Status or NO_ANSWER for each request; int32.
         cas: the cas of each written version, else 0; uint64.
-        faults: index of a request without SUCCESS -> its error.
+        faults: index of a request without SUCCESS or an expected status -> its error.
     """
 
     status: npt.NDArray[np.int32]
@@ -201,13 +201,18 @@ class BulkWriter:
         """Request the ids of collections again: one of them has changed."""
         self._collection_ids.forget_all()
 
-    async def write(self, requests: WriteRequests) -> Outcomes:
+    async def write(self, requests: WriteRequests, expected: Collection[int] = ()) -> Outcomes:
         """Send requests and return their results. Only one call at a time is allowed.
+
+        Args:
+            requests: the requests.
+            expected: statuses without an error in the outcomes. An error takes longer than the request itself, and in
+                a replication both ways half of the changes are refused as known.
 
         Raises Unreachable if nodes are down for longer than `retry_seconds`, and permanent errors as `async with`
         does. Requests that were sent before may have been executed.
         """
-        window = self._window = _WriteWindow(requests)
+        window = self._window = _WriteWindow(requests, expected)
         retry = Retry(self.address.options.retry_seconds, asyncio.get_running_loop().time)
         try:
             while len(places := window.find_unsent()):
@@ -361,7 +366,7 @@ class _WriteWindow:
         failed_at_node: nodes were down.
     """
 
-    def __init__(self, requests: WriteRequests) -> None:
+    def __init__(self, requests: WriteRequests, expected: Collection[int] = ()) -> None:
         count = len(requests)
         self.requests = requests
         self.status = np.full(count, _UNSENT, np.int32)
@@ -370,8 +375,10 @@ class _WriteWindow:
         self.has_moved_vbucket = self.failed_at_node = False
         self._share_of = np.zeros(count, np.int16)
         self._sizes = np.diff(self.read_offsets(requests.frames))
+        self._without_fault = [int(Status.SUCCESS), *expected]
         for place, fault in requests.faults.items():
             self.status[place] = fault.status
+        self._answers = self.status.copy()
 
     @property
     def unsent_count(self) -> int:
@@ -401,13 +408,14 @@ class _WriteWindow:
         if places.max() >= len(self.status) or (self.status[places] != _SENT).any():
             raise RemoteProtocolError("an answer to a request that was not sent")
         statuses = np.fromiter([frame.specific for frame in replies], np.int32, len(replies))
-        self.status[places] = statuses
+        self.status[places] = self._answers[places] = statuses
         self.cas[places] = np.fromiter([frame.cas for frame in replies], np.uint64, len(replies))
+        has_fault = ~np.isin(statuses, self._without_fault)
         if self.faults:
-            for place in places[statuses == 0].tolist():
+            for place in places[~has_fault].tolist():
                 self.faults.pop(place, None)
-        for at in np.flatnonzero(statuses).tolist():
-            self.cas[places[at]] = 0
+        self.cas[places[statuses != 0]] = 0
+        for at in np.flatnonzero(has_fault).tolist():
             self.faults[int(places[at])] = self._make_fault(int(places[at]), replies[at])
         return len(replies), int(self._sizes[places].sum())
 
@@ -468,10 +476,9 @@ class _WriteWindow:
         unsent = self.find_unsent()
         if self.has_moved_vbucket or self.failed_at_node:
             return False
-        for place in unsent.tolist():  # those without a fault had succeeded, and waited for an earlier request
-            self.status[place] = self.faults[place].status if place in self.faults else Status.SUCCESS
+        self.status[unsent] = self._answers[unsent]  # of a refusal, or from before the row waited for an earlier one
         return True
 
     def make_outcomes(self) -> Outcomes:
-        failed = {place: self.faults[place] for place in np.flatnonzero(self.status).tolist()}
+        failed = {place: self.faults[place] for place in np.flatnonzero(self.status).tolist() if place in self.faults}
         return Outcomes(self.status, self.cas, failed)

@@ -203,7 +203,7 @@ class WindowWriter:
         A collection may have been deleted and created again with another id. Rows of such a collection are sent a
         second time.
         """
-        outcomes = await self._bucket.write(window.requests)
+        outcomes = await self._bucket.write(window.requests, self._accepted.statuses)
         unknown = [
             place
             for place, fault in outcomes.faults.items()
@@ -212,7 +212,7 @@ class WindowWriter:
         if unknown:
             self._bucket.forget_collections()
             again = await self._make_window(window.table.take(pa.array(window.prepared.sent_rows[unknown])))
-            found = await self._bucket.write(again.requests)
+            found = await self._bucket.write(again.requests, self._accepted.statuses)
             outcomes.status[unknown], outcomes.cas[unknown] = found.status, found.cas
             for number, place in enumerate(unknown):
                 del outcomes.faults[place]
@@ -242,6 +242,12 @@ class AcceptedStatuses:
 
     missing: bool = False
     older: bool = False
+
+    @property
+    def statuses(self) -> list[int]:
+        """The statuses."""
+        chosen = ((Status.KEY_ENOENT, self.missing), (Status.KEY_EEXISTS, self.older))
+        return [int(status) for status, is_accepted in chosen if is_accepted]
 
 
 def count_outcomes(accepted: AcceptedStatuses, outcomes: Outcomes) -> tuple[WriteCounts, Sequence[int]]:
