@@ -169,7 +169,7 @@ def test_the_benchmark_of_writing_runs():
 
 
 @pytest.mark.process
-def test_the_benchmark_of_replication_runs():
+def test_the_benchmark_of_xdcr_runs():
     run = [sys.executable, "-m", "benchmarks.xdcr", "--changes", "500", "--rounds", "1", "--vbuckets", "8"]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

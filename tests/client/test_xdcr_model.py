@@ -58,7 +58,8 @@ class TwoWays:
         options = XdcrOptions(until=until, state=self.states[side])
         return BucketReplication(self.urls[side], self.urls[1 - side], options)
 
-    async def take(self, step, side, key, buckets):
+    async def take(self, planned, buckets):
+        step, side, key = planned
         if step == "write":
             value = b'{"n": %d}' % len(self.written)
             self.written.add(value)
@@ -106,7 +107,7 @@ def test_two_ways_settle_after_any_steps(nodes, resolution, steps):
         ways = TwoWays(urls, directory)
         async with asyncio.timeout(PATIENCE), connect(urls[0]) as one, connect(urls[1]) as other:
             for step in steps:
-                await ways.take(*step, (one, other))
+                await ways.take(step, (one, other))
             await ways.settle()
             versions = [await asyncio.to_thread(read_versions, url) for url in urls]
             assert versions[0] == versions[1]
