@@ -1,8 +1,11 @@
 """The commands `penstock move` and `penstock failover`."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from penstock import Node
+from penstock.node.auth.certificates import make_certificates
 from tests.cli.test_replicate import read_keys, source, target  # noqa: F401 - fixtures
 
 KEYS = sorted(str(number) for number in range(100))
@@ -74,3 +77,42 @@ def test_lost_vbuckets_end_a_failover_with_an_error(run, source, target):  # noq
     done = run("failover", "--node", source.url("beer"), "--to", target.url("beer"), "--json")
     assert (done.code, len(done.json["lost"]), done.json["reachable"]) == (1, 8, True)
     assert "no replica of vbuckets" in done.err
+
+
+@pytest.fixture
+def tls_nodes(tmp_path):
+    """Two nodes with TLS, and the option of a connection string that trusts them."""
+    for name, made in make_certificates([], "ada", 2, datetime.now(UTC)).items():
+        (tmp_path / f"{name}.pem").write_bytes(made.certificate)
+        (tmp_path / f"{name}.key").write_bytes(made.key)
+    options = {"certificate": tmp_path / "server.pem", "key": tmp_path / "server.key", "tls_port": 0}
+    with (
+        Node.running(["beer"], vbuckets=16, **options) as first,
+        Node.running(["beer"], vbuckets=16, **options) as second,
+    ):
+        yield first, second, f"ca={tmp_path / 'ca.pem'}"
+
+
+def test_vbuckets_move_and_fail_over_with_tls(run, tls_nodes):
+    first, second, trust = tls_nodes
+    urls = [f"couchbases://127.0.0.1:{node.tls_port}/beer?{trust}" for node in (first, second)]
+    lines = b"".join(b'{"id": %d}\n' % number for number in range(100))
+    assert run("load", "-", "--key", "id", "--url", urls[0], stdin=lines).code == 0
+    assert run("replicate", "--from", urls[0], "--to", urls[1], "--vbucket", "2", "--once").code == 0
+    moved = run("move", "--balance", "--from", urls[0], "--to", urls[1])
+    assert (moved.code, moved.lines[-1]) == (0, "8 vbuckets moved"), moved.err
+    assert run("replicate", "--from", urls[0], "--to", urls[1], "--once").code == 0
+    failed = run("failover", "--node", urls[0], "--to", urls[1], "--json")
+    assert (failed.code, failed.json["lost"], failed.json["reachable"]) == (0, [], True)
+    assert [*failed.json["promoted"]] == [f"127.0.0.1:{second.tls_port}"]
+    assert read_keys(run, second) == KEYS
+    shown = run("tail", "--from", "beginning", "--until", "now", "--json", "--url", urls[1])
+    assert len(shown.json_lines) == 100
+
+
+def test_node_outside_the_map_is_refused(run, source, target):  # noqa: F811
+    run("move", "--vbucket", "3", "--from", source.url("beer"), "--to", target.url("beer"))
+    unknown = target.url("beer").replace("127.0.0.1", "localhost")
+    done = run("move", "--vbucket", "4", "--from", source.url("beer"), "--to", unknown)
+    assert done.code == 2
+    assert "is not in the cluster map, expected one of" in done.err

@@ -123,7 +123,7 @@ def _plan(
     pairs: dict[tuple[int, int], list[int]] = {}
     for vbucket, source, target in plan_balance([chain[0] for chain in layout.chains], len(layout.nodes)):
         pairs.setdefault((source, target), []).append(vbucket)
-    nodes = [node.endpoint for node in layout.nodes]
+    nodes = publisher.list_endpoints(layout)
     return [(vbuckets, nodes[source], nodes[target]) for (source, target), vbuckets in pairs.items()]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.client.connect.cluster_map import NO_NODE, Endpoint
-from penstock.errors import RemoteProtocolError
+from penstock.errors import RemoteProtocolError, UsageError
 
 __all__ = ["MapLayout", "MapNode", "MapVersion", "find_next_version", "make_map_document", "read_map_layout"]
 
@@ -30,6 +30,18 @@ class MapNode:
 
     endpoint: Endpoint
     services: Mapping[str, int]
+
+    def get_endpoint(self, *, tls: bool) -> Endpoint:
+        """Return host and port to connect to. Raises UsageError if the node has no port with TLS."""
+        if not tls:
+            return self.endpoint
+        if "kvSSL" not in self.services:
+            raise UsageError(f"node {self.address} has no port with TLS in the cluster map, expected kvSSL")
+        return self.endpoint[0], self.services["kvSSL"]
+
+    def is_at(self, endpoint: Endpoint) -> bool:
+        """Return whether the node has this host and port, with TLS or without."""
+        return endpoint in (self.endpoint, (self.endpoint[0], self.services.get("kvSSL")))
 
     @property
     def address(self) -> str:
@@ -59,8 +71,16 @@ class MapLayout:
     chains: tuple[tuple[int, ...], ...]
 
     def find_node(self, endpoint: Endpoint) -> int:
-        """Return the index of a node, NO_NODE if the layout does not have it."""
-        return next((at for at, node in enumerate(self.nodes) if node.endpoint == endpoint), NO_NODE)
+        """Return the index of the node at a port with TLS or without, NO_NODE if the layout does not have it."""
+        return next((at for at, node in enumerate(self.nodes) if node.is_at(endpoint)), NO_NODE)
+
+    def require_node(self, endpoint: Endpoint) -> int:
+        """Return the index of a node. Raises UsageError if the layout does not have it."""
+        at = self.find_node(endpoint)
+        if at == NO_NODE:
+            known = ", ".join(node.address for node in self.nodes)
+            raise UsageError(f"node {_join_address(*endpoint)} is not in the cluster map, expected one of {known}")
+        return at
 
     def add_nodes(self, nodes: Iterable[MapNode]) -> MapLayout:
         """Return the layout with more nodes, behind the others. A node that it has is not added."""
@@ -153,7 +173,7 @@ def make_map_document(base: Mapping[str, Any], layout: MapLayout, version: MapVe
         "revEpoch": epoch,
         **rest,
         "nodes": [_make_old_entry(node) for node in layout.nodes],
-        "nodesExt": [node.to_dict(is_own=node.endpoint == own) for node in layout.nodes],
+        "nodesExt": [node.to_dict(is_own=node.is_at(own)) for node in layout.nodes],
         "vBucketServerMap": {
             **base.get("vBucketServerMap", {}),
             "serverList": [node.address for node in layout.nodes],

@@ -45,8 +45,16 @@ class MapPublisher:
             await control.close()
 
     def get_control(self, endpoint: Endpoint) -> NodeControl:
-        """Return the control of a node."""
+        """Return the control of a node.
+
+        Args:
+            endpoint: host and port to connect to.
+        """
         return self.controls.setdefault(endpoint, NodeControl(self._address, endpoint))
+
+    def list_endpoints(self, layout: MapLayout) -> list[Endpoint]:
+        """Return host and port of each node of a layout, with TLS if the address has it."""
+        return [node.get_endpoint(tls=self._address.tls) for node in layout.nodes]
 
     async def load(self, endpoint: Endpoint) -> None:
         """Read the map of a node. It is used if it is newer than the others, and has all of their nodes.
@@ -79,7 +87,7 @@ class MapPublisher:
             KeyExists: a node has a newer map, from another orchestrator.
         """
         version = find_next_version(self._documents)
-        endpoints = [*(node.endpoint for node in layout.nodes), *removed]
+        endpoints = [*self.list_endpoints(layout), *removed]
         for endpoint in sorted(endpoints, key=lambda each: each != first):
             document = make_map_document(self._base, layout, version, endpoint)
             await self.get_control(endpoint).push_map(document)

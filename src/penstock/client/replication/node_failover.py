@@ -52,7 +52,7 @@ async def fail_over(publisher: MapPublisher, node: Endpoint, address: Address) -
     if not layout.nodes:
         raise UsageError(f"{node[0]}:{node[1]} is the only node, expected others with its replicas")
     is_reachable = await _stop_node(NodeControl(address, node))
-    controls = [publisher.get_control(each.endpoint) for each in layout.nodes]
+    controls = [publisher.get_control(endpoint) for endpoint in publisher.list_endpoints(layout)]
     states = await asyncio.gather(*(control.read_states() for control in controls))
     count = len(layout.chains)
     owners = {vb: at for at, known in enumerate(states) for vb in _find(known, VbucketState.ACTIVE) if vb < count}
@@ -67,7 +67,7 @@ async def fail_over(publisher: MapPublisher, node: Endpoint, address: Address) -
     for control in controls:
         mine = [vbucket for vbucket, endpoint in promoted.items() if endpoint == control.endpoint]
         await control.set_states(mine, VbucketState.ACTIVE)
-    owners |= {vbucket: layout.find_node(endpoint) for vbucket, endpoint in promoted.items()}
+    owners |= {vbucket: layout.require_node(endpoint) for vbucket, endpoint in promoted.items()}
     everywhere = {vbucket: owners.get(vbucket, NO_NODE) for vbucket in range(count)}
     await publisher.publish(layout.set_owners(everywhere), removed=[node] if is_reachable else ())
     return FailoverResult(promoted, tuple(sorted(orphans - promoted.keys())), is_reachable)

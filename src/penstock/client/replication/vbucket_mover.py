@@ -72,9 +72,12 @@ class VbucketMover:
             target: another node of the publisher's map.
 
         Raises:
-            UsageError: the source does not have a vbucket active, or the target has changes of its own.
+            UsageError: a node is not in the map, the source does not have a vbucket active, or the target has changes
+                of its own.
             ConnectionClosed: a connection was lost during a takeover. The source owns the vbucket again.
         """
+        for endpoint in (source, target):
+            self._publisher.layout.require_node(endpoint)
         old, new = self._publisher.get_control(source), self._publisher.get_control(target)
         states = await old.read_states()
         for vbucket in sorted(vbuckets):
@@ -95,7 +98,7 @@ class VbucketMover:
             UsageError: such a vbucket has changes, which would be lost.
         """
         layout = self._publisher.layout
-        owned = layout.list_owned(layout.find_node(new.endpoint))
+        owned = layout.list_owned(layout.require_node(new.endpoint))
         states = await new.read_states()
         strays = {vb for vb, state in states.items() if state is VbucketState.ACTIVE}.difference(owned)
         if strays:
@@ -108,7 +111,7 @@ class VbucketMover:
         started = clock()
         await run_with_retry(lambda: self._run_takeover(vbucket, old, new), old.address, lambda: True)
         layout = self._publisher.layout
-        owner = layout.find_node(new.endpoint)
+        owner = layout.require_node(new.endpoint)
         await self._publisher.publish(layout.set_owners({vbucket: owner}), new.endpoint)
         self._report(MovedVbucket(vbucket, old.endpoint, new.endpoint, clock() - started))
         await old.delete_vbuckets([vbucket])
