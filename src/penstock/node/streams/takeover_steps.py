@@ -11,7 +11,7 @@ __all__ = ["FEW_CHANGES", "MOST_MARKERS", "TakeoverSteps"]
 MOST_MARKERS = 8
 """Markers after which each further one waits for the answers to all. Otherwise writers could delay the end for ever."""
 
-FEW_CHANGES = 1000
+FEW_CHANGES = 100
 """Changes that may follow after the vbucket is dead: writers wait while they are sent, a few milliseconds."""
 
 
