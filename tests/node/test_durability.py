@@ -79,6 +79,8 @@ def test_undecided_write_is_hidden_and_refuses_others(replicated, client):
         writer.send(Set(key=b"k", value=b"new", framing=make_framing(L.MAJORITY, 65_000)))
         wait_until(lambda: client.stats("vbucket-seqno 0")["vb_0:high_seqno"] == "2")
         assert client.get(b"k").value == b"old"
+        stats = client.stats("durability-monitor 0")
+        assert (stats["vb_0:num_tracked"], stats["vb_0:replication_chain_0"]) == ("1", '["a", "b"]')
         for message in (
             Set(key=b"k", value=b"x"),
             Delete(key=b"k"),

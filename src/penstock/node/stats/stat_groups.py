@@ -101,6 +101,15 @@ def _read_seqnos(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
     )
 
 
+def _read_durability(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
+    prepares = vbucket.history.prepares
+    yield f"vb_{vbucket.id}:num_tracked", len(prepares.pending)
+    yield f"vb_{vbucket.id}:high_prepared_seqno", get_high_prepared_seqno(vbucket)
+    yield f"vb_{vbucket.id}:high_completed_seqno", prepares.high_completed_seqno
+    for number, names in enumerate(bucket.sync_writes.get_chains(vbucket)):
+        yield f"vb_{vbucket.id}:replication_chain_{number}", json.dumps(names)
+
+
 def _find_persisted_snapshot(vbucket: Vbucket, persisted: int) -> tuple[int, int]:
     """Return start and end of the snapshot that the changes on disk end in. Both are equal if it is complete.
 
@@ -256,6 +265,9 @@ GROUPS: dict[str, StatGroup] = {
     "uuid": make_bucket_group(_read_uuid, "the uuid of the bucket"),
     "vbucket": make_vbucket_group(_read_state, "the state of each vbucket, or of one"),
     "vbucket-details": make_vbucket_group(_read_vbucket_details, "all about each vbucket, or one"),
+    "durability-monitor": make_vbucket_group(
+        _read_durability, "the undecided durable writes of each vbucket, or of one"
+    ),
     "vbucket-seqno": make_vbucket_group(_read_seqnos, "the sequence numbers of each vbucket, or of one"),
 }
 """The groups by name; "" is STAT without a group."""
@@ -267,7 +279,6 @@ MISSING: dict[str, StatGroup] = {
     "clocks": make_missing_group("there is one clock, that of the system"),
     "connections": make_missing_group("ask for `streams`"),
     "dispatcher": make_missing_group("there are no dispatchers; ask for `tasks`"),
-    "durability-monitor": make_missing_group("writes are not prepared before they are committed"),
     "eviction": make_missing_group("values are not evicted"),
     "external-auth-timings": make_missing_group("no other service authenticates users"),
     "frequency-counters": make_missing_group("documents are not counted by use"),
@@ -281,6 +292,6 @@ MISSING: dict[str, StatGroup] = {
     "scheduler": make_missing_group("delays of tasks are not measured; ask for `runtimes`"),
     "slabs": make_missing_group("there are no slabs"),
     "topkeys": make_missing_group("documents are not counted by use"),
-    "vbucket-durability-state": make_missing_group("writes are not prepared before they are committed"),
+    "vbucket-durability-state": make_missing_group("ask for `durability-monitor`"),
 }
 """Groups of kv_engine, ep-engine and memcached that a node does not have."""

@@ -95,12 +95,12 @@ class BucketSyncWrites:
         """Set the replication chains of a vbucket; empty: the default of the bucket."""
         self._chains[vbucket.id] = chains
         if vbucket.id in self._active:
-            self._active[vbucket.id].monitor.chains = self._get_chains(vbucket)
+            self._active[vbucket.id].monitor.chains = self.get_chains(vbucket)
             self._settle_soon(vbucket)
 
     def check_possible(self, vbucket: Vbucket) -> None:
         """Raise StatusError if the vbucket has too few replicas for a majority."""
-        monitor = DurabilityMonitor(self._get_chains(vbucket))
+        monitor = DurabilityMonitor(self.get_chains(vbucket))
         if not monitor.is_possible:
             text = f"vbucket {vbucket.id}: no majority of the replication chains {monitor.chains}"
             raise make_status_error(Status.DURABILITY_IMPOSSIBLE, text, vbucket=vbucket.id)
@@ -123,14 +123,15 @@ class BucketSyncWrites:
             if vbucket.history.prepares.pending:
                 self.renew(vbucket)
 
-    def _get_chains(self, vbucket: Vbucket) -> Chains:
+    def get_chains(self, vbucket: Vbucket) -> Chains:
+        """Return the replication chains of a vbucket."""
         return self._chains.get(vbucket.id) or self._find_default_chains()
 
     def _get_writes(self, vbucket: Vbucket) -> _VbucketWrites:
         """Return the writes of an active vbucket. Prepares that it has already get no time limit."""
         found = self._active.get(vbucket.id)
         if found is None:
-            found = self._active[vbucket.id] = _VbucketWrites(vbucket, DurabilityMonitor(self._get_chains(vbucket)))
+            found = self._active[vbucket.id] = _VbucketWrites(vbucket, DurabilityMonitor(self.get_chains(vbucket)))
             for key, prepare in vbucket.history.prepares.pending.items():
                 found.monitor.track(prepare)
                 found.writes[prepare.seqno] = _SyncWrite(key, _make_no_reply)
