@@ -216,3 +216,12 @@ def test_the_benchmark_of_overwrites_runs():
     assert (done.returncode, done.stderr) == (0, "")
     for row in ("CPU of a change", "copied", "at most"):
         assert row in done.stdout
+
+
+@pytest.mark.process
+def test_the_benchmark_of_durable_writes_over_replicas_runs():
+    run = [sys.executable, "-m", "benchmarks.sync_writes", "--writes", "40", "--clients", "4", "--vbuckets", "8"]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    for row in ("plain", "majority of two nodes"):
+        assert row in done.stdout
