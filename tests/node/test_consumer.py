@@ -24,7 +24,9 @@ from penstock.wire.messages.dcp import (
     Control,
     DcpNoop,
     Deletion,
+    DeletionV2,
     Expiration,
+    Mutation,
     Open,
     OsoSnapshot,
     Prepare,
@@ -338,6 +340,36 @@ def test_repeated_rollback_of_an_empty_vbucket_ends_the_stream(peer):
     assert peer.read_request().start_seqno == 0
     peer.answer(S.ROLLBACK, pack_rollback(0))
     assert peer.message().status == S.ROLLBACK
+
+
+@pytest.mark.parametrize("features", [(), (Feature.COLLECTIONS,)], ids=["plain keys", "collections"])
+def test_many_changes_of_one_write_are_streamed_on_unchanged(node, client, features):
+    make_replica(client)
+    prefix = b"\0" * len(features)
+    with producing(node) as peer, connected(node) as reader:
+        peer.hello(*features).open_consumer().add_stream()
+        peer.accept()
+        sent = [
+            Mutation(
+                key=prefix + b"k%d" % seqno,
+                value=b"v" * (seqno % 50),
+                by_seqno=seqno,
+                rev_seqno=3,
+                cas=9 + seqno,
+                nru=1,
+            )
+            if seqno % 7
+            else DeletionV2(key=prefix + b"gone%d" % seqno, by_seqno=seqno, rev_seqno=2, cas=seqno, delete_time=6)
+            for seqno in range(1, 901)
+        ]
+        peer.marker(0, 900)
+        peer.send(*(replace(message, opaque=peer.opaque) for message in sent))
+        peer.settle()
+        reader.hello(*features).open("reader", flags=OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES)
+        assert reader.status(Control(key=b"enable_noop", value=b"true")) == S.SUCCESS
+        assert reader.stream(end=900).specific == S.SUCCESS
+        assert isinstance(reader.message(), SnapshotMarker)
+        assert [replace(reader.message(), opaque=0) for _ in sent] == sent
 
 
 # Flow control

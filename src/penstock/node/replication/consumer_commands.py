@@ -16,18 +16,17 @@ from penstock.node.buckets.received_manifest import adopt_manifest
 from penstock.node.dialects.dcp_commands import check_flags
 from penstock.node.replication.dcp_consumer import DcpConsumer
 from penstock.node.replication.passive_stream import PassiveStream
-from penstock.node.session.client_values import check_stored_value
+from penstock.node.replication.received_parts import check_value, read_key, read_seqno, remove_nmeta
 from penstock.node.session.command_table import REPLICATE, CommandTable
-from penstock.node.session.large_values import LARGE_VALUE_BYTES, run_in_worker
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Handler, Session
 from penstock.store.history.event_frames import pack_events
 from penstock.store.history.vbucket_changes import REFUSED
-from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, DurabilityLevel, SystemEventKind, VbucketState
+from penstock.wire.codec.constants import DurabilityLevel, SystemEventKind, VbucketState
 from penstock.wire.codec.flags import Datatype, StreamFlag
-from penstock.wire.codec.frame import HEADER_BYTES, Buffer, Frame, name_opcode
+from penstock.wire.codec.frame import HEADER_BYTES, Frame, name_opcode
 from penstock.wire.codec.layout import find_forms, find_layout
-from penstock.wire.codec.opcodes import DCP_OPCODES, Magic, Opcode
+from penstock.wire.codec.opcodes import DCP_OPCODES, Opcode
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import (
     Abort,
@@ -49,22 +48,14 @@ from penstock.wire.messages.dcp import (
     SystemEvent,
 )
 from penstock.wire.messages.system_event import unpack_system_event
-from penstock.wire.values.collection_key import (
-    DEFAULT_PREFIX,
-    PREPARED_COLLECTION,
-    SYSTEM_COLLECTION,
-    split_collection_key,
-)
-from penstock.wire.values.snappy import read_inflated_length
 
 __all__ = ["COMMANDS", "MESSAGES", "refuse_request"]
 
 _RETRY_SECONDS = 0.25
 _ADD_STREAM_FLAGS = sum(map(int, StreamFlag)) - StreamFlag.CACHE_TRANSFER
-_OWN_COLLECTIONS = (SYSTEM_COLLECTION, PREPARED_COLLECTION)
 _PREPARE_BYTES = 2
 """Bytes that flow control counts for a prepare beside its bytes on the wire. Source: kv_engine, MB-46634."""
-_SNAPPY, _XATTR = int(Datatype.SNAPPY), int(Datatype.XATTR)
+_XATTR = int(Datatype.XATTR)
 
 _Removal = Deletion | DeletionV2 | Expiration | OldExpiration
 _Change = Mutation | _Removal | SystemEvent | SeqnoAdvanced | Prepare | Commit
@@ -135,7 +126,7 @@ def close_stream(session: Session, request: CloseStream) -> bytes:
 @COMMANDS.serve(needs=REPLICATE)
 def answer_noop(session: Session, request: DcpNoop) -> bytes:
     """Answer the producer's check whether the connection is alive."""
-    get_consumer(session).record_noop()
+    get_consumer(session).messages += 1
     return encode_reply(request)
 
 
@@ -150,13 +141,13 @@ def start_snapshot(session: Session, message: SnapshotMarker | SnapshotMarkerV2)
 def store_mutation(session: Session, message: Mutation) -> bytes:
     """Store a mutation."""
     stream = _find_stream(session, message)
-    value = _remove_nmeta(message.value, message.nmeta)
-    _check_value(session, message.datatype, value)
+    value = remove_nmeta(message.value, message.nmeta)
+    check_value(session, message.datatype, value)
     is_complete = stream.store_change(
         Event.MUTATION,
-        _read_key(session, message.key),
+        read_key(session, message.key),
         value,
-        seqno=_read_seqno(message.by_seqno),
+        seqno=read_seqno(message.by_seqno),
         cas=message.cas,
         rev_seqno=message.rev_seqno,
         flags=message.flags,
@@ -165,29 +156,29 @@ def store_mutation(session: Session, message: Mutation) -> bytes:
         nru=message.nru,
         datatype=message.datatype,
     )
-    return _acknowledge(stream, message, is_complete)
+    return stream.acknowledge(is_complete=is_complete)
 
 
 @MESSAGES.serve(needs=REPLICATE)
 def store_removal(session: Session, message: _Removal) -> bytes:
     """Store a deletion or an expiration. A tombstone keeps extended attributes only."""
     stream = _find_stream(session, message)
-    value = _remove_nmeta(message.value, message.nmeta if isinstance(message, Deletion) else 0)
+    value = remove_nmeta(message.value, message.nmeta if isinstance(message, Deletion) else 0)
     datatype = message.datatype if message.datatype & _XATTR else 0
     value = value if datatype else b""
-    _check_value(session, datatype, value)
+    check_value(session, datatype, value)
     is_expiration = message.received_as == Opcode.DCP_EXPIRATION
     is_complete = stream.store_change(
         Event.EXPIRATION if is_expiration else Event.DELETION,
-        _read_key(session, message.key),
+        read_key(session, message.key),
         value,
-        seqno=_read_seqno(message.by_seqno),
+        seqno=read_seqno(message.by_seqno),
         cas=message.cas,
         rev_seqno=message.rev_seqno,
         datatype=datatype,
         delete_time=0 if isinstance(message, Deletion) else message.delete_time,
     )
-    return _acknowledge(stream, message, is_complete)
+    return stream.acknowledge(is_complete=is_complete)
 
 
 @MESSAGES.serve(needs=REPLICATE)
@@ -199,12 +190,12 @@ def store_prepare(session: Session, message: Prepare) -> bytes:
         raise InvalidArguments(f"prepare of level {message.durability}, deleted {message.deleted}")
     has_value = not message.deleted or message.datatype & _XATTR
     datatype, value = (message.datatype, message.value) if has_value else (0, b"")
-    _check_value(session, datatype, value)
+    check_value(session, datatype, value)
     is_complete = stream.store_change(
         Event.DELETION if message.deleted else Event.MUTATION,
-        _read_key(session, message.key),
+        read_key(session, message.key),
         value,
-        seqno=_read_seqno(message.by_seqno),
+        seqno=read_seqno(message.by_seqno),
         cas=message.cas,
         rev_seqno=message.rev_seqno,
         flags=message.flags,
@@ -214,7 +205,7 @@ def store_prepare(session: Session, message: Prepare) -> bytes:
         datatype=datatype,
         level=message.durability,
     )
-    return _acknowledge(stream, message, is_complete)
+    return stream.acknowledge(is_complete=is_complete)
 
 
 @MESSAGES.serve(needs=REPLICATE)
@@ -223,12 +214,12 @@ def decide_prepare(session: Session, message: Commit | Abort) -> bytes:
     _require_sync_writes(session, message.received_as)
     stream = _find_stream(session, message)
     is_complete = stream.decide_prepare(
-        _read_key(session, message.key),
+        read_key(session, message.key),
         message.prepared_seqno,
-        seqno=_read_seqno(message.by_seqno),
+        seqno=read_seqno(message.by_seqno),
         commits=message.received_as == Opcode.DCP_COMMIT,
     )
-    return _acknowledge(stream, message, is_complete)
+    return stream.acknowledge(is_complete=is_complete)
 
 
 @MESSAGES.serve(needs=REPLICATE)
@@ -241,20 +232,20 @@ def store_system_event(session: Session, message: SystemEvent) -> bytes:
         Event.DELETION if event.is_end else Event.MUTATION,
         event.key,
         event.value,
-        seqno=_read_seqno(message.by_seqno),
+        seqno=read_seqno(message.by_seqno),
         cas=message.cas,
         rev_seqno=1,
         flags=int(event.kind),
     )
     adopt_manifest(get_consumer(session).bucket, stream.vbucket)
-    return _acknowledge(stream, message, is_complete)
+    return stream.acknowledge(is_complete=is_complete)
 
 
 @MESSAGES.serve(needs=REPLICATE)
 def advance_seqno(session: Session, message: SeqnoAdvanced) -> bytes:
     """Record that the producer has no further change up to a seqno."""
     stream = _find_stream(session, message)
-    return _acknowledge(stream, message, stream.advance_seqno(_read_seqno(message.by_seqno)))
+    return stream.acknowledge(is_complete=stream.advance_seqno(read_seqno(message.by_seqno)))
 
 
 @MESSAGES.serve(needs=REPLICATE)
@@ -311,57 +302,3 @@ def _require_sync_writes(session: Session, opcode: int) -> None:
 def _refuse_stream_id(session: Session) -> None:
     if session.infos.stream_id is not None:
         raise InvalidArguments(f"stream id {session.infos.stream_id}, which this consumer has not requested")
-
-
-def _acknowledge(stream: PassiveStream, message: _Change, is_complete: bool) -> bytes:
-    """Return the messages that are due after a change: the answer to a marker with ACK, acknowledged prepares."""
-    due = stream.acknowledge_prepares()
-    if not is_complete:
-        return due
-    return encode_reply(Frame(int(Magic.REQUEST), int(Opcode.DCP_SNAPSHOT_MARKER), opaque=message.opaque)) + due
-
-
-def _read_seqno(seqno: int) -> int:
-    if not seqno:
-        raise InvalidArguments("seqno 0, expected 1 or more")
-    return seqno
-
-
-def _read_key(session: Session, key: bytes) -> bytes:
-    """Return the store's key of a document.
-
-    Raises:
-        InvalidArguments: the key is empty, too long, or in a collection of the store's own.
-        RemoteProtocolError: the key does not begin with a collection id.
-    """
-    collection_id, own_key = split_collection_key(key) if session.collections else (0, key)
-    if not 0 < len(own_key) <= MAX_KEY or collection_id in _OWN_COLLECTIONS:
-        raise InvalidArguments(f"key of {len(own_key)} bytes in collection {collection_id:#x}, limit {MAX_KEY}")
-    return key if session.collections else DEFAULT_PREFIX + key
-
-
-def _remove_nmeta(value: Buffer, nmeta: int) -> Buffer:
-    """Return the value without the extended metadata behind it."""
-    if nmeta > len(value):
-        raise InvalidArguments(f"{nmeta} bytes of extended meta data in a value of {len(value)}")
-    return value[: len(value) - nmeta]
-
-
-def _check_value(session: Session, datatype: int, value: Buffer) -> None:
-    """Check a value before it is stored: that it can be inflated, and that its extended attributes are well-formed.
-
-    Raises:
-        InvalidArguments: the value is too long.
-        RemoteProtocolError: the value contradicts its datatype.
-        Parked: a thread checks a large value.
-    """
-    if len(value) > MAX_VALUE:
-        raise InvalidArguments(f"value of {len(value)} bytes, limit {MAX_VALUE}")
-    if not datatype & (_SNAPPY | _XATTR):
-        return
-    nbytes = read_inflated_length(value) if datatype & _SNAPPY else len(value)
-    check = partial(check_stored_value, datatype, value)
-    if nbytes <= LARGE_VALUE_BYTES:
-        check()
-    else:
-        run_in_worker(session, None, nbytes, check)

@@ -6,9 +6,10 @@ It reads and writes no socket: each method returns the bytes to send.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
 from penstock.errors import KeyExists, KeyNotFound, NotMyVbucket, RemoteProtocolError, StatusError
 from penstock.node.answers import CloseConnection
@@ -17,6 +18,7 @@ from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.buckets.vbucket_events import VbucketEvent
 from penstock.node.replication.control_negotiation import BUFFER_BYTES, ControlNegotiation
 from penstock.node.replication.passive_stream import PassiveStream
+from penstock.node.replication.received_run import store_run
 from penstock.node.session.session import Session
 from penstock.node.streams.stream_endpoint import StreamEndpoint
 from penstock.node.transport.deadline_timer import DeadlineTimer
@@ -25,6 +27,7 @@ from penstock.wire.codec.constants import Dialect, VbucketState
 from penstock.wire.codec.frame import Frame, name_opcode
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
+from penstock.wire.columns.heads import Run
 from penstock.wire.messages.dcp import AddStream, AddStreamReply, BufferAck, Control, unpack_rollback
 from penstock.wire.messages.kv import unpack_failover_log
 from penstock.wire.protocol.stream_state import StreamState
@@ -33,7 +36,7 @@ __all__ = ["DcpConsumer"]
 
 logger = logging.getLogger("penstock.node")
 
-_ACK_SHARE = 5
+_ACK_BYTES: Final = BUFFER_BYTES // 5
 """The consumer acknowledges a fifth of the buffer at once. Source: kv_engine, dcp/flow-control.cc."""
 
 
@@ -44,6 +47,7 @@ class DcpConsumer(StreamEndpoint):
         flags: the flags of OPEN.
         streams: the streams by vbucket.
         negotiation: the settings of the connection.
+        messages: number of received messages, which show that the peer is alive.
         received_bytes: bytes of all stream messages.
         acked_bytes: bytes that were acknowledged.
     """
@@ -58,7 +62,7 @@ class DcpConsumer(StreamEndpoint):
         self.negotiation = ControlNegotiation(has_collections=session.collections, consumer_name=consumer_name)
         self.received_bytes = self.acked_bytes = 0
         self._opaques = count(1)
-        self._messages = self._messages_before = 0
+        self.messages = self._messages_before = 0
         self._is_refused = False
         self._silence = DeadlineTimer(session.node.loop, partial(session.output.run_guarded, self._check_peer))
         super().__init__(session, bucket, Dialect.DCP, name)
@@ -144,7 +148,7 @@ class DcpConsumer(StreamEndpoint):
         Raises:
             CloseConnection: the consumer has sent no such request, or the response is malformed.
         """
-        self._messages += 1
+        self.messages += 1
         if frame.opcode == Opcode.DCP_CONTROL and self.negotiation.is_requested(frame.opaque):
             self.negotiation.handle_answer(frame.specific)
             return self._request_setting()
@@ -181,9 +185,28 @@ class DcpConsumer(StreamEndpoint):
         except RemoteProtocolError as error:
             raise CloseConnection(str(error)) from None
         reply = AddStreamReply(opaque=stream.request_opaque, status=frame.specific, stream_opaque=stream.opaque)
-        return reply.encode() + stream.acknowledge_prepares()
+        return reply.encode() + stream.acknowledge()
 
-    # Flow control, and the end
+    # Changes, flow control, and the end
+
+    def store_run(self, run: Run) -> tuple[int, bytes]:
+        """Store the changes of a run, as far as they need no answer.
+
+        Args:
+            run: consecutive data messages.
+
+        Returns:
+            The number of stored changes, and the bytes to send: acknowledgements of snapshots and of bytes.
+        """
+        first = int(run.offsets[0])
+        due_at = first + _ACK_BYTES - (self.received_bytes - self.acked_bytes)
+        # The message with which an acknowledgement is due is the last one.
+        count = bisect_left(run.offsets, due_at, 1)
+        ends = (*run.offsets[1 : count + 1], run.end)
+        stored, replies = store_run(
+            self.session, self.streams, run._replace(offsets=run.offsets[:count], end=int(ends[count - 1]))
+        )
+        return stored, replies + (self.count_bytes(int(ends[stored - 1]) - first) if stored else b"")
 
     def count_bytes(self, nbytes: int) -> bytes:
         """Count the bytes of a stream message: those on the wire.
@@ -191,11 +214,11 @@ class DcpConsumer(StreamEndpoint):
         Returns:
             The acknowledgement that is due, or nothing.
         """
-        self._messages += 1
+        self.messages += 1
         self._is_refused = False
         self.received_bytes += nbytes
         unacked = self.received_bytes - self.acked_bytes
-        if unacked < BUFFER_BYTES // _ACK_SHARE:
+        if unacked < _ACK_BYTES:
             return b""
         self.acked_bytes = self.received_bytes
         return BufferAck(opaque=next(self._opaques), nbytes=unacked).encode()
@@ -207,17 +230,13 @@ class DcpConsumer(StreamEndpoint):
             logger.warning("bucket %s refuses changes of %s: %s", name, self.session.peer, error)
         self._is_refused = True
 
-    def record_noop(self) -> None:
-        """Record that the peer is alive."""
-        self._messages += 1
-
     def _watch_peer(self) -> None:
-        self._messages_before = self._messages
+        self._messages_before = self.messages
         self._silence.set(self.session.node.idle_timeout)
 
     def _check_peer(self) -> None:
         """Abort the connection if the peer has been silent for the node's idle timeout: its NOOPs are missing."""
-        if self._messages == self._messages_before:
+        if self.messages == self._messages_before:
             self.abort(f"no message of the producer for {self.session.node.idle_timeout:g} s")
         else:
             self._watch_peer()
@@ -255,5 +274,5 @@ class DcpConsumer(StreamEndpoint):
 def _acknowledge_persisted(consumer: DcpConsumer) -> None:
     """Acknowledge the prepares that a commit to disk has made safe."""
     for stream in consumer.streams.values():
-        if acknowledgement := stream.acknowledge_prepares():
+        if acknowledgement := stream.acknowledge():
             consumer.session.output.write(acknowledgement)

@@ -13,6 +13,7 @@ from penstock.node.session.command_table import STREAM, CommandTable
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Session
 from penstock.node.streams.change_producer import require_streamable_bucket
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.flags import Datatype, OpenFlag
 from penstock.wire.messages.dcp import Open
 
@@ -64,6 +65,7 @@ def open_connection(session: Session, request: Open) -> bytes:
         if not session.has_privilege(Privilege.REPLICATE):
             raise AccessDenied("DCP OPEN of a consumer needs the privilege REPLICATE")
         session.endpoint = DcpConsumer(session, bucket, request.key, request.flags, consumer_name)
+        session.output.receive_runs(Dialect.DCP)
     session.datatypes |= int(Datatype.JSON)
     session.choose_handlers()
     return encode_reply(request)

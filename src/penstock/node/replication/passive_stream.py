@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 
 from penstock.errors import InvalidArguments, OrderViolation, OutOfRange
 from penstock.node.answers import CloseConnection
 from penstock.node.buckets.endpoint_reports import StreamReport
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.buckets.vbucket_events import VbucketEvent, VbucketListener
+from penstock.node.session.replies import encode_reply
 from penstock.store.documents.durability_monitor import get_high_prepared_seqno
+from penstock.store.documents.incoming_changes import LAST_SEQNO
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.failover_log import FailoverLog, sanitise_log
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
 from penstock.wire.codec.flags import SnapshotFlag
-from penstock.wire.codec.frame import Buffer
+from penstock.wire.codec.frame import Buffer, Frame
+from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import SeqnoAcknowledged, SnapshotMarker, SnapshotMarkerV2, StreamReq
 from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance_state
@@ -63,6 +68,12 @@ class PassiveStream:
         self._hides = False  # the open snapshot left seqnos out
         self._acknowledges = False
         self._acknowledged = 0  # prepares up to this seqno were acknowledged
+
+    @property
+    def accepted_seqnos(self) -> range:
+        """The seqnos that the next change may have: those of the open snapshot above the high seqno."""
+        start, end = self._snapshot or (1, 0)
+        return range(max(start, self.vbucket.changes.high_seqno + 1), min(end, LAST_SEQNO) + 1)
 
     # The request
 
@@ -213,20 +224,54 @@ class PassiveStream:
         )
         return self._end_change(seqno, end)
 
-    def acknowledge_prepares(self) -> bytes:
-        """Return the acknowledgement of further prepares, if it is due; else nothing."""
+    def acknowledge(self, *, is_complete: bool = False) -> bytes:
+        """Return the messages that are due after a change: the answer to a marker with ACK, acknowledged prepares.
+
+        Args:
+            is_complete: whether the change completes a snapshot whose marker asks for an answer.
+        """
+        marker = Frame(int(Magic.REQUEST), int(Opcode.DCP_SNAPSHOT_MARKER), opaque=self.opaque)
+        reply = encode_reply(marker) if is_complete else b""
         history = self.vbucket.history
         if (
             not self._acknowledges
             or not history.prepares.is_used
             or history.whole_seqno < self.vbucket.changes.high_seqno
         ):
-            return b""
+            return reply
         seqno = get_high_prepared_seqno(self.vbucket)
         if seqno <= self._acknowledged:
-            return b""
+            return reply
         self._acknowledged = seqno
-        return SeqnoAcknowledged(vbucket=self.vbucket.id, opaque=self.opaque, prepared_seqno=seqno).encode()
+        acknowledged = SeqnoAcknowledged(vbucket=self.vbucket.id, opaque=self.opaque, prepared_seqno=seqno)
+        return reply + acknowledged.encode()
+
+    def store_frames(self, keys: Sequence[bytes], seqnos: Sequence[int], frames: Iterable[bytes], max_cas: int) -> bool:
+        """Store changes whose frames have the form of the log. They were checked, and lie in the open snapshot.
+
+        Args:
+            keys: the keys, of documents only.
+            seqnos: ascending, above the high seqno.
+            frames: the frames.
+            max_cas: the highest cas of the changes.
+
+        Returns:
+            Whether they complete a snapshot whose marker asks for an answer.
+
+        Raises:
+            TemporaryFailure: the bucket refuses a change; OutOfMemory likewise. The changes before it are stored.
+        """
+        vbucket = self.vbucket
+        before = vbucket.changes.high_seqno
+        end = self._check_seqno(seqnos[-1])
+        self._hides = self._hides or seqnos[-1] != before + len(seqnos)
+        vbucket.changes.clock.observe(max_cas)
+        try:
+            vbucket.incoming.apply_frames(keys, seqnos, frames, snapshot_end=end, hides=self._hides)
+        finally:
+            self.changes += bisect_right(seqnos, vbucket.changes.high_seqno)
+            self._bucket.changed.add(vbucket.id)
+        return self._complete() if seqnos[-1] == end else False
 
     def advance_seqno(self, seqno: int) -> bool:
         """Record that the producer has no further change up to a seqno.

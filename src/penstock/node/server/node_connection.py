@@ -13,12 +13,13 @@ from penstock.node.answers import CloseConnection
 from penstock.node.server.connection_limits import BEFORE_LOGIN, LOGGED_IN
 from penstock.node.server.dispatch import VIEWED_OPCODES, choose_handlers
 from penstock.node.server.output_buffer import OutputBuffer
-from penstock.node.server.request_queue import RequestQueue
+from penstock.node.server.request_queue import RequestQueue, own_runs
 from penstock.node.session.listener import Listener
 from penstock.node.session.node_services import NodeServices
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Session
 from penstock.node.transport.unread_watch import UnreadWatch
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Buffer, name_opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.protocol.frame_receiver import FrameReceiver, Slab
@@ -74,6 +75,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._output: OutputBuffer
         self._unread_watch: UnreadWatch
         self._receiver = FrameReceiver(server.slab, run_dialect=None, viewed_opcodes=VIEWED_OPCODES)
+        self._receives_runs = False
         self._closing = False
         self._close_timer: asyncio.TimerHandle | None = None
 
@@ -106,7 +108,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         elif events or not self.frame_started_at:
             self.frame_started_at = self.node.loop.time()
         if events:
-            self.requests.receive(events)
+            self.requests.receive(own_runs(events) if self._receives_runs else events)
 
     def pause_writing(self) -> None:
         """Stop reading, since the transport's write buffer is full."""
@@ -154,6 +156,11 @@ class NodeConnection(asyncio.BufferedProtocol):
             self.node.connections.end_login_wait(self)
         else:
             self.node.connections.start_login_wait(self)
+
+    def receive_runs(self, dialect: Dialect) -> None:
+        """Serve consecutive data messages of a dialect together from now on."""
+        self._receives_runs = True
+        self._receiver.receive_runs(dialect)
 
     # Sending
 

@@ -23,9 +23,10 @@ from penstock.node.session.replies import encode_refusal, get_classic_status
 from penstock.node.session.session import Session
 from penstock.wire.codec.frame import Buffer, Frame
 from penstock.wire.codec.opcodes import Magic
-from penstock.wire.protocol.frame_receiver import BrokenInput, MalformedFrame, ReceiveEvent
+from penstock.wire.columns.heads import Run
+from penstock.wire.protocol.frame_receiver import BrokenInput, MalformedFrame, ReceiveEvent, cut_event, split_run
 
-__all__ = ["QueueConnection", "RequestQueue"]
+__all__ = ["QueueConnection", "RequestQueue", "own_runs"]
 
 logger = logging.getLogger("penstock.node")
 
@@ -33,6 +34,8 @@ logger = logging.getLogger("penstock.node")
 _REQUEST_BYTES: Final = 256
 _TURN_SECONDS: Final = 0.005  # a connection may have a turn for its requests and one for its streams in one round
 _CLOCK_BYTES: Final = 4 * 1024
+_RUN_MESSAGES: Final = 256
+"""Messages that are served together: less than a millisecond."""
 
 
 class QueueConnection(Protocol):
@@ -133,6 +136,8 @@ class RequestQueue:
                         magic, opcode, _, datatype, _, cas, extras, key, value, _ = event
                         shape = (magic, datatype, opcode, len(extras), not key, not value, not cas)
                         answer = session.handlers.get(shape, serve_unusual)(session, event)
+                    elif type(event) is Run:
+                        answer, share = self._serve_run(session, event), share - _CLOCK_BYTES
                     else:
                         answer = _serve_other(session, event)
                 except (StatusError, RemoteProtocolError) as error:
@@ -160,12 +165,26 @@ class RequestQueue:
         finally:
             self.failed_request = _get_request(event) if isinstance(event, Frame | _ResumedRequest) else None
 
+    def _serve_run(self, session: Session, run: Run) -> bytes:
+        """Serve consecutive data messages. The first that is not served is served alone, before the rest.
+
+        Returns:
+            The bytes to send.
+        """
+        assert session.endpoint is not None, "a consumer receives runs"
+        served, answer = session.endpoint.store_run(run)
+        if served < len(run.offsets):
+            view, left = memoryview(run.buffer), run.offsets[served + 1 :]
+            rest = [run._replace(offsets=left)] if len(left) else []
+            self._requeue(cut_event(view, int(run.offsets[served])), *rest)
+        return answer
+
     def _add_pieces(self, reply: ReplyPieces) -> None:
         self.replies += reply.parts
         self._has_pieces = True
 
-    def _requeue(self, event: ReceiveEvent | _ResumedRequest) -> None:
-        self._waiting = iter([event, *self._waiting])
+    def _requeue(self, *events: ReceiveEvent | _ResumedRequest) -> None:
+        self._waiting = iter([*events, *self._waiting])
 
     # Parked requests
 
@@ -195,6 +214,17 @@ class RequestQueue:
                 self._connection.run_guarded(self._serve)
 
         self._session.parked.park(parked, len(request.value), answer_request)
+
+
+def own_runs(events: list[ReceiveEvent]) -> list[ReceiveEvent]:
+    """Return events that stay valid while they wait: runs are copied out of the slab, and short."""
+    found: list[ReceiveEvent] = []
+    for event in events:
+        if isinstance(event, Run):
+            found += split_run(event, _RUN_MESSAGES)
+        else:
+            found.append(event)
+    return found
 
 
 class _ResumedRequest(NamedTuple):

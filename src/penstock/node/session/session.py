@@ -22,6 +22,7 @@ from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect, Feature
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame
+from penstock.wire.columns.heads import Run
 from penstock.wire.messages.frame_info import RequestInfos
 from penstock.wire.values.collection_key import DEFAULT_PREFIX, split_collection_key
 
@@ -89,6 +90,9 @@ class Output(Protocol):
     def set_limits(self, *, logged_in: bool) -> None:
         """Set the limits of frames and of unread replies, and start or stop the time limit of the login."""
 
+    def receive_runs(self, dialect: Dialect) -> None:
+        """Serve consecutive data messages of a dialect together from now on."""
+
 
 class SessionEndpoint(Protocol):
     """The change streams of a session: its producer, or its consumer.
@@ -109,6 +113,16 @@ class SessionEndpoint(Protocol):
 
     def handle_response(self, frame: Frame) -> bytes:
         """Return the reply to a peer's response, in most cases empty. Raises CloseConnection."""
+
+    def store_run(self, run: Run) -> tuple[int, bytes]:
+        """Store the changes of a run, as far as they need no answer. A producer receives no runs.
+
+        Args:
+            run: consecutive data messages.
+
+        Returns:
+            The number of stored changes, and the bytes to send.
+        """
 
     def stop(self) -> None:
         """End all streams, since the connection ends."""

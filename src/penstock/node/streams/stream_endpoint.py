@@ -12,6 +12,7 @@ from penstock.node.session.session import Session
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Frame
+from penstock.wire.columns.heads import Run
 
 __all__ = ["StreamEndpoint"]
 
@@ -86,6 +87,17 @@ class StreamEndpoint(ABC):
         Raises:
             CloseConnection: the response ends the connection.
         """
+
+    def store_run(self, run: Run) -> tuple[int, bytes]:
+        """Store the changes of a run, as far as they need no answer. The default is for producers: they receive none.
+
+        Args:
+            run: consecutive data messages.
+
+        Returns:
+            The number of stored changes, and the bytes to send.
+        """
+        raise NotImplementedError(f"a {self.role} receives no changes")
 
     def stop(self) -> None:
         """Stop everything, since the connection ends. An override must call this method."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from penstock.errors import KeyExists, KeyNotFound, OutOfRange
 from penstock.store.documents.conflict import Meta, is_winner
 from penstock.store.documents.document_expiry import DocumentExpiry
@@ -10,7 +12,7 @@ from penstock.store.documents.document_writer import DocumentWriter
 from penstock.store.documents.item import Stored, is_document, read_meta
 from penstock.store.history.event_frames import SYSTEM_PREFIX, EventFrame, read_event
 from penstock.store.history.tombstone import make_tombstone_head
-from penstock.store.history.vbucket_changes import CAS
+from penstock.store.history.vbucket_changes import CAS, OPCODE
 from penstock.store.history.vbucket_collections import VbucketCollections
 from penstock.store.history.vbucket_history import VbucketHistory
 from penstock.store.log.long_frame import LONG_FROM, Frame, LongFrame
@@ -241,6 +243,36 @@ class IncomingChanges:
             prepares.commit(key, seqno)
         else:
             prepares.abort(key, seqno, prepared_seqno)
+        history.end_change(snapshot_end, hides=hides)
+
+    def apply_frames(
+        self, keys: Sequence[bytes], seqnos: Sequence[int], frames: Iterable[bytes], *, snapshot_end: int, hides: bool
+    ) -> None:
+        """Store changes of one snapshot of another node, whose frames have the form of the log.
+
+        The caller has made the checks of `apply`, and the vbucket has no prepares. If the log refuses a change, those
+        before it are stored.
+
+        Args:
+            keys: the keys, of documents only.
+            seqnos: ascending, above high_seqno.
+            frames: mutations, and tombstones without values.
+            snapshot_end: as of `apply`.
+            hides: as of `apply`.
+
+        Raises:
+            TemporaryFailure: the log refuses a change; OutOfMemory likewise.
+        """
+        changes, history, locks = self._changes, self._history, self._locks
+        if changes.is_behind:
+            changes.catch_up(changes.id)
+        changes.check_refusal()
+        history.begin_change(seqnos[0], snapshot_end)
+        find, commit = changes.find, changes.commit
+        for key, seqno, frame in zip(keys, seqnos, frames, strict=True):
+            commit(find(key, len(frame), frame[OPCODE] != _MUTATION), key, seqno, frame)
+        for key in keys if locks.held else ():
+            locks.forget(key)
         history.end_change(snapshot_end, hides=hides)
 
     def _check_seqnos(self, seqno: int | None, rev_seqno: int) -> int:

@@ -72,6 +72,29 @@ class BrokenInput(NamedTuple):
 ReceiveEvent = Frame | Run | MalformedFrame | BrokenInput
 
 
+def cut_event(view: memoryview, offset: int) -> Frame | MalformedFrame | BrokenInput:
+    """Return the event of the whole frame at an offset."""
+    magic = view[offset]
+    if magic not in MAGICS:
+        return BrokenInput(RemoteProtocolError(f"first byte of a frame is 0x{magic:02x}, not a known magic"))
+    try:
+        return cut_frame(view, offset)
+    except RemoteProtocolError as error:
+        _, opcode, *_, opaque, _ = HEADER.unpack_from(view, offset)
+        return MalformedFrame(magic, opcode, opaque, error)
+
+
+def split_run(run: Run, most: int) -> Iterator[Run]:
+    """Yield a run in runs of `most` messages or fewer, in a buffer of their own: the slab may be used again."""
+    first = int(run.offsets[0])
+    buffer = run.buffer[first : run.end + SLACK]
+    offsets = [int(offset) - first for offset in run.offsets]
+    for at in range(0, len(offsets), most):
+        following = at + most
+        end = offsets[following] if following < len(offsets) else run.end - first
+        yield Run(buffer, offsets[at:following], end, run.dialect)
+
+
 class Slab:
     """Room for received bytes, shared by the connections of one event loop or pinned by one batch of views."""
 
@@ -219,18 +242,16 @@ class FrameReceiver:
     def _cut_frames(self, slab: Slab, offsets: list[int]) -> list[ReceiveEvent]:
         events: list[ReceiveEvent] = []
         for offset in offsets:
-            magic = slab.buffer[offset]
-            if magic not in MAGICS:
-                self._end_input(
-                    events, RemoteProtocolError(f"first byte of a frame is 0x{magic:02x}, not a known magic")
-                )
-                return events
-            try:
-                events.append(cut_frame(slab.view, offset))
-            except RemoteProtocolError as error:
-                _, opcode, *_, opaque, _ = HEADER.unpack_from(slab.buffer, offset)
-                events.append(MalformedFrame(magic, opcode, opaque, error))
+            event = cut_event(slab.view, offset)
+            if isinstance(event, BrokenInput):
+                self._end_input(events, event.error)
+                break
+            events.append(event)
         return events
+
+    def receive_runs(self, dialect: Dialect) -> None:
+        """Make Run events of the data messages of a dialect from now on."""
+        self._run_dialect = dialect
 
     def _end_input(self, events: list[ReceiveEvent], error: RemoteProtocolError) -> None:
         self._broken = True
