@@ -148,7 +148,7 @@ class Orchestrator:
         finally:
             with suppress(TimeoutError):
                 await session.link.close()
-        if process is node.process and process.is_alive:
+        if process is node.process and process.is_alive and not (self.moving and not before):
             self.applied[number] = revision
 
     async def _keep_replication(self, source: int, target: int) -> None:

@@ -14,6 +14,7 @@ from penstock.wire.codec.flags import StreamFlag
 from tests.simulation.orchestrator import Orchestrator
 from tests.simulation.promises import Promises
 from tests.simulation.relay import run_relay
+from tests.simulation.virtual_loop import Process
 
 __all__ = ["move_vbucket"]
 
@@ -28,18 +29,17 @@ async def move_vbucket(orchestrator: Orchestrator, promises: Promises, vbucket: 
     is the owner.
     """
     place = orchestrator.map[vbucket]
-    if not orchestrator.can_own(vbucket, target):
+    if not orchestrator.can_own(vbucket, target) or orchestrator.applied[place.owner] < place.revision:
         return
     process = orchestrator.cluster.nodes[target].process
     orchestrator.begin_move(vbucket)
     try:
         await _take_over(orchestrator.make_url(place.owner), orchestrator.make_url(target), vbucket)
-        has_moved = await _settle(orchestrator.make_url(target), vbucket)
+        has_moved = await _settle(orchestrator.make_url(target), vbucket, process)
     finally:
         orchestrator.end_move(vbucket)
     if has_moved:
-        if process.is_alive:
-            promises.move(vbucket, place.owner, target)
+        promises.move(vbucket, place.owner, target)
         orchestrator.change_owner(vbucket, target)
     else:
         promises.forget_copies(vbucket, target)
@@ -61,12 +61,15 @@ async def _take_over(source: str, target: str, vbucket: int) -> None:
         return
 
 
-async def _settle(url: str, vbucket: int) -> bool:
-    """Return whether the target is the owner. If not, delete its copy, so that it cannot become the owner any more."""
+async def _settle(url: str, vbucket: int, process: Process) -> bool:
+    """Return whether the target is the owner. If not, delete its copy, so that it cannot become the owner any more.
+
+    A target that has restarted is not: the state on its disk may be of an earlier revision.
+    """
     while True:
         with suppress(OSError, Error, TimeoutError):
             async with NodeControl(parse_address(url)) as control:
-                if (await control.read_states()).get(vbucket) is VbucketState.ACTIVE:
+                if (await control.read_states()).get(vbucket) is VbucketState.ACTIVE and process.is_alive:
                     return True
                 await control.delete_vbuckets([vbucket])
                 return False
