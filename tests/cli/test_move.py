@@ -62,7 +62,7 @@ def test_failover_promotes_the_replicas(run, target):  # noqa: F811
     with Node.running(["beer"], vbuckets=16) as lost:
         lines = b"".join(b'{"id": %d}\n' % number for number in range(100))
         run("load", "-", "--key", "id", "--url", lost.url("beer"), stdin=lines)
-        run("replicate", "--from", lost.url("beer"), "--to", target.url("beer"), "--once")
+        run("replicate", "--from", lost.url("beer"), "--to", target.url("beer"), "--until", "now")
         url = lost.url("beer")
     done = run("failover", "--node", url, "--to", target.url("beer"))
     assert (done.code, done.out) == (0, f"127.0.0.1:{target.kv_port}: vbuckets 0-15 promoted\n")
@@ -98,10 +98,10 @@ def test_vbuckets_move_and_fail_over_with_tls(run, tls_nodes):
     urls = [f"couchbases://127.0.0.1:{node.tls_port}/beer?{trust}" for node in (first, second)]
     lines = b"".join(b'{"id": %d}\n' % number for number in range(100))
     assert run("load", "-", "--key", "id", "--url", urls[0], stdin=lines).code == 0
-    assert run("replicate", "--from", urls[0], "--to", urls[1], "--vbucket", "2", "--once").code == 0
+    assert run("replicate", "--from", urls[0], "--to", urls[1], "--vbucket", "2", "--until", "now").code == 0
     moved = run("move", "--balance", "--from", urls[0], "--to", urls[1])
     assert (moved.code, moved.lines[-1]) == (0, "8 vbuckets moved"), moved.err
-    assert run("replicate", "--from", urls[0], "--to", urls[1], "--once").code == 0
+    assert run("replicate", "--from", urls[0], "--to", urls[1], "--until", "now").code == 0
     failed = run("failover", "--node", urls[0], "--to", urls[1], "--json")
     assert (failed.code, failed.json["lost"], failed.json["reachable"]) == (0, [], True)
     assert [*failed.json["promoted"]] == [f"127.0.0.1:{second.tls_port}"]

@@ -29,7 +29,9 @@ def read_keys(run, node):
 
 @pytest.mark.parametrize("protocol", ["auto", "dcp", "tap"])
 def test_once_copies_all_documents_and_ends(run, source, target, protocol):
-    done = run("replicate", "--from", source.url("beer"), "--to", target.url("beer"), "--once", "--protocol", protocol)
+    done = run(
+        "replicate", "--from", source.url("beer"), "--to", target.url("beer"), "--until", "now", "--protocol", protocol
+    )
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("16 of 16 vbuckets replicated over ")
     assert read_keys(run, target) == sorted(str(number) for number in range(100))
@@ -37,7 +39,7 @@ def test_once_copies_all_documents_and_ends(run, source, target, protocol):
 
 def test_json_lines_have_the_state(run, source, target):
     urls = ("--from", source.url("beer"), "--to", target.url("beer"))
-    done = run("replicate", *urls, "--once", "--json", "--vbucket", "3", "--vbucket", "5", "--vbucket", "3")
+    done = run("replicate", *urls, "--until", "now", "--json", "--vbucket", "3", "--vbucket", "5", "--vbucket", "3")
     last = done.json_lines[-1]
     assert last.keys() == {"vbuckets", "running", "protocol", "lag", "nodes", "copied", "bytes", "seconds"}
     assert (last["vbuckets"], last["running"], last["lag"]) == (2, 2, 0)
@@ -59,7 +61,7 @@ def test_wrong_options_are_explained(run, source, target, options, code, text):
 
 
 def test_active_target_is_refused_unless_it_may_be_overwritten(run, source, target):
-    urls = ("--from", source.url("beer"), "--to", target.url("beer"), "--once")
+    urls = ("--from", source.url("beer"), "--to", target.url("beer"), "--until", "now")
     run("load", "-", "--key", "id", "--url", target.url("beer"), stdin=b'{"id": "own"}')
     done = run("replicate", *urls)
     assert (done.code, "is active and has 1 changes" in done.err) == (2, True)

@@ -54,7 +54,11 @@ class ReplicateOptions:
         "dialect of the streams; auto takes DCP if both nodes have it, and else TAP",
         default="auto",
     )
-    once: bool = option(BOOLEAN, "end when the target has all changes that exist at the start", default=False)
+    until: Literal["now", "never"] = option(
+        one_of("now", "never"),
+        "stop when the target has all changes that exist at the start, or keep following",
+        default="never",
+    )
     overwrite: bool = option(
         BOOLEAN, "let active vbuckets of the target become replicas, which lose their own changes", default=False
     )
@@ -64,7 +68,7 @@ class ReplicateOptions:
     rich_help_panel=Panel.CLUSTER,
     epilog=format_examples(
         "penstock replicate --from couchbase://10.0.0.1/beer --to couchbase://10.0.0.2/beer",
-        "penstock replicate --from $A --to $B --vbucket 7 --once --json",
+        "penstock replicate --from $A --to $B --vbucket 7 --until now --json",
     ),
 )
 @add_options("chosen", ReplicateOptions)
@@ -77,11 +81,14 @@ def replicate(
     password: PasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Keep replicas of a bucket's vbuckets on another node, until Ctrl-C.
+    """Keep replicas of a bucket's vbuckets on another node.
 
     The target's vbuckets become replicas. They get the documents, seqnos and
     failover logs of the source, continue where they were, and roll back after a
     failover of the source. The command only passes frames from node to node.
+
+    Runs until SIGINT (Ctrl-C) or SIGTERM, or with --until now until the target
+    has all changes that the source has at the start.
 
     TAP has no seqnos, so each connection over TAP copies all documents again.
     A pair that uses TAP changes to DCP when a connection finds it on both nodes.
@@ -103,7 +110,7 @@ def _make_options(chosen: ReplicateOptions) -> ReplicationOptions:
         vbuckets=None if chosen.vbuckets is None else sorted(set(chosen.vbuckets)),
         protocol=None if chosen.protocol == "auto" else Dialect(chosen.protocol),
         overwrite=chosen.overwrite,
-        until_caught_up=chosen.once,
+        until_caught_up=chosen.until == "now",
     )
 
 
