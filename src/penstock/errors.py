@@ -205,6 +205,25 @@ class SyncWriteInProgress(StatusError):
     retriable = True
 
 
+class DurabilityImpossible(StatusError):
+    """Too few nodes of the vbucket exist for the durability of a write."""
+
+    status = 0xA1
+
+
+class SyncWriteAmbiguous(StatusError):
+    """A synchronous write was not decided in time. It may be committed later."""
+
+    status = 0xA3
+
+
+class SyncWriteRecommitInProgress(StatusError):
+    """A new active node has not committed a synchronous write of the document yet."""
+
+    status = 0xA4
+    retriable = True
+
+
 class NotLocked(StatusError):
     """The document is not locked."""
 
@@ -299,6 +318,9 @@ STATUS_ERRORS: dict[int, type[StatusError]] = {
         NoBucket,
         Locked,
         SyncWriteInProgress,
+        DurabilityImpossible,
+        SyncWriteAmbiguous,
+        SyncWriteRecommitInProgress,
         NotLocked,
         AuthenticationFailed,
         OutOfRange,

@@ -65,6 +65,11 @@ class ClientSession(NamedTuple):
         """Whether keys have collection ids on this connection."""
         return Feature.COLLECTIONS in self.features
 
+    @property
+    def has_durable_writes(self) -> bool:
+        """Whether requests may carry a durability level."""
+        return self.features >= {Feature.ALT_REQUEST, Feature.SYNC_REPLICATION}
+
 
 async def open_session(
     address: Address, purpose: Purpose = COMMANDS, endpoints: Iterable[Endpoint] | None = None

@@ -30,11 +30,13 @@ class ClusterMap(NamedTuple):
         places: the nodes that have vbuckets.
         owners: by vbucket, the index of the node that has it active; NO_NODE: none at the moment.
         bucket: the name of the bucket, empty where the map does not have it.
+        replicas: by vbucket, the indices of the nodes that have its replicas; empty where the map names none.
     """
 
     endpoints: tuple[Endpoint, ...]
     owners: tuple[int, ...]
     bucket: str = ""
+    replicas: tuple[tuple[int, ...], ...] = ()
 
     @property
     def vbuckets(self) -> int:
@@ -119,7 +121,17 @@ def parse_cluster_map(config: bytes, dialled: Endpoint, *, tls: bool = False) ->
         )
         places = _replace_own_endpoint(places, read.nodesExt, dialled)
     # A single node has every vbucket; its NOT_MY_VBUCKET answers show the vbuckets that it does not serve now.
-    return ClusterMap(places, owners if count > 1 else (0,) * len(owners), read.name or "")
+    if count == 1:
+        return ClusterMap(places, (0,) * len(owners), read.name or "")
+    return ClusterMap(places, owners, read.name or "", _list_replicas(rows, count))
+
+
+def _list_replicas(rows: list[_Row], count: int) -> tuple[tuple[int, ...], ...]:
+    """Return the replicas of each vbucket. Raises RemoteProtocolError for a node that the map does not have."""
+    found = tuple(tuple(index for index in row[1:] if index != NO_NODE) for row in rows)
+    if wrong := [index for indexes in found for index in indexes if not 0 <= index < count]:
+        raise RemoteProtocolError(f"cluster map with a replica on node {wrong[0]} of {count}")
+    return found if any(found) else ()
 
 
 def _names_other_node(nodes: list[_Node]) -> bool:

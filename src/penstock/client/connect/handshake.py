@@ -47,6 +47,7 @@ class Purpose:
         xattrs: streams include extended attributes.
         values: streams include values; without them, DCP sends keys only.
         mutation_tokens: replies to writes contain vbuuid and seqno.
+        durable_writes: requests may carry a durability level.
     """
 
     stream_name: str = ""
@@ -56,6 +57,7 @@ class Purpose:
     xattrs: bool = False
     values: bool = True
     mutation_tokens: bool = False
+    durable_writes: bool = False
 
     def list_features(self) -> list[Feature]:
         """Return the features to request by HELLO."""
@@ -63,6 +65,7 @@ class Purpose:
         wanted = [Feature.SELECT_BUCKET, Feature.XERROR, Feature.JSON]
         wanted += [Feature.XATTR] * self.xattrs + [Feature.COLLECTIONS] * self.collections
         wanted += [Feature.MUTATION_SEQNO] * self.mutation_tokens
+        wanted += [Feature.ALT_REQUEST, Feature.SYNC_REPLICATION] * self.durable_writes
         # Couchbase 3.1.6 inflates values for TAP clients without DATATYPE. About twenty in a row crash the server:
         # ship_tap_log in memcached.c writes past the end of temp_alloc_list.
         wanted += [Feature.DATATYPE] * (self.dialect is Dialect.TAP and bool(self.stream_name))

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.client.documents.document import Document, compute_vbucket, decode_document, encode_key, split_chunks
 from penstock.client.documents.document_requests import DocumentRequests
+from penstock.client.documents.durability_levels import DurabilityName
 from penstock.client.documents.mutation_tokens import MutationToken
 from penstock.errors import KeyNotFound, UsageError
 from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE
@@ -27,6 +28,14 @@ class DocumentCommands:
     Reading commands and `upsert` are retried when a connection ends, and raise Unreachable after `retry_seconds`. Other
     commands might have been executed, so they are not retried, and raise ConnectionClosed or OperationTimeout. A
     command that a node refuses because it does not have the vbucket is always retried.
+
+    `durability` makes a write wait until a majority of its vbucket's nodes has it. `majority` means in memory,
+    `majorityAndPersistActive` also on the active node's disk, `persistToMajority` on their disks. Such a write has
+    three more errors:
+
+    - DurabilityImpossible: too few nodes of the vbucket exist.
+    - SyncWriteAmbiguous: the write was not decided in time. It may be committed later.
+    - NotSupported: the nodes have no such writes.
 
     All commands raise these errors:
 
@@ -63,6 +72,7 @@ class DocumentCommands:
         flags: int = 0,
         datatype: int = 0,
         collection: str = "",
+        durability: DurabilityName | None = None,
     ) -> int:
         """Store a document, replacing an existing one; return its cas.
 
@@ -73,12 +83,16 @@ class DocumentCommands:
             flags: the client's flags, 32 bits.
             datatype: the datatype bits of the value.
             collection: `name` or `scope.name`.
+            durability: as of the class.
 
         Returns:
             The cas of the new version.
         """
         one = [(key, value)]
-        return (await self.upsert_many(one, expiry=expiry, flags=flags, datatype=datatype, collection=collection))[0]
+        (cas,) = await self.upsert_many(
+            one, expiry=expiry, flags=flags, datatype=datatype, collection=collection, durability=durability
+        )
+        return cas
 
     async def upsert_many(
         self,
@@ -88,10 +102,12 @@ class DocumentCommands:
         flags: int = 0,
         datatype: int = 0,
         collection: str = "",
+        durability: DurabilityName | None = None,
     ) -> list[int]:
         """Store documents with many requests in flight; return their cas in the same order."""
         written: list[int] = []
-        store = partial(self._make_store, Set, expiry=expiry, flags=flags, datatype=datatype)
+        framing = self._requests.pack_durability(durability)
+        store = partial(self._make_store, Set, expiry=expiry, flags=flags, datatype=datatype, framing=framing)
         for chunk in split_chunks((encode_key(key), value) for key, value in documents):
             written += [frame.cas for frame in await self._requests.send(collection, chunk, store)]
         return written
@@ -105,13 +121,23 @@ class DocumentCommands:
         flags: int = 0,
         datatype: int = 0,
         collection: str = "",
+        durability: DurabilityName | None = None,
     ) -> int:
         """Store a new document and return its cas. Raises KeyExists."""
-        store = partial(self._make_store, Add, expiry=expiry, flags=flags, datatype=datatype)
+        framing = self._requests.pack_durability(durability)
+        store = partial(self._make_store, Add, expiry=expiry, flags=flags, datatype=datatype, framing=framing)
         return (await self._requests.send(collection, [(encode_key(key), value)], store, retry=False))[0].cas
 
     async def replace(
-        self, key: str | bytes, value: bytes, *, cas: int, expiry: int = 0, flags: int = 0, collection: str = ""
+        self,
+        key: str | bytes,
+        value: bytes,
+        *,
+        cas: int,
+        expiry: int = 0,
+        flags: int = 0,
+        collection: str = "",
+        durability: DurabilityName | None = None,
     ) -> int:
         """Replace the version with this cas; return the new cas.
 
@@ -119,12 +145,15 @@ class DocumentCommands:
         """
         if not cas:
             raise UsageError(f"cas 0 to replace {key!r}, expected the cas of the version to replace")
-        store = partial(self._make_store, Set, expiry=expiry, flags=flags, cas=cas)
+        framing = self._requests.pack_durability(durability)
+        store = partial(self._make_store, Set, expiry=expiry, flags=flags, cas=cas, framing=framing)
         return (await self._requests.send(collection, [(encode_key(key), value)], store, retry=False))[0].cas
 
-    async def remove(self, key: str | bytes, *, cas: int = 0, collection: str = "") -> int:
+    async def remove(
+        self, key: str | bytes, *, cas: int = 0, collection: str = "", durability: DurabilityName | None = None
+    ) -> int:
         """Remove a document; return the tombstone's cas. Raises KeyNotFound; KeyExists if its cas differs."""
-        delete = partial(self._make_delete, cas=cas)
+        delete = partial(self._make_delete, cas=cas, framing=self._requests.pack_durability(durability))
         return (await self._requests.send(collection, [encode_key(key)], delete, retry=False))[0].cas
 
     async def remove_many(self, keys: Iterable[str | bytes], *, collection: str = "") -> int:
@@ -143,6 +172,31 @@ class DocumentCommands:
         """
         return self._requests.tokens.list_newest()
 
+    async def wait_for(
+        self,
+        tokens: MutationToken | Iterable[MutationToken],
+        *,
+        replicas: int = 0,
+        persisted: int = 0,
+        timeout: float | None = None,
+    ) -> None:
+        """Wait until writes are on replicas or on disk. It works with servers that have no durability levels.
+
+        Args:
+            tokens: the writes, for example `tokens()`.
+            replicas: replicas that must have each write in memory.
+            persisted: nodes that must have each write on disk, the active one included.
+            timeout: seconds; None: the operation timeout of the bucket.
+
+        Raises:
+            UsageError: the cluster map has fewer copies of a vbucket.
+            WriteLost: a failover has rolled a write back.
+            OperationTimeout: the writes are not there in time.
+        """
+        writes = [tokens] if isinstance(tokens, MutationToken) else tokens
+        seconds = self._requests.operation_timeout if timeout is None else timeout
+        await self._requests.observer.wait(writes, replicas=replicas, persisted=persisted, timeout=seconds)
+
     async def flush(self) -> None:
         """Remove all documents of the bucket; its vbuckets start new histories. Raises NotSupported."""
         await self._requests.flush()
@@ -155,8 +209,8 @@ class DocumentCommands:
     def _make_get(self, prefix: bytes, key: bytes) -> Request:
         return Get(key=prefix + key, vbucket=self._compute_vbucket(key))
 
-    def _make_delete(self, prefix: bytes, key: bytes, cas: int = 0) -> Request:
-        return Delete(key=prefix + key, vbucket=self._compute_vbucket(key), cas=cas)
+    def _make_delete(self, prefix: bytes, key: bytes, cas: int = 0, framing: bytes = b"") -> Request:
+        return Delete(key=prefix + key, vbucket=self._compute_vbucket(key), cas=cas, framing=framing)
 
     def _make_store(self, kind: type[Set], prefix: bytes, document: tuple[bytes, bytes], **fields: Any) -> Request:
         key, value = document

@@ -8,10 +8,12 @@ from typing import TypeVar
 from penstock.client.connect.address import Address
 from penstock.client.connect.node_link import make_refusal_error
 from penstock.client.documents.collection_ids import CollectionIds
+from penstock.client.documents.durability_levels import DurabilityName, pack_durability
 from penstock.client.documents.mutation_tokens import NewestTokens
+from penstock.client.documents.write_observer import WriteObserver
 from penstock.client.feeds.collection_selection import qualify_name
 from penstock.client.topology.nodes import Nodes
-from penstock.errors import NotMyVbucket, UsageError
+from penstock.errors import NotMyVbucket, NotSupported, UsageError
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import Request
 from penstock.wire.codec.statuses import Status
@@ -29,12 +31,14 @@ class DocumentRequests:
 
     Attributes:
         tokens: the mutation tokens of the newest writes.
+        observer: waits until writes are on replicas or on disk.
     """
 
     def __init__(self, nodes: Nodes, address: Address) -> None:
         self.tokens = NewestTokens()
         self._nodes = nodes
         self._address = address
+        self.observer = WriteObserver(nodes, address)
         self._collection_ids = CollectionIds(nodes, address)
 
     @property
@@ -132,6 +136,25 @@ class DocumentRequests:
         if retry:
             return await self._nodes.run_with_retry(attempt)
         return await self._nodes.run_with_retry(attempt, only=(NotMyVbucket,))
+
+    @property
+    def operation_timeout(self) -> float:
+        """Seconds that an operation waits for its reply."""
+        return self._address.options.operation_timeout
+
+    def pack_durability(self, level: DurabilityName | None) -> bytes:
+        """Return the framing extras of a write with a durability level, empty without one.
+
+        Raises:
+            UsageError: the level is unknown, or the bucket is not connected.
+            NotSupported: the nodes have no durable writes.
+        """
+        if level is None:
+            return b""
+        framing = pack_durability(level, self.operation_timeout)
+        if self.vbuckets and not self._nodes.has_durable_writes:
+            raise NotSupported(f"{self._address} has no durable writes; write without, then use wait_for")
+        return framing
 
     async def flush(self) -> None:
         """Let every node remove all documents."""

@@ -46,11 +46,12 @@ class Nodes:
     Attributes:
         map: the cluster map; empty before the first connection.
         has_collections: whether keys have collection ids.
+        has_durable_writes: whether requests may carry a durability level.
     """
 
     def __init__(self, address: Address, purpose: Purpose = DOCUMENTS) -> None:
         self.map = ClusterMap((), ())
-        self.has_collections = False
+        self.has_collections = self.has_durable_writes = False
         self._address = address
         self._purpose = purpose
         self._first: ClientSession | None = None
@@ -133,6 +134,22 @@ class Nodes:
                 found[vbucket] = await self._connect_owner(self.map.owners[vbucket], first)
             return found
 
+    async def connect_copies(self, vbucket: int) -> list[NodeLink]:
+        """Return the connections to the nodes of a vbucket: the active node's, and those of the map's replicas.
+
+        Raises the errors of `group_by_node`.
+        """
+        async with self._connecting:
+            first = await self._ensure_first()
+            owner = self.map.owners[vbucket]
+            if len(self.map.endpoints) == 1:
+                return [first.link]
+            if owner == NO_NODE:
+                self._is_map_outdated = True
+                raise make_not_served_error({vbucket}, self.map.vbuckets, self._address)
+            replicas = self.map.replicas[vbucket] if self.map.replicas else ()
+            return [await self._connect_owner(index, first) for index in (owner, *replicas)]
+
     async def send_parts(self, parts: Sequence[RequestPart], requests: Sequence[Request]) -> list[Frame]:
         """Send requests and return their replies in the same order, with any status.
 
@@ -193,6 +210,7 @@ class Nodes:
             )
             raise RemoteProtocolError(f"{self._address} {text}, or does so on another node")
         self.has_collections = session.has_collections
+        self.has_durable_writes = session.has_durable_writes
         self._links[session.endpoint] = session.link
         return session
 
