@@ -302,8 +302,13 @@ class RowBucket(BucketStore):
     engine_type: ClassVar[Callable[[Path], Engine]]
 
     @classmethod
-    def open(cls, path: Path, name: str, *, vbuckets: int = 1024, **keywords: Any) -> RowBucket:
-        """Return the bucket in a directory; create the directory if it does not exist."""
+    def open(
+        cls, path: Path, name: str, *, vbuckets: int = 1024, directory: object = None, **keywords: Any
+    ) -> RowBucket:
+        """Return the bucket in a directory; create the directory if it does not exist.
+
+        The engines read and write their files themselves, so `directory` has no effect.
+        """
         path.mkdir(parents=True, exist_ok=True)
         return cls(cls.engine_type(path), name, vbuckets, **keywords)
 

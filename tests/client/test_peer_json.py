@@ -260,7 +260,12 @@ async def test_invalid_reports_of_streams_are_an_error(text):
 
 # Readers of JSON
 
-LOCAL = {"client/connect/credentials.py": "a file", "spark/source/read_positions.py": "an option"}
+LOCAL = {
+    "client/connect/credentials.py": "a file",
+    "client/xdcr/state_file.py": "a file",
+    "client/xdcr/filter_syntax.py": "an option",
+    "spark/source/read_positions.py": "an option",
+}
 """Modules that read JSON of this machine's user -> source of the JSON."""
 
 
