@@ -28,9 +28,11 @@ from tests.client.old_server import COUCHBASE_3_1, OldServer
 from tests.client.peer import in_loop
 from tests.node.frame_proxy import replicating
 from tests.node.wire_client import connected
+from tests.patience import PATIENCE
 
 VBUCKETS = 4
 ALL = range(VBUCKETS)
+PATIENT = f"?operationTimeout={PATIENCE}"
 
 
 def set_states(node, state, *chain):
@@ -75,7 +77,7 @@ def running_pair(tmp_path=None):
 @in_loop
 async def test_durable_writes_are_on_the_replica(tmp_path, level):
     with running_pair(tmp_path) as (active, replica), replicating(active, replica, "beer", ALL, consumer_name="b"):
-        async with penstock.connect(active.url("beer")) as bucket:
+        async with penstock.connect(active.url("beer") + PATIENT) as bucket:
             await bucket.upsert("a", b"1", durability=level)
             await bucket.insert("b", b"2", durability=level)
             cas = await bucket.upsert("c", b"3", durability=level)
@@ -131,7 +133,7 @@ async def test_wait_needs_the_copies_of_the_map():
 @in_loop
 async def test_wait_for_a_replica_that_is_behind_times_out():
     with running_pair() as (active, replica):
-        async with penstock.connect(active.url("beer")) as bucket:
+        async with penstock.connect(active.url("beer") + PATIENT) as bucket:
             await bucket.upsert("a", b"1")
             (token,) = bucket.tokens()
             with pytest.raises(OperationTimeout, match="not on 1 replicas"):
@@ -143,7 +145,7 @@ async def test_wait_for_a_replica_that_is_behind_times_out():
 @in_loop
 async def test_wait_for_a_write_that_a_failover_has_lost_fails():
     with running_pair() as (active, replica):
-        async with penstock.connect(active.url("beer")) as bucket:
+        async with penstock.connect(active.url("beer") + PATIENT) as bucket:
             await bucket.upsert("a", b"1")
             with replicating(active, replica, "beer", ALL):
                 await bucket.wait_for(bucket.tokens(), replicas=1)
@@ -151,7 +153,7 @@ async def test_wait_for_a_write_that_a_failover_has_lost_fails():
             (lost,) = bucket.tokens()
         set_states(replica, VbucketState.ACTIVE, "b")
         publish_map(active, replica, (1, -1), 2**50 + 1)
-        async with penstock.connect(replica.url("beer")) as bucket:
+        async with penstock.connect(replica.url("beer") + PATIENT) as bucket:
             with pytest.raises(WriteLost, match="was rolled back"):
                 await bucket.wait_for(lost, persisted=1)
 
