@@ -29,7 +29,7 @@ from penstock.node.membership.member_file import MemberFile, StoredMember
 from penstock.node.membership.member_links import MemberLinks
 from penstock.node.membership.member_state import MemberState
 from penstock.node.membership.node_messages import JoinReply, JoinRequest
-from penstock.node.membership.node_requests import NodeRequests, make_basic_login
+from penstock.node.membership.node_requests import NodeRequests, NodeResponse, make_basic_login
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.values.peer_json import read_peer_json
 
@@ -235,7 +235,7 @@ class ClusterService:
         place = parse_node_address(address)
         login = make_basic_login(user, password) if user else {}
         response = await self._requests.post(place, INVITATION_PATH, b"", login, seconds=_LOGIN_SECONDS)
-        _check_response(place, response.status, response.body)
+        _check_response(place, response)
         invitation = read_peer_json(response.body, Invitation, "invitation of a node")
         await self.accept(invitation, _find_own_address(place))
         member, joining = self.member, self._joining
@@ -343,7 +343,7 @@ class ClusterService:
         login = make_basic_login(user, password) if user else {}
         text = msgspec.json.encode(invitation)
         response = await self._requests.post(place, JOIN_PATH, text, login, seconds=_LOGIN_SECONDS)
-        _check_response(place, response.status, response.body)
+        _check_response(place, response)
         added = read_peer_json(response.body, ClusterNode, "node that joins")
         await member.change(lambda document: document.with_node(added))
         return added
@@ -447,10 +447,9 @@ def _find_own_address(place: NodePlace) -> str:
     raise Unreachable(f"node {place.address}: no way to this address")
 
 
-def _check_response(place: NodePlace, status: int, body: bytes) -> None:
-    if status == 200:
+def _check_response(place: NodePlace, response: NodeResponse) -> None:
+    if response.status == 200:
         return
-    reason = body.decode("utf-8", "replace").strip()[:500]
-    if status in (401, 403):
-        raise AccessDenied(f"node {place.address} refuses the login: {reason}")
-    raise UsageError(f"node {place.address} refuses: {reason}")
+    if response.status in (401, 403):
+        raise AccessDenied(f"node {place.address} refuses the login: {response.reason}")
+    raise UsageError(f"node {place.address} refuses: {response.reason}")

@@ -74,8 +74,7 @@ class MemberLinks:
         headers = {PROOF_HEADER: sign(secret, text), "content-type": "application/json"}
         response = await self._requests.post(place, AGREEMENT_PATH, text, headers, seconds=seconds)
         if response.status != 200:
-            reason = response.body.decode("utf-8", "replace").strip()[:500]
-            raise Unreachable(f"node {place.address}: status {response.status}: {reason}")
+            raise Unreachable(f"node {place.address}: status {response.status}: {response.reason}")
         reply = verify_reply(secret, nonce, response.body, response.headers.get(PROOF_HEADER, ""))
         self._answered_at[node] = self._clock()
         return reply.body

@@ -7,18 +7,21 @@ import base64
 import ipaddress
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import h11
 
-from penstock.errors import AccessDenied, Unreachable, UsageError
+from penstock.errors import AccessDenied, RemoteProtocolError, Unreachable, UsageError
 from penstock.node.cluster.topology import NodePlace
+from penstock.wire.values.peer_json import read_peer_json
 
 __all__ = ["NodeRequests", "NodeResponse", "make_basic_login"]
 
 MAX_RESPONSE = 1024 * 1024
 _READ_BYTES = 64 * 1024
+_LONGEST_REASON = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,15 @@ class NodeResponse:
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+    @property
+    def reason(self) -> str:
+        """Reason of a refusal, at most 500 characters: the JSON of a form's errors without its field, or plain text."""
+        with suppress(RemoteProtocolError):
+            errors = read_peer_json(self.body, dict[str, dict[str, str]], "errors of a form").get("errors", {})
+            if errors:
+                return "; ".join(errors.values())[:_LONGEST_REASON]
+        return self.body.decode("utf-8", "replace").strip()[:_LONGEST_REASON]
 
 
 def make_basic_login(user: str, password: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from penstock.errors import Busy, TemporaryFailure, UsageError
+from penstock.errors import Busy, TemporaryFailure
 from penstock.node.auth.roles import Privilege
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.topology import dump_json, insert_host
@@ -98,29 +98,20 @@ async def _create_bucket(request: PageRequest) -> Response:
     spec = make_spec(form, request.node.default_vbuckets)
     if spec.name in request.node.buckets:
         raise FormErrors({"name": "Bucket with given name already exists"})
-    try:
-        await request.node.administration.create_bucket(spec)
-    except UsageError as error:
-        raise FormErrors({"_": str(error)}) from None
+    await request.node.administration.create_bucket(spec)
     return Response(status_code=202, headers={"location": f"/pools/default/buckets/{spec.name}"})
 
 
 async def _change_bucket(request: PageRequest) -> Response:
     served = request.find_bucket()
     spec = change_spec(served.spec, await read_form(request.http_request))
-    try:
-        await request.node.administration.change_bucket(spec)
-    except UsageError as error:
-        raise FormErrors({"_": str(error)}) from None
+    await request.node.administration.change_bucket(spec)
     return Response(status_code=200)
 
 
 async def _delete_bucket(request: PageRequest) -> Response:
     name = request.find_bucket().store.name
-    try:
-        await request.node.administration.delete_bucket(name)
-    except UsageError as error:
-        raise FormErrors({"_": str(error)}) from None
+    await request.node.administration.delete_bucket(name)
     return Response(status_code=200)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from penstock.errors import BucketNotServed, InvalidArguments, StatusError, UnknownCollection, UnknownScope
+from penstock.errors import UnknownCollection, UnknownScope
 from penstock.node.auth.roles import Privilege
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.http.pages.forms import FormErrors, parse_flag, read_form
@@ -109,12 +109,6 @@ async def _change_manifest(request: PageRequest, served: ServedBucket, change: C
     except UnknownCollection:
         scope, name = request.get_path_part("scope"), request.get_path_part("collection")
         _refuse_missing(f'Collection with name "{name}" in scope "{scope}" is not found')
-    except BucketNotServed:  # the cluster has deleted it, and this node follows soon
-        _refuse_missing("Requested resource not found.")
-    except InvalidArguments as error:
-        raise FormErrors({"_": str(error)}) from None
-    except StatusError as error:
-        raise HTTPException(503, str(error)) from None
     return request.make_json_response({"uid": f"{after.uid:x}"})
 
 

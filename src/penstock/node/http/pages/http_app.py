@@ -9,11 +9,21 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.errors import TemporaryFailure
+from penstock.errors import (
+    AccessDenied,
+    BucketNotServed,
+    Error,
+    InvalidArguments,
+    NotSupported,
+    RemoteProtocolError,
+    StatusError,
+    Unreachable,
+    UsageError,
+)
 from penstock.node.cluster.topology import dump_json
 from penstock.node.http.pages import bucket_pages, cluster_pages, collection_pages, membership_pages, user_pages
 from penstock.node.http.pages.forms import FormErrors
-from penstock.node.http.pages.http_authentication import make_json_response, make_route
+from penstock.node.http.pages.http_authentication import MISSING, make_json_response, make_route
 from penstock.node.http.pages.http_state import HttpState
 
 __all__ = ["PAGES", "make_app"]
@@ -27,6 +37,10 @@ PAGES = (
 )
 
 
+_REFUSALS = (UsageError, InvalidArguments, NotSupported, AccessDenied, Unreachable, RemoteProtocolError)
+"""A page lets these pass: their message is all that the client needs."""
+
+
 def make_app(http: HttpState) -> Starlette:
     """Return the application of a node."""
     app = Starlette(
@@ -36,7 +50,10 @@ def make_app(http: HttpState) -> Starlette:
             HTTPException: _answer_refusal,
             FormErrors: _answer_form_errors,
             ClientDisconnect: _answer_disconnect,
-            TemporaryFailure: _answer_failure,
+            BucketNotServed: _answer_missing_bucket,
+            **dict.fromkeys(_REFUSALS, _answer_refused_change),
+            StatusError: _answer_failure,
+            Error: _answer_error,
         },
     )
     app.router.redirect_slashes = False
@@ -70,8 +87,21 @@ async def _answer_form_errors(request: Request, error: Exception) -> Response:
     return make_json_response(dump_json({"errors": dict(error.errors)}), error.status)
 
 
+async def _answer_missing_bucket(request: Request, error: Exception) -> Response:
+    """Return the response for a bucket that the cluster has deleted. This node deletes it soon."""
+    return PlainTextResponse(f"{MISSING}\n", 404)
+
+
+async def _answer_refused_change(request: Request, error: Exception) -> Response:
+    return await _answer_form_errors(request, FormErrors({"_": str(error)}))
+
+
 async def _answer_failure(request: Request, error: Exception) -> Response:
     return PlainTextResponse(f"{error}\n", 503)
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    return PlainTextResponse(f"{error}\n", 500)
 
 
 async def _answer_disconnect(request: Request, error: Exception) -> Response:

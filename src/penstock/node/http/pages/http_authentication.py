@@ -32,7 +32,10 @@ from penstock.node.http.pages.http_state import HttpState, ManagedNode
 from penstock.node.session.node_services import NodeServices
 from penstock.store.definition.manifest import Manifest
 
-__all__ = ["Page", "PageRequest", "make_json_response", "make_route"]
+__all__ = ["MISSING", "Page", "PageRequest", "make_json_response", "make_route"]
+
+MISSING = "Requested resource not found."
+"""The text of a 404: the bucket does not exist, or the user must not know of it."""
 
 _HOST = re.compile(r"(\[(?P<address>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9._-]{1,253}))(:[0-9]{1,5})?")
 _UNAUTHENTICATED = User("", ())
@@ -80,7 +83,7 @@ class PageRequest:
         name = self.get_path_part("bucket")
         served = self.node.buckets.get(name)
         if served is None or not self.user.can_see(name):
-            raise HTTPException(404, "Requested resource not found.")
+            raise HTTPException(404, MISSING)
         wanted = self.http_request.query_params.get("bucket_uuid")
         if wanted is not None and wanted != served.uuid:
             raise HTTPException(404, "Bucket uuid does not match the requested.")

@@ -9,14 +9,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from penstock.errors import (
-    AccessDenied,
-    AuthenticationFailed,
-    NotSupported,
-    RemoteProtocolError,
-    Unreachable,
-    UsageError,
-)
+from penstock.errors import AuthenticationFailed, UsageError
 from penstock.node.auth.roles import Privilege
 from penstock.node.cluster.topology import NodePlace
 from penstock.node.http.pages.forms import FormErrors, read_body, read_form
@@ -42,27 +35,19 @@ async def _exchange_messages(request: PageRequest) -> Response:
         text, own_proof = await member.receive(await read_body(request.http_request), proof)
     except AuthenticationFailed as error:
         raise HTTPException(403, str(error)) from None
-    except (RemoteProtocolError, UsageError, NotSupported) as error:
-        raise HTTPException(400, str(error)) from None
     response = make_json_response(text)
     response.headers[PROOF_HEADER] = own_proof
     return response
 
 
 async def _invite(request: PageRequest) -> Response:
-    try:
-        invitation = await request.node.cluster.invite(request.host)
-    except (UsageError, AccessDenied) as error:
-        raise HTTPException(400, str(error)) from None
+    invitation = await request.node.cluster.invite(request.host)
     return make_json_response(msgspec.json.encode(invitation))
 
 
 async def _accept(request: PageRequest) -> Response:
-    try:
-        invitation = read_peer_json(await read_body(request.http_request), Invitation, "invitation of a node")
-        node = await request.node.cluster.accept(invitation, request.host)
-    except (UsageError, AccessDenied, RemoteProtocolError) as error:
-        raise HTTPException(400, str(error)) from None
+    invitation = read_peer_json(await read_body(request.http_request), Invitation, "invitation of a node")
+    node = await request.node.cluster.accept(invitation, request.host)
     return make_json_response(msgspec.json.encode(node))
 
 
@@ -71,12 +56,7 @@ async def _add_node(request: PageRequest) -> Response:
     form = await read_form(request.http_request)
     address = _get_field(form, "hostname")
     _check_services(form)
-    try:
-        added = await request.node.cluster.add_node(
-            address, form.get("user", ""), form.get("password", ""), request.host
-        )
-    except (UsageError, AccessDenied, Unreachable, RemoteProtocolError) as error:
-        raise FormErrors({"_": str(error)}) from None
+    added = await request.node.cluster.add_node(address, form.get("user", ""), form.get("password", ""), request.host)
     return request.make_json_response({"otpNode": added.otp_name})
 
 
@@ -89,10 +69,7 @@ async def _join_cluster(request: PageRequest) -> Response:
     else:
         host, port = _get_field(form, "clusterMemberHostIp"), form.get("clusterMemberPort", "8091")
         address = NodePlace(host=host, mgmt=_parse_port(port)).address
-    try:
-        await request.node.cluster.join(address, form.get("user", ""), form.get("password", ""))
-    except (UsageError, AccessDenied, Unreachable, RemoteProtocolError) as error:
-        raise FormErrors({"_": str(error)}) from None
+    await request.node.cluster.join(address, form.get("user", ""), form.get("password", ""))
     return Response(status_code=200)
 
 
@@ -106,7 +83,7 @@ async def _eject_node(request: PageRequest) -> Response:
         raise HTTPException(400, "Server does not exist.")
     try:
         await request.node.cluster.remove_node(found.id)
-    except UsageError as error:
+    except UsageError as error:  # ns_server answers this page with plain text
         raise HTTPException(400, str(error)) from None
     return Response(status_code=200)
 

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from penstock.errors import Error, TemporaryFailure, UsageError
+from penstock.errors import UsageError
 from penstock.node.auth.roles import Privilege, Role, RoleName, User
 from penstock.node.auth.users import Account, Users, make_account, normalize_name
 from penstock.node.auth.users_file import UsersFile
@@ -64,11 +64,8 @@ async def _put_user(request: PageRequest) -> Response:
     except UsageError as error:
         raise FormErrors({"roles" if "role" in str(error) else "name": str(error)}) from None
     password = form.get("password")
-    try:
-        # On a thread: it takes milliseconds.
-        made = None if password is None else await asyncio.to_thread(make_account, user, password)
-    except UsageError as error:
-        raise FormErrors({"_": str(error)}) from None
+    # On a thread: it takes milliseconds.
+    made = None if password is None else await asyncio.to_thread(make_account, user, password)
     await _change_users(request, file, partial(_store_user, user, made))
     return request.make_json_response("")
 
@@ -101,17 +98,10 @@ def _get_file(request: PageRequest) -> UsersFile:
 
 
 async def _change_users(request: PageRequest, file: UsersFile, change: ChangeAccounts) -> None:
-    """Change the users. Raises FormErrors or HTTPException if that fails."""
     try:
         await request.node.administration.change_users(file, change)
-    except UsageError as error:
-        raise FormErrors({"_": str(error)}) from None
     except KeyError:
         raise HTTPException(404, "Unknown user.") from None
-    except TemporaryFailure:
-        raise
-    except Error as error:
-        raise HTTPException(500, str(error)) from None
 
 
 def _store_user(user: User, made: Account | None, accounts: dict[str, Account]) -> None:
