@@ -29,8 +29,8 @@ from penstock.store.history.failover_log import FailoverEntry
 from penstock.store.history.frame_chunks import NO_FRAMES, Chunk
 from penstock.store.history.vbucket_changes import CAS, OPCODE, Newest, VbucketChanges
 from penstock.store.history.vbucket_history import VbucketHistory
-from penstock.store.log.change_log import MemoryLog, MemoryStorage, NoRetention
-from penstock.store.log.compaction import CompactionPlanner
+from penstock.store.log.change_log import MemoryLog, MemoryStorage, NoFiles
+from penstock.store.log.compaction import CompactionPlanner, RetentionWindow
 from penstock.store.log.long_frame import Frame
 from penstock.store.log.rewrite import PurgeRequest
 from penstock.store.log.row_index import RowIndex
@@ -131,10 +131,9 @@ class RowCompactions(CompactionPlanner):
     """Plans nothing: an engine compacts by itself. A compaction of the whole bucket runs at once."""
 
     def __init__(self, log: RowLog, clock: Callable[[], int]) -> None:
-        retention = NoRetention(len(log.segments.indexes))
-        super().__init__(
-            log.segments, log.quota, BucketSettings(), storage=MemoryStorage(), retention=retention, clock=clock
-        )
+        settings = BucketSettings()
+        retention = RetentionWindow(settings, log.segments, NoFiles(), clock)
+        super().__init__(log.segments, log.quota, settings, storage=MemoryStorage(), retention=retention, clock=clock)
         self._engine = log.engine
 
     def next_piece(self, everything: bool, purge: PurgeRequest | None = None) -> None:

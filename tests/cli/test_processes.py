@@ -105,9 +105,9 @@ def test_serve_keeps_its_bucket_in_a_directory(tmp_path, run):
 
 
 def test_options_of_a_directory_need_a_directory(run):
-    done = run("serve", "--port", 0, "--retention", 60)
+    done = run("serve", "--port", 0, "--commit-count", 60)
     assert done.code == 2
-    assert "--retention… need --data-dir" in " ".join(done.err.split())
+    assert "--commit-… needs --data-dir" in " ".join(done.err.split())
 
 
 @pytest.mark.process

@@ -8,9 +8,10 @@ from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.disk.log_file import parse_log_number
 from penstock.store.documents.vbucket import Vbucket
+from penstock.store.history.collection_state import read_collection
 from penstock.store.history.event_frames import parse_event_key
 from penstock.store.history.failover_log import MAX_ENTRIES
-from penstock.store.history.history_snapshot import Snapshot
+from penstock.store.history.history_snapshot import KeptVersions, Snapshot, open_parts
 from penstock.store.history.vbucket_changes import CAS
 from penstock.store.log.compaction import Compaction
 from penstock.wire.codec.constants import VbucketState
@@ -159,10 +160,12 @@ class DurableStory(RecordedStory):
             superseding = next(other for other in history.changes if other.by_seqno == by)
             made, position = self.change_places[vbucket.id, superseding.cas, by]
             assert by <= running.persisted[vbucket.id]
-            retained = settings.retention_seconds is None or running.now - made <= settings.retention_seconds * SECOND
-            if settings.retention_bytes is not None and running.position - position > settings.retention_bytes:
+            retained = settings.keeps_history
+            if settings.retention_seconds and running.now - made > settings.retention_seconds * SECOND:
                 retained = False
-            assert not retained or 0 in (settings.retention_seconds, settings.retention_bytes)
+            if settings.retention_bytes and running.position - position > settings.retention_bytes:
+                retained = False
+            assert not retained
         else:
             assert not isinstance(change, Mutation)
             assert change.delete_time < running.now // SECOND - settings.purge_age
@@ -181,7 +184,7 @@ class DurableStory(RecordedStory):
             self.run()
             self.finish()
             self.commit()
-        if 0 in (self.settings.retention_seconds, self.settings.retention_bytes):
+        if not self.settings.keeps_history:
             assert self.bucket.collect_stats().dead_bytes == 0
             for vbucket, history in zip(self.bucket.vbuckets, self.histories, strict=True):
                 for change in history.changes:
@@ -394,3 +397,17 @@ class DurableStory(RecordedStory):
                     assert read_all(snapshot) == self.list_snapshot(vbucket, history, start, end)
                     again = Snapshot(vbucket.index, start, end, few=0)
                     assert read_all(again) == self.list_snapshot(vbucket, history, start, end)
+                    self.check_versions(vbucket, history, start, end)
+
+    def check_versions(self, vbucket: Vbucket, history: HistoryModel, start: int, end: int) -> None:
+        """Check that a snapshot with change history has every version above the floor, and no other older version."""
+        floor = vbucket.index.history_floor
+        begins = {0: 0, **vbucket.collections.history_begins}
+        expected = {change.by_seqno: change for change in self.list_snapshot(vbucket, history, start, end)}
+        for change in history.changes:
+            begin = begins.get(read_collection(change.key), end)
+            if max(start, floor, begin) < change.by_seqno <= end:
+                expected[change.by_seqno] = change
+        parts = open_parts(vbucket.index, start, end, KeptVersions(floor, begins))
+        assert [change for part in parts for change in read_all(part)] == [expected[one] for one in sorted(expected)]
+        assert len(parts) <= 2

@@ -63,7 +63,7 @@ class BucketStore:
     Attributes:
         vbuckets: the vbuckets by number; their number is a power of two up to 65536.
         log: the changes of all vbuckets, in memory or on disk.
-        settings: the bucket's settings. A bucket in memory ignores those about files and retention.
+        settings: the bucket's settings. A bucket in memory ignores those about files.
         changed: numbers of vbuckets in which reading a document expired it, so that its tombstone is the newest change.
             The caller removes them from the set.
         recovery_summary: a sentence about the files that were found at opening; empty if there were none.

@@ -69,7 +69,7 @@ def serve(
     "data_dir", "tls_port" and "https_port" if they are used.
     """
     if "data_dir" not in options and settings.keys() - _MEMORY_SETTINGS:
-        raise UsageError("--commit-… and --retention… need --data-dir")
+        raise UsageError("--commit-… needs --data-dir")
     if "follow" in options:
         options["follow"] = resolve_address(options["follow"], username, password_file)
     if "join" in options:
@@ -80,7 +80,7 @@ def serve(
     asyncio.run(_serve(as_json, settings, options.pop("nodes", []), **options))
 
 
-_MEMORY_SETTINGS = {"memory_bytes", "conflict_resolution", "purge_age"}
+_MEMORY_SETTINGS = {"memory_bytes", "conflict_resolution", "purge_age", "retention_seconds", "retention_bytes"}
 """Settings that also apply to buckets in memory."""
 
 

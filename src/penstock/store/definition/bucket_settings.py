@@ -25,9 +25,10 @@ class BucketSettings:
         commit_seconds: the longest time that a change waits for a common sync with others, in seconds.
         commit_count: the number of waiting changes that are synced without waiting longer, at least 1.
         purge_age: the age in seconds at which tombstones may be dropped.
-        retention_seconds: superseded frames stay for so many seconds; None: no limit.
-        retention_bytes: superseded frames stay until so many bytes of the log have followed; None: no limit. A frame
-            stays only while both limits allow it.
+        retention_seconds: superseded frames stay for so many seconds; None: no limit. 0: no limit either, if there is
+            one in bytes; otherwise they do not stay.
+        retention_bytes: superseded frames stay until so many bytes of the log have followed; None or 0: no limit. A
+            frame stays only while both limits allow it.
         conflict_resolution: `seqno` (the version with more changes wins) or `lww` (the last write wins).
         memory_bytes: the memory quota in bytes; None: no quota.
         max_ttl: the longest time to live of documents in seconds, where their collection has no limit of its own; 0: no
@@ -71,6 +72,11 @@ class BucketSettings:
     )
     max_ttl: int = 0
     auto_delete: bool = False
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether superseded frames stay for some time. Source: kv_engine, KVBucket::isHistoryRetentionEnabled."""
+        return self.retention_seconds != 0 or bool(self.retention_bytes)
 
     def __post_init__(self) -> None:
         if not 0 < self.segment_bytes <= _LARGEST_SEGMENT:

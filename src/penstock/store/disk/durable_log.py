@@ -26,9 +26,8 @@ from penstock.store.disk.log_commits import LogCommits
 from penstock.store.disk.log_file import LogFile, reopen_synced
 from penstock.store.disk.log_notes import CLEAN, MARK_BYTES, pack_note
 from penstock.store.disk.pending_files import PendingFiles
-from penstock.store.disk.retention_window import RetentionWindow
 from penstock.store.disk.segment_drafts import SegmentDrafts
-from penstock.store.log.compaction import CompactionPlanner
+from penstock.store.log.compaction import CompactionPlanner, RetentionWindow
 from penstock.store.log.log_room import LogRoom
 from penstock.store.log.log_segments import LoggedVbucket, LogSegments
 from penstock.store.log.quota import Quota

@@ -142,7 +142,9 @@ class SegmentDrafts:
         raised = {*passed, *(purged.vbucket for purged in rewritten.purged)}
         indexes = [self._segments.indexes[vbucket] for vbucket in sorted(raised)]
         if indexes:
-            floors = [[i.vbucket, i.lowest_snapshot_end, i.purge_seqno, i.purged_rev_seqno] for i in indexes]
+            floors = [
+                [i.vbucket, i.lowest_snapshot_end, i.purge_seqno, i.purged_rev_seqno, i.history_floor] for i in indexes
+            ]
             drafts = {one.draft: one.name for one in tuple(self._installed)}  # earlier drafts must count as well
             drafts[rewritten.draft] = name
             self._append_note(pack_note({"floors": floors, "drafts": drafts}))

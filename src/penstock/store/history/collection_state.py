@@ -45,11 +45,12 @@ class CollectionState:
         seqno: the seqno of the newest system event.
         items: how many documents each collection has.
         highs: the seqno of the newest change of each collection, its events included.
+        histories: the collections whose older versions are streamed, where the bucket keeps history.
         emptied: for each ended collection the seqno of the event that ended it; earlier changes in it no longer count.
         erasing: those of them whose changes are not all erased, and up to which seqno they are.
     """
 
-    __slots__ = ("_noted", "emptied", "erasing", "highs", "items", "manifest_uid", "seqno")
+    __slots__ = ("_noted", "emptied", "erasing", "highs", "histories", "items", "manifest_uid", "seqno")
 
     def __init__(self, highs: Mapping[int, int], items: Mapping[int, int] | None = None) -> None:
         self._noted: dict[str, list[list[int]]] | None = None  # `highs` and `emptied` as in the notes
@@ -57,6 +58,7 @@ class CollectionState:
         self.seqno = 0
         self.highs = dict(highs)
         self.items = dict(items) if items is not None else dict.fromkeys(self.highs, 0)
+        self.histories: set[int] = set()
         self.emptied: dict[int, int] = {}
         self.erasing: dict[int, int] = {}
 
@@ -84,6 +86,14 @@ class CollectionState:
         if not event.is_end:
             self.items.setdefault(collection, 0)
             self.highs[collection] = seqno
+        self._note_history(event, collection)
+
+    def _note_history(self, event: EventFrame, collection: int) -> None:
+        """Record whether the collection of an event has history; an ended collection has none."""
+        if getattr(event.subject, "history", False):
+            self.histories.add(collection)
+        else:
+            self.histories.discard(collection)
 
     def forget_end_at(self, key: bytes, seqno: int) -> None:
         """Forget a collection's end if its event is the tombstone that was dropped: none of its changes is left."""
@@ -102,7 +112,11 @@ class CollectionState:
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a part of the vbucket's note."""
         if self._noted is None:  # made once: each log file begins with the descriptions of all vbuckets
-            self._noted = {"known": _pack_ids(sorted(self.highs)), "emptied": _pack_emptied(self.emptied)}
+            self._noted = {
+                "known": _pack_ids(sorted(self.highs)),
+                "history": _pack_ids(sorted(self.histories)),
+                "emptied": _pack_emptied(self.emptied),
+            }
         return {"uid": self.manifest_uid, "seqno": self.seqno, **self._noted}
 
     @classmethod
@@ -111,12 +125,13 @@ class CollectionState:
 
         It raises LookupError, TypeError or ValueError for any other content.
         """
-        state = cls({collection: 0 for first, last in description["known"] for collection in range(first, last + 1)})
+        state = cls(dict.fromkeys(_unpack_ids(description["known"]), 0))
+        state.histories = set(_unpack_ids(description.get("history", ())))  # earlier logs do not have it
         state.manifest_uid = None if description["uid"] is None else int(description["uid"])
         state.seqno = int(description["seqno"])
         state.emptied = _unpack_emptied(description["emptied"])
         if all(len(run) == _RUN_FIELDS for run in description["emptied"]):
-            state._noted = {"known": description["known"], "emptied": description["emptied"]}
+            state._noted = {name: description.get(name, []) for name in ("known", "history", "emptied")}
         return state
 
     # From the changes
@@ -161,6 +176,8 @@ class CollectionState:
         elif collection is not None:
             self.highs[collection] = seqno
             self.items[collection] = 0
+        if collection is not None:
+            self._note_history(event, collection)
 
     def add_changes(self, collection: int, items: int, high: int) -> None:
         """Count changes that are not superseded. high: the highest of their seqnos."""
@@ -178,6 +195,11 @@ def _pack_ids(ids: Sequence[int]) -> list[list[int]]:
         else:
             runs.append([number, number])
     return runs
+
+
+def _unpack_ids(runs: Iterable[Sequence[int]]) -> Iterator[int]:
+    """Return the argument of `_pack_ids` from its result."""
+    return (number for first, last in runs for number in range(int(first), int(last) + 1))
 
 
 def _pack_emptied(emptied: Mapping[int, int]) -> list[list[int]]:

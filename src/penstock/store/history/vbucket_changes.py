@@ -166,7 +166,7 @@ class VbucketChanges:
             if head[OPCODE] == _MUTATION:
                 self.items -= 1
         if seqno > self.high_seqno + 1:
-            index.has_gaps = True
+            index.begin_gap(seqno)
         index.offsets_at.append(self._segments.active.append(frame, supersedes))
         index.lengths_at.append(len(frame))
         index.superseded_at.append(0)

@@ -6,7 +6,7 @@ the end of the log, the note does not count.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 from penstock.store.definition.manifest import DEFAULT_MANIFEST, Collection, Manifest, Scope
 from penstock.store.history.collection_eraser import CollectionEraser
@@ -63,6 +63,12 @@ class VbucketCollections:
         if state is None:
             return self._find_visible_high() if collection == DEFAULT_COLLECTION else 0
         return state.highs.get(collection, 0)
+
+    @property
+    def history_begins(self) -> Mapping[int, int]:
+        """For each collection with history, the seqno at which it was last emptied: its history begins there."""
+        state = self._changes.collection_state
+        return {} if state is None else {one: state.emptied.get(one, 0) for one in state.histories}
 
     @property
     def is_plain(self) -> bool:

@@ -145,6 +145,7 @@ class VbucketHistory:
         """Start a new history with the present changes: consumers of the old history restart from zero."""
         self.failover_log = create_entry((), self._new_vbuuid(), 0)
         self.index.purge_seqno, self.index.lowest_snapshot_end = 0, self.changes.high_seqno
+        self.index.history_floor = self.changes.high_seqno
         self._log.write_note(self)
 
     def roll_back(self, seqno: int) -> int:
@@ -189,6 +190,7 @@ class VbucketHistory:
             "purge_seqno": index.purge_seqno,
             "purged_rev_seqno": index.purged_rev_seqno,
             "lowest_snapshot_end": index.lowest_snapshot_end,
+            "history_floor": index.history_floor,
             "whole_seqno": self._whole_seqno,
             "max_cas": self.changes.clock.last,
             "cuts": index.cuts,
@@ -208,6 +210,9 @@ class VbucketHistory:
         index.purge_seqno = description["purge_seqno"]
         index.purged_rev_seqno = description["purged_rev_seqno"]
         index.lowest_snapshot_end = description["lowest_snapshot_end"]
+        index.history_floor = description.get(
+            "history_floor", max(index.lowest_snapshot_end, index.purge_seqno)
+        )  # earlier logs do not have it
         index.cuts = [(number, seqno) for number, seqno in description["cuts"]]
         found = CollectionState.from_dict(description["collections"]) if "collections" in description else None
         self.changes.collection_state = found
@@ -224,6 +229,8 @@ class VbucketHistory:
         self.prepares.recover()
         if (self._whole_seqno or 0) >= self.changes.high_seqno:  # a snapshot had begun, its first change was lost
             self._whole_seqno = None
+        if self._whole_seqno is not None:  # the log ends in a snapshot, whose gaps are in no note
+            self.index.history_floor = self.changes.high_seqno
 
     # Snapshots
 

@@ -14,16 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import numpy as np
-
 from penstock.errors import TemporaryFailure
 from penstock.store.definition.bucket_settings import BucketSettings
-from penstock.store.log.compaction import CompactionPlanner
+from penstock.store.log.compaction import CompactionPlanner, RetentionWindow
 from penstock.store.log.log_room import LogRoom, RolledLog
 from penstock.store.log.log_segments import LoggedVbucket, LogSegments
 from penstock.store.log.long_frame import Frame
 from penstock.store.log.quota import SEGMENT_BYTES, Quota
-from penstock.store.log.rewrite import RewrittenSegment, RowChoice
+from penstock.store.log.rewrite import RewrittenSegment
 from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import Column, Segment, new_active_buffer
 
@@ -141,20 +139,14 @@ class MemoryStorage:
         """Do nothing: the segment is in memory already."""
 
 
-class NoRetention:
-    """Retention of a log in memory: compaction may drop superseded frames at once."""
+class NoFiles:
+    """The unwritten segments of a log in memory: there are none, since no segment needs a disk."""
 
-    def __init__(self, vbuckets: int) -> None:
-        self._vbuckets = vbuckets
-
-    def find_unready_segments(self) -> set[int]:
+    def list_numbers(self) -> set[int]:
         return set()
 
-    def find_floors(self) -> Column:
-        return np.full(self._vbuckets, _ANY_SEQNO, np.int64)
-
-    def count_retained_bytes(self, choice: RowChoice) -> int:
-        return choice.held_bytes
+    def find_persisted_seqno(self, index: RowIndex) -> int:
+        return _ANY_SEQNO
 
 
 class NoCommits:
@@ -184,12 +176,13 @@ class MemoryLog:
         self._clock = clock
         self.quota = Quota(settings.memory_bytes, segment_bytes)
         self.segments = LogSegments(indexes, MemorySegment(0, 0))
+        self._retention = RetentionWindow(settings, self.segments, NoFiles(), clock)
         self.compactions = CompactionPlanner(
             self.segments,
             self.quota,
             settings,
             storage=MemoryStorage(),
-            retention=NoRetention(len(indexes)),
+            retention=self._retention,
             clock=clock,
         )
         self.room = LogRoom(self)
@@ -197,7 +190,7 @@ class MemoryLog:
 
     def set_settings(self, settings: BucketSettings) -> None:
         """Apply other settings from now on."""
-        self.compactions.settings = settings
+        self.compactions.settings = self._retention.settings = settings
         self.quota.nbytes = settings.memory_bytes
         self.quota.invalidate()
 

@@ -28,9 +28,10 @@ from penstock.store.log.rewrite import (
 )
 from penstock.store.log.rewrite import make_change_ids as name_of
 from penstock.store.log.rewrite_choice import choose_next_in_pass, choose_next_rewrite, estimate_gain, find_unclustered
+from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import Column, Segment
 
-__all__ = ["Compaction", "CompactionPlanner", "FrameRetention", "SegmentStorage"]
+__all__ = ["Compaction", "CompactionPlanner", "RetentionWindow", "SegmentStorage", "UnwrittenSegments"]
 
 _SHORT_PURGE_AGE = 60.0  # seconds. Source: kv_engine, ephemeral_metadata_purge_age
 _NANOSECONDS = 10**9
@@ -72,17 +73,79 @@ class SegmentStorage(Protocol):
         """Replace the sources by the new segment, also for the time after a restart."""
 
 
-class FrameRetention(Protocol):
-    """Decides which superseded frames must stay for now."""
+class UnwrittenSegments(Protocol):
+    """Knows which segments are not completely on disk."""
+
+    def list_numbers(self) -> set[int]:
+        """Return the numbers of the segments."""
+
+    def find_persisted_seqno(self, index: RowIndex) -> int:
+        """Return the seqno up to which a vbucket's changes are written. Frames that later changes supersede stay."""
+
+
+class RetentionWindow:
+    """The newest segments, up to the limits of the bucket's settings. Frames that their changes superseded stay.
+
+    Whole segments leave the window, so it is never smaller than the settings.
+
+    Attributes:
+        settings: the bucket's settings, with the retention in seconds and in bytes.
+    """
+
+    def __init__(
+        self, settings: BucketSettings, segments: LogSegments, pending: UnwrittenSegments, clock: Callable[[], int]
+    ) -> None:
+        self.settings = settings
+        self._segments = segments
+        self._pending = pending
+        self._clock = clock
 
     def find_unready_segments(self) -> set[int]:
-        """Return the numbers of sealed segments that cannot be rewritten yet."""
+        """Return the numbers of sealed segments that cannot be rewritten yet: they are not completely on disk."""
+        return self._pending.list_numbers()
 
     def find_floors(self) -> Column:
-        """Return for each vbucket the highest seqno whose superseded frame may be dropped."""
+        """Return for each vbucket the highest seqno whose superseded frame may be dropped.
+
+        The change with that seqno is written and older than the retention.
+
+        Returns:
+            An array of seqnos, one for each vbucket.
+        """
+        first, persisted = self.find_first_segment(), self._pending.find_persisted_seqno
+        floors = [min(persisted(index), self._find_last_seqno_before(index, first)) for index in self._segments.indexes]
+        return np.array(floors, np.int64)
 
     def count_retained_bytes(self, choice: RowChoice) -> int:
         """Return how many bytes of dead frames a rewrite had to keep. The next rewrite has to keep them, too."""
+        return choice.held_bytes + (choice.recent_bytes if self.settings.keeps_history else 0)
+
+    def find_first_segment(self) -> int:
+        """Return the number of the first segment in the window, above all numbers if no history is kept."""
+        active, now = self._segments.active, self._clock()
+        if not self.settings.keeps_history:
+            return active.number + 1
+        seconds, nbytes = self.settings.retention_seconds or None, self.settings.retention_bytes or None
+        first, size = active.number, active.end
+        for segment in reversed(self._segments.sealed):
+            if nbytes is not None and size > nbytes:
+                break
+            if seconds is not None and segment.sealed_at < now - seconds * _NANOSECONDS:
+                break
+            size += segment.size
+            first = segment.ids[0]
+        return first
+
+    def _find_last_seqno_before(self, index: RowIndex, number: int) -> int:
+        """Return the last seqno of a vbucket before the segment with this number."""
+        if number > self._segments.active.number:
+            return index.last_seqno
+        for segment, first in zip(index.segments, index.first_seqnos, strict=True):
+            if segment.ids[0] >= number:
+                return first - 1
+        if index.seqnos_at and self._segments.active.number >= number:
+            return index.seqnos_at[0] - 1
+        return index.last_seqno
 
 
 class CompactionPlanner:
@@ -101,7 +164,7 @@ class CompactionPlanner:
         settings: BucketSettings,
         *,
         storage: SegmentStorage,
-        retention: FrameRetention,
+        retention: RetentionWindow,
         clock: Callable[[], int],
     ) -> None:
         self.settings = settings
@@ -148,7 +211,8 @@ class CompactionPlanner:
         sealed = self._segments.sealed
         chosen = find_unclustered(sealed, self._retention.find_unready_segments())
         if chosen is None and everything:
-            chosen = choose_next_in_pass(sealed, self._passed, self._quota.segment_bytes)
+            left = [segment.size - gain for segment, gain in zip(sealed, self._estimate_gains(), strict=True)]
+            chosen = choose_next_in_pass(sealed, left, self._passed, self._quota.segment_bytes)
             self._passed = 0 if chosen is None else sealed[chosen.stop - 1].ids[1]
         elif chosen is None:
             chosen, self._front = self._choose_next_rewrite()
@@ -164,15 +228,22 @@ class CompactionPlanner:
 
     def _choose_next_rewrite(self) -> tuple[slice | None, int]:
         """Return the segments that are worth a rewrite, and the next `_front`."""
-        sealed, now, purge_age = self._segments.sealed, self._clock(), self._purge_age
         return choose_next_rewrite(
-            sealed,
-            [estimate_gain(segment, now, purge_age) for segment in sealed],
+            self._segments.sealed,
+            self._estimate_gains(),
             self._quota.segment_bytes,
             front=self._front,
             pressed=self._quota.is_pressed,
             in_order=self._storage.rewrites_in_order,
         )
+
+    def _estimate_gains(self) -> list[int]:
+        """Return for each sealed segment how many bytes a rewrite drops; 0 within the retention."""
+        now, purge_age = self._clock(), self._purge_age
+        first = self._retention.find_first_segment()
+        return [
+            estimate_gain(segment, now, purge_age) if segment.ids[0] < first else 0 for segment in self._segments.sealed
+        ]
 
     # Limits
 

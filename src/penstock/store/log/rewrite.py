@@ -71,7 +71,7 @@ class RewriteLimits(NamedTuple):
     """The frames that a rewrite may drop.
 
     Attributes:
-        floors: for each vbucket the highest seqno whose superseded frame may be dropped.
+        floors: for each vbucket the highest seqno whose superseded frame may be dropped. Tombstones above it stay, too.
         last_seqnos: for each vbucket the seqno of its newest change, which stays.
         purge_before: epoch second; tombstones of documents deleted earlier may be dropped. 0: no tombstone may.
         find_kept: returns ids (as `make_change_ids`) of tombstones that stay. The rewriting thread calls it only if
@@ -167,6 +167,7 @@ def choose_rows(
     expendable = superseded.copy()
     if purgeable is not None:
         purgeable &= (fates == 0) & (rows.seqnos != limits.last_seqnos[rows.vbuckets])
+        purgeable &= rows.seqnos <= limits.floors[rows.vbuckets]
         if purgeable.any():
             purgeable &= ~_find_members(make_change_ids(rows.vbuckets, rows.seqnos), limits.find_kept())
         expendable |= purgeable
@@ -273,7 +274,7 @@ def rewrite_segments(
     frames = _gather_frames(sources, kept, lengths)
     segment = Segment(frames, starts, columns, ids=(sources[0].ids[0], sources[-1].ids[1]))
     segment.held_bytes = choice.held_bytes
-    segment.sealed_at = sources[-1].sealed_at
+    segment.sealed_at = max((source.sealed_at for source in sources if source.size), default=sources[-1].sealed_at)
     if times is not None:
         tombstones = (times[kept] > 0) & (rows.fates[kept] == 0)
         segment.tombstone_bytes = int(lengths[tombstones].sum(dtype=np.int64))

@@ -106,19 +106,22 @@ def _add_neighbours(sealed: Sequence[Segment], gains: Sequence[int], segment_byt
     return slice(start, end)
 
 
-def choose_next_in_pass(sealed: Sequence[Segment], passed: int, segment_bytes: int) -> slice | None:
+def choose_next_in_pass(
+    sealed: Sequence[Segment], left: Sequence[int], passed: int, segment_bytes: int
+) -> slice | None:
     """Return the next segments of a pass over everything, together at most segment_bytes long; None at the end.
 
     Args:
         sealed: the sealed segments, oldest first.
+        left: for each of them the bytes that a rewrite keeps.
         passed: the number of the last segment that the pass has rewritten.
         segment_bytes: the greatest length of the result.
     """
     start = next((place for place, segment in enumerate(sealed) if segment.ids[0] > passed), None)
     if start is None or not sealed[start].is_clustered:
         return None
-    end, live = start + 1, sealed[start].live_bytes
-    while end < len(sealed) and sealed[end].is_clustered and live + sealed[end].live_bytes <= segment_bytes:
-        live += sealed[end].live_bytes
+    end, live = start + 1, left[start]
+    while end < len(sealed) and sealed[end].is_clustered and live + left[end] <= segment_bytes:
+        live += left[end]
         end += 1
     return slice(start, end)

@@ -36,6 +36,10 @@ class RowIndex:
 
     Attributes:
         lowest_snapshot_end: the highest seqno that superseded a dropped frame.
+        history_floor: all versions above this seqno are there, except those that `has_all_versions` leaves out. An
+            older version may have been dropped, or never received.
+        has_all_versions: the vbucket receives a history. Only collections without history leave seqnos out, so that
+            gaps do not raise the history floor.
         purge_seqno: the highest seqno of a dropped tombstone.
         purged_rev_seqno: the highest rev_seqno of a dropped tombstone.
         cuts: the rollbacks of the history, oldest first: (n, s) is a rollback to seqno s in log file n, which earlier
@@ -51,7 +55,9 @@ class RowIndex:
         "cuts",
         "dead_bytes",
         "first_seqnos",
+        "has_all_versions",
         "has_gaps",
+        "history_floor",
         "lengths_at",
         "loaded_seqno",
         "lowest_snapshot_end",
@@ -74,6 +80,8 @@ class RowIndex:
     def __init__(self, vbucket: int) -> None:
         self.vbucket = vbucket
         self.lowest_snapshot_end = 0
+        self.history_floor = 0
+        self.has_all_versions = False
         self.loaded_seqno = 0
         self.purge_seqno = 0
         self.purged_rev_seqno = 0
@@ -131,6 +139,7 @@ class RowIndex:
             self.tail_start = self.last_seqno + 1
             self.has_gaps = False
         self.purge_seqno = min(self.purge_seqno, seqno)
+        self.history_floor = min(self.history_floor, seqno)
         self.loaded_seqno = min(self.loaded_seqno, seqno)
         if not seqno:
             self.lowest_snapshot_end = self.purged_rev_seqno = 0
@@ -243,8 +252,22 @@ class RowIndex:
         live = segment.superseded[rows] == 0
         return segment.buffer, segment.offsets[rows][live].astype(np.int64), segment.seqnos[rows][live]
 
-    def raise_floors(self, passed: int, purged: int = 0, rev_seqno: int = 0) -> None:
-        """Record dropped frames: one superseded at `passed`, and a tombstone at `purged` with this rev_seqno."""
+    def begin_gap(self, seqno: int) -> None:
+        """Record that the next row has this seqno, which is not the next one after the last row."""
+        self.has_gaps = True
+        if not self.has_all_versions:
+            self.history_floor = seqno - 1
+
+    def raise_floors(self, passed: int, purged: int = 0, rev_seqno: int = 0, history: int = 0) -> None:
+        """Record dropped frames: one superseded at `passed`, and a tombstone at `purged` with this rev_seqno.
+
+        Args:
+            passed: no snapshot may end below this seqno.
+            purged: the seqno of a dropped tombstone.
+            rev_seqno: its rev_seqno.
+            history: the new history floor; 0: the higher one of `passed` and `purged`.
+        """
+        self.history_floor = max(self.history_floor, history or max(passed, purged))
         self.lowest_snapshot_end = max(self.lowest_snapshot_end, passed)
         self.purge_seqno = max(self.purge_seqno, purged)
         self.purged_rev_seqno = max(self.purged_rev_seqno, rev_seqno)

@@ -459,6 +459,7 @@ def apply_plan(histories: Sequence[VbucketHistory], plan: RepairPlan) -> dict[in
         index.raise_floors(plan.floors.get(history.id, 0))
         if starts_over or first is not None:
             history.changes.invalidate_collections()
+            index.history_floor = history.changes.high_seqno
         if starts_over:
             history.start_new_history()
             rollbacks[history.id] = 0
