@@ -2,15 +2,15 @@
 
 from contextlib import ExitStack
 
-from tests.node.membership.clusters import BUCKETS, VBUCKETS, run_cluster
+from tests.node.membership.clusters import BUCKETS, VBUCKETS, open_member, run_cluster
 
 KEYS = [f"key{number}" for number in range(64)]
 
 
-def owned(web):
+def owned(web, nodes=2):
     """Return the vbuckets of each node by the map that a node serves."""
     places = web.get_json("/pools/default/b/beer")["vBucketServerMap"]["vBucketMap"]
-    return [[vbucket for vbucket, place in enumerate(places) if place[0] == number] for number in (0, 1)]
+    return [[vbucket for vbucket, place in enumerate(places) if place[0] == number] for number in range(nodes)]
 
 
 def memberships(web):
@@ -34,3 +34,19 @@ def test_joined_node_is_balanced_and_the_first_node_leaves(run):
         assert nodes[1].post("/controller/ejectNode", otpNode=names[0]).status == 200
         assert nodes[1].get_json(f"{BUCKETS}/beer")["basicStats"]["itemCount"] == len(KEYS)
         assert nodes[0].get_json(BUCKETS) == []
+
+
+def test_nodes_join_between_balances(run):
+    with ExitStack() as stack:
+        nodes = stack.enter_context(run_cluster(stack, 2))
+        url = nodes[0].node.url("beer")
+        lines = "".join(f'{{"id": "{key}"}}\n' for key in KEYS).encode()
+        assert run("load", "-", "--key", "id", "--url", url, stdin=lines).code == 0
+        assert run("move", "--balance", "--from", url).code == 0
+        third = stack.enter_context(open_member(nodes[0]))
+        assert owned(third, 3)[2] == []
+        assert run("move", "--balance", "--from", nodes[1].node.url("beer")).code == 0
+        for web in (*nodes, third):
+            assert sorted(map(len, owned(web, 3))) == [5, 5, 6]
+        counts = [web.get_json(f"{BUCKETS}/beer")["basicStats"]["itemCount"] for web in (*nodes, third)]
+        assert (sum(counts), min(counts) > 0) == (len(KEYS), True)

@@ -118,7 +118,7 @@ class BucketList(dict[str, ServedBucket]):
                 raise UsageError("the node is stopping")
             if spec.name in self:
                 raise UsageError(f"bucket {spec.name!r} exists already")
-            if not spec.is_plain_cache:
+            if not spec.is_plain_cache and topology.chains is None:
                 topology.check_vbuckets(spec.vbuckets)
             served = await open_bucket(spec, self._storage)
             for number in _list_foreign_vbuckets(topology, served):
@@ -223,11 +223,13 @@ def _list_foreign_vbuckets(topology: Topology, served: ServedBucket) -> Iterator
     """Yield the vbuckets of a bucket that are active here but belong to other nodes.
 
     A plain cache has none: its clients split the keys over nodes. An orchestrator that has pushed a map places the
-    vbuckets itself. Replicas belong to no place of the topology.
+    vbuckets itself. It may have moved a vbucket to a member just before the members agreed on the map, so a vbucket
+    with changes stays. Replicas belong to no place of the topology.
     """
-    if len(topology.places) == 1 or served.spec.is_plain_cache or served.cluster_map.is_pushed:
+    if len(topology.places) == 1 or served.spec.is_plain_cache or served.cluster_map.pushed:
         return
-    own = topology.list_owned(len(served.store.vbuckets))
+    own = set(topology.list_owned(len(served.store.vbuckets)))
     for vbucket in served.store.vbuckets:
-        if vbucket.id not in own and vbucket.history.state is VbucketState.ACTIVE:
+        stays = topology.chains is not None and vbucket.changes.high_seqno > 0
+        if vbucket.id not in own and vbucket.history.state is VbucketState.ACTIVE and not stays:
             yield vbucket.id

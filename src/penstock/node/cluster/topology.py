@@ -1,8 +1,9 @@
 """The cluster map: the nodes, and the node of each vbucket. Pure.
 
-A topology is a list of places, the same on every node, and the number of this node. Vbuckets are split evenly and in
-order over the owners among them, so that nodes need not ask each other. A node lists its own vbuckets only while they
-are active, and those of other nodes always.
+A topology is a list of places, the same on every node, and the number of this node. Members of a cluster have agreed
+on the nodes of each vbucket, and serve that map. Without an agreement, vbuckets are split evenly and in order over the
+nodes, so that nodes need not ask each other. A node then lists its own vbuckets only while they are active, and those
+of other nodes always.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 from uuid import NAMESPACE_URL, uuid5
 
+from penstock.client.connect.cluster_map import NO_NODE
 from penstock.errors import UsageError
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import VbucketState
@@ -31,6 +33,7 @@ __all__ = [
     "build_node_map",
     "dump_json",
     "insert_host",
+    "list_lost_vbuckets",
     "next_revision",
     "parse_places",
 ]
@@ -127,7 +130,9 @@ class Topology:
     Attributes:
         places: places of all nodes, in an order that all of them share.
         own_number: number of this node in `places`.
-        owners: numbers of the nodes that own vbuckets, in the order of the vbuckets; None: all nodes own vbuckets.
+        chains: by vbucket, the numbers of its owner and of its replicas, as members of a cluster have agreed; None: the
+            vbuckets are split evenly.
+        version: epoch and revision of the map that the members have agreed on; None: the node counts its maps.
 
     Raises:
         UsageError: `own_number` is out of range, or two nodes have the same address.
@@ -135,7 +140,8 @@ class Topology:
 
     places: tuple[NodePlace, ...] = (NodePlace(),)
     own_number: int = 0
-    owners: tuple[int, ...] | None = None
+    chains: tuple[tuple[int, ...], ...] | None = None
+    version: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.own_number < len(self.places):
@@ -152,22 +158,23 @@ class Topology:
         """Return the same topology with another place of this node, whose listeners have got their ports."""
         return replace(self, places=(*self.places[: self.own_number], here, *self.places[self.own_number + 1 :]))
 
-    def find_owner(self, vbucket: int, vbuckets: int) -> int:
-        """Return the number of the node that owns a vbucket."""
-        return self._owner_numbers[vbucket * len(self._owner_numbers) // vbuckets]
+    def with_chains(self, chains: tuple[tuple[int, ...], ...] | None, version: tuple[int, int]) -> Topology:
+        """Return the same nodes with a map that they have agreed on."""
+        return replace(self, chains=chains, version=version)
 
-    def list_owned(self, vbuckets: int) -> range:
+    def find_owner(self, vbucket: int, vbuckets: int) -> int:
+        """Return the number of the node that owns a vbucket; NO_NODE for none."""
+        if self.chains is not None:
+            return self.chains[vbucket][0]
+        return vbucket * len(self.places) // vbuckets
+
+    def list_owned(self, vbuckets: int) -> Sequence[int]:
         """Return the vbuckets that this node owns."""
-        owners = self._owner_numbers
-        if self.own_number not in owners:
-            return range(0)
-        nodes, place = len(owners), owners.index(self.own_number)
+        if self.chains is not None:
+            return [vbucket for vbucket, chain in enumerate(self.chains) if chain[0] == self.own_number]
+        nodes, place = len(self.places), self.own_number
         # The lowest v with v * nodes // vbuckets >= n, for n the place of this node and the next.
         return range(-(-place * vbuckets // nodes), -(-(place + 1) * vbuckets // nodes))
-
-    @property
-    def _owner_numbers(self) -> Sequence[int]:
-        return range(len(self.places)) if self.owners is None else self.owners
 
     @property
     def addresses(self) -> list[str]:
@@ -184,12 +191,23 @@ class Topology:
         return own if len(self.places) == 1 else uuid5(NAMESPACE_URL, " ".join([name, *self.addresses])).hex
 
     def check_vbuckets(self, vbuckets: int) -> None:
-        """Raise UsageError if a bucket with this number of vbuckets cannot be on these nodes."""
-        nodes = len(self._owner_numbers)
+        """Raise UsageError if vbuckets of this number cannot be split over these nodes."""
+        nodes = len(self.places)
         if nodes > 1 and vbuckets > MAX_SHARED_VBUCKETS:
             raise UsageError(f"{vbuckets} vbuckets on {nodes} nodes: expected at most {MAX_SHARED_VBUCKETS}")
         if vbuckets < nodes:
             raise UsageError(f"{vbuckets} vbuckets on {nodes} nodes: expected at least one for each")
+
+
+def list_lost_vbuckets(before: Topology, after: Topology) -> list[int]:
+    """Return the vbuckets that the members of a cluster have taken from this node."""
+    if before.chains is None or after.chains is None:
+        return []
+    return [
+        vbucket
+        for vbucket, (old, new) in enumerate(zip(before.chains, after.chains, strict=True))
+        if old[0] == before.own_number and new[0] != after.own_number
+    ]
 
 
 _PLACE = re.compile(
@@ -263,7 +281,7 @@ def build_bucket_map(
         name: the bucket's name.
         uuid: the uuid by which clients know the bucket.
         manifest_uid: uid of its manifest of collections.
-        replicas: configured number of replicas. The map lists them without a node.
+        replicas: configured number of replicas. The map lists those without a node too.
         is_plain_cache: clients choose the node by ketama hashing, and send vbucket 0.
         is_persistent: clients can wait for persistence.
     """
@@ -287,16 +305,21 @@ def build_bucket_map(
 
 
 def _build_server_map(topology: Topology, vbuckets: Sequence[Vbucket], replicas: int) -> dict[str, Any]:
-    nowhere = [-1] * replicas
-    places = [[topology.find_owner(number, len(vbuckets)), *nowhere] for number in range(len(vbuckets))]
-    for number in topology.list_owned(len(vbuckets)):
-        if vbuckets[number].history.state is not VbucketState.ACTIVE:
-            places[number][0] = -1
+    chains = topology.chains
+    if chains is None:
+        chains = tuple((topology.find_owner(number, len(vbuckets)),) for number in range(len(vbuckets)))
+        own = {
+            number: (NO_NODE,)
+            for number in topology.list_owned(len(vbuckets))
+            if vbuckets[number].history.state is not VbucketState.ACTIVE
+        }
+        chains = tuple(own.get(number, chain) for number, chain in enumerate(chains))
+    replicas = max(replicas, len(chains[0]) - 1)
     return {
         "hashAlgorithm": "CRC",
         "numReplicas": replicas,
         "serverList": topology.addresses,
-        "vBucketMap": places,
+        "vBucketMap": [[*chain, *[NO_NODE] * (replicas + 1 - len(chain))] for chain in chains],
     }
 
 

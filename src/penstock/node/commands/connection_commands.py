@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from penstock.errors import AccessDenied, InvalidArguments, KeyNotFound, NotSupported
-from penstock.node.answers import Answer, CloseConnection
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from penstock.errors import AccessDenied, InvalidArguments, KeyNotFound, NotSupported, StatusError
+from penstock.node.answers import Answer, CancelWait, CloseConnection, Parked, Resume
 from penstock.node.cluster.pushed_map import PushedMap
 from penstock.node.cluster.release import VERSION
 from penstock.node.session.command_table import (
@@ -130,11 +134,38 @@ def get_cluster_config(session: Session, request: GetClusterConfig) -> Answer:
 def set_cluster_config(session: Session, request: SetClusterConfig) -> bytes:
     """Serve a map of the orchestrator: of the bucket with this name, or with an empty name of the nodes."""
     pushed = PushedMap.parse(to_signed(request.epoch), to_signed(request.revision), bytes(request.value))
-    bucket = session.node.buckets.get(request.key.decode("utf-8", "replace"))
+    bucket, administration = (
+        session.node.buckets.get(request.key.decode("utf-8", "replace")),
+        session.node.administration,
+    )
     if bucket is None and request.key:
         raise KeyNotFound(f"no bucket {request.key!r}")
+    if administration.shares_maps:
+        if bucket is None:
+            raise NotSupported("the members of a cluster agree on their nodes themselves")
+        change = partial(administration.change_map, bucket, pushed)
+        raise Parked(partial(_await_change, change, encode_reply(request)))
     (session.node.map if bucket is None else bucket.cluster_map).replace(pushed)
     return encode_reply(request)
+
+
+def _await_change(change: Callable[[], Awaitable[None]], reply: bytes, resume: Resume) -> CancelWait:
+    """Reply once the members of the cluster have agreed on a change. Returns the function that ends the wait."""
+
+    async def run() -> None:
+        answer: bytes | StatusError = reply
+        try:
+            await change()
+        except StatusError as error:
+            answer = error
+        resume(answer)
+
+    task = asyncio.get_running_loop().create_task(run())
+
+    def cancel() -> None:
+        task.cancel()
+
+    return cancel
 
 
 @COMMANDS.serve(needs=LOGIN)

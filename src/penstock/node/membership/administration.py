@@ -7,14 +7,17 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 
-from penstock.errors import TemporaryFailure, Unreachable, UsageError
+from penstock.errors import Error, InvalidArguments, StatusError, TemporaryFailure, Unreachable, UsageError
 from penstock.node.auth.users import Account
 from penstock.node.auth.users_file import UsersFile, change_users
 from penstock.node.buckets.bucket_list import MAX_BUCKETS, BucketList
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.node.buckets.served_bucket import ServedBucket
+from penstock.node.cluster.pushed_map import PushedMap
 from penstock.node.membership.cluster_document import ClusterDocument, ClusterUsers
 from penstock.node.membership.cluster_service import ClusterService
+from penstock.node.membership.map_chains import read_chains
+from penstock.node.membership.vbucket_map import MapRevision
 from penstock.store.definition.manifest import Manifest
 
 __all__ = ["Administration", "ChangeAccounts", "ChangeManifest"]
@@ -83,6 +86,42 @@ class Administration:
             await self._buckets.delete(name)
         else:
             await member.change(lambda document: document.without_bucket(name))
+
+    @property
+    def shares_maps(self) -> bool:
+        """Whether a change of a bucket's map holds on other nodes too."""
+        return self._cluster.member is not None
+
+    async def change_map(self, served: ServedBucket, pushed: PushedMap) -> None:
+        """Give the vbuckets of a bucket to other nodes. The same map once more changes nothing.
+
+        Raises:
+            InvalidArguments: the map does not fit the bucket, or names a node that is no member.
+            KeyExists: the map is older than the newest one, or has its version and other places.
+            TemporaryFailure: the map cannot be stored, or only a minority of the nodes answers.
+        """
+        member = self._cluster.member
+        if member is None:
+            served.cluster_map.replace(pushed)
+            return
+
+        def change_document(document: ClusterDocument) -> ClusterDocument:
+            revision = MapRevision(pushed.epoch, pushed.revision)
+            return document.with_map(served.store.name, read_chains(pushed, document, own_host), revision)
+
+        own_host = served.topology.own_place.host
+        try:
+            # Each node of the cluster gets the map, and all but the first have it already.
+            if change_document(member.state.document) is member.state.document:
+                await member.state.wait_applied()
+            else:
+                await member.change(change_document)
+        except UsageError as error:
+            raise InvalidArguments(str(error)) from error
+        except StatusError:
+            raise
+        except Error as error:
+            raise TemporaryFailure(str(error)) from error
 
     async def flush_bucket(self, name: str) -> None:
         """Delete all documents of a bucket.

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from penstock.errors import BucketNotServed, Error, RemoteProtocolError, UsageError
+from penstock.client.connect.cluster_map import NO_NODE
+from penstock.errors import BucketNotServed, Error, KeyExists, RemoteProtocolError, UsageError
 from penstock.node.agreement.revisions import Revision
 from penstock.node.auth.users import Account
 from penstock.node.auth.users_file import SECRET_BYTES, accounts_from_dict, accounts_to_dict
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.node.cluster.topology import NodePlace, Topology
+from penstock.node.membership.vbucket_map import Chain, MapRevision, VbucketMap, spread_vbuckets
 from penstock.store.definition.manifest import DEFAULT_MANIFEST, Manifest
 from penstock.store.definition.manifest_json import manifest_from_dict, manifest_to_dict
 
@@ -67,14 +69,14 @@ class ClusterBucket(Struct, frozen=True, kw_only=True):
         name: the name.
         vbuckets: number of vbuckets.
         properties: as in `BucketSpec.list_properties`, with the uuid.
-        owners: ids of the nodes that own its vbuckets: each owns one part, in this order.
+        map: the nodes of its vbuckets.
         manifest: scopes and collections, as in `manifest_to_dict`.
     """
 
     name: str
     vbuckets: int
     properties: Mapping[str, Any]
-    owners: tuple[str, ...]
+    map: VbucketMap
     manifest: Mapping[str, Any]
 
     @property
@@ -85,6 +87,10 @@ class ClusterBucket(Struct, frozen=True, kw_only=True):
     def read_manifest(self) -> Manifest:
         """Return the scopes and collections."""
         return manifest_from_dict(self.manifest)
+
+    def read_chains(self) -> tuple[Chain, ...]:
+        """Return by vbucket the ids of its owner and of its replicas; nothing for a plain cache."""
+        return self.map.read_chains(self.vbuckets)
 
 
 class ClusterUsers(Struct, frozen=True):
@@ -120,6 +126,7 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
         buckets: the buckets.
         users: the users; None: no login is needed.
         removed: ids of the nodes that were removed last. A recorded message cannot add them again.
+        newest_map: the newest revision of all maps, also of deleted buckets. Each change of a map has a newer one.
     """
 
     uuid: str
@@ -127,6 +134,7 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
     removed: tuple[str, ...] = ()
     buckets: tuple[ClusterBucket, ...] = ()
     users: ClusterUsers | None = None
+    newest_map: MapRevision = MapRevision()
 
     @classmethod
     def from_revision(cls, revision: Revision) -> ClusterDocument:
@@ -137,21 +145,10 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
         """
         try:
             document = msgspec.convert(revision.content, cls)
-            document.check()
+            _check_document(document)
         except (ValueError, LookupError, TypeError, AttributeError, Error) as error:
             raise RemoteProtocolError(f"document {revision.number} of the cluster: {error}") from None
         return document
-
-    def check(self) -> None:
-        """Raise an error if a part of the document cannot be used."""
-        if not self.nodes:
-            raise UsageError("no nodes: expected at least one")
-        for node in self.nodes:
-            self.make_topology(node.id)
-        for bucket in self.buckets:
-            _ = bucket.spec, bucket.read_manifest(), self.make_bucket_topology(self.nodes[0].id, bucket.name)
-        if self.users is not None:
-            self.users.read_accounts()
 
     def to_content(self) -> dict[str, Any]:
         """Return the content of a revision.
@@ -184,29 +181,41 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
         """
         if node.id in self.removed:
             raise UsageError(f"node {node.id} was removed from the cluster")
+        if node in self.nodes:
+            return self
         others = tuple(node if known.id == node.id else known for known in self.nodes)
-        return replace(self, nodes=others if node.id in self.members else (*others, node))
+        return _revise_maps(self, others if node.id in self.members else (*others, node))
 
     def without_node(self, node: str) -> ClusterDocument:
-        """Return the document without a node."""
-        left = tuple(known for known in self.nodes if known.id != node)
-        return replace(self, nodes=left, removed=(*self.removed, node)[-_MAX_REMOVED:])
+        """Return the document without a node.
 
-    def make_topology(self, own: str, owners: tuple[str, ...] | None = None) -> Topology:
-        """Return the topology of a member.
-
-        Args:
-            own: id of the member.
-            owners: ids of the nodes that own vbuckets; None: all.
+        Raises:
+            UsageError: the node has vbuckets or replicas.
         """
-        numbers = {node.id: number for number, node in enumerate(self.nodes)}
-        known = None if owners is None else tuple(numbers[owner] for owner in owners if owner in numbers)
-        return Topology(tuple(node.place for node in self.nodes), numbers[own], known or None)
+        if self.has_vbuckets(node):
+            raise UsageError("Cannot remove active server.")
+        if node not in self.members:
+            return self
+        left = tuple(known for known in self.nodes if known.id != node)
+        return replace(_revise_maps(self, left), removed=(*self.removed, node)[-_MAX_REMOVED:])
+
+    def has_vbuckets(self, node: str) -> bool:
+        """Return whether a bucket has a vbucket or a replica on a node, or is a plain cache there."""
+        return any(node in bucket.map.nodes for bucket in self.buckets)
+
+    def make_topology(self, own: str) -> Topology:
+        """Return the topology of a member."""
+        return Topology(tuple(node.place for node in self.nodes), self.members.index(own))
 
     def make_bucket_topology(self, own: str, name: str) -> Topology:
         """Return the topology of a bucket, as a member sees it; all nodes for an unknown bucket."""
-        found = self.find_bucket(name)
-        return self.make_topology(own, None if found is None else found.owners)
+        topology, bucket = self.make_topology(own), self.find_bucket(name)
+        if bucket is None:
+            return topology
+        numbers: dict[str | None, int] = {node.id: number for number, node in enumerate(self.nodes)}
+        chains = tuple(tuple(numbers.get(node, NO_NODE) for node in chain) for chain in bucket.read_chains())
+        revision = bucket.map.revision
+        return topology.with_chains(chains or None, (revision.epoch, revision.number))
 
     # Buckets
 
@@ -229,16 +238,20 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
         """
         if self.find_bucket(spec.name) is not None:
             raise UsageError(f"bucket {spec.name!r} exists already")
-        if not spec.is_plain_cache:
+        revision = self.newest_map.successor
+        if spec.is_plain_cache:
+            placed = VbucketMap(revision=revision, nodes=self.members)
+        else:
             self.make_topology(self.nodes[0].id).check_vbuckets(spec.vbuckets)
+            placed = VbucketMap.from_chains(spread_vbuckets(self.members, spec.vbuckets), revision)
         made = ClusterBucket(
             name=spec.name,
             vbuckets=spec.vbuckets,
             properties=spec.list_properties(),
-            owners=self.members,
+            map=placed,
             manifest=manifest_to_dict(manifest),
         )
-        return replace(self, buckets=(*self.buckets, made))
+        return replace(self, buckets=(*self.buckets, made), newest_map=revision)
 
     def with_spec(self, spec: BucketSpec) -> ClusterDocument:
         """Return the document with another definition of a bucket. Raises BucketNotServed."""
@@ -248,10 +261,43 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
         """Return the document with other scopes and collections of a bucket. Raises BucketNotServed."""
         return self._with_changed_bucket(replace(self.get_bucket(name), manifest=manifest_to_dict(manifest)))
 
+    def with_map(self, name: str, chains: Sequence[Chain], revision: MapRevision | None = None) -> ClusterDocument:
+        """Return the document with other nodes of a bucket's vbuckets.
+
+        Args:
+            name: the bucket.
+            chains: by vbucket, the ids of its owner and of its replicas.
+            revision: the revision of the map; None: the next one.
+
+        Raises:
+            BucketNotServed: the bucket does not exist.
+            KeyExists: the bucket has a newer map.
+            UsageError: a node is no member, or the chains do not fit the bucket.
+        """
+        bucket = self.get_bucket(name)
+        newer = revision or self.newest_map.successor
+        newer.check()
+        if not bucket.map.copies or len(chains) != bucket.vbuckets:
+            raise UsageError(f"a map of {len(chains)} vbuckets for bucket {name!r}, expected {bucket.vbuckets}")
+        placed = VbucketMap.from_chains(chains, newer)
+        unknown = sorted(set(placed.nodes).difference(self.members))
+        if unknown:
+            raise UsageError(f"a map with node {unknown[0]}, expected members of the cluster")
+        if replace(placed, revision=bucket.map.revision) == bucket.map and revision in (None, bucket.map.revision):
+            return self
+        if newer <= bucket.map.revision:
+            found, newest = f"{newer.epoch}:{newer.number}", f"{bucket.map.revision.epoch}:{bucket.map.revision.number}"
+            raise KeyExists(f"cluster map with revision {found}, expected one above {newest}")
+        changed = replace(bucket, map=placed)
+        return replace(_replace_bucket(self, changed), newest_map=max(newer, self.newest_map))
+
     def _with_changed_bucket(self, changed: ClusterBucket) -> ClusterDocument:
-        return replace(
-            self, buckets=tuple(changed if bucket.name == changed.name else bucket for bucket in self.buckets)
-        )
+        """Return the document with another definition of a bucket, which its map shows too."""
+        if changed in self.buckets:
+            return self
+        revision = self.newest_map.successor
+        changed = replace(changed, map=replace(changed.map, revision=revision))
+        return replace(_replace_bucket(self, changed), newest_map=revision)
 
     def without_bucket(self, name: str) -> ClusterDocument:
         """Return the document without a bucket. Raises BucketNotServed."""
@@ -261,3 +307,29 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
     def with_users(self, users: ClusterUsers) -> ClusterDocument:
         """Return the document with other users."""
         return replace(self, users=users)
+
+
+def _check_document(document: ClusterDocument) -> None:
+    """Raise an error if a part of the document cannot be used."""
+    if not document.nodes:
+        raise UsageError("no nodes: expected at least one")
+    for node in document.nodes:
+        document.make_topology(node.id)
+    for bucket in document.buckets:
+        _ = bucket.spec, bucket.read_manifest(), document.make_bucket_topology(document.nodes[0].id, bucket.name)
+        if not set(bucket.map.nodes) <= set(document.members):
+            raise UsageError(f"bucket {bucket.name!r} is on {bucket.map.nodes}, expected members")
+    if document.users is not None:
+        document.users.read_accounts()
+
+
+def _revise_maps(document: ClusterDocument, nodes: tuple[ClusterNode, ...]) -> ClusterDocument:
+    """Return the document with other nodes, which all maps list."""
+    revision = document.newest_map.successor
+    buckets = tuple(replace(bucket, map=replace(bucket.map, revision=revision)) for bucket in document.buckets)
+    return replace(document, nodes=nodes, buckets=buckets, newest_map=revision)
+
+
+def _replace_bucket(document: ClusterDocument, changed: ClusterBucket) -> ClusterDocument:
+    buckets = tuple(changed if bucket.name == changed.name else bucket for bucket in document.buckets)
+    return replace(document, buckets=buckets)

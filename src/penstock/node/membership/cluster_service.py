@@ -25,11 +25,13 @@ from penstock.node.cluster.topology import ANY_HOST, NodePlace, Topology
 from penstock.node.membership.cluster_document import ClusterDocument, ClusterNode, ClusterUsers
 from penstock.node.membership.cluster_member import ClusterMember
 from penstock.node.membership.document_applier import AppliedNode, DocumentApplier
+from penstock.node.membership.map_chains import read_chains
 from penstock.node.membership.member_file import MemberFile, StoredMember
 from penstock.node.membership.member_links import MemberLinks
 from penstock.node.membership.member_state import MemberState
 from penstock.node.membership.node_messages import JoinReply, JoinRequest
 from penstock.node.membership.node_requests import NodeRequests, NodeResponse, make_basic_login
+from penstock.node.membership.vbucket_map import MapRevision
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.values.peer_json import read_peer_json
 
@@ -197,9 +199,15 @@ class ClusterService:
         own_host = self._get_own_host() or host
         self._requests.check(with_fields(place, host=own_host).place)
         document = ClusterDocument(uuid=secrets.token_hex(16), nodes=(with_fields(place, host=own_host),))
+        newest = max((MapRevision(*served.cluster_map.version) for served in buckets.values()), default=MapRevision())
+        document = with_fields(document, newest_map=newest)
+        for served in buckets.values():
+            document = document.with_bucket(replace(served.spec, uuid=served.uuid), served.store.manifests.current)
+            pushed = served.cluster_map.pushed
+            if pushed is not None:
+                document = document.with_map(served.store.name, read_chains(pushed, document, own_host))
         for served in buckets.values():
             buckets.change_spec(replace(served.spec, uuid=served.uuid))
-            document = document.with_bucket(served.spec, served.store.manifests.current)
         users = self._node.users
         if users is not None:
             document = document.with_users(ClusterUsers.from_accounts(*read_users(users.path)))
@@ -351,10 +359,10 @@ class ClusterService:
     # Leaving
 
     async def remove_node(self, node: str) -> None:
-        """Remove a member that owns no vbuckets.
+        """Remove a member that has no vbuckets and no replicas.
 
         Raises:
-            UsageError: the node is no member, is the last one, or owns vbuckets.
+            UsageError: the node is no member, is the last one, or has vbuckets or replicas.
             TemporaryFailure: the cluster cannot be changed.
         """
         member = self.member
@@ -366,29 +374,9 @@ class ClusterService:
                 raise UsageError("Server does not exist.")
             if len(document.nodes) == 1:
                 raise UsageError("the last node of a cluster cannot be removed")
-            if self.owns_vbuckets(document, node):
-                raise UsageError("Cannot remove active server.")
             return document.without_node(node)
 
         await member.change(remove)
-
-    def owns_vbuckets(self, document: ClusterDocument, node: str) -> bool:
-        """Return whether the map of a bucket lists a node as the place of a vbucket or of a replica."""
-        found = document.find_node(node)
-        if found is None:
-            return False
-        address = found.place.format_address(found.kv or found.kv_tls)
-        for served in self._node.buckets.values():
-            placed = served.cluster_map.content.get("vBucketServerMap", {})
-            servers = placed.get("serverList", [])
-            numbers = {number for numbers in placed.get("vBucketMap", []) for number in numbers if number >= 0}
-            if address in {servers[number] for number in numbers if number < len(servers)}:
-                return True
-            if served.spec.is_plain_cache:
-                bucket = document.find_bucket(served.store.name)
-                if bucket is not None and node in bucket.owners:
-                    return True
-        return False
 
     async def _leave(self) -> bool:
         """Forget the cluster if this node was removed. Its buckets are deleted: it owned no vbuckets.

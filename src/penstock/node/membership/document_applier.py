@@ -98,9 +98,9 @@ class DocumentApplier:
             found = document.find_bucket(name)
             if found is None or found.spec.uuid != served.spec.uuid:
                 await buckets.delete(name)
-        self._node.set_topology(document.make_topology(self._own))
         for bucket in document.buckets:
             await self._apply_bucket(bucket)
+        self._node.set_topology(document.make_topology(self._own))  # last: the maps have a new revision now
         if document.users is not None and self._node.users is not None:
             await self._apply_users(document.users, self._node.users)
         return True

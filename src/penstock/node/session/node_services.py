@@ -11,6 +11,7 @@ from penstock.node.buckets.bucket_list import BucketList
 from penstock.node.buckets.bucket_storage import BucketStorage
 from penstock.node.cluster.live_map import LiveMap
 from penstock.node.cluster.topology import Topology
+from penstock.node.membership.administration import Administration
 from penstock.node.session.connection_registry import ConnectionRegistry
 from penstock.node.session.node_options import NodeOptions
 from penstock.node.session.tap_settings import TapSettings
@@ -40,10 +41,6 @@ class NodeServices(Protocol):
         """The address of the ports."""
 
     @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine reaches the node."""
-
-    @property
     def uuid(self) -> str:
         """Identifies the cluster to clients, in hexadecimal."""
 
@@ -64,16 +61,16 @@ class NodeServices(Protocol):
         """The open buckets."""
 
     @property
-    def default_vbuckets(self) -> int:
-        """Number of vbuckets of a bucket whose definition gives none."""
-
-    @property
     def storage(self) -> BucketStorage:
         """How buckets are kept."""
 
     @property
     def topology(self) -> Topology:
         """The nodes of the buckets, and the place of this node among them."""
+
+    @property
+    def administration(self) -> Administration:
+        """Changes buckets, collections and users, in a cluster on all nodes."""
 
     @property
     def map(self) -> LiveMap:

@@ -143,7 +143,7 @@ def _make_member_state(cluster: ClusterService, number: int) -> dict[str, str]:
         return {}
     document = member.state.document
     found = document.nodes[number]
-    is_active = not document.buckets or cluster.owns_vbuckets(document, found.id)
+    is_active = not document.buckets or document.has_vbuckets(found.id)
     return {
         "otpNode": found.otp_name,
         "nodeUUID": found.id.zfill(32),

@@ -6,7 +6,6 @@ import asyncio
 from typing import Protocol
 
 from penstock.node.auth.listener_access import ListenerAccess
-from penstock.node.membership.administration import Administration
 from penstock.node.membership.cluster_service import ClusterService
 from penstock.node.session.node_services import NodeServices
 
@@ -17,8 +16,12 @@ class ManagedNode(NodeServices, Protocol):
     """A running node, as its pages see it."""
 
     @property
-    def administration(self) -> Administration:
-        """Changes buckets, collections and users, in a cluster on all nodes."""
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches the node."""
+
+    @property
+    def default_vbuckets(self) -> int:
+        """Number of vbuckets of a bucket whose definition gives none."""
 
     @property
     def cluster(self) -> ClusterService:
