@@ -186,9 +186,9 @@ def repeat_decode(decode: Callable[[Run], object], run: Run) -> None:
 def measure_short_runs(report: Report, rounds: int) -> None:
     slab, context = Slab(), StreamContext(1024)
     fill_slab(slab, 100, 1)
-    offsets, _ = find_offsets(slab.buffer, 0, 100_000)
+    offsets, _ = find_offsets(slab.view, 0, 100_000)
     for count in (1, 2, 5, 10, 20, 30, 40, 60, 100, 200):
-        run = Run(slab.buffer, offsets[:count], offsets[count])
+        run = Run(slab.view, offsets[:count], offsets[count])
         cases: dict[str, Case] = {
             "loop": partial(repeat_decode, lambda run: run_decoder.make_batch(decode_messages(run, context)), run),
             "columns": partial(

@@ -48,8 +48,8 @@ def main() -> None:
     for value_bytes in (100,) if chosen.small else (100, 1024):
         slab = Slab()
         end = fill_slab(slab, value_bytes, 64)
-        offsets, _ = find_offsets(slab.buffer, 0, end)
-        batch = decode_run(Run(slab.buffer, offsets, end), StreamContext(1024))
+        offsets, _ = find_offsets(slab.view, 0, end)
+        batch = decode_run(Run(slab.view, offsets, end), StreamContext(1024))
         changes = list_changes(batch)
         rows: Rows = [tuple(getattr(change, name) for name in FIELDS) for change in changes]
         assert join_columns(batch, 7).buffer.to_pybytes() == encode_by_loop(rows, 7)

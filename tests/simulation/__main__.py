@@ -6,27 +6,27 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 
 from tests.simulation.schedule import Schedule
-from tests.simulation.simulation import SimulationFailed, run_seed
+from tests.simulation.simulation import SimulationFailed, find_shortest_failure, run_schedule, run_seed
 
 _CHUNK = 50
 
 
 def _run_seeds(seeds: range) -> dict[int, str]:
-    """Return the seeds that fail, with their reports."""
+    """Return the seeds that fail, with the reports of the shortest schedules that fail."""
     failures = {}
     for seed in seeds:
         try:
             run_seed(seed)
         except SimulationFailed as error:
-            failures[seed] = str(error)
+            failures[seed] = find_shortest_failure(Schedule.make(seed)) or f"only in its first run: {error}"
     return failures
 
 
-def _run_one(seed: int) -> int:
-    """Print the schedule of a seed and its result, and return the exit status."""
-    print(Schedule.make(seed))
+def _run_one(schedule: Schedule) -> int:
+    """Print a schedule and its result, and return the exit status."""
+    print(schedule)
     try:
-        report = run_seed(seed)
+        report = run_schedule(schedule)
     except SimulationFailed as error:
         print(error)
         return 1
@@ -40,9 +40,11 @@ def main() -> int:
     parser.add_argument("first", type=int, help="the first seed; alone, its schedule is printed")
     parser.add_argument("last", type=int, nargs="?", help="the last seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--faults", type=int, help="with one seed: only so many of its faults")
     options = parser.parse_args()
     if options.last is None:
-        return _run_one(options.first)
+        schedule = Schedule.make(options.first)
+        return _run_one(schedule if options.faults is None else schedule.shorten(options.faults))
     began, end = time.monotonic(), options.last + 1
     failed: list[int] = []
     chunks = [range(start, min(start + _CHUNK, end)) for start in range(options.first, end, _CHUNK)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import NamedTuple
 
@@ -114,6 +114,10 @@ class Schedule:
     seconds: float
     actions: tuple[Action, ...] = ()
 
+    def shorten(self, faults: int) -> Schedule:
+        """Return the schedule with the first faults only."""
+        return replace(self, actions=self.actions[:faults])
+
     @classmethod
     def make(cls, seed: int) -> Schedule:
         """Return the schedule of a seed."""
@@ -132,7 +136,7 @@ class Schedule:
         actions = tuple(
             Action(at, fault.name, fault.choose(schedule, random)) for at, fault in zip(times, faults, strict=True)
         )
-        return cls(**{**schedule.__dict__, "actions": actions})
+        return replace(schedule, actions=actions)
 
     def __str__(self) -> str:
         head = (

@@ -20,7 +20,7 @@ from tests.simulation.schedule import Action, Schedule
 from tests.simulation.vbucket_moves import move_vbucket
 from tests.simulation.virtual_loop import Process, Stalled, VirtualLoop
 
-__all__ = ["Report", "Simulation", "SimulationFailed", "run_seed"]
+__all__ = ["Report", "Simulation", "SimulationFailed", "find_shortest_failure", "run_schedule", "run_seed"]
 
 _QUIET_SECONDS = 150.0
 """Virtual seconds in which the cluster must come to rest after the last fault."""
@@ -228,11 +228,26 @@ def _logged_errors() -> Iterator[list[str]]:
         logger.removeHandler(log)
 
 
+def find_shortest_failure(schedule: Schedule) -> str:
+    """Return the report of the shortest beginning of a schedule that fails; empty: all of it passes."""
+    for faults in range(len(schedule.actions) + 1):
+        try:
+            run_schedule(schedule.shorten(faults))
+        except SimulationFailed as error:
+            return str(error)
+    return ""
+
+
 def run_seed(seed: int, prepare: Callable[[Simulation], object] = lambda simulation: None) -> Report:
-    """Run the simulation of a seed.
+    """Run the simulation of a seed, as `run_schedule` does."""
+    return run_schedule(Schedule.make(seed), prepare)
+
+
+def run_schedule(schedule: Schedule, prepare: Callable[[Simulation], object] = lambda simulation: None) -> Report:
+    """Run a simulation.
 
     Args:
-        seed: the seed.
+        schedule: the schedule.
         prepare: changes the simulation before it runs.
 
     Returns:
@@ -242,7 +257,7 @@ def run_seed(seed: int, prepare: Callable[[Simulation], object] = lambda simulat
         SimulationFailed: a rule does not hold.
     """
     loop = VirtualLoop()
-    simulation = Simulation(Schedule.make(seed), loop)
+    simulation = Simulation(schedule, loop)
     prepare(simulation)
     report: Report | None = None
     with _logged_errors() as lines:
@@ -258,5 +273,6 @@ def run_seed(seed: int, prepare: Callable[[Simulation], object] = lambda simulat
             loop.close()
     if problems or report is None:
         text = "\n".join(dict.fromkeys(problems))
-        raise SimulationFailed(f"{text}\n\n{simulation.schedule}\n\nrepeat it: python -m tests.simulation {seed}")
+        command = f"python -m tests.simulation {schedule.seed} --faults {len(schedule.actions)}"
+        raise SimulationFailed(f"{text}\n\n{schedule}\n\nrepeat it: {command}")
     return report

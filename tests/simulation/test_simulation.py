@@ -21,7 +21,7 @@ def hash_trace(seed: int) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", range(0, 200, CHUNK))
+@pytest.mark.parametrize("first", range(0, 50, CHUNK))
 def test_rules_hold_in_each_seed(first):
     for seed in range(first, first + CHUNK):
         run_seed(seed)
@@ -95,4 +95,4 @@ def test_a_broken_rule_is_found(spoil, problem):
             break
     assert problem in text
     assert str(Schedule.make(found)) in text
-    assert text.endswith(f"python -m tests.simulation {found}")
+    assert text.endswith(f"python -m tests.simulation {found} --faults {len(Schedule.make(found).actions)}")

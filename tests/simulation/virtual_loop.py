@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
+from itertools import count
 from random import Random
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -57,24 +59,14 @@ class Process:
         self.ended.set()
 
 
-def _is_alive(context: Context) -> bool:
-    process = context.get(PROCESS)
-    return process is None or process.is_alive
+class _ProcessHandle(asyncio.TimerHandle):
+    """A callback that does nothing after the death of its process. It may have a time."""
 
-
-class _ProcessHandle(asyncio.Handle):
-    """A callback that does nothing after the death of its process."""
+    __slots__ = ()
 
     def _run(self) -> None:
-        if _is_alive(self._context):  # type: ignore[attr-defined]
-            super()._run()
-
-
-class _ProcessTimer(asyncio.TimerHandle):
-    """A timer that does nothing after the death of its process."""
-
-    def _run(self) -> None:
-        if _is_alive(self._context):  # type: ignore[attr-defined]
+        process: Process | None = self._context.get(PROCESS)  # type: ignore[attr-defined]
+        if process is None or process.is_alive:
             super()._run()
 
 
@@ -95,24 +87,33 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now = 0.0
         self._turns = 0
         self._owners: WeakKeyDictionary[asyncio.Task[Any], Process] = WeakKeyDictionary()
-        self._clock_resolution = 1e-9
-        self._selector = self  # BaseEventLoop waits by `select`
+        self._callbacks: deque[_ProcessHandle] = deque()
+        self._timers: list[tuple[float, int, _ProcessHandle]] = []
+        self._count = count()
         self.failures: list[dict[str, Any]] = []
         self.set_exception_handler(lambda _, context: self.failures.append(context))
 
     def time(self) -> float:
         return self._now
 
-    def select(self, timeout: float | None) -> tuple[()]:
-        """Advance the clock to the next timer, unless a callback is ready."""
+    def _run_once(self) -> None:
+        """Run the callbacks that are ready. If none is, advance the clock to the next timer."""
         self._turns += 1
-        if timeout is None or self._turns > _MOST_TURNS:
+        callbacks, timers = self._callbacks, self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        if self._turns > _MOST_TURNS or not (timers or callbacks):
             raise Stalled(f"at {self._now:.6f} s, after {self._turns} turns")
-        if timeout:
-            self._now = max(self._now, self._scheduled[0]._when)  # type: ignore[attr-defined]
-        return ()
+        if not callbacks:
+            self._now = max(self._now, timers[0][0])
+        while timers and timers[0][0] <= self._now:
+            callbacks.append(heapq.heappop(timers)[2])
+        for _ in range(len(callbacks)):
+            callback = callbacks.popleft()
+            if not callback.cancelled():
+                callback._run()
 
-    def _process_events(self, event_list: object) -> None:
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         pass
 
     def _write_to_self(self) -> None:
@@ -120,18 +121,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     # Callbacks belong to processes
 
-    def _call_soon(self, callback: Any, args: Any, context: Context | None) -> asyncio.Handle:
-        handle = _ProcessHandle(callback, args, self, context)
-        self._ready.append(handle)  # type: ignore[attr-defined]
+    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
+        handle = _ProcessHandle(self._now, callback, args, self, context)
+        self._callbacks.append(handle)
         return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        timer = _ProcessTimer(when, callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
-        timer._scheduled = True  # type: ignore[attr-defined]
-        return timer
+        handle = _ProcessHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self._count), handle))
+        return handle
 
     def spawn(self, process: Process, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a coroutine in a process."""

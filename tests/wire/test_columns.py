@@ -173,7 +173,7 @@ def test_values_around_the_size_of_inline_views(nbytes: int, kind: str) -> None:
 def test_views_lie_in_the_slab() -> None:
     run = run_of([Mutation(key=b"k", value=b"x" * 50, by_seqno=1).encode()])
     batch = by_columns(run, context_of(), views=True)
-    place = run.buffer.index(b"x" * 50)
+    place = bytes(run.buffer).index(b"x" * 50)
     run.buffer[place + 10] = ord("y")
     assert batch.column("value")[0].as_py() == b"x" * 10 + b"y" + b"x" * 39
 

@@ -8,7 +8,7 @@ and to many at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 from struct import Struct, calcsize
@@ -69,7 +69,6 @@ class FrameForm:
         reversed_flags: item flags have the byte order that little-endian TAP servers send.
         bare_keys: keys have no collection id; all frames are then the default collection's.
         stream_id: stands in each frame where one vbucket may have several streams; None: no id.
-        head_rules: the log's opcode -> how the new head is made.
     """
 
     mutation: type[Message]
@@ -80,16 +79,15 @@ class FrameForm:
     reversed_flags: bool = False
     bare_keys: bool = False
     stream_id: int | None = None
-    head_rules: dict[int, HeadRules] = field(init=False, repr=False, compare=False)
-    """By the log's opcode, how the new head is made."""
 
-    def __post_init__(self) -> None:
-        kinds = {
+    @cached_property
+    def head_rules(self) -> dict[int, HeadRules]:
+        """How the new head is made, by the opcode of the log."""
+        return {
             int(Opcode.DCP_MUTATION): HeadRules(self.mutation, self),
             int(Opcode.DCP_DELETION): HeadRules(self.deletion, self),
             int(Opcode.DCP_EXPIRATION): HeadRules(self.expiration, self),
         }
-        object.__setattr__(self, "head_rules", kinds)
 
     @cached_property
     def keeps_mutations(self) -> bool:

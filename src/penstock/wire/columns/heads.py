@@ -59,7 +59,7 @@ class Run(NamedTuple):
         dialect: the dialect of the frames.
     """
 
-    buffer: bytearray
+    buffer: bytearray | memoryview
     offsets: Offsets
     end: int
     dialect: Dialect = Dialect.DCP

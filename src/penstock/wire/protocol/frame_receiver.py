@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from penstock.errors import RemoteProtocolError
 from penstock.wire.codec.constants import MAX_FRAME, Dialect
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES, MAGICS, Frame, cut_frame, read_frame_length, view_frame
@@ -87,7 +89,7 @@ def cut_event(view: memoryview, offset: int) -> Frame | MalformedFrame | BrokenI
 def split_run(run: Run, most: int) -> Iterator[Run]:
     """Yield a run in runs of `most` messages or fewer, in a buffer of their own: the slab may be used again."""
     first = int(run.offsets[0])
-    buffer = run.buffer[first : run.end + SLACK]
+    buffer = bytearray(run.buffer[first : run.end + SLACK])
     offsets = [int(offset) - first for offset in run.offsets]
     for at in range(0, len(offsets), most):
         following = at + most
@@ -96,11 +98,13 @@ def split_run(run: Run, most: int) -> Iterator[Run]:
 
 
 class Slab:
-    """Room for received bytes, shared by the connections of one event loop or pinned by one batch of views."""
+    """Room for received bytes, shared by the connections of one event loop or pinned by one batch of views.
+
+    The memory is not cleared: a connection that receives little touches little of it.
+    """
 
     def __init__(self, nbytes: int = SLAB_BYTES) -> None:
-        self.buffer = bytearray(nbytes + SLACK)
-        self.view = memoryview(self.buffer)
+        self.view = np.empty(nbytes + SLACK, np.uint8).data
         self.nbytes = nbytes
 
 
@@ -190,16 +194,16 @@ class FrameReceiver:
         if self._frame_filled < own.nbytes:
             return []
         self._frame_buffer = None
-        if own.nbytes > VIEWED_FROM and own.buffer[1] in self._viewed_opcodes:
+        if own.nbytes > VIEWED_FROM and own.view[1] in self._viewed_opcodes:
             return [view_frame(own.view)]
         return self._receive_in_slab(own, own.nbytes)
 
     def _receive_in_slab(self, slab: Slab, end: int) -> list[ReceiveEvent]:
         if self._run_dialect is None:
-            offsets, position = find_offsets(slab.buffer, 0, end)
+            offsets, position = find_offsets(slab.view, 0, end)
             events = self._cut_frames(slab, offsets)
         else:
-            starts, alone, position = find_run_offsets(slab.buffer, end, self._run_dialect)
+            starts, alone, position = find_run_offsets(slab.view, end, self._run_dialect)
             events = self._make_runs(slab, starts, alone, position, self._run_dialect)
         if not self._broken:
             self._keep_incomplete_frame(slab, position, end, events)
@@ -210,7 +214,7 @@ class FrameReceiver:
         self._kept = b""
         if end - position >= HEADER_BYTES:
             try:
-                size = read_frame_length(slab.buffer, position, self.max_frame)
+                size = read_frame_length(slab.view, position, self.max_frame)
             except RemoteProtocolError as error:
                 self._end_input(events, error)
                 return
@@ -230,13 +234,13 @@ class FrameReceiver:
         for index in alone:
             offset = int(offsets[index])
             if behind < index:
-                events.append(Run(slab.buffer, offsets[behind:index], offset, dialect))
+                events.append(Run(slab.view, offsets[behind:index], offset, dialect))
             behind = index + 1
             events += self._cut_frames(slab, [offset])
             if self._broken:
                 return events
         if behind < len(offsets):
-            events.append(Run(slab.buffer, offsets[behind:], end, dialect))
+            events.append(Run(slab.view, offsets[behind:], end, dialect))
         return events
 
     def _cut_frames(self, slab: Slab, offsets: list[int]) -> list[ReceiveEvent]:
