@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import os
 import platform
 import signal
 import sys
@@ -77,8 +78,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     long = ["soak", "hypothesis"] if settings.get_current_profile_name() == "soak" else ["soak"]
+    compat = f"{COMPAT}{os.sep}"
     for item in items:
-        if item.path.is_relative_to(COMPAT):
+        if str(item.path).startswith(compat):  # cheaper than is_relative_to, for thousands of items
             item.add_marker("process")
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker("spark")

@@ -61,3 +61,18 @@ def on_beer(run, node, monkeypatch):
     """The fixture `run`, with the bucket `beer` of a running node as --url."""
     monkeypatch.setenv("PENSTOCK_URL", node.url("beer"))
     return run
+
+
+@pytest.fixture
+def target():
+    """Another node with an empty bucket `beer`."""
+    with Node.running(["beer"], vbuckets=16) as node:
+        yield node
+
+
+@pytest.fixture
+def source(node, run):
+    """The node, with 100 documents in its bucket `beer`."""
+    lines = b"".join(b'{"id": %d}\n' % number for number in range(100))
+    assert run("load", "-", "--key", "id", "--url", node.url("beer"), stdin=lines).code == 0
+    return node

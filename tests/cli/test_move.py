@@ -6,7 +6,7 @@ import pytest
 
 from penstock import Node
 from penstock.node.auth.certificates import make_certificates
-from tests.cli.test_replicate import read_keys, source, target  # noqa: F401 - fixtures
+from tests.cli.test_replicate import read_keys
 
 KEYS = sorted(str(number) for number in range(100))
 
@@ -17,7 +17,7 @@ def list_owned(run, node):
     return sorted(int(name.removeprefix("vb_")) for name, state in states.items() if state == "active")
 
 
-def test_vbuckets_move_to_the_other_node(run, source, target):  # noqa: F811
+def test_vbuckets_move_to_the_other_node(run, source, target):
     urls = ("--from", source.url("beer"), "--to", target.url("beer"))
     done = run("move", *urls, "--vbucket", "3", "--vbucket", "5")
     assert (done.code, done.lines[-1]) == (0, "2 vbuckets moved")
@@ -26,7 +26,7 @@ def test_vbuckets_move_to_the_other_node(run, source, target):  # noqa: F811
     assert read_keys(run, source) == read_keys(run, target) == KEYS
 
 
-def test_balance_gives_each_node_its_share(run, source, target):  # noqa: F811
+def test_balance_gives_each_node_its_share(run, source, target):
     done = run("move", "--balance", "--from", source.url("beer"), "--to", target.url("beer"), "--json")
     assert len(done.json_lines) == 8
     assert done.json_lines[0].keys() == {"vbucket", "from", "to", "seconds"}
@@ -44,13 +44,13 @@ def test_balance_gives_each_node_its_share(run, source, target):  # noqa: F811
         (["--vbucket", "1", "--balance"], "expected either --vbucket or --balance"),
     ],
 )
-def test_wrong_options_of_move_are_explained(run, source, options, text):  # noqa: F811
+def test_wrong_options_of_move_are_explained(run, source, options, text):
     done = run("move", "--from", source.url("beer"), *options)
     assert (done.code, done.out) == (2, "")
     assert text in done.err
 
 
-def test_vbucket_of_another_node_is_not_moved(run, source, target):  # noqa: F811
+def test_vbucket_of_another_node_is_not_moved(run, source, target):
     urls = ("--from", source.url("beer"), "--to", target.url("beer"), "--vbucket", "3")
     assert run("move", *urls).code == 0
     done = run("move", *urls)
@@ -58,7 +58,7 @@ def test_vbucket_of_another_node_is_not_moved(run, source, target):  # noqa: F81
     assert "vbucket 3 is missing at" in done.err
 
 
-def test_failover_promotes_the_replicas(run, target):  # noqa: F811
+def test_failover_promotes_the_replicas(run, target):
     with Node.running(["beer"], vbuckets=16) as lost:
         lines = b"".join(b'{"id": %d}\n' % number for number in range(100))
         run("load", "-", "--key", "id", "--url", lost.url("beer"), stdin=lines)
@@ -72,7 +72,7 @@ def test_failover_promotes_the_replicas(run, target):  # noqa: F811
     assert again.json == {"promoted": {}, "lost": [], "reachable": False}
 
 
-def test_lost_vbuckets_end_a_failover_with_an_error(run, source, target):  # noqa: F811
+def test_lost_vbuckets_end_a_failover_with_an_error(run, source, target):
     run("move", "--balance", "--from", source.url("beer"), "--to", target.url("beer"))
     done = run("failover", "--node", source.url("beer"), "--to", target.url("beer"), "--json")
     assert (done.code, len(done.json["lost"]), done.json["reachable"]) == (1, 8, True)
@@ -110,7 +110,7 @@ def test_vbuckets_move_and_fail_over_with_tls(run, tls_nodes):
     assert len(shown.json_lines) == 100
 
 
-def test_node_outside_the_map_is_refused(run, source, target):  # noqa: F811
+def test_node_outside_the_map_is_refused(run, source, target):
     run("move", "--vbucket", "3", "--from", source.url("beer"), "--to", target.url("beer"))
     unknown = target.url("beer").replace("127.0.0.1", "localhost")
     done = run("move", "--vbucket", "4", "--from", source.url("beer"), "--to", unknown)

@@ -5,21 +5,7 @@ import signal
 
 import pytest
 
-from penstock import Node
 from tests.cli.test_processes import read_first_line, run_process, stop_process
-
-
-@pytest.fixture
-def target():
-    with Node.running(["beer"], vbuckets=16) as node:
-        yield node
-
-
-@pytest.fixture
-def source(node, run):
-    lines = b"".join(b'{"id": %d}\n' % number for number in range(100))
-    assert run("load", "-", "--key", "id", "--url", node.url("beer"), stdin=lines).code == 0
-    return node
 
 
 def read_keys(run, node):

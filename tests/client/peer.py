@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from penstock.client.blocking import LoopThread
 from penstock.node import Node
@@ -156,7 +157,7 @@ class Script:
 
     def __init__(self, answer=lambda peer, frame: None, vbuckets=2):
         self.answer = answer
-        self.config = {"vBucketServerMap": {"serverList": ["h:1"], "vBucketMap": [[0]] * vbuckets}}
+        self.config: dict[str, Any] = {"vBucketServerMap": {"serverList": ["h:1"], "vBucketMap": [[0]] * vbuckets}}
         self.peers = []
 
     async def __aenter__(self):
@@ -176,7 +177,7 @@ class Script:
     def set_up(self, frame):
         if frame.magic == Magic.RESPONSE or frame.opcode == Opcode.DCP_BUFFER_ACK:
             return b""
-        vbuckets = range(len(self.config["vBucketServerMap"]["vBucketMap"]))  # type: ignore[arg-type]
+        vbuckets = range(len(self.config["vBucketServerMap"]["vBucketMap"]))
         if frame.opcode == Opcode.STAT and frame.key == b"vbucket":
             states = [reply(frame, key=b"vb_%d" % vbucket, value=b"active") for vbucket in vbuckets]
             return b"".join((*states, reply(frame)))

@@ -13,7 +13,7 @@ from penstock.node import Node
 from penstock.wire.codec.constants import Dialect, VbucketState
 from tests.node.test_follow import VBUCKETS, get_documents
 from tests.node.test_follow_collections import read_streams, wait_until_copied
-from tests.node.test_replication import active, copy, set_states, write  # noqa: F401 - fixtures
+from tests.node.test_replication import set_states, write
 from tests.node.watch import run, until
 
 
@@ -32,13 +32,20 @@ def replicate_once(source, target, **options):
 
 
 @pytest.fixture
+def active():
+    """A node whose vbuckets are active."""
+    with Node.running(["beer"], VBUCKETS) as node:
+        yield node
+
+
+@pytest.fixture
 def fresh():
     """A new node, whose vbuckets are active and empty."""
     with Node.running(["beer"], VBUCKETS) as node:
         yield node
 
 
-def test_fresh_node_becomes_a_replica(active, fresh):  # noqa: F811
+def test_fresh_node_becomes_a_replica(active, fresh):
     write(active, 0, 300)
     progress = replicate_once(active, fresh)
     assert read_streams(fresh) == read_streams(active)
@@ -50,14 +57,14 @@ def test_fresh_node_becomes_a_replica(active, fresh):  # noqa: F811
     assert read_streams(fresh) == read_streams(active)
 
 
-def test_chosen_vbuckets_alone_are_replicated(active, fresh):  # noqa: F811
+def test_chosen_vbuckets_alone_are_replicated(active, fresh):
     write(active, 0, 100)
     replicate_once(active, fresh, vbuckets=[1, 3])
     states = [vbucket.history.state for vbucket in fresh.buckets["beer"].store.vbuckets]
     assert [state is VbucketState.REPLICA for state in states] == [number in (1, 3) for number in range(VBUCKETS)]
 
 
-def test_active_vbucket_with_changes_is_overwritten_only_on_request(active, fresh):  # noqa: F811
+def test_active_vbucket_with_changes_is_overwritten_only_on_request(active, fresh):
     write(active, 0, 50)
     write(fresh, 50, 90)
     with pytest.raises(UsageError, match="is active and has"):
@@ -66,7 +73,7 @@ def test_active_vbucket_with_changes_is_overwritten_only_on_request(active, fres
     assert read_streams(fresh) == read_streams(active)
 
 
-def test_copy_over_tap_has_all_documents(active, fresh):  # noqa: F811
+def test_copy_over_tap_has_all_documents(active, fresh):
     write(active, 0, 300)
     progress = replicate_once(active, fresh, protocol=Dialect.TAP)
     assert run(fresh, lambda: get_documents(fresh)) == run(active, lambda: get_documents(active))
@@ -88,7 +95,7 @@ async def replicating(source, target, **options):
                 task.result()
 
 
-def test_replication_continues_after_lost_connections(active, fresh):  # noqa: F811
+def test_replication_continues_after_lost_connections(active, fresh):
     def cut():
         (report,) = active.streams("beer")
         assert active.close_streams(report.name, "beer") == 1
@@ -107,7 +114,7 @@ def test_replication_continues_after_lost_connections(active, fresh):  # noqa: F
     assert read_streams(fresh) == read_streams(active)
 
 
-def test_ended_stream_begins_again(active, fresh):  # noqa: F811
+def test_ended_stream_begins_again(active, fresh):
     async def main():
         async with replicating(active, fresh):
             await asyncio.to_thread(write, active, 0, 100)
@@ -151,7 +158,7 @@ def test_dialect_that_the_source_lacks_is_an_error(fresh):
         replicate_once(source, fresh, protocol=Dialect.DCP)
 
 
-def test_targets_that_cannot_be_replicas_are_refused(active, fresh):  # noqa: F811
+def test_targets_that_cannot_be_replicas_are_refused(active, fresh):
     with pytest.raises(UsageError, match="active, expected another node"):
         replicate_once(active, active)
     with Node.running(["beer"], 2 * VBUCKETS) as other, pytest.raises(UsageError, match="has 8 vbuckets, expected 4"):

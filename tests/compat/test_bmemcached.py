@@ -9,8 +9,8 @@ from tests.patience import PATIENCE
 
 require_package("bmemcached")
 
-import bmemcached  # noqa: E402
-from bmemcached.exceptions import MemcachedException  # noqa: E402
+import bmemcached
+from bmemcached.exceptions import MemcachedException
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from tests.ports import free_ports
 
 require_package("couchbase")
 
-from couchbase import subdocument  # noqa: E402
-from couchbase.auth import PasswordAuthenticator  # noqa: E402
-from couchbase.cluster import Cluster  # noqa: E402
-from couchbase.diagnostics import ClusterState, PingState, ServiceType  # noqa: E402
-from couchbase.durability import DurabilityLevel, ServerDurability  # noqa: E402
-from couchbase.exceptions import (  # noqa: E402
+from couchbase import subdocument
+from couchbase.auth import PasswordAuthenticator
+from couchbase.cluster import Cluster
+from couchbase.diagnostics import ClusterState, PingState, ServiceType
+from couchbase.durability import DurabilityLevel, ServerDurability
+from couchbase.exceptions import (
     AuthenticationException,
     BucketNotFoundException,
     CasMismatchException,
@@ -30,8 +30,8 @@ from couchbase.exceptions import (  # noqa: E402
     InvalidArgumentException,
     UnAmbiguousTimeoutException,
 )
-from couchbase.management.buckets import BucketType, CreateBucketSettings  # noqa: E402
-from couchbase.options import (  # noqa: E402
+from couchbase.management.buckets import BucketType, CreateBucketSettings
+from couchbase.options import (
     ClusterOptions,
     ClusterTimeoutOptions,
     DecrementOptions,
@@ -43,7 +43,7 @@ from couchbase.options import (  # noqa: E402
     SignedInt64,
     UpsertOptions,
 )
-from couchbase.transcoder import RawBinaryTranscoder, RawStringTranscoder  # noqa: E402
+from couchbase.transcoder import RawBinaryTranscoder, RawStringTranscoder
 
 DURABLE = [
     DurabilityLevel.MAJORITY,

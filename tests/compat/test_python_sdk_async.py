@@ -6,9 +6,9 @@ from tests.compat.installed import require_package
 
 require_package("couchbase")
 
-from acouchbase.cluster import AsyncCluster  # noqa: E402
-from couchbase.auth import PasswordAuthenticator  # noqa: E402
-from couchbase.options import ClusterOptions  # noqa: E402
+from acouchbase.cluster import AsyncCluster
+from couchbase.auth import PasswordAuthenticator
+from couchbase.options import ClusterOptions
 
 DOCUMENTS = 10_000
 TASKS = 32

@@ -8,9 +8,9 @@ from tests.compat.installed import require_package
 
 require_package("couchbase")
 
-from couchbase.management.buckets import BucketType, CreateBucketSettings  # noqa: E402
+from couchbase.management.buckets import BucketType, CreateBucketSettings
 
-from tests.node.membership.clusters import run_cluster  # noqa: E402
+from tests.node.membership.clusters import run_cluster
 
 KEYS = [f"key{number}" for number in range(64)]
 

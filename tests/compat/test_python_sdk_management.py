@@ -8,9 +8,9 @@ from tests.compat.installed import require_package
 
 require_package("couchbase")
 
-from couchbase.auth import PasswordAuthenticator  # noqa: E402
-from couchbase.cluster import Cluster  # noqa: E402
-from couchbase.exceptions import (  # noqa: E402
+from couchbase.auth import PasswordAuthenticator
+from couchbase.cluster import Cluster
+from couchbase.exceptions import (
     BucketAlreadyExistsException,
     BucketDoesNotExistException,
     BucketNotFlushableException,
@@ -23,16 +23,16 @@ from couchbase.exceptions import (  # noqa: E402
     UnAmbiguousTimeoutException,
     UserNotFoundException,
 )
-from couchbase.management.buckets import BucketSettings, BucketType, CreateBucketSettings  # noqa: E402
-from couchbase.management.collections import CreateCollectionSettings, UpdateCollectionSettings  # noqa: E402
-from couchbase.management.users import Role  # noqa: E402
-from couchbase.management.users import User as SdkUser  # noqa: E402
-from couchbase.options import ClusterOptions  # noqa: E402
+from couchbase.management.buckets import BucketSettings, BucketType, CreateBucketSettings
+from couchbase.management.collections import CreateCollectionSettings, UpdateCollectionSettings
+from couchbase.management.users import Role
+from couchbase.management.users import User as SdkUser
+from couchbase.options import ClusterOptions
 
-from penstock.node import Node  # noqa: E402
-from penstock.node.auth import User  # noqa: E402
-from penstock.node.auth.users import make_account  # noqa: E402
-from penstock.node.auth.users_file import change_users  # noqa: E402
+from penstock.node import Node
+from penstock.node.auth import User
+from penstock.node.auth.users import make_account
+from penstock.node.auth.users_file import change_users
 
 DROPPED_ERRORS = (
     KeyspaceNotFoundException,

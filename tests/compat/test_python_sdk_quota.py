@@ -15,10 +15,10 @@ from tests.node.wire_client import connected as memcached_client
 
 require_package("couchbase")
 
-from couchbase.exceptions import TemporaryFailException  # noqa: E402
-from couchbase.management.buckets import BucketType, CreateBucketSettings, EvictionPolicyType  # noqa: E402
-from couchbase.options import UpsertOptions  # noqa: E402
-from couchbase.transcoder import RawStringTranscoder  # noqa: E402
+from couchbase.exceptions import TemporaryFailException
+from couchbase.management.buckets import BucketType, CreateBucketSettings, EvictionPolicyType
+from couchbase.options import UpsertOptions
+from couchbase.transcoder import RawStringTranscoder
 
 QUOTA_MB = 100
 VALUE = base64.b64encode(random.Random(1).randbytes(3 << 18)).decode()  # 1 MiB that the client does not compress

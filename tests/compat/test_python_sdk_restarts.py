@@ -17,9 +17,9 @@ from tests.patience import PATIENCE
 
 require_package("couchbase")
 
-from couchbase.durability import DurabilityLevel, ServerDurability  # noqa: E402
-from couchbase.exceptions import CouchbaseException, DocumentNotFoundException  # noqa: E402
-from couchbase.options import UpsertOptions  # noqa: E402
+from couchbase.durability import DurabilityLevel, ServerDurability
+from couchbase.exceptions import CouchbaseException, DocumentNotFoundException
+from couchbase.options import UpsertOptions
 
 WRITERS = 4
 KEYS = 50  # of each writer

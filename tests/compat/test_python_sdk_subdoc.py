@@ -8,8 +8,8 @@ from tests.compat.installed import require_package
 
 require_package("couchbase")
 
-import couchbase.subdocument as SD  # noqa: E402
-from couchbase.exceptions import (  # noqa: E402
+import couchbase.subdocument as SD
+from couchbase.exceptions import (
     DocumentExistsException,
     DocumentNotFoundException,
     InvalidValueException,
@@ -17,8 +17,8 @@ from couchbase.exceptions import (  # noqa: E402
     PathMismatchException,
     PathNotFoundException,
 )
-from couchbase.options import MutateInOptions  # noqa: E402
-from couchbase.subdocument import LookupInMacro, MutationMacro, StoreSemantics  # noqa: E402
+from couchbase.options import MutateInOptions
+from couchbase.subdocument import LookupInMacro, MutationMacro, StoreSemantics
 
 BEER = {"name": "Stout", "abv": 4.5, "tags": ["dark", "dry"], "brewery": {"city": "Cork", "country": "Ireland"}}
 

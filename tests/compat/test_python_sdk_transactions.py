@@ -6,9 +6,9 @@ from tests.compat.installed import require_package
 
 require_package("couchbase")
 
-from couchbase.durability import DurabilityLevel, ServerDurability  # noqa: E402
-from couchbase.exceptions import TransactionFailed  # noqa: E402
-from couchbase.options import TransactionOptions  # noqa: E402
+from couchbase.durability import DurabilityLevel, ServerDurability
+from couchbase.exceptions import TransactionFailed
+from couchbase.options import TransactionOptions
 
 LEVELS = [DurabilityLevel.NONE, DurabilityLevel.MAJORITY]
 

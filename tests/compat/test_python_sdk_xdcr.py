@@ -10,14 +10,14 @@ from tests.compat.serving import Serving
 
 require_package("couchbase")
 
-from couchbase import subdocument  # noqa: E402
-from couchbase.exceptions import DocumentNotFoundException  # noqa: E402
-from couchbase.options import GetOptions, UpsertOptions  # noqa: E402
-from couchbase.transcoder import RawBinaryTranscoder  # noqa: E402
+from couchbase import subdocument
+from couchbase.exceptions import DocumentNotFoundException
+from couchbase.options import GetOptions, UpsertOptions
+from couchbase.transcoder import RawBinaryTranscoder
 
-from penstock import BucketReplication, XdcrOptions  # noqa: E402
-from penstock.client.connect.address import parse_address  # noqa: E402
-from penstock.client.connect.credentials import Credentials  # noqa: E402
+from penstock import BucketReplication, XdcrOptions
+from penstock.client.connect.address import parse_address
+from penstock.client.connect.credentials import Credentials
 
 WITH_EXPIRY = GetOptions(with_expiry=True)
 BINARY = RawBinaryTranscoder()

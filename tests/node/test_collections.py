@@ -23,38 +23,13 @@ from penstock.wire.messages.kv import (
     pack_features,
     unpack_vb_seqnos,
 )
-from penstock.wire.values.collection_key import pack_collection_id
+from tests.node.brewery import ALES, LAGERS, MANIFEST, prefix_key, remove_collection, set_manifest
 from tests.node.test_login import ITERATIONS, log_in
 from tests.node.watch import run
 from tests.node.wire_client import connected
 
 S = Status
 BEERS = 8  # ids of the manifest below
-ALES, LAGERS = 9, 10
-MANIFEST = {
-    "uid": "1",
-    "scopes": [
-        {"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]},
-        {"name": "beers", "uid": "8", "collections": [{"name": "ales", "uid": "9"}, {"name": "lagers", "uid": "a"}]},
-    ],
-}
-
-
-def prefix_key(collection, key):
-    return pack_collection_id(collection) + key
-
-
-def remove_collection(manifest, name):
-    """Return the next manifest, without a collection."""
-    scopes = [
-        {**scope, "collections": [one for one in scope["collections"] if one["name"] != name]}
-        for scope in manifest["scopes"]
-    ]
-    return {"uid": f"{int(manifest['uid'], 16) + 1:x}", "scopes": scopes}
-
-
-def set_manifest(client, manifest):
-    return client.status(SetManifest(value=json.dumps(manifest).encode()))
 
 
 def test_set_manifest_is_answered_when_all_vbuckets_have_it():
@@ -99,15 +74,6 @@ def test_dropped_collection_is_erased_without_the_expiry_pager(disabled):
         run(node, lambda: maintenance.set_pager(seconds=0.001, enabled=True))
         while run(node, lambda: vbucket.changes.items or maintenance.pager_runs == pages):
             pass
-
-
-@pytest.fixture
-def modern(node):
-    """Connect a client with collections to a bucket with some collections."""
-    with connected(node) as client:
-        client.ask(Hello(value=pack_features([Feature.COLLECTIONS, Feature.XERROR, Feature.JSON])))
-        assert set_manifest(client, MANIFEST) == S.SUCCESS
-        yield client
 
 
 def test_new_bucket_has_the_default_collection(client):

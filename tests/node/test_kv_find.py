@@ -19,7 +19,7 @@ from penstock.wire.messages.kv import (
     pack_features,
     unpack_key_list,
 )
-from tests.node.test_collections import ALES, LAGERS, modern, prefix_key  # noqa: F401 - modern is a fixture
+from tests.node.brewery import ALES, LAGERS, prefix_key
 from tests.node.wire_client import connected
 
 S = Status
@@ -50,7 +50,7 @@ def test_get_random_key_returns_a_document(client):
     assert client.status(GetRandomKey(collection_id=8)) == S.EINVAL
 
 
-def test_get_random_key_reads_one_collection(modern):  # noqa: F811
+def test_get_random_key_reads_one_collection(modern):
     modern.set(b"\0of the default one", b"v")
     modern.set(prefix_key(ALES, b"k"), b"v", vbucket=5)
     assert modern.ask(GetRandomKey(collection_id=ALES)).key == prefix_key(ALES, b"k")
@@ -96,7 +96,7 @@ def test_get_keys_without_a_match_is_refused(client, message, status):
     assert client.status(message) == status
 
 
-def test_get_keys_lists_one_collection(modern):  # noqa: F811
+def test_get_keys_lists_one_collection(modern):
     for collection in (0, ALES, LAGERS):
         modern.set(prefix_key(collection, b"k"))
     assert list(unpack_key_list(modern.ask(GetKeys(key=prefix_key(ALES, b"a"))).value)) == [prefix_key(ALES, b"k")]

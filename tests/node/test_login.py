@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from scramp import ScramClient  # type: ignore[import-untyped]
+from scramp import ScramClient
 
 from penstock.errors import UsageError
 from penstock.node import Node

@@ -9,6 +9,7 @@ import random
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,13 +74,13 @@ class Day:
         self.bucket = self.open()
 
     def open(self) -> BucketStore:
-        how = {
+        how: dict[str, Any] = {
             "vbuckets": 1,
             "clock": lambda: int(self.wall * SECOND),
             "new_vbuuid": lambda: next(self.numbers),
             "settings": BucketSettings(purge_age=PURGE_AGE, segment_bytes=4096),
         }
-        bucket = BucketStore("b", **how) if self.path is None else BucketStore.open(self.path, "b", **how)  # type: ignore[arg-type]
+        bucket = BucketStore("b", **how) if self.path is None else BucketStore.open(self.path, "b", **how)
         bucket.vbuckets[0].locks.monotonic = lambda: int(self.monotonic * SECOND)
         return bucket
 

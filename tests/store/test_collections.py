@@ -391,7 +391,9 @@ def test_time_limit_of_a_collection_takes_precedence_over_the_buckets() -> None:
     assert item is not None
     assert item.expiry == NOW + 10
     vbucket.incoming.apply(Event.MUTATION, make_key(ITEMS), b"1", cas=1, rev_seqno=1)
-    assert vbucket.get(make_key(ITEMS)).expiry == 0  # type: ignore[union-attr]
+    item = vbucket.get(make_key(ITEMS))
+    assert item is not None
+    assert item.expiry == 0
     bucket.set_settings(BucketSettings())
     bucket.rollout.set_manifest(manifest.without_collection("shop", "items"))
     assert vbucket.writer.time_limits is None

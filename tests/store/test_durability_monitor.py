@@ -1,6 +1,7 @@
 """The decisions about synchronous writes, compared with a plain model."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -71,28 +72,28 @@ steps = st.lists(
 
 
 @given(all_chains, steps)
-def test_monitor_decides_as_the_model(chains: Chains, steps: list[tuple[object, ...]]) -> None:
+def test_monitor_decides_as_the_model(chains: Chains, steps: list[tuple[Any, ...]]) -> None:
     monitor, model = DurabilityMonitor(chains), MonitorModel(chains)
     seqno = 0
     for name, *arguments in steps:
         match name, arguments:
             case "track", [level, gap]:
-                seqno += gap  # type: ignore[operator]
-                prepare = PendingPrepare(seqno, level)  # type: ignore[arg-type]
+                seqno += gap
+                prepare = PendingPrepare(seqno, level)
                 monitor.track(prepare)
                 model.prepares.append(prepare)
             case "acknowledge", [replica, up_to]:
-                monitor.acknowledge(replica, up_to)  # type: ignore[arg-type]
-                model.acknowledged.append((replica, up_to))  # type: ignore[arg-type]
+                monitor.acknowledge(replica, up_to)
+                model.acknowledged.append((replica, up_to))
             case "persist", [up_to]:
-                monitor.persist(up_to)  # type: ignore[arg-type]
-                model.persisted = max(model.persisted, up_to)  # type: ignore[call-overload]
+                monitor.persist(up_to)
+                model.persisted = max(model.persisted, up_to)
             case "expire", [which]:
-                monitor.expire(which)  # type: ignore[arg-type]
+                monitor.expire(which)
                 undecided = {prepare.seqno for prepare in model.prepares[len(model.decided) :]}
-                model.expired |= {which} & undecided  # type: ignore[arg-type]
+                model.expired |= {which} & undecided
             case "chains", [other]:
-                monitor.chains = model.chains = other  # type: ignore[assignment]
+                monitor.chains = model.chains = other
         assert [tuple(decision) for decision in monitor.decide()] == model.decide()
         assert len(monitor) == len(model.prepares) - len(model.decided)
 

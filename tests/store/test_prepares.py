@@ -3,7 +3,7 @@
 from itertools import count
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -166,13 +166,13 @@ actions = st.one_of(
 
 
 @given(st.lists(actions, max_size=60))
-def test_prepares_survive_crashes_rollbacks_and_compaction(steps: list[tuple[object, ...]]) -> None:
+def test_prepares_survive_crashes_rollbacks_and_compaction(steps: list[tuple[Any, ...]]) -> None:
     story = Story()
     for name, *arguments in steps:
         if name in ("crash", "roll_back", "rewrite"):
-            getattr(story, str(name))(*arguments)
+            getattr(story, name)(*arguments)
         else:
-            story.write(name, *arguments)  # type: ignore[arg-type]
+            story.write(name, *arguments)
     story.check()
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,9 +17,9 @@ LOG = (FailoverEntry(NEW, 3), FailoverEntry(OLD, 0))
 HIGH = 10
 
 
-def make_request(vbuuid: int, snap_start: int, snap_end: int, start_seqno: int, **options: bool | int) -> StreamRequest:
+def make_request(vbuuid: int, snap_start: int, snap_end: int, start_seqno: int, **options: Any) -> StreamRequest:
     request = StreamRequest(start_seqno=start_seqno, vbuuid=vbuuid, snap_start=snap_start, snap_end=snap_end)
-    return replace(request, **options)  # type: ignore[arg-type]
+    return replace(request, **options)
 
 
 DECISIONS: list[tuple[str, StreamRequest, int, int | None]] = [

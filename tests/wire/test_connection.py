@@ -185,16 +185,15 @@ def test_malformed_frames_are_skipped() -> None:
 LONG = [300, SMALL_SLAB - 56, SMALL_SLAB - 55, SMALL_SLAB - 54, SMALL_SLAB, 5000, 65536, 70_000, 200_000]
 
 
-@pytest.mark.parametrize("nbytes", LONG)
 @pytest.mark.parametrize("slab", [SMALL_SLAB, 100_000])
 @pytest.mark.parametrize("step", [100, 7001, 1 << 20])
-def test_long_frames_are_received(nbytes: int, slab: int, step: int) -> None:
-    small, long = (dcp.Mutation(key=b"k", value=bytes(n), by_seqno=1).encode() for n in (10, nbytes))
-    sent = small + long + small + long + small
-    cut = [sent[at : at + step] for at in range(0, len(sent), step)]
-    found = receive(cut, runs=Dialect.DCP, slab=slab, max_frame=1 << 20)
-    assert [data for _, data in found] == [small, long, small, long, small]
-    assert {kind for kind, _ in found} == {"run"}
+def test_long_frames_are_received(slab: int, step: int) -> None:
+    for nbytes in LONG:
+        small, long = (dcp.Mutation(key=b"k", value=bytes(n), by_seqno=1).encode() for n in (10, nbytes))
+        sent = small + long + small + long + small
+        cut = [sent[at : at + step] for at in range(0, len(sent), step)]
+        found = receive(cut, runs=Dialect.DCP, slab=slab, max_frame=1 << 20)
+        assert found == [("run", data) for data in (small, long, small, long, small)], f"{nbytes} bytes"
 
 
 def test_long_frame_has_own_buffer() -> None:

@@ -69,11 +69,11 @@ def test_frame_over_limit_is_refused() -> None:
     assert (caught.value.status, caught.value.fatal) == (Status.E2BIG, True)
 
 
-@pytest.mark.parametrize("magic", sorted(set(range(256)) - MAGICS))
-def test_unknown_magic_is_refused(magic: int) -> None:
-    with pytest.raises(RemoteProtocolError, match=f"0x{magic:02x}") as caught:
-        read_frame_length(bytes([magic]) + bytes(23), 0)
-    assert caught.value.fatal
+def test_unknown_magics_are_refused() -> None:
+    for magic in sorted(set(range(256)) - MAGICS):
+        with pytest.raises(RemoteProtocolError) as caught:
+            read_frame_length(bytes([magic]) + bytes(23), 0)
+        assert (f"0x{magic:02x}" in str(caught.value), caught.value.fatal) == (True, True), magic
 
 
 def test_names_of_opcodes() -> None:

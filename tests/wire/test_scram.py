@@ -5,9 +5,9 @@ from base64 import b64decode
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from scramp import ScramClient as TheirClient  # type: ignore[import-untyped]
+from scramp import ScramClient as TheirClient
 from scramp import ScramException, ScramMechanism
-from scramp.utils import saslprep  # type: ignore[import-untyped]
+from scramp.utils import saslprep
 
 from penstock.errors import RemoteProtocolError, UsageError
 from penstock.wire.values.saslprep import prepare_text

@@ -55,14 +55,16 @@ def expected(dialect: Dialect, state: StreamState, event: StreamEvent) -> Stream
     return LETTERS.get((EXPECTED[dialect].get(event, "") + "-------")[STATES.index(state)])
 
 
-@pytest.mark.parametrize(("dialect", "state", "event"), list(itertools.product(Dialect, StreamState, StreamEvent)))
-def test_every_state_and_event(dialect: Dialect, state: StreamState, event: StreamEvent) -> None:
-    following = expected(dialect, state, event)
-    if following is not None:
-        assert advance_state(state, event, 7, dialect) is following
-        return
-    with pytest.raises(RemoteProtocolError, match=f"^vbucket 7: {event.value} while the stream is {state.value}$"):
-        advance_state(state, event, 7, dialect)
+@pytest.mark.parametrize("dialect", Dialect)
+def test_every_state_and_event(dialect: Dialect) -> None:
+    for state, event in itertools.product(StreamState, StreamEvent):
+        following = expected(dialect, state, event)
+        if following is not None:
+            assert advance_state(state, event, 7, dialect) is following, (state, event)
+            continue
+        with pytest.raises(RemoteProtocolError) as caught:
+            advance_state(state, event, 7, dialect)
+        assert str(caught.value) == f"vbucket 7: {event.value} while the stream is {state.value}"
 
 
 MESSAGES = [(dialect, message) for dialect, messages in EVENTS.items() for message in messages]

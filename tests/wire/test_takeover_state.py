@@ -30,14 +30,16 @@ EXPECTED = {
 STATES = list(TakeoverState)
 
 
-@pytest.mark.parametrize(("dialect", "state", "event"), list(itertools.product(EXPECTED, TakeoverState, TakeoverEvent)))
-def test_every_state_and_event(dialect: Dialect, state: TakeoverState, event: TakeoverEvent) -> None:
-    following = EXPECTED[dialect].get(event, "------")[STATES.index(state)]
-    if following != "-":
-        assert advance_takeover(state, event, 7, dialect) is STATES[int(following)]
-        return
-    with pytest.raises(OrderViolation, match=f"^vbucket 7: {event.value} while the takeover is {state.value}$"):
-        advance_takeover(state, event, 7, dialect)
+@pytest.mark.parametrize("dialect", EXPECTED)
+def test_every_state_and_event(dialect: Dialect) -> None:
+    for state, event in itertools.product(TakeoverState, TakeoverEvent):
+        following = EXPECTED[dialect].get(event, "------")[STATES.index(state)]
+        if following != "-":
+            assert advance_takeover(state, event, 7, dialect) is STATES[int(following)], (state, event)
+            continue
+        with pytest.raises(OrderViolation) as caught:
+            advance_takeover(state, event, 7, dialect)
+        assert str(caught.value) == f"vbucket 7: {event.value} while the takeover is {state.value}"
 
 
 def test_states_are_announced_where_the_table_allows_it() -> None:

@@ -5,7 +5,7 @@ from base64 import b64decode, b64encode
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scramp import ScramClient  # type: ignore[import-untyped]
+from scramp import ScramClient
 
 from penstock.client.connect.sasl_login import PLAIN, PlainLogin, ScramLogin
 from penstock.node.auth import AuthState, ListenerAccess, Login, User, Users, decide_access

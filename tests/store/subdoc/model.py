@@ -24,17 +24,18 @@ def are_spelled_alike(one: Any, other: Any) -> bool:
     return json.dumps(one) == json.dumps(other)
 
 
-def follow_component(value: Any, component: str | int) -> Any:
+def follow_component(container: Any, component: str | int) -> Any:
     """Return the value at a component of a path.
 
     Raises:
         KeyError: there is no value.
         OperationRefused: the component does not fit the kind of the value that holds it.
     """
-    if isinstance(component, int) != isinstance(value, list) or not isinstance(value, list | dict):
+    if not isinstance(container, list if isinstance(component, int) else dict):
         raise OperationRefused(Status.SUBDOC_PATH_MISMATCH)
+    found: Any = container
     try:
-        return value[component]  # type: ignore[index]
+        return found[component]
     except IndexError:
         raise KeyError(component) from None
 

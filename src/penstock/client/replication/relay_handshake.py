@@ -79,7 +79,7 @@ async def open_dcp_pair(source: Address, endpoint: Endpoint, target: Address, na
         )
         await _open_stream_connection(pair.source, producer, replace(source, hosts=(endpoint,)))
         await _open_stream_connection(pair.target, consumer, target)
-    except BaseException:
+    except BaseException:  # a cancelled handshake must not leave its connections open either
         await pair.close()
         raise
     return pair
@@ -101,7 +101,7 @@ async def open_tap_pair(source: Address, endpoint: Endpoint, target: Address) ->
                 raise UnsupportedServer(describe_missing_dialect(link.peer, server, Dialect.TAP))
             link.transport.enable_keepalive()
         await _agree_on_features(pair, Dialect.TAP, timeout)
-    except BaseException:
+    except BaseException:  # a cancelled handshake must not leave its connections open either
         await pair.close()
         raise
     return pair
@@ -112,7 +112,7 @@ async def _open_pair(source: Address, endpoint: Endpoint, target: Address, diale
     producer = (await open_session(source, purpose, [endpoint])).link
     try:
         return LinkPair(producer, (await open_session(target, purpose)).link)
-    except BaseException:
+    except BaseException:  # a cancelled handshake must not leave its connection open either
         await producer.close()
         raise
 

@@ -105,7 +105,7 @@ class Replicator:
                     f"{self._source}"
                 )
             chosen = await self._reports.choose_vbuckets(self.options.vbuckets)
-        except BaseException:
+        except BaseException:  # without __aexit__, a cancelled entry would leave its connections open
             await self._close()
             raise
         loop = asyncio.get_running_loop()

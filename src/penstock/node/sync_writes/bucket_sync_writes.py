@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from penstock.errors import RemoteProtocolError, StatusError, make_status_error
-from penstock.node.answers import Answer, CancelWait, FinishedWork, Parked, Resume
+from penstock.errors import StatusError, make_status_error
+from penstock.node.answers import CancelWait, Parked, Resume
 from penstock.store.bucket_store import BucketStore
 from penstock.store.documents.durability_monitor import Chains, Decision, DurabilityMonitor
 from penstock.store.documents.vbucket import Vbucket
@@ -42,7 +42,7 @@ class _SyncWrite:
 
     key: bytes
     make_reply: Callable[[int], bytes]
-    resume: Resume | None = None
+    resume: Callable[[bytes | StatusError], None] | None = None
     timer: asyncio.TimerHandle | None = None
 
 
@@ -156,16 +156,15 @@ class BucketSyncWrites:
             StatusError: the write was aborted.
         """
         seqno = vbucket.history.prepares.pending[key].seqno
-        answers: list[Answer | StatusError] = []
+        answers: list[bytes | StatusError] = []
         writes = self._get_writes(vbucket)
         if seqno not in writes.writes:  # the first write of the vbucket is tracked already
             writes.monitor.track(vbucket.history.prepares.pending[key])
-        write = writes.writes[seqno] = _SyncWrite(key, make_reply, answers.append)  # type: ignore[arg-type]
+        write = writes.writes[seqno] = _SyncWrite(key, make_reply, answers.append)
         self._settle(writes)
         if answers:
             if isinstance(answers[0], StatusError):
                 raise answers[0]
-            assert isinstance(answers[0], bytes)
             return answers[0]
         write.resume = None
         limit = DEFAULT_SECONDS if timeout is None else timeout
@@ -262,7 +261,7 @@ def _wait_for(write: _SyncWrite, resume: Resume) -> CancelWait:
     """
     loop = asyncio.get_running_loop()
 
-    def resume_soon(answer: Answer | StatusError | RemoteProtocolError | FinishedWork) -> None:
+    def resume_soon(answer: bytes | StatusError) -> None:
         loop.call_soon(resume, answer)
 
     write.resume = resume_soon
