@@ -41,7 +41,7 @@ class Packet:
 def add_to_log(change, moved=None):
     """Make a change that notes itself, and lets a node join or leave. A node that has left never comes back."""
 
-    def make_next(known):
+    def make_next(known, silent):
         members, left = set(known.members), set(known.content["left"])
         if moved in members and len(members) > 1:
             members.discard(moved)
@@ -277,7 +277,7 @@ def test_refused_change_leaves_the_document():
     class Refusal(Exception):
         pass
 
-    def refuse(known):
+    def refuse(known, silent):
         raise Refusal
 
     run, outbox = begin_change(FIRST, Author("a", "change"), refuse)

@@ -1,57 +1,22 @@
 """Members that are killed while the cluster changes: processes of `penstock serve`."""
 
 import json
-import subprocess
-import sys
 import threading
 import time
-from contextlib import ExitStack
-from types import SimpleNamespace
 
 import pytest
 
-from tests.node.http.web_client import WebClient
 from tests.node.membership.clusters import BUCKETS, list_names
+from tests.node.membership.member_process import run_members
 from tests.patience import PATIENCE
-from tests.ports import free_ports
-from tests.waiting import wait_readable
 
 ROUNDS = 3
 MEMBERS = 3
 
 
-class MemberProcess:
-    """A process of `penstock serve` with ports and a directory that it has again after a kill."""
-
-    def __init__(self, directory, ports, join=None):
-        self.ports = ports
-        self.options = ["--port", ports[0], "--http-port", ports[1], "--vbuckets", 4, "--data-dir", directory, "--json"]
-        self.options += [] if join is None else ["--join", f"http://127.0.0.1:{join}"]
-        self.web = WebClient(SimpleNamespace(host="127.0.0.1"), port=ports[1])
-        self.start()
-
-    def start(self):
-        command = [sys.executable, "-m", "penstock", "serve", *map(str, self.options)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        assert self.process.stdout is not None
-        assert wait_readable([self.process.stdout], PATIENCE), "nothing was printed in time"
-        assert json.loads(self.process.stdout.readline())["http_port"] == self.ports[1]
-
-    def kill(self):
-        self.process.kill()
-        self.process.communicate(timeout=PATIENCE)
-
-
 @pytest.fixture(scope="module")
 def members(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("members")
-    ports = free_ports(2 * MEMBERS)
-    with ExitStack() as stack:
-        started = []
-        for number in range(MEMBERS):
-            own = ports[2 * number : 2 * number + 2]
-            started.append(MemberProcess(directory / str(number), own, ports[1] if number else None))
-            stack.callback(started[-1].kill)
+    with run_members(tmp_path_factory.mktemp("members"), MEMBERS) as started:
         yield started
 
 

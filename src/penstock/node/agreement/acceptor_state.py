@@ -30,11 +30,13 @@ class AcceptorState(Struct, frozen=True):
         revision: the newest revision that is known to be decided. The acceptor votes on its successor.
         promised: lower ballots are refused.
         vote: the vote with the highest ballot; None: the acceptor has not voted.
+        suspects: members whose leases are renewed no longer, until a later revision is known.
     """
 
     revision: Revision
     promised: Ballot = NO_BALLOT
     vote: Vote | None = None
+    suspects: tuple[str, ...] = ()
 
 
 def answer_request(state: AcceptorState, request: Request) -> tuple[AcceptorState, Reply]:
@@ -49,16 +51,25 @@ def answer_request(state: AcceptorState, request: Request) -> tuple[AcceptorStat
         return state, Newer(state.revision)
     if isinstance(request, Learn):
         return AcceptorState(request.revision), Known(request.revision.number)
-    if isinstance(request, Ask) or number > state.revision.number + 1:
+    if isinstance(request, Ask):
+        return state, Known(state.revision.number, grants=_may_renew(state, request))
+    if number > state.revision.number + 1:
         return state, Known(state.revision.number)
     if isinstance(request, RequestPromise):
         if request.ballot < state.promised:
             return state, Refused(number, request.ballot, state.promised)
-        return replace(state, promised=request.ballot), Promise(number, request.ballot, state.vote)
+        suspects = tuple(sorted({*state.suspects, *request.suspects}))
+        return replace(state, promised=request.ballot, suspects=suspects), Promise(number, request.ballot, state.vote)
     ballot = request.vote.ballot
     if ballot < state.promised:
         return state, Refused(number, ballot, state.promised)
     return replace(state, promised=ballot, vote=request.vote), Accepted(number, ballot)
+
+
+def _may_renew(state: AcceptorState, request: Ask) -> bool:
+    """Return whether the lease of a member is renewed. Both sides must know the same revision."""
+    is_member = request.renews in state.revision.members and request.renews not in state.suspects
+    return is_member and request.number == state.revision.number
 
 
 def _get_number(request: Request) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from collections.abc import Mapping
+
+from msgspec import Struct, field
 
 from penstock.node.agreement.revisions import Ballot, Revision, Vote
 
@@ -27,10 +29,12 @@ class RequestPromise(Struct, frozen=True, tag="prepare"):
     Attributes:
         number: number of the revision to decide on.
         ballot: the attempt.
+        suspects: members that the revision may exclude. The acceptor renews their leases no longer.
     """
 
     number: int
     ballot: Ballot
+    suspects: tuple[str, ...] = ()
 
 
 class RequestVote(Struct, frozen=True, tag="accept"):
@@ -46,9 +50,15 @@ class Learn(Struct, frozen=True, tag="learn"):
 
 
 class Ask(Struct, frozen=True, tag="ask"):
-    """Asks for a decided revision above a number."""
+    """Asks for a decided revision above a number.
+
+    Attributes:
+        number: the number.
+        renews: id of the member whose lease the acceptor is to renew; empty: no lease.
+    """
 
     number: int
+    renews: str = ""
 
 
 class Promise(Struct, frozen=True, tag="promise"):
@@ -58,11 +68,13 @@ class Promise(Struct, frozen=True, tag="promise"):
         number: as in the request.
         ballot: as in the request.
         vote: the vote of the acceptor for the revision, if it has voted.
+        silent: suspect -> seconds for which the acceptor has not renewed its lease.
     """
 
     number: int
     ballot: Ballot
     vote: Vote | None = None
+    silent: Mapping[str, float] = field(default_factory=dict)
 
 
 class Accepted(Struct, frozen=True, tag="accepted"):
@@ -98,9 +110,15 @@ class Newer(Struct, frozen=True, tag="newer"):
 
 
 class Known(Struct, frozen=True, tag="known"):
-    """Answers any request: the acceptor knows no later decided revision than this number."""
+    """Answers any request: the acceptor knows no later decided revision than this number.
+
+    Attributes:
+        number: the number.
+        grants: the lease that Ask names is renewed.
+    """
 
     number: int
+    grants: bool = False
 
 
 Request = RequestPromise | RequestVote | Learn | Ask

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from math import inf
 
 from penstock.node.agreement.agreement_messages import (
     Accepted,
@@ -63,6 +64,8 @@ class Attempt:
         promises: member -> the vote that came with its promise.
         accepted: members that voted for the proposal.
         refusals: member -> the higher ballot that it has promised.
+        suspects: members that the proposal may exclude.
+        silent: suspect -> the shortest silence that came with the promises, in seconds.
     """
 
     known: Revision
@@ -72,13 +75,18 @@ class Attempt:
     promises: Mapping[str, Vote | None] = field(default_factory=dict)
     accepted: frozenset[str] = frozenset()
     refusals: Mapping[str, Ballot] = field(default_factory=dict)
+    suspects: tuple[str, ...] = ()
+    silent: Mapping[str, float] = field(default_factory=dict)
 
 
-def begin_attempt(known: Revision, ballot: Ballot) -> tuple[Attempt, Outbox]:
+def begin_attempt(known: Revision, ballot: Ballot, suspects: tuple[str, ...] = ()) -> tuple[Attempt, Outbox]:
     """Return a new attempt on the successor of a revision, and its first requests."""
-    return Attempt(known=known, ballot=ballot), tuple(
-        (member, RequestPromise(known.number + 1, ballot)) for member in known.members
-    )
+    attempt = Attempt(known=known, ballot=ballot, suspects=suspects)
+    return attempt, tuple((member, _make_first_request(attempt)) for member in known.members)
+
+
+def _make_first_request(attempt: Attempt) -> RequestPromise:
+    return RequestPromise(attempt.known.number + 1, attempt.ballot, attempt.suspects)
 
 
 def propose(attempt: Attempt, revision: Revision) -> tuple[Attempt, Outbox]:
@@ -129,7 +137,7 @@ def _teach(attempt: Attempt, sender: str, reply: Known) -> Outbox:
     """Return the requests to a member that does not know the revision before: it, and the request that it missed."""
     if reply.number >= attempt.known.number:
         return ()
-    missed: Request = RequestPromise(attempt.known.number + 1, attempt.ballot)
+    missed: Request = _make_first_request(attempt)
     if attempt.proposal is not None:
         missed = RequestVote(Vote(attempt.ballot, attempt.proposal))
     return (sender, Learn(attempt.known)), (sender, missed)
@@ -138,7 +146,8 @@ def _teach(attempt: Attempt, sender: str, reply: Known) -> Outbox:
 def _receive_promise(attempt: Attempt, sender: str, reply: Promise) -> tuple[Attempt, Outbox]:
     if attempt.stage is not Stage.PREPARING:
         return attempt, ()
-    after = replace(attempt, promises={**attempt.promises, sender: reply.vote})
+    silent = {node: min(reply.silent.get(node, 0.0), attempt.silent.get(node, inf)) for node in attempt.suspects}
+    after = replace(attempt, promises={**attempt.promises, sender: reply.vote}, silent=silent)
     if len(after.promises) < count_majority(after.known.members):
         return after, ()
     votes = [vote for vote in after.promises.values() if vote is not None]

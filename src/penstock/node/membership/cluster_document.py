@@ -12,6 +12,7 @@ from msgspec.structs import asdict, replace
 
 from penstock.client.connect.cluster_map import NO_NODE
 from penstock.errors import BucketNotServed, Error, KeyExists, RemoteProtocolError, UsageError
+from penstock.node.agreement.lease import DEFAULT_LEASE_SECONDS, check_lease
 from penstock.node.agreement.revisions import Revision
 from penstock.node.auth.users import Account
 from penstock.node.auth.users_file import SECRET_BYTES, accounts_from_dict, accounts_to_dict
@@ -125,12 +126,14 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
         nodes: the nodes, in the order in which they joined.
         buckets: the buckets.
         users: the users; None: no login is needed.
+        lease_seconds: duration of the leases of the nodes.
         removed: ids of the nodes that were removed last. A recorded message cannot add them again.
         newest_map: the newest revision of all maps, also of deleted buckets. Each change of a map has a newer one.
     """
 
     uuid: str
     nodes: tuple[ClusterNode, ...]
+    lease_seconds: float = DEFAULT_LEASE_SECONDS
     removed: tuple[str, ...] = ()
     buckets: tuple[ClusterBucket, ...] = ()
     users: ClusterUsers | None = None
@@ -313,6 +316,7 @@ def _check_document(document: ClusterDocument) -> None:
     """Raise an error if a part of the document cannot be used."""
     if not document.nodes:
         raise UsageError("no nodes: expected at least one")
+    check_lease(document.lease_seconds)
     for node in document.nodes:
         document.make_topology(node.id)
     for bucket in document.buckets:

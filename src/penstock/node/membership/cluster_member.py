@@ -6,12 +6,15 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from penstock.errors import AccessDenied, Error, TemporaryFailure, Unreachable
+from penstock.errors import AccessDenied, Error, TemporaryFailure
 from penstock.node.agreement.agreement_messages import Ask, Known, Learn, Newer
 from penstock.node.agreement.attempt import Outbox, Stage
-from penstock.node.agreement.change_run import Author, begin_change, receive_change_reply, retry_change
+from penstock.node.agreement.change_run import Author, MakeNext, begin_change, receive_change_reply, retry_change
+from penstock.node.agreement.lease import LeaseStage
 from penstock.node.agreement.revisions import Revision, count_majority
 from penstock.node.membership.cluster_document import ClusterDocument
 from penstock.node.membership.member_links import Courier, MemberLinks
@@ -31,7 +34,7 @@ __all__ = ["ChangeDocument", "ClusterMember"]
 
 logger = logging.getLogger("penstock.node")
 
-_POLL_SECONDS = 1.0
+_ASKS_PER_LEASE = 8  # a few of them may be lost
 _LONGEST_PAUSE = 0.2  # between two attempts of a change
 
 ChangeDocument = Callable[[ClusterDocument], ClusterDocument]
@@ -65,6 +68,8 @@ class ClusterMember:
         self._flush = flush
         self._changing = asyncio.Lock()
         self._polling: asyncio.Task[None] | None = None
+        self._asking: dict[str, asyncio.Task[None]] = {}  # one request to each node
+        self._renewing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Ask the other members for newer revisions from now on."""
@@ -73,9 +78,11 @@ class ClusterMember:
 
     async def stop(self) -> None:
         """Ask no longer."""
-        if self._polling is not None:
-            self._polling.cancel()
-            await asyncio.wait([self._polling])
+        tasks = [task for task in (self._polling, self._renewing, *self._asking.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def receive(self, text: bytes, proof: str) -> tuple[bytes, str]:
         """Return the reply to a message of another member, with its proof.
@@ -112,26 +119,50 @@ class ClusterMember:
         await asyncio.gather(*(self.links.send(node, FlushRequest(bucket)) for node in others))
 
     async def _poll(self) -> None:
-        """Ask all members for newer revisions, again and again."""
+        """Ask all nodes for newer revisions and for the lease, again and again. A slow node delays no other."""
         while True:
-            await asyncio.sleep(_POLL_SECONDS)
-            await self.catch_up_with_all()
+            for node in self.state.document.nodes:
+                if node.id not in self._asking:
+                    task = asyncio.get_running_loop().create_task(self.catch_up(node.id))
+                    self._asking[node.id] = task
+                    task.add_done_callback(partial(self._end_asking, node.id))
+            await asyncio.sleep(self.state.document.lease_seconds / _ASKS_PER_LEASE)
+
+    def _end_asking(self, node: str, task: asyncio.Task[None]) -> None:
+        del self._asking[node]
 
     async def catch_up_with_all(self) -> None:
-        """Ask all members for a newer revision. Those that do not answer cost a few seconds."""
-        others = [node for node in self.state.document.members if node != self.state.node]
-        await asyncio.gather(*map(self.catch_up, others))
+        """Ask all nodes for a newer revision and for the lease. Those that do not answer cost a few seconds."""
+        await asyncio.gather(*(self.catch_up(node.id) for node in self.state.document.nodes))
 
     async def catch_up(self, node: str) -> None:
-        """Ask a member for a newer revision, and use it. Errors are logged: the next request may succeed."""
+        """Ask a node for a newer revision and for the lease. Errors are logged: the next request may succeed."""
+        lease, number = self.state.lease, self.state.revision.number
+        sent_at = lease.clock()
         try:
-            reply = await self.links.send(node, Ask(self.state.revision.number))
+            reply = await self.links.deliver(node, Ask(number, self.state.node))
             if isinstance(reply, Newer):
                 await self.state.answer(Learn(reply.revision))
-        except Unreachable:
-            pass  # it shows as unhealthy
+            elif isinstance(reply, Known) and reply.grants:
+                lease.receive_grant(node, sent_at)
+            elif isinstance(reply, Known) and reply.number == number and lease.stage is LeaseStage.LAPSED:
+                self._end_suspicion()
         except Error as error:
             logger.warning("node %s: %s", node, error)
+
+    def _end_suspicion(self) -> None:
+        """Make a revision without a change: a failover that was not completed has suspended the lease of this node."""
+        if self._renewing is None or self._renewing.done():
+            self._renewing = asyncio.get_running_loop().create_task(self._renew_revision())
+
+    async def _renew_revision(self) -> None:
+        def keep(known: Revision, silent: Mapping[str, float]) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+            return known.members, known.content
+
+        try:
+            await self._agree(keep)
+        except Error as error:
+            logger.warning("the lease of this node is suspended: %s", error)
 
     async def change(self, change: ChangeDocument) -> ClusterDocument:
         """Change the document. Returns once all nodes that answer use the changed document, or after a limit.
@@ -144,33 +175,41 @@ class ClusterMember:
                 another node finishes it.
             Error: the change is refused.
         """
-        try:
-            async with asyncio.timeout(self._change_seconds):
-                async with self._changing:
-                    reports = await self._run_change(change)
-            await self.state.wait_applied()
-            await self._report(reports)
-        except TimeoutError:
-            raise TemporaryFailure(self._describe_minority()) from None
-        except _UnchangedDocument:
-            pass
-        return self.state.document
 
-    async def _run_change(self, change: ChangeDocument) -> Outbox:
-        """Run a change until a revision contains it.
-
-        Returns:
-            The reports of the decision that are left to send.
-        """
-
-        def make_next(known: Revision) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+        def make_next(known: Revision, silent: Mapping[str, float]) -> tuple[tuple[str, ...], Mapping[str, Any]]:
             before = ClusterDocument.from_revision(known)
             after = change(before)
             if after == before:
                 raise _UnchangedDocument
             return after.members, after.to_content()
 
-        author = Author(self.state.node, secrets.token_hex(8))
+        with suppress(_UnchangedDocument):
+            await self._agree(make_next)
+        return self.state.document
+
+    async def _agree(self, make_next: MakeNext, suspects: tuple[str, ...] = ()) -> None:
+        """Make a revision. Returns and raises as `change` does.
+
+        Args:
+            make_next: makes the revision.
+            suspects: members that the revision may exclude.
+        """
+        try:
+            async with asyncio.timeout(self._change_seconds):
+                async with self._changing:
+                    reports = await self._run_change(make_next, suspects)
+            await self.state.wait_applied()
+            await self._report(reports)
+        except TimeoutError:
+            raise TemporaryFailure(self._describe_minority()) from None
+
+    async def _run_change(self, make_next: MakeNext, suspects: tuple[str, ...]) -> Outbox:
+        """Run a change until a revision contains it.
+
+        Returns:
+            The reports of the decision that are left to send.
+        """
+        author = Author(self.state.node, secrets.token_hex(8), suspects)
         courier = Courier(self.links.deliver)
         try:
             run, outbox = begin_change(self.state.revision, author, make_next)
@@ -178,6 +217,9 @@ class ClusterMember:
                 if run.result is not None:
                     await self.state.answer(Learn(run.result))
                     self._check_membership(run.result)
+                    if run.refusal is not None:
+                        await self._report(outbox)
+                        raise run.refusal
                     return outbox
                 courier.send(outbox)
                 received = await courier.receive()

@@ -19,6 +19,7 @@ from msgspec.structs import replace as with_fields
 from penstock.errors import AccessDenied, Error, TemporaryFailure, Unreachable, UsageError
 from penstock.node.agreement.acceptor_state import AcceptorState
 from penstock.node.agreement.revisions import Revision
+from penstock.node.agreement.serving_lease import ServingLease
 from penstock.node.auth.users_file import read_users
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.topology import ANY_HOST, NodePlace, Topology
@@ -94,6 +95,8 @@ class ClusterService:
         host: the address of the node's ports.
         has_fixed_nodes: the node was started with a list of nodes, and cannot be in another cluster.
         change_seconds: as in ClusterMember.
+        lease: the lease of the node.
+        lease_seconds: duration of the leases in a cluster that this node forms.
 
     Attributes:
         member: takes part in the cluster; None: the node stands alone.
@@ -108,6 +111,8 @@ class ClusterService:
         *,
         has_fixed_nodes: bool,
         change_seconds: float,
+        lease: ServingLease,
+        lease_seconds: float,
     ) -> None:
         self._node = node
         self._file = file
@@ -115,6 +120,8 @@ class ClusterService:
         self._host = host
         self._has_fixed_nodes = has_fixed_nodes
         self._change_seconds = change_seconds
+        self._lease = lease
+        self._lease_seconds = lease_seconds
         self._lock = asyncio.Lock()  # one at a time joins, leaves, or forms the cluster
         self._applier: DocumentApplier | None = None
         self._joining: asyncio.Task[None] | None = None
@@ -165,9 +172,9 @@ class ClusterService:
         return document.make_topology(own) if bucket is None else document.make_bucket_topology(own, bucket)
 
     def _become(self, member: StoredMember) -> ClusterMember:
-        self._applier = DocumentApplier(self._node, member.node, self._leave)
-        state = MemberState(member, self._file, self._applier)
-        links = MemberLinks(state, self._requests, asyncio.get_running_loop().time)
+        self._applier = DocumentApplier(self._node, member.node, self._leave, self._lease.apply)
+        state = MemberState(member, self._file, self._applier, self._lease)
+        links = MemberLinks(state, self._requests, self._lease.clock)
         self.member = ClusterMember(state, links, self._change_seconds, self._node.buckets.flush)
         return self.member
 
@@ -200,7 +207,7 @@ class ClusterService:
         self._requests.check(with_fields(place, host=own_host).place)
         document = ClusterDocument(uuid=secrets.token_hex(16), nodes=(with_fields(place, host=own_host),))
         newest = max((MapRevision(*served.cluster_map.version) for served in buckets.values()), default=MapRevision())
-        document = with_fields(document, newest_map=newest)
+        document = with_fields(document, newest_map=newest, lease_seconds=self._lease_seconds)
         for served in buckets.values():
             document = document.with_bucket(replace(served.spec, uuid=served.uuid), served.store.manifests.current)
             pushed = served.cluster_map.pushed
@@ -315,6 +322,7 @@ class ClusterService:
     async def _update_place(self, member: ClusterMember) -> None:
         """Complete a join that a stop has interrupted, and publish the present ports of this node."""
         await self._complete_join(member)
+        await member.catch_up_with_all()  # its first lease
         while (own := self._make_own_node(member)) != member.state.document.find_node(member.state.node):
             try:
                 await member.change(partial(_move_node, own))
@@ -394,6 +402,7 @@ class ClusterService:
             await self._node.buckets.delete(name)
         await asyncio.to_thread(self._file.remove)
         self.member = None
+        self._lease.end()
         place = with_fields(ClusterNode.from_place("", self._node.topology.own_place), host=ANY_HOST).place
         self._node.set_topology(Topology((place,)))
         await member.stop()

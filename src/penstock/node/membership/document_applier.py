@@ -43,14 +43,19 @@ class DocumentApplier:
         node: the node.
         own: id of the node.
         leave: called in place of the change if the revision does not list the node. Returns whether it has left.
+        on_applied: called with the number of each revision that the node uses.
     """
 
-    def __init__(self, node: AppliedNode, own: str, leave: Callable[[], Awaitable[bool]]) -> None:
+    def __init__(
+        self, node: AppliedNode, own: str, leave: Callable[[], Awaitable[bool]], on_applied: Callable[[int], None]
+    ) -> None:
         self._node = node
         self._own = own
         self._leave = leave
+        self._on_applied = on_applied
         self._newest: Revision | None = None
         self._applied = 0
+        self._problem = ""  # the reason that was logged last; empty: the last attempt has succeeded
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
 
@@ -80,14 +85,24 @@ class DocumentApplier:
             try:
                 is_applied = await self._apply(revision)
             except Error as error:
-                logger.error("revision %d of the cluster was not applied: %s", revision.number, error)
+                self._report_problem(revision, str(error))
                 is_applied = False
             if not is_applied:
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
+            if self._problem:
+                logger.warning("revision %d of the cluster is applied now", revision.number)
+                self._problem = ""
             async with self._changed:
                 self._applied = revision.number
+                self._on_applied(revision.number)
                 self._changed.notify_all()
+
+    def _report_problem(self, revision: Revision, problem: str) -> None:
+        """Log why a revision is not applied, once while the reason stays the same."""
+        if problem != self._problem:
+            logger.error("revision %d of the cluster was not applied, and is tried again: %s", revision.number, problem)
+        self._problem = problem
 
     async def _apply(self, revision: Revision) -> bool:
         document = ClusterDocument.from_revision(revision)

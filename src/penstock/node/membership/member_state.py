@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from penstock.node.agreement.acceptor_state import answer_request
-from penstock.node.agreement.agreement_messages import Reply, Request
+from penstock.node.agreement.agreement_messages import Ask, Known, Promise, Reply, Request, RequestPromise
 from penstock.node.agreement.revisions import Revision
+from penstock.node.agreement.serving_lease import ServingLease
+from penstock.node.agreement.silence import Silence, change_members, measure_silence, note_renewal
 from penstock.node.cluster.topology import NodePlace
 from penstock.node.membership.cluster_document import ClusterDocument
 from penstock.node.membership.member_file import MemberFile, StoredMember
@@ -36,17 +39,22 @@ class MemberState:
         member: the stored part.
         file: stores it.
         user: uses each new revision that lists the node, and the one that removes it.
+        lease: the lease of the node.
 
     Attributes:
         document: the document of the newest known revision.
+        lease: as the argument.
     """
 
-    def __init__(self, member: StoredMember, file: MemberFile, user: RevisionUser) -> None:
+    def __init__(self, member: StoredMember, file: MemberFile, user: RevisionUser, lease: ServingLease) -> None:
         self._member = member
         self._file = file
         self._user = user
-        self._lock = asyncio.Lock()
         self.document = ClusterDocument.from_revision(member.state.revision)
+        self.lease = lease
+        lease.begin(member.node, self.document.lease_seconds, member.state.revision)
+        self._silence = Silence(lease.clock(), member.state.revision.members)
+        self._lock = asyncio.Lock()
         self._places = {node.id: node.place for node in self.document.nodes}
 
     @property
@@ -105,9 +113,28 @@ class MemberState:
                 self._member = member
                 if is_newer:
                     self._use(document)
-            return reply
+            return self._note_silence(request, reply)
+
+    def _note_silence(self, request: Request, reply: Reply) -> Reply:
+        """Note a renewed lease, or add the silence of the suspects to a promise.
+
+        Returns:
+            The reply.
+        """
+        now = self.lease.clock()
+        if isinstance(request, Ask) and isinstance(reply, Known) and reply.grants:
+            self._silence = note_renewal(self._silence, request.renews, now)
+        if isinstance(request, RequestPromise) and isinstance(reply, Promise):
+            return replace(reply, silent=measure_silence(self._silence, request.suspects, now))
+        return reply
+
+    def measure_silence(self, members: Collection[str]) -> Mapping[str, float]:
+        """Return the seconds for which this node has renewed no lease of these members."""
+        return measure_silence(self._silence, members, self.lease.clock())
 
     def _use(self, document: ClusterDocument) -> None:
+        self._silence = change_members(self._silence, self.revision.members, self.lease.clock())
+        self.lease.learn(self.revision)
         before = {node.id: node.place for node in self.document.nodes}  # removed nodes are notified too
         self.document, self._places = document, before | {node.id: node.place for node in document.nodes}
         self.apply()

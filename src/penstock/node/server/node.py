@@ -12,6 +12,7 @@ from threading import Thread
 from typing import Any
 
 from penstock.errors import OperationTimeout, UsageError
+from penstock.node.agreement.serving_lease import ServingLease
 from penstock.node.auth import ListenerAccess, LoginAttempts, ServerTls, UsersFile, decide_access
 from penstock.node.auth.password_checks import PasswordChecker
 from penstock.node.buckets.bucket_list import BucketList, check_bucket_names
@@ -94,6 +95,7 @@ class Node:
         self.handshakes = TlsHandshakes(loop)
         self.storage = BucketStorage(
             machine=self.machine,
+            lease=ServingLease(self.machine.monotonic),
             data_dir=None if options.data_dir is None else Path(options.data_dir),
             settings=options.settings or BucketSettings(),
             pager_seconds=options.pager_seconds,
@@ -378,6 +380,8 @@ def _make_cluster(node: Node) -> ClusterService:
         options.host,
         has_fixed_nodes=bool(options.nodes),
         change_seconds=options.change_timeout,
+        lease=node.storage.lease,
+        lease_seconds=options.lease_seconds,
     )
 
 

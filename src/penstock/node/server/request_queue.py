@@ -127,6 +127,7 @@ class RequestQueue:
         """Serve requests until one blocks the others, or the turn ends."""
         session, add, share, clock = self._session, self.replies.append, self.turn_bytes, self._session.node.loop.time
         look_at, deadline = max(share - _CLOCK_BYTES, 0), clock() + _TURN_SECONDS
+        session.check_lease()
         event: ReceiveEvent | _ResumedRequest | None = None
         answer: Answer
         try:

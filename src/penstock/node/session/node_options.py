@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.client.connect.address import Address, parse_address, parse_dialect
 from penstock.errors import UsageError
-from penstock.options import BOOLEAN, FILE, INTEGER, PORT, TEXT, nonempty, one_of, option, text_list
+from penstock.options import BOOLEAN, FILE, INTEGER, PORT, TEXT, nonempty, number, one_of, option, text_list
 from penstock.wire.codec.constants import Dialect
 
 if TYPE_CHECKING:  # the command line imports this module for its options: importing the store would slow it down
@@ -124,6 +124,11 @@ class NodeOptions:
     )
     join: str | None = option(
         nonempty(metavar="URL"), "join the cluster of the node with this HTTP address", default=None
+    )
+    lease_seconds: float = option(
+        number(0.5, 600.0),
+        "seconds for which a majority of a cluster lets a node serve documents; the first node decides for all",
+        default=4.0,
     )
     cluster_ca: str | os.PathLike[str] | None = option(
         FILE, "CA of the certificates of other nodes, PEM", default=None, shown="those of the system"

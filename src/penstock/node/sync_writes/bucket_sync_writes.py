@@ -70,6 +70,8 @@ class BucketSyncWrites:
 
     Attributes:
         on_persisted: called after each commit to disk, for replicas that acknowledge persisted prepares.
+        may_decide: returns whether the node may commit and abort now. Without the lease of its cluster, a replica may
+            have taken its vbuckets over.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class BucketSyncWrites:
             notify: wakes the streams of changed vbuckets.
         """
         self.on_persisted: dict[Callable[[], None], None] = {}
+        self.may_decide: Callable[[], bool] = lambda: True
         self._store = store
         self._find_default_chains = find_default_chains
         self._notify = notify
@@ -216,17 +219,23 @@ class BucketSyncWrites:
         due.extend(writes.monitor.decide())
         if not due:
             return
+        if not self.may_decide():
+            self._settle_later(writes)
+            return
         try:
             while due:
                 self._carry_out(writes, due[0])
                 due.popleft()
         except REFUSED as refusal:
             logger.warning("vbucket %d: a synchronous write cannot be decided yet: %s", vbucket.id, refusal)
-            if writes.retry is None:
-                loop = asyncio.get_running_loop()
-                writes.retry = loop.call_later(_RETRY_SECONDS, self._settle_again, vbucket)
+            self._settle_later(writes)
         self._store.changed.add(vbucket.id)
         asyncio.get_running_loop().call_soon(self._notify)
+
+    def _settle_later(self, writes: _VbucketWrites) -> None:
+        if writes.retry is None:
+            loop = asyncio.get_running_loop()
+            writes.retry = loop.call_later(_RETRY_SECONDS, self._settle_again, writes.vbucket)
 
     def _carry_out(self, writes: _VbucketWrites, decision: Decision) -> None:
         vbucket, write = writes.vbucket, writes.writes[decision.seqno]

@@ -16,6 +16,13 @@ from penstock.store.disk.bucket_files import Directory
 __all__ = ["Machine", "PortAcceptor"]
 
 
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # Linux stops the monotonic clock while it sleeps
+
+
+def _read_monotonic_ns() -> int:
+    return time.clock_gettime_ns(_CLOCK)
+
+
 class PortAcceptor(Protocol):
     """Accepts the connections of one port.
 
@@ -44,14 +51,14 @@ class Machine:
 
     Attributes:
         time_ns: returns nanoseconds since the epoch.
-        monotonic_ns: returns nanoseconds of a clock that never goes back.
+        monotonic_ns: returns nanoseconds of a clock that never goes back, and that runs while the machine sleeps.
         random: random numbers of vbuuids and other identifiers.
         directory: makes the object that reads and writes the files of a bucket.
         acceptor: binds a port.
     """
 
     time_ns: Callable[[], int] = time.time_ns
-    monotonic_ns: Callable[[], int] = time.monotonic_ns
+    monotonic_ns: Callable[[], int] = _read_monotonic_ns
     random: Random = field(default_factory=SystemRandom)
     directory: Callable[[Path], Directory] = Directory
     acceptor: AcceptorFactory = Acceptor
@@ -59,6 +66,10 @@ class Machine:
     def time(self) -> float:
         """Return seconds since the epoch."""
         return self.time_ns() / 1e9
+
+    def monotonic(self) -> float:
+        """Return seconds of the monotonic clock."""
+        return self.monotonic_ns() / 1e9
 
     def make_vbuuid(self) -> int:
         """Return 48 random bits as the uuid of a branch. It is never 0, which means "no history" on the wire."""

@@ -131,6 +131,8 @@ def make_nodes(node: ManagedNode, items: int) -> list[dict[str, Any]]:
         }
         if number == topology.own_number:
             document["thisNode"] = True
+            lease = node.storage.lease
+            document["lease"] = {"state": lease.stage.value, "reason": lease.reason}
             document["interestingStats"] = {"curr_items": items}
         found.append(document)
     return found

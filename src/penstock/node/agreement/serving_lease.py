@@ -1,0 +1,89 @@
+"""Keeps the lease of a node: the permission to serve documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+from penstock.node.agreement.lease import (
+    REASONS,
+    Lease,
+    LeaseStage,
+    apply_revision,
+    find_stage,
+    learn_revision,
+    receive_grant,
+)
+from penstock.node.agreement.revisions import Revision
+
+__all__ = ["ServingLease"]
+
+
+class ServingLease:
+    """The lease of this node. A node without a cluster needs none.
+
+    Args:
+        clock: returns seconds of a clock that never goes back, and that runs while the machine sleeps.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self._lease: Lease | None = None
+        self._valid_until = inf
+
+    def begin(self, own: str, seconds: float, revision: Revision) -> None:
+        """Become a member.
+
+        Args:
+            own: id of the member.
+            seconds: duration of a lease.
+            revision: the newest revision that the node knows.
+        """
+        self._change(learn_revision(Lease(own=own, seconds=seconds), revision, self.clock()))
+
+    def end(self) -> None:
+        """Be no member any more."""
+        self._lease, self._valid_until = None, inf
+
+    def is_valid(self) -> bool:
+        """Return whether the node may serve documents now."""
+        return self.clock() < self._valid_until
+
+    @property
+    def stage(self) -> LeaseStage:
+        """The stage of the lease."""
+        return LeaseStage.ALONE if self._lease is None else find_stage(self._lease, self.clock())
+
+    @property
+    def reason(self) -> str:
+        """Why the node serves no documents; empty: it serves them."""
+        return REASONS[self.stage]
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the lease ends; infinite without a cluster."""
+        return inf if self._lease is None else max(0.0, self._lease.expires_at - self.clock())
+
+    def receive_grant(self, member: str, sent_at: float) -> None:
+        """Use the grant of a member for a request.
+
+        Args:
+            member: id of the member.
+            sent_at: when the request was sent.
+        """
+        if self._lease is not None:
+            self._change(receive_grant(self._lease, member, sent_at, self.clock()))
+
+    def learn(self, revision: Revision) -> None:
+        """Use the newest revision."""
+        if self._lease is not None:
+            self._change(learn_revision(self._lease, revision, self.clock()))
+
+    def apply(self, number: int) -> None:
+        """Note that the node uses a revision."""
+        if self._lease is not None:
+            self._change(apply_revision(self._lease, number))
+
+    def _change(self, lease: Lease) -> None:
+        self._lease = lease
+        self._valid_until = lease.expires_at if lease.applied >= lease.needed else -inf
