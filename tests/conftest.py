@@ -14,6 +14,9 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tests.quick_java import quicken_java
 
+# Our own plugin. An installation of this package loads it under the same name, so it is there once.
+pytest_plugins = ["penstock.pytest"]
+
 # The machines that run this are shared: a slow example is no sign of a fault in the code.
 settings.register_profile("quick", deadline=None, max_examples=10)
 settings.register_profile("default", deadline=None, max_examples=25)

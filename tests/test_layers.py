@@ -16,7 +16,7 @@ from tests.patience import PATIENCE
 SOURCE = Path(__file__).parent.parent / "src"
 
 # A layer knows those before it. Two in one set know nothing of each other.
-ORDER = [{"wire"}, {"store"}, {"client"}, {"node"}, {"spark"}, {"cli", "web"}]
+ORDER = [{"wire"}, {"store"}, {"client"}, {"node"}, {"spark", "pytest"}, {"cli", "web"}]
 RANK = {layer: rank for rank, layers in enumerate(ORDER) for layer in layers}
 FREE = {"errors", "extras", "lazy_names", "options", "version"}
 
@@ -26,6 +26,7 @@ BANNED = {
     "store": OUTSIDE_WORLD | {"pyspark"},
     "client": {"pyspark"},
     "node": {"pyspark"},
+    "pytest": {"pyspark"},
 }
 
 

@@ -19,6 +19,7 @@ Error
   ConnectionClosed          the connection ended while an operation waited for a reply
   OperationTimeout          the reply did not come in time
   Unreachable               every attempt within the stated limit failed
+  BucketRecreated           the bucket was deleted, and a new one has its name (recreatedBucket=fail)
   WriteLost                 a write was rolled back, or may have been, while its durability was awaited
 ```
 
@@ -361,6 +362,23 @@ class OperationTimeout(Error):
 
 class Unreachable(Error):
     """Every attempt within the stated limit failed; the message names the time spent and the last failure."""
+
+
+class BucketRecreated(Error):
+    """The bucket of a stream was deleted, and created again with its old name.
+
+    The stream raises it with the option recreatedBucket=fail. A new stream from its positions reads the new bucket, and
+    begins with a rollback to seqno 0 of each vbucket.
+
+    Attributes:
+        old_uuid: the uuid of the deleted bucket.
+        new_uuid: the uuid of the new bucket.
+    """
+
+    def __init__(self, message: str, *, old_uuid: str, new_uuid: str) -> None:
+        super().__init__(message)
+        self.old_uuid = old_uuid
+        self.new_uuid = new_uuid
 
 
 class WriteLost(Error):

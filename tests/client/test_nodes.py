@@ -55,6 +55,7 @@ MAPS = [
 def test_cluster_map_is_parsed(data, options, expected):
     found = parse_cluster_map(data, HERE, **options)
     assert found == ClusterMap(*expected)
+    assert found.version == (0, 0)
     assert found.vbuckets == len(expected[1])
 
 

@@ -57,6 +57,18 @@ class MissingVbuckets(StrEnum):
     SKIP = "skip"
 
 
+class RecreatedBucket(StrEnum):
+    """The handling of a bucket that was deleted, and created again with its old name, while a stream reads it.
+
+    Attributes:
+        ROLLBACK: the stream rolls back to seqno 0, reads the new bucket, and logs a warning.
+        FAIL: the stream raises BucketRecreated.
+    """
+
+    ROLLBACK = "rollback"
+    FAIL = "fail"
+
+
 def parse_dialect(name: str) -> Dialect:
     """Return the dialect with a name. Raises UsageError if there is none."""
     dialect: Dialect = _DIALECTS.read("protocol", name)
@@ -106,6 +118,11 @@ class ConnectionOptions:
         member_of(MissingVbuckets),
         "action if no node serves a vbucket: fail after retrySeconds, or skip it and log a warning",
         default=MissingVbuckets.FAIL,
+    )
+    recreated_bucket: RecreatedBucket = option(
+        member_of(RecreatedBucket),
+        "action if the bucket is deleted and created again during a stream: roll back to zero with a warning, or fail",
+        default=RecreatedBucket.ROLLBACK,
     )
     protocol: Dialect = option(
         parsed(lambda _, name: parse_dialect(name), metavar="NAME"),

@@ -31,17 +31,34 @@ class ClusterMap(NamedTuple):
         owners: by vbucket, the index of the node that has it active; NO_NODE: none at the moment.
         bucket: the name of the bucket, empty where the map does not have it.
         replicas: by vbucket, the indices of the nodes that have its replicas; empty where the map names none.
+        uuid: identifies the bucket among buckets of its name; empty where the map does not have it.
+        version: epoch and revision of the map; (0, 0) where the map has none.
     """
 
     endpoints: tuple[Endpoint, ...]
     owners: tuple[int, ...]
     bucket: str = ""
     replicas: tuple[tuple[int, ...], ...] = ()
+    uuid: str = ""
+    version: tuple[int, int] = (0, 0)
 
     @property
     def vbuckets(self) -> int:
         """The number of vbuckets."""
         return len(self.owners)
+
+    def is_of_other_bucket(self, found: ClusterMap) -> bool:
+        """Return whether a later map is of another bucket of the same name: this one was deleted."""
+        return bool(self.uuid and found.uuid) and self.uuid != found.uuid
+
+    def choose_newer(self, found: ClusterMap) -> ClusterMap:
+        """Return the newer one of this map and a map that arrived later. A node may send an old map.
+
+        The epoch counts before the revision, because ns_server begins revisions again after an unsafe failover. A map
+        without a revision cannot be compared, so it counts as newer.
+        """
+        is_older = found.version[1] > 0 and found.version < self.version
+        return self if is_older and not self.is_of_other_bucket(found) else found
 
 
 _Row = Annotated[list[Annotated[int, Meta(ge=-(2**31), lt=2**31)]], Meta(min_length=1)]
@@ -59,6 +76,7 @@ class _ServerMap(Struct):
     vBucketMap: list[_Row] = []
 
 
+_Revision = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Port = Annotated[int, Meta(ge=1, le=MAX_PORT)]
 
 
@@ -85,6 +103,9 @@ class _Config(Struct):
     """The members of a cluster map that the client reads."""
 
     name: str | None = None
+    uuid: str | None = None
+    rev: _Revision | None = None
+    revEpoch: _Revision | None = None
     nodesExt: list[_Node] = []
     vBucketServerMap: _ServerMap | None = None
 
@@ -120,10 +141,13 @@ def parse_cluster_map(config: bytes, dialled: Endpoint, *, tls: bool = False) ->
             _find_endpoint(read.nodesExt, _parse_server(server, dialled[0]), dialled[0], tls=tls) for server in servers
         )
         places = _replace_own_endpoint(places, read.nodesExt, dialled)
+    found = ClusterMap(
+        places, owners, read.name or "", uuid=read.uuid or "", version=(read.revEpoch or 0, read.rev or 0)
+    )
     # A single node has every vbucket; its NOT_MY_VBUCKET answers show the vbuckets that it does not serve now.
     if count == 1:
-        return ClusterMap(places, (0,) * len(owners), read.name or "")
-    return ClusterMap(places, owners, read.name or "", _list_replicas(rows, count))
+        return found._replace(owners=(0,) * len(owners))
+    return found._replace(replicas=_list_replicas(rows, count))
 
 
 def _list_replicas(rows: list[_Row], count: int) -> tuple[tuple[int, ...], ...]:

@@ -27,15 +27,18 @@ class MapPublisher:
         controls: the control of each node.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, shown: Mapping[Endpoint, Endpoint] | None = None) -> None:
         """Create a publisher that knows no map. `load` reads one.
 
         Args:
             address: the bucket; its options and credentials are used for all nodes.
+            shown: host and port of a node -> those that clients have to use instead, for example of a proxy.
         """
         self.layout = MapLayout((), ())
         self.controls: dict[Endpoint, NodeControl] = {}
         self._address = address
+        self._shown = dict(shown or {})
+        self._hidden = {each: endpoint for endpoint, each in self._shown.items()}
         self._base: Mapping[str, Any] = {}
         self._documents: list[Mapping[str, Any]] = []
 
@@ -63,7 +66,7 @@ class MapPublisher:
             RemoteProtocolError: the node has another number of vbuckets than the others, or no map of vbuckets.
         """
         document = await self.get_control(endpoint).read_map()
-        layout, known = read_map_layout(document, endpoint), self.layout
+        layout, known = read_map_layout(document, endpoint).replace_endpoints(self._hidden), self.layout
         if known.chains and len(layout.chains) != len(known.chains):
             host, port = endpoint
             raise RemoteProtocolError(f"{host}:{port} has {len(layout.chains)} vbuckets, expected {len(known.chains)}")
@@ -88,8 +91,9 @@ class MapPublisher:
         """
         version = find_next_version(self._documents)
         endpoints = [*self.list_endpoints(layout), *removed]
+        shown = layout.replace_endpoints(self._shown)
         for endpoint in sorted(endpoints, key=lambda each: each != first):
-            document = make_map_document(self._base, layout, version, endpoint)
+            document = make_map_document(self._base, shown, version, self._shown.get(endpoint, endpoint))
             await self.get_control(endpoint).push_map(document)
         self.layout = layout
         self._documents.append({"revEpoch": version[0], "rev": version[1]})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 
-from penstock.client.connect.address import Address, MissingVbuckets
+from penstock.client.connect.address import Address, MissingVbuckets, RecreatedBucket
 from penstock.client.connect.cluster_map import NO_NODE, ClusterMap, Endpoint
 from penstock.client.connect.map_request import request_cluster_map
 from penstock.client.connect.retry import LONGEST_DELAY, is_retriable
@@ -16,6 +17,7 @@ from penstock.client.streams.stream_connection import StreamConnection
 from penstock.client.streams.stream_connections import NO_CONNECTION, StreamConnections
 from penstock.client.topology.missing_vbuckets import make_not_served_error
 from penstock.errors import (
+    BucketRecreated,
     ConnectionClosed,
     Error,
     NotMyVbucket,
@@ -29,6 +31,8 @@ from penstock.errors import (
 from penstock.wire.codec.constants import Dialect
 
 __all__ = ["EndSeqnos", "StreamRecovery"]
+
+logger = logging.getLogger("penstock.client")
 
 EndSeqnos = Callable[[Sequence[int]], Awaitable[dict[int, int]]]
 """Returns the current end seqnos of some vbuckets; without the vbuckets to skip."""
@@ -189,7 +193,7 @@ class StreamRecovery:
         """Connect to the nodes of some vbuckets, and request missing end seqnos."""
         if due:
             try:
-                self._map = await self._request_newest_map()
+                self._adopt_map(await self._request_map())
             except (OSError, Error) as error:
                 if self._connections and is_retriable(error, has_served=True):
                     error = make_not_served_error(due, self._feed.vbuckets, self._address, str(error))
@@ -199,23 +203,26 @@ class StreamRecovery:
         if self._feed.pending_ends:
             await self._set_end_seqnos()
 
-    async def _request_newest_map(self) -> ClusterMap:
-        """Request the cluster map, on an open connection or on a new one.
-
-        Returns:
-            The map.
-
-        Raises:
-            RemoteProtocolError: the bucket has a different number of vbuckets than before.
-            UsageError: TAP, of a bucket on several nodes.
-        """
+    async def _request_map(self) -> ClusterMap:
+        """Request the cluster map, on an open connection or on a new one."""
         connections = self._connections.open_connections
         self._attempts += 1
         if connections:
             asked = connections[self._attempts % len(connections)]  # in turn, because one node may have an old map
-            found = await request_cluster_map(asked.link, asked.endpoint, self._address)
-        else:
-            found = (await self._connections.connect(self._endpoints)).session.map
+            return await request_cluster_map(asked.link, asked.endpoint, self._address)
+        return (await self._connections.connect(self._endpoints)).session.map
+
+    def _adopt_map(self, found: ClusterMap) -> None:
+        """Use a map that a node has sent, unless it is older than the present one.
+
+        Raises:
+            BucketRecreated: it is the map of a new bucket, and the option recreatedBucket is `fail`.
+            RemoteProtocolError: the bucket has a different number of vbuckets than before.
+            UsageError: TAP, of a bucket on several nodes.
+        """
+        if self._map.is_of_other_bucket(found):
+            self._report_recreated(self._map.uuid, found.uuid)
+        found = self._map.choose_newer(found)
         if found.vbuckets != self._feed.vbuckets:
             raise RemoteProtocolError(
                 f"{self._address} has {found.vbuckets} vbuckets now, it had {self._feed.vbuckets}"
@@ -223,7 +230,13 @@ class StreamRecovery:
         if len(found.endpoints) > 1 and self._feed.dialect is Dialect.TAP:
             raise UsageError(f"{self._address} is on {len(found.endpoints)} nodes, expected one node for TAP")
         self._endpoints = (*dict.fromkeys((*self._address.hosts, *found.endpoints)),)
-        return found
+        self._map = found
+
+    def _report_recreated(self, old_uuid: str, new_uuid: str) -> None:
+        text = f"{self._address} was deleted and created again: its uuid is {new_uuid[:64]} now, it was {old_uuid[:64]}"
+        if self._address.options.recreated_bucket is RecreatedBucket.FAIL:
+            raise BucketRecreated(text, old_uuid=old_uuid, new_uuid=new_uuid)
+        logger.warning("%s; the stream rolls back to zero (recreatedBucket=rollback)", text)
 
     async def _connect_owners(self, due: Collection[int]) -> None:
         """Connect to the nodes of these vbuckets, to all nodes concurrently."""
@@ -245,6 +258,8 @@ class StreamRecovery:
         except (OSError, Error) as error:
             self._record_outage(endpoint, vbuckets, error)
             return
+        if connection.session.map.version > self._map.version and not existing:
+            self._adopt_map(connection.session.map)
         self._feed.connection_ids.update(dict.fromkeys(vbuckets, connection.connection_id))
         self.held -= vbuckets
         self._unconfirmed |= vbuckets if self._outages else set()

@@ -55,20 +55,20 @@ class Nodes:
         self._address = address
         self._purpose = purpose
         self._first: ClientSession | None = None
-        self._links: dict[Endpoint, NodeLink] = {}
+        self._sessions: dict[Endpoint, ClientSession] = {}
         self._is_map_outdated = False
         self._connecting = asyncio.Lock()
 
     @property
     def dropped(self) -> Counter[DropReason]:
         """The number of dropped frames of the current connections, by reason."""
-        return sum((link.dropped.frames for link in self._links.values()), Counter())
+        return sum((each.link.dropped.frames for each in self._sessions.values()), Counter())
 
     async def close(self) -> None:
         """Close all connections."""
-        links, self._links, self._first = [*self._links.values()], {}, None
-        for link in links:
-            await link.close()
+        sessions, self._sessions, self._first = [*self._sessions.values()], {}, None
+        for session in sessions:
+            await session.link.close()
 
     def invalidate_map(self) -> None:
         """Request the map again before the next request: a node is down, or does not have a vbucket of the map."""
@@ -108,7 +108,7 @@ class Nodes:
         """Return requests grouped by node. Raises VbucketsNotServed for vbuckets that currently have no node."""
         async with self._connecting:
             first = await self._ensure_first()
-            if len(self.map.endpoints) == 1:
+            if self.map.endpoints == (first.endpoint,):
                 return [RequestPart(first.link, range(len(requests)))]
             by_owner: dict[int, list[int]] = {}
             for place, request in enumerate(requests):
@@ -124,7 +124,7 @@ class Nodes:
         async with self._connecting:
             first = await self._ensure_first()
             wanted = set(vbuckets)
-            if len(self.map.endpoints) == 1:
+            if self.map.endpoints == (first.endpoint,):
                 return dict.fromkeys(wanted, first.link)
             if nowhere := {vbucket for vbucket in wanted if self.map.owners[vbucket] == NO_NODE}:
                 self._is_map_outdated = True
@@ -142,7 +142,7 @@ class Nodes:
         async with self._connecting:
             first = await self._ensure_first()
             owner = self.map.owners[vbucket]
-            if len(self.map.endpoints) == 1:
+            if self.map.endpoints == (first.endpoint,):
                 return [first.link]
             if owner == NO_NODE:
                 self._is_map_outdated = True
@@ -183,18 +183,26 @@ class Nodes:
             self._set_map(first.map)
         elif self._is_map_outdated:
             self._set_map(await request_cluster_map(first.link, first.endpoint, self._address))
+        if first.endpoint not in self.map.endpoints:
+            first = self._first = await self._join_member()
         return first
+
+    async def _join_member(self) -> ClientSession:
+        """Return a connection to a node of the map: the first node has left it, and does not learn later maps."""
+        session = await self._keep_session(await open_session(self._address, self._purpose, self.map.endpoints))
+        self._set_map(session.map)
+        return session
 
     async def _connect_owner(self, owner: int, first: ClientSession) -> NodeLink:
         place = self.map.endpoints[owner]
         if place == first.endpoint:
             return first.link
-        link = self._links.get(place)
-        if link is None or link.closed.done():
+        session = self._sessions.get(place)
+        if session is None or session.link.closed.done():
             self._is_map_outdated = True  # unless this succeeds
-            link = (await self._keep_session(await open_session(self._address, self._purpose, [place]))).link
+            session = await self._keep_session(await open_session(self._address, self._purpose, [place]))
             self._is_map_outdated = False
-        return link
+        return session.link
 
     async def _keep_session(self, session: ClientSession) -> ClientSession:
         """Keep a new connection, if its bucket has the same vbuckets and collections as before."""
@@ -211,10 +219,14 @@ class Nodes:
             raise RemoteProtocolError(f"{self._address} {text}, or does so on another node")
         self.has_collections = session.has_collections
         self.has_durable_writes = session.has_durable_writes
-        self._links[session.endpoint] = session.link
+        present = self._sessions.get(session.endpoint)
+        if present is not None and not present.link.closed.done():
+            await session.link.close()  # requests may wait for replies on the other one
+            session = present._replace(map=session.map)
+        self._sessions[session.endpoint] = session
         return session
 
     def _set_map(self, found: ClusterMap) -> None:
         if self.map.vbuckets not in (0, found.vbuckets):
             raise RemoteProtocolError(f"{self._address} has {found.vbuckets} vbuckets now, it had {self.map.vbuckets}")
-        self.map, self._is_map_outdated = found, False
+        self.map, self._is_map_outdated = self.map.choose_newer(found), False

@@ -386,9 +386,16 @@ def _make_cluster(node: Node) -> ClusterService:
 
 
 def _place_ports(node: Node, topology: Topology) -> Topology:
-    """Return a topology with the ports of this node as they are."""
-    ports = {"kv": node.kv_port, "kv_tls": node.tls_port, "mgmt": node.http_port, "mgmt_tls": node.https_port}
-    return topology.with_own_place(NodePlace(host=topology.own_place.host, **ports))
+    """Return a topology with the ports of this node: those that `nodes` gives, which may be a proxy's, or its own."""
+    given = node.options.nodes[node.options.this_node] if node.options.nodes else NodePlace()
+    own = NodePlace(
+        host=topology.own_place.host,
+        kv=given.kv or node.kv_port,
+        kv_tls=given.kv_tls or node.tls_port,
+        mgmt=given.mgmt or node.http_port,
+        mgmt_tls=given.mgmt_tls or node.https_port,
+    )
+    return topology.with_own_place(own)
 
 
 async def _finish_tasks() -> None:

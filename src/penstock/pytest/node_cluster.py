@@ -1,0 +1,104 @@
+"""Clusters of nodes for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+
+from penstock.client.blocking import LoopThread
+from penstock.errors import UsageError
+from penstock.pytest.cluster_bucket import PenstockBucket
+from penstock.pytest.proxied_node import PenstockNode
+
+__all__ = ["PenstockCluster"]
+
+MOST_NODES = 8
+_BUCKET_NUMBERS = count(1)
+
+
+class PenstockCluster:
+    """Nodes in this process, each behind a proxy, that share the vbuckets of their buckets.
+
+    Attributes:
+        nodes: the nodes.
+    """
+
+    def __init__(self, nodes: tuple[PenstockNode, ...], vbuckets: int, loop: LoopThread) -> None:
+        """Create a cluster of nodes that run."""
+        self.nodes = nodes
+        self._vbuckets = vbuckets
+        self._loop = loop
+        self._buckets: list[PenstockBucket] = []
+
+    @classmethod
+    @contextmanager
+    def running(cls, nodes: int, directory: Path, vbuckets: int = 16) -> Iterator[PenstockCluster]:
+        """Run a cluster while the `with` block lasts.
+
+        Args:
+            nodes: the number of nodes, up to 8.
+            directory: an existing directory for their data.
+            vbuckets: vbuckets of each bucket, a power of two.
+
+        Yields:
+            The cluster, without a bucket for tests.
+
+        Raises:
+            UsageError: a number is out of range.
+        """
+        if not 1 <= nodes <= MOST_NODES:
+            raise UsageError(f"a cluster of {nodes} nodes, expected 1 to {MOST_NODES}")
+        with ExitStack() as stack:
+            loop = stack.enter_context(LoopThread("penstock-faults"))
+            made = tuple(
+                stack.enter_context(PenstockNode(index, directory / f"node-{index}", vbuckets, loop))
+                for index in range(nodes)
+            )
+            for node in made:
+                node.set_places(tuple(each.place for each in made))
+                node.start()
+            yield cls(made, vbuckets, loop)
+
+    @property
+    def url(self) -> str:
+        """The connection string without a bucket, with the proxies of all nodes."""
+        return "couchbase://" + ",".join(f"{node.place.host}:{node.place.kv}" for node in self.nodes)
+
+    @property
+    def bucket(self) -> PenstockBucket:
+        """The first bucket that a test has created here. Raises UsageError if there is none."""
+        if not self._buckets:
+            raise UsageError("the cluster has no bucket, expected `create_bucket` before")
+        return self._buckets[0]
+
+    def create_bucket(self, name: str | None = None, vbuckets: int | None = None) -> PenstockBucket:
+        """Create a bucket on all nodes.
+
+        Args:
+            name: None: a name that no other bucket of this process has.
+            vbuckets: a power of two; None: as many as the cluster's buckets have.
+
+        Returns:
+            The bucket.
+        """
+        chosen = f"bucket-{next(_BUCKET_NUMBERS)}" if name is None else name
+        bucket = PenstockBucket(chosen, vbuckets or self._vbuckets, self.nodes, self._loop)
+        bucket.create()
+        self._buckets.append(bucket)
+        return bucket
+
+    def reset(self) -> None:
+        """End all faults, start stopped nodes, and delete the buckets that tests have created."""
+        self.heal()
+        for node in self.nodes:
+            node.start()
+        for bucket in self._buckets:
+            bucket.delete()
+        self._buckets.clear()
+
+    def heal(self) -> None:
+        """End the faults of all proxies that last."""
+        for node in self.nodes:
+            node.proxy.heal()

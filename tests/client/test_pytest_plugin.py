@@ -1,0 +1,239 @@
+"""The pytest plugin: its fixtures in test runs of their own, and the faults of its clusters with our client."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.errors import UsageError
+from tests.client.peer import in_loop
+from tests.patience import PATIENCE
+
+pytest_plugins = ["pytester"]
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "testing" / "test_letter_counts.py"
+
+
+def run_tests(pytester, text, *options):
+    pytester.makepyfile(text)
+    return pytester.runpytest_inprocess("-p", "penstock.pytest", "-p", "no:cacheprovider", *options)
+
+
+def test_each_test_has_a_bucket_of_its_own_on_one_node(pytester):
+    result = run_tests(
+        pytester,
+        """
+        import asyncio
+        import penstock
+
+        seen = []
+
+        async def count(url):
+            async with penstock.connect(url) as bucket:
+                await bucket.upsert("key", b"value")
+                return len([change async for change in bucket.changes(stop="now")])
+
+        def check(bucket, node):
+            assert asyncio.run(count(bucket.url)) == 1
+            seen.append((bucket.name, node))
+
+        def test_one(penstock_bucket, penstock_node):
+            check(penstock_bucket, penstock_node)
+
+        def test_two(penstock_bucket, penstock_node):
+            check(penstock_bucket, penstock_node)
+            assert seen[0][0] != seen[1][0]
+            assert seen[0][1] is seen[1][1]
+            assert seen[0][0] not in penstock_node.node.buckets
+        """,
+    )
+    result.assert_outcomes(passed=2)
+
+
+def test_end_of_a_test_heals_the_node(pytester):
+    result = run_tests(
+        pytester,
+        """
+        import asyncio
+        import penstock
+
+        def test_one(penstock_bucket, penstock_node):
+            penstock_node.proxy.black_hole()
+            penstock_node.proxy.refuse()
+            penstock_node.stop()
+
+        def test_two(penstock_bucket):
+            async def store():
+                async with penstock.connect(penstock_bucket.url) as bucket:
+                    await bucket.upsert("key", b"value")
+            asyncio.run(store())
+        """,
+    )
+    result.assert_outcomes(passed=2)
+
+
+def test_cluster_has_the_chosen_size(pytester):
+    result = run_tests(
+        pytester,
+        """
+        def test_cluster(penstock_cluster):
+            cluster = penstock_cluster(2, vbuckets=8, bucket="beer")
+            assert len(cluster.nodes) == 2
+            assert (cluster.bucket.name, cluster.bucket.vbuckets) == ("beer", 8)
+            assert cluster.bucket.url == cluster.url + "/beer"
+            other = penstock_cluster(1)
+            assert other.bucket.vbuckets == 4
+        """,
+        "-o",
+        "penstock_vbuckets=4",
+    )
+    result.assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "call", "text"),
+    [
+        ((), "penstock_cluster(9)", "a cluster of 9 nodes, expected 1 to 8"),
+        ((), "penstock_cluster(1).bucket.fail_over(0)", "node 0 is the only one that runs"),
+        ((), "penstock_cluster(1).bucket.find_owner(16)", "vbucket 16 of bucket * expected 0 to 15"),
+        (("-o", "penstock_vbuckets=3"), "penstock_cluster(1)", "penstock_vbuckets = 3: expected a power of two"),
+    ],
+)
+def test_errors_name_the_expected_values(pytester, options, call, text):
+    result = run_tests(pytester, f"def test_it(penstock_cluster): {call}", *options)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"*{text}*"])
+
+
+@pytest.mark.process
+def test_processes_of_xdist_have_nodes_of_their_own(pytester):
+    pytester.makepyfile(
+        """
+        import asyncio
+        import penstock
+        import pytest
+
+        @pytest.mark.parametrize("number", range(6))
+        def test_it(penstock_bucket, number):
+            async def store():
+                async with penstock.connect(penstock_bucket.url) as bucket:
+                    await bucket.upsert("key", b"value")
+                    assert [change.seqno async for change in bucket.changes(stop="now")] == [1]
+            asyncio.run(store())
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "penstock.pytest", "-n", "2")
+    result.assert_outcomes(passed=6)
+
+
+@pytest.mark.process
+def test_unused_plugin_imports_nothing():
+    script = (
+        "import sys, penstock\n"
+        "assert 'pytest' not in sys.modules\n"
+        "before = {*sys.modules}\n"
+        "import pytest\n"
+        "import penstock.pytest\n"
+        "found = [name for name in {*sys.modules} - before if name.startswith('penstock.')]\n"
+        "assert found == ['penstock.pytest'], found\n"
+        "assert not {'asyncio', 'numpy', 'pyarrow'} & {*sys.modules}\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE)
+
+
+# Faults of clusters
+
+
+async def read_all(bucket, **options):
+    return [change async for change in bucket.changes(stop="now", **options)]
+
+
+@in_loop
+async def write(url, first, behind):
+    async with penstock.connect(url) as bucket:
+        await bucket.upsert_many((f"k{number}", b"%d" % number) for number in range(first, behind))
+
+
+@in_loop
+async def check_documents(url, count):
+    async with penstock.connect(url) as bucket:
+        assert {change.key for change in await read_all(bucket)} == {b"k%d" % number for number in range(count)}
+
+
+def test_restarted_node_has_its_data_and_its_ports(penstock_cluster):
+    cluster = penstock_cluster(2)
+    write(cluster.bucket.url, 0, 40)
+    url = cluster.bucket.url
+    for node in cluster.nodes:
+        node.restart()
+    assert cluster.bucket.url == url
+    check_documents(url, 40)
+
+
+def test_vbuckets_move_and_nodes_leave_and_return(penstock_cluster):
+    cluster = penstock_cluster(2)
+    bucket = cluster.bucket
+    write(bucket.url, 0, 40)
+    bucket.remove_node(0)
+    assert {bucket.find_owner(vbucket) for vbucket in range(bucket.vbuckets)} == {1}
+    write(bucket.url, 40, 60)
+    bucket.move(range(4), to=0)
+    assert [bucket.find_owner(vbucket) for vbucket in range(5)] == [0, 0, 0, 0, 1]
+    check_documents(bucket.url, 60)
+
+
+def test_failover_loses_the_changes_after_the_last_copy(penstock_cluster):
+    cluster = penstock_cluster(2)
+    bucket = cluster.bucket
+    write(bucket.url, 0, 40)
+    bucket.replicate()
+    write(bucket.url, 40, 80)
+    cluster.nodes[1].stop()
+    result = bucket.fail_over(1)
+    assert (len(result.promoted), result.lost) == (bucket.vbuckets // 2, ())
+    kept = asyncio.run(read_documents(bucket.url))
+    assert {b"k%d" % number for number in range(40)} < kept < {b"k%d" % number for number in range(80)}
+    with pytest.raises(UsageError, match="node 1 was failed over while it was stopped, and cannot start again"):
+        cluster.nodes[1].start()
+
+
+async def read_documents(url):
+    async with penstock.connect(url) as bucket:
+        return {change.key for change in await read_all(bucket)}
+
+
+@in_loop
+async def follow_rollback(bucket, url):
+    async with penstock.connect(url) as client:
+        await client.upsert_many((f"k{number}", b"v") for number in range(20))
+        async with await client.stream(vbuckets=[0]) as stream:
+            changes = stream.changes()
+            high = (await client.high_seqnos())[0]
+            received = [await anext(changes) for _ in range(high)]
+            await asyncio.to_thread(bucket.rollback, 0, 1)
+            rollback = await anext(changes)
+    assert [change.seqno for change in received] == [*range(1, high + 1)]
+    assert (rollback.event, rollback.vbucket) == ("rollback", 0)
+
+
+def test_consumer_receives_a_rollback(penstock_bucket):
+    follow_rollback(penstock_bucket, penstock_bucket.url)
+
+
+def test_recreated_bucket_is_empty_and_has_another_uuid(penstock_bucket, penstock_node):
+    def read_uuid():
+        return penstock_node.node.buckets[penstock_bucket.name].uuid
+
+    write(penstock_bucket.url, 0, 20)
+    before = read_uuid()
+    penstock_bucket.recreate()
+    assert read_uuid() != before
+    check_documents(penstock_bucket.url, 0)
+
+
+def test_example_project_passes(pytester):
+    result = run_tests(pytester, EXAMPLE.read_text())
+    result.assert_outcomes(passed=3)
