@@ -57,10 +57,23 @@ def run(command: list[str], where: Path, given: str = "") -> str:
     return ran.stdout
 
 
+RUN_ALL = """
+import json, os, sys
+place = os.getcwd()
+for name, text in json.load(sys.stdin).items():
+    os.mkdir(os.path.join(place, name))
+    os.chdir(os.path.join(place, name))
+    exec(compile(text, name, "exec"), {"__name__": "__main__"})
+"""
+"""Runs each block in a directory of its own."""
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("text", blocks("python"))
-def test_python_block(text, tmp_path):
-    run([sys.executable, "-W", "error", "-c", text], tmp_path)
+def test_python_blocks(tmp_path):
+    """They run one after the other in one process, which imports the package once."""
+    texts = {block.id: block.values[0] for block in blocks("python")}
+    assert texts
+    run([sys.executable, "-W", "error", "-c", RUN_ALL], tmp_path, json.dumps(texts))
 
 
 @pytest.mark.spark

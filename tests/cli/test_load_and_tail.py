@@ -161,6 +161,7 @@ def test_tail_prints_a_selection_of_the_changes(on_beer):
     assert on_beer("tail", "--from", "now", "--until", "now") == (0, "", "")
 
 
+@pytest.mark.long
 def test_tail_prints_the_same_changes_in_every_dialect(on_beer, tmp_path):
     on_beer("load", write_samples(tmp_path / "made.jsonl"), "--key", "id", "--value", "doc")
 

@@ -176,11 +176,12 @@ def fall_silent_at(opcode):
     return lambda peer, frame: b"" if frame.opcode == opcode else None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("opcode", "options"),
     [
-        pytest.param(Opcode.HELLO, {"connectTimeout": 0.3}, marks=pytest.mark.long),
-        pytest.param(Opcode.DCP_OPEN, {"connectTimeout": 0.3}, marks=pytest.mark.long),
+        (Opcode.HELLO, {"connectTimeout": 0.3}),
+        (Opcode.DCP_OPEN, {"connectTimeout": 0.3}),
         (Opcode.DCP_STREAM_REQ, {"operationTimeout": 0.3}),
     ],
     ids=lambda value: getattr(value, "name", ""),
@@ -238,6 +239,7 @@ async def test_refused_vbucket_is_requested_again_on_the_same_connection():
     assert asked == [(number, vb) for vb in (0, 1, 1, 1, 1)]
 
 
+@pytest.mark.long
 @in_loop
 async def test_follower_that_may_skip_vbuckets_waits_for_ever():
     """The vbucket is served only after many times the limit."""

@@ -188,6 +188,7 @@ def test_killed_node_keeps_confirmed_changes_and_rolls_consumers_back(tmp_path):
             assert [change.by_seqno for change in survivor.changes() if change.opcode == Opcode.DCP_MUTATION] == [6]
 
 
+@pytest.mark.long
 def test_killed_node_loses_no_confirmed_change(tmp_path):
     """The files are copied between two commits, while the node makes commits and rewrites files."""
     settings = BucketSettings(commit_seconds=0.001, segment_bytes=16 * 1024)

@@ -124,6 +124,7 @@ def test_node_stops_reading_from_a_peer_that_does_not_read(shared_node):
             other.status(Noop())
 
 
+@pytest.mark.long
 def test_consumer_that_does_not_read_holds_only_a_buffer(shared_node):
     with connected(shared_node) as writer, connected(shared_node, receive_buffer=4096) as consumer:
         for number in range(60):
@@ -152,6 +153,7 @@ def test_vanished_consumer_leaves_no_stream(shared_node):
         assert writer.stats()["ep_bytes_unsent"] == "0"
 
 
+@pytest.mark.long
 def test_long_read_does_not_delay_other_connections(shared_node):
     """The replies are ten megabytes; another connection has its turns between them."""
     with connected(shared_node) as other, connected(shared_node, receive_buffer=4096) as requesting:

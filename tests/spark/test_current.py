@@ -376,6 +376,7 @@ def test_full_pool_drops_superseded_rows(tables, monkeypatch):
     assert as_documents(lakes.read_table_documents(tables)) == model(rows)
 
 
+@pytest.mark.long
 def test_large_merge_equals_the_model(tables):
     random = np.random.default_rng(7)
     count = 60_000

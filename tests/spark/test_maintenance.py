@@ -161,6 +161,7 @@ def test_only_files_of_one_range_are_joined():
     assert [[file.path for file in group] for group in found] == [["0", "3", "6"], ["1", "4", "7"], ["2", "5"]]
 
 
+@pytest.mark.long
 def test_compaction_adds_nothing_to_deltas(lake):
     written = filled(lake)
     known = current.read_merged_version(lake, lake.current_table.open())
@@ -312,6 +313,7 @@ def test_killed_compaction_changes_no_rows(lake):
         written += rows(batch)
 
 
+@pytest.mark.long
 def test_failed_compaction_leaves_no_file(lake, monkeypatch):
     written = filled(lake)
     rewritten = lake_compaction._rewrite_files
@@ -332,6 +334,7 @@ def test_failed_compaction_leaves_no_file(lake, monkeypatch):
     assert as_documents(lakes.read_table_documents(lake)) == model(written)
 
 
+@pytest.mark.long
 def test_vacuum_removes_files_that_no_version_needs(lake, monkeypatch):
     written = filled(lake, 2)
     compact(lake)

@@ -438,6 +438,7 @@ def simulate(random: Random, steps: int) -> None:
     consumer.catch_up()
 
 
+@pytest.mark.long
 @settings(max_examples=scaled(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.randoms(use_true_random=False))
 def test_tables_equal_the_producers_after_any_events(random):

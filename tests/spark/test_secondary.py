@@ -71,6 +71,7 @@ def entries(table, column="value"):
     return sorted((line[column], identity_of(line)) for line in table.to_pylist())
 
 
+@pytest.mark.long
 @settings(max_examples=scaled(40))
 @given(histories(), st.data())
 def test_answers_equal_a_scan(rows, data):
@@ -100,6 +101,7 @@ def test_answers_equal_a_scan(rows, data):
             assert wanted == []
 
 
+@pytest.mark.long
 @settings(max_examples=scaled(25))
 @given(histories(), st.data())
 def test_files_stay_sorted(rows, data):
@@ -160,6 +162,7 @@ def without_row_groups(whole, footer, value):
     return bytes(text)
 
 
+@pytest.mark.long
 def test_a_point_reads_one_row_group_of_one_file(large, tmp_path):
     index = SecondaryIndex(large, "n", "n", "double")
     plan = index.plan(777, 777)
@@ -214,6 +217,7 @@ OF_A_KIND = {
 }
 
 
+@pytest.mark.long
 @settings(max_examples=scaled(25))
 @given(st.data())
 def test_every_value_is_within_the_log_statistics(data):
@@ -234,7 +238,8 @@ def test_every_value_is_within_the_log_statistics(data):
 LENGTHS = [0, 1, 31, 32, 33, 40, 4095, 4096, 5000, 70_000]
 
 
-@pytest.mark.parametrize("group", [pytest.param(2, marks=pytest.mark.long), 100])
+@pytest.mark.long
+@pytest.mark.parametrize("group", [2, 100])
 def test_values_of_any_length_are_found(lake, monkeypatch, group):
     """Parquet omits statistics of long values, and the Delta log omits those of some values."""
     monkeypatch.setattr(entry_files, "GROUP_ROWS", group)

@@ -63,6 +63,7 @@ def test_tap_stream_is_refused_by_each_possible_first_call(documents, follow):
             call()
 
 
+@pytest.mark.long
 def test_limit_holds_and_few_changes_are_sent_twice(documents, follow):
     documents.store(numbered(0, 20_000))
     before = documents.stat("ep_dcp_items_sent")

@@ -101,6 +101,7 @@ def test_missing_end_is_cut_off_unless_it_had_been_on_disk(place: Place) -> None
     assert outcomes == {False, True}
 
 
+@pytest.mark.long
 def test_a_flipped_byte_is_cut_off_unless_it_had_been_on_disk(place: Place) -> None:
     written = write_one_log_file()
     outcomes = set()
@@ -216,6 +217,7 @@ def try_open(place: Place, files: dict[str, bytes]) -> BucketStore | str:
     return message
 
 
+@pytest.mark.long
 def test_any_bad_byte_of_the_bucket_record_is_found(place: Place) -> None:
     """Some changed bytes leave equal JSON: another spelling of a character or of a number."""
     written = write_all_file_kinds()

@@ -141,8 +141,9 @@ PASSING = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("operation", "number"), PASSING)
-@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [1, 3])
 def test_refusal_ends_when_the_disk_accepts_writes_again(place: Place, operation: str, number: int, times: int) -> None:
     failures = 0
     for after in range(12):

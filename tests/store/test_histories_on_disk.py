@@ -245,6 +245,7 @@ def test_tombstones_are_purged_after_a_restart() -> None:
     runner.check()
 
 
+@pytest.mark.long
 @settings(max_examples=scaled(120))
 @given(make_stories(0, 50, 100), chosen)
 def test_histories_are_exact(story: list[tuple[str, int, Any]], settings: BucketSettings) -> None:

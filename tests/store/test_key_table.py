@@ -107,6 +107,7 @@ def test_a_vbucket_of_many_keys_is_emptied(opened: tuple[Place, BucketStore]) ->
     assert (vbucket.changes.keys.count, vbucket.changes.items) == (1, 1)
 
 
+@pytest.mark.long
 def test_a_vbucket_is_emptied_while_its_keys_are_loaded(opened: tuple[Place, BucketStore]) -> None:
     place, bucket = opened
     vbucket = bucket.vbuckets[0]
@@ -121,6 +122,7 @@ def test_a_vbucket_is_emptied_while_its_keys_are_loaded(opened: tuple[Place, Buc
     again.close()
 
 
+@pytest.mark.long
 def test_documents_change_while_many_keys_are_loaded(opened: tuple[Place, BucketStore]) -> None:
     _, bucket = opened
     vbucket = bucket.vbuckets[0]
@@ -134,6 +136,7 @@ def test_documents_change_while_many_keys_are_loaded(opened: tuple[Place, Bucket
     assert (vbucket.changes.keys.count, vbucket.changes.items) == (KEYS + 1, KEYS)
 
 
+@pytest.mark.long
 def test_a_vbucket_of_many_keys_is_rolled_back(opened: tuple[Place, BucketStore]) -> None:
     _, bucket = opened
     vbucket = bucket.vbuckets[0]

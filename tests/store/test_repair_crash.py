@@ -245,6 +245,7 @@ def repair_dying(place: Place, calls: int) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_repair_killed_at_any_call_loses_nothing(place: Place) -> None:
     files = make_promised_segment(place)
     assert [name for name in files if name.startswith("segment")] == [

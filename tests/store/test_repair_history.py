@@ -168,6 +168,7 @@ def damage_one_file(path: Path, random: Random) -> str:
     return f"{file.name}, {how} at {at} of {len(content)}"
 
 
+@pytest.mark.long
 @given(st.integers(0, 2**32), st.sampled_from([20, 60, 120]), st.sampled_from([1, 1, 2]))
 @example(27191, 20, 2)  # loses a segment's change, and also the note in the log that it superseded a dropped change.
 @example(3255933, 20, 2)  # Loses the note of a reset. Changes of the older history return.
