@@ -12,6 +12,7 @@ from msgspec.structs import asdict, replace
 
 from penstock.client.connect.cluster_map import NO_NODE
 from penstock.errors import BucketNotServed, Error, KeyExists, RemoteProtocolError, UsageError
+from penstock.node.agreement.failover_settings import FailoverSettings
 from penstock.node.agreement.lease import DEFAULT_LEASE_SECONDS, check_lease
 from penstock.node.agreement.revisions import Revision
 from penstock.node.auth.users import Account
@@ -35,8 +36,9 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
     """A node of a cluster.
 
     Attributes:
-        id: stays the same as long as the node is a member. A node that joins again gets another id.
+        id: stays the same as long as the node is in the cluster. A node that joins again gets another id.
         host: as in NodePlace, like the ports.
+        failed: the node was failed over. It is no member until it is added again, and has no vbuckets.
     """
 
     id: str
@@ -45,6 +47,7 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
     kv_tls: int = 0
     mgmt: int = 0
     mgmt_tls: int = 0
+    failed: bool = False
 
     @classmethod
     def from_place(cls, node: str, place: NodePlace) -> ClusterNode:
@@ -60,7 +63,7 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
     @property
     def place(self) -> NodePlace:
         """The addresses of the node."""
-        return NodePlace(**{name: value for name, value in asdict(self).items() if name != "id"})
+        return NodePlace(**{name: value for name, value in asdict(self).items() if name not in ("id", "failed")})
 
 
 class ClusterBucket(Struct, frozen=True, kw_only=True):
@@ -127,6 +130,7 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
         buckets: the buckets.
         users: the users; None: no login is needed.
         lease_seconds: duration of the leases of the nodes.
+        failover: the settings of the automatic failover.
         removed: ids of the nodes that were removed last. A recorded message cannot add them again.
         newest_map: the newest revision of all maps, also of deleted buckets. Each change of a map has a newer one.
     """
@@ -134,6 +138,7 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
     uuid: str
     nodes: tuple[ClusterNode, ...]
     lease_seconds: float = DEFAULT_LEASE_SECONDS
+    failover: FailoverSettings = FailoverSettings()
     removed: tuple[str, ...] = ()
     buckets: tuple[ClusterBucket, ...] = ()
     users: ClusterUsers | None = None
@@ -169,11 +174,11 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The ids of the nodes."""
-        return tuple(node.id for node in self.nodes)
+        """The ids of the nodes that agree on changes: all that were not failed over."""
+        return tuple(node.id for node in self.nodes if not node.failed)
 
     def find_node(self, node: str) -> ClusterNode | None:
-        """Return the node with an id, None if it is no member."""
+        """Return the node with an id, None if it is unknown."""
         return next((known for known in self.nodes if known.id == node), None)
 
     def with_node(self, node: ClusterNode) -> ClusterDocument:
@@ -187,7 +192,7 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
         if node in self.nodes:
             return self
         others = tuple(node if known.id == node.id else known for known in self.nodes)
-        return _revise_maps(self, others if node.id in self.members else (*others, node))
+        return _revise_maps(self, (*others, node) if self.find_node(node.id) is None else others)
 
     def without_node(self, node: str) -> ClusterDocument:
         """Return the document without a node.
@@ -197,7 +202,7 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
         """
         if self.has_vbuckets(node):
             raise UsageError("Cannot remove active server.")
-        if node not in self.members:
+        if self.find_node(node) is None:
             return self
         left = tuple(known for known in self.nodes if known.id != node)
         return replace(_revise_maps(self, left), removed=(*self.removed, node)[-_MAX_REMOVED:])
@@ -208,7 +213,7 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
 
     def make_topology(self, own: str) -> Topology:
         """Return the topology of a member."""
-        return Topology(tuple(node.place for node in self.nodes), self.members.index(own))
+        return Topology(tuple(node.place for node in self.nodes), [node.id for node in self.nodes].index(own))
 
     def make_bucket_topology(self, own: str, name: str) -> Topology:
         """Return the topology of a bucket, as a member sees it; all nodes for an unknown bucket."""
@@ -314,9 +319,10 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
 
 def _check_document(document: ClusterDocument) -> None:
     """Raise an error if a part of the document cannot be used."""
-    if not document.nodes:
-        raise UsageError("no nodes: expected at least one")
+    if not document.members:
+        raise UsageError("no members: expected at least one")
     check_lease(document.lease_seconds)
+    document.failover.check(document.lease_seconds)
     for node in document.nodes:
         document.make_topology(node.id)
     for bucket in document.buckets:

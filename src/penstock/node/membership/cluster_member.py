@@ -17,6 +17,7 @@ from penstock.node.agreement.change_run import Author, MakeNext, begin_change, r
 from penstock.node.agreement.lease import LeaseStage
 from penstock.node.agreement.revisions import Revision, count_majority
 from penstock.node.membership.cluster_document import ClusterDocument
+from penstock.node.membership.failover_decision import MemberReport, ReplicaState
 from penstock.node.membership.member_links import Courier, MemberLinks
 from penstock.node.membership.member_state import MemberState
 from penstock.node.membership.node_messages import (
@@ -25,6 +26,8 @@ from penstock.node.membership.node_messages import (
     JoinReply,
     JoinRequest,
     NodeReply,
+    ReportReply,
+    ReportRequest,
     encode_message,
     sign,
     verify_request,
@@ -53,6 +56,7 @@ class ClusterMember:
         links: sends requests to the members.
         change_seconds: time within which a majority must agree on a change.
         flush: deletes the documents of a bucket of this node.
+        list_replicas: returns this node's replicas of vbuckets that a member owns, by bucket.
 
     Attributes:
         state: as the argument.
@@ -60,12 +64,18 @@ class ClusterMember:
     """
 
     def __init__(
-        self, state: MemberState, links: MemberLinks, change_seconds: float, flush: Callable[[str], Awaitable[None]]
+        self,
+        state: MemberState,
+        links: MemberLinks,
+        change_seconds: float,
+        flush: Callable[[str], Awaitable[None]],
+        list_replicas: Callable[[str], Mapping[str, tuple[ReplicaState, ...]]],
     ) -> None:
         self.state = state
         self.links = links
         self._change_seconds = change_seconds
         self._flush = flush
+        self._list_replicas = list_replicas
         self._changing = asyncio.Lock()
         self._polling: asyncio.Task[None] | None = None
         self._asking: dict[str, asyncio.Task[None]] = {}  # one request to each node
@@ -101,12 +111,18 @@ class ClusterMember:
         elif isinstance(body, FlushRequest):
             await self._flush(body.bucket)
             reply = NodeReply(FlushReply())
+        elif isinstance(body, ReportRequest):
+            reply = NodeReply(ReportReply(self.make_report(body.lost)))
         else:
             reply = NodeReply(await self.state.answer(body))
             if isinstance(body, Learn):
                 await self.state.wait_applied()
         answer = encode_message(reply)
         return answer, sign(self.state.secret, answer, message.nonce)
+
+    def make_report(self, lost: str) -> MemberReport:
+        """Return the report of this node about a member that may be lost."""
+        return MemberReport(self.state.measure_silence([lost])[lost], self._list_replicas(lost))
 
     async def flush(self, bucket: str) -> None:
         """Delete the documents of a bucket on all nodes.
@@ -160,7 +176,7 @@ class ClusterMember:
             return known.members, known.content
 
         try:
-            await self._agree(keep)
+            await self.agree(keep)
         except Error as error:
             logger.warning("the lease of this node is suspended: %s", error)
 
@@ -184,10 +200,10 @@ class ClusterMember:
             return after.members, after.to_content()
 
         with suppress(_UnchangedDocument):
-            await self._agree(make_next)
+            await self.agree(make_next)
         return self.state.document
 
-    async def _agree(self, make_next: MakeNext, suspects: tuple[str, ...] = ()) -> None:
+    async def agree(self, make_next: MakeNext, suspects: tuple[str, ...] = ()) -> None:
         """Make a revision. Returns and raises as `change` does.
 
         Args:

@@ -18,6 +18,7 @@ from msgspec.structs import replace as with_fields
 
 from penstock.errors import AccessDenied, Error, TemporaryFailure, Unreachable, UsageError
 from penstock.node.agreement.acceptor_state import AcceptorState
+from penstock.node.agreement.failover_settings import FailoverSettings
 from penstock.node.agreement.revisions import Revision
 from penstock.node.agreement.serving_lease import ServingLease
 from penstock.node.auth.users_file import read_users
@@ -26,6 +27,8 @@ from penstock.node.cluster.topology import ANY_HOST, NodePlace, Topology
 from penstock.node.membership.cluster_document import ClusterDocument, ClusterNode, ClusterUsers
 from penstock.node.membership.cluster_member import ClusterMember
 from penstock.node.membership.document_applier import AppliedNode, DocumentApplier
+from penstock.node.membership.document_replicas import list_replicas
+from penstock.node.membership.failover_watch import FailoverWatch
 from penstock.node.membership.map_chains import read_chains
 from penstock.node.membership.member_file import MemberFile, StoredMember
 from penstock.node.membership.member_links import MemberLinks
@@ -97,6 +100,7 @@ class ClusterService:
         change_seconds: as in ClusterMember.
         lease: the lease of the node.
         lease_seconds: duration of the leases in a cluster that this node forms.
+        failover: settings of the automatic failover in a cluster that this node forms.
 
     Attributes:
         member: takes part in the cluster; None: the node stands alone.
@@ -113,6 +117,7 @@ class ClusterService:
         change_seconds: float,
         lease: ServingLease,
         lease_seconds: float,
+        failover: FailoverSettings,
     ) -> None:
         self._node = node
         self._file = file
@@ -122,6 +127,8 @@ class ClusterService:
         self._change_seconds = change_seconds
         self._lease = lease
         self._lease_seconds = lease_seconds
+        self._failover = failover
+        self._watch: FailoverWatch | None = None
         self._lock = asyncio.Lock()  # one at a time joins, leaves, or forms the cluster
         self._applier: DocumentApplier | None = None
         self._joining: asyncio.Task[None] | None = None
@@ -151,6 +158,8 @@ class ClusterService:
 
     def _take_part(self, member: ClusterMember) -> None:
         member.start()
+        assert self._watch is not None
+        self._watch.start()
         self._joining = asyncio.get_running_loop().create_task(self._update_place(member))
 
     async def stop(self) -> None:
@@ -158,6 +167,8 @@ class ClusterService:
         if self._joining is not None:
             self._joining.cancel()
             await asyncio.wait([self._joining])
+        if self._watch is not None:
+            await self._watch.stop()
         if self.member is not None:
             await self.member.stop()
         if self._applier is not None:
@@ -175,7 +186,10 @@ class ClusterService:
         self._applier = DocumentApplier(self._node, member.node, self._leave, self._lease.apply)
         state = MemberState(member, self._file, self._applier, self._lease)
         links = MemberLinks(state, self._requests, self._lease.clock)
-        self.member = ClusterMember(state, links, self._change_seconds, self._node.buckets.flush)
+        buckets = self._node.buckets
+        report = partial(list_replicas, buckets, state)
+        self.member = ClusterMember(state, links, self._change_seconds, buckets.flush, report)
+        self._watch = FailoverWatch(self.member)
         return self.member
 
     # A cluster of one node
@@ -207,7 +221,7 @@ class ClusterService:
         self._requests.check(with_fields(place, host=own_host).place)
         document = ClusterDocument(uuid=secrets.token_hex(16), nodes=(with_fields(place, host=own_host),))
         newest = max((MapRevision(*served.cluster_map.version) for served in buckets.values()), default=MapRevision())
-        document = with_fields(document, newest_map=newest, lease_seconds=self._lease_seconds)
+        document = with_fields(document, newest_map=newest, lease_seconds=self._lease_seconds, failover=self._failover)
         for served in buckets.values():
             document = document.with_bucket(replace(served.spec, uuid=served.uuid), served.store.manifests.current)
             pushed = served.cluster_map.pushed
@@ -316,8 +330,9 @@ class ClusterService:
         known = member.state.document.find_node(member.state.node)
         own = ClusterNode.from_place(member.state.node, self._node.topology.own_place)
         first = member.state.document.nodes[0].place
-        host = (self._get_own_host() or _find_own_address(first)) if known is None else known.host
-        return with_fields(own, host=host)
+        if known is None:
+            return with_fields(own, host=self._get_own_host() or _find_own_address(first))
+        return with_fields(own, host=known.host, failed=known.failed)
 
     async def _update_place(self, member: ClusterMember) -> None:
         """Complete a join that a stop has interrupted, and publish the present ports of this node."""
@@ -405,6 +420,8 @@ class ClusterService:
         self._lease.end()
         place = with_fields(ClusterNode.from_place("", self._node.topology.own_place), host=ANY_HOST).place
         self._node.set_topology(Topology((place,)))
+        if self._watch is not None:
+            await self._watch.stop()
         await member.stop()
         return True
 

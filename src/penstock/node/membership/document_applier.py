@@ -13,6 +13,7 @@ from penstock.node.auth.users_file import UsersFile, replace_users
 from penstock.node.buckets.bucket_list import BucketList
 from penstock.node.cluster.topology import Topology
 from penstock.node.membership.cluster_document import ClusterBucket, ClusterDocument, ClusterUsers
+from penstock.node.membership.document_replicas import apply_owners
 
 __all__ = ["AppliedNode", "DocumentApplier"]
 
@@ -116,6 +117,8 @@ class DocumentApplier:
         for bucket in document.buckets:
             await self._apply_bucket(bucket)
         self._node.set_topology(document.make_topology(self._own))  # last: the maps have a new revision now
+        for bucket in document.buckets:
+            apply_owners(buckets[bucket.name], document, self._own)
         if document.users is not None and self._node.users is not None:
             await self._apply_users(document.users, self._node.users)
         return True

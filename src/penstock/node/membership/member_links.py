@@ -20,6 +20,7 @@ from penstock.node.membership.node_messages import (
     NodeAnswer,
     NodeMessage,
     NodeRequest,
+    ReportReply,
     encode_message,
     sign,
     verify_reply,
@@ -92,7 +93,7 @@ class MemberLinks:
         except Error as error:
             logger.warning("node %s: %s", node, error)
             return None
-        return None if isinstance(reply, JoinReply | FlushReply) else reply
+        return None if isinstance(reply, JoinReply | FlushReply | ReportReply) else reply
 
 
 class Courier:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from penstock.errors import AuthenticationFailed
 from penstock.node.agreement.agreement_messages import Reply, Request
 from penstock.node.membership.cluster_document import ClusterNode
+from penstock.node.membership.failover_decision import MemberReport
 from penstock.wire.values.peer_json import read_peer_json
 
 __all__ = [
@@ -26,6 +27,8 @@ __all__ = [
     "NodeMessage",
     "NodeReply",
     "NodeRequest",
+    "ReportReply",
+    "ReportRequest",
     "encode_message",
     "sign",
     "verify_reply",
@@ -57,8 +60,20 @@ class FlushReply(Struct, frozen=True, tag="flushed"):
     """Answers FlushRequest: the node has no documents of the bucket."""
 
 
-NodeRequest = Request | JoinRequest | FlushRequest
-NodeAnswer = Reply | JoinReply | FlushReply
+class ReportRequest(Struct, frozen=True, tag="report"):
+    """Asks for a report about a lost member."""
+
+    lost: str
+
+
+class ReportReply(Struct, frozen=True, tag="reported"):
+    """Answers ReportRequest."""
+
+    report: MemberReport
+
+
+NodeRequest = Request | JoinRequest | FlushRequest | ReportRequest
+NodeAnswer = Reply | JoinReply | FlushReply | ReportReply
 
 
 class NodeMessage(Struct, frozen=True):

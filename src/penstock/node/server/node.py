@@ -382,6 +382,7 @@ def _make_cluster(node: Node) -> ClusterService:
         change_seconds=options.change_timeout,
         lease=node.storage.lease,
         lease_seconds=options.lease_seconds,
+        failover=options.failover,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.client.connect.address import Address, parse_address, parse_dialect
 from penstock.errors import UsageError
+from penstock.node.agreement.failover_settings import FailoverSettings
 from penstock.options import BOOLEAN, FILE, INTEGER, PORT, TEXT, nonempty, number, one_of, option, text_list
 from penstock.wire.codec.constants import Dialect
 
@@ -130,6 +131,12 @@ class NodeOptions:
         "seconds for which a majority of a cluster lets a node serve documents; the first node decides for all",
         default=4.0,
     )
+    auto_failover_seconds: float | None = option(
+        number(0.5, 3600.0),
+        "fail a node over that a majority of the cluster has missed for so long; at least the lease and a quarter",
+        default=None,
+        shown="none",
+    )
     cluster_ca: str | os.PathLike[str] | None = option(
         FILE, "CA of the certificates of other nodes, PEM", default=None, shown="those of the system"
     )
@@ -173,8 +180,16 @@ class NodeOptions:
         if self.client_ca is not None and self.certificate is None:
             raise UsageError("a CA of client certificates without a certificate: expected a certificate and its key")
 
+        self.failover.check(self.lease_seconds)
         if self.join is not None and (self.nodes or self.follow is not None or self.buckets):
             raise UsageError("join with a bucket, a list of nodes or follow: expected join alone, the cluster has them")
+
+    @property
+    def failover(self) -> FailoverSettings:
+        """The settings of the automatic failover in a cluster that the node forms."""
+        if self.auto_failover_seconds is None:
+            return FailoverSettings()
+        return FailoverSettings(enabled=True, timeout=self.auto_failover_seconds)
 
     @property
     def upstream(self) -> Address | None:

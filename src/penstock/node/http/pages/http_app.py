@@ -21,7 +21,14 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.node.cluster.topology import dump_json
-from penstock.node.http.pages import bucket_pages, cluster_pages, collection_pages, membership_pages, user_pages
+from penstock.node.http.pages import (
+    bucket_pages,
+    cluster_pages,
+    collection_pages,
+    failover_pages,
+    membership_pages,
+    user_pages,
+)
 from penstock.node.http.pages.forms import FormErrors
 from penstock.node.http.pages.http_authentication import MISSING, make_json_response, make_route
 from penstock.node.http.pages.http_state import HttpState
@@ -31,6 +38,7 @@ __all__ = ["PAGES", "make_app"]
 PAGES = (
     *cluster_pages.PAGES,
     *membership_pages.PAGES,
+    *failover_pages.PAGES,
     *bucket_pages.PAGES,
     *collection_pages.PAGES,
     *user_pages.PAGES,

@@ -146,10 +146,11 @@ def _make_member_state(cluster: ClusterService, number: int) -> dict[str, str]:
     document = member.state.document
     found = document.nodes[number]
     is_active = not document.buckets or document.has_vbuckets(found.id)
+    membership = "active" if is_active else "inactiveAdded"
     return {
         "otpNode": found.otp_name,
         "nodeUUID": found.id.zfill(32),
-        "clusterMembership": "active" if is_active else "inactiveAdded",
+        "clusterMembership": "inactiveFailed" if found.failed else membership,
         "status": "healthy" if member.links.is_healthy(found.id) else "unhealthy",
     }
 

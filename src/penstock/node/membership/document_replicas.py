@@ -1,0 +1,69 @@
+"""The vbuckets of a member after a failover: its replicas that the document names as owners become active."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.node.buckets.bucket_list import BucketList
+from penstock.node.buckets.served_bucket import ServedBucket
+from penstock.node.buckets.vbucket_events import VbucketEvent
+from penstock.node.membership.cluster_document import ClusterDocument
+from penstock.node.membership.failover_decision import ReplicaState
+from penstock.node.membership.member_state import MemberState
+from penstock.store.documents.vbucket import Vbucket
+from penstock.wire.codec.constants import VbucketState
+
+__all__ = ["apply_owners", "list_replicas"]
+
+_REPORTED_BRANCHES = 8  # of a failover log: replicas differ in the newest branches
+
+
+def list_replicas(buckets: BucketList, state: MemberState, owner: str) -> Mapping[str, tuple[ReplicaState, ...]]:
+    """Return by bucket the replicas of the vbuckets that a member owns.
+
+    A vbucket that is active here has just been moved, and the document does not know it yet.
+
+    Args:
+        buckets: the buckets of this node.
+        state: has the document.
+        owner: id of the member.
+    """
+    return {
+        bucket.name: tuple(
+            _make_state(vbucket)
+            for vbucket, chain in zip(buckets[bucket.name].store.vbuckets, bucket.read_chains(), strict=True)
+            if chain[0] == owner and _is_copy(vbucket)
+        )
+        for bucket in state.document.buckets
+        if bucket.name in buckets and bucket.map.copies
+    }
+
+
+def _is_copy(vbucket: Vbucket) -> bool:
+    if vbucket.history.state is VbucketState.ACTIVE:
+        return vbucket.changes.high_seqno > 0
+    return vbucket.history.state is VbucketState.REPLICA
+
+
+def _make_state(vbucket: Vbucket) -> ReplicaState:
+    log = tuple((entry.vbuuid, entry.seqno) for entry in vbucket.history.failover_log[:_REPORTED_BRANCHES])
+    return ReplicaState(vbucket.id, vbucket.history.whole_seqno, log)
+
+
+def apply_owners(served: ServedBucket, document: ClusterDocument, own: str) -> None:
+    """Let the replicas become active that the document makes the owners of their vbuckets.
+
+    Args:
+        served: the bucket of this node.
+        document: the newest document.
+        own: id of this node.
+    """
+    names = {node.id: node.place.format_address(node.kv or node.kv_tls) for node in document.nodes}
+    chains = document.get_bucket(served.store.name).read_chains()
+    for vbucket, chain in zip(served.store.vbuckets, chains, strict=False):
+        if chain[0] != own or vbucket.history.state is not VbucketState.REPLICA:
+            continue
+        served.sync_writes.set_chains(vbucket, (tuple(names[node] if node else None for node in chain),))
+        vbucket.set_state(VbucketState.ACTIVE)
+        served.report_event(vbucket, VbucketEvent.STATE_CHANGED)
+        served.notify()
