@@ -82,7 +82,7 @@ COUCHBASE_3_1 = Release(
         Opcode.VERSION: b"3.1.6",
     },
     stats={"": {"version": "3.1.6", "ep_version": "3.1.6", "ep_max_vbuckets": "4"}},
-    unknown=frozenset({Opcode.GET_FAILOVER_LOG, Opcode.GET_ERROR_MAP}),
+    unknown=frozenset({Opcode.GET_FAILOVER_LOG, Opcode.GET_ERROR_MAP, Opcode.OBSERVE_SEQNO}),
 )
 """Couchbase 3.1.6 with its bucket engine."""
 
@@ -96,6 +96,7 @@ COUCHBASE_2_5 = Release(
         {
             *range(Opcode.DCP_OPEN, Opcode.DCP_OPEN + 0x18),
             *(Opcode.HELLO, Opcode.GET_ALL_VB_SEQNOS, Opcode.GET_FAILOVER_LOG, Opcode.GET_ERROR_MAP),
+            Opcode.OBSERVE_SEQNO,
         }
     ),
 )

@@ -158,6 +158,7 @@ PARSED = {
     "retrySeconds": ("2.5", 2.5),
     "vbucketCount": ("64", 64),
     "missingVbuckets": ("skip", MissingVbuckets.SKIP),
+    "mitigateRollback": ("true", True),
 }
 LOGIN = {"username", "password", "passwordFile", "credentialsFile"}
 OPTIONS = list_options(SourceOptions)

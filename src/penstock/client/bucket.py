@@ -17,14 +17,17 @@ from penstock.client.documents.document_commands import DocumentCommands
 from penstock.client.documents.document_requests import DocumentRequests
 from penstock.client.feeds.collection_selection import StreamContent
 from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
-from penstock.client.streams.change_stream import ChangeStream
+from penstock.client.feeds.stream_position import Position
+from penstock.client.streams.change_stream import ChangeStream, RollbackMitigation
 from penstock.client.streams.dialect_check import check_dialect
+from penstock.client.streams.persistence_gate import PersistenceGate
 from penstock.client.streams.stream_choice import (
     ChangeOptions,
     Start,
     Stop,
     choose_content,
     choose_dialect,
+    choose_mitigation,
     choose_targets,
     make_tap_feed,
 )
@@ -198,6 +201,7 @@ class Bucket(DocumentCommands):
         defaults = self.address.options
         dialect = choose_dialect(options, defaults)
         content = choose_content(options, defaults, dialect)
+        is_mitigated = choose_mitigation(options, defaults, dialect)
         chosen = await self.reports.choose_vbuckets(vbuckets)
         if dialect in (Dialect.UPR, Dialect.UPR_DRAFT):  # a server without them may send any answer
             await check_dialect(self.address, dialect)
@@ -211,6 +215,7 @@ class Bucket(DocumentCommands):
             dialect=dialect,
             end_rule=EndRule.NOW if stop == "now" else EndRule.SNAPSHOT,
             content=content,
+            gate=PersistenceGate(self.reports.safe_seqnos, defaults.retry_seconds) if is_mitigated else None,
         )
 
     def open_feed(
@@ -220,6 +225,7 @@ class Bucket(DocumentCommands):
         dialect: Dialect = Dialect.DCP,
         end_rule: EndRule = EndRule.SNAPSHOT,
         content: StreamContent | None = None,
+        gate: PersistenceGate | None = None,
     ) -> ChangeStream:
         """Return a change stream for exactly these targets. The bucket must be connected.
 
@@ -228,13 +234,19 @@ class Bucket(DocumentCommands):
             dialect: any but TAP.
             end_rule: where the streams end.
             content: None: the default collection; in DCP, with extended attributes if the connection string sets them.
+            gate: holds changes back until they are safe; None: they are delivered at once.
         """
         options = self.address.options
         if content is None:
             content = StreamContent(xattrs=dialect is Dialect.DCP and options.xattrs)
-        window = options.flow_control_bytes
-        feed = Feed(self.vbuckets, targets, window=window, dialect=dialect, end_rule=end_rule, content=content)
-        return ChangeStream(self.address, feed, self.reports.served_seqnos)
+
+        def make_feed(positions: Mapping[int, Position]) -> Feed:
+            left = {vb: replace(each, position=positions.get(vb, each.position)) for vb, each in targets.items()}
+            window = options.flow_control_bytes
+            return Feed(self.vbuckets, left, window=window, dialect=dialect, end_rule=end_rule, content=content)
+
+        mitigation = None if gate is None else RollbackMitigation(gate, make_feed)
+        return ChangeStream(self.address, make_feed({}), self.reports.served_seqnos, mitigation=mitigation)
 
     async def batches(
         self,

@@ -15,7 +15,7 @@ from penstock.cli.base.option_parameters import make_annotation
 from penstock.client.connect.address import DEFAULT_URL, Address, ConnectionOptions, parse_address
 from penstock.client.connect.credentials import read_password_file, resolve_credentials
 from penstock.node.session.node_options import NodeOptions
-from penstock.options import list_options
+from penstock.options import format_option, list_options
 from penstock.spark.source.bucket_options import BucketOptions
 from penstock.version import __version__
 
@@ -73,18 +73,21 @@ def resolve_address(url: str, username: str | None, file: str | None) -> Address
     return parse_address(url, resolve_credentials(username, password, os.environ))
 
 
-def override_options(address: Address, given: Mapping[str, str]) -> Address:
+def override_options(address: Address, given: Mapping[str, object]) -> Address:
     """Return the address with other connection options.
 
     Args:
         address: the address to change.
-        given: field name of ConnectionOptions -> value as text.
+        given: field name of ConnectionOptions -> value, or its text.
 
     Raises:
         UsageError: a value is invalid.
     """
     declared = list_options(ConnectionOptions)
-    values = {name: declared[name].option_type.read(declared[name].external_name, text) for name, text in given.items()}
+    values = {
+        name: declared[name].option_type.read(declared[name].external_name, format_option(value))
+        for name, value in given.items()
+    }
     return replace(address, options=replace(address.options, **values))
 
 

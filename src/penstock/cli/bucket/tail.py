@@ -56,6 +56,7 @@ class TailOptions:
     limit: int | None = option(POSITIVE, "stop after this many changes", default=None)
     protocol: Dialect | None = shared_option(ConnectionOptions)
     missing_vbuckets: MissingVbuckets | None = shared_option(ConnectionOptions)
+    mitigate_rollback: bool | None = shared_option(ConnectionOptions)
     keys_only: bool = option(BOOLEAN, "do not request or print values", default=False)
 
 

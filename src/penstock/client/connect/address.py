@@ -137,6 +137,11 @@ class ConnectionOptions:
         shown="all",
     )
     xattrs: bool = option(BOOLEAN, "include the extended attributes of changes", default=False)
+    mitigate_rollback: bool = option(
+        BOOLEAN,
+        "read only changes that the active node and all replicas have on disk, so that no failover makes them void",
+        default=False,
+    )
     ca: str = option(FILE, "PEM file of trusted authorities, instead of the system's", default="", shown="none")
     certificate: str = option(FILE, "PEM file of the client's certificate and key", default="", shown="none")
     certificate_key: str = option(

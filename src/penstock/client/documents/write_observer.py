@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from penstock.client.connect.address import Address
-from penstock.client.connect.node_link import NodeLink
 from penstock.client.documents.mutation_tokens import MutationToken
 from penstock.client.topology.nodes import Nodes
-from penstock.errors import Error, KeyNotFound, NotMyVbucket, OperationTimeout, UsageError, WriteLost
-from penstock.wire.messages.kv import Observed, ObserveSeqno, unpack_observed
+from penstock.client.topology.observed_copies import observe_copies
+from penstock.errors import OperationTimeout, UsageError, WriteLost
+from penstock.wire.messages.kv import Observed
 
 __all__ = ["WriteObserver", "is_reached"]
 
@@ -93,25 +93,12 @@ class WriteObserver:
         Raises:
             UsageError: the cluster map has fewer copies than needed.
         """
-        links = await self._nodes.run_with_retry(lambda: self._nodes.connect_copies(token.vbucket))
-        if len(links) < needed:
+        timeout = self._address.options.operation_timeout
+        branches = {token.vbucket: token.vbuuid}
+        observed = await self._nodes.run_with_retry(lambda: observe_copies(self._nodes, branches, timeout))
+        copies = observed[token.vbucket]
+        if len(copies) < needed:
             raise UsageError(
-                f"vbucket {token.vbucket} has {len(links)} copies in the cluster map, expected {needed} or more"
+                f"vbucket {token.vbucket} has {len(copies)} copies in the cluster map, expected {needed} or more"
             )
-        return [await self._observe_at(link, token) for link in links]
-
-    async def _observe_at(self, link: NodeLink, token: MutationToken) -> Observed | None:
-        request = ObserveSeqno(vbucket=token.vbucket, value=token.vbuuid.to_bytes(8, "big"))
-        try:
-            reply = await link.request(request, self._address.options.operation_timeout)
-        except KeyNotFound:  # a copy that does not know the branch yet
-            return None
-        except (NotMyVbucket, OSError):
-            self._nodes.invalidate_map()
-            return None
-        except Error:
-            if not link.closed.done():
-                raise
-            self._nodes.invalidate_map()
-            return None
-        return unpack_observed(reply.value)
+        return copies

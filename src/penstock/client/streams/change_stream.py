@@ -8,8 +8,8 @@ requests the newest cluster map, opens missing connections, and resumes the stre
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Self
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import NamedTuple, Self
 
 import pyarrow as pa
 
@@ -18,6 +18,7 @@ from penstock.client.connect.dropped_frames import DropReason
 from penstock.client.feeds.consumer_feed import ConsumerFeed
 from penstock.client.feeds.deliveries import Delivery
 from penstock.client.feeds.stream_position import Position
+from penstock.client.streams.persistence_gate import BranchLost, PersistenceGate
 from penstock.client.streams.session_pool import SessionPool
 from penstock.client.streams.silence_watch import SilenceWatch
 from penstock.client.streams.stream_connections import StreamConnections
@@ -27,12 +28,25 @@ from penstock.errors import Error
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns.schema import Change
 
-__all__ = ["ChangeStream"]
+__all__ = ["ChangeStream", "RollbackMitigation"]
 
 logger = logging.getLogger("penstock.client")
 
 ItemCountSource = Callable[[], Awaitable[ItemCounts | None]]
 """Requests the document counts of a node; returns None if the node has no counts."""
+
+
+class RollbackMitigation(NamedTuple):
+    """Lets changes pass only once no failover makes them void.
+
+    Attributes:
+        gate: waits until all copies have the changes.
+        make_feed: returns a feed that starts at other positions. It takes the place of a feed that has received changes
+            of a branch that was lost.
+    """
+
+    gate: PersistenceGate
+    make_feed: Callable[[Mapping[int, Position]], ConsumerFeed]
 
 
 class ChangeStream:
@@ -63,6 +77,7 @@ class ChangeStream:
         *,
         item_counts: ItemCountSource | None = None,
         pool: SessionPool | None = None,
+        mitigation: RollbackMitigation | None = None,
     ) -> None:
         """Create a stream without connections.
 
@@ -72,17 +87,26 @@ class ChangeStream:
             end_seqnos: requests the end seqnos of streams that end "now"; None: no stream does.
             item_counts: requests the document counts; None: the client does not check whether a TAP stream is complete.
             pool: lends connections, and gets them back when all streams have ended; None: the stream opens its own.
+            mitigation: holds deliveries back until no failover makes them void; None: they are delivered at once.
         """
         self._address = address
-        self._feed = feed
+        self._end_seqnos = end_seqnos
         self._item_counts = item_counts
-        self._connections = StreamConnections(address, feed, pool)
-        self._recovery = StreamRecovery(address, feed, self._connections, end_seqnos)
-        self._watch = SilenceWatch(address, feed, self._connections)
-        self._failure: Exception | None = None
-        """An error to raise after the delivery of all changes that arrived before it."""
+        self._pool = pool
+        self._mitigation = mitigation
+        self._held: Delivery | None = None
+        """A delivery that `mitigation` has not let pass yet."""
         self._last_delivery: Delivery | None = None
         self.positions: dict[int, Position] = dict(feed.positions)
+        self._begin(feed)
+
+    def _begin(self, feed: ConsumerFeed) -> None:
+        self._feed = feed
+        self._connections = StreamConnections(self._address, feed, self._pool)
+        self._recovery = StreamRecovery(self._address, feed, self._connections, self._end_seqnos)
+        self._watch = SilenceWatch(self._address, feed, self._connections)
+        self._failure: Exception | None = None
+        """An error to raise after the delivery of all changes that arrived before it."""
 
     @property
     def given_up(self) -> list[int]:
@@ -146,6 +170,25 @@ class ChangeStream:
             OSError: the system refused a connection, for a reason that a retry does not repair.
         """
         self._acknowledge()
+        while (delivery := await self._receive_delivery()) is not None and self._mitigation is not None:
+            try:
+                await self._mitigation.gate.wait_until_persisted(delivery)
+                break
+            except BranchLost as lost:
+                logger.warning("%s: %s; reading the changes again that were not delivered", self._address, lost)
+                await self._recovery.close()
+                self._held = None
+                self._begin(self._mitigation.make_feed(self.positions))
+        if delivery is not None:
+            self._held, self._last_delivery = None, delivery
+            self._recovery.confirm_recovery(delivery.connection_id)
+            self.positions.update(delivery.positions)
+        return delivery
+
+    async def _receive_delivery(self) -> Delivery | None:
+        """Return the delivery that is held, or the next one; None after the end of all streams."""
+        if self._held is not None:
+            return self._held
         self._watch.resume()
         try:
             await self._recover_ended()
@@ -161,10 +204,8 @@ class ChangeStream:
             raise
         finally:
             self._watch.pause()
-        delivery = self._last_delivery = self._feed.deliveries.popleft()
-        self._recovery.confirm_recovery(delivery.connection_id)
-        self.positions.update(delivery.positions)
-        return delivery
+        self._held = self._feed.deliveries.popleft()
+        return self._held
 
     def _acknowledge(self) -> None:
         """Acknowledge the previous delivery: the caller requests the next one, so it has consumed the previous one."""

@@ -14,7 +14,16 @@ from penstock.client.topology.vbucket_reports import VbucketReports
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import MAX_SEQNO, Dialect
 
-__all__ = ["ChangeOptions", "Start", "Stop", "choose_content", "choose_dialect", "choose_targets", "make_tap_feed"]
+__all__ = [
+    "ChangeOptions",
+    "Start",
+    "Stop",
+    "choose_content",
+    "choose_dialect",
+    "choose_mitigation",
+    "choose_targets",
+    "make_tap_feed",
+]
 
 Start = Literal["beginning", "now"] | Mapping[int, Position]
 Stop = Literal["now"] | Mapping[int, int] | None
@@ -31,6 +40,8 @@ class ChangeOptions(TypedDict, total=False):
             only, from nodes with collections.
         xattrs: with extended attributes. DCP only.
         values: False leaves out values and their datatypes. DCP and TAP nodes do not send them then.
+        mitigate_rollback: only changes that the active node and all replicas have on disk, or in memory in a bucket
+            without a disk. So no failover makes them void. DCP only, from Couchbase Server 4.0 on.
     """
 
     protocol: str | None
@@ -38,12 +49,23 @@ class ChangeOptions(TypedDict, total=False):
     collections: Sequence[str]
     xattrs: bool | None
     values: bool
+    mitigate_rollback: bool | None
 
 
 def choose_dialect(chosen: ChangeOptions, options: ConnectionOptions) -> Dialect:
     """Return the dialect. Raises UsageError for an unknown name."""
     protocol = chosen.get("protocol")
     return options.protocol if protocol is None else parse_dialect(protocol)
+
+
+def choose_mitigation(chosen: ChangeOptions, options: ConnectionOptions, dialect: Dialect) -> bool:
+    """Return whether changes are held back until no failover makes them void. Raises UsageError in other dialects."""
+    mitigate = chosen.get("mitigate_rollback")
+    if mitigate is None:
+        mitigate = options.mitigate_rollback
+    if mitigate and dialect is not Dialect.DCP:
+        raise UsageError(f"option mitigateRollback with protocol {dialect}, expected dcp: only DCP names branches")
+    return mitigate
 
 
 def choose_content(chosen: ChangeOptions, options: ConnectionOptions, dialect: Dialect) -> StreamContent:

@@ -7,7 +7,19 @@ from typing import NamedTuple
 
 from penstock.client.connect.stat_numbers import read_number
 
-__all__ = ["PersistedSeqno", "read_persisted_seqnos"]
+__all__ = ["HeldSeqno", "PersistedSeqno", "read_persisted_seqnos"]
+
+
+class HeldSeqno(NamedTuple):
+    """A change that is held back until it is on disk.
+
+    Attributes:
+        vbuuid: its branch.
+        seqno: its seqno.
+    """
+
+    vbuuid: int
+    seqno: int
 
 
 class PersistedSeqno(NamedTuple):

@@ -12,7 +12,8 @@ from penstock.client.connect.stat_numbers import read_number
 from penstock.client.topology.item_counts import ITEM_COUNT_GROUP, ItemCount, read_item_counts
 from penstock.client.topology.missing_vbuckets import MissingReport, check_vbucket_numbers, parse_group_vbuckets
 from penstock.client.topology.nodes import Nodes
-from penstock.client.topology.persisted_seqnos import PersistedSeqno, read_persisted_seqnos
+from penstock.client.topology.observed_copies import judge_copies, observe_copies
+from penstock.client.topology.persisted_seqnos import HeldSeqno, PersistedSeqno, read_persisted_seqnos
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.client.topology.vbucket_requests import (
     request_dumped_vbuckets,
@@ -20,7 +21,7 @@ from penstock.client.topology.vbucket_requests import (
     request_high_seqnos,
 )
 from penstock.client.topology.vbucket_views import FEW_VBUCKETS, view_vbuckets
-from penstock.errors import Error, NotMyVbucket, StatusError
+from penstock.errors import Error, NotMyVbucket, StatusError, UnknownCommand, UnsupportedServer
 from penstock.store.history.failover_log import FailoverLog
 
 __all__ = ["VbucketReports"]
@@ -35,6 +36,7 @@ class VbucketReports:
         self._nodes = nodes
         self._address = address
         self._report = MissingReport(address)
+        self._is_ephemeral: bool | None = None
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -160,6 +162,41 @@ class VbucketReports:
             return read_persisted_seqnos(found, self._nodes.map.vbuckets)
 
         return await self._nodes.run_with_retry(ask)
+
+    async def safe_seqnos(self, held: Mapping[int, HeldSeqno]) -> dict[int, PersistedSeqno]:
+        """Return up to which seqno the active node and all replicas of vbuckets have their branch on disk.
+
+        A bucket of type ephemeral has no disk. There a copy in memory counts.
+
+        Args:
+            held: the changes to ask for, by vbucket.
+
+        Returns:
+            By vbucket, as if the least of the copies were one disk. The vbuuid differs from that of `held` if the
+            active node does not have the change. A vbucket is left out while a copy does not answer.
+
+        Raises:
+            UnsupportedServer: the server does not report the seqnos of its copies.
+        """
+        timeout = self._address.options.operation_timeout
+        branches = {vbucket: each.vbuuid for vbucket, each in held.items()}
+        try:
+            copies = await self._nodes.run_with_retry(lambda: observe_copies(self._nodes, branches, timeout))
+        except UnknownCommand:
+            raise UnsupportedServer(
+                f"{self._address} has no OBSERVE_SEQNO, so the seqnos of its replicas are unknown; "
+                "Couchbase Server 4.0 and later have it"
+            ) from None
+        if self._is_ephemeral is None:
+            self._is_ephemeral = (await self.stats()).get("ep_bucket_type") == "ephemeral"
+        in_memory = self._is_ephemeral
+        unknown = [vbucket for vbucket, found in copies.items() if found[0] is None]
+        logs = await self.failover_logs(unknown) if unknown else {}
+        safe = {
+            vbucket: judge_copies(held[vbucket], found, logs.get(vbucket, ()), in_memory=in_memory)
+            for vbucket, found in copies.items()
+        }
+        return {vbucket: each for vbucket, each in safe.items() if each is not None}
 
     async def seqno_stats(self, vbucket: int | None = None) -> dict[str, str]:
         """Return the statistics vbucket-seqno of one vbucket or of all, each from the node that has it."""

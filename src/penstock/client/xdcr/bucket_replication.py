@@ -18,7 +18,8 @@ from penstock.client.documents.bulk import BulkWriter
 from penstock.client.documents.meta_requests import prepare_meta_writes
 from penstock.client.documents.window_writer import AcceptedStatuses, RefusedRows, WindowResult, WindowWriter
 from penstock.client.feeds.stream_position import BEGINNING, Position
-from penstock.client.xdcr.change_reader import BranchLost, ChangeReader, PersistenceGate
+from penstock.client.streams.persistence_gate import BranchLost, PersistenceGate
+from penstock.client.xdcr.change_reader import ChangeReader
 from penstock.client.xdcr.change_selector import ChangeSelector
 from penstock.client.xdcr.checkpoint import Checkpoint, CheckpointTracker, find_lost_ends, forget_positions
 from penstock.client.xdcr.state_file import StateFile
@@ -207,7 +208,7 @@ class BucketReplication:
     ) -> None:
         """Replicate from these positions until the end, or until a bucket loses changes."""
         patience = self._source_address.options.retry_seconds
-        gate = PersistenceGate(self._source.reports, patience) if has_gate else None
+        gate = PersistenceGate(self._source.reports.persisted_seqnos, patience) if has_gate else None
         stop: Literal["now"] | None = "now" if self._options.until == "now" else None
         prepare = partial(prepare_meta_writes, conflict_resolution=resolution)
         writer = WindowWriter(bulk, prepare, accepted=AcceptedStatuses(missing=True, older=True))

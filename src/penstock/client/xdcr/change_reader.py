@@ -10,75 +10,11 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from penstock.client.documents.window_writer import WINDOW_BYTES, WINDOW_ROWS
-from penstock.client.feeds.deliveries import Delivery
 from penstock.client.feeds.stream_position import Position
 from penstock.client.streams.change_stream import ChangeStream
-from penstock.client.topology.persisted_seqnos import PersistedSeqno
-from penstock.client.topology.vbucket_reports import VbucketReports
-from penstock.errors import Error, Unreachable
+from penstock.client.streams.persistence_gate import PersistenceGate
 
-__all__ = ["BranchLost", "ChangeReader", "ChangeWindow", "PersistenceGate"]
-
-_FIRST_DELAY, _MOST_DELAY = 0.005, 0.25
-"""Seconds between two questions whether changes are on disk. A disk takes some milliseconds."""
-
-
-class BranchLost(Error):
-    """A vbucket has a new branch, which may lack changes that the replication has read or written."""
-
-
-class PersistenceGate:
-    """Holds changes back until the source has them on disk.
-
-    Args:
-        reports: requests the source's seqnos.
-        patience: seconds without progress of the source's disk, after which waiting ends with an error.
-    """
-
-    def __init__(self, reports: VbucketReports, patience: float) -> None:
-        self._reports = reports
-        self._patience = patience
-        self._known: dict[int, PersistedSeqno] = {}
-        self._branches: dict[int, int] = {}
-
-    async def wait_until_persisted(self, delivery: Delivery) -> None:
-        """Wait until the changes of a delivery are on disk.
-
-        Raises:
-            BranchLost: a vbucket has a new branch. The stream must resume at an earlier position.
-            Unreachable: the source's disk makes no progress.
-        """
-        self._branches.update({vbucket: log[0].vbuuid for vbucket, log in delivery.logs.items() if log})
-        missing, delay, waited = self._find_missing(delivery.positions), _FIRST_DELAY, 0.0
-        while missing:
-            before = {vbucket: self._known.get(vbucket) for vbucket in missing}
-            self._known.update(await self._reports.persisted_seqnos(missing))
-            for vbucket in missing:
-                self._check_branch(vbucket)
-            missing = self._find_missing(delivery.positions)
-            if not missing:
-                return
-            waited = waited + delay if before == {vbucket: self._known.get(vbucket) for vbucket in before} else 0.0
-            if waited > self._patience:
-                raise Unreachable(f"vbucket {min(missing)}: its changes are not on disk after {self._patience:g} s")
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, _MOST_DELAY)
-
-    def _check_branch(self, vbucket: int) -> None:
-        known, expected = self._known.get(vbucket), self._branches.get(vbucket)
-        if known is not None and expected is not None and known.vbuuid != expected:
-            raise BranchLost(f"vbucket {vbucket} of the source has a new branch")
-
-    def _find_missing(self, positions: Mapping[int, Position]) -> list[int]:
-        """Return the vbuckets whose positions are not known to be on disk."""
-        known = self._known
-        return [
-            vbucket
-            for vbucket, position in positions.items()
-            if vbucket not in known
-            or known[vbucket].persisted_seqno < position.seqno
-            or known[vbucket].vbuuid != self._branches.get(vbucket, known[vbucket].vbuuid)
-        ]
+__all__ = ["ChangeReader", "ChangeWindow"]
 
 
 @dataclass(slots=True)

@@ -74,11 +74,11 @@ class PlannedRollback(NamedTuple):
 
 
 def prepare_available_now(infos: Mapping[int, VbucketInfo]) -> PlanMemory:
-    """Return the memory for the first plan of an AvailableNow run, which ends at the present high seqnos.
+    """Return the memory for the first plan of an AvailableNow run, which ends at the present ends of the vbuckets.
 
     The run is over when a plan returns its `previous`. It does so only after it has proven the last batch.
     """
-    return PlanMemory(target={vb: (info.vbuuid, info.high_seqno) for vb, info in infos.items()})
+    return PlanMemory(target={vb: (info.vbuuid, info.end_seqno) for vb, info in infos.items()})
 
 
 def plan_batch(
@@ -109,7 +109,7 @@ def plan_batch(
         return replace(previous, pinned=True), PlanMemory(target=target)
     known = memory.proven_offset if memory.proven_offset and memory.offset == previous else previous
     bases = [_settle_vbucket(known.vbuckets[vb], infos[vb]) for vb in chosen]
-    ends = [infos[vb].high_seqno if target is None else target[vb][1] for vb in chosen]
+    ends = [infos[vb].end_seqno if target is None else target[vb][1] for vb in chosen]
     granted = _allocate_seqnos(bases, states, ends, limit)
     planned = _replace_vbuckets(known, zip(chosen, map(_advance_vbucket, bases, states, granted), strict=True))
     if all(
@@ -244,12 +244,12 @@ def _update_target(
 ) -> Mapping[int, tuple[int, int]] | None:
     """Return the target, with new seqnos for vbuckets that have a new branch: the old seqno means nothing there.
 
-    A vbucket without a target was not served when the run started. Its present high seqno becomes the target.
+    A vbucket without a target was not served when the run started. Its present end becomes the target.
     """
     if target is None:
         return None
     return {
-        vb: target[vb] if vb in target and target[vb][0] == info.vbuuid else (info.vbuuid, info.high_seqno)
+        vb: target[vb] if vb in target and target[vb][0] == info.vbuuid else (info.vbuuid, info.end_seqno)
         for vb, info in infos.items()
     }
 

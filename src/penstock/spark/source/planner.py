@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
@@ -15,6 +16,8 @@ from penstock.client.connect.handshake import DOCUMENTS
 from penstock.client.connect.retry import run_with_retry
 from penstock.client.feeds.collection_selection import KnownCollections, parse_manifest
 from penstock.client.streams.dialect_check import check_dialect
+from penstock.client.streams.stream_choice import choose_mitigation
+from penstock.client.topology.persisted_seqnos import HeldSeqno
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import Dialect
@@ -105,7 +108,8 @@ class Planner:
             await session.link.close()
 
     def check_dialect(self, dialect: Dialect) -> None:
-        """Raise UnsupportedServer if the server does not stream changes in this dialect."""
+        """Raise UnsupportedServer if the server does not stream changes in this dialect, UsageError for its options."""
+        choose_mitigation({}, self._bucket.address.options, dialect)
         self._loop.run(check_dialect(self._bucket.address, dialect))
 
     def read_infos(
@@ -126,9 +130,24 @@ class Planner:
         wanted = self.vbuckets if vbuckets is None else vbuckets
         self._checked_vbuckets = frozenset(wanted)
         known, unsure = ({}, set()) if settled_vbuckets is None else (self.last_infos, {*wanted} - {*settled_vbuckets})
-        self.last_infos = self._loop.run(self._bucket.vbucket_infos(wanted, known, unsure))
+        self.last_infos = self._loop.run(self._read_infos(wanted, known, unsure))
         self._checked_at = time.monotonic()
         return self.last_infos
+
+    async def _read_infos(
+        self, wanted: Sequence[int], known: Mapping[int, VbucketInfo], unsure: Collection[int]
+    ) -> dict[int, VbucketInfo]:
+        infos = await self._bucket.vbucket_infos(wanted, known, unsure)
+        if not self._bucket.address.options.mitigate_rollback:
+            return infos
+        held = {
+            vb: HeldSeqno(info.vbuuid, info.high_seqno)
+            for vb, info in infos.items()
+            if info.safe_seqno is None or info.safe_seqno < info.high_seqno
+        }
+        safe = await self._bucket.reports.safe_seqnos(held)
+        found = {vb: each.persisted_seqno for vb, each in safe.items() if each.vbuuid == held[vb].vbuuid}
+        return infos | {vb: replace(infos[vb], safe_seqno=found.get(vb, 0)) for vb in held}
 
     def is_unchanged(self) -> bool:
         """Return whether failover logs and high seqnos equal those of the last `read_infos`.
@@ -139,7 +158,7 @@ class Planner:
         return self._loop.run(self._check_unchanged())
 
     async def _check_unchanged(self) -> bool:
-        expected = {vbucket: info.high_seqno for vbucket, info in self.last_infos.items()}
+        expected = {vbucket: info.end_seqno for vbucket, info in self.last_infos.items()}
         while await self._read_high_seqnos() == expected:
             left = self._checked_at + _CHECK_SECONDS - time.monotonic()
             if left > 0:

@@ -148,6 +148,7 @@ class SourceOptions(MicroBatchOptions, BucketOptions):
         example="true",
     )
     missing_vbuckets: MissingVbuckets | None = shared_option(ConnectionOptions, example="skip")
+    mitigate_rollback: bool | None = shared_option(ConnectionOptions, example="true")
 
     @classmethod
     def _complete(cls, values: dict[str, Any]) -> dict[str, Any]:
