@@ -14,11 +14,13 @@ from penstock.client.replication.map_layout import (
     find_next_version,
     make_map_document,
     read_map_layout,
+    read_own_address,
 )
-from penstock.client.replication.replica_choice import ReplicaReport, choose_replica
+from penstock.client.replication.replica_choice import NodeReport, ReplicaReport, choose_replica, find_owner
 from penstock.errors import RemoteProtocolError
 from penstock.node.cluster.topology import dump_json
 from penstock.store.history.failover_log import FailoverEntry, FailoverLog, create_entry
+from penstock.wire.codec.constants import VbucketState
 
 NODES = [MapNode((f"10.0.0.{at}", 11210), {"kv": 11210, "mgmt": 8091}) for at in range(4)] + [
     MapNode(("fd00::1", 11210), {"kv": 11210, "kvSSL": 11207, "mgmt": 8091})
@@ -136,6 +138,42 @@ def test_chosen_replica_has_the_highest_seqno_of_the_newest_branch(reports, rand
     shuffled = [report for _, report in reports]
     random.shuffle(shuffled)
     assert choose_replica(shuffled) == chosen
+
+
+ACTIVE, REPLICA = VbucketState.ACTIVE, VbucketState.REPLICA
+
+
+@pytest.mark.parametrize(
+    ("states", "seqnos", "mapped", "owner"),
+    [
+        ([ACTIVE, ACTIVE], [0, 0], -1, -1),
+        ([ACTIVE, ACTIVE], [0, 0], 1, 1),
+        ([ACTIVE, ACTIVE], [3, 0], 1, 1),
+        ([ACTIVE, ACTIVE], [3, 4], -1, 1),
+        ([ACTIVE, REPLICA], [3, 9], 1, 0),
+        ([ACTIVE, REPLICA], [0, 9], 1, -1),
+        ([REPLICA, None], [9, 0], 1, -1),
+    ],
+)
+def test_owner_is_in_the_map_or_has_changes(states, seqnos, mapped, owner):
+    reports = [
+        NodeReport({} if state is None else {7: state}, {7: seqno}) for state, seqno in zip(states, seqnos, strict=True)
+    ]
+    assert find_owner(7, reports, mapped) == owner
+
+
+def test_layout_names_the_copies():
+    layout = MapLayout(tuple(NODES[:3]), ((0,), (1,))).set_replicas({0: [2, 1]})
+    assert layout.chains == ((0, 2, 1), (1, -1, -1))
+    assert layout.list_names(0) == ["10.0.0.0:11210", "10.0.0.2:11210", "10.0.0.1:11210"]
+    assert layout.set_replicas({}).list_names(1) == ["10.0.0.1:11210", None, None]
+
+
+def test_own_address_is_marked_in_the_map():
+    layout = MapLayout(tuple(NODES[:2]), ((0,),))
+    document = make_map_document({}, layout, (2, 1), NODES[1].endpoint)
+    assert read_own_address(document, ("localhost", 9)) == "10.0.0.1:11210"
+    assert read_own_address({"vBucketServerMap": document["vBucketServerMap"]}, ("h", 9)) == "h:9"
 
 
 def test_replicas_of_unrelated_histories_are_compared_by_seqno():

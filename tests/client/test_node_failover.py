@@ -9,6 +9,7 @@ from penstock.client.bucket import Bucket
 from penstock.client.connect.address import parse_address
 from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.node_failover import fail_over
+from penstock.client.replication.vbucket_mover import VbucketMover
 from penstock.errors import UsageError
 from penstock.node import Node
 from penstock.wire.codec.constants import VbucketState
@@ -103,10 +104,37 @@ def test_reachable_node_loses_its_vbuckets_first(stack):
 def test_vbuckets_without_a_replica_are_reported(stack):
     active, replica = start(stack), start(stack)
     write(active, 0, 50)
-    set_states(replica, VbucketState.DEAD)
-    replicate_once(active, replica, vbuckets=[0, 2])
+    replicate_once(active, replica, vbuckets=[0, 2])  # its other vbuckets are active and empty
     result = asyncio.run(fail(active, replica))
     assert (sorted(result.promoted), result.lost) == ([0, 2], (1, 3))
+
+
+def test_empty_vbuckets_of_a_new_node_are_no_owners(stack):
+    active, new, replica = start(stack), start(stack), start(stack)
+    write(active, 0, 50)
+    replicate_once(active, replica)
+    result = asyncio.run(fail(active, new, replica))
+    assert result.promoted == dict.fromkeys(range(VBUCKETS), make_endpoint(replica))
+    assert (run(new, lambda: list_active(new)), run(replica, lambda: list_active(replica))) == ([], [*range(VBUCKETS)])
+
+
+def test_empty_vbuckets_of_an_owner_in_the_map_stay(stack):
+    active, other = start(stack), start(stack)
+
+    async def main():
+        publisher = MapPublisher(make_address(active))
+        try:
+            for node in (active, other):
+                await publisher.load(make_endpoint(node))
+            mover = VbucketMover(publisher, make_address(active))
+            await mover.move([1], make_endpoint(active), make_endpoint(other))
+        finally:
+            await publisher.close()
+
+    asyncio.run(main())
+    result = asyncio.run(fail(active, other))
+    assert (result.promoted, result.lost) == ({}, (0, 2, 3))
+    assert run(other, lambda: list_active(other)) == [1]
 
 
 def test_last_node_is_not_failed_over(stack):

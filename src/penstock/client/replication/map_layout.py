@@ -9,7 +9,16 @@ from typing import Any
 from penstock.client.connect.cluster_map import NO_NODE, Endpoint
 from penstock.errors import RemoteProtocolError, UsageError
 
-__all__ = ["MapLayout", "MapNode", "MapVersion", "find_next_version", "make_map_document", "read_map_layout"]
+__all__ = [
+    "PUSHED_EPOCH",
+    "MapLayout",
+    "MapNode",
+    "MapVersion",
+    "find_next_version",
+    "make_map_document",
+    "read_map_layout",
+    "read_own_address",
+]
 
 _ANY_HOST = "$HOST"
 PUSHED_EPOCH = 2
@@ -121,6 +130,20 @@ class MapLayout:
             self, nodes=tuple(node.move_to(endpoints.get(node.endpoint, node.endpoint)) for node in self.nodes)
         )
 
+    def set_replicas(self, replicas: Mapping[int, Sequence[int]]) -> MapLayout:
+        """Return the layout with other replicas of vbuckets. All chains get the length of the longest one.
+
+        Args:
+            replicas: vbucket -> indexes of the nodes of its replicas, or NO_NODE.
+        """
+        chains = [(chain[0], *replicas.get(vbucket, chain[1:])) for vbucket, chain in enumerate(self.chains)]
+        most = max(map(len, chains), default=1)
+        return replace(self, chains=tuple((*chain, *[NO_NODE] * (most - len(chain))) for chain in chains))
+
+    def list_names(self, vbucket: int) -> list[str | None]:
+        """Return the replication chain of a vbucket: the names of its nodes, None for a place without a node."""
+        return [None if place == NO_NODE else self.nodes[place].address for place in self.chains[vbucket]]
+
     def list_owned(self, index: int) -> list[int]:
         """Return the vbuckets that are active on a node."""
         return [vbucket for vbucket, chain in enumerate(self.chains) if chain[0] == index]
@@ -151,6 +174,21 @@ def read_map_layout(document: Mapping[str, Any], dialled: Endpoint) -> MapLayout
     if not chains:
         raise RemoteProtocolError("cluster map without vbuckets, expected at least one")
     return MapLayout(nodes, chains)
+
+
+def read_own_address(document: Mapping[str, Any], dialled: Endpoint) -> str:
+    """Return the address of the node that has sent a map: its name in replication chains.
+
+    Args:
+        document: the map.
+        dialled: host and port of the connection. They are the name if the map does not mark its node.
+
+    Raises:
+        RemoteProtocolError: as in `read_map_layout`.
+    """
+    nodes, entries = read_map_layout(document, dialled).nodes, document.get("nodesExt") or []
+    marked = [node for node, entry in zip(nodes, entries, strict=False) if entry.get("thisNode")]
+    return marked[0].address if len(entries) == len(nodes) and marked else _join_address(*dialled)
 
 
 def _read_node(server: str, entry: Mapping[str, Any], dialled: Endpoint) -> MapNode:

@@ -8,6 +8,7 @@ from typing import Any
 from penstock.client.connect.address import Address
 from penstock.client.connect.cluster_map import Endpoint
 from penstock.client.replication.map_layout import (
+    PUSHED_EPOCH,
     MapLayout,
     find_next_version,
     make_map_document,
@@ -58,6 +59,11 @@ class MapPublisher:
     def list_endpoints(self, layout: MapLayout) -> list[Endpoint]:
         """Return host and port of each node of a layout, with TLS if the address has it."""
         return [node.get_endpoint(tls=self._address.tls) for node in layout.nodes]
+
+    @property
+    def has_shared_map(self) -> bool:
+        """Whether the newest map is one of several nodes. A node that stands alone lists all that it has active."""
+        return len(self._base.get("nodesExt", ())) > 1 or self._base.get("revEpoch", 1) >= PUSHED_EPOCH
 
     async def load(self, endpoint: Endpoint) -> None:
         """Read the map of a node. It is used if it is newer than the others, and has all of their nodes.

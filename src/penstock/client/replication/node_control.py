@@ -14,10 +14,12 @@ from penstock.client.connect.client_session import ClientSession, open_session
 from penstock.client.connect.cluster_map import Endpoint
 from penstock.client.connect.node_link import ANY_STATUS, NodeLink, make_refusal_error
 from penstock.client.connect.retry import run_with_retry
+from penstock.client.replication.map_layout import read_own_address
 from penstock.client.topology.vbucket_requests import request_failover_logs, request_high_seqnos
 from penstock.errors import UsageError
 from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.layout import Request
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.cluster import SetClusterConfig
@@ -131,6 +133,24 @@ class NodeControl:
         """Set the state of vbuckets. A missing vbucket is created."""
         await self._send_all([SetVbucket(vbucket=vbucket, state=state) for vbucket in sorted(vbuckets)])
 
+    async def set_chains(self, chains: Mapping[int, Sequence[str | None]], state: VbucketState) -> None:
+        """Set the replication chains of vbuckets, for durable writes. A server without durable writes refuses.
+
+        Args:
+            chains: vbucket -> names of its nodes, the active node first; None for a replica that does not exist.
+            state: the state that the vbuckets have.
+        """
+        requests = [
+            SetVbucket(
+                vbucket=vbucket,
+                state=state,
+                value=json.dumps({"topology": [list(names)]}).encode(),
+                datatype=Datatype.JSON,
+            )
+            for vbucket, names in sorted(chains.items())
+        ]
+        await self._send_all(requests, accept=(Status.EINVAL, Status.NOT_SUPPORTED))
+
     async def delete_vbuckets(self, vbuckets: Iterable[int]) -> None:
         """Delete vbuckets with their documents. A missing vbucket stays missing."""
         requests = [DelVbucket(vbucket=vbucket) for vbucket in sorted(vbuckets)]
@@ -152,6 +172,10 @@ class NodeControl:
         """Return the bucket's cluster map. Raises RemoteProtocolError if the node has none."""
         reply = await self._ask(lambda link, timeout: link.request(GetClusterConfig(), timeout))
         return read_peer_json(reply.value, dict[str, Any], "cluster map")
+
+    async def read_name(self) -> str:
+        """Return the name of the node in replication chains. Raises RemoteProtocolError if it has no map."""
+        return read_own_address(await self.read_map(), self.endpoint)
 
     async def push_map(self, document: Mapping[str, Any]) -> None:
         """Send a cluster map, whose `rev` and `revEpoch` are its revision.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.client.connect.address import Address
 from penstock.client.connect.cluster_map import NO_NODE, Endpoint
 from penstock.client.connect.stat_numbers import read_number
+from penstock.client.replication.map_layout import MapLayout
 from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.node_control import NodeControl
-from penstock.client.replication.replica_choice import ReplicaReport, choose_replica
+from penstock.client.replication.replica_choice import NodeReport, ReplicaReport, choose_replica, find_owner
 from penstock.errors import Error, UsageError
 from penstock.wire.codec.constants import VbucketState
 
@@ -53,24 +54,47 @@ async def fail_over(publisher: MapPublisher, node: Endpoint, address: Address) -
         raise UsageError(f"{node[0]}:{node[1]} is the only node, expected others with its replicas")
     is_reachable = await _stop_node(NodeControl(address, node))
     controls = [publisher.get_control(endpoint) for endpoint in publisher.list_endpoints(layout)]
-    states = await asyncio.gather(*(control.read_states() for control in controls))
-    count = len(layout.chains)
-    owners = {vb: at for at, known in enumerate(states) for vb in _find(known, VbucketState.ACTIVE) if vb < count}
-    orphans = set(range(count)) - owners.keys()
-    replicas = [_find(known, VbucketState.REPLICA) & orphans for known in states]
-    reports = await asyncio.gather(*map(_read_reports, controls, replicas))
-    promoted: dict[int, Endpoint] = {}
-    for vbucket in sorted(orphans):
-        found = [each[vbucket] for each in reports if vbucket in each]
-        if found:
-            promoted[vbucket] = choose_replica(found).endpoint
-    for control in controls:
-        mine = [vbucket for vbucket, endpoint in promoted.items() if endpoint == control.endpoint]
-        await control.set_states(mine, VbucketState.ACTIVE)
+    reports = await asyncio.gather(*map(_read_report, controls))
+    owners = {
+        vbucket: find_owner(vbucket, reports, chain[0] if publisher.has_shared_map else NO_NODE)
+        for vbucket, chain in enumerate(layout.chains)
+    }
+    orphans = {vbucket for vbucket, owner in owners.items() if owner == NO_NODE}
+    promoted = await _choose_replicas(orphans, controls, reports)
     owners |= {vbucket: layout.require_node(endpoint) for vbucket, endpoint in promoted.items()}
-    everywhere = {vbucket: owners.get(vbucket, NO_NODE) for vbucket in range(count)}
-    await publisher.publish(layout.set_owners(everywhere), removed=[node] if is_reachable else ())
+    layout = _make_layout(layout, owners, reports)
+    for at, control in enumerate(controls):
+        mine = {vbucket for vbucket, owner in owners.items() if owner == at}
+        await control.set_states(mine & promoted.keys(), VbucketState.ACTIVE)
+        await control.set_chains({vbucket: layout.list_names(vbucket) for vbucket in mine}, VbucketState.ACTIVE)
+        strays = _find(reports[at].states, VbucketState.ACTIVE) - mine - (orphans - promoted.keys())
+        await control.delete_vbuckets(vbucket for vbucket in strays if not reports[at].seqnos.get(vbucket, 0))
+    await publisher.publish(layout, removed=[node] if is_reachable else ())
     return FailoverResult(promoted, tuple(sorted(orphans - promoted.keys())), is_reachable)
+
+
+async def _read_report(control: NodeControl) -> NodeReport:
+    return NodeReport(await control.read_states(), await control.read_seqnos())
+
+
+async def _choose_replicas(
+    orphans: Collection[int], controls: Sequence[NodeControl], reports: Sequence[NodeReport]
+) -> dict[int, Endpoint]:
+    """Return the node of the best replica of each vbucket without an owner; nothing for a vbucket without replicas."""
+    replicas = [_find(report.states, VbucketState.REPLICA) & {*orphans} for report in reports]
+    found = await asyncio.gather(*map(_read_replicas, controls, replicas))
+    choices = {vbucket: [each[vbucket] for each in found if vbucket in each] for vbucket in sorted(orphans)}
+    return {vbucket: choose_replica(each).endpoint for vbucket, each in choices.items() if each}
+
+
+def _make_layout(layout: MapLayout, owners: Mapping[int, int], reports: Sequence[NodeReport]) -> MapLayout:
+    """Return the layout with these owners, and with the replicas that exist."""
+
+    def keep(vbucket: int, place: int) -> int:
+        return place if place != NO_NODE and reports[place].has(vbucket, VbucketState.REPLICA) else NO_NODE
+
+    after = layout.set_owners(owners)
+    return after.set_replicas({vb: [keep(vb, place) for place in chain[1:]] for vb, chain in enumerate(after.chains)})
 
 
 def _find(states: Mapping[int, VbucketState], wanted: VbucketState) -> set[int]:
@@ -90,7 +114,7 @@ async def _stop_node(control: NodeControl) -> bool:
     return True
 
 
-async def _read_reports(control: NodeControl, vbuckets: Collection[int]) -> dict[int, ReplicaReport]:
+async def _read_replicas(control: NodeControl, vbuckets: Collection[int]) -> dict[int, ReplicaReport]:
     """Return the reports of a node about its replicas."""
     if not vbuckets:
         return {}

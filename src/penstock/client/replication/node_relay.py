@@ -67,8 +67,10 @@ class DcpNodeRelay:
         self._timeout = timeout
 
     @classmethod
-    async def open(cls, source: Address, endpoint: Endpoint, target: Address, on_lost: StreamLost) -> Self:
-        """Connect both nodes. Raises the errors of `open_dcp_pair`."""
+    async def open(
+        cls, source: Address, endpoint: Endpoint, target: Address, on_lost: StreamLost, consumer_name: str = ""
+    ) -> Self:
+        """Connect both nodes. Takes the consumer's name as `open_dcp_pair` does, and raises its errors."""
         name = make_relay_name(endpoint, target)
 
         def watch(frame: Frame) -> None:
@@ -77,7 +79,7 @@ class DcpNodeRelay:
                 text = f"vbucket {frame.specific}: the source ended its stream, reason {reason}"
                 on_lost(frame.specific, ConnectionClosed(text))
 
-        pair = await open_dcp_pair(source, endpoint, target, name)
+        pair = await open_dcp_pair(source, endpoint, target, name, consumer_name)
         return cls(FrameRelay(pair.source, pair.target, watch), name, target.options.operation_timeout)
 
     async def start(self, vbuckets: Collection[int]) -> dict[int, Error | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from penstock.client.streams.dialect_check import explain_refused_dialect, may_h
 from penstock.errors import ConnectionClosed, UnsupportedServer
 from penstock.version import __version__
 from penstock.wire.codec.constants import Dialect, Feature
-from penstock.wire.codec.flags import OpenFlag
+from penstock.wire.codec.flags import Datatype, OpenFlag
 from penstock.wire.codec.layout import Request
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Open
@@ -54,7 +55,9 @@ class LinkPair(NamedTuple):
         await self.target.close()
 
 
-async def open_dcp_pair(source: Address, endpoint: Endpoint, target: Address, name: str) -> LinkPair:
+async def open_dcp_pair(
+    source: Address, endpoint: Endpoint, target: Address, name: str, consumer_name: str = ""
+) -> LinkPair:
     """Return a producer connection and a consumer connection that have the same features.
 
     Args:
@@ -62,6 +65,8 @@ async def open_dcp_pair(source: Address, endpoint: Endpoint, target: Address, na
         endpoint: the node of the source.
         target: the bucket that gets the copy, at one node.
         name: the name of both connections. It identifies the copy to the producer.
+        consumer_name: the name of the target in replication chains: it acknowledges durable writes. Empty: it gets
+            them once they are committed.
 
     Raises:
         UnsupportedServer: one side has no DCP, or cannot be a consumer.
@@ -73,10 +78,11 @@ async def open_dcp_pair(source: Address, endpoint: Endpoint, target: Address, na
         flags = OpenFlag.INCLUDE_XATTRS if Feature.XATTR in common else OpenFlag(0)
         # Releases without collections do not know the flag.
         flags |= OpenFlag.INCLUDE_DELETE_TIMES if Feature.COLLECTIONS in common else OpenFlag(0)
-        producer, consumer = (
-            Open(key=name.encode(), flags=flags | OpenFlag.PRODUCER),
-            Open(key=name.encode(), flags=flags),
-        )
+        producer = Open(key=name.encode(), flags=flags | OpenFlag.PRODUCER)
+        consumer = Open(key=name.encode(), flags=flags)
+        if consumer_name and {Feature.COLLECTIONS, Feature.JSON} <= {*common}:
+            value = json.dumps({"consumer_name": consumer_name}).encode()
+            consumer = replace(consumer, value=value, datatype=Datatype.JSON)
         await _open_stream_connection(pair.source, producer, replace(source, hosts=(endpoint,)))
         await _open_stream_connection(pair.target, consumer, target)
     except BaseException:  # a cancelled handshake must not leave its connections open either

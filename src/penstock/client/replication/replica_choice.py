@@ -1,14 +1,48 @@
-"""The replica that becomes active after its owner has failed. Pure."""
+"""The owner of a vbucket, and the replica that becomes active after the owner has failed. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.client.connect.cluster_map import Endpoint
+from penstock.client.connect.cluster_map import NO_NODE, Endpoint
 from penstock.store.history.failover_log import FailoverLog
+from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["ReplicaReport", "choose_replica"]
+__all__ = ["NodeReport", "ReplicaReport", "choose_replica", "find_owner"]
+
+
+class NodeReport(NamedTuple):
+    """The vbuckets of a node.
+
+    Attributes:
+        states: states of its vbuckets; missing vbuckets are left out.
+        seqnos: high seqnos of its active vbuckets and replicas.
+    """
+
+    states: Mapping[int, VbucketState]
+    seqnos: Mapping[int, int]
+
+    def has(self, vbucket: int, state: VbucketState) -> bool:
+        """Return whether the node has a vbucket in a state."""
+        return self.states.get(vbucket) is state
+
+
+def find_owner(vbucket: int, reports: Sequence[NodeReport], mapped: int) -> int:
+    """Return the index of the node that owns a vbucket, NO_NODE if none does.
+
+    An active vbucket without changes is not always an owner: a new bucket has all of its vbuckets active.
+
+    Args:
+        vbucket: the vbucket.
+        reports: the vbuckets of each node.
+        mapped: index of its owner in a map that several nodes share, or NO_NODE.
+    """
+    active = [at for at, report in enumerate(reports) if report.has(vbucket, VbucketState.ACTIVE)]
+    if mapped in active:
+        return mapped
+    filled = [at for at in active if reports[at].seqnos.get(vbucket, 0)]
+    return max(filled, key=lambda at: reports[at].seqnos[vbucket], default=NO_NODE)
 
 
 class ReplicaReport(NamedTuple):

@@ -104,6 +104,7 @@ class Replicator:
                     f"{self._control.address} has {session.vbuckets} vbuckets, expected {self._nodes.map.vbuckets} as "
                     f"{self._source}"
                 )
+            self._consumer_name = await self._control.read_name()
             chosen = await self._reports.choose_vbuckets(self.options.vbuckets)
         except BaseException:  # without __aexit__, a cancelled entry would leave its connections open
             await self._close()
@@ -224,7 +225,11 @@ class Replicator:
         if dialect is Dialect.TAP:
             return await TapNodeRelay.open(self._source, endpoint, target, is_dump=self.options.until_caught_up)
         return await DcpNodeRelay.open(
-            self._source, endpoint, target, lambda vbucket, error: self._fail(endpoint, {vbucket}, error)
+            self._source,
+            endpoint,
+            target,
+            lambda vbucket, error: self._fail(endpoint, {vbucket}, error),
+            self._consumer_name,
         )
 
     async def _watch(self, endpoint: Endpoint, relay: NodeRelay) -> None:

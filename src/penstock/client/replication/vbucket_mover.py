@@ -109,10 +109,13 @@ class VbucketMover:
         """Take one vbucket over, publish the map, and delete the vbucket at its former owner."""
         clock = asyncio.get_running_loop().time
         started = clock()
-        await run_with_retry(lambda: self._run_takeover(vbucket, old, new), old.address, lambda: True)
         layout = self._publisher.layout
-        owner = layout.require_node(new.endpoint)
-        await self._publisher.publish(layout.set_owners({vbucket: owner}), new.endpoint)
+        layout = layout.set_owners({vbucket: layout.require_node(new.endpoint)})
+        chains = {vbucket: layout.list_names(vbucket)}
+        await new.set_chains(chains, VbucketState.REPLICA)  # for the first writes after the takeover
+        await run_with_retry(lambda: self._run_takeover(vbucket, old, new), old.address, lambda: True)
+        await new.set_chains(chains, VbucketState.ACTIVE)  # again, for servers that refuse it before
+        await self._publisher.publish(layout, new.endpoint)
         self._report(MovedVbucket(vbucket, old.endpoint, new.endpoint, clock() - started))
         await old.delete_vbuckets([vbucket])
 
@@ -123,7 +126,9 @@ class VbucketMover:
             if number == vbucket and not ended.done():
                 ended.set_result(reason)
 
-        relay = await DcpNodeRelay.open(old.address, old.endpoint, new.address, end)
+        layout = self._publisher.layout
+        name = layout.nodes[layout.require_node(new.endpoint)].address
+        relay = await DcpNodeRelay.open(old.address, old.endpoint, new.address, end, name)
         closing = asyncio.ensure_future(relay.wait_closed())
         try:
             refusal = (await relay.add_streams([vbucket], StreamFlag.TAKEOVER))[vbucket]
