@@ -50,12 +50,19 @@ def test_wrong_options_of_move_are_explained(run, source, options, text):
     assert text in done.err
 
 
-def test_vbucket_of_another_node_is_not_moved(run, source, target):
-    urls = ("--from", source.url("beer"), "--to", target.url("beer"), "--vbucket", "3")
-    assert run("move", *urls).code == 0
-    done = run("move", *urls)
-    assert (done.code, done.out) == (2, "")
-    assert "vbucket 3 is missing at" in done.err
+def test_vbucket_that_has_moved_is_not_moved_again(run, source, target):
+    urls = ("--from", source.url("beer"), "--to", target.url("beer"))
+    assert run("move", *urls, "--vbucket", "3").lines[-1] == "1 vbuckets moved"
+    again = run("move", *urls, "--vbucket", "3")
+    assert (again.code, again.lines) == (0, ["0 vbuckets moved"])
+
+
+def test_vbucket_of_a_third_node_is_not_moved(run, source, target):
+    with Node.running(["beer"], vbuckets=16) as third:
+        assert run("move", "--vbucket", "3", "--from", source.url("beer"), "--to", target.url("beer")).code == 0
+        done = run("move", "--vbucket", "3", "--from", source.url("beer"), "--to", third.url("beer"))
+        assert (done.code, done.out) == (2, "")
+        assert "vbucket 3 is missing at" in done.err
 
 
 def test_failover_promotes_the_replicas(run, target):

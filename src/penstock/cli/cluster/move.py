@@ -67,7 +67,8 @@ def move(
     the old map are refused, get the new one, and lose no write.
 
     A takeover whose connection is lost leaves the vbucket at its owner, and is
-    tried again for retrySeconds of the connection string.
+    tried again for retrySeconds of the connection string. After the command was
+    killed, the same command finishes the move.
     """
     options = MoveOptions(**chosen)
     if bool(options.vbuckets) == options.balance:

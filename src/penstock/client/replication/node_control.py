@@ -14,7 +14,6 @@ from penstock.client.connect.client_session import ClientSession, open_session
 from penstock.client.connect.cluster_map import Endpoint
 from penstock.client.connect.node_link import ANY_STATUS, NodeLink, make_refusal_error
 from penstock.client.connect.retry import run_with_retry
-from penstock.client.replication.map_layout import read_own_address
 from penstock.client.topology.vbucket_requests import request_failover_logs, request_high_seqnos
 from penstock.errors import UsageError
 from penstock.store.history.failover_log import FailoverLog
@@ -172,10 +171,6 @@ class NodeControl:
         """Return the bucket's cluster map. Raises RemoteProtocolError if the node has none."""
         reply = await self._ask(lambda link, timeout: link.request(GetClusterConfig(), timeout))
         return read_peer_json(reply.value, dict[str, Any], "cluster map")
-
-    async def read_name(self) -> str:
-        """Return the name of the node in replication chains. Raises RemoteProtocolError if it has no map."""
-        return read_own_address(await self.read_map(), self.endpoint)
 
     async def push_map(self, document: Mapping[str, Any]) -> None:
         """Send a cluster map, whose `rev` and `revEpoch` are its revision.

@@ -21,7 +21,7 @@ from penstock.wire.messages.dcp import AddStream
 from penstock.wire.messages.kv import Noop
 from penstock.wire.messages.tap import TapConnect, TapOptions
 
-__all__ = ["DcpNodeRelay", "NodeRelay", "TapNodeRelay", "make_relay_name"]
+__all__ = ["TAKEOVER", "DcpNodeRelay", "NodeRelay", "TapNodeRelay", "make_relay_name", "make_relay_prefix"]
 
 StreamLost = Callable[[int, Exception], None]
 """Called with a vbucket whose stream has ended, and the reason."""
@@ -29,11 +29,19 @@ StreamLost = Callable[[int, Exception], None]
 _MAX_NAME = 200
 
 
-def make_relay_name(source: Endpoint, target: Address) -> str:
-    """Return a unique name of a replication between two nodes, in the form of ns_server's names."""
+TAKEOVER = "takeover"
+"""Purpose of a relay that takes a vbucket over. Its name has it, so that an interrupted takeover is recognized."""
+
+
+def make_relay_prefix(source: Endpoint, target: Address, purpose: str = "replication") -> str:
+    """Return the beginning of the names of all relays between two nodes, in the form of ns_server's names."""
     (host, port), *_ = target.hosts
-    name = f"replication:{source[0]}:{source[1]}->{host}:{port}:{target.bucket}"
-    return f"{name[: _MAX_NAME - 20]}:{make_unique_suffix()}"
+    return f"{purpose}:{source[0]}:{source[1]}->{host}:{port}:{target.bucket}"[: _MAX_NAME - 20]
+
+
+def make_relay_name(source: Endpoint, target: Address, purpose: str = "replication") -> str:
+    """Return a unique name of a relay between two nodes."""
+    return f"{make_relay_prefix(source, target, purpose)}:{make_unique_suffix()}"
 
 
 class NodeRelay(Protocol):
@@ -68,10 +76,17 @@ class DcpNodeRelay:
 
     @classmethod
     async def open(
-        cls, source: Address, endpoint: Endpoint, target: Address, on_lost: StreamLost, consumer_name: str = ""
+        cls,
+        source: Address,
+        endpoint: Endpoint,
+        target: Address,
+        on_lost: StreamLost,
+        *,
+        consumer_name: str = "",
+        purpose: str = "replication",
     ) -> Self:
         """Connect both nodes. Takes the consumer's name as `open_dcp_pair` does, and raises its errors."""
-        name = make_relay_name(endpoint, target)
+        name = make_relay_name(endpoint, target, purpose)
 
         def watch(frame: Frame) -> None:
             if frame.opcode == Opcode.DCP_STREAM_END and frame.magic == Magic.REQUEST:

@@ -16,6 +16,7 @@ from typing import Self
 
 from penstock.client.connect.address import Address
 from penstock.client.connect.cluster_map import Endpoint
+from penstock.client.replication.map_layout import read_own_address
 from penstock.client.replication.node_control import NodeControl
 from penstock.client.replication.node_relay import DcpNodeRelay, NodeRelay, TapNodeRelay
 from penstock.client.replication.replica_streams import ReplicaPhase, ReplicaStreams
@@ -104,7 +105,7 @@ class Replicator:
                     f"{self._control.address} has {session.vbuckets} vbuckets, expected {self._nodes.map.vbuckets} as "
                     f"{self._source}"
                 )
-            self._consumer_name = await self._control.read_name()
+            self._consumer_name = read_own_address(await self._control.read_map(), self._control.endpoint)
             chosen = await self._reports.choose_vbuckets(self.options.vbuckets)
         except BaseException:  # without __aexit__, a cancelled entry would leave its connections open
             await self._close()
@@ -229,7 +230,7 @@ class Replicator:
             endpoint,
             target,
             lambda vbucket, error: self._fail(endpoint, {vbucket}, error),
-            self._consumer_name,
+            consumer_name=self._consumer_name,
         )
 
     async def _watch(self, endpoint: Endpoint, relay: NodeRelay) -> None:

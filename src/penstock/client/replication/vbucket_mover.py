@@ -7,22 +7,24 @@ the source sends the last changes, stops to serve, and hands the ownership to th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from enum import Enum
 from typing import NamedTuple
 
 from penstock.client.connect.address import Address
-from penstock.client.connect.cluster_map import Endpoint
+from penstock.client.connect.cluster_map import NO_NODE, Endpoint
 from penstock.client.connect.retry import run_with_retry
+from penstock.client.replication.map_layout import MapLayout
 from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.node_control import NodeControl
-from penstock.client.replication.node_relay import DcpNodeRelay
+from penstock.client.replication.node_relay import TAKEOVER, DcpNodeRelay, make_relay_prefix
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
 from penstock.client.replication.target_states import find_new_replicas
 from penstock.errors import ConnectionClosed, OperationTimeout, UsageError
 from penstock.wire.codec.constants import Dialect, VbucketState
 from penstock.wire.codec.flags import StreamFlag
 
-__all__ = ["MovedVbucket", "VbucketMover"]
+__all__ = ["MoveStep", "MovedVbucket", "Place", "VbucketMover", "find_step"]
 
 _TAKEOVER_SECONDS = 300.0
 """Time for one takeover after the replica has caught up."""
@@ -46,6 +48,56 @@ class MovedVbucket(NamedTuple):
     seconds: float
 
 
+class Place(Enum):
+    """The owner of a vbucket in a map, as a move sees it. A node that stands alone lists no owner of a dead vbucket."""
+
+    SOURCE = "source"
+    TARGET = "target"
+    NONE = "none"
+    OTHER = "other"
+
+
+class MoveStep(Enum):
+    """The next step of a move, by the states that an earlier command may have left.
+
+    Attributes:
+        MOVE: the move begins.
+        SETTLE: the source has stopped serving, and the target may not own the vbucket yet.
+        FINISH: the target owns the vbucket, but not all nodes know.
+        DONE: the move has ended.
+        REFUSE: the source has no vbucket to move.
+    """
+
+    MOVE = "move"
+    SETTLE = "settle"
+    FINISH = "finish"
+    DONE = "done"
+    REFUSE = "refuse"
+
+
+def find_step(
+    source: VbucketState | None, target: VbucketState | None, mapped: Place, *, has_same_history: bool
+) -> MoveStep:
+    """Return the next step of a move.
+
+    Args:
+        source: state of the vbucket at its owner; None: it is missing.
+        target: state of the vbucket at the node that it moves to.
+        mapped: its owner in the newest map.
+        has_same_history: whether the target has the newest branch of the source.
+    """
+    if source is VbucketState.ACTIVE:
+        return MoveStep.MOVE
+    if source is None:
+        is_done = mapped is Place.TARGET and target is VbucketState.ACTIVE
+        return MoveStep.DONE if is_done else MoveStep.REFUSE
+    if source is not VbucketState.DEAD or mapped is Place.OTHER:
+        return MoveStep.REFUSE
+    if target in (VbucketState.PENDING, VbucketState.REPLICA):
+        return MoveStep.SETTLE
+    return MoveStep.FINISH if target is VbucketState.ACTIVE and has_same_history else MoveStep.REFUSE
+
+
 class VbucketMover:
     """Moves vbuckets of one bucket.
 
@@ -64,10 +116,10 @@ class VbucketMover:
         self._report = report
 
     async def move(self, vbuckets: Collection[int], source: Endpoint, target: Endpoint) -> None:
-        """Move vbuckets from one node to another.
+        """Move vbuckets from one node to another, also if an earlier command was killed meanwhile.
 
         Args:
-            vbuckets: vbuckets that the source owns.
+            vbuckets: vbuckets that the source owns, or has just handed over.
             source: their owner.
             target: another node of the publisher's map.
 
@@ -79,17 +131,60 @@ class VbucketMover:
         for endpoint in (source, target):
             self._publisher.layout.require_node(endpoint)
         old, new = self._publisher.get_control(source), self._publisher.get_control(target)
-        states = await old.read_states()
-        for vbucket in sorted(vbuckets):
-            if states.get(vbucket) is not VbucketState.ACTIVE:
-                found = states[vbucket].name.lower() if vbucket in states else "missing"
-                raise UsageError(f"vbucket {vbucket} is {found} at {source[0]}:{source[1]}, expected active")
+        left = await self._repair(sorted(vbuckets), old, new)
+        if not left:
+            return
         await self._release_strays(new)
-        options = ReplicationOptions(vbuckets=sorted(vbuckets), protocol=Dialect.DCP, until_caught_up=True)
+        options = ReplicationOptions(vbuckets=left, protocol=Dialect.DCP, until_caught_up=True)
         async with Replicator(old.address, new.address, options) as replicator:
             await replicator.run()
-        for vbucket in sorted(vbuckets):
+        for vbucket in left:
             await self._take_over(vbucket, old, new)
+
+    async def _repair(self, vbuckets: Sequence[int], old: NodeControl, new: NodeControl) -> list[int]:
+        """Finish the moves that an earlier command has left in the middle. Returns the vbuckets to move from the start.
+
+        Raises:
+            UsageError: neither node has a vbucket active.
+        """
+        found = await self._plan_moves(vbuckets, old, new)
+        for vbucket in (vb for vb, step in found.items() if step is MoveStep.SETTLE):
+            await self._settle(vbucket, old, new, make_relay_prefix(old.endpoint, new.address, TAKEOVER))
+        found |= await self._plan_moves([vb for vb, step in found.items() if step is MoveStep.SETTLE], old, new)
+        for vbucket in (vb for vb, step in found.items() if step is MoveStep.FINISH):
+            await self._finish(vbucket, old, new)
+        return [vbucket for vbucket, step in found.items() if step is MoveStep.MOVE]
+
+    async def _plan_moves(self, vbuckets: Sequence[int], old: NodeControl, new: NodeControl) -> dict[int, MoveStep]:
+        states, targets = await old.read_states(), await new.read_states()
+        both = [vb for vb in vbuckets if states.get(vb) is VbucketState.DEAD and vb in targets]
+        logs, target_logs = await old.read_failover_logs(both), await new.read_failover_logs(both)
+        steps = {
+            vb: find_step(
+                states.get(vb),
+                targets.get(vb),
+                self._find_place(vb, old, new),
+                has_same_history=vb in logs and logs[vb][0].vbuuid in {entry.vbuuid for entry in target_logs[vb]},
+            )
+            for vb in vbuckets
+        }
+        for vbucket in (vb for vb, step in steps.items() if step is MoveStep.REFUSE):
+            state = states.get(vbucket)
+            host, port = old.endpoint
+            raise UsageError(
+                f"vbucket {vbucket} is {'missing' if state is None else state.name.lower()} at {host}:{port}, "
+                "expected active"
+            )
+        return steps
+
+    def _find_place(self, vbucket: int, old: NodeControl, new: NodeControl) -> Place:
+        layout = self._publisher.layout
+        places = {
+            layout.require_node(old.endpoint): Place.SOURCE,
+            layout.require_node(new.endpoint): Place.TARGET,
+            NO_NODE: Place.NONE,
+        }
+        return places.get(layout.chains[vbucket][0], Place.OTHER)
 
     async def _release_strays(self, new: NodeControl) -> None:
         """Delete empty active vbuckets of the target that belong to other nodes: a new bucket has all of them.
@@ -109,12 +204,23 @@ class VbucketMover:
         """Take one vbucket over, publish the map, and delete the vbucket at its former owner."""
         clock = asyncio.get_running_loop().time
         started = clock()
-        layout = self._publisher.layout
-        layout = layout.set_owners({vbucket: layout.require_node(new.endpoint)})
-        chains = {vbucket: layout.list_names(vbucket)}
-        await new.set_chains(chains, VbucketState.REPLICA)  # for the first writes after the takeover
+        chain = {vbucket: self._place(vbucket, new).list_names(vbucket)}
+        await new.set_chains(chain, VbucketState.REPLICA)  # for the first writes after the takeover
         await run_with_retry(lambda: self._run_takeover(vbucket, old, new), old.address, lambda: True)
-        await new.set_chains(chains, VbucketState.ACTIVE)  # again, for servers that refuse it before
+        await self._finish(vbucket, old, new, started)
+
+    def _place(self, vbucket: int, new: NodeControl) -> MapLayout:
+        """Return the layout with the new owner of a vbucket."""
+        layout = self._publisher.layout
+        return layout.set_owners({vbucket: layout.require_node(new.endpoint)})
+
+    async def _finish(self, vbucket: int, old: NodeControl, new: NodeControl, started: float | None = None) -> None:
+        """Publish the map with the new owner, and delete the vbucket at its former owner."""
+        clock = asyncio.get_running_loop().time
+        started = clock() if started is None else started
+        layout = self._place(vbucket, new)
+        # Once more after the takeover, for servers that refuse the chain of a replica.
+        await new.set_chains({vbucket: layout.list_names(vbucket)}, VbucketState.ACTIVE)
         await self._publisher.publish(layout, new.endpoint)
         self._report(MovedVbucket(vbucket, old.endpoint, new.endpoint, clock() - started))
         await old.delete_vbuckets([vbucket])
@@ -128,7 +234,9 @@ class VbucketMover:
 
         layout = self._publisher.layout
         name = layout.nodes[layout.require_node(new.endpoint)].address
-        relay = await DcpNodeRelay.open(old.address, old.endpoint, new.address, end, name)
+        relay = await DcpNodeRelay.open(
+            old.address, old.endpoint, new.address, end, consumer_name=name, purpose=TAKEOVER
+        )
         closing = asyncio.ensure_future(relay.wait_closed())
         try:
             refusal = (await relay.add_streams([vbucket], StreamFlag.TAKEOVER))[vbucket]
@@ -144,7 +252,14 @@ class VbucketMover:
             raise ConnectionClosed(f"vbucket {vbucket} was not taken over: {reason}")
 
     async def _settle(self, vbucket: int, old: NodeControl, new: NodeControl, name: str) -> None:
-        """Give the vbucket back to its owner if the takeover has not ended."""
+        """Give the vbucket back to its owner if the takeover has not ended.
+
+        Args:
+            vbucket: the vbucket.
+            old: its owner.
+            new: the node that takes it over.
+            name: the name of the takeover's connections, or its beginning.
+        """
         if (await new.read_states()).get(vbucket) is VbucketState.ACTIVE:
             return
         # The target may still read the message that makes the vbucket active. Then both would own it.
@@ -156,7 +271,7 @@ class VbucketMover:
 
 
 async def wait_until_closed(node: NodeControl, name: str) -> None:
-    """Wait until a node has ended the change-stream connections of a name. Raises OperationTimeout."""
+    """Wait until a node has ended the change-stream connections whose names begin so. Raises OperationTimeout."""
     prefix = f"eq_dcpq:{name}:"
     for _ in range(round(node.address.options.operation_timeout / _POLL_SECONDS) + 1):
         if not any(stat.startswith(prefix) for stat in await node.read_stats("dcp")):
