@@ -41,6 +41,20 @@ COMPACT_DB (`cbepctl HOST:PORT compact VBUCKET TS SEQNO DROP`) rewrites all file
 that vbucket that are older than TS, up to SEQNO if that is not 0. It drops all of them if DROP is 1. The newest change
 of a vbucket or collection stays. A stream that has yet to send a dropped tombstone ends with reason ROLLBACK.
 
+## Change history
+
+A bucket can keep the older versions of its documents for some time, or until so many bytes of the log have followed:
+
+- `penstock serve --retention 86400 --retention-bytes 10000000000`, for new buckets;
+- `historyRetentionSeconds` and `historyRetentionBytes` of a bucket with `storageBackend=magma`, over HTTP. 0 is no
+  limit. If both are 0, the bucket keeps no older versions;
+- `history_retention_seconds` and `history_retention_bytes` as [parameters](#parameters) of an open bucket.
+
+A DCP consumer that asks for `change_streams` gets all versions of the documents in collections with `history`. New
+collections have it if `historyRetentionCollectionDefault` is true. `PATCH` of a collection changes it. Others are
+deduplicated. STAT `vbucket-details` has `history_start_seqno`: the seqno from which on all versions are there. A
+stream from further back begins with a deduplicated part.
+
 ## Memory
 
 `--memory BYTES`, `max_size`, or `ramQuotaMB` over HTTP is the quota of a bucket; `mem_used` counts against it:

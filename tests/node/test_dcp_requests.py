@@ -159,7 +159,7 @@ CONTROLS = [
     ("v7_dcp_status_codes", "true", S.SUCCESS),
     ("v7_dcp_status_codes", "false", S.EINVAL),
     ("flatbuffers_system_events", "true", S.SUCCESS),
-    ("change_streams", "true", S.NOT_SUPPORTED),
+    ("change_streams", "true", S.SUCCESS),
     ("max_marker_version", "2.2", S.NOT_SUPPORTED),
     ("max_marker_version", "9", S.EINVAL),
     ("enable_noo", "true", S.EINVAL),

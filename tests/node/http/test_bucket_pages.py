@@ -44,6 +44,61 @@ def test_form_of_a_client_creates_a_bucket(node, web):
         assert client.set(b"k", b"v", vbucket=63).specific == Status.SUCCESS
 
 
+def test_bucket_with_history_has_it_in_new_collections(node, web):
+    sizes = {"historyRetentionSeconds": "60", "historyRetentionBytes": "2147483648"}
+    assert web.post(BUCKETS, name="wine", storageBackend="magma", **sizes).status == 202
+    document = web.get_json(f"{BUCKETS}/wine")
+    shown = {name: document[name] for name in document if name.startswith("history")}
+    assert shown == {
+        "historyRetentionSeconds": 60,
+        "historyRetentionBytes": 2147483648,
+        "historyRetentionCollectionDefault": True,
+    }
+    assert "nonDedupedHistory" in document["bucketCapabilities"]
+    scopes = f"{BUCKETS}/wine/scopes"
+    manifest = web.get_json(scopes)
+    assert (manifest["uid"], manifest["scopes"][0]["collections"][0]["history"]) == ("1", True)
+    assert web.post(f"{scopes}/_default/collections", name="new").status == 200
+    assert web.post(f"{scopes}/_default/collections", name="other", history="false").status == 200
+    assert web.post(f"{BUCKETS}/wine", historyRetentionCollectionDefault="false").status == 200
+    assert web.post(f"{scopes}/_default/collections", name="later").status == 200
+    found = {one["name"]: one["history"] for one in web.get_json(scopes)["scopes"][0]["collections"]}
+    assert found == {"_default": True, "new": True, "other": False, "later": False}
+    assert web.post(f"{BUCKETS}/wine", historyRetentionSeconds="0", historyRetentionBytes="0").status == 200
+    assert not node.buckets["wine"].store.settings.keeps_history
+
+
+def test_limit_in_bytes_alone_keeps_history(node, web):
+    assert web.post(BUCKETS, name="wine", storageBackend="magma", historyRetentionBytes="2147483648").status == 202
+    assert node.buckets["wine"].store.settings.keeps_history
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "error"),
+    [
+        ("historyRetentionSeconds", "-1", "Value must be an integer between 0 and 18446744073709551615, inclusive"),
+        (
+            "historyRetentionBytes",
+            "2147483647",
+            "Value must be an integer between 2147483648 and 18446744073709551615, inclusive",
+        ),
+        ("historyRetentionCollectionDefault", "1", "Value must be true or false"),
+    ],
+)
+def test_invalid_history_is_refused_as_ns_server_does(web, field, value, error):
+    answer = web.post(BUCKETS, name="wine", storageBackend="magma", **{field: value})
+    assert (answer.status, answer.json["errors"]) == (400, {field: error})
+
+
+@pytest.mark.parametrize("kind", [{"storageBackend": "couchstore"}, {"bucketType": "ephemeral"}])
+def test_history_needs_a_backend_that_has_it(web, kind):
+    answer = web.post(BUCKETS, name="wine", historyRetentionSeconds="60", **kind)
+    error = "History Retention can only used with Magma"
+    assert (answer.status, answer.json["errors"]) == (400, {"historyRetentionSeconds": error})
+    assert web.post(BUCKETS, name="wine", **kind).status == 202
+    assert not [name for name in web.get_json(f"{BUCKETS}/wine") if name.startswith("history")]
+
+
 def test_name_alone_creates_a_bucket(web):
     assert web.post(BUCKETS, name="wine").status == 202
     assert len(web.get_json(f"{BUCKETS}/wine")["vBucketServerMap"]["vBucketMap"]) == 16  # as in beer

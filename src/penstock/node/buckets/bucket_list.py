@@ -84,6 +84,8 @@ class BucketList(dict[str, ServedBucket]):
         spec = self._stored_specs.get(name)
         if not isinstance(spec, BucketSpec):  # a damaged record is reported when the bucket is opened
             spec = BucketSpec(name=name, vbuckets=vbuckets)
+            if self._storage.settings.keeps_history:
+                spec = replace(spec, storage_backend="magma", history_default=True)
         return await self.open(spec if spec.is_plain_cache else replace(spec, vbuckets=vbuckets))
 
     async def _try_to_open(self, spec: BucketSpec | Error) -> Error | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.errors import UsageError
 from penstock.store.definition.bucket_settings import MAX_TTL, BucketSettings
+from penstock.store.definition.manifest import DEFAULT_MANIFEST, DEFAULT_NAME, Manifest
 
 __all__ = ["EVICTION_POLICIES", "KINDS", "MAX_REPLICAS", "BucketSpec", "check_bucket_name"]
 
@@ -43,7 +44,8 @@ class BucketSpec:
         max_ttl: the longest time to live of documents in seconds; 0: no limit.
         retention_seconds: age of the history that compaction keeps, as in Settings.
         retention_bytes: size of the history that compaction keeps, as in Settings.
-        storage_backend: a name that clients send and expect to read again. It has no effect.
+        history_default: whether new collections have change history, and the default collection of a new bucket.
+        storage_backend: a name that clients send and expect to read again. `magma` is the one with change history.
         eviction: one of EVICTION_POLICIES for the kind. Default: the first one.
         uuid: the uuid that all nodes of a cluster report. Default: the node chooses it.
 
@@ -61,6 +63,7 @@ class BucketSpec:
     max_ttl: int = 0
     retention_seconds: float | None = None
     retention_bytes: int | None = None
+    history_default: bool | None = None
     storage_backend: str = "couchstore"
     eviction: str | None = None
     uuid: str | None = None
@@ -81,14 +84,12 @@ class BucketSpec:
             number = getattr(self, name)
             if number is not None and not number >= 0:
                 raise UsageError(f"{name} {number}: expected 0 or more")
-        if self.flush_enabled not in (None, False, True):
-            raise UsageError(f"flush_enabled {self.flush_enabled!r}: expected true or false")
+        _check_flags(flush_enabled=self.flush_enabled, history_default=self.history_default)
         if self.conflict_resolution not in (None, "seqno", "lww"):
             raise UsageError(f"conflict resolution {self.conflict_resolution!r}: expected seqno or lww")
         _check_uuid(self.uuid)
         if self.storage_backend not in _BACKENDS:
             raise UsageError(f"storage backend {self.storage_backend!r}: expected {' or '.join(_BACKENDS)}")
-
         if self.eviction is not None and self.eviction not in EVICTION_POLICIES[self.kind]:
             expected = " or ".join(EVICTION_POLICIES[self.kind])
             raise UsageError(f"eviction policy {self.eviction!r} of a bucket of type {self.kind}: expected {expected}")
@@ -102,6 +103,17 @@ class BucketSpec:
     def is_plain_cache(self) -> bool:
         """Whether the bucket is a plain cache of one vbucket."""
         return self.kind == "memcached"
+
+    @property
+    def has_history(self) -> bool:
+        """Whether change history can be configured. Source: ns_server, which offers it for Magma."""
+        return self.storage_backend == "magma" and self.is_persistent
+
+    def make_first_manifest(self) -> Manifest:
+        """Return the manifest of a new bucket. Source: ns_server, collections.erl, default_manifest."""
+        if not self.history_default:
+            return DEFAULT_MANIFEST
+        return DEFAULT_MANIFEST.with_history(DEFAULT_NAME, DEFAULT_NAME, True)
 
     @property
     def is_persistent(self) -> bool:
@@ -150,6 +162,12 @@ class BucketSpec:
             return cls(**{**known, "name": name, "vbuckets": vbuckets})
         except TypeError as error:
             raise UsageError(f"bucket {name}: invalid properties: {error}") from None
+
+
+def _check_flags(**flags: bool | None) -> None:
+    for name, flag in flags.items():
+        if flag not in (None, False, True):
+            raise UsageError(f"{name} {flag!r}: expected true or false")
 
 
 def _check_uuid(uuid: str | None) -> None:

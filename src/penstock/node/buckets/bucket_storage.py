@@ -96,6 +96,8 @@ async def open_bucket(spec: BucketSpec, storage: BucketStorage) -> ServedBucket:
     """
     served = await (_open_on_disk if storage.data_dir and spec.is_persistent else _open_in_memory)(spec, storage)
     store = served.store
+    if not store.manifests.current.uid:
+        store.rollout.set_manifest(spec.make_first_manifest())
     served.can_be_flushed = storage.flush_enabled if spec.flush_enabled is None else spec.flush_enabled
     served.maintenance = BucketMaintenance(
         store, pager_seconds=storage.pager_seconds, on_change=served.notify_and_compact

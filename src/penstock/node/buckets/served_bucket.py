@@ -360,4 +360,5 @@ class ServedBucket:
             replicas=self.spec.replicas,
             is_plain_cache=self.spec.is_plain_cache,
             is_persistent=self.spec.is_persistent,
+            has_history=self.spec.has_history,
         )

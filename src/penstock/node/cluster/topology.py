@@ -70,6 +70,9 @@ CAPABILITIES = (
 COUCHAPI = "couchapi"
 """Capability of a bucket of type `couchbase`: the Java SDK refuses PersistTo without it."""
 
+HISTORY = "nonDedupedHistory"
+"""Capability of a bucket with change history."""
+
 PLAIN_CACHE_CAPABILITIES = ("cbhello", "nodesExt")
 
 
@@ -272,6 +275,7 @@ def build_bucket_map(
     replicas: int = 0,
     is_plain_cache: bool = False,
     is_persistent: bool = False,
+    has_history: bool = False,
 ) -> dict[str, Any]:
     """Return a bucket's cluster map without its revision.
 
@@ -284,8 +288,10 @@ def build_bucket_map(
         replicas: configured number of replicas. The map lists those without a node too.
         is_plain_cache: clients choose the node by ketama hashing, and send vbucket 0.
         is_persistent: clients can wait for persistence.
+        has_history: the bucket can have change history.
     """
-    capabilities = sorted((*CAPABILITIES, COUCHAPI)) if is_persistent else CAPABILITIES
+    more = [name for name, has in ((COUCHAPI, is_persistent), (HISTORY, has_history)) if has]
+    capabilities = sorted((*CAPABILITIES, *more))
     document: dict[str, Any] = {
         "name": name,
         "uuid": uuid,

@@ -161,6 +161,12 @@ def _set_marker_version(producer: DcpProducer, value: str) -> None:
     producer.choose_options()
 
 
+def _enable_history(producer: DcpProducer, value: str) -> None:
+    _accept_values("true")(producer, value)
+    producer.accepts_history = True
+    producer.choose_options()
+
+
 def _enable_v7_statuses(producer: DcpProducer, value: str) -> None:
     _accept_values("true")(producer, value)
     producer.uses_v7_statuses = True
@@ -190,7 +196,7 @@ CONTROLS: dict[str, Setter] = {
     "enable_out_of_order_snapshots": _enable_out_of_order,
     "v7_dcp_status_codes": _enable_v7_statuses,
     "flatbuffers_system_events": _enable_flatbuffers,
-    "change_streams": _accept_values("true"),
+    "change_streams": _enable_history,
     "max_marker_version": _set_marker_version,
     "cache_transfer": _accept_values(),
 }

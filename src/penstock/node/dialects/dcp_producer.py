@@ -137,6 +137,7 @@ class DcpProducer(StreamProducer):
         sends_flatbuffers: whether system events are FlatBuffers.
         sends_compressed: whether values are compressed if that makes them smaller.
         sends_purge_seqno: whether snapshot markers have the purge seqno.
+        accepts_history: whether snapshots may have the older versions of documents.
         out_of_order: whether SEQNO_ADVANCED ends changes out of order; None if the consumer accepts none.
         sends_prepares: whether the consumer gets prepares, commits and aborts of synchronous writes.
         consumer_name: the consumer's name in the topology of vbuckets, with which it acknowledges prepares; or empty.
@@ -152,7 +153,7 @@ class DcpProducer(StreamProducer):
         self.noops = DcpNoops(session)
         self.sends_expirations = self.sends_ext_metadata = self.sends_flatbuffers = self.sends_compressed = (
             self.sends_purge_seqno
-        ) = False
+        ) = self.accepts_history = False
         self.out_of_order: bool | None = None
         self.sends_prepares = False
         self.consumer_name = ""
@@ -190,6 +191,7 @@ class DcpProducer(StreamProducer):
             seqno_advanced=self.collections or skips,
             sync_writes=self.sends_prepares,
             purge_seqno=self.sends_purge_seqno,
+            history=self.accepts_history,
             out_of_order=self.out_of_order is not None,
             out_of_order_seqno=bool(self.out_of_order),
             skip_first_deletions=skips,

@@ -13,7 +13,6 @@ UNSUPPORTED: dict[str, tuple[Status, str]] = {
     # STREAM_REQ
     "CACHE_TRANSFER": (Status.NOT_SUPPORTED, "cache transfer"),
     # CONTROL
-    "change_streams": (Status.NOT_SUPPORTED, "change history"),
     "cache_transfer": (Status.NOT_SUPPORTED, "cache transfer"),
 }
 """Name of the request -> the status of the refusal, and the missing capability.

@@ -20,7 +20,7 @@ from penstock.node.auth.users_file import SECRET_BYTES, accounts_from_dict, acco
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.node.cluster.topology import NodePlace, Topology
 from penstock.node.membership.vbucket_map import Chain, MapRevision, VbucketMap, spread_vbuckets
-from penstock.store.definition.manifest import DEFAULT_MANIFEST, Manifest
+from penstock.store.definition.manifest import Manifest
 from penstock.store.definition.manifest_json import manifest_from_dict, manifest_to_dict
 
 __all__ = ["MAX_DOCUMENT_BYTES", "ClusterBucket", "ClusterDocument", "ClusterNode", "ClusterUsers"]
@@ -238,8 +238,12 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
             raise BucketNotServed(f"bucket {name!r} does not exist")
         return found
 
-    def with_bucket(self, spec: BucketSpec, manifest: Manifest = DEFAULT_MANIFEST) -> ClusterDocument:
+    def with_bucket(self, spec: BucketSpec, manifest: Manifest | None = None) -> ClusterDocument:
         """Return the document with another bucket, whose vbuckets are spread over all nodes.
+
+        Args:
+            spec: the definition of the bucket.
+            manifest: its scopes and collections; None: those of a new bucket.
 
         Raises:
             UsageError: a bucket has the name, or cannot be on so many nodes.
@@ -257,7 +261,7 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
             vbuckets=spec.vbuckets,
             properties=spec.list_properties(),
             map=placed,
-            manifest=manifest_to_dict(manifest),
+            manifest=manifest_to_dict(manifest or spec.make_first_manifest()),
         )
         return replace(self, buckets=(*self.buckets, made), newest_map=revision)
 

@@ -36,6 +36,8 @@ _WITH_COLLECTIONS: Final = (
     (b"enable_expiry_opcode", b"true"),
     (b"include_deleted_user_xattrs", b"true"),
     (_V7_STATUSES, b"true"),
+    (b"flatbuffers_system_events", b"true"),
+    (b"change_streams", b"true"),
     (b"max_marker_version", b"2.2"),
 )
 """Settings that a peer with collections knows. Source: kv_engine, dcp/consumer.cc, in its order."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from penstock.errors import InvalidArguments, OrderViolation, OutOfRange
 from penstock.node.answers import CloseConnection
@@ -16,6 +17,7 @@ from penstock.store.documents.durability_monitor import get_high_prepared_seqno
 from penstock.store.documents.incoming_changes import LAST_SEQNO
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.failover_log import FailoverLog, sanitise_log
+from penstock.store.history.vbucket_changes import VbucketChanges
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
 from penstock.wire.codec.flags import SnapshotFlag
 from penstock.wire.codec.frame import Buffer, Frame
@@ -66,6 +68,7 @@ class PassiveStream:
         self._snapshot: tuple[int, int] | None = None
         self._needs_ack = False
         self._hides = False  # the open snapshot left seqnos out
+        self._versions = _ReceivedVersions(vbucket.changes)
         self._acknowledges = False
         self._acknowledged = 0  # prepares up to this seqno were acknowledged
 
@@ -164,6 +167,7 @@ class PassiveStream:
             start = min(start, open_start)
         self._advance(StreamEvent.MARKER)
         self.vbucket.history.adopt_purge_seqno(purge_seqno)
+        self._versions.start_snapshot(marker.flags)
         self._snapshot = start, end
         self._needs_ack = bool(marker.flags & SnapshotFlag.ACK)
 
@@ -190,17 +194,18 @@ class PassiveStream:
             TemporaryFailure: the bucket accepts no changes for the moment; OutOfMemory likewise.
         """
         end = self._begin_change(seqno)
-        self.vbucket.incoming.apply(
-            event,
-            key,
-            value,
-            cas=cas or self.vbucket.changes.clock.last + 1,
-            rev_seqno=rev_seqno,
-            seqno=seqno,
-            snapshot_end=end,
-            hides=self._hides,
-            **fields,
-        )
+        with self._versions.counting(seqno):
+            self.vbucket.incoming.apply(
+                event,
+                key,
+                value,
+                cas=cas or self.vbucket.changes.clock.last + 1,
+                rev_seqno=rev_seqno,
+                seqno=seqno,
+                snapshot_end=end,
+                hides=self._hides,
+                **fields,
+            )
         return self._end_change(seqno, end)
 
     def decide_prepare(self, key: bytes, prepared_seqno: int, *, seqno: int, commits: bool) -> bool:
@@ -219,9 +224,10 @@ class PassiveStream:
             KeyNotFound: a commit without its prepare. Other errors: as `store_change`.
         """
         end = self._begin_change(seqno)
-        self.vbucket.incoming.decide_prepare(
-            key, prepared_seqno, seqno=seqno, snapshot_end=end, hides=self._hides, commits=commits
-        )
+        with self._versions.counting(seqno):
+            self.vbucket.incoming.decide_prepare(
+                key, prepared_seqno, seqno=seqno, snapshot_end=end, hides=self._hides, commits=commits
+            )
         return self._end_change(seqno, end)
 
     def acknowledge(self, *, is_complete: bool = False) -> bytes:
@@ -267,7 +273,8 @@ class PassiveStream:
         self._hides = self._hides or seqnos[-1] != before + len(seqnos)
         vbucket.changes.clock.observe(max_cas)
         try:
-            vbucket.incoming.apply_frames(keys, seqnos, frames, snapshot_end=end, hides=self._hides)
+            with self._versions.counting(seqnos[0]):
+                vbucket.incoming.apply_frames(keys, seqnos, frames, snapshot_end=end, hides=self._hides)
         finally:
             self.changes += bisect_right(seqnos, vbucket.changes.high_seqno)
             self._bucket.changed.add(vbucket.id)
@@ -356,3 +363,34 @@ class PassiveStream:
         """Notify the other listeners of the vbucket."""
         self._bucket.report_event(self.vbucket, event, cause=self._consumer)
         self._bucket.changed.add(self.vbucket.id)
+
+
+class _ReceivedVersions:
+    """Raises the history floor of a vbucket when the received changes hide versions.
+
+    In a history, only collections without history leave seqnos out. The seqnos before the first change of a history
+    from disk may still hide versions: those of the deduplicated part in front of it.
+    """
+
+    def __init__(self, changes: VbucketChanges) -> None:
+        self._changes = changes
+        self._is_history = False
+        self._begins_history = False  # with the next change, which is from disk
+
+    def start_snapshot(self, flags: int) -> None:
+        """Begin a snapshot, or its second part. flags: the SnapshotFlag of its marker."""
+        self._is_history = bool(flags & SnapshotFlag.HISTORY)
+        self._begins_history = self._is_history and bool(flags & SnapshotFlag.DISK)
+
+    @contextmanager
+    def counting(self, seqno: int) -> Iterator[None]:
+        """Raise the history floor with the changes that are stored in this context. seqno: that of the first one."""
+        index = self._changes.index
+        if self._begins_history and seqno > self._changes.high_seqno + 1:
+            index.history_floor = seqno - 1
+        self._begins_history = False
+        index.has_all_versions = self._is_history
+        try:
+            yield
+        finally:
+            index.has_all_versions = False

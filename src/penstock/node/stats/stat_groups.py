@@ -151,12 +151,18 @@ def _read_vbucket_details(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
             ("persisted_seqno", vbucket.history.persisted_seqno),
             ("whole_seqno", vbucket.history.whole_seqno),
             ("purge_seqno", vbucket.index.purge_seqno),
+            ("history_start_seqno", _find_history_start(bucket, vbucket)),
             ("uuid", vbucket.history.vbuuid),
             ("max_cas", vbucket.changes.clock.last),
             ("num_non_resident", 0),
             ("max_visible_seqno", vbucket.history.prepares.find_visible(vbucket.changes.high_seqno)),
         )
     )
+
+
+def _find_history_start(bucket: ServedBucket, vbucket: Vbucket) -> int:
+    """Return the first seqno from which on all versions are there, 0 while the bucket keeps none."""
+    return vbucket.index.history_floor + 1 if bucket.store.settings.keeps_history else 0
 
 
 def _read_hash_table(bucket: ServedBucket, vbucket: Vbucket) -> Stats:

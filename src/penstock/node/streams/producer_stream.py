@@ -43,6 +43,10 @@ class StreamOwner(Protocol):
     options: WireOptions
     sent: SentCounts
 
+    @property
+    def sends_history(self) -> bool:
+        """Whether snapshots have older versions: the consumer accepts them, and the bucket keeps them."""
+
     def schedule_stream(self, stream: ProducerStream) -> None:
         """Add a stream to the next turn, since it has something to send."""
 
@@ -166,7 +170,9 @@ class ProducerStream:
             chunk = cursor.snapshot.read(self.opaque, max_bytes, window)
             if chunk.frame_count:
                 return self._encode_changes(chunk)
-            cursor.snapshot = None
+            if (part := cursor.open_history_part()) is not None:
+                self._advance_state(StreamEvent.MARKER)
+                return self._encode_marker(part)
             if notice := self._encode_snapshot_end():
                 return notice
         elif self.state is StreamState.ACCEPTED:
@@ -198,13 +204,13 @@ class ProducerStream:
         """End the stream with the next message, even before frames that were held back."""
         # Held frames are dropped: no change may follow a lost privilege or a changed state.
         self.reason = reason
-        self.cursor.snapshot = None
+        self.cursor.drop_snapshot()
         self._held_frames = b""
 
     def close(self) -> None:
         """End the stream without a message, since the consumer has closed it."""
         self._advance_state(StreamEvent.CLOSED)
-        self.cursor.snapshot = None
+        self.cursor.drop_snapshot()
 
     def flush(self) -> None:
         """Continue with the vbucket's new history from its start, after a message about the flush."""
@@ -288,10 +294,11 @@ class ProducerStream:
         cursor, options = self.cursor, self.producer.options
         if cursor.lacks_tombstones():
             return self._encode_end(StreamEndReason.ROLLBACK)
-        if options.out_of_order and cursor.open_key_order(self.encoder.filter.only_collection):
+        history = self.producer.sends_history
+        if options.out_of_order and not history and cursor.open_key_order(self.encoder.filter.only_collection):
             self._advance_state(StreamEvent.OUT_OF_ORDER_START)
             return self._notices.encode(partial(OsoSnapshot, flags=OsoFlag.START))
-        snapshot = cursor.open_snapshot(sees_all=options.seqno_advanced)
+        snapshot = cursor.open_snapshot(sees_all=options.seqno_advanced, history=history)
         if snapshot is None:
             return b""
         if notice := self._encode_notice(StreamEvent.SNAPSHOT_START):
@@ -345,7 +352,7 @@ class ProducerStream:
 
     def _encode_end(self, reason: StreamEndReason) -> bytes:
         self._advance_state(StreamEvent.END)
-        self.cursor.snapshot = None
+        self.cursor.drop_snapshot()
         return self._notices.encode(self.producer.messages.ends[reason])
 
     def _advance_state(self, event: StreamEvent) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.store.documents.key_order import KeyOrderSnapshot, open_key_order
 from penstock.store.documents.vbucket import Vbucket
-from penstock.store.history.history_snapshot import Snapshot
+from penstock.store.history.history_snapshot import KeptVersions, Snapshot, open_parts
 from penstock.store.history.rollback import StreamRequest, has_unsent_tombstones
 from penstock.wire.codec.frame import EXTRAS_LENGTH_AT, HEADER_BYTES
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
@@ -30,6 +30,7 @@ class SnapshotCursor:
     """
 
     __slots__ = (
+        "_history_part",
         "_ignores_purged",
         "_purge_seqno",
         "_resumed_bounds",
@@ -50,6 +51,7 @@ class SnapshotCursor:
         self.is_first = True
         self.is_plain = False
         self.announced_start = self.announced_end = 0
+        self._history_part: Snapshot | None = None  # the second part of the newest snapshot
         self._vbucket = vbucket
         self._ignores_purged = request.ignore_purged
         self._purge_seqno = vbucket.index.purge_seqno  # tombstones purged up to here are no loss to the consumer
@@ -61,7 +63,7 @@ class SnapshotCursor:
     def remaining(self) -> int:
         """Number of changes that are left to read, at most."""
         unseen = max(min(self._vbucket.changes.high_seqno, self.end_seqno) - self.seqno, 0)
-        return unseen + (self.snapshot.remaining if self.snapshot else 0)
+        return unseen + sum(part.remaining for part in (self.snapshot, self._history_part) if part)
 
     @property
     def first_remaining(self) -> int:
@@ -72,7 +74,7 @@ class SnapshotCursor:
 
     def restart(self) -> None:
         """Continue with the vbucket's new history, from its start."""
-        self.snapshot = self._resumed_bounds = None
+        self.snapshot = self._history_part = self._resumed_bounds = None
         self.seqno = 0
         self._purge_seqno = self._vbucket.index.purge_seqno
 
@@ -105,12 +107,13 @@ class SnapshotCursor:
         self.seqno = self.announced_end
         return True
 
-    def open_snapshot(self, *, sees_all: bool) -> Snapshot | None:
+    def open_snapshot(self, *, sees_all: bool, history: bool = False) -> Snapshot | None:
         """Return the next snapshot; None if there is none, or the consumer would see none of it.
 
         Args:
             sees_all: whether the consumer learns the last seqno of any change. Otherwise it sees only changes of the
                 default collection.
+            history: whether the snapshot has the older versions, of collections with history. It may have two parts.
         """
         vbucket = self._vbucket
         self._purge_seqno = vbucket.index.purge_seqno
@@ -128,11 +131,27 @@ class SnapshotCursor:
         before, self.seqno = self.seqno, snapshot.end_seqno
         if announced_end <= before:
             return None
+        if history and (parts := self._open_parts(snapshot)):
+            snapshot, self._history_part = parts[0], parts[1] if len(parts) > 1 else None
         self.is_first = self._resumed_bounds is not None
         self._resumed_bounds = None
         self.snapshot, self.is_plain = snapshot, is_plain
         self.announced_start, self.announced_end = start, announced_end
         return snapshot
+
+    def _open_parts(self, snapshot: Snapshot) -> list[Snapshot]:
+        """Return the parts of a snapshot with the older versions; none if all of its changes were erased."""
+        index, begins = self._vbucket.index, self._vbucket.collections.history_begins
+        return open_parts(index, snapshot.start_seqno, snapshot.end_seqno, KeptVersions(index.history_floor, begins))
+
+    def drop_snapshot(self) -> None:
+        """Read no more of the newest snapshot."""
+        self.snapshot = self._history_part = None
+
+    def open_history_part(self) -> Snapshot | None:
+        """Return the second part of the newest snapshot, after the first part was read; None if it has none."""
+        self.snapshot, self._history_part = self._history_part, None
+        return self.snapshot
 
 
 def _open_visible_snapshot(vbucket: Vbucket, snapshot: Snapshot) -> tuple[Snapshot, int]:

@@ -66,6 +66,7 @@ class WireOptions:
         purge_seqno: whether the first marker of a stream, and markers of backfills, have the purge seqno.
         out_of_order: whether a stream of one collection may begin with its documents in the order of their keys.
         out_of_order_seqno: whether SEQNO_ADVANCED ends those documents.
+        history: whether snapshots may have the older versions of documents.
         skip_first_deletions: whether the first snapshot of a history comes without deletions.
     """
 
@@ -78,6 +79,7 @@ class WireOptions:
     purge_seqno: bool = False
     out_of_order: bool = False
     out_of_order_seqno: bool = False
+    history: bool = False
     skip_first_deletions: bool = False
 
     @cached_property

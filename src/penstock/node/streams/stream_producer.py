@@ -55,6 +55,11 @@ class StreamProducer(ChangeProducer):
         self.ring = StreamRing(session, bucket, self.flow, self.sent, self.remove_stream)
         self._streams_by_vbucket: defaultdict[int, dict[int, ProducerStream]] = defaultdict(dict)
 
+    @property
+    def sends_history(self) -> bool:
+        """Whether snapshots have older versions: the consumer accepts them, and the bucket keeps them."""
+        return self.options.history and self.bucket.store.settings.keeps_history
+
     # Streams
 
     def open_stream(

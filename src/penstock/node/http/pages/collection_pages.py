@@ -65,12 +65,13 @@ async def _drop_scope(request: PageRequest) -> Response:
 async def _create_collection(request: PageRequest) -> Response:
     served, form = request.find_bucket(), await _read_fields(request, "name", "maxTTL", "history")
     scope, name = request.get_path_part("scope"), form["name"]
-    ttl, history = _parse_max_ttl(form.get("maxTTL", "0")), _parse_history(form.get("history", "0"))
+    ttl, history = _parse_max_ttl(form.get("maxTTL", "0")), form.get("history")
+    has_history = bool(served.spec.history_default) if history is None else _parse_history(history)
 
     def added(manifest: Manifest) -> Manifest:
         if manifest.find_scope(scope).find(name) is not None:
             raise FormErrors({"_": f'Collection with name "{name}" in scope "{scope}" already exists'})
-        return manifest.with_collection(scope, name, ttl, history)
+        return manifest.with_collection(scope, name, ttl, has_history)
 
     return await _change_manifest(request, served, added)
 

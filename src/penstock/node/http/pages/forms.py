@@ -28,7 +28,8 @@ __all__ = [
 MAX_FIELDS = 100
 _MEGABYTE = 1024 * 1024
 _LARGEST_QUOTA = 2**40  # megabytes
-_LARGEST = 2**63 - 1
+_LARGEST = 2**64 - 1
+_LEAST_HISTORY = 2 * 1024 * 1024 * 1024  # bytes. Source: ns_server ns_bucket.hrl, HISTORY_RETENTION_BYTES_MIN
 
 
 class FormErrors(Exception):
@@ -117,6 +118,29 @@ def _parse_vbuckets(text: str) -> int:
     return found
 
 
+def _make_history_parser(least: int) -> Callable[[str], int]:
+    """Return the parser of a limit of the change history: 0 for none, or at least `least`. The texts are ns_server's.
+
+    Args:
+        least: the least limit.
+    """
+
+    def read(text: str) -> int:
+        lowest = 0 if text == "0" else least
+        try:
+            return make_number_parser(lowest, _LARGEST)(text)
+        except ValueError:
+            raise ValueError(f"Value must be an integer between {lowest} and {_LARGEST}, inclusive") from None
+
+    return read
+
+
+def _parse_history_default(text: str) -> bool:
+    if text not in ("false", "true"):
+        raise ValueError("Value must be true or false")
+    return text == "true"
+
+
 Field = tuple[str, Callable[[str], Any]]
 
 _FIXED: dict[str, Field] = {
@@ -134,15 +158,15 @@ _CHANGEABLE: dict[str, Field] = {
     "flushEnabled": ("flush_enabled", parse_flag),
     "evictionPolicy": ("eviction", make_choice_parser("valueOnly", "fullEviction", "noEviction", "nruEviction")),
     "maxTTL": ("max_ttl", make_number_parser(0, 2**31 - 1)),
-    "historyRetentionSeconds": ("retention_seconds", make_number_parser(0, _LARGEST)),
-    "historyRetentionBytes": ("retention_bytes", lambda text: make_number_parser(0, _LARGEST)(text) or None),
+    "historyRetentionSeconds": ("retention_seconds", _make_history_parser(0)),
+    "historyRetentionBytes": ("retention_bytes", _make_history_parser(_LEAST_HISTORY)),
+    "historyRetentionCollectionDefault": ("history_default", _parse_history_default),
 }
 
 _CHECKED: dict[str, Callable[[str], Any]] = {
     "durabilityMinLevel": make_choice_parser("none"),
     "compressionMode": make_choice_parser("off", "passive", "active"),
     "replicaIndex": parse_flag,
-    "historyRetentionCollectionDefault": parse_flag,
 }
 """Fields that clients send with every bucket. They are checked and have no effect."""
 
@@ -161,9 +185,19 @@ def make_spec(form: Mapping[str, str], vbuckets: int) -> BucketSpec:
     if "name" not in form:
         raise FormErrors({"name": "Bucket name needs to be specified"})
     try:
-        return BucketSpec(**{"name": form["name"], "vbuckets": vbuckets, **found})
+        spec = BucketSpec(**{"name": form["name"], "vbuckets": vbuckets, **found})
     except UsageError as error:
         raise _make_form_errors(error) from None
+    _check_history_fields(spec, form)
+    if spec.has_history and spec.history_default is None:
+        spec = replace(spec, history_default=True)
+    return spec
+
+
+def _check_history_fields(spec: BucketSpec, form: Mapping[str, str]) -> None:
+    """Raise FormErrors if a form sets the change history of a bucket that has none."""
+    if not spec.has_history and (wrong := [name for name in form if name.startswith("historyRetention")]):
+        raise FormErrors(dict.fromkeys(wrong, "History Retention can only used with Magma"))
 
 
 def _make_form_errors(error: UsageError) -> FormErrors:
@@ -184,6 +218,7 @@ def change_spec(spec: BucketSpec, form: Mapping[str, str]) -> BucketSpec:
         wrong["name"] = "cannot be changed"
     if wrong:
         raise FormErrors(wrong)
+    _check_history_fields(spec, form)
     try:
         return replace(spec, **_read_fields(form, _CHANGEABLE))
     except UsageError as error:

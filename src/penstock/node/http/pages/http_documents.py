@@ -11,6 +11,7 @@ import platform
 from typing import Any
 from urllib.parse import quote
 
+from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.node.buckets.bucket_storage import count_file_bytes
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.release import RELEASE
@@ -18,6 +19,7 @@ from penstock.node.http.pages.http_state import ManagedNode
 from penstock.node.membership.cluster_service import ClusterService
 from penstock.node.session.node_services import NodeServices
 from penstock.node.stats.bucket_stats import read_bucket_stats
+from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.definition.manifest import Manifest
 from penstock.wire.codec.constants import VbucketState
 
@@ -205,8 +207,15 @@ def _make_settings(served: ServedBucket, quota: int) -> dict[str, Any]:
         "evictionPolicy": spec.eviction_policy,
         "durabilityMinLevel": "none",
         "conflictResolutionType": settings.conflict_resolution,
+        **(_make_history_settings(spec, settings) if spec.has_history else {}),
+    }
+
+
+def _make_history_settings(spec: BucketSpec, settings: BucketSettings) -> dict[str, Any]:
+    return {
         "historyRetentionSeconds": int(settings.retention_seconds or 0),
         "historyRetentionBytes": settings.retention_bytes or 0,
+        "historyRetentionCollectionDefault": bool(spec.history_default),
     }
 
 
