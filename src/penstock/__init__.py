@@ -10,9 +10,15 @@ from penstock.version import __version__
 if TYPE_CHECKING:
     from penstock.client.blocking import read_changes
     from penstock.client.bucket import Bucket, connect
+    from penstock.client.consumers.commit_policy import BY_HAND, CommitPolicy
+    from penstock.client.consumers.consumer import Consumer
     from penstock.client.documents.bulk import BulkWriter
     from penstock.client.documents.document import Document
     from penstock.client.feeds.stream_position import Position
+    from penstock.client.positions.document_positions import DocumentPositions
+    from penstock.client.positions.file_positions import FilePositions
+    from penstock.client.positions.saved_positions import SavedPositions
+    from penstock.client.positions.sqlite_positions import SqlitePositions
     from penstock.client.xdcr.bucket_replication import BucketReplication
     from penstock.client.xdcr.xdcr_options import XdcrOptions
     from penstock.node import Node
@@ -21,19 +27,26 @@ if TYPE_CHECKING:
     from penstock.wire.columns.schema import CHANGE_SCHEMA, Change
 
 __all__ = [
+    "BY_HAND",
     "CHANGE_SCHEMA",
     "Bucket",
     "BucketReplication",
     "BulkWriter",
     "Change",
+    "CommitPolicy",
+    "Consumer",
     "Document",
+    "DocumentPositions",
     "Error",
+    "FilePositions",
     "Lake",
     "LakeRefused",
     "Node",
     "OperationTimeout",
     "Pipeline",
     "Position",
+    "SavedPositions",
+    "SqlitePositions",
     "StatusError",
     "Unreachable",
     "UsageError",
@@ -46,16 +59,23 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BY_HAND": "penstock.client.consumers.commit_policy",
     "CHANGE_SCHEMA": "penstock.wire.columns.schema",
     "Bucket": "penstock.client.bucket",
     "BucketReplication": "penstock.client.xdcr.bucket_replication",
     "BulkWriter": "penstock.client.documents.bulk",
     "Change": "penstock.wire.columns.schema",
+    "CommitPolicy": "penstock.client.consumers.commit_policy",
+    "Consumer": "penstock.client.consumers.consumer",
     "Document": "penstock.client.documents.document",
+    "DocumentPositions": "penstock.client.positions.document_positions",
+    "FilePositions": "penstock.client.positions.file_positions",
     "Lake": "penstock.spark.lake.reading.lake",
     "Node": "penstock.node",
     "Pipeline": "penstock.spark.pipeline.run.pipeline",
     "Position": "penstock.client.feeds.stream_position",
+    "SavedPositions": "penstock.client.positions.saved_positions",
+    "SqlitePositions": "penstock.client.positions.sqlite_positions",
     "XdcrOptions": "penstock.client.xdcr.xdcr_options",
     "connect": "penstock.client.bucket",
     "read_changes": "penstock.client.blocking",

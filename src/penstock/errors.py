@@ -7,6 +7,9 @@ Error
     UnsupportedServer         the server lacks a dialect, or failover logs
     LakeRefused               the lake belongs to another query
     StoreRefused              the data directory is another bucket's, in use, too new, or not writable
+    PositionsUnreadable       saved positions of an unknown version, or damaged ones
+    PositionOfOtherBucket     saved positions of a bucket with another uuid, or another number of vbuckets
+    PositionAhead             a saved position that is newer than the newest change of the server
   StoreDamaged              a file of a bucket does not have the bytes that were written
   ProtocolError             a rule of the wire was broken
     LocalProtocolError        by this program: nothing was sent, the connection is still good
@@ -20,6 +23,7 @@ Error
   OperationTimeout          the reply did not come in time
   Unreachable               every attempt within the stated limit failed
   BucketRecreated           the bucket was deleted, and a new one has its name (recreatedBucket=fail)
+  PositionsChanged          another program has replaced the saved positions that this one was about to replace
   WriteLost                 a write was rolled back, or may have been, while its durability was awaited
 ```
 
@@ -57,6 +61,18 @@ class LakeRefused(UsageError):
 
 class StoreRefused(UsageError):
     """This process must not use, or cannot use, the data directory."""
+
+
+class PositionsUnreadable(UsageError):
+    """Saved positions have an unknown version or are damaged; the message names the values found and expected."""
+
+
+class PositionOfOtherBucket(UsageError):
+    """Saved positions belong to another bucket, perhaps to a deleted bucket of the same name."""
+
+
+class PositionAhead(UsageError):
+    """A saved position is newer than the newest change of the server, in the same branch of the history."""
 
 
 class StoreDamaged(Error):
@@ -383,3 +399,7 @@ class BucketRecreated(Error):
 
 class WriteLost(Error):
     """A write was rolled back while its durability was awaited, or it is no longer known whether it was."""
+
+
+class PositionsChanged(Error):
+    """Another program has replaced saved positions that this program was about to replace. Nothing was written."""

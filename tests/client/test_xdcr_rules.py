@@ -1,5 +1,6 @@
 """Rules of replication without a network: mapping of collections, filters, checkpoints."""
 
+import asyncio
 import json
 import string
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.client.connect.cluster_map import ClusterMap
 from penstock.client.documents.document import compute_vbucket
 from penstock.client.documents.row_columns import TargetCollection
 from penstock.client.feeds.stream_position import Position, SnapshotEnd
@@ -18,6 +20,7 @@ from penstock.client.xdcr.value_filter import ValueFilter, check_regex
 from penstock.client.xdcr.xdcr_options import XdcrOptions
 from penstock.errors import UsageError
 from penstock.wire.messages.kv import FailoverEntry
+from tests.client.test_saved_positions import positions
 
 # Mapping
 
@@ -252,27 +255,21 @@ def test_new_branches_are_noticed():
 
 
 U64 = st.integers(0, 2**64 - 1)
-POSITIONS = st.builds(
-    Position,
-    seqno=U64,
-    vbuuid=U64,
-    snap_start=U64,
-    snap_end=U64,
-    history=st.integers(0, 9),
-    ends=st.lists(st.builds(SnapshotEnd, U64, U64), max_size=3).map(tuple),
-)
-
-
 VBUCKETS = st.integers(0, 65535)
 
 
-@given(st.dictionaries(VBUCKETS, POSITIONS), st.dictionaries(VBUCKETS, st.builds(SnapshotEnd, U64, U64)))
-def test_state_file_returns_the_checkpoint(tmp_path_factory, positions, ends):
+@given(st.dictionaries(VBUCKETS, positions()), st.dictionaries(VBUCKETS, st.builds(SnapshotEnd, U64, U64)))
+def test_state_file_returns_the_checkpoint(tmp_path_factory, found, ends):
     file = StateFile(tmp_path_factory.mktemp("state") / "file", {"filter_key": string.printable})
-    assert file.read() == Checkpoint()
-    for checkpoint in (Checkpoint({1: Position(seqno=1)}, {}), Checkpoint(positions, ends)):
-        file.write(checkpoint)
-        assert file.read() == checkpoint
+    source = ClusterMap((("host", 1),), (0,) * 8, "beer", uuid="u")
+
+    async def write_and_read(checkpoint):
+        await file.write(checkpoint, source)
+        return await file.read()
+
+    assert asyncio.run(file.read()) == Checkpoint()
+    for checkpoint in (Checkpoint({1: Position(seqno=1, snap_end=1)}, {}), Checkpoint(found, ends)):
+        assert asyncio.run(write_and_read(checkpoint)) == checkpoint
 
 
 def test_incomplete_statistics_name_no_vbucket():

@@ -4,4 +4,4 @@
 from the packages before it. Code of the node or of Spark does not belong here.
 """
 
-ORDER = ("connect", "topology", "feeds", "tap", "streams", "documents", "replication", "xdcr")
+ORDER = ("connect", "topology", "feeds", "tap", "streams", "documents", "positions", "consumers", "replication", "xdcr")

@@ -73,7 +73,7 @@ class Bucket(DocumentCommands):
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self._nodes = Nodes(address, replace(DOCUMENTS, mutation_tokens=True, durable_writes=True))
+        self._nodes = Nodes(address, replace(DOCUMENTS, mutation_tokens=True, durable_writes=True, xattrs=True))
         self.reports = VbucketReports(self._nodes, address)
         super().__init__(DocumentRequests(self._nodes, address))
 

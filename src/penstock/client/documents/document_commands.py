@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from penstock.client.documents.document import Document, compute_vbucket, decode_document, encode_key, split_chunks
+from penstock.client.documents.document_attributes import OWN_ATTRIBUTE, DocumentAttributes
 from penstock.client.documents.document_requests import DocumentRequests
 from penstock.client.documents.durability_levels import DurabilityName
 from penstock.client.documents.mutation_tokens import MutationToken
@@ -43,10 +44,14 @@ class DocumentCommands:
     - UsageError: an invalid key or value, a bucket that does not exist, or a collection on a node without collections.
     - RemoteProtocolError: the node violates the protocol.
     - AuthenticationFailed, AccessDenied, UntrustedNode: the login or the TLS handshake failed.
+
+    Attributes:
+        attributes: the extended attribute with Penstock's own data, such as saved positions.
     """
 
     def __init__(self, requests: DocumentRequests) -> None:
         self._requests = requests
+        self.attributes = DocumentAttributes(requests, OWN_ATTRIBUTE)
 
     async def get(self, key: str | bytes, *, collection: str = "") -> Document:
         """Return a document. Raises KeyNotFound."""

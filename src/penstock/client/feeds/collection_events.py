@@ -24,8 +24,8 @@ _EVENTS: dict[int, Event] = {
 }
 
 
-def make_event_change(message: SystemEvent, names: CollectionNames, context: StreamContext) -> Change:
-    """Return the row of a system event, and add the name in the event to the known names.
+def make_event_change(message: SystemEvent, names: CollectionNames, context: StreamContext) -> tuple[Change, int]:
+    """Return the row of a system event and the uid of its manifest, and add the name in the event to the known names.
 
     The value of the row is a JSON object with the manifest's uid and the scope's id, both in hexadecimal. For a
     collection that was created or changed, it also has `max_ttl` (seconds, or null) and `history`.
@@ -54,7 +54,7 @@ def make_event_change(message: SystemEvent, names: CollectionNames, context: Str
         collection_id = subject.collection_id
         collection = names.find_collection(collection_id).collection
     vbuuid, snapshot_start, snapshot_end, snapshot_flags, history = context.read_vbucket(message.vbucket)
-    return Change(
+    change = Change(
         vbucket=message.vbucket,
         vbuuid=vbuuid,
         seqno=message.by_seqno,
@@ -69,3 +69,4 @@ def make_event_change(message: SystemEvent, names: CollectionNames, context: Str
         snapshot_flags=snapshot_flags,
         history=history,
     )
+    return change, subject.manifest_uid

@@ -157,8 +157,9 @@ class StreamMessages:
         names = self._state.context.collections
         if names is None:
             raise RemoteProtocolError(f"vbucket {stream.vbucket}: system event of a connection without collections")
-        change = make_event_change(message, names, self._state.context)
+        change, manifest_uid = make_event_change(message, names, self._state.context)
         if self._changes.accept_change(stream, message.by_seqno):
+            stream.position = replace(stream.position, manifest_uid=manifest_uid)
             self._output.rows.append(change)
 
     def _on_advanced(self, stream: VbucketStream, message: SeqnoAdvanced) -> None:

@@ -48,6 +48,7 @@ class Position:
         history: the number of rollbacks that this position has passed.
         ends: the newest ends of complete snapshots up to `seqno`, oldest first. A rollback goes to one of them, because
             deduplication hides versions inside a snapshot.
+        manifest_uid: uid of the newest collections manifest in the received system events; 0: not known.
     """
 
     seqno: int = 0
@@ -56,6 +57,7 @@ class Position:
     snap_end: int = 0
     history: int = 0
     ends: tuple[SnapshotEnd, ...] = ()
+    manifest_uid: int = 0
 
     @property
     def is_complete(self) -> bool:
@@ -126,7 +128,7 @@ def _go_back_to(position: Position, ends: Sequence[SnapshotEnd]) -> Position:
     if not kept:
         return Position(history=position.history)
     seqno, vbuuid = kept[-1]
-    return replace(position, seqno=seqno, vbuuid=vbuuid, snap_start=seqno, snap_end=seqno, ends=kept)
+    return replace(position, seqno=seqno, vbuuid=vbuuid, snap_start=seqno, snap_end=seqno, ends=kept, manifest_uid=0)
 
 
 class ReconciledPosition(NamedTuple):

@@ -134,7 +134,7 @@ class BucketReplication:
 
     async def run(self) -> XdcrProgress:
         """Replicate. Raises the errors of change streams and of bulk writes, and Error for a missing collection."""
-        checkpoint = Checkpoint() if self._state is None else self._state.read()
+        checkpoint = Checkpoint() if self._state is None else await self._state.read()
         async with AsyncExitStack() as stack:
             for bucket in (self._source, self._target):
                 await stack.enter_async_context(bucket)
@@ -308,7 +308,7 @@ class BucketReplication:
             raise BranchLost("a vbucket of the target has a new branch")
         made = self._tracker.observe(acknowledged, seqnos)
         if made is not None and self._state is not None:
-            self._state.write(made)
+            await self._state.write(made, await self._source.cluster())
 
 
 def _find_first(failures: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -1,35 +1,40 @@
-"""The state file of a replication: its newest checkpoint, as JSON."""
+"""The state file of a replication: its newest checkpoint, as saved positions with notes about the target."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.client.feeds.stream_position import Position, SnapshotEnd
+from msgspec import convert
+
+from penstock.client.connect.cluster_map import ClusterMap
+from penstock.client.feeds.stream_position import SnapshotEnd
+from penstock.client.positions.file_positions import FilePositions
+from penstock.client.positions.saved_positions import SavedPositions
 from penstock.client.xdcr.checkpoint import Checkpoint
-from penstock.errors import Error, UsageError
+from penstock.errors import Error, PositionsUnreadable, UsageError
 
 __all__ = ["StateFile"]
 
-_FORMAT = 1
+_SELECTION, _TARGET_ENDS = "xdcr_selection", "xdcr_target_ends"
+"""The notes: the options that choose changes, and [vbucket, seqno, vbuuid] for each end."""
 
 
+@dataclass(frozen=True, slots=True)
 class StateFile:
     """The state file of a replication. After a crash it has the old or the new checkpoint.
 
-    Args:
+    Attributes:
         path: the file; its directory must exist.
         selection: the options that choose changes. A checkpoint of another choice is refused.
     """
 
-    def __init__(self, path: Path, selection: Mapping[str, Any]) -> None:
-        self.path = path
-        self._selection = dict(selection)
+    path: Path
+    selection: Mapping[str, Any]
 
-    def read(self) -> Checkpoint:
+    async def read(self) -> Checkpoint:
         """Return the checkpoint; the beginning if there is no file.
 
         Raises:
@@ -37,54 +42,35 @@ class StateFile:
             UsageError: the file belongs to a replication with other filters or another mapping.
         """
         try:
-            content = json.loads(self.path.read_bytes())
-            if content["format"] != _FORMAT:
-                raise ValueError(content["format"])
-            selection = dict(content["selection"])
-            positions = {int(vbucket): _read_position(each) for vbucket, each in content["positions"].items()}
-            ends = {int(vbucket): SnapshotEnd(*map(int, each)) for vbucket, each in content["target_ends"].items()}
-        except FileNotFoundError:
-            return Checkpoint()
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            saved = await FilePositions(self.path).read()
+            if saved is None:
+                return Checkpoint()
+            selection = convert(saved.notes[_SELECTION], dict[str, Any])
+            ends = convert(saved.notes[_TARGET_ENDS], list[tuple[int, int, str]])
+            target_ends = {vbucket: SnapshotEnd(seqno, int(vbuuid)) for vbucket, seqno, vbuuid in ends}
+        except (PositionsUnreadable, ValueError, KeyError):  # the errors of msgspec are ValueErrors
             raise Error(f"{self.path} is not a state file of a replication; remove it to start over") from None
-        if selection != self._selection:
-            changed = [name for name in self._selection if selection.get(name) != self._selection[name]]
+        if selection != self.selection:
+            changed = [name for name in self.selection if selection.get(name) != self.selection[name]]
             raise UsageError(
                 f"{self.path} has the position of a replication with other options: "
                 f"{', '.join(changed) or 'unknown'}; remove it to start over"
             )
-        return Checkpoint(positions, ends)
+        return Checkpoint(saved.by_vbucket, target_ends)
 
-    def write(self, checkpoint: Checkpoint) -> None:
-        """Replace the checkpoint."""
-        content = {
-            "format": _FORMAT,
-            "selection": self._selection,
-            "positions": {vbucket: _write_position(each) for vbucket, each in checkpoint.positions.items()},
-            "target_ends": checkpoint.target_ends,
-        }
-        new = self.path.with_name(f"{self.path.name}.new")
-        with new.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(content))  # json.dump would call Python for each number
-            file.flush()
-            os.fsync(file.fileno())  # before the rename, or a power failure could leave an empty file
-        new.replace(self.path)
+    async def write(self, checkpoint: Checkpoint, source: ClusterMap) -> None:
+        """Replace the checkpoint.
 
-
-def _write_position(position: Position) -> list[Any]:
-    return [
-        *(position.seqno, position.vbuuid, position.snap_start, position.snap_end, position.history),
-        [list(end) for end in position.ends],
-    ]
-
-
-def _read_position(content: list[Any]) -> Position:
-    seqno, vbuuid, snap_start, snap_end, history, ends = content
-    return Position(
-        seqno=int(seqno),
-        vbuuid=int(vbuuid),
-        snap_start=int(snap_start),
-        snap_end=int(snap_end),
-        history=int(history),
-        ends=tuple(SnapshotEnd(*map(int, end)) for end in ends),
-    )
+        Args:
+            checkpoint: the new checkpoint.
+            source: the cluster map of the source bucket.
+        """
+        ends = [[vbucket, end.seqno, str(end.vbuuid)] for vbucket, end in checkpoint.target_ends.items()]
+        saved = SavedPositions(
+            bucket=source.bucket,
+            uuid=source.uuid,
+            vbuckets=source.vbuckets,
+            by_vbucket=checkpoint.positions,
+            notes={_SELECTION: dict(self.selection), _TARGET_ENDS: ends},
+        )
+        await FilePositions(self.path).write(saved)

@@ -1,0 +1,227 @@
+"""A consumer: reads the changes of a bucket from its saved positions, and commits its positions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from typing import Literal, Self, Unpack
+
+import pyarrow as pa
+
+from penstock.client.bucket import Bucket
+from penstock.client.consumers.commit_policy import CommitPolicy
+from penstock.client.consumers.own_documents import is_own_key, remove_own_documents
+from penstock.client.consumers.progress import ConsumerProgress
+from penstock.client.feeds.deliveries import Delivery
+from penstock.client.feeds.stream_position import Position
+from penstock.client.positions.position_checks import check_bucket, find_ahead
+from penstock.client.positions.position_store import PositionStore
+from penstock.client.positions.saved_positions import SavedPositions
+from penstock.client.streams.change_stream import ChangeStream
+from penstock.client.streams.stream_choice import ChangeOptions, Stop, choose_dialect
+from penstock.errors import UsageError
+from penstock.wire.codec.constants import MAX_SEQNO, Dialect
+from penstock.wire.columns.schema import Change
+
+__all__ = ["Consumer"]
+
+
+class Consumer:
+    """Reads changes from the saved positions of a store, and commits its positions there.
+
+        async with penstock.connect(url) as bucket:
+            async with Consumer(bucket, FilePositions("beer.json")) as consumer:
+                async for change in consumer.changes():
+                    print(change.key)
+
+    A change is processed when the caller requests the next one. The policy commits processed changes by count and by
+    time. `commit()` also counts the change, or the batch, that the caller has at that moment. After a crash, exactly
+    the changes after the last commit come again. Changes of Penstock's own documents are not delivered.
+
+    `async with` opens the consumer: it reads the positions and checks that they belong to the bucket. At the end, it
+    commits the processed changes, unless the block raised an error or the policy is BY_HAND.
+
+    Entering, reading and committing raise the errors of Bucket.stream and of ChangeStream, and these:
+
+    - PositionOfOtherBucket: the positions belong to another bucket, or to a deleted one of the same name.
+    - PositionAhead: a position is newer than the newest change of the server.
+    - PositionsUnreadable: the store has something else, or a newer version.
+    - PositionsChanged: another program has written into the document with the positions.
+
+    Args:
+        bucket: the connected bucket.
+        store: keeps the positions.
+        start: where to start without saved positions, as in Bucket.stream.
+        stop: as in Bucket.stream.
+        vbuckets: as in Bucket.stream. Saved positions of other vbuckets are kept.
+        commit: when to commit; BY_HAND: only by `commit()`.
+        options: as in Bucket.stream; TAP has no positions.
+
+    Raises:
+        UsageError: the dialect is TAP.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        store: PositionStore,
+        *,
+        start: Literal["beginning", "now"] = "beginning",
+        stop: Stop = None,
+        vbuckets: Sequence[int] | None = None,
+        commit: CommitPolicy | None = None,
+        **options: Unpack[ChangeOptions],
+    ) -> None:
+        if choose_dialect(options, bucket.address.options) is Dialect.TAP:
+            raise UsageError("TAP has no positions, so a consumer cannot save them; expected dcp, upr or upr-draft")
+        self._bucket = bucket
+        self._store = store
+        self._start: Literal["beginning", "now"] = start
+        self._stop = stop
+        self._vbuckets = vbuckets
+        self._policy = commit or CommitPolicy()
+        self._options = options
+        self._stream: ChangeStream | None = None
+        self._saved = SavedPositions(bucket="", uuid="", vbuckets=0)
+        self._progress = ConsumerProgress({}, 0.0)
+        self._commit_lock = asyncio.Lock()
+
+    @property
+    def positions(self) -> dict[int, Position]:
+        """The positions that a commit would save now: vbucket -> position."""
+        return self._progress.find_positions()
+
+    @property
+    def committed(self) -> SavedPositions:
+        """The positions of the last commit."""
+        return self._saved
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The vbuckets that wait for their nodes, see ChangeStream.missing."""
+        return () if self._stream is None else self._stream.missing
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        try:
+            if kind is None and self._policy.is_automatic and (self._progress.processed or self._progress.has_moved):
+                await self._commit(include_current=False)
+        finally:
+            await self.close()
+
+    async def open(self) -> None:
+        """Read the positions, check them, and prepare the stream."""
+        saved = await self._store.read()
+        found = await self._bucket.cluster()
+        if saved is None:
+            start = self._start
+            self._saved = SavedPositions(
+                bucket=found.bucket or self._bucket.address.bucket, uuid=found.uuid, vbuckets=found.vbuckets
+            )
+        else:
+            check_bucket(saved, found.uuid, found.vbuckets, str(self._store))
+            await self._check_seqnos(saved)
+            self._saved = saved
+        self._stream = await self._bucket.stream(
+            start if saved is None else saved.by_vbucket, self._stop, self._vbuckets, **self._options
+        )
+        now = asyncio.get_running_loop().time()
+        self._progress = ConsumerProgress(self._stream.positions, now)
+        if saved is None and start == "now":
+            await self.commit()  # a crash before the first commit must not skip the changes until the restart
+
+    async def close(self) -> None:
+        """Close the stream, without a commit."""
+        if self._stream is not None:
+            await self._stream.close()
+
+    async def commit(self) -> None:
+        """Save the positions after the change or the batch that the caller has now. Concurrent commits wait."""
+        await self._commit(include_current=True)
+
+    async def changes(self) -> AsyncGenerator[Change, None]:
+        """Yield changes as objects."""
+        while (delivery := await self._take_delivery()) is not None:
+            progress = self._progress
+            for change in delivery.changes:
+                progress.hand_out(1)
+                if not is_own_key(change.key):
+                    yield change
+                    progress.count_processed(1)
+                    if self._is_due():
+                        await self._commit(include_current=True)
+
+    async def batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Yield changes as pyarrow.RecordBatch with CHANGE_SCHEMA."""
+        while (delivery := await self._take_delivery()) is not None:
+            batch = remove_own_documents(delivery.batch)
+            self._progress.hand_out(len(delivery.batch))
+            if batch.num_rows:
+                yield batch
+                self._progress.count_processed(batch.num_rows)
+
+    async def _take_delivery(self) -> Delivery | None:
+        """Return the next delivery; None after the end. Commits by time while it waits."""
+        if self._stream is None:
+            raise UsageError("the consumer is not open; use it as `async with Consumer(...) as consumer`")
+        self._progress.finish_delivery(self._stream.positions)
+        if self._is_due():
+            await self._commit(include_current=True)
+        coming = asyncio.ensure_future(self._stream.next_delivery())
+        try:
+            while not (await asyncio.wait([coming], timeout=self._find_wait()))[0]:
+                self._progress.finish_delivery(self._stream.positions)
+                if self._is_due():
+                    await self._commit(include_current=True)
+            delivery = coming.result()
+        finally:
+            if not coming.done():
+                coming.cancel()
+                with suppress(asyncio.CancelledError):
+                    await coming
+        if delivery is None:
+            self._progress.finish_delivery(self._stream.positions)
+        else:
+            self._progress.begin_delivery(delivery)
+        return delivery
+
+    def _is_due(self) -> bool:
+        progress = self._progress
+        elapsed = asyncio.get_running_loop().time() - progress.committed_at
+        has_moved = not progress.processed and progress.has_moved  # compared only while no change arrives
+        return self._policy.is_due(progress.processed, has_moved=has_moved, elapsed=elapsed)
+
+    def _find_wait(self) -> float | None:
+        """Return the seconds to wait for a delivery before a commit may be due; None: any time."""
+        progress, policy = self._progress, self._policy
+        wait = policy.find_wait(progress.processed, has_moved=progress.has_moved)
+        if wait is None:
+            return policy.idle_seconds  # a position may move meanwhile
+        return max(progress.committed_at + wait - asyncio.get_running_loop().time(), 0.0)
+
+    async def _commit(self, *, include_current: bool) -> None:
+        async with self._commit_lock:
+            progress = self._progress
+            mark = progress.make_mark(include_current=include_current)
+            saved = SavedPositions(
+                bucket=self._saved.bucket,
+                uuid=self._saved.uuid,
+                vbuckets=self._saved.vbuckets,
+                by_vbucket={**self._saved.by_vbucket, **mark.positions},
+                notes=self._saved.notes,
+            )
+            await self._store.write(saved)
+            self._saved = saved
+            progress.record_commit(mark, asyncio.get_running_loop().time())
+
+    async def _check_seqnos(self, saved: SavedPositions) -> None:
+        """Check that the server has the positions. Raises PositionAhead."""
+        started = [vbucket for vbucket, position in saved.by_vbucket.items() if position.seqno]
+        seqnos = await self._bucket.high_seqnos() if started else {}
+        served = [vbucket for vbucket in started if saved.by_vbucket[vbucket].seqno > seqnos.get(vbucket, MAX_SEQNO)]
+        if served and (error := find_ahead(saved, seqnos, await self._bucket.failover_logs(served), str(self._store))):
+            raise error

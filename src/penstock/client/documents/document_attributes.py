@@ -1,0 +1,101 @@
+"""JSON in an extended attribute of a document, which is read and written apart from the document's value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from penstock.client.documents.document import compute_vbucket, encode_key, split_chunks
+from penstock.client.documents.document_requests import DocumentRequests
+from penstock.wire.codec.flags import DocFlag, PathFlag
+from penstock.wire.codec.layout import Request
+from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
+from penstock.wire.messages.subdoc import (
+    MultiLookup,
+    MultiMutation,
+    pack_lookup_specs,
+    pack_mutation_specs,
+    unpack_lookup_results,
+)
+
+__all__ = ["OWN_ATTRIBUTE", "OWN_KEYS", "AttributeVersion", "DocumentAttributes"]
+
+OWN_ATTRIBUTE = "penstock"
+"""The attribute with Penstock's own data. It is a user attribute: system attributes need one more privilege."""
+
+OWN_KEYS = "_penstock:"
+"""The start of the keys of Penstock's own documents, which consumers do not deliver."""
+
+_READ_REFUSALS = (Status.KEY_ENOENT, Status.SUBDOC_MULTI_PATH_FAILURE)
+_WRITE_REFUSALS = (Status.KEY_ENOENT, Status.KEY_EEXISTS)
+
+
+class AttributeVersion(NamedTuple):
+    """An attribute as it was read.
+
+    Attributes:
+        value: the JSON; empty if the document does not have the attribute.
+        cas: the version of the document.
+    """
+
+    value: bytes
+    cas: int
+
+
+class DocumentAttributes:
+    """Reads and writes one extended attribute of documents in the default collection, guarded by the cas.
+
+    The methods raise the errors of DocumentCommands; NotSupported or UnknownCommand for a server without attributes.
+    """
+
+    def __init__(self, requests: DocumentRequests, name: str) -> None:
+        self._requests = requests
+        self._path = name.encode()
+
+    async def read_many(self, keys: Sequence[str]) -> list[AttributeVersion | None]:
+        """Return the attributes of documents in the order of the keys; None for a key without a document."""
+        found: list[AttributeVersion | None] = []
+        for chunk in split_chunks(map(encode_key, keys)):
+            for frame in await self._requests.send("", chunk, self._make_lookup, accept=_READ_REFUSALS):
+                if frame.specific == Status.KEY_ENOENT:
+                    found.append(None)
+                else:
+                    results = unpack_lookup_results(frame.value)
+                    found.append(AttributeVersion(results[0].value if results else b"", frame.cas))
+        return found
+
+    async def write_many(self, items: Mapping[str, AttributeVersion]) -> dict[str, int | None]:
+        """Write the attributes of documents.
+
+        A write is not repeated after a lost connection, because it might have been executed.
+
+        Args:
+            items: key -> the new attribute, with the cas of the version to replace; cas 0: the document must not exist.
+
+        Returns:
+            Key -> the new cas; None if the document has another version, so that nothing was written.
+        """
+        written: dict[str, int | None] = {}
+        for chunk in split_chunks(items.items()):
+            frames = await self._requests.send("", chunk, self._make_mutation, accept=_WRITE_REFUSALS, retry=False)
+            written |= {
+                key: None if frame.specific else frame.cas for (key, _), frame in zip(chunk, frames, strict=True)
+            }
+        return written
+
+    def _make_lookup(self, prefix: bytes, key: bytes) -> Request:
+        vbucket = compute_vbucket(key, self._requests.vbuckets)
+        wanted = pack_lookup_specs([(Opcode.SUBDOC_GET, PathFlag.XATTR, self._path)])
+        return MultiLookup(key=prefix + key, vbucket=vbucket, value=wanted)
+
+    def _make_mutation(self, prefix: bytes, item: tuple[str, AttributeVersion]) -> Request:
+        key, new = encode_key(item[0]), item[1]
+        # ADD and a cas exclude each other. Without ADD the document must exist, and must have the cas.
+        return MultiMutation(
+            key=prefix + key,
+            vbucket=compute_vbucket(key, self._requests.vbuckets),
+            cas=new.cas,
+            doc_flags=None if new.cas else DocFlag.ADD,
+            value=pack_mutation_specs([(Opcode.SUBDOC_DICT_UPSERT, PathFlag.XATTR, self._path, new.value)]),
+        )

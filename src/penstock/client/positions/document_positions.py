@@ -1,0 +1,70 @@
+"""Positions in a document of a bucket."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from penstock.client.documents.document_attributes import OWN_KEYS, AttributeVersion
+from penstock.client.documents.document_commands import DocumentCommands
+from penstock.client.positions.position_store import PositionStore
+from penstock.client.positions.saved_positions import SavedPositions, decode_positions, encode_positions
+from penstock.errors import ConnectionClosed, KeyNotFound, OperationTimeout, PositionsChanged
+
+__all__ = ["DocumentPositions"]
+
+
+class DocumentPositions(PositionStore):
+    """Keeps positions in the extended attribute `penstock` of the document `_penstock:positions:NAME`.
+
+    A write replaces only the version that this object has read or written. So of two consumers with the same name, the
+    second write raises PositionsChanged. Consumers do not deliver changes of such documents.
+
+    Args:
+        bucket: the bucket with the document; it must be connected when the store is used.
+        name: the name of the consumer.
+    """
+
+    def __init__(self, bucket: DocumentCommands, name: str) -> None:
+        self.name = name
+        self._bucket = bucket
+        self._key = f"{OWN_KEYS}positions:{name}"
+        self._cas = 0
+
+    def __str__(self) -> str:
+        return f"document:{self.name}"
+
+    async def read(self) -> SavedPositions | None:
+        """Return the positions in the document; None if there is no document."""
+        found = await self._read_version()
+        self._cas = 0 if found is None else found.cas
+        return None if found is None else decode_positions(found.value, str(self))
+
+    async def write(self, saved: SavedPositions) -> None:
+        """Replace the version of the document that this object knows. Raises PositionsChanged for another version."""
+        content = encode_positions(saved)
+        while True:
+            is_ambiguous, cas = False, None
+            try:
+                cas = (await self._bucket.attributes.write_many({self._key: AttributeVersion(content, self._cas)}))[
+                    self._key
+                ]
+            except (ConnectionClosed, OperationTimeout):
+                is_ambiguous = True  # the write might have been executed, so the document decides
+            if cas is None:
+                found = await self._read_version()
+                if found is not None and found.value == content:
+                    cas = found.cas
+                elif not is_ambiguous or (0 if found is None else found.cas) != self._cas:
+                    raise PositionsChanged(f"{self}: another consumer or command has changed the positions")
+            if cas is not None:
+                self._cas = cas
+                return
+
+    async def remove(self) -> None:
+        """Remove the document, if it exists."""
+        with suppress(KeyNotFound):
+            await self._bucket.remove(self._key)
+        self._cas = 0
+
+    async def _read_version(self) -> AttributeVersion | None:
+        return (await self._bucket.attributes.read_many([self._key]))[0]
