@@ -6,7 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from penstock import connect
+from penstock import Consumer, FilePositions, connect
+from penstock.cli import main
 from penstock.wire.codec.statuses import Status
 from tests.compat.installed import find_go_program
 from tests.compat.running import Program
@@ -98,6 +99,26 @@ def test_consumer_group_resumes(tmp_path, bucket, on_disk):
             write_documents(client, {"meanwhile"})
             with follow_bucket(serving, bucket, "static") as program:
                 expect_keys(program, "mutation", {"meanwhile"})
+
+
+def test_group_moves_to_a_consumer_of_penstock(tmp_path):
+    """`penstock positions import` reads go-dcp's checkpoints from the bucket. The consumer continues there."""
+    with Serving.running("--vbuckets", VBUCKETS) as serving, connected(serving) as client:
+        write_documents(client, DOCUMENTS)
+        with follow_bucket(serving, "default", "static") as program:
+            expect_keys(program, "mutation", DOCUMENTS)
+            assert program.terminate() == 0
+        url, store = f"{serving.url}/default", tmp_path / "positions"
+        command = ["positions", "import", "group:group", str(store), "--format", "go-dcp", "--url", url]
+        assert main(command) == 0
+        write_documents(client, {"meanwhile"})
+
+        async def read_rest():
+            async with connect(url) as bucket, Consumer(bucket, FilePositions(store), stop="now") as consumer:
+                return {change.key async for change in consumer.changes()}
+
+        own = b"_connector:cbgo:"
+        assert {key for key in asyncio.run(read_rest()) if not key.startswith(own)} == {b"meanwhile"}
 
 
 def test_password_over_tls_needs_no_option(tls_node):

@@ -15,13 +15,13 @@ from penstock.client.consumers.own_documents import is_own_key, remove_own_docum
 from penstock.client.consumers.progress import ConsumerProgress
 from penstock.client.feeds.deliveries import Delivery
 from penstock.client.feeds.stream_position import Position
-from penstock.client.positions.position_checks import check_bucket, find_ahead
 from penstock.client.positions.position_store import PositionStore
 from penstock.client.positions.saved_positions import SavedPositions
+from penstock.client.positions.server_checks import check_positions
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.stream_choice import ChangeOptions, Stop, choose_dialect
 from penstock.errors import UsageError
-from penstock.wire.codec.constants import MAX_SEQNO, Dialect
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns.schema import Change
 
 __all__ = ["Consumer"]
@@ -123,8 +123,7 @@ class Consumer:
                 bucket=found.bucket or self._bucket.address.bucket, uuid=found.uuid, vbuckets=found.vbuckets
             )
         else:
-            check_bucket(saved, found.uuid, found.vbuckets, str(self._store))
-            await self._check_seqnos(saved)
+            await check_positions(self._bucket, saved, str(self._store))
             self._saved = saved
         self._stream = await self._bucket.stream(
             start if saved is None else saved.by_vbucket, self._stop, self._vbuckets, **self._options
@@ -217,11 +216,3 @@ class Consumer:
             await self._store.write(saved)
             self._saved = saved
             progress.record_commit(mark, asyncio.get_running_loop().time())
-
-    async def _check_seqnos(self, saved: SavedPositions) -> None:
-        """Check that the server has the positions. Raises PositionAhead."""
-        started = [vbucket for vbucket, position in saved.by_vbucket.items() if position.seqno]
-        seqnos = await self._bucket.high_seqnos() if started else {}
-        served = [vbucket for vbucket in started if saved.by_vbucket[vbucket].seqno > seqnos.get(vbucket, MAX_SEQNO)]
-        if served and (error := find_ahead(saved, seqnos, await self._bucket.failover_logs(served), str(self._store))):
-            raise error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from penstock.client.documents.document import compute_vbucket, encode_key, split_chunks
@@ -53,11 +54,17 @@ class DocumentAttributes:
         self._requests = requests
         self._path = name.encode()
 
-    async def read_many(self, keys: Sequence[str]) -> list[AttributeVersion | None]:
-        """Return the attributes of documents in the order of the keys; None for a key without a document."""
+    async def read_many(self, keys: Sequence[str], *, attribute: str = "") -> list[AttributeVersion | None]:
+        """Return an attribute of documents in the order of the keys; None for a key without a document.
+
+        Args:
+            keys: the keys.
+            attribute: the name of another program's attribute; empty: the own attribute.
+        """
+        make_lookup = partial(self._make_lookup, path=attribute.encode() or self._path)
         found: list[AttributeVersion | None] = []
         for chunk in split_chunks(map(encode_key, keys)):
-            for frame in await self._requests.send("", chunk, self._make_lookup, accept=_READ_REFUSALS):
+            for frame in await self._requests.send("", chunk, make_lookup, accept=_READ_REFUSALS):
                 if frame.specific == Status.KEY_ENOENT:
                     found.append(None)
                 else:
@@ -84,9 +91,9 @@ class DocumentAttributes:
             }
         return written
 
-    def _make_lookup(self, prefix: bytes, key: bytes) -> Request:
+    def _make_lookup(self, prefix: bytes, key: bytes, path: bytes) -> Request:
         vbucket = compute_vbucket(key, self._requests.vbuckets)
-        wanted = pack_lookup_specs([(Opcode.SUBDOC_GET, PathFlag.XATTR, self._path)])
+        wanted = pack_lookup_specs([(Opcode.SUBDOC_GET, PathFlag.XATTR, path)])
         return MultiLookup(key=prefix + key, vbucket=vbucket, value=wanted)
 
     def _make_mutation(self, prefix: bytes, item: tuple[str, AttributeVersion]) -> Request:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from penstock.client.positions.position_store import PositionStore
 from penstock.client.positions.saved_positions import SavedPositions, decode_positions, encode_positions
-from penstock.errors import Error
-from penstock.store.disk.bucket_files import Directory
+from penstock.client.positions.synced_file import read_file, remove_file, replace_file
 
 __all__ = ["FilePositions"]
 
@@ -28,38 +26,13 @@ class FilePositions(PositionStore):
 
     async def read(self) -> SavedPositions | None:
         """Return the positions in the file; None if there is no file."""
-        try:
-            content = self._read()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise Error(f"{self.path} cannot be read: {error.strerror or error}") from error
-        return decode_positions(content, str(self.path))
+        content = read_file(self.path)
+        return None if content is None else decode_positions(content, str(self.path))
 
     async def write(self, saved: SavedPositions) -> None:
         """Replace the file. Its new content and its name are on disk before this returns."""
-        try:
-            self._replace(encode_positions(saved) + b"\n")
-        except OSError as error:
-            raise Error(f"{self.path} cannot be written: {error.strerror or error}") from error
+        replace_file(self.path, encode_positions(saved) + b"\n")
 
     async def remove(self) -> None:
         """Remove the file, if it exists."""
-        try:
-            Directory(self.path.parent).remove(self.path.name)
-        except OSError as error:
-            raise Error(f"{self.path} cannot be removed: {error.strerror or error}") from error
-
-    # Not on a thread: a cancelled write would go on there, beside the next one. The file is small.
-
-    def _read(self) -> bytes:
-        return self.path.read_bytes()
-
-    def _replace(self, content: bytes) -> None:
-        directory = Directory(self.path.parent)
-        # Each process has a draft of its own: a rename never publishes an incomplete draft.
-        draft = f".{self.path.name}.{os.getpid()}.new"
-        directory.remove(draft)
-        directory.write_file(draft, (0, memoryview(content)))
-        directory.rename(draft, self.path.name)
-        directory.sync_names()
+        remove_file(self.path)

@@ -55,10 +55,10 @@ class SqlitePositions(PositionStore):
         await _run_in_database(self.path, lambda database: database.execute(statement, (self.name,)))
 
 
-async def list_sqlite_names(path: Path) -> list[str]:
+async def list_sqlite_names(path: Path | str) -> list[str]:
     """Return the names of all consumers in a database, in alphabetical order. Raises Error if it cannot be read."""
     query = "SELECT name FROM penstock_positions ORDER BY name"
-    rows = await _run_in_database(path, lambda database: database.execute(query).fetchall())
+    rows = await _run_in_database(SqlitePositions(path).path, lambda database: database.execute(query).fetchall())
     return [str(row[0]) for row in rows]
 
 

@@ -1,17 +1,24 @@
-"""Start and end of a read, as options give them: a word, or positions as JSON."""
+"""Positions of a read as text: the start and the end in options, and offsets in files."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
-from penstock.errors import UsageError
-from penstock.spark.source.offsets import Offset, make_proven_offset
+from msgspec.json import decode
+
+from penstock.client.feeds.stream_position import Position, SnapshotEnd
+from penstock.client.positions.position_store import PositionStore
+from penstock.client.positions.saved_positions import SavedPositions
+from penstock.client.positions.synced_file import read_file, remove_file, replace_file
+from penstock.errors import PositionsUnreadable, UsageError
+from penstock.spark.source.offsets import Offset, ProvenEnd, VbucketOffset, make_proven_offset
 from penstock.spark.source.run_lengths import parse_number, shorten_text
 
-__all__ = ["EARLIEST", "LATEST", "ReadPosition", "VbucketPositions", "parse_end", "parse_start"]
+__all__ = ["EARLIEST", "LATEST", "ReadPosition", "SparkPositions", "VbucketPositions", "parse_end", "parse_start"]
 
 EARLIEST, LATEST = "earliest", "latest"
 
@@ -89,3 +96,85 @@ def _parse_position(decoded: Any) -> tuple[int, int]:
 
 def _parse_whole_number(value: object) -> int:
     return parse_number(str(value))
+
+
+class SparkPositions(PositionStore):
+    """Keeps positions as a Spark offset in a file, or reads the newest offset of a query's checkpoint.
+
+    An offset has no bucket and no uuid. A position inside a snapshot becomes the newest complete snapshot below it,
+    since an offset cannot describe the rest. An offset whose end is not proven becomes its newest proven end. In both
+    cases some changes come again.
+
+    Args:
+        path: the file, or the checkpoint directory of a query with one source.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path).expanduser()
+
+    def __str__(self) -> str:
+        return f"spark:{self.path}"
+
+    async def read(self) -> SavedPositions | None:
+        """Return the positions; None if there is no file, or no batch in the checkpoint.
+
+        Raises:
+            PositionsUnreadable: the file has no offset of this source, or not only one.
+        """
+        content = read_file(self._find_file())
+        if content is None:
+            return None
+        lines = content.splitlines() or [b""]
+        try:
+            offset = Offset.from_json(decode(lines[-1], type=dict[str, Any]))
+        except (ValueError, RecursionError, UsageError):
+            found = shorten_text(content.decode(errors="replace"))
+            raise PositionsUnreadable(f"{self}: found {found!r}, expected an offset of Penstock's source") from None
+        positions = {vbucket: _to_position(each) for vbucket, each in enumerate(offset.vbuckets)}
+        return SavedPositions(
+            bucket="",
+            uuid="",
+            vbuckets=len(positions),
+            by_vbucket={vbucket: each for vbucket, each in positions.items() if each.seqno or each.history},
+        )
+
+    async def write(self, saved: SavedPositions) -> None:
+        """Replace the file. Raises UsageError for a checkpoint, which only its query may write."""
+        self._refuse_checkpoint()
+        empty = Position()
+        offset = Offset(tuple(_to_offset(saved.by_vbucket.get(vb, empty)) for vb in range(saved.vbuckets)))
+        replace_file(self.path, json.dumps(offset.to_json()).encode() + b"\n")
+
+    async def remove(self) -> None:
+        """Remove the file, if it exists. Raises UsageError for a checkpoint."""
+        self._refuse_checkpoint()
+        remove_file(self.path)
+
+    def _find_file(self) -> Path:
+        """Return the file, or the newest file of offsets in a checkpoint."""
+        if not self.path.is_dir():
+            return self.path
+        batches = [int(each.name) for each in (self.path / "offsets").glob("[0-9]*") if each.name.isdecimal()]
+        return self.path / "offsets" / str(max(batches, default=0))
+
+    def _refuse_checkpoint(self) -> None:
+        if self.path.is_dir():
+            raise UsageError(f"{self.path} is a directory, expected a file: only its query may write a checkpoint")
+
+
+def _to_position(offset: VbucketOffset) -> Position:
+    if not offset.proven:
+        return Position(history=offset.history)
+    ends = tuple(SnapshotEnd(each.end, offset.vbuuid) for each in offset.proven)
+    seqno = ends[-1].seqno
+    return Position(
+        seqno=seqno, vbuuid=offset.vbuuid, snap_start=seqno, snap_end=seqno, history=offset.history, ends=ends
+    )
+
+
+def _to_offset(position: Position) -> VbucketOffset:
+    ends = [end for end in position.ends if 0 < end.seqno <= position.seqno]
+    if not ends:
+        return VbucketOffset(history=position.history)
+    seqno, vbuuid = ends[-1]
+    return VbucketOffset(position.history, vbuuid, seqno, (ProvenEnd(seqno, seqno),))

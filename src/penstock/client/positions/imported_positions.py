@@ -1,0 +1,219 @@
+"""Positions of other consumers: java-dcp-client's session state, go-dcp's checkpoints, the Kafka connector's offsets.
+
+Sources: SessionStateSerializer and PartitionState of dcp-client 0.56; models/type.go and metadata/ of go-dcp 1.2;
+SourceOffset of kafka-connect-couchbase.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from msgspec import Struct, convert
+from msgspec.json import decode
+
+from penstock.client.feeds.stream_position import Position, SnapshotEnd
+from penstock.errors import PositionOfOtherBucket, PositionsUnreadable
+from penstock.wire.columns.schema import unsigned64
+
+__all__ = ["READERS", "make_checkpoint_key", "read_go_checkpoints", "read_kafka_offsets", "read_session_state"]
+
+
+class _LogEntry(Struct):
+    seqno: int
+    uuid: int
+
+
+class _PartitionState(Struct):
+    """A partition of a session state: failover log, start seqno, snapshot bounds, collections manifest."""
+
+    flog: list[_LogEntry]
+    ss: int
+    sss: int
+    ses: int
+    cm: int = 0
+
+
+class _SessionState(Struct):
+    v: int
+    ps: list[_PartitionState | None]
+
+
+def read_session_state(data: bytes, bucket: str, uuid: str) -> dict[int, Position]:
+    """Return the positions in a session state of java-dcp-client, which is JSON with one entry a vbucket.
+
+    Args:
+        data: the JSON.
+        bucket: the name of the bucket; a session state has no name.
+        uuid: the uuid of the bucket; a session state has no uuid.
+
+    Raises:
+        PositionsUnreadable: the data is no session state, or has another version than 1.
+    """
+    state = _decode(data, _SessionState, "a session state of java-dcp-client")
+    if state.v != 1:
+        raise PositionsUnreadable(f"found a session state of version {state.v}, expected version 1")
+    return {
+        vbucket: _make_position(each.ss, each.flog[0].uuid if each.flog else 0, each.sss, each.ses, each.cm)
+        for vbucket, each in enumerate(state.ps)
+        if each is not None
+    }
+
+
+class _GoSnapshot(Struct):
+    startSeqno: int
+    endSeqno: int
+
+
+class _GoCheckpoint(Struct):
+    snapshot: _GoSnapshot
+    vbuuid: int
+    seqno: int
+
+
+class _GoDocument(Struct):
+    checkpoint: _GoCheckpoint
+    bucketUuid: str = ""
+
+
+_GO_KEY = re.compile(r"(?:_connector:cbgo:.*:checkpoint:)?([0-9]{1,5})", re.ASCII)
+
+
+def make_checkpoint_key(group: str, vbucket: int) -> str:
+    """Return the key of a document in which go-dcp keeps a checkpoint, in the attribute `cbgo`."""
+    return f"_connector:cbgo:{group}:checkpoint:{vbucket}"
+
+
+def read_go_checkpoints(data: bytes, bucket: str, uuid: str) -> dict[int, Position]:
+    """Return the positions in checkpoints of go-dcp: a JSON object of documents by vbucket or by key.
+
+    Args:
+        data: the JSON.
+        bucket: the name of the bucket; a checkpoint has no name.
+        uuid: the uuid of the bucket; empty: not checked.
+
+    Raises:
+        PositionsUnreadable: the data is no object of checkpoints.
+        PositionOfOtherBucket: a checkpoint has the uuid of another bucket.
+    """
+    found: dict[int, Position] = {}
+    for key, each in _decode(data, dict[str, _GoDocument | None], "checkpoints of go-dcp").items():
+        match = _GO_KEY.fullmatch(key)
+        if match is None:
+            raise PositionsUnreadable(
+                f"found the name {key!r:.80}, expected a vbucket or a key of go-dcp's checkpoints"
+            )
+        if each is None:
+            continue
+        if each.bucketUuid and uuid and each.bucketUuid != uuid:
+            raise PositionOfOtherBucket(f"{key}: found the bucket uuid {each.bucketUuid}, expected {uuid}")
+        point = each.checkpoint
+        found[int(match[1])] = _make_position(
+            point.seqno, point.vbuuid, point.snapshot.startSeqno, point.snapshot.endSeqno
+        )
+    return found
+
+
+class _KafkaPartition(Struct):
+    bucket: str
+    partition: str
+
+
+class _KafkaOffset(Struct):
+    """A source offset. Only the seqno is in the offsets of all releases."""
+
+    bySeqno: int
+    vbuuid: int = 0
+    snapshotStartSeqno: int | None = None
+    snapshotEndSeqno: int | None = None
+    collectionsManifestUid: int = 0
+
+
+class _KafkaEntry(Struct):
+    partition: _KafkaPartition
+    offset: _KafkaOffset | None
+
+
+class _KafkaReply(Struct):
+    offsets: list[_KafkaEntry]
+
+
+_KAFKA = "offsets of the Kafka connector"
+
+
+def read_kafka_offsets(data: bytes, bucket: str, uuid: str) -> dict[int, Position]:
+    """Return the positions of a bucket in offsets of the Kafka connector.
+
+    The data is the reply to `GET /connectors/NAME/offsets`, or lines of the offsets topic that
+    `kafka-console-consumer.sh --property print.key=true` prints. Of several lines of a vbucket the last one counts.
+
+    Args:
+        data: the JSON, or the lines.
+        bucket: the name of the bucket; offsets of other buckets are left out.
+        uuid: the uuid of the bucket; an offset has no uuid.
+
+    Raises:
+        PositionsUnreadable: the data is neither.
+    """
+    is_reply = data.lstrip().startswith(b"{")
+    entries = _decode(data, _KafkaReply, _KAFKA).offsets if is_reply else [*_read_topic_lines(data)]
+    found: dict[int, Position] = {}
+    for entry in entries:
+        if entry.partition.bucket != bucket:
+            continue
+        if not re.fullmatch("[0-9]{1,5}", entry.partition.partition):
+            raise PositionsUnreadable(f"found the partition {entry.partition.partition!r:.80}, expected a vbucket")
+        vbucket, offset = int(entry.partition.partition), entry.offset
+        found.pop(vbucket, None)
+        if offset is not None:
+            seqno = offset.bySeqno
+            start = seqno if offset.snapshotStartSeqno is None else offset.snapshotStartSeqno
+            end = seqno if offset.snapshotEndSeqno is None else offset.snapshotEndSeqno
+            found[vbucket] = _make_position(seqno, offset.vbuuid, start, end, offset.collectionsManifestUid)
+    return found
+
+
+def _read_topic_lines(data: bytes) -> Iterator[_KafkaEntry]:
+    for line in data.splitlines():
+        if line.strip():
+            key, _, value = line.partition(b"\t")
+            _, partition = _decode(key, tuple[str, _KafkaPartition], _KAFKA)
+            yield _KafkaEntry(partition, _decode(value, _KafkaOffset | None, _KAFKA))
+
+
+READERS: Mapping[str, Callable[[bytes, str, str], dict[int, Position]]] = {
+    "java-dcp-client": read_session_state,
+    "go-dcp": read_go_checkpoints,
+    "kafka": read_kafka_offsets,
+}
+"""Name of a format -> its reader."""
+
+
+def _decode(data: bytes, kind: Any, expected: str) -> Any:
+    """Return JSON as a value of a type. Raises PositionsUnreadable."""
+    try:
+        return convert(decode(data), kind)
+    except (ValueError, RecursionError) as error:  # the errors of msgspec are ValueErrors
+        raise PositionsUnreadable(f"{error}; expected {expected}") from None
+
+
+def _make_position(seqno: int, vbuuid: int, start: int, end: int, manifest_uid: int = 0) -> Position:
+    """Return a position. A complete snapshot is a place to which a rollback can return.
+
+    Java prints a u64 from 2^63 on as a negative number.
+    """
+    seqno, vbuuid, start, end = map(unsigned64, (seqno, vbuuid, start, end))
+    if not seqno:
+        return Position()
+    if not start <= seqno <= end:
+        raise PositionsUnreadable(f"found seqno {seqno}, expected one in its snapshot {start} to {end}")
+    is_complete = seqno == end
+    return Position(
+        seqno=seqno,
+        vbuuid=vbuuid,
+        snap_start=seqno if is_complete else start,
+        snap_end=end,
+        ends=(SnapshotEnd(seqno, vbuuid),) if is_complete else (),
+        manifest_uid=unsigned64(manifest_uid),
+    )
