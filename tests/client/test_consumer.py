@@ -227,6 +227,25 @@ def test_positions_of_a_recreated_bucket_are_refused(url, store):
         run(node.url("beer"), lambda bucket: read_rest(bucket, store))
 
 
+def test_running_consumer_saves_the_uuid_of_a_recreated_bucket(penstock_bucket, store):
+    async def main(bucket):
+        await write(bucket, 0, 10)
+        old = (await bucket.cluster()).uuid
+        async with Consumer(bucket, store) as consumer, asyncio.timeout(PATIENCE):
+            changes = consumer.changes()
+            for _ in range(10):
+                await anext(changes)
+            await asyncio.to_thread(penstock_bucket.recreate)
+            assert (await anext(changes)).event == "rollback"
+            await consumer.commit()
+            await changes.aclose()
+        return old
+
+    old = run(penstock_bucket.url, main)
+    assert old != asyncio.run(store.read()).uuid
+    run(penstock_bucket.url, lambda bucket: read_rest(bucket, store))
+
+
 def test_position_ahead_of_the_server_is_refused(url, store):
     async def main(bucket):
         await write(bucket, 0, 10)

@@ -206,9 +206,11 @@ class Consumer:
         async with self._commit_lock:
             progress = self._progress
             mark = progress.make_mark(include_current=include_current)
+            # A running stream reads a recreated bucket after a rollback to 0, and its positions are then that bucket's.
+            uuid = "" if self._stream is None else self._stream.bucket_uuid
             saved = SavedPositions(
                 bucket=self._saved.bucket,
-                uuid=self._saved.uuid,
+                uuid=uuid or self._saved.uuid,
                 vbuckets=self._saved.vbuckets,
                 by_vbucket={**self._saved.by_vbucket, **mark.positions},
                 notes=self._saved.notes,

@@ -124,6 +124,11 @@ class ChangeStream:
         return tuple(sorted(waiting.intersection(self._feed.find_unfinished())))
 
     @property
+    def bucket_uuid(self) -> str:
+        """The uuid of the bucket that the stream reads; empty before a connection, or if the server reports none."""
+        return self._recovery.bucket_uuid
+
+    @property
     def dropped(self) -> dict[DropReason, int]:
         """The number of frames and changes that were received and not delivered, by reason."""
         return self._connections.dropped

@@ -203,6 +203,11 @@ class StreamRecovery:
         if self._feed.pending_ends:
             await self._set_end_seqnos()
 
+    @property
+    def bucket_uuid(self) -> str:
+        """The uuid of the bucket in the newest map; empty before the first map, or if the server reports none."""
+        return self._map.uuid
+
     async def _request_map(self) -> ClusterMap:
         """Request the cluster map, on an open connection or on a new one."""
         connections = self._connections.open_connections
