@@ -307,10 +307,11 @@ def test_killed_consumers_see_every_change(url, store):
     """Each run is killed after some changes. Together they print every change, and each run begins at a commit."""
     total = 1000
     run(url, lambda bucket: write(bucket, 0, total))
-    printed: set[tuple[int, int]] = set()
+    printed: set[tuple[int, ...]] = set()
     for lines in (1, 60, 130, 500, 700):
         command = [sys.executable, "-c", CONSUMER, url, store.path]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
             for _ in range(lines):
                 if len(printed) < total:
                     printed.add(tuple(map(int, process.stdout.readline().split())))

@@ -193,6 +193,7 @@ def test_killed_writer_leaves_the_last_or_the_next_positions(tmp_path, module, s
     program = WRITER.format(module=module, store=store.__name__)
     path = tmp_path / "positions"
     with subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
         for _ in range(writes):
             assert process.stdout.readline()
         os.kill(process.pid, signal.SIGKILL)
