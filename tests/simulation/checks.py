@@ -8,6 +8,7 @@ from penstock.client.feeds.stream_position import Position
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.messages.dcp import Mutation
+from penstock.wire.values.collection_key import DEFAULT_PREFIX
 from tests.simulation.clients import Consumer
 from tests.simulation.cluster import Cluster
 from tests.simulation.orchestrator import Orchestrator
@@ -26,7 +27,7 @@ def is_quiet(cluster: Cluster, orchestrator: Orchestrator, consumers: Iterable[C
         active = cluster.nodes[place.owner].vbuckets[number]
         for node in cluster.nodes:
             copy = node.vbuckets[number]
-            if describe_history(copy) != describe_history(active):
+            if copy.history.prepares.pending or describe_history(copy) != describe_history(active):
                 return False
     return all(
         _has_newest(consumer, cluster.nodes[orchestrator.map[consumer.vbucket].owner].vbuckets[consumer.vbucket])
@@ -35,19 +36,46 @@ def is_quiet(cluster: Cluster, orchestrator: Orchestrator, consumers: Iterable[C
 
 
 def _has_newest(consumer: Consumer, active: Vbucket) -> bool:
-    """Return whether a consumer is at the newest seqno, and on the same branch: another branch may end there too."""
+    """Return whether a consumer is at the newest seqno, and on the same branch: another branch may end there too.
+
+    Prepares and aborts at the end are not sent to a consumer.
+    """
     position = consumer.position or Position()
     end = position.seqno
     for entry in active.history.failover_log:
         if entry.vbuuid == position.vbuuid:
             break
         end = entry.seqno
-    return position.seqno == active.changes.high_seqno and position.seqno <= end
+    newest = active.history.prepares.find_visible(active.changes.high_seqno)
+    return newest <= position.seqno <= min(end, active.changes.high_seqno)
 
 
 def describe_history(vbucket: Vbucket) -> tuple[object, ...]:
     """Return the branches and the newest seqno of a vbucket."""
     return tuple(vbucket.history.failover_log), vbucket.changes.high_seqno
+
+
+def _list_compared(vbucket: Vbucket, *, timed: bool) -> set[tuple[object, ...]]:
+    """Return the fields of the newest changes that are the same on all nodes.
+
+    Aborts have no meaning once all prepares are decided, and each node drops them in its own compactions. The message
+    of a system event has no cas.
+
+    Args:
+        vbucket: the vbucket.
+        timed: whether deletions have the same time. The message of a commit has none, so each node has its own.
+    """
+    compared: set[tuple[object, ...]] = set()
+    for change in read_newest_changes(vbucket):
+        place, version = (change.key, change.by_seqno, bytes(change.value)), (change.cas, change.rev_seqno)
+        if not change.key.startswith(DEFAULT_PREFIX):
+            if isinstance(change, Mutation):
+                compared.add(place)
+        elif isinstance(change, Mutation):
+            compared.add((*place, *version, change.flags, change.expiry, change.datatype))
+        else:
+            compared.add((*place, *version, type(change), timed and change.delete_time))
+    return compared
 
 
 def find_double_owners(cluster: Cluster, orchestrator: Orchestrator) -> Iterator[str]:
@@ -69,14 +97,16 @@ def find_differences(cluster: Cluster, orchestrator: Orchestrator, consumers: It
     for number, place in orchestrator.map.items():
         active = cluster.nodes[place.owner].vbuckets[number]
         expected = read_newest_changes(active)
+        timed = not active.history.prepares.is_used
+        compared = _list_compared(active, timed=timed)
         for node in cluster.nodes:
-            found = read_newest_changes(node.vbuckets[number])
-            if found != expected:
-                yield f"vbucket {number}: {node.name} has {found}, its owner n{place.owner} has {expected}"
+            found = _list_compared(node.vbuckets[number], timed=timed)
+            if found != compared:
+                yield f"vbucket {number}: {node.name} has {found - compared}, its owner {compared - found}"
         documents = {
             change.key[1:]: (change.by_seqno, change.cas, bytes(change.value))
             for change in expected
-            if isinstance(change, Mutation)
+            if isinstance(change, Mutation) and change.key.startswith(DEFAULT_PREFIX)
         }
         for consumer in consumers:
             if consumer.vbucket == number and consumer.documents != documents:

@@ -14,8 +14,10 @@ from penstock.client.connect.handshake import Purpose
 from penstock.client.feeds.stream_position import Position
 from penstock.client.streams.stream_choice import Start
 from penstock.errors import Error
+from penstock.wire.codec.constants import DurabilityLevel
 from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.schema import Change, Event
+from penstock.wire.messages.frame_info import Durability, RequestInfos, pack_request_infos
 from penstock.wire.messages.kv import Delete, ObserveSeqno, Set, unpack_observed
 from tests.simulation.cluster import BUCKET, PORT
 from tests.simulation.orchestrator import Orchestrator
@@ -27,6 +29,14 @@ _TIMEOUT = 3.0
 _TOKEN = Struct(">QQ")
 _KEYS = 4
 _LOST = (OSError, Error, TimeoutError)
+
+
+_LEVELS = tuple(DurabilityLevel)
+_LIMITS = (200, 1000, None)
+
+
+def _make_framing(level: DurabilityLevel, limit_ms: int | None) -> bytes:
+    return pack_request_infos(RequestInfos(durability=Durability(level, limit_ms)))
 
 
 def _make_url(host: str) -> str:
@@ -41,18 +51,22 @@ class Writer:
         orchestrator: has the map.
         promises: gets the acknowledged writes.
         random: chooses keys, values and waits.
+        durable: the part of the writes that are durable.
 
     Attributes:
         acknowledged: number of acknowledged writes.
         promises: as the argument.
     """
 
-    def __init__(self, name: str, orchestrator: Orchestrator, promises: Promises, random: Random) -> None:
+    def __init__(
+        self, name: str, orchestrator: Orchestrator, promises: Promises, random: Random, durable: float
+    ) -> None:
         self.acknowledged = 0
         self._name = name
         self._orchestrator = orchestrator
         self.promises = promises
         self._random = random
+        self._durable = durable
         self._sessions: dict[int, ClientSession] = {}
         self._written = 0
 
@@ -70,15 +84,18 @@ class Writer:
         node = self._orchestrator.cluster.nodes[place.owner]
         process = node.process
         self._written += 1
+        level = random.choice(_LEVELS) if random.random() < self._durable else None
+        framing = b"" if level is None else _make_framing(level, random.choice(_LIMITS))
         if random.random() < 0.2:
-            reply = await session.link.request(Delete(key=key, vbucket=vbucket), _TIMEOUT, accept=(Status.KEY_ENOENT,))
+            request = Delete(key=key, vbucket=vbucket, framing=framing)
+            reply = await session.link.request(request, _TIMEOUT, accept=(Status.KEY_ENOENT,))
             if reply.specific:
                 return
         else:
             value = b"%d " % self._written + b"." * random.choice((0, 10, 700))
-            reply = await session.link.request(Set(key=key, value=value, vbucket=vbucket), _TIMEOUT)
+            reply = await session.link.request(Set(key=key, value=value, vbucket=vbucket, framing=framing), _TIMEOUT)
         vbuuid, seqno = _TOKEN.unpack(reply.extras)
-        write = Write(vbucket, b"\0" + key, seqno, vbuuid, reply.cas, place)
+        write = Write(vbucket, b"\0" + key, seqno, vbuuid, reply.cas, place, level)
         self.acknowledged += 1
         if not process.is_alive or node.process is not process:
             return
@@ -109,7 +126,9 @@ class Writer:
         session = self._sessions.get(number)
         if session is None or session.link.closed.done():
             address = parse_address(_make_url(self._orchestrator.cluster.nodes[number].host))
-            session = self._sessions[number] = await open_session(address, Purpose(mutation_tokens=True))
+            session = self._sessions[number] = await open_session(
+                address, Purpose(mutation_tokens=True, durable_writes=True)
+            )
         return session
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -68,24 +69,27 @@ class SimulatedNode:
             self._cluster.network.restore_host(self.process)
             self.process = self._make_process()
         self._power = True
-        starting = self._cluster.loop.spawn(
-            self.process,
-            Node.start(
-                self.host,
-                PORT,
-                [BUCKET],
-                self._cluster.vbuckets,
-                data_dir=Path("/simulated", self.name),
-                machine=self._make_machine(),
-                settings=self._settings,
-            ),
-        )
         process = self.process
+        starting = self._cluster.loop.spawn(process, self._start_node())
         ended = asyncio.ensure_future(process.ended.wait())
         await asyncio.wait([starting, ended], return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
         if process.is_alive:
             self.node = starting.result()
+
+    async def _start_node(self) -> Node:
+        """Start the node. Its bucket commits no durable write before the orchestrator has named the replicas."""
+        node = await Node.start(
+            self.host,
+            PORT,
+            [BUCKET],
+            self._cluster.vbuckets,
+            data_dir=Path("/simulated", self.name),
+            machine=self._make_machine(),
+            settings=self._settings,
+        )
+        node.buckets.change_spec(replace(node.buckets[BUCKET].spec, replicas=self._cluster.count - 1))
+        return node
 
     def end(self, *, power: bool) -> None:
         """End the process.
@@ -116,6 +120,7 @@ class Cluster:
         loop: the event loop.
         network: connects the machines.
         vbuckets: number of vbuckets.
+        count: number of nodes.
         nodes: the machines with nodes.
         crashed: called with a node that has crashed.
     """
@@ -125,6 +130,7 @@ class Cluster:
         self.loop = loop
         self.network = network
         self.vbuckets = vbuckets
+        self.count = nodes
         random = Random(f"{seed} settings")
         settings = BucketSettings(
             segment_bytes=random.choice((2_000, 64_000)),

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import NamedTuple
 
 from penstock.client.connect.address import parse_address
 from penstock.client.connect.client_session import open_session
+from penstock.client.connect.handshake import Purpose
+from penstock.client.replication.replica_choice import ReplicaReport, choose_replica
 from penstock.errors import Error
 from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.flags import Datatype, StreamFlag
 from penstock.wire.messages.kv import SetVbucket
 from tests.simulation.cluster import BUCKET, PORT, Cluster, SimulatedNode
-from tests.simulation.relay import run_relay
+from tests.simulation.relay import PLAIN, run_relay
 from tests.simulation.virtual_loop import Process
 
 __all__ = ["Orchestrator", "VbucketPlace"]
@@ -40,6 +44,7 @@ class Orchestrator:
     Attributes:
         revision: the revision of the map, which each failover increases.
         map: the place of each vbucket.
+        candidates: vbucket -> the nodes of which its owner had the best replica, as it became the owner.
         applied: the revision of the map that each node has; 0 after a restart.
         moving: the vbuckets that are being moved by takeover.
         changed: set and replaced at each change of the map.
@@ -52,7 +57,9 @@ class Orchestrator:
         self.cluster = cluster
         self.revision = 1
         self.map = {vb: VbucketPlace(1, vb % len(cluster.nodes)) for vb in range(cluster.vbuckets)}
+        self.candidates: dict[int, frozenset[int]] = {}
         self.applied = dict.fromkeys(range(len(cluster.nodes)), 0)
+        self._forgotten = dict.fromkeys(self.applied, 0)
         self.moving: set[int] = set()
         self.changed = asyncio.Event()
         self.promoted: Callable[[int, int], None] = lambda node, vbucket: None
@@ -77,6 +84,22 @@ class Orchestrator:
         self.change_owner(vbucket, target)
         return True
 
+    def fail_over_best(self, vbucket: int) -> bool:
+        """Make the node with the best replica of a vbucket its owner, if there is one."""
+        reports = {}
+        for number, node in enumerate(self.cluster.nodes):
+            if self.can_own(vbucket, number):
+                history = node.vbuckets[vbucket].history
+                if history.failover_log:
+                    report = ReplicaReport((node.host, number), tuple(history.failover_log), history.whole_seqno)
+                    reports[number] = report
+        if not reports:
+            return False
+        _, target = choose_replica(list(reports.values())).endpoint
+        self.change_owner(vbucket, target)
+        self.candidates[vbucket] = frozenset(reports)
+        return True
+
     def can_own(self, vbucket: int, target: int) -> bool:
         """Return whether a node that runs has a replica of the vbucket since the last change of its place."""
         place = self.map[vbucket]
@@ -87,6 +110,7 @@ class Orchestrator:
         """Publish a new map."""
         self.revision += 1
         self.map[vbucket] = VbucketPlace(self.revision, target)
+        self.candidates[vbucket] = frozenset((target,))
         self._notify()
 
     def begin_move(self, vbucket: int) -> None:
@@ -104,14 +128,21 @@ class Orchestrator:
         return [vb for vb, place in self.map.items() if place.owner == number and vb not in self.moving]
 
     def forget(self, node: SimulatedNode) -> None:
-        """Send the states to a node again, since it has crashed."""
-        self.applied[self.cluster.nodes.index(node)] = 0
+        """Send the states to a node again, since it has crashed or a vbucket was moved."""
+        number = self.cluster.nodes.index(node)
+        self.applied[number] = 0
+        self._forgotten[number] += 1
         self._notify()
 
     def make_url(self, number: int) -> str:
         """Return the connection string of a node."""
         host = self.cluster.nodes[number].host
         return f"couchbase://{host}:{PORT}/{BUCKET}?connectTimeout={_TIMEOUT:g}&operationTimeout={_TIMEOUT:g}"
+
+    async def relay(self, source: int, target: int, vbuckets: Collection[int], flags: StreamFlag = PLAIN) -> None:
+        """Copy vbuckets of one node to another, as `run_relay` does."""
+        name = self.cluster.nodes[target].name
+        await run_relay(self.make_url(source), self.make_url(target), vbuckets, self.spoil, flags, name)
 
     def _notify(self) -> None:
         self.changed.set()
@@ -132,24 +163,32 @@ class Orchestrator:
             await self.wait_for_change(_RETRY_SECONDS if self.applied[number] < self.revision else 1e6)
 
     async def _send_states(self, number: int) -> None:
-        node = self.cluster.nodes[number]
+        node, forgotten = self.cluster.nodes[number], self._forgotten[number]
         process, revision, before = node.process, self.revision, self.applied[number]
-        address = parse_address(self.make_url(number))
-        session = await open_session(address)
+        session = await open_session(parse_address(self.make_url(number)), Purpose(durable_writes=True))
         try:
             for vbucket, place in self.map.items():
                 if vbucket in self.moving:
                     continue
                 owns = place.owner == number
                 state = VbucketState.ACTIVE if owns else self.replica_state
-                await session.link.request(SetVbucket(vbucket=vbucket, state=state), _TIMEOUT)
+                request = SetVbucket(
+                    vbucket=vbucket, state=state, value=self._describe_chain(place), datatype=Datatype.JSON
+                )
+                await session.link.request(request, _TIMEOUT)
                 if owns and place.revision > before and process.is_alive and self.map[vbucket] == place:
                     self.promoted(number, vbucket)
         finally:
             with suppress(TimeoutError):
                 await session.link.close()
-        if process is node.process and process.is_alive and not (self.moving and not before):
+        if forgotten == self._forgotten[number] and process.is_alive and not (self.moving and not before):
             self.applied[number] = revision
+
+    def _describe_chain(self, place: VbucketPlace) -> bytes:
+        """Return the topology of a vbucket: its owner, and all other nodes as replicas."""
+        nodes = self.cluster.nodes
+        replicas = [node.name for node in nodes if node is not nodes[place.owner]]
+        return json.dumps({"topology": [[nodes[place.owner].name, *replicas]]}).encode()
 
     async def _keep_replication(self, source: int, target: int) -> None:
         while True:
@@ -158,7 +197,7 @@ class Orchestrator:
             due = max((places[vb].revision for vb in own), default=0)
             is_ready = own and min(self.applied[source], self.applied[target]) >= due
             if is_ready:
-                relay = asyncio.ensure_future(run_relay(self.make_url(source), self.make_url(target), own, self.spoil))
+                relay = asyncio.ensure_future(self.relay(source, target, own))
                 while not relay.done() and self.list_owned(source) == own:
                     change = asyncio.ensure_future(self.wait_for_change(1e6))
                     await asyncio.wait([relay, change], return_when=asyncio.FIRST_COMPLETED)

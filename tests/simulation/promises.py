@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.store.documents.vbucket import Vbucket
-from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.constants import DurabilityLevel, VbucketState
 from tests.simulation.cluster import Cluster, SimulatedNode
 from tests.simulation.orchestrator import Orchestrator, VbucketPlace
 
@@ -23,7 +23,10 @@ class Write:
         vbuuid: the branch.
         cas: its cas.
         place: the place of the vbucket when it was written.
+        level: the durability level; None: the write is plain.
         holders: node -> whether the write is on the disk of the node; without, a crash may lose it.
+        spoiled: the nodes whose copy may have been lost, of a durable write.
+        has_majority: whether a majority of the nodes has the durable write, those without spoiled copies.
     """
 
     vbucket: int
@@ -32,10 +35,19 @@ class Write:
     vbuuid: int
     cas: int
     place: VbucketPlace
+    level: DurabilityLevel | None = None
     holders: dict[int, bool] = field(default_factory=dict)
+    spoiled: set[int] = field(default_factory=set)
+    has_majority: bool = False
 
     def is_in(self, vbucket: Vbucket) -> bool:
-        """Return whether a vbucket has the write, or a later change of its key."""
+        """Return whether a vbucket has the write, or a later change of its key.
+
+        A promoted replica may commit a durable write with another seqno. It may also have it prepared only.
+        """
+        if self.level is not None:
+            found = vbucket.versions.find_meta(self.key)
+            return (found is not None and found.cas >= self.cas) or self.key in vbucket.history.prepares.pending
         newest = vbucket.versions.find_newest_seqno(self.key)
         if newest is None or newest < self.seqno:
             return False
@@ -47,7 +59,10 @@ class Promises:
     """Checks that writes survive crashes and failovers as their acknowledgements promise it.
 
     A write on the owner survives until a crash of the owner, a write on the owner's disk survives that too. A write
-    on a replica survives the failover to this replica. All other writes may be lost.
+    on a replica survives the failover to this replica. All other plain writes may be lost.
+
+    A majority of the nodes has a durable write: in memory, also on the owner's disk, or on the disks of the majority.
+    It survives the failover to the best of several replicas, if they are too many to be all without it.
 
     Attributes:
         broken: descriptions of the writes that were lost.
@@ -66,7 +81,9 @@ class Promises:
     def add(self, write: Write) -> None:
         """Add a write that its owner has acknowledged."""
         if self.is_current(write):
-            write.holders[write.place.owner] = False
+            is_stored = write.level is not None and write.level > DurabilityLevel.MAJORITY
+            write.holders[write.place.owner] = is_stored
+            write.has_majority = write.level is not None
             self.writes[write] = None
 
     def add_holder(self, write: Write, node: int, *, on_disk: bool) -> None:
@@ -85,6 +102,7 @@ class Promises:
         for write in self.writes:
             if write.vbucket == vbucket:
                 write.holders.pop(number, None)
+                write.spoiled.add(number)
 
     def is_current(self, write: Write) -> bool:
         """Return whether the vbucket is still where the write was made."""
@@ -94,6 +112,8 @@ class Promises:
         """Forget all writes that were only in the memory of a node."""
         number = self._cluster.nodes.index(node)
         for write in self.writes:
+            if write.level is not DurabilityLevel.PERSIST_TO_MAJORITY:
+                write.spoiled.add(number)
             if write.holders.get(number) is False:
                 del write.holders[number]
 
@@ -103,13 +123,21 @@ class Promises:
         if node.node is None:
             return
         for write in [write for write in self.writes if write.vbucket == vbucket]:
-            if number in write.holders:
+            if number in write.holders or self._must_be_on(write, number):
                 self._check(write, node)
-                write.holders = {number: write.holders[number]}
+                write.holders = {number: write.holders.get(number, False)}
+                write.has_majority = write.has_majority and number == write.place.owner
                 write.place = self._orchestrator.map[vbucket]
             else:
                 del self.writes[write]
                 self.released += 1
+
+    def _must_be_on(self, write: Write, number: int) -> bool:
+        """Return whether a new owner must have a durable write: too few of the candidates may lack it."""
+        others = (len(self._cluster.nodes) - 1) // 2
+        candidates = self._orchestrator.candidates.get(write.vbucket, frozenset())
+        is_safe = number in candidates - write.spoiled and len(candidates - write.spoiled) > others
+        return write.has_majority and is_safe
 
     def check_all(self) -> None:
         """Check all writes on the owners of their vbuckets."""

@@ -9,9 +9,9 @@ from penstock.client.connect.address import parse_address
 from penstock.client.replication.node_relay import DcpNodeRelay
 from penstock.wire.codec.flags import StreamFlag
 
-__all__ = ["run_relay"]
+__all__ = ["PLAIN", "run_relay"]
 
-_PLAIN = StreamFlag(0)
+PLAIN = StreamFlag(0)
 
 
 async def run_relay(
@@ -19,7 +19,8 @@ async def run_relay(
     target: str,
     vbuckets: Collection[int],
     spoil: Callable[[bytes], bytes] | None = None,
-    flags: StreamFlag = _PLAIN,
+    flags: StreamFlag = PLAIN,
+    consumer_name: str = "",
 ) -> None:
     """Copy vbuckets of one node to another, until a stream or a connection ends or the caller cancels.
 
@@ -29,6 +30,7 @@ async def run_relay(
         vbuckets: the vbuckets.
         spoil: changes the bytes that are passed on; None: nothing does.
         flags: of the streams.
+        consumer_name: the name of the target in the topology of vbuckets.
 
     Raises:
         OSError: a node refused the connection.
@@ -41,7 +43,7 @@ async def run_relay(
             lost.set_exception(reason)
 
     address = parse_address(source)
-    relay = await DcpNodeRelay.open(address, address.hosts[0], parse_address(target), end)
+    relay = await DcpNodeRelay.open(address, address.hosts[0], parse_address(target), end, consumer_name=consumer_name)
     if spoil is not None:
         send, change = relay.relay.target.transport.send, spoil
         relay.relay.target.send = lambda data: send(change(bytes(data)))  # type: ignore[method-assign]

@@ -69,6 +69,14 @@ FAULTS = (
         },
     ),
     Fault(
+        "lose_power",
+        2,
+        lambda schedule, random: {
+            "seconds": tuple(round(random.uniform(0.05, 1), 2) for _ in range(schedule.nodes)),
+            "vbucket": random.choice((None, 0)),
+        },
+    ),
+    Fault(
         "die_in_write",
         2,
         lambda schedule, random: {
@@ -87,6 +95,7 @@ FAULTS = (
     ),
     Fault("reset_link", 3, lambda schedule, random: {"hosts": _choose_hosts(schedule, random)}),
     Fault("fail_over", 4, _choose_owner),
+    Fault("fail_over_best", 4, lambda schedule, random: {"vbucket": random.randrange(schedule.vbuckets)}),
     Fault("move", 4, _choose_owner),
 )
 """All kinds of faults. A new one needs an entry here, and a method of its name in `Simulation`."""
@@ -103,6 +112,7 @@ class Schedule:
         writers: number of writers.
         writes: number of writes of each writer.
         seconds: time in which faults happen.
+        durable: the part of the writes that are durable.
         actions: the faults, in the order of their times.
     """
 
@@ -112,6 +122,7 @@ class Schedule:
     writers: int
     writes: int
     seconds: float
+    durable: float
     actions: tuple[Action, ...] = ()
 
     def shorten(self, faults: int) -> Schedule:
@@ -126,10 +137,11 @@ class Schedule:
         schedule = cls(
             seed,
             nodes,
-            vbuckets=random.choice((1, 2, 2)),
+            vbuckets=random.choice((1, 1, 2)),
             writers=random.choice((1, 2)),
-            writes=random.choice((3, 10, 30)),
-            seconds=random.choice((2.0, 6.0)),
+            writes=random.choice((3, 10, 10, 30)),
+            seconds=random.choice((2.0, 2.0, 6.0)),
+            durable=random.choice((0.0, 0.4, 1.0)),
         )
         faults = random.choices(FAULTS, [fault.weight for fault in FAULTS], k=random.randrange(7))
         times = sorted(round(random.uniform(0.1, schedule.seconds), 3) for _ in faults)
@@ -141,6 +153,6 @@ class Schedule:
     def __str__(self) -> str:
         head = (
             f"seed {self.seed}: {self.nodes} nodes, {self.vbuckets} vbuckets, {self.writers} writers of {self.writes} "
-            f"writes, {self.seconds:g} s"
+            f"writes, {self.durable:.0%} durable, {self.seconds:g} s"
         )
         return "\n".join([head, *map(str, self.actions)])

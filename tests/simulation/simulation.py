@@ -87,7 +87,7 @@ class Simulation:
         self.orchestrator = Orchestrator(self.cluster, self.clients[0])
         self.promises = Promises(self.cluster, self.orchestrator)
         self.writers = [
-            Writer(f"w{number}-", self.orchestrator, self.promises, self.clients[1 + number].random)
+            Writer(f"w{number}-", self.orchestrator, self.promises, self.clients[1 + number].random, schedule.durable)
             for number in range(schedule.writers)
         ]
         self.consumers = [Consumer(vbucket, self.orchestrator) for vbucket in range(schedule.vbuckets)]
@@ -171,6 +171,29 @@ class Simulation:
         self.cluster.crash(found, power=power, silent=silent)
         await self._restart(found, seconds)
 
+    async def lose_power(self, seconds: tuple[float, ...], vbucket: int | None) -> None:
+        """End all nodes at once with their unsynced data, and start each again after some time.
+
+        Args:
+            seconds: the time of each node.
+            vbucket: fail over this vbucket before its owner is back; None: none.
+        """
+        nodes = [node for node in self.cluster.nodes if node.node is not None]
+        for node in nodes:
+            self.cluster.crash(node, power=True, silent=False)
+        owner = None if vbucket is None else self.cluster.nodes[self.orchestrator.map[vbucket].owner]
+        delays = dict(zip(self.cluster.nodes, seconds, strict=True))
+        restarts = [asyncio.ensure_future(self._restart(node, delays[node])) for node in nodes if node is not owner]
+        if vbucket is not None:
+            for _ in range(60):
+                if self.orchestrator.fail_over_best(vbucket):
+                    break
+                await asyncio.sleep(0.05)
+        if owner in nodes:
+            await self._restart(owner, delays[owner])
+        for restart in restarts:
+            await restart
+
     async def die_in_write(self, node: int, calls: int, seconds: float) -> None:
         """End a node in the middle of a call of its disk, and start it again after some time."""
         found = self.cluster.nodes[node]
@@ -205,6 +228,10 @@ class Simulation:
     async def fail_over(self, vbucket: int, hops: int) -> None:
         """Make another node the owner of a vbucket."""
         self.orchestrator.fail_over(vbucket, self._find_target(vbucket, hops))
+
+    async def fail_over_best(self, vbucket: int) -> None:
+        """Make the node with the best replica the owner of a vbucket."""
+        self.orchestrator.fail_over_best(vbucket)
 
     async def move(self, vbucket: int, hops: int) -> None:
         """Move a vbucket to another node by takeover."""

@@ -4,9 +4,11 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
+from penstock.store.documents import durability_monitor
 from penstock.wire.codec.constants import VbucketState
 from tests.patience import PATIENCE
 from tests.simulation.promises import Promises
@@ -50,7 +52,16 @@ def test_another_process_gives_the_same_trace():
 
 def test_seeds_cover_all_faults():
     names = {action.name for seed in range(100) for action in Schedule.make(seed).actions}
-    assert names == {"crash", "die_in_write", "cut_link", "reset_link", "fail_over", "move"}
+    assert names == {
+        "crash",
+        "die_in_write",
+        "cut_link",
+        "reset_link",
+        "fail_over",
+        "fail_over_best",
+        "lose_power",
+        "move",
+    }
 
 
 # Faults that no product can survive show that the rules are checked
@@ -78,6 +89,16 @@ def change_relayed_values(simulation: Simulation) -> None:
     simulation.orchestrator.spoil = lambda data: data.replace(b"w0-", b"x0-")
 
 
+def find_failure(spoil: Callable[[Simulation], object]) -> tuple[int, str]:
+    """Return the first seed that fails with a spoiled simulation, and its report."""
+    for seed in range(100):
+        try:
+            run_seed(seed, spoil)
+        except SimulationFailed as error:
+            return seed, str(error)
+    raise AssertionError("no seed fails")
+
+
 @pytest.mark.parametrize(
     ("spoil", "problem"),
     [
@@ -87,12 +108,14 @@ def change_relayed_values(simulation: Simulation) -> None:
     ],
 )
 def test_a_broken_rule_is_found(spoil, problem):
-    for seed in range(40):
-        try:
-            run_seed(seed, spoil)
-        except SimulationFailed as error:
-            found, text = seed, str(error)
-            break
+    found, text = find_failure(spoil)
     assert problem in text
     assert str(Schedule.make(found)) in text
     assert text.endswith(f"python -m tests.simulation {found} --faults {len(Schedule.make(found).actions)}")
+
+
+def test_commits_without_a_majority_are_found(monkeypatch):
+    monkeypatch.setattr(durability_monitor, "count_majority", lambda chain: 1)
+    _, text = find_failure(lambda simulation: None)
+    assert "lost Write" in text
+    assert "level=<DurabilityLevel" in text

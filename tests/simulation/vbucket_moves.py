@@ -13,7 +13,6 @@ from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.flags import StreamFlag
 from tests.simulation.orchestrator import Orchestrator
 from tests.simulation.promises import Promises
-from tests.simulation.relay import run_relay
 from tests.simulation.virtual_loop import Process
 
 __all__ = ["move_vbucket"]
@@ -34,7 +33,7 @@ async def move_vbucket(orchestrator: Orchestrator, promises: Promises, vbucket: 
     process = orchestrator.cluster.nodes[target].process
     orchestrator.begin_move(vbucket)
     try:
-        await _take_over(orchestrator.make_url(place.owner), orchestrator.make_url(target), vbucket)
+        await _take_over(orchestrator, place.owner, target, vbucket)
         has_moved = await _settle(orchestrator.make_url(target), vbucket, process)
     finally:
         orchestrator.end_move(vbucket)
@@ -47,11 +46,11 @@ async def move_vbucket(orchestrator: Orchestrator, promises: Promises, vbucket: 
         orchestrator.forget(orchestrator.cluster.nodes[node])
 
 
-async def _take_over(source: str, target: str, vbucket: int) -> None:
+async def _take_over(orchestrator: Orchestrator, source: int, target: int, vbucket: int) -> None:
     """Let the target take the vbucket over. Return when the stream or a connection has ended."""
     for number in count(1):
         try:
-            await run_relay(source, target, [vbucket], flags=StreamFlag.TAKEOVER)
+            await orchestrator.relay(source, target, [vbucket], StreamFlag.TAKEOVER)
         except TemporaryFailure:  # the connection of the replica's stream has not ended yet
             if number < _MOST_TRIES:
                 await asyncio.sleep(_RETRY_SECONDS)
