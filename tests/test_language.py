@@ -56,12 +56,12 @@ def test_names_are_divided_at_underscores_and_capitals():
 
 def test_declared_names_are_found():
     tree = ast.parse("class A:\n    b: int = 1\n    def c(self, d):\n        self.e = f = 2\n")
-    assert {name for _, name in find_names(tree)} == set("Abcdef") | {"self"}
+    assert {name for _, name in find_names(ast.walk(tree))} == set("Abcdef") | {"self"}
 
 
 def test_attributes_that_a_class_does_not_have_are_found():
     text = 'class A:\n    """A.\n\n    Attributes:\n        b: one.\n        c: two.\n    """\n    b: int\n'
-    assert [message for _, message in check_sections(ast.parse(text))] == [
+    assert [message for _, message in check_sections(ast.walk(ast.parse(text)))] == [
         "A documents the attribute c, which it does not have"
     ]
 

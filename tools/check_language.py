@@ -12,8 +12,10 @@ import re
 import sys
 import tokenize
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -172,9 +174,9 @@ def split_paragraphs(lines: Iterable[tuple[int, str]]) -> Iterator[Passage]:
     yield from end_passage()
 
 
-def find_docstring_nodes(tree: ast.AST) -> Iterator[ast.Constant]:
+def find_docstring_nodes(nodes: Iterable[ast.AST]) -> Iterator[ast.Constant]:
     """Yield string statements: docstrings, also those of attributes and constants."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value
 
@@ -195,10 +197,10 @@ def find_comments(source: str) -> Iterator[Passage]:
     yield from split_paragraphs(block)
 
 
-def find_strings(tree: ast.AST, docstrings: set[int]) -> Iterator[Passage]:
+def find_strings(nodes: Sequence[ast.AST], docstrings: set[int]) -> Iterator[Passage]:
     """Yield strings of more than two words: errors, help texts and log lines."""
-    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
-    for node in ast.walk(tree):
+    inside = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             parts = [part.value if isinstance(part, ast.Constant) else "CODE" for part in node.values]
             text = "".join(map(str, parts))
@@ -212,9 +214,9 @@ def find_strings(tree: ast.AST, docstrings: set[int]) -> Iterator[Passage]:
             yield Passage(node.lineno, text, is_prose=False)
 
 
-def find_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield the identifiers that a file declares, with their lines."""
-    for node in ast.walk(tree):
+def find_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Yield the identifiers that nodes of a file declare, with their lines."""
+    for node in nodes:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 yield node.lineno, node.name
@@ -226,15 +228,15 @@ def find_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, node.attr
 
 
-def check_sections(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def check_sections(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield classes whose section `Attributes` names an attribute that the class does not have."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.ClassDef):
             continue
         section = re.search(r"^Attributes:\n((?:    .*\n?|\n)+)", ast.get_docstring(node) or "", re.MULTILINE)
         if section is None:
             continue
-        declared = {name for _, name in find_names(node)}
+        declared = {name for _, name in find_names(ast.walk(node))}
         declared |= {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
         for entry in re.findall(r"^    (\w+(?:, \w+)*)(?: \(.*?\))?:", section[1], re.MULTILINE):
             for name in entry.split(", "):
@@ -245,18 +247,18 @@ def check_sections(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def check_python(path: Path, rules: LanguageRules) -> Iterator[Finding]:
     """Yield the findings of a module."""
     source = path.read_text()
-    tree = ast.parse(source)
-    docstrings = list(find_docstring_nodes(tree))
+    nodes = list(ast.walk(ast.parse(source)))
+    docstrings = list(find_docstring_nodes(nodes))
     passages: list[Passage] = []
     for node in docstrings:
         passages += split_paragraphs(enumerate(str(node.value).splitlines(), node.lineno))
     passages += find_comments(source)
     if path.is_relative_to(ROOT / "src"):
-        passages += find_strings(tree, {id(node) for node in docstrings})
+        passages += find_strings(nodes, {id(node) for node in docstrings})
     for passage in passages:
         yield from (Finding(path, passage.line, message) for message in rules.check_passage(passage))
-    yield from (Finding(path, line, message) for line, message in check_sections(tree))
-    names = {name: line for line, name in reversed(list(find_names(tree)))} | {path.stem: 1}
+    yield from (Finding(path, line, message) for line, message in check_sections(nodes))
+    names = {name: line for line, name in reversed(list(find_names(nodes)))} | {path.stem: 1}
     for name, line in names.items():
         yield from (Finding(path, line, message) for message in rules.check_name(name))
 
@@ -268,6 +270,12 @@ def check_page(path: Path, rules: LanguageRules) -> Iterator[Finding]:
         return
     for passage in split_paragraphs(enumerate(text.splitlines(), 1)):
         yield from (Finding(path, passage.line, message) for message in rules.check_passage(passage))
+
+
+def check_file(path: Path, rules: LanguageRules) -> list[Finding]:
+    """Return the findings of a module or page."""
+    check = check_python if path.suffix == ".py" else check_page
+    return list(check(path, rules))
 
 
 def list_files(paths: Iterable[str]) -> Iterator[Path]:
@@ -284,10 +292,9 @@ def main() -> None:
     arguments = parser.parse_args()
     declared = tomllib.loads(RULES.read_text())
     rules, exceptions = LanguageRules(declared), Exceptions(declared.get("exceptions", []))
-    findings = []
-    for path in list_files(arguments.paths or CHECKED):
-        check = check_python if path.suffix == ".py" else check_page
-        findings += [finding for finding in check(path, rules) if not exceptions.cover(finding)]
+    with ProcessPoolExecutor() as pool:
+        found = pool.map(check_file, list_files(arguments.paths or CHECKED), repeat(rules), chunksize=32)
+        findings = [finding for of_file in found for finding in of_file if not exceptions.cover(finding)]
     unused = [] if arguments.paths else exceptions.list_unused()
     for line in [*map(str, findings), *unused]:
         print(line)
