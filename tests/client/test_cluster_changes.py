@@ -12,8 +12,10 @@ from penstock.errors import BucketRecreated
 from penstock.pytest import ProxySide
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
+from penstock.wire.messages.kv import Noop
 from tests.client.peer import Script, in_loop, reply
 from tests.client.test_nodes import config
+from tests.patience import PATIENCE
 
 VBUCKETS = 4
 NUMBERS = count()
@@ -166,6 +168,24 @@ def test_recreated_bucket_fails_the_stream_with_the_option(penstock_cluster):
         assert caught.value.old_uuid != caught.value.new_uuid
 
     run_consumer(bucket.url, scenario, recreatedBucket="fail")
+
+
+def test_commands_and_streams_of_a_connection_have_different_opaques(penstock_cluster):
+    """The connection to one node has sent more commands than the other one."""
+
+    @in_loop
+    async def run(url):
+        async with penstock.connect(url) as client, await client.stream() as stream:
+            keys = await write(client)
+            await take(stream.changes(), len(keys))
+            first, second = (each.link for each in stream._connections.by_id.values())
+            for _ in range(20):
+                await second.request(Noop(), PATIENCE)
+            opaque = stream._connections._take_opaque()
+            assert first.allocate_opaque() > opaque
+            assert second.allocate_opaque() > opaque
+
+    run(penstock_cluster(2, vbuckets=VBUCKETS).bucket.url)
 
 
 # Revisions of maps

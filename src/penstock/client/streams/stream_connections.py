@@ -159,7 +159,10 @@ class StreamConnections:
 
     def _take_opaque(self) -> int:
         """Return an opaque that is unique among all connections, because the feed finds a message's stream by it."""
-        self._opaque = max(each.link.allocate_opaque(least=self._opaque + 1) for each in self.by_id.values())
+        links = [each.link for each in self.by_id.values()]
+        self._opaque = max(link.allocate_opaque(least=self._opaque + 1) for link in links)
+        for link in links:  # else a command of the same connection could get this opaque, and the stream's answer
+            link.allocate_opaque(count=0, least=self._opaque + 1)
         return self._opaque
 
     def _purpose(self, connection_id: int) -> Purpose:
