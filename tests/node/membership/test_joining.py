@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.errors import AccessDenied, StoreDamaged, UsageError
 from penstock.node import Node
@@ -13,9 +14,20 @@ from penstock.node.auth.certificates import make_certificates
 from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users, read_users
 from penstock.node.cluster.topology import NodePlace
+from penstock.node.membership.member_links import AGREEMENT_PATH
+from penstock.node.membership.node_messages import (
+    PROOF_HEADER,
+    FlushRequest,
+    JoinRequest,
+    NodeMessage,
+    encode_message,
+    sign,
+)
 from penstock.wire.codec.statuses import Status
+from penstock.wire.messages.collections import SetManifest
 from penstock.wire.messages.kv import Set
 from tests.node.http.web_client import WebClient
+from tests.node.manifests import ALE, DEFAULT, make_beers, set_scopes
 from tests.node.membership.clusters import BUCKETS, VBUCKETS, list_names, open_member, run_cluster
 from tests.node.wire_client import connected
 from tests.ports import free_ports
@@ -98,6 +110,42 @@ def test_flush_deletes_the_documents_on_all_nodes(pair):
             assert client.status(Set(key=b"k", value=b"v", vbucket=vbucket)) == Status.SUCCESS
     assert first.post(f"{BUCKETS}/wine/controller/doFlush").status == 200
     assert [web.get_json(f"{BUCKETS}/wine")["basicStats"]["itemCount"] for web in pair] == [0, 0]
+
+
+def send_message(web, state, request):
+    """Send a message that a listener could have recorded: it has a valid proof."""
+    text = encode_message(NodeMessage("recorded", state.node, "nonce", request))
+    return web.ask("POST", AGREEMENT_PATH, body=text, headers={PROOF_HEADER: sign(state.secret, text)})
+
+
+def test_recorded_flush_and_join_change_nothing(pair):
+    first, second = pair
+    assert first.post(BUCKETS, name="wine", ramQuota=100, flushEnabled=1).status == 202
+    assert first.post(f"{BUCKETS}/wine/controller/doFlush").status == 200
+    member = second.node.cluster.member
+    document = member.state.document
+    bucket, known = document.get_bucket("wine"), document.nodes[0]
+    with connected(second.node, "wine") as client:
+        assert client.status(Set(key=b"k", value=b"v", vbucket=VBUCKETS - 1)) == Status.SUCCESS
+    uuid = bucket.properties["uuid"]
+    for flush in ((uuid, bucket.flushes), (uuid, bucket.flushes + 1), ("another", 1)):
+        assert send_message(second, member.state, FlushRequest("wine", *flush)).status == 503
+    assert second.get_json(f"{BUCKETS}/wine")["basicStats"]["itemCount"] == 1
+    assert send_message(second, member.state, JoinRequest(replace(known, host="127.0.0.9"))).status == 200
+    assert member.state.document.find_node(known.id) == known
+    assert first.post(f"{BUCKETS}/wine/controller/doFlush").status == 200
+    assert second.get_json(f"{BUCKETS}/wine")["basicStats"]["itemCount"] == 0
+
+
+def test_collections_of_the_key_value_port_change_on_all_nodes(pair):
+    first, second = pair
+    with connected(second.node, "beer") as client:
+        set_scopes(client, 1, DEFAULT, make_beers(ALE))
+        refused = client.status(SetManifest(value=b'{"uid": "0", "scopes": []}'))
+    scopes = f"{BUCKETS}/beer/scopes"
+    assert refused != Status.SUCCESS
+    assert first.get_json(scopes) == second.get_json(scopes)
+    assert len(first.get_json(scopes)["scopes"]) == 2
 
 
 def test_buckets_of_the_first_node_keep_their_documents_and_collections(stack):
@@ -286,6 +334,9 @@ def test_users_change_on_all_nodes(stack, make_users):
     first = WebClient(stack.enter_context(Node.running(["beer"], vbuckets=VBUCKETS, users=paths[0])), ROOT)
     second = stack.enter_context(open_member(first, ROOT, users=paths[1]))
     assert read_users(paths[0]) == read_users(paths[1])
+    for path in paths:
+        with pytest.raises(UsageError, match="change them over HTTP"), change_users(path):
+            pass
     assert second.ask("PUT", f"{USERS}/alice", {"roles": "data_reader[*]", "password": "alice's"}).status == 200
     assert WebClient(first.node, ("alice", "alice's")).get_json("/whoami")["id"] == "alice"
     assert first.ask("PUT", f"{USERS}/alice", {"roles": "admin"}).status == 200

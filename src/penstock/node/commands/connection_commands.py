@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from functools import partial
 
-from penstock.errors import AccessDenied, InvalidArguments, KeyNotFound, NotSupported, StatusError
-from penstock.node.answers import Answer, CancelWait, CloseConnection, Parked, Resume
+from penstock.errors import AccessDenied, InvalidArguments, KeyNotFound, NotSupported
+from penstock.node.answers import Answer, CloseConnection, Parked
 from penstock.node.cluster.pushed_map import PushedMap
 from penstock.node.cluster.release import VERSION
+from penstock.node.commands.agreed_changes import await_change
 from penstock.node.session.command_table import (
     LOGIN,
     META_READ,
@@ -144,28 +143,9 @@ def set_cluster_config(session: Session, request: SetClusterConfig) -> bytes:
         if bucket is None:
             raise NotSupported("the members of a cluster agree on their nodes themselves")
         change = partial(administration.change_map, bucket, pushed)
-        raise Parked(partial(_await_change, change, encode_reply(request)))
+        raise Parked(partial(await_change, change, encode_reply(request)))
     (session.node.map if bucket is None else bucket.cluster_map).replace(pushed)
     return encode_reply(request)
-
-
-def _await_change(change: Callable[[], Awaitable[None]], reply: bytes, resume: Resume) -> CancelWait:
-    """Reply once the members of the cluster have agreed on a change. Returns the function that ends the wait."""
-
-    async def run() -> None:
-        answer: bytes | StatusError = reply
-        try:
-            await change()
-        except StatusError as error:
-            answer = error
-        resume(answer)
-
-    task = asyncio.get_running_loop().create_task(run())
-
-    def cancel() -> None:
-        task.cancel()
-
-    return cancel
 
 
 @COMMANDS.serve(needs=LOGIN)

@@ -23,7 +23,7 @@ from penstock.node.membership.vbucket_map import Chain, MapRevision, VbucketMap,
 from penstock.store.definition.manifest import Manifest
 from penstock.store.definition.manifest_json import manifest_from_dict, manifest_to_dict
 
-__all__ = ["MAX_DOCUMENT_BYTES", "ClusterBucket", "ClusterDocument", "ClusterNode", "ClusterUsers"]
+__all__ = ["MAX_DOCUMENT_BYTES", "ClusterBucket", "ClusterDocument", "ClusterNode", "ClusterUsers", "count_flush"]
 
 MAX_DOCUMENT_BYTES = 768 * 1024
 """A message has one document at most and must fit into the body of a request, which is limited to 1 MiB."""
@@ -75,6 +75,7 @@ class ClusterBucket(Struct, frozen=True, kw_only=True):
         properties: as in `BucketSpec.list_properties`, with the uuid.
         map: the nodes of its vbuckets.
         manifest: scopes and collections, as in `manifest_to_dict`.
+        flushes: number of its flushes. A recorded request to flush it has an older number.
     """
 
     name: str
@@ -82,6 +83,7 @@ class ClusterBucket(Struct, frozen=True, kw_only=True):
     properties: Mapping[str, Any]
     map: VbucketMap
     manifest: Mapping[str, Any]
+    flushes: int = 0
 
     @property
     def spec(self) -> BucketSpec:
@@ -319,6 +321,12 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
     def with_users(self, users: ClusterUsers) -> ClusterDocument:
         """Return the document with other users."""
         return replace(self, users=users)
+
+
+def count_flush(document: ClusterDocument, name: str) -> ClusterDocument:
+    """Return the document with one more flush of a bucket. Raises BucketNotServed."""
+    bucket = document.get_bucket(name)
+    return _replace_bucket(document, replace(bucket, flushes=bucket.flushes + 1))
 
 
 def _check_document(document: ClusterDocument) -> None:

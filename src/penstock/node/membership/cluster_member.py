@@ -16,7 +16,7 @@ from penstock.node.agreement.attempt import Outbox, Stage
 from penstock.node.agreement.change_run import Author, MakeNext, begin_change, receive_change_reply, retry_change
 from penstock.node.agreement.lease import LeaseStage
 from penstock.node.agreement.revisions import Revision, count_majority
-from penstock.node.membership.cluster_document import ClusterDocument
+from penstock.node.membership.cluster_document import ClusterDocument, ClusterNode, count_flush
 from penstock.node.membership.failover_decision import MemberReport, ReplicaState
 from penstock.node.membership.member_links import Courier, MemberLinks
 from penstock.node.membership.member_state import MemberState
@@ -42,6 +42,10 @@ _LONGEST_PAUSE = 0.2  # between two attempts of a change
 
 ChangeDocument = Callable[[ClusterDocument], ClusterDocument]
 """Returns the changed document. It may be called several times, and may raise to refuse the change."""
+
+
+def _add_node(node: ClusterNode, document: ClusterDocument) -> ClusterDocument:
+    return document if document.find_node(node.id) else document.with_node(node)
 
 
 class _UnchangedDocument(Exception):
@@ -76,6 +80,8 @@ class ClusterMember:
         self._change_seconds = change_seconds
         self._flush = flush
         self._list_replicas = list_replicas
+        # A flush from before the start of the node is not repeated: its documents may be newer.
+        self._flushed = {bucket.spec.uuid or "": bucket.flushes for bucket in state.document.buckets}
         self._changing = asyncio.Lock()
         self._polling: asyncio.Task[None] | None = None
         self._asking: dict[str, asyncio.Task[None]] = {}  # one request to each node
@@ -105,11 +111,10 @@ class ClusterMember:
         message = verify_request(self.state.secret, self.state.node, text, proof)
         body = message.body
         if isinstance(body, JoinRequest):
-            joining = body.node
-            await self.change(lambda document: document.with_node(joining))
+            await self.change(partial(_add_node, body.node))
             reply = NodeReply(JoinReply(self.state.revision.number))
         elif isinstance(body, FlushRequest):
-            await self._flush(body.bucket)
+            await self._flush_once(body)
             reply = NodeReply(FlushReply())
         elif isinstance(body, ReportRequest):
             reply = NodeReply(ReportReply(self.make_report(body.lost)))
@@ -130,9 +135,27 @@ class ClusterMember:
         Raises:
             Error: one of the nodes does not answer, or refuses. Others may have deleted their documents.
         """
-        await self._flush(bucket)
+        counted = (await self.change(partial(count_flush, name=bucket))).get_bucket(bucket)
+        request = FlushRequest(bucket, counted.spec.uuid or "", counted.flushes)
+        await self._flush_once(request)
         others = [node for node in self.state.document.members if node != self.state.node]
-        await asyncio.gather(*(self.links.send(node, FlushRequest(bucket)) for node in others))
+        await asyncio.gather(*(self.links.send(node, request) for node in others))
+
+    async def _flush_once(self, request: FlushRequest) -> None:
+        """Delete the documents of a bucket, unless the request is a repeated one.
+
+        Raises:
+            TemporaryFailure: the node does not know this flush, or has carried it out.
+            Error: the bucket cannot be flushed.
+        """
+        known = self.state.document.find_bucket(request.bucket)
+        newest = 0 if known is None or known.spec.uuid != request.uuid else known.flushes
+        done = self._flushed.get(request.uuid, 0)
+        if not done < request.number <= newest:
+            text = f"flush {request.number} of bucket {request.bucket!r}: expected {done + 1} to {newest}"
+            raise TemporaryFailure(text)
+        self._flushed[request.uuid] = request.number
+        await self._flush(request.bucket)
 
     async def _poll(self) -> None:
         """Ask all nodes for newer revisions and for the lease, again and again. A slow node delays no other."""

@@ -21,7 +21,7 @@ from penstock.node.agreement.acceptor_state import AcceptorState
 from penstock.node.agreement.failover_settings import FailoverSettings
 from penstock.node.agreement.revisions import Revision
 from penstock.node.agreement.serving_lease import ServingLease
-from penstock.node.auth.users_file import read_users
+from penstock.node.auth.users_file import read_users, replace_users
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.topology import ANY_HOST, NodePlace, Topology
 from penstock.node.membership.cluster_document import ClusterDocument, ClusterNode, ClusterUsers
@@ -415,6 +415,8 @@ class ClusterService:
         logger.warning("this node was removed from its cluster: it has no buckets now")
         for name in tuple(self._node.buckets):
             await self._node.buckets.delete(name)
+        if (users := self._node.users) is not None:
+            await asyncio.to_thread(lambda: replace_users(users.path, *read_users(users.path)))
         await asyncio.to_thread(self._file.remove)
         self.member = None
         self._lease.end()

@@ -120,7 +120,7 @@ class DocumentApplier:
         for bucket in document.buckets:
             apply_owners(buckets[bucket.name], document, self._own)
         if document.users is not None and self._node.users is not None:
-            await self._apply_users(document.users, self._node.users)
+            await self._apply_users(document.users, document.uuid, self._node.users)
         return True
 
     async def _apply_bucket(self, bucket: ClusterBucket) -> None:
@@ -134,6 +134,6 @@ class DocumentApplier:
         if manifest.uid > served.store.manifests.current.uid:
             served.change_manifest(manifest)
 
-    async def _apply_users(self, users: ClusterUsers, file: UsersFile) -> None:
-        await asyncio.to_thread(replace_users, file.path, *users.read_accounts())
+    async def _apply_users(self, users: ClusterUsers, cluster: str, file: UsersFile) -> None:
+        await asyncio.to_thread(replace_users, file.path, *users.read_accounts(), cluster)
         file.reload()

@@ -1,7 +1,8 @@
 """Messages between members, with proofs that the sender knows the secret of the cluster. Pure.
 
-A message may be recorded and sent again: the agreement is made for repeated messages. A reply answers one request only,
-because its proof covers the number that the request has drawn.
+A message may be recorded and sent again: the agreement is made for repeated messages. A request to join adds no known
+node, and a flush has a number of its own. A reply answers one request only, because its proof covers the number that
+the request has drawn.
 """
 
 from __future__ import annotations
@@ -51,9 +52,17 @@ class JoinReply(Struct, frozen=True, tag="joined"):
 
 
 class FlushRequest(Struct, frozen=True, tag="flush"):
-    """Asks a node to delete the documents of a bucket that it has."""
+    """Asks a node to delete the documents of a bucket that it has.
+
+    Attributes:
+        bucket: name of the bucket.
+        uuid: uuid of the bucket.
+        number: number of the flush in the document. The node carries out each number once.
+    """
 
     bucket: str
+    uuid: str
+    number: int
 
 
 class FlushReply(Struct, frozen=True, tag="flushed"):
