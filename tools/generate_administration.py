@@ -53,7 +53,8 @@ A bucket can keep the older versions of its documents for some time, or until so
 A DCP consumer that asks for `change_streams` gets all versions of the documents in collections with `history`. New
 collections have it if `historyRetentionCollectionDefault` is true. `PATCH` of a collection changes it. Others are
 deduplicated. STAT `vbucket-details` has `history_start_seqno`: the seqno from which on all versions are there. A
-stream from further back begins with a deduplicated part.
+stream from further back begins with a deduplicated part. `penstock tail --url 'couchbase://HOST/BUCKET?changeHistory=true'`
+prints every version.
 
 ## Memory
 

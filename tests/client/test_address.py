@@ -64,6 +64,7 @@ def test_address_keeps_credentials_and_never_shows_the_password():
 OPTIONS = [
     ("scope=inventory&collections=airline,hotel,airline", {"scope": "inventory", "collections": ("airline", "hotel")}),
     ("xattrs=true", {"xattrs": True}),
+    ("changeHistory=true", {"change_history": True}),
     ("connectTimeout=2.5", {"connect_timeout": 2.5}),
     ("operationTimeout=1e-3", {"operation_timeout": 0.001}),
     ("retrySeconds=86400", {"retry_seconds": 86400.0}),

@@ -142,6 +142,9 @@ class ConnectionOptions:
         "read only changes that the active node and all replicas have on disk, so that no failover makes them void",
         default=False,
     )
+    change_history: bool = option(
+        BOOLEAN, "include the older versions of documents that the bucket keeps; not in Spark", default=False
+    )
     ca: str = option(FILE, "PEM file of trusted authorities, instead of the system's", default="", shown="none")
     certificate: str = option(FILE, "PEM file of the client's certificate and key", default="", shown="none")
     certificate_key: str = option(

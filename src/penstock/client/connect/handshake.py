@@ -45,6 +45,7 @@ class Purpose:
         dialect: the dialect of its change streams.
         collections: keys have collection ids, if the node has collections.
         xattrs: streams include extended attributes.
+        change_history: streams include older versions of documents, if the node keeps them.
         values: streams include values; without them, DCP sends keys only.
         mutation_tokens: replies to writes contain vbuuid and seqno.
         durable_writes: requests may carry a durability level.
@@ -55,6 +56,7 @@ class Purpose:
     dialect: Dialect = Dialect.DCP
     collections: bool = False
     xattrs: bool = False
+    change_history: bool = False
     values: bool = True
     mutation_tokens: bool = False
     durable_writes: bool = False
@@ -204,6 +206,8 @@ async def _open_dcp(link: NodeLink, address: Address, purpose: Purpose, agreed: 
     wanted = [b"enable_expiry_opcode"]
     if Feature.COLLECTIONS in agreed:
         wanted.append(b"flatbuffers_system_events")  # without it, events omit the new settings of a collection
+    if purpose.change_history:
+        wanted.append(b"change_streams")
     for extra in wanted:
         await link.request(Control(key=extra, value=b"true"), timeout, accept=UNSUPPORTED_STATUSES)
     settings = {

@@ -159,11 +159,13 @@ class StreamContent:
         selection: the collections, in DCP and if the node has collections. None: only the default collection, as if the
             bucket had no others.
         xattrs: whether changes have extended attributes, in DCP.
+        change_history: whether older versions of documents are included, in DCP and if the node keeps them.
         values: whether changes have values. If not, DCP and TAP do not send them.
     """
 
     selection: CollectionSelection | None = None
     xattrs: bool = False
+    change_history: bool = False
     values: bool = True
 
 

@@ -39,6 +39,8 @@ class ChangeOptions(TypedDict, total=False):
         collections: only these collections, as `name` in the scope (without scope: in `_default`) or `scope.name`. DCP
             only, from nodes with collections.
         xattrs: with extended attributes. DCP only.
+        change_history: with the older versions of documents in collections that have history, each as a change of its
+            own. The bucket must keep them; otherwise changes are deduplicated. DCP only.
         values: False leaves out values and their datatypes. DCP and TAP nodes do not send them then.
         mitigate_rollback: only changes that the active node and all replicas have on disk, or in memory in a bucket
             without a disk. So no failover makes them void. DCP only, from Couchbase Server 4.0 on.
@@ -48,6 +50,7 @@ class ChangeOptions(TypedDict, total=False):
     scope: str
     collections: Sequence[str]
     xattrs: bool | None
+    change_history: bool | None
     values: bool
     mitigate_rollback: bool | None
 
@@ -76,12 +79,17 @@ def choose_content(chosen: ChangeOptions, options: ConnectionOptions, dialect: D
     """
     named = (chosen.get("scope", ""), tuple(chosen.get("collections", ())))
     selection = CollectionSelection(*(named if any(named) else (options.scope, options.collections)))
-    values, xattrs = chosen.get("values", True), chosen.get("xattrs")
+    values, xattrs, history = chosen.get("values", True), chosen.get("xattrs"), chosen.get("change_history")
     if dialect is not Dialect.DCP:
         if not (selection.is_everything or selection.is_default):
             raise UsageError(f"{dialect} has no collections; protocol dcp has")
         return StreamContent(values=values)
-    return StreamContent(selection=selection, xattrs=options.xattrs if xattrs is None else xattrs, values=values)
+    return StreamContent(
+        selection=selection,
+        xattrs=options.xattrs if xattrs is None else xattrs,
+        change_history=options.change_history if history is None else history,
+        values=values,
+    )
 
 
 async def choose_targets(

@@ -173,6 +173,7 @@ class StreamConnections:
             dialect=self._feed.dialect,
             collections=content.selection is not None,
             xattrs=content.xattrs,
+            change_history=content.change_history,
             values=content.values,
         )
 
