@@ -31,7 +31,7 @@ from penstock.store.history.vbucket_changes import CAS, OPCODE, Newest, VbucketC
 from penstock.store.history.vbucket_history import VbucketHistory
 from penstock.store.log.change_log import MemoryLog, MemoryStorage, NoFiles
 from penstock.store.log.compaction import CompactionPlanner, RetentionWindow
-from penstock.store.log.long_frame import Frame
+from penstock.store.log.logged_frames import Frame
 from penstock.store.log.rewrite import PurgeRequest
 from penstock.store.log.row_index import RowIndex
 from penstock.wire.codec.flags import SnapshotFlag

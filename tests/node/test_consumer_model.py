@@ -6,12 +6,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.wire.codec.constants import Feature
-from penstock.wire.codec.flags import SnapshotFlag
+from penstock.wire.codec.flags import Datatype, SnapshotFlag
 from penstock.wire.codec.frame import cut_frame
 from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status as S
 from penstock.wire.messages.dcp import Deletion, DeletionV2, Expiration, Mutation, SeqnoAdvanced, SnapshotMarker
+from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.messages.kv import DelVbucket, Noop
 from penstock.wire.values.collection_key import DEFAULT_PREFIX
 from tests.examples import scaled
@@ -107,7 +108,17 @@ def test_copy_has_the_accepted_changes_and_nothing_else(node, client, messages):
 
 PLACES = st.integers(0, 79)
 REVISIONS = st.integers(0, 5)
+XATTRS = pack_xattrs({"_a": b"1"})
 REGULAR = st.one_of(  # stored as columns
+    st.builds(Mutation, key=KEYS, value=st.just(XATTRS + b"v"), datatype=st.just(Datatype.XATTR), cas=st.just(6)),
+    st.builds(
+        DeletionV2,
+        key=KEYS,
+        value=st.just(XATTRS),
+        datatype=st.just(Datatype.XATTR),
+        cas=st.just(6),
+        delete_time=st.just(5),
+    ),
     st.builds(Mutation, key=KEYS, value=st.binary(max_size=40), flags=NUMBERS, nru=st.integers(0, 3), cas=st.just(5)),
     st.builds(Mutation, key=KEYS, value=st.just(b""), expiry=st.just(2**31), rev_seqno=REVISIONS, cas=st.just(77)),
     st.builds(DeletionV2, key=KEYS, delete_time=st.just(5), cas=st.just(8), rev_seqno=REVISIONS),
@@ -140,7 +151,9 @@ def test_changes_of_one_write_are_stored_like_single_ones(node, client, changes,
     model, replies = CopyModel(), []
     with producing(node) as peer:
         if collections:
-            peer.hello(Feature.COLLECTIONS)
+            peer.hello(Feature.XATTR, Feature.COLLECTIONS)
+        else:
+            peer.hello(Feature.XATTR)
         peer.open_consumer().add_stream()
         peer.accept()
         peer.send(*(replace(message, opaque=peer.opaque) for message in messages), Noop())

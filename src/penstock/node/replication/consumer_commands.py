@@ -140,72 +140,26 @@ def start_snapshot(session: Session, message: SnapshotMarker | SnapshotMarkerV2)
 @MESSAGES.serve(needs=REPLICATE)
 def store_mutation(session: Session, message: Mutation) -> bytes:
     """Store a mutation."""
-    stream = _find_stream(session, message)
-    value = remove_nmeta(message.value, message.nmeta)
-    check_value(session, message.datatype, value)
-    is_complete = stream.store_change(
-        Event.MUTATION,
-        read_key(session, message.key),
-        value,
-        seqno=read_seqno(message.by_seqno),
-        cas=message.cas,
-        rev_seqno=message.rev_seqno,
-        flags=message.flags,
-        expiry=message.expiry,
-        lock_time=message.lock_time,
-        nru=message.nru,
-        datatype=message.datatype,
-    )
-    return stream.acknowledge(is_complete=is_complete)
+    return _store_document(session, message, Event.MUTATION, nmeta=message.nmeta, **_read_attributes(message))
 
 
 @MESSAGES.serve(needs=REPLICATE)
 def store_removal(session: Session, message: _Removal) -> bytes:
-    """Store a deletion or an expiration. A tombstone keeps extended attributes only."""
-    stream = _find_stream(session, message)
-    value = remove_nmeta(message.value, message.nmeta if isinstance(message, Deletion) else 0)
-    datatype = message.datatype if message.datatype & _XATTR else 0
-    value = value if datatype else b""
-    check_value(session, datatype, value)
-    is_expiration = message.received_as == Opcode.DCP_EXPIRATION
-    is_complete = stream.store_change(
-        Event.EXPIRATION if is_expiration else Event.DELETION,
-        read_key(session, message.key),
-        value,
-        seqno=read_seqno(message.by_seqno),
-        cas=message.cas,
-        rev_seqno=message.rev_seqno,
-        datatype=datatype,
-        delete_time=0 if isinstance(message, Deletion) else message.delete_time,
-    )
-    return stream.acknowledge(is_complete=is_complete)
+    """Store a deletion or an expiration."""
+    event = Event.EXPIRATION if message.received_as == Opcode.DCP_EXPIRATION else Event.DELETION
+    if isinstance(message, Deletion):
+        return _store_document(session, message, event, nmeta=message.nmeta)
+    return _store_document(session, message, event, delete_time=message.delete_time)
 
 
 @MESSAGES.serve(needs=REPLICATE)
 def store_prepare(session: Session, message: Prepare) -> bytes:
     """Store the prepare of a synchronous write."""
     _require_sync_writes(session, message.received_as)
-    stream = _find_stream(session, message)
     if message.durability not in set(DurabilityLevel) or message.deleted not in (0, 1):
         raise InvalidArguments(f"prepare of level {message.durability}, deleted {message.deleted}")
-    has_value = not message.deleted or message.datatype & _XATTR
-    datatype, value = (message.datatype, message.value) if has_value else (0, b"")
-    check_value(session, datatype, value)
-    is_complete = stream.store_change(
-        Event.DELETION if message.deleted else Event.MUTATION,
-        read_key(session, message.key),
-        value,
-        seqno=read_seqno(message.by_seqno),
-        cas=message.cas,
-        rev_seqno=message.rev_seqno,
-        flags=message.flags,
-        expiry=message.expiry,
-        lock_time=message.lock_time,
-        nru=message.nru,
-        datatype=datatype,
-        level=message.durability,
-    )
-    return stream.acknowledge(is_complete=is_complete)
+    event = Event.DELETION if message.deleted else Event.MUTATION
+    return _store_document(session, message, event, level=message.durability, **_read_attributes(message))
 
 
 @MESSAGES.serve(needs=REPLICATE)
@@ -283,6 +237,49 @@ def refuse_request(session: Session, frame: Frame) -> bytes:
 
 
 # Parts of messages
+
+
+def _store_document(
+    session: Session, message: Mutation | _Removal | Prepare, event: Event, *, nmeta: int = 0, **fields: int
+) -> bytes:
+    """Store a change of a document, or prepare it. A tombstone keeps extended attributes only.
+
+    Args:
+        session: the session of the connection.
+        message: the message.
+        event: a mutation, deletion or expiration.
+        nmeta: bytes of extended metadata behind the value.
+        fields: further arguments of `PassiveStream.store_change`.
+
+    Returns:
+        The messages that are due.
+    """
+    stream = _find_stream(session, message)
+    datatype, value = message.datatype, remove_nmeta(message.value, nmeta)
+    if event is not Event.MUTATION and not datatype & _XATTR:
+        datatype, value = 0, b""
+    check_value(session, datatype, value)
+    is_complete = stream.store_change(
+        event,
+        read_key(session, message.key),
+        value,
+        seqno=read_seqno(message.by_seqno),
+        cas=message.cas,
+        rev_seqno=message.rev_seqno,
+        datatype=datatype,
+        **fields,
+    )
+    return stream.acknowledge(is_complete=is_complete)
+
+
+def _read_attributes(message: Mutation | Prepare) -> dict[str, int]:
+    """Return the attributes of a document that a tombstone does not have."""
+    return {
+        "flags": message.flags,
+        "expiry": message.expiry,
+        "lock_time": message.lock_time,
+        "nru": message.nru,
+    }
 
 
 def _find_stream(

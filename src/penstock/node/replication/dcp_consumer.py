@@ -202,11 +202,9 @@ class DcpConsumer(StreamEndpoint):
         due_at = first + _ACK_BYTES - (self.received_bytes - self.acked_bytes)
         # The message with which an acknowledgement is due is the last one.
         count = bisect_left(run.offsets, due_at, 1)
-        ends = (*run.offsets[1 : count + 1], run.end)
-        stored, replies = store_run(
-            self.session, self.streams, run._replace(offsets=run.offsets[:count], end=int(ends[count - 1]))
-        )
-        return stored, replies + (self.count_bytes(int(ends[stored - 1]) - first) if stored else b"")
+        counted = run._replace(offsets=run.offsets[:count], end=_find_end(run, count))
+        stored, replies = store_run(self.session, self.streams, counted)
+        return stored, replies + (self.count_bytes(_find_end(run, stored) - first) if stored else b"")
 
     def count_bytes(self, nbytes: int) -> bytes:
         """Count the bytes of a stream message: those on the wire.
@@ -269,6 +267,11 @@ class DcpConsumer(StreamEndpoint):
             "total_acked_bytes": self.acked_bytes,
             "unacked_bytes": self.received_bytes - self.acked_bytes,
         }
+
+
+def _find_end(run: Run, count: int) -> int:
+    """Return where the first `count` messages of a run end."""
+    return int(run.offsets[count]) if count < len(run.offsets) else run.end
 
 
 def _acknowledge_persisted(consumer: DcpConsumer) -> None:

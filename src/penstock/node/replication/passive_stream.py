@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.errors import InvalidArguments, OrderViolation, OutOfRange
@@ -18,6 +17,7 @@ from penstock.store.documents.incoming_changes import LAST_SEQNO
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.failover_log import FailoverLog, sanitise_log
 from penstock.store.history.vbucket_changes import VbucketChanges
+from penstock.store.log.logged_frames import FrameRun
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
 from penstock.wire.codec.flags import SnapshotFlag
 from penstock.wire.codec.frame import Buffer, Frame
@@ -252,13 +252,11 @@ class PassiveStream:
         acknowledged = SeqnoAcknowledged(vbucket=self.vbucket.id, opaque=self.opaque, prepared_seqno=seqno)
         return reply + acknowledged.encode()
 
-    def store_frames(self, keys: Sequence[bytes], seqnos: Sequence[int], frames: Iterable[bytes], max_cas: int) -> bool:
+    def store_run(self, run: FrameRun, max_cas: int) -> bool:
         """Store changes whose frames have the form of the log. They were checked, and lie in the open snapshot.
 
         Args:
-            keys: the keys, of documents only.
-            seqnos: ascending, above the high seqno.
-            frames: the frames.
+            run: the changes. Their seqnos are above the high seqno.
             max_cas: the highest cas of the changes.
 
         Returns:
@@ -267,18 +265,17 @@ class PassiveStream:
         Raises:
             TemporaryFailure: the bucket refuses a change; OutOfMemory likewise. The changes before it are stored.
         """
-        vbucket = self.vbucket
-        before = vbucket.changes.high_seqno
-        end = self._check_seqno(seqnos[-1])
-        self._hides = self._hides or seqnos[-1] != before + len(seqnos)
-        vbucket.changes.clock.observe(max_cas)
+        changes, last = self.vbucket.changes, int(run.seqnos[-1])
+        end = self._check_seqno(last)
+        self._hides = self._hides or last != changes.high_seqno + run.change_count
+        changes.clock.observe(max_cas)
         try:
-            with self._versions.counting(seqnos[0]):
-                vbucket.incoming.apply_frames(keys, seqnos, frames, snapshot_end=end, hides=self._hides)
+            with self._versions.counting(int(run.seqnos[0])):
+                self.vbucket.incoming.apply_run(run, snapshot_end=end, hides=self._hides)
         finally:
-            self.changes += bisect_right(seqnos, vbucket.changes.high_seqno)
-            self._bucket.changed.add(vbucket.id)
-        return self._complete() if seqnos[-1] == end else False
+            self.changes += run.count_stored(changes.high_seqno)
+            self._bucket.changed.add(self.vbucket.id)
+        return self._complete() if last == end else False
 
     def advance_seqno(self, seqno: int) -> bool:
         """Record that the producer has no further change up to a seqno.

@@ -1,9 +1,8 @@
-"""Stores runs of received changes: consecutive messages of documents, without the dispatch of each message."""
+"""Stores runs of received changes: consecutive messages of documents as columns, without a dispatch of each."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -13,28 +12,26 @@ import numpy.typing as npt
 from penstock.errors import RemoteProtocolError, StatusError
 from penstock.node.answers import Parked
 from penstock.node.replication.passive_stream import PassiveStream
-from penstock.node.replication.received_parts import check_value, read_key
+from penstock.node.replication.received_parts import check_value
 from penstock.node.session.session import Session
 from penstock.store.history.vbucket_changes import REFUSED
-from penstock.store.log.long_frame import LONG_FROM
+from penstock.store.log.logged_frames import LONG_FROM, FrameRun
 from penstock.wire.codec.constants import MAX_KEY, Dialect
 from penstock.wire.codec.flags import Datatype
-from penstock.wire.codec.frame import BODY_AT, EXTRAS_LENGTH_AT, KEY_LENGTH_AT, OPAQUE_AT
+from penstock.wire.codec.frame import BODY_AT, KEY_LENGTH_AT, OPAQUE_AT
 from penstock.wire.columns.data_forms import SHAPES
 from penstock.wire.columns.heads import Heads, Run, gather_heads
-from penstock.wire.columns.schema import Event
-from penstock.wire.messages.dcp import MUTATION_HEAD, DeletionV2, Expiration, Mutation
+from penstock.wire.messages.dcp import DeletionV2, Expiration, Mutation
 from penstock.wire.values.collection_key import DEFAULT_PREFIX, PREPARED_COLLECTION, SYSTEM_COLLECTION
 
-__all__ = ["store_run"]
+__all__ = ["FEW_MESSAGES", "store_run"]
 
 _SHAPES = SHAPES[Dialect.DCP]
-_CODE_AT = _SHAPES.code_at
-_NRU_AT: Final = MUTATION_HEAD.size - 1  # the last byte of the extras
 _XATTR = int(Datatype.XATTR)
-_PLAIN = ~int(Datatype.XATTR | Datatype.SNAPPY)
-_FEW_MESSAGES: Final = 8
-"""Messages below which one by one is faster than columns."""
+_CHECKED = int(Datatype.XATTR | Datatype.SNAPPY)
+"""Datatypes of values that are checked."""
+FEW_MESSAGES: Final = 8
+"""Messages below which dispatch is faster than columns."""
 _LONG_ID: Final = 0x80  # the first byte of a collection id of two or more bytes
 _OPAQUE = np.arange(OPAQUE_AT, OPAQUE_AT + 4)
 _IS_MUTATION = np.array([form.cls is Mutation for form in _SHAPES.forms])
@@ -42,7 +39,7 @@ _HAS_TIME = np.array([form.cls in (DeletionV2, Expiration) for form in _SHAPES.f
 
 
 def store_run(session: Session, streams: Mapping[int, PassiveStream], run: Run) -> tuple[int, bytes]:
-    """Store the changes of a run up to the first that needs an answer, a thread or a retry.
+    """Store the regular changes at the beginning of a run. Dispatch serves the next message.
 
     Args:
         session: the session of the connection.
@@ -55,18 +52,15 @@ def store_run(session: Session, streams: Mapping[int, PassiveStream], run: Run) 
     Raises:
         CloseConnection: a change breaks the order of its stream.
     """
-    stored, replies, left = 0, b"", run
-    while len(left.offsets) >= _FEW_MESSAGES and (found := _find_regular(session, streams, left)) is not None:
+    stored, replies = 0, b""
+    while len(run.offsets) >= FEW_MESSAGES and (found := _find_regular(session, streams, run)) is not None:
         count, reply = found.store()
         replies += reply
         stored += count
-        left = run._replace(offsets=run.offsets[stored:])
-        if count < len(found.seqnos):  # the bucket refuses the next change
-            return stored, replies
-    if not len(left.offsets):
-        return stored, replies
-    count, more = _store_one_by_one(session, streams, left)
-    return stored + count, replies + more
+        run = run._replace(offsets=run.offsets[count:])
+        if count < found.run.change_count:  # the bucket refuses the next change
+            break
+    return stored, replies
 
 
 class _RegularChanges(NamedTuple):
@@ -74,16 +68,12 @@ class _RegularChanges(NamedTuple):
 
     Attributes:
         stream: the stream.
-        keys: the store's keys.
-        seqnos: the seqnos, ascending.
-        frames: the messages without their opaques.
+        run: the changes, without their opaques.
         max_cas: the highest cas.
     """
 
     stream: PassiveStream
-    keys: list[bytes]
-    seqnos: list[int]
-    frames: list[bytes]
+    run: FrameRun
     max_cas: int
 
     def store(self) -> tuple[int, bytes]:
@@ -93,77 +83,96 @@ class _RegularChanges(NamedTuple):
             The number of stored changes, and the messages that are due.
         """
         try:
-            completes = self.stream.store_frames(self.keys, self.seqnos, self.frames, self.max_cas)
+            completes = self.stream.store_run(self.run, self.max_cas)
         except REFUSED:
-            return bisect_right(self.seqnos, self.stream.vbucket.changes.high_seqno), b""
-        return len(self.seqnos), self.stream.acknowledge(is_complete=completes)
+            return self.run.count_stored(self.stream.vbucket.changes.high_seqno), b""
+        return self.run.change_count, self.stream.acknowledge(is_complete=completes)
 
 
 def _find_regular(session: Session, streams: Mapping[int, PassiveStream], run: Run) -> _RegularChanges | None:
     """Return the first changes of a run if they are regular; None if too few are.
 
-    A regular change needs no check of its value, and its message becomes the frame of the log. It has a cas of its own
-    and no extended metadata. A tombstone has the time of the deletion and no value. The vbucket has no prepares.
+    The message of a regular change becomes the frame of the log. It has a cas of its own and no extended metadata. A
+    tombstone has the time of the deletion, and no value but extended attributes. The vbucket has no prepares.
     """
     try:
         heads = gather_heads(run)
     except RemoteProtocolError:
         return None
-    numbers, vbucket, opaque = heads.numbers, int(heads.vbucket[0]), int(heads.opaque[0])
-    stream = streams.get(vbucket)
-    if stream is None or stream.opaque != opaque or not (accepted := stream.accepted_seqnos):
+    stream = streams.get(int(heads.vbucket[0]))
+    if stream is None or stream.opaque != heads.opaque[0] or not (accepted := stream.accepted_seqnos):
         return None
     if stream.vbucket.history.prepares.is_used:
         return None
-    octets, seqnos = np.frombuffer(run.buffer, np.uint8), numbers["seqno"]
-    key_bytes, value_bytes = heads.values_at - heads.keys_at, heads.ends - heads.values_at
-    is_mutation = heads.select_by_form(_IS_MUTATION)
+    numbers, seqnos = heads.numbers, heads.numbers["seqno"]
     is_regular = (
-        (heads.vbucket == vbucket)
-        & (heads.opaque == opaque)
+        (heads.vbucket == stream.vbucket.id)
+        & (heads.opaque == stream.opaque)
         & (numbers["cas"] > 0)
         & (numbers["rev_seqno"] >= 0)
-        & (numbers["datatype"] & ~(session.datatypes & _PLAIN) == 0)
-        & (key_bytes <= MAX_KEY)
-        & (value_bytes < LONG_FROM)
-        & (is_mutation | (heads.select_by_form(_HAS_TIME) & (value_bytes == 0) & (numbers["datatype"] == 0)))
+        & (numbers["datatype"] & ~session.datatypes == 0)
         & (seqnos >= accepted[0])
         & (seqnos <= accepted[-1])
+        & _find_regular_documents(session, run, heads)
     )
     is_regular[1:] &= seqnos[1:] > seqnos[:-1]
-    if (nmeta := numbers.get("nmeta")) is not None:
-        is_regular &= nmeta == 0
-    if (delete_times := numbers.get("delete_time")) is not None:
-        is_regular &= is_mutation | (delete_times != 0)
-    if session.collections:
-        first = octets[heads.keys_at]
-        is_own = (first == SYSTEM_COLLECTION) | (first == PREPARED_COLLECTION)
-        is_regular &= (first < _LONG_ID) & ~is_own & (key_bytes > 1)
     count = len(is_regular) if is_regular.all() else int(is_regular.argmin())
-    return _cut_regular(session, stream, run, heads, count) if count >= _FEW_MESSAGES else None
+    if count >= FEW_MESSAGES:
+        count = _count_valid_values(session, run, heads, count)
+    return _cut_regular(session, stream, run, heads, count) if count >= FEW_MESSAGES else None
+
+
+def _find_regular_documents(session: Session, run: Run, heads: Heads) -> npt.NDArray[np.bool_]:
+    """Return which messages have a regular key, a regular length, and the parts of a regular tombstone."""
+    numbers, is_mutation = heads.numbers, heads.select_by_form(_IS_MUTATION)
+    key_bytes, value_bytes = heads.values_at - heads.keys_at, heads.ends - heads.values_at
+    is_bare = (value_bytes == 0) & (numbers["datatype"] == 0)
+    is_tombstone = heads.select_by_form(_HAS_TIME) & (is_bare | (numbers["datatype"] & _XATTR != 0))
+    found: npt.NDArray[np.bool_] = (key_bytes <= MAX_KEY) & (value_bytes < LONG_FROM) & (is_mutation | is_tombstone)
+    if (nmeta := numbers.get("nmeta")) is not None:
+        found &= nmeta == 0
+    if (delete_times := numbers.get("delete_time")) is not None:
+        found &= is_mutation | (delete_times != 0)
+    if session.collections:
+        first = np.frombuffer(run.buffer, np.uint8)[heads.keys_at]
+        is_own = (first == SYSTEM_COLLECTION) | (first == PREPARED_COLLECTION)
+        found &= (first < _LONG_ID) & ~is_own & (key_bytes > 1)
+    return found
+
+
+def _count_valid_values(session: Session, run: Run, heads: Heads, count: int) -> int:
+    """Return how many of the first `count` messages precede the first value that is invalid or needs a thread."""
+    datatypes, view = heads.numbers["datatype"][:count], memoryview(run.buffer)
+    for row in np.flatnonzero(datatypes & _CHECKED).tolist():
+        value = view[heads.values_at[row] : heads.ends[row]]
+        try:
+            check_value(session, int(datatypes[row]), value)
+        except (StatusError, RemoteProtocolError, Parked):
+            return int(row)  # dispatch finds the same, and answers it
+    return count
 
 
 def _cut_regular(session: Session, stream: PassiveStream, run: Run, heads: Heads, count: int) -> _RegularChanges:
     """Return the first `count` changes of a run, which are regular."""
     first, end = int(run.offsets[0]), int(heads.ends[count - 1])
     octets = np.frombuffer(run.buffer, np.uint8)[first:end].copy()
-    offsets = np.asarray(run.offsets[:count], np.int64) - first
+    bounds = np.append(np.asarray(run.offsets[:count], np.int64), end) - first
     keys_at, values_at = heads.keys_at[:count] - first, heads.values_at[:count] - first
-    octets[offsets[:, None] + _OPAQUE] = 0
-    bounds = [*offsets.tolist(), end - first]
+    octets[bounds[:-1, None] + _OPAQUE] = 0
     keys = zip(keys_at.tolist(), values_at.tolist(), strict=True)
     if session.collections:
         data = octets.tobytes()
         found = [data[key_at:value_at] for key_at, value_at in keys]
-        frames = [data[start:stop] for start, stop in pairwise(bounds)]
     else:  # the key gets the id of the default collection
-        _add_to_lengths(octets, offsets, len(DEFAULT_PREFIX))
+        _add_to_lengths(octets, bounds[:-1], len(DEFAULT_PREFIX))
         data = octets.tobytes()
         found = [DEFAULT_PREFIX + data[key_at:value_at] for key_at, value_at in keys]
-        parts = zip(bounds, keys_at.tolist(), bounds[1:], strict=False)
-        frames = [data[start:key_at] + DEFAULT_PREFIX + data[key_at:stop] for start, key_at, stop in parts]
-    seqnos: list[int] = heads.numbers["seqno"][:count].tolist()
-    return _RegularChanges(stream, found, seqnos, frames, int(heads.numbers["cas"][:count].max()))
+        parts = pairwise([0, *keys_at.tolist(), len(data)])
+        data = DEFAULT_PREFIX.join([data[start:stop] for start, stop in parts])
+        bounds += len(DEFAULT_PREFIX) * np.arange(count + 1)
+    is_mutation = np.broadcast_to(heads.select_by_form(_IS_MUTATION), len(heads.ends))[:count]
+    changes = FrameRun(found, heads.numbers["seqno"][:count], data, bounds, is_mutation)
+    return _RegularChanges(stream, changes, int(heads.numbers["cas"][:count].max()))
 
 
 def _add_to_lengths(octets: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], nbytes: int) -> None:
@@ -172,74 +181,3 @@ def _add_to_lengths(octets: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64
         places = offsets[:, None] + np.arange(at, at + np.dtype(code).itemsize)
         lengths = octets[places].view(code) + nbytes
         octets[places] = lengths.astype(code).view(np.uint8)
-
-
-def _store_one_by_one(session: Session, streams: Mapping[int, PassiveStream], run: Run) -> tuple[int, bytes]:
-    """Store the changes of a run one by one.
-
-    Args:
-        session: the session of the connection.
-        streams: its streams by vbucket.
-        run: the messages.
-
-    Returns:
-        As `store_run`.
-    """
-    offsets: Sequence[int] = run.offsets if isinstance(run.offsets, list) else run.offsets.tolist()
-    view = memoryview(run.buffer)
-    replies = b""
-    for stored, (offset, end) in enumerate(zip(offsets, (*offsets[1:], run.end), strict=True)):
-        try:
-            replies += _store_message(session, streams, view, offset, end)
-        except (StatusError, RemoteProtocolError, Parked):
-            return stored, replies  # the dispatch serves this message again, and answers it
-    return len(offsets), replies
-
-
-def _store_message(
-    session: Session, streams: Mapping[int, PassiveStream], view: memoryview, offset: int, end: int
-) -> bytes:
-    """Store one change.
-
-    Returns:
-        The messages that are due.
-
-    Raises:
-        RemoteProtocolError: the message is no regular change.
-        StatusError: the change is refused.
-        Parked: the value needs a thread.
-    """
-    form = _SHAPES.by_code.get(view[offset + _CODE_AT] << 8 | view[offset + EXTRAS_LENGTH_AT])
-    if form is None:
-        raise RemoteProtocolError("the dispatch finds the error")
-    numbers = form.pick((*form.unpack(view, offset), None, 0))
-    key_length, seqno, rev_seqno, cas, flags, expiry, lock_time, delete_time, vbucket, datatype = numbers[:10]
-    opaque, _, _, nmeta, name_length = numbers[10:]
-    stream = streams.get(vbucket)
-    key_at = offset + form.head_bytes
-    value_at = key_at + key_length
-    if stream is None or stream.opaque != opaque or nmeta or name_length or not seqno or value_at > end:
-        raise RemoteProtocolError("the dispatch finds the error")
-    if datatype & ~session.datatypes:
-        raise RemoteProtocolError(f"datatype 0x{datatype:02x}, agreed on 0x{session.datatypes:02x}")
-    event = form.event
-    is_mutation = event is Event.MUTATION
-    if not is_mutation and not datatype & _XATTR:
-        datatype, value_at = 0, end
-    value = bytes(view[value_at:end])
-    check_value(session, datatype, value)
-    completes = stream.store_change(
-        event,
-        read_key(session, bytes(view[key_at : key_at + key_length])),
-        value,
-        seqno=seqno,
-        cas=cas,
-        rev_seqno=rev_seqno,
-        flags=flags or 0,
-        expiry=expiry or 0,
-        lock_time=lock_time or 0,
-        nru=view[offset + _NRU_AT] if is_mutation else 0,
-        datatype=datatype,
-        delete_time=delete_time or 0,
-    )
-    return stream.acknowledge(is_complete=completes)

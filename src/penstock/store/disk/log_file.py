@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
 
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.inventory import ListedLog, extend_identity
-from penstock.store.log.long_frame import Frame
+from penstock.store.log.logged_frames import Frame, FrameRun
 from penstock.store.log.records import RECORD_BYTES, pack_record, pack_record_head, read_seed
+from penstock.store.log.segment import Column
 
 __all__ = ["LogFile", "make_log_name", "parse_log_number", "reopen_synced"]
 
@@ -95,6 +99,27 @@ class LogFile:
         self.end = end  # last: a commit on another thread may read it at any time
         self.appended += 1
         return body
+
+    def append_run(self, run: FrameRun, supersedes: Column) -> Column:
+        """Write a record for each frame of a run, with one copy into the buffer.
+
+        Args:
+            run: the changes. The buffer has room for them.
+            supersedes: as of `append`, for each change.
+
+        Returns:
+            As `append`, for each change.
+        """
+        starts: Column = run.bounds - run.bounds[0] + RECORD_BYTES * np.arange(run.change_count + 1) + self.end
+        end, bounds = int(starts[-1]), pairwise(run.bounds.tolist())
+        records = [
+            pack_record(run.data[first:last], replaced, self.synced, self.seed ^ start)
+            for (first, last), replaced, start in zip(bounds, supersedes.tolist(), starts[:-1].tolist(), strict=True)
+        ]
+        self.buffer[self.end : end] = b"".join(records)
+        self.end = end  # last, as in `append`
+        self.appended += run.change_count
+        return starts[:-1] + RECORD_BYTES
 
     def write_head(self, header: bytes, head: bytes) -> None:
         """Write the beginning of the file: its header, and a note of every vbucket's state."""

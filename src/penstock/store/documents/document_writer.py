@@ -10,7 +10,7 @@ from penstock.store.documents.time_to_live import TimeLimits
 from penstock.store.history.hybrid_clock import HybridClock, resolve_expiry
 from penstock.store.history.tombstone import TOMBSTONE_BYTES, make_tombstone_head
 from penstock.store.history.vbucket_changes import REV_SEQNO, Newest
-from penstock.store.log.long_frame import LONG_FROM, Frame, LongFrame
+from penstock.store.log.logged_frames import LONG_FROM, Frame, LongFrame
 from penstock.store.log.row_index import RowIndex
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import HEADER_BYTES, Buffer

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from penstock.errors import KeyExists, KeyNotFound, OutOfRange
 from penstock.store.documents.conflict import Meta, is_winner
 from penstock.store.documents.document_expiry import DocumentExpiry
@@ -12,10 +10,10 @@ from penstock.store.documents.document_writer import DocumentWriter
 from penstock.store.documents.item import Stored, is_document, read_meta
 from penstock.store.history.event_frames import SYSTEM_PREFIX, EventFrame, read_event
 from penstock.store.history.tombstone import make_tombstone_head
-from penstock.store.history.vbucket_changes import CAS, OPCODE
+from penstock.store.history.vbucket_changes import CAS
 from penstock.store.history.vbucket_collections import VbucketCollections
 from penstock.store.history.vbucket_history import VbucketHistory
-from penstock.store.log.long_frame import LONG_FROM, Frame, LongFrame
+from penstock.store.log.logged_frames import LONG_FROM, Frame, FrameRun, LongFrame
 from penstock.wire.codec.constants import DurabilityLevel
 from penstock.wire.codec.frame import HEADER_BYTES, Buffer
 from penstock.wire.codec.opcodes import Magic, Opcode
@@ -129,13 +127,8 @@ class IncomingChanges:
         seqno: int | None = None,
         snapshot_end: int | None = None,
         hides: bool = False,
-        flags: int = 0,
-        expiry: int = 0,
-        lock_time: int = 0,
-        nru: int = 0,
-        datatype: int = 0,
-        delete_time: int = 0,
         level: int = 0,
+        **fields: int,
     ) -> Stored:
         """Store a change of another node, with its cas and rev_seqno.
 
@@ -152,13 +145,9 @@ class IncomingChanges:
             snapshot_end: the end of its snapshot. Until a change reaches it, whole_seqno does not move. None: the
                 change is a snapshot by itself.
             hides: its snapshot left seqnos out, so no snapshot may end inside it.
-            flags: the document's flags.
-            expiry: epoch seconds, 0 for never.
-            lock_time: as in the DCP mutation.
-            nru: as in the DCP mutation.
-            datatype: the Datatype bits.
-            delete_time: epoch seconds; 0: now.
             level: the durability level of a synchronous write, which is only prepared; 0: it is no such write.
+            fields: further arguments of `_encode_change`: `flags`, `expiry`, `lock_time`, `nru`, `datatype`,
+                `delete_time`.
 
         Returns:
             The change's cas and seqno.
@@ -174,8 +163,51 @@ class IncomingChanges:
         seqno = self._check_seqnos(seqno, rev_seqno)
         system_event = None
         if key.startswith(SYSTEM_PREFIX):
+            flags = fields.get("flags", 0)
             system_event = read_event(key, bytes(value), flags if event is Event.MUTATION else None)
-        key_length, value_length = len(key), len(value)
+        frame = self._encode_change(event, key, value, seqno=seqno, cas=cas, rev_seqno=rev_seqno, **fields)
+        history.begin_change(seqno, snapshot_end)
+        if level:
+            history.prepares.prepare(key, frame, DurabilityLevel(level), seqno)
+        else:
+            self._commit(event, key, seqno, frame, system_event)
+        changes.clock.observe(cas)
+        history.end_change(snapshot_end, hides=hides)
+        return _new_stored(Stored, (cas, seqno))
+
+    def _encode_change(
+        self,
+        event: Event,
+        key: bytes,
+        value: Buffer,
+        *,
+        seqno: int,
+        cas: int,
+        rev_seqno: int,
+        flags: int = 0,
+        expiry: int = 0,
+        lock_time: int = 0,
+        nru: int = 0,
+        datatype: int = 0,
+        delete_time: int = 0,
+    ) -> Frame:
+        """Return the frame of a change.
+
+        Args:
+            event: as of `apply`.
+            key: as of `apply`.
+            value: as of `apply`.
+            seqno: the change's seqno.
+            cas: as of `apply`.
+            rev_seqno: as of `apply`.
+            flags: the document's flags.
+            expiry: epoch seconds, 0 for never.
+            lock_time: as in the DCP mutation.
+            nru: as in the DCP mutation.
+            datatype: the Datatype bits.
+            delete_time: epoch seconds; 0: now.
+        """
+        changes, key_length, value_length = self._changes, len(key), len(value)
         if event is Event.MUTATION:
             body = _MUTATION_EXTRAS + key_length + value_length
             head = MUTATION_HEAD.pack(
@@ -194,15 +226,7 @@ class IncomingChanges:
                 rev_seqno=rev_seqno,
                 delete_time=delete_time or changes.now() // _NANOSECONDS,
             )
-        frame: Frame = b"".join((head, key, value)) if value_length < LONG_FROM else LongFrame(head + key, value)
-        history.begin_change(seqno, snapshot_end)
-        if level:
-            history.prepares.prepare(key, frame, DurabilityLevel(level), seqno)
-        else:
-            self._commit(event, key, seqno, frame, system_event)
-        changes.clock.observe(cas)
-        history.end_change(snapshot_end, hides=hides)
-        return _new_stored(Stored, (cas, seqno))
+        return b"".join((head, key, value)) if value_length < LONG_FROM else LongFrame(head + key, value)
 
     def _commit(self, event: Event, key: bytes, seqno: int, frame: Frame, system_event: EventFrame | None) -> None:
         """Append the frame of a change, which ends a lock on its document, and decides a prepare."""
@@ -245,18 +269,14 @@ class IncomingChanges:
             prepares.abort(key, seqno, prepared_seqno)
         history.end_change(snapshot_end, hides=hides)
 
-    def apply_frames(
-        self, keys: Sequence[bytes], seqnos: Sequence[int], frames: Iterable[bytes], *, snapshot_end: int, hides: bool
-    ) -> None:
+    def apply_run(self, run: FrameRun, *, snapshot_end: int, hides: bool) -> None:
         """Store changes of one snapshot of another node, whose frames have the form of the log.
 
         The caller has made the checks of `apply`, and the vbucket has no prepares. If the log refuses a change, those
         before it are stored.
 
         Args:
-            keys: the keys, of documents only.
-            seqnos: ascending, above high_seqno.
-            frames: mutations, and tombstones without values.
+            run: mutations and tombstones. Their seqnos are above high_seqno.
             snapshot_end: as of `apply`.
             hides: as of `apply`.
 
@@ -267,11 +287,9 @@ class IncomingChanges:
         if changes.is_behind:
             changes.catch_up(changes.id)
         changes.check_refusal()
-        history.begin_change(seqnos[0], snapshot_end)
-        find, commit = changes.find, changes.commit
-        for key, seqno, frame in zip(keys, seqnos, frames, strict=True):
-            commit(find(key, len(frame), frame[OPCODE] != _MUTATION), key, seqno, frame)
-        for key in keys if locks.held else ():
+        history.begin_change(int(run.seqnos[0]), snapshot_end)
+        changes.commit_run(run)
+        for key in run.keys if locks.held else ():
             locks.forget(key)
         history.end_change(snapshot_end, hides=hides)
 

@@ -11,7 +11,7 @@ from penstock.store.documents.item import Stored
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.vbucket_changes import Newest
 from penstock.store.history.vbucket_prepares import VbucketPrepares
-from penstock.store.log.long_frame import Frame
+from penstock.store.log.logged_frames import Frame
 from penstock.wire.codec.constants import DurabilityLevel
 
 __all__ = ["PreparingWriter", "prepare_changes"]

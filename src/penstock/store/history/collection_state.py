@@ -17,6 +17,7 @@ import numpy.typing as npt
 from penstock.errors import RemoteProtocolError
 from penstock.store.history.event_frames import EventFrame, find_system_events, parse_event_key, read_owners
 from penstock.store.log.frame_fields import mask_mutations, read_collection_ids, read_keys
+from penstock.store.log.logged_frames import FrameRun
 from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import Column, Segment
 from penstock.wire.codec.constants import SystemEventKind
@@ -70,6 +71,15 @@ class CollectionState:
         if collection in self.highs:
             self.highs[collection] = seqno
             self.items[collection] += items
+
+    def count_run(self, run: FrameRun, items: Column) -> None:
+        """Count changes of documents. items: as of `count_change`, for each change."""
+        collections = np.frombuffer(bytes([key[0] for key in run.keys]), np.uint8)
+        for collection in np.unique(collections).tolist():
+            if collection in self.highs:
+                of_collection = collections == collection
+                self.highs[collection] = int(run.seqnos[of_collection][-1])
+                self.items[collection] += int(items[of_collection].sum())
 
     def apply_event(self, event: EventFrame, seqno: int) -> None:
         """Count a system event. A collection that begins although it exists is emptied."""

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from penstock.store.history.tombstone import make_tombstone_head
 from penstock.store.history.vbucket_changes import BODY, CAS, EXTRAS_LENGTH, KEY_LENGTH, REV_SEQNO, Newest
-from penstock.store.log.long_frame import Frame, LongFrame
+from penstock.store.log.logged_frames import Frame, LongFrame
 from penstock.wire.codec.constants import DurabilityLevel
 from penstock.wire.codec.frame import EXTRAS_LENGTH_AT, HEADER_BYTES
 from penstock.wire.columns.schema import Event

@@ -5,6 +5,7 @@ One thread at a time: there are no locks.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, MutableMapping
 
 import numpy as np
@@ -15,7 +16,7 @@ from penstock.store.history.hybrid_clock import HybridClock
 from penstock.store.history.vbucket_keys import VbucketKeys
 from penstock.store.log.change_log import Log
 from penstock.store.log.frame_fields import mask_mutations
-from penstock.store.log.long_frame import Frame
+from penstock.store.log.logged_frames import Frame, FrameRun
 from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import Segment
 from penstock.wire.codec.frame import HEADER_BYTES
@@ -177,6 +178,62 @@ class VbucketChanges:
             self.collection_state.count_change(key, seqno, (frame[OPCODE] == _MUTATION) - was)
 
     # Many at once
+
+    def commit_run(self, run: FrameRun) -> None:
+        """Append the frames of changes, which supersede the older changes of their keys.
+
+        Args:
+            run: the changes. If the log refuses one, those before it are stored.
+
+        Raises:
+            TemporaryFailure: the log refuses a change; OutOfMemory likewise.
+        """
+        segments = self._segments
+        while run.change_count:
+            room = segments.active.limit - segments.active.end
+            fitting = run.count_fitting(room, segments.active.overhead)
+            if not fitting:
+                frees = not run.is_mutation[0] and self.newest.get(run.keys[0]) is not None
+                self.log.room.make_room(int(run.lengths[0]), frees=frees)
+                fitting = max(
+                    1, run.count_fitting(segments.active.limit - segments.active.end, segments.active.overhead)
+                )
+            self._commit_fitting(run.cut(0, fitting))
+            run = run.cut(fitting, run.change_count)
+
+    def _commit_fitting(self, run: FrameRun) -> None:
+        """Append changes for which there is room."""
+        index, count, lengths = self.index, run.change_count, run.lengths
+        was_there, supersedes, superseded = (np.zeros(count, np.int64) for _ in range(3))
+        numbers: list[int] = run.seqnos.tolist()
+        for place, (key, seqno) in enumerate(zip(run.keys, numbers, strict=True)):
+            old = self.newest.get(key)  # a look-up may end the loading of the keys, which replaces `newest`
+            self.newest[key] = seqno
+            if old is None:
+                continue
+            if old >= numbers[0]:
+                replaced = bisect_left(numbers, old)
+                superseded[replaced] = seqno
+                index.dead_bytes += int(lengths[replaced])
+                was_there[place] = run.is_mutation[replaced]
+            elif (found := index.find(old)) is not None:
+                rows, row = found
+                rows.superseded_at[row] = seqno
+                rows.dead_bytes += rows.lengths_at[row]
+                was_there[place] = rows.buffer[rows.offsets_at[row] + OPCODE] == _MUTATION
+            else:
+                continue
+            supersedes[place] = old
+        items = run.is_mutation - was_there
+        self.items += int(items.sum())
+        gaps = np.flatnonzero(np.diff(run.seqnos, prepend=self.high_seqno) > 1)
+        if len(gaps):
+            index.begin_gap(numbers[gaps[-1]])
+        offsets = self._segments.active.append_run(run, supersedes)
+        index.append_rows(run.seqnos, offsets, lengths, superseded)
+        self.high_seqno = numbers[-1]
+        if self.collection_state is not None:
+            self.collection_state.count_run(run, items)
 
     def clear(self) -> None:
         """Remove all changes."""

@@ -15,7 +15,7 @@ from penstock.store.history.event_frames import EventFrame, find_system_events, 
 from penstock.store.history.tombstone import make_tombstone_head
 from penstock.store.history.vbucket_changes import REFUSED, REV_SEQNO, Newest
 from penstock.store.history.vbucket_history import VbucketHistory
-from penstock.store.log.long_frame import Frame
+from penstock.store.log.logged_frames import Frame
 from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.codec.frame import HEADER_BYTES
 from penstock.wire.codec.opcodes import Magic, Opcode

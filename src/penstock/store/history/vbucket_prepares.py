@@ -26,7 +26,7 @@ from penstock.store.history.prepare_frames import (
 from penstock.store.history.vbucket_changes import Newest, VbucketChanges
 from penstock.store.log.frame_fields import read_collection_ids, read_keys
 from penstock.store.log.log_segments import LoggedVbucket
-from penstock.store.log.long_frame import Frame
+from penstock.store.log.logged_frames import Frame
 from penstock.wire.codec.constants import DurabilityLevel
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION, PREPARED_COLLECTION, split_collection_key
 

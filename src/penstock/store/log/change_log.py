@@ -19,7 +19,7 @@ from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.log.compaction import CompactionPlanner, RetentionWindow
 from penstock.store.log.log_room import LogRoom, RolledLog
 from penstock.store.log.log_segments import LoggedVbucket, LogSegments
-from penstock.store.log.long_frame import Frame
+from penstock.store.log.logged_frames import Frame, FrameRun
 from penstock.store.log.quota import SEGMENT_BYTES, Quota
 from penstock.store.log.rewrite import RewrittenSegment
 from penstock.store.log.row_index import RowIndex
@@ -115,6 +115,13 @@ class MemorySegment:
         else:
             frame.write_to(self.buffer[offset:end])
         return offset
+
+    def append_run(self, run: FrameRun, supersedes: Column) -> Column:
+        first, last = int(run.bounds[0]), int(run.bounds[-1])
+        offsets = run.bounds[:-1] + (self.end - first)
+        self.buffer[self.end : self.end + last - first] = memoryview(run.data)[first:last]
+        self.end += last - first
+        return offsets
 
 
 class MemoryStorage:

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.store.log.long_frame import Frame
+from penstock.store.log.logged_frames import Frame, FrameRun
 from penstock.store.log.row_index import RowIndex
-from penstock.store.log.segment import Rows, Segment
+from penstock.store.log.segment import Column, Rows, Segment
 
 __all__ = ["ActiveSegment", "LogSegments", "LoggedVbucket"]
 
@@ -68,6 +68,14 @@ class ActiveSegment(Protocol):
         Args:
             frame: the encoded change.
             supersedes: the seqno, in the same vbucket, of the change that it replaces; 0 for none.
+        """
+
+    def append_run(self, run: FrameRun, supersedes: Column) -> Column:
+        """Write frames and return their offsets in the buffer. There must be room for them.
+
+        Args:
+            run: the encoded changes.
+            supersedes: as of `append`, for each frame.
         """
 
 

@@ -94,6 +94,13 @@ class RowIndex:
         self._empty_tail()
         self.buffer = memoryview(b"")
 
+    def append_rows(self, seqnos: Column, offsets: Column, lengths: Column, superseded: Column) -> None:
+        """Append rows of frames in the active segment to the tail."""
+        self.seqnos_at.frombytes(seqnos.astype(np.uint64).tobytes())
+        self.offsets_at.frombytes(offsets.astype(np.uint32).tobytes())
+        self.lengths_at.frombytes(lengths.astype(np.uint32).tobytes())
+        self.superseded_at.frombytes(superseded.astype(np.uint64).tobytes())
+
     def fill_tail(self, active: Segment, rows: slice, dead: int) -> None:
         """Fill the empty tail with rows of the active segment. dead: bytes of those that are superseded."""
         self.seqnos_at.frombytes(active.seqnos[rows].tobytes())

@@ -86,14 +86,21 @@ def cut_event(view: memoryview, offset: int) -> Frame | MalformedFrame | BrokenI
         return MalformedFrame(magic, opcode, opaque, error)
 
 
+def cut_run(run: Run, count: int) -> tuple[list[Frame | MalformedFrame | BrokenInput], Run]:
+    """Return the events of the first `count` messages of a run, each alone, and the rest of the run."""
+    view = memoryview(run.buffer)
+    alone = [cut_event(view, int(offset)) for offset in run.offsets[:count]]
+    return alone, run._replace(offsets=run.offsets[count:])
+
+
 def split_run(run: Run, most: int) -> Iterator[Run]:
     """Yield a run in runs of `most` messages or fewer, in a buffer of their own: the slab may be used again."""
     first = int(run.offsets[0])
     buffer = bytearray(run.buffer[first : run.end + SLACK])
-    offsets = [int(offset) - first for offset in run.offsets]
+    offsets = np.asarray(run.offsets, np.int64) - first
     for at in range(0, len(offsets), most):
         following = at + most
-        end = offsets[following] if following < len(offsets) else run.end - first
+        end = int(offsets[following]) if following < len(offsets) else run.end - first
         yield Run(buffer, offsets[at:following], end, run.dialect)
 
 
