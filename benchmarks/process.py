@@ -70,7 +70,9 @@ def run_penstock(*options: object) -> Iterator[Process]:
             assert process.stdout is not None
             if not select.select([process.stdout], [], [], _PATIENCE)[0]:
                 raise TimeoutError("the node did not start")
-            ready = json.loads(process.stdout.readline())
+            if not (line := process.stdout.readline()):
+                raise RuntimeError(f"the node ended before it was ready, exit code {process.wait(_PATIENCE)}")
+            ready = json.loads(line)
             yield Process(process.pid, ready["kv_port"], ready)
         finally:
             _end_process(process)

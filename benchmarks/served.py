@@ -10,8 +10,9 @@ import pstats
 import random
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection as Pipe
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -61,15 +62,15 @@ class NodeProcess(NamedTuple):
 
     Attributes:
         port: where the node listens for key-value requests.
+        http_port: where the node listens for management requests.
         frame_bytes: bytes of all changes that the node was filled with.
         pipe: to the node's process.
-        http_port: where the node listens for management requests.
     """
 
     port: int
+    http_port: int
     frame_bytes: int
     pipe: Pipe
-    http_port: int
 
     def read_cpu_seconds(self) -> float:
         """Return the CPU seconds that the node has used so far."""
@@ -87,6 +88,19 @@ class NodeProcess(NamedTuple):
         """Roll every vbucket back to half of its seqnos, one in each iteration of the event loop, as a bridge does."""
         self._send_question("rollback")
 
+    def lose_tail(self, changes: int) -> None:
+        """Let every vbucket lose its newest changes and begin a branch, as after a crash before a commit.
+
+        Args:
+            changes: how many changes each vbucket loses, and then writes again with other keys.
+        """
+        self._send_question(("lose", changes))
+
+    def count_sent_items(self) -> int:
+        """Return how many changes the node has sent over the connections that are open."""
+        items: int = self._send_question("sent")
+        return items
+
     def settle(self) -> None:
         """Wait until the node is idle and its compaction has ended, but at most _IDLE_SECONDS."""
         deadline = time.monotonic() + _IDLE_SECONDS
@@ -97,7 +111,7 @@ class NodeProcess(NamedTuple):
             if used - before < 0.005:
                 return
 
-    def _send_question(self, question: str) -> Any:
+    def _send_question(self, question: object) -> Any:
         self.pipe.send(question)
         return self.pipe.recv()
 
@@ -128,14 +142,26 @@ def run_node(
     process = context.Process(target=_run_process, args=(theirs, options), daemon=True)
     process.start()
     try:
+        theirs.close()  # so that the end of the process ends the wait
         if not ours.poll(START_SECONDS):
             raise TimeoutError("the node did not start")
-        port, frame_bytes, http_port = ours.recv()
-        yield NodeProcess(port, frame_bytes, ours, http_port)
+        yield NodeProcess(*_receive_start(ours, process), ours)
     finally:
-        ours.send("stop")
+        with suppress(BrokenPipeError):
+            ours.send("stop")
         process.join(_STOP_SECONDS)
         process.kill()
+
+
+def _receive_start(pipe: Pipe, process: BaseProcess) -> tuple[int, int, int]:
+    """Return the first three attributes of a NodeProcess. Raises RuntimeError if the process has ended."""
+    try:
+        port, http_port, frame_bytes = pipe.recv()
+    except EOFError:
+        process.join(_STOP_SECONDS)
+        message = f"the node ended before it was ready, exit code {process.exitcode}: its error is above"
+        raise RuntimeError(message) from None
+    return port, http_port, frame_bytes
 
 
 class _NodeOptions(NamedTuple):
@@ -189,6 +215,11 @@ async def _serve_until_stopped(pipe: Pipe, options: _NodeOptions) -> None:
             case "rollback":
                 _roll_back_vbuckets(loop, iter(store.vbuckets))
                 pipe.send(None)
+            case "lose", int(changes):
+                _lose_tails(store, changes, b"v" * options.value_bytes)
+                pipe.send(None)
+            case "sent":
+                pipe.send(sum(report.items_sent for report in node.streams("default")))
             case _:
                 stopped.set()
 
@@ -196,7 +227,7 @@ async def _serve_until_stopped(pipe: Pipe, options: _NodeOptions) -> None:
     profiler = cProfile.Profile()
     if profile:
         profiler.enable()
-    pipe.send((node.kv_port, store.collect_stats().live_bytes, node.http_port))
+    pipe.send((node.kv_port, node.http_port, store.collect_stats().live_bytes))
     await stopped.wait()
     if profile:
         profiler.disable()
@@ -209,6 +240,15 @@ def _roll_back_vbuckets(loop: asyncio.AbstractEventLoop, vbuckets: Iterator[Vbuc
     if vbucket is not None:
         vbucket.rollback(vbucket.changes.high_seqno // 2)
         loop.call_soon(_roll_back_vbuckets, loop, vbuckets)
+
+
+def _lose_tails(store: BucketStore, changes: int, value: bytes) -> None:
+    """Roll the vbuckets back by some changes, begin branches, and write as many changes with other keys."""
+    for vbucket in store.vbuckets:
+        vbucket.rollback(vbucket.changes.high_seqno - changes)
+        vbucket.history.begin_branch()
+        for number in range(changes):
+            vbucket.set(b"\0new-%09d" % (number * len(store.vbuckets) + vbucket.id), value)
 
 
 class _PauseProbe:

@@ -1,5 +1,6 @@
 """The benchmarks run, and their baselines do the same as the measured code. Nothing is timed here."""
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.rowstores import ROW_BUCKETS
+from benchmarks.served import run_node
 from penstock.errors import StatusError
 from penstock.store.bucket_store import BucketStore
 from penstock.store.documents.vbucket import Vbucket
@@ -207,6 +209,22 @@ def test_the_benchmark_of_replication_runs():
     assert done.returncode == 0, done.stderr
     for row in ("400 changes of 1024 B", "longest pause of the writer", "first accepted write"):
         assert row in done.stdout
+
+
+@pytest.mark.process
+def test_only_changes_after_the_common_point_travel_after_a_rollback():
+    options = ["--changes", "2000", "--lost", "40", "--vbuckets", "4"]
+    run = [sys.executable, "-m", "benchmarks.rollback_travel", *options]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"the whole bucket +2000 items", done.stdout)
+    assert re.search(r"after a loss of 40 items +40 items", done.stdout)
+
+
+@pytest.mark.process
+def test_a_node_that_ends_before_it_is_ready_ends_the_benchmark():
+    with pytest.raises(RuntimeError, match="exit code 1"), run_node(vbuckets=3):
+        pass
 
 
 @pytest.mark.process
