@@ -88,6 +88,7 @@ def circles(graph: dict[str, set[str]]) -> list[set[str]]:
     return [set(group) for group in groups]
 
 
+@pytest.mark.long
 def test_no_modules_import_each_other_in_a_circle() -> None:
     assert circles(imports()) == []
 

@@ -1,10 +1,30 @@
-"""Waits for files and sockets."""
+"""Waits for files and sockets, and for conditions that nothing announces."""
 
+import asyncio
 import selectors
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["wait_readable"]
+from tests.patience import PATIENCE
+
+__all__ = ["pass_turns", "wait_readable", "wait_until"]
+
+_BETWEEN_CHECKS = 0.01
+"""Seconds between two checks of a condition: few enough to be short, and long enough to leave the CPU to others."""
+
+
+async def wait_until(condition: Callable[[], bool], *running: asyncio.Task[Any]) -> None:
+    """Wait until a condition holds, and check it again and again. None of the running tasks may end before."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            assert not any(task.done() for task in running)
+            await asyncio.sleep(_BETWEEN_CHECKS)
+
+
+async def pass_turns(count: int = 1) -> None:
+    """Let all that is due on the event loop run, and what that makes due, `count` times. No time must pass."""
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 def wait_readable(files: Iterable[Any], seconds: float) -> list[Any]:

@@ -11,6 +11,7 @@ from penstock.client.blocking import LoopThread
 from penstock.errors import Unreachable, UsageError
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.client.peer import documents
+from tests.waiting import pass_turns
 
 
 def list_threads():
@@ -74,8 +75,7 @@ def test_ctrl_c_ends_a_wait_and_lets_the_generator_close():
             signal.pthread_kill(main, signal.SIGINT)
             await asyncio.Event().wait()
         finally:
-            for _ in range(10):
-                await asyncio.sleep(0)
+            await pass_turns(10)
             closed.append(True)
 
     with LoopThread() as loop, pytest.raises(KeyboardInterrupt):

@@ -19,29 +19,20 @@ from penstock.errors import (
     WriteLost,
 )
 from penstock.node import Node
-from penstock.wire.codec.constants import Feature, VbucketState
-from penstock.wire.codec.flags import Datatype
+from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.statuses import Status as S
 from penstock.wire.messages.cluster import SetClusterConfig
-from penstock.wire.messages.kv import Observed, SetVbucket
+from penstock.wire.messages.kv import Observed
 from tests.client.old_server import COUCHBASE_3_1, OldServer
 from tests.client.peer import in_loop
 from tests.node.frame_proxy import replicating
+from tests.node.replication_chains import set_states
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
 
 VBUCKETS = 4
 ALL = range(VBUCKETS)
 PATIENT = f"?operationTimeout={PATIENCE}"
-
-
-def set_states(node, state, *chain):
-    with connected(node, "beer") as client:
-        client.hello(Feature.JSON)
-        for vbucket in ALL:
-            value = json.dumps({"topology": [chain]}).encode()
-            request = SetVbucket(vbucket=vbucket, state=state, value=value, datatype=Datatype.JSON)
-            assert client.status(request) == S.SUCCESS
 
 
 def publish_map(active, replica, row=(0, 1), revision=2**50):

@@ -15,6 +15,7 @@ from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.messages.dcp import AddStream, AddStreamReply, BufferAck, DcpNoop, Mutation, SnapshotMarker
 from penstock.wire.protocol.frame_receiver import SLAB_BYTES
 from tests.client.peer import in_loop
+from tests.waiting import pass_turns, wait_until
 
 
 class Peer(NamedTuple):
@@ -111,14 +112,9 @@ async def test_target_that_does_not_read_stops_the_source():
 
     filling = asyncio.create_task(fill())
     drained = target.link.transport.drained
-    for _ in range(1_000_000):
-        if not drained.is_set():
-            break
-        await asyncio.sleep(0)
-    assert not drained.is_set()
+    await wait_until(lambda: not drained.is_set(), filling)
     passed = relay.nbytes
-    for _ in range(1000):
-        await asyncio.sleep(0)
+    await pass_turns(1000)
     assert relay.nbytes <= passed + SLAB_BYTES
     filling.cancel()
     await asyncio.wait([filling])

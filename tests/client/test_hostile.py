@@ -28,6 +28,7 @@ from tests.client.test_tap_feed import mutations as tap_mutations
 from tests.client.test_tap_peers import UPR
 from tests.examples import scaled
 from tests.patience import PATIENCE
+from tests.waiting import pass_turns
 
 LIMITS = {"connectTimeout": 0.3, "operationTimeout": 0.3, "retrySeconds": 0.3, "noopInterval": 1}
 MOST_BYTES = 64 << 20
@@ -187,7 +188,7 @@ def converse(protocol, plan):
     async def bounded():
         async with asyncio.timeout(PATIENCE):
             found = await talk(protocol, plan)
-        await asyncio.sleep(0)
+        await pass_turns()
         assert asyncio.all_tasks() == {asyncio.current_task()}
         return found
 

@@ -22,6 +22,7 @@ from tests.client.producer import accept, end, marker, mutations
 from tests.node.http.web_client import WebClient
 from tests.node.wire_client import connected
 from tests.ports import free_ports
+from tests.waiting import pass_turns
 
 # Maps
 
@@ -203,7 +204,7 @@ async def test_vbucket_on_no_node_is_waited_for(nodes, url):
                     await call
         writing = asyncio.ensure_future(bucket.remove(key))
         reading = asyncio.ensure_future(bucket.get_many([key]))
-        await asyncio.sleep(0)
+        await pass_turns()
         set_state(VbucketState.ACTIVE)
         await writing
         await reading

@@ -28,6 +28,7 @@ from tests.client.replicated import create_bucket, create_collections, read_valu
 from tests.node.disks import copy_files
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
+from tests.waiting import wait_until
 
 SOURCE_VBUCKETS, TARGET_VBUCKETS = 8, 32
 
@@ -220,9 +221,7 @@ def test_replication_waits_for_a_missing_collection(nodes, urls, caplog):
     async def run():
         options = XdcrOptions(until="now", missing_collection="wait")
         running = asyncio.create_task(BucketReplication(urls[0], urls[1], options).run())
-        while "waiting for it" not in caplog.text:
-            assert not running.done()
-            await asyncio.sleep(0.01)
+        await wait_until(lambda: "waiting for it" in caplog.text, running)
         await asyncio.to_thread(create_collections, nodes[1], "beer", "shop.hats")
         return await running
 
@@ -432,9 +431,9 @@ async def test_continuous_replication_both_ways_converges(nodes):
         for number in range(30):
             await one.upsert(f"k{number % 7}", b"one")
             await other.upsert(f"k{number % 5}", b"other")
-        while any(not each.progress.received for each in both) or any([await each.count_lag() for each in both]):
+        await wait_until(lambda: all(each.progress.received for each in both), *running)
+        while any([await each.count_lag() for each in both]):
             assert not any(task.done() for task in running)
-            await asyncio.sleep(0.01)
     for task in running:
         task.cancel()
     await asyncio.wait(running)
@@ -451,15 +450,12 @@ async def test_restarted_target_gets_lost_changes_while_others_arrive(tmp_path):
             running = asyncio.create_task(replication.run())
             for turn in range(3):
                 await bucket.upsert_many([(f"{turn}-{number}", b"x") for number in range(100)])
-                while replication.progress.written < 100:
-                    assert not running.done()
-                    await asyncio.sleep(0.01)
+                await wait_until(lambda: replication.progress.written >= 100, running)
                 await target.restart()
             await bucket.upsert("last", b"y")
             expected = await asyncio.to_thread(read_versions, source.url("beer"))
             while await asyncio.to_thread(read_versions, target.url()) != expected:
                 assert not running.done()
-                await asyncio.sleep(0.05)
         running.cancel()
         await asyncio.wait([running])
     await asyncio.to_thread(target.stop)

@@ -1,6 +1,5 @@
 """Synchronous writes over two and three nodes: no acknowledged write is lost when a replica is promoted."""
 
-import json
 from contextlib import ExitStack
 from itertools import count
 from typing import Any
@@ -22,24 +21,15 @@ from penstock.wire.messages.dcp import (
     SnapshotMarker,
     SnapshotMarkerV2,
 )
-from penstock.wire.messages.kv import Count, Delete, Set, SetVbucket
+from penstock.wire.messages.kv import Count, Delete, Set
 from tests.node.frame_proxy import replicating
+from tests.node.replication_chains import set_states
 from tests.node.test_durability import make_framing, wait_until
 from tests.node.wire_client import connected
 
 L, S, V = DurabilityLevel, Status, VbucketState
 VBUCKETS = 4
 ALL = range(VBUCKETS)
-
-
-def set_states(node, state, *chain):
-    """Set the state of all vbuckets, with a replication chain."""
-    with connected(node, "beer") as client:
-        client.hello(Feature.JSON)
-        for vbucket in ALL:
-            value = json.dumps({"topology": [chain]}).encode()
-            request = SetVbucket(vbucket=vbucket, state=state, value=value, datatype=Datatype.JSON)
-            assert client.status(request) == S.SUCCESS
 
 
 def start_node(tmp_path, name):

@@ -28,6 +28,7 @@ from penstock.node.session.hello_features import SUPPORTED_FEATURES
 from penstock.store.bucket_store import BucketStore
 from penstock.wire.codec.constants import Feature, VbucketState
 from tests.patience import PATIENCE
+from tests.waiting import pass_turns
 
 THREE = tuple(NodePlace(host="127.0.0.1", kv=port, mgmt=port + 1) for port in (1000, 2000, 3000))
 
@@ -281,19 +282,19 @@ def test_watchers_are_notified_once_a_turn():
         for value in (1, 2, 3):
             changing.set(value)
         assert notified == []
-        await asyncio.sleep(0)
+        await pass_turns()
         assert [json.loads(text)["value"] for text in notified] == [3]
         changing.set(4)
         assert json.loads(changing.map.text)["value"] == 4  # reading the map does not prevent the notification
-        await asyncio.sleep(0)
+        await pass_turns()
         assert len(notified) == 2
         changing.set(4)
-        await asyncio.sleep(0)
+        await pass_turns()
         assert len(notified) == 2
         unwatch()
         unwatch()
         changing.set(5)
-        await asyncio.sleep(0)
+        await pass_turns()
         assert len(notified) == 2
 
     asyncio.run(run())
@@ -311,17 +312,16 @@ def test_many_watchers_are_notified_in_turns_of_the_newest_map():
         changing.set(1)
         counts = [0]
         while counts[-1] < 150:
-            await asyncio.sleep(0)
+            await pass_turns()
             counts.append(len(notified))
         changing.set(2)
         while len(notified) < 300 or any(values[-1] != 2 for values in notified.values()):
             counts.append(len(notified))
-            await asyncio.sleep(0)
+            await pass_turns()
         assert max(after - before for before, after in pairwise(counts)) <= 64
         early = next(count for count in counts if count >= 150)
         assert [notified[number] for number in range(300)] == [[1, 2]] * early + [[2]] * (300 - early)
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await pass_turns(20)
         assert sum(len(values) for values in notified.values()) == 300 + early
 
     asyncio.run(asyncio.wait_for(run(), PATIENCE))
@@ -332,10 +332,10 @@ def test_late_watcher_is_notified_of_later_changes():
         changing, first, second = ChangingMap(), [], []
         changing.map.watch(lambda: first.append(changing.value))
         changing.set(1)
-        await asyncio.sleep(0)
+        await pass_turns()
         changing.map.watch(lambda: second.append(changing.value))
         changing.set(2)
-        await asyncio.sleep(0)
+        await pass_turns()
         assert (first, second) == ([1, 2], [2])
 
     asyncio.run(run())
