@@ -22,7 +22,7 @@ async def wait_until(condition: Callable[[], bool], *running: asyncio.Task[Any])
 
 
 async def pass_turns(count: int = 1) -> None:
-    """Let all that is due on the event loop run, and what that makes due, `count` times. No time must pass."""
+    """Let the event loop run the callbacks that are due, `count` times in a row."""
     for _ in range(count):
         await asyncio.sleep(0)
 

@@ -26,6 +26,7 @@ from penstock.wire.messages.upr_draft import DraftDeletion, DraftExpiration, Dra
 from penstock.wire.protocol.frame_receiver import FrameReceiver, Slab
 from tests.golden import GOLDEN
 from tests.strategies import VBUCKETS, runs, runs_in, unsigned
+from tests.wire.ways import EVERY, PATHS, has_way, use_path
 
 U64 = 2**64 - 1
 
@@ -134,14 +135,17 @@ def test_every_path_makes_the_same_changes(messages: list[Message], before: byte
     assert_every_path(run, context_of(), [change_of(message) for message in messages])
 
 
+@pytest.mark.parametrize("path", [EVERY], indirect=True)
 @pytest.mark.parametrize("dialect", Dialect)
 @given(data=st.data(), before=st.binary(max_size=60), behind=st.integers(0, 20))
 def test_every_path_makes_the_same_changes_of_every_dialect(
     dialect: Dialect, data: st.DataObject, before: bytes, behind: int
 ) -> None:
     messages = data.draw(runs_in(dialect, 12))
-    run = run_of([message.encode() for message in messages], before, behind, dialect)
-    assert_every_path(run, context_of(), [change_of(message) for message in messages])
+    for way in filter(has_way, PATHS):
+        with use_path(way):
+            run = run_of([message.encode() for message in messages], before, behind, dialect)
+            assert_every_path(run, context_of(), [change_of(message) for message in messages])
 
 
 GOLDEN_CHANGES = [message for _, message, _ in GOLDEN if type(message) in (Mutation, Deletion) and not message.framing]
@@ -371,6 +375,7 @@ def test_broken_layout_is_reported_before_impossible_vbucket() -> None:
             decode(run, context_of())
 
 
+@pytest.mark.parametrize("path", [EVERY], indirect=True)
 @pytest.mark.parametrize("dialect", Dialect)
 @given(data=st.data())
 def test_damage_is_a_remote_error_or_the_same_changes(dialect: Dialect, data: st.DataObject) -> None:
@@ -383,9 +388,10 @@ def test_damage_is_a_remote_error_or_the_same_changes(dialect: Dialect, data: st
         kept = {at + part for at in run.offsets for part in (0, 1, *range(6, 12))}
         if offset + place < run.end and offset + place not in kept:
             run.buffer[offset + place] = byte
-    assert outcome(lambda: decode_messages(run, context_of())) == outcome(
-        lambda: list_changes(by_columns(run, context_of()))
-    )
+    for way in filter(has_way, PATHS):
+        with use_path(way):
+            by_messages = outcome(lambda: decode_messages(run, context_of()))
+            assert by_messages == outcome(lambda: list_changes(by_columns(run, context_of()))), way
 
 
 @pytest.mark.parametrize("around", [0, SMALL_RUN])

@@ -27,6 +27,7 @@ from penstock.wire.protocol.frame_receiver import (
 )
 from tests.golden import GOLDEN_OF, frame_of
 from tests.strategies import frames, hostile, pieces, runs, runs_in
+from tests.wire.ways import EVERY, HOPS, has_way, use_hops
 
 pytestmark = pytest.mark.usefixtures("hops")
 
@@ -90,24 +91,32 @@ def test_golden_frames_are_received(with_runs: Dialect | None) -> None:
         assert receive([data + data], runs=with_runs) == [expected, expected], f"{label}, twice"
 
 
+@pytest.mark.parametrize("hops", [EVERY], indirect=True)
 @given(st.data(), st.sampled_from([None, *Dialect]), st.sampled_from([24, 60, SMALL_SLAB, 1 << 17]))
 def test_frames_in_any_pieces(data: st.DataObject, with_runs: Dialect | None, slab: int) -> None:
     sent = b"".join(map(join_frame, data.draw(st.lists(frames(), max_size=8))))
     sent += b"".join(message.encode() for message in data.draw(runs_in(with_runs or Dialect.DCP, 8)))
-    whole = receive([sent], runs=with_runs, slab=1 << 17, max_frame=1 << 20)
-    assert receive(data.draw(pieces(sent)), runs=with_runs, slab=slab, max_frame=1 << 20) == whole
-    assert b"".join(found[1] if found[0] == "run" else join_frame(found[1]) for found in whole) == sent
+    cut = data.draw(pieces(sent))
+    for way in filter(has_way, HOPS):
+        with use_hops(way):
+            whole = receive([sent], runs=with_runs, slab=1 << 17, max_frame=1 << 20)
+            assert receive(cut, runs=with_runs, slab=slab, max_frame=1 << 20) == whole, way
+        assert b"".join(found[1] if found[0] == "run" else join_frame(found[1]) for found in whole) == sent, way
 
 
+@pytest.mark.parametrize("hops", [EVERY], indirect=True)
 @pytest.mark.parametrize("with_runs", [None, *Dialect])
 @given(data=st.data(), step=st.integers(1, 40))
 def test_any_bytes_in_any_pieces(with_runs: Dialect | None, data: st.DataObject, step: int) -> None:
     sent = data.draw(st.binary(max_size=200) | hostile(with_runs))
-    whole = receive([sent], runs=with_runs)
-    assert receive([sent[at : at + step] for at in range(0, len(sent), step)], runs=with_runs) == whole
-    assert receive(data.draw(pieces(sent)), runs=with_runs, slab=64) == whole
-    assert [found[0] for found in whole].count("broken") <= 1
-    assert "broken" not in [found[0] for found in whole[:-1]]
+    cut = data.draw(pieces(sent))
+    for way in filter(has_way, HOPS):
+        with use_hops(way):
+            whole = receive([sent], runs=with_runs)
+            assert receive([sent[at : at + step] for at in range(0, len(sent), step)], runs=with_runs) == whole, way
+            assert receive(cut, runs=with_runs, slab=64) == whole, way
+        assert [found[0] for found in whole].count("broken") <= 1, way
+        assert "broken" not in [found[0] for found in whole[:-1]], way
 
 
 @given(runs(3 * SMALL_RUN), st.lists(st.tuples(st.integers(0, 90), st.sampled_from(GOLDEN_FRAMES)), max_size=4))
@@ -121,15 +130,18 @@ def test_other_message_ends_run(changes: list[dcp.Mutation], others: list[tuple[
     assert not any(isinstance(one, Run) and isinstance(next_, Run) for one, next_ in itertools.pairwise(events))
 
 
+@pytest.mark.parametrize("hops", [EVERY], indirect=True)
 @pytest.mark.parametrize("dialect", Dialect)
 @given(data=st.data())
 def test_runs_of_every_dialect(dialect: Dialect, data: st.DataObject) -> None:
     sent = [message.encode() for message in data.draw(runs_in(dialect, 5))] * data.draw(st.sampled_from([1, SMALL_RUN]))
     noop = kv.Noop().encode()
-    events = list(FrameReceiver(Slab(), run_dialect=dialect).feed(b"".join([*sent, noop, *sent])))
-    assert [type(event) for event in events] == [Run, Frame, Run]
-    assert {event.dialect for event in events if isinstance(event, Run)} == {dialect}
-    assert [found[1] for found in reported(events) if found[0] == "run"] == sent * 2
+    for way in filter(has_way, HOPS):
+        with use_hops(way):
+            events = list(FrameReceiver(Slab(), run_dialect=dialect).feed(b"".join([*sent, noop, *sent])))
+        assert [type(event) for event in events] == [Run, Frame, Run], way
+        assert {event.dialect for event in events if isinstance(event, Run)} == {dialect}, way
+        assert [found[1] for found in reported(events) if found[0] == "run"] == sent * 2, way
 
 
 def test_change_with_framing_extras_is_not_in_run() -> None:
