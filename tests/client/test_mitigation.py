@@ -20,8 +20,9 @@ from penstock.wire.messages.observe import StartPersistence, StopPersistence
 from tests.client.old_server import COUCHBASE_3_1, OldServer
 from tests.client.peer import in_loop
 from tests.client.replicated import create_bucket
-from tests.client.test_durable_writes import ALL, VBUCKETS, publish_map, running_pair, set_states
+from tests.client.test_durable_writes import ALL, VBUCKETS, publish_map, running_pair
 from tests.node.frame_proxy import replicating
+from tests.node.replication_chains import set_states
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
 
