@@ -1,4 +1,4 @@
-"""The vbuckets of a member after a failover: its replicas that the document names as owners become active."""
+"""The vbuckets of a node after a failover: replicas of the new owner become active, those of the lost node dead."""
 
 from __future__ import annotations
 
@@ -53,17 +53,29 @@ def _make_state(vbucket: Vbucket) -> ReplicaState:
 def apply_owners(served: ServedBucket, document: ClusterDocument, own: str) -> None:
     """Let the replicas become active that the document makes the owners of their vbuckets.
 
+    A node that was failed over owns nothing. Its vbuckets become dead, also if it ended before it used the document.
+
     Args:
         served: the bucket of this node.
         document: the newest document.
         own: id of this node.
     """
+    found = document.find_node(own)
+    if found is not None and found.failed:
+        for vbucket in served.store.vbuckets:
+            if vbucket.history.state is VbucketState.ACTIVE:
+                _set_state(served, vbucket, VbucketState.DEAD)
+        return
     names = {node.id: node.place.format_address(node.kv or node.kv_tls) for node in document.nodes}
     chains = document.get_bucket(served.store.name).read_chains()
     for vbucket, chain in zip(served.store.vbuckets, chains, strict=False):
         if chain[0] != own or vbucket.history.state is not VbucketState.REPLICA:
             continue
         served.sync_writes.set_chains(vbucket, (tuple(names[node] if node else None for node in chain),))
-        vbucket.set_state(VbucketState.ACTIVE)
-        served.report_event(vbucket, VbucketEvent.STATE_CHANGED)
-        served.notify()
+        _set_state(served, vbucket, VbucketState.ACTIVE)
+
+
+def _set_state(served: ServedBucket, vbucket: Vbucket, state: VbucketState) -> None:
+    vbucket.set_state(state)
+    served.report_event(vbucket, VbucketEvent.STATE_CHANGED)
+    served.notify()
