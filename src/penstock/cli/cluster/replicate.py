@@ -31,15 +31,13 @@ if TYPE_CHECKING:
     from penstock.client.replication.replication_progress import ReplicationProgress
     from penstock.client.replication.replicator import ReplicationOptions
 
-__all__ = ["FromUrl", "ToUrl"]
-
 _SECONDS_BETWEEN_LINES = 1.0
 """Time between two lines of JSON."""
 
-FromUrl = Annotated[
+_FromUrl = Annotated[
     str, typer.Option("--from", metavar="URL", help="Connection string of the bucket to copy, at any of its nodes.")
 ]
-ToUrl = Annotated[str, typer.Option("--to", metavar="URL", help="Connection string of the bucket at the target node.")]
+_ToUrl = Annotated[str, typer.Option("--to", metavar="URL", help="Connection string of the bucket at the target node.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +73,8 @@ class ReplicateOptions:
 def replicate(
     *,
     chosen: dict[str, Any],
-    source: FromUrl,
-    target: ToUrl,
+    source: _FromUrl,
+    target: _ToUrl,
     username: Username = None,
     password: PasswordFile = None,
     as_json: AsJson = False,
