@@ -14,13 +14,19 @@ from tests.client.peer import documents
 from tests.waiting import pass_turns
 
 
+@pytest.fixture(autouse=True)
 def list_threads():
-    """Return the names of Penstock's threads. A worker of Spark in this process keeps its own, `penstock-task`."""
-    found = {thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-")}
-    return found - {"penstock-task"}
+    """Return a function that lists the names of the threads of this test. Nodes of a session keep their own."""
+    earlier = {*threading.enumerate()}
+
+    def list_names():
+        found = {thread.name for thread in threading.enumerate() if thread not in earlier}
+        return {name for name in found if name.startswith("penstock-")} - {"penstock-task"}  # a worker of Spark
+
+    return list_names
 
 
-def test_blocking_reader_yields_all_changes(running):
+def test_blocking_reader_yields_all_changes(running, list_threads):
     write(running, documents(0, 500))
     batches = list(read_changes(running.url(), stop="now"))
     assert sum(batch.num_rows for batch in batches) == 500
@@ -41,7 +47,7 @@ def test_wrong_address_is_reported_at_once():
         read_changes("couchbase://h:x")
 
 
-def test_closing_the_generator_closes_everything(running):
+def test_closing_the_generator_closes_everything(running, list_threads):
     write(running, documents(0, 500))
     changes = read_changes(running.url())
     assert next(changes).num_rows > 0
@@ -50,14 +56,14 @@ def test_closing_the_generator_closes_everything(running):
     assert list_threads() == {"penstock-node"}
 
 
-def test_failing_reader_closes_everything(running):
+def test_failing_reader_closes_everything(running, list_threads):
     write(running, documents(0, 500))
     with pytest.raises(ZeroDivisionError):
         [batch.num_rows // 0 for batch in read_changes(running.url())]
     assert list_threads() == {"penstock-node"}
 
 
-def test_absent_node_is_reported_and_everything_closed(running):
+def test_absent_node_is_reported_and_everything_closed(running, list_threads):
     running.stop()
     with pytest.raises(Unreachable):
         next(read_changes(running.url(retrySeconds=0.05)))
@@ -83,7 +89,7 @@ def test_ctrl_c_ends_a_wait_and_lets_the_generator_close():
     assert closed == [True]
 
 
-def test_leaving_a_loop_thread_cancels_its_tasks():
+def test_leaving_a_loop_thread_cancels_its_tasks(list_threads):
     cancelled = threading.Event()
 
     async def waiting():

@@ -370,6 +370,7 @@ def test_statistics_show_the_persisted_seqno(client):
     assert int(details.pop("vb_0:ht_memory")) > 0
     assert details == {
         "vb_0": "active",
+        "vb_0:history_start_seqno": "0",
         "vb_0:num_items": "2",
         "vb_0:tap_items": "2",
         "vb_0:queue_size": "1",
@@ -380,7 +381,7 @@ def test_statistics_show_the_persisted_seqno(client):
         "vb_0:num_non_resident": "0",
         "vb_0:max_visible_seqno": "2",
     }
-    assert len(client.stats("vbucket-details")) == VBUCKETS * 13
+    assert len(client.stats("vbucket-details")) == VBUCKETS * 14
 
 
 # Disks that fail

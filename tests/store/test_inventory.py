@@ -247,7 +247,7 @@ def test_log_file_of_a_diverged_copy_is_refused(place: Place, memory_path: Path)
     copy.now += 1
     fill_bucket(place, 12, close=False)
     fill_bucket(copy, 13, close=False)
-    name = max(name for name in read_files(copy.path) if name.startswith("log"))
+    name = max(name for name in read_files(place.path) if name.startswith("log"))
     shutil.copy(copy.path / name, place.path / name)
     with pytest.raises(StoreDamaged, match=rf"{name}, offset 0: it is not the file that inventory\.json lists"):
         place()
