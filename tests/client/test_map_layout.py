@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.client.connect.cluster_map import parse_cluster_map
-from penstock.client.replication.balance_plan import plan_balance
 from penstock.client.replication.map_layout import (
     MapLayout,
     MapNode,
@@ -17,6 +16,7 @@ from penstock.client.replication.map_layout import (
     read_own_address,
 )
 from penstock.client.replication.replica_choice import NodeReport, ReplicaReport, choose_replica, find_owner
+from penstock.client.topology.balance_plan import plan_balance
 from penstock.errors import RemoteProtocolError
 from penstock.node.cluster.topology import dump_json
 from penstock.store.history.failover_log import FailoverEntry, FailoverLog, create_entry

@@ -8,9 +8,9 @@ import pytest
 
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import parse_address
-from penstock.client.replication.balance_plan import plan_balance
 from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.vbucket_mover import MovedVbucket, VbucketMover
+from penstock.client.topology.balance_plan import plan_balance
 from penstock.errors import UsageError
 from penstock.node import Node
 from penstock.wire.codec.constants import VbucketState

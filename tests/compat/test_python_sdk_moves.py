@@ -6,9 +6,9 @@ from threading import Event
 
 from penstock.client.connect.address import parse_address
 from penstock.client.connect.credentials import Credentials
-from penstock.client.replication.balance_plan import plan_balance
 from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.vbucket_mover import VbucketMover
+from penstock.client.topology.balance_plan import plan_balance
 from tests.compat.installed import require_package
 from tests.compat.serving import Serving
 from tests.patience import PATIENCE

@@ -4,4 +4,16 @@
 from the packages before it. Code of the node or of Spark does not belong here.
 """
 
-ORDER = ("connect", "topology", "feeds", "tap", "streams", "documents", "positions", "consumers", "replication", "xdcr")
+ORDER = (
+    "connect",
+    "topology",
+    "feeds",
+    "tap",
+    "streams",
+    "documents",
+    "positions",
+    "groups",
+    "consumers",
+    "replication",
+    "xdcr",
+)

@@ -14,10 +14,13 @@ if TYPE_CHECKING:
 
 __all__ = ["STORE_HELP", "StorePlace", "list_stores", "needs_bucket", "open_store"]
 
-STORE_HELP = "file:PATH, sqlite:PATH#NAME, document:NAME (in the bucket of --url) or spark:PATH; a bare path is a file."
+STORE_HELP = (
+    "file:PATH, sqlite:PATH#NAME, document:NAME or group:NAME (in the bucket of --url), or spark:PATH; "
+    "a bare path is a file."
+)
 StorePlace = Annotated[str, typer.Argument(metavar="STORE", help=f"Store of positions: {STORE_HELP}")]
 
-_KINDS = ("file", "sqlite", "document", "spark")
+_KINDS = ("file", "sqlite", "document", "group", "spark")
 
 
 def _split_place(place: str) -> tuple[str, str]:
@@ -32,7 +35,7 @@ def _split_place(place: str) -> tuple[str, str]:
 
 def needs_bucket(place: str) -> bool:
     """Return whether a store is in a bucket."""
-    return _split_place(place)[0] == "document"
+    return _split_place(place)[0] in ("document", "group")
 
 
 def open_store(place: str, bucket: Bucket | None = None) -> PositionStore:
@@ -40,11 +43,12 @@ def open_store(place: str, bucket: Bucket | None = None) -> PositionStore:
 
     Args:
         place: the place, as in STORE_HELP.
-        bucket: the bucket of a document, connected.
+        bucket: the bucket of a document or a group, connected.
 
     Raises:
         UsageError: the place is not valid.
     """
+    from penstock.client.groups.group_positions import GroupPositions
     from penstock.client.positions.document_positions import DocumentPositions
     from penstock.client.positions.file_positions import FilePositions
     from penstock.client.positions.sqlite_positions import SqlitePositions
@@ -53,6 +57,8 @@ def open_store(place: str, bucket: Bucket | None = None) -> PositionStore:
     kind, rest = _split_place(place)
     if kind == "document" and bucket is not None:
         return DocumentPositions(bucket, rest)
+    if kind == "group" and bucket is not None:
+        return GroupPositions(bucket, rest)
     if kind == "sqlite":
         path, _, name = rest.partition("#")
         return SqlitePositions(path, name) if name else SqlitePositions(path)

@@ -115,7 +115,7 @@ def _plan(
     publisher: MapPublisher, origin: Address, destination: Address | None, options: MoveOptions
 ) -> list[tuple[list[int], Endpoint, Endpoint]]:
     """Return the vbuckets to move together, with their nodes before and after."""
-    from penstock.client.replication.balance_plan import plan_balance
+    from penstock.client.topology.balance_plan import plan_balance
 
     if options.vbuckets is not None:
         assert destination is not None

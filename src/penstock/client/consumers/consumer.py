@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Literal, Self, Unpack
 
 import pyarrow as pa
@@ -13,8 +14,10 @@ from penstock.client.bucket import Bucket
 from penstock.client.consumers.commit_policy import CommitPolicy
 from penstock.client.consumers.own_documents import is_own_key, remove_own_documents
 from penstock.client.consumers.progress import ConsumerProgress
+from penstock.client.consumers.sharing_check import check_sharing
 from penstock.client.feeds.deliveries import Delivery
 from penstock.client.feeds.stream_position import Position
+from penstock.client.groups.shared_stream import SharedStream
 from penstock.client.positions.position_store import PositionStore
 from penstock.client.positions.saved_positions import SavedPositions
 from penstock.client.positions.server_checks import check_positions
@@ -39,6 +42,9 @@ class Consumer:
     time. `commit()` also counts the change, or the batch, that the caller has at that moment. After a crash, exactly
     the changes after the last commit come again. Changes of Penstock's own documents are not delivered.
 
+    Consumers can share a bucket. With `group`, each of them reads a part of the vbuckets; if one joins, leaves or dies,
+    the others change their parts. With `share`, the parts are fixed. docs/howto/groups.md explains both.
+
     `async with` opens the consumer: it reads the positions and checks that they belong to the bucket. At the end, it
     commits the processed changes, unless the block raised an error or the policy is BY_HAND.
 
@@ -47,11 +53,15 @@ class Consumer:
     - PositionOfOtherBucket: the positions belong to another bucket, or to a deleted one of the same name.
     - PositionAhead: a position is newer than the newest change of the server.
     - PositionsUnreadable: the store has something else, or a newer version.
-    - PositionsChanged: another program has written into the document with the positions.
+    - PositionsChanged: another program has written into the document with the positions. In a group, the consumer
+      logs a warning instead, and does not read the vbucket any more.
 
     Args:
         bucket: the connected bucket.
-        store: keeps the positions.
+        store: keeps the positions; None in a group, which keeps them in documents of the bucket.
+        group: the name of the group in which the consumer reads a part of the bucket. It has no end: stop is None.
+        share: (number, count): read the vbuckets that are `number` modulo `count`. Each consumer has its own store.
+        lease_seconds: a member of a group is dead after this time without a sign of life.
         start: where to start without saved positions, as in Bucket.stream.
         stop: as in Bucket.stream.
         vbuckets: as in Bucket.stream. Saved positions of other vbuckets are kept.
@@ -59,14 +69,17 @@ class Consumer:
         options: as in Bucket.stream; TAP has no positions.
 
     Raises:
-        UsageError: the dialect is TAP.
+        UsageError: the dialect is TAP, or arguments exclude each other.
     """
 
     def __init__(
         self,
         bucket: Bucket,
-        store: PositionStore,
+        store: PositionStore | None = None,
         *,
+        group: str | None = None,
+        share: tuple[int, int] | None = None,
+        lease_seconds: float = 15.0,
         start: Literal["beginning", "now"] = "beginning",
         stop: Stop = None,
         vbuckets: Sequence[int] | None = None,
@@ -75,14 +88,18 @@ class Consumer:
     ) -> None:
         if choose_dialect(options, bucket.address.options) is Dialect.TAP:
             raise UsageError("TAP has no positions, so a consumer cannot save them; expected dcp, upr or upr-draft")
+        check_sharing(store, group, share, vbuckets=vbuckets, stop=stop, lease_seconds=lease_seconds)
         self._bucket = bucket
         self._store = store
+        self._group = group
+        self._share = share
+        self._lease_seconds = lease_seconds
         self._start: Literal["beginning", "now"] = start
         self._stop = stop
         self._vbuckets = vbuckets
         self._policy = commit or CommitPolicy()
         self._options = options
-        self._stream: ChangeStream | None = None
+        self._stream: ChangeStream | SharedStream | None = None
         self._saved = SavedPositions(bucket="", uuid="", vbuckets=0)
         self._progress = ConsumerProgress({}, 0.0)
         self._commit_lock = asyncio.Lock()
@@ -115,23 +132,50 @@ class Consumer:
 
     async def open(self) -> None:
         """Read the positions, check them, and prepare the stream."""
-        saved = await self._store.read()
         found = await self._bucket.cluster()
-        if saved is None:
-            start = self._start
-            self._saved = SavedPositions(
-                bucket=found.bucket or self._bucket.address.bucket, uuid=found.uuid, vbuckets=found.vbuckets
-            )
-        else:
-            await check_positions(self._bucket, saved, str(self._store))
-            self._saved = saved
-        self._stream = await self._bucket.stream(
-            start if saved is None else saved.by_vbucket, self._stop, self._vbuckets, **self._options
+        self._saved = SavedPositions(
+            bucket=found.bucket or self._bucket.address.bucket, uuid=found.uuid, vbuckets=found.vbuckets
         )
-        now = asyncio.get_running_loop().time()
-        self._progress = ConsumerProgress(self._stream.positions, now)
-        if saved is None and start == "now":
+        if self._store is None:
+            await self._open_group()
+        else:
+            await self._open_alone(self._store)
+
+    async def _open_group(self) -> None:
+        stream = SharedStream(
+            self._bucket,
+            self._group or "",
+            start=self._start,
+            lease_seconds=self._lease_seconds,
+            options=self._options,
+            before_change=self._commit_before_change,
+            after_change=self._begin_share,
+        )
+        self._stream = stream
+        await stream.open()
+
+    async def _open_alone(self, store: PositionStore) -> None:
+        saved = await store.read()
+        if saved is not None:
+            await check_positions(self._bucket, saved, str(store))
+        start = self._start if saved is None else saved.by_vbucket
+        share, count = self._share, self._saved.vbuckets
+        vbuckets = self._vbuckets if share is None else range(share[0], count, share[1])
+        self._saved = saved or self._saved
+        self._stream = await self._bucket.stream(start, self._stop, vbuckets, **self._options)
+        self._progress = ConsumerProgress(self._stream.positions, asyncio.get_running_loop().time())
+        if start == "now":
             await self.commit()  # a crash before the first commit must not skip the changes until the restart
+
+    async def _commit_before_change(self) -> None:
+        """Commit before the share changes, unless the caller commits by hand: then its last commit counts."""
+        if self._policy.is_automatic:
+            await self._commit(include_current=True)
+
+    def _begin_share(self, positions: Mapping[int, Position]) -> None:
+        """Begin at the positions of a new share."""
+        self._saved = replace(self._saved, by_vbucket=dict(positions))
+        self._progress = ConsumerProgress(positions, asyncio.get_running_loop().time())
 
     async def close(self) -> None:
         """Close the stream, without a commit."""
@@ -215,6 +259,9 @@ class Consumer:
                 by_vbucket={**self._saved.by_vbucket, **mark.positions},
                 notes=self._saved.notes,
             )
-            await self._store.write(saved)
+            if isinstance(self._stream, SharedStream):
+                await self._stream.commit(saved)
+            elif self._store is not None:
+                await self._store.write(saved)
             self._saved = saved
             progress.record_commit(mark, asyncio.get_running_loop().time())

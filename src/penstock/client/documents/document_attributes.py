@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from penstock.client.documents.document import compute_vbucket, encode_key, split_chunks
 from penstock.client.documents.document_requests import DocumentRequests
+from penstock.errors import ConnectionClosed, OperationTimeout
 from penstock.wire.codec.flags import DocFlag, PathFlag
 from penstock.wire.codec.layout import Request
 from penstock.wire.codec.opcodes import Opcode
@@ -90,6 +91,27 @@ class DocumentAttributes:
                 key: None if frame.specific else frame.cas for (key, _), frame in zip(chunk, frames, strict=True)
             }
         return written
+
+    async def replace_many(self, items: Mapping[str, AttributeVersion]) -> dict[str, int | None]:
+        """Write attributes as `write_many` does, and find out whether a write without a reply was executed.
+
+        A document with exactly the new attribute counts as written, so no two writers may write equal attributes.
+        """
+        done: dict[str, int | None] = {}
+        while left := {key: item for key, item in items.items() if key not in done}:
+            is_ambiguous = False
+            try:
+                written = await self.write_many(left)
+            except (ConnectionClosed, OperationTimeout):
+                written, is_ambiguous = {}, True
+            done |= {key: cas for key, cas in written.items() if cas is not None}
+            doubtful = [key for key in left if key not in done]
+            for key, found in zip(doubtful, await self.read_many(doubtful) if doubtful else (), strict=True):
+                if found is not None and found.value == left[key].value:
+                    done[key] = found.cas
+                elif not is_ambiguous or (0 if found is None else found.cas) != left[key].cas:
+                    done[key] = None
+        return done
 
     def _make_lookup(self, prefix: bytes, key: bytes, path: bytes) -> Request:
         vbucket = compute_vbucket(key, self._requests.vbuckets)

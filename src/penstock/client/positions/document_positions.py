@@ -8,7 +8,7 @@ from penstock.client.documents.document_attributes import OWN_KEYS, AttributeVer
 from penstock.client.documents.document_commands import DocumentCommands
 from penstock.client.positions.position_store import PositionStore
 from penstock.client.positions.saved_positions import SavedPositions, decode_positions, encode_positions
-from penstock.errors import ConnectionClosed, KeyNotFound, OperationTimeout, PositionsChanged
+from penstock.errors import KeyNotFound, PositionsChanged
 
 __all__ = ["DocumentPositions"]
 
@@ -41,24 +41,11 @@ class DocumentPositions(PositionStore):
 
     async def write(self, saved: SavedPositions) -> None:
         """Replace the version of the document that this object knows. Raises PositionsChanged for another version."""
-        content = encode_positions(saved)
-        while True:
-            is_ambiguous, cas = False, None
-            try:
-                cas = (await self._bucket.attributes.write_many({self._key: AttributeVersion(content, self._cas)}))[
-                    self._key
-                ]
-            except (ConnectionClosed, OperationTimeout):
-                is_ambiguous = True  # the write might have been executed, so the document decides
-            if cas is None:
-                found = await self._read_version()
-                if found is not None and found.value == content:
-                    cas = found.cas
-                elif not is_ambiguous or (0 if found is None else found.cas) != self._cas:
-                    raise PositionsChanged(f"{self}: another consumer or command has changed the positions")
-            if cas is not None:
-                self._cas = cas
-                return
+        new = AttributeVersion(encode_positions(saved), self._cas)
+        cas = (await self._bucket.attributes.replace_many({self._key: new}))[self._key]
+        if cas is None:
+            raise PositionsChanged(f"{self}: another consumer or command has changed the positions")
+        self._cas = cas
 
     async def remove(self) -> None:
         """Remove the document, if it exists."""

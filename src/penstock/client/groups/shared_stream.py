@@ -1,0 +1,166 @@
+"""The changes of a member's share of a bucket. The stream starts again whenever the share changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from penstock.client.bucket import Bucket
+from penstock.client.feeds.deliveries import Delivery
+from penstock.client.feeds.stream_position import Position, make_end_position
+from penstock.client.groups.group_session import GroupSession
+from penstock.client.positions.saved_positions import SavedPositions
+from penstock.client.positions.server_checks import check_positions
+from penstock.client.streams.change_stream import ChangeStream
+from penstock.client.streams.stream_choice import ChangeOptions
+
+__all__ = ["SharedStream"]
+
+
+class SharedStream:
+    """Delivers the changes of the vbuckets that the member of a group holds, and follows its share.
+
+    The share only changes between deliveries: when the next one is requested, the caller has processed the last one.
+
+    Args:
+        bucket: the connected bucket.
+        group: the name of the group.
+        start: where to start a vbucket that the group has never read.
+        lease_seconds: as in GroupSession.
+        options: as in Bucket.stream.
+        before_change: is awaited before the member gives vbuckets away, to commit their positions.
+        after_change: is called with the positions of the new share.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        group: str,
+        *,
+        start: Literal["beginning", "now"],
+        lease_seconds: float,
+        options: ChangeOptions,
+        before_change: Callable[[], Awaitable[None]],
+        after_change: Callable[[Mapping[int, Position]], None],
+    ) -> None:
+        self._bucket = bucket
+        self._group = group
+        self._start = start
+        self._options = options
+        self._before_change = before_change
+        self._after_change = after_change
+        self._session = GroupSession(bucket, group, lease_seconds)
+        self._stream: ChangeStream | None = None
+        self._coming: asyncio.Task[Delivery | None] | None = None
+        self._positions: dict[int, Position] = {}
+        self._is_closed = False
+
+    @property
+    def positions(self) -> dict[int, Position]:
+        """The positions of the share after the deliveries that the caller has got."""
+        if self._stream is not None and self._coming is not None and not self._coming.done():
+            return dict(self._stream.positions)  # it may have moved without a change
+        return dict(self._positions)
+
+    @property
+    def bucket_uuid(self) -> str:
+        """The uuid of the bucket, see ChangeStream."""
+        return "" if self._stream is None else self._stream.bucket_uuid
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The vbuckets of the share that wait for their nodes."""
+        return () if self._stream is None else self._stream.missing
+
+    async def open(self) -> None:
+        """Join the group, and claim the share that no other member reads."""
+        await self._session.open()
+        try:
+            await self._change_share()
+        except BaseException:
+            await self._session.close()
+            raise
+
+    async def close(self) -> None:
+        """Close the stream, and leave the group. The caller commits before."""
+        self._is_closed = True
+        await self._close_stream()
+        await self._session.close()
+
+    async def commit(self, saved: SavedPositions) -> None:
+        """Save the positions of the share. Vbuckets that another member has claimed are left out, and are lost."""
+        try:
+            await self._session.member.commit(saved)
+        finally:
+            self._session.update_changed()
+
+    async def next_delivery(self) -> Delivery | None:
+        """Return the next delivery of the share; None after `close`. Raises the errors of ChangeStream and Consumer."""
+        while not self._is_closed:
+            await self._session.refresh()
+            if self._session.changed.is_set() or (self._stream is None and self._session.member.held):
+                await self._before_change()
+                await self._change_share()
+            elif self._stream is None:
+                await self._session.changed.wait()
+            elif delivery := await self._await_delivery(self._stream):
+                return delivery
+        return None
+
+    async def _await_delivery(self, stream: ChangeStream) -> Delivery | None:
+        """Return the next delivery; None if the share has changed before."""
+        coming = self._coming = asyncio.create_task(stream.next_delivery())
+        share_change = asyncio.create_task(self._session.changed.wait())
+        try:
+            await asyncio.wait([coming, share_change], return_when=asyncio.FIRST_COMPLETED)
+            if coming.done():
+                delivery = coming.result()
+                # After a pause of the process, other members may have claimed the vbuckets of this delivery.
+                await self._session.refresh()
+                if self._session.changed.is_set():
+                    return None  # its changes come again in the next stream, if the share still has them
+                self._is_closed = delivery is None
+                self._positions = dict(stream.positions)
+                return delivery
+            self._positions = dict(stream.positions)
+            return None
+        finally:
+            coming.cancel()
+            share_change.cancel()
+            await asyncio.gather(coming, share_change, return_exceptions=True)
+
+    async def _change_share(self) -> None:
+        """Hand over, claim, and start a stream of the new share."""
+        await self._close_stream()
+        member = self._session.member
+        member.drop_lost()
+        await self._session.beat()
+        claimed = await member.claim(self._find_start)
+        self._positions = {vb: each for vb, each in self._positions.items() if vb in member.held}
+        self._positions |= {} if claimed is None else claimed.by_vbucket
+        self._after_change(self._positions)
+        if member.held:
+            self._stream = await self._bucket.stream(self._positions, None, sorted(member.held), **self._options)
+        self._session.update_changed()
+
+    async def _close_stream(self) -> None:
+        if self._stream is not None:
+            await self._stream.close()
+            self._stream = None
+
+    async def _find_start(self, saved: SavedPositions | None, absent: Sequence[int]) -> SavedPositions:
+        """Check saved positions; add those of vbuckets without one."""
+        if saved is None:
+            found = await self._bucket.cluster()
+            saved = SavedPositions(
+                bucket=found.bucket or self._bucket.address.bucket, uuid=found.uuid, vbuckets=found.vbuckets
+            )
+        else:
+            await check_positions(self._bucket, saved, f"group:{self._group}")
+        if self._start == "beginning" or not absent:
+            return saved
+        infos = await self._bucket.vbucket_infos(absent)
+        first = {vb: make_end_position(info) for vb, info in infos.items()}
+        return replace(saved, by_vbucket={**saved.by_vbucket, **first})
