@@ -222,3 +222,23 @@ def test_wrong_arguments_name_the_expected_ones(on_beer, arguments):
     refused = on_beer("positions", *arguments)
     assert refused.code == 2
     assert "expected" in refused.err
+
+
+def test_positions_of_a_group_are_listed_moved_and_reset(on_beer, node):
+    async def read_first():
+        async with (
+            penstock.connect(node.url("beer")) as bucket,
+            penstock.Consumer(bucket, group="indexer") as consumer,
+        ):
+            async for change in consumer.changes():
+                await consumer.commit()
+                return change.key
+
+    write(node, "a")
+    assert asyncio.run(read_first()) == b"a"
+    row = on_beer("positions", "list", "group:indexer", "--json").json
+    assert (row["store"], row["bucket"], row["positions"]) == ("group:indexer", "beer", 16)
+    assert on_beer("positions", "move", "group:indexer", "--to", "beginning").code == 0
+    assert asyncio.run(read_first()) == b"a"
+    assert on_beer("positions", "reset", "group:indexer").code == 0
+    assert on_beer("positions", "list", "group:indexer").out == "group:indexer: no positions\n"
