@@ -136,7 +136,7 @@ class Process:
         await self.beat()
         claimed = await self.member.claim(self._find_start)
         new = {} if claimed is None else {vb: each.seqno for vb, each in claimed.by_vbucket.items()}
-        self.positions = {vb: new.get(vb, positions.get(vb)) for vb in self.member.held}
+        self.positions = {vb: new[vb] if vb in new else positions[vb] for vb in self.member.held}
 
     async def commit(self):
         await self.member.commit(make_saved(self.positions))

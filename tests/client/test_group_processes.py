@@ -124,6 +124,8 @@ def test_paused_member_delivers_and_commits_nothing_of_its_former_share(tmp_path
         again = members[0].keys - before
         assert len(set(make_keys(first, first + 200)) & again.keys()) <= 1
         found = await GroupPositions(bucket, "g").read()
+        assert found is not None
+        assert taken_over is not None
         assert all(found.by_vbucket[vb].seqno >= each.seqno for vb, each in taken_over.by_vbucket.items())
 
     run(main, tmp_path)

@@ -52,8 +52,8 @@ class Member:
     """
 
     def __init__(self, url, **options):
-        self.keys = Counter()
-        self.consumer = None
+        self.keys: Counter[bytes] = Counter()
+        self.consumer: Consumer | None = None
         self._url = url
         self._options = {"group": "g", "lease_seconds": LEASE, **options}
         self._stop = asyncio.Event()
@@ -154,6 +154,7 @@ def test_vbucket_that_was_claimed_by_another_program_is_lost_and_claimed_again(u
         await wait_for_keys(20, member)
         positions = GroupPositions(bucket, "g")
         saved = await positions.read()
+        assert saved is not None
         await positions.write(replace(saved, by_vbucket={}))
         await write(bucket, 20, 40)
         await wait_until(lambda: member.keys[b"k00000"] == 2 and len(member.keys) == 40, member.task)
@@ -168,6 +169,7 @@ def test_uncommitted_changes_come_again_if_the_caller_commits_by_hand(url):
         await write(bucket, 0, 20)
         member = Member(url, commit=BY_HAND)
         await wait_for_keys(20, member)
+        assert member.consumer is not None
         await member.consumer.commit()
         await member.stop()
         await write(bucket, 20, 30)
@@ -198,6 +200,7 @@ def test_group_of_a_deleted_bucket_is_refused(url):
         await Member(url).stop_when_open()
         positions = GroupPositions(bucket, "g")
         saved = await positions.read()
+        assert saved is not None
         await positions.write(replace(saved, uuid="0" * 32))
         with pytest.raises(PositionOfOtherBucket):
             await Member(url).task
@@ -234,7 +237,7 @@ def test_invalid_sharing_is_refused(url, tmp_path):
 def test_fixed_shares_have_all_vbuckets_once(url, tmp_path):
     async def main(bucket):
         await write(bucket, 0, 100)
-        keys = Counter()
+        keys: Counter[bytes | None] = Counter()
         for number in range(3):
             store = FilePositions(tmp_path / str(number))
             async with Consumer(bucket, store, share=(number, 3), stop="now") as consumer:
