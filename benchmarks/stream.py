@@ -1,8 +1,8 @@
 """From a node to Arrow: all changes of a filled bucket, over loopback, as record batches.
 
 The node and the consumer have separate processes. The consumer is `Bucket.batches` as users call it, with all columns,
-copied keys and values, and flow control. It runs in turns with the extension module and without it. The peak memory of
-the consumer is reported too.
+copied keys and values, and flow control. It runs in turns with the extension module and without it, and as
+`read_changes`, the front without an event loop. The peak memory of the consumer is reported too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import resource
 import statistics
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
@@ -21,9 +22,6 @@ import penstock
 from benchmarks.report import Report, make_parser
 from benchmarks.served import run_node
 from penstock.wire.codec import native
-
-WAYS = {"native": "1", "Python": "0"}
-"""Name -> value of PENSTOCK_NATIVE."""
 
 
 class Consumed(NamedTuple):
@@ -44,47 +42,76 @@ class Consumed(NamedTuple):
     is_native: bool
 
 
-async def read_bucket(url: str) -> Consumed:
-    """Read all changes once."""
+async def count_in_loop(url: str) -> int:
+    """Read all changes once with `Bucket.batches`, and return their number."""
     async with penstock.connect(url) as bucket:
-        rows, wall, cpu = 0, time.perf_counter(), time.process_time()
-        async for batch in bucket.batches(stop="now"):
-            rows += batch.num_rows
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        return sum([batch.num_rows async for batch in bucket.batches(stop="now")])
+
+
+def count_blocking(url: str) -> int:
+    """Read all changes once with `read_changes`, and return their number."""
+    return sum(batch.num_rows for batch in penstock.read_changes(url, stop="now"))
+
+
+class Way(NamedTuple):
+    """A way to read the bucket.
+
+    Attributes:
+        setting: the value of PENSTOCK_NATIVE.
+        count: reads all changes once, with the connection.
+    """
+
+    setting: str
+    count: Callable[[str], int]
+
+
+def count_with_loop(url: str) -> int:
+    return asyncio.run(count_in_loop(url))
+
+
+WAYS = {
+    "native": Way("1", count_with_loop),
+    "native, read_changes": Way("1", count_blocking),
+    "Python": Way("0", count_with_loop),
+}
+
+
+def run_consumer(url: str, way: str) -> Consumed:
+    wall, cpu = time.perf_counter(), time.process_time()
+    rows = WAYS[way].count(url)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     return Consumed(rows, wall, cpu, peak, native.extension is not None)
 
 
-def run_consumer(url: str) -> Consumed:
-    return asyncio.run(read_bucket(url))
-
-
 def measure_case(report: Report, chosen: argparse.Namespace, vbuckets: int, value_bytes: int, changes: int) -> None:
     pools, taken = {}, dict[str, list[Consumed]]()
-    for way, setting in WAYS.items():
-        os.environ["PENSTOCK_NATIVE"] = setting  # read when the process begins
-        pools[way] = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-        pools[way].submit(os.getpid).result()
-        taken[way] = []
+    for name, way in WAYS.items():
+        os.environ["PENSTOCK_NATIVE"] = way.setting  # read when the process begins
+        pools[name] = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        pools[name].submit(os.getpid).result()
+        taken[name] = []
     del os.environ["PENSTOCK_NATIVE"]
     with run_node(vbuckets=vbuckets, changes=changes, value_bytes=value_bytes) as node:
-        for _ in range(chosen.rounds):
-            for way, pool in pools.items():  # in turn, so that a disturbance affects both
-                taken[way].append(pool.submit(run_consumer, f"couchbase://127.0.0.1:{node.port}").result())
+        for turn in range(-1, chosen.rounds):  # the first turn imports, and does not count
+            for name, pool in pools.items():  # in turn, so that a disturbance affects all
+                read = pool.submit(run_consumer, f"couchbase://127.0.0.1:{node.port}", name).result()
+                taken[name] += [read] if turn >= 0 else []
     for pool in pools.values():
         pool.shutdown()
-    walls = {way: statistics.median(each.wall for each in runs) for way, runs in taken.items()}
-    for way, runs in taken.items():
+    walls = {name: statistics.median(each.wall for each in runs) for name, runs in taken.items()}
+    cpus = {name: statistics.median(each.cpu for each in runs) for name, runs in taken.items()}
+    for name, runs in taken.items():
         if any(each.rows != changes for each in runs):
             raise RuntimeError(f"read {[each.rows for each in runs]} rows of {changes}")
-        if runs[0].is_native != (way == "native"):
+        if runs[0].is_native != (WAYS[name].setting == "1"):
             raise RuntimeError("the extension module is not built: `make install` where there is a C compiler")
-        cpu = statistics.median(each.cpu for each in runs)
         report.add_row(
-            f"{changes} changes of {value_bytes} B, {vbuckets} vbuckets, {way}",
-            f"{changes / walls[way] / 1e6:.2f} M changes/s (best {changes / min(r.wall for r in runs) / 1e6:.2f}), "
-            f"{node.frame_bytes / walls[way] / 1e6:.0f} MB/s, {cpu / changes * 1e9:.0f} ns CPU of the consumer a "
-            f"change, {walls['Python'] / walls[way]:.2f} times Python, peak {max(r.peak for r in runs)} MiB",
+            f"{changes} changes of {value_bytes} B, {vbuckets} vbuckets, {name}",
+            f"{changes / walls[name] / 1e6:.2f} M changes/s (best {changes / min(r.wall for r in runs) / 1e6:.2f}), "
+            f"{node.frame_bytes / walls[name] / 1e6:.0f} MB/s, {cpus[name] / changes * 1e9:.0f} ns CPU of the consumer "
+            f"a change ({cpus[name] / cpus['native']:.2f} of native), {walls['Python'] / walls[name]:.2f} times "
+            f"Python, peak {max(r.peak for r in runs)} MiB",
         )
 
 
@@ -95,7 +122,9 @@ def main() -> None:
     parser.add_argument("--vbuckets", type=int, nargs="*", default=[64, 1024])
     parser.add_argument("--value-bytes", type=int, nargs="*", default=[100, 1024])
     chosen = parser.parse_args()
-    report = Report("From a node to Arrow over loopback, with the extension module and without", chosen)
+    report = Report(
+        "From a node to Arrow over loopback, with the extension module and without, and from read_changes", chosen
+    )
     for value_bytes in chosen.value_bytes:
         changes = chosen.changes if value_bytes < 512 else chosen.changes // 5
         for vbuckets in chosen.vbuckets:

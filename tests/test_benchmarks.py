@@ -243,3 +243,12 @@ def test_the_benchmark_of_durable_writes_over_replicas_runs():
     assert (done.returncode, done.stderr) == (0, "")
     for row in ("plain", "majority of two nodes"):
         assert row in done.stdout
+
+
+@pytest.mark.process
+def test_the_benchmark_of_consumers_runs():
+    options = ["--changes", "5000", "--vbuckets", "8", "--value-bytes", "100", "--rounds", "1"]
+    run = [sys.executable, "-m", "benchmarks.stream", *options]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r", 8 vbuckets, (.*?)  ", done.stdout) == ["native", "native, read_changes", "Python"]

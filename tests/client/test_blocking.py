@@ -3,11 +3,13 @@
 import asyncio
 import signal
 import threading
+from functools import partial
 
 import pytest
 
 from penstock import connect, read_changes
 from penstock.client.blocking import LoopThread
+from penstock.client.read_ahead import LentItem
 from penstock.errors import Unreachable, UsageError
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.client.peer import documents
@@ -77,7 +79,7 @@ def test_ctrl_c_ends_a_wait_and_lets_the_generator_close():
 
     async def items():
         try:
-            yield 1
+            yield LentItem(1, list)
             signal.pthread_kill(main, signal.SIGINT)
             await asyncio.Event().wait()
         finally:
@@ -106,3 +108,43 @@ def test_leaving_a_loop_thread_cancels_its_tasks(list_threads):
         loop.run(nothing())
     assert cancelled.is_set()
     assert list_threads() == set()
+
+
+def test_an_item_is_given_back_when_the_next_one_is_requested():
+    """The loop reads one item ahead, and no more, while the program has one."""
+    made, returned = [], []
+
+    async def items():
+        for number in range(1, 6):
+            made.append(number)
+            yield LentItem(number, partial(returned.append, number))
+
+    async def settle():
+        await pass_turns(10)
+
+    with LoopThread() as loop:
+        for number in loop.iterate(items()):
+            loop.run(settle())
+            assert returned == list(range(1, number))
+            assert made == list(range(1, min(number + 1, 5) + 1))
+    assert returned == [1, 2, 3, 4, 5]
+
+
+def test_an_error_arrives_after_the_items_before_it():
+    async def items():
+        yield LentItem(1, list)
+        yield LentItem(2, list)
+        raise ZeroDivisionError
+
+    with LoopThread() as loop:
+        found = loop.iterate(items())
+        assert [next(found), next(found)] == [1, 2]
+        with pytest.raises(ZeroDivisionError):
+            next(found)
+
+
+def test_a_bucket_larger_than_the_window_is_read_to_its_end(running):
+    """The producer stops after a window of bytes without an acknowledgement."""
+    write(running, [(f"k{number:05}", bytes(1000)) for number in range(3000)])
+    batches = list(read_changes(running.url(flowControlBytes=200_000), stop="now"))
+    assert sum(batch.num_rows for batch in batches) == 3000

@@ -9,7 +9,8 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import closing
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -18,6 +19,7 @@ import pyarrow as pa
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import DEFAULT_URL, Address, parse_address
 from penstock.client.connect.credentials import resolve_credentials
+from penstock.client.read_ahead import LentItem, ReadAhead
 from penstock.client.streams.stream_choice import ChangeOptions, Start, Stop
 
 T = TypeVar("T")
@@ -25,6 +27,9 @@ Changes = Generator[pa.RecordBatch, None, None]
 
 
 _STOP_SECONDS = 10.0
+
+_ITEMS_AHEAD = 1
+"""Items that wait while the program uses one. More keep more memory, and the loop receives meanwhile anyway."""
 
 
 class LoopThread:
@@ -64,34 +69,23 @@ class LoopThread:
         """Return the future of a coroutine that runs in the thread. The end of the context cancels it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def iterate(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-        """Iterate over an asynchronous generator. Closing this generator closes the asynchronous one.
+    def iterate(self, items: AsyncGenerator[LentItem[T], None]) -> Generator[T, None, None]:
+        """Iterate over an asynchronous generator, and read ahead. Closing this generator closes the asynchronous one.
 
         Args:
-            items: a generator whose items are never None.
+            items: the generator. An item is given back when the caller requests the item after it.
 
         Yields:
             Its items.
         """
-        current: asyncio.Task[Any] | None = None
-
-        async def following() -> T | None:
-            nonlocal current
-            current = asyncio.current_task()
-            return await anext(items, None)
-
-        async def close() -> None:
-            if current is not None and not current.done():  # after Ctrl-C, the task may still run
-                if not current.cancelling():
-                    current.cancel()
-                await asyncio.wait([current])
-            await items.aclose()
-
+        ahead = ReadAhead(items, _ITEMS_AHEAD + 1)
+        self.start(ahead.fill())
         try:
-            while (item := self.run(following())) is not None:
+            while (item := ahead.take_item()) is not None:
                 yield item
+                self._loop.call_soon_threadsafe(ahead.give_back)
         finally:
-            self.run(close())
+            self.run(ahead.stop())
 
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -158,10 +152,10 @@ def read_changes_at(
         pyarrow.RecordBatch with CHANGE_SCHEMA.
     """
 
-    async def batches() -> AsyncGenerator[pa.RecordBatch, None]:
-        async with Bucket(address) as bucket, aclosing(bucket.batches(start, stop, vbuckets, **options)) as found:
-            async for batch in found:
-                yield batch
+    async def lend_batches() -> AsyncGenerator[LentItem[pa.RecordBatch], None]:
+        async with Bucket(address) as bucket, await bucket.stream(start, stop, vbuckets, **options) as stream:
+            while (delivery := await stream.next_delivery(is_ahead=True)) is not None:
+                yield LentItem(delivery.batch, partial(stream.acknowledge, delivery))
 
-    with LoopThread() as loop:
-        yield from loop.iterate(batches())
+    with LoopThread() as loop, closing(loop.iterate(lend_batches())) as batches:
+        yield from batches

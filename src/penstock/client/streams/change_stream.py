@@ -96,7 +96,6 @@ class ChangeStream:
         self._mitigation = mitigation
         self._held: Delivery | None = None
         """A delivery that `mitigation` has not let pass yet."""
-        self._last_delivery: Delivery | None = None
         self.positions: dict[int, Position] = dict(feed.positions)
         self._begin(feed)
 
@@ -107,6 +106,8 @@ class ChangeStream:
         self._watch = SilenceWatch(self._address, feed, self._connections)
         self._failure: Exception | None = None
         """An error to raise after the delivery of all changes that arrived before it."""
+        self._unacknowledged: list[Delivery] = []
+        """Deliveries of this feed that the caller has and has not processed; the oldest is first."""
 
     @property
     def given_up(self) -> list[int]:
@@ -167,14 +168,19 @@ class ChangeStream:
         while (delivery := await self.next_delivery()) is not None:
             yield delivery.batch
 
-    async def next_delivery(self) -> Delivery | None:
+    async def next_delivery(self, *, is_ahead: bool = False) -> Delivery | None:
         """Return the next delivery; None after the end of all streams.
+
+        Args:
+            is_ahead: the caller still processes earlier deliveries, and calls `acknowledge` for each. Otherwise this
+                call acknowledges them.
 
         Raises:
             Error: the stream cannot go on; the class lists the errors.
             OSError: the system refused a connection, for a reason that a retry does not repair.
         """
-        self._acknowledge()
+        for earlier in () if is_ahead else (*self._unacknowledged,):
+            self.acknowledge(earlier)
         while (delivery := await self._receive_delivery()) is not None and self._mitigation is not None:
             try:
                 await self._mitigation.gate.wait_until_persisted(delivery)
@@ -185,10 +191,29 @@ class ChangeStream:
                 self._held = None
                 self._begin(self._mitigation.make_feed(self.positions))
         if delivery is not None:
-            self._held, self._last_delivery = None, delivery
+            self._held = None
+            self._unacknowledged.append(delivery)
             self._recovery.confirm_recovery(delivery.connection_id)
             self.positions.update(delivery.positions)
         return delivery
+
+    def acknowledge(self, delivery: Delivery) -> None:
+        """Acknowledge a delivery that the caller has processed, so that the producer may send as many bytes again.
+
+        Args:
+            delivery: a delivery of this stream. One that was acknowledged before, or arrived before the stream began
+                again after a lost branch, is ignored.
+        """
+        waiting = [each for each in self._unacknowledged if each is not delivery]
+        if len(waiting) == len(self._unacknowledged):
+            return
+        self._unacknowledged = waiting
+        outgoing = self._feed.acknowledge(delivery)
+        connection = self._connections.by_id.get(delivery.connection_id)
+        if outgoing and connection is not None:
+            connection.link.send(outgoing)
+        if self._feed.queued_bytes <= self._feed.window:
+            self._connections.resume_reading()
 
     async def _receive_delivery(self) -> Delivery | None:
         """Return the delivery that is held, or the next one; None after the end of all streams."""
@@ -211,20 +236,6 @@ class ChangeStream:
             self._watch.pause()
         self._held = self._feed.deliveries.popleft()
         return self._held
-
-    def _acknowledge(self) -> None:
-        """Acknowledge the previous delivery: the caller requests the next one, so it has consumed the previous one."""
-        if self._last_delivery is None:
-            return
-        outgoing, connection = (
-            self._feed.acknowledge(self._last_delivery),
-            self._connections.by_id.get(self._last_delivery.connection_id),
-        )
-        self._last_delivery = None
-        if outgoing and connection is not None:
-            connection.link.send(outgoing)
-        if self._feed.queued_bytes <= self._feed.window:
-            self._connections.resume_reading()
 
     async def _recover_ended(self) -> None:
         """Restart ended streams and connections while deliveries are waiting.
