@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from penstock.client.bucket import Bucket, connect
     from penstock.client.consumers.commit_policy import BY_HAND, CommitPolicy
     from penstock.client.consumers.consumer import Consumer
+    from penstock.client.consumers.handler_failures import DeadLetter, DeadLetterLog, HandlerRetry
     from penstock.client.documents.bulk import BulkWriter
     from penstock.client.documents.document import Document
     from penstock.client.feeds.stream_position import Position
@@ -35,10 +36,13 @@ __all__ = [
     "Change",
     "CommitPolicy",
     "Consumer",
+    "DeadLetter",
+    "DeadLetterLog",
     "Document",
     "DocumentPositions",
     "Error",
     "FilePositions",
+    "HandlerRetry",
     "Lake",
     "LakeRefused",
     "Node",
@@ -67,9 +71,12 @@ _HOMES = {
     "Change": "penstock.wire.columns.schema",
     "CommitPolicy": "penstock.client.consumers.commit_policy",
     "Consumer": "penstock.client.consumers.consumer",
+    "DeadLetter": "penstock.client.consumers.handler_failures",
+    "DeadLetterLog": "penstock.client.consumers.handler_failures",
     "Document": "penstock.client.documents.document",
     "DocumentPositions": "penstock.client.positions.document_positions",
     "FilePositions": "penstock.client.positions.file_positions",
+    "HandlerRetry": "penstock.client.consumers.handler_failures",
     "Lake": "penstock.spark.lake.reading.lake",
     "Node": "penstock.node",
     "Pipeline": "penstock.spark.pipeline.run.pipeline",

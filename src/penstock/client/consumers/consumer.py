@@ -12,8 +12,11 @@ import pyarrow as pa
 
 from penstock.client.bucket import Bucket
 from penstock.client.consumers.commit_policy import CommitPolicy
+from penstock.client.consumers.handled_stream import HandledStream
+from penstock.client.consumers.handler_failures import DeadLetterSink, HandlerRetry
+from penstock.client.consumers.handler_run import Handler, HandlerRun
 from penstock.client.consumers.own_documents import is_own_key, remove_own_documents
-from penstock.client.consumers.progress import ConsumerProgress
+from penstock.client.consumers.position_committer import PositionCommitter
 from penstock.client.consumers.sharing_check import check_sharing
 from penstock.client.feeds.deliveries import Delivery
 from penstock.client.feeds.stream_position import Position
@@ -22,7 +25,7 @@ from penstock.client.positions.position_store import PositionStore
 from penstock.client.positions.saved_positions import SavedPositions
 from penstock.client.positions.server_checks import check_positions
 from penstock.client.streams.change_stream import ChangeStream
-from penstock.client.streams.stream_choice import ChangeOptions, Stop, choose_dialect
+from penstock.client.streams.stream_choice import ChangeOptions, Start, Stop, choose_dialect
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns.schema import Change
@@ -97,22 +100,23 @@ class Consumer:
         self._start: Literal["beginning", "now"] = start
         self._stop = stop
         self._vbuckets = vbuckets
-        self._policy = commit or CommitPolicy()
         self._options = options
         self._stream: ChangeStream | SharedStream | None = None
-        self._saved = SavedPositions(bucket="", uuid="", vbuckets=0)
-        self._progress = ConsumerProgress({}, 0.0)
-        self._commit_lock = asyncio.Lock()
+        self._committer = PositionCommitter(
+            commit or CommitPolicy(),
+            self._write_positions,
+            lambda: "" if self._stream is None else self._stream.bucket_uuid,
+        )
 
     @property
     def positions(self) -> dict[int, Position]:
         """The positions that a commit would save now: vbucket -> position."""
-        return self._progress.find_positions()
+        return self._committer.progress.find_positions()
 
     @property
     def committed(self) -> SavedPositions:
         """The positions of the last commit."""
-        return self._saved
+        return self._committer.saved
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -125,15 +129,15 @@ class Consumer:
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         try:
-            if kind is None and self._policy.is_automatic and (self._progress.processed or self._progress.has_moved):
-                await self._commit(include_current=False)
+            if kind is None and self._committer.has_uncommitted:
+                await self._committer.commit(include_current=False)
         finally:
             await self.close()
 
     async def open(self) -> None:
         """Read the positions, check them, and prepare the stream."""
         found = await self._bucket.cluster()
-        self._saved = SavedPositions(
+        self._committer.saved = SavedPositions(
             bucket=found.bucket or self._bucket.address.bucket, uuid=found.uuid, vbuckets=found.vbuckets
         )
         if self._store is None:
@@ -159,23 +163,19 @@ class Consumer:
         if saved is not None:
             await check_positions(self._bucket, saved, str(store))
         start = self._start if saved is None else saved.by_vbucket
-        share, count = self._share, self._saved.vbuckets
-        vbuckets = self._vbuckets if share is None else range(share[0], count, share[1])
-        self._saved = saved or self._saved
-        self._stream = await self._bucket.stream(start, self._stop, vbuckets, **self._options)
-        self._progress = ConsumerProgress(self._stream.positions, asyncio.get_running_loop().time())
+        self._stream = await self._start_stream(start)
+        self._committer.begin(saved or self._committer.saved, self._stream.positions)
         if start == "now":
             await self.commit()  # a crash before the first commit must not skip the changes until the restart
 
     async def _commit_before_change(self) -> None:
         """Commit before the share changes, unless the caller commits by hand: then its last commit counts."""
-        if self._policy.is_automatic:
-            await self._commit(include_current=True)
+        if self._committer.is_automatic:
+            await self._committer.commit()
 
     def _begin_share(self, positions: Mapping[int, Position]) -> None:
         """Begin at the positions of a new share."""
-        self._saved = replace(self._saved, by_vbucket=dict(positions))
-        self._progress = ConsumerProgress(positions, asyncio.get_running_loop().time())
+        self._committer.begin(replace(self._committer.saved, by_vbucket=dict(positions)), positions)
 
     async def close(self) -> None:
         """Close the stream, without a commit."""
@@ -184,42 +184,86 @@ class Consumer:
 
     async def commit(self) -> None:
         """Save the positions after the change or the batch that the caller has now. Concurrent commits wait."""
-        await self._commit(include_current=True)
+        await self._committer.commit()
 
     async def changes(self) -> AsyncGenerator[Change, None]:
-        """Yield changes as objects."""
-        while (delivery := await self._take_delivery()) is not None:
-            progress = self._progress
+        """Yield changes as objects. A later call goes on after the last change that this one has yielded."""
+        stream, committer = await self._continue_stream(), self._committer
+        while (delivery := await self._take_delivery(stream)) is not None:
             for change in delivery.changes:
-                progress.hand_out(1)
+                committer.progress.hand_out(1)
                 if not is_own_key(change.key):
                     yield change
-                    progress.count_processed(1)
-                    if self._is_due():
-                        await self._commit(include_current=True)
+                    committer.progress.count_processed(1)
+                    await committer.commit_if_due()
 
     async def batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield changes as pyarrow.RecordBatch with CHANGE_SCHEMA."""
-        while (delivery := await self._take_delivery()) is not None:
+        stream, committer = await self._continue_stream(), self._committer
+        while (delivery := await self._take_delivery(stream)) is not None:
             batch = remove_own_documents(delivery.batch)
-            self._progress.hand_out(len(delivery.batch))
+            committer.progress.hand_out(len(delivery.batch))
             if batch.num_rows:
                 yield batch
-                self._progress.count_processed(batch.num_rows)
+                committer.progress.count_processed(batch.num_rows)
 
-    async def _take_delivery(self) -> Delivery | None:
-        """Return the next delivery; None after the end. Commits by time while it waits."""
-        if self._stream is None:
+    async def handle(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int = 16,
+        retry: HandlerRetry | None = None,
+        dead_letters: DeadLetterSink | None = None,
+    ) -> None:
+        """Call a handler for each change until the stream ends, several at a time.
+
+        The changes of one document are handled in order, one at a time. A rollback, a flush or a collection event waits
+        for all earlier changes of its vbucket, and the later ones wait for it. Commits contain only changes before
+        which no change is unfinished. While handlers are busy, the producer sends no more than the flow control window.
+
+        Args:
+            handler: processes one change: an async function, or a plain function, which runs in a thread.
+            concurrency: the number of handlers at a time.
+            retry: the attempts for a change whose handler raised an error; None: the defaults of HandlerRetry.
+            dead_letters: receives the changes whose handler failed in every attempt, such as a DeadLetterLog. None:
+                the handler's error ends this call. Handlers that still run are cancelled; a thread ends by itself. A
+                later call goes on at the oldest change that is not finished.
+
+        Raises:
+            UsageError: the concurrency is below 1, or the consumer is not open.
+        """
+        source = HandledStream(await self._continue_stream(), self._committer)
+        retry = retry or HandlerRetry()
+        await HandlerRun(source, handler, concurrency=concurrency, retry=retry, dead_letters=dead_letters).run()
+
+    async def _continue_stream(self) -> ChangeStream | SharedStream:
+        """Return the stream. It starts again if an earlier call has ended before all its changes were processed."""
+        stream, progress = self._stream, self._committer.progress
+        if stream is None:
             raise UsageError("the consumer is not open; use it as `async with Consumer(...) as consumer`")
-        self._progress.finish_delivery(self._stream.positions)
-        if self._is_due():
-            await self._commit(include_current=True)
-        coming = asyncio.ensure_future(self._stream.next_delivery())
+        if progress.is_within_delivery:
+            progress.drop_delivery()
+            if isinstance(stream, SharedStream):
+                await stream.rewind(progress.find_positions())
+            else:
+                await stream.close()
+                self._stream = stream = await self._start_stream(progress.find_positions())
+        return stream
+
+    async def _start_stream(self, start: Start) -> ChangeStream:
+        share = self._share
+        vbuckets = self._vbuckets if share is None else range(share[0], self._committer.saved.vbuckets, share[1])
+        return await self._bucket.stream(start, self._stop, vbuckets, **self._options)
+
+    async def _take_delivery(self, stream: ChangeStream | SharedStream) -> Delivery | None:
+        """Return the next delivery; None after the end. Commits by time while it waits."""
+        committer = self._committer
+        committer.progress.finish_delivery(stream.positions)
+        await committer.commit_if_due()
+        coming = asyncio.ensure_future(stream.next_delivery())
         try:
-            while not (await asyncio.wait([coming], timeout=self._find_wait()))[0]:
-                self._progress.finish_delivery(self._stream.positions)
-                if self._is_due():
-                    await self._commit(include_current=True)
+            while not coming.done():
+                await committer.wait([coming], lambda: committer.progress.finish_delivery(stream.positions))
             delivery = coming.result()
         finally:
             if not coming.done():
@@ -227,41 +271,13 @@ class Consumer:
                 with suppress(asyncio.CancelledError):
                     await coming
         if delivery is None:
-            self._progress.finish_delivery(self._stream.positions)
+            committer.progress.finish_delivery(stream.positions)
         else:
-            self._progress.begin_delivery(delivery)
+            committer.progress.begin_delivery(delivery)
         return delivery
 
-    def _is_due(self) -> bool:
-        progress = self._progress
-        elapsed = asyncio.get_running_loop().time() - progress.committed_at
-        has_moved = not progress.processed and progress.has_moved  # compared only while no change arrives
-        return self._policy.is_due(progress.processed, has_moved=has_moved, elapsed=elapsed)
-
-    def _find_wait(self) -> float | None:
-        """Return the seconds to wait for a delivery before a commit may be due; None: any time."""
-        progress, policy = self._progress, self._policy
-        wait = policy.find_wait(progress.processed, has_moved=progress.has_moved)
-        if wait is None:
-            return policy.idle_seconds  # a position may move meanwhile
-        return max(progress.committed_at + wait - asyncio.get_running_loop().time(), 0.0)
-
-    async def _commit(self, *, include_current: bool) -> None:
-        async with self._commit_lock:
-            progress = self._progress
-            mark = progress.make_mark(include_current=include_current)
-            # A running stream reads a recreated bucket after a rollback to 0, and its positions are then that bucket's.
-            uuid = "" if self._stream is None else self._stream.bucket_uuid
-            saved = SavedPositions(
-                bucket=self._saved.bucket,
-                uuid=uuid or self._saved.uuid,
-                vbuckets=self._saved.vbuckets,
-                by_vbucket={**self._saved.by_vbucket, **mark.positions},
-                notes=self._saved.notes,
-            )
-            if isinstance(self._stream, SharedStream):
-                await self._stream.commit(saved)
-            elif self._store is not None:
-                await self._store.write(saved)
-            self._saved = saved
-            progress.record_commit(mark, asyncio.get_running_loop().time())
+    async def _write_positions(self, saved: SavedPositions) -> None:
+        if isinstance(self._stream, SharedStream):
+            await self._stream.commit(saved)
+        elif self._store is not None:
+            await self._store.write(saved)

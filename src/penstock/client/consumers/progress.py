@@ -52,6 +52,15 @@ class ConsumerProgress:
         """Whether a position after complete deliveries differs from the last commit."""
         return self._complete != self._committed
 
+    @property
+    def is_within_delivery(self) -> bool:
+        """Whether the caller has not got all changes of the last delivery."""
+        return self._delivery is not None and self._handed_out < len(self._delivery.content)
+
+    def drop_delivery(self) -> None:
+        """Forget the changes that the caller has not got. It has processed those that it got."""
+        self._complete, self._delivery = self.find_positions(), None
+
     def begin_delivery(self, delivery: Delivery) -> None:
         """Record a delivery of which the caller has nothing yet."""
         self._delivery, self._handed_out, self._done = delivery, 0, 0

@@ -22,7 +22,7 @@ __all__ = ["SharedStream"]
 class SharedStream:
     """Delivers the changes of the vbuckets that the member of a group holds, and follows its share.
 
-    The share only changes between deliveries: when the next one is requested, the caller has processed the last one.
+    The share only changes between deliveries, when the caller has processed all earlier ones.
 
     Args:
         bucket: the connected bucket.
@@ -55,6 +55,9 @@ class SharedStream:
         self._stream: ChangeStream | None = None
         self._coming: asyncio.Task[Delivery | None] | None = None
         self._positions: dict[int, Position] = {}
+        self._unprocessed: list[Delivery] = []
+        """Deliveries that the caller has got in advance, and has not acknowledged."""
+        self._processed = asyncio.Event()
         self._is_closed = False
 
     @property
@@ -96,22 +99,50 @@ class SharedStream:
         finally:
             self._session.update_changed()
 
-    async def next_delivery(self) -> Delivery | None:
-        """Return the next delivery of the share; None after `close`. Raises the errors of ChangeStream and Consumer."""
+    async def next_delivery(self, *, is_ahead: bool = False) -> Delivery | None:
+        """Return the next delivery of the share; None after `close`. Raises the errors of ChangeStream and Consumer.
+
+        Args:
+            is_ahead: as in ChangeStream. Before the share changes, this call waits until `acknowledge` was called for
+                each earlier delivery.
+        """
         while not self._is_closed:
             await self._session.refresh()
-            if self._session.changed.is_set() or (self._stream is None and self._session.member.held):
+            stream = self._stream
+            if self._session.changed.is_set() or (stream is None and self._session.member.held):
+                await self._wait_until_processed()
                 await self._before_change()
                 await self._change_share()
-            elif self._stream is None:
+            elif stream is None:
                 await self._session.changed.wait()
-            elif delivery := await self._await_delivery(self._stream):
+            elif delivery := await self._await_delivery(stream, is_ahead=is_ahead):
+                # Nothing is awaited until the caller has the delivery: else it could commit these positions before.
+                self._positions = dict(stream.positions)
+                self._unprocessed += [delivery] if is_ahead else []
                 return delivery
         return None
 
-    async def _await_delivery(self, stream: ChangeStream) -> Delivery | None:
+    def acknowledge(self, delivery: Delivery) -> None:
+        """Acknowledge a delivery that the caller has got in advance, and has processed."""
+        self._unprocessed = [each for each in self._unprocessed if each is not delivery]
+        self._processed.set()
+        if self._stream is not None:
+            self._stream.acknowledge(delivery)
+
+    async def rewind(self, positions: Mapping[int, Position]) -> None:
+        """Go back to positions: the caller does not process the deliveries after them, which come again."""
+        self._unprocessed.clear()
+        await self._close_stream()
+        self._positions.update(positions)
+
+    async def _wait_until_processed(self) -> None:
+        while self._unprocessed:
+            self._processed.clear()
+            await self._processed.wait()
+
+    async def _await_delivery(self, stream: ChangeStream, *, is_ahead: bool) -> Delivery | None:
         """Return the next delivery; None if the share has changed before."""
-        coming = self._coming = asyncio.create_task(stream.next_delivery())
+        coming = self._coming = asyncio.create_task(stream.next_delivery(is_ahead=is_ahead))
         share_change = asyncio.create_task(self._session.changed.wait())
         try:
             await asyncio.wait([coming, share_change], return_when=asyncio.FIRST_COMPLETED)
@@ -122,7 +153,6 @@ class SharedStream:
                 if self._session.changed.is_set():
                     return None  # its changes come again in the next stream, if the share still has them
                 self._is_closed = delivery is None
-                self._positions = dict(stream.positions)
                 return delivery
             self._positions = dict(stream.positions)
             return None

@@ -1,0 +1,164 @@
+"""Handlers at work: takes deliveries, calls the handler, reports finished changes. The schedule makes the decisions."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from penstock.client.consumers.handled_stream import HandledStream
+from penstock.client.consumers.handler_failures import DeadLetter, DeadLetterSink, HandlerRetry
+from penstock.client.consumers.handler_schedule import HandlerJob, HandlerSchedule
+from penstock.client.consumers.own_documents import is_own_key
+from penstock.client.feeds.deliveries import Delivery
+from penstock.errors import UsageError
+from penstock.wire.columns.schema import Change
+
+__all__ = ["Handler", "HandlerRun"]
+
+logger = logging.getLogger("penstock.client")
+
+Handler = Callable[[Change], Awaitable[None] | None]
+"""Processes one change: an async function, or a plain function, which runs in a thread."""
+
+
+class HandlerRun:
+    """Calls a handler for all changes of a source until the source ends.
+
+    Args:
+        source: the deliveries.
+        handler: processes one change.
+        concurrency: the number of handlers at a time.
+        retry: the attempts for a change.
+        dead_letters: receives the changes of failed handlers; None: the run ends with the handler's error.
+
+    Raises:
+        UsageError: the concurrency is below 1.
+    """
+
+    def __init__(
+        self,
+        source: HandledStream,
+        handler: Handler,
+        *,
+        concurrency: int,
+        retry: HandlerRetry,
+        dead_letters: DeadLetterSink | None,
+    ) -> None:
+        if concurrency < 1:
+            raise UsageError(f"concurrency is {concurrency!r}, expected 1 or more")
+        self._source = source
+        self._handler = handler
+        self._retry = retry
+        self._dead_letters = dead_letters
+        self._schedule = HandlerSchedule(concurrency)
+        self._jobs: dict[asyncio.Task[None], HandlerJob] = {}
+        self._open: deque[tuple[Delivery, int]] = deque()
+        """Unfinished deliveries, and the number of unfinished changes at the end of each; the oldest is first."""
+        self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__ is a handler too
+        )
+        self._threads = ThreadPoolExecutor(concurrency, "penstock-handler")
+
+    async def run(self) -> None:
+        """Process all changes. An error ends the handlers that still run; their changes are unfinished."""
+        coming: asyncio.Task[None] | None = None
+        has_ended = False
+
+        async def take() -> None:
+            nonlocal has_ended
+            delivery = await self._source.take_ahead()
+            has_ended = delivery is None
+            if delivery is not None:
+                self._add(delivery)
+
+        try:
+            while not has_ended or self._schedule.unfinished:
+                if coming is None and not has_ended and self._schedule.has_room:
+                    coming = asyncio.create_task(take())
+                for job in self._schedule.start_due():
+                    self._jobs[asyncio.create_task(self._process(job.change))] = job
+                await self._source.wait_or_commit({*self._jobs, *((coming,) if coming else ())})
+                if coming is not None and coming.done():
+                    await coming
+                    coming = None
+                self._finish_ended()
+        finally:
+            left = [*self._jobs, *((coming,) if coming else ())]
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _add(self, delivery: Delivery) -> None:
+        changes = delivery.changes
+        self._open.append((delivery, len(changes)))
+        if len(self._open) == 1:
+            self._source.begin_delivery(delivery)
+        self._schedule.add(changes)
+        self._record_progress()
+
+    def _finish_ended(self) -> None:
+        """Finish the jobs whose tasks have ended. Raises the first error, after finishing all successful jobs."""
+        failure: BaseException | None = None
+        for task in [task for task in self._jobs if task.done()]:
+            job = self._jobs.pop(task)
+            error = task.exception()
+            failure = failure or error
+            if error is None:
+                self._schedule.finish(job)
+        self._record_progress()
+        if failure is not None:
+            raise failure
+
+    def _record_progress(self) -> None:
+        """Report the changes up to the oldest unfinished one."""
+        finished = self._schedule.take_finished()
+        while self._open:
+            delivery, left = self._open[0]
+            count = min(finished, left)
+            finished -= count
+            self._source.count_finished(count)
+            if count < left:
+                self._open[0] = (delivery, left - count)
+                return
+            self._open.popleft()
+            self._source.finish_delivery(delivery)
+            if self._open:
+                self._source.begin_delivery(self._open[0][0])
+
+    async def _process(self, change: Change) -> None:
+        if is_own_key(change.key):
+            return
+        failures = 0
+        while True:
+            try:
+                return await self._call(change)
+            except Exception as error:  # noqa: BLE001 - the handler is the code of the program
+                failures += 1
+                delay = self._retry.find_delay(failures)
+                if delay is None:
+                    return await self._give_up(DeadLetter(change, error, failures))
+                logger.warning(
+                    "the handler failed for vbucket %d, seqno %s, attempt %d of %d: %s; the next is in %g s",
+                    *(change.vbucket, change.seqno, failures, self._retry.attempts, type(error).__name__, delay),
+                )
+                await asyncio.sleep(delay)
+
+    async def _call(self, change: Change) -> None:
+        if self._is_async:
+            returned = self._handler(change)
+        else:
+            returned = await asyncio.get_running_loop().run_in_executor(self._threads, self._handler, change)
+        if inspect.isawaitable(returned):  # also of a lambda around an async function
+            await returned
+
+    async def _give_up(self, letter: DeadLetter) -> None:
+        if self._dead_letters is None:
+            raise letter.error
+        returned = self._dead_letters(letter)
+        if inspect.isawaitable(returned):
+            await returned
