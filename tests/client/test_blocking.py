@@ -2,6 +2,8 @@
 
 import asyncio
 import signal
+import subprocess
+import sys
 import threading
 from functools import partial
 
@@ -13,6 +15,7 @@ from penstock.client.read_ahead import LentItem
 from penstock.errors import Unreachable, UsageError
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.client.peer import documents
+from tests.patience import PATIENCE
 from tests.waiting import pass_turns
 
 
@@ -148,3 +151,20 @@ def test_a_bucket_larger_than_the_window_is_read_to_its_end(running):
     write(running, [(f"k{number:05}", bytes(1000)) for number in range(3000)])
     batches = list(read_changes(running.url(flowControlBytes=200_000), stop="now"))
     assert sum(batch.num_rows for batch in batches) == 3000
+
+
+PROGRAM = """
+import sys
+import penstock
+print(sum(batch.num_rows for batch in penstock.read_changes(sys.argv[1], stop="now")), "pandas" in sys.modules)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("count", [3, 3000])
+def test_first_batch_does_not_import_pandas(running, count):
+    """Arrow imports pandas where it makes an array of Python's objects, which takes half a second."""
+    write(running, documents(0, count))
+    command = [sys.executable, "-c", PROGRAM, running.url()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.stdout, done.stderr) == (f"{count} False\n", "")

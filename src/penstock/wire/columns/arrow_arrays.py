@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,24 @@ def repeat_text(text: str, count: int) -> pa.Array:
     data = text.encode()
     bounds = np.arange(count + 1, dtype=np.int32) * np.int32(len(data))
     return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(bounds), pa.py_buffer(data * count)])
+
+
+def make_texts(texts: Sequence[str | None]) -> pa.Array:
+    """Return texts as an array of strings; see `make_binaries`."""
+    encoded = make_binaries([None if text is None else text.encode() for text in texts])
+    return pa.Array.from_buffers(pa.string(), len(texts), encoded.buffers())
+
+
+def make_binaries(values: Sequence[bytes | None]) -> pa.Array:
+    """Return values as an array of binary. pa.array would import pandas, as for `repeat_text`."""
+    present: Presence = True
+    if None in values:
+        present = np.array([value is not None for value in values], np.bool_)
+    parts = [value or b"" for value in values]
+    bounds = np.zeros(len(parts) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, parts), np.int32, len(parts)), out=bounds[1:])
+    buffers = [make_validity(present), pa.py_buffer(bounds), pa.py_buffer(b"".join(parts))]
+    return pa.Array.from_buffers(pa.binary(), len(parts), buffers)
 
 
 def make_row_numbers(numbers: npt.NDArray[np.int32]) -> pa.Array:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from penstock.wire.columns.arrow_arrays import CACHED_ROWS, Column
+from penstock.wire.columns.arrow_arrays import CACHED_ROWS, Column, make_row_numbers, make_texts, repeat_text
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
 __all__ = ["DEFAULT_NAME", "CollectionName", "CollectionNames"]
@@ -70,12 +70,12 @@ class CollectionNames:
         known_ids, scopes, collections = self._columns
         places = np.searchsorted(known_ids, ids)
         places[known_ids[np.minimum(places, len(known_ids) - 1)] != ids] = len(known_ids)
-        chosen = pa.array(places)
+        chosen = make_row_numbers(places.astype(np.int32))
         return scopes.take(chosen), collections.take(chosen)
 
 
 def _make_strings(names: Iterable[str | None]) -> pa.Array:
-    return pa.array(names, pa.string())
+    return make_texts([*names])
 
 
 _SHORT = 32
@@ -92,4 +92,4 @@ def _repeat_name(name: str | None, count: int) -> pa.Array:
 
 @lru_cache(maxsize=32)
 def _make_repeated(name: str) -> pa.Array:
-    return pa.repeat(name, CACHED_ROWS)
+    return repeat_text(name, CACHED_ROWS)

@@ -7,8 +7,8 @@ form or a dialect does not have are null.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from struct import pack
 from typing import Any
 
@@ -22,6 +22,9 @@ from penstock.wire.columns.arrow_arrays import (
     Column,
     allocate_array,
     copy_slices,
+    make_binaries,
+    make_row_numbers,
+    make_texts,
     make_validity,
     repeat_text,
     view_slices,
@@ -30,7 +33,7 @@ from penstock.wire.columns.change_rules import read_xattrs
 from penstock.wire.columns.data_forms import COLLECTION_ID, SHAPES
 from penstock.wire.columns.heads import Heads, Run, StreamContext, gather_heads
 from penstock.wire.columns.message_decoder import decode_messages
-from penstock.wire.columns.schema import CHANGE_SCHEMA, UNSIGNED64, Change, Event, signed64, unsigned64
+from penstock.wire.columns.schema import CHANGE_SCHEMA, UNSIGNED64, Change, Event, unsigned64
 
 SMALL_RUN = 30 if native.extension is None else 15
 """Messages: with fewer of them, the loop is faster than the columns.
@@ -134,7 +137,7 @@ def _make_integers(name: str, numbers: Column, validity: pa.Buffer | None) -> pa
 _EVENTS = {event: repeat_text(str(event), CACHED_ROWS) for event in (Event.MUTATION, Event.DELETION, Event.EXPIRATION)}
 _EVENT_NAMES = pa.concat_arrays([names.slice(0, 1) for names in _EVENTS.values()])
 _EVENT_NUMBERS = {
-    dialect: np.array([[*_EVENTS].index(form.event) for form in shapes.forms], np.int8)
+    dialect: np.array([[*_EVENTS].index(form.event) for form in shapes.forms], np.int32)
     for dialect, shapes in SHAPES.items()
 }
 _NULLS_OF_KIND = {kind: pa.nulls(CACHED_ROWS, kind) for kind in _KINDS.values()}
@@ -149,7 +152,7 @@ def _make_nulls(name: str, count: int) -> pa.Array:
 def _make_event_column(heads: Heads) -> pa.Array:
     count = len(heads.ends)
     if heads.form is None:
-        return _EVENT_NAMES.take(pa.array(_EVENT_NUMBERS[heads.shapes.dialect][heads.forms]))
+        return _EVENT_NAMES.take(make_row_numbers(_EVENT_NUMBERS[heads.shapes.dialect][heads.forms]))
     event = heads.shapes.forms[heads.form].event
     return _EVENTS[event].slice(0, count) if count <= CACHED_ROWS else pa.repeat(str(event), count)
 
@@ -157,6 +160,14 @@ def _make_event_column(heads: Heads) -> pa.Array:
 _PACKED = {"int32": "i", "int64": "q"}
 _PACK_CODES = {name: "Q" if name in UNSIGNED64 else _PACKED.get(str(kind)) for name, kind in _KINDS.items()}
 """Column -> the struct code of its numbers; None for columns that are not numbers."""
+
+
+_MAKERS: dict[pa.DataType, Callable[[Sequence[Any]], pa.Array]] = {
+    pa.string(): make_texts,
+    pa.binary(): make_binaries,
+    _KINDS["xattrs"]: partial(pa.array, type=_KINDS["xattrs"]),
+}
+"""Type of a column that is not numbers -> the function that makes it."""
 
 
 def make_batch(changes: Sequence[Change]) -> pa.RecordBatch:
@@ -170,11 +181,13 @@ def _make_array(name: str, values: tuple[Any, ...]) -> pa.Array:
     count, missing, code = len(values), values.count(None), _PACK_CODES[name]
     if missing == count:
         return _make_nulls(name, count)
-    if code is not None and not missing:
-        return pa.Array.from_buffers(_KINDS[name], count, [None, pa.py_buffer(pack(f"={count}{code}", *values))])
-    if code == "Q":
-        values = tuple(None if number is None else signed64(number) for number in values)
-    return pa.array(values, _KINDS[name])
+    if code is None:
+        return _MAKERS[_KINDS[name]](values)
+    validity = None
+    if missing:
+        validity = make_validity(np.fromiter((number is not None for number in values), np.bool_, count))
+        values = tuple(number or 0 for number in values)
+    return pa.Array.from_buffers(_KINDS[name], count, [validity, pa.py_buffer(pack(f"={count}{code}", *values))])
 
 
 def list_changes(batch: pa.RecordBatch) -> list[Change]:
