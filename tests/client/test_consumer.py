@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from penstock.client.positions.document_positions import DocumentPositions
 from penstock.client.positions.file_positions import FilePositions
 from penstock.errors import PositionAhead, PositionOfOtherBucket, PositionsUnreadable, UsageError
 from penstock.node import Node
+from penstock.wire.columns.run_decoder import list_changes
 from tests.client.test_collections import change as change_manifest
 from tests.patience import PATIENCE
 
@@ -66,6 +68,24 @@ class AnnouncingPositions(FilePositions):
 
 def identify(changes):
     return {(change.vbucket, change.seqno) for change in changes}
+
+
+def test_later_loop_goes_on_after_the_last_change_of_an_earlier_one(url, store):
+    async def main(bucket):
+        await write(bucket, 0, 300)
+        seen = []
+        async with Consumer(bucket, store, stop="now") as consumer:
+            for count in (0, 1, 2, 40):
+                async with aclosing(consumer.changes()) as changes:
+                    for _ in range(count):
+                        seen.append(await anext(changes))
+            async with aclosing(consumer.batches()) as batches:
+                seen += list_changes(await anext(batches))
+            seen += [change async for change in consumer.changes()]
+        assert sorted(change.key for change in seen) == [b"k%05d" % number for number in range(300)]
+        assert await read_rest(bucket, store) == []
+
+    run(url, main)
 
 
 @pytest.mark.parametrize("taken", [0, 1, 2, 17, 299, 300])

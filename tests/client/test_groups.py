@@ -15,7 +15,7 @@ from penstock.client.positions.file_positions import FilePositions
 from penstock.errors import PositionOfOtherBucket, PositionsUnreadable, UsageError
 from penstock.node import Node
 from tests.patience import PATIENCE
-from tests.waiting import wait_until
+from tests.waiting import pass_turns, wait_until
 
 VBUCKETS = 16
 LEASE = 2 * PATIENCE
@@ -51,7 +51,8 @@ class Member:
         keys: the keys that it has processed, with their number.
     """
 
-    def __init__(self, url, **options):
+    def __init__(self, url, *, has_handler=False, **options):
+        self._has_handler = has_handler
         self.keys: Counter[bytes] = Counter()
         self.consumer: Consumer | None = None
         self._url = url
@@ -68,13 +69,20 @@ class Member:
             reading = asyncio.create_task(self._read(consumer))
             stopping = asyncio.create_task(self._stop.wait())
             await asyncio.wait([reading, stopping], return_when=asyncio.FIRST_COMPLETED)
+            await pass_turns(10)  # handlers that have counted their change end meanwhile
             stopping.cancel()
             reading.cancel()
             await asyncio.gather(reading, stopping, return_exceptions=True)
 
     async def _read(self, consumer):
+        if self._has_handler:
+            await consumer.handle(self._handle, concurrency=4)
         async for change in consumer.changes():
             self.keys[change.key] += 1
+
+    async def _handle(self, change):
+        await pass_turns(change.seqno % 5)
+        self.keys[change.key] += 1
 
     async def stop(self):
         self._stop.set()
@@ -124,13 +132,14 @@ def test_member_alone_reads_everything_and_the_next_one_continues(url):
     run(url, main)
 
 
-def test_members_share_the_vbuckets_without_loss_and_repetition(url):
+@pytest.mark.parametrize("has_handler", [False, True])
+def test_members_share_the_vbuckets_without_loss_and_repetition(url, has_handler):
     async def main(bucket):
         await write(bucket, 0, 100)
-        members = [Member(url)]
+        members = [Member(url, has_handler=has_handler)]
         await wait_for_keys(100, *members)
         for joined in (2, 4):
-            members += [Member(url) for _ in range(joined - len(members))]
+            members += [Member(url, has_handler=has_handler) for _ in range(joined - len(members))]
             await write(bucket, 50 * joined, 50 * joined + 100)  # while vbuckets are handed over
             await wait_for_shares(*members)
         await wait_for_keys(300, *members)

@@ -131,6 +131,50 @@ def test_failed_change_is_tried_again_and_then_becomes_a_dead_letter(url, store,
     run(url, main)
 
 
+def test_later_call_goes_on_at_the_oldest_unfinished_change(url, store):
+    """A failed handler leaves changes unfinished that the consumer has already received."""
+
+    async def main(bucket):
+        await write(bucket, 0, 400)
+        seen = defaultdict(int)
+
+        async def handler(change):
+            await pass_turns(change.seqno % 3)
+            seen[change.key] += 1
+            if change.key == b"k00100" and seen[change.key] == 1:
+                raise ZeroDivisionError
+
+        async with Consumer(bucket, store, stop="now") as consumer:
+            with pytest.raises(ZeroDivisionError):
+                await consumer.handle(handler, concurrency=4, retry=HandlerRetry(attempts=1))
+            seqnos = {vbucket: position.seqno for vbucket, position in consumer.positions.items()}
+            await consumer.handle(handler, concurrency=4)
+        assert len(seen) == 400
+        assert sum(seqnos.values()) < sum(seen.values()) <= sum(seqnos.values()) + 400
+        assert seen[b"k00100"] == 2
+        assert await read_rest(bucket, store) == []
+
+    run(url, main)
+
+
+def test_handler_that_awaits_something_cancelled_fails(url, store):
+    async def main(bucket):
+        await write(bucket, 0, 1)
+        letters = []
+
+        async def handler(change):
+            waiting = asyncio.get_running_loop().create_future()
+            waiting.cancel()
+            await waiting
+
+        await handle_rest(bucket, store, handler, retry=AT_ONCE, dead_letters=letters.append)
+        (letter,) = letters
+        assert letter.attempts == 3
+        assert isinstance(letter.error.__cause__, asyncio.CancelledError)
+
+    run(url, main)
+
+
 def test_dead_letter_that_cannot_be_kept_ends_the_call(url, store, tmp_path):
     async def main(bucket):
         await write(bucket, 0, 1)

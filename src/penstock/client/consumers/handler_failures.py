@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import Error, UsageError
+from penstock.store.disk.bucket_files import Directory
 from penstock.wire.columns.schema import UNSIGNED64, Change
 
 __all__ = ["DeadLetter", "DeadLetterLog", "DeadLetterSink", "HandlerRetry"]
@@ -102,9 +103,12 @@ class DeadLetterLog:
     def _append(self, line: bytes) -> None:
         try:
             with open(os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "wb") as file:
+                is_new = not os.fstat(file.fileno()).st_size
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
+            if is_new:
+                Directory(self._path.parent).sync_names()
         except OSError as error:
             raise Error(f"{self._path} cannot be written: {error.strerror or error}") from error
 

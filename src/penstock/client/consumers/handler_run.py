@@ -14,7 +14,7 @@ from penstock.client.consumers.handler_failures import DeadLetter, DeadLetterSin
 from penstock.client.consumers.handler_schedule import HandlerJob, HandlerSchedule
 from penstock.client.consumers.own_documents import is_own_key
 from penstock.client.feeds.deliveries import Delivery
-from penstock.errors import UsageError
+from penstock.errors import Error, UsageError
 from penstock.wire.columns.schema import Change
 
 __all__ = ["Handler", "HandlerRun"]
@@ -149,12 +149,17 @@ class HandlerRun:
                 await asyncio.sleep(delay)
 
     async def _call(self, change: Change) -> None:
-        if self._is_async:
-            returned = self._handler(change)
-        else:
-            returned = await asyncio.get_running_loop().run_in_executor(self._threads, self._handler, change)
-        if inspect.isawaitable(returned):  # also of a lambda around an async function
-            await returned
+        try:
+            if self._is_async:
+                returned = self._handler(change)
+            else:
+                returned = await asyncio.get_running_loop().run_in_executor(self._threads, self._handler, change)
+            if inspect.isawaitable(returned):  # also of a lambda around an async function
+                await returned
+        except asyncio.CancelledError as cancelled:
+            if _is_cancelled():
+                raise
+            raise Error("the handler has awaited something that was cancelled") from cancelled
 
     async def _give_up(self, letter: DeadLetter) -> None:
         if self._dead_letters is None:
@@ -162,3 +167,9 @@ class HandlerRun:
         returned = self._dead_letters(letter)
         if inspect.isawaitable(returned):
             await returned
+
+
+def _is_cancelled() -> bool:
+    """Return whether this task is cancelled, because the run ends."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

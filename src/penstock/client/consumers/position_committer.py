@@ -1,4 +1,4 @@
-"""The commits of a consumer: when they are due, and what they save."""
+"""The commits of a consumer: when they are due, and their content."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class PositionCommitter:
             progress.record_commit(mark, asyncio.get_running_loop().time())
 
     async def commit_if_due(self) -> None:
-        """Save the positions, also after the changes that the caller has now, if the policy says so."""
+        """Save the positions, also after the changes that the caller has now, if the policy demands it."""
         progress = self.progress
         elapsed = asyncio.get_running_loop().time() - progress.committed_at
         has_moved = not progress.processed and progress.has_moved  # compared only while no change arrives

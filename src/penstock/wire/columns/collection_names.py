@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -66,16 +65,12 @@ class CollectionNames:
             known = sorted(self._names)
             names = [self._names[each] for each in known]
             # The last place holds the null of unknown ids.
-            self._columns = np.array(known, np.int64), *map(_make_strings, zip(*names, _UNKNOWN, strict=True))
+            self._columns = np.array(known, np.int64), *map(make_texts, zip(*names, _UNKNOWN, strict=True))
         known_ids, scopes, collections = self._columns
         places = np.searchsorted(known_ids, ids)
         places[known_ids[np.minimum(places, len(known_ids) - 1)] != ids] = len(known_ids)
         chosen = make_row_numbers(places.astype(np.int32))
         return scopes.take(chosen), collections.take(chosen)
-
-
-def _make_strings(names: Iterable[str | None]) -> pa.Array:
-    return make_texts([*names])
 
 
 _SHORT = 32
@@ -85,11 +80,9 @@ _SHORT = 32
 def _repeat_name(name: str | None, count: int) -> pa.Array:
     if name is None:
         return pa.nulls(count, pa.string())
-    return (
-        _make_repeated(name).slice(0, count) if count <= CACHED_ROWS and len(name) <= _SHORT else pa.repeat(name, count)
-    )
+    if count <= CACHED_ROWS and len(name) <= _SHORT:
+        return _repeat_cached(name, CACHED_ROWS).slice(0, count)
+    return repeat_text(name, count)
 
 
-@lru_cache(maxsize=32)
-def _make_repeated(name: str) -> pa.Array:
-    return repeat_text(name, CACHED_ROWS)
+_repeat_cached = lru_cache(maxsize=32)(repeat_text)

@@ -154,7 +154,7 @@ def _make_event_column(heads: Heads) -> pa.Array:
     if heads.form is None:
         return _EVENT_NAMES.take(make_row_numbers(_EVENT_NUMBERS[heads.shapes.dialect][heads.forms]))
     event = heads.shapes.forms[heads.form].event
-    return _EVENTS[event].slice(0, count) if count <= CACHED_ROWS else pa.repeat(str(event), count)
+    return _EVENTS[event].slice(0, count) if count <= CACHED_ROWS else repeat_text(str(event), count)
 
 
 _PACKED = {"int32": "i", "int64": "q"}
