@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 import penstock
 from benchmarks.report import Report, make_parser
 from benchmarks.served import NodeProcess, run_node
-from benchmarks.stream import read_bucket
+from benchmarks.stream import run_consumer
 from penstock.client.connect.address import Address, parse_address
 from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.node_failover import fail_over
@@ -77,7 +77,7 @@ def measure_replication(report: Report, chosen: argparse.Namespace, value_bytes:
             with run_node(vbuckets=chosen.vbuckets) as target:
                 taken["replicated"].append(asyncio.run(replicate_once(make_address(source), make_address(target))))
             taken["copied"].append(copy_over_loopback(source.frame_bytes))
-            taken["consumed"].append(asyncio.run(read_bucket(make_url(source))).wall)
+            taken["consumed"].append(run_consumer(make_url(source), "native").wall)
     seconds = {name: statistics.median(found) for name, found in taken.items()}
     report.add_row(
         f"replication of {changes} changes of {value_bytes} B, {chosen.vbuckets} vbuckets",

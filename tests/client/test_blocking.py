@@ -82,7 +82,7 @@ def test_ctrl_c_ends_a_wait_and_lets_the_generator_close():
 
     async def items():
         try:
-            yield LentItem(1, list)
+            yield LentItem(1, lambda: None)
             signal.pthread_kill(main, signal.SIGINT)
             await asyncio.Event().wait()
         finally:
@@ -115,7 +115,8 @@ def test_leaving_a_loop_thread_cancels_its_tasks(list_threads):
 
 def test_an_item_is_given_back_when_the_next_one_is_requested():
     """The loop reads one item ahead, and no more, while the program has one."""
-    made, returned = [], []
+    made: list[int] = []
+    returned: list[int] = []
 
     async def items():
         for number in range(1, 6):
@@ -135,8 +136,8 @@ def test_an_item_is_given_back_when_the_next_one_is_requested():
 
 def test_an_error_arrives_after_the_items_before_it():
     async def items():
-        yield LentItem(1, list)
-        yield LentItem(2, list)
+        yield LentItem(1, lambda: None)
+        yield LentItem(2, lambda: None)
         raise ZeroDivisionError
 
     with LoopThread() as loop:

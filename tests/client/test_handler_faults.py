@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,9 @@ class HandlingProcess:
         lines = [line.split() for line in self._log.read_text().splitlines()]
         return [(int(process), int(vbucket), int(seqno), key) for process, vbucket, seqno, key in lines]
 
+    def has_lines(self, count: int) -> bool:
+        return len(self.read_lines()) >= count
+
     async def start(self, stop: str = "") -> subprocess.Popen[bytes]:
         saved = await FilePositions(self._positions).read()
         self.committed.append({} if saved is None else {vb: each.seqno for vb, each in saved.by_vbucket.items()})
@@ -77,10 +81,10 @@ def test_killed_process_repeats_only_changes_after_its_last_commit(tmp_path):
         async with penstock.connect(url) as bucket:
             for turn in range(4):
                 process = await processes.start()
-                before = len(processes.read_lines())
+                enough = len(processes.read_lines()) + 30
                 documents = [(f"k{turn}-{number}", b"1") for number in range(60)]
                 await bucket.upsert_many([*documents, *((f"hot{number % 4}", b"1") for number in range(20))])
-                await wait_until(lambda before=before: len(processes.read_lines()) >= before + 30)
+                await wait_until(partial(processes.has_lines, enough))
                 process.kill()
                 process.wait(PATIENCE)
             last = await processes.start("now")
@@ -107,7 +111,8 @@ def test_killed_process_repeats_only_changes_after_its_last_commit(tmp_path):
 
 @pytest.mark.long
 def test_faults_of_connections_repeat_no_change_and_lose_none(tmp_path):
-    handled, attempts = defaultdict(list), defaultdict(int)
+    handled: defaultdict[tuple[int, bytes], list[int]] = defaultdict(list)
+    attempts: defaultdict[tuple[int, int], int] = defaultdict(int)
 
     async def handler(change):
         attempts[change.vbucket, change.seqno] += 1

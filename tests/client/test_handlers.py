@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 
 import penstock
-from penstock import BY_HAND, CommitPolicy, Consumer, DeadLetterLog, FilePositions, HandlerRetry
+from penstock import BY_HAND, CommitPolicy, Consumer, DeadLetter, DeadLetterLog, FilePositions, HandlerRetry
 from penstock.errors import UsageError
 from penstock.node import Node
 from tests.patience import PATIENCE
@@ -108,7 +108,7 @@ def test_commit_contains_nothing_after_an_unfinished_change(url, store):
 def test_failed_change_is_tried_again_and_then_becomes_a_dead_letter(url, store, tmp_path, is_async):
     async def main(bucket):
         await bucket.upsert_many([("good", b"1"), ("late", b"2"), ("bad", b"\xff")])
-        calls = defaultdict(int)
+        calls: defaultdict[bytes, int] = defaultdict(int)
 
         def handle(change):
             calls[change.key] += 1
@@ -136,7 +136,7 @@ def test_later_call_goes_on_at_the_oldest_unfinished_change(url, store):
 
     async def main(bucket):
         await write(bucket, 0, 400)
-        seen = defaultdict(int)
+        seen: defaultdict[bytes, int] = defaultdict(int)
 
         async def handler(change):
             await pass_turns(change.seqno % 3)
@@ -160,7 +160,7 @@ def test_later_call_goes_on_at_the_oldest_unfinished_change(url, store):
 def test_handler_that_awaits_something_cancelled_fails(url, store):
     async def main(bucket):
         await write(bucket, 0, 1)
-        letters = []
+        letters: list[DeadLetter] = []
 
         async def handler(change):
             waiting = asyncio.get_running_loop().create_future()
