@@ -1,77 +1,34 @@
 """Processes that are killed and failed over by the others."""
 
-import asyncio
-from dataclasses import replace
-
 import pytest
 
-from penstock.client.connect.address import parse_address
-from penstock.client.replication.map_publisher import MapPublisher
-from penstock.client.replication.replicator import ReplicationOptions, Replicator
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Set
 from tests.node.membership.clusters import BUCKETS
+from tests.node.membership.failovers import (
+    DOCUMENTS,
+    find_owner,
+    list_nodes,
+    make_replicas,
+    read_all,
+    wait_failed_over,
+    write_documents,
+)
 from tests.node.membership.member_process import run_members, wait_for
 from tests.node.wire_client import connected
-from tests.patience import PATIENCE
-
-VBUCKETS = 4
-DOCUMENTS = 40
-
-
-def make_address(member):
-    return parse_address(f"couchbase://127.0.0.1:{member.ports[0]}/default")
-
-
-def list_nodes(member):
-    return member.web.get_json("/pools/default")["nodes"]
-
-
-async def copy_to(first, others):
-    """Copy all vbuckets of a node to the others, which its map lists as replicas then."""
-    for member in others:
-        options = ReplicationOptions(vbuckets=range(VBUCKETS), overwrite=True, until_caught_up=True)
-        async with Replicator(make_address(first), make_address(member), options) as replicator:
-            await replicator.run()
-    publisher = MapPublisher(make_address(first))
-    try:
-        await publisher.load(("127.0.0.1", first.ports[0]))
-        numbers = range(1, len(others) + 1)
-        await publisher.publish(replace(publisher.layout, chains=((0, *numbers),) * VBUCKETS))
-    finally:
-        await publisher.close()
-
-
-def find_owner(member, vbucket):
-    """Return the number of the node that owns a vbucket."""
-    return member.web.get_json("/pools/default/b/default")["vBucketServerMap"]["vBucketMap"][vbucket][0]
-
-
-def read_all(members):
-    """Return the values of all documents, each from the owner of its vbucket."""
-    found = {}
-    for vbucket in range(VBUCKETS):
-        owner = members[find_owner(members[-1], vbucket)]
-        with connected(owner.node, "default") as client:
-            for number in range(vbucket, DOCUMENTS, VBUCKETS):
-                found[number] = client.get(b"%d" % number, vbucket=vbucket).value
-    return found
 
 
 @pytest.mark.process
 def test_killed_node_is_failed_over_and_comes_back(tmp_path):
     with run_members(tmp_path, 3, "--lease-seconds", 2, "--auto-failover-seconds", 4) as members:
         first, second, third = members
-        with connected(first.node, "default") as client:
-            for number in range(DOCUMENTS):
-                request = Set(key=b"%d" % number, value=b"%d" % number, vbucket=number % VBUCKETS)
-                wait_for(lambda r=request: client.status(r) == Status.SUCCESS, "a write")
-        asyncio.run(asyncio.wait_for(copy_to(first, members[1:]), PATIENCE))
+        write_documents(first, range(DOCUMENTS))
+        make_replicas(first, members[1:])
         settings = second.web.get_json("/settings/autoFailover")
         assert settings == {"enabled": True, "timeout": 4.0, "maxCount": 1, "count": 0}
 
         first.kill()
-        wait_for(lambda: list_nodes(third)[0]["clusterMembership"] == "inactiveFailed", "the failover")
+        wait_failed_over(0, third)
         wait_for(lambda: find_owner(second, 0) == find_owner(third, 0) != 0, "the map")
         expected = {number: b"%d" % number for number in range(DOCUMENTS)}
         wait_for(lambda: read_all(members) == expected, "the documents on the new owners")

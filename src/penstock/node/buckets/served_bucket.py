@@ -20,7 +20,7 @@ from penstock.node.buckets.histogram import Histogram
 from penstock.node.buckets.vbucket_events import VbucketEvent, VbucketListener, WaitingStream
 from penstock.node.cluster.live_map import LiveMap
 from penstock.node.cluster.pushed_map import PushedMap
-from penstock.node.cluster.topology import Topology, build_bucket_map, list_lost_vbuckets
+from penstock.node.cluster.topology import Topology, build_bucket_map
 from penstock.node.sync_writes.bucket_sync_writes import BucketSyncWrites
 from penstock.node.tap_state.tap_clients import TapBucket
 from penstock.node.transport.machine import Machine
@@ -30,7 +30,7 @@ from penstock.store.definition.manifest import Manifest
 from penstock.store.definition.manifest_json import manifest_to_dict
 from penstock.store.documents.durability_monitor import Chains
 from penstock.store.documents.vbucket import Vbucket
-from penstock.wire.codec.constants import Dialect, VbucketState
+from penstock.wire.codec.constants import Dialect
 
 __all__ = ["BucketEndpoint", "BucketMirror", "CommandCounters", "SentCounts", "ServedBucket"]
 
@@ -334,17 +334,9 @@ class ServedBucket:
     # The cluster map
 
     def set_topology(self, topology: Topology) -> None:
-        """Publish the bucket as part of these nodes from now on.
-
-        Vbuckets that the members have given to another node become dead, in case this node was away meanwhile.
-        """
-        before, self.topology = self.topology, topology
+        """Publish the bucket as part of these nodes from now on."""
+        self.topology = topology
         self.cluster_map.invalidate()
-        for number in list_lost_vbuckets(before, topology):
-            vbucket = self.store.vbuckets[number]
-            if vbucket.history.state is VbucketState.ACTIVE:
-                vbucket.set_state(VbucketState.DEAD)
-                self.report_event(vbucket, VbucketEvent.STATE_CHANGED)
 
     def _find_default_chains(self) -> Chains:
         """Return the replication chains of a vbucket without a topology: this node alone, if there are no replicas."""

@@ -33,7 +33,6 @@ __all__ = [
     "build_node_map",
     "dump_json",
     "insert_host",
-    "list_lost_vbuckets",
     "next_revision",
     "parse_places",
 ]
@@ -200,17 +199,6 @@ class Topology:
             raise UsageError(f"{vbuckets} vbuckets on {nodes} nodes: expected at most {MAX_SHARED_VBUCKETS}")
         if vbuckets < nodes:
             raise UsageError(f"{vbuckets} vbuckets on {nodes} nodes: expected at least one for each")
-
-
-def list_lost_vbuckets(before: Topology, after: Topology) -> list[int]:
-    """Return the vbuckets that the members of a cluster have taken from this node."""
-    if before.chains is None or after.chains is None:
-        return []
-    return [
-        vbucket
-        for vbucket, (old, new) in enumerate(zip(before.chains, after.chains, strict=True))
-        if old[0] == before.own_number and new[0] != after.own_number
-    ]
 
 
 _PLACE = re.compile(

@@ -23,7 +23,20 @@ from penstock.node.membership.vbucket_map import Chain, MapRevision, VbucketMap,
 from penstock.store.definition.manifest import Manifest
 from penstock.store.definition.manifest_json import manifest_from_dict, manifest_to_dict
 
-__all__ = ["MAX_DOCUMENT_BYTES", "ClusterBucket", "ClusterDocument", "ClusterNode", "ClusterUsers", "count_flush"]
+__all__ = [
+    "MAX_DOCUMENT_BYTES",
+    "ClusterBucket",
+    "ClusterDocument",
+    "ClusterNode",
+    "ClusterUsers",
+    "LostVbuckets",
+    "count_flush",
+    "list_lost_vbuckets",
+]
+
+LostVbuckets = Mapping[str, tuple[int, ...]]
+"""Uuid of a bucket -> vbuckets that a node owns no longer."""
+
 
 MAX_DOCUMENT_BYTES = 768 * 1024
 """A message has one document at most and must fit into the body of a request, which is limited to 1 MiB."""
@@ -327,6 +340,27 @@ def count_flush(document: ClusterDocument, name: str) -> ClusterDocument:
     """Return the document with one more flush of a bucket. Raises BucketNotServed."""
     bucket = document.get_bucket(name)
     return _replace_bucket(document, replace(bucket, flushes=bucket.flushes + 1))
+
+
+def list_lost_vbuckets(before: ClusterDocument, after: ClusterDocument, own: str) -> LostVbuckets:
+    """Return the vbuckets that a node owns in one document, and not in a later one.
+
+    Args:
+        before: the document.
+        after: the later one.
+        own: id of the node.
+    """
+    chains = {bucket.spec.uuid or "": bucket.read_chains() for bucket in before.buckets}
+    lost = {
+        uuid: tuple(
+            vbucket
+            for vbucket, (old, new) in enumerate(zip(chains.get(uuid, ()), bucket.read_chains(), strict=False))
+            if old[0] == own and new[0] != own
+        )
+        for bucket in after.buckets
+        for uuid in (bucket.spec.uuid or "",)
+    }
+    return {uuid: vbuckets for uuid, vbuckets in lost.items() if vbuckets}
 
 
 def _check_document(document: ClusterDocument) -> None:

@@ -183,7 +183,7 @@ class ClusterService:
         return document.make_topology(own) if bucket is None else document.make_bucket_topology(own, bucket)
 
     def _become(self, member: StoredMember) -> ClusterMember:
-        self._applier = DocumentApplier(self._node, member.node, self._leave, self._lease.apply)
+        self._applier = DocumentApplier(self._node, member.node, self._leave, self._note_applied)
         state = MemberState(member, self._file, self._applier, self._lease)
         links = MemberLinks(state, self._requests, self._lease.clock)
         buckets = self._node.buckets
@@ -191,6 +191,10 @@ class ClusterService:
         self.member = ClusterMember(state, links, self._change_seconds, buckets.flush, report)
         self._watch = FailoverWatch(self.member)
         return self.member
+
+    async def _note_applied(self, number: int) -> None:
+        if self.member is not None:
+            await self.member.state.note_applied(number)
 
     # A cluster of one node
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from penstock.node.buckets.bucket_list import BucketList
 from penstock.node.buckets.served_bucket import ServedBucket
@@ -50,22 +50,19 @@ def _make_state(vbucket: Vbucket) -> ReplicaState:
     return ReplicaState(vbucket.id, vbucket.history.whole_seqno, log)
 
 
-def apply_owners(served: ServedBucket, document: ClusterDocument, own: str) -> None:
-    """Let the replicas become active that the document makes the owners of their vbuckets.
-
-    A node that was failed over owns nothing. Its vbuckets become dead, also if it ended before it used the document.
+def apply_owners(served: ServedBucket, document: ClusterDocument, own: str, lost: Collection[int]) -> None:
+    """Let the replicas become active that the document makes the owners of their vbuckets, and lost vbuckets dead.
 
     Args:
         served: the bucket of this node.
         document: the newest document.
         own: id of this node.
+        lost: vbuckets that this node owned before.
     """
-    found = document.find_node(own)
-    if found is not None and found.failed:
-        for vbucket in served.store.vbuckets:
-            if vbucket.history.state is VbucketState.ACTIVE:
-                _set_state(served, vbucket, VbucketState.DEAD)
-        return
+    for number in lost:
+        vbucket = served.store.vbuckets[number]
+        if vbucket.history.state is VbucketState.ACTIVE:
+            _set_state(served, vbucket, VbucketState.DEAD)
     names = {node.id: node.place.format_address(node.kv or node.kv_tls) for node in document.nodes}
     chains = document.get_bucket(served.store.name).read_chains()
     for vbucket, chain in zip(served.store.vbuckets, chains, strict=False):

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from penstock.errors import StoreDamaged, TemporaryFailure
 from penstock.node.agreement.acceptor_state import AcceptorState
+from penstock.node.membership.cluster_document import LostVbuckets
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.checked_json import replace_json, unpack_json
 
@@ -23,12 +24,14 @@ class StoredMember(Struct, frozen=True):
         secret: key of the proofs between nodes, in hexadecimal.
         state: the state of the acceptor, with the newest known revision of the document.
         is_joining: no revision has listed the node yet.
+        lost: vbuckets that the newest revisions have taken from the node, and that may be active on it still.
     """
 
     node: str
     secret: str
     state: AcceptorState
     is_joining: bool = False
+    lost: LostVbuckets = {}
 
     def __repr__(self) -> str:
         return f"StoredMember({self.node!r}, revision {self.state.revision.number})"

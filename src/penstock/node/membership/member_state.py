@@ -14,7 +14,7 @@ from penstock.node.agreement.revisions import Revision
 from penstock.node.agreement.serving_lease import ServingLease
 from penstock.node.agreement.silence import Silence, change_members, measure_silence, note_renewal
 from penstock.node.cluster.topology import NodePlace
-from penstock.node.membership.cluster_document import ClusterDocument
+from penstock.node.membership.cluster_document import ClusterDocument, LostVbuckets, list_lost_vbuckets
 from penstock.node.membership.member_file import MemberFile, StoredMember
 
 __all__ = ["MemberState", "RevisionUser"]
@@ -25,8 +25,13 @@ _APPLY_SECONDS = 5.0
 class RevisionUser(Protocol):
     """Uses the newest revision."""
 
-    def schedule(self, revision: Revision) -> None:
-        """Use a revision from now on."""
+    def schedule(self, revision: Revision, lost: LostVbuckets) -> None:
+        """Use a revision from now on.
+
+        Args:
+            revision: the revision.
+            lost: vbuckets that must not stay active.
+        """
 
     async def wait(self, number: int, seconds: float) -> None:
         """Wait until this revision or a later one is in use, at most for some seconds."""
@@ -99,7 +104,25 @@ class MemberState:
     def apply(self) -> None:
         """Let the node use the newest revision soon."""
         if not self.is_joining:
-            self._user.schedule(self.revision)
+            self._user.schedule(self.revision, self._member.lost)
+
+    async def note_applied(self, number: int) -> None:
+        """Note that the node uses a revision, and that the vbuckets that it has lost are not active on disk.
+
+        Args:
+            number: number of the revision.
+
+        Raises:
+            TemporaryFailure: that cannot be stored.
+        """
+        async with self._lock:
+            if self._member.lost and number == self.revision.number:
+                await self._store(replace(self._member, lost={}))
+        self.lease.apply(number)
+
+    async def _store(self, member: StoredMember) -> None:
+        await asyncio.to_thread(self._file.write, member)
+        self._member = member
 
     async def _answer_and_store(self, request: Request) -> Reply:
         async with self._lock:
@@ -108,9 +131,8 @@ class MemberState:
                 document = ClusterDocument.from_revision(state.revision)
                 is_joining = self.is_joining and self.node not in state.revision.members
                 is_newer = state.revision.number > self.revision.number
-                member = replace(self._member, state=state, is_joining=is_joining)
-                await asyncio.to_thread(self._file.write, member)
-                self._member = member
+                lost = _add_lost(self._member.lost, list_lost_vbuckets(self.document, document, self.node))
+                await self._store(replace(self._member, state=state, is_joining=is_joining, lost=lost))
                 if is_newer:
                     self._use(document)
             return self._note_silence(request, reply)
@@ -138,3 +160,7 @@ class MemberState:
         before = {node.id: node.place for node in self.document.nodes}  # removed nodes are notified too
         self.document, self._places = document, before | {node.id: node.place for node in document.nodes}
         self.apply()
+
+
+def _add_lost(known: LostVbuckets, more: LostVbuckets) -> LostVbuckets:
+    return {uuid: tuple(sorted({*known.get(uuid, ()), *more.get(uuid, ())})) for uuid in {**known, **more}}
