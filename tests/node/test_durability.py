@@ -2,6 +2,7 @@
 
 import json
 import time
+from functools import partial
 
 import pytest
 
@@ -210,12 +211,12 @@ def test_durability_framing_extras_are_checked(client, infos, status):
 
 def test_node_without_a_lease_decides_no_write(replicated, client):
     run = replicated.loop.call_soon_threadsafe
-    lapsed = Revision(1, ("a", "b"), {}, {})
+    lapsed = Revision(1, ("a", "b", "c"), {}, {})
     served = replicated.buckets["default"]
     with connected(replicated) as writer:
         writer.send(Set(key=b"k", value=b"new", framing=make_framing(L.MAJORITY, 65_000)))
         wait_until(lambda: client.stats("vbucket-seqno 0")["vb_0:high_seqno"] == "2")
-        run(replicated.storage.lease.begin, "a", 600.0, lapsed)
+        run(partial(replicated.storage.lease.begin, "a", 600.0, lapsed, has_voted=False))
         run(served.sync_writes.acknowledge, served.store.vbuckets[0], "b", 2)
         assert client.get(b"k").specific == S.NOT_MY_VBUCKET
         assert client.stats("durability-monitor 0")["vb_0:num_tracked"] == "1"

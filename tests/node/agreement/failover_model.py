@@ -16,7 +16,7 @@ from penstock.node.agreement.revisions import Revision
 from penstock.node.agreement.serving_lease import ServingLease
 from penstock.node.agreement.silence import Silence, change_members, measure_silence, note_renewal
 
-__all__ = ["LEASE", "FailoverModel"]
+__all__ = ["LEASE", "TIMEOUT", "FailoverModel"]
 
 LEASE = 4.0
 TIMEOUT = 5.0
@@ -50,17 +50,17 @@ class FailoverModel:
         served: names of nodes that have served the vbucket.
     """
 
-    def __init__(self, seed, size=3, *, check_silence=True, timeout=TIMEOUT):
+    def __init__(self, seed, size=3, *, members=None, check_silence=True, check_votes=True, timeout=TIMEOUT):
         self.random = random.Random(seed)
         self.now = 0.0
         self.events, self.order = [], count()
-        self.check_silence, self.timeout = check_silence, timeout
+        self.check_silence, self.check_votes, self.timeout = check_silence, check_votes, timeout
         self.blocked = set()
         self.loss = 0.0
         self.names = "abcde"[:size]
         self.decided: dict[int, Revision] = {}
         self.served: set[str] = set()
-        first = Revision(1, tuple(self.names), {}, {"owner": "a"})
+        first = Revision(1, tuple(self.names[:members]), {}, {"owner": "a"})  # the other nodes join later
         self.members = {}
         for name in self.names:
             rate, offset = 1 + self.random.uniform(-DRIFT, DRIFT), self.random.uniform(0, 1000)
@@ -102,7 +102,8 @@ class FailoverModel:
         member.starts += 1
         member.change, member.tasks = None, set()
         member.lease = ServingLease(partial(self.clock, member))
-        member.lease.begin(member.name, LEASE, member.state.revision)
+        has_voted = self.check_votes and member.state.vote is not None
+        member.lease.begin(member.name, LEASE, member.state.revision, has_voted=has_voted)
         member.silence = Silence(self.clock(member), member.state.revision.members)
         self.at(0, member.name, partial(self.apply, member))
         self.at(0, member.name, partial(self.beat, member))
@@ -149,6 +150,8 @@ class FailoverModel:
             member.silence = change_members(member.silence, member.state.revision.members, now)
             member.lease.learn(member.state.revision)
             self.at(self.delay(), member.name, partial(self.apply, member))
+        elif member.state.vote is not None and self.check_votes:
+            member.lease.note_vote()
         return reply
 
     def note(self, revision):

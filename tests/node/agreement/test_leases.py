@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import UsageError
 from penstock.node.agreement.acceptor_state import AcceptorState, answer_request
-from penstock.node.agreement.agreement_messages import Ask, Known, Learn, Newer, RequestPromise
+from penstock.node.agreement.agreement_messages import Ask, Known, Learn, Newer, RequestPromise, RequestVote
 from penstock.node.agreement.lease import (
     Lease,
     LeaseStage,
@@ -14,11 +14,12 @@ from penstock.node.agreement.lease import (
     check_lease,
     find_stage,
     learn_revision,
+    note_vote,
     receive_grant,
 )
-from penstock.node.agreement.revisions import Ballot, Revision
+from penstock.node.agreement.revisions import Ballot, Revision, Vote
 from penstock.node.agreement.silence import Silence, change_members, measure_silence, note_renewal
-from tests.node.agreement.failover_model import LEASE, FailoverModel
+from tests.node.agreement.failover_model import LEASE, TIMEOUT, FailoverModel
 
 FIRST = Revision(1, ("a", "b", "c"), {}, {})
 SECOND = Revision(2, ("a", "b", "c"), {}, {})
@@ -56,8 +57,23 @@ def test_returned_lease_is_of_use_with_the_newest_document():
 def test_node_alone_needs_no_lease_and_keeps_serving_when_another_joins():
     lease = make_lease(Revision(1, ("a",), {}, {}))
     assert (find_stage(lease, 1e9), lease.expires_at) == (LeaseStage.ALONE, inf)
-    lease = learn_revision(lease, Revision(2, ("a", "b"), {}, {}), 100.0)
+    lease = learn_revision(lease, Revision(2, ("a", "b", "c"), {}, {}), 100.0)
     assert [find_stage(lease, now) for now in (100.0, 110.0)] == [LeaseStage.HELD, LeaseStage.LAPSED]
+
+
+def test_node_of_two_is_alone_while_it_uses_the_newest_revision_and_has_not_voted():
+    lease = make_lease(Revision(1, ("a", "b"), {}, {}))
+    assert (find_stage(lease, 1e9), lease.expires_at) == (LeaseStage.ALONE, inf)
+    voted = note_vote(lease)
+    assert find_stage(voted, 0.0) is LeaseStage.LAPSED
+    for member in "ab":
+        voted = receive_grant(voted, member, 0.0, 0.0)
+    assert [find_stage(voted, now) for now in (9.9, 10.0)] == [LeaseStage.HELD, LeaseStage.LAPSED]
+    learned = learn_revision(voted, Revision(2, ("a", "b"), {}, {"other": 1}), 20.0)
+    assert find_stage(learned, 20.0) is LeaseStage.LAPSED
+    assert find_stage(apply_revision(learned, 2), 20.0) is LeaseStage.ALONE
+    grown = apply_revision(learn_revision(voted, Revision(2, ("a", "b", "c"), {}, {}), 20.0), 2)
+    assert find_stage(grown, 20.0) is LeaseStage.LAPSED
 
 
 def test_excluded_node_serves_nothing_until_it_is_a_member_with_a_majority_and_the_document():
@@ -132,6 +148,26 @@ def test_minority_stops_and_goes_on():
     assert model.list_serving() == ["a"]
 
 
+def test_node_of_two_goes_on_alone_until_it_votes():
+    model = FailoverModel(2, size=2)
+    model.run(5)
+    model.cut_off("a")
+    model.run(LEASE * 20)
+    assert (model.list_serving(), model.members["a"].lease.stage) == (["a"], LeaseStage.ALONE)
+    model.start(model.members["a"])
+    model.run(LEASE)
+    assert model.list_serving() == ["a"]
+    vote = Vote(Ballot(1 << 30, "x"), Revision(2, ("a", "b"), {}, {"owner": "a"}))
+    model.answer(model.members["a"], RequestVote(vote))
+    assert model.list_serving() == []
+    model.start(model.members["a"])
+    model.run(LEASE)
+    assert model.list_serving() == []
+    model.blocked = set()
+    model.run(LEASE * 2)
+    assert model.list_serving() == ["a"]
+
+
 def test_abandoned_failover_does_not_keep_the_lease_away():
     model = FailoverModel(3)
     model.timeout = inf
@@ -163,9 +199,11 @@ def run_schedule(model):
         model.run(draw.uniform(0.1, 12.0))
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_two_nodes_never_serve_at_the_same_instant(seed):
-    model = FailoverModel(seed, size=3 + seed % 3)
+@pytest.mark.parametrize(
+    ("seed", "members"), [*((seed, None) for seed in range(16)), *((seed, 2) for seed in range(12))]
+)
+def test_two_nodes_never_serve_at_the_same_instant(seed, members):
+    model = FailoverModel(seed, size=3 + seed % 3, members=members)
     run_schedule(model)
     model.blocked, model.loss = set(), 0.0
     model.run(120)
@@ -189,3 +227,20 @@ def test_the_model_finds_two_owners_without_the_check_of_the_silence():
         return False
 
     assert any(finds_them(seed) for seed in range(20))
+
+
+def test_the_model_finds_two_owners_if_a_node_of_two_ignores_its_vote():
+    """The other node has another owner with the third member, which the lone node voted for without learning so."""
+    model = FailoverModel(1, size=3, members=2, check_votes=False)
+    model.timeout = inf
+    model.cut_off("c")
+    model.run(5)
+    grown = Revision(2, ("a", "b", "c"), {}, {"owner": "a"})
+    model.cut_off("a")
+    for name in "ab":
+        model.answer(model.members[name], RequestVote(Vote(Ballot(1 << 30, "x"), grown)))
+    for name in "bc":
+        model.answer(model.members[name], Learn(grown))
+    model.timeout = TIMEOUT
+    with pytest.raises(AssertionError, match="serve at"):
+        model.run(60)

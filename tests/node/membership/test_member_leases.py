@@ -21,8 +21,8 @@ def test_minority_refuses_documents_and_reports_why():
     with ExitStack() as stack:
         (first,) = stack.enter_context(run_cluster(stack, 1, lease_seconds=1.0))
         client = stack.enter_context(connected(first.node, "beer"))
-        with open_member(first):
-            wait_for(lambda: client.status(Set(key=b"k", value=b"v")) == Status.SUCCESS, "a lease of two nodes")
+        with open_member(first), open_member(first):
+            wait_for(lambda: client.status(Set(key=b"k", value=b"v")) == Status.SUCCESS, "a lease of three nodes")
         wait_for(lambda: client.status(Get(key=b"k")) == Status.NOT_MY_VBUCKET, "the end of the lease")
         assert {client.status(request) for request in REFUSED} == {Status.NOT_MY_VBUCKET}
         assert client.status(GetVbucket()) == Status.SUCCESS
@@ -32,6 +32,24 @@ def test_minority_refuses_documents_and_reports_why():
         own = first.get_json("/pools/default")["nodes"][0]
         assert own["lease"] == {"state": "lapsed", "reason": stats["lease_reason"]}
         assert first.get_json(f"{BUCKETS}/beer")["basicStats"]["itemCount"] == 1
+
+
+@pytest.mark.process
+def test_node_of_two_serves_its_vbuckets_while_the_other_one_is_away(tmp_path):
+    with run_members(tmp_path, 2, "--lease-seconds", 2) as (first, second):
+        with connected(first.node, "default") as client:
+            wait_for(lambda: client.status(Set(key=b"k", value=b"v")) == Status.SUCCESS, "the first member serves")
+        second.kill()
+        with connected(first.node, "default") as client:
+            wait_for(lambda: client.stats("lease")["lease_state"] == "alone", "the lease has ended")
+            assert client.status(Set(key=b"k", value=b"alone")) == Status.SUCCESS
+        assert first.web.post(BUCKETS, name="wine", ramQuota=100).status == 503
+        first.kill()
+        first.start()
+        with connected(first.node, "default") as client:
+            wait_for(lambda: client.get(b"k").value == b"alone", "it serves after a restart")
+        second.start()
+        assert first.web.post(BUCKETS, name="wine", ramQuota=100).status == 202
 
 
 @pytest.mark.process

@@ -3,6 +3,9 @@
 A member asks all members of its revision to renew its lease, itself included. Its lease lasts for some seconds after
 the sending of the oldest request in the newest majority of answers. Another member that takes its vbuckets over needs a
 majority too. Both majorities share a member, which has renewed nothing for longer than the lease: see `silence`.
+
+Every majority of one or two members includes each of them. Such a member needs no lease while it has not voted: no
+other revision can be decided without its vote.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ __all__ = [
     "check_lease",
     "find_stage",
     "learn_revision",
+    "note_vote",
     "receive_grant",
 ]
 
@@ -69,6 +73,7 @@ class Lease:
         number: number of that revision.
         applied: number of the revision that the node uses.
         needed: the node serves once it uses this revision.
+        has_voted: the member has voted for a successor of the newest known revision, which may be decided.
         granted: member -> when the newest request was sent that it has granted.
     """
 
@@ -78,15 +83,26 @@ class Lease:
     number: int = 0
     applied: int = 0
     needed: int = 0
+    has_voted: bool = False
     granted: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other members can decide on a revision that this member does not use."""
+        if self.own not in self.members or count_majority(self.members) < len(self.members):
+            return False
+        return len(self.members) == 1 or (not self.has_voted and self.applied >= self.number)
 
     @property
     def expires_at(self) -> float:
         """The end of the lease."""
         if self.own not in self.members:
             return -inf
-        if len(self.members) == 1:
-            return inf
+        return inf if self.is_alone else self.granted_until
+
+    @property
+    def granted_until(self) -> float:
+        """The end of the time for which a majority has renewed the lease."""
         newest = sorted((self.granted.get(member, -inf) for member in self.members), reverse=True)
         return newest[count_majority(self.members) - 1] + self.seconds
 
@@ -95,11 +111,11 @@ def find_stage(lease: Lease, now: float) -> LeaseStage:
     """Return the stage of a lease at a time."""
     if lease.own not in lease.members:
         return LeaseStage.EXCLUDED
-    if len(lease.members) == 1:
-        return LeaseStage.ALONE
     if now >= lease.expires_at:
         return LeaseStage.LAPSED
-    return LeaseStage.HELD if lease.applied >= lease.needed else LeaseStage.CATCHING_UP
+    if lease.applied < lease.needed:
+        return LeaseStage.CATCHING_UP
+    return LeaseStage.HELD if now < lease.granted_until else LeaseStage.ALONE
 
 
 def receive_grant(lease: Lease, member: str, sent_at: float, now: float) -> Lease:
@@ -123,7 +139,7 @@ def receive_grant(lease: Lease, member: str, sent_at: float, now: float) -> Leas
 def learn_revision(lease: Lease, revision: Revision, now: float) -> Lease:
     """Return the lease after the member has learned a revision.
 
-    A member that was alone keeps its lease. No other member could have decided on the revision without it.
+    A member of a cluster of one keeps its lease. No other member could have decided on the revision without it.
 
     Args:
         lease: the lease.
@@ -132,12 +148,18 @@ def learn_revision(lease: Lease, revision: Revision, now: float) -> Lease:
     """
     if revision.number <= lease.number:
         return lease
-    stage = find_stage(lease, now)
-    granted = lease.granted if stage is not LeaseStage.EXCLUDED else {}
-    if stage is LeaseStage.ALONE:
+    granted = lease.granted if lease.own in lease.members else {}
+    if lease.members == (lease.own,):
         granted = dict.fromkeys(revision.members, now)
-    needed = lease.needed if stage in (LeaseStage.ALONE, LeaseStage.HELD) else revision.number
-    return replace(lease, members=revision.members, number=revision.number, granted=granted, needed=needed)
+    needed = lease.needed if find_stage(lease, now) in (LeaseStage.ALONE, LeaseStage.HELD) else revision.number
+    return replace(
+        lease, members=revision.members, number=revision.number, granted=granted, needed=needed, has_voted=False
+    )
+
+
+def note_vote(lease: Lease) -> Lease:
+    """Return the lease once the member votes for a successor of the newest known revision."""
+    return replace(lease, has_voted=True)
 
 
 def apply_revision(lease: Lease, number: int) -> Lease:

@@ -12,6 +12,7 @@ from penstock.node.agreement.lease import (
     apply_revision,
     find_stage,
     learn_revision,
+    note_vote,
     receive_grant,
 )
 from penstock.node.agreement.revisions import Revision
@@ -31,15 +32,18 @@ class ServingLease:
         self._lease: Lease | None = None
         self._valid_until = inf
 
-    def begin(self, own: str, seconds: float, revision: Revision) -> None:
+    def begin(self, own: str, seconds: float, revision: Revision, *, has_voted: bool) -> None:
         """Become a member.
 
         Args:
             own: id of the member.
             seconds: duration of a lease.
             revision: the newest revision that the node knows.
+            has_voted: the node has voted for a successor of the revision.
         """
         self._change(learn_revision(Lease(own=own, seconds=seconds), revision, self.clock()))
+        if has_voted:
+            self.note_vote()
 
     def end(self) -> None:
         """Be no member any more."""
@@ -73,6 +77,11 @@ class ServingLease:
         """
         if self._lease is not None:
             self._change(receive_grant(self._lease, member, sent_at, self.clock()))
+
+    def note_vote(self) -> None:
+        """Note that the node votes for a successor of the newest revision. Call it before the vote is sent."""
+        if self._lease is not None:
+            self._change(note_vote(self._lease))
 
     def learn(self, revision: Revision) -> None:
         """Use the newest revision."""

@@ -57,7 +57,8 @@ class MemberState:
         self._user = user
         self.document = ClusterDocument.from_revision(member.state.revision)
         self.lease = lease
-        lease.begin(member.node, self.document.lease_seconds, member.state.revision)
+        has_voted = member.state.vote is not None
+        lease.begin(member.node, self.document.lease_seconds, member.state.revision, has_voted=has_voted)
         self._silence = Silence(lease.clock(), member.state.revision.members)
         self._lock = asyncio.Lock()
         self._places = {node.id: node.place for node in self.document.nodes}
@@ -135,6 +136,8 @@ class MemberState:
                 await self._store(replace(self._member, state=state, is_joining=is_joining, lost=lost))
                 if is_newer:
                     self._use(document)
+                elif state.vote is not None:
+                    self.lease.note_vote()
             return self._note_silence(request, reply)
 
     def _note_silence(self, request: Request, reply: Reply) -> Reply:
