@@ -334,12 +334,24 @@ class ServedBucket:
     # The cluster map
 
     def set_topology(self, topology: Topology) -> None:
-        """Publish the bucket as part of these nodes from now on."""
-        self.topology = topology
-        self.cluster_map.invalidate()
+        """Publish the bucket as part of these nodes from now on.
 
-    def _find_default_chains(self) -> Chains:
-        """Return the replication chains of a vbucket without a topology: this node alone, if there are no replicas."""
+        A vbucket whose nodes are others now has them as its replication chain, until a client sets a chain for it.
+        """
+        before, self.topology = self.topology, topology
+        self.cluster_map.invalidate()
+        for vbucket in self.store.vbuckets:
+            if before.name_chain(vbucket.id) != topology.name_chain(vbucket.id):
+                self.sync_writes.set_chains(vbucket, ())
+
+    def _find_default_chains(self, vbucket: Vbucket) -> Chains:
+        """Return the replication chains of a vbucket for which no client has set one.
+
+        The members of a cluster have agreed on its nodes. Else it is this node alone, if there are no replicas.
+        """
+        chain = self.topology.name_chain(vbucket.id)
+        if len(chain) > 1:
+            return (chain,)
         return () if self.spec.replicas else (("",),)
 
     def _build_map(self) -> dict[str, Any]:

@@ -183,6 +183,13 @@ class Topology:
         """The addresses for data of all nodes, the same on each of them."""
         return [place.format_address(place.kv or place.kv_tls) for place in self.places]
 
+    def name_chain(self, vbucket: int) -> tuple[str | None, ...]:
+        """Return the addresses of a vbucket's owner and replicas, None for missing ones; empty without chains."""
+        if self.chains is None:
+            return ()
+        addresses = self.addresses
+        return tuple(None if number == NO_NODE else addresses[number] for number in self.chains[vbucket])
+
     def make_bucket_uuid(self, name: str, own: str) -> str:
         """Return the uuid by which clients know a bucket.
 

@@ -63,12 +63,10 @@ def apply_owners(served: ServedBucket, document: ClusterDocument, own: str, lost
         vbucket = served.store.vbuckets[number]
         if vbucket.history.state is VbucketState.ACTIVE:
             _set_state(served, vbucket, VbucketState.DEAD)
-    names = {node.id: node.place.format_address(node.kv or node.kv_tls) for node in document.nodes}
     chains = document.get_bucket(served.store.name).read_chains()
     for vbucket, chain in zip(served.store.vbuckets, chains, strict=False):
         if chain[0] != own or vbucket.history.state is not VbucketState.REPLICA:
             continue
-        served.sync_writes.set_chains(vbucket, (tuple(names[node] if node else None for node in chain),))
         _set_state(served, vbucket, VbucketState.ACTIVE)
 
 

@@ -75,7 +75,7 @@ class BucketSyncWrites:
     """
 
     def __init__(
-        self, store: BucketStore, *, find_default_chains: Callable[[], Chains], notify: Callable[[], None]
+        self, store: BucketStore, *, find_default_chains: Callable[[Vbucket], Chains], notify: Callable[[], None]
     ) -> None:
         """Create the writes of a bucket.
 
@@ -128,7 +128,7 @@ class BucketSyncWrites:
 
     def get_chains(self, vbucket: Vbucket) -> Chains:
         """Return the replication chains of a vbucket."""
-        return self._chains.get(vbucket.id) or self._find_default_chains()
+        return self._chains.get(vbucket.id) or self._find_default_chains(vbucket)
 
     def _get_writes(self, vbucket: Vbucket) -> _VbucketWrites:
         """Return the writes of an active vbucket. Prepares that it has already get no time limit."""
