@@ -1,11 +1,20 @@
 """The vbuckets of a node after a failover."""
 
+import asyncio
+from types import SimpleNamespace
+
+from penstock.client.connect.address import parse_address
+from penstock.client.replication.replicator import ReplicationOptions, Replicator
 from penstock.node import Node
 from penstock.node.membership.cluster_document import list_lost_vbuckets
-from penstock.node.membership.document_replicas import apply_owners
+from penstock.node.membership.document_replicas import apply_owners, list_replicas
 from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.statuses import Status
+from penstock.wire.messages.kv import Set, SetVbucket
 from tests.node.membership.test_cluster_document import DOCUMENT
 from tests.node.watch import run
+from tests.node.wire_client import connected
+from tests.patience import PATIENCE
 
 
 def test_lost_vbuckets_of_a_node_become_dead_and_the_others_stay_active():
@@ -18,3 +27,34 @@ def test_lost_vbuckets_of_a_node_become_dead_and_the_others_stay_active():
         run(node, lambda: apply_owners(node.buckets["beer"], after, "a", lost))
         states = [vbucket.history.state for vbucket in node.buckets["beer"].store.vbuckets]
     assert states == [VbucketState.DEAD] * 4 + [VbucketState.ACTIVE] * 12
+
+
+def follow(source, target, vbuckets):
+    """Copy vbuckets of a node, up to now."""
+
+    async def copy():
+        options = ReplicationOptions(vbuckets=vbuckets, until_caught_up=True)
+        addresses = (parse_address(each.url("beer")) for each in (source, target))
+        async with Replicator(*addresses, options) as replicator:
+            await replicator.run()
+
+    asyncio.run(asyncio.wait_for(copy(), PATIENCE))
+
+
+def list_reported(node, document):
+    """Return the vbuckets that a node reports as replicas of member `a`."""
+    member = SimpleNamespace(document=document)
+    return run(node, lambda: [state.vbucket for state in list_replicas(node.buckets, member, "a")["beer"]])
+
+
+def test_replica_that_never_followed_is_not_reported():
+    document = DOCUMENT.with_map("beer", [("a", "b")] * 16)
+    with Node.running(["beer"], 16) as source, Node.running(["beer"], 16) as node:
+        with connected(source, "beer") as client:
+            assert client.status(Set(key=b"k", value=b"v", vbucket=1)) == Status.SUCCESS
+        with connected(node, "beer") as client:
+            for vbucket in range(16):
+                assert client.status(SetVbucket(vbucket=vbucket, state=VbucketState.REPLICA)) == Status.SUCCESS
+        assert list_reported(node, document) == []
+        follow(source, node, [0, 1])
+        assert list_reported(node, document) == [0, 1]

@@ -19,7 +19,7 @@ _REPORTED_BRANCHES = 8  # of a failover log: replicas differ in the newest branc
 
 
 def list_replicas(buckets: BucketList, state: MemberState, owner: str) -> Mapping[str, tuple[ReplicaState, ...]]:
-    """Return by bucket the replicas of the vbuckets that a member owns.
+    """Return by bucket the replicas of the vbuckets that a member owns. All of them have followed an owner.
 
     A vbucket that is active here has just been moved, and the document does not know it yet.
 
@@ -40,9 +40,14 @@ def list_replicas(buckets: BucketList, state: MemberState, owner: str) -> Mappin
 
 
 def _is_copy(vbucket: Vbucket) -> bool:
-    if vbucket.history.state is VbucketState.ACTIVE:
-        return vbucket.changes.high_seqno > 0
-    return vbucket.history.state is VbucketState.REPLICA
+    """Return whether a vbucket can replace its owner: it has a complete snapshot, or is the copy of an empty vbucket.
+
+    A replica that the map lists may never have followed, or may have received a part of its first snapshot.
+    """
+    history, high_seqno = vbucket.history, vbucket.changes.high_seqno
+    if history.state is VbucketState.ACTIVE:
+        return high_seqno > 0
+    return history.state is VbucketState.REPLICA and (history.whole_seqno > 0 or (history.is_copy and not high_seqno))
 
 
 def _make_state(vbucket: Vbucket) -> ReplicaState:

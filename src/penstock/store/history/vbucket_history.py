@@ -29,6 +29,7 @@ class VbucketHistory:
         prepares: its synchronous writes.
         state: a VbucketState, None while the vbucket is deleted.
         failover_log: newest entry first.
+        is_copy: the failover log is the one of the vbucket that this one copies.
         snapshot_end: the end of the open snapshot, while whole_seqno is below the newest change.
     """
 
@@ -40,6 +41,7 @@ class VbucketHistory:
         "failover_log",
         "id",
         "index",
+        "is_copy",
         "prepares",
         "snapshot_end",
         "state",
@@ -52,6 +54,7 @@ class VbucketHistory:
         self.prepares = VbucketPrepares(changes, self)
         self.state: VbucketState | None = VbucketState.ACTIVE
         self.failover_log: FailoverLog = create_entry((), new_vbuuid(), 0)
+        self.is_copy = False
         self._log = changes.log
         self._new_vbuuid = new_vbuuid
         self._whole_seqno: int | None = None  # inside a snapshot: the end of the one before
@@ -107,7 +110,7 @@ class VbucketHistory:
         self.changes.clear()
         self.prepares.clear()
         self._whole_seqno = None
-        self.failover_log = create_entry((), self._new_vbuuid(), 0)
+        self.failover_log, self.is_copy = create_entry((), self._new_vbuuid(), 0), False
         self._log.write_note(self, cut=0)
 
     def try_catch_up(self) -> None:
@@ -122,6 +125,7 @@ class VbucketHistory:
         """Adopt the log of the vbucket that this one copies; (vbuuid, seqno), newest first."""
         self._log.make_room_for_note(self)
         self.failover_log = sanitise_log(log) or create_entry((), self._new_vbuuid(), self.changes.high_seqno)
+        self.is_copy = True
         self._log.write_note(self)
 
     def adopt_purge_seqno(self, seqno: int) -> None:
@@ -143,7 +147,7 @@ class VbucketHistory:
 
     def start_new_history(self) -> None:
         """Start a new history with the present changes: consumers of the old history restart from zero."""
-        self.failover_log = create_entry((), self._new_vbuuid(), 0)
+        self.failover_log, self.is_copy = create_entry((), self._new_vbuuid(), 0), False
         self.index.purge_seqno, self.index.lowest_snapshot_end = 0, self.changes.high_seqno
         self.index.history_floor = self.changes.high_seqno
         self._log.write_note(self)
@@ -183,6 +187,7 @@ class VbucketHistory:
         index, state = self.index, self.changes.collection_state
         collections = {} if state is None else {"collections": state.to_dict()}
         snapshot = {} if self._whole_seqno is None else {"snapshot_end": self.snapshot_end}
+        copy = {"is_copy": True} if self.is_copy else {}
         return {
             "vbucket": self.id,
             "state": self.state,
@@ -195,6 +200,7 @@ class VbucketHistory:
             "max_cas": self.changes.clock.last,
             "cuts": index.cuts,
             **snapshot,
+            **copy,
             **collections,
             **self.prepares.to_dict(),
         }
@@ -204,6 +210,7 @@ class VbucketHistory:
         index = self.index
         self.state = VbucketState(description["state"]) if description["state"] is not None else None
         self.failover_log = tuple(FailoverEntry(vbuuid, seqno) for vbuuid, seqno in description["failover_log"])
+        self.is_copy = description.get("is_copy", False)  # earlier logs do not have it
         self._whole_seqno = description["whole_seqno"]
         self.snapshot_end = description.get("snapshot_end", MAX_SEQNO)  # earlier logs do not have it
         self.changes.clock.observe(description["max_cas"])
