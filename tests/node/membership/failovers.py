@@ -6,6 +6,9 @@ from dataclasses import replace
 from penstock.client.connect.address import parse_address
 from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
+from penstock.node.agreement.serving_lease import ServingLease
+from penstock.node.membership.member_file import MemberFile
+from penstock.node.membership.member_state import MemberState
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Set
 from tests.node.membership.member_process import wait_for
@@ -20,6 +23,7 @@ __all__ = [
     "list_nodes",
     "make_address",
     "make_replicas",
+    "make_state",
     "read_all",
     "wait_failed_over",
     "write_documents",
@@ -27,6 +31,21 @@ __all__ = [
 
 VBUCKETS = 4
 DOCUMENTS = 40
+
+
+class UnusedRevisions:
+    """Uses no revision, as a member that ends before that."""
+
+    def schedule(self, revision, lost):
+        pass
+
+    async def wait(self, number, seconds):
+        pass
+
+
+def make_state(member, file=None):
+    """Return the state of a stored member that uses no revision."""
+    return MemberState(member, file or MemberFile(None), UnusedRevisions(), ServingLease(lambda: 0.0))
 
 
 def make_address(member):

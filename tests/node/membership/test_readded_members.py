@@ -5,9 +5,7 @@ import asyncio
 import pytest
 
 from penstock.node.agreement.agreement_messages import Learn
-from penstock.node.agreement.serving_lease import ServingLease
 from penstock.node.membership.member_file import MemberFile
-from penstock.node.membership.member_state import MemberState
 from penstock.store.disk.bucket_files import Directory
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import GetReplica
@@ -18,6 +16,7 @@ from tests.node.membership.failovers import (
     find_owner,
     list_nodes,
     make_replicas,
+    make_state,
     wait_failed_over,
     write_documents,
 )
@@ -53,18 +52,19 @@ def read_states(member, detail=""):
     return [stats[f"vb_{vbucket}:{detail}" if detail else f"vb_{vbucket}"] for vbucket in range(VBUCKETS)]
 
 
+def read_member(member, directory):
+    """Return the stored state of a member."""
+    found = MemberFile(Directory(directory / str(member))).read()
+    assert found is not None
+    return found
+
+
 def store_newest_document(member, other, directory):
     """Let the stored state of a killed member learn the newest document, as if it had ended before using it."""
-
-    class Unused:
-        def schedule(self, revision, lost):
-            pass
-
-    newest = MemberFile(Directory(directory / str(other))).read().state.revision
-    file = MemberFile(Directory(directory / str(member)))
-    state = MemberState(file.read(), file, Unused(), ServingLease(lambda: 0.0))
+    newest = read_member(other, directory).state.revision
+    state = make_state(read_member(member, directory), MemberFile(Directory(directory / str(member))))
     asyncio.run(state.answer(Learn(newest)))
-    assert file.read().state.revision == newest
+    assert read_member(member, directory).state.revision == newest
 
 
 def read_replicas(member):
@@ -104,5 +104,5 @@ def test_member_that_ended_before_it_used_the_document_gives_its_vbuckets_up(mem
     first.start()
     assert read_states(first) == ["dead"] * VBUCKETS
     assert first.web.get_json("/pools/default")["nodes"][0]["clusterMembership"] == "inactiveAdded"
-    assert not MemberFile(Directory(tmp_path / "0")).read().lost
+    assert not read_member(0, tmp_path).lost
     assert read_states(second) != ["dead"] * VBUCKETS

@@ -342,25 +342,28 @@ def count_flush(document: ClusterDocument, name: str) -> ClusterDocument:
     return _replace_bucket(document, replace(bucket, flushes=bucket.flushes + 1))
 
 
-def list_lost_vbuckets(before: ClusterDocument, after: ClusterDocument, own: str) -> LostVbuckets:
-    """Return the vbuckets that a node owns in one document, and not in a later one.
+def list_lost_vbuckets(
+    before: ClusterDocument, after: ClusterDocument, own: str, known: LostVbuckets | None = None
+) -> LostVbuckets:
+    """Return the vbuckets that a node owned, and that a later document does not give to it.
 
     Args:
-        before: the document.
+        before: the document before.
         after: the later one.
         own: id of the node.
+        known: vbuckets that the node had lost before.
     """
-    chains = {bucket.spec.uuid or "": bucket.read_chains() for bucket in before.buckets}
-    lost = {
-        uuid: tuple(
-            vbucket
-            for vbucket, (old, new) in enumerate(zip(chains.get(uuid, ()), bucket.read_chains(), strict=False))
-            if old[0] == own and new[0] != own
-        )
-        for bucket in after.buckets
-        for uuid in (bucket.spec.uuid or "",)
-    }
+    owned = {bucket.spec.uuid or "": _list_owned(bucket, own) for bucket in before.buckets}
+    lost = {}
+    for bucket in after.buckets:
+        uuid = bucket.spec.uuid or ""
+        vbuckets = owned.get(uuid, set()).union((known or {}).get(uuid, ()))
+        lost[uuid] = tuple(sorted(vbuckets - _list_owned(bucket, own)))
     return {uuid: vbuckets for uuid, vbuckets in lost.items() if vbuckets}
+
+
+def _list_owned(bucket: ClusterBucket, own: str) -> set[int]:
+    return {vbucket for vbucket, chain in enumerate(bucket.read_chains()) if chain[0] == own}
 
 
 def _check_document(document: ClusterDocument) -> None:

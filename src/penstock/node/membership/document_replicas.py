@@ -21,7 +21,8 @@ _REPORTED_BRANCHES = 8  # of a failover log: replicas differ in the newest branc
 def list_replicas(buckets: BucketList, state: MemberState, owner: str) -> Mapping[str, tuple[ReplicaState, ...]]:
     """Return by bucket the replicas of the vbuckets that a member owns. All of them have followed an owner.
 
-    A vbucket that is active here has just been moved, and the document does not know it yet.
+    A vbucket that is active here has just been moved, and the document does not know it yet. Or this node has lost it
+    and does not use that document yet. Then it is no replica.
 
     Args:
         buckets: the buckets of this node.
@@ -32,7 +33,7 @@ def list_replicas(buckets: BucketList, state: MemberState, owner: str) -> Mappin
         bucket.name: tuple(
             _make_state(vbucket)
             for vbucket, chain in zip(buckets[bucket.name].store.vbuckets, bucket.read_chains(), strict=True)
-            if chain[0] == owner and _is_copy(vbucket)
+            if chain[0] == owner and vbucket.id not in state.lost.get(bucket.spec.uuid or "", ()) and _is_copy(vbucket)
         )
         for bucket in state.document.buckets
         if bucket.name in buckets and bucket.map.copies

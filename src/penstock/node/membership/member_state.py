@@ -83,6 +83,11 @@ class MemberState:
         """The newest known revision."""
         return self._member.state.revision
 
+    @property
+    def lost(self) -> LostVbuckets:
+        """Vbuckets that the node has lost, and that may be active on it still."""
+        return self._member.lost
+
     def find_place(self, node: str) -> NodePlace | None:
         """Return the place of a member, also of one that the newest revision has removed; None if it is unknown."""
         return self._places.get(node)
@@ -105,7 +110,7 @@ class MemberState:
     def apply(self) -> None:
         """Let the node use the newest revision soon."""
         if not self.is_joining:
-            self._user.schedule(self.revision, self._member.lost)
+            self._user.schedule(self.revision, self.lost)
 
     async def note_applied(self, number: int) -> None:
         """Note that the node uses a revision, and that the vbuckets that it has lost are not active on disk.
@@ -117,7 +122,7 @@ class MemberState:
             TemporaryFailure: that cannot be stored.
         """
         async with self._lock:
-            if self._member.lost and number == self.revision.number:
+            if self.lost and number == self.revision.number:
                 await self._store(replace(self._member, lost={}))
         self.lease.apply(number)
 
@@ -132,7 +137,7 @@ class MemberState:
                 document = ClusterDocument.from_revision(state.revision)
                 is_joining = self.is_joining and self.node not in state.revision.members
                 is_newer = state.revision.number > self.revision.number
-                lost = _add_lost(self._member.lost, list_lost_vbuckets(self.document, document, self.node))
+                lost = list_lost_vbuckets(self.document, document, self.node, self.lost)
                 await self._store(replace(self._member, state=state, is_joining=is_joining, lost=lost))
                 if is_newer:
                     self._use(document)
@@ -163,7 +168,3 @@ class MemberState:
         before = {node.id: node.place for node in self.document.nodes}  # removed nodes are notified too
         self.document, self._places = document, before | {node.id: node.place for node in document.nodes}
         self.apply()
-
-
-def _add_lost(known: LostVbuckets, more: LostVbuckets) -> LostVbuckets:
-    return {uuid: tuple(sorted({*known.get(uuid, ()), *more.get(uuid, ())})) for uuid in {**known, **more}}
