@@ -55,7 +55,7 @@ class Release:
         return replace(self, answers={**self.answers, **(answers or {})}, stats={**self.stats, **(stats or {})})
 
 
-def _cram_md5(server, frame):
+def answer_cram_md5(server, frame):
     if frame.opcode == Opcode.SASL_AUTH and frame.key == b"CRAM-MD5":
         return reply(frame, Status.AUTH_CONTINUE, value=CHALLENGE)
     for user, password in server.users.items():
@@ -70,8 +70,8 @@ def _cram_md5(server, frame):
 
 _SASL: Mapping[int, Answer] = {
     Opcode.SASL_LIST_MECHS: b"CRAM-MD5 PLAIN",
-    Opcode.SASL_AUTH: _cram_md5,
-    Opcode.SASL_STEP: _cram_md5,
+    Opcode.SASL_AUTH: answer_cram_md5,
+    Opcode.SASL_STEP: answer_cram_md5,
 }
 
 COUCHBASE_3_1 = Release(

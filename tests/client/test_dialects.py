@@ -239,19 +239,20 @@ async def test_old_server_is_sent_fewer_options(refusal):
         if refusal is None:
             return None
         if isinstance(message, Open) and message.flags & OpenFlag.INCLUDE_DELETE_TIMES:
-            return reply(frame, refusal)
-        return reply(frame, refusal) if frame.key == b"enable_expiry_opcode" else None
+            return reply(frame, Status.EINVAL)
+        return reply(frame, refusal) if frame.key in (b"enable_expiry_opcode", b"set_noop_interval") else None
 
     asked = asyncio.Event()
     async with Script(answer) as script, connect(script.url()) as bucket, await bucket.stream() as stream:
         reading = asyncio.ensure_future(anext(stream.changes()))
         await asked.wait()
-        requests = script.peers[-1].requests
-        flags = [int.from_bytes(frame.extras[4:], "big") for frame in requests if frame.opcode == Opcode.DCP_OPEN]
+        requests = [[*peer.requests] for peer in script.peers]
+        opened = [frame for each in requests for frame in each if frame.opcode == Opcode.DCP_OPEN]
+        flags = [int.from_bytes(frame.extras[4:], "big") for frame in opened]
         assert flags == ([0x21] if refusal is None else [0x21, 0x01])
-        settings = [frame.key for frame in requests if frame.opcode == Opcode.DCP_CONTROL]
+        settings = [frame.key for frame in requests[-1] if frame.opcode == Opcode.DCP_CONTROL]
         assert settings == [
-            *(b"enable_expiry_opcode", b"enable_noop", b"set_noop_interval", b"connection_buffer_size"),
+            *(b"enable_expiry_opcode", b"set_noop_interval", b"enable_noop", b"connection_buffer_size"),
         ]
         reading.cancel()
         await asyncio.wait([reading])

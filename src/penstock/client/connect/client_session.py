@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from contextvars import ContextVar
+from dataclasses import replace
 from random import Random, SystemRandom
 from typing import NamedTuple
 
 from penstock.client.connect.address import Address
 from penstock.client.connect.cluster_map import ClusterMap, Endpoint
-from penstock.client.connect.handshake import COMMANDS, Purpose, perform_handshake
+from penstock.client.connect.handshake import COMMANDS, Purpose, RefusedDeleteTimes, perform_handshake
 from penstock.client.connect.node_link import NodeLink
 from penstock.client.connect.retry import is_retriable
 from penstock.client.connect.tls_context import make_tls_context
@@ -90,7 +91,10 @@ async def open_session(
     failure: Exception | None = None
     for place in address.hosts if endpoints is None else endpoints:
         try:
-            return await _open_session_at(place, address, purpose)
+            try:
+                return await _open_session_at(place, address, purpose)
+            except RefusedDeleteTimes:
+                return await _open_session_at(place, address, replace(purpose, delete_times=False))
         except (AccessDenied, AuthenticationFailed):
             raise  # a later error of an unreachable host must not replace it
         except (OSError, ConnectionClosed, OperationTimeout, StatusError, BucketNotServed) as error:

@@ -1,11 +1,13 @@
 """The handshake of a client connection: negotiate features, log in, select the bucket, read the map, open DCP.
 
-The client detects the abilities of the server. Servers differ in three steps:
+The client detects the abilities of the server. Servers differ in four steps:
 
 - HELLO: Couchbase 2.5.1 and memcached answer UNKNOWN_COMMAND. Then there are no features.
 - SELECT_BUCKET: the client sends it if HELLO granted it (from Couchbase 5.0 on). Older servers choose the
   bucket by the user name of the login or by the port. See `decide_bucket_selection`.
 - GET_CLUSTER_CONFIG: see penstock.client.connect.map_request.
+- DCP OPEN: Couchbase 5.0 and 5.1 refuse the flag for delete times, and close the connection. So the caller repeats the
+  handshake on a new connection, without the flag. Source: kv_engine 5.0.1, mcbp_validators.cc and mcbp_executors.cc.
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ from penstock.wire.messages.dcp import Control, Open
 from penstock.wire.messages.kv import Hello, SelectBucket, pack_features, unpack_features
 from penstock.wire.messages.sasl import SaslAuth, SaslListMechs, SaslStep
 
-__all__ = ["COMMANDS", "DOCUMENTS", "HandshakeResult", "Purpose", "perform_handshake"]
+__all__ = ["COMMANDS", "DOCUMENTS", "HandshakeResult", "Purpose", "RefusedDeleteTimes", "perform_handshake"]
+
+
+class RefusedDeleteTimes(Exception):
+    """The server does not know the flag of DCP OPEN for delete times. It may close the connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +53,7 @@ class Purpose:
         xattrs: streams include extended attributes.
         change_history: streams include older versions of documents, if the node keeps them.
         values: streams include values; without them, DCP sends keys only.
+        delete_times: deletions in DCP streams include their times.
         mutation_tokens: replies to writes contain vbuuid and seqno.
         durable_writes: requests may carry a durability level.
     """
@@ -58,6 +65,7 @@ class Purpose:
     xattrs: bool = False
     change_history: bool = False
     values: bool = True
+    delete_times: bool = True
     mutation_tokens: bool = False
     durable_writes: bool = False
 
@@ -95,6 +103,7 @@ async def perform_handshake(link: NodeLink, endpoint: Endpoint, address: Address
     Raises:
         BucketNotServed: there is no such bucket, or no cluster map.
         UnsupportedServer: the server does not have the dialect of the purpose.
+        RefusedDeleteTimes: another connection, without `delete_times`, may succeed.
         AuthenticationFailed, AccessDenied: the user may not have the bucket.
         RemoteProtocolError: the peer speaks another protocol.
         StatusError, OperationTimeout, ConnectionClosed: as NodeLink.request raises them.
@@ -188,32 +197,34 @@ async def _log_in(link: NodeLink, endpoint: Endpoint, address: Address) -> None:
     login.finish(reply.value)
 
 
-async def _open_dcp(link: NodeLink, address: Address, purpose: Purpose, agreed: frozenset[int]) -> None:
-    """Open DCP and set its controls; delete times and expirations only if the server supports them."""
-    options = address.options
-    timeout, name = options.connect_timeout, purpose.stream_name.encode()
-    least = OpenFlag.PRODUCER
+def choose_open_flags(purpose: Purpose) -> OpenFlag:
+    """Return the flags of DCP OPEN for a purpose."""
+    flags = OpenFlag.PRODUCER
     if purpose.xattrs:
-        least |= OpenFlag.INCLUDE_XATTRS
+        flags |= OpenFlag.INCLUDE_XATTRS
     if not purpose.values:
-        least |= OpenFlag.NO_VALUE
-    opening = Open(key=name, flags=least | OpenFlag.INCLUDE_DELETE_TIMES)
-    reply = await link.request(opening, timeout, accept=UNSUPPORTED_STATUSES)
-    if reply.specific:
-        reply = await link.request(Open(key=name, flags=least), timeout, accept=UNKNOWN_COMMAND_STATUSES)
+        flags |= OpenFlag.NO_VALUE
+    return flags | OpenFlag.INCLUDE_DELETE_TIMES if purpose.delete_times else flags
+
+
+async def _open_dcp(link: NodeLink, address: Address, purpose: Purpose, agreed: frozenset[int]) -> None:
+    """Open DCP and set its controls; expirations and the interval of NOOPs only if the server supports them."""
+    options = address.options
+    timeout = options.connect_timeout
+    opening = Open(key=purpose.stream_name.encode(), flags=choose_open_flags(purpose))
+    accept = UNSUPPORTED_STATUSES if purpose.delete_times else UNKNOWN_COMMAND_STATUSES
+    reply = await link.request(opening, timeout, accept=accept)
+    if reply.specific == Status.EINVAL:
+        raise RefusedDeleteTimes
     if reply.specific:
         raise await make_unsupported_error(link, Dialect.DCP, timeout)
-    wanted = [b"enable_expiry_opcode"]
+    # Couchbase 3.0.0 refuses set_noop_interval, and keeps its own interval.
+    optional = {"enable_expiry_opcode": "true", "set_noop_interval": str(options.noop_interval)}
     if Feature.COLLECTIONS in agreed:
-        wanted.append(b"flatbuffers_system_events")  # without it, events omit the new settings of a collection
+        optional["flatbuffers_system_events"] = "true"  # without it, events omit the new settings of a collection
     if purpose.change_history:
-        wanted.append(b"change_streams")
-    for extra in wanted:
-        await link.request(Control(key=extra, value=b"true"), timeout, accept=UNSUPPORTED_STATUSES)
-    settings = {
-        "enable_noop": "true",
-        "set_noop_interval": str(options.noop_interval),
-        "connection_buffer_size": str(options.flow_control_bytes),
-    }
-    for setting, text in settings.items():
+        optional["change_streams"] = "true"
+    for setting, text in optional.items():
+        await link.request(Control(key=setting.encode(), value=text.encode()), timeout, accept=UNSUPPORTED_STATUSES)
+    for setting, text in {"enable_noop": "true", "connection_buffer_size": str(options.flow_control_bytes)}.items():
         await link.request(Control(key=setting.encode(), value=text.encode()), timeout)
