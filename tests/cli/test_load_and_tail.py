@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -265,3 +266,19 @@ def test_a_tail_up_to_now_needs_every_vbucket(run, node, protocol):
     assert accepted.err == (
         f"penstock: vbuckets 3, 5-6 (3 of 16) are not served by {node.url('beer')}: skipped (missingVbuckets=skip)\n"
     )
+
+
+def test_tail_starts_at_a_time_and_filters_keys_and_values(on_beer):
+    def load(*numbers):
+        documents = "".join(f'{{"id":"{kind}{each}","abv":{each}}}\n' for each in numbers for kind in ("ale", "gin"))
+        assert on_beer("load", "-", "--key", "id", stdin=documents.encode()).code == 0
+
+    load(1, 2)
+    moment = datetime.now(UTC).isoformat()
+    load(3, 4, 5)
+    shown = on_beer(
+        *("tail", "--since", moment, "--until", "now", "--json", "--filter-key", "^ale", "--filter-value", "abv < 5")
+    )
+    assert sorted(change["key"] for change in shown.json_lines) == ["ale3", "ale4"]
+    refused = on_beer("tail", "--since", "soon")
+    assert (refused.code, "found the time 'soon', expected a time such as" in refused.err) == (2, True)

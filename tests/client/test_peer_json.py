@@ -262,7 +262,7 @@ async def test_invalid_reports_of_streams_are_an_error(text):
 
 LOCAL = {
     "client/connect/credentials.py": "a file",
-    "client/xdcr/filter_syntax.py": "an option",
+    "client/filters/filter_syntax.py": "an option",
     "spark/source/read_positions.py": "an option",
 }
 """Modules that read JSON of this machine's user -> source of the JSON."""

@@ -12,11 +12,11 @@ from penstock.client.connect.cluster_map import ClusterMap
 from penstock.client.documents.document import compute_vbucket
 from penstock.client.documents.row_columns import TargetCollection
 from penstock.client.feeds.stream_position import Position, SnapshotEnd
+from penstock.client.filters.value_filter import ValueFilter, check_regex
 from penstock.client.topology.persisted_seqnos import PersistedSeqno, read_persisted_seqnos
 from penstock.client.xdcr.checkpoint import Checkpoint, CheckpointTracker, find_lost_ends, forget_positions
 from penstock.client.xdcr.collection_mapping import CollectionMapping
 from penstock.client.xdcr.state_file import StateFile
-from penstock.client.xdcr.value_filter import ValueFilter, check_regex
 from penstock.client.xdcr.xdcr_options import XdcrOptions
 from penstock.errors import UsageError
 from penstock.wire.messages.kv import FailoverEntry

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
+from functools import partial
 from typing import Self, Unpack
 
 import pyarrow as pa
@@ -31,6 +33,7 @@ from penstock.client.streams.stream_choice import (
     choose_targets,
     make_tap_feed,
 )
+from penstock.client.streams.time_search import find_positions_at
 from penstock.client.topology.nodes import Nodes
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.client.topology.vbucket_reports import VbucketReports
@@ -182,8 +185,9 @@ class Bucket(DocumentCommands):
         Unreachable with their numbers; with the option missingVbuckets=skip it leaves them out.
 
         Args:
-            start: "beginning", "now", or positions by vbucket, as an earlier stream left them. A vbucket without a
-                position starts at the beginning.
+            start: "beginning", "now", a time with a zone, or positions by vbucket, as an earlier stream left them. A
+                vbucket without a position starts at the beginning. A time is found by the cas of the changes; the
+                search reads all keys. It needs DCP.
             stop: None: never. "now": the current end of the bucket when the stream connects or reconnects. Or the last
                 seqno by vbucket; vbuckets without one are not read.
             vbuckets: the vbuckets to read; None for all.
@@ -203,6 +207,10 @@ class Bucket(DocumentCommands):
         content = choose_content(options, defaults, dialect)
         is_mitigated = choose_mitigation(options, defaults, dialect)
         chosen = await self.reports.choose_vbuckets(vbuckets)
+        if isinstance(start, datetime) and dialect is not Dialect.TAP:
+            open_keys = partial(self.stream, "beginning", protocol="dcp", values=False)
+            start = await find_positions_at(start, self.reports, lambda ends: open_keys(ends, sorted(ends)), chosen)
+            chosen = [vbucket for vbucket in chosen if vbucket in start]
         if dialect in (Dialect.UPR, Dialect.UPR_DRAFT):  # a server without them may send any answer
             await check_dialect(self.address, dialect)
         if dialect is Dialect.TAP:

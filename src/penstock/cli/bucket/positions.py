@@ -7,7 +7,6 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.client.feeds.stream_position import Position
     from penstock.client.positions.position_store import PositionStore
     from penstock.client.positions.saved_positions import SavedPositions
+    from penstock.client.streams.stream_choice import FirstStart
 
 commands = typer.Typer(help="Manage the saved positions of consumers.", no_args_is_help=False, rich_markup_mode="rich")
 app.add_typer(commands, name="positions", rich_help_panel=Panel.DATA)
@@ -128,19 +128,23 @@ def move_positions(
 
     async def run() -> None:
         async with _connect_bucket(resolve_address(url, username, password)) as bucket:
-            place = open_store(store, bucket)
-            saved = await place.read()
-            current = await _describe_bucket(bucket)
-            if saved is not None:
-                from penstock.client.positions.position_checks import check_bucket
-
-                check_bucket(saved, current.uuid, current.vbuckets, str(place))
-                current = replace(current, notes=saved.notes)
-            moved = replace(current, by_vbucket=await _find_positions(bucket, to))
-            await place.write(moved)
-            print(_format_summary(place, moved, as_json=as_json))
+            await _move_positions(open_store(store, bucket), bucket, to, as_json=as_json)
 
     asyncio.run(run())
+
+
+async def _move_positions(place: PositionStore, bucket: Bucket, to: str, *, as_json: bool) -> None:
+    """Replace the positions in a store by those at the beginning, the end or a time, and print them."""
+    from penstock.client.positions.position_checks import check_bucket
+
+    saved = await place.read()
+    current = await _describe_bucket(bucket)
+    if saved is not None:
+        check_bucket(saved, current.uuid, current.vbuckets, str(place))
+        current = replace(current, notes=saved.notes)
+    moved = replace(current, by_vbucket=await _find_positions(bucket, to))
+    await place.write(moved)
+    print(_format_summary(place, moved, as_json=as_json))
 
 
 @commands.command(
@@ -172,10 +176,18 @@ def copy_positions(
     asyncio.run(run())
 
 
-@commands.command("reset", epilog=format_examples("penstock positions reset beer.positions"))
+@commands.command(
+    "reset",
+    epilog=format_examples(
+        "penstock positions reset beer.positions", "penstock positions reset beer.positions --at 2026-11-23T08:00:00Z"
+    ),
+)
 def reset_positions(
     store: StorePlace,
     *,
+    at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Set the positions to this time, as `positions move` does.")
+    ] = None,
     url: Url = DEFAULT_URL,
     username: Username = None,
     password: PasswordFile = None,
@@ -184,8 +196,11 @@ def reset_positions(
     """Remove saved positions. The consumer then starts as if it had never run. Stop the consumer first."""
 
     async def run() -> None:
-        async with _connect(resolve_address(url, username, password), [store]) as bucket:
+        async with _connect(resolve_address(url, username, password), [store], always=at is not None) as bucket:
             place = open_store(store, bucket)
+            if at is not None and bucket is not None:
+                await _move_positions(place, bucket, at, as_json=as_json)
+                return
             await place.remove()
             print(format_json_line({"reset": str(place)}) if as_json else f"Reset {place}.")
 
@@ -255,13 +270,13 @@ async def _connect_bucket(address: Address) -> AsyncIterator[Bucket]:
 
 
 @asynccontextmanager
-async def _connect(address: Address, places: Sequence[str]) -> AsyncIterator[Bucket | None]:
-    """Connect to the bucket if a store is in it.
+async def _connect(address: Address, places: Sequence[str], *, always: bool = False) -> AsyncIterator[Bucket | None]:
+    """Connect to the bucket if a store is in it, or always.
 
     Yields:
         The bucket, None if no store needs it.
     """
-    if any(map(needs_bucket, places)):
+    if always or any(map(needs_bucket, places)):
         async with _connect_bucket(address) as bucket:
             yield bucket
     else:
@@ -277,21 +292,12 @@ async def _describe_bucket(bucket: Bucket) -> SavedPositions:
 
 
 async def _find_positions(bucket: Bucket, to: str) -> dict[int, Position]:
-    from penstock.client.feeds.stream_position import make_end_position
-    from penstock.client.positions.time_search import find_positions_at
+    from penstock.client.streams.time_search import parse_time
 
     if to == "beginning":
         return {}
-    if to == "now":
-        return {vbucket: make_end_position(info) for vbucket, info in (await bucket.vbucket_infos()).items()}
-    try:
-        moment = datetime.fromisoformat(to)
-    except ValueError:
-        raise UsageError(f"--to is {to!r}, expected beginning, now or a time such as 2026-11-23T08:00:00Z") from None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    if moment > datetime.now(UTC):
-        raise UsageError(f"--to is {to}, expected a time in the past; the command knows no later changes")
-    return await find_positions_at(bucket, moment)
+    start: FirstStart = "now" if to == "now" else parse_time(to)
+    return (await bucket.stream(start, protocol="dcp")).positions
 
 
 async def _read_existing(store: PositionStore) -> SavedPositions:

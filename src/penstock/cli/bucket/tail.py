@@ -24,12 +24,24 @@ from penstock.cli.base.option_parameters import add_options
 from penstock.cli.base.show import format_json_line, format_one_line, make_json_object
 from penstock.client.connect.address import DEFAULT_URL, Address, ConnectionOptions, MissingVbuckets
 from penstock.client.connect.dropped_frames import EXPECTED_REASONS, describe_drops
+from penstock.client.filters.filter_options import FilterOptions
 from penstock.client.topology.missing_vbuckets import format_ranges
-from penstock.options import BOOLEAN, POSITIVE, list_of, one_of, option, read_shared_values, shared_option, whole_number
+from penstock.options import (
+    BOOLEAN,
+    POSITIVE,
+    list_of,
+    nonempty,
+    one_of,
+    option,
+    read_shared_values,
+    shared_option,
+    whole_number,
+)
 from penstock.wire.codec.constants import Dialect
 
 if TYPE_CHECKING:
     from penstock.client.streams.change_stream import ChangeStream
+    from penstock.client.streams.stream_choice import FirstStart
     from penstock.wire.columns.schema import Change
 
 _HEADER = f"{'vb':>4} {'seqno':>8} {'event':10} {'key':32} {'cas':>19} {'size':>7} value"
@@ -58,6 +70,15 @@ class TailOptions:
     missing_vbuckets: MissingVbuckets | None = shared_option(ConnectionOptions)
     mitigate_rollback: bool | None = shared_option(ConnectionOptions)
     keys_only: bool = option(BOOLEAN, "do not request or print values", default=False)
+    since: str | None = option(
+        nonempty("a time", metavar="TIME"),
+        "start at the first changes of this time, such as 2026-11-23T08:00:00Z, instead of --from",
+        default=None,
+    )
+    scope: str | None = shared_option(ConnectionOptions)
+    collections: tuple[str, ...] | None = shared_option(ConnectionOptions)
+    filter_key: str | None = shared_option(FilterOptions)
+    filter_value: str | None = shared_option(FilterOptions)
 
 
 @app.command(
@@ -65,6 +86,7 @@ class TailOptions:
     epilog=format_examples(
         "penstock tail --from beginning --until now",
         "penstock tail --protocol tap --from beginning",
+        "penstock tail --since 2026-11-23T08:00:00Z --filter-key '^beer-' --filter-value 'abv > 5'",
         "penstock tail --json | jq -r 'select(.event == \"deletion\").key'",
     ),
 )
@@ -82,6 +104,9 @@ def tail(
     Rollbacks are printed as lines: changes of that vbucket above the given seqno
     are void. Events of collections are printed as lines too. A key outside the
     default collection is printed as scope.collection/key.
+
+    --since finds the changes by their times and reads all keys for that. It
+    fails if deletions since then were purged, or if the changes have no times.
 
     --until now reads every vbucket. If no node serves some of them, tail waits
     for them, and then fails or skips them (--missing-vbuckets).
@@ -106,12 +131,14 @@ def tail(
 
 async def _print_changes(address: Address, options: TailOptions, line: Callable[[Change], str]) -> None:
     from penstock.client.bucket import Bucket
+    from penstock.client.streams.time_search import parse_time
     from penstock.wire.columns.run_decoder import list_changes
 
     stop: Literal["now"] | None = "now" if options.until == "now" else None
     vbuckets = sorted(set(options.vbuckets)) if options.vbuckets else None
-    limit = options.limit
-    async with Bucket(address) as bucket, await bucket.stream(options.start, stop, vbuckets) as stream:
+    start: FirstStart = options.start if options.since is None else parse_time(options.since)
+    filters, limit = read_shared_values(options, FilterOptions), options.limit
+    async with Bucket(address) as bucket, await bucket.stream(start, stop, vbuckets, **filters) as stream:
         try:
             async for batch in stream:
                 changes = list_changes(batch)[:limit]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Literal, Self, Unpack
+from typing import Self, Unpack
 
 import pyarrow as pa
 
@@ -25,7 +25,7 @@ from penstock.client.positions.position_store import PositionStore
 from penstock.client.positions.saved_positions import SavedPositions
 from penstock.client.positions.server_checks import check_positions
 from penstock.client.streams.change_stream import ChangeStream
-from penstock.client.streams.stream_choice import ChangeOptions, Start, Stop, choose_dialect
+from penstock.client.streams.stream_choice import ChangeOptions, FirstStart, Start, Stop, choose_dialect
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns.schema import Change
@@ -65,7 +65,7 @@ class Consumer:
         group: the name of the group in which the consumer reads a part of the bucket. It has no end: stop is None.
         share: (number, count): read the vbuckets that are `number` modulo `count`. Each consumer has its own store.
         lease_seconds: a member of a group is dead after this time without a sign of life.
-        start: where to start without saved positions, as in Bucket.stream.
+        start: where to start without saved positions: "beginning", "now" or a time, as in Bucket.stream.
         stop: as in Bucket.stream.
         vbuckets: as in Bucket.stream. Saved positions of other vbuckets are kept.
         commit: when to commit; BY_HAND: only by `commit()`.
@@ -83,7 +83,7 @@ class Consumer:
         group: str | None = None,
         share: tuple[int, int] | None = None,
         lease_seconds: float = 15.0,
-        start: Literal["beginning", "now"] = "beginning",
+        start: FirstStart = "beginning",
         stop: Stop = None,
         vbuckets: Sequence[int] | None = None,
         commit: CommitPolicy | None = None,
@@ -97,7 +97,7 @@ class Consumer:
         self._group = group
         self._share = share
         self._lease_seconds = lease_seconds
-        self._start: Literal["beginning", "now"] = start
+        self._start: FirstStart = start
         self._stop = stop
         self._vbuckets = vbuckets
         self._options = options
@@ -165,7 +165,7 @@ class Consumer:
         start = self._start if saved is None else saved.by_vbucket
         self._stream = await self._start_stream(start)
         self._committer.begin(saved or self._committer.saved, self._stream.positions)
-        if start == "now":
+        if saved is None and self._start != "beginning":
             await self.commit()  # a crash before the first commit must not skip the changes until the restart
 
     async def _commit_before_change(self) -> None:

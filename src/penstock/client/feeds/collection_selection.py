@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
+from penstock.client.filters.change_filter import ALL_CHANGES, ChangeFilter
 from penstock.errors import UsageError
 from penstock.wire.columns.collection_names import DEFAULT_NAME, CollectionNames
 from penstock.wire.values.peer_json import read_peer_json
@@ -161,12 +162,14 @@ class StreamContent:
         xattrs: whether changes have extended attributes, in DCP.
         change_history: whether older versions of documents are included, in DCP and if the node keeps them.
         values: whether changes have values. If not, DCP and TAP do not send them.
+        change_filter: chooses changes by key and value.
     """
 
     selection: CollectionSelection | None = None
     xattrs: bool = False
     change_history: bool = False
     values: bool = True
+    change_filter: ChangeFilter = ALL_CHANGES
 
 
 PLAIN_CONTENT = StreamContent()

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from penstock.client.bucket import Bucket
 from penstock.client.feeds.deliveries import Delivery
-from penstock.client.feeds.stream_position import Position, make_end_position
+from penstock.client.feeds.stream_position import Position
 from penstock.client.groups.group_session import GroupSession
 from penstock.client.positions.saved_positions import SavedPositions
 from penstock.client.positions.server_checks import check_positions
 from penstock.client.streams.change_stream import ChangeStream
-from penstock.client.streams.stream_choice import ChangeOptions
+from penstock.client.streams.stream_choice import ChangeOptions, FirstStart
 
 __all__ = ["SharedStream"]
 
@@ -39,7 +38,7 @@ class SharedStream:
         bucket: Bucket,
         group: str,
         *,
-        start: Literal["beginning", "now"],
+        start: FirstStart,
         lease_seconds: float,
         options: ChangeOptions,
         before_change: Callable[[], Awaitable[None]],
@@ -191,6 +190,5 @@ class SharedStream:
             await check_positions(self._bucket, saved, f"group:{self._group}")
         if self._start == "beginning" or not absent:
             return saved
-        infos = await self._bucket.vbucket_infos(absent)
-        first = {vb: make_end_position(info) for vb, info in infos.items()}
-        return replace(saved, by_vbucket={**saved.by_vbucket, **first})
+        first = await self._bucket.stream(self._start, None, absent, **self._options)
+        return replace(saved, by_vbucket={**saved.by_vbucket, **first.positions})

@@ -181,21 +181,26 @@ class ChangeStream:
         """
         for earlier in () if is_ahead else (*self._unacknowledged,):
             self.acknowledge(earlier)
-        while (delivery := await self._receive_delivery()) is not None and self._mitigation is not None:
-            try:
-                await self._mitigation.gate.wait_until_persisted(delivery)
-                break
-            except BranchLost as lost:
-                logger.warning("%s: %s; reading the changes again that were not delivered", self._address, lost)
-                await self._recovery.close()
-                self._held = None
-                self._begin(self._mitigation.make_feed(self.positions))
-        if delivery is not None:
+        while (delivery := await self._receive_delivery()) is not None:
+            if self._mitigation is not None:
+                try:
+                    await self._mitigation.gate.wait_until_persisted(delivery)
+                except BranchLost as lost:
+                    logger.warning("%s: %s; reading the changes again that were not delivered", self._address, lost)
+                    await self._recovery.close()
+                    self._held = None
+                    self._begin(self._mitigation.make_feed(self.positions))
+                    continue
             self._held = None
-            self._unacknowledged.append(delivery)
             self._recovery.confirm_recovery(delivery.connection_id)
             self.positions.update(delivery.positions)
-        return delivery
+            chosen = self._feed.content.change_filter.select_changes(delivery.content)
+            delivery = delivery if chosen is delivery.content else delivery._replace(content=chosen)
+            self._unacknowledged.append(delivery)
+            if len(chosen):
+                return delivery
+            self.acknowledge(delivery)
+        return None
 
     def acknowledge(self, delivery: Delivery) -> None:
         """Acknowledge a delivery that the caller has processed, so that the producer may send as many bytes again.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Literal, TypedDict
 
 from penstock.client.connect.address import ConnectionOptions, parse_dialect
 from penstock.client.feeds.collection_selection import CollectionSelection, StreamContent
 from penstock.client.feeds.stream_position import BEGINNING, Position, make_end_position
 from penstock.client.feeds.vbucket_stream import StreamTarget
+from penstock.client.filters.change_filter import ChangeFilter
 from penstock.client.tap.tap_feed import TapFeed
 from penstock.client.topology.vbucket_reports import VbucketReports
 from penstock.errors import UsageError
@@ -16,6 +18,7 @@ from penstock.wire.codec.constants import MAX_SEQNO, Dialect
 
 __all__ = [
     "ChangeOptions",
+    "FirstStart",
     "Start",
     "Stop",
     "choose_content",
@@ -25,7 +28,9 @@ __all__ = [
     "make_tap_feed",
 ]
 
-Start = Literal["beginning", "now"] | Mapping[int, Position]
+FirstStart = Literal["beginning", "now"] | datetime
+"""A start without positions: the beginning, the current end, or a time with a zone."""
+Start = FirstStart | Mapping[int, Position]
 Stop = Literal["now"] | Mapping[int, int] | None
 
 
@@ -42,6 +47,9 @@ class ChangeOptions(TypedDict, total=False):
         change_history: with the older versions of documents in collections that have history, each as a change of its
             own. The bucket must keep them; otherwise changes are deduplicated. DCP only.
         values: False leaves out values and their datatypes. DCP and TAP nodes do not send them then.
+        filter_key: only changes in whose key this regular expression (RE2) is found.
+        filter_value: only documents whose JSON matches this expression, such as `type = "beer" AND abv > 5`. Deletions
+            and expirations always match, because they may remove a document that matched.
         mitigate_rollback: only changes that the active node and all replicas have on disk, or in memory in a bucket
             without a disk. So no failover makes them void. DCP only, from Couchbase Server 4.0 on.
     """
@@ -52,6 +60,8 @@ class ChangeOptions(TypedDict, total=False):
     xattrs: bool | None
     change_history: bool | None
     values: bool
+    filter_key: str | None
+    filter_value: str | None
     mitigate_rollback: bool | None
 
 
@@ -75,20 +85,25 @@ def choose_content(chosen: ChangeOptions, options: ConnectionOptions, dialect: D
     """Return the parts of the changes that the streams contain.
 
     Raises:
-        UsageError: as CollectionSelection raises it, or collections are chosen in a dialect that has none.
+        UsageError: as CollectionSelection and ChangeFilter raise it, or collections are chosen in a dialect that has
+            none.
     """
     named = (chosen.get("scope", ""), tuple(chosen.get("collections", ())))
     selection = CollectionSelection(*(named if any(named) else (options.scope, options.collections)))
     values, xattrs, history = chosen.get("values", True), chosen.get("xattrs"), chosen.get("change_history")
+    change_filter = ChangeFilter(chosen.get("filter_key"), chosen.get("filter_value"))
+    if change_filter.value is not None and not values:
+        raise UsageError("filter_value with values=False, expected the values that the filter compares")
     if dialect is not Dialect.DCP:
         if not (selection.is_everything or selection.is_default):
             raise UsageError(f"{dialect} has no collections; protocol dcp has")
-        return StreamContent(values=values)
+        return StreamContent(values=values, change_filter=change_filter)
     return StreamContent(
         selection=selection,
         xattrs=options.xattrs if xattrs is None else xattrs,
         change_history=options.change_history if history is None else history,
         values=values,
+        change_filter=change_filter,
     )
 
 
@@ -110,7 +125,7 @@ async def _choose_positions(reports: VbucketReports, start: Start, vbuckets: Seq
         infos = await reports.vbucket_infos(vbuckets)
         return {vb: make_end_position(info) for vb, info in infos.items()}
     if not isinstance(start, Mapping):
-        raise UsageError(f"start is {start!r}, expected 'beginning', 'now' or positions by vbucket")
+        raise UsageError(f"start is {start!r}, expected 'beginning', 'now', a time or positions by vbucket")
     return {vb: start.get(vb, BEGINNING) for vb in vbuckets}
 
 

@@ -9,14 +9,12 @@ import pyarrow.compute as pc
 
 from penstock.client.documents.meta_requests import select_documents
 from penstock.client.documents.row_columns import RowColumns, find_collections
+from penstock.client.filters.change_filter import ChangeFilter
 from penstock.client.xdcr.collection_mapping import CollectionMapping
-from penstock.client.xdcr.value_filter import ValueFilter, check_regex
 from penstock.client.xdcr.xdcr_options import XdcrOptions
 from penstock.wire.columns.schema import Event
 
 __all__ = ["ChangeSelector"]
-
-Bools = npt.NDArray[np.bool_]
 
 
 class ChangeSelector:
@@ -31,8 +29,7 @@ class ChangeSelector:
 
     def __init__(self, options: XdcrOptions) -> None:
         self._mapping = CollectionMapping.parse(options.mapping or ())
-        self._pattern = None if options.filter_key is None else check_regex(options.filter_key)
-        self._value_filter = None if options.filter_value is None else ValueFilter(options.filter_value)
+        self._filter = ChangeFilter(options.filter_key, options.filter_value)
         skipped = {Event.DELETION: options.skip_deletions, Event.EXPIRATION: options.skip_expirations}
         self._skipped = pa.array([str(event) for event, is_skipped in skipped.items() if is_skipped], pa.string())
 
@@ -53,23 +50,12 @@ class ChangeSelector:
         chosen = ~np.asarray(pc.and_(documents["collection_id"].is_valid(), documents["collection"].is_null()))
         if len(self._skipped):
             chosen &= ~np.asarray(pc.is_in(documents["event"], value_set=self._skipped))
-        if self._pattern is not None:
-            chosen &= np.asarray(pc.match_substring_regex(documents["key"], self._pattern))
         documents = _take_rows(documents, np.flatnonzero(chosen))
-        if self._value_filter is not None and len(documents):
-            documents = _take_rows(documents, np.flatnonzero(self._match_values(documents, self._value_filter)))
+        if not self._filter.is_everything:
+            documents = _take_rows(documents, np.flatnonzero(self._filter.match_rows(documents)))
         if not self._mapping.keeps_names and len(documents):
             documents = self._map_collections(documents)
         return documents, count - len(documents)
-
-    @staticmethod
-    def _match_values(documents: pa.Table, value_filter: ValueFilter) -> Bools:
-        """Return which changes match. Deletions match: they have no value, and may remove a document that did."""
-        removed = RowColumns(documents).find_removals()
-        matched = removed.copy()
-        stored = np.flatnonzero(~removed)
-        matched[stored] = value_filter.match_values(documents["value"].take(pa.array(stored)).to_pylist())
-        return matched
 
     def _map_collections(self, documents: pa.Table) -> pa.Table:
         names, places = find_collections(RowColumns(documents), None, None)

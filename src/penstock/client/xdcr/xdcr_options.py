@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from penstock.client.filters.filter_options import FilterOptions
 from penstock.errors import UsageError
-from penstock.options import BOOLEAN, FILE, nonempty, one_of, option, text_list
+from penstock.options import BOOLEAN, FILE, one_of, option, shared_option, text_list
 
 __all__ = ["XdcrOptions"]
 
@@ -26,15 +27,11 @@ class XdcrOptions:
     state: str | None = option(
         FILE, "file that keeps the position; a later start resumes there", default=None, shown="none, start over"
     )
-    filter_key: str | None = option(
-        nonempty("a regular expression", metavar="REGEX"),
-        "replicate only keys in which this regular expression (RE2) is found",
-        default=None,
+    filter_key: str | None = shared_option(
+        FilterOptions, doc="replicate only keys in which this regular expression (RE2) is found"
     )
-    filter_value: str | None = option(
-        nonempty("an expression", metavar="EXPRESSION"),
-        "replicate only documents whose JSON matches this expression; deletions always match",
-        default=None,
+    filter_value: str | None = shared_option(
+        FilterOptions, doc="replicate only documents whose JSON matches this expression; deletions always match"
     )
     skip_deletions: bool = option(BOOLEAN, "do not replicate deletions", default=False)
     skip_expirations: bool = option(BOOLEAN, "do not replicate expirations", default=False)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.client.xdcr.filter_syntax import (
+from penstock.client.filters.filter_syntax import (
     Comparison,
     FieldTest,
     Junction,

@@ -2,40 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.client.bucket import Bucket
 from penstock.client.feeds.stream_position import BEGINNING, Position, SnapshotEnd
+from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.topology.vbucket_info import VbucketInfo
+from penstock.client.topology.vbucket_reports import VbucketReports
 from penstock.errors import UsageError
 from penstock.store.history.failover_log import find_branch
 
-__all__ = ["find_position_before", "find_positions_at"]
+__all__ = ["find_position_before", "find_positions_at", "parse_time"]
 
 _FIRST_TIME = int(datetime(2010, 1, 1, tzinfo=UTC).timestamp()) * 10**9
 """A cas below this time in nanoseconds is no time. Couchbase before 4.0 counts instead."""
 
 
-async def find_positions_at(bucket: Bucket, moment: datetime) -> dict[int, Position]:
+KeyStreamOpener = Callable[[Mapping[int, int]], Awaitable[ChangeStream]]
+"""Returns a stream of all keys from the beginning to given seqnos by vbucket."""
+
+
+def parse_time(text: str) -> datetime:
+    """Return the time in a text such as 2026-11-23T08:00:00Z; without a zone, in UTC. Raises UsageError."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"found the time {text!r}, expected a time such as 2026-11-23T08:00:00Z") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+async def find_positions_at(
+    moment: datetime, reports: VbucketReports, open_keys: KeyStreamOpener, vbuckets: Sequence[int]
+) -> dict[int, Position]:
     """Return the positions before the first changes that are not older than a time: vbucket -> position.
 
     The cas of a change is its time. The search reads the keys of the whole history.
 
     Args:
-        bucket: the connected bucket.
         moment: the time, with a time zone.
+        reports: the reports of the bucket.
+        open_keys: opens the stream that the search reads.
+        vbuckets: the vbuckets to search.
 
     Raises:
-        UsageError: the changes have no times, or the history since then is incomplete, because deletions were purged.
+        UsageError: the time has no zone, or is in the future. The changes have no times, or deletions since then were
+            purged.
     """
-    infos = await bucket.vbucket_infos()
+    if moment.tzinfo is None or moment > datetime.now(UTC):
+        raise UsageError(f"found the time {moment.isoformat()}, expected a time with a zone that has passed")
+    infos = await reports.vbucket_infos(vbuckets)
     ends = {vbucket: info.high_seqno for vbucket, info in infos.items() if info.high_seqno}
     limit = int(moment.timestamp() * 10**9)
     first: dict[int, int] = {}
-    async with await bucket.stream(stop=ends, vbuckets=sorted(ends), protocol="dcp", values=False) as stream:
+    async with await open_keys(ends) as stream:
         async for batch in stream:
             documents = batch.filter(pc.is_valid(batch.column("key")))
             _check_times(documents)

@@ -1,0 +1,25 @@
+"""The options that choose changes by key and value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.options import nonempty, option
+
+__all__ = ["FilterOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterOptions:
+    """The options that choose changes by key and value."""
+
+    filter_key: str | None = option(
+        nonempty("a regular expression", metavar="REGEX"),
+        "only keys in which this regular expression (RE2) is found",
+        default=None,
+    )
+    filter_value: str | None = option(
+        nonempty("an expression", metavar="EXPRESSION"),
+        "only documents whose JSON matches this expression; deletions always match",
+        default=None,
+    )

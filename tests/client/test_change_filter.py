@@ -1,0 +1,123 @@
+"""Streams with a filter of keys and values, and streams that start at a time."""
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import penstock
+from penstock.client.filters.change_filter import ChangeFilter
+from penstock.client.positions.file_positions import FilePositions
+from penstock.errors import UsageError
+from penstock.node import Node
+from penstock.wire.columns.run_decoder import make_batch
+from penstock.wire.columns.schema import Change, Event
+from tests.patience import PATIENCE
+
+DIALECTS = ("dcp", "upr", "upr-draft", "tap")
+
+
+@pytest.fixture
+def url():
+    with Node.running(["beer"], vbuckets=16) as node:
+        yield node.url("beer")
+
+
+def run(url, main):
+    async def connected():
+        async with asyncio.timeout(PATIENCE), penstock.connect(url) as bucket:
+            return await main(bucket)
+
+    return asyncio.run(connected())
+
+
+async def fill(bucket, kind, numbers):
+    documents = [(f"{kind}{each}", json.dumps({"kind": kind, "abv": each}).encode()) for each in numbers]
+    await bucket.upsert_many(documents)
+
+
+async def read_keys(bucket, **options):
+    return {change.key.decode() async for change in bucket.changes(stop="now", **options)}
+
+
+def test_rows_match_by_key_and_by_value_and_other_events_pass():
+    rows = [
+        Change(1, 1, 1, key=b"ale", value=b'{"abv": 7}'),
+        Change(1, 1, 2, key=b"ale", value=b'{"abv": 3}'),
+        Change(1, 1, 3, key=b"ale", value=b"no JSON"),
+        Change(1, 1, 4, key=b"ale", event=Event.DELETION),
+        Change(1, 1, 5, key=b"gin", event=Event.EXPIRATION),
+        Change(1, 1, 6, event=Event.CREATE_SCOPE, value=b"{}"),
+        Change(1, 1, 0, event=Event.ROLLBACK, requested_seqno=0),
+    ]
+    chosen = ChangeFilter("^a", "abv > 5")
+    expected = [rows[0], rows[3], rows[5], rows[6]]
+    assert chosen.select_changes(rows) == expected
+    assert chosen.select_changes(make_batch(rows)) == make_batch(expected)
+    everything = make_batch(rows)
+    assert ChangeFilter().select_changes(everything) is everything
+
+
+@pytest.mark.parametrize("protocol", DIALECTS)
+def test_stream_has_only_matching_changes(url, protocol):
+    async def main(bucket):
+        await fill(bucket, "ale", range(20))
+        await fill(bucket, "gin", range(500))
+        options = {"protocol": protocol, "filter_key": "^ale", "filter_value": "abv >= 15"}
+        assert await read_keys(bucket, **options) == {f"ale{each}" for each in range(15, 20)}
+        assert await read_keys(bucket, protocol=protocol, filter_key="^rum") == set()
+
+    run(url, main)
+
+
+def test_position_moves_over_changes_that_the_filter_leaves_out(url, tmp_path):
+    async def main(bucket):
+        await fill(bucket, "ale", range(20))
+        store = FilePositions(tmp_path / "positions")
+        async with penstock.Consumer(bucket, store, stop="now", filter_key="^gin") as consumer:
+            assert [change async for change in consumer.changes()] == []
+        saved = await store.read()
+        assert saved is not None
+        assert {vb: each.seqno for vb, each in saved.by_vbucket.items()} == await bucket.high_seqnos()
+        await fill(bucket, "gin", range(5))
+        async with penstock.Consumer(bucket, store, stop="now", filter_key="^gin") as consumer:
+            assert len([change async for change in consumer.changes()]) == 5
+
+    run(url, main)
+
+
+@pytest.mark.parametrize(
+    "options", [{"filter_key": "("}, {"filter_value": "abv >"}, {"filter_value": "abv > 1", "values": False}]
+)
+def test_invalid_filter_is_refused(url, options):
+    async def main(bucket):
+        with pytest.raises(UsageError):
+            await bucket.stream(**options)
+
+    run(url, main)
+
+
+def test_stream_and_consumer_start_at_a_time(url, tmp_path):
+    async def main(bucket):
+        await fill(bucket, "ale", range(20))
+        last = max([change.cas async for change in bucket.changes(stop="now")])
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=last // 1000 + 2)
+        await fill(bucket, "gin", range(20))
+        expected = {f"gin{each}".encode() for each in range(20)}
+        assert {change.key async for change in bucket.changes(moment, "now")} == expected
+        store = FilePositions(tmp_path / "positions")
+        async with penstock.Consumer(bucket, store, start=moment, stop="now") as consumer:
+            assert await store.read() is not None  # a crash before the first commit must not search again
+            assert {change.key async for change in consumer.changes()} == expected
+
+    run(url, main)
+
+
+@pytest.mark.parametrize("moment", [datetime(2026, 1, 1), datetime.now(UTC) + timedelta(days=1)])
+def test_time_without_a_zone_or_in_the_future_is_refused(url, moment):
+    async def main(bucket):
+        with pytest.raises(UsageError):
+            await bucket.stream(moment)
+
+    run(url, main)
