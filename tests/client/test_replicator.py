@@ -57,6 +57,19 @@ def test_fresh_node_becomes_a_replica(active, fresh):
     assert read_streams(fresh) == read_streams(active)
 
 
+def test_copy_ends_after_a_change_that_is_no_document(active, fresh):
+    write(active, 0, 50)
+
+    def create_collection():
+        served = active.buckets["beer"]
+        served.change_manifest(served.store.manifests.current.with_collection("_default", "ales"))
+
+    run(active, create_collection)
+    progress = replicate_once(active, fresh)
+    assert read_streams(fresh) == read_streams(active)
+    assert progress.lag == 0
+
+
 def test_chosen_vbuckets_alone_are_replicated(active, fresh):
     write(active, 0, 100)
     replicate_once(active, fresh, vbuckets=[1, 3])

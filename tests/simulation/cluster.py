@@ -18,6 +18,7 @@ from tests.simulation.virtual_loop import Process, VirtualLoop
 __all__ = ["BUCKET", "PORT", "Cluster", "SimulatedNode"]
 
 BUCKET, PORT = "b", 11210
+_BUCKET_UUID = f"{1:032x}"
 _EPOCH = 1_800_000_000 * 10**9  # of the virtual clock, ns since 1970
 _SKEW = 10**9  # ns between the clocks of two machines, at most
 
@@ -38,7 +39,7 @@ class SimulatedNode:
         self.host = f"127.0.0.{number + 1}"
         self.node: Node | None = None
         self._cluster = cluster
-        self.disks = MachineDisks()
+        self.disks = MachineDisks(lambda: cluster.crash(self, power=False, silent=False))
         self._settings = settings
         self._random = Random(f"{cluster.seed} {self.name}")
         self._skew = self._random.randrange(_SKEW)
@@ -48,9 +49,7 @@ class SimulatedNode:
 
     def _make_process(self) -> Process:
         self._lives += 1
-        process = Process(self.name, self.host, Random(f"{self._cluster.seed} {self.name} {self._lives}"))
-        process.on_death = lambda: self._cluster.crash(self, power=False, silent=False)
-        return process
+        return Process(self.name, self.host, Random(f"{self._cluster.seed} {self.name} {self._lives}"))
 
     def _make_machine(self) -> Machine:
         loop = self._cluster.loop
@@ -88,7 +87,8 @@ class SimulatedNode:
             machine=self._make_machine(),
             settings=self._settings,
         )
-        node.buckets.change_spec(replace(node.buckets[BUCKET].spec, replicas=self._cluster.count - 1))
+        spec = node.buckets[BUCKET].spec
+        node.buckets.change_spec(replace(spec, replicas=self._cluster.count - 1, uuid=_BUCKET_UUID))
         return node
 
     def end(self, *, power: bool) -> None:

@@ -18,16 +18,21 @@ class MachineDisks:
     Attributes:
         by_path: path of a bucket's directory -> its disk.
         make_disk: makes an empty disk.
+
+    Args:
+        on_death: called as a process ends in the middle of a call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_death: Callable[[], None]) -> None:
         self.by_path: dict[Path, MemoryDisk] = {}
         self.make_disk: Callable[[], MemoryDisk] = MemoryDisk
+        self._on_death = on_death
 
     def open(self, path: Path) -> Directory:
         """Return the directory of a path, as the class `Directory` does."""
         if path not in self.by_path:
-            self.by_path[path] = self.make_disk()
+            disk = self.by_path[path] = self.make_disk()
+            disk.on_death = self._on_death
         return self.by_path[path](path)
 
     def end_process(self, random: Random, *, power: bool) -> None:

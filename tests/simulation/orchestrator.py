@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from penstock.client.connect.address import parse_address
-from penstock.client.connect.client_session import open_session
-from penstock.client.connect.handshake import Purpose
+from penstock.client.connect.address import Address, parse_address
+from penstock.client.connect.cluster_map import Endpoint
+from penstock.client.replication.map_layout import PUSHED_EPOCH, MapLayout, MapNode, make_map_document
+from penstock.client.replication.node_control import NodeControl
 from penstock.client.replication.replica_choice import ReplicaReport, choose_replica
 from penstock.errors import Error
 from penstock.wire.codec.constants import VbucketState
-from penstock.wire.codec.flags import Datatype, StreamFlag
-from penstock.wire.messages.kv import SetVbucket
 from tests.simulation.cluster import BUCKET, PORT, Cluster, SimulatedNode
-from tests.simulation.relay import PLAIN, run_relay
+from tests.simulation.relay import run_relay
 from tests.simulation.virtual_loop import Process
 
 __all__ = ["Orchestrator", "VbucketPlace"]
 
 _RETRY_SECONDS = 0.3
 _TIMEOUT = 3.0
+_VERSION_STEP = 1000
+"""Revisions of pushed maps between two of the orchestrator: the mover publishes its own maps between them."""
 
 
 class VbucketPlace(NamedTuple):
@@ -66,6 +66,8 @@ class Orchestrator:
         self.replica_state = VbucketState.REPLICA
         self.spoil: Callable[[bytes], bytes] | None = None
         self._process = process
+        self._nodes = tuple(MapNode((node.host, PORT), {"kv": PORT}) for node in cluster.nodes)
+        self._base: dict[str, Any] = {}
 
     def run(self) -> None:
         """Begin to keep all nodes and all replications."""
@@ -114,14 +116,15 @@ class Orchestrator:
         self._notify()
 
     def begin_move(self, vbucket: int) -> None:
-        """Send no states of a vbucket, and do not replicate it."""
+        """Send no states of a vbucket, do not replicate it, and leave the maps to the mover."""
         self.moving.add(vbucket)
         self._notify()
 
     def end_move(self, vbucket: int) -> None:
-        """Send states of the vbucket again."""
+        """Send states of the vbucket again, and maps to all nodes."""
         self.moving.discard(vbucket)
-        self._notify()
+        for node in self.cluster.nodes:
+            self.forget(node)
 
     def list_owned(self, number: int) -> list[int]:
         """Return the vbuckets to replicate from a node."""
@@ -134,15 +137,26 @@ class Orchestrator:
         self._forgotten[number] += 1
         self._notify()
 
-    def make_url(self, number: int) -> str:
-        """Return the connection string of a node."""
-        host = self.cluster.nodes[number].host
-        return f"couchbase://{host}:{PORT}/{BUCKET}?connectTimeout={_TIMEOUT:g}&operationTimeout={_TIMEOUT:g}"
+    def make_address(self, number: int, retry_seconds: float = 0.001) -> Address:
+        """Return the address of a node."""
+        host, timeout = self.cluster.nodes[number].host, f"{_TIMEOUT:g}"
+        options = f"connectTimeout={timeout}&operationTimeout={timeout}&retrySeconds={retry_seconds:g}"
+        return parse_address(f"couchbase://{host}:{PORT}/{BUCKET}?{options}")
 
-    async def relay(self, source: int, target: int, vbuckets: Collection[int], flags: StreamFlag = PLAIN) -> None:
+    def get_endpoint(self, number: int) -> Endpoint:
+        """Return host and port of a node."""
+        return self._nodes[number].endpoint
+
+    def make_layout(self) -> MapLayout:
+        """Return nodes and vbuckets as maps have them: all other nodes have replicas."""
+        nodes = range(len(self._nodes))
+        owners = [self.map[vbucket].owner for vbucket in sorted(self.map)]
+        return MapLayout(self._nodes, tuple((owner, *(each for each in nodes if each != owner)) for owner in owners))
+
+    async def relay(self, source: int, target: int, vbuckets: Collection[int]) -> None:
         """Copy vbuckets of one node to another, as `run_relay` does."""
-        name = self.cluster.nodes[target].name
-        await run_relay(self.make_url(source), self.make_url(target), vbuckets, self.spoil, flags, name)
+        name = self._nodes[target].address
+        await run_relay(self.make_address(source), self.make_address(target), vbuckets, self.spoil, name)
 
     def _notify(self) -> None:
         self.changed.set()
@@ -165,30 +179,27 @@ class Orchestrator:
     async def _send_states(self, number: int) -> None:
         node, forgotten = self.cluster.nodes[number], self._forgotten[number]
         process, revision, before = node.process, self.revision, self.applied[number]
-        session = await open_session(parse_address(self.make_url(number)), Purpose(durable_writes=True))
-        try:
+        layout = self.make_layout()
+        async with NodeControl(self.make_address(number)) as control:
             for vbucket, place in self.map.items():
                 if vbucket in self.moving:
                     continue
                 owns = place.owner == number
                 state = VbucketState.ACTIVE if owns else self.replica_state
-                request = SetVbucket(
-                    vbucket=vbucket, state=state, value=self._describe_chain(place), datatype=Datatype.JSON
-                )
-                await session.link.request(request, _TIMEOUT)
+                await control.set_chains({vbucket: layout.list_names(vbucket)}, state)
                 if owns and place.revision > before and process.is_alive and self.map[vbucket] == place:
                     self.promoted(number, vbucket)
-        finally:
-            with suppress(TimeoutError):
-                await session.link.close()
+            if not self.moving:
+                await self._push_map(control, layout, revision)
         if forgotten == self._forgotten[number] and process.is_alive and not (self.moving and not before):
             self.applied[number] = revision
 
-    def _describe_chain(self, place: VbucketPlace) -> bytes:
-        """Return the topology of a vbucket: its owner, and all other nodes as replicas."""
-        nodes = self.cluster.nodes
-        replicas = [node.name for node in nodes if node is not nodes[place.owner]]
-        return json.dumps({"topology": [[nodes[place.owner].name, *replicas]]}).encode()
+    async def _push_map(self, control: NodeControl, layout: MapLayout, revision: int) -> None:
+        if not self._base:
+            base = await control.read_map()
+            self._base = {**base, **self._base}  # another node may have answered meanwhile: all maps have one base
+        version = PUSHED_EPOCH, revision * _VERSION_STEP
+        await control.push_map(make_map_document(self._base, layout, version, control.endpoint))
 
     async def _keep_replication(self, source: int, target: int) -> None:
         while True:

@@ -5,31 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 
-from penstock.client.connect.address import parse_address
+from penstock.client.connect.address import Address
 from penstock.client.replication.node_relay import DcpNodeRelay
-from penstock.wire.codec.flags import StreamFlag
 
-__all__ = ["PLAIN", "run_relay"]
-
-PLAIN = StreamFlag(0)
+__all__ = ["run_relay"]
 
 
 async def run_relay(
-    source: str,
-    target: str,
+    source: Address,
+    target: Address,
     vbuckets: Collection[int],
-    spoil: Callable[[bytes], bytes] | None = None,
-    flags: StreamFlag = PLAIN,
-    consumer_name: str = "",
+    spoil: Callable[[bytes], bytes] | None,
+    consumer_name: str,
 ) -> None:
     """Copy vbuckets of one node to another, until a stream or a connection ends or the caller cancels.
 
     Args:
-        source: the connection string of the node with the active vbuckets.
-        target: the connection string of the other node.
+        source: the node with the active vbuckets.
+        target: the other node.
         vbuckets: the vbuckets.
         spoil: changes the bytes that are passed on; None: nothing does.
-        flags: of the streams.
         consumer_name: the name of the target in the topology of vbuckets.
 
     Raises:
@@ -42,14 +37,13 @@ async def run_relay(
         if not lost.done():
             lost.set_exception(reason)
 
-    address = parse_address(source)
-    relay = await DcpNodeRelay.open(address, address.hosts[0], parse_address(target), end, consumer_name=consumer_name)
+    relay = await DcpNodeRelay.open(source, source.hosts[0], target, end, consumer_name=consumer_name)
     if spoil is not None:
         send, change = relay.relay.target.transport.send, spoil
         relay.relay.target.send = lambda data: send(change(bytes(data)))  # type: ignore[method-assign]
     closed: asyncio.Future[object] = asyncio.ensure_future(relay.wait_closed())
     try:
-        for error in (await relay.add_streams(vbuckets, flags)).values():
+        for error in (await relay.start(vbuckets)).values():
             if error is not None:
                 raise error
         await asyncio.wait([lost, closed], return_when=asyncio.FIRST_COMPLETED)

@@ -57,6 +57,10 @@ def _choose_owner(schedule: Schedule, random: Random) -> dict[str, object]:
     return {"vbucket": random.randrange(schedule.vbuckets), "hops": random.randrange(1, schedule.nodes)}
 
 
+def _choose_kills(random: Random) -> tuple[float, ...]:
+    return tuple(round(random.uniform(0.0, 0.6), 3) for _ in range(random.choice((0, 0, 1, 2))))
+
+
 FAULTS = (
     Fault(
         "crash",
@@ -96,7 +100,7 @@ FAULTS = (
     Fault("reset_link", 3, lambda schedule, random: {"hosts": _choose_hosts(schedule, random)}),
     Fault("fail_over", 4, _choose_owner),
     Fault("fail_over_best", 4, lambda schedule, random: {"vbucket": random.randrange(schedule.vbuckets)}),
-    Fault("move", 4, _choose_owner),
+    Fault("move", 4, lambda schedule, random: {**_choose_owner(schedule, random), "kills": _choose_kills(random)}),
 )
 """All kinds of faults. A new one needs an entry here, and a method of its name in `Simulation`."""
 

@@ -233,9 +233,9 @@ class Simulation:
         """Make the node with the best replica the owner of a vbucket."""
         self.orchestrator.fail_over_best(vbucket)
 
-    async def move(self, vbucket: int, hops: int) -> None:
-        """Move a vbucket to another node by takeover."""
-        await move_vbucket(self.orchestrator, self.promises, vbucket, self._find_target(vbucket, hops))
+    async def move(self, vbucket: int, hops: int, kills: tuple[float, ...]) -> None:
+        """Move a vbucket to another node by takeover. The command is killed after these times, and started again."""
+        await move_vbucket(self.orchestrator, self.promises, vbucket, self._find_target(vbucket, hops), kills)
 
     def _find_target(self, vbucket: int, hops: int) -> int:
         """Return the node that comes so many places after the owner."""

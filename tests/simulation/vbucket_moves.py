@@ -1,73 +1,99 @@
-"""Moves of active vbuckets to other nodes by takeover, as an orchestrator drives them."""
+"""Moves of active vbuckets by the product's mover. Its command may be killed, and is then started again."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
-from itertools import count
 
-from penstock.client.connect.address import parse_address
+from penstock.client.replication.map_layout import read_map_layout
+from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.node_control import NodeControl
-from penstock.errors import Error, TemporaryFailure
+from penstock.client.replication.vbucket_mover import VbucketMover
+from penstock.errors import Error
 from penstock.wire.codec.constants import VbucketState
-from penstock.wire.codec.flags import StreamFlag
 from tests.simulation.orchestrator import Orchestrator
 from tests.simulation.promises import Promises
 from tests.simulation.virtual_loop import Process
 
 __all__ = ["move_vbucket"]
 
+_PATIENCE_SECONDS = 10.0
 _RETRY_SECONDS = 0.2
-_MOST_TRIES = 5
+_MOST_RUNS = 3
+_FAILURES = (OSError, Error, TimeoutError)
 
 
-async def move_vbucket(orchestrator: Orchestrator, promises: Promises, vbucket: int, target: int) -> None:
+async def move_vbucket(
+    orchestrator: Orchestrator, promises: Promises, vbucket: int, target: int, kills: Sequence[float]
+) -> None:
     """Move a vbucket to another node, if that has a replica. A move that fails leaves the vbucket where it was.
 
-    Nothing else changes the vbucket meanwhile. After a takeover that was cut off, only the target knows whether it
-    is the owner.
+    Args:
+        orchestrator: has the map. Nothing else changes the vbucket meanwhile.
+        promises: expects the writes of the vbucket on its new owner.
+        vbucket: the vbucket.
+        target: number of the new owner.
+        kills: seconds after which the command is killed, for each run that is.
     """
     place = orchestrator.map[vbucket]
-    if not orchestrator.can_own(vbucket, target) or orchestrator.applied[place.owner] < place.revision:
+    is_known = orchestrator.applied[place.owner] >= place.revision
+    if orchestrator.moving or not is_known or not orchestrator.can_own(vbucket, target):
         return
-    process = orchestrator.cluster.nodes[target].process
+    source, process = place.owner, orchestrator.cluster.nodes[target].process
     orchestrator.begin_move(vbucket)
     try:
-        await _take_over(orchestrator, place.owner, target, vbucket)
-        has_moved = await _settle(orchestrator.make_url(target), vbucket, process)
+        has_moved = await _run_commands(orchestrator, vbucket, source, target, kills)
+        has_moved = has_moved or await _settle(orchestrator, vbucket, target, process)
     finally:
         orchestrator.end_move(vbucket)
     if has_moved:
-        promises.move(vbucket, place.owner, target)
+        if process.is_alive:
+            promises.move(vbucket, source, target)
+        promises.forget_copies(vbucket, source)
         orchestrator.change_owner(vbucket, target)
     else:
         promises.forget_copies(vbucket, target)
-    for node in (place.owner, target):
-        orchestrator.forget(orchestrator.cluster.nodes[node])
 
 
-async def _take_over(orchestrator: Orchestrator, source: int, target: int, vbucket: int) -> None:
-    """Let the target take the vbucket over. Return when the stream or a connection has ended."""
-    for number in count(1):
-        try:
-            await orchestrator.relay(source, target, [vbucket], StreamFlag.TAKEOVER)
-        except TemporaryFailure:  # the connection of the replica's stream has not ended yet
-            if number < _MOST_TRIES:
-                await asyncio.sleep(_RETRY_SECONDS)
-                continue
-        except (OSError, Error, TimeoutError):
-            pass
-        return
+async def _run_commands(
+    orchestrator: Orchestrator, vbucket: int, source: int, target: int, kills: Sequence[float]
+) -> bool:
+    """Run the command until it ends. Return whether it has moved the vbucket."""
+    for seconds in (*kills, *[None] * _MOST_RUNS):
+        with suppress(*_FAILURES):
+            async with asyncio.timeout(seconds):
+                await _run_mover(orchestrator, vbucket, source, target)
+            return True
+        await asyncio.sleep(_RETRY_SECONDS)
+    return False
 
 
-async def _settle(url: str, vbucket: int, process: Process) -> bool:
+async def _run_mover(orchestrator: Orchestrator, vbucket: int, source: int, target: int) -> None:
+    address = orchestrator.make_address(source, _PATIENCE_SECONDS)
+    publisher = MapPublisher(address)
+    try:
+        for node in range(len(orchestrator.cluster.nodes)):
+            await publisher.load(orchestrator.get_endpoint(node))
+        mover = VbucketMover(publisher, address)
+        await mover.move([vbucket], orchestrator.get_endpoint(source), orchestrator.get_endpoint(target))
+    finally:
+        await publisher.close()
+
+
+async def _settle(orchestrator: Orchestrator, vbucket: int, target: int, process: Process) -> bool:
     """Return whether the target is the owner. If not, delete its copy, so that it cannot become the owner any more.
 
-    A target that has restarted is not: the state on its disk may be of an earlier revision.
+    The mover publishes the map before it deletes the vbucket of the source. Without that map, a target that has
+    restarted is no owner: the state on its disk may be of an earlier revision.
     """
+    endpoint = orchestrator.get_endpoint(target)
     while True:
-        with suppress(OSError, Error, TimeoutError):
-            async with NodeControl(parse_address(url)) as control:
+        with suppress(*_FAILURES):
+            async with NodeControl(orchestrator.make_address(target)) as control:
+                layout = read_map_layout(await control.read_map(), endpoint)
+                if layout.chains[vbucket][0] == layout.find_node(endpoint):
+                    return True
                 if (await control.read_states()).get(vbucket) is VbucketState.ACTIVE and process.is_alive:
                     return True
                 await control.delete_vbuckets([vbucket])

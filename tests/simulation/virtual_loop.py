@@ -35,7 +35,6 @@ class Process:
         host: the address of its machine.
         random: random numbers of the process.
         is_alive: whether its callbacks run.
-        on_death: called when the disk ends the process in the middle of a write.
         ended: set at the end of the process.
         work_ends: executor -> end of its last work.
         context: the context of its callbacks.
@@ -47,7 +46,6 @@ class Process:
         self.random = random
         self.is_alive = True
         self.ended = asyncio.Event()
-        self.on_death: Callable[[], None] = self.kill
         self.context: Context = copy_context()
         self.context.run(PROCESS.set, self)
         self.context.run(STREAM_NAMES.set, random)
@@ -91,7 +89,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, _ProcessHandle]] = []
         self._count = count()
         self.failures: list[dict[str, Any]] = []
-        self.set_exception_handler(lambda _, context: self.failures.append(context))
+        self.set_exception_handler(self._keep_failure)
+
+    def _keep_failure(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), ProcessDied):
+            self.failures.append(context)
 
     def time(self) -> float:
         return self._now
@@ -174,7 +176,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         try:
             result = func(*args)
         except ProcessDied:
-            process.on_death()
+            pass
         except Exception as error:  # noqa: BLE001 as an executor does
             future.set_exception(error)
         else:

@@ -10,6 +10,7 @@ from itertools import count
 from operator import eq
 from pathlib import Path
 from random import Random
+from typing import NoReturn
 
 from penstock.store.disk.bucket_files import Directory
 
@@ -73,6 +74,7 @@ class MemoryDisk:
         changes: changes of names since then, in order; the file of a removed name is None.
         locked: whether a process has locked the directory.
         calls_left: calls that succeed before the process ends in the middle of the next one; None: it does not end.
+        on_death: called as the process ends in the middle of a call.
     """
 
     names: dict[str, DiskFile] = field(default_factory=dict)
@@ -80,6 +82,7 @@ class MemoryDisk:
     changes: list[dict[str, DiskFile | None]] = field(default_factory=list)
     locked: bool = False
     calls_left: int | None = None
+    on_death: Callable[[], None] = lambda: None
 
     def __call__(self, path: Path) -> Directory:
         """Return the directory of this disk; `BucketStore.open` calls the disk as it calls the class `Directory`."""
@@ -128,7 +131,11 @@ class _MemoryDirectory(Directory):
 
     def _make_call(self) -> None:
         if self._ends_in_this_call():
-            raise ProcessDied
+            self._end_process()
+
+    def _end_process(self) -> NoReturn:
+        self._disk.on_death()
+        raise ProcessDied
 
     def _rename(self, change: dict[str, DiskFile | None]) -> None:
         self._make_call()
@@ -185,7 +192,7 @@ class _MemoryDirectory(Directory):
         data = data[: len(data) // 2] if died else data
         file.data = file.data[:offset].ljust(offset, b"\0") + bytes(data) + file.data[offset + len(data) :]
         if died:
-            raise ProcessDied
+            self._end_process()
         return len(data)
 
     def sync(self, descriptor: int) -> None:

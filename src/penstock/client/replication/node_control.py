@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 from penstock.client.connect.address import Address
 from penstock.client.connect.client_session import ClientSession, open_session
 from penstock.client.connect.cluster_map import Endpoint
+from penstock.client.connect.handshake import DOCUMENTS
 from penstock.client.connect.node_link import ANY_STATUS, NodeLink, make_refusal_error
 from penstock.client.connect.retry import run_with_retry
 from penstock.client.topology.vbucket_requests import request_failover_logs, request_high_seqnos
@@ -88,7 +89,8 @@ class NodeControl:
     async def _ensure_session(self) -> ClientSession:
         async with self._connecting:
             if self._session is None or self._session.link.closed.done():
-                self._session = await open_session(self.address)
+                # With collections, seqnos include those of aborts and system events, as the source reports them.
+                self._session = await open_session(self.address, DOCUMENTS)
             return self._session
 
     async def _run(self, attempt: Callable[[], Awaitable[T]]) -> T:
