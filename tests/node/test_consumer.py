@@ -88,7 +88,7 @@ def test_peer_with_collections_gets_more_settings(node, client):
         peer.send(AddStream(opaque=0x900))
         settings, _ = peer.negotiate()
         assert [setting.key for setting in settings[:4]] == [*NAMES, b"set_priority"]
-        assert (settings[-1].key, settings[-1].value) == (b"max_marker_version", b"2.2")
+        assert (settings[-1].key, settings[-1].value) == (b"cache_transfer", b"true")
 
 
 def test_stream_is_requested_though_the_peer_refuses_all_settings(peer):

@@ -1,19 +1,16 @@
 """Options of a DCP consumer, and the messages that they change."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from penstock.node.dialects.dcp_controls import CONTROLS
-from penstock.node.dialects.unsupported_requests import UNSUPPORTED
 from penstock.node.streams.ext_metadata import SECTION
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.flags import OpenFlag, StreamFlag
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status, StreamEndReason
-from penstock.wire.messages.dcp import Deletion, DeletionV2, Expiration, Mutation, Open, StreamReq
+from penstock.wire.messages.dcp import Deletion, DeletionV2, Expiration, Mutation
 from penstock.wire.messages.kv import Flush, Noop, SetVbucket
 from tests.node.wire_client import connected
 
@@ -195,27 +192,6 @@ def test_flush_ends_streams(client, consumer):
     assert [consumer.message().opcode for _ in range(2)] == [Opcode.DCP_SNAPSHOT_MARKER, Opcode.DCP_MUTATION]
     client.ask(Flush())
     assert consumer.message().reason == StreamEndReason.STATE_CHANGED
-
-
-ASK: dict[str, Any] = {"start_seqno": 0, "end_seqno": 5}
-REFUSED = {
-    "OPEN without PRODUCER": Open(key=b"other"),
-    "CACHE_TRANSFER": StreamReq(**ASK, flags=StreamFlag.CACHE_TRANSFER),
-}
-
-
-@pytest.mark.parametrize("name", UNSUPPORTED)
-def test_unsupported_requests_are_refused(consumer, name):
-    status, _ = UNSUPPORTED[name]
-    if name in CONTROLS:
-        consumer.open()
-        assert consumer.control(name, "true") == status
-    else:
-        message = REFUSED[name]
-        if not isinstance(message, Open):
-            consumer.open()
-        assert consumer.status(message) == status
-    assert consumer.status(Noop()) == S.SUCCESS
 
 
 def test_live_change_without_options_is_sent_as_stored(client, consumer):

@@ -19,8 +19,8 @@ from penstock.wire.protocol.stream_state import (
 
 E, S, D = StreamEvent, StreamState, Dialect
 
-# Dialect -> event -> next states from REQUESTED, ACCEPTED, OPEN, IN_SNAPSHOT, IN_BACKFILL, OUT_OF_ORDER. A dash breaks
-# the protocol; each letter is one of LETTERS. From ENDED nothing follows.
+# Dialect -> event -> next states from REQUESTED, ACCEPTED, OPEN, IN_SNAPSHOT, IN_BACKFILL, OUT_OF_ORDER, IN_CACHE. A
+# dash breaks the protocol; each letter is one of LETTERS. From ENDED nothing follows.
 LETTERS = {
     "R": S.REQUESTED,
     "A": S.ACCEPTED,
@@ -28,13 +28,15 @@ LETTERS = {
     "N": S.IN_SNAPSHOT,
     "B": S.IN_BACKFILL,
     "U": S.OUT_OF_ORDER,
+    "C": S.IN_CACHE,
     "E": S.ENDED,
 }
 EXPECTED = {
     D.DCP: {
         **{E.ACCEPTED: "O----", E.ROLLBACK: "E----", E.REFUSED: "E----", E.MARKER: "--NN-", E.DATA: "---N-U"},
-        **{E.STATE: "--ON-", E.END: "--EE-E", E.CLOSED: "--EE-E"},
+        **{E.STATE: "--ON-", E.END: "--EE-EE", E.CLOSED: "--EE-EE"},
         **{E.OUT_OF_ORDER_START: "--U---", E.OUT_OF_ORDER_END: "-----O"},
+        **{E.CACHED: "--C---C", E.CACHE_END: "--O---O"},
     },
     D.UPR: {
         **{E.ACCEPTED: "A----", E.ROLLBACK: "E----", E.REFUSED: "E----", E.START: "-O---"},
@@ -48,11 +50,11 @@ EXPECTED = {
     },
 }
 EXPECTED[D.UPR_DRAFT] = EXPECTED[D.UPR]
-STATES = [S.REQUESTED, S.ACCEPTED, S.OPEN, S.IN_SNAPSHOT, S.IN_BACKFILL, S.OUT_OF_ORDER, S.ENDED]
+STATES = [S.REQUESTED, S.ACCEPTED, S.OPEN, S.IN_SNAPSHOT, S.IN_BACKFILL, S.OUT_OF_ORDER, S.IN_CACHE, S.ENDED]
 
 
 def expected(dialect: Dialect, state: StreamState, event: StreamEvent) -> StreamState | None:
-    return LETTERS.get((EXPECTED[dialect].get(event, "") + "-------")[STATES.index(state)])
+    return LETTERS.get((EXPECTED[dialect].get(event, "") + "--------")[STATES.index(state)])
 
 
 @pytest.mark.parametrize("dialect", Dialect)

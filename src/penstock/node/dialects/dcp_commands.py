@@ -6,7 +6,6 @@ from penstock.errors import InvalidArguments, NotSupported
 from penstock.node.answers import Answer, CloseConnection
 from penstock.node.dialects.dcp_controls import apply_control
 from penstock.node.dialects.dcp_producer import DcpProducer
-from penstock.node.dialects.unsupported_requests import refuse_unsupported as refuse_for_now
 from penstock.node.session.command_table import STREAM, CommandTable
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Handler, Session
@@ -27,7 +26,7 @@ from penstock.wire.messages.dcp import (
 )
 from penstock.wire.messages.kv import pack_failover_log
 
-__all__ = ["COMMANDS", "COMMANDS_BEFORE_OPEN", "check_flags", "refuse_request", "require_ordered_replies"]
+__all__ = ["COMMANDS", "COMMANDS_BEFORE_OPEN", "check_stream_flags", "refuse_request", "require_ordered_replies"]
 
 
 def _require_raw_datatype(handler: Handler) -> Handler:
@@ -46,35 +45,20 @@ COMMANDS_BEFORE_OPEN = CommandTable(_require_raw_datatype)
 
 COMMANDS = CommandTable(_require_raw_datatype)
 
-_STREAM_OFFERED = int(
-    StreamFlag.TAKEOVER
-    | StreamFlag.DISK_ONLY
-    | StreamFlag.TO_LATEST
-    | StreamFlag.ACTIVE_VB_ONLY
-    | StreamFlag.STRICT_VBUUID
-    | StreamFlag.FROM_LATEST
-    | StreamFlag.IGNORE_PURGED_TOMBSTONES
-)
-_STREAM_UNSUPPORTED = (StreamFlag.CACHE_TRANSFER,)
+_STREAM_FLAGS = sum(map(int, StreamFlag))
+_WITH_CACHE_TRANSFER = StreamFlag.CACHE_TRANSFER | StreamFlag.TAKEOVER | StreamFlag.ACTIVE_VB_ONLY
 
 
-def check_flags(flags: int, offered: int, unsupported: tuple[StreamFlag, ...] = ()) -> None:
-    """Check the flags of a request.
-
-    Args:
-        flags: the flags.
-        offered: flags that the node supports.
-        unsupported: known flags that the node does not support.
+def check_stream_flags(flags: int) -> None:
+    """Check the flags of STREAM_REQ and ADD_STREAM.
 
     Raises:
-        InvalidArguments: a flag is unknown.
-        StatusError: a flag is not supported.
+        InvalidArguments: a flag is unknown, or contradicts a cache transfer.
     """
-    if unknown := flags & ~offered & ~sum(unsupported):
+    if unknown := flags & ~_STREAM_FLAGS:
         raise InvalidArguments(f"flags 0x{flags:x}, of which 0x{unknown:x} are unknown")
-    for flag in unsupported:
-        if flags & flag:
-            refuse_for_now(str(flag.name))
+    if flags & StreamFlag.CACHE_TRANSFER and (others := flags & ~int(_WITH_CACHE_TRANSFER)):
+        raise InvalidArguments(f"CACHE_TRANSFER with flags 0x{others:x}, expected TAKEOVER and ACTIVE_VB_ONLY at most")
 
 
 def _require_producer(session: Session) -> DcpProducer:
@@ -105,7 +89,7 @@ def set_control(session: Session, request: Control) -> bytes:
 def open_stream(session: Session, request: StreamReq) -> bytes:
     """Return the reply to a stream request: the failover log, or the seqno to roll back to."""
     producer = _require_producer(session)
-    check_flags(request.flags, _STREAM_OFFERED, _STREAM_UNSUPPORTED)
+    check_stream_flags(request.flags)
     vbucket, point = producer.accept_request(request)
     if point is not None:
         return encode_reply(request, Status.ROLLBACK, value=pack_rollback(point))

@@ -3,7 +3,7 @@
 Names and values are compared exactly. A switch accepts any value, but only "true" turns it on, as in kv_engine. A
 setting that allows the producer to do something does not oblige it. So a consumer that accepts snapshots out of order
 still gets ordered ones of large vbuckets. Settings that were removed from the protocol are unknown (EINVAL).
-`UNSUPPORTED` lists the settings that this node refuses. Source: kv_engine docs/dcp, commands/control.md;
+Source: kv_engine docs/dcp, commands/control.md;
 dcp/producer.cc, DcpProducer::control.
 """
 
@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 from penstock.errors import InvalidArguments, NotSupported
 from penstock.node.dialects.dcp_producer import DcpProducer
-from penstock.node.dialects.unsupported_requests import UNSUPPORTED, refuse_unsupported
 from penstock.wire.codec.flags import Datatype, OpenFlag
 
 __all__ = ["apply_control"]
@@ -36,15 +35,13 @@ def apply_control(producer: DcpProducer, key: bytes, value: bytes) -> None:
 
     Raises:
         InvalidArguments: the setting is unknown, or the value is not one of its values.
-        StatusError: the node does not support the setting.
+        NotSupported: the setting contradicts the other settings, or needs collections.
     """
     name = key.decode("latin-1")  # any bytes decode, so an odd name is an unknown setting
     setter = CONTROLS.get(name)
     if setter is None:
         raise InvalidArguments(f"unknown setting {key!r}")
     setter(producer, value.decode("latin-1"))
-    if name in UNSUPPORTED:
-        refuse_unsupported(name)
 
 
 def _make_value_error(value: str, expected: str) -> InvalidArguments:
@@ -198,5 +195,6 @@ CONTROLS: dict[str, Setter] = {
     "flatbuffers_system_events": _enable_flatbuffers,
     "change_streams": _enable_history,
     "max_marker_version": _set_marker_version,
+    # It only asks whether the node has cache transfers.
     "cache_transfer": _accept_values(),
 }

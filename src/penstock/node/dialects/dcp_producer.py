@@ -11,6 +11,7 @@ from penstock.errors import InvalidArguments, KeyNotFound, NotMyVbucket, NotSupp
 from penstock.node.answers import CloseConnection
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.session.session import Session
+from penstock.node.streams.cached_documents import CachedDocumentReader
 from penstock.node.streams.change_producer import AnswerDeadline
 from penstock.node.streams.producer_stream import ProducerStream
 from penstock.node.streams.stream_encoder import StreamEncoder, WireOptions
@@ -51,6 +52,8 @@ _STREAM_OPCODES = frozenset(
         Opcode.DCP_COMMIT,
         Opcode.DCP_ABORT,
         Opcode.DCP_SEQNO_ADVANCED,
+        Opcode.DCP_CACHE_TRANSFER,
+        Opcode.DCP_CACHE_TRANSFER_END,
         Opcode.DCP_STREAM_END,
     )
 )
@@ -250,9 +253,17 @@ class DcpProducer(StreamProducer):
             last = vbucket.changes.high_seqno if high is None else high
         key = _make_stream_key(vbucket.id, wanted.stream_id)
         point = self.open_stream(vbucket, key, request.opaque, position, last_seqno=last, encoder=encoder)
-        if takes_over and point is None:
-            self._start_takeover(self.streams[key], sees_all=_sees_all(encoder))
+        if point is None:
+            self._choose_phases(self.streams[key], flags, wanted)
         return vbucket, point
+
+    def _choose_phases(self, stream: ProducerStream, flags: StreamFlag, wanted: FilterRequest) -> None:
+        """Add a cache transfer before the changes of an accepted stream, and a takeover at their end."""
+        if flags & StreamFlag.CACHE_TRANSFER:
+            start = stream.request.start_seqno
+            stream.cache = CachedDocumentReader(stream.vbucket, stream.encoder.filter, wanted.cache, start)
+        if flags & StreamFlag.TAKEOVER:
+            self._start_takeover(stream, sees_all=self.collections and _sees_all(stream.encoder))
 
     def _start_takeover(self, stream: ProducerStream, *, sees_all: bool) -> None:
         handover = VbucketHandover(self.session, self.bucket, stream.vbucket, sees_all=sees_all)
@@ -341,11 +352,19 @@ class DcpProducer(StreamProducer):
             takeover.handle_answer(frame)
         elif frame.opcode == Opcode.DCP_SET_VBUCKET_STATE:
             pass  # the takeover has ended
+        elif (frame.opcode, frame.specific) == (Opcode.DCP_CACHE_TRANSFER, Status.ENOMEM):
+            self._cancel_caches(frame.opaque)
         elif frame.opcode not in _STREAM_OPCODES or frame.specific not in (
             _STATUSES_AFTER_CLOSE if self.uses_v7_statuses else _STATUSES_AFTER_CLOSE_BEFORE_7
         ):
             raise CloseConnection(f"response to {name_opcode(frame.opcode)} with status 0x{frame.specific:02x}")
         return b""
+
+    def _cancel_caches(self, opaque: int) -> None:
+        """End a cache transfer, since the consumer has no memory for it. The changes follow."""
+        for stream in self.streams.values():
+            if stream.opaque == opaque and stream.cache is not None:
+                stream.cache.cancel()
 
     def details(self) -> dict[str, Any]:
         """Return the statistics of the connection, by their name in STAT."""

@@ -13,9 +13,10 @@ from functools import partial
 from penstock.errors import InvalidArguments, RemoteProtocolError, StatusError
 from penstock.node.answers import Answer, CancelWait, CloseConnection, FinishedWork, Parked, Resume
 from penstock.node.buckets.received_manifest import adopt_manifest
-from penstock.node.dialects.dcp_commands import check_flags
+from penstock.node.dialects.dcp_commands import check_stream_flags
 from penstock.node.replication.dcp_consumer import DcpConsumer
 from penstock.node.replication.passive_stream import PassiveStream
+from penstock.node.replication.received_cache import check_cached_documents
 from penstock.node.replication.received_parts import check_value, read_key, read_seqno, remove_nmeta
 from penstock.node.session.command_table import REPLICATE, CommandTable
 from penstock.node.session.replies import encode_reply
@@ -23,7 +24,7 @@ from penstock.node.session.session import Handler, Session
 from penstock.store.history.event_frames import pack_events
 from penstock.store.history.vbucket_changes import REFUSED
 from penstock.wire.codec.constants import DurabilityLevel, SystemEventKind, VbucketState
-from penstock.wire.codec.flags import Datatype, StreamFlag
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import HEADER_BYTES, Frame, name_opcode
 from penstock.wire.codec.layout import find_forms, find_layout
 from penstock.wire.codec.opcodes import DCP_OPCODES, Opcode
@@ -31,6 +32,8 @@ from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import (
     Abort,
     AddStream,
+    CacheTransfer,
+    CacheTransferEnd,
     CloseStream,
     Commit,
     DcpNoop,
@@ -47,18 +50,19 @@ from penstock.wire.messages.dcp import (
     StreamEnd,
     SystemEvent,
 )
+from penstock.wire.messages.dcp_values import LEAST_CACHED_BYTES, unpack_cached_documents
 from penstock.wire.messages.system_event import unpack_system_event
+from penstock.wire.protocol.stream_state import StreamEvent
 
 __all__ = ["COMMANDS", "MESSAGES", "refuse_request"]
 
 _RETRY_SECONDS = 0.25
-_ADD_STREAM_FLAGS = sum(map(int, StreamFlag)) - StreamFlag.CACHE_TRANSFER
 _PREPARE_BYTES = 2
 """Bytes that flow control counts for a prepare beside its bytes on the wire. Source: kv_engine, MB-46634."""
 _XATTR = int(Datatype.XATTR)
 
 _Removal = Deletion | DeletionV2 | Expiration | OldExpiration
-_Change = Mutation | _Removal | SystemEvent | SeqnoAdvanced | Prepare | Commit
+_Change = Mutation | _Removal | SystemEvent | SeqnoAdvanced | Prepare | Commit | CacheTransfer | CacheTransferEnd
 
 
 def _count_bytes(handler: Handler) -> Handler:
@@ -111,7 +115,7 @@ def get_consumer(session: Session) -> DcpConsumer:
 @COMMANDS.serve(needs=REPLICATE)
 def add_stream(session: Session, request: AddStream) -> bytes:
     """Request a stream of the vbucket from the producer. The reply follows the producer's answer."""
-    check_flags(request.flags, _ADD_STREAM_FLAGS)
+    check_stream_flags(request.flags)
     return get_consumer(session).add_stream(request)
 
 
@@ -200,6 +204,27 @@ def advance_seqno(session: Session, message: SeqnoAdvanced) -> bytes:
     """Record that the producer has no further change up to a seqno."""
     stream = _find_stream(session, message)
     return stream.acknowledge(is_complete=stream.advance_seqno(read_seqno(message.by_seqno)))
+
+
+@MESSAGES.serve(needs=REPLICATE)
+def receive_cached_documents(session: Session, message: CacheTransfer) -> bytes:
+    """Check that the vbucket has the documents that are in the producer's memory."""
+    stream = _find_stream(session, message)
+    if len(message.value) < LEAST_CACHED_BYTES:
+        raise InvalidArguments(f"CACHE_TRANSFER of {len(message.value)} bytes, expected {LEAST_CACHED_BYTES} or more")
+    stream.advance_cache(StreamEvent.CACHED)
+    try:
+        check_cached_documents(stream.vbucket, unpack_cached_documents(message.value))
+    except RemoteProtocolError as error:
+        raise CloseConnection(str(error)) from None
+    return b""
+
+
+@MESSAGES.serve(needs=REPLICATE)
+def end_cache_transfer(session: Session, message: CacheTransferEnd) -> bytes:
+    """Record the end of the documents that are in the producer's memory."""
+    _find_stream(session, message).advance_cache(StreamEvent.CACHE_END)
+    return b""
 
 
 @MESSAGES.serve(needs=REPLICATE)

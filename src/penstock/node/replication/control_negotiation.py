@@ -21,6 +21,7 @@ _NOOP = b"enable_noop"
 _V7_STATUSES = b"v7_dcp_status_codes"
 _SYNC_WRITES = b"enable_sync_writes"
 _CONSUMER_NAME = b"consumer_name"
+_CACHE_TRANSFER = b"cache_transfer"
 
 _CLASSIC: Final = (
     (b"connection_buffer_size", b"%d" % BUFFER_BYTES),
@@ -39,6 +40,7 @@ _WITH_COLLECTIONS: Final = (
     (b"flatbuffers_system_events", b"true"),
     (b"change_streams", b"true"),
     (b"max_marker_version", b"2.2"),
+    (_CACHE_TRANSFER, b"true"),
 )
 """Settings that a peer with collections knows. Source: kv_engine, dcp/consumer.cc, in its order."""
 
@@ -79,6 +81,11 @@ class ControlNegotiation:
     def has_v7_statuses(self) -> bool:
         """Whether a missing stream and a wrong opaque have statuses of their own."""
         return _V7_STATUSES in self._accepted
+
+    @property
+    def has_cache_transfer(self) -> bool:
+        """Whether the peer can send the documents in its memory."""
+        return _CACHE_TRANSFER in self._accepted
 
     @property
     def has_sync_writes(self) -> bool:

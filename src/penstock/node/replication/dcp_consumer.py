@@ -97,7 +97,7 @@ class DcpConsumer(StreamEndpoint):
         self.streams[vbucket.id] = stream
         if not self.negotiation.has_started:
             return self._request_setting()
-        return stream.make_request().encode() if self.negotiation.is_complete else b""
+        return _encode_request(self, stream) if self.negotiation.is_complete else b""
 
     def close_stream(self, number: int) -> None:
         """Close the stream of a vbucket. Raises StatusError if there is none."""
@@ -125,9 +125,8 @@ class DcpConsumer(StreamEndpoint):
 
     def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
         """Forget the stream of a vbucket that another client has promoted, emptied or deleted."""
-        stream = self.streams.get(vbucket.id)
-        if stream is not None and stream.is_invalidated_by(event):
-            del self.streams[vbucket.id]
+        is_kept = event is VbucketEvent.STATE_CHANGED and vbucket.history.state is not VbucketState.ACTIVE
+        if not is_kept and self.streams.pop(vbucket.id, None) is not None:
             logger.info("vbucket %d: its stream ends, since another client has changed the vbucket", vbucket.id)
 
     def _make_missing_error(self, text: str) -> StatusError:
@@ -169,7 +168,7 @@ class DcpConsumer(StreamEndpoint):
         if self.negotiation.has_noops:
             self._watch_peer()
         waiting = [stream for stream in self.streams.values() if stream.state is None]
-        return b"".join(stream.make_request().encode() for stream in waiting)
+        return b"".join(_encode_request(self, stream) for stream in waiting)
 
     def _handle_stream_answer(self, stream: PassiveStream, frame: Frame) -> bytes:
         try:
@@ -179,7 +178,7 @@ class DcpConsumer(StreamEndpoint):
                     raise CloseConnection(f"vbucket {stream.vbucket.id}: accepted with an empty failover log")
                 stream.accept(log, acknowledges=self.negotiation.has_sync_writes)
             elif frame.specific == Status.ROLLBACK and stream.roll_back(unpack_rollback(frame.value)):
-                return stream.make_request().encode()
+                return _encode_request(self, stream)
             else:
                 del self.streams[stream.vbucket.id]
         except RemoteProtocolError as error:
@@ -267,6 +266,10 @@ class DcpConsumer(StreamEndpoint):
             "total_acked_bytes": self.acked_bytes,
             "unacked_bytes": self.received_bytes - self.acked_bytes,
         }
+
+
+def _encode_request(consumer: DcpConsumer, stream: PassiveStream) -> bytes:
+    return stream.make_request(has_cache_transfer=consumer.negotiation.has_cache_transfer).encode()
 
 
 def _find_end(run: Run, count: int) -> int:

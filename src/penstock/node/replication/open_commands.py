@@ -6,7 +6,7 @@ import json
 
 from penstock.errors import AccessDenied, InvalidArguments
 from penstock.node.auth import Privilege
-from penstock.node.dialects.dcp_commands import check_flags, require_ordered_replies
+from penstock.node.dialects.dcp_commands import require_ordered_replies
 from penstock.node.dialects.dcp_producer import DcpProducer
 from penstock.node.replication.dcp_consumer import DcpConsumer
 from penstock.node.session.command_table import STREAM, CommandTable
@@ -77,7 +77,8 @@ def _check_flags(flags: int) -> None:
     for flag, needed in _REQUIRED_FLAGS:
         if flags & flag and not flags & needed:
             raise InvalidArguments(f"{flag.name} without {needed.name}")
-    check_flags(flags, _OFFERED)
+    if unknown := flags & ~_OFFERED:
+        raise InvalidArguments(f"flags 0x{flags:x}, of which 0x{unknown:x} are unknown")
 
 
 def _read_consumer_name(request: Open) -> str:

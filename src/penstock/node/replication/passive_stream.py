@@ -19,7 +19,7 @@ from penstock.store.history.failover_log import FailoverLog, sanitise_log
 from penstock.store.history.vbucket_changes import VbucketChanges
 from penstock.store.log.logged_frames import FrameRun
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
-from penstock.wire.codec.flags import SnapshotFlag
+from penstock.wire.codec.flags import SnapshotFlag, StreamFlag
 from penstock.wire.codec.frame import Buffer, Frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.columns.schema import Event
@@ -29,6 +29,8 @@ from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advanc
 __all__ = ["PassiveStream"]
 
 logger = logging.getLogger("penstock.node")
+
+_CACHE_WITHOUT_VALUES = b'{"cts":{"all_keys":true}}'
 
 
 class PassiveStream:
@@ -80,8 +82,16 @@ class PassiveStream:
 
     # The request
 
-    def make_request(self) -> StreamReq:
-        """Return the stream request. It continues after the newest change, also inside a snapshot."""
+    def make_request(self, *, has_cache_transfer: bool) -> StreamReq:
+        """Return the stream request. It continues after the newest change, also inside a snapshot.
+
+        The vbucket has all of its documents in memory. So a cache transfer comes without values.
+
+        Args:
+            has_cache_transfer: whether the producer can send the documents in its memory.
+        """
+        if not has_cache_transfer:
+            self.flags &= ~StreamFlag.CACHE_TRANSFER
         history, high_seqno = self.vbucket.history, self.vbucket.changes.high_seqno
         self.state = StreamState.REQUESTED
         is_inside = history.whole_seqno < high_seqno
@@ -94,6 +104,7 @@ class PassiveStream:
             vbuuid=history.vbuuid,
             snap_start=history.whole_seqno,
             snap_end=history.snapshot_end if is_inside else high_seqno,
+            value=_CACHE_WITHOUT_VALUES if self.flags & StreamFlag.CACHE_TRANSFER else b"",
         )
 
     def accept(self, log: FailoverLog, *, acknowledges: bool = False) -> None:
@@ -294,6 +305,16 @@ class PassiveStream:
         self._bucket.changed.add(self.vbucket.id)
         return self._complete()
 
+    def advance_cache(self, event: StreamEvent) -> None:
+        """Record cached documents, or their end.
+
+        Raises:
+            CloseConnection: the consumer has requested no cache transfer, or changes have come already.
+        """
+        if not self.flags & StreamFlag.CACHE_TRANSFER:
+            raise CloseConnection(f"vbucket {self.vbucket.id}: {event.value}, which this consumer has not requested")
+        self._advance(event)
+
     def set_vbucket_state(self, state: VbucketState) -> None:
         """Set the state of the vbucket. A takeover continues the history of the producer.
 
@@ -304,10 +325,6 @@ class PassiveStream:
         if history.state is not state:
             self.vbucket.set_state(state, takeover=history.whole_seqno == self.vbucket.changes.high_seqno)
             self._report(VbucketEvent.STATE_CHANGED)
-
-    def is_invalidated_by(self, event: VbucketEvent) -> bool:
-        """Return whether an event of the vbucket ends the stream: another client emptied or promoted the vbucket."""
-        return event is not VbucketEvent.STATE_CHANGED or self.vbucket.history.state is VbucketState.ACTIVE
 
     def report(self) -> StreamReport:
         """Return the report of the stream."""

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from penstock.node.buckets.endpoint_reports import StreamReport
 from penstock.node.buckets.served_bucket import SentCounts
+from penstock.node.streams.cached_documents import CachedDocumentReader
 from penstock.node.streams.dialect_messages import DialectMessages, StreamNotices
 from penstock.node.streams.snapshot_cursor import SnapshotCursor
 from penstock.node.streams.stream_encoder import StreamEncoder, WireOptions
@@ -21,7 +22,7 @@ from penstock.wire.codec.flags import OsoFlag, SnapshotFlag
 from penstock.wire.codec.frame import Buffer
 from penstock.wire.codec.statuses import StreamEndReason
 from penstock.wire.columns.frame_offsets import find_offsets
-from penstock.wire.messages.dcp import OsoSnapshot, SetVbucketState
+from penstock.wire.messages.dcp import CacheTransfer, CacheTransferEnd, OsoSnapshot, SetVbucketState
 from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance_state
 from penstock.wire.protocol.takeover_state import TakeoverEvent
 
@@ -71,6 +72,7 @@ class ProducerStream:
         reason: the reason with which the stream ends next; None while it continues.
         state: the state of the stream.
         takeover: the takeover of the vbucket by the consumer, None for a stream that only copies.
+        cache: the documents in memory that are sent before the changes; None without them, or after the last one.
     """
 
     __slots__ = (
@@ -81,6 +83,7 @@ class ProducerStream:
         "_last_sent",
         "_notices",
         "bytes_sent",
+        "cache",
         "cursor",
         "encoder",
         "group",
@@ -120,6 +123,7 @@ class ProducerStream:
         self.reason: StreamEndReason | None = None
         self.state = StreamState.REQUESTED
         self.takeover: StreamTakeover | None = None
+        self.cache: CachedDocumentReader | None = None
         self._advance_state(StreamEvent.ACCEPTED)
         self._notices = StreamNotices(vbucket.id, opaque, encoder.framing)
         self._flushed = False
@@ -165,6 +169,8 @@ class ProducerStream:
     def _read_next(self, max_bytes: int, window: int) -> Buffer | None:
         if self.reason is not None:
             return self._encode_end(self.reason)
+        if self.cache is not None:
+            return self._read_cache(self.cache, max_bytes)
         cursor = self.cursor
         if cursor.snapshot is not None:
             chunk = cursor.snapshot.read(self.opaque, max_bytes, window)
@@ -185,6 +191,20 @@ class ProducerStream:
         if cursor.seqno < cursor.end_seqno and (notice := self._open_snapshot()):
             return notice
         return self._encode_end(StreamEndReason.OK) if cursor.seqno >= cursor.end_seqno else None
+
+    def _read_cache(self, cache: CachedDocumentReader, max_bytes: int) -> bytes:
+        """Return the next documents in memory, or their end: that of a stream without changes is its own."""
+        values = cache.read(max_bytes)
+        if values:
+            self._advance_state(StreamEvent.CACHED)
+            return b"".join(self._notices.encode(partial(CacheTransfer, value=value)) for value in values)
+        if not cache.is_complete:
+            return b""
+        self.cache = None
+        if self.cursor.seqno >= self.cursor.end_seqno:
+            return b""
+        self._advance_state(StreamEvent.CACHE_END)
+        return self._notices.encode(CacheTransferEnd)
 
     def _read_takeover(self, takeover: StreamTakeover) -> bytes | None:
         """Return the next message of a takeover between two snapshots; None while it waits."""
@@ -231,7 +251,7 @@ class ProducerStream:
             bytes_sent=self.bytes_sent,
             items_remaining=self.remaining,
             backfill_remaining=self.cursor.first_remaining if request.start_seqno < self._high_at_start else 0,
-            filters=tuple(self._list_filters()),
+            filters=tuple(_list_filters(self)),
             details={
                 "vb_uuid": request.vbuuid,
                 "snap_start_seqno": request.snap_start,
@@ -251,12 +271,6 @@ class ProducerStream:
                 **({"sid": self.encoder.stream_id} if self.encoder.stream_id is not None else {}),
             },
         )
-
-    def _list_filters(self) -> Iterator[str]:
-        if self.producer.options.form.keys_only:
-            yield "values"
-        if self.encoder.filter.is_limited:
-            yield "collections"
 
     def _encode_changes(self, chunk: Chunk) -> Buffer:
         """Return the frames of some changes. If the filter is then empty, the stream ends next."""
@@ -357,3 +371,10 @@ class ProducerStream:
 
     def _advance_state(self, event: StreamEvent) -> None:
         self.state = advance_state(self.state, event, self.vbucket.id, self.producer.dialect)
+
+
+def _list_filters(stream: ProducerStream) -> Iterator[str]:
+    if stream.producer.options.form.keys_only:
+        yield "values"
+    if stream.encoder.filter.is_limited:
+        yield "collections"

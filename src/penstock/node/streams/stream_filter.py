@@ -26,10 +26,31 @@ from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.codec.statuses import Status
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
-__all__ = ["FilterRequest", "StreamFilter", "can_stream", "make_default_filter", "make_filter", "read_filter_request"]
+__all__ = [
+    "CacheBudget",
+    "FilterRequest",
+    "StreamFilter",
+    "can_stream",
+    "make_default_filter",
+    "make_filter",
+    "read_filter_request",
+]
 
 _HEX = re.compile(r"(0x)?[0-9a-fA-F]{1,8}")
 _HIGHEST_STREAM_ID: Final = 0xFFFF
+
+
+@dataclass(frozen=True)
+class CacheBudget:
+    """The limits of a cache transfer, which the consumer sets.
+
+    Attributes:
+        free_memory: bytes for documents with their values; None if the consumer names none.
+        all_keys: whether all documents are sent: those without room, and all without `free_memory`, without values.
+    """
+
+    free_memory: int | None = None
+    all_keys: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,12 +62,14 @@ class FilterRequest:
         scope: the id of a scope, instead of collections.
         stream_id: the id of the stream among those of its vbucket, or None.
         purge_seqno: the purge seqno that the consumer has seen last, 0 if unknown.
+        cache: the limits of a cache transfer.
     """
 
     collections: tuple[int, ...] | None = None
     scope: int | None = None
     stream_id: int | None = None
     purge_seqno: int = 0
+    cache: CacheBudget = CacheBudget()
 
 
 def read_filter_request(text: bytes) -> FilterRequest:
@@ -74,6 +97,7 @@ def read_filter_request(text: bytes) -> FilterRequest:
         scope=known.get("scope"),
         stream_id=known.get("sid"),
         purge_seqno=known.get("purge_seqno", 0),
+        cache=known.get("cts", CacheBudget()),
     )
 
 
@@ -113,10 +137,15 @@ def _read_uid(value: Any) -> str:
     return value
 
 
-def _read_cache_transfer(value: Any) -> dict[str, Any]:
+def _read_cache_budget(value: Any) -> CacheBudget:
     if not isinstance(value, dict):
         raise InvalidArguments(f"value of a stream request: cts {str(value)[:40]!r}, expected an object")
-    return value
+    free_memory, all_keys = value.get("free_memory", 0), value.get("all_keys", False)
+    if type(free_memory) is not int or free_memory < 0:
+        raise InvalidArguments(f"value of a stream request: free_memory {str(free_memory)[:40]!r}, expected 0 or more")
+    if type(all_keys) is not bool:
+        raise InvalidArguments(f"value of a stream request: all_keys {str(all_keys)[:40]!r}, expected true or false")
+    return CacheBudget(value.get("free_memory"), all_keys)
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
@@ -125,7 +154,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "collections": _read_collections,
     "scope": _read_id,
     "purge_seqno": _read_purge_seqno,
-    "cts": _read_cache_transfer,
+    "cts": _read_cache_budget,
 }
 """Reader by name of a field. Other names are ignored if one of these is present."""
 

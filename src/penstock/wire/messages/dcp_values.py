@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from struct import Struct
 from struct import error as StructError
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.wire.codec.frame import Buffer
@@ -218,6 +218,12 @@ class CachedDocument(NamedTuple):
 
 _CACHED = Struct(">QQQIIIHBB")
 _CACHED_KEY = range(2, 252)
+
+CACHED_HEAD_BYTES: Final = _CACHED.size
+"""Bytes of a cached document before its key."""
+
+LEAST_CACHED_BYTES: Final = CACHED_HEAD_BYTES + _CACHED_KEY[0]
+"""Bytes of the shortest cached document."""
 
 
 def pack_cached_documents(documents: Iterable[CachedDocument]) -> bytes:

@@ -28,6 +28,7 @@ class StreamState(Enum):
     IN_SNAPSHOT = "in snapshot"
     IN_BACKFILL = "in backfill"
     OUT_OF_ORDER = "in snapshot out of order"
+    IN_CACHE = "in cache transfer"
     ENDED = "ended"
 
 
@@ -44,6 +45,8 @@ class StreamEvent(Enum):
     SNAPSHOT_END = "snapshot end"
     OUT_OF_ORDER_START = "start of a snapshot out of order"
     OUT_OF_ORDER_END = "end of a snapshot out of order"
+    CACHED = "cached documents"
+    CACHE_END = "end of the cache transfer"
     BACKFILL_START = "backfill start"
     BACKFILL_END = "backfill end"
     FLUSH = "flush"
@@ -60,7 +63,7 @@ _DCP: Transitions = {
     S.REQUESTED: {E.ACCEPTED: S.OPEN, E.ROLLBACK: S.ENDED, E.REFUSED: S.ENDED},
     S.OPEN: {
         **{E.MARKER: S.IN_SNAPSHOT, E.OUT_OF_ORDER_START: S.OUT_OF_ORDER, E.STATE: S.OPEN},
-        **{E.END: S.ENDED, E.CLOSED: S.ENDED},
+        **{E.CACHED: S.IN_CACHE, E.CACHE_END: S.OPEN, E.END: S.ENDED, E.CLOSED: S.ENDED},
     },
     S.IN_SNAPSHOT: {
         **{E.DATA: S.IN_SNAPSHOT, E.MARKER: S.IN_SNAPSHOT, E.STATE: S.IN_SNAPSHOT},
@@ -70,6 +73,7 @@ _DCP: Transitions = {
         **{E.DATA: S.OUT_OF_ORDER, E.OUT_OF_ORDER_END: S.OPEN},
         **{E.END: S.ENDED, E.CLOSED: S.ENDED},
     },
+    S.IN_CACHE: {E.CACHED: S.IN_CACHE, E.CACHE_END: S.OPEN, E.END: S.ENDED, E.CLOSED: S.ENDED},
     S.ENDED: {},
 }
 
@@ -158,6 +162,8 @@ EVENTS: dict[Dialect, dict[type[Message], StreamEvent]] = {
         dcp.Commit: E.DATA,
         dcp.Abort: E.DATA,
         dcp.SeqnoAdvanced: E.DATA,
+        dcp.CacheTransfer: E.CACHED,
+        dcp.CacheTransferEnd: E.CACHE_END,
         dcp.SetVbucketState: E.STATE,
         dcp.StreamEnd: E.END,
     },
