@@ -9,14 +9,24 @@ from hypothesis import strategies as st
 
 from penstock.node import Node
 from penstock.store.definition.bucket_settings import BucketSettings
-from penstock.wire.codec.constants import Feature, VbucketState
+from penstock.wire.codec.constants import DurabilityLevel, Feature, VbucketState
 from penstock.wire.codec.flags import SnapshotFlag, StreamFlag
 from penstock.wire.codec.statuses import Status as S
-from penstock.wire.messages.dcp import Deletion, Mutation, SeqnoAdvanced, SnapshotMarker, StreamEnd, SystemEvent
-from penstock.wire.messages.kv import SetVbucket
+from penstock.wire.messages.dcp import (
+    Deletion,
+    Mutation,
+    Prepare,
+    SeqnoAdvanced,
+    SnapshotMarker,
+    StreamEnd,
+    SystemEvent,
+)
+from penstock.wire.messages.kv import Set, SetVbucket
 from tests.examples import scaled
 from tests.node.frame_proxy import replicating
 from tests.node.manifests import ALE, ALES, DEFAULT, LAGERS, make_beers, make_key, set_scopes
+from tests.node.replication_chains import set_states
+from tests.node.test_durability import make_framing
 from tests.node.watch import run, until
 from tests.node.wire_client import connected
 
@@ -117,6 +127,45 @@ def test_consumer_without_collections_gets_the_versions_of_the_default_collectio
         write(client, "x", "x", collection=LAGERS)
     with connect_consumer(kept, collections=False) as consumer:
         assert read_stream(consumer) == [(0, 3, F.MEMORY | F.CHECKPOINT | F.HISTORY), "2+a", "3+a"]
+
+
+def test_history_has_all_system_events(node):
+    with connected(node, "beer") as client:
+        client.hello(Feature.COLLECTIONS)
+        run(node, lambda: node.buckets["beer"].store.set_settings(BucketSettings(retention_seconds=1000)))
+        set_scopes(client, 1, DEFAULT, make_beers(ALE))
+        write(client, "a", collection=ALES)
+        for uid, history in enumerate((True, False, True), 2):
+            set_scopes(client, uid, DEFAULT, make_beers({**ALE, "history": history}))
+        write(client, "b", "b", collection=ALES)
+        set_scopes(client, 5, DEFAULT, make_beers())
+        compact(node)
+    begin, end, modify = "event 0", "event 1", "event 5"
+    with connect_consumer(node) as consumer:
+        events = read_stream(consumer)[1:]
+        assert events == ["1 event 3", f"2 {begin}", f"4 {modify}", f"5 {modify}", f"6 {modify}", f"9 {end}"]
+    with connect_consumer(node, history=False) as consumer:
+        assert read_stream(consumer)[1:] == ["1 event 3", f"9 {end}"]
+
+
+def test_history_has_the_decisions_of_prepares_alone(kept):
+    with connected(kept, "beer") as client:
+        write(client, "x")
+        first = run(kept, lambda: get_vbucket(kept).changes.high_seqno)
+        for number in range(2):
+            set_states(kept, VbucketState.ACTIVE, "a", "b")  # b acknowledges nothing
+            client.send(Set(key=b"k", framing=make_framing(DurabilityLevel.MAJORITY, 65_000)))
+            prepared = first + 1 + 2 * number
+            until(kept, lambda prepared=prepared: get_vbucket(kept).changes.high_seqno == prepared)
+            set_states(kept, VbucketState.ACTIVE, "a")
+            assert client.receive().specific == S.SUCCESS
+    with connect_consumer(kept) as consumer:
+        assert consumer.control("enable_sync_writes", "true") == S.SUCCESS
+        assert consumer.stream(flags=StreamFlag.TO_LATEST).specific == S.SUCCESS
+        messages = list(consumer.changes())
+    assert not any(isinstance(message, Prepare) for message in messages)
+    changes = [message.by_seqno for message in messages if isinstance(message, Mutation)]
+    assert changes == [first, first + 2, first + 4]
 
 
 def test_collections_without_history_are_deduplicated(node):

@@ -22,7 +22,7 @@ from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages import system_event
 from penstock.wire.messages.dcp import MUTATION_HEAD
-from penstock.wire.values.collection_key import DEFAULT_COLLECTION
+from penstock.wire.values.collection_key import DEFAULT_COLLECTION, SYSTEM_COLLECTION
 
 __all__ = ["VbucketCollections"]
 
@@ -66,9 +66,14 @@ class VbucketCollections:
 
     @property
     def history_begins(self) -> Mapping[int, int]:
-        """For each collection with history, the seqno at which it was last emptied: its history begins there."""
+        """For each collection with history, the seqno at which it was last emptied: its history begins there.
+
+        System events always have a history. Source: kv_engine ep_vb.cc, EPVBucket::addSystemEventItem.
+        """
         state = self._changes.collection_state
-        return {} if state is None else {one: state.emptied.get(one, 0) for one in state.histories}
+        if state is None:
+            return {}
+        return {SYSTEM_COLLECTION: 0, **{one: state.emptied.get(one, 0) for one in state.histories}}
 
     @property
     def is_plain(self) -> bool:
