@@ -252,3 +252,12 @@ def test_the_benchmark_of_consumers_runs():
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert re.findall(r", 8 vbuckets, (.*?)  ", done.stdout) == ["native", "native, read_changes", "Python"]
+
+
+@pytest.mark.process
+def test_the_benchmark_of_fronts_runs():
+    run = [sys.executable, "-m", "benchmarks.fronts", "--changes", "2000", "--rounds", "1"]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    for row in ("read_changes against Bucket.batches", "first batch of a process", "penstock --version"):
+        assert row in done.stdout

@@ -161,6 +161,22 @@ print(sum(batch.num_rows for batch in penstock.read_changes(sys.argv[1], stop="n
 """
 
 
+UNFINISHED = """
+import sys
+import penstock
+changes = penstock.read_changes(sys.argv[1])
+print(next(changes).num_rows > 0)
+"""
+
+
+@pytest.mark.process
+def test_program_ends_although_it_has_not_closed_its_generator(running):
+    write(running, documents(0, 3))
+    command = [sys.executable, "-c", UNFINISHED, running.url()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("count", [3, 3000])
 def test_first_batch_does_not_import_pandas(running, count):

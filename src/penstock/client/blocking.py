@@ -6,6 +6,7 @@ The loop runs in its own thread, so that the client answers the node's liveness 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from concurrent.futures import Future
@@ -33,7 +34,11 @@ _ITEMS_AHEAD = 1
 
 
 class LoopThread:
-    """An event loop in a daemon thread. A context manager: its end cancels all tasks and stops the thread."""
+    """An event loop in a daemon thread. A context manager: its end cancels all tasks and stops the thread.
+
+    The end of the program does so too. Python would otherwise stop the thread where it is, and then close generators
+    that wait for it.
+    """
 
     def __init__(self, name: str = "penstock-loop") -> None:
         self._loop = asyncio.new_event_loop()
@@ -41,13 +46,19 @@ class LoopThread:
 
     def __enter__(self) -> Self:
         self._thread.start()
+        atexit.register(self._stop)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_STOP_SECONDS)
+        atexit.unregister(self._stop)
+        self._stop()
+
+    def _stop(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_STOP_SECONDS)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the thread, and return its result. Ctrl-C cancels the coroutine.
@@ -85,7 +96,8 @@ class LoopThread:
                 yield item
                 self._loop.call_soon_threadsafe(ahead.give_back)
         finally:
-            self.run(ahead.stop())
+            if not self._loop.is_closed():  # else the program ends
+                self.run(ahead.stop())
 
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
