@@ -198,10 +198,9 @@ def _list_messages(function: Callable[..., Answer]) -> tuple[type[Message], ...]
 
 def _make_decoding_handler(layout: Layout, function: Callable[..., Answer]) -> Handler:
     """Return a handler that decodes frames of one layout for a function."""
-    decode = layout.make_message
 
     def handle(session: Session, frame: Frame) -> Answer:
-        return function(session, decode(frame))
+        return function(session, layout.make_message(frame))
 
     return handle
 

@@ -5,7 +5,7 @@
         flags: int = u32("the client's own 4 bytes, returned as they came")
         expiry: int = u32("seconds, or epoch seconds above 30 days")
 
-`message` makes a frozen dataclass of the class and enters it in LAYOUTS, by dialect, direction, opcode and length of
+`message` makes a frozen class of fields of it and enters it in LAYOUTS, by dialect, direction, opcode and length of
 the extras. Encoder, decoder, validation, documentation and test strategies read that table; nothing states a layout a
 second time.
 
@@ -28,6 +28,7 @@ from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import ALTERNATIVE_OF, PLAIN_OF, SERVER_MAGICS, Frame, join_frame, name_opcode
 from penstock.wire.codec.frame_decoder import DecodedForm, make_decoder
+from penstock.wire.codec.frozen_fields import FrozenFields, freeze_fields
 from penstock.wire.codec.opcodes import DCP_OPCODES, QUIET_OPCODES, DraftCode, Magic, Opcode, ServerOpcode, UprOpcode
 from penstock.wire.codec.statuses import Status
 
@@ -60,8 +61,8 @@ def _make_declaration(code: str) -> Callable[..., Any]:
 u8, u16, u32, u64 = map(_make_declaration, "BHIQ")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+@freeze_fields
+class Message(FrozenFields):
     """Fields of every message, beside those of its kind.
 
     Attributes:
@@ -143,14 +144,14 @@ class Message:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_fields
 class Request(Message):
     """A request of a client, or a message of a producer."""
 
     vbucket: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_fields
 class Response(Message):
     """A reply with status SUCCESS, or one whose body has the same layout."""
 
@@ -160,14 +161,14 @@ class Response(Message):
     status: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_fields
 class ServerRequest(Request):
     """A request of a server, on a connection that has agreed on it (DUPLEX)."""
 
     magic: ClassVar[Magic] = Magic.SERVER_REQUEST
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_fields
 class ServerResponse(Response):
     """A client's answer to a ServerRequest."""
 
@@ -189,7 +190,7 @@ class Layout:
         others: the fields that stand neither in the header nor in the extras, with their defaults.
         make_message: returns the message of a frame whose key, value and cas are there as declared. Raises
             RemoteProtocolError (EINVAL, not fatal) for a private section or a value of a wrong length, and for the
-            fault that `Message.fault` returns.
+            fault that `Message.fault` returns. The first call generates the decoder, and replaces this attribute.
     """
 
     cls: type[Message]
@@ -216,8 +217,13 @@ class Layout:
             take_apart=self._take_apart if self.private or self.tails else None,
             check=self._check_fields if cls.fault is not Message.fault else None,
         )
+
+        def decode_first(frame: Frame) -> Message:
+            object.__setattr__(self, "make_message", make_decoder(form))  # a program decodes few of all messages
+            return self.make_message(frame)
+
         object.__setattr__(self, "others", others)
-        object.__setattr__(self, "make_message", make_decoder(form))
+        object.__setattr__(self, "make_message", decode_first)
 
     def check(self, frame: Frame) -> None:
         """Check that private section, key, value and cas are there as declared.
@@ -344,7 +350,7 @@ def message(
     """
 
     def enter(cls: type[M]) -> type[M]:
-        cls = dataclass(frozen=True, slots=True, kw_only=True)(cls)
+        cls = freeze_fields(cls)
         wire = [f for f in fields(cls) if f.metadata.get("within") == "extras"]
         tails = dict(_make_tails([f for f in fields(cls) if f.metadata.get("within") == "value"]))
         parts = (("key", key), ("value", PRESENT if tails else value), ("cas", cas))

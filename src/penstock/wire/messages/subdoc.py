@@ -6,13 +6,13 @@ Source: kv_engine docs/SubDocument.md; memcached daemon/subdocument_validators.c
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.wire.codec.frame import name_opcode
+from penstock.wire.codec.frozen_fields import freeze_fields
 from penstock.wire.codec.layout import ABSENT, MAYBE, PRESENT, Part, Request, Response, message, u8, u16, u32, u64
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
@@ -107,7 +107,7 @@ def find_unmet_need(needs: Needs, path: bytes, value: bytes) -> str | None:
 # Commands with one path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_fields
 class _OnePath(Request):
     """A command with one path. The value begins with the path."""
 

@@ -8,12 +8,12 @@ The opaque counts a connection's messages, and an answer to one message acknowle
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
 from penstock.errors import RemoteProtocolError
 from penstock.wire.codec.flags import TapConnectFlag
+from penstock.wire.codec.frozen_fields import freeze_fields
 from penstock.wire.codec.layout import MAYBE, PRESENT, Request, Response, message, u8, u16, u32, u64
 from penstock.wire.codec.opcodes import Opcode
 
@@ -27,7 +27,7 @@ class TapConnect(Request):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_fields
 class TapMessage(Request):
     """Fields of every message in a TAP stream."""
 

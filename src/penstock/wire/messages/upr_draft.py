@@ -7,14 +7,14 @@ have the magic of a response, also those of a stream. The opaque is the *request
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from penstock.wire.codec.frozen_fields import freeze_fields
 from penstock.wire.codec.layout import MAYBE, PRESENT, Message, Request, message, u32, u64
 from penstock.wire.codec.opcodes import DraftCode, Magic
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@freeze_fields
 class DraftResponse(Message):
     """A message of a producer."""
 
