@@ -4,7 +4,9 @@
 Error
   UsageError                a wrong option, connection string, file or table path (exit code 2)
     BucketNotServed           the node does not have the bucket, or has no cluster map for it; perhaps not yet
-    UnsupportedServer         the server lacks a dialect, or failover logs
+    UnsupportedServer         the server lacks a dialect, failover logs, or vbuckets
+    ServiceMissing            the cluster map has no data port that the client may use
+    NoSuchCollection          the bucket does not have a scope or a collection that a stream selects
     LakeRefused               the lake belongs to another query
     StoreRefused              the data directory is another bucket's, in use, too new, or not writable
     PositionsUnreadable       saved positions of an unknown version, or damaged ones
@@ -15,6 +17,7 @@ Error
     LocalProtocolError        by this program: nothing was sent, the connection is still good
     RemoteProtocolError       by the peer: .status is the reply that the peer gets, if it gets one
       OrderViolation            by a producer, which broke the order of its change stream
+      NotCouchbase              the first bytes of the peer are of another protocol: HTTP, SSH, TLS, text
   StatusError               a reply with a non-zero status: .status .opaque .vbucket, and .retriable of its class
     KeyNotFound, KeyExists, ...  one class for each status in STATUS_ERRORS; any other stays a StatusError
       VbucketsNotServed            a NotMyVbucket that names all vbuckets that no node serves
@@ -53,6 +56,14 @@ class BucketNotServed(UsageError):
 
 class UnsupportedServer(UsageError):
     """The server lacks a requested feature; the message names its release and the alternative."""
+
+
+class ServiceMissing(UsageError):
+    """The cluster map has no data port that the client may use; the message names the node and the port's kind."""
+
+
+class NoSuchCollection(UsageError):
+    """The bucket does not have a scope or a collection that a stream selects."""
 
 
 class LakeRefused(UsageError):
@@ -115,6 +126,10 @@ class OrderViolation(RemoteProtocolError):
         super().__init__(message, status=status)
         self.vbucket = vbucket
         self.seqnos_restarted = seqnos_restarted
+
+
+class NotCouchbase(RemoteProtocolError):
+    """The first bytes of the peer are of another protocol; the message names it, and the expected port."""
 
 
 class StatusError(Error):

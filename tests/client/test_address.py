@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.client.connect.address import DEFAULT_URL, Address, ConnectionOptions, TlsVerify, parse_address
-from penstock.client.connect.credentials import Credentials
+from penstock.client.login.credentials import Credentials
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import Dialect
 

@@ -8,6 +8,7 @@ from penstock import BulkWriter, Node, connect
 from penstock.errors import (
     KeyExists,
     KeyNotFound,
+    NoSuchCollection,
     RemoteProtocolError,
     UnknownCollection,
     UnknownScope,
@@ -259,9 +260,8 @@ async def test_collection_names_are_learned_from_the_stream(node, url):
 @in_loop
 async def test_impossible_filter_is_an_error(url):
     async with connect(url) as bucket:
-        async with await bucket.stream(scope="nope") as stream:
-            with pytest.raises(UsageError, match="the bucket has no scope 'nope'"):
-                await anext(stream.changes())
+        with pytest.raises(NoSuchCollection, match="the bucket has no scope 'nope'"):
+            await bucket.stream(scope="nope")
         with pytest.raises(UsageError, match="upr has no collections; protocol dcp has"):
             await bucket.stream(scope="inventory", protocol="upr")
 

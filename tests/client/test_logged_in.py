@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock import Node, connect, read_changes
-from penstock.client.connect.credentials import (
+from penstock.client.login.credentials import (
     Credentials,
     read_credentials_file,
     read_password_file,

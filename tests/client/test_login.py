@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client.connect.sasl_login import (
+from penstock.client.login.sasl_login import (
     CRAM_MD5,
     PLAIN,
     CramLogin,

@@ -9,7 +9,7 @@ import pytest
 from penstock import Node, connect
 from penstock.client.connect.cluster_map import ClusterMap, parse_cluster_map
 from penstock.client.documents.document import compute_vbucket
-from penstock.errors import KeyExists, NotMyVbucket, RemoteProtocolError, Unreachable, UsageError
+from penstock.errors import KeyExists, NotMyVbucket, RemoteProtocolError, ServiceMissing, Unreachable, UsageError
 from penstock.node.cluster.topology import NodePlace
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.layout import decode_frame
@@ -78,7 +78,7 @@ def test_impossible_cluster_map_is_refused(data, text):
 
 
 def test_cluster_map_without_a_tls_port_is_refused():
-    with pytest.raises(RemoteProtocolError, match="cluster map without a TLS port of b:2"):
+    with pytest.raises(ServiceMissing, match="no data port with TLS of b:2"):
         parse_cluster_map(config(["a:1", "b:2"], [0], nodesExt=EXTENDED), HERE, tls=True)
 
 

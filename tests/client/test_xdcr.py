@@ -9,9 +9,9 @@ import pytest
 import penstock
 from penstock import BucketReplication, Node, XdcrOptions, connect
 from penstock.client.connect.address import parse_address
-from penstock.client.connect.credentials import Credentials
 from penstock.client.documents.document import compute_vbucket
 from penstock.client.documents.window_writer import RefusedRows
+from penstock.client.login.credentials import Credentials
 from penstock.errors import Error, Unreachable, UsageError
 from penstock.node.auth import User
 from penstock.node.auth.users import make_account

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
 from penstock.client.connect.address import parse_address
-from penstock.client.connect.credentials import Credentials
+from penstock.client.login.credentials import Credentials
 from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.vbucket_mover import VbucketMover
 from penstock.client.topology.balance_plan import plan_balance

@@ -17,7 +17,7 @@ from couchbase.transcoder import RawBinaryTranscoder
 
 from penstock import BucketReplication, XdcrOptions
 from penstock.client.connect.address import parse_address
-from penstock.client.connect.credentials import Credentials
+from penstock.client.login.credentials import Credentials
 
 WITH_EXPIRY = GetOptions(with_expiry=True)
 BINARY = RawBinaryTranscoder()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import parse_address
-from penstock.client.connect.credentials import Credentials
+from penstock.client.login.credentials import Credentials
 from penstock.errors import AccessDenied, Error, Unreachable, UsageError
 from penstock.node import Node
 from penstock.node.auth import User

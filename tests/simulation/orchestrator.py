@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from penstock.client.connect.address import Address, parse_address
-from penstock.client.connect.cluster_map import Endpoint
+from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.replication.map_layout import PUSHED_EPOCH, MapLayout, MapNode, make_map_document
 from penstock.client.replication.node_control import NodeControl
 from penstock.client.replication.replica_choice import ReplicaReport, choose_replica

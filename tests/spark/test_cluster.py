@@ -11,7 +11,7 @@ import pytest
 from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import parse_address
-from penstock.client.connect.credentials import Credentials
+from penstock.client.login.credentials import Credentials
 from penstock.node import Node
 from penstock.node.auth import User
 from penstock.node.auth.users import make_account

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.client.connect.address import MissingVbuckets
-from penstock.client.connect.credentials import Credentials
 from penstock.client.feeds.collection_selection import CollectionSelection
+from penstock.client.login.credentials import Credentials
 from penstock.errors import Unreachable, UsageError
 from penstock.options import list_options
 from penstock.spark.source.offsets import Offset, ProvenEnd, VbucketOffset, VbucketRange

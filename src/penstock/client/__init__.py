@@ -5,6 +5,8 @@ from the packages before it. Code of the node or of Spark does not belong here.
 """
 
 ORDER = (
+    "login",
+    "discovery",
     "filters",
     "connect",
     "topology",

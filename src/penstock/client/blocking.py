@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import DEFAULT_URL, Address, parse_address
-from penstock.client.connect.credentials import resolve_credentials
+from penstock.client.login.credentials import resolve_credentials
 from penstock.client.read_ahead import LentItem, ReadAhead
 from penstock.client.streams.stream_choice import ChangeOptions, Start, Stop
 

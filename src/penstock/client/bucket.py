@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from penstock.client.connect.address import DEFAULT_URL, Address, parse_address
 from penstock.client.connect.cluster_map import ClusterMap
-from penstock.client.connect.credentials import resolve_credentials
 from penstock.client.connect.dropped_frames import DropReason
 from penstock.client.connect.handshake import DOCUMENTS
 from penstock.client.documents.document_commands import DocumentCommands
@@ -20,9 +19,11 @@ from penstock.client.documents.document_requests import DocumentRequests
 from penstock.client.feeds.collection_selection import StreamContent
 from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
 from penstock.client.feeds.stream_position import Position
+from penstock.client.login.credentials import resolve_credentials
 from penstock.client.streams.change_stream import ChangeStream, RollbackMitigation
 from penstock.client.streams.dialect_check import check_dialect
 from penstock.client.streams.persistence_gate import PersistenceGate
+from penstock.client.streams.selection_check import check_selection
 from penstock.client.streams.stream_choice import (
     ChangeOptions,
     Start,
@@ -197,8 +198,8 @@ class Bucket(DocumentCommands):
             A stream that connects when it is iterated.
 
         Raises:
-            UsageError: an argument is invalid, or names a vbucket that the bucket does not have. A collection that
-                does not exist is reported when the stream is iterated.
+            UsageError: an argument is invalid, or names a vbucket that the bucket does not have.
+            NoSuchCollection: the bucket does not have a selected scope or collection.
         """
         if stop is not None and stop != "now" and not isinstance(stop, Mapping):
             raise UsageError(f"stop is {stop!r}, expected None, 'now' or seqnos by vbucket")
@@ -207,6 +208,8 @@ class Bucket(DocumentCommands):
         content = choose_content(options, defaults, dialect)
         is_mitigated = choose_mitigation(options, defaults, dialect)
         chosen = await self.reports.choose_vbuckets(vbuckets)
+        if content.selection is not None and not content.selection.is_everything:
+            await check_selection(self._nodes, self.address, content.selection)
         if isinstance(start, datetime) and dialect is not Dialect.TAP:
             open_keys = partial(self.stream, "beginning", protocol="dcp", values=False)
             start = await find_positions_at(start, self.reports, lambda ends: open_keys(ends, sorted(ends)), chosen)

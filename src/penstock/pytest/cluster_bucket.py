@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from penstock.client.blocking import LoopThread
 from penstock.client.connect.address import parse_address
-from penstock.client.connect.cluster_map import Endpoint
+from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.replication.map_layout import MapNode
 from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.node_failover import FailoverResult, fail_over

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scramp import ScramClient
 
-from penstock.client.connect.sasl_login import PLAIN, PlainLogin, ScramLogin
+from penstock.client.login.sasl_login import PLAIN, PlainLogin, ScramLogin
 from penstock.node.auth import AuthState, ListenerAccess, Login, User, Users, decide_access
 from penstock.node.auth.sasl_exchange import MAX_STEP_BYTES, TRANSITIONS
 from penstock.node.auth.users import Account

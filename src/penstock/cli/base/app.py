@@ -13,7 +13,7 @@ import typer
 
 from penstock.cli.base.option_parameters import make_annotation
 from penstock.client.connect.address import DEFAULT_URL, Address, ConnectionOptions, parse_address
-from penstock.client.connect.credentials import read_password_file, resolve_credentials
+from penstock.client.login.credentials import read_password_file, resolve_credentials
 from penstock.node.session.node_options import NodeOptions
 from penstock.options import format_option, list_options
 from penstock.spark.source.bucket_options import BucketOptions

@@ -10,6 +10,7 @@ import typer
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Username, app, format_examples, resolve_address
 from penstock.cli.base.show import format_json_line, warn
 from penstock.client.connect.address import Address
+from penstock.client.discovery.endpoint import format_endpoint
 from penstock.client.topology.missing_vbuckets import format_ranges
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ async def _fail_over(lost: Address, others: list[Address]) -> FailoverResult:
 
 def _format_result(result: FailoverResult, *, as_json: bool) -> str:
     by_node: dict[str, list[int]] = {}
-    for vbucket, (host, port) in result.promoted.items():
-        by_node.setdefault(f"{host}:{port}", []).append(vbucket)
+    for vbucket, endpoint in result.promoted.items():
+        by_node.setdefault(format_endpoint(*endpoint), []).append(vbucket)
     if as_json:
         return format_json_line({"promoted": by_node, "lost": list(result.lost), "reachable": result.is_reachable})
     lines = [f"{address}: vbuckets {format_ranges(vbuckets, ', ')} promoted" for address, vbuckets in by_node.items()]

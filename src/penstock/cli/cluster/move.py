@@ -17,7 +17,7 @@ from penstock.errors import UsageError
 from penstock.options import BOOLEAN, list_of, option, whole_number
 
 if TYPE_CHECKING:
-    from penstock.client.connect.cluster_map import Endpoint
+    from penstock.client.discovery.endpoint import Endpoint, format_endpoint
     from penstock.client.replication.map_publisher import MapPublisher
     from penstock.client.replication.vbucket_mover import MovedVbucket
 
@@ -129,7 +129,7 @@ def _plan(
 
 
 def _format_moved(done: MovedVbucket, *, as_json: bool) -> str:
-    source, target = (f"{host}:{port}" for host, port in (done.source, done.target))
+    source, target = (format_endpoint(*endpoint) for endpoint in (done.source, done.target))
     if as_json:
         seconds = round(done.seconds, 3)
         return format_json_line({"vbucket": done.vbucket, "from": source, "to": target, "seconds": seconds})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Username, app, format_examples, resolve_address
 from penstock.cli.base.option_parameters import add_options
 from penstock.cli.base.show import format_json_line, warn
-from penstock.client.connect.credentials import read_password_file, resolve_credentials
+from penstock.client.login.credentials import read_password_file, resolve_credentials
 from penstock.errors import UsageError
 from penstock.node.session.node_options import HTTP_PORT, NodeOptions
 from penstock.store.definition.bucket_settings import BucketSettings

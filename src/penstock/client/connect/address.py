@@ -9,7 +9,8 @@ from enum import StrEnum
 from typing import ClassVar, Self
 from urllib.parse import parse_qsl, quote, unquote
 
-from penstock.client.connect.credentials import Credentials
+from penstock.client.discovery.endpoint import format_endpoint
+from penstock.client.login.credentials import Credentials
 from penstock.errors import UsageError
 from penstock.options import (
     BOOLEAN,
@@ -196,7 +197,7 @@ class Address:
             )
 
     def __str__(self) -> str:
-        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
+        hosts = ",".join(format_endpoint(host, port) for host, port in self.hosts)
         return f"couchbase{'s' * self.tls}://{hosts}/{quote(self.bucket)}"
 
 

@@ -10,11 +10,13 @@ from random import Random, SystemRandom
 from typing import NamedTuple
 
 from penstock.client.connect.address import Address
-from penstock.client.connect.cluster_map import ClusterMap, Endpoint
-from penstock.client.connect.handshake import COMMANDS, Purpose, RefusedDeleteTimes, perform_handshake
+from penstock.client.connect.cluster_map import ClusterMap
+from penstock.client.connect.handshake import COMMANDS, NodeWithoutData, Purpose, RefusedDeleteTimes, perform_handshake
 from penstock.client.connect.node_link import NodeLink
 from penstock.client.connect.retry import is_retriable
 from penstock.client.connect.tls_context import make_tls_context
+from penstock.client.discovery.endpoint import Endpoint, format_endpoint
+from penstock.client.discovery.first_bytes import EXPECTED_PORTS
 from penstock.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -89,12 +91,16 @@ async def open_session(
         The connection after its handshake.
     """
     failure: Exception | None = None
-    for place in address.hosts if endpoints is None else endpoints:
+    places = list(address.hosts if endpoints is None else endpoints)
+    for place in places:  # the list grows while it is read
         try:
             try:
                 return await _open_session_at(place, address, purpose)
             except RefusedDeleteTimes:
                 return await _open_session_at(place, address, replace(purpose, delete_times=False))
+        except NodeWithoutData as error:
+            failure = failure or error
+            places += [other for other in error.endpoints if other not in places]
         except (AccessDenied, AuthenticationFailed):
             raise  # a later error of an unreachable host must not replace it
         except (OSError, ConnectionClosed, OperationTimeout, StatusError, BucketNotServed) as error:
@@ -115,7 +121,11 @@ async def _open_session_at(endpoint: Endpoint, address: Address, purpose: Purpos
             return ClientSession(link, endpoint, agreed.map, agreed.features)
     except TimeoutError:
         await link.close()
-        raise OperationTimeout(f"{host}:{port} did not set up the connection within {timeout:g} s") from None
+        peer = format_endpoint(host, port)
+        if not link.has_received:
+            silent = f"{peer} accepts connections, but sent nothing within {timeout:g} s; {EXPECTED_PORTS}"
+            raise OperationTimeout(silent) from None
+        raise OperationTimeout(f"{peer} did not set up the connection within {timeout:g} s") from None
     except BaseException:
         await link.close()
         raise

@@ -8,19 +8,17 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta, Struct
 
 from penstock.client.connect.address import MAX_PORT, MAX_VBUCKETS, is_host
-from penstock.errors import RemoteProtocolError
+from penstock.client.discovery.endpoint import Endpoint, format_endpoint
+from penstock.errors import RemoteProtocolError, ServiceMissing
 from penstock.wire.values.peer_json import read_peer_json
 
-__all__ = ["NO_NODE", "ClusterMap", "Endpoint", "parse_cluster_map"]
+__all__ = ["NO_NODE", "ClusterMap", "parse_cluster_map"]
 
 _MAX_NODES = 1024
 _DIALLED_HOST = "$HOST"
 """Placeholder in a map for the host to which the client has connected."""
 
 NO_NODE = -1
-
-Endpoint = tuple[str, int]
-"""Host, without brackets, and port."""
 
 
 class ClusterMap(NamedTuple):
@@ -98,6 +96,11 @@ class _Node(Struct):
         """Return the node's host, or the dialled host if the entry has only the placeholder."""
         return dialled if self.hostname == _DIALLED_HOST else self.hostname
 
+    def list_endpoints(self, dialled: str) -> list[Endpoint]:
+        """Return the endpoints of the node's data service; none if it does not have the service."""
+        host = self.resolve_host(dialled)
+        return [(host, port) for port in (self.services.kv, self.services.kvSSL) if port is not None]
+
 
 class _Config(Struct):
     """The members of a cluster map that the client reads."""
@@ -123,6 +126,7 @@ def parse_cluster_map(config: bytes, dialled: Endpoint, *, tls: bool = False) ->
 
     Raises:
         RemoteProtocolError: the JSON is not a valid map.
+        ServiceMissing: TLS ports are wanted, and a node has none.
     """
     if not config:
         return None
@@ -136,7 +140,7 @@ def parse_cluster_map(config: bytes, dialled: Endpoint, *, tls: bool = False) ->
     if wrong := [owner for owner in owners if not NO_NODE <= owner < count]:
         raise RemoteProtocolError(f"cluster map with a vbucket on node {wrong[0]} of {count}")
     places: tuple[Endpoint, ...] = (dialled,)
-    if count > 1 or _names_other_node(read.nodesExt):
+    if count > 1 or _is_other_node(_parse_server(servers[0], dialled[0]), read.nodesExt, dialled[0]):
         places = tuple(
             _find_endpoint(read.nodesExt, _parse_server(server, dialled[0]), dialled[0], tls=tls) for server in servers
         )
@@ -158,9 +162,16 @@ def _list_replicas(rows: list[_Row], count: int) -> tuple[tuple[int, ...], ...]:
     return found if any(found) else ()
 
 
-def _names_other_node(nodes: list[_Node]) -> bool:
-    """Return whether the one node of a map is not the dialled node: that was removed from the cluster."""
-    return len(nodes) == 1 and not nodes[0].thisNode and nodes[0].hostname != _DIALLED_HOST
+def _is_other_node(server: Endpoint, nodes: list[_Node], dialled: str) -> bool:
+    """Return whether the one server of a map is not the dialled node.
+
+    The dialled node was removed from the cluster, or does not have the data service.
+    """
+    if any(node.thisNode and server in node.list_endpoints(dialled) for node in nodes):
+        return False
+    if len(nodes) == 1:
+        return not nodes[0].thisNode and nodes[0].hostname != _DIALLED_HOST
+    return any(not node.thisNode and server in node.list_endpoints(dialled) for node in nodes)
 
 
 def _check_counts(vbuckets: int, servers: int, nodes: int) -> None:
@@ -197,7 +208,10 @@ def _find_endpoint(nodes: list[_Node], endpoint: Endpoint, dialled: str, *, tls:
         ports = node.services
         if node.resolve_host(dialled) == host and port in (ports.kv, ports.kvSSL) and ports.kvSSL:
             return host, ports.kvSSL
-    raise RemoteProtocolError(f"cluster map without a TLS port of {host}:{port}, expected services.kvSSL of each node")
+    raise ServiceMissing(
+        f"the cluster map has no data port with TLS of {format_endpoint(host, port)}, expected services.kvSSL of each "
+        "node; enable TLS there, or use couchbase://"
+    )
 
 
 def _replace_own_endpoint(
@@ -207,6 +221,5 @@ def _replace_own_endpoint(
     this = [node for node in nodes if node.thisNode]
     if dialled in endpoints or len(this) != 1:
         return endpoints
-    ports, host = this[0].services, this[0].resolve_host(dialled[0])
-    own = {(host, ports.kv), (host, ports.kvSSL)}
+    own = this[0].list_endpoints(dialled[0])
     return tuple(dialled if place in own else place for place in endpoints)

@@ -19,11 +19,12 @@ from enum import Enum
 from typing import NamedTuple
 
 from penstock.client.connect.address import Address
-from penstock.client.connect.cluster_map import ClusterMap, Endpoint
+from penstock.client.connect.cluster_map import ClusterMap
 from penstock.client.connect.map_request import request_cluster_map
 from penstock.client.connect.node_link import UNKNOWN_COMMAND_STATUSES, UNSUPPORTED_STATUSES, FrameEvents, NodeLink
-from penstock.client.connect.sasl_login import choose_login, parse_mechanisms
 from penstock.client.connect.server_info import make_unsupported_error
+from penstock.client.discovery.endpoint import Endpoint, format_endpoint
+from penstock.client.login.sasl_login import choose_login, parse_mechanisms
 from penstock.errors import AccessDenied, AuthenticationFailed, BucketNotServed, KeyNotFound
 from penstock.version import __version__
 from penstock.wire.codec.constants import Dialect, Feature
@@ -33,7 +34,15 @@ from penstock.wire.messages.dcp import Control, Open
 from penstock.wire.messages.kv import Hello, SelectBucket, pack_features, unpack_features
 from penstock.wire.messages.sasl import SaslAuth, SaslListMechs, SaslStep
 
-__all__ = ["COMMANDS", "DOCUMENTS", "HandshakeResult", "Purpose", "RefusedDeleteTimes", "perform_handshake"]
+__all__ = [
+    "COMMANDS",
+    "DOCUMENTS",
+    "HandshakeResult",
+    "NodeWithoutData",
+    "Purpose",
+    "RefusedDeleteTimes",
+    "perform_handshake",
+]
 
 
 class RefusedDeleteTimes(Exception):
@@ -56,6 +65,7 @@ class Purpose:
         delete_times: deletions in DCP streams include their times.
         mutation_tokens: replies to writes contain vbuuid and seqno.
         durable_writes: requests may carry a durability level.
+        must_have_data: the node must be one of the map, which has vbuckets of the bucket.
     """
 
     stream_name: str = ""
@@ -68,6 +78,7 @@ class Purpose:
     delete_times: bool = True
     mutation_tokens: bool = False
     durable_writes: bool = False
+    must_have_data: bool = False
 
     def list_features(self) -> list[Feature]:
         """Return the features to request by HELLO."""
@@ -97,11 +108,24 @@ class HandshakeResult(NamedTuple):
     map: ClusterMap
 
 
+class NodeWithoutData(BucketNotServed):
+    """The node has the cluster map, and no vbuckets: it does not have the data service, or has left the cluster.
+
+    Attributes:
+        endpoints: the nodes with vbuckets.
+    """
+
+    def __init__(self, endpoint: Endpoint, endpoints: tuple[Endpoint, ...]) -> None:
+        super().__init__(f"{format_endpoint(*endpoint)} has no vbuckets of the bucket; expected a node of the map")
+        self.endpoints = endpoints
+
+
 async def perform_handshake(link: NodeLink, endpoint: Endpoint, address: Address, purpose: Purpose) -> HandshakeResult:
     """Prepare a new connection for its purpose.
 
     Raises:
         BucketNotServed: there is no such bucket, or no cluster map.
+        NodeWithoutData: the purpose needs vbuckets, and the node has none.
         UnsupportedServer: the server does not have the dialect of the purpose.
         RefusedDeleteTimes: another connection, without `delete_times`, may succeed.
         AuthenticationFailed, AccessDenied: the user may not have the bucket.
@@ -112,6 +136,8 @@ async def perform_handshake(link: NodeLink, endpoint: Endpoint, address: Address
     await _log_in(link, endpoint, address)
     is_selected = await _select_bucket(link, address, features)
     found = await request_cluster_map(link, endpoint, address, is_selected=is_selected)
+    if purpose.must_have_data and endpoint not in found.endpoints:
+        raise NodeWithoutData(endpoint, found.endpoints)
     if purpose.stream_name and purpose.dialect is Dialect.DCP:
         await _open_dcp(link, address, purpose, features)
     elif purpose.stream_name:
@@ -163,11 +189,18 @@ async def _select_bucket(link: NodeLink, address: Address, features: frozenset[i
         request = SelectBucket(key=address.bucket.encode())
         reply = await link.request(request, address.options.connect_timeout, accept=accept)
     except KeyNotFound:
-        raise BucketNotServed(f"no bucket {address.bucket!r} on {address}") from None
+        raise BucketNotServed(
+            f"no bucket {address.bucket!r} on {address}; expected the name of a bucket of this cluster"
+        ) from None
     except AccessDenied:
-        denied = "a client without login" if user is None else f"user {user!r}"
-        raise AccessDenied(f"{address}: the bucket does not exist, or {denied} may not access it") from None
+        raise AccessDenied(
+            f"{address}: the bucket does not exist, or {_describe_user(address)} may not access it"
+        ) from None
     return reply.specific == Status.SUCCESS
+
+
+def _describe_user(address: Address) -> str:
+    return "a client without login" if address.credentials is None else f"user {address.credentials.username!r}"
 
 
 async def _log_in(link: NodeLink, endpoint: Endpoint, address: Address) -> None:
@@ -192,7 +225,7 @@ async def _log_in(link: NodeLink, endpoint: Endpoint, address: Address) -> None:
             reply = await link.request(SaslStep(key=mechanism, value=answer), timeout)
     except AuthenticationFailed:
         raise AuthenticationFailed(
-            f"{endpoint[0]}:{endpoint[1]} refused the login of {credentials.username!r} by {login.mechanism}"
+            f"{format_endpoint(*endpoint)} refused the login of {credentials.username!r} by {login.mechanism}"
         ) from None
     login.finish(reply.value)
 
@@ -213,7 +246,13 @@ async def _open_dcp(link: NodeLink, address: Address, purpose: Purpose, agreed: 
     timeout = options.connect_timeout
     opening = Open(key=purpose.stream_name.encode(), flags=choose_open_flags(purpose))
     accept = UNSUPPORTED_STATUSES if purpose.delete_times else UNKNOWN_COMMAND_STATUSES
-    reply = await link.request(opening, timeout, accept=accept)
+    try:
+        reply = await link.request(opening, timeout, accept=accept)
+    except AccessDenied:
+        raise AccessDenied(
+            f"{address}: {_describe_user(address)} may not read change streams; expected a role with the privilege "
+            "DcpProducer, such as data_dcp_reader"
+        ) from None
     if reply.specific == Status.EINVAL:
         raise RefusedDeleteTimes
     if reply.specific:

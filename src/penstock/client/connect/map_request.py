@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 
 from penstock.client.connect.address import MAX_VBUCKETS, Address
-from penstock.client.connect.cluster_map import ClusterMap, Endpoint, parse_cluster_map
+from penstock.client.connect.cluster_map import ClusterMap, parse_cluster_map
 from penstock.client.connect.node_link import UNSUPPORTED_STATUSES, NodeLink
-from penstock.errors import BucketNotServed, UsageError
+from penstock.client.discovery.endpoint import Endpoint
+from penstock.errors import BucketNotServed, UnsupportedServer, UsageError
 from penstock.wire.messages.kv import GetClusterConfig
 
 __all__ = ["request_cluster_map"]
@@ -30,6 +31,7 @@ async def request_cluster_map(
 
     Raises:
         BucketNotServed: there is no map, or not yet, and the statistics do not show all vbuckets.
+        UnsupportedServer: there is no map, and the bucket is a plain cache without vbuckets.
         UsageError: the server chose another bucket for this connection, or has more vbuckets than vbucketCount.
         RemoteProtocolError: the map is malformed.
         StatusError, OperationTimeout, ConnectionClosed: as NodeLink.request raises them.
@@ -62,6 +64,11 @@ async def _make_single_node_map(link: NodeLink, endpoint: Endpoint, address: Add
     else:
         most = stats.get("ep_max_vbuckets", "")
         count = count_vbuckets(states, most)
+        if not count and stats and not states and "ep_version" not in stats:
+            raise UnsupportedServer(
+                f"{link.peer} is memcached, or the bucket is of type memcached: it has no vbuckets, and no change "
+                "streams; expected a bucket of type couchbase or ephemeral"
+            )
         if not count:
             raise BucketNotServed(
                 f"{link.peer} has no cluster map, and its statistics show {_describe_states(states, most)}; "

@@ -16,9 +16,12 @@ import msgspec
 from penstock.client.connect.dropped_frames import DropCounter, DropReason
 from penstock.client.connect.link_transport import LinkTransport
 from penstock.client.connect.pending_calls import PendingCall, PendingCalls
+from penstock.client.discovery.endpoint import format_endpoint
+from penstock.client.discovery.first_bytes import EXPECTED_PORTS, describe_first_bytes
 from penstock.errors import (
     ConnectionClosed,
     Error,
+    NotCouchbase,
     OperationTimeout,
     RemoteProtocolError,
     StatusError,
@@ -57,6 +60,7 @@ class NodeLink:
         transport: the socket.
         closed: a future that is done when the connection has ended; its result is the reason.
         stale_opaque_limit: messages with opaques below it may belong to streams that used the connection before.
+        has_received: the peer has sent a frame.
         closed_cleanly: the node closed the connection between two frames, and there was no error.
         dropped: counts the frames that belong to no request and no stream.
         unknown_opcodes: opcodes that the server does not know; callers use an alternative request instead.
@@ -73,7 +77,7 @@ class NodeLink:
         self.transport = LinkTransport(FrameReceiver(Slab(), run_dialect=dialect), self._receive, self._handle_loss)
         self.closed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self.stale_opaque_limit = 0
-        self.closed_cleanly = False
+        self.has_received = self.closed_cleanly = False
         self.dropped = DropCounter()
         self.unknown_opcodes: set[int] = set()
         self._on_stream = on_stream
@@ -106,24 +110,32 @@ class NodeLink:
         Raises:
             OSError: the host refuses the connection.
             OperationTimeout: the host does not answer in time.
+            ConnectionClosed: the host ends the connection during the TLS handshake.
             UntrustedNode: the node's certificate is not trusted.
             RemoteProtocolError: both sides have no common TLS version or cipher.
         """
         link, name = cls(on_stream, dialect), None if tls is None else host
+        peer = format_endpoint(host, port)
         try:
             async with asyncio.timeout(timeout):
                 await asyncio.get_running_loop().create_connection(
                     lambda: link.transport, host, port, ssl=tls, server_hostname=name
                 )
         except TimeoutError:
-            raise OperationTimeout(f"no connection to {host}:{port} within {timeout:g} s") from None
+            raise OperationTimeout(f"no connection to {peer} within {timeout:g} s") from None
         except ssl.SSLCertVerificationError as error:
-            raise UntrustedNode(f"the certificate of {host}:{port} is not trusted: {error.verify_message}") from None
+            raise UntrustedNode(
+                f"the certificate of {peer} is not trusted: {error.verify_message}; option ca names its authority"
+            ) from None
         except ssl.SSLError as error:
             if isinstance(error, _TLS_CUT_OFF):
-                raise
+                raise ConnectionClosed(f"{peer} ended the TLS handshake; {EXPECTED_PORTS}") from None
             reason = (error.reason or str(error)).replace("_", " ").lower()
-            raise RemoteProtocolError(f"TLS handshake with {host}:{port} failed: {reason}") from None
+            raise RemoteProtocolError(f"TLS handshake with {peer} failed: {reason}; {EXPECTED_PORTS}") from None
+        except ConnectionResetError:
+            if tls is None:
+                raise
+            raise ConnectionClosed(f"{peer} ended the TLS handshake; {EXPECTED_PORTS}") from None
         return link
 
     @property
@@ -136,7 +148,7 @@ class NodeLink:
     def peer(self) -> str:
         """The node's address and port, for messages."""
         host, port = self.transport.peer[:2] or ("the node", "")
-        return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}".removesuffix(":")
+        return format_endpoint(host, port).removesuffix(":")
 
     async def close(self) -> None:
         """Close the connection. Pending requests fail with ConnectionClosed."""
@@ -154,8 +166,9 @@ class NodeLink:
         try:
             for event in events:
                 if isinstance(event, BrokenInput | MalformedFrame):
-                    failure = event.error
+                    failure = self._make_input_error(event)
                     break
+                self.has_received = True
                 if not (isinstance(event, Frame) and (answer(event) or self._drop_frame(event))):
                     rest.append(event)
         except RemoteProtocolError as error:
@@ -167,6 +180,11 @@ class NodeLink:
             failure = error
         if failure is not None:
             self.fail(failure)
+
+    def _make_input_error(self, event: BrokenInput | MalformedFrame) -> RemoteProtocolError:
+        if isinstance(event, BrokenInput) and event.head and not self.has_received:
+            return NotCouchbase(describe_first_bytes(self.peer, event.head))
+        return event.error
 
     def _drop_frame(self, frame: Frame) -> bool:
         """Drop a frame that belongs to no request and no stream; return whether it was dropped."""
@@ -295,6 +313,8 @@ def make_refusal_error(request: Request, reply: Frame, prefix_bytes: int = 0) ->
     about = repr(request.key[prefix_bytes:]) if request.key else f"on vbucket {request.vbucket}"
     text = read_error_text(reply)
     message = f"{name_opcode(request.opcode)} {about}: {name_status(reply.specific)}" + (f" ({text})" if text else "")
+    if reply.specific == Status.EACCESS:
+        message += "; the user's roles do not permit it"
     return make_status_error(reply.specific, message, opaque=reply.opaque, vbucket=request.vbucket, body=reply.value)
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta, Struct
 
 from penstock.client.filters.change_filter import ALL_CHANGES, ChangeFilter
-from penstock.errors import UsageError
+from penstock.errors import NoSuchCollection, UsageError
 from penstock.wire.columns.collection_names import DEFAULT_NAME, CollectionNames
 from penstock.wire.values.peer_json import read_peer_json
 
@@ -137,17 +137,18 @@ class CollectionSelection:
             JSON with ids in hexadecimal; empty if everything is selected.
 
         Raises:
-            UsageError: the bucket does not have the scope or a collection, or a name is invalid.
+            NoSuchCollection: the bucket does not have the scope or a collection.
+            UsageError: a name is invalid.
         """
         if self.is_everything:
             return b""
         if self.scope and self.scope not in known.scopes:
-            raise UsageError(f"the bucket has no scope {self.scope!r}")
+            raise NoSuchCollection(f"the bucket has no scope {self.scope!r}")
         if not self.collections:
             return json.dumps({"scope": f"{known.scopes[self.scope]:x}"}).encode()
         names = [qualify_name(name, self.scope) for name in self.collections]
         if missing := [".".join(name) for name in names if name not in known.collections]:
-            raise UsageError(f"the bucket has no collection {missing[0]!r}")
+            raise NoSuchCollection(f"the bucket has no collection {missing[0]!r}")
         ids = sorted({known.collections[name] for name in names})
         return json.dumps({"collections": [f"{each:x}" for each in ids]}).encode()
 
@@ -198,7 +199,8 @@ class CollectionFilter:
             The names; None if `known` is None.
 
         Raises:
-            UsageError: the node or the bucket does not have the selected collections.
+            NoSuchCollection: the bucket does not have the selected collections.
+            UsageError: the node has no collections.
         """
         if known is None:
             if self._names is not None or not (self._selection.is_everything or self._selection.is_default):

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.client.connect.cluster_map import NO_NODE, Endpoint
+from penstock.client.connect.cluster_map import NO_NODE
+from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.errors import RemoteProtocolError, UsageError
 
 __all__ = [
@@ -59,16 +60,12 @@ class MapNode:
     @property
     def address(self) -> str:
         """Host and port for data as one text."""
-        return _join_address(*self.endpoint)
+        return format_endpoint(*self.endpoint)
 
     def to_dict(self, *, is_own: bool) -> dict[str, Any]:
         """Return the entry of nodesExt."""
         own = {"thisNode": True} if is_own else {}
         return {"services": dict(self.services), **own, "hostname": self.endpoint[0]}
-
-
-def _join_address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +89,7 @@ class MapLayout:
         at = self.find_node(endpoint)
         if at == NO_NODE:
             known = ", ".join(node.address for node in self.nodes)
-            raise UsageError(f"node {_join_address(*endpoint)} is not in the cluster map, expected one of {known}")
+            raise UsageError(f"node {format_endpoint(*endpoint)} is not in the cluster map, expected one of {known}")
         return at
 
     def add_nodes(self, nodes: Iterable[MapNode]) -> MapLayout:
@@ -188,7 +185,7 @@ def read_own_address(document: Mapping[str, Any], dialled: Endpoint) -> str:
     """
     nodes, entries = read_map_layout(document, dialled).nodes, document.get("nodesExt") or []
     marked = [node for node, entry in zip(nodes, entries, strict=False) if entry.get("thisNode")]
-    return marked[0].address if len(entries) == len(nodes) and marked else _join_address(*dialled)
+    return marked[0].address if len(entries) == len(nodes) and marked else format_endpoint(*dialled)
 
 
 def _read_node(server: str, entry: Mapping[str, Any], dialled: Endpoint) -> MapNode:
@@ -232,7 +229,7 @@ def make_map_document(base: Mapping[str, Any], layout: MapLayout, version: MapVe
 
 def _make_old_entry(node: MapNode) -> dict[str, Any]:
     host, port = node.endpoint
-    return {"hostname": _join_address(host, node.services.get("mgmt", port)), "ports": {"direct": port}}
+    return {"hostname": format_endpoint(host, node.services.get("mgmt", port)), "ports": {"direct": port}}
 
 
 def _copy_rows(chains: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.client.connect.address import Address
-from penstock.client.connect.cluster_map import Endpoint
+from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.replication.map_layout import (
     PUSHED_EPOCH,
     MapLayout,
@@ -74,8 +74,9 @@ class MapPublisher:
         document = await self.get_control(endpoint).read_map()
         layout, known = read_map_layout(document, endpoint).replace_endpoints(self._hidden), self.layout
         if known.chains and len(layout.chains) != len(known.chains):
-            host, port = endpoint
-            raise RemoteProtocolError(f"{host}:{port} has {len(layout.chains)} vbuckets, expected {len(known.chains)}")
+            raise RemoteProtocolError(
+                f"{format_endpoint(*endpoint)} has {len(layout.chains)} vbuckets, expected {len(known.chains)}"
+            )
         is_newest = find_next_version([document]) > find_next_version(self._documents)
         if all(layout.find_node(node.endpoint) >= 0 for node in known.nodes) and is_newest:
             self._base, self.layout = document, layout

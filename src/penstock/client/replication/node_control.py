@@ -11,10 +11,10 @@ from typing import Any, Self, TypeVar
 
 from penstock.client.connect.address import Address
 from penstock.client.connect.client_session import ClientSession, open_session
-from penstock.client.connect.cluster_map import Endpoint
 from penstock.client.connect.handshake import DOCUMENTS
 from penstock.client.connect.node_link import ANY_STATUS, NodeLink, make_refusal_error
 from penstock.client.connect.retry import run_with_retry
+from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.topology.vbucket_requests import request_failover_logs, request_high_seqnos
 from penstock.errors import UsageError
 from penstock.store.history.failover_log import FailoverLog

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.client.connect.address import Address
-from penstock.client.connect.cluster_map import NO_NODE, Endpoint
+from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.connect.stat_numbers import read_number
+from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.replication.map_layout import MapLayout
 from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.node_control import NodeControl

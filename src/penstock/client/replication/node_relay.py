@@ -7,8 +7,8 @@ from typing import Protocol, Self
 
 from penstock.client.connect.address import Address
 from penstock.client.connect.client_session import make_unique_suffix
-from penstock.client.connect.cluster_map import Endpoint
 from penstock.client.connect.node_link import ANY_STATUS, make_refusal_error
+from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.replication.frame_relay import FrameRelay
 from penstock.client.replication.relay_handshake import open_dcp_pair, open_tap_pair
 from penstock.errors import ConnectionClosed, Error, KeyExists, TemporaryFailure

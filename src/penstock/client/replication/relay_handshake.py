@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from penstock.client.connect.address import Address
 from penstock.client.connect.client_session import open_session
-from penstock.client.connect.cluster_map import Endpoint
 from penstock.client.connect.handshake import Purpose
 from penstock.client.connect.node_link import UNSUPPORTED_STATUSES, NodeLink
 from penstock.client.connect.server_info import (
@@ -17,6 +16,7 @@ from penstock.client.connect.server_info import (
     make_unsupported_error,
     request_server_info,
 )
+from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.streams.dialect_check import explain_refused_dialect, may_have_tap
 from penstock.errors import ConnectionClosed, UnsupportedServer
 from penstock.version import __version__

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.client.connect.cluster_map import NO_NODE, Endpoint
+from penstock.client.connect.cluster_map import NO_NODE
+from penstock.client.discovery.endpoint import Endpoint
 from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.codec.constants import VbucketState
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.client.connect.cluster_map import Endpoint
+from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 
 __all__ = ["CatchUpGoals", "ReplicationProgress", "find_lag"]
 
@@ -63,7 +63,7 @@ def find_lag(
         target: high seqnos at the target.
     """
     return {
-        f"{host}:{port}": sum(max(source.get(vb, 0) - target.get(vb, 0), 0) for vb in vbuckets)
+        format_endpoint(host, port): sum(max(source.get(vb, 0) - target.get(vb, 0), 0) for vb in vbuckets)
         for (host, port), vbuckets in owned.items()
     }
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from penstock.client.connect.address import Address
-from penstock.client.connect.cluster_map import Endpoint
+from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.replication.map_layout import read_own_address
 from penstock.client.replication.node_control import NodeControl
 from penstock.client.replication.node_relay import DcpNodeRelay, NodeRelay, TapNodeRelay
@@ -294,5 +294,5 @@ class Replicator:
             if relay is not None:
                 stats = await link.request_stats("tap", self._source.options.operation_timeout, optional=True)
                 left = stats.get(f"eq_tapq:{relay.name}:total_backlog_size", "0")
-                found[f"{endpoint[0]}:{endpoint[1]}"] = int(left) if left.isdecimal() else 0
+                found[format_endpoint(*endpoint)] = int(left) if left.isdecimal() else 0
         return found

@@ -12,8 +12,9 @@ from enum import Enum
 from typing import NamedTuple
 
 from penstock.client.connect.address import Address
-from penstock.client.connect.cluster_map import NO_NODE, Endpoint
+from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.connect.retry import run_with_retry
+from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.replication.map_layout import MapLayout
 from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.node_control import NodeControl
@@ -170,11 +171,8 @@ class VbucketMover:
         }
         for vbucket in (vb for vb, step in steps.items() if step is MoveStep.REFUSE):
             state = states.get(vbucket)
-            host, port = old.endpoint
-            raise UsageError(
-                f"vbucket {vbucket} is {'missing' if state is None else state.name.lower()} at {host}:{port}, "
-                "expected active"
-            )
+            found = "missing" if state is None else state.name.lower()
+            raise UsageError(f"vbucket {vbucket} is {found} at {format_endpoint(*old.endpoint)}, expected active")
         return steps
 
     def _find_place(self, vbucket: int, old: NodeControl, new: NodeControl) -> Place:

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from penstock.client.connect.address import Address
 from penstock.client.connect.client_session import ClientSession, open_session
-from penstock.client.connect.cluster_map import Endpoint
 from penstock.client.connect.handshake import Purpose
 from penstock.client.connect.node_link import NodeLink
 from penstock.client.connect.retry import run_with_retry
+from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.feeds.feed import Feed
 from penstock.errors import ConnectionClosed
 from penstock.wire.protocol.frame_receiver import ReceiveEvent

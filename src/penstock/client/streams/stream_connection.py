@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from penstock.client.connect.address import ConnectionOptions
 from penstock.client.connect.client_session import ClientSession
-from penstock.client.connect.cluster_map import Endpoint
 from penstock.client.connect.node_link import NodeLink
 from penstock.client.connect.retry import LONGEST_DELAY
+from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.feeds.consumer_feed import ConsumerFeed
 
 __all__ = ["Deadline", "StreamConnection", "list_deadlines", "tolerated_silence"]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
 
 from penstock.client.connect.address import Address
 from penstock.client.connect.client_session import ClientSession, generate_stream_name, open_session
-from penstock.client.connect.cluster_map import Endpoint
 from penstock.client.connect.dropped_frames import DropCounter, DropLog, DropReason
 from penstock.client.connect.handshake import Purpose
 from penstock.client.connect.node_link import NodeLink
+from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.feeds.collection_selection import KnownCollections, parse_manifest
 from penstock.client.feeds.consumer_feed import ConsumerFeed
 from penstock.client.streams.session_pool import SessionPool
@@ -70,8 +71,12 @@ class StreamConnections:
         """Log frames and changes that were not delivered: at most once a minute, or now if `at_once` is set."""
         self._drops.log_changes(lambda: self.dropped, at_once=at_once)
 
-    async def connect(self, endpoints: Sequence[Endpoint]) -> StreamConnection:
+    async def connect(self, endpoints: Sequence[Endpoint], *, must_have_data: bool = False) -> StreamConnection:
         """Return a new connection to one of the endpoints, from the pool if possible.
+
+        Args:
+            endpoints: the nodes to try.
+            must_have_data: take a node of the cluster map instead of a node without vbuckets.
 
         Raises:
             RemoteProtocolError: only some nodes have collections.
@@ -82,7 +87,7 @@ class StreamConnections:
         if self._pool is not None and not self._distrusts_pool:
             session = self._pool.acquire(self._address, purpose, endpoints)
         if session is None:
-            session = await open_session(self._address, purpose, endpoints)
+            session = await open_session(self._address, replace(purpose, must_have_data=must_have_data), endpoints)
         now = self._loop.time()
         connection = self.by_id[connection_id] = StreamConnection(connection_id, session, now, now, now)
         self._feed.tolerate_opaques(session.link.stale_opaque_limit, connection_id)

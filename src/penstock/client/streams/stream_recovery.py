@@ -7,9 +7,10 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 
 from penstock.client.connect.address import Address, MissingVbuckets, RecreatedBucket
-from penstock.client.connect.cluster_map import NO_NODE, ClusterMap, Endpoint
+from penstock.client.connect.cluster_map import NO_NODE, ClusterMap
 from penstock.client.connect.map_request import request_cluster_map
 from penstock.client.connect.retry import LONGEST_DELAY, is_retriable
+from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.feeds.consumer_feed import ConsumerFeed, StreamFailure
 from penstock.client.streams.dialect_check import explain_refused_dialect
 from penstock.client.streams.outages import EVERY_NODE, Outages
@@ -148,7 +149,7 @@ class StreamRecovery:
             return
         if self._connections and not isinstance(error, OrderViolation):
             error = make_not_served_error(
-                vbuckets, self._feed.vbuckets, self._address, f"{endpoint[0]}:{endpoint[1]}: {error}"
+                vbuckets, self._feed.vbuckets, self._address, f"{format_endpoint(*endpoint)}: {error}"
             )
         self._outages.record_failure(endpoint, vbuckets, error, had_worked=had_worked)
 
@@ -215,7 +216,7 @@ class StreamRecovery:
         if connections:
             asked = connections[self._attempts % len(connections)]  # in turn, because one node may have an old map
             return await request_cluster_map(asked.link, asked.endpoint, self._address)
-        return (await self._connections.connect(self._endpoints)).session.map
+        return (await self._connections.connect(self._endpoints, must_have_data=True)).session.map
 
     def _adopt_map(self, found: ClusterMap) -> None:
         """Use a map that a node has sent, unless it is older than the present one.

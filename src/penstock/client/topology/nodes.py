@@ -9,12 +9,13 @@ from typing import NamedTuple, TypeVar
 
 from penstock.client.connect.address import Address
 from penstock.client.connect.client_session import ClientSession, open_session
-from penstock.client.connect.cluster_map import NO_NODE, ClusterMap, Endpoint
+from penstock.client.connect.cluster_map import NO_NODE, ClusterMap
 from penstock.client.connect.dropped_frames import DropReason
 from penstock.client.connect.handshake import DOCUMENTS, Purpose
 from penstock.client.connect.map_request import request_cluster_map
 from penstock.client.connect.node_link import ANY_STATUS, NodeLink
 from penstock.client.connect.retry import run_with_retry
+from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.topology.missing_vbuckets import make_not_served_error
 from penstock.errors import Error, NoBucket, RemoteProtocolError
 from penstock.wire.codec.frame import Frame

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.client.connect.sasl_login import PLAIN
+from penstock.client.login.sasl_login import PLAIN
 from penstock.errors import UsageError
 from penstock.node.auth.roles import ANONYMOUS, User
 from penstock.node.auth.users import DEVELOPER, DEVELOPER_PASSWORD, Users, get_development_users

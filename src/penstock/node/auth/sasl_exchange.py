@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.client.connect.sasl_login import PLAIN
+from penstock.client.login.sasl_login import PLAIN
 from penstock.errors import UsageError
 from penstock.node.auth.roles import User
 from penstock.node.auth.server_tls import list_user_names

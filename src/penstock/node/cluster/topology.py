@@ -17,6 +17,7 @@ from urllib.parse import quote
 from uuid import NAMESPACE_URL, uuid5
 
 from penstock.client.connect.cluster_map import NO_NODE
+from penstock.client.discovery.endpoint import format_endpoint
 from penstock.errors import UsageError
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import VbucketState
@@ -106,7 +107,7 @@ class NodePlace:
 
     def format_address(self, port: int) -> str:
         """Return host and port as one text, an IPv6 address in brackets."""
-        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
+        return format_endpoint(self.host, port)
 
     @property
     def address(self) -> str:
@@ -233,7 +234,7 @@ def parse_places(texts: Sequence[str], host: str, port: int) -> tuple[tuple[Node
     if len(here) > 1:
         here = [number for number in here if places[number].host == host]
     if len(here) != 1:
-        raise UsageError(f"nodes {', '.join(texts)}: expected this one among them, {host}:{port}")
+        raise UsageError(f"nodes {', '.join(texts)}: expected this one among them, {format_endpoint(host, port)}")
     return tuple(places), here[0]
 
 

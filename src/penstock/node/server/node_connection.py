@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, cast
 
+from penstock.client.discovery.endpoint import format_endpoint
 from penstock.node.answers import CloseConnection
 from penstock.node.server.connection_limits import BEFORE_LOGIN, LOGGED_IN
 from penstock.node.server.dispatch import VIEWED_OPCODES, choose_handlers
@@ -272,4 +273,4 @@ def _format_address(peername: tuple[str, int] | tuple[str, int, int, int] | None
     if peername is None:
         return ""  # the peer has disconnected already
     host, port, *_ = peername
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return format_endpoint(host, port)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
 from penstock.client.connect.address import DEFAULT_URL, Address, ConnectionOptions, parse_address
-from penstock.client.connect.credentials import (
+from penstock.client.login.credentials import (
     PASSWORD_VARIABLE,
     USERNAME_VARIABLE,
     Credentials,

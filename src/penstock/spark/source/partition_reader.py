@@ -15,8 +15,8 @@ from pyspark.sql.datasource import InputPartition
 from penstock.client.blocking import read_changes_at
 from penstock.client.connect.address import Address
 from penstock.client.connect.client_session import generate_stream_name
-from penstock.client.connect.cluster_map import Endpoint
 from penstock.client.connect.handshake import Purpose
+from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.feeds.collection_selection import StreamContent
 from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
 from penstock.client.streams.change_stream import ChangeStream

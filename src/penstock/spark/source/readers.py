@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 
 from penstock.client.connect.address import Address
 from penstock.client.connect.cluster_map import NO_NODE, ClusterMap
-from penstock.client.connect.cluster_map import Endpoint as NodePlace
+from penstock.client.discovery.endpoint import Endpoint as NodePlace
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.errors import Error
 from penstock.spark.source import batch_planning, offsets

@@ -66,19 +66,27 @@ class BrokenInput(NamedTuple):
 
     Attributes:
         error: the fault.
+        head: the first bytes that cannot be read, where the fault is an unknown magic.
     """
 
     error: RemoteProtocolError
+    head: bytes = b""
 
 
 ReceiveEvent = Frame | Run | MalformedFrame | BrokenInput
+
+
+def make_unknown_magic(view: memoryview) -> BrokenInput:
+    """Return the event of bytes that begin with an unknown magic."""
+    error = RemoteProtocolError(f"first byte of a frame is 0x{view[0]:02x}, not a known magic")
+    return BrokenInput(error, bytes(view[:HEADER_BYTES]))
 
 
 def cut_event(view: memoryview, offset: int) -> Frame | MalformedFrame | BrokenInput:
     """Return the event of the whole frame at an offset."""
     magic = view[offset]
     if magic not in MAGICS:
-        return BrokenInput(RemoteProtocolError(f"first byte of a frame is 0x{magic:02x}, not a known magic"))
+        return make_unknown_magic(view[offset : offset + HEADER_BYTES])
     try:
         return cut_frame(view, offset)
     except RemoteProtocolError as error:
@@ -219,11 +227,15 @@ class FrameReceiver:
     def _keep_incomplete_frame(self, slab: Slab, position: int, end: int, events: list[ReceiveEvent]) -> None:
         """Copy the incomplete frame at `position` out of the slab."""
         self._kept = b""
+        if position < end and slab.view[position] not in MAGICS:
+            # The banner of another protocol may be shorter than a header, and nothing follows it.
+            self._end_input(events, make_unknown_magic(slab.view[position:end]))
+            return
         if end - position >= HEADER_BYTES:
             try:
                 size = read_frame_length(slab.view, position, self.max_frame)
             except RemoteProtocolError as error:
-                self._end_input(events, error)
+                self._end_input(events, BrokenInput(error))
                 return
             if size > min(_OWN_BUFFER, slab.nbytes):
                 self._frame_buffer = Slab(size)
@@ -255,7 +267,7 @@ class FrameReceiver:
         for offset in offsets:
             event = cut_event(slab.view, offset)
             if isinstance(event, BrokenInput):
-                self._end_input(events, event.error)
+                self._end_input(events, event)
                 break
             events.append(event)
         return events
@@ -264,7 +276,7 @@ class FrameReceiver:
         """Make Run events of the data messages of a dialect from now on."""
         self._run_dialect = dialect
 
-    def _end_input(self, events: list[ReceiveEvent], error: RemoteProtocolError) -> None:
+    def _end_input(self, events: list[ReceiveEvent], event: BrokenInput) -> None:
         self._broken = True
         self._kept = b""
-        events.append(BrokenInput(error))
+        events.append(event)
