@@ -133,12 +133,15 @@ def test_topology_without_a_majority_is_refused(replicated, client):
     assert status == S.DURABILITY_IMPOSSIBLE
 
 
-def test_undecided_write_is_committed_after_a_restart(tmp_path):
+def test_undecided_write_waits_for_its_chain_after_a_restart(tmp_path):
     with Node.running(vbuckets=4, data_dir=tmp_path) as node, connected(node) as client, connected(node) as writer:
         set_topology(client, "a", "b")
         writer.send(Set(key=b"k", value=b"new", framing=make_framing(L.MAJORITY, 65_000)))
         wait_until(lambda: client.stats("vbucket-seqno 0")["vb_0:high_seqno"] == "1")
     with Node.running(vbuckets=4, data_dir=tmp_path) as node, connected(node) as client:
+        assert client.stats("durability-monitor 0")["vb_0:replication_chain_0"] == '["a", "b"]'
+        assert client.get(b"k").specific == S.SYNC_WRITE_RECOMMIT_IN_PROGRESS
+        set_topology(client, "a")
         wait_until(lambda: client.get(b"k").specific == S.SUCCESS)
         assert client.get(b"k").value == b"new"
 

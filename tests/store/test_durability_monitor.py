@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from penstock.errors import InvalidArguments
 from penstock.store.documents.durability_monitor import (
-    Chains,
     DurabilityMonitor,
     find_high_prepared_seqno,
     parse_chains,
 )
 from penstock.store.history.prepare_frames import PendingPrepare
+from penstock.store.history.vbucket_prepares import Chains
 from penstock.wire.codec.constants import DurabilityLevel
 
 L = DurabilityLevel
@@ -136,6 +136,7 @@ def test_replica_acknowledges_by_level(whole: int, persisted: int, expected: int
         [["a", "a"]],
         [["a", 1]],
         [["a", ""]],
+        [["a", "b" * 513]],
         [["a"]] * 3,
         [["a", "b", "c", "d", "e"]],
         [{}],

@@ -28,8 +28,8 @@ from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.definition.manifest import Manifest
 from penstock.store.definition.manifest_json import manifest_to_dict
-from penstock.store.documents.durability_monitor import Chains
 from penstock.store.documents.vbucket import Vbucket
+from penstock.store.history.vbucket_prepares import Chains
 from penstock.wire.codec.constants import Dialect
 
 __all__ = ["BucketEndpoint", "BucketMirror", "CommandCounters", "SentCounts", "ServedBucket"]
@@ -337,12 +337,18 @@ class ServedBucket:
         """Publish the bucket as part of these nodes from now on.
 
         A vbucket whose nodes are others now has them as its replication chain, until a client sets a chain for it.
+
+        Raises:
+            REFUSED: TemporaryFailure or OutOfMemory; the log accepts no notes. The nodes are still those before.
         """
-        before, self.topology = self.topology, topology
+        before, vbuckets = self.topology, self.store.vbuckets
+        changed = [each for each in vbuckets if before.name_chain(each.id) != topology.name_chain(each.id)]
+        for vbucket in changed:
+            vbucket.history.prepares.set_chains(())
+        self.topology = topology
         self.cluster_map.invalidate()
-        for vbucket in self.store.vbuckets:
-            if before.name_chain(vbucket.id) != topology.name_chain(vbucket.id):
-                self.sync_writes.set_chains(vbucket, ())
+        for vbucket in changed:
+            self.sync_writes.use_chains(vbucket)
 
     def _find_default_chains(self, vbucket: Vbucket) -> Chains:
         """Return the replication chains of a vbucket for which no client has set one.

@@ -11,7 +11,8 @@ from penstock.node.buckets.vbucket_events import VbucketEvent
 from penstock.node.session.command_table import MANAGE_BUCKETS, META_READ, SETTINGS, CommandTable
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Session
-from penstock.store.documents.durability_monitor import Chains, parse_chains
+from penstock.store.documents.durability_monitor import parse_chains
+from penstock.store.history.vbucket_prepares import Chains
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.messages.kv import DelVbucket, Flush, GetVbucket, OldestSetVbucket, OldSetVbucket, SetVbucket
@@ -35,7 +36,8 @@ def set_vbucket(session: Session, request: SetVbucket | OldSetVbucket | OldestSe
     if request.vbucket >= len(vbuckets):
         raise OutOfRange(f"vbucket {request.vbucket} of {len(vbuckets)}")
     vbucket, state = vbuckets[request.vbucket], VbucketState(request.state)
-    bucket.sync_writes.set_chains(vbucket, chains)
+    vbucket.history.prepares.set_chains(chains)
+    bucket.sync_writes.use_chains(vbucket)
     if vbucket.history.state is not state:
         vbucket.set_state(state)
         bucket.report_event(vbucket, VbucketEvent.STATE_CHANGED)

@@ -13,9 +13,10 @@ from typing import Final
 from penstock.errors import StatusError, make_status_error
 from penstock.node.answers import CancelWait, Parked, Resume
 from penstock.store.bucket_store import BucketStore
-from penstock.store.documents.durability_monitor import Chains, Decision, DurabilityMonitor
+from penstock.store.documents.durability_monitor import Decision, DurabilityMonitor
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.vbucket_changes import REFUSED
+from penstock.store.history.vbucket_prepares import Chains
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.statuses import Status
 
@@ -81,7 +82,7 @@ class BucketSyncWrites:
 
         Args:
             store: the bucket.
-            find_default_chains: returns the replication chains of a vbucket without a topology.
+            find_default_chains: returns the replication chains of a vbucket for which none were set.
             notify: wakes the streams of changed vbuckets.
         """
         self.on_persisted: dict[Callable[[], None], None] = {}
@@ -89,14 +90,12 @@ class BucketSyncWrites:
         self._store = store
         self._find_default_chains = find_default_chains
         self._notify = notify
-        self._chains: dict[int, Chains] = {}
         self._active: dict[int, _VbucketWrites] = {}
 
     # Topology and state
 
-    def set_chains(self, vbucket: Vbucket, chains: Chains) -> None:
-        """Set the replication chains of a vbucket; empty: the default of the bucket."""
-        self._chains[vbucket.id] = chains
+    def use_chains(self, vbucket: Vbucket) -> None:
+        """Decide with the replication chains that a vbucket has now."""
         if vbucket.id in self._active:
             self._active[vbucket.id].monitor.chains = self.get_chains(vbucket)
             self._settle_soon(vbucket)
@@ -128,7 +127,7 @@ class BucketSyncWrites:
 
     def get_chains(self, vbucket: Vbucket) -> Chains:
         """Return the replication chains of a vbucket."""
-        return self._chains.get(vbucket.id) or self._find_default_chains(vbucket)
+        return vbucket.history.prepares.chains or self._find_default_chains(vbucket)
 
     def _get_writes(self, vbucket: Vbucket) -> _VbucketWrites:
         """Return the writes of an active vbucket. Prepares that it has already get no time limit."""

@@ -67,6 +67,7 @@ class DocumentLocks:
         self.held: dict[bytes, Lock] = {}
         self.monotonic = monotonic
         prepares.on_begin = self._block
+        prepares.on_recover = self._block_readers
         prepares.on_end = self.forget
 
     def lock(self, key: bytes, cas: int, seconds: int) -> None:
@@ -167,6 +168,9 @@ class DocumentLocks:
 
     def _block(self, key: bytes) -> None:
         self.held[key] = _PREPARED
+
+    def _block_readers(self, key: bytes) -> None:
+        self.held[key] = _RECOMMITTED
 
 
 def limit_lock_seconds(seconds: int) -> int:

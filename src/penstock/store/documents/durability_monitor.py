@@ -15,10 +15,10 @@ from typing import NamedTuple
 from penstock.errors import InvalidArguments
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.prepare_frames import PendingPrepare
+from penstock.store.history.vbucket_prepares import Chains
 from penstock.wire.codec.constants import DurabilityLevel
 
 __all__ = [
-    "Chains",
     "Decision",
     "DurabilityMonitor",
     "find_high_prepared_seqno",
@@ -26,11 +26,9 @@ __all__ = [
     "parse_chains",
 ]
 
-Chains = tuple[tuple[str | None, ...], ...]
-"""The replication chains of a vbucket: names of nodes, the active node first. None is a replica that does not exist."""
-
 _MOST_CHAINS = 2
 _LONGEST_CHAIN = 4
+_LONGEST_NAME = 512  # the chains stand in each note about the vbucket
 
 
 class Decision(NamedTuple):
@@ -166,11 +164,12 @@ def parse_chains(topology: object) -> Chains:
             or not 1 <= len(chain) <= _LONGEST_CHAIN
             or not isinstance(chain[0], str)
             or not all(name is None or (isinstance(name, str) and name) for name in chain)
+            or max(map(len, filter(None, chain)), default=0) > _LONGEST_NAME
             or len(set(chain) - {None}) != sum(name is not None for name in chain)
         ):
             raise InvalidArguments(
-                f"replication chain {str(chain)[:80]}, expected 1 to {_LONGEST_CHAIN} different names, the active "
-                "node's first; null for a replica that does not exist"
+                f"replication chain {str(chain)[:80]}, expected 1 to {_LONGEST_CHAIN} different names of at "
+                f"most {_LONGEST_NAME} characters, the active node's first; null for a replica that does not exist"
             )
     return tuple(map(tuple, topology))
 

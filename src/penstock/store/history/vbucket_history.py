@@ -106,7 +106,7 @@ class VbucketHistory:
         """
         self._log.make_room_for_note(self)
         if removes:
-            self.state = None
+            self.state, self.prepares.chains = None, ()
         self.changes.clear()
         self.prepares.clear()
         self._whole_seqno = None

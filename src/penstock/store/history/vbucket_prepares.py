@@ -30,7 +30,10 @@ from penstock.store.log.logged_frames import Frame
 from penstock.wire.codec.constants import DurabilityLevel
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION, PREPARED_COLLECTION, split_collection_key
 
-__all__ = ["VbucketPrepares"]
+__all__ = ["Chains", "VbucketPrepares"]
+
+Chains = tuple[tuple[str | None, ...], ...]
+"""The replication chains of a vbucket: names of nodes, the active node first. None is a replica that does not exist."""
 
 _NANOSECONDS = 10**9
 _KEPT_COMMITS: Final = 4096
@@ -48,7 +51,9 @@ class VbucketPrepares:
         pending: the undecided prepares by the key of their document, in the order of their seqnos.
         is_used: whether the vbucket ever had a prepare. The log has a note of it before the first one.
         high_prepare_seqno: the seqno of the newest prepare, 0 if there is none.
+        chains: the replication chains that an orchestrator has set; empty: none.
         on_begin: called with the document's key when a prepare becomes undecided.
+        on_recover: called with the document's key when a prepare was found again; its decision may be lost.
         on_end: called with the document's key when it is decided.
     """
 
@@ -57,10 +62,12 @@ class VbucketPrepares:
         "_commits",
         "_history",
         "_settled",
+        "chains",
         "high_prepare_seqno",
         "is_used",
         "on_begin",
         "on_end",
+        "on_recover",
         "pending",
     )
 
@@ -68,12 +75,21 @@ class VbucketPrepares:
         self.pending: dict[bytes, PendingPrepare] = {}
         self.is_used = False
         self.high_prepare_seqno = 0
+        self.chains: Chains = ()
         self.on_begin: Callable[[bytes], None] = _ignore_key
+        self.on_recover: Callable[[bytes], None] = _ignore_key
         self.on_end: Callable[[bytes], None] = _ignore_key
         self._changes = changes
         self._history = history
         self._commits: dict[int, int] = {}
         self._settled = 0
+
+    def set_chains(self, chains: Chains) -> None:
+        """Set the replication chains; empty: none. Raises REFUSED; then nothing has changed."""
+        if chains != self.chains:
+            self._changes.log.make_room_for_note(self._history)
+            self.chains = chains
+            self._changes.log.write_note(self._history)
 
     # Seqnos
 
@@ -151,7 +167,7 @@ class VbucketPrepares:
             REFUSED: TemporaryFailure or OutOfMemory; the log accepts no changes.
         """
         changes, prepare = self._changes, self.pending[key]
-        if not self._has_collection(key):
+        if not _has_collection(changes, key):
             self.abort(key, seqno)
             return None
         found = read_prepare(self._look_up(prepare))
@@ -227,11 +243,6 @@ class VbucketPrepares:
         assert found is not None, "an undecided prepare is not superseded, so no compaction drops it"
         return found
 
-    def _has_collection(self, key: bytes) -> bool:
-        state = self._changes.collection_state
-        collection = split_collection_key(key)[0]
-        return collection in state.highs if state is not None else collection == DEFAULT_COLLECTION
-
     # The changes as a whole
 
     def clear(self) -> None:
@@ -260,7 +271,7 @@ class VbucketPrepares:
             assert found is not None
             self.pending.pop(key, None)
             self.pending[key] = PendingPrepare(seqno, found[0])
-            self.on_begin(key)
+            self.on_recover(key)
             high = max(high, seqno)
         for key, seqno, decision in decided:
             self._supersede(key, seqno, decision)
@@ -306,12 +317,19 @@ class VbucketPrepares:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the part of the vbucket's note about prepares."""
+        chains = {"chains": self.chains} if self.chains else {}
         if not self.is_used:
-            return {}
-        return {"settled_seqno": self.settled_seqno, "prepare_seqno": self.high_prepare_seqno}
+            return chains
+        return {"settled_seqno": self.settled_seqno, "prepare_seqno": self.high_prepare_seqno, **chains}
 
     def restore(self, description: Mapping[str, Any]) -> None:
         """Restore the result of `to_dict`, from the vbucket's note."""
         self.is_used = "settled_seqno" in description
         self._settled = int(description.get("settled_seqno", 0))
         self.high_prepare_seqno = int(description.get("prepare_seqno", 0))
+        self.chains = tuple(tuple(chain) for chain in description.get("chains", ()))  # earlier logs do not have them
+
+
+def _has_collection(changes: VbucketChanges, key: bytes) -> bool:
+    state, collection = changes.collection_state, split_collection_key(key)[0]
+    return collection in state.highs if state is not None else collection == DEFAULT_COLLECTION
