@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.base.show import format_json_line, format_one_line, make_json_object
+from penstock.cli.base.show import format_json_line, format_one_line
+from penstock.client.dumps.json_objects import make_json_object
 from penstock.wire.columns.schema import Change, Event
 
 

@@ -27,7 +27,16 @@ __all__ = ["register_commands", "run_command"]
 COMMANDS = (
     *("node.serve", "node.user", "node.tls", "node.stats", "node.streams", "node.compact", "node.check"),
     *("cluster.replicate", "cluster.move", "cluster.failover", "cluster.xdcr"),
-    *("bucket.load", "bucket.tail", "bucket.positions", "capture.decode", "bucket.workload", "pipeline", "bucket.demo"),
+    *(
+        "bucket.load",
+        "bucket.tail",
+        "bucket.dump",
+        "bucket.positions",
+        "capture.decode",
+        "bucket.workload",
+        "pipeline",
+        "bucket.demo",
+    ),
 )
 """Modules of the commands, in the order of `penstock --help`."""
 

@@ -17,6 +17,7 @@ ORDER = (
     "positions",
     "groups",
     "consumers",
+    "dumps",
     "replication",
     "xdcr",
 )

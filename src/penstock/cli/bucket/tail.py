@@ -21,9 +21,10 @@ from penstock.cli.base.app import (
     resolve_address,
 )
 from penstock.cli.base.option_parameters import add_options
-from penstock.cli.base.show import format_json_line, format_one_line, make_json_object
+from penstock.cli.base.show import format_json_line, format_one_line
 from penstock.client.connect.address import DEFAULT_URL, Address, ConnectionOptions, MissingVbuckets
 from penstock.client.connect.dropped_frames import EXPECTED_REASONS, describe_drops
+from penstock.client.dumps.json_objects import make_json_object
 from penstock.client.filters.filter_options import FilterOptions
 from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.options import (

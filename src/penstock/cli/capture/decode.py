@@ -12,7 +12,7 @@ import typer
 
 from penstock.cli.base.app import AsJson, Panel, app, format_examples
 from penstock.cli.base.json_lines import open_input
-from penstock.cli.base.show import format_json_line, format_one_line, make_json_object
+from penstock.cli.base.show import format_json_line, format_one_line
 from penstock.cli.capture.frame_text import (
     CapturedBytes,
     FrameSlice,
@@ -24,6 +24,7 @@ from penstock.cli.capture.frame_text import (
     read_lines,
     read_raw,
 )
+from penstock.client.dumps.json_objects import make_json_object
 from penstock.errors import Error, UsageError
 
 if TYPE_CHECKING:

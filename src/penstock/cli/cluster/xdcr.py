@@ -17,7 +17,8 @@ import typer
 
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Username, app, format_examples, resolve_address
 from penstock.cli.base.option_parameters import add_options
-from penstock.cli.base.show import format_json_line, make_json_object, warn
+from penstock.cli.base.show import format_json_line, warn
+from penstock.client.dumps.json_objects import make_json_object
 from penstock.client.xdcr.xdcr_options import XdcrOptions
 from penstock.errors import Error, UsageError
 

@@ -16,9 +16,10 @@ from typer.core import TyperGroup
 
 from penstock.cli.base.app import AsJson, format_examples
 from penstock.cli.base.option_parameters import set_parameters
-from penstock.cli.base.show import format_json_line, make_json_object
+from penstock.cli.base.show import format_json_line
 from penstock.cli.base.text_tables import make_table, print_table
 from penstock.cli.pipeline.arguments import FileOrLake, OneSource, select_lake
+from penstock.client.dumps.json_objects import make_json_object
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from penstock.cli.base.app import AsJson, format_examples
-from penstock.cli.base.show import format_json_line, make_json_object
+from penstock.cli.base.show import format_json_line
 from penstock.cli.base.text_tables import make_lake_table, print_table, read_rows
 from penstock.cli.pipeline.arguments import FileOrLake, OneSource, find_written_lakes, select_lake
 from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress_display import format_size
+from penstock.client.dumps.json_objects import make_json_object
 
 if TYPE_CHECKING:
     from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport

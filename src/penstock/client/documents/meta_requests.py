@@ -48,7 +48,12 @@ def select_documents(table: pa.Table) -> Numbers:
 
 
 def prepare_meta_writes(
-    table: pa.Table, conflict_resolution: str, *, scope: str | None = None, collection: str | None = None
+    table: pa.Table,
+    conflict_resolution: str,
+    *,
+    scope: str | None = None,
+    collection: str | None = None,
+    is_forced: bool = False,
 ) -> PreparedRows:
     """Return the requests of changes with their metadata.
 
@@ -57,10 +62,11 @@ def prepare_meta_writes(
         conflict_resolution: conflict resolution of the bucket, seqno or lww.
         scope: the scope of all rows; None: the column scope.
         collection: the collection of all rows; None: the column collection.
+        is_forced: whether the rows replace newer versions too.
     """
     kept = select_documents(table)
     source = RowColumns(table.take(pa.array(kept)) if len(kept) < table.num_rows else table)
-    rows = make_meta_requests(source, conflict_resolution)
+    rows = make_meta_requests(source, conflict_resolution, is_forced=is_forced)
     names, collections = find_collections(source, scope, collection)
     return PreparedRows(replace(rows, faults=source.faults), kept, names, collections)
 
@@ -79,8 +85,8 @@ def prepare_cas_reads(table: pa.Table, *, scope: str | None = None, collection: 
     return PreparedRows(replace(rows, faults=source.faults), np.arange(len(source)), names, collections)
 
 
-def make_meta_requests(source: RowColumns, conflict_resolution: str) -> WriteRows:
-    """Return requests for documents and deletions with given metadata.
+def make_meta_requests(source: RowColumns, conflict_resolution: str, *, is_forced: bool = False) -> WriteRows:
+    """Return requests for documents and deletions with given metadata. If they are forced, there are no conflicts.
 
     With a column REPLACED_CAS they replace exactly that version, without conflict resolution; 0 stands for a tombstone.
     """
@@ -88,7 +94,8 @@ def make_meta_requests(source: RowColumns, conflict_resolution: str) -> WriteRow
     values, datatype = _pack_values(source, removes)
     times = source.read_numbers("expiry", 32)
     forced = WithMetaFlag.FORCE_ACCEPT if conflict_resolution == "lww" else 0
-    meta_options = np.full(len(source), int(forced), np.uint64)
+    skipped = WithMetaFlag.SKIP_CONFLICT_RESOLUTION if is_forced else 0
+    meta_options = np.full(len(source), int(forced | skipped), np.uint64)
     replaces, storing = source.read_numbers(REPLACED_CAS, 64), np.full(len(source), int(Opcode.SET_WITH_META))
     if REPLACED_CAS in source.table.column_names:
         meta_options |= np.uint64(WithMetaFlag.SKIP_CONFLICT_RESOLUTION)
