@@ -13,7 +13,7 @@ def read_keys(run, node):
     return sorted(line["key"] for line in shown.json_lines)
 
 
-@pytest.mark.parametrize("protocol", ["auto", "dcp", "tap"])
+@pytest.mark.parametrize("protocol", ["auto", "dcp", "upr", "tap"])
 def test_once_copies_all_documents_and_ends(run, source, target, protocol):
     done = run(
         "replicate", "--from", source.url("beer"), "--to", target.url("beer"), "--until", "now", "--protocol", protocol
@@ -34,7 +34,6 @@ def test_json_lines_have_the_state(run, source, target):
 @pytest.mark.parametrize(
     ("options", "code", "text"),
     [
-        (["--protocol", "upr"], 2, "expected dcp, tap or auto"),
         (["--protocol", "udp"], 2, "udp"),
         (["--vbucket", "16"], 2, "vbucket 16"),
         (["--vbucket", "-1"], 2, "-1"),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.client.connect.node_link import NodeLink
-from penstock.client.replication.frame_relay import FrameRelay
+from penstock.client.relays.frame_relay import FrameRelay
 from penstock.errors import ConnectionClosed, RemoteProtocolError
 from penstock.wire.codec.frame import Frame, join_frame
 from penstock.wire.codec.opcodes import Magic, Opcode

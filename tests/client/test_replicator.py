@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,18 @@ from penstock.client.connect.address import parse_address
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
 from penstock.errors import UnsupportedServer, UsageError
 from penstock.node import Node
-from penstock.wire.codec.constants import Dialect, VbucketState
+from penstock.wire.codec.constants import Dialect, Feature, VbucketState
+from penstock.wire.codec.flags import Datatype
+from penstock.wire.codec.statuses import Status
+from penstock.wire.messages.dcp import DeletionV2
+from penstock.wire.messages.kv import Flush, Get
+from penstock.wire.values.snappy import deflate
+from tests.node.manifests import ALE, ALES, DEFAULT, make_beers, make_key, set_scopes
 from tests.node.test_follow import VBUCKETS, get_documents
-from tests.node.test_follow_collections import read_streams, wait_until_copied
+from tests.node.test_follow_collections import get_history, read_streams, wait_until_copied
 from tests.node.test_replication import set_states, write
 from tests.node.watch import run, until
+from tests.node.wire_client import connected
 
 
 def make_address(node, **options):
@@ -29,6 +37,15 @@ def replicate_once(source, target, **options):
             return await replicator.run()
 
     return asyncio.run(main())
+
+
+def read_histories(node):
+    """Return the streams and positions of all vbuckets, without the times of deletions: UPR has no field for them."""
+    streams = [
+        [replace(each, delete_time=0) if isinstance(each, DeletionV2) else each for each in stream]
+        for stream in read_streams(node)
+    ]
+    return streams, run(node, lambda: get_history(node))
 
 
 @pytest.fixture
@@ -108,13 +125,14 @@ async def replicating(source, target, **options):
                 task.result()
 
 
-def test_replication_continues_after_lost_connections(active, fresh):
+@pytest.mark.parametrize("protocol", [Dialect.DCP, Dialect.UPR])
+def test_replication_continues_after_lost_connections(active, fresh, protocol):
     def cut():
         (report,) = active.streams("beer")
         assert active.close_streams(report.name, "beer") == 1
 
     async def main():
-        async with replicating(active, fresh) as reports:
+        async with replicating(active, fresh, protocol=protocol) as reports:
             for start in range(0, 300, 100):
                 await asyncio.to_thread(write, active, start, start + 100)
                 await asyncio.to_thread(wait_until_copied, fresh, active)
@@ -124,12 +142,13 @@ def test_replication_continues_after_lost_connections(active, fresh):
         assert reports[-1].vbuckets == VBUCKETS
 
     asyncio.run(main())
-    assert read_streams(fresh) == read_streams(active)
+    assert read_histories(fresh) == read_histories(active)
 
 
-def test_ended_stream_begins_again(active, fresh):
+@pytest.mark.parametrize("protocol", [Dialect.DCP, Dialect.UPR])
+def test_ended_stream_begins_again(active, fresh, protocol):
     async def main():
-        async with replicating(active, fresh):
+        async with replicating(active, fresh, protocol=protocol):
             await asyncio.to_thread(write, active, 0, 100)
             await asyncio.to_thread(wait_until_copied, fresh, active)
             for state in (VbucketState.DEAD, VbucketState.ACTIVE):
@@ -161,9 +180,90 @@ def test_replication_switches_from_tap_to_dcp_once_the_source_has_it(tmp_path, f
     asyncio.run(main())
 
 
-def test_dialects_without_a_receiver_are_refused():
-    with pytest.raises(UsageError, match="expected dcp, tap or auto"):
-        ReplicationOptions(protocol=Dialect.UPR)
+def test_draft_of_upr_is_refused():
+    with pytest.raises(UsageError, match="expected dcp, upr, tap or auto"):
+        ReplicationOptions(protocol=Dialect.UPR_DRAFT)
+
+
+def test_copy_over_upr_has_the_same_history(active, fresh):
+    write(active, 0, 300)
+    progress = replicate_once(active, fresh, protocol=Dialect.UPR)
+    assert read_histories(fresh) == read_histories(active)
+    assert {vbucket.history.state for vbucket in fresh.buckets["beer"].store.vbuckets} == {VbucketState.REPLICA}
+    assert (progress.running, progress.protocol, progress.lag) == (VBUCKETS, "upr", 0)
+    write(active, 300, 400)
+    replicate_once(active, fresh, protocol=Dialect.UPR)
+    assert read_histories(fresh) == read_histories(active)
+
+
+def test_upr_alone_is_enough_for_the_source(fresh):
+    with Node.running(["beer"], VBUCKETS, pin="upr") as source:
+        write(source, 0, 100)
+        replicate_once(source, fresh, protocol=Dialect.UPR)
+        assert get_history(fresh) == get_history(source)
+        assert run(fresh, lambda: get_documents(fresh)) == run(source, lambda: get_documents(source))
+
+
+def test_source_without_upr_is_an_error(fresh):
+    with Node.running(["beer"], VBUCKETS, pin="dcp") as source, pytest.raises(UnsupportedServer, match="UPR"):
+        replicate_once(source, fresh, protocol=Dialect.UPR)
+
+
+def test_copy_over_upr_has_the_default_collection_alone(active, fresh):
+    write(active, 0, 50)
+    with connected(active, "beer") as client:
+        client.hello(Feature.COLLECTIONS)
+        set_scopes(client, 1, DEFAULT, make_beers(ALE))
+        expected = run(active, lambda: get_documents(active))
+        for vbucket in range(VBUCKETS):
+            client.set(make_key(ALES), b"ale", vbucket=vbucket)
+    replicate_once(active, fresh, protocol=Dialect.UPR)
+    assert run(fresh, lambda: get_documents(fresh)) == {
+        place: item for place, item in expected.items() if place[1].startswith(make_key(0, b""))
+    }
+
+
+def test_compressed_values_and_expirations_pass_over_upr(active, fresh):
+    plain = b'{"a":"' + b"1" * 200 + b'"}'
+    with connected(active, "beer") as client:
+        client.hello(Feature.SNAPPY, Feature.JSON)
+        client.set(b"compressed", deflate(plain), datatype=int(Datatype.SNAPPY), vbucket=1)
+        client.set(b"expires", b"{}", vbucket=1)
+    vbucket = active.buckets["beer"].store.vbuckets[1]
+    run(active, lambda: vbucket.set(b"\0expires", b"", expiry=1_500_000_000))
+    with connected(active, "beer") as client:
+        assert client.status(Get(key=b"expires", vbucket=1)) == Status.KEY_ENOENT
+    replicate_once(active, fresh, protocol=Dialect.UPR)
+    place = 1, b"\0compressed"
+    expected = run(active, lambda: get_documents(active))[place]._replace(value=plain, datatype=int(Datatype.JSON))
+    assert run(fresh, lambda: get_documents(fresh)) == {place: expected}
+    assert run(fresh, lambda: get_history(fresh)) == run(active, lambda: get_history(active))
+
+
+def test_former_active_node_rolls_back_over_upr(active, fresh):
+    write(active, 0, 100)
+    replicate_once(active, fresh, protocol=Dialect.UPR)
+    write(active, 100, 140)  # these changes are lost
+    set_states(fresh, VbucketState.ACTIVE)
+    write(fresh, 140, 200)
+    set_states(active, VbucketState.REPLICA)
+    replicate_once(fresh, active, protocol=Dialect.UPR)
+    assert read_histories(active) == read_histories(fresh)
+    assert all(len(log) >= 2 for log, _, _ in get_history(fresh))
+
+
+def test_flushed_source_begins_again_over_upr(active, fresh):
+    async def main():
+        async with replicating(active, fresh, protocol=Dialect.UPR):
+            await asyncio.to_thread(write, active, 0, 100)
+            await asyncio.to_thread(wait_until_copied, fresh, active)
+            with connected(active, "beer") as client:
+                assert client.status(Flush()) == Status.SUCCESS
+            await asyncio.to_thread(write, active, 100, 120)
+            await asyncio.to_thread(wait_until_copied, fresh, active)
+
+    asyncio.run(main())
+    assert read_histories(fresh) == read_histories(active)
 
 
 def test_dialect_that_the_source_lacks_is_an_error(fresh):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection
 
 from penstock.client.connect.address import Address
-from penstock.client.replication.node_relay import DcpNodeRelay
+from penstock.client.relays.node_relay import DcpNodeRelay
 
 __all__ = ["run_relay"]
 

@@ -18,6 +18,7 @@ ORDER = (
     "groups",
     "consumers",
     "dumps",
+    "relays",
     "replication",
     "xdcr",
 )

@@ -90,6 +90,7 @@ def replicate(
 
     TAP has no seqnos, so each connection over TAP copies all documents again.
     A pair that uses TAP changes to DCP when a connection finds it on both nodes.
+    Over UPR the source sends UPR, and the command translates it to DCP for the target.
 
     With --json, each line is the state at one moment. lag counts the changes that
     the target lacks, nodes has the lag of each source node.

@@ -15,10 +15,12 @@ from types import TracebackType
 from typing import Self
 
 from penstock.client.connect.address import Address
+from penstock.client.connect.handshake import COMMANDS, DOCUMENTS
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
+from penstock.client.relays.node_relay import DcpNodeRelay, NodeRelay, TapNodeRelay, make_relay_name
+from penstock.client.relays.upr_relay import UprRelay
 from penstock.client.replication.map_layout import read_own_address
 from penstock.client.replication.node_control import NodeControl
-from penstock.client.replication.node_relay import DcpNodeRelay, NodeRelay, TapNodeRelay
 from penstock.client.replication.replica_streams import ReplicaPhase, ReplicaStreams
 from penstock.client.replication.replication_progress import CatchUpGoals, ReplicationProgress, find_lag
 from penstock.client.replication.target_states import find_new_replicas
@@ -33,7 +35,10 @@ _TICK_SECONDS = 0.1
 """Time between two readings of the seqnos."""
 
 _DIALECTS = (Dialect.DCP, Dialect.TAP)
-"""The dialects whose messages a node stores, the best one first."""
+"""The dialects that `auto` tries, the best one first."""
+
+_WITH_SEQNOS = frozenset((Dialect.DCP, Dialect.UPR))
+"""The dialects in which a copy has the seqnos of its source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +52,7 @@ class ReplicationOptions:
         until_caught_up: end when the target has all changes that the source had at the start.
 
     Raises:
-        UsageError: no node stores the changes of the dialect.
+        UsageError: no relay passes the dialect on.
     """
 
     vbuckets: Sequence[int] | None = None
@@ -56,11 +61,8 @@ class ReplicationOptions:
     until_caught_up: bool = False
 
     def __post_init__(self) -> None:
-        if self.protocol not in (None, *_DIALECTS):
-            raise UsageError(
-                f"protocol {self.protocol}: no node stores its changes, expected dcp, tap or auto; "
-                "a node that mirrors another (penstock serve --follow) reads it"
-            )
+        if self.protocol is Dialect.UPR_DRAFT:
+            raise UsageError(f"protocol {self.protocol}: expected dcp, upr, tap or auto")
 
 
 class Replicator:
@@ -84,7 +86,8 @@ class Replicator:
         self.options = options or ReplicationOptions()
         self._source = source
         self._control = NodeControl(target)
-        self._nodes = Nodes(source)
+        # UPR has no collections, so its seqnos are those of a connection without them.
+        self._nodes = Nodes(source, COMMANDS if self.options.protocol is Dialect.UPR else DOCUMENTS)
         # A vbucket that is on no node is no error while others are replicated.
         self._reports = VbucketReports(self._nodes, source)
         self._relays: dict[Endpoint, NodeRelay] = {}
@@ -225,13 +228,15 @@ class Replicator:
         target = self._control.address
         if dialect is Dialect.TAP:
             return await TapNodeRelay.open(self._source, endpoint, target, is_dump=self.options.until_caught_up)
-        return await DcpNodeRelay.open(
-            self._source,
-            endpoint,
-            target,
-            lambda vbucket, error: self._fail(endpoint, {vbucket}, error),
-            consumer_name=self._consumer_name,
-        )
+
+        def note_loss(vbucket: int, error: Exception) -> None:
+            self._fail(endpoint, {vbucket}, error)
+
+        if dialect is Dialect.UPR:
+            name = make_relay_name(endpoint, target)
+            relay = await UprRelay.open(self._source, endpoint, target, name, note_loss)
+            return DcpNodeRelay(relay, name, target.options.operation_timeout, dialect)
+        return await DcpNodeRelay.open(self._source, endpoint, target, note_loss, consumer_name=self._consumer_name)
 
     async def _watch(self, endpoint: Endpoint, relay: NodeRelay) -> None:
         """Wait for the end of a relay, and let its vbuckets begin again."""
@@ -261,8 +266,8 @@ class Replicator:
         dialects = {relay.dialect for relay in self._relays.values()}
         nodes: dict[str, int] = {}
         copied = 0
-        if Dialect.DCP in dialects:
-            nodes, copied = await self._read_dcp_lag()
+        if dialects & _WITH_SEQNOS:
+            nodes, copied = await self._read_lag()
         if Dialect.TAP in dialects:
             nodes |= await self._read_tap_lag()
         phases = (ReplicaPhase.RUNNING, ReplicaPhase.DONE)
@@ -276,7 +281,7 @@ class Replicator:
             seconds=asyncio.get_running_loop().time() - self._started_at,
         )
 
-    async def _read_dcp_lag(self) -> tuple[dict[str, int], int]:
+    async def _read_lag(self) -> tuple[dict[str, int], int]:
         """Return the changes that the target lacks, and those that it has."""
         running = self._streams.find(ReplicaPhase.RUNNING)  # before the seqnos: then they are of the same branch
         source, target = await self._reports.high_seqnos(), await self._control.read_seqnos()

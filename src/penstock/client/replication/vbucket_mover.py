@@ -15,10 +15,10 @@ from penstock.client.connect.address import Address
 from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.connect.retry import run_with_retry
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
+from penstock.client.relays.node_relay import TAKEOVER, DcpNodeRelay, make_relay_prefix
 from penstock.client.replication.map_layout import MapLayout
 from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.node_control import NodeControl
-from penstock.client.replication.node_relay import TAKEOVER, DcpNodeRelay, make_relay_prefix
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
 from penstock.client.replication.target_states import find_new_replicas
 from penstock.errors import ConnectionClosed, OperationTimeout, UsageError

@@ -13,7 +13,7 @@ from penstock.client.topology.vbucket_requests import request_failover_logs
 from penstock.errors import ConnectionClosed, NotMyVbucket, UnsupportedServer
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["check_dialect", "explain_refused_dialect"]
+__all__ = ["check_dialect", "explain_refused_dialect", "has_dialect", "may_have_tap"]
 
 
 async def check_dialect(address: Address, dialect: Dialect) -> None:
@@ -33,7 +33,7 @@ async def check_dialect(address: Address, dialect: Dialect) -> None:
     async def attempt() -> None:
         session = await open_session(address, purpose)
         try:
-            if await _has_dialect(session.link, dialect, timeout):
+            if await has_dialect(session.link, dialect, timeout):
                 return
         finally:
             await session.link.close()
@@ -52,11 +52,12 @@ async def explain_refused_dialect(address: Address, dialect: Dialect) -> Unsuppo
         await session.link.close()
 
 
-async def _has_dialect(link: NodeLink, dialect: Dialect, timeout: float) -> bool:
+async def has_dialect(link: NodeLink, dialect: Dialect, timeout: float) -> bool:
+    """Return whether the server has the dialect. The handshake has opened DCP. Raises the errors of `request`."""
     if dialect is Dialect.TAP:
         return may_have_tap(await request_server_info(link, timeout))
     try:
-        if dialect is Dialect.DCP:  # the handshake has opened DCP
+        if dialect is Dialect.DCP:
             await request_failover_logs({0: link}, timeout)
             return True
         rules = LOG_FIRST_RULES[dialect]

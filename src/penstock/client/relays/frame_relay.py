@@ -7,10 +7,10 @@ its own requests. Each side is read only while the other one takes more bytes.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from penstock.client.connect.node_link import NodeLink
+from penstock.client.relays.link_pair import LinkPair
 from penstock.errors import RemoteProtocolError
 from penstock.wire.codec.frame import Frame, join_frame
 from penstock.wire.protocol.frame_receiver import ReceiveEvent
@@ -35,6 +35,7 @@ class FrameRelay:
             target: the connection to the target node.
             on_frame: called with each frame of the source that is no change, after it was passed on.
         """
+        self._pair = LinkPair(source, target)
         self.source = source
         self.target = target
         self.nbytes = 0
@@ -61,17 +62,9 @@ class FrameRelay:
             self.source.send(join_frame(event))
 
     async def wait_closed(self) -> Exception:
-        """Wait until one side has ended, and end the other.
-
-        Returns:
-            The reason, which names the side.
-        """
-        links = (self.source, self.target)
-        await asyncio.wait([link.closed for link in links], return_when=asyncio.FIRST_COMPLETED)
-        ended = next(link for link in links if link.closed.done())
-        await self.close()
-        return ended.make_end_error(f" to {ended.peer}")
+        """Wait until one side has ended, and end the other. Returns the reason, which names the side."""
+        return await self._pair.wait_closed()
 
     async def close(self) -> None:
         """End both connections."""
-        await asyncio.gather(self.source.close(), self.target.close())
+        await self._pair.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from penstock.client.connect.address import Address
 from penstock.client.connect.client_session import open_session
@@ -17,7 +16,8 @@ from penstock.client.connect.server_info import (
     request_server_info,
 )
 from penstock.client.discovery.endpoint import Endpoint
-from penstock.client.streams.dialect_check import explain_refused_dialect, may_have_tap
+from penstock.client.relays.link_pair import LinkPair
+from penstock.client.streams.dialect_check import explain_refused_dialect, has_dialect, may_have_tap
 from penstock.errors import ConnectionClosed, UnsupportedServer
 from penstock.version import __version__
 from penstock.wire.codec.constants import Dialect, Feature
@@ -27,32 +27,16 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Open
 from penstock.wire.messages.kv import Hello, pack_features, unpack_features
 
-__all__ = ["LinkPair", "open_dcp_pair", "open_tap_pair"]
+__all__ = ["open_dcp_pair", "open_tap_pair", "open_upr_pair"]
 
 _BASIC = (Feature.SELECT_BUCKET, Feature.XERROR)
 _FEATURES = {
     # Values stay compressed on their way, since the relay does not read them.
     Dialect.DCP: (*_BASIC, Feature.JSON, Feature.SNAPPY, Feature.XATTR, Feature.COLLECTIONS),
+    Dialect.UPR: (*_BASIC, Feature.JSON),
     Dialect.TAP: (*_BASIC, Feature.DATATYPE),
 }
 """The features that both sides of a relay may agree on."""
-
-
-class LinkPair(NamedTuple):
-    """The two connections of a relay.
-
-    Attributes:
-        source: the connection to the node that sends changes.
-        target: the connection to the node that stores them.
-    """
-
-    source: NodeLink
-    target: NodeLink
-
-    async def close(self) -> None:
-        """Close both connections."""
-        await self.source.close()
-        await self.target.close()
 
 
 async def open_dcp_pair(
@@ -85,6 +69,29 @@ async def open_dcp_pair(
             consumer = replace(consumer, value=value, datatype=Datatype.JSON)
         await _open_stream_connection(pair.source, producer, replace(source, hosts=(endpoint,)))
         await _open_stream_connection(pair.target, consumer, target)
+    except BaseException:  # a cancelled handshake must not leave its connections open either
+        await pair.close()
+        raise
+    return pair
+
+
+async def open_upr_pair(source: Address, endpoint: Endpoint, target: Address, name: str) -> LinkPair:
+    """Return a connection to a UPR producer and a DCP consumer connection that have the same features.
+
+    Args: as in `open_dcp_pair`.
+
+    Raises:
+        UnsupportedServer: the source has no UPR, or the target cannot be a DCP consumer.
+        Error, OSError: as `open_session` raises them.
+    """
+    pair = await _open_pair(source, endpoint, target, Dialect.UPR)
+    try:
+        timeout = source.options.connect_timeout
+        await _agree_on_features(pair, Dialect.UPR, timeout)
+        if not await has_dialect(pair.source, Dialect.UPR, timeout):
+            raise await explain_refused_dialect(replace(source, hosts=(endpoint,)), Dialect.UPR)
+        pair.source.transport.enable_keepalive()
+        await _open_stream_connection(pair.target, Open(key=name.encode()), target)
     except BaseException:  # a cancelled handshake must not leave its connections open either
         await pair.close()
         raise

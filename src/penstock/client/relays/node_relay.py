@@ -7,10 +7,10 @@ from typing import Protocol, Self
 
 from penstock.client.connect.address import Address
 from penstock.client.connect.client_session import make_unique_suffix
-from penstock.client.connect.node_link import ANY_STATUS, make_refusal_error
+from penstock.client.connect.node_link import ANY_STATUS, NodeLink, make_refusal_error
 from penstock.client.discovery.endpoint import Endpoint
-from penstock.client.replication.frame_relay import FrameRelay
-from penstock.client.replication.relay_handshake import open_dcp_pair, open_tap_pair
+from penstock.client.relays.frame_relay import FrameRelay
+from penstock.client.relays.relay_handshake import open_dcp_pair, open_tap_pair
 from penstock.errors import ConnectionClosed, Error, KeyExists, TemporaryFailure
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.flags import TapConnectFlag
@@ -21,7 +21,16 @@ from penstock.wire.messages.dcp import AddStream
 from penstock.wire.messages.kv import Noop
 from penstock.wire.messages.tap import TapConnect, TapOptions
 
-__all__ = ["TAKEOVER", "DcpNodeRelay", "NodeRelay", "TapNodeRelay", "make_relay_name", "make_relay_prefix"]
+__all__ = [
+    "TAKEOVER",
+    "DcpNodeRelay",
+    "NodeRelay",
+    "Relay",
+    "StreamLost",
+    "TapNodeRelay",
+    "make_relay_name",
+    "make_relay_prefix",
+]
 
 StreamLost = Callable[[int, Exception], None]
 """Called with a vbucket whose stream has ended, and the reason."""
@@ -44,6 +53,26 @@ def make_relay_name(source: Endpoint, target: Address, purpose: str = "replicati
     return f"{make_relay_prefix(source, target, purpose)}:{make_unique_suffix()}"
 
 
+class Relay(Protocol):
+    """A pair of connections whose messages are passed on.
+
+    Attributes:
+        source: the connection to the node that sends changes.
+        target: the connection to the node that stores them.
+        nbytes: bytes that the source has sent.
+    """
+
+    source: NodeLink
+    target: NodeLink
+    nbytes: int
+
+    async def wait_closed(self) -> Exception:
+        """Wait until one side has ended, and end the other. Returns the reason, which names the side."""
+
+    async def close(self) -> None:
+        """End the connections."""
+
+
 class NodeRelay(Protocol):
     """The replication from one node.
 
@@ -55,7 +84,7 @@ class NodeRelay(Protocol):
 
     dialect: Dialect
     name: str
-    relay: FrameRelay
+    relay: Relay
 
     async def start(self, vbuckets: Collection[int]) -> dict[int, Error | None]:
         """Request the streams of vbuckets. Returns the error of each vbucket, None for a stream that runs."""
@@ -65,11 +94,11 @@ class NodeRelay(Protocol):
 
 
 class DcpNodeRelay:
-    """The replication from one node over DCP. The target requests each stream after ADD_STREAM."""
+    """The replication from one node to a DCP consumer. The target requests each stream after ADD_STREAM."""
 
-    dialect = Dialect.DCP
-
-    def __init__(self, relay: FrameRelay, name: str, timeout: float) -> None:
+    def __init__(self, relay: Relay, name: str, timeout: float, dialect: Dialect = Dialect.DCP) -> None:
+        """Create a replication without streams. dialect: that of the source, which the relay may translate."""
+        self.dialect = dialect
         self.relay = relay
         self.name = name
         self._timeout = timeout
@@ -127,10 +156,9 @@ class TapNodeRelay:
     TAP cannot resume, so each connection starts over: INITIAL_VBUCKET_STREAM empties the target's vbucket.
     """
 
-    dialect = Dialect.TAP
-
-    def __init__(self, relay: FrameRelay, name: str, timeout: float, *, is_dump: bool) -> None:
-        self.relay = relay
+    def __init__(self, relay: Relay, name: str, timeout: float, *, is_dump: bool) -> None:
+        self.dialect = Dialect.TAP
+        self.relay: Relay = relay
         self.name = name
         self._timeout = timeout
         self._is_dump = is_dump
