@@ -46,6 +46,20 @@ class TlsVerify(StrEnum):
     NONE = "none"
 
 
+class Network(StrEnum):
+    """The addresses of nodes that a client uses, where nodes have alternate addresses.
+
+    Attributes:
+        AUTO: the addresses among which the map has the host of the connection string; else the nodes' own.
+        DEFAULT: the nodes' own addresses.
+        EXTERNAL: the alternate addresses, for clients behind a router.
+    """
+
+    AUTO = "auto"
+    DEFAULT = "default"
+    EXTERNAL = "external"
+
+
 class MissingVbuckets(StrEnum):
     """The handling of vbuckets that no node serves.
 
@@ -108,6 +122,12 @@ class ConnectionOptions:
         "seconds between the producer's liveness checks; a connection that is silent for twice as long is closed, and "
         "the tolerated silence of the next connection is doubled, up to 24 seconds",
         default=20,
+    )
+    network: Network = option(
+        member_of(Network),
+        "addresses of the nodes: their own (default), their alternate addresses (external), or those with the host of "
+        "the connection string (auto)",
+        default=Network.AUTO,
     )
     vbucket_count: int = option(
         whole_number(1, MAX_VBUCKETS),

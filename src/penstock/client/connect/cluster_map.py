@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, NamedTuple
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
-from penstock.client.connect.address import MAX_PORT, MAX_VBUCKETS, is_host
+from penstock.client.connect.address import MAX_PORT, MAX_VBUCKETS, Network, is_host
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.errors import RemoteProtocolError, ServiceMissing
 from penstock.wire.values.peer_json import read_peer_json
@@ -85,12 +85,24 @@ class _Services(Struct):
     kvSSL: _Port | None = None
 
 
+class _AlternateAddress(Struct):
+    """The address of a node for clients behind a router. Without ports, the services have their usual ports there."""
+
+    hostname: str
+    ports: _Services | None = None
+
+
+class _AlternateAddresses(Struct):
+    external: _AlternateAddress | None = None
+
+
 class _Node(Struct):
     """An entry of nodesExt."""
 
     services: _Services
     hostname: str = _DIALLED_HOST
     thisNode: bool = False
+    alternateAddresses: _AlternateAddresses = field(default_factory=_AlternateAddresses)
 
     def resolve_host(self, dialled: str) -> str:
         """Return the node's host, or the dialled host if the entry has only the placeholder."""
@@ -98,8 +110,28 @@ class _Node(Struct):
 
     def list_endpoints(self, dialled: str) -> list[Endpoint]:
         """Return the endpoints of the node's data service; none if it does not have the service."""
-        host = self.resolve_host(dialled)
-        return [(host, port) for port in (self.services.kv, self.services.kvSSL) if port is not None]
+        return _list_data_ports(self.resolve_host(dialled), self.services)
+
+    def list_external(self) -> list[Endpoint]:
+        """Return the endpoints of the node's data service at its alternate address; none if it has none."""
+        external = self.alternateAddresses.external
+        return [] if external is None else _list_data_ports(external.hostname, external.ports or self.services)
+
+    def find_endpoint(self, dialled: str, *, tls: bool, network: Network) -> Endpoint | None:
+        """Return the endpoint to connect to, None if the node does not have it."""
+        host, ports, external = self.resolve_host(dialled), self.services, self.alternateAddresses.external
+        if network is Network.EXTERNAL:
+            if external is None:
+                return None
+            host, ports = external.hostname, external.ports or ports
+            if not is_host(host, in_brackets=":" in host):
+                raise RemoteProtocolError(f"cluster map with the alternate address {host[:_SHOWN_CHARACTERS]!r}")
+        port = ports.kvSSL if tls else ports.kv
+        return None if port is None else (host, port)
+
+
+def _list_data_ports(host: str, ports: _Services) -> list[Endpoint]:
+    return [(host, port) for port in (ports.kv, ports.kvSSL) if port is not None]
 
 
 class _Config(Struct):
@@ -113,20 +145,23 @@ class _Config(Struct):
     vBucketServerMap: _ServerMap | None = None
 
 
-def parse_cluster_map(config: bytes, dialled: Endpoint, *, tls: bool = False) -> ClusterMap | None:
+def parse_cluster_map(
+    config: bytes, dialled: Endpoint, *, tls: bool = False, network: Network = Network.AUTO
+) -> ClusterMap | None:
     """Return the cluster map in a node's answer.
 
     Args:
         config: the JSON of the answer.
         dialled: the endpoint to which the client has connected. It replaces the node's own name in the map.
         tls: return the TLS ports of the other nodes.
+        network: the addresses of the other nodes to return.
 
     Returns:
         None if there is no map of vbuckets: the answer is empty, or the map has no vbuckets (yet).
 
     Raises:
         RemoteProtocolError: the JSON is not a valid map.
-        ServiceMissing: TLS ports are wanted, and a node has none.
+        ServiceMissing: a node does not have the port or the alternate address.
     """
     if not config:
         return None
@@ -141,8 +176,10 @@ def parse_cluster_map(config: bytes, dialled: Endpoint, *, tls: bool = False) ->
         raise RemoteProtocolError(f"cluster map with a vbucket on node {wrong[0]} of {count}")
     places: tuple[Endpoint, ...] = (dialled,)
     if count > 1 or _is_other_node(_parse_server(servers[0], dialled[0]), read.nodesExt, dialled[0]):
+        found_in = choose_network(read.nodesExt, dialled) if network is Network.AUTO else network
         places = tuple(
-            _find_endpoint(read.nodesExt, _parse_server(server, dialled[0]), dialled[0], tls=tls) for server in servers
+            _find_endpoint(read.nodesExt, _parse_server(server, dialled[0]), dialled[0], tls=tls, network=found_in)
+            for server in servers
         )
         places = _replace_own_endpoint(places, read.nodesExt, dialled)
     found = ClusterMap(
@@ -199,18 +236,35 @@ def _parse_server(server: str, dialled: str) -> Endpoint:
     raise RemoteProtocolError(f"cluster map with the server {server[:_SHOWN_CHARACTERS]!r}, expected host:port")
 
 
-def _find_endpoint(nodes: list[_Node], endpoint: Endpoint, dialled: str, *, tls: bool) -> Endpoint:
-    """Return the endpoint to connect to: the TLS port of the node, if `tls` is set."""
-    if not tls:
+def choose_network(nodes: list[_Node], dialled: Endpoint) -> Network:
+    """Return the addresses among which a map has the dialled host.
+
+    Host and port count before the host alone, because nodes behind a router often share its host.
+    """
+    own = {endpoint for node in nodes for endpoint in node.list_endpoints(dialled[0])}
+    external = {endpoint for node in nodes for endpoint in node.list_external()}
+    if dialled in own or dialled not in external:
+        hosts = {host for host, _ in external} - {host for host, _ in own}
+        return Network.EXTERNAL if dialled not in own and dialled[0] in hosts else Network.DEFAULT
+    return Network.EXTERNAL
+
+
+def _find_endpoint(nodes: list[_Node], endpoint: Endpoint, dialled: str, *, tls: bool, network: Network) -> Endpoint:
+    """Return the endpoint to connect to, for a node by its endpoint in serverList."""
+    if not tls and network is Network.DEFAULT:
         return endpoint
-    host, port = endpoint
     for node in nodes:
-        ports = node.services
-        if node.resolve_host(dialled) == host and port in (ports.kv, ports.kvSSL) and ports.kvSSL:
-            return host, ports.kvSSL
+        found = node.find_endpoint(dialled, tls=tls, network=network)
+        if found is not None and endpoint in node.list_endpoints(dialled):
+            return found
+    name = format_endpoint(*endpoint)
+    if network is Network.EXTERNAL:
+        raise ServiceMissing(
+            f"the cluster map has no data port {'with TLS ' * tls}at an alternate address of {name} (network=external)"
+        )
     raise ServiceMissing(
-        f"the cluster map has no data port with TLS of {format_endpoint(host, port)}, expected services.kvSSL of each "
-        "node; enable TLS there, or use couchbase://"
+        f"the cluster map has no data port with TLS of {name}, expected services.kvSSL of each node; enable TLS there, "
+        "or use couchbase://"
     )
 
 
@@ -221,5 +275,5 @@ def _replace_own_endpoint(
     this = [node for node in nodes if node.thisNode]
     if dialled in endpoints or len(this) != 1:
         return endpoints
-    own = this[0].list_endpoints(dialled[0])
+    own = [*this[0].list_endpoints(dialled[0]), *this[0].list_external()]
     return tuple(dialled if place in own else place for place in endpoints)

@@ -39,7 +39,11 @@ async def request_cluster_map(
     found = None
     if not address.options.vbucket_count:
         config = await link.request(GetClusterConfig(), address.options.operation_timeout, accept=UNSUPPORTED_STATUSES)
-        found = None if config.specific else parse_cluster_map(config.value, endpoint, tls=address.tls)
+        found = (
+            None
+            if config.specific
+            else parse_cluster_map(config.value, endpoint, tls=address.tls, network=address.options.network)
+        )
     if found is None:
         found = await _make_single_node_map(link, endpoint, address)
     if not is_selected and found.bucket not in ("", address.bucket):

@@ -12,9 +12,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 from uuid import NAMESPACE_URL, uuid5
+
+from msgspec import Meta, Struct
 
 from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.discovery.endpoint import format_endpoint
@@ -28,6 +30,7 @@ __all__ = [
     "EPOCH",
     "MAX_SHARED_VBUCKETS",
     "PLAIN_CACHE_CAPABILITIES",
+    "AlternateAddress",
     "NodePlace",
     "Topology",
     "build_bucket_map",
@@ -76,6 +79,33 @@ HISTORY = "nonDedupedHistory"
 PLAIN_CACHE_CAPABILITIES = ("cbhello", "nodesExt")
 
 
+_Port = Annotated[int, Meta(ge=0, le=65535)]
+
+
+class AlternateAddress(Struct, frozen=True, kw_only=True):
+    """The address of a node for clients behind a router.
+
+    Attributes:
+        host: a name or an IP address.
+        kv: port for data; 0: none, like the other ports. Without any port, all ports are those of the node.
+        kv_tls: port for data over TLS.
+        mgmt: port for HTTP.
+        mgmt_tls: port for HTTPS.
+    """
+
+    host: str
+    kv: _Port = 0
+    kv_tls: _Port = 0
+    mgmt: _Port = 0
+    mgmt_tls: _Port = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry of alternateAddresses."""
+        named = {"kv": self.kv, "kvSSL": self.kv_tls, "mgmt": self.mgmt, "mgmtSSL": self.mgmt_tls}
+        ports = {name: port for name, port in named.items() if port}
+        return {"external": {"hostname": self.host, **({"ports": ports} if ports else {})}}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlace:
     """The addresses of a node.
@@ -86,6 +116,7 @@ class NodePlace:
         kv_tls: port for data over TLS; 0: none.
         mgmt: port for HTTP; 0: none.
         mgmt_tls: port for HTTPS; 0: none.
+        external: the alternate address; None: none.
 
     Raises:
         UsageError: a port is out of range, or the host is empty.
@@ -96,6 +127,7 @@ class NodePlace:
     kv_tls: int = 0
     mgmt: int = 0
     mgmt_tls: int = 0
+    external: AlternateAddress | None = None
 
     def __post_init__(self) -> None:
         for name in ("kv", "kv_tls", "mgmt", "mgmt_tls"):
@@ -228,7 +260,7 @@ def parse_places(texts: Sequence[str], host: str, port: int) -> tuple[tuple[Node
         parts = _PLACE.fullmatch(text)
         if parts is None:
             raise UsageError(f"node {text!r}: expected HOST:PORT or HOST:PORT:HTTP, an IPv6 address in brackets")
-        ports = {name: int(parts[name] or 0) for name in ("kv", "mgmt", "kv_tls", "mgmt_tls")}
+        ports: dict[str, Any] = {name: int(parts[name] or 0) for name in ("kv", "mgmt", "kv_tls", "mgmt_tls")}
         places.append(NodePlace(host=parts["address"] or parts["name"], **ports))
     here = [number for number, place in enumerate(places) if place.kv == port]
     if len(here) > 1:
@@ -335,6 +367,7 @@ def _build_nodes_ext(topology: Topology) -> list[dict[str, Any]]:
             "services": place.list_services(),
             **({"thisNode": True} if number == topology.own_number else {}),
             **({"hostname": place.host} if place.host != ANY_HOST else {}),
+            **({"alternateAddresses": place.external.to_dict()} if place.external is not None else {}),
         }
         for number, place in enumerate(topology.places)
     ]

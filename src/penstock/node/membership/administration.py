@@ -6,6 +6,9 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
+
+from msgspec.structs import replace as with_fields
 
 from penstock.errors import Error, InvalidArguments, StatusError, TemporaryFailure, Unreachable, UsageError
 from penstock.node.auth.users import Account
@@ -14,7 +17,9 @@ from penstock.node.buckets.bucket_list import MAX_BUCKETS, BucketList
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.pushed_map import PushedMap
+from penstock.node.cluster.topology import AlternateAddress, Topology
 from penstock.node.membership.cluster_document import ClusterDocument, ClusterUsers
+from penstock.node.membership.cluster_member import ClusterMember
 from penstock.node.membership.cluster_service import ClusterService
 from penstock.node.membership.map_chains import read_chains
 from penstock.node.membership.vbucket_map import MapRevision
@@ -183,3 +188,43 @@ class Administration:
 def _change_file(file: UsersFile, change: ChangeAccounts) -> None:
     with change_users(file.path) as accounts:
         change(accounts)
+
+
+class PublishingNode(Protocol):
+    """A node, as its alternate address needs it."""
+
+    @property
+    def topology(self) -> Topology:
+        """The nodes of the buckets, and the place of this node among them."""
+
+    def set_topology(self, topology: Topology) -> None:
+        """Publish the nodes of the buckets."""
+
+
+async def change_alternate_address(
+    node: PublishingNode, member: ClusterMember | None, external: AlternateAddress | None
+) -> None:
+    """Give a node an alternate address, or take it away. In a cluster, all nodes publish it.
+
+    Args:
+        node: the node.
+        member: the member of a cluster that the node is; None: the node stands alone.
+        external: the address; None: none.
+
+    Raises:
+        UsageError: the node has a list of nodes, which do not send each other their alternate addresses.
+        TemporaryFailure: only a minority of the cluster answers.
+    """
+    topology = node.topology
+    if member is not None:
+        own_id = member.state.node
+
+        def change(document: ClusterDocument) -> ClusterDocument:
+            own = document.find_node(own_id)
+            return document if own is None else document.with_node(with_fields(own, external=external))
+
+        await member.change(change)
+    elif len(topology.places) > 1:
+        raise UsageError("nodes of a list have no alternate addresses, expected nodes of a cluster")
+    else:
+        node.set_topology(topology.with_own_place(replace(topology.own_place, external=external)))

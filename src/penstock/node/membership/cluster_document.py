@@ -18,7 +18,7 @@ from penstock.node.agreement.revisions import Revision
 from penstock.node.auth.users import Account
 from penstock.node.auth.users_file import SECRET_BYTES, accounts_from_dict, accounts_to_dict
 from penstock.node.buckets.bucket_spec import BucketSpec
-from penstock.node.cluster.topology import NodePlace, Topology
+from penstock.node.cluster.topology import AlternateAddress, NodePlace, Topology
 from penstock.node.membership.vbucket_map import Chain, MapRevision, VbucketMap, spread_vbuckets
 from penstock.store.definition.manifest import Manifest
 from penstock.store.definition.manifest_json import manifest_from_dict, manifest_to_dict
@@ -51,6 +51,7 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
     Attributes:
         id: stays the same as long as the node is in the cluster. A node that joins again gets another id.
         host: as in NodePlace, like the ports.
+        external: the alternate address; None: none.
         failed: the node was failed over. It is no member until it is added again, and has no vbuckets.
     """
 
@@ -60,13 +61,14 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
     kv_tls: int = 0
     mgmt: int = 0
     mgmt_tls: int = 0
+    external: AlternateAddress | None = None
     failed: bool = False
 
     @classmethod
     def from_place(cls, node: str, place: NodePlace) -> ClusterNode:
         """Return a node at a place."""
         ports = {name: getattr(place, name) for name in ("kv", "kv_tls", "mgmt", "mgmt_tls")}
-        return cls(id=node, host=place.host, **ports)
+        return cls(id=node, host=place.host, external=place.external, **ports)
 
     @property
     def otp_name(self) -> str:

@@ -336,7 +336,7 @@ class ClusterService:
         first = member.state.document.nodes[0].place
         if known is None:
             return with_fields(own, host=self._get_own_host() or _find_own_address(first))
-        return with_fields(own, host=known.host, failed=known.failed)
+        return with_fields(own, host=known.host, external=known.external, failed=known.failed)
 
     async def _update_place(self, member: ClusterMember) -> None:
         """Complete a join that a stop has interrupted, and publish the present ports of this node."""
@@ -455,7 +455,7 @@ def parse_node_address(text: str) -> NodePlace:
         raise UsageError(f"address {text[:100]!r} of a node: expected http://HOST:PORT or https://HOST:PORT")
     scheme, host = parts["scheme"] or "http", parts["address"] or parts["name"]
     port = int(parts["port"] or _PORTS[scheme])
-    return NodePlace(host=host, **{"mgmt_tls" if scheme == "https" else "mgmt": port})
+    return NodePlace(host=host, mgmt_tls=port) if scheme == "https" else NodePlace(host=host, mgmt=port)
 
 
 def _find_own_address(place: NodePlace) -> str:

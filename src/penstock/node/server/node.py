@@ -395,6 +395,7 @@ def _place_ports(node: Node, topology: Topology) -> Topology:
         kv_tls=given.kv_tls or node.tls_port,
         mgmt=given.mgmt or node.http_port,
         mgmt_tls=given.mgmt_tls or node.https_port,
+        external=topology.own_place.external,
     )
     return topology.with_own_place(own)
 

@@ -68,6 +68,9 @@ class NodeServices(Protocol):
     def topology(self) -> Topology:
         """The nodes of the buckets, and the place of this node among them."""
 
+    def set_topology(self, topology: Topology) -> None:
+        """Publish the nodes of the buckets."""
+
     @property
     def administration(self) -> Administration:
         """Changes buckets, collections and users, in a cluster on all nodes."""

@@ -218,7 +218,9 @@ async def _check_login(http: HttpState, access: ListenerAccess, request: Request
 
 
 def _is_own_host(host: str, node: NodeServices) -> bool:
-    if host.lower() in ("localhost", node.host, *(place.host.lower() for place in node.topology.places)):
+    places = node.topology.places
+    known = [place.host for place in places] + [place.external.host for place in places if place.external is not None]
+    if host.lower() in ("localhost", node.host, *(name.lower() for name in known)):
         return True
     try:
         ipaddress.ip_address(host)

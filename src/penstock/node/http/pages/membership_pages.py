@@ -9,11 +9,13 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from penstock.client.connect.address import is_host
 from penstock.errors import AuthenticationFailed, UsageError
 from penstock.node.auth.roles import Privilege
-from penstock.node.cluster.topology import NodePlace
+from penstock.node.cluster.topology import AlternateAddress, NodePlace
 from penstock.node.http.pages.forms import FormErrors, read_body, read_form
 from penstock.node.http.pages.http_authentication import Page, PageRequest, make_json_response
+from penstock.node.membership.administration import change_alternate_address
 from penstock.node.membership.cluster_document import ClusterNode
 from penstock.node.membership.cluster_service import INVITATION_PATH, JOIN_PATH, Invitation
 from penstock.node.membership.member_links import AGREEMENT_PATH
@@ -88,6 +90,28 @@ async def _eject_node(request: PageRequest) -> Response:
     return Response(status_code=200)
 
 
+_PORT_NAMES = {"kv": "kv", "kvSSL": "kv_tls", "mgmt": "mgmt", "mgmtSSL": "mgmt_tls"}
+"""Names of services in the form of an alternate address -> their fields."""
+
+
+async def _set_alternate_address(request: PageRequest) -> Response:
+    form = await read_form(request.http_request)
+    host = _get_field(form, "hostname")
+    if not is_host(host, in_brackets=":" in host):
+        raise FormErrors({"hostname": f"expected a name or an address, found {host[:40]!r}"})
+    if unknown := sorted(form.keys() - {"hostname", *_PORT_NAMES}):
+        raise FormErrors({name: f"expected one of {' '.join(_PORT_NAMES)}" for name in unknown})
+    ports = {field: _parse_port(form[name], name) for name, field in _PORT_NAMES.items() if name in form}
+    address = AlternateAddress(host=host, **ports)
+    await change_alternate_address(request.node, request.node.cluster.member, address)
+    return Response(status_code=200)
+
+
+async def _remove_alternate_address(request: PageRequest) -> Response:
+    await change_alternate_address(request.node, request.node.cluster.member, None)
+    return Response(status_code=200)
+
+
 def _get_field(form: dict[str, str], name: str) -> str:
     if not form.get(name):
         raise FormErrors({name: "The value must be supplied"})
@@ -99,11 +123,13 @@ def _check_services(form: dict[str, str]) -> None:
         raise FormErrors({"services": f"expected kv, found {form['services'][:40]!r}"})
 
 
-def _parse_port(text: str) -> int:
+def _parse_port(text: str, name: str = "clusterMemberPort") -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) <= 65535):
-        raise FormErrors({"clusterMemberPort": f"expected 1 to 65535, found {text[:40]!r}"})
+        raise FormErrors({name: f"expected 1 to 65535, found {text[:40]!r}"})
     return int(text)
 
+
+_ALTERNATE_PATH = "/node/controller/setupAlternateAddresses/external"
 
 PAGES = (
     Page("POST", AGREEMENT_PATH, _exchange_messages, is_open=True),
@@ -111,5 +137,7 @@ PAGES = (
     Page("POST", JOIN_PATH, _accept, Privilege.SETTINGS),
     Page("POST", "/controller/addNode", _add_node, Privilege.SETTINGS),
     Page("POST", "/node/controller/doJoinCluster", _join_cluster, Privilege.SETTINGS),
+    Page("PUT", _ALTERNATE_PATH, _set_alternate_address, Privilege.SETTINGS),
+    Page("DELETE", _ALTERNATE_PATH, _remove_alternate_address, Privilege.SETTINGS),
     Page("POST", "/controller/ejectNode", _eject_node, Privilege.SETTINGS),
 )
