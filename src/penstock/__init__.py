@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.node import Node
     from penstock.spark.lake.reading.lake import Lake
     from penstock.spark.pipeline.run.pipeline import Pipeline
-    from penstock.wire.columns.schema import CHANGE_SCHEMA, Change
+    from penstock.wire.columns.schema import CHANGE_SCHEMA, Change, ChangeKind, find_kinds
 
 __all__ = [
     "BY_HAND",
@@ -34,6 +34,7 @@ __all__ = [
     "BucketReplication",
     "BulkWriter",
     "Change",
+    "ChangeKind",
     "CommitPolicy",
     "Consumer",
     "DeadLetter",
@@ -59,6 +60,7 @@ __all__ = [
     "__version__",
     "connect",
     "errors",
+    "find_kinds",
     "read_changes",
 ]
 
@@ -69,6 +71,7 @@ _HOMES = {
     "BucketReplication": "penstock.client.xdcr.bucket_replication",
     "BulkWriter": "penstock.client.documents.bulk",
     "Change": "penstock.wire.columns.schema",
+    "ChangeKind": "penstock.wire.columns.schema",
     "CommitPolicy": "penstock.client.consumers.commit_policy",
     "Consumer": "penstock.client.consumers.consumer",
     "DeadLetter": "penstock.client.consumers.handler_failures",
@@ -85,6 +88,7 @@ _HOMES = {
     "SqlitePositions": "penstock.client.positions.sqlite_positions",
     "XdcrOptions": "penstock.client.xdcr.xdcr_options",
     "connect": "penstock.client.bucket",
+    "find_kinds": "penstock.wire.columns.schema",
     "read_changes": "penstock.client.blocking",
 }
 """Name -> its module, which is imported on the name's first use.

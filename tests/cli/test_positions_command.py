@@ -243,3 +243,26 @@ def test_positions_of_a_group_are_listed_moved_and_reset(on_beer, node):
     assert asyncio.run(read_first()) == b"a"
     assert on_beer("positions", "reset", "group:indexer").code == 0
     assert on_beer("positions", "list", "group:indexer").out == "group:indexer: no positions\n"
+
+
+def test_members_of_a_group_are_shown_with_their_leases(on_beer, node):
+    async def show_members():
+        async with (
+            penstock.connect(node.url("beer")) as bucket,
+            penstock.Consumer(bucket, group="indexer", lease_seconds=40),
+        ):
+            shown = [
+                await asyncio.to_thread(on_beer, "positions", "members", "indexer", *json) for json in ((), ("--json",))
+            ]
+            async with penstock.Consumer(bucket, group="indexer", lease_seconds=40):
+                return *shown, await asyncio.to_thread(on_beer, "positions", "members", "group:indexer", "--json")
+
+    text, alone, joined = asyncio.run(show_members())
+    assert ": vbuckets 0-15, lease 40 s, last sign 2" in text.out
+    row = alone.json
+    assert (row["vbuckets"], row["lease_seconds"], row["leaving"]) == ([*range(16)], 40.0, [])
+    first, second = joined.json_lines
+    assert first["name"] == row["name"] != second["name"]
+    assert len(first["vbuckets"]) + len(second["vbuckets"]) == 16
+    assert first["leaving"] == second["coming"]
+    assert on_beer("positions", "members", "indexer").out == "group:indexer: no members\n"

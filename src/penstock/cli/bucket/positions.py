@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,11 +17,13 @@ from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, ap
 from penstock.cli.base.show import format_json_line
 from penstock.cli.bucket.position_places import STORE_HELP, StorePlace, list_stores, needs_bucket, open_store
 from penstock.client.connect.address import DEFAULT_URL, Address
+from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.errors import Error, UsageError
 
 if TYPE_CHECKING:
     from penstock.client.bucket import Bucket
     from penstock.client.feeds.stream_position import Position
+    from penstock.client.groups.group_report import GroupMemberReport
     from penstock.client.positions.position_store import PositionStore
     from penstock.client.positions.saved_positions import SavedPositions
     from penstock.client.streams.stream_choice import FirstStart
@@ -99,6 +101,37 @@ def show_positions(
         async with _connect(resolve_address(url, username, password), [store]) as bucket:
             saved = await _read_existing(open_store(store, bucket))
             print(encode_positions(saved).decode() if as_json else _format_positions(saved))
+
+    asyncio.run(run())
+
+
+@commands.command(
+    "members",
+    epilog=format_examples("penstock positions members indexer", "penstock positions members indexer --json"),
+)
+def show_members(
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.")],
+    *,
+    url: Url = DEFAULT_URL,
+    username: Username = None,
+    password: PasswordFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the members of a group of consumers: their leases and vbuckets.
+
+    A member counts as dead if it shows no sign of life for its lease. The time
+    of the last sign is that of the server. With --json, each line is an object.
+    """
+
+    async def run() -> None:
+        from penstock.client.groups.group_report import read_members
+
+        async with _connect_bucket(resolve_address(url, username, password)) as bucket:
+            members = await read_members(bucket, group.removeprefix(_GROUP))
+            if not members and not as_json:
+                print(f"group:{group.removeprefix(_GROUP)}: no members")
+            for member in members:
+                print(_format_member(member, as_json=as_json))
 
     asyncio.run(run())
 
@@ -364,6 +397,20 @@ def _format_summary(store: PositionStore, saved: SavedPositions | None, *, as_js
     name = f"bucket {saved.bucket}" if saved.bucket else "bucket unknown"
     uuid = f", uuid {saved.uuid}" if saved.uuid else ""
     return f"{store}: {name}{uuid}, {len(saved.by_vbucket)} of {saved.vbuckets} vbuckets, {seqnos} seqnos"
+
+
+def _format_member(member: GroupMemberReport, *, as_json: bool) -> str:
+    beat = None if member.beat is None else member.beat.isoformat()
+    if as_json:
+        return format_json_line({**asdict(member), "beat": beat})
+    moves = [f"{word} {format_ranges(each, ',')}" for word, each in _list_moves(member) if each]
+    owned = format_ranges(member.vbuckets, ",") or "none"
+    words = [f"vbuckets {owned}", *moves, f"lease {member.lease_seconds:g} s", f"last sign {beat or 'none'}"]
+    return f"{member.name}: {', '.join(words)}"
+
+
+def _list_moves(member: GroupMemberReport) -> list[tuple[str, tuple[int, ...]]]:
+    return [("leaving", member.leaving), ("coming", member.coming)]
 
 
 def _format_positions(saved: SavedPositions) -> str:

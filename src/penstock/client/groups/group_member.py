@@ -18,7 +18,7 @@ from penstock.client.groups.group_state import GroupState, advance_state, decode
 from penstock.client.positions.saved_positions import SavedPositions
 from penstock.errors import PositionsUnreadable
 
-__all__ = ["GroupMember", "StartFinder"]
+__all__ = ["GroupMember", "StartFinder", "read_beat"]
 
 logger = logging.getLogger("penstock.client")
 
@@ -86,7 +86,10 @@ class GroupMember:
             found, *documents = await self._bucket.attributes.read_many(keys)
             version = found or AttributeVersion(b"", 0)
             state = self._decode(version)
-            beats = {name: self._read_beat(each) for name, each in zip(names, documents, strict=True)}
+            beats = {
+                name: read_beat(each, self._lease_seconds, self._keys.state)
+                for name, each in zip(names, documents, strict=True)
+            }
             others = {name: beat for name, beat in beats.items() if name in state.members and name != self.name}
             dead = self._watch.find_dead(others, now)
             held = self._claiming.union(self.held)
@@ -163,10 +166,21 @@ class GroupMember:
         new = AttributeVersion(encode_state(state), version.cas)
         return (await self._bucket.attributes.replace_many({self._keys.state: new}))[self._keys.state] is not None
 
-    def _read_beat(self, version: AttributeVersion | None) -> Beat:
-        if version is None:
-            return Beat(0, self._lease_seconds)
-        try:
-            return Beat(version.cas, decode(version.value, type=_Lease).lease_seconds)
-        except ValueError as error:
-            raise PositionsUnreadable(f"{self._keys.state}: {error}; expected the lease of a member") from None
+
+def read_beat(version: AttributeVersion | None, lease_seconds: float, place: str) -> Beat:
+    """Return the beat in the document of a member.
+
+    Args:
+        version: the document; None: there is none.
+        lease_seconds: the lease of a member without a document.
+        place: the key of the group, for the error.
+
+    Raises:
+        PositionsUnreadable: the document is no lease.
+    """
+    if version is None:
+        return Beat(0, lease_seconds)
+    try:
+        return Beat(version.cas, decode(version.value, type=_Lease).lease_seconds)
+    except ValueError as error:
+        raise PositionsUnreadable(f"{place}: {error}; expected the lease of a member") from None

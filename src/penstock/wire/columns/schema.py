@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 CHANGE_SCHEMA = pa.schema(
     [
@@ -58,6 +59,42 @@ class Event(StrEnum):
     DROP_SCOPE = "drop_scope"
 
 
+class ChangeKind(StrEnum):
+    """The kind of a change of a document.
+
+    CREATED means that the rev_seqno is 1: the bucket knows no earlier version. A document that was deleted and stored
+    again continues the rev_seqno of its tombstone, so it counts as UPDATED until the tombstone is purged. A document
+    that was created and updated between two snapshots arrives once, as UPDATED.
+    """
+
+    CREATED = "created"
+    UPDATED = "updated"
+    DELETED = "deleted"
+    EXPIRED = "expired"
+
+
+def find_kind(event: str, rev_seqno: int | None) -> ChangeKind | None:
+    """Return the kind of a change. None: it is no change of a document, or a mutation without a rev_seqno."""
+    if event == Event.MUTATION:
+        return None if rev_seqno is None else ChangeKind.CREATED if rev_seqno == 1 else ChangeKind.UPDATED
+    return _REMOVALS.get(event)
+
+
+_REMOVALS: dict[str, ChangeKind] = {Event.DELETION: ChangeKind.DELETED, Event.EXPIRATION: ChangeKind.EXPIRED}
+
+
+def find_kinds(batch: pa.RecordBatch | pa.Table) -> pa.Array | pa.ChunkedArray:
+    """Return the kind of each change of a batch with the columns event and rev_seqno, as strings."""
+    event, rev_seqno = batch.column("event"), batch.column("rev_seqno")
+    conditions = [
+        pc.and_(pc.equal(event, str(Event.MUTATION)), pc.is_valid(rev_seqno)),
+        *(pc.equal(event, str(removal)) for removal in _REMOVALS),
+    ]
+    stored = pc.if_else(pc.equal(rev_seqno, 1), str(ChangeKind.CREATED), str(ChangeKind.UPDATED))
+    chosen = pc.make_struct(*(pc.fill_null(each, False) for each in conditions))
+    return pc.case_when(chosen, stored, *map(str, _REMOVALS.values()))
+
+
 class Change(NamedTuple):
     """One row of CHANGE_SCHEMA as an object, in the same order; u64 fields are unsigned here."""
 
@@ -83,6 +120,11 @@ class Change(NamedTuple):
     snapshot_flags: int | None = None
     history: int = 0
     requested_seqno: int | None = None
+
+    @property
+    def kind(self) -> ChangeKind | None:
+        """Whether the document was created, updated, deleted or expired; None for other events."""
+        return find_kind(self.event, self.rev_seqno)
 
 
 UNSIGNED64 = ("vbuuid", "seqno", "rev_seqno", "cas", "snapshot_start", "snapshot_end", "requested_seqno")
