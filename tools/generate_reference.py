@@ -7,7 +7,11 @@ from enum import IntEnum
 from generate_options import TABLES
 from generated import publish, table
 from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
+from penstock.client.signals.consumer_report import ConsumerReport
+from penstock.client.signals.report_metrics import ReportCollector
+from penstock.client.signals.stream_counts import StreamCounts
 from penstock.errors import STATUS_ERRORS
 from penstock.spark.pipeline.run.run_metrics import PipelineMetrics
 from penstock.spark.pipeline.state.run_progress import DependentProgress, RollbackEvent, SourceProgress
@@ -74,19 +78,12 @@ the same request can succeed later.
 
 
 def metrics() -> str:
-    """Return the page of the metrics that a pipeline serves."""
+    """Return the page of the metrics that pipelines and consumers serve."""
     figures = PipelineMetrics()
     dependents = (DependentProgress("current", "current"),)
     figures.update(SourceProgress(lag=0, last_rollback=RollbackEvent(0.0, ()), dependents=dependents))  # of all samples
-    rows = [
-        (
-            f"`{family.name}{'_total' if family.type == 'counter' else ''}`",
-            family.type,
-            labels(family),
-            family.documentation,
-        )
-        for family in figures.collect()
-    ]
+    collector = ReportCollector()
+    collector.newest = ConsumerReport(bucket="", at=0, seqnos_at=1, counts=StreamCounts(last_error_at=1))
     return f"""\
 # Metrics
 
@@ -95,10 +92,31 @@ def metrics() -> str:
 a pipeline whose file has the table `[metrics]`: see [pipelines](pipelines.md). A node serves no metrics; its figures
 are [STAT groups](administration.md#statistics).
 
-{table(("metric", "type", "labels", "meaning"), rows)}
+{list_metrics(figures)}
 The label `source` names the source of the pipeline. It is empty if the source has no name. The labels `name` and `kind`
 name an index, a sink or another table that the pipeline keeps up to date.
+
+## Consumers
+
+A consumer with `metrics_port` and `penstock tail --metrics PORT` serve these metrics, see
+[Watch a consumer](howto/watch.md):
+
+{list_metrics(collector)}
 """
+
+
+def list_metrics(collector: Collector) -> str:
+    """Return the table of a collector's metrics."""
+    rows = [
+        (
+            f"`{family.name}{'_total' if family.type == 'counter' else ''}`",
+            family.type,
+            labels(family),
+            family.documentation,
+        )
+        for family in collector.collect()
+    ]
+    return table(("metric", "type", "labels", "meaning"), rows)
 
 
 def labels(family: Metric) -> str:

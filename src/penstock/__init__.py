@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from penstock.client.positions.file_positions import FilePositions
     from penstock.client.positions.saved_positions import SavedPositions
     from penstock.client.positions.sqlite_positions import SqlitePositions
+    from penstock.client.signals.consumer_report import ConsumerReport, VbucketLag
+    from penstock.client.signals.stream_counts import StreamCounts
     from penstock.client.xdcr.bucket_replication import BucketReplication
     from penstock.client.xdcr.xdcr_options import XdcrOptions
     from penstock.node import Node
@@ -37,6 +39,7 @@ __all__ = [
     "ChangeKind",
     "CommitPolicy",
     "Consumer",
+    "ConsumerReport",
     "DeadLetter",
     "DeadLetterLog",
     "Document",
@@ -53,8 +56,10 @@ __all__ = [
     "SavedPositions",
     "SqlitePositions",
     "StatusError",
+    "StreamCounts",
     "Unreachable",
     "UsageError",
+    "VbucketLag",
     "WriteLost",
     "XdcrOptions",
     "__version__",
@@ -74,6 +79,7 @@ _HOMES = {
     "ChangeKind": "penstock.wire.columns.schema",
     "CommitPolicy": "penstock.client.consumers.commit_policy",
     "Consumer": "penstock.client.consumers.consumer",
+    "ConsumerReport": "penstock.client.signals.consumer_report",
     "DeadLetter": "penstock.client.consumers.handler_failures",
     "DeadLetterLog": "penstock.client.consumers.handler_failures",
     "Document": "penstock.client.documents.document",
@@ -86,6 +92,8 @@ _HOMES = {
     "Position": "penstock.client.feeds.stream_position",
     "SavedPositions": "penstock.client.positions.saved_positions",
     "SqlitePositions": "penstock.client.positions.sqlite_positions",
+    "StreamCounts": "penstock.client.signals.stream_counts",
+    "VbucketLag": "penstock.client.signals.consumer_report",
     "XdcrOptions": "penstock.client.xdcr.xdcr_options",
     "connect": "penstock.client.bucket",
     "find_kinds": "penstock.wire.columns.schema",

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -266,6 +267,19 @@ def test_a_tail_up_to_now_needs_every_vbucket(run, node, protocol):
     assert accepted.err == (
         f"penstock: vbuckets 3, 5-6 (3 of 16) are not served by {node.url('beer')}: skipped (missingVbuckets=skip)\n"
     )
+
+
+def test_tail_prints_reports_and_serves_metrics(on_beer):
+    """Reports are on standard error. There is one at the end, however short the time was."""
+    on_beer("load", "-", "--key", "id", stdin=b'{"id": "ale"}\n')
+    shown = on_beer("tail", "--from", "beginning", "--limit", 1, "--report", 1000, "--metrics", 0)
+    assert re.search(r"^Metrics: http://127.0.0.1:\d+/metrics$", shown.err, re.MULTILINE)
+    assert len(shown.lines) == 1
+    shown = on_beer("tail", "--from", "beginning", "--until", "now", "--report", 0.001)
+    assert " changes/s, " in shown.err
+    shown = on_beer("tail", "--from", "beginning", "--until", "now", "--report", 0.001, "--json")
+    report = json.loads(shown.err.splitlines()[0])["report"]
+    assert (report["bucket"], report["rollbacks"]) == ("beer", 0)
 
 
 def test_tail_starts_at_a_time_and_filters_keys_and_values(on_beer):

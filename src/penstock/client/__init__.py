@@ -11,6 +11,7 @@ ORDER = (
     "connect",
     "topology",
     "feeds",
+    "signals",
     "tap",
     "streams",
     "documents",

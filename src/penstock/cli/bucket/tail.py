@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cli.base.app import (
@@ -29,7 +32,9 @@ from penstock.client.filters.filter_options import FilterOptions
 from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.options import (
     BOOLEAN,
+    PORT,
     POSITIVE,
+    SECONDS,
     list_of,
     nonempty,
     one_of,
@@ -41,6 +46,8 @@ from penstock.options import (
 from penstock.wire.codec.constants import Dialect
 
 if TYPE_CHECKING:
+    from penstock.client.bucket import Bucket
+    from penstock.client.signals.consumer_report import ConsumerReport
     from penstock.client.streams.change_stream import ChangeStream
     from penstock.client.streams.stream_choice import FirstStart
     from penstock.wire.columns.schema import Change
@@ -80,6 +87,14 @@ class TailOptions:
     collections: tuple[str, ...] | None = shared_option(ConnectionOptions)
     filter_key: str | None = shared_option(FilterOptions)
     filter_value: str | None = shared_option(FilterOptions)
+    report: float | None = option(
+        SECONDS, "print lag, rates and counts on standard error each time after so many seconds", default=None
+    )
+    metrics: int | None = option(
+        PORT,
+        "serve metrics for Prometheus on this port of 127.0.0.1; 0: any free port",
+        default=None,
+    )
 
 
 @app.command(
@@ -88,6 +103,7 @@ class TailOptions:
         "penstock tail --from beginning --until now",
         "penstock tail --protocol tap --from beginning",
         "penstock tail --since 2026-11-23T08:00:00Z --filter-key '^beer-' --filter-value 'abv > 5'",
+        "penstock tail --report 5 --metrics 9464",
         "penstock tail --json | jq -r 'select(.event == \"deletion\").key'",
     ),
 )
@@ -116,6 +132,9 @@ def tail(
     vbuuid are strings, because many JSON parsers round large numbers. key and
     value are the exact text; bytes that are not UTF-8 are printed in base64 as
     key_base64 and value_base64. Null columns are omitted.
+
+    --report prints a line on standard error each time and at the end; with
+    --json, an object.
     """
     options = TailOptions(**chosen)
     columns = _compute_value_width()
@@ -127,10 +146,12 @@ def tail(
     if sys.stdout.isatty() and not as_json:
         print(_HEADER.removesuffix(" value") if options.keys_only else _HEADER)
     address = override_options(resolve_address(url, username, password), read_shared_values(options, ConnectionOptions))
-    asyncio.run(_print_changes(address, options, line))
+    asyncio.run(_print_changes(address, options, line, as_json=as_json))
 
 
-async def _print_changes(address: Address, options: TailOptions, line: Callable[[Change], str]) -> None:
+async def _print_changes(
+    address: Address, options: TailOptions, line: Callable[[Change], str], *, as_json: bool
+) -> None:
     from penstock.client.bucket import Bucket
     from penstock.client.streams.time_search import parse_time
     from penstock.wire.columns.run_decoder import list_changes
@@ -141,16 +162,60 @@ async def _print_changes(address: Address, options: TailOptions, line: Callable[
     filters, limit = read_shared_values(options, FilterOptions), options.limit
     async with Bucket(address) as bucket, await bucket.stream(start, stop, vbuckets, **filters) as stream:
         try:
-            async for batch in stream:
-                changes = list_changes(batch)[:limit]
-                # One write for each batch; flushed, because a reader of the pipe waits for it.
-                print("\n".join(map(line, changes)), flush=True)
-                if limit is not None:
-                    limit -= len(changes)
-                    if not limit:
-                        return
+            async with _reporting(bucket, stream, options, as_json=as_json):
+                async for batch in stream:
+                    changes = list_changes(batch)[:limit]
+                    # One write for each batch; flushed, because a reader of the pipe waits for it.
+                    print("\n".join(map(line, changes)), flush=True)
+                    if limit is not None:
+                        limit -= len(changes)
+                        if not limit:
+                            return
         finally:
             _report_omissions(stream)
+
+
+@asynccontextmanager
+async def _reporting(
+    bucket: Bucket, stream: ChangeStream, options: TailOptions, *, as_json: bool
+) -> AsyncIterator[None]:
+    """Print reports and serve metrics while the block runs, if the options ask for them."""
+    from penstock.client.signals.consumer_reporter import ConsumerReporter, ReportedState
+    from penstock.client.signals.served_reports import repeat_reports, serve_reports
+
+    def read_state() -> ReportedState:
+        return ReportedState(stream.counts, stream.positions, stream.queued_bytes, stream.missing)
+
+    def show(report: ConsumerReport) -> None:
+        text = json.dumps({"report": report.to_dict()}) if as_json else _format_report(report)
+        print(text, file=sys.stderr, flush=True)
+
+    async with AsyncExitStack() as stack:
+        if options.metrics is not None:
+            port = await stack.enter_async_context(serve_reports(ConsumerReporter(bucket, read_state), options.metrics))
+            print(f"Metrics: http://127.0.0.1:{port}/metrics", file=sys.stderr, flush=True)
+        if options.report is not None:
+            reporter = ConsumerReporter(bucket, read_state)
+            await stack.enter_async_context(repeat_reports(reporter, show, options.report))
+        yield
+        if options.report is not None:
+            show(await reporter.report())
+
+
+def _format_report(report: ConsumerReport) -> str:
+    counts = report.counts
+    lag = f"lag {report.lag_seqnos:,} seqnos in {report.lagging_vbuckets} vbuckets, {report.lag_seconds:.1f} s"
+    parts = [
+        "caught up" if report.is_caught_up else lag,
+        f"{report.changes_per_second:,.0f} changes/s, {report.bytes_per_second / 1e6:,.2f} MB/s",
+        f"{report.buffered_bytes:,} bytes buffered",
+        f"{counts.rollbacks} rollbacks, {counts.reconnects} reconnects",
+    ]
+    if report.missing:
+        parts.append(f"{len(report.missing)} vbuckets wait for their nodes")
+    if counts.last_error:
+        parts.append(f"last error: {format_one_line(counts.last_error.encode(), 200)}")
+    return f"{datetime.fromtimestamp(report.at):%H:%M:%S} {'; '.join(parts)}"
 
 
 def _report_omissions(stream: ChangeStream) -> None:

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack
 from typing import Self, Unpack
 
 import pyarrow as pa
 
 from penstock.client.bucket import Bucket
 from penstock.client.consumers.commit_policy import CommitPolicy
+from penstock.client.consumers.delivery_wait import wait_for_delivery
 from penstock.client.consumers.handled_stream import HandledStream
 from penstock.client.consumers.handler_failures import DeadLetterSink, HandlerRetry
 from penstock.client.consumers.handler_run import Handler, HandlerRun
 from penstock.client.consumers.own_documents import is_own_key, remove_own_documents
 from penstock.client.consumers.position_committer import PositionCommitter
 from penstock.client.consumers.sharing_check import check_sharing
-from penstock.client.feeds.deliveries import Delivery
 from penstock.client.feeds.stream_position import Position
 from penstock.client.groups.shared_stream import SharedStream
 from penstock.client.positions.position_store import PositionStore
 from penstock.client.positions.saved_positions import SavedPositions
 from penstock.client.positions.server_checks import check_positions
+from penstock.client.signals.consumer_report import ConsumerReport
+from penstock.client.signals.consumer_reporter import ConsumerReporter, ReportedState
+from penstock.client.signals.served_reports import serve_reports
+from penstock.client.signals.stream_counts import StreamCounts
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.stream_choice import ChangeOptions, FirstStart, Start, Stop, choose_dialect
 from penstock.errors import UsageError
@@ -69,7 +71,11 @@ class Consumer:
         stop: as in Bucket.stream.
         vbuckets: as in Bucket.stream. Saved positions of other vbuckets are kept.
         commit: when to commit; BY_HAND: only by `commit()`.
+        metrics_port: serves metrics for Prometheus on this port of 127.0.0.1, at /metrics; 0: any free port.
         options: as in Bucket.stream; TAP has no positions.
+
+    Attributes:
+        metrics_port: the port that serves metrics, while the consumer is open.
 
     Raises:
         UsageError: the dialect is TAP, or arguments exclude each other.
@@ -87,6 +93,7 @@ class Consumer:
         stop: Stop = None,
         vbuckets: Sequence[int] | None = None,
         commit: CommitPolicy | None = None,
+        metrics_port: int | None = None,
         **options: Unpack[ChangeOptions],
     ) -> None:
         if choose_dialect(options, bucket.address.options) is Dialect.TAP:
@@ -101,7 +108,10 @@ class Consumer:
         self._stop = stop
         self._vbuckets = vbuckets
         self._options = options
+        self.metrics_port = metrics_port
         self._stream: ChangeStream | SharedStream | None = None
+        self._reporter = ConsumerReporter(bucket, self._read_state)
+        self._served = AsyncExitStack()
         self._committer = PositionCommitter(
             commit or CommitPolicy(),
             self._write_positions,
@@ -123,6 +133,13 @@ class Consumer:
         """The vbuckets that wait for their nodes, see ChangeStream.missing."""
         return () if self._stream is None else self._stream.missing
 
+    async def report(self) -> ConsumerReport:
+        """Return lag, rates and counts. The lag is that of `positions`, the rates are since the last report.
+
+        It asks the bucket for its newest seqnos. Nodes that do not answer raise no error.
+        """
+        return await self._reporter.report()
+
     async def __aenter__(self) -> Self:
         await self.open()
         return self
@@ -136,6 +153,16 @@ class Consumer:
 
     async def open(self) -> None:
         """Read the positions, check them, and prepare the stream."""
+        if self.metrics_port is not None:
+            serving = serve_reports(ConsumerReporter(self._bucket, self._read_state), self.metrics_port)
+            self.metrics_port = await self._served.enter_async_context(serving)
+        try:
+            await self._open_stream()
+        except BaseException:
+            await self._served.aclose()
+            raise
+
+    async def _open_stream(self) -> None:
         found = await self._bucket.cluster()
         self._committer.saved = SavedPositions(
             bucket=found.bucket or self._bucket.address.bucket, uuid=found.uuid, vbuckets=found.vbuckets
@@ -152,8 +179,8 @@ class Consumer:
             start=self._start,
             lease_seconds=self._lease_seconds,
             options=self._options,
-            before_change=self._commit_before_change,
-            after_change=self._begin_share,
+            before_change=self._committer.commit_before_change,
+            after_change=self._committer.begin_share,
         )
         self._stream = stream
         await stream.open()
@@ -168,17 +195,9 @@ class Consumer:
         if saved is None and self._start != "beginning":
             await self.commit()  # a crash before the first commit must not skip the changes until the restart
 
-    async def _commit_before_change(self) -> None:
-        """Commit before the share changes, unless the caller commits by hand: then its last commit counts."""
-        if self._committer.is_automatic:
-            await self._committer.commit()
-
-    def _begin_share(self, positions: Mapping[int, Position]) -> None:
-        """Begin at the positions of a new share."""
-        self._committer.begin(replace(self._committer.saved, by_vbucket=dict(positions)), positions)
-
     async def close(self) -> None:
         """Close the stream, without a commit."""
+        await self._served.aclose()
         if self._stream is not None:
             await self._stream.close()
 
@@ -189,7 +208,7 @@ class Consumer:
     async def changes(self) -> AsyncGenerator[Change, None]:
         """Yield changes as objects. A later call goes on after the last change that this one has yielded."""
         stream, committer = await self._continue_stream(), self._committer
-        while (delivery := await self._take_delivery(stream)) is not None:
+        while (delivery := await wait_for_delivery(stream, committer)) is not None:
             for change in delivery.changes:
                 committer.progress.hand_out(1)
                 if not is_own_key(change.key):
@@ -200,7 +219,7 @@ class Consumer:
     async def batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield changes as pyarrow.RecordBatch with CHANGE_SCHEMA."""
         stream, committer = await self._continue_stream(), self._committer
-        while (delivery := await self._take_delivery(stream)) is not None:
+        while (delivery := await wait_for_delivery(stream, committer)) is not None:
             batch = remove_own_documents(delivery.batch)
             committer.progress.hand_out(len(delivery.batch))
             if batch.num_rows:
@@ -247,7 +266,9 @@ class Consumer:
                 await stream.rewind(progress.find_positions())
             else:
                 await stream.close()
-                self._stream = stream = await self._start_stream(progress.find_positions())
+                self._stream = await self._start_stream(progress.find_positions())
+                self._stream.counts.continue_from(stream.counts)
+                return self._stream
         return stream
 
     async def _start_stream(self, start: Start) -> ChangeStream:
@@ -255,26 +276,10 @@ class Consumer:
         vbuckets = self._vbuckets if share is None else range(share[0], self._committer.saved.vbuckets, share[1])
         return await self._bucket.stream(start, self._stop, vbuckets, **self._options)
 
-    async def _take_delivery(self, stream: ChangeStream | SharedStream) -> Delivery | None:
-        """Return the next delivery; None after the end. Commits by time while it waits."""
-        committer = self._committer
-        committer.progress.finish_delivery(stream.positions)
-        await committer.commit_if_due()
-        coming = asyncio.ensure_future(stream.next_delivery())
-        try:
-            while not coming.done():
-                await committer.wait([coming], lambda: committer.progress.finish_delivery(stream.positions))
-            delivery = coming.result()
-        finally:
-            if not coming.done():
-                coming.cancel()
-                with suppress(asyncio.CancelledError):
-                    await coming
-        if delivery is None:
-            committer.progress.finish_delivery(stream.positions)
-        else:
-            committer.progress.begin_delivery(delivery)
-        return delivery
+    def _read_state(self) -> ReportedState:
+        if self._stream is None:
+            return ReportedState(StreamCounts(), {}, 0, ())
+        return ReportedState(self._stream.counts, self.positions, self._stream.queued_bytes, self._stream.missing)
 
     async def _write_positions(self, saved: SavedPositions) -> None:
         if isinstance(self._stream, SharedStream):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from penstock.client.consumers.commit_policy import CommitPolicy
@@ -52,10 +53,14 @@ class PositionCommitter:
         """Whether a commit by the policy would save anything new."""
         return self._policy.is_automatic and bool(self.progress.processed or self.progress.has_moved)
 
-    @property
-    def is_automatic(self) -> bool:
-        """Whether the policy ever commits."""
-        return self._policy.is_automatic
+    def begin_share(self, positions: Mapping[int, Position]) -> None:
+        """Begin at the saved positions of a new share of the vbuckets."""
+        self.begin(replace(self.saved, by_vbucket=dict(positions)), positions)
+
+    async def commit_before_change(self) -> None:
+        """Commit before the share changes, unless the caller commits by hand: then its last commit counts."""
+        if self._policy.is_automatic:
+            await self.commit()
 
     async def commit(self, *, include_current: bool = True) -> None:
         """Save the positions after the processed changes. Concurrent commits wait.

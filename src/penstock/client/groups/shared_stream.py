@@ -12,6 +12,7 @@ from penstock.client.feeds.stream_position import Position
 from penstock.client.groups.group_session import GroupSession
 from penstock.client.positions.saved_positions import SavedPositions
 from penstock.client.positions.server_checks import check_positions
+from penstock.client.signals.stream_counts import StreamCounts
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.stream_choice import ChangeOptions, FirstStart
 
@@ -31,6 +32,9 @@ class SharedStream:
         options: as in Bucket.stream.
         before_change: is awaited before the member gives vbuckets away, to commit their positions.
         after_change: is called with the positions of the new share.
+
+    Attributes:
+        counts: as of ChangeStream, for all streams of the member.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class SharedStream:
         self._before_change = before_change
         self._after_change = after_change
         self._session = GroupSession(bucket, group, lease_seconds)
+        self.counts = StreamCounts()
         self._stream: ChangeStream | None = None
         self._coming: asyncio.Task[Delivery | None] | None = None
         self._positions: dict[int, Position] = {}
@@ -70,6 +75,11 @@ class SharedStream:
     def bucket_uuid(self) -> str:
         """The uuid of the bucket, see ChangeStream."""
         return "" if self._stream is None else self._stream.bucket_uuid
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of changes that were received, and that the caller has not processed yet."""
+        return 0 if self._stream is None else self._stream.queued_bytes
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -172,6 +182,8 @@ class SharedStream:
         self._after_change(self._positions)
         if member.held:
             self._stream = await self._bucket.stream(self._positions, None, sorted(member.held), **self._options)
+            self._stream.counts.continue_from(self.counts)
+            self.counts = self._stream.counts
         self._session.update_changed()
 
     async def _close_stream(self) -> None:

@@ -22,6 +22,7 @@ from penstock.client.streams.persistence_gate import BranchLost, PersistenceGate
 from penstock.client.streams.session_pool import SessionPool
 from penstock.client.streams.silence_watch import SilenceWatch
 from penstock.client.streams.stream_connections import StreamConnections
+from penstock.client.streams.stream_journal import StreamJournal
 from penstock.client.streams.stream_recovery import EndSeqnos, StreamRecovery
 from penstock.client.topology.item_counts import ItemCounts
 from penstock.errors import Error
@@ -67,6 +68,7 @@ class ChangeStream:
 
     Attributes:
         positions: vbucket -> position after the last delivered batch. Empty for TAP, which cannot resume.
+        counts: changes, bytes, rollbacks, reconnects and the last error.
     """
 
     def __init__(
@@ -97,11 +99,13 @@ class ChangeStream:
         self._held: Delivery | None = None
         """A delivery that `mitigation` has not let pass yet."""
         self.positions: dict[int, Position] = dict(feed.positions)
+        self._journal = StreamJournal(address)
+        self.counts = self._journal.counts
         self._begin(feed)
 
     def _begin(self, feed: ConsumerFeed) -> None:
         self._feed = feed
-        self._connections = StreamConnections(self._address, feed, self._pool)
+        self._connections = StreamConnections(self._address, feed, self._pool, self._journal)
         self._recovery = StreamRecovery(self._address, feed, self._connections, self._end_seqnos)
         self._watch = SilenceWatch(self._address, feed, self._connections)
         self._failure: Exception | None = None
@@ -196,6 +200,7 @@ class ChangeStream:
             self.positions.update(delivery.positions)
             chosen = self._feed.content.change_filter.select_changes(delivery.content)
             delivery = delivery if chosen is delivery.content else delivery._replace(content=chosen)
+            self._journal.record_delivery(delivery)
             self._unacknowledged.append(delivery)
             if len(chosen):
                 return delivery

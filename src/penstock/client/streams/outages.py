@@ -24,14 +24,23 @@ class Outages:
     It is true while any group has a failure.
     """
 
-    def __init__(self, address: Address, clock: Callable[[], float], *, limitless: bool = False) -> None:
+    def __init__(
+        self,
+        address: Address,
+        clock: Callable[[], float],
+        *,
+        limitless: bool = False,
+        record_error: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
         """Create outages without failures.
 
         Args:
             address: the bucket; its option retry_seconds is the limit.
             clock: returns monotonic seconds.
             limitless: groups of single nodes have no limit. The group EVERY_NODE always has the limit.
+            record_error: is called with each failure.
         """
+        self._record_error = record_error
         self._address = address
         self._clock = clock
         self._limitless = limitless
@@ -59,6 +68,7 @@ class Outages:
             Unreachable: the group has failed for as long as the limit.
             Error, OSError: the failure itself, if it is permanent.
         """
+        self._record_error(error)
         groups = {self._group_of.setdefault(vbucket, node) for vbucket in vbuckets}
         if node is EVERY_NODE:  # its limit applies in addition to those of the vbuckets' groups
             groups.add(node)

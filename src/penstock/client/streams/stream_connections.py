@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 from penstock.client.connect.address import Address
-from penstock.client.connect.client_session import ClientSession, generate_stream_name, open_session
+from penstock.client.connect.client_session import ClientSession, open_session
 from penstock.client.connect.dropped_frames import DropCounter, DropLog, DropReason
 from penstock.client.connect.handshake import Purpose
 from penstock.client.connect.node_link import NodeLink
@@ -19,6 +19,7 @@ from penstock.client.feeds.collection_selection import KnownCollections, parse_m
 from penstock.client.feeds.consumer_feed import ConsumerFeed
 from penstock.client.streams.session_pool import SessionPool
 from penstock.client.streams.stream_connection import StreamConnection
+from penstock.client.streams.stream_journal import StreamJournal
 from penstock.errors import ConnectionClosed, RemoteProtocolError
 from penstock.wire.messages.collections import GetManifest
 from penstock.wire.protocol.frame_receiver import ReceiveEvent
@@ -35,17 +36,18 @@ class StreamConnections:
     Attributes:
         by_id: connection id -> connection. No id is used twice.
         wake: set when bytes arrive, or a connection or a connection attempt ends.
+        journal: counts and logs the events of the stream.
         has_ended: a connection or a connection attempt has ended, and StreamRecovery has not handled it yet.
     """
 
-    def __init__(self, address: Address, feed: ConsumerFeed, pool: SessionPool | None) -> None:
+    def __init__(self, address: Address, feed: ConsumerFeed, pool: SessionPool | None, journal: StreamJournal) -> None:
         self.by_id: dict[int, StreamConnection] = {}
         self.wake = asyncio.Event()
         self.has_ended = False
         self._address = address
         self._feed = feed
         self._pool = pool
-        self._name = generate_stream_name()
+        self.journal = journal
         self._loop = asyncio.get_running_loop()
         self._connection_ids = count()
         self._opaque = 0
@@ -90,6 +92,7 @@ class StreamConnections:
             session = await open_session(self._address, replace(purpose, must_have_data=must_have_data), endpoints)
         now = self._loop.time()
         connection = self.by_id[connection_id] = StreamConnection(connection_id, session, now, now, now)
+        self.journal.record_connection(session.endpoint)
         self._feed.tolerate_opaques(session.link.stale_opaque_limit, connection_id)
         session.link.closed.add_done_callback(self.record_end)
         if {each.session.has_collections for each in self.by_id.values()} == {True, False}:
@@ -148,7 +151,9 @@ class StreamConnections:
             return
         by_connection: dict[int, list[bytes]] = {}
         pending_ends = self._feed.pending_ends
-        for request in self._feed.take_requests(self._take_opaque, {*held, *pending_ends} if pending_ends else held):
+        requests = self._feed.take_requests(self._take_opaque, {*held, *pending_ends} if pending_ends else held)
+        self.journal.log_requests(requests)
+        for request in requests:
             connection_id = self._feed.connection_ids.get(request.vbucket, NO_CONNECTION)
             by_connection.setdefault(connection_id, []).append(request.encode())
         for connection_id, parts in by_connection.items():
@@ -173,7 +178,7 @@ class StreamConnections:
     def _purpose(self, connection_id: int) -> Purpose:
         content = self._feed.content
         return Purpose(
-            stream_name=self._name,
+            stream_name=self.journal.connection_name,
             on_stream=partial(self._on_stream, connection_id=connection_id),
             dialect=self._feed.dialect,
             collections=content.selection is not None,

@@ -66,7 +66,8 @@ class StreamRecovery:
         """Vbuckets that failed and were connected again, but have not received anything on the new connection."""
         feed.connection_ids.update(dict.fromkeys(self.held, NO_CONNECTION))
         is_patient = feed.is_endless and address.options.missing_vbuckets is MissingVbuckets.SKIP
-        self._outages = Outages(address, self._loop.time, limitless=is_patient)
+        record_error = connections.journal.record_error
+        self._outages = Outages(address, self._loop.time, limitless=is_patient, record_error=record_error)
 
     def confirm_recovery(self, connection_id: int) -> None:
         """Delete the failures of a connection's vbuckets after a delivery, unless it has unanswered requests."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock.errors import UsageError
+from penstock.client.signals.metrics_server import serve_collector
 from penstock.spark.pipeline.state.run_progress import DependentProgress, SourceProgress
 
 __all__ = ["PipelineMetrics", "serve_metrics"]
@@ -89,24 +88,10 @@ def serve_metrics(port: int | None) -> Iterator[PipelineMetrics]:
 
     Yields:
         The metrics to update.
-
-    Raises:
-        UsageError: the port cannot be used.
     """
     figures = PipelineMetrics()
     if port is None:
         yield figures
         return
-    registry = CollectorRegistry()
-    registry.register(figures)
-    try:
-        server, thread = start_http_server(port, "127.0.0.1", registry)
-    except OSError as error:
-        raise UsageError(f"cannot serve metrics on port {port} of 127.0.0.1: {error.strerror}") from None
-    figures.port = server.server_port
-    try:
+    with serve_collector(figures, port) as figures.port:
         yield figures
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

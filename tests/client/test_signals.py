@@ -1,0 +1,195 @@
+"""Signals of consumers: reports, metrics and logs."""
+
+import asyncio
+import logging
+from urllib.request import urlopen
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+import penstock
+from penstock import Consumer, FilePositions
+from penstock.client.signals.consumer_report import ConsumerReport, VbucketLag
+from penstock.client.signals.lag_samples import LagSamples
+from penstock.client.signals.report_metrics import METRICS, ReportCollector
+from penstock.client.signals.stream_counts import StreamCounts
+from penstock.errors import UsageError
+from penstock.pytest import PenstockCluster
+from tests.patience import PATIENCE
+from tests.waiting import wait_until
+
+VBUCKETS = 4
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    with PenstockCluster.running(1, tmp_path, VBUCKETS) as running:
+        running.create_bucket("beer")
+        yield running
+
+
+@pytest.fixture
+def store(tmp_path):
+    return FilePositions(tmp_path / "positions.json")
+
+
+def run(url, main, options=f"retrySeconds={PATIENCE:g}"):
+    async def connected():
+        async with asyncio.timeout(PATIENCE), penstock.connect(f"{url}?{options}") as bucket:
+            return await main(bucket)
+
+    return asyncio.run(connected())
+
+
+async def write(bucket, first, end):
+    await bucket.upsert_many([(f"k{number:05}", b"1") for number in range(first, end)])
+
+
+def test_report_has_the_lag_of_each_vbucket_and_the_counts(cluster, store):
+    async def main(bucket):
+        await write(bucket, 0, 100)
+        highs = await bucket.high_seqnos()
+        async with Consumer(bucket, store, stop="now") as consumer:
+            first = await consumer.report()
+            assert {vb: lag.seqnos for vb, lag in first.lags.items()} == highs
+            assert (first.lag_seqnos, first.lagging_vbuckets, first.is_caught_up) == (100, VBUCKETS, False)
+            second = await consumer.report()
+            assert second.lag_seconds == pytest.approx(second.at - first.at, abs=1.0)
+            assert {lag.seconds for lag in second.lags.values()} == {second.lag_seconds}
+            assert len([change async for change in consumer.changes()]) == 100
+            last = await consumer.report()
+        assert (last.lag_seqnos, last.lag_seconds, last.buffered_bytes, last.missing) == (0, 0.0, 0, ())
+        assert (last.is_caught_up, last.counts.changes, last.counts.errors) == (True, 100, 0)
+        assert last.counts.received_bytes > 100 * len("k00000")
+        assert last.changes_per_second > 0
+        assert last.to_dict()["lagging"] == {}
+
+    run(cluster.bucket.url, main)
+
+
+async def drain(changes):
+    async for _ in changes:
+        pass
+
+
+def test_report_counts_rollbacks_reconnects_and_errors(cluster, store):
+    proxy = cluster.nodes[0].proxy
+
+    async def main(bucket):
+        await write(bucket, 0, 40)
+        async with Consumer(bucket, store) as consumer:
+            changes = consumer.changes()
+            for _ in range(40):
+                await anext(changes)
+            await asyncio.to_thread(cluster.bucket.rollback, 1, 2)
+            change = await anext(changes)
+            assert (change.event, change.vbucket) == ("rollback", 1)
+            reading = asyncio.create_task(drain(changes))
+            assert consumer._stream is not None
+            counts = consumer._stream.counts
+            await asyncio.to_thread(proxy.refuse)
+            await wait_until(lambda: consumer.missing == (0, 1, 2, 3), reading)
+            assert (await consumer.report()).missing == (0, 1, 2, 3)
+            await asyncio.to_thread(proxy.heal)
+            await wait_until(lambda: counts.reconnects > 0, reading)
+            report = await consumer.report()
+            reading.cancel()
+            await asyncio.wait([reading])
+        assert report.counts.rollbacks == 1
+        assert report.counts.errors > 0
+        assert report.counts.last_error
+        assert report.counts.last_error_at <= report.at
+
+    run(cluster.bucket.url, main)
+
+
+def test_report_keeps_the_last_seqnos_while_no_node_answers(cluster, store):
+    proxy = cluster.nodes[0].proxy
+
+    async def main(bucket):
+        await write(bucket, 0, 40)
+        async with Consumer(bucket, store) as consumer:
+            first = await consumer.report()
+            await asyncio.to_thread(proxy.black_hole)
+            second = await consumer.report()
+            assert (second.lag_seqnos, second.seqnos_at) == (40, first.seqnos_at)
+            await asyncio.to_thread(proxy.heal)
+
+    run(cluster.bucket.url, main, "operationTimeout=1")
+
+
+def scrape(port):
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
+        return {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
+
+
+def test_consumer_serves_its_metrics_while_it_is_open(cluster, store):
+    async def main(bucket):
+        await write(bucket, 0, 40)
+        async with Consumer(bucket, store, metrics_port=0) as consumer:
+            port = consumer.metrics_port
+            assert port
+            await wait_until(lambda: bool(scrape(port)["penstock_stream_lag_seqnos"].samples))
+            (sample,) = scrape(port)["penstock_stream_lag_seqnos"].samples
+            assert (sample.value, sample.labels) == (40, {"bucket": "beer"})
+            with pytest.raises(UsageError, match=f"cannot serve metrics on port {port}"):
+                await Consumer(bucket, store, metrics_port=port).open()
+        with pytest.raises(OSError, match="refused"):
+            scrape(port)
+
+    run(cluster.bucket.url, main)
+
+
+def test_metrics_keep_the_rules_of_prometheus_and_are_few():
+    lags = {vbucket: VbucketLag(1, 2, 1.0) for vbucket in range(1024)}
+    collector = ReportCollector()
+    collector.newest = ConsumerReport(
+        bucket="b", at=1.0, seqnos_at=1.0, lags=lags, counts=StreamCounts(last_error="x", last_error_at=1.0)
+    )
+    families = [*collector.collect()]
+    assert sum(len(family.samples) for family in families) == len(METRICS) < 30
+    for family, metric in zip(families, METRICS, strict=True):
+        assert family.documentation.endswith(".")
+        assert [sample.name for sample in family.samples] == [
+            f"penstock_stream_{metric.name}{'_total' if metric.is_counter else ''}"
+        ]
+        assert metric.name.endswith("_bytes") == (metric.unit == "By")
+        assert metric.name.endswith("_seconds") == (metric.unit == "s")
+
+
+def test_logs_have_the_name_and_the_opaques_that_the_server_has(cluster, store, caplog):
+    caplog.set_level(logging.DEBUG, "penstock.client.streams")
+
+    async def main(bucket):
+        await write(bucket, 0, 40)
+        async with Consumer(bucket, store) as consumer:
+            changes = consumer.changes()
+            await anext(changes)
+            name = (await consumer.report()).counts.connection_name
+            return name, await bucket.stats("dcp")
+
+    name, stats = run(cluster.bucket.url, main)
+    records = [record for record in caplog.records if record.name == "penstock.client.streams"]
+    assert {record.connection for record in records} == {name}
+    assert any(name in stat for stat in stats)
+    opaques = {record.vbucket: record.opaque for record in records if hasattr(record, "opaque")}
+    assert opaques == {vb: int(stats[f"eq_dcpq:{name}:stream_{vb}_opaque"]) for vb in range(VBUCKETS)}
+
+
+seqnos = st.integers(0, 6)
+
+
+@given(st.lists(st.tuples(seqnos, seqnos), min_size=1, max_size=60))
+def test_lag_counts_from_the_first_sample_that_the_position_has_not_reached(steps):
+    samples, known = LagSamples(), []
+    for now, (high, seqno) in enumerate(steps):
+        samples.add(now, {0: high}, {0: seqno})
+        known.append((now, high))
+        found = samples.find_lag(now, 0, seqno, high)
+        if seqno >= high:
+            assert found == 0
+        else:
+            expected = next(now - at for at, sampled in known if min(sampled, high) > seqno)
+            assert 0 <= found <= expected
