@@ -75,7 +75,7 @@ class Writer:
         for _ in range(count):
             await asyncio.sleep(self._random.expovariate(count / seconds))
             with suppress(*_LOST):
-                await self._write(self._random.randrange(self._orchestrator.cluster.vbuckets))
+                await self._write(self._random.randrange(len(self._orchestrator.map)))
 
     async def _write(self, vbucket: int) -> None:
         place, random = self._orchestrator.map[vbucket], self._random

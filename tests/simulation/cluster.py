@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -30,18 +31,20 @@ class SimulatedNode:
         name: for the schedule.
         host: the address of the machine.
         disks: the disks, which outlive the processes.
+        commit_seconds: time between two commits to disk.
         process: the process of the node; a dead one while the node is down.
         node: the running node; None while it is down or starts.
     """
 
-    def __init__(self, cluster: Cluster, number: int, settings: BucketSettings) -> None:
+    def __init__(self, cluster: Cluster, number: int, vbuckets: int) -> None:
         self.name = f"n{number}"
         self.host = f"127.0.0.{number + 1}"
         self.node: Node | None = None
         self._cluster = cluster
         self.disks = MachineDisks(lambda: cluster.crash(self, power=False, silent=False))
-        self._settings = settings
+        self._count = vbuckets
         self._random = Random(f"{cluster.seed} {self.name}")
+        self.commit_seconds = self._random.choice((0.005, 0.2))
         self._skew = self._random.randrange(_SKEW)
         self._lives = 0
         self._power = True
@@ -77,18 +80,18 @@ class SimulatedNode:
             self.node = starting.result()
 
     async def _start_node(self) -> Node:
-        """Start the node. Its bucket commits no durable write before the orchestrator has named the replicas."""
+        """Start the node. If its bucket has replicas, it commits no durable write before they are named."""
         node = await Node.start(
             self.host,
             PORT,
             [BUCKET],
-            self._cluster.vbuckets,
+            self._count,
             data_dir=Path("/simulated", self.name),
             machine=self._make_machine(),
-            settings=self._settings,
+            settings=replace(self._cluster.settings, commit_seconds=self.commit_seconds),
         )
         spec = node.buckets[BUCKET].spec
-        node.buckets.change_spec(replace(spec, replicas=self._cluster.count - 1, uuid=_BUCKET_UUID))
+        node.buckets.change_spec(replace(spec, replicas=self._cluster.replicas, uuid=_BUCKET_UUID))
         return node
 
     def end(self, *, power: bool) -> None:
@@ -119,25 +122,23 @@ class Cluster:
         seed: the seed of all random numbers.
         loop: the event loop.
         network: connects the machines.
-        vbuckets: number of vbuckets.
-        count: number of nodes.
+        replicas: number of replicas of the bucket.
+        settings: of the bucket, without the time of commits.
         nodes: the machines with nodes.
         crashed: called with a node that has crashed.
     """
 
-    def __init__(self, seed: int, loop: VirtualLoop, network: Network, *, nodes: int, vbuckets: int) -> None:
+    def __init__(self, seed: int, loop: VirtualLoop, network: Network, vbuckets: Sequence[int]) -> None:
         self.seed = seed
         self.loop = loop
         self.network = network
-        self.vbuckets = vbuckets
-        self.count = nodes
+        self.replicas = len(vbuckets) - 1
         random = Random(f"{seed} settings")
-        settings = BucketSettings(
+        self.settings = BucketSettings(
             segment_bytes=random.choice((2_000, 64_000)),
-            commit_seconds=random.choice((0.005, 0.2)),
             retention_seconds=random.choice((0.0, None)),
         )
-        self.nodes = [SimulatedNode(self, number, settings) for number in range(nodes)]
+        self.nodes = [SimulatedNode(self, number, count) for number, count in enumerate(vbuckets)]
         self.crashed = lambda node: None
 
     def crash(self, node: SimulatedNode, *, power: bool, silent: bool) -> None:

@@ -53,10 +53,10 @@ class Orchestrator:
         promoted: called with a node and a vbucket that became active there.
     """
 
-    def __init__(self, cluster: Cluster, process: Process) -> None:
+    def __init__(self, cluster: Cluster, vbuckets: int, process: Process) -> None:
         self.cluster = cluster
         self.revision = 1
-        self.map = {vb: VbucketPlace(1, vb % len(cluster.nodes)) for vb in range(cluster.vbuckets)}
+        self.map = {vb: VbucketPlace(1, vb % len(cluster.nodes)) for vb in range(vbuckets)}
         self.candidates: dict[int, frozenset[int]] = {}
         self.applied = dict.fromkeys(range(len(cluster.nodes)), 0)
         self._forgotten = dict.fromkeys(self.applied, 0)

@@ -20,11 +20,13 @@ class Fault(NamedTuple):
         name: as it is printed.
         weight: how often it is chosen.
         choose: returns its arguments for a schedule.
+        stories: the stories in which it happens.
     """
 
     name: str
     weight: int
     choose: Callable[[Schedule, Random], dict[str, object]]
+    stories: tuple[str, ...]
 
 
 class Action(NamedTuple):
@@ -54,12 +56,15 @@ def _choose_hosts(schedule: Schedule, random: Random) -> tuple[int, int]:
 
 
 def _choose_owner(schedule: Schedule, random: Random) -> dict[str, object]:
-    return {"vbucket": random.randrange(schedule.vbuckets), "hops": random.randrange(1, schedule.nodes)}
+    return {"vbucket": random.randrange(schedule.vbuckets[0]), "hops": random.randrange(1, schedule.nodes)}
 
 
 def _choose_kills(random: Random) -> tuple[float, ...]:
     return tuple(round(random.uniform(0.0, 0.6), 3) for _ in range(random.choice((0, 0, 1, 2))))
 
+
+_ALL = ("cluster", "xdcr")
+_STORIES = ("cluster",) * 4 + ("xdcr",)
 
 FAULTS = (
     Fault(
@@ -71,6 +76,7 @@ FAULTS = (
             "silent": random.random() < 0.3,
             "seconds": round(random.uniform(0.05, 4), 2),
         },
+        _ALL,
     ),
     Fault(
         "lose_power",
@@ -79,6 +85,7 @@ FAULTS = (
             "seconds": tuple(round(random.uniform(0.05, 1), 2) for _ in range(schedule.nodes)),
             "vbucket": random.choice((None, 0)),
         },
+        ("cluster",),
     ),
     Fault(
         "die_in_write",
@@ -88,6 +95,7 @@ FAULTS = (
             "calls": random.randrange(12),
             "seconds": round(random.uniform(0.05, 3), 2),
         },
+        _ALL,
     ),
     Fault(
         "cut_link",
@@ -96,13 +104,27 @@ FAULTS = (
             "hosts": _choose_hosts(schedule, random),
             "seconds": random.choice((0.1, 1.0, 5.0)),
         },
+        _ALL,
     ),
-    Fault("reset_link", 3, lambda schedule, random: {"hosts": _choose_hosts(schedule, random)}),
-    Fault("fail_over", 4, _choose_owner),
-    Fault("fail_over_best", 4, lambda schedule, random: {"vbucket": random.randrange(schedule.vbuckets)}),
-    Fault("move", 4, lambda schedule, random: {**_choose_owner(schedule, random), "kills": _choose_kills(random)}),
+    Fault("reset_link", 3, lambda schedule, random: {"hosts": _choose_hosts(schedule, random)}, _ALL),
+    Fault("fail_over", 4, _choose_owner, ("cluster",)),
+    Fault(
+        "fail_over_best", 4, lambda schedule, random: {"vbucket": random.randrange(schedule.vbuckets[0])}, ("cluster",)
+    ),
+    Fault(
+        "move",
+        4,
+        lambda schedule, random: {**_choose_owner(schedule, random), "kills": _choose_kills(random)},
+        ("cluster",),
+    ),
+    Fault(
+        "kill_replication",
+        4,
+        lambda schedule, random: {"side": random.randrange(2), "seconds": round(random.uniform(0.0, 2.0), 2)},
+        ("xdcr",),
+    ),
 )
-"""All kinds of faults. A new one needs an entry here, and a method of its name in `Simulation`."""
+"""All kinds of faults. A new one needs an entry here, and a method of its name in its story."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +133,9 @@ class Schedule:
 
     Attributes:
         seed: the seed.
+        story: its name.
         nodes: number of nodes.
-        vbuckets: number of vbuckets.
+        vbuckets: number of vbuckets of each bucket.
         writers: number of writers.
         writes: number of writes of each writer.
         seconds: time in which faults happen.
@@ -121,8 +144,9 @@ class Schedule:
     """
 
     seed: int
+    story: str
     nodes: int
-    vbuckets: int
+    vbuckets: tuple[int, ...]
     writers: int
     writes: int
     seconds: float
@@ -137,26 +161,29 @@ class Schedule:
     def make(cls, seed: int) -> Schedule:
         """Return the schedule of a seed."""
         random = Random(f"{seed} schedule")
-        nodes = random.choice((2, 2, 3))
+        story = random.choice(_STORIES)
+        is_cluster = story == "cluster"
         schedule = cls(
             seed,
-            nodes,
-            vbuckets=random.choice((1, 1, 2)),
-            writers=random.choice((1, 2)),
+            story,
+            nodes=random.choice((2, 2, 3)) if is_cluster else 2,
+            vbuckets=(random.choice((1, 1, 2)),) if is_cluster else tuple(random.sample((1, 2, 4), 2)),
+            writers=random.choice((1, 2)) if is_cluster else 2,
             writes=random.choice((3, 10, 10, 30)),
             seconds=random.choice((2.0, 2.0, 6.0)),
-            durable=random.choice((0.0, 0.4, 1.0)),
+            durable=random.choice((0.0, 0.4, 1.0)) if is_cluster else 0.0,
         )
-        faults = random.choices(FAULTS, [fault.weight for fault in FAULTS], k=random.randrange(7))
-        times = sorted(round(random.uniform(0.1, schedule.seconds), 3) for _ in faults)
+        faults = [fault for fault in FAULTS if story in fault.stories]
+        chosen = random.choices(faults, [fault.weight for fault in faults], k=random.randrange(7))
+        times = sorted(round(random.uniform(0.1, schedule.seconds), 3) for _ in chosen)
         actions = tuple(
-            Action(at, fault.name, fault.choose(schedule, random)) for at, fault in zip(times, faults, strict=True)
+            Action(at, fault.name, fault.choose(schedule, random)) for at, fault in zip(times, chosen, strict=True)
         )
         return replace(schedule, actions=actions)
 
     def __str__(self) -> str:
         head = (
-            f"seed {self.seed}: {self.nodes} nodes, {self.vbuckets} vbuckets, {self.writers} writers of {self.writes} "
-            f"writes, {self.durable:.0%} durable, {self.seconds:g} s"
+            f"seed {self.seed}: {self.story}, {self.nodes} nodes, {' and '.join(map(str, self.vbuckets))} vbuckets, "
+            f"{self.writers} writers of {self.writes} writes, {self.durable:.0%} durable, {self.seconds:g} s"
         )
         return "\n".join([head, *map(str, self.actions)])
