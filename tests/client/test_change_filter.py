@@ -11,8 +11,11 @@ from penstock.client.filters.change_filter import ChangeFilter
 from penstock.client.positions.file_positions import FilePositions
 from penstock.errors import UsageError
 from penstock.node import Node
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.columns.run_decoder import make_batch
 from penstock.wire.columns.schema import Change, Event
+from penstock.wire.messages.dcp_values import pack_xattrs
+from tests.node.watch import run as run_on_node
 from tests.patience import PATIENCE
 
 DIALECTS = ("dcp", "upr", "upr-draft", "tap")
@@ -55,6 +58,9 @@ def test_rows_match_by_key_and_by_value_and_other_events_pass():
     expected = [rows[0], rows[3], rows[5], rows[6]]
     assert chosen.select_changes(rows) == expected
     assert chosen.select_changes(make_batch(rows)) == make_batch(expected)
+    by_metadata = ChangeFilter(None, "META().id = 'ale'")
+    assert by_metadata.select_changes(rows) == [*rows[:4], *rows[5:]]  # the key of a tombstone decides
+    assert ChangeFilter(None, "META().expiration = 0").select_changes(rows) == rows
     everything = make_batch(rows)
     assert ChangeFilter().select_changes(everything) is everything
 
@@ -69,6 +75,26 @@ def test_stream_has_only_matching_changes(url, protocol):
         assert await read_keys(bucket, protocol=protocol, filter_key="^rum") == set()
 
     run(url, main)
+
+
+def test_stream_chooses_by_extended_attributes():
+    def store(node):
+        vbucket = node.buckets["beer"].store.vbuckets[3]
+        for name in (b"me", b"you"):
+            value = pack_xattrs({"owner": b'"%s"' % name}, b"{}")
+            vbucket.set(b"\0of_" + name, value, datatype=int(Datatype.XATTR | Datatype.JSON))
+
+    async def main(bucket):
+        await fill(bucket, "ale", range(5))
+        owned = "META().xattrs.owner = 'me' AND REGEXP_CONTAINS(META().id, '^of')"
+        assert await read_keys(bucket, filter_value=owned, xattrs=True) == {"of_me"}
+        for options in ({}, {"xattrs": True, "protocol": "upr"}):
+            with pytest.raises(UsageError, match=r"META\(\).xattrs"):
+                await bucket.stream(filter_value=owned, **options)
+
+    with Node.running(["beer"], vbuckets=16) as node:
+        run_on_node(node, lambda: store(node))
+        run(node.url("beer"), main)
 
 
 def test_position_moves_over_changes_that_the_filter_leaves_out(url, tmp_path):

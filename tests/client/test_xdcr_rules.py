@@ -12,7 +12,7 @@ from penstock.client.connect.cluster_map import ClusterMap
 from penstock.client.documents.document import compute_vbucket
 from penstock.client.documents.row_columns import TargetCollection
 from penstock.client.feeds.stream_position import Position, SnapshotEnd
-from penstock.client.filters.value_filter import ValueFilter, check_regex
+from penstock.client.filters.value_filter import FilterDocument, ValueFilter, check_regex
 from penstock.client.topology.persisted_seqnos import PersistedSeqno, read_persisted_seqnos
 from penstock.client.xdcr.checkpoint import Checkpoint, CheckpointTracker, find_lost_ends, forget_positions
 from penstock.client.xdcr.collection_mapping import CollectionMapping
@@ -76,6 +76,10 @@ DOCUMENT = {
 }
 
 
+def match(expression, *values):
+    return ValueFilter(expression).match_documents([FilterDocument(value) for value in values]).tolist()
+
+
 @pytest.mark.parametrize(
     ("expression", "expected"),
     [
@@ -123,12 +127,53 @@ DOCUMENT = {
 )
 def test_expressions_select_documents(expression, expected):
     value = json.dumps(DOCUMENT).encode()
-    assert ValueFilter(expression).match_values([value, b"no JSON", None, b"[" * 10_000]).tolist() == [
+    assert match(expression, value, b"no JSON", None, b"[" * 10_000) == [
         expected,
         False,
         False,
         False,
     ]
+
+
+HOTEL = FilterDocument(
+    json.dumps(DOCUMENT).encode(),
+    b"hotel_1",
+    2_000_000_000,
+    [("_sync", b'{"rev": [1, 2]}'), ("bad", b"{"), ("n", b"3")],
+)
+BINARY = HOTEL._replace(value=b"no JSON")
+
+
+@pytest.mark.parametrize(
+    ("expression", "of_json", "of_binary"),
+    [
+        ("META().id = 'hotel_1'", True, True),
+        ("meta().id > 'hotel_2'", False, False),
+        ("REGEXP_CONTAINS(META().id, '^hotel')", True, True),
+        ("META().id = 'hotel_1' AND stars = 4", True, False),
+        ("META().id = 'hotel_1' OR stars = 4", True, False),
+        ("META().expiration > 1999999999", True, True),
+        ("META().xattrs._sync.rev[1] = 2", True, True),
+        ("EXISTS(META().xattrs)", True, True),
+        ("EXISTS(META().xattrs.n)", True, True),
+        ("META().xattrs.n IS MISSING", False, False),
+        ("META().xattrs.bad IS MISSING", True, True),
+        ("META().xattrs.other IS MISSING", True, True),
+        ("META().xattrs.n != 3", False, False),
+        ("META().id.x = 1", False, False),
+        ("`META` IS MISSING AND meta IS MISSING", True, False),
+    ],
+)
+def test_expressions_read_metadata(expression, of_json, of_binary):
+    """An expression that reads no value matches documents that are not JSON, too."""
+    assert ValueFilter(expression).match_documents([HOTEL, BINARY]).tolist() == [of_json, of_binary]
+
+
+def test_metadata_that_a_document_lacks_is_missing():
+    documents = [FilterDocument(b"{}", b"\xff"), FilterDocument(b"{}")]
+    assert ValueFilter("EXISTS(META().xattrs)").match_documents(documents).tolist() == [False, False]
+    assert ValueFilter("META().expiration = 0").match_documents(documents).tolist() == [True, True]
+    assert ValueFilter("REGEXP_CONTAINS(META().id, '')").match_documents(documents).tolist() == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +191,10 @@ def test_expressions_select_documents(expression, expected):
         ("a[x] = 1", "expected a whole number"),
         ("a[1.5] = 1", "found '1.5', expected a whole number"),
         ("a IS 1", "expected NULL or MISSING"),
-        ("META().id = 'a'", "expected an operator or IS"),
+        ("META().cas = 1", "character 8: found 'cas', expected id or expiration or xattrs"),
+        ("META() = 1", "found '=', expected '\\.'"),
+        ("META(id) = 1", "found 'id', expected '\\)'"),
+        ("REGEXP_CONTAINS(META().id, 'x(')", "expected the syntax of RE2"),
         ("REGEXP_CONTAINS(a, 'x(')", "expected the syntax of RE2"),
         ("NOT " * 100 + "a = 1", "at most 32 nested expressions"),
         ("(" * 100, "at most 32 nested expressions"),
@@ -158,13 +206,13 @@ def test_invalid_expressions_are_refused(expression, problem):
         ValueFilter(expression)
 
 
-@given(st.text(max_size=40) | st.text("ab1.='\"()[]<>! NOTADRI`", max_size=40))
+@given(st.text(max_size=40) | st.text("ab1.='\"()[]<>! NOTADRIMEd`", max_size=40))
 def test_any_text_is_an_expression_or_a_usage_error(text):
     try:
         chosen = ValueFilter(text)
     except UsageError:
         return
-    chosen.match_values([b'{"a": "b"}'])
+    chosen.match_documents([FilterDocument(b'{"a": "b"}', b"k", 7, [("a", b"1")])])
 
 
 JSON_VALUES = st.recursive(
@@ -177,8 +225,7 @@ JSON_VALUES = st.recursive(
 def test_negation_is_the_opposite_for_every_document(document):
     value = [json.dumps(document).encode()]
     for expression in ("a = 1", "a.b != 'x'", "a[0] > 0", "EXISTS(a.a)", "b IS NULL", "REGEXP_CONTAINS(a, 'x')"):
-        positive, negative = ValueFilter(expression), ValueFilter(f"NOT ({expression})")
-        assert positive.match_values(value).tolist() != negative.match_values(value).tolist()
+        assert match(expression, *value) != match(f"NOT ({expression})", *value)
 
 
 def test_regular_expressions_without_linear_time_are_refused():

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.client.filters.value_filter import ValueFilter, check_regex
+from penstock.client.filters.filter_syntax import MetaField
+from penstock.client.filters.value_filter import FilterDocument, ValueFilter, check_regex
+from penstock.wire.columns.run_decoder import make_batch
 from penstock.wire.columns.schema import Change, Event
 
 __all__ = ["ALL_CHANGES", "ChangeFilter"]
@@ -18,7 +23,8 @@ Bools = npt.NDArray[np.bool_]
 class ChangeFilter:
     """Chooses changes of documents by key and by value. Rollbacks and events of collections always pass.
 
-    A deletion or an expiration has no value, and may remove a document that matched. So only its key decides.
+    A deletion or an expiration has no value, and may remove a document that matched. So only its key decides: the
+    regular expression, and an expression that reads nothing else.
 
     Args:
         key: a regular expression (RE2) that must be found in the key; None: any key.
@@ -42,39 +48,63 @@ class ChangeFilter:
         """Whether every change matches."""
         return self.key is None and self.value is None
 
-    def match_documents(self, keys: pa.Array, values: pa.Array, stores: Bools) -> Bools:
-        """Return which changes match.
+    @property
+    def reads_values(self) -> bool:
+        """Whether the filter reads fields of values."""
+        return self._value_filter is not None and self._value_filter.reads_values
 
-        Args:
-            keys: the keys. A row without a key is no change of a document, and matches.
-            values: the values, without extended attributes.
-            stores: which changes store a document.
-        """
-        chosen = np.ones(len(keys), bool)
-        if self.key is not None:
-            chosen &= np.asarray(pc.match_substring_regex(keys, self.key).fill_null(True))
-        if self._value_filter is not None:
-            checked = np.flatnonzero(chosen & stores)
-            chosen[checked] = self._value_filter.match_values(values.take(pa.array(checked)).to_pylist())
-        return chosen
+    @property
+    def reads_xattrs(self) -> bool:
+        """Whether the filter reads extended attributes."""
+        return self._value_filter is not None and MetaField.XATTRS in self._value_filter.fields
 
     def match_rows(self, rows: pa.RecordBatch | pa.Table) -> Bools:
-        """Return which rows match. They have the columns event, key and value of CHANGE_SCHEMA."""
-        stores = np.asarray(pc.equal(rows.column("event"), str(Event.MUTATION)))
-        return self.match_documents(rows.column("key"), rows.column("value"), stores)
+        """Return which rows of CHANGE_SCHEMA match. A row without a key is no change of a document, and matches."""
+        chosen = np.ones(len(rows), bool)
+        if self.key is not None:
+            chosen &= np.asarray(pc.match_substring_regex(rows.column("key"), self.key).fill_null(True))
+        if self._value_filter is not None:
+            places = np.flatnonzero(chosen & np.asarray(_find_decided(rows, self._value_filter)))
+            chosen[places] = self._value_filter.match_documents(_list_documents(rows, places, self._value_filter))
+        return chosen
 
     def select_changes(self, content: pa.RecordBatch | list[Change]) -> pa.RecordBatch | list[Change]:
         """Return the changes that match, in the form of `content`; the same object if all do."""
         if self.is_everything:
             return content
+        chosen = self.match_rows(make_batch(content) if isinstance(content, list) else content)
+        if chosen.all():
+            return content
         if isinstance(content, list):
-            keys = pa.array([change.key for change in content], pa.binary())
-            values = pa.array([change.value for change in content], pa.binary())
-            stores = np.fromiter((change.event == Event.MUTATION for change in content), bool, len(content))
-            chosen = self.match_documents(keys, values, stores)
-            return content if chosen.all() else [each for each, is_it in zip(content, chosen, strict=True) if is_it]
-        chosen = self.match_rows(content)
-        return content if chosen.all() else content.filter(pa.array(chosen))
+            return [change for change, is_it in zip(content, chosen, strict=True) if is_it]
+        return content.filter(pa.array(chosen))
+
+
+def _find_decided(rows: pa.RecordBatch | pa.Table, value_filter: ValueFilter) -> pa.Array:
+    """Return the rows that an expression decides. A tombstone has a key, but no other part of its document."""
+    if value_filter.fields <= {MetaField.KEY} and not value_filter.reads_values:
+        return rows.column("key").is_valid()
+    return pc.equal(rows.column("event"), str(Event.MUTATION))
+
+
+_COLUMNS: Final = {"key": MetaField.KEY, "expiry": MetaField.EXPIRY, "xattrs": MetaField.XATTRS}
+"""Column -> the metadata in it."""
+
+
+def _list_documents(
+    rows: pa.RecordBatch | pa.Table, places: npt.NDArray[np.int64], value_filter: ValueFilter
+) -> list[FilterDocument]:
+    """Return the documents of some rows, with the metadata that the expression reads."""
+    wanted = pa.array(places)
+    values = rows.column("value").take(wanted).to_pylist()
+    metadata = [
+        rows.column(name).take(wanted).to_pylist() if field in value_filter.fields else repeat(None, len(values))
+        for name, field in _COLUMNS.items()
+    ]
+    return [
+        FilterDocument(value, key or b"", expiry or 0, xattrs or ())
+        for value, key, expiry, xattrs in zip(values, *metadata, strict=True)
+    ]
 
 
 ALL_CHANGES = ChangeFilter()

@@ -20,6 +20,6 @@ class FilterOptions:
     )
     filter_value: str | None = option(
         nonempty("an expression", metavar="EXPRESSION"),
-        "only documents whose JSON matches this expression; deletions always match",
+        "only documents that match this expression; deletions match unless it reads the key alone",
         default=None,
     )

@@ -1,6 +1,7 @@
 """Reads filter expressions, a small part of the language of Couchbase's XDCR advanced filtering.
 
     type = "hotel" AND (rating.stars >= 4 OR EXISTS(pool)) AND NOT REGEXP_CONTAINS(name, "^Old")
+    REGEXP_CONTAINS(META().id, "^hotel") AND META().xattrs.owner = "me"
 
 The result is a tree. ValueFilter evaluates it.
 """
@@ -10,11 +11,22 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Final, NoReturn
 
 from penstock.errors import UsageError
 
-__all__ = ["Comparison", "FieldTest", "Junction", "Negation", "Node", "PathSteps", "RegexTest", "parse_filter"]
+__all__ = [
+    "Comparison",
+    "FieldTest",
+    "Junction",
+    "MetaField",
+    "Negation",
+    "Node",
+    "PathSteps",
+    "RegexTest",
+    "parse_filter",
+]
 
 MAX_LENGTH: Final = 4096
 """Characters of an expression."""
@@ -22,8 +34,20 @@ MAX_LENGTH: Final = 4096
 _MOST_DEPTH = 32
 """Nested parentheses and NOT."""
 
-PathSteps = tuple[str | int, ...]
-"""The steps to a field: names of members and indexes of elements; a negative index counts from the end."""
+
+class MetaField(Enum):
+    """The metadata of a document, with the names that follow META()."""
+
+    KEY = "id"
+    EXPIRY = "expiration"
+    XATTRS = "xattrs"
+
+
+PathSteps = tuple[str | int | MetaField, ...]
+"""The steps to a field: names of members and indexes of elements; a negative index counts from the end.
+
+A MetaField stands only at the beginning: the rest of the path leads into the metadata.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +274,7 @@ class _FilterReader:
         return number
 
     def _read_path(self) -> PathSteps:
-        steps: list[str | int] = [self._read_name()]
+        steps: list[str | int | MetaField] = [self._read_meta() or self._read_name()]
         while True:
             if self._accepts("sign", "."):
                 steps.append(self._read_name())
@@ -262,6 +286,18 @@ class _FilterReader:
                 self.expect("sign", "]")
             else:
                 return tuple(steps)
+
+    def _read_meta(self) -> MetaField | None:
+        """Return the metadata that META() reads, None before another field. A field may have the name meta."""
+        name, parenthesis = (self._tokens[self._next : self._next + 2] + self._tokens[-1:])[:2]
+        if name.kind != "word" or name.text.upper() != "META" or (parenthesis.kind, parenthesis.text) != ("sign", "("):
+            return None
+        self._next += 2
+        self.expect("sign", ")")
+        self.expect("sign", ".")
+        at, known = self._tokens[self._next].at, {field.value: field for field in MetaField}
+        word = self._read_name()
+        return known.get(word) or self._refuse_at(at, " or ".join(known), repr(word))
 
     def _read_name(self) -> str:
         if self._tokens[self._next].kind == "quoted":

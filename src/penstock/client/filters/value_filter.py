@@ -1,4 +1,4 @@
-"""Selects documents by their JSON, with a filter expression.
+"""Selects documents by their JSON and their metadata, with a filter expression.
 
 Regular expressions run in RE2, whose time is linear in the length of the text.
 """
@@ -6,8 +6,8 @@ Regular expressions run in RE2, whose time is linear in the length of the text.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from penstock.client.filters.filter_syntax import (
     Comparison,
     FieldTest,
     Junction,
+    MetaField,
     Negation,
     Node,
     PathSteps,
@@ -27,12 +28,29 @@ from penstock.client.filters.filter_syntax import (
 )
 from penstock.errors import UsageError
 
-__all__ = ["ValueFilter", "check_regex"]
+__all__ = ["FilterDocument", "ValueFilter", "check_regex"]
 
 Bools = npt.NDArray[np.bool_]
 
 _MISSING: Final = object()
 """The value of a field that a document does not have."""
+
+
+class FilterDocument(NamedTuple):
+    """The parts of a document that an expression may read.
+
+    Attributes:
+        value: the value, without extended attributes; None without one.
+        key: the key.
+        expiry: the expiry, in seconds since 1970; 0: never.
+        xattrs: name -> JSON of the extended attributes.
+    """
+
+    value: bytes | None
+    key: bytes = b""
+    expiry: int = 0
+    xattrs: Sequence[tuple[str, bytes]] = ()
+
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
@@ -54,10 +72,14 @@ def check_regex(pattern: str) -> str:
 
 
 class ValueFilter:
-    """A filter expression over JSON documents.
+    """A filter expression over documents.
 
     Args:
         text: the expression.
+
+    Attributes:
+        fields: the metadata that the expression reads.
+        reads_values: whether it reads fields of values. Without values it matches documents that are not JSON, too.
 
     Raises:
         UsageError: the expression is invalid.
@@ -65,13 +87,55 @@ class ValueFilter:
 
     def __init__(self, text: str) -> None:
         self._node = parse_filter(text)
-        _check_patterns(self._node)
+        paths = [*_list_paths(self._node)]
+        self.fields = frozenset(path[0] for path in paths if isinstance(path[0], MetaField))
+        self.reads_values = not all(isinstance(path[0], MetaField) for path in paths)
+        self._names = {path[1] for path in paths if path[0] is MetaField.XATTRS and len(path) > 1}
 
-    def match_values(self, values: Sequence[bytes | None]) -> Bools:
-        """Return for each value whether it is JSON and the expression is true."""
-        documents = [_MISSING if value is None else _decode(value) for value in values]
-        is_json = np.fromiter((document is not _MISSING for document in documents), bool, len(documents))
-        return is_json & _evaluate(self._node, documents)
+    def match_documents(self, documents: Sequence[FilterDocument]) -> Bools:
+        """Return for each document whether the expression is true. If it reads the value, the value must be JSON."""
+        roots = [self._make_root(document) for document in documents]
+        found = _evaluate(self._node, roots)
+        if self.reads_values:
+            found &= np.fromiter((root.value is not _MISSING for root in roots), bool, len(roots))
+        return found
+
+    def _make_root(self, document: FilterDocument) -> _Root:
+        value = _decode(document.value) if self.reads_values and document.value is not None else _MISSING
+        if not self.fields:
+            return _Root(value, {})
+        # Only attributes that the expression names are decoded.
+        xattrs = {name: _decode(text) if name in self._names else None for name, text in document.xattrs}
+        key = document.key.decode("utf-8", "surrogateescape")
+        metadata = {MetaField.KEY: key, MetaField.EXPIRY: document.expiry}
+        return _Root(value, metadata | ({MetaField.XATTRS: xattrs} if xattrs else {}))
+
+
+class _Root(NamedTuple):
+    """The places at which paths begin.
+
+    Attributes:
+        value: the decoded value.
+        metadata: the metadata that the document has.
+    """
+
+    value: Any
+    metadata: dict[MetaField, Any]
+
+
+def _list_paths(node: Node) -> Iterator[PathSteps]:
+    """Yield the paths of an expression. Raises UsageError if RE2 does not accept one of its patterns."""
+    match node:
+        case Negation():
+            yield from _list_paths(node.part)
+        case Junction():
+            for part in node.parts:
+                yield from _list_paths(part)
+        case RegexTest():
+            check_regex(node.pattern)
+            yield node.path
+        case _:
+            yield node.path
 
 
 _DECODER = msgspec.json.Decoder()
@@ -84,18 +148,7 @@ def _decode(value: bytes) -> Any:
         return _MISSING
 
 
-def _check_patterns(node: Node) -> None:
-    match node:
-        case RegexTest():
-            check_regex(node.pattern)
-        case Negation():
-            _check_patterns(node.part)
-        case Junction():
-            for part in node.parts:
-                _check_patterns(part)
-
-
-def _evaluate(node: Node, documents: Sequence[Any]) -> Bools:
+def _evaluate(node: Node, documents: Sequence[_Root]) -> Bools:
     match node:
         case Junction():
             combine = np.logical_and if node.is_and else np.logical_or
@@ -114,14 +167,18 @@ def _evaluate(node: Node, documents: Sequence[Any]) -> Bools:
     return np.fromiter((test(_find_field(document, node.path)) for document in documents), bool, len(documents))
 
 
-def _find_field(document: Any, path: PathSteps) -> Any:
+def _find_field(root: _Root, path: PathSteps) -> Any:
+    found: Any = root.value
     for step in path:
+        if isinstance(step, MetaField):
+            found = root.metadata.get(step, _MISSING)
+            continue
         try:
-            fits = isinstance(document, dict if isinstance(step, str) else list)
-            document = document[step] if fits else _MISSING
+            fits = isinstance(found, dict if isinstance(step, str) else list)
+            found = found[step] if fits else _MISSING
         except LookupError:
             return _MISSING
-    return document
+    return found
 
 
 _STATES: dict[str, Callable[[Any], bool]] = {

@@ -48,7 +48,7 @@ class ChangeOptions(TypedDict, total=False):
             own. The bucket must keep them; otherwise changes are deduplicated. DCP only.
         values: False leaves out values and their datatypes. DCP and TAP nodes do not send them then.
         filter_key: only changes in whose key this regular expression (RE2) is found.
-        filter_value: only documents whose JSON matches this expression, such as `type = "beer" AND abv > 5`. Deletions
+        filter_value: only documents that match this expression, such as `type = "beer" AND abv > 5`. Deletions
             and expirations always match, because they may remove a document that matched.
         mitigate_rollback: only changes that the active node and all replicas have on disk, or in memory in a bucket
             without a disk. So no failover makes them void. DCP only, from Couchbase Server 4.0 on.
@@ -92,9 +92,13 @@ def choose_content(chosen: ChangeOptions, options: ConnectionOptions, dialect: D
     selection = CollectionSelection(*(named if any(named) else (options.scope, options.collections)))
     values, xattrs, history = chosen.get("values", True), chosen.get("xattrs"), chosen.get("change_history")
     change_filter = ChangeFilter(chosen.get("filter_key"), chosen.get("filter_value"))
-    if change_filter.value is not None and not values:
+    if change_filter.reads_values and not values:
         raise UsageError("filter_value with values=False, expected the values that the filter compares")
+    if change_filter.reads_xattrs and not (options.xattrs if xattrs is None else xattrs):
+        raise UsageError("filter_value with META().xattrs in a stream without them, expected the option xattrs")
     if dialect is not Dialect.DCP:
+        if change_filter.reads_xattrs:
+            raise UsageError(f"filter_value with META().xattrs: {dialect} has no extended attributes; protocol dcp has")
         if not (selection.is_everything or selection.is_default):
             raise UsageError(f"{dialect} has no collections; protocol dcp has")
         return StreamContent(values=values, change_filter=change_filter)

@@ -31,7 +31,8 @@ class XdcrOptions:
         FilterOptions, doc="replicate only keys in which this regular expression (RE2) is found"
     )
     filter_value: str | None = shared_option(
-        FilterOptions, doc="replicate only documents whose JSON matches this expression; deletions always match"
+        FilterOptions,
+        doc="replicate only documents that match this expression; deletions match unless it reads the key alone",
     )
     skip_deletions: bool = option(BOOLEAN, "do not replicate deletions", default=False)
     skip_expirations: bool = option(BOOLEAN, "do not replicate expirations", default=False)
