@@ -268,6 +268,13 @@ class AuthenticationFailed(StatusError):
     status = 0x20
 
 
+class AuthenticationStale(StatusError):
+    """The login of the connection has expired, such as that with a token. A new connection logs in again."""
+
+    status = 0x1F
+    retriable = True
+
+
 class OutOfRange(StatusError):
     """A number in the request is out of its range."""
 
@@ -355,6 +362,7 @@ STATUS_ERRORS: dict[int, type[StatusError]] = {
         SyncWriteRecommitInProgress,
         NotLocked,
         AuthenticationFailed,
+        AuthenticationStale,
         OutOfRange,
         AccessDenied,
         UnknownCommand,

@@ -6,11 +6,14 @@ from hypothesis import strategies as st
 
 from penstock.client.login.sasl_login import (
     CRAM_MD5,
+    OAUTHBEARER,
     PLAIN,
     CramLogin,
     PlainLogin,
     ScramLogin,
+    TokenLogin,
     choose_login,
+    choose_token_login,
     parse_mechanisms,
 )
 from penstock.errors import AccessDenied, RemoteProtocolError, UsageError
@@ -164,3 +167,21 @@ def test_no_other_verifier_is_accepted(verifier):
 def test_repr_shows_no_password():
     for login in (ScramLogin(ALL, "user", "hunter2"), PlainLogin("user", "hunter2")):
         assert "hunter2" not in repr(login)
+
+
+@pytest.mark.parametrize(
+    ("user", "header"), [("", b"n,,"), ("ada", b"n,a=ada,"), ("a,b=c", b"n,a=a=2Cb=3Dc,"), ("Zoë", "n,a=Zoë,".encode())]
+)
+def test_token_is_sent_in_one_step(user, header):
+    login = choose_token_login([OAUTHBEARER, *ALL], user, "a.b.c")
+    assert login.mechanism == "OAUTHBEARER"
+    assert login.make_initial() == header + b"\x01auth=Bearer a.b.c\x01\x01"
+    login.finish(b"")
+    assert login.step(b'{"status":"invalid_token"}') == b"\x01"  # RFC 7628, section 3.2.3
+    assert "a.b.c" not in repr(login)
+    assert isinstance(login, TokenLogin)
+
+
+def test_token_is_refused_by_a_server_without_tokens():
+    with pytest.raises(AccessDenied, match=r"offers PLAIN CRAM-MD5 .*; expected OAUTHBEARER"):
+        choose_token_login(ALL, "", "a.b.c")

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import DEFAULT_URL, Address, parse_address
-from penstock.client.login.credentials import resolve_credentials
+from penstock.client.login.credentials import TokenSource, resolve_login
 from penstock.client.read_ahead import LentItem, ReadAhead
 from penstock.client.streams.stream_choice import ChangeOptions, Start, Stop
 
@@ -120,6 +120,7 @@ def read_changes(
     vbuckets: Sequence[int] | None = None,
     username: str | None = None,
     password: str | None = None,
+    token: TokenSource | None = None,
     **options: Unpack[ChangeOptions],
 ) -> Changes:
     """Return a generator of a bucket's changes.
@@ -134,13 +135,14 @@ def read_changes(
         vbuckets: as in Bucket.stream.
         username: the user name; None: no login.
         password: the password of the user.
+        token: as in `connect`.
         options: as in Bucket.stream.
 
     Returns:
         A generator of pyarrow.RecordBatch with CHANGE_SCHEMA.
     """
     return read_changes_at(
-        parse_address(url, resolve_credentials(username, password)), start, stop, vbuckets, **options
+        parse_address(url, resolve_login(username, password, token)), start, stop, vbuckets, **options
     )
 
 

@@ -19,7 +19,7 @@ from penstock.client.documents.document_requests import DocumentRequests
 from penstock.client.feeds.collection_selection import StreamContent
 from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
 from penstock.client.feeds.stream_position import Position
-from penstock.client.login.credentials import resolve_credentials
+from penstock.client.login.credentials import TokenSource, resolve_login
 from penstock.client.streams.change_stream import ChangeStream, RollbackMitigation
 from penstock.client.streams.dialect_check import check_dialect
 from penstock.client.streams.persistence_gate import PersistenceGate
@@ -47,7 +47,13 @@ from penstock.wire.messages.kv import CloseProducer
 __all__ = ["Bucket", "connect"]
 
 
-def connect(url: str = DEFAULT_URL, *, username: str | None = None, password: str | None = None) -> Bucket:
+def connect(
+    url: str = DEFAULT_URL,
+    *,
+    username: str | None = None,
+    password: str | None = None,
+    token: TokenSource | None = None,
+) -> Bucket:
     """Return a bucket, which connects when it is entered.
 
         async with connect("couchbase://127.0.0.1/beer") as bucket:
@@ -57,11 +63,13 @@ def connect(url: str = DEFAULT_URL, *, username: str | None = None, password: st
         url: the connection string.
         username: the user name; None: no login.
         password: the password of the user.
+        token: a token, such as a JSON web token, instead of a password; or a function that returns one at each login.
+            It is sent over TLS only.
 
     Raises:
         UsageError: an argument is invalid.
     """
-    return Bucket(parse_address(url, resolve_credentials(username, password)))
+    return Bucket(parse_address(url, resolve_login(username, password, token)))
 
 
 class Bucket(DocumentCommands):

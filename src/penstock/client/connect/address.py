@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 from urllib.parse import parse_qsl, quote, unquote
 
 from penstock.client.discovery.endpoint import format_endpoint
-from penstock.client.login.credentials import Credentials
+from penstock.client.login.credentials import Login
 from penstock.errors import UsageError
 from penstock.options import (
     BOOLEAN,
@@ -166,6 +166,11 @@ class ConnectionOptions:
     change_history: bool = option(
         BOOLEAN, "include the older versions of documents that the bucket keeps; not in Spark", default=False
     )
+    allow_plain: bool = option(
+        BOOLEAN,
+        "log in by PLAIN without TLS too, if the server offers nothing better: the password is sent unencrypted",
+        default=False,
+    )
     ca: str = option(FILE, "PEM file of trusted authorities, instead of the system's", default="", shown="none")
     certificate: str = option(FILE, "PEM file of the client's certificate and key", default="", shown="none")
     certificate_key: str = option(
@@ -208,7 +213,7 @@ class Address:
     bucket: str
     options: ConnectionOptions
     tls: bool = False
-    credentials: Credentials | None = None
+    credentials: Login | None = None
 
     def __post_init__(self) -> None:
         if self.options.vbucket_count and len(self.hosts) > 1:
@@ -221,12 +226,12 @@ class Address:
         return f"couchbase{'s' * self.tls}://{hosts}/{quote(self.bucket)}"
 
 
-def parse_address(url: str, credentials: Credentials | None = None) -> Address:
+def parse_address(url: str, credentials: Login | None = None) -> Address:
     """Return the address in a connection string.
 
     Args:
         url: the connection string.
-        credentials: user name and password; None: no login.
+        credentials: user name and password, or a token; None: no login.
 
     Raises:
         UsageError: the connection string is invalid. The message never contains a password.

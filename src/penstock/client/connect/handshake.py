@@ -13,7 +13,7 @@ The client detects the abilities of the server. Servers differ in four steps:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -24,8 +24,9 @@ from penstock.client.connect.map_request import request_cluster_map
 from penstock.client.connect.node_link import UNKNOWN_COMMAND_STATUSES, UNSUPPORTED_STATUSES, FrameEvents, NodeLink
 from penstock.client.connect.server_info import make_unsupported_error
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
-from penstock.client.login.sasl_login import choose_login, parse_mechanisms
-from penstock.errors import AccessDenied, AuthenticationFailed, BucketNotServed, KeyNotFound
+from penstock.client.login.credentials import Credentials
+from penstock.client.login.sasl_login import SaslLogin, choose_login, choose_token_login, parse_mechanisms
+from penstock.errors import AccessDenied, AuthenticationFailed, BucketNotServed, KeyNotFound, UsageError
 from penstock.version import __version__
 from penstock.wire.codec.constants import Dialect, Feature
 from penstock.wire.codec.flags import OpenFlag
@@ -41,6 +42,7 @@ __all__ = [
     "NodeWithoutData",
     "Purpose",
     "RefusedDeleteTimes",
+    "choose_address_login",
     "perform_handshake",
 ]
 
@@ -200,7 +202,23 @@ async def _select_bucket(link: NodeLink, address: Address, features: frozenset[i
 
 
 def _describe_user(address: Address) -> str:
-    return "a client without login" if address.credentials is None else f"user {address.credentials.username!r}"
+    if address.credentials is None:
+        return "a client without login"
+    name = address.credentials.username
+    return f"user {name!r}" if name else "the user of the token"
+
+
+async def choose_address_login(mechanisms: Sequence[str], address: Address, *, is_local: bool) -> SaslLogin:
+    """Return the login by the credentials of an address. Raises the errors of `choose_login`."""
+    credentials = address.credentials
+    assert credentials is not None  # the caller has checked it
+    is_secret = address.tls or is_local
+    if isinstance(credentials, Credentials):
+        may_send = is_secret or address.options.allow_plain
+        return choose_login(mechanisms, credentials.username, credentials.password, plain_allowed=may_send)
+    if not is_secret:
+        raise UsageError("a token is sent over TLS only, expected couchbases://")
+    return choose_token_login(mechanisms, credentials.username, await asyncio.to_thread(credentials.get_token))
 
 
 async def _log_in(link: NodeLink, endpoint: Endpoint, address: Address) -> None:
@@ -211,10 +229,7 @@ async def _log_in(link: NodeLink, endpoint: Endpoint, address: Address) -> None:
     listed = await link.request(SaslListMechs(), timeout, accept=UNSUPPORTED_STATUSES)
     if listed.specific:
         return
-    open_to_read = address.tls or link.is_local
-    login = choose_login(
-        parse_mechanisms(listed.value), credentials.username, credentials.password, plain_allowed=open_to_read
-    )
+    login = await choose_address_login(parse_mechanisms(listed.value), address, is_local=link.is_local)
     mechanism = login.mechanism.encode()
     try:
         first = SaslAuth(key=mechanism, value=login.make_initial())
@@ -224,8 +239,9 @@ async def _log_in(link: NodeLink, endpoint: Endpoint, address: Address) -> None:
             answer = await asyncio.to_thread(login.step, reply.value)
             reply = await link.request(SaslStep(key=mechanism, value=answer), timeout)
     except AuthenticationFailed:
+        name = _describe_user(address).removeprefix("user ")
         raise AuthenticationFailed(
-            f"{format_endpoint(*endpoint)} refused the login of {credentials.username!r} by {login.mechanism}"
+            f"{format_endpoint(*endpoint)} refused the login of {name} by {login.mechanism}"
         ) from None
     login.finish(reply.value)
 

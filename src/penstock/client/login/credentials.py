@@ -1,9 +1,9 @@
-"""User name and password. No message contains the password."""
+"""User name and password, or a token. No message contains a password or a token."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,9 +13,13 @@ __all__ = [
     "PASSWORD_VARIABLE",
     "USERNAME_VARIABLE",
     "Credentials",
+    "Login",
+    "TokenCredentials",
+    "TokenSource",
     "read_credentials_file",
     "read_password_file",
     "resolve_credentials",
+    "resolve_login",
 ]
 
 USERNAME_VARIABLE, PASSWORD_VARIABLE = "PENSTOCK_USERNAME", "PENSTOCK_PASSWORD"
@@ -44,6 +48,51 @@ class Credentials:
         for field_name, text in (("username", self.username), ("password", self.password)):
             if "\0" in text or not _is_utf8(text):
                 raise UsageError(f"the {field_name} has a NUL or a character that UTF-8 cannot encode")
+
+
+TokenSource = str | Callable[[], str]
+"""A token, or a function that returns a valid token at each login. It is called on a thread, and may block."""
+
+_MAX_TOKEN_CHARACTERS = 16 * 1024
+"""Longest token. JSON web tokens with many claims have some thousand characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCredentials:
+    """A token of an identity provider, such as a JSON web token. Couchbase 8.x accepts it as a login.
+
+    Attributes:
+        source: the token, or the function that returns it.
+        username: the user; empty: the user that the token names.
+    """
+
+    source: TokenSource = field(repr=False)
+    username: str = ""
+
+    def get_token(self) -> str:
+        """Return a token. Raises UsageError if it is none."""
+        token = self.source if isinstance(self.source, str) else self.source()
+        is_token = token.isascii() and token.isprintable() and " " not in token
+        if not (is_token and 0 < len(token) <= _MAX_TOKEN_CHARACTERS):
+            raise UsageError(f"the token is not 1 to {_MAX_TOKEN_CHARACTERS} printable ASCII characters without spaces")
+        return token
+
+
+Login = Credentials | TokenCredentials
+"""The credentials of a connection."""
+
+
+def resolve_login(username: str | None, password: str | None, token: TokenSource | None) -> Login | None:
+    """Return the credentials of arguments; None without any.
+
+    Raises:
+        UsageError: a password and a token, or a user name with neither.
+    """
+    if token is None:
+        return resolve_credentials(username, password)
+    if password is not None:
+        raise UsageError("a password and a token, expected one of them")
+    return TokenCredentials(token, username or "")
 
 
 def resolve_credentials(

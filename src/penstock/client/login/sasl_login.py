@@ -7,8 +7,8 @@
     login.finish(verifier)
 ```
 
-Source: RFC 2195 (CRAM-MD5, which Couchbase 2.x and 3.x offer beside PLAIN), RFC 4616 (PLAIN); for SCRAM see
-penstock.wire.values.scram.
+Source: RFC 2195 (CRAM-MD5, which Couchbase 2.x and 3.x offer beside PLAIN), RFC 4616 (PLAIN), RFC 7628 (OAUTHBEARER);
+for SCRAM see penstock.wire.values.scram.
 """
 
 from __future__ import annotations
@@ -24,15 +24,19 @@ from penstock.wire.values.scram import SCRAM, ScramClient
 
 __all__ = [
     "CRAM_MD5",
+    "OAUTHBEARER",
     "PLAIN",
     "CramLogin",
     "PlainLogin",
+    "SaslLogin",
     "ScramLogin",
+    "TokenLogin",
     "choose_login",
+    "choose_token_login",
     "parse_mechanisms",
 ]
 
-CRAM_MD5, PLAIN = "CRAM-MD5", "PLAIN"
+CRAM_MD5, OAUTHBEARER, PLAIN = "CRAM-MD5", "OAUTHBEARER", "PLAIN"
 
 MECHANISMS = (*SCRAM, CRAM_MD5, PLAIN)
 """The strongest mechanism first. CRAM-MD5 does not send the password, but it does not authenticate the server, and an
@@ -66,10 +70,39 @@ def choose_login(
     if usable:
         return CramLogin(user, password) if usable[0] == CRAM_MD5 else PlainLogin(user, password)
     offered = " ".join(mechanisms) or "none"
-    unless = ", and PLAIN only over TLS" if PLAIN in mechanisms else ""
+    unless = ", and PLAIN only over TLS or with the option allowPlain" if PLAIN in mechanisms else ""
     raise AccessDenied(
         f"no common SASL mechanism: the server offers {offered}; expected one of {' '.join((*SCRAM, CRAM_MD5))}{unless}"
     )
+
+
+def choose_token_login(mechanisms: Sequence[str], user: str, token: str) -> TokenLogin:
+    """Return the login with a token. Raises AccessDenied if the server does not accept tokens."""
+    if OAUTHBEARER not in mechanisms:
+        offered = " ".join(mechanisms) or "none"
+        raise AccessDenied(f"no login with a token: the server offers {offered}; expected {OAUTHBEARER}")
+    return TokenLogin(user, token)
+
+
+class TokenLogin:
+    """OAUTHBEARER: sends a token, in one step. Source: RFC 7628; kv_engine, cbsasl/oauthbearer."""
+
+    mechanism = OAUTHBEARER
+
+    def __init__(self, user: str, token: str) -> None:
+        name = user.replace("=", "=3D").replace(",", "=2C")
+        self._message = f"n,{f'a={name}' if name else ''},\x01auth=Bearer {token}\x01\x01".encode()
+
+    def make_initial(self) -> bytes:
+        """Return the value of SASL_AUTH."""
+        return self._message
+
+    def step(self, challenge: bytes) -> bytes:
+        """Return the value of SASL_STEP, after which the server refuses the login: a challenge describes an error."""
+        return b"\x01"
+
+    def finish(self, verifier: bytes) -> None:
+        """Accept any last message: TLS has authenticated the server."""
 
 
 class CramLogin:
@@ -148,3 +181,7 @@ class ScramLogin:
     def finish(self, verifier: bytes) -> None:
         """Check the server's proof. Raises RemoteProtocolError if the server does not know the password."""
         self._exchange.verify(verifier)
+
+
+SaslLogin = ScramLogin | CramLogin | PlainLogin | TokenLogin
+"""A login by one of the mechanisms."""

@@ -18,6 +18,7 @@ from penstock.client.streams.stream_connection import StreamConnection
 from penstock.client.streams.stream_connections import NO_CONNECTION, StreamConnections
 from penstock.client.topology.missing_vbuckets import make_not_served_error
 from penstock.errors import (
+    AuthenticationStale,
     BucketRecreated,
     ConnectionClosed,
     Error,
@@ -108,7 +109,7 @@ class StreamRecovery:
         error, connection = failures[-1].error, self._connections.by_id.get(connection_id)
         if connection is None:
             return  # the next connection requests all its streams again
-        if failures[-1].vbucket is None:
+        if failures[-1].vbucket is None or isinstance(error, AuthenticationStale):
             await self._handle_lost_connection(connection, error)
             return
         vbuckets = {failure.vbucket for failure in failures if failure.vbucket is not None}

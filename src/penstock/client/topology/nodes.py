@@ -17,7 +17,7 @@ from penstock.client.connect.node_link import ANY_STATUS, NodeLink
 from penstock.client.connect.retry import run_with_retry
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.topology.missing_vbuckets import make_not_served_error
-from penstock.errors import Error, NoBucket, RemoteProtocolError
+from penstock.errors import AuthenticationStale, Error, NoBucket, RemoteProtocolError
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import Request
 
@@ -87,8 +87,8 @@ class Nodes:
         async def attempt_again() -> T:
             try:
                 return await attempt()
-            except NoBucket:
-                await self.close()  # these connections have lost their bucket for good
+            except (NoBucket, AuthenticationStale):
+                await self.close()  # these connections have lost their bucket, or their login, for good
                 raise
 
         return await run_with_retry(attempt_again, self._address, self.has_served, only)

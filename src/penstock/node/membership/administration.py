@@ -25,7 +25,7 @@ from penstock.node.membership.map_chains import read_chains
 from penstock.node.membership.vbucket_map import MapRevision
 from penstock.store.definition.manifest import Manifest
 
-__all__ = ["Administration", "ChangeAccounts", "ChangeManifest"]
+__all__ = ["Administration", "ChangeAccounts", "ChangeManifest", "change_alternate_address"]
 
 ChangeManifest = Callable[[Manifest], Manifest]
 """Returns the changed manifest, or the same one. It may be called several times, and may raise to refuse the change."""
