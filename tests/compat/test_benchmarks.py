@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compat.installed import find_program, require_package
+from tests.compat.installed import find_go_program, find_program, make_java_command, require_package
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parent.parent.parent
@@ -36,3 +36,15 @@ def test_benchmark_runs(benchmark, options, rows):
     assert (done.returncode, done.stderr) == (0, "")
     for row in rows:
         assert row in done.stdout
+
+
+def test_benchmark_of_consumers_counts_with_each_program():
+    find_go_program("count")
+    make_java_command("Count")
+    options = ["--changes", "2000", "--rounds", "1", "--rates", "200", "--seconds", "0.5"]
+    run = [sys.executable, "-m", "benchmarks.consumers", *options]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    for program in ("Penstock", "go-dcp", "java-dcp-client"):
+        assert f"{program}, 2000 changes of 100 B" in done.stdout
+        assert f"{program}, 200 SETs a second" in done.stdout
