@@ -420,6 +420,22 @@ class BucketRecreated(Error):
         self.new_uuid = new_uuid
 
 
+class RolledBack(Error):
+    """A failover has made changes void that a stream has delivered.
+
+    The stream raises it with rollback="fail". A new stream from its positions with another policy goes on.
+
+    Attributes:
+        seqno: the seqno of the position.
+        requested_seqno: the seqno up to which the histories agree.
+    """
+
+    def __init__(self, seqno: int, requested_seqno: int) -> None:
+        super().__init__(f"found a rollback from seqno {seqno} to {requested_seqno}, expected none with rollback=fail")
+        self.seqno = seqno
+        self.requested_seqno = requested_seqno
+
+
 class WriteLost(Error):
     """A write was rolled back while its durability was awaited, or it is no longer known whether it was."""
 

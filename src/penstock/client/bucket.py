@@ -31,6 +31,7 @@ from penstock.client.streams.stream_choice import (
     choose_content,
     choose_dialect,
     choose_mitigation,
+    choose_rollback,
     choose_targets,
     make_tap_feed,
 )
@@ -230,7 +231,7 @@ class Bucket(DocumentCommands):
             reports = self.reports
             return ChangeStream(self.address, feed, reports.dumped_vbuckets, item_counts=reports.item_counts)
         return self.open_feed(
-            await choose_targets(self.reports, start, stop, chosen),
+            await choose_targets(self.reports, start, stop, chosen, choose_rollback(options, dialect)),
             dialect=dialect,
             end_rule=EndRule.NOW if stop == "now" else EndRule.SNAPSHOT,
             content=content,

@@ -14,9 +14,10 @@ from penstock.client.consumers.delivery_wait import wait_for_delivery
 from penstock.client.consumers.handled_stream import HandledStream
 from penstock.client.consumers.handler_failures import DeadLetterSink, HandlerRetry
 from penstock.client.consumers.handler_run import Handler, HandlerRun
-from penstock.client.consumers.own_documents import is_own_key, remove_own_documents
+from penstock.client.consumers.hidden_changes import HiddenChanges
 from penstock.client.consumers.position_committer import PositionCommitter
 from penstock.client.consumers.sharing_check import check_sharing
+from penstock.client.feeds.resume_policy import RollbackPolicy
 from penstock.client.feeds.stream_position import Position
 from penstock.client.groups.shared_stream import SharedStream
 from penstock.client.positions.position_store import PositionStore
@@ -27,7 +28,14 @@ from penstock.client.signals.consumer_reporter import ConsumerReporter, Reported
 from penstock.client.signals.served_reports import serve_reports
 from penstock.client.signals.stream_counts import StreamCounts
 from penstock.client.streams.change_stream import ChangeStream
-from penstock.client.streams.stream_choice import ChangeOptions, FirstStart, Start, Stop, choose_dialect
+from penstock.client.streams.stream_choice import (
+    ChangeOptions,
+    FirstStart,
+    Start,
+    Stop,
+    choose_dialect,
+    choose_rollback,
+)
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns.schema import Change
@@ -107,7 +115,10 @@ class Consumer:
         self._start: FirstStart = start
         self._stop = stop
         self._vbuckets = vbuckets
-        self._options = options
+        # The stream delivers all rollbacks: between the changes of a delivery they move positions back.
+        has_hidden = choose_rollback(options, Dialect.DCP) is RollbackPolicy.RESUME
+        self._hidden = HiddenChanges(has_rollbacks=has_hidden)
+        self._options: ChangeOptions = {**options, "rollback": RollbackPolicy.DELIVER} if has_hidden else options
         self.metrics_port = metrics_port
         self._stream: ChangeStream | SharedStream | None = None
         self._reporter = ConsumerReporter(bucket, self._read_state)
@@ -211,7 +222,7 @@ class Consumer:
         while (delivery := await wait_for_delivery(stream, committer)) is not None:
             for change in delivery.changes:
                 committer.progress.hand_out(1)
-                if not is_own_key(change.key):
+                if not self._hidden.includes(change):
                     yield change
                     committer.progress.count_processed(1)
                     await committer.commit_if_due()
@@ -220,7 +231,7 @@ class Consumer:
         """Yield changes as pyarrow.RecordBatch with CHANGE_SCHEMA."""
         stream, committer = await self._continue_stream(), self._committer
         while (delivery := await wait_for_delivery(stream, committer)) is not None:
-            batch = remove_own_documents(delivery.batch)
+            batch = self._hidden.remove_from(delivery.batch)
             committer.progress.hand_out(len(delivery.batch))
             if batch.num_rows:
                 yield batch
@@ -253,7 +264,10 @@ class Consumer:
         """
         source = HandledStream(await self._continue_stream(), self._committer)
         retry = retry or HandlerRetry()
-        await HandlerRun(source, handler, concurrency=concurrency, retry=retry, dead_letters=dead_letters).run()
+        run = HandlerRun(
+            source, handler, concurrency=concurrency, retry=retry, dead_letters=dead_letters, hidden=self._hidden
+        )
+        await run.run()
 
     async def _continue_stream(self) -> ChangeStream | SharedStream:
         """Return the stream. It starts again if an earlier call has ended before all its changes were processed."""

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from penstock.client.consumers.handled_stream import HandledStream
 from penstock.client.consumers.handler_failures import DeadLetter, DeadLetterSink, HandlerRetry
 from penstock.client.consumers.handler_schedule import HandlerJob, HandlerSchedule
-from penstock.client.consumers.own_documents import is_own_key
+from penstock.client.consumers.hidden_changes import HiddenChanges
 from penstock.client.feeds.deliveries import Delivery
 from penstock.errors import Error, UsageError
 from penstock.wire.columns.schema import Change
@@ -34,6 +34,7 @@ class HandlerRun:
         concurrency: the number of handlers at a time.
         retry: the attempts for a change.
         dead_letters: receives the changes of failed handlers; None: the run ends with the handler's error.
+        hidden: the changes that the handler does not get.
 
     Raises:
         UsageError: the concurrency is below 1.
@@ -47,6 +48,7 @@ class HandlerRun:
         concurrency: int,
         retry: HandlerRetry,
         dead_letters: DeadLetterSink | None,
+        hidden: HiddenChanges,
     ) -> None:
         if concurrency < 1:
             raise UsageError(f"concurrency is {concurrency!r}, expected 1 or more")
@@ -54,6 +56,7 @@ class HandlerRun:
         self._handler = handler
         self._retry = retry
         self._dead_letters = dead_letters
+        self._hidden = hidden
         self._schedule = HandlerSchedule(concurrency)
         self._jobs: dict[asyncio.Task[None], HandlerJob] = {}
         self._open: deque[tuple[Delivery, int]] = deque()
@@ -131,7 +134,7 @@ class HandlerRun:
                 self._source.begin_delivery(self._open[0][0])
 
     async def _process(self, change: Change) -> None:
-        if is_own_key(change.key):
+        if self._hidden.includes(change):
             return
         failures = 0
         while True:

@@ -10,13 +10,25 @@ feed asks the policy of each stream, and Spark's plans name the policy of their 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 from penstock.client.feeds.stream_position import Position, leave_branch, reconcile_position, roll_back_position
+from penstock.errors import RolledBack
 from penstock.store.history.failover_log import FailoverLog
 
-__all__ = ["FOLLOW", "FollowHistory", "PinnedBranch", "ResumePolicy", "Resumption", "is_complete_end"]
+__all__ = [
+    "FOLLOW",
+    "RESUME_POLICIES",
+    "FollowHistory",
+    "PinnedBranch",
+    "ResumePolicy",
+    "Resumption",
+    "RollbackPolicy",
+    "is_complete_end",
+]
 
 
 class Resumption(NamedTuple):
@@ -144,7 +156,75 @@ class PinnedBranch(ResumePolicy):
         return None
 
 
+class RestartFromZero(FollowHistory):
+    """Reads a vbucket from seqno 0 after a rollback, as a program needs it that cannot undo single changes."""
+
+    def decide_on_log(self, position: Position, log: FailoverLog) -> Resumption:
+        """Return the position, or seqno 0 if the producer of the log requires a rollback."""
+        found = super().decide_on_log(position, log)
+        return found if found.requested_seqno is None else self.decide_on_flush(position)
+
+    def decide_on_rollback(self, position: Position, requested_seqno: int) -> Resumption:
+        """Return seqno 0, with a rollback row that makes all changes void."""
+        return self.decide_on_flush(position)
+
+    def decide_on_unknown_branch(self, position: Position) -> Resumption:
+        """Return seqno 0, with a rollback row that makes all changes void."""
+        return self.decide_on_flush(position)
+
+
+class FailOnRollback(FollowHistory):
+    """Raises RolledBack instead of a rollback."""
+
+    def decide_on_log(self, position: Position, log: FailoverLog) -> Resumption:
+        """Return the position. Raises RolledBack if the producer of the log requires a rollback."""
+        return self._check(position, super().decide_on_log(position, log))
+
+    def decide_on_rollback(self, position: Position, requested_seqno: int) -> Resumption:
+        """Raise RolledBack."""
+        return self._check(position, super().decide_on_rollback(position, requested_seqno))
+
+    def decide_on_unknown_branch(self, position: Position) -> Resumption:
+        """Raise RolledBack."""
+        return self._check(position, super().decide_on_unknown_branch(position))
+
+    def decide_on_flush(self, position: Position) -> Resumption:
+        """Raise RolledBack."""
+        return self._check(position, super().decide_on_flush(position))
+
+    @staticmethod
+    def _check(position: Position, found: Resumption) -> Resumption:
+        if found.requested_seqno is not None:
+            raise RolledBack(position.seqno, found.requested_seqno)
+        return found
+
+
 FOLLOW = FollowHistory()
+
+
+class RollbackPolicy(StrEnum):
+    """The handling of a rollback in a change stream.
+
+    Attributes:
+        DELIVER: the stream delivers the rollback in order with the changes, and goes on from the common point.
+        RESUME: the stream goes on from the common point, without a row.
+        FAIL: the stream raises RolledBack.
+        RESTART: the stream delivers a rollback to seqno 0, and reads the vbucket again from the beginning.
+    """
+
+    DELIVER = "deliver"
+    RESUME = "resume"
+    FAIL = "fail"
+    RESTART = "restart"
+
+
+RESUME_POLICIES: Mapping[RollbackPolicy, ResumePolicy] = {
+    RollbackPolicy.DELIVER: FOLLOW,
+    RollbackPolicy.RESUME: FOLLOW,
+    RollbackPolicy.FAIL: FailOnRollback(),
+    RollbackPolicy.RESTART: RestartFromZero(),
+}
+"""Handling of a rollback -> the policy of the streams."""
 
 
 def is_complete_end(position: Position, end_seqno: int, *, is_whole: bool) -> bool:

@@ -21,7 +21,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class ChangeFilter:
-    """Chooses changes of documents by key and by value. Rollbacks and events of collections always pass.
+    """Chooses changes of documents by key and by value. Events of collections always pass.
 
     A deletion or an expiration has no value, and may remove a document that matched. So only its key decides: the
     regular expression, and an expression that reads nothing else.
@@ -29,6 +29,7 @@ class ChangeFilter:
     Args:
         key: a regular expression (RE2) that must be found in the key; None: any key.
         value: an expression that must be true for the JSON of a document; None: any value.
+        hides_rollbacks: whether rollbacks are left out.
 
     Attributes:
         key: as above.
@@ -38,7 +39,8 @@ class ChangeFilter:
         UsageError: an expression is invalid.
     """
 
-    def __init__(self, key: str | None = None, value: str | None = None) -> None:
+    def __init__(self, key: str | None = None, value: str | None = None, *, hides_rollbacks: bool = False) -> None:
+        self._hides_rollbacks = hides_rollbacks
         self.key = None if key is None else check_regex(key)
         self.value = value
         self._value_filter = None if value is None else ValueFilter(value)
@@ -46,7 +48,7 @@ class ChangeFilter:
     @property
     def is_everything(self) -> bool:
         """Whether every change matches."""
-        return self.key is None and self.value is None
+        return self.key is None and self.value is None and not self._hides_rollbacks
 
     @property
     def reads_values(self) -> bool:
@@ -66,6 +68,8 @@ class ChangeFilter:
         if self._value_filter is not None:
             places = np.flatnonzero(chosen & np.asarray(_find_decided(rows, self._value_filter)))
             chosen[places] = self._value_filter.match_documents(_list_documents(rows, places, self._value_filter))
+        if self._hides_rollbacks:
+            chosen &= np.asarray(pc.not_equal(rows.column("event"), str(Event.ROLLBACK)))
         return chosen
 
     def select_changes(self, content: pa.RecordBatch | list[Change]) -> pa.RecordBatch | list[Change]:

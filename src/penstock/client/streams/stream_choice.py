@@ -8,6 +8,7 @@ from typing import Literal, TypedDict
 
 from penstock.client.connect.address import ConnectionOptions, parse_dialect
 from penstock.client.feeds.collection_selection import CollectionSelection, StreamContent
+from penstock.client.feeds.resume_policy import RESUME_POLICIES, RollbackPolicy
 from penstock.client.feeds.stream_position import BEGINNING, Position, make_end_position
 from penstock.client.feeds.vbucket_stream import StreamTarget
 from penstock.client.filters.change_filter import ChangeFilter
@@ -24,6 +25,7 @@ __all__ = [
     "choose_content",
     "choose_dialect",
     "choose_mitigation",
+    "choose_rollback",
     "choose_targets",
     "make_tap_feed",
 ]
@@ -52,6 +54,7 @@ class ChangeOptions(TypedDict, total=False):
             and expirations always match, because they may remove a document that matched.
         mitigate_rollback: only changes that the active node and all replicas have on disk, or in memory in a bucket
             without a disk. So no failover makes them void. DCP only, from Couchbase Server 4.0 on.
+        rollback: "deliver", "resume", "fail" or "restart", see RollbackPolicy. TAP has no rollbacks.
     """
 
     protocol: str | None
@@ -63,12 +66,23 @@ class ChangeOptions(TypedDict, total=False):
     filter_key: str | None
     filter_value: str | None
     mitigate_rollback: bool | None
+    rollback: str
 
 
 def choose_dialect(chosen: ChangeOptions, options: ConnectionOptions) -> Dialect:
     """Return the dialect. Raises UsageError for an unknown name."""
     protocol = chosen.get("protocol")
     return options.protocol if protocol is None else parse_dialect(protocol)
+
+
+def choose_rollback(chosen: ChangeOptions, dialect: Dialect) -> RollbackPolicy:
+    """Return the handling of rollbacks. Raises UsageError for an unknown one, and in TAP."""
+    name = chosen.get("rollback", RollbackPolicy.DELIVER)
+    if name not in RollbackPolicy._value2member_map_:
+        raise UsageError(f"rollback is {name!r}, expected one of {', '.join(RollbackPolicy)}")
+    if dialect is Dialect.TAP and name != RollbackPolicy.DELIVER:
+        raise UsageError(f"rollback is {name!r} in TAP, which has no rollbacks, expected {RollbackPolicy.DELIVER}")
+    return RollbackPolicy(name)
 
 
 def choose_mitigation(chosen: ChangeOptions, options: ConnectionOptions, dialect: Dialect) -> bool:
@@ -91,7 +105,8 @@ def choose_content(chosen: ChangeOptions, options: ConnectionOptions, dialect: D
     named = (chosen.get("scope", ""), tuple(chosen.get("collections", ())))
     selection = CollectionSelection(*(named if any(named) else (options.scope, options.collections)))
     values, xattrs, history = chosen.get("values", True), chosen.get("xattrs"), chosen.get("change_history")
-    change_filter = ChangeFilter(chosen.get("filter_key"), chosen.get("filter_value"))
+    hides_rollbacks = choose_rollback(chosen, dialect) is RollbackPolicy.RESUME
+    change_filter = ChangeFilter(chosen.get("filter_key"), chosen.get("filter_value"), hides_rollbacks=hides_rollbacks)
     if change_filter.reads_values and not values:
         raise UsageError("filter_value with values=False, expected the values that the filter compares")
     if change_filter.reads_xattrs and not (options.xattrs if xattrs is None else xattrs):
@@ -112,14 +127,19 @@ def choose_content(chosen: ChangeOptions, options: ConnectionOptions, dialect: D
 
 
 async def choose_targets(
-    reports: VbucketReports, start: Start, stop: Stop, vbuckets: Sequence[int]
+    reports: VbucketReports, start: Start, stop: Stop, vbuckets: Sequence[int], rollback: RollbackPolicy
 ) -> dict[int, StreamTarget]:
     """Return the stream targets of vbuckets; a vbucket without an end in `stop` is left out."""
     ends = dict.fromkeys(vbuckets, MAX_SEQNO)
     if isinstance(stop, Mapping):
         ends = {vb: stop[vb] for vb in vbuckets if vb in stop}
     positions = await _choose_positions(reports, start, vbuckets)
-    return {vb: StreamTarget(position=positions[vb], end_seqno=end) for vb, end in ends.items() if vb in positions}
+    policy = RESUME_POLICIES[rollback]
+    return {
+        vb: StreamTarget(position=positions[vb], end_seqno=end, policy=policy)
+        for vb, end in ends.items()
+        if vb in positions
+    }
 
 
 async def _choose_positions(reports: VbucketReports, start: Start, vbuckets: Sequence[int]) -> dict[int, Position]:
