@@ -98,6 +98,12 @@ def test_compaction_that_runs_out_of_memory_is_tried_again(place: Place) -> None
     assert compaction.error is not None
     assert compaction.error.errno == errno.ENOMEM
     assert not compaction.finish()
+    place.directory.during["create"] = run_out_of_memory
+    with pytest.raises(TemporaryFailure, match=r"^there is no memory for a new segment$"):
+        bucket.compactor.rewrite_all()
+    place.directory.fail("create", errno.ENOSPC, times=1)
+    with pytest.raises(TemporaryFailure, match=r"^the disk does not accept writes: No space left on device$"):
+        bucket.compactor.rewrite_all()
     assert rewrite_everything(bucket)
     assert capture_state(bucket) == before
     bucket.close()

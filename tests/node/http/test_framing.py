@@ -5,6 +5,7 @@ import contextlib
 import re
 import socket
 import ssl
+import struct
 from datetime import UTC, datetime
 
 import pytest
@@ -13,6 +14,8 @@ from penstock.node import Node
 from penstock.node.auth.certificates import make_certificates
 from penstock.node.http.protocol.request_reader import MAX_BODY, MAX_FIELD_LINES, MAX_HEAD_BYTES
 from tests.node.http.web_client import WebClient, open_connection, read_to_end
+from tests.node.membership.member_process import wait_for
+from tests.node.watch import run
 from tests.patience import PATIENCE
 
 POST = b"POST /pools/default/buckets HTTP/1.1\r\nHost: localhost\r\n"
@@ -184,6 +187,20 @@ def test_client_that_leaves_within_an_unread_body_is_forgotten(node):
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
         connection.shutdown(socket.SHUT_WR)
         assert not read_to_end(connection)
+
+
+def test_connection_that_the_client_has_just_reset_ends(node):
+    with open_connection(node, GET + b"\r\n") as connection:
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+        def reset_and_end():
+            (served,) = node.http.connections
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+            served.end()  # before the event loop sees the reset
+
+        run(node, reset_and_end)
+        wait_for(lambda: not node.http.connections, "the end of the connection")
 
 
 def test_expect_continue_is_answered(node):

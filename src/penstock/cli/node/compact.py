@@ -124,8 +124,8 @@ def _compact_files(data_dir: Path, name: str, purge_age: float) -> CompactionRes
         while (piece := bucket.compactor.next_piece(everything=True)) is not None:
             piece.run()
             piece.finish()
-            if piece.error is not None:
-                raise Error(f"{path}: cannot write: {piece.error.strerror or piece.error}")
+            if piece.problem:
+                raise Error(f"{path}: {piece.problem}")
             bucket.log.commits.run()
     finally:
         bucket.close()

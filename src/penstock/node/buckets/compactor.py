@@ -144,9 +144,9 @@ class Compactor:
             await asyncio.shield(self._running)
             self.times.record(self._loop.time() - began)
             self._finish_piece(piece)
-            if piece.error is not None:
+            if piece.problem:
                 self.failures += 1
-                raise TemporaryFailure(f"cannot write to the disk: {piece.error.strerror or piece.error}")
+                raise TemporaryFailure(piece.problem)
 
     def _finish_piece(self, piece: Compaction) -> None:
         self._piece = None

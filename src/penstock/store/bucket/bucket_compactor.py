@@ -61,7 +61,7 @@ class BucketCompactor:
         while (piece := self.next_piece(everything=True)) is not None:
             piece.run()
             piece.finish()
-            if piece.error is not None:
-                raise TemporaryFailure(f"the disk does not accept writes: {piece.error.strerror or piece.error}")
+            if piece.problem:
+                raise TemporaryFailure(piece.problem)
             log.commits.run()
         log.room.check_fault()

@@ -346,6 +346,15 @@ class Compaction:
             self.error = _make_memory_error()
         pa.default_memory_pool().release_unused()  # Arrow would keep the memory of the copies, up to 30 MB
 
+    @property
+    def problem(self) -> str:
+        """A sentence about the error; empty without one."""
+        if self.error is None:
+            return ""
+        if self.error.errno == errno.ENOMEM:
+            return "there is no memory for a new segment"
+        return f"the disk does not accept writes: {self.error.strerror or self.error}"
+
     def finish(self) -> bool:
         """Replace the old segments by the new one.
 

@@ -189,9 +189,9 @@ def repair_bucket(
         The name of the directory with the replaced files, within the bucket's directory.
 
     Raises:
-        StoreRefused: the disk does not accept the drafts; nothing was changed.
+        StoreRefused: the disk does not accept the drafts; nothing was changed. Or it does not accept the list of the
+            moves, or a file cannot be moved: the next repair begins again, or continues.
         StoreDamaged: the repaired files would be damaged too; nothing was changed.
-        OSError: a file cannot be moved. `finish_repair` continues the repair.
     """
     drafts = overlay(directory.path)
     try:
@@ -200,21 +200,37 @@ def repair_bucket(
         _write_drafts(drafts, report)
     except OSError as error:
         drafts.remove_drafts()
-        raise StoreRefused(f"{directory.path}: cannot be written to: {error.strerror or error}") from error
+        raise StoreRefused(_describe_error(directory, "cannot be written to", error)) from error
     except BaseException:
         drafts.remove_drafts()
         raise
-    aside = _make_aside_directory(directory)
-    moves = {
-        "aside": aside,
-        "written": sorted(drafts.written),
-        "removed": sorted(drafts.removed),
-        "renamed": drafts.renamed,
-    }
-    record = {**report.record, "repair": moves}
-    write_record(directory, record)
+    record = _write_moves(directory, report, drafts)
     finish_repair(directory, record)
-    return aside
+    return str(record["repair"]["aside"])
+
+
+def _write_moves(directory: Directory, report: CheckReport, drafts: OverlayDirectory) -> Mapping[str, Any]:
+    """Return the record of a bucket with the moves that end its repair. The drafts stay, as it may be on disk.
+
+    Raises:
+        StoreRefused: the disk does not accept the record.
+    """
+    try:
+        moves = {
+            "aside": _make_aside_directory(directory),
+            "written": sorted(drafts.written),
+            "removed": sorted(drafts.removed),
+            "renamed": drafts.renamed,
+        }
+        record = {**report.record, "repair": moves}
+        write_record(directory, record)
+    except OSError as error:
+        raise StoreRefused(_describe_error(directory, "cannot be written to", error)) from error
+    return record
+
+
+def _describe_error(directory: Directory, problem: str, error: OSError) -> str:
+    return f"{directory.path}: {problem}: {error.strerror or error}"
 
 
 def _write_drafts(overlay: OverlayDirectory, report: CheckReport) -> None:
@@ -293,8 +309,16 @@ def finish_repair(directory: Directory, record: Mapping[str, Any]) -> Mapping[st
         The content of `bucket.json` without the repair.
 
     Raises:
-        OSError: a file cannot be moved. Another call continues the repair.
+        StoreRefused: a file cannot be moved. Another call continues the repair.
     """
+    try:
+        return _move_drafts(directory, record)
+    except OSError as error:
+        problem = "a file cannot be moved, `penstock check --repair` continues the repair"
+        raise StoreRefused(_describe_error(directory, problem, error)) from error
+
+
+def _move_drafts(directory: Directory, record: Mapping[str, Any]) -> Mapping[str, Any]:
     moves = record["repair"]
     aside = moves["aside"]
     names = set(directory.list_names())

@@ -149,8 +149,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self.eof or (is_complete and not self.transport.can_write_eof()):
             self._close()
             return
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        try:
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+        except OSError:  # the client has reset the connection, and the transport has not noticed that yet
+            self._close()
+            return
         self.deadline.cancel()
         self._closer.set(_LINGER_SECONDS)
         self.pipeline.update_reading()
