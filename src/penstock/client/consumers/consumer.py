@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 import pyarrow as pa
 
@@ -39,6 +39,9 @@ from penstock.client.streams.stream_choice import (
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns.schema import Change
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Meter
 
 __all__ = ["Consumer"]
 
@@ -80,6 +83,7 @@ class Consumer:
         vbuckets: as in Bucket.stream. Saved positions of other vbuckets are kept.
         commit: when to commit; BY_HAND: only by `commit()`.
         metrics_port: serves metrics for Prometheus on this port of 127.0.0.1, at /metrics; 0: any free port.
+        meter: reports metrics to this meter of OpenTelemetry; needs the extra `opentelemetry`.
         options: as in Bucket.stream; TAP has no positions.
 
     Attributes:
@@ -102,6 +106,7 @@ class Consumer:
         vbuckets: Sequence[int] | None = None,
         commit: CommitPolicy | None = None,
         metrics_port: int | None = None,
+        meter: Meter | None = None,
         **options: Unpack[ChangeOptions],
     ) -> None:
         if choose_dialect(options, bucket.address.options) is Dialect.TAP:
@@ -120,6 +125,7 @@ class Consumer:
         self._hidden = HiddenChanges(has_rollbacks=has_hidden)
         self._options: ChangeOptions = {**options, "rollback": RollbackPolicy.DELIVER} if has_hidden else options
         self.metrics_port = metrics_port
+        self._meter = meter
         self._stream: ChangeStream | SharedStream | None = None
         self._reporter = ConsumerReporter(bucket, self._read_state)
         self._served = AsyncExitStack()
@@ -164,9 +170,9 @@ class Consumer:
 
     async def open(self) -> None:
         """Read the positions, check them, and prepare the stream."""
-        if self.metrics_port is not None:
-            serving = serve_reports(ConsumerReporter(self._bucket, self._read_state), self.metrics_port)
-            self.metrics_port = await self._served.enter_async_context(serving)
+        reporter = ConsumerReporter(self._bucket, self._read_state)
+        serving = serve_reports(reporter, self.metrics_port, meter=self._meter)
+        self.metrics_port = await self._served.enter_async_context(serving)
         try:
             await self._open_stream()
         except BaseException:

@@ -1,13 +1,17 @@
-"""Reports of a stream that are repeated while it runs, and served for Prometheus."""
+"""Reports of a stream that are repeated while it runs, and served for Prometheus and OpenTelemetry."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING
 
 from penstock.client.signals.consumer_report import ConsumerReport
 from penstock.client.signals.consumer_reporter import ConsumerReporter
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Meter
 
 __all__ = ["REPORT_SECONDS", "repeat_reports", "serve_reports"]
 
@@ -42,28 +46,42 @@ async def repeat_reports(
 
 
 @asynccontextmanager
-async def serve_reports(reporter: ConsumerReporter, port: int, seconds: float = REPORT_SECONDS) -> AsyncIterator[int]:
-    """Serve the reports of a stream as metrics at /metrics on a port of 127.0.0.1 while the block runs.
+async def serve_reports(
+    reporter: ConsumerReporter, port: int | None, *, meter: Meter | None = None, seconds: float = REPORT_SECONDS
+) -> AsyncIterator[int | None]:
+    """Serve the reports of a stream as metrics while the block runs.
 
     Args:
         reporter: makes the reports.
-        port: the port; 0 for any free port.
+        port: for Prometheus, at /metrics on this port of 127.0.0.1; 0: any free port; None: not for Prometheus.
+        meter: for OpenTelemetry; None: not for OpenTelemetry.
         seconds: the time between two reports.
 
     Yields:
-        The port.
+        The port; None without one.
 
     Raises:
         UsageError: the port cannot be used.
     """
-    from penstock.client.signals.metrics_server import serve_collector
+    if port is None and meter is None:
+        yield None
+        return
     from penstock.client.signals.report_metrics import ReportCollector
 
     collector = ReportCollector()
 
-    def keep(report: ConsumerReport) -> None:
+    def keep(report: ConsumerReport | None) -> None:
         collector.newest = report
 
-    with serve_collector(collector, port) as served:
+    with ExitStack() as stack:
+        if port is not None:
+            from penstock.client.signals.metrics_server import serve_collector
+
+            port = stack.enter_context(serve_collector(collector, port))
+        if meter is not None:
+            from penstock.client.signals.otel_metrics import observe_reports
+
+            observe_reports(meter, lambda: collector.newest)
+            stack.callback(keep, None)
         async with repeat_reports(reporter, keep, seconds):
-            yield served
+            yield port
