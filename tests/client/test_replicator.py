@@ -1,12 +1,14 @@
 """Replication between nodes through relays: the target gets the same history, also after failures."""
 
 import asyncio
+import itertools
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+import penstock
 from penstock.client.connect.address import parse_address
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
 from penstock.errors import UnsupportedServer, UsageError
@@ -21,8 +23,9 @@ from tests.node.manifests import ALE, ALES, DEFAULT, make_beers, make_key, set_s
 from tests.node.test_follow import VBUCKETS, get_documents
 from tests.node.test_follow_collections import get_history, read_streams, wait_until_copied
 from tests.node.test_replication import set_states, write
-from tests.node.watch import run, until
+from tests.node.watch import run
 from tests.node.wire_client import connected
+from tests.waiting import wait_until
 
 
 def make_address(node, **options):
@@ -159,23 +162,51 @@ def test_ended_stream_begins_again(active, fresh, protocol):
     asyncio.run(main())
 
 
-def test_replication_switches_from_tap_to_dcp_once_the_source_has_it(tmp_path, fresh):
+async def write_steadily(url, name, newest):
+    """Write documents one after the other until the caller cancels. `newest` gets the last value of each key."""
+    async with penstock.connect(url) as bucket:
+        for number in itertools.count():
+            key, value = b"%s%d" % (name, number % 100), b"%d" % number
+            newest[key] = value  # a write that is cancelled may be stored
+            await bucket.upsert(key, value)
+
+
+def count_changes(node):
+    return run(node, lambda: sum(vbucket.changes.high_seqno for vbucket in node.buckets["beer"].store.vbuckets))
+
+
+def test_replication_switches_from_tap_to_dcp_under_load(tmp_path, fresh):
+    """The source restarts with DCP while clients write. Each acknowledged write reaches the replica."""
     options = {"buckets": ["beer"], "vbuckets": VBUCKETS, "data_dir": tmp_path}
+    newest: dict[bytes, bytes] = {}
 
     async def main():
         first, second = ExitStack(), ExitStack()
         with second, first:
             source = first.enter_context(Node.running(**options, pin="tap"))
             async with replicating(source, fresh) as reports:
-                await asyncio.to_thread(write, source, 0, 200)
-                expected = run(source, lambda: get_documents(source))
-                await asyncio.to_thread(until, fresh, lambda: get_documents(fresh) == expected)
-                assert reports[-1].protocol == "tap"
+                writers = [
+                    asyncio.create_task(write_steadily(source.url("beer"), name, newest)) for name in (b"a", b"b", b"c")
+                ]
+                await wait_until(
+                    lambda: reports and reports[-1].protocol == "tap" and count_changes(fresh) > 300, *writers
+                )
                 await asyncio.to_thread(first.close)
                 again = second.enter_context(Node.running(**options, port=source.kv_port))
-                await asyncio.to_thread(write, again, 200, 400)
+                before = count_changes(again)
+                await wait_until(
+                    lambda: reports[-1].protocol == "dcp" and count_changes(fresh) > before + 300, *writers
+                )
+                for writer in writers:
+                    writer.cancel()
+                await asyncio.wait(writers)
                 await asyncio.to_thread(wait_until_copied, fresh, again)
-                assert get_documents(fresh) == run(again, lambda: get_documents(again))
+                documents = run(again, lambda: get_documents(again))
+                assert run(fresh, lambda: get_documents(fresh)) == documents
+                stored = {key[1:]: item.value for (_, key), item in documents.items()}
+                lost = {key: value for key, value in newest.items() if stored.get(key) != value}
+                assert len(lost) <= len(writers)  # those that were under way at the end
+                assert all(int(value) - int(stored.get(key, value)) in (0, 100) for key, value in lost.items())
 
     asyncio.run(main())
 

@@ -269,7 +269,7 @@ class Replicator:
         if dialects & _WITH_SEQNOS:
             nodes, copied = await self._read_lag()
         if Dialect.TAP in dialects:
-            nodes |= await self._read_tap_lag()
+            nodes |= await self._nodes.run_with_retry(self._read_tap_lag)
         phases = (ReplicaPhase.RUNNING, ReplicaPhase.DONE)
         return ReplicationProgress(
             vbuckets=len(self._streams.phases),
