@@ -17,6 +17,7 @@ from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages.dcp_values import pack_xattrs
 from tests.node.watch import run as run_on_node
 from tests.patience import PATIENCE
+from tests.waiting import wait_until
 
 DIALECTS = ("dcp", "upr", "upr-draft", "tap")
 
@@ -111,6 +112,21 @@ def test_position_moves_over_changes_that_the_filter_leaves_out(url, tmp_path):
             assert len([change async for change in consumer.changes()]) == 5
 
     run(url, main)
+
+
+def test_delivery_has_the_branches_of_those_that_the_filter_left_out():
+    """Without them, a consumer could not commit between the changes of the delivery."""
+
+    async def main(bucket):
+        async with await bucket.stream(filter_key="^gin") as stream:
+            coming = asyncio.create_task(stream.next_delivery())
+            await fill(bucket, "ale", range(20))
+            await wait_until(lambda: stream.positions[0].seqno == 20, coming)
+            await fill(bucket, "gin", range(3))
+            assert (await coming).logs.keys() == {0}
+
+    with Node.running(["beer"], vbuckets=1) as node:
+        run(node.url("beer"), main)
 
 
 @pytest.mark.parametrize(

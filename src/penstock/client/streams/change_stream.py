@@ -26,6 +26,7 @@ from penstock.client.streams.stream_journal import StreamJournal
 from penstock.client.streams.stream_recovery import EndSeqnos, StreamRecovery
 from penstock.client.topology.item_counts import ItemCounts
 from penstock.errors import Error
+from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns.schema import Change
 
@@ -98,6 +99,8 @@ class ChangeStream:
         self._mitigation = mitigation
         self._held: Delivery | None = None
         """A delivery that `mitigation` has not let pass yet."""
+        self._passed_logs: dict[int, FailoverLog] = {}
+        """Failover logs of deliveries that the filter left out. The next delivery brings them."""
         self.positions: dict[int, Position] = dict(feed.positions)
         self._journal = StreamJournal(address)
         self.counts = self._journal.counts
@@ -199,10 +202,12 @@ class ChangeStream:
             self._recovery.confirm_recovery(delivery.connection_id)
             self.positions.update(delivery.positions)
             chosen = self._feed.content.change_filter.select_changes(delivery.content)
-            delivery = delivery if chosen is delivery.content else delivery._replace(content=chosen)
+            self._passed_logs.update(delivery.logs)
+            delivery = delivery._replace(content=chosen, logs=dict(self._passed_logs))
             self._journal.record_delivery(delivery)
             self._unacknowledged.append(delivery)
             if len(chosen):
+                self._passed_logs.clear()
                 return delivery
             self.acknowledge(delivery)
         return None
