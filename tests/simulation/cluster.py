@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from penstock.node import Node
 from penstock.node.transport.machine import Machine
@@ -72,27 +73,27 @@ class SimulatedNode:
             self.process = self._make_process()
         self._power = True
         process = self.process
-        starting = self._cluster.loop.spawn(process, self._start_node())
+        starting = self._cluster.loop.spawn(process, self._cluster.open_node(self, self._make_machine()))
         ended = asyncio.ensure_future(process.ended.wait())
         await asyncio.wait([starting, ended], return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
         if process.is_alive:
             self.node = starting.result()
 
-    async def _start_node(self) -> Node:
-        """Start the node. If its bucket has replicas, it commits no durable write before they are named."""
+    async def open_standalone(self, machine: Machine) -> Node:
+        """Start a node on its own. If its bucket has replicas, it commits no durable write before they are named."""
+        settings = replace(self._cluster.settings, commit_seconds=self.commit_seconds)
         node = await Node.start(
-            self.host,
-            PORT,
-            [BUCKET],
-            self._count,
-            data_dir=Path("/simulated", self.name),
-            machine=self._make_machine(),
-            settings=replace(self._cluster.settings, commit_seconds=self.commit_seconds),
+            self.host, PORT, [BUCKET], self._count, data_dir=self.data_dir, machine=machine, settings=settings
         )
         spec = node.buckets[BUCKET].spec
         node.buckets.change_spec(replace(spec, replicas=self._cluster.replicas, uuid=_BUCKET_UUID))
         return node
+
+    @property
+    def data_dir(self) -> Path:
+        """The data directory on the simulated disks."""
+        return Path("/simulated", self.name)
 
     def end(self, *, power: bool) -> None:
         """End the process.
@@ -126,7 +127,10 @@ class Cluster:
         settings: of the bucket, without the time of commits.
         nodes: the machines with nodes.
         crashed: called with a node that has crashed.
+        open_node: starts the node of a machine.
     """
+
+    open_node: Callable[[SimulatedNode, Machine], Coroutine[Any, Any, Node]]
 
     def __init__(self, seed: int, loop: VirtualLoop, network: Network, vbuckets: Sequence[int]) -> None:
         self.seed = seed
@@ -140,6 +144,7 @@ class Cluster:
         )
         self.nodes = [SimulatedNode(self, number, count) for number, count in enumerate(vbuckets)]
         self.crashed = lambda node: None
+        self.open_node = SimulatedNode.open_standalone
 
     def crash(self, node: SimulatedNode, *, power: bool, silent: bool) -> None:
         """End the process of a node.

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from penstock.node.agreement.serving_lease import ServingLease
 from penstock.store.documents import durability_monitor, incoming_changes
 from penstock.wire.codec.constants import VbucketState
 from tests.patience import PATIENCE
@@ -59,6 +60,11 @@ def test_another_process_gives_the_same_trace():
     command = [sys.executable, "-c", script]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert found.stdout.strip() == hash_trace(12)
+
+
+def test_members_agree_through_a_partition():
+    counts = run_schedule(ISOLATION).counts
+    assert counts["created"] > 0
 
 
 def test_seeds_cover_all_faults():
@@ -119,6 +125,9 @@ CRASHES = make_schedule(CRASH, CRASH, CRASH)
 CUT_LINK = ("cut_link", {"hosts": (0, 2), "seconds": 5.0})
 FAILOVERS = make_schedule(CUT_LINK, FAIL_OVER, durable=1.0)
 POWER_LOSSES = make_schedule(*[LOSE_POWER] * 5, durable=1.0)
+ISOLATION = replace(
+    make_schedule(("isolate", {"node": 0, "seconds": 4.0})), story="agreement", nodes=3, vbuckets=(4,), writes=3
+)
 XDCR = replace(make_schedule(), story="xdcr", vbuckets=(4, 2))
 
 
@@ -171,6 +180,11 @@ def test_acknowledgements_before_the_disk_are_found(monkeypatch):
     text = find_failure(POWER_LOSSES, slow_disk_of_replica)
     assert "lost Write" in text
     assert "level=<DurabilityLevel.PERSIST_TO_MAJORITY" in text
+
+
+def test_a_node_that_serves_without_a_lease_is_found(monkeypatch):
+    monkeypatch.setattr(ServingLease, "is_valid", lambda lease: True)
+    assert "serves documents without a majority" in find_failure(ISOLATION, leave_as_it_is)
 
 
 def test_a_target_that_resolves_no_conflicts_is_found(monkeypatch):

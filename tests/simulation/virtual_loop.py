@@ -10,7 +10,6 @@ from contextvars import Context, ContextVar, copy_context
 from itertools import count
 from random import Random
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from penstock.client.connect.client_session import STREAM_NAMES
 from tests.store.memory_disk import ProcessDied
@@ -37,6 +36,7 @@ class Process:
         is_alive: whether its callbacks run.
         ended: set at the end of the process.
         work_ends: executor -> end of its last work.
+        paused_until: the time until which no callback runs.
         context: the context of its callbacks.
     """
 
@@ -50,6 +50,7 @@ class Process:
         self.context.run(PROCESS.set, self)
         self.context.run(STREAM_NAMES.set, random)
         self.work_ends: dict[object, float] = {}
+        self.paused_until = 0.0
 
     def kill(self) -> None:
         """End the process."""
@@ -62,9 +63,14 @@ class _ProcessHandle(asyncio.TimerHandle):
 
     __slots__ = ()
 
+    @property
+    def process(self) -> Process | None:
+        """The process of the callback."""
+        found: Process | None = self._context.get(PROCESS)  # type: ignore[attr-defined]
+        return found
+
     def _run(self) -> None:
-        process: Process | None = self._context.get(PROCESS)  # type: ignore[attr-defined]
-        if process is None or process.is_alive:
+        if self.process is None or self.process.is_alive:
             super()._run()
 
 
@@ -84,7 +90,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now = 0.0
         self._turns = 0
-        self._owners: WeakKeyDictionary[asyncio.Task[Any], Process] = WeakKeyDictionary()
+        self._owners: dict[asyncio.Task[Any], Process] = {}  # also keeps the tasks of dead processes
         self._callbacks: deque[_ProcessHandle] = deque()
         self._timers: list[tuple[float, int, _ProcessHandle]] = []
         self._count = count()
@@ -112,7 +118,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
             callbacks.append(heapq.heappop(timers)[2])
         for _ in range(len(callbacks)):
             callback = callbacks.popleft()
-            if not callback.cancelled():
+            process = callback.process
+            if process is not None and process.paused_until > self._now and process.is_alive:
+                heapq.heappush(timers, (process.paused_until, next(self._count), callback))
+            elif not callback.cancelled():
                 callback._run()
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
@@ -158,6 +167,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         process = (context or copy_context()).get(PROCESS)
         if process is not None:
             self._owners[task] = process
+            task.add_done_callback(self._owners.pop, context=Context())
         return task
 
     # Threads and connections

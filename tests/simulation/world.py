@@ -59,7 +59,7 @@ class World:
         self.problems: list[str] = []
         self.loop = loop
         seed = schedule.seed
-        self.network = Network(loop, seed, lambda *segment: self.trace.append((loop.time(), *segment)))
+        self.network = Network(loop, seed, self.record_segment)
         self.cluster = Cluster(seed, loop, self.network, vbuckets)
         self.cluster.crashed = self.handle_crash
         self.clients = [
@@ -105,6 +105,10 @@ class World:
         """Return numbers for the report."""
         raise NotImplementedError
 
+    def record_segment(self, connection: str, nbytes: int, checksum: int) -> None:
+        """Add a segment to the trace."""
+        self.trace.append((self.loop.time(), connection, nbytes, checksum))
+
     def handle_crash(self, node: SimulatedNode) -> None:
         """Note the end of a node."""
         self.trace.append((self.loop.time(), f"{node.name} ends"))
@@ -147,14 +151,19 @@ class World:
 
     async def cut_link(self, hosts: tuple[int, int], seconds: float) -> None:
         """Hold everything between two hosts for some time."""
-        link = self._find_link(hosts)
+        link = self.find_link(hosts)
         link.cut()
         await asyncio.sleep(seconds)
         link.heal()
 
+    async def pause(self, node: int, seconds: float) -> None:
+        """Stop the process of a node for some time. Its clock goes on."""
+        self.cluster.nodes[node].process.paused_until = self.loop.time() + seconds
+
     async def reset_link(self, hosts: tuple[int, int]) -> None:
         """Reset all connections between two hosts."""
-        self.network.reset_link(self._find_link(hosts))
+        self.network.reset_link(self.find_link(hosts))
 
-    def _find_link(self, hosts: tuple[int, int]) -> Link:
+    def find_link(self, hosts: tuple[int, int]) -> Link:
+        """Return the link between two machines."""
         return self.network.find_link(self.hosts[hosts[0]], self.hosts[hosts[1]])

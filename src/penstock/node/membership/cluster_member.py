@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from random import Random
 from typing import Any
 
 from penstock.errors import AccessDenied, Error, TemporaryFailure
@@ -61,10 +61,12 @@ class ClusterMember:
         change_seconds: time within which a majority must agree on a change.
         flush: deletes the documents of a bucket of this node.
         list_replicas: returns this node's replicas of vbuckets that a member owns, by bucket.
+        random: random numbers of the names of changes, and of pauses.
 
     Attributes:
         state: as the argument.
         links: as the argument.
+        random: as the argument.
     """
 
     def __init__(
@@ -74,9 +76,12 @@ class ClusterMember:
         change_seconds: float,
         flush: Callable[[str], Awaitable[None]],
         list_replicas: Callable[[str], Mapping[str, tuple[ReplicaState, ...]]],
+        *,
+        random: Random,
     ) -> None:
         self.state = state
         self.links = links
+        self.random = random
         self._change_seconds = change_seconds
         self._flush = flush
         self._list_replicas = list_replicas
@@ -248,7 +253,7 @@ class ClusterMember:
         Returns:
             The reports of the decision that are left to send.
         """
-        author = Author(self.state.node, secrets.token_hex(8), suspects)
+        author = Author(self.state.node, self.random.randbytes(8).hex(), suspects)
         courier = Courier(self.links.deliver)
         try:
             run, outbox = begin_change(self.state.revision, author, make_next)
@@ -265,7 +270,7 @@ class ClusterMember:
                 if received is not None:
                     run, outbox = receive_change_reply(run, *received)
                 if received is None or run.attempt.stage is Stage.REFUSED:
-                    await asyncio.sleep(secrets.randbelow(1000) / 1000 * _LONGEST_PAUSE)
+                    await asyncio.sleep(self.random.random() * _LONGEST_PAUSE)
                     run, outbox = retry_change(run)
         finally:
             courier.close()

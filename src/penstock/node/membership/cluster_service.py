@@ -10,6 +10,7 @@ import socket
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from random import Random
 from typing import Protocol
 
 import msgspec
@@ -101,6 +102,7 @@ class ClusterService:
         lease: the lease of the node.
         lease_seconds: duration of the leases in a cluster that this node forms.
         failover: settings of the automatic failover in a cluster that this node forms.
+        random: random numbers of identifiers. Secrets always come from the operating system.
 
     Attributes:
         member: takes part in the cluster; None: the node stands alone.
@@ -118,6 +120,7 @@ class ClusterService:
         lease: ServingLease,
         lease_seconds: float,
         failover: FailoverSettings,
+        random: Random,
     ) -> None:
         self._node = node
         self._file = file
@@ -128,6 +131,7 @@ class ClusterService:
         self._lease = lease
         self._lease_seconds = lease_seconds
         self._failover = failover
+        self._random = random
         self._watch: FailoverWatch | None = None
         self._lock = asyncio.Lock()  # one at a time joins, leaves, or forms the cluster
         self._applier: DocumentApplier | None = None
@@ -188,7 +192,7 @@ class ClusterService:
         links = MemberLinks(state, self._requests, self._lease.clock)
         buckets = self._node.buckets
         report = partial(list_replicas, buckets, state)
-        self.member = ClusterMember(state, links, self._change_seconds, buckets.flush, report)
+        self.member = ClusterMember(state, links, self._change_seconds, buckets.flush, report, random=self._random)
         self._watch = FailoverWatch(self.member)
         return self.member
 
@@ -219,11 +223,11 @@ class ClusterService:
             The first member.
         """
         self._check_may_join()
-        buckets, own = self._node.buckets, secrets.token_hex(8)
+        buckets, own = self._node.buckets, self._random.randbytes(8).hex()
         place = ClusterNode.from_place(own, self._node.topology.own_place)
         own_host = self._get_own_host() or host
         self._requests.check(with_fields(place, host=own_host).place)
-        document = ClusterDocument(uuid=secrets.token_hex(16), nodes=(with_fields(place, host=own_host),))
+        document = ClusterDocument(uuid=self._random.randbytes(16).hex(), nodes=(with_fields(place, host=own_host),))
         newest = max((MapRevision(*served.cluster_map.version) for served in buckets.values()), default=MapRevision())
         document = with_fields(document, newest_map=newest, lease_seconds=self._lease_seconds, failover=self._failover)
         for served in buckets.values():
@@ -303,7 +307,7 @@ class ClusterService:
             for name, served in self._node.buckets.items():
                 if _has_changes(served):
                     raise UsageError(f"bucket {name!r} has documents: only a node with empty buckets can join")
-            own = ClusterNode.from_place(secrets.token_hex(8), self._node.topology.own_place)
+            own = ClusterNode.from_place(self._random.randbytes(8).hex(), self._node.topology.own_place)
             own = with_fields(own, host=self._get_own_host() or host)
             self._requests.check(own.place)
             for name in tuple(self._node.buckets):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,7 +52,7 @@ class FailoverWatch:
     async def _run(self) -> None:
         while True:
             # A random pause: members that see the loss at once would disturb each other.
-            await asyncio.sleep(_WATCH_SECONDS * (1 + secrets.randbelow(1000) / 1000))
+            await asyncio.sleep(_WATCH_SECONDS * (1 + self._member.random.random()))
             lost = self._find_lost()
             if lost is None:
                 self._problem = ""

@@ -67,7 +67,7 @@ class MemberFile:
         if self._directory is None:
             return
         try:
-            self._directory.path.mkdir(parents=True, exist_ok=True)
+            self._directory.make()
             replace_json(self._directory, _NAME, msgspec.to_builtins(member))
             self._directory.sync_names()
         except OSError as error:

@@ -383,6 +383,7 @@ def _make_cluster(node: Node) -> ClusterService:
         lease=node.storage.lease,
         lease_seconds=options.lease_seconds,
         failover=options.failover,
+        random=node.machine.random,
     )
 
 
