@@ -19,6 +19,7 @@ from penstock.client.connect.handshake import Purpose
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.feeds.collection_selection import StreamContent
 from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
+from penstock.client.read_ahead import LentItem
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.session_pool import SessionPool
 from penstock.errors import Error
@@ -112,9 +113,13 @@ def read_partition(partition: InputPartition) -> Generator[pa.RecordBatch, None,
     yield from loop.iterate(_stream_changes(partition, wanted, sessions))
 
 
+def _keep_nothing() -> None:
+    """Follow the use of a batch: the stream has acknowledged its changes already."""
+
+
 async def _stream_changes(
     partition: ChangePartition, wanted: Mapping[int, StreamTarget], sessions: SessionPool
-) -> AsyncGenerator[pa.RecordBatch, None]:
+) -> AsyncGenerator[LentItem[pa.RecordBatch], None]:
     address, shape, dialect = partition.address, partition.shape, partition.dialect
     if partition.node is not None:
         address = replace(address, hosts=tuple(dict.fromkeys((partition.node, *address.hosts))))
@@ -142,9 +147,9 @@ async def _stream_changes(
     async with ChangeStream(address, feed, pool=sessions) as stream:
         while (delivery := await stream.next_delivery()) is not None:
             for joined in joining.add(delivery.batch, delivery.nbytes):
-                yield joined
+                yield LentItem(joined, _keep_nothing)
         for joined in joining.flush():
-            yield joined
+            yield LentItem(joined, _keep_nothing)
         if partition.is_final and stream.given_up:
             raise Error(f"vbucket {stream.given_up[0]} got another history while it was read; run the job again")
 
