@@ -87,6 +87,8 @@ def main() -> None:
     report.add_row(
         "penstock --version", f"{median['version']:.3f} s of CPU; Python without a program {median['python']:.3f} s"
     )
+    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    report.add_row("processes that wanted a processor, last 1, 5 and 15 minutes", load)
     report.finish()
 
 
