@@ -42,7 +42,7 @@ def make_halting_script(opcode, size, features=()):
             return reply(frame, value=b"PLAIN")
         return cut(reply(frame, value=b"0123456789ABCDEF"), size) if frame.opcode == opcode else None
 
-    return Script(answer)
+    return Script(answer, vbuckets=1)
 
 
 STEPS = [
