@@ -39,6 +39,7 @@ async def find_srv_endpoints(host: str, *, tls: bool) -> tuple[Endpoint, ...]:
     try:
         import dns.asyncresolver
         import dns.exception
+        from dns.rdtypes.IN.SRV import SRV
     except ModuleNotFoundError:
         return ()
     name = make_record_name(host, tls=tls)
@@ -47,7 +48,8 @@ async def find_srv_endpoints(host: str, *, tls: bool) -> tuple[Endpoint, ...]:
     except (dns.exception.DNSException, OSError) as error:
         logger.debug("no SRV records of %s (%s); %s is used as a host", name, error, host)
         return ()
-    records = [each for each in answer.rrset.processing_order() if each.port and len(each.target) > 1]
+    ordered = () if answer.rrset is None else answer.rrset.processing_order()
+    records = [each for each in ordered if isinstance(each, SRV) and each.port and len(each.target) > 1]
     found = dict.fromkeys((each.target.to_text(omit_final_dot=True), each.port) for each in records)
     logger.debug("%s has %d SRV records", name, len(found))
     return tuple(found)[:_MOST_ENDPOINTS]
