@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,9 +12,10 @@ from penstock.cli.base.app import AsJson, Panel, PasswordFile, Username, app, fo
 from penstock.cli.base.interrupt import run_until_signal
 from penstock.cli.base.option_parameters import add_options
 from penstock.cli.base.show import format_json_line
+from penstock.cli.cluster.replicate import keep_replicas
 from penstock.client.connect.address import Address
 from penstock.errors import UsageError
-from penstock.options import BOOLEAN, list_of, option, whole_number
+from penstock.options import BOOLEAN, list_of, one_of, option, whole_number
 
 if TYPE_CHECKING:
     from penstock.client.discovery.endpoint import Endpoint, format_endpoint
@@ -40,6 +41,16 @@ class MoveOptions:
     balance: bool = option(
         BOOLEAN, "spread all vbuckets over the nodes of the cluster map and the node of --to", default=False
     )
+    replicas: int | None = option(
+        whole_number(0, 3),
+        "with --balance: keep this number of replicas of each vbucket, on other nodes than the owner; none: as they are",
+        default=None,
+    )
+    until: Literal["now", "never"] = option(
+        one_of("now", "never"),
+        "with --replicas: stop when the replicas are complete, or keep replicating",
+        default="never",
+    )
 
 
 @app.command(
@@ -47,6 +58,7 @@ class MoveOptions:
     epilog=format_examples(
         "penstock move --vbucket 7 --from couchbase://10.0.0.1/beer --to couchbase://10.0.0.2/beer",
         "penstock move --balance --from $A --to $B --json",
+        "penstock move --balance --replicas 1 --from $A",
     ),
 )
 @add_options("chosen", MoveOptions)
@@ -66,6 +78,10 @@ def move(
     new cluster map, and the former owner deletes its vbucket. Clients that use
     the old map are refused, get the new one, and lose no write.
 
+    With --replicas, each vbucket then gets replicas on other nodes, evenly. The
+    map names them once they are complete. The command goes on replicating until
+    SIGINT (Ctrl-C) or SIGTERM; penstock replicate --from URL does the same later.
+
     A takeover whose connection is lost leaves the vbucket at its owner, and is
     tried again for retrySeconds of the connection string. After the command was
     killed, the same command finishes the move.
@@ -73,18 +89,23 @@ def move(
     options = MoveOptions(**chosen)
     if bool(options.vbuckets) == options.balance:
         raise UsageError("expected either --vbucket or --balance")
+    if options.replicas is not None and not options.balance:
+        raise UsageError("--replicas without --balance, expected both")
     if target is None and not options.balance:
         raise UsageError("--vbucket without --to, expected the new owner")
     origin = resolve_address(source, username, password)
     destination = None if target is None else resolve_address(target, username, password)
     moved = asyncio.run(_move(origin, destination, options, as_json=as_json))
     if not as_json:
-        print(f"{moved} vbuckets moved")
+        print(f"{moved} vbuckets moved", flush=True)
+    if options.replicas and options.until == "never":
+        asyncio.run(keep_replicas(origin, as_json=as_json))
 
 
 async def _move(origin: Address, destination: Address | None, options: MoveOptions, *, as_json: bool) -> int:
     """Return the number of moved vbuckets."""
     from penstock.client.replication.map_publisher import MapPublisher
+    from penstock.client.replication.map_replication import place_replicas
     from penstock.client.replication.vbucket_mover import VbucketMover
 
     moved = 0
@@ -102,6 +123,8 @@ async def _move(origin: Address, destination: Address | None, options: MoveOptio
             mover = VbucketMover(publisher, origin, report)
             for vbuckets, source, target in _plan(publisher, origin, destination, options):
                 await mover.move(vbuckets, source, target)
+            if options.replicas is not None:
+                await place_replicas(publisher, origin, options.replicas)
             return True
         finally:
             await publisher.close()

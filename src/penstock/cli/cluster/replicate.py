@@ -24,6 +24,7 @@ from penstock.cli.base.interrupt import run_until_signal
 from penstock.cli.base.option_parameters import add_options
 from penstock.cli.base.show import format_json_line
 from penstock.client.connect.address import Address
+from penstock.errors import UsageError
 from penstock.options import BOOLEAN, list_of, one_of, option, whole_number
 from penstock.wire.codec.constants import Dialect
 
@@ -37,7 +38,12 @@ _SECONDS_BETWEEN_LINES = 1.0
 _FromUrl = Annotated[
     str, typer.Option("--from", metavar="URL", help="Connection string of the bucket to copy, at any of its nodes.")
 ]
-_ToUrl = Annotated[str, typer.Option("--to", metavar="URL", help="Connection string of the bucket at the target node.")]
+_ToUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--to", metavar="URL", help="Connection string of the bucket at the target node. Default: all nodes of the map."
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +73,7 @@ class ReplicateOptions:
     epilog=format_examples(
         "penstock replicate --from couchbase://10.0.0.1/beer --to couchbase://10.0.0.2/beer",
         "penstock replicate --from $A --to $B --vbucket 7 --until now --json",
+        "penstock replicate --from $A",
     ),
 )
 @add_options("chosen", ReplicateOptions)
@@ -74,7 +81,7 @@ def replicate(
     *,
     chosen: dict[str, Any],
     source: _FromUrl,
-    target: _ToUrl,
+    target: _ToUrl = None,
     username: Username = None,
     password: PasswordFile = None,
     as_json: AsJson = False,
@@ -84,6 +91,9 @@ def replicate(
     The target's vbuckets become replicas. They get the documents, seqnos and
     failover logs of the source, continue where they were, and roll back after a
     failover of the source. The command only passes frames from node to node.
+
+    Without --to, the command keeps all replicas that the cluster map names, also
+    when vbuckets move, nodes fail over, or other replicas are placed.
 
     Runs until SIGINT (Ctrl-C) or SIGTERM, or with --until now until the target
     has all changes that the source has at the start.
@@ -95,8 +105,13 @@ def replicate(
     With --json, each line is the state at one moment. lag counts the changes that
     the target lacks, nodes has the lag of each source node.
     """
-    options = _make_options(ReplicateOptions(**chosen))
-    origin, destination = (resolve_address(url, username, password) for url in (source, target))
+    origin, wanted = resolve_address(source, username, password), ReplicateOptions(**chosen)
+    if target is None:
+        if wanted != ReplicateOptions():
+            raise UsageError("options of a replication without --to, expected the target node")
+        asyncio.run(keep_replicas(origin, as_json=as_json))
+        return
+    options, destination = _make_options(wanted), resolve_address(target, username, password)
     progress = asyncio.run(_replicate(origin, destination, options, as_json=as_json))
     if progress is not None:
         print(format_json_line(progress.to_dict()) if as_json else _format_summary(progress))
@@ -134,6 +149,26 @@ async def _replicate(
 
     await run_until_signal(work)
     return last
+
+
+async def keep_replicas(source: Address, *, as_json: bool) -> None:
+    """Keep the replicas that the map names until a signal."""
+    from penstock.client.replication.map_replication import MapReplication
+
+    last: tuple[int, int] | None = None
+
+    def report(vbuckets: int, lag: int) -> None:
+        nonlocal last
+        if (vbuckets, lag) != last:
+            last = (vbuckets, lag)
+            found = {"replicas": vbuckets, "lag": lag}
+            line = f"{vbuckets} replicas, {lag:,} changes behind; Ctrl-C stops."
+            print(format_json_line(found) if as_json else line, flush=True)
+
+    async def work(stop: asyncio.Event) -> None:
+        await MapReplication(source, report).run()
+
+    await run_until_signal(work)
 
 
 @contextmanager

@@ -49,6 +49,7 @@ class ReplicationOptions:
         vbuckets: the vbuckets to replicate; None: all that the target does not own.
         protocol: the dialect; None: DCP if both sides have it, else TAP. Each connection chooses again.
         overwrite: active vbuckets of the target may become replicas and lose their changes.
+        keeps_active: no active vbucket of the target may become a replica, not even an empty one.
         until_caught_up: end when the target has all changes that the source had at the start.
 
     Raises:
@@ -58,6 +59,7 @@ class ReplicationOptions:
     vbuckets: Sequence[int] | None = None
     protocol: Dialect | None = None
     overwrite: bool = False
+    keeps_active: bool = False
     until_caught_up: bool = False
 
     def __post_init__(self) -> None:
@@ -202,7 +204,9 @@ class Replicator:
         """Make the target's vbuckets replicas."""
         states = await self._control.read_states()
         seqnos = {} if self.options.overwrite else await self._control.read_seqnos()
-        new = find_new_replicas(vbuckets, states, seqnos, overwrite=self.options.overwrite)
+        new = find_new_replicas(
+            vbuckets, states, seqnos, overwrite=self.options.overwrite, keeps_active=self.options.keeps_active
+        )
         if new:
             await self._control.set_states(new, VbucketState.REPLICA)
 

@@ -11,7 +11,12 @@ __all__ = ["find_new_replicas"]
 
 
 def find_new_replicas(
-    vbuckets: Collection[int], states: Mapping[int, VbucketState], seqnos: Mapping[int, int], *, overwrite: bool
+    vbuckets: Collection[int],
+    states: Mapping[int, VbucketState],
+    seqnos: Mapping[int, int],
+    *,
+    overwrite: bool,
+    keeps_active: bool = False,
 ) -> set[int]:
     """Return the vbuckets whose state must be changed to replica.
 
@@ -20,11 +25,14 @@ def find_new_replicas(
         states: states of the target's vbuckets; missing vbuckets are left out.
         seqnos: high seqnos of the target's active vbuckets.
         overwrite: an active vbucket with changes may become a replica.
+        keeps_active: no active vbucket may become a replica, not even an empty one.
 
     Raises:
-        UsageError: the target has an active vbucket with changes, which might be lost.
+        UsageError: the target has an active vbucket with changes, which might be lost, or must keep it.
     """
     active = {vbucket for vbucket in vbuckets if states.get(vbucket) is VbucketState.ACTIVE}
+    if active and keeps_active:
+        raise UsageError(f"vbucket {min(active)} of the target is active, expected a replica")
     filled = sorted(vbucket for vbucket in active if seqnos.get(vbucket, 0))
     if filled and not overwrite:
         raise UsageError(

@@ -136,6 +136,7 @@ class VbucketMover:
         if not left:
             return
         await self._release_strays(new)
+        await self._release_replicas(left, old, new)
         options = ReplicationOptions(vbuckets=left, protocol=Dialect.DCP, until_caught_up=True)
         async with Replicator(old.address, new.address, options) as replicator:
             await replicator.run()
@@ -197,6 +198,21 @@ class VbucketMover:
         if strays:
             find_new_replicas(strays, states, await new.read_seqnos(), overwrite=False)
             await new.delete_vbuckets(strays)
+
+    async def _release_replicas(self, vbuckets: Sequence[int], old: NodeControl, new: NodeControl) -> None:
+        """Take the vbuckets from the replicas of the target, so that a running replication ends their streams."""
+        layout = self._publisher.layout
+        target = layout.require_node(new.endpoint)
+        replicas = {
+            vb: [place for place in layout.chains[vb][1:] if place != target]
+            for vb in vbuckets
+            if target in layout.chains[vb][1:]
+        }
+        if replicas:
+            after = layout.set_replicas(replicas)
+            chains = {vb: [name for name in after.list_names(vb) if name is not None] for vb in replicas}
+            await old.set_chains(chains, VbucketState.ACTIVE)
+            await self._publisher.publish(after)
 
     async def _take_over(self, vbucket: int, old: NodeControl, new: NodeControl) -> None:
         """Take one vbucket over, publish the map, and delete the vbucket at its former owner."""

@@ -1,11 +1,14 @@
-"""Which vbuckets move so that all nodes have the same number. Pure."""
+"""Which vbuckets move so that all nodes have the same number, and the nodes of their replicas. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["PlannedMove", "plan_balance"]
+from penstock.client.connect.cluster_map import NO_NODE
+from penstock.errors import UsageError
+
+__all__ = ["PlannedMove", "plan_balance", "plan_replicas"]
 
 
 class PlannedMove(NamedTuple):
@@ -34,3 +37,50 @@ def plan_balance(owners: Sequence[int], nodes: int) -> list[PlannedMove]:
     free = [(vbucket, node) for node in range(nodes) for vbucket in owned[node][goals[node] :]]
     targets = [node for node in range(nodes) for _ in range(goals[node] - len(owned[node]))]
     return [PlannedMove(vbucket, source, target) for (vbucket, source), target in zip(free, targets, strict=True)]
+
+
+def plan_replicas(chains: Sequence[Sequence[int]], nodes: int, count: int) -> dict[int, list[int]]:
+    """Return the nodes of the replicas of each vbucket: other nodes than its owner, evenly, the present ones first.
+
+    Args:
+        chains: by vbucket, the indexes of its owner and of its present replicas, or NO_NODE.
+        nodes: the number of nodes.
+        count: replicas of each vbucket.
+
+    Raises:
+        UsageError: there are too few nodes.
+    """
+    if count >= nodes:
+        raise UsageError(f"{count} replicas on {nodes} nodes, expected at most {nodes - 1}")
+    loads = [0] * nodes
+    planned: dict[int, list[int]] = {}
+    share = -(-len(chains) * count // nodes)
+    for vbucket, (owner, *present) in enumerate(chains):
+        kept = [place for place in present if place not in (NO_NODE, owner) and loads[place] < share][:count]
+        for place in kept:
+            loads[place] += 1
+        planned[vbucket] = kept
+    for vbucket, (owner, *_) in enumerate(chains):
+        while len(planned[vbucket]) < count:
+            free = (place for place in range(nodes) if place != owner and place not in planned[vbucket])
+            chosen = min(free, key=lambda place: loads[place])
+            loads[chosen] += 1
+            planned[vbucket].append(chosen)
+    while _even_out(planned, [chain[0] for chain in chains], loads):
+        pass
+    return planned
+
+
+def _even_out(planned: dict[int, list[int]], owners: Sequence[int], loads: list[int]) -> bool:
+    """Give a replica of the fullest node to an emptier one. Returns whether the loads have become more even."""
+    fullest = max(range(len(loads)), key=lambda place: loads[place])
+    for place in sorted(range(len(loads)), key=lambda each: loads[each]):
+        if loads[fullest] - loads[place] < 2:
+            return False
+        for vbucket, places in planned.items():
+            if fullest in places and place not in (owners[vbucket], *places):
+                places[places.index(fullest)] = place
+                loads[fullest] -= 1
+                loads[place] += 1
+                return True
+    return False
