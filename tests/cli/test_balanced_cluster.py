@@ -50,3 +50,28 @@ def test_nodes_join_between_balances(run):
             assert sorted(map(len, owned(web, 3))) == [5, 5, 6]
         counts = [web.get_json(f"{BUCKETS}/beer")["basicStats"]["itemCount"] for web in (*nodes, third)]
         assert (sum(counts), min(counts) > 0) == (len(KEYS), True)
+
+
+def test_replicas_are_placed_with_a_balance(run):
+    with ExitStack() as stack:
+        nodes = stack.enter_context(run_cluster(stack, 2))
+        url = nodes[0].node.url("beer")
+        lines = "".join(f'{{"id": "{key}"}}\n' for key in KEYS).encode()
+        assert run("load", "-", "--key", "id", "--url", url, stdin=lines).code == 0
+        assert run("move", "--balance", "--replicas", "1", "--until", "now", "--from", url).code == 0
+        rows = nodes[1].get_json("/pools/default/b/beer")["vBucketServerMap"]["vBucketMap"]
+        assert sorted(map(sorted, rows)) == [[0, 1]] * VBUCKETS
+        refused = run("move", "--balance", "--replicas", "2", "--until", "now", "--from", url)
+        assert (refused.code, "2 replicas on 2 nodes" in refused.err) == (2, True)
+        assert run("failover", "--node", nodes[1].node.url("beer"), "--to", url).code == 0
+        assert nodes[0].get_json(f"{BUCKETS}/beer")["basicStats"]["itemCount"] == len(KEYS)
+
+
+def test_wrong_options_of_replicas_are_explained(run):
+    url = "couchbase://127.0.0.1:1/beer"
+    for options, text in (
+        (("move", "--vbucket", "1", "--to", url, "--replicas", "1"), "--replicas without --balance"),
+        (("replicate", "--overwrite"), "without --to"),
+    ):
+        done = run(*options, "--from", url)
+        assert (done.code, text in done.err) == (2, True), done.err

@@ -43,7 +43,7 @@ class MoveOptions:
     )
     replicas: int | None = option(
         whole_number(0, 3),
-        "with --balance: keep this number of replicas of each vbucket, on other nodes than the owner; none: as they are",
+        "with --balance: replicas of each vbucket, on other nodes than its owner; default: the present ones stay",
         default=None,
     )
     until: Literal["now", "never"] = option(

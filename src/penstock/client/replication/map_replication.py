@@ -1,4 +1,4 @@
-"""The replicas that the map of a bucket names: they are placed, and kept up to date, by one relay for each pair of nodes."""
+"""The replicas that the map of a bucket names: they are placed on nodes, and kept up to date."""
 
 from __future__ import annotations
 
