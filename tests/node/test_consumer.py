@@ -134,6 +134,14 @@ def test_second_connection_of_a_name_ends_the_first(node, peer):
 # Streams
 
 
+def test_vbucket_has_one_stream_on_all_connections(node, streaming):
+    with producing(node) as other:
+        other.open_consumer("other")
+        assert other.status(AddStream()) == S.KEY_EEXISTS
+        assert streaming.status(CloseStream(vbucket=0)) == S.SUCCESS
+        assert other.add_stream().start_seqno == 0
+
+
 def test_changes_are_stored_as_they_were_made(node, client, streaming):
     streaming.marker(0, 5)
     streaming.mutate(1, 2, 3, flags=7, expiry=2**31, lock_time=9, nru=2, datatype=int(Datatype.JSON), value=b'{"a":1}')

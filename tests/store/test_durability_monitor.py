@@ -98,6 +98,19 @@ def test_monitor_decides_as_the_model(chains: Chains, steps: list[tuple[Any, ...
         assert len(monitor) == len(model.prepares) - len(model.decided)
 
 
+def test_end_of_an_older_stream_forgets_nothing_of_the_newer() -> None:
+    monitor = DurabilityMonitor((("a", "b"),))
+    monitor.acknowledge("b", 3, stream="old")
+    monitor.acknowledge("b", 7, stream="new")
+    monitor.forget("b", "old")
+    monitor.track(PendingPrepare(7, L.MAJORITY))
+    assert monitor.decide() == [(7, True)]
+    monitor.forget("b", "new")
+    monitor.track(PendingPrepare(8, L.MAJORITY))
+    monitor.acknowledge("b", 7, stream="newest")
+    assert monitor.decide() == []
+
+
 @pytest.mark.parametrize(
     ("chains", "possible"),
     [

@@ -12,12 +12,14 @@ from penstock.cli.base.app import AsJson, Panel, PasswordFile, Username, app, fo
 from penstock.cli.base.interrupt import run_until_signal
 from penstock.cli.base.option_parameters import add_options
 from penstock.cli.base.show import format_json_line
-from penstock.cli.cluster.replicate import keep_replicas
+from penstock.cli.cluster.replicate import report_replicas
 from penstock.client.connect.address import Address
 from penstock.errors import UsageError
 from penstock.options import BOOLEAN, list_of, one_of, option, whole_number
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.client.discovery.endpoint import Endpoint, format_endpoint
     from penstock.client.replication.map_publisher import MapPublisher
     from penstock.client.replication.vbucket_mover import MovedVbucket
@@ -95,43 +97,79 @@ def move(
         raise UsageError("--vbucket without --to, expected the new owner")
     origin = resolve_address(source, username, password)
     destination = None if target is None else resolve_address(target, username, password)
-    moved = asyncio.run(_move(origin, destination, options, as_json=as_json))
-    if not as_json:
-        print(f"{moved} vbuckets moved", flush=True)
-    if options.replicas and options.until == "never":
-        asyncio.run(keep_replicas(origin, as_json=as_json))
+    asyncio.run(_move(origin, destination, options, as_json=as_json))
 
 
-async def _move(origin: Address, destination: Address | None, options: MoveOptions, *, as_json: bool) -> int:
-    """Return the number of moved vbuckets."""
+async def _move(origin: Address, destination: Address | None, options: MoveOptions, *, as_json: bool) -> None:
+    """Move vbuckets, place replicas, and keep these until a signal."""
+    from penstock.client.replication.balance_plan import check_replicas
     from penstock.client.replication.map_publisher import MapPublisher
-    from penstock.client.replication.map_replication import place_replicas
     from penstock.client.replication.vbucket_mover import VbucketMover
 
     moved = 0
+    is_done = False
 
     def report(done: MovedVbucket) -> None:
         nonlocal moved
         moved += 1
         print(_format_moved(done, as_json=as_json), flush=True)
 
-    async def work(stop: asyncio.Event) -> bool:
+    def finish() -> None:
+        nonlocal is_done
+        is_done = True
+        if not as_json:
+            print(f"{moved} vbuckets moved", flush=True)
+
+    async def work(stop: asyncio.Event) -> None:
         publisher = MapPublisher(origin)
         try:
             for address in (origin, *((destination,) if destination is not None else ())):
                 await publisher.load(address.hosts[0])
+            check_replicas(options.replicas or 0, len(publisher.layout.nodes))
             mover = VbucketMover(publisher, origin, report)
             for vbuckets, source, target in _plan(publisher, origin, destination, options):
                 await mover.move(vbuckets, source, target)
             if options.replicas is not None:
-                await place_replicas(publisher, origin, options.replicas)
-            return True
+                await _place_replicas(publisher, origin, options, finish, as_json=as_json)
+            else:
+                finish()
         finally:
             await publisher.close()
 
-    if await run_until_signal(work) is None:
+    await run_until_signal(work)
+    if not is_done:
         raise KeyboardInterrupt
-    return moved
+
+
+async def _place_replicas(
+    publisher: MapPublisher, origin: Address, options: MoveOptions, finish: Callable[[], None], *, as_json: bool
+) -> None:
+    """Place replicas, and keep them until the task is cancelled, if the options ask for it.
+
+    Args:
+        publisher: the newest map of the bucket.
+        origin: the bucket.
+        options: the options of the command.
+        finish: called once the replicas are complete.
+        as_json: report in JSON.
+    """
+    from penstock.client.replication.map_replication import MapReplication, place_replicas
+
+    assert options.replicas is not None
+    keeps = options.replicas > 0 and options.until == "never"
+    report = report_replicas(as_json=as_json)
+    is_placed = False
+
+    def report_kept(replicas: int, lag: int) -> None:
+        if is_placed:
+            report(replicas, lag)
+
+    async with MapReplication(origin, report_kept, planned={}) as replication:
+        await place_replicas(publisher, replication, options.replicas)
+        finish()
+        is_placed = keeps
+        if keeps:
+            await replication.wait()
 
 
 def _plan(

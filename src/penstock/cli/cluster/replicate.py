@@ -109,7 +109,7 @@ def replicate(
     if target is None:
         if wanted != ReplicateOptions():
             raise UsageError("options of a replication without --to, expected the target node")
-        asyncio.run(keep_replicas(origin, as_json=as_json))
+        asyncio.run(_keep_replicas(origin, as_json=as_json))
         return
     options, destination = _make_options(wanted), resolve_address(target, username, password)
     progress = asyncio.run(_replicate(origin, destination, options, as_json=as_json))
@@ -151,10 +151,8 @@ async def _replicate(
     return last
 
 
-async def keep_replicas(source: Address, *, as_json: bool) -> None:
-    """Keep the replicas that the map names until a signal."""
-    from penstock.client.replication.map_replication import MapReplication
-
+def report_replicas(*, as_json: bool) -> Callable[[int, int], None]:
+    """Return a function that prints the number of replicas and the changes that they lack, if these have changed."""
     last: tuple[int, int] | None = None
 
     def report(vbuckets: int, lag: int) -> None:
@@ -165,8 +163,16 @@ async def keep_replicas(source: Address, *, as_json: bool) -> None:
             line = f"{vbuckets} replicas, {lag:,} changes behind; Ctrl-C stops."
             print(format_json_line(found) if as_json else line, flush=True)
 
+    return report
+
+
+async def _keep_replicas(source: Address, *, as_json: bool) -> None:
+    """Keep the replicas that the map names until a signal."""
+    from penstock.client.replication.map_replication import MapReplication
+
     async def work(stop: asyncio.Event) -> None:
-        await MapReplication(source, report).run()
+        async with MapReplication(source, report_replicas(as_json=as_json)) as replication:
+            await replication.wait()
 
     await run_until_signal(work)
 

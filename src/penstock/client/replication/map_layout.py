@@ -141,6 +141,14 @@ class MapLayout:
         """Return the replication chain of a vbucket: the names of its nodes, None for a place without a node."""
         return [None if place == NO_NODE else self.nodes[place].address for place in self.chains[vbucket]]
 
+    def list_copies(self, vbucket: int) -> list[str | None]:
+        """Return the replication chain of a vbucket without the places that have no node.
+
+        A place without a node makes durable writes impossible if the others are no majority. A failover wants that, but
+        a move takes replicas away on purpose.
+        """
+        return [name for name in self.list_names(vbucket) if name is not None]
+
     def list_owned(self, index: int) -> list[int]:
         """Return the vbuckets that are active on a node."""
         return [vbucket for vbucket, chain in enumerate(self.chains) if chain[0] == index]

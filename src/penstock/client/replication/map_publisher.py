@@ -10,6 +10,8 @@ from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.replication.map_layout import (
     PUSHED_EPOCH,
     MapLayout,
+    MapNode,
+    MapVersion,
     find_next_version,
     make_map_document,
     read_map_layout,
@@ -41,12 +43,19 @@ class MapPublisher:
         self._shown = dict(shown or {})
         self._hidden = {each: endpoint for endpoint, each in self._shown.items()}
         self._base: Mapping[str, Any] = {}
+        self._version: MapVersion = (0, 0)  # of the layout
+        self._alone: list[MapNode] = []  # nodes that stood alone when they were loaded
         self._documents: list[Mapping[str, Any]] = []
 
     async def close(self) -> None:
         """Close the connections to all nodes."""
         for control in self.controls.values():
             await control.close()
+
+    @property
+    def tls(self) -> bool:
+        """Whether the nodes are connected with TLS."""
+        return self._address.tls
 
     def get_control(self, endpoint: Endpoint) -> NodeControl:
         """Return the control of a node.
@@ -63,10 +72,13 @@ class MapPublisher:
     @property
     def has_shared_map(self) -> bool:
         """Whether the newest map is one of several nodes. A node that stands alone lists all that it has active."""
-        return len(self._base.get("nodesExt", ())) > 1 or self._base.get("revEpoch", 1) >= PUSHED_EPOCH
+        return _is_shared(self._base)
 
     async def load(self, endpoint: Endpoint) -> None:
-        """Read the map of a node. It is used if it is newer than the others, and has all of their nodes.
+        """Read the map of a node. The newest map that several nodes share is used, also after nodes have left it.
+
+        A node that stands alone is added to the layout: its own map has that node only, and every vbucket there. So is
+        a node whose map is older.
 
         Raises:
             RemoteProtocolError: the node has another number of vbuckets than the others, or no map of vbuckets.
@@ -77,12 +89,15 @@ class MapPublisher:
             raise RemoteProtocolError(
                 f"{format_endpoint(*endpoint)} has {len(layout.chains)} vbuckets, expected {len(known.chains)}"
             )
-        is_newest = find_next_version([document]) > find_next_version(self._documents)
-        if all(layout.find_node(node.endpoint) >= 0 for node in known.nodes) and is_newest:
-            self._base, self.layout = document, layout
+        version, is_shared = find_next_version([document]), _is_shared(document)
+        own = [node for node in layout.nodes if not is_shared or node.is_at(endpoint)]
+        may_replace = all(layout.find_node(node.endpoint) >= 0 for node in known.nodes)
+        may_replace = may_replace or (is_shared and self.has_shared_map)
+        if version > self._version and may_replace:
+            self._base, self._version, self.layout = document, version, layout.add_nodes(self._alone)
         else:
-            # The map of a node on its own has that node alone, and every vbucket there.
-            self.layout = known.add_nodes(layout.nodes)
+            self.layout = known.add_nodes(own)
+        self._alone += () if is_shared else own
         self._documents.append(document)
 
     async def publish(self, layout: MapLayout, first: Endpoint | None = None, removed: Iterable[Endpoint] = ()) -> None:
@@ -102,5 +117,9 @@ class MapPublisher:
         for endpoint in sorted(endpoints, key=lambda each: each != first):
             document = make_map_document(self._base, shown, version, self._shown.get(endpoint, endpoint))
             await self.get_control(endpoint).push_map(document)
-        self.layout = layout
+        self.layout, self._version = layout, find_next_version([{"revEpoch": version[0], "rev": version[1]}])
         self._documents.append({"revEpoch": version[0], "rev": version[1]})
+
+
+def _is_shared(document: Mapping[str, Any]) -> bool:
+    return len(document.get("nodesExt", ())) > 1 or document.get("revEpoch", 1) >= PUSHED_EPOCH

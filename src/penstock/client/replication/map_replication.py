@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
 
 from penstock.client.connect.address import Address
-from penstock.client.connect.cluster_map import NO_NODE, Endpoint
+from penstock.client.connect.cluster_map import NO_NODE
+from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.replication.balance_plan import plan_replicas
-from penstock.client.replication.map_layout import MapLayout, find_next_version, read_map_layout
+from penstock.client.replication.map_layout import MapLayout, MapVersion, find_next_version, read_map_layout
 from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.node_control import NodeControl
 from penstock.client.replication.replication_progress import ReplicationProgress
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
-from penstock.errors import Error
+from penstock.client.replication.vbucket_mover import release_strays
+from penstock.errors import Error, OperationTimeout
 from penstock.wire.codec.constants import Dialect, VbucketState
 
 __all__ = ["MapReplication", "list_replicas", "place_replicas"]
@@ -23,95 +28,145 @@ __all__ = ["MapReplication", "list_replicas", "place_replicas"]
 logger = logging.getLogger("penstock.client")
 
 _POLL_SECONDS = 0.5
+_STREAM_POLL_SECONDS = 0.05
 _MAP_SECONDS = 5.0
+"""Time for the answer of a node about its map. The others may know it too."""
+
+Replicas = Mapping[Endpoint, frozenset[int]]
+"""Node -> the vbuckets that have a replica there."""
 
 
-def list_replicas(layout: MapLayout) -> dict[int, frozenset[int]]:
-    """Return the vbuckets whose replicas belong on a node, by the index of the node. A vbucket needs an owner."""
-    found: dict[int, set[int]] = {}
+def list_replicas(layout: MapLayout, *, tls: bool) -> dict[Endpoint, frozenset[int]]:
+    """Return the vbuckets whose replicas belong on each node. A vbucket needs an owner."""
+    found: dict[Endpoint, set[int]] = {}
     for vbucket, (owner, *places) in enumerate(layout.chains):
         for place in places:
             if NO_NODE not in (owner, place):
-                found.setdefault(place, set()).add(vbucket)
-    return {place: frozenset(vbuckets) for place, vbuckets in found.items()}
+                found.setdefault(layout.nodes[place].get_endpoint(tls=tls), set()).add(vbucket)
+    return {endpoint: frozenset(vbuckets) for endpoint, vbuckets in found.items()}
 
 
-async def place_replicas(publisher: MapPublisher, address: Address, count: int) -> None:
-    """Give each vbucket replicas on other nodes than its owner, evenly, and publish the map once they are complete.
+@dataclass(slots=True)
+class _NodeCopy:
+    """The replication to one node.
 
-    Args:
-        publisher: the newest map of the bucket.
-        address: the bucket; its options and credentials are used for all nodes.
-        count: replicas of each vbucket.
-
-    Raises:
-        UsageError: there are too few nodes.
+    Attributes:
+        vbuckets: the vbuckets whose replicas it keeps.
+        replicator: replicates them; None while it connects.
+        progress: its last progress.
+        task: runs it.
     """
-    before = publisher.layout
-    after = before.set_replicas(plan_replicas(before.chains, len(before.nodes), count))
-    nodes, old, new = publisher.list_endpoints(after), list_replicas(before), list_replicas(after)
-    for place, vbuckets in new.items():
-        missing = sorted(vbuckets - old.get(place, frozenset()))
-        if missing:
-            options = ReplicationOptions(vbuckets=missing, protocol=Dialect.DCP, until_caught_up=True)
-            async with _make_replicator(address, nodes, nodes[place], options) as replicator:
-                await replicator.run()
-    for place, endpoint in enumerate(nodes):
-        chains = {vbucket: after.list_names(vbucket) for vbucket in after.list_owned(place)}
-        await publisher.get_control(endpoint).set_chains(chains, VbucketState.ACTIVE)
-    await publisher.publish(after)
-    for place, vbuckets in old.items():
-        await publisher.get_control(nodes[place]).delete_vbuckets(vbuckets - new.get(place, frozenset()))
 
+    vbuckets: frozenset[int]
+    replicator: Replicator | None = None
+    progress: ReplicationProgress | None = None
+    task: asyncio.Task[None] | None = None
 
-def _make_replicator(
-    address: Address, nodes: list[Endpoint], target: Endpoint, options: ReplicationOptions
-) -> Replicator:
-    return Replicator(replace(address, hosts=tuple(nodes)), replace(address, hosts=(target,)), options)
+    def has_copied(self, vbuckets: frozenset[int]) -> bool:
+        """Return whether the node has had all changes of vbuckets that existed at the start."""
+        progress = self.progress
+        is_whole = progress is not None and progress.complete == progress.vbuckets == len(self.vbuckets)
+        return is_whole and vbuckets <= self.vbuckets
+
+    def add(self, vbuckets: frozenset[int]) -> None:
+        """Replicate more vbuckets, without an interruption of the others."""
+        self.vbuckets = vbuckets
+        if self.replicator is not None:
+            self.replicator.add_vbuckets(vbuckets)
+
+    async def stop(self) -> None:
+        """End the replication."""
+        assert self.task is not None
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
 
 
 class MapReplication:
-    """Keeps the replicas of the newest map up to date. Nodes that do not answer are tried again.
+    """Keeps the replicas of the newest map up to date, while it is entered. Nodes that do not answer are tried again.
 
-    Args:
-        address: the bucket, at any of its nodes.
-        report: called with the number of running replicas, and the changes that they lack, several times a second.
+    A replica that another program replicates is left to it, and tried again until that program has ended.
     """
 
-    def __init__(self, address: Address, report: Callable[[int, int], None] = lambda running, lag: None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        report: Callable[[int, int], None] = lambda running, lag: None,
+        planned: Replicas | None = None,
+    ) -> None:
+        """Create a replication without connections.
+
+        Args:
+            address: the bucket, at any of its nodes.
+            report: called with the number of running replicas, and the changes that they lack, several times a second.
+            planned: the replicas to keep instead of those of the map, until `adopt_map`.
+        """
         self._address = address
         self._report = report
         self._controls: dict[Endpoint, NodeControl] = {}
-        self._version = (0, 0)
-        self._layout: MapLayout | None = None
-        self._wanted: dict[Endpoint, frozenset[int]] = {}
-        self._running: dict[Endpoint, asyncio.Task[None]] = {}
-        self._progress: dict[Endpoint, tuple[int, int]] = {}
+        self._version: MapVersion = (0, 0)
+        self._layout = MapLayout((), ())
+        self._planned = planned
+        self._failure: Exception | None = None  # of a planned replica
+        self._copies: dict[Endpoint, _NodeCopy] = {}
 
-    async def run(self) -> None:
-        """Replicate until the task is cancelled."""
-        try:
-            while True:
-                await self._read_maps()
-                await self._follow_map()
-                self._report(*map(sum, zip((0, 0), *self._progress.values(), strict=True)))
-                await asyncio.sleep(_POLL_SECONDS)
-        finally:
-            for task in self._running.values():
-                task.cancel()
-            await asyncio.gather(*self._running.values(), return_exceptions=True)
-            for control in self._controls.values():
-                await control.close()
+    async def __aenter__(self) -> Self:
+        """Start the replication."""
+        self._running = asyncio.get_running_loop().create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+        for copy in self._copies.values():
+            await copy.stop()
+        for control in self._controls.values():
+            await control.close()
+
+    async def wait(self) -> None:
+        """Wait until the task is cancelled: a replication has no end. Raises the error of a node without TLS."""
+        await self._running
+
+    async def copy_replicas(self, replicas: Replicas) -> None:
+        """Keep planned replicas from now on, and wait until they have all changes that existed at the start.
+
+        Raises:
+            Unreachable: a node did not serve for as long as the option retrySeconds.
+            UsageError: a node has one of the vbuckets active.
+        """
+        self._planned, self._failure = replicas, None
+        while not all(self._has_copied(endpoint, vbuckets) for endpoint, vbuckets in replicas.items()):
+            await asyncio.wait({self._running}, timeout=_POLL_SECONDS)
+            if self._running.done():
+                await self._running
+            if self._failure is not None:
+                raise self._failure
+
+    def adopt_map(self, layout: MapLayout) -> None:
+        """Keep the replicas of the map from now on. The layout is that of the newest map, which was just published."""
+        self._layout, self._planned = layout, None
+
+    def _has_copied(self, endpoint: Endpoint, vbuckets: frozenset[int]) -> bool:
+        return endpoint in self._copies and self._copies[endpoint].has_copied(vbuckets)
+
+    async def _run(self) -> None:
+        while True:
+            await self._read_maps()
+            await self._follow_map()
+            found = [copy.progress for copy in self._copies.values() if copy.progress is not None]
+            self._report(sum(each.running for each in found), sum(each.lag for each in found))
+            await asyncio.sleep(_POLL_SECONDS)
+
+    # The map
 
     def _list_nodes(self) -> list[Endpoint]:
-        if self._layout is None:
-            return list(self._address.hosts)
-        return [node.get_endpoint(tls=self._address.tls) for node in self._layout.nodes]
+        nodes = [node.get_endpoint(tls=self._address.tls) for node in self._layout.nodes]
+        return list(dict.fromkeys((*nodes, *self._address.hosts)))
 
     async def _read_maps(self) -> None:
         """Adopt the newest map that a node has."""
-        nodes = dict.fromkeys((*self._list_nodes(), *self._address.hosts))
-        await asyncio.gather(*map(self._read_map, nodes))
+        await asyncio.gather(*map(self._read_map, self._list_nodes()))
 
     async def _read_map(self, endpoint: Endpoint) -> None:
         options = replace(self._address.options, retry_seconds=0.0)
@@ -127,30 +182,86 @@ class MapReplication:
         if version > self._version:
             self._version, self._layout = version, layout
 
+    # The replications of the nodes
+
     async def _follow_map(self) -> None:
         """Start, restart and stop the replications of nodes."""
-        nodes = self._list_nodes()
-        places = {} if self._layout is None else list_replicas(self._layout)
-        wanted = {nodes[place]: vbuckets for place, vbuckets in places.items()}
-        for endpoint, task in tuple(self._running.items()):
-            if wanted.get(endpoint) != self._wanted[endpoint] or task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-                del self._running[endpoint]
-                self._progress.pop(endpoint, None)
-        for endpoint in wanted.keys() - self._running.keys():
-            self._wanted[endpoint] = wanted[endpoint]
-            self._running[endpoint] = asyncio.get_running_loop().create_task(
-                self._replicate(endpoint, nodes, wanted[endpoint])
-            )
+        wanted = list_replicas(self._layout, tls=self._address.tls) if self._planned is None else self._planned
+        for endpoint, copy in tuple(self._copies.items()):
+            assert copy.task is not None
+            if copy.task.done() or copy.vbuckets - wanted.get(endpoint, frozenset()):
+                await copy.stop()
+                del self._copies[endpoint]
+        for endpoint, vbuckets in wanted.items():
+            copy = self._copies.setdefault(endpoint, _NodeCopy(vbuckets))
+            copy.add(vbuckets)
+            if copy.task is None:
+                copy.task = asyncio.get_running_loop().create_task(self._replicate(endpoint, copy))
 
-    async def _replicate(self, target: Endpoint, nodes: list[Endpoint], vbuckets: frozenset[int]) -> None:
+    async def _replicate(self, target: Endpoint, copy: _NodeCopy) -> None:
         def report(progress: ReplicationProgress) -> None:
-            self._progress[target] = (progress.running, progress.lag)
+            copy.progress = progress
 
-        options = ReplicationOptions(vbuckets=sorted(vbuckets), protocol=Dialect.DCP, keeps_active=True)
+        address, is_planned = self._address, self._planned is not None
+        if not is_planned:  # no stream may end because a node of other streams is away for long
+            address = replace(address, options=replace(address.options, retry_seconds=math.inf))
+        options = ReplicationOptions(vbuckets=sorted(copy.vbuckets), protocol=Dialect.DCP, keeps_active=True)
+        source, place = replace(address, hosts=tuple(self._list_nodes())), replace(address, hosts=(target,))
         try:
-            async with _make_replicator(self._address, nodes, target, options) as replicator:
-                await replicator.run(report)
+            async with Replicator(source, place, options) as copy.replicator:
+                copy.replicator.add_vbuckets(copy.vbuckets)  # those that were added while it connected
+                await copy.replicator.run(report)
         except (OSError, Error) as error:
             logger.warning("replicas on %s:%d: %s", *target, error)
+            if is_planned:
+                self._failure = error
+
+
+async def place_replicas(publisher: MapPublisher, replication: MapReplication, count: int) -> None:
+    """Give each vbucket replicas on other nodes than its owner, evenly, and publish the map once they are complete.
+
+    Durable writes need the new replicas from then on, so their replication runs before and after.
+
+    Args:
+        publisher: the newest map of the bucket.
+        replication: copies the replicas that are missing, and keeps those of the map then.
+        count: replicas of each vbucket.
+
+    Raises:
+        UsageError: there are too few nodes, or a node has changes of its own.
+        Unreachable: a node did not serve for as long as the option retrySeconds.
+    """
+    before = publisher.layout
+    after = before.set_replicas(plan_replicas(before.chains, len(before.nodes), count))
+    old, new = (list_replicas(layout, tls=publisher.tls) for layout in (before, after))
+    for endpoint in new:
+        await release_strays(publisher, publisher.get_control(endpoint))
+    missing = {endpoint: vbuckets - old.get(endpoint, frozenset()) for endpoint, vbuckets in new.items()}
+    await replication.copy_replicas({endpoint: vbuckets for endpoint, vbuckets in missing.items() if vbuckets})
+    for place, endpoint in enumerate(publisher.list_endpoints(after)):
+        chains = {vbucket: after.list_names(vbucket) for vbucket in after.list_owned(place)}
+        await publisher.get_control(endpoint).set_chains(chains, VbucketState.ACTIVE)
+    await publisher.publish(after)
+    replication.adopt_map(after)
+    for endpoint, vbuckets in old.items():
+        await _delete_replicas(publisher.get_control(endpoint), vbuckets - new.get(endpoint, frozenset()))
+
+
+async def _delete_replicas(node: NodeControl, vbuckets: frozenset[int]) -> None:
+    """Delete vbuckets once no stream fills them any more, which would create them again.
+
+    A program that keeps the replicas of the map ends these streams when it has read the new map.
+
+    Raises:
+        OperationTimeout: a stream does not end.
+    """
+    ends = tuple(f":stream_{vbucket}_state" for vbucket in vbuckets)
+    for _ in range(round(node.address.options.operation_timeout / _STREAM_POLL_SECONDS) + 1):
+        stats = await node.read_stats("dcp")
+        consumers = {name.removesuffix(":type") for name, value in stats.items() if value == "consumer"}
+        if not any(name.endswith(ends) and name.rpartition(":")[0] in consumers for name in stats):
+            await node.delete_vbuckets(vbuckets)
+            return
+        await asyncio.sleep(_STREAM_POLL_SECONDS)
+    host, port = node.endpoint
+    raise OperationTimeout(f"a stream still fills replicas on {host}:{port}, expected its end after the new map")

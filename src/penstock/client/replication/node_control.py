@@ -126,9 +126,9 @@ class NodeControl:
         wanted = sorted(vbuckets)
         return await self._ask(lambda link, timeout: request_failover_logs(dict.fromkeys(wanted, link), timeout))
 
-    async def read_stats(self, group: str) -> dict[str, str]:
-        """Return a group of statistics."""
-        return await self._ask(lambda link, timeout: link.request_stats(group, timeout))
+    async def read_stats(self, group: str, *, optional: bool = False) -> dict[str, str]:
+        """Return a group of statistics. With `optional`, it is empty if the node does not have the group."""
+        return await self._ask(lambda link, timeout: link.request_stats(group, timeout, optional=optional))
 
     async def set_states(self, vbuckets: Iterable[int], state: VbucketState) -> None:
         """Set the state of vbuckets. A missing vbucket is created."""

@@ -47,6 +47,11 @@ class ReplicaStreams:
         self.phases = dict.fromkeys(vbuckets, ReplicaPhase.WAITING)
         self._outages = Outages(address, clock)
 
+    def add(self, vbuckets: Iterable[int]) -> None:
+        """Add vbuckets that wait for their streams. Those that are known stay in their phase."""
+        for vbucket in vbuckets:
+            self.phases.setdefault(vbucket, ReplicaPhase.WAITING)
+
     def find(self, phase: ReplicaPhase) -> set[int]:
         """Return the vbuckets in a phase."""
         return {vbucket for vbucket, found in self.phases.items() if found is phase}

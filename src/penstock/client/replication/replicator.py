@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from penstock.client.connect.address import Address
 from penstock.client.connect.handshake import COMMANDS, DOCUMENTS
@@ -26,10 +26,12 @@ from penstock.client.replication.replication_progress import CatchUpGoals, Repli
 from penstock.client.replication.target_states import find_new_replicas
 from penstock.client.topology.nodes import Nodes
 from penstock.client.topology.vbucket_reports import VbucketReports
-from penstock.errors import ConnectionClosed, Error, UnsupportedServer, UsageError
+from penstock.errors import ConnectionClosed, Error, Unreachable, UnsupportedServer, UsageError
 from penstock.wire.codec.constants import Dialect, VbucketState
 
 __all__ = ["ReplicationOptions", "Replicator"]
+
+T = TypeVar("T")
 
 _TICK_SECONDS = 0.1
 """Time between two readings of the seqnos."""
@@ -93,9 +95,11 @@ class Replicator:
         # A vbucket that is on no node is no error while others are replicated.
         self._reports = VbucketReports(self._nodes, source)
         self._relays: dict[Endpoint, NodeRelay] = {}
+        self._sources: dict[Endpoint, NodeControl] = {}
         self._watchers: set[asyncio.Task[None]] = set()
         self._owned: dict[Endpoint, set[int]] = {}
         self._goals = CatchUpGoals()
+        self._complete: set[int] = set()
         self._changed = asyncio.Event()
         self._failure: Exception | None = None
         self._closed_bytes = 0
@@ -131,7 +135,8 @@ class Replicator:
         for relay in self._relays.values():
             await relay.relay.close()
         await self._nodes.close()
-        await self._control.close()
+        for control in (self._control, *self._sources.values()):
+            await control.close()
 
     async def run(self, report: Callable[[ReplicationProgress], None] = lambda progress: None) -> ReplicationProgress:
         """Replicate. Ends only if the target owns all vbuckets, or with `until_caught_up`.
@@ -160,6 +165,11 @@ class Replicator:
                     await self._changed.wait()
             if self._failure is not None:
                 raise self._failure
+
+    def add_vbuckets(self, vbuckets: Collection[int]) -> None:
+        """Replicate more vbuckets from now on. Those that it replicates already stay as they are."""
+        self._streams.add(vbuckets)
+        self._changed.set()
 
     def _check_copied(self) -> None:
         if not self._owned:
@@ -279,6 +289,7 @@ class Replicator:
             vbuckets=len(self._streams.phases),
             running=sum(len(self._streams.find(phase)) for phase in phases),
             protocol=",".join(sorted(dialect.value for dialect in dialects)),
+            complete=len(self._complete),
             nodes=nodes,
             copied=copied,
             nbytes=self._closed_bytes + sum(relay.relay.nbytes for relay in self._relays.values()),
@@ -288,20 +299,43 @@ class Replicator:
     async def _read_lag(self) -> tuple[dict[str, int], int]:
         """Return the changes that the target lacks, and those that it has."""
         running = self._streams.find(ReplicaPhase.RUNNING)  # before the seqnos: then they are of the same branch
-        source, target = await self._reports.high_seqnos(), await self._control.read_seqnos()
+        source: dict[int, int] = {}
+        for endpoint in tuple(self._relays):
+            seqnos = await self._ask_source(endpoint, NodeControl.read_seqnos) or {}
+            source |= {vb: seqnos[vb] for vb in self._owned[endpoint] if vb in seqnos}
+        target = await self._control.read_seqnos()
+        reached = self._goals.find_reached(running, source, target)
+        self._complete |= reached
         if self.options.until_caught_up:
-            reached = self._goals.find_reached(running, source, target)
             self._streams.finish(reached & self._streams.find(ReplicaPhase.RUNNING))
         return find_lag(self._owned, source, target), sum(target.get(vb, 0) for vb in self._streams.phases)
 
     async def _read_tap_lag(self) -> dict[str, int]:
         """Return the changes that the sources still have to send. A copy over TAP has other seqnos than its source."""
         found = {}
-        for owner, link in await self._nodes.connect_all():
-            endpoint = self._nodes.map.endpoints[owner]
-            relay = self._relays.get(endpoint)
-            if relay is not None:
-                stats = await link.request_stats("tap", self._source.options.operation_timeout, optional=True)
-                left = stats.get(f"eq_tapq:{relay.name}:total_backlog_size", "0")
-                found[format_endpoint(*endpoint)] = int(left) if left.isdecimal() else 0
+        for endpoint, relay in tuple(self._relays.items()):
+            stats = await self._ask_source(endpoint, lambda control: control.read_stats("tap", optional=True)) or {}
+            left = stats.get(f"eq_tapq:{relay.name}:total_backlog_size", "0")
+            found[format_endpoint(*endpoint)] = int(left) if left.isdecimal() else 0
         return found
+
+    async def _ask_source(self, endpoint: Endpoint, ask: Callable[[NodeControl], Awaitable[T]]) -> T | None:
+        """Return the answer of a source node; None if it does not answer: then its relay ends, and begins again.
+
+        Nodes without a relay are not asked. So a node that is down delays nothing but the vbuckets that it owns.
+        """
+        relay, options = self._relays.get(endpoint), self._source.options
+        if relay is None:
+            return None
+        if endpoint not in self._sources:
+            address = replace(self._source, options=replace(options, retry_seconds=0.0))
+            self._sources[endpoint] = NodeControl(address, endpoint)
+        try:
+            return await ask(self._sources[endpoint])
+        except Unreachable as error:
+            failure: Exception = ConnectionClosed(str(error))
+        except (OSError, Error) as error:
+            failure = error
+        await relay.relay.close()
+        self._fail(endpoint, self._owned[endpoint], failure)
+        return None

@@ -25,7 +25,7 @@ from penstock.errors import ConnectionClosed, OperationTimeout, UsageError
 from penstock.wire.codec.constants import Dialect, VbucketState
 from penstock.wire.codec.flags import StreamFlag
 
-__all__ = ["MoveStep", "MovedVbucket", "Place", "VbucketMover", "find_step"]
+__all__ = ["MoveStep", "MovedVbucket", "Place", "VbucketMover", "find_step", "release_strays"]
 
 _TAKEOVER_SECONDS = 300.0
 """Time for one takeover after the replica has caught up."""
@@ -135,7 +135,7 @@ class VbucketMover:
         left = await self._repair(sorted(vbuckets), old, new)
         if not left:
             return
-        await self._release_strays(new)
+        await release_strays(self._publisher, new)
         await self._release_replicas(left, old, new)
         options = ReplicationOptions(vbuckets=left, protocol=Dialect.DCP, until_caught_up=True)
         async with Replicator(old.address, new.address, options) as replicator:
@@ -185,20 +185,6 @@ class VbucketMover:
         }
         return places.get(layout.chains[vbucket][0], Place.OTHER)
 
-    async def _release_strays(self, new: NodeControl) -> None:
-        """Delete empty active vbuckets of the target that belong to other nodes: a new bucket has all of them.
-
-        Raises:
-            UsageError: such a vbucket has changes, which would be lost.
-        """
-        layout = self._publisher.layout
-        owned = layout.list_owned(layout.require_node(new.endpoint))
-        states = await new.read_states()
-        strays = {vb for vb, state in states.items() if state is VbucketState.ACTIVE}.difference(owned)
-        if strays:
-            find_new_replicas(strays, states, await new.read_seqnos(), overwrite=False)
-            await new.delete_vbuckets(strays)
-
     async def _release_replicas(self, vbuckets: Sequence[int], old: NodeControl, new: NodeControl) -> None:
         """Take the vbuckets from the replicas of the target, so that a running replication ends their streams."""
         layout = self._publisher.layout
@@ -210,15 +196,14 @@ class VbucketMover:
         }
         if replicas:
             after = layout.set_replicas(replicas)
-            chains = {vb: [name for name in after.list_names(vb) if name is not None] for vb in replicas}
-            await old.set_chains(chains, VbucketState.ACTIVE)
+            await old.set_chains({vb: after.list_copies(vb) for vb in replicas}, VbucketState.ACTIVE)
             await self._publisher.publish(after)
 
     async def _take_over(self, vbucket: int, old: NodeControl, new: NodeControl) -> None:
         """Take one vbucket over, publish the map, and delete the vbucket at its former owner."""
         clock = asyncio.get_running_loop().time
         started = clock()
-        chain = {vbucket: self._place(vbucket, new).list_names(vbucket)}
+        chain = {vbucket: self._place(vbucket, new).list_copies(vbucket)}
         await new.set_chains(chain, VbucketState.REPLICA)  # for the first writes after the takeover
         await run_with_retry(lambda: self._run_takeover(vbucket, old, new), old.address, lambda: True)
         await self._finish(vbucket, old, new, started)
@@ -234,7 +219,7 @@ class VbucketMover:
         started = clock() if started is None else started
         layout = self._place(vbucket, new)
         # Once more after the takeover, for servers that refuse the chain of a replica.
-        await new.set_chains({vbucket: layout.list_names(vbucket)}, VbucketState.ACTIVE)
+        await new.set_chains({vbucket: layout.list_copies(vbucket)}, VbucketState.ACTIVE)
         await self._publisher.publish(layout, new.endpoint)
         self._report(MovedVbucket(vbucket, old.endpoint, new.endpoint, clock() - started))
         await old.delete_vbuckets([vbucket])
@@ -282,6 +267,25 @@ class VbucketMover:
             return
         await new.set_states([vbucket], VbucketState.REPLICA)
         await old.set_states([vbucket], VbucketState.ACTIVE)
+
+
+async def release_strays(publisher: MapPublisher, node: NodeControl) -> None:
+    """Delete empty active vbuckets of a node that belong to other nodes: a new bucket has all of them.
+
+    Args:
+        publisher: the newest map of the bucket.
+        node: the node.
+
+    Raises:
+        UsageError: such a vbucket has changes, which would be lost.
+    """
+    layout = publisher.layout
+    owned = layout.list_owned(layout.require_node(node.endpoint))
+    states = await node.read_states()
+    strays = {vb for vb, state in states.items() if state is VbucketState.ACTIVE}.difference(owned)
+    if strays:
+        find_new_replicas(strays, states, await node.read_seqnos(), overwrite=False)
+        await node.delete_vbuckets(strays)
 
 
 async def wait_until_closed(node: NodeControl, name: str) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from penstock.client.connect.cluster_map import NO_NODE
 from penstock.errors import UsageError
 
-__all__ = ["PlannedMove", "plan_balance", "plan_replicas"]
+__all__ = ["PlannedMove", "check_replicas", "plan_balance", "plan_replicas"]
 
 
 class PlannedMove(NamedTuple):
@@ -39,8 +39,16 @@ def plan_balance(owners: Sequence[int], nodes: int) -> list[PlannedMove]:
     return [PlannedMove(vbucket, source, target) for (vbucket, source), target in zip(free, targets, strict=True)]
 
 
+def check_replicas(count: int, nodes: int) -> None:
+    """Raise UsageError if there are too few nodes for a number of replicas."""
+    if count >= nodes:
+        raise UsageError(f"{count} replicas on {nodes} nodes, expected at most {nodes - 1}")
+
+
 def plan_replicas(chains: Sequence[Sequence[int]], nodes: int, count: int) -> dict[int, list[int]]:
     """Return the nodes of the replicas of each vbucket: other nodes than its owner, evenly, the present ones first.
+
+    A vbucket without an owner gets none.
 
     Args:
         chains: by vbucket, the indexes of its owner and of its present replicas, or NO_NODE.
@@ -50,17 +58,17 @@ def plan_replicas(chains: Sequence[Sequence[int]], nodes: int, count: int) -> di
     Raises:
         UsageError: there are too few nodes.
     """
-    if count >= nodes:
-        raise UsageError(f"{count} replicas on {nodes} nodes, expected at most {nodes - 1}")
+    check_replicas(count, nodes)
     loads = [0] * nodes
     planned: dict[int, list[int]] = {}
     share = -(-len(chains) * count // nodes)
-    for vbucket, (owner, *present) in enumerate(chains):
+    owned = {vbucket: chain for vbucket, chain in enumerate(chains) if chain[0] != NO_NODE}
+    for vbucket, (owner, *present) in owned.items():
         kept = [place for place in present if place not in (NO_NODE, owner) and loads[place] < share][:count]
         for place in kept:
             loads[place] += 1
         planned[vbucket] = kept
-    for vbucket, (owner, *_) in enumerate(chains):
+    for vbucket, (owner, *_) in owned.items():
         while len(planned[vbucket]) < count:
             free = (place for place in range(nodes) if place != owner and place not in planned[vbucket])
             chosen = min(free, key=lambda place: loads[place])

@@ -140,7 +140,7 @@ def acknowledge_prepares(session: Session, request: SeqnoAcknowledged) -> bytes:
         raise CloseConnection(
             f"vbucket {vbucket.id}: seqno {request.prepared_seqno} acknowledged, sent up to {stream.cursor.seqno}"
         )
-    producer.bucket.sync_writes.acknowledge(vbucket, producer.consumer_name, request.prepared_seqno)
+    producer.bucket.sync_writes.acknowledge(vbucket, producer.consumer_name, request.prepared_seqno, stream)
     return b""
 
 

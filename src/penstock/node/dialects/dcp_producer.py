@@ -323,7 +323,7 @@ class DcpProducer(StreamProducer):
     def remove_stream(self, stream: ProducerStream) -> None:
         """Forget a stream that has ended, with its takeover and the acknowledgements of its consumer."""
         self._stop_takeover(stream)
-        self.bucket.sync_writes.forget(stream.vbucket, self.consumer_name)
+        self.bucket.sync_writes.forget(stream.vbucket, self.consumer_name, stream)
         super().remove_stream(stream)
 
     def _stop_takeover(self, stream: ProducerStream) -> None:
@@ -333,7 +333,7 @@ class DcpProducer(StreamProducer):
     def stop(self) -> None:
         """Stop all streams, their takeovers and the NOOPs."""
         for stream in self.streams.values():
-            self.bucket.sync_writes.forget(stream.vbucket, self.consumer_name)
+            self.bucket.sync_writes.forget(stream.vbucket, self.consumer_name, stream)
         super().stop()
         self.noops.stop()
         for takeover in self._takeovers.values():

@@ -79,13 +79,15 @@ class DcpConsumer(StreamEndpoint):
 
         Raises:
             NotMyVbucket: the vbucket does not exist, or is active.
-            KeyExists: the vbucket has a stream.
+            KeyExists: the vbucket has a stream, on any connection. Two would store each change
+                twice. Source: kv_engine, DcpConnMap::addPassiveStream.
         """
         vbucket = self.bucket.store.find_existing(request.vbucket)
         if vbucket.history.state is VbucketState.ACTIVE:
             raise NotMyVbucket(f"vbucket {vbucket.id} is active, expected a replica", vbucket=vbucket.id)
-        if vbucket.id in self.streams:
-            raise KeyExists(f"vbucket {vbucket.id} has a stream")
+        for other in self.bucket.listeners:
+            if isinstance(other, DcpConsumer) and vbucket.id in other.streams:
+                raise KeyExists(f"vbucket {vbucket.id} has a stream of {other.name.decode('utf-8', 'replace')}")
         stream = PassiveStream(
             self.bucket,
             self,

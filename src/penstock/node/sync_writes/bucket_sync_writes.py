@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -173,19 +173,19 @@ class BucketSyncWrites:
         write.timer = asyncio.get_running_loop().call_later(limit, self._expire, writes, seqno)
         raise Parked(partial(_wait_for, write))
 
-    def acknowledge(self, vbucket: Vbucket, name: str, seqno: int) -> None:
-        """Record that a replica has stored all prepares of a vbucket up to a seqno."""
+    def acknowledge(self, vbucket: Vbucket, name: str, seqno: int, stream: Hashable) -> None:
+        """Record that a replica has stored all prepares of a vbucket up to a seqno, on a stream."""
         writes = self._active.get(vbucket.id)
         if writes is None and vbucket.history.state is VbucketState.ACTIVE and vbucket.history.prepares.pending:
             writes = self._get_writes(vbucket)
         if writes is not None:
-            writes.monitor.acknowledge(name, seqno)
+            writes.monitor.acknowledge(name, seqno, stream)
             self._settle(writes)
 
-    def forget(self, vbucket: Vbucket, name: str) -> None:
-        """Forget the acknowledgements of a replica whose stream has ended."""
+    def forget(self, vbucket: Vbucket, name: str, stream: Hashable) -> None:
+        """Forget the acknowledgements of a replica on a stream that has ended."""
         if vbucket.id in self._active:
-            self._active[vbucket.id].monitor.forget(name)
+            self._active[vbucket.id].monitor.forget(name, stream)
 
     def settle_persisted(self) -> None:
         """Decide writes that waited for the disk. Call it after each commit."""

@@ -8,7 +8,7 @@ durability_monitor.h.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,13 +54,13 @@ class DurabilityMonitor:
 
     Attributes:
         chains: the replication chains; empty while they are unknown.
-        acknowledged: the seqno up to which each replica has stored all prepares.
+        acknowledged: the seqno up to which each replica has stored all prepares, by its name and its stream.
         persisted_seqno: the seqno up to which this node has all changes on disk.
     """
 
     def __init__(self, chains: Chains) -> None:
         self.chains = chains
-        self.acknowledged: dict[str, int] = {}
+        self.acknowledged: dict[tuple[str, Hashable], int] = {}
         self.persisted_seqno = 0
         self._tracked: dict[int, _TrackedPrepare] = {}
 
@@ -79,13 +79,23 @@ class DurabilityMonitor:
         """Add a prepare. Its seqno is higher than those of all other prepares."""
         self._tracked[prepare.seqno] = _TrackedPrepare(prepare.level)
 
-    def acknowledge(self, name: str, seqno: int) -> None:
-        """Record that a replica has stored all prepares up to a seqno. The seqno of a replica never goes down."""
-        self.acknowledged[name] = max(seqno, self.acknowledged.get(name, 0))
+    def acknowledge(self, name: str, seqno: int, stream: Hashable = None) -> None:
+        """Record that a replica has stored all prepares up to a seqno. The seqno of a stream never goes down.
 
-    def forget(self, name: str) -> None:
-        """Forget the acknowledgements of a replica. Its next stream acknowledges them again."""
-        self.acknowledged.pop(name, None)
+        Args:
+            name: the replica.
+            seqno: the seqno.
+            stream: the stream that the replica has acknowledged the prepares on.
+        """
+        self.acknowledged[name, stream] = max(seqno, self.acknowledged.get((name, stream), 0))
+
+    def forget(self, name: str, stream: Hashable = None) -> None:
+        """Forget the acknowledgements of a stream that has ended.
+
+        The next stream of the replica acknowledges the prepares again, often before this node sees the end of the
+        former one. So the acknowledgements of other streams stay.
+        """
+        self.acknowledged.pop((name, stream), None)
 
     def persist(self, seqno: int) -> None:
         """Record that this node has all changes up to a seqno on disk."""
@@ -111,11 +121,8 @@ class DurabilityMonitor:
     def _is_satisfied(self, seqno: int, level: DurabilityLevel) -> bool:
         if not self.chains or (level > DurabilityLevel.MAJORITY and self.persisted_seqno < seqno):
             return False
-        return all(
-            1 + sum(name is not None and self.acknowledged.get(name, 0) >= seqno for name in chain[1:])
-            >= count_majority(chain)
-            for chain in self.chains
-        )
+        having = {name for (name, _), acknowledged in self.acknowledged.items() if acknowledged >= seqno}
+        return all(1 + len(having.intersection(chain[1:])) >= count_majority(chain) for chain in self.chains)
 
 
 def count_majority(chain: tuple[str | None, ...]) -> int:
