@@ -1,6 +1,12 @@
 """Couchbase's Python SDK on a cluster that nodes join and leave."""
 
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import timedelta
+from itertools import count
+from threading import Event
 
 import pytest
 
@@ -8,9 +14,14 @@ from tests.compat.installed import require_package
 
 require_package("couchbase")
 
+from couchbase.durability import Durability, ServerDurability
+from couchbase.exceptions import DurabilitySyncWriteAmbiguousException
 from couchbase.management.buckets import BucketType, CreateBucketSettings
+from couchbase.options import UpsertOptions
 
-from tests.node.membership.clusters import run_cluster
+from tests.compat.running import Program
+from tests.node.membership.clusters import open_member, run_cluster
+from tests.patience import PATIENCE
 
 KEYS = [f"key{number}" for number in range(64)]
 
@@ -65,3 +76,71 @@ def test_connected_client_uses_the_bucket_while_nodes_leave(nodes, connect_clust
     assert nodes[0].post("/controller/ejectNode", otpNode=nodes.names[1]).status == 200
     documents.upsert("after", 2)
     assert [documents.get(key).value for key in ("before", "after")] == [1, 2]
+
+
+class DurableWrites:
+    """A writer of majority writes to the same keys. It repeats a write whose result is unknown, as clients must.
+
+    Attributes:
+        written: key -> the number that was acknowledged last.
+    """
+
+    def __init__(self, documents):
+        self.written: dict[str, int] = {}
+        self._documents = documents
+        self._over = Event()
+        self._options = UpsertOptions(
+            durability=ServerDurability(Durability.MAJORITY), timeout=timedelta(seconds=PATIENCE)
+        )
+
+    def run(self):
+        """Write until `finish`, and return the number of rounds."""
+        for number in count(1):
+            for key in KEYS:
+                self._write(key, number)
+            if self._over.is_set():
+                return number
+
+    def finish(self):
+        """Let the writer end after a round that has begun already."""
+        self._over.set()
+
+    def _write(self, key, number):
+        while key not in self.written or self.written[key] < number:
+            try:
+                self._documents.upsert(key, number, self._options)
+            except DurabilitySyncWriteAmbiguousException:  # the vbucket has moved before the write was decided
+                continue
+            self.written[key] = number
+
+
+def balance_with_replicas(url):
+    """Return a context with `penstock move --balance --replicas 1`, which keeps the replicas while it runs."""
+    options = ("--balance", "--replicas", "1", "--json", "--from", url)
+    return Program.running([sys.executable, "-m", "penstock", "move", *options])
+
+
+def wait_for_replicas(balancing):
+    balancing.read_until(lambda lines: any("replicas" in json.loads(line) for line in lines))
+
+
+@pytest.mark.long
+def test_majority_writes_go_on_during_balances_with_replicas(nodes, connect_cluster):
+    cluster = connect_cluster(f"couchbase://127.0.0.1:{nodes[0].node.kv_port}")
+    documents, url = cluster.bucket("beer").default_collection(), nodes[0].node.url("beer")
+    with ExitStack() as stack:
+        writes = DurableWrites(documents)
+        with ThreadPoolExecutor(1) as pool, ExitStack() as first:
+            writing = pool.submit(writes.run)
+            try:
+                wait_for_replicas(first.enter_context(balance_with_replicas(url)))
+                stack.enter_context(open_member(nodes[0]))
+                wait_for_replicas(stack.enter_context(balance_with_replicas(url)))
+                first.close()
+            finally:
+                writes.finish()
+            assert writing.result(PATIENCE) > 0
+        rows = nodes[0].get_json("/pools/default/b/beer")["vBucketServerMap"]["vBucketMap"]
+        assert all(len({*row} - {-1}) == 2 for row in rows)
+        assert {place for row in rows for place in row} == {0, 1, 2}
+        assert {key: documents.get(key).value for key in KEYS} == writes.written

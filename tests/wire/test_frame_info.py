@@ -71,7 +71,7 @@ REFUSED = [
     ("no end", "13 01 ffff", Status.EINVAL),
     ("level 0", "11 00", Status.DURABILITY_INVALID_LEVEL),
     ("level 4", "13 04 0001", Status.DURABILITY_INVALID_LEVEL),
-    ("two durabilities", "11 01 11 01", Status.EINVAL),
+    ("two durabilities, one without a level", "11 01 11 00", Status.DURABILITY_INVALID_LEVEL),
     ("stream 0", "22 0000", Status.DCP_STREAMID_INVALID),
     ("half a stream", "21 01", Status.DCP_STREAMID_INVALID),
     ("two streams", "22 0001 22 0001", Status.DCP_STREAMID_INVALID),
@@ -81,8 +81,13 @@ REFUSED = [
     ("a kept expiry of something", "51 01", Status.EINVAL),
     ("no privilege", "60", Status.EINVAL),
     ("half a token", "71 01", Status.EINVAL),
-    ("a barrier twice", "00 00", Status.EINVAL),
+    ("two tokens", "72 0001 72 0001", Status.EINVAL),
 ]
+
+
+def test_first_of_repeated_elements_counts():
+    found = unpack_request_infos(bytes.fromhex("13 01 fde8 50 00 13 02 0064 50 00 11 03"))
+    assert found == RequestInfos(Durability(DurabilityLevel.MAJORITY, 65_000), preserve_ttl=True, barrier=True)
 
 
 @pytest.mark.parametrize(("case", "hexadecimal", "status"), REFUSED, ids=[row[0] for row in REFUSED])

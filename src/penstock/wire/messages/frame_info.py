@@ -31,6 +31,9 @@ __all__ = [
 
 _U16 = Struct(">H")
 _NO_TIMEOUTS = (0, 0xFFFF)
+_REPEATABLE = frozenset((FrameInfoId.BARRIER, FrameInfoId.DURABILITY, FrameInfoId.PRESERVE_TTL))
+"""Elements that may stand several times; the first one counts. Couchbase's C++ core, on which SDKs are built, appends
+an element again whenever it repeats a request, such as after NOT_MY_VBUCKET. Source: kv_engine mcbp_validators.cc."""
 
 
 class Durability(NamedTuple):
@@ -94,8 +97,8 @@ def unpack_request_infos(framing: bytes) -> RequestInfos:
     """Return the contents of a request's framing extras.
 
     Raises:
-        RemoteProtocolError: an element is not well formed, stands twice, or is unknown; not fatal. The status is
-            UNKNOWN_FRAME_INFO, DURABILITY_INVALID_LEVEL, DCP_STREAMID_INVALID or EINVAL.
+        RemoteProtocolError: an element is not well formed, is unknown, or is a user, token or stream for the second
+            time; not fatal. The status is UNKNOWN_FRAME_INFO, DURABILITY_INVALID_LEVEL, DCP_STREAMID_INVALID or EINVAL.
     """
     infos: dict[str, Any] = {}
     privileges = []
@@ -105,10 +108,10 @@ def unpack_request_infos(framing: bytes) -> RequestInfos:
         name, read = _READERS[number]
         if number == FrameInfoId.EXTRA_PRIVILEGE:
             privileges.append(_unpack_text(data))
-        elif name in infos and number != FrameInfoId.STREAM_ID:
+        elif name in infos and number not in (*_REPEATABLE, FrameInfoId.STREAM_ID):
             raise _make_error(f"{FrameInfoId(number).name} twice")
         else:
-            infos[name] = read(data)
+            infos.setdefault(name, read(data))
     if "stream_id" in infos:
         infos["stream_id"] = unpack_stream_id(framing)
     return RequestInfos(**infos, privileges=(*privileges,))
