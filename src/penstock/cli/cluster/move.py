@@ -102,9 +102,9 @@ def move(
 
 async def _move(origin: Address, destination: Address | None, options: MoveOptions, *, as_json: bool) -> None:
     """Move vbuckets, place replicas, and keep these until a signal."""
-    from penstock.client.replication.balance_plan import check_replicas
     from penstock.client.replication.map_publisher import MapPublisher
     from penstock.client.replication.vbucket_mover import VbucketMover
+    from penstock.client.topology.balance_plan import check_replicas
 
     moved = 0
     is_done = False
