@@ -1,5 +1,6 @@
 """An orchestrator whose map has nodes that are down, or that have left since."""
 
+import asyncio
 import socket
 from contextlib import ExitStack, asynccontextmanager
 
@@ -11,6 +12,7 @@ from penstock.client.replication.map_layout import MapLayout, MapNode, make_map_
 from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
 from penstock.node import Node
+from penstock.wire.codec.constants import VbucketState
 from tests.client.peer import in_loop
 from tests.patience import PATIENCE
 
@@ -73,6 +75,32 @@ async def check_replication(first, second, closed_port):
 
 def test_replication_asks_only_the_nodes_that_it_needs(nodes, closed_port):
     check_replication(*nodes, closed_port)
+
+
+@in_loop
+async def check_older_map(first, second):
+    async with Bucket(make_address(first)) as bucket:
+        for key in KEYS:
+            await bucket.upsert(key, b"value")
+    places = tuple(map(make_node, (first.kv_port, second.kv_port)))
+    older, newer = (MapLayout(places, (chain,) * VBUCKETS) for chain in ((1, 0), (0, 1)))
+    options = ReplicationOptions(vbuckets=[0], keeps_active=True, until_caught_up=True)
+    async with orchestrating(first) as publisher:
+        await publisher.get_control(places[1].endpoint).set_states([0, 1], VbucketState.REPLICA)
+        for node in (first, second):
+            await push_map(publisher, node, older, (2, 5))
+        async with Replicator(make_address(first), make_address(second), options) as replicator:
+            replicator.add_vbuckets({1})
+            attempted = asyncio.Event()
+            running = asyncio.create_task(replicator.run(lambda progress: attempted.set()))
+            await asyncio.wait({running, asyncio.create_task(attempted.wait())}, return_when=asyncio.FIRST_COMPLETED)
+            for node in (first, second):
+                await push_map(publisher, node, newer, (2, 6))
+            assert (await running).complete == 2
+
+
+def test_replica_is_copied_once_the_map_of_its_source_is_new(nodes):
+    check_older_map(*nodes)
 
 
 @in_loop

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence, Set
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self, TypeVar
@@ -51,7 +51,8 @@ class ReplicationOptions:
         vbuckets: the vbuckets to replicate; None: all that the target does not own.
         protocol: the dialect; None: DCP if both sides have it, else TAP. Each connection chooses again.
         overwrite: active vbuckets of the target may become replicas and lose their changes.
-        keeps_active: no active vbucket of the target may become a replica, not even an empty one.
+        keeps_active: no active vbucket of the target may become a replica, not even an empty one. The caller knows that
+            the vbuckets are replicas: one that the target owns in the map is tried again with a newer map.
         until_caught_up: end when the target has all changes that the source had at the start.
 
     Raises:
@@ -166,10 +167,12 @@ class Replicator:
             if self._failure is not None:
                 raise self._failure
 
-    def add_vbuckets(self, vbuckets: Collection[int]) -> None:
+    def add_vbuckets(self, vbuckets: Set[int]) -> None:
         """Replicate more vbuckets from now on. Those that it replicates already stay as they are."""
-        self._streams.add(vbuckets)
-        self._changed.set()
+        if not vbuckets <= self._streams.phases.keys():
+            self._nodes.invalidate_map()  # the caller has a newer one
+            self._streams.add(vbuckets)
+            self._changed.set()
 
     def _check_copied(self) -> None:
         if not self._owned:
@@ -190,10 +193,12 @@ class Replicator:
         for owner, vbuckets in by_owner.items():
             if owner < 0:
                 self._fail(owner, vbuckets, ConnectionClosed("no node of the source has the vbucket"))
-            elif endpoints[owner] == self._control.endpoint:
-                self._streams.finish(vbuckets)
-            else:
+            elif endpoints[owner] != self._control.endpoint:
                 await self._start_at(endpoints[owner], vbuckets)
+            elif self.options.keeps_active:
+                self._fail(owner, vbuckets, ConnectionClosed("the map of the source has these vbuckets at the target"))
+            else:
+                self._streams.finish(vbuckets)
 
     async def _start_at(self, endpoint: Endpoint, vbuckets: set[int]) -> None:
         self._owned[endpoint] = {*self._owned.get(endpoint, ()), *vbuckets}
