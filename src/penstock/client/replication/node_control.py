@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from penstock.client.connect.address import Address
 from penstock.client.connect.client_session import ClientSession, open_session
-from penstock.client.connect.handshake import DOCUMENTS
+from penstock.client.connect.handshake import DOCUMENTS, Purpose
 from penstock.client.connect.node_link import ANY_STATUS, NodeLink, make_refusal_error
 from penstock.client.connect.retry import run_with_retry
 from penstock.client.discovery.endpoint import Endpoint
@@ -45,12 +45,13 @@ class NodeControl:
         address: the bucket at this node alone.
     """
 
-    def __init__(self, address: Address, endpoint: Endpoint | None = None) -> None:
+    def __init__(self, address: Address, endpoint: Endpoint | None = None, purpose: Purpose = DOCUMENTS) -> None:
         """Create a control without a connection.
 
         Args:
             address: the bucket.
             endpoint: the node; None: the one host of the address.
+            purpose: the features of the connection. With collections, seqnos include those of aborts and system events.
 
         Raises:
             UsageError: the address has several hosts.
@@ -58,6 +59,7 @@ class NodeControl:
         if endpoint is None and len(address.hosts) > 1:
             raise UsageError(f"{address} has {len(address.hosts)} hosts, expected one node")
         self.address = address if endpoint is None else replace(address, hosts=(endpoint,))
+        self._purpose = purpose
         self._session: ClientSession | None = None
         self._connecting = asyncio.Lock()
 
@@ -89,8 +91,7 @@ class NodeControl:
     async def _ensure_session(self) -> ClientSession:
         async with self._connecting:
             if self._session is None or self._session.link.closed.done():
-                # With collections, seqnos include those of aborts and system events, as the source reports them.
-                self._session = await open_session(self.address, DOCUMENTS)
+                self._session = await open_session(self.address, self._purpose)
             return self._session
 
     async def _run(self, attempt: Callable[[], Awaitable[T]]) -> T:

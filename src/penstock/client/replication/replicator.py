@@ -92,7 +92,8 @@ class Replicator:
         self._source = source
         self._control = NodeControl(target)
         # UPR has no collections, so its seqnos are those of a connection without them.
-        self._nodes = Nodes(source, COMMANDS if self.options.protocol is Dialect.UPR else DOCUMENTS)
+        self._purpose = COMMANDS if self.options.protocol is Dialect.UPR else DOCUMENTS
+        self._nodes = Nodes(source, self._purpose)
         # A vbucket that is on no node is no error while others are replicated.
         self._reports = VbucketReports(self._nodes, source)
         self._relays: dict[Endpoint, NodeRelay] = {}
@@ -334,7 +335,7 @@ class Replicator:
             return None
         if endpoint not in self._sources:
             address = replace(self._source, options=replace(options, retry_seconds=0.0))
-            self._sources[endpoint] = NodeControl(address, endpoint)
+            self._sources[endpoint] = NodeControl(address, endpoint, self._purpose)
         try:
             return await ask(self._sources[endpoint])
         except Unreachable as error:
