@@ -103,12 +103,13 @@ def replicate(
     Over UPR the source sends UPR, and the command translates it to DCP for the target.
 
     With --json, each line is the state at one moment. lag counts the changes that
-    the target lacks, nodes has the lag of each source node.
+    the target lacks, nodes has the lag of each source node. Without --to, replicas
+    counts those that run.
     """
     origin, wanted = resolve_address(source, username, password), ReplicateOptions(**chosen)
     if target is None:
         if wanted != ReplicateOptions():
-            raise UsageError("options of a replication without --to, expected the target node")
+            raise UsageError("--vbucket, --protocol, --until or --overwrite without --to, expected the target node")
         asyncio.run(_keep_replicas(origin, as_json=as_json))
         return
     options, destination = _make_options(wanted), resolve_address(target, username, password)
