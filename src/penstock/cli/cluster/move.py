@@ -14,13 +14,14 @@ from penstock.cli.base.option_parameters import add_options
 from penstock.cli.base.show import format_json_line
 from penstock.cli.cluster.replicate import report_replicas
 from penstock.client.connect.address import Address
+from penstock.client.discovery.endpoint import format_endpoint
 from penstock.errors import UsageError
 from penstock.options import BOOLEAN, list_of, one_of, option, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.client.discovery.endpoint import Endpoint, format_endpoint
+    from penstock.client.discovery.endpoint import Endpoint
     from penstock.client.replication.map_publisher import MapPublisher
     from penstock.client.replication.vbucket_mover import MovedVbucket
 
