@@ -66,7 +66,9 @@ def described(event: ReceiveEvent) -> object:
         of_collections = columns(event, views=False, prefixed=True) if event.dialect is Dialect.DCP else None
         offsets = [*map(int, event.offsets)]
         return offsets, event.end, columns(event, views=False), columns(event, views=True), of_collections
-    return (*event[:-1], str(event.error)) if isinstance(event, MalformedFrame | BrokenInput) else event
+    if isinstance(event, MalformedFrame | BrokenInput):
+        return tuple(str(part) if isinstance(part, RemoteProtocolError) else part for part in event)
+    return event
 
 
 def assert_the_same(data: list[bytes], dialect: Dialect) -> list[object]:
