@@ -14,7 +14,7 @@ from penstock.client.connect.address import MAX_PORT, parse_address
 from penstock.client.connect.cluster_map import NO_NODE, parse_cluster_map
 from penstock.client.connect.node_link import read_error_text
 from penstock.client.feeds.collection_selection import parse_manifest
-from penstock.errors import Error, RemoteProtocolError, Unreachable
+from penstock.errors import Error, RemoteProtocolError, ServiceMissing, Unreachable
 from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.opcodes import Magic, Opcode
@@ -122,7 +122,7 @@ def replace_value(document, path, value):
 def find_error(check, text):
     try:
         check(text)
-    except RemoteProtocolError as error:
+    except (RemoteProtocolError, ServiceMissing) as error:
         return str(error)
     return ""
 
@@ -261,7 +261,7 @@ async def test_invalid_reports_of_streams_are_an_error(text):
 # Readers of JSON
 
 LOCAL = {
-    "client/connect/credentials.py": "a file",
+    "client/login/credentials.py": "a file",
     "client/filters/filter_syntax.py": "an option",
     "spark/source/read_positions.py": "an option",
 }

@@ -202,11 +202,12 @@ class ChangeStream:
             self._recovery.confirm_recovery(delivery.connection_id)
             self.positions.update(delivery.positions)
             chosen = self._feed.content.change_filter.select_changes(delivery.content)
+            is_left_out = len(chosen) < len(delivery.content) and not len(chosen)
             self._passed_logs.update(delivery.logs)
             delivery = delivery._replace(content=chosen, logs=dict(self._passed_logs))
             self._journal.record_delivery(delivery)
             self._unacknowledged.append(delivery)
-            if len(chosen):
+            if not is_left_out:  # a delivery that came without changes reports the end of a snapshot
                 self._passed_logs.clear()
                 return delivery
             self.acknowledge(delivery)
