@@ -19,7 +19,7 @@ from benchmarks.report import Report, make_parser
 from benchmarks.served import run_node
 from benchmarks.stream import Consumed, run_consumer
 
-FRONTS = ("native", "native, read_changes")
+FRONTS = ("native", "read_changes")
 FIRST_BATCH = """
 import sys
 import penstock

@@ -71,7 +71,7 @@ def count_with_loop(url: str) -> int:
 
 WAYS = {
     "native": Way("1", count_with_loop),
-    "native, read_changes": Way("1", count_blocking),
+    "read_changes": Way("1", count_blocking),
     "Python": Way("0", count_with_loop),
 }
 
