@@ -446,6 +446,7 @@ def test_statistics_name_the_consumer(client, streaming):
         (lambda peer: peer.marker(3, 2), S.EINVAL),
         (lambda peer: peer.send(purging_marker(peer, end=9, purge_seqno=10)), S.EINVAL),
         (lambda peer: peer.marker(0, 0), S.ERANGE),
+        (lambda peer: peer.marker(0, 1), S.ERANGE),
         (lambda peer: peer.mutate(1), S.ERANGE),
         (lambda peer: peer.mutate(0), S.EINVAL),
         (lambda peer: peer.mutate(2, nmeta=2), S.EINVAL),
@@ -472,6 +473,18 @@ def test_wrong_messages_are_refused_and_change_nothing(node, streaming, send, st
     streaming.mutate(2)
     streaming.settle()
     assert read_history(node) == (2, 0)
+
+
+def test_marker_of_received_changes_is_refused_and_the_next_snapshot_is_stored(node, streaming):
+    streaming.marker(0, 2)
+    streaming.mutate(1, 2)
+    streaming.marker(1, 2)
+    assert streaming.receive().specific == S.ERANGE
+    streaming.marker(2, 2)  # it starts at the last seqno, as the first marker of a resumed stream may
+    streaming.marker(3, 4)
+    streaming.mutate(3, 4)
+    streaming.settle()
+    assert read_history(node) == (4, 4)
 
 
 @pytest.mark.parametrize(

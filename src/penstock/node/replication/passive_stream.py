@@ -159,7 +159,7 @@ class PassiveStream:
 
         Raises:
             InvalidArguments: the snapshot ends before it starts, or lacks tombstones behind its end.
-            OutOfRange: the vbucket has newer changes than the snapshot.
+            OutOfRange: the vbucket has the changes of the snapshot already.
             CloseConnection: the snapshot before is incomplete.
         """
         start, end, high_seqno = marker.start_seqno, marker.end_seqno, self.vbucket.changes.high_seqno
@@ -168,11 +168,13 @@ class PassiveStream:
         purge_seqno = marker.purge_seqno or 0 if isinstance(marker, SnapshotMarkerV2) else 0
         if purge_seqno > end:
             raise InvalidArguments(f"vbucket {self.vbucket.id}: purge seqno {purge_seqno} in a snapshot up to {end}")
-        if end < high_seqno:
-            raise OutOfRange(f"vbucket {self.vbucket.id}: snapshot up to {end} after seqno {high_seqno}")
+        # The first marker may continue a snapshot of the stream before.
+        resumes_inside = self._snapshot is None and self.vbucket.history.whole_seqno < high_seqno
+        if end < high_seqno or (start < end == high_seqno and not resumes_inside):
+            raise OutOfRange(f"vbucket {self.vbucket.id}: snapshot from {start} to {end} after seqno {high_seqno}")
         if self._snapshot is not None:
             open_start, open_end = self._snapshot
-            if start > open_end:
+            if start > open_end > high_seqno:
                 raise CloseConnection(
                     f"vbucket {self.vbucket.id}: snapshot from {start} while the snapshot up to {open_end} ends at "
                     f"{high_seqno}"
