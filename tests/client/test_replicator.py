@@ -65,6 +65,54 @@ def fresh():
         yield node
 
 
+def test_promoted_replica_stays_active_when_its_replication_connects_again(active, fresh):
+    write(active, 0, 300)
+    (promoted, *others) = fresh.buckets["beer"].store.vbuckets
+
+    def promote():
+        fresh.buckets["beer"].store.vbuckets[0].set_state(VbucketState.ACTIVE)
+        for report in fresh.streams("beer"):
+            fresh.close_streams(report.name, "beer")
+
+    async def main():
+        running: asyncio.Queue[int] = asyncio.Queue()
+        options = ReplicationOptions(overwrite=True)
+        async with Replicator(make_address(active), make_address(fresh), options) as replicator:
+            task = asyncio.create_task(replicator.run(lambda progress: running.put_nowait(progress.running)))
+            while await running.get() < VBUCKETS:
+                continue
+            await asyncio.to_thread(run, fresh, promote)
+            while await running.get() == VBUCKETS:
+                continue
+            while await running.get() < VBUCKETS - 1:  # all others run again
+                continue
+            task.cancel()
+
+    asyncio.run(main())
+    assert promoted.history.state is VbucketState.ACTIVE
+    assert {vbucket.history.state for vbucket in others} == {VbucketState.REPLICA}
+
+
+def test_once_ends_beside_a_running_replication(active, fresh):
+    write(active, 0, 300)
+
+    async def main():
+        running = asyncio.Event()
+        addresses = make_address(active), make_address(fresh)
+        async with Replicator(*addresses) as first:
+            task = asyncio.create_task(
+                first.run(lambda progress: running.set() if progress.running == VBUCKETS else None)
+            )
+            await running.wait()
+            async with Replicator(*addresses, ReplicationOptions(until_caught_up=True)) as second:
+                assert (await second.run()).lag == 0
+            assert not task.done()
+            task.cancel()
+
+    asyncio.run(main())
+    assert read_streams(fresh) == read_streams(active)
+
+
 def test_fresh_node_becomes_a_replica(active, fresh):
     write(active, 0, 300)
     progress = replicate_once(active, fresh)

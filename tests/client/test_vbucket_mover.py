@@ -9,6 +9,7 @@ import pytest
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import parse_address
 from penstock.client.replication.map_publisher import MapPublisher
+from penstock.client.replication.replicator import ReplicationOptions, Replicator
 from penstock.client.replication.vbucket_mover import MovedVbucket, VbucketMover
 from penstock.client.topology.balance_plan import plan_balance
 from penstock.errors import UsageError
@@ -107,6 +108,32 @@ def test_writers_lose_nothing_while_vbuckets_move(nodes):
     move_half(first, second)
     assert run(first, lambda: list_active(first)) == [0, 2, 4, 6, 7]
     assert run(second, lambda: list_active(second)) == [1, 3, 5]
+
+
+@in_loop
+async def move_while_replicating(first, second):
+    source, target = (parse_address(node.url("beer")) for node in (first, second))
+    running = asyncio.Event()
+    writers = Writers(first.url("beer"))
+    async with Replicator(source, target, ReplicationOptions(overwrite=True)) as replicator, writers.running():
+        # Once all replicas run, the moves find them busy. The replication ends when the target owns all vbuckets.
+        replicating = asyncio.create_task(
+            replicator.run(lambda progress: running.set() if progress.running == VBUCKETS else None)
+        )
+        await running.wait()
+        async with moving(first, second) as (mover, _):
+            await mover.move([3], make_endpoint(first), make_endpoint(second))
+            assert not replicating.done()
+            await mover.move(range(VBUCKETS), make_endpoint(first), make_endpoint(second))
+        await replicating
+    await check_documents(second, writers.written)
+
+
+def test_moves_take_vbuckets_over_from_a_running_replication(nodes):
+    first, second = nodes
+    move_while_replicating(first, second)
+    assert run(first, lambda: list_active(first)) == []
+    assert run(second, lambda: list_active(second)) == [*range(VBUCKETS)]
 
 
 @in_loop

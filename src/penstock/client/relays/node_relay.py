@@ -26,6 +26,7 @@ __all__ = [
     "DcpNodeRelay",
     "NodeRelay",
     "Relay",
+    "ReplicaBusy",
     "StreamLost",
     "TapNodeRelay",
     "make_relay_name",
@@ -40,6 +41,10 @@ _MAX_NAME = 200
 
 TAKEOVER = "takeover"
 """Purpose of a relay that takes a vbucket over. Its name has it, so that an interrupted takeover is recognized."""
+
+
+class ReplicaBusy(TemporaryFailure):
+    """Another connection fills the replica. It may be an older connection that has not ended yet."""
 
 
 def make_relay_prefix(source: Endpoint, target: Address, purpose: str = "replication") -> str:
@@ -146,8 +151,7 @@ class DcpNodeRelay:
 
 def _make_error(request: AddStream, reply: Frame) -> Error:
     error = make_refusal_error(request, reply)
-    # An older connection that has not ended yet may have the stream.
-    return TemporaryFailure(str(error)) if isinstance(error, KeyExists) else error
+    return ReplicaBusy(str(error)) if isinstance(error, KeyExists) else error
 
 
 class TapNodeRelay:

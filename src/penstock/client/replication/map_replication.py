@@ -16,6 +16,7 @@ from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.replication.map_layout import MapLayout, MapVersion, find_next_version, read_map_layout
 from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.node_control import NodeControl
+from penstock.client.replication.replica_consumers import find_consumers
 from penstock.client.replication.replication_progress import ReplicationProgress
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
 from penstock.client.replication.vbucket_mover import release_strays
@@ -255,11 +256,8 @@ async def _delete_replicas(node: NodeControl, vbuckets: frozenset[int]) -> None:
     Raises:
         OperationTimeout: a stream does not end.
     """
-    ends = tuple(f":stream_{vbucket}_state" for vbucket in vbuckets)
     for _ in range(round(node.address.options.operation_timeout / _STREAM_POLL_SECONDS) + 1):
-        stats = await node.read_stats("dcp")
-        consumers = {name.removesuffix(":type") for name, value in stats.items() if value == "consumer"}
-        if not any(name.endswith(ends) and name.rpartition(":")[0] in consumers for name in stats):
+        if not await find_consumers(node, vbuckets):
             await node.delete_vbuckets(vbuckets)
             return
         await asyncio.sleep(_STREAM_POLL_SECONDS)

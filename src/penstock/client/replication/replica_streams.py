@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 from enum import Enum, auto
 
 from penstock.client.connect.address import Address
+from penstock.client.relays.node_relay import ReplicaBusy
 from penstock.client.streams.outages import Outages
 
 __all__ = ["ReplicaPhase", "ReplicaStreams"]
@@ -70,6 +71,8 @@ class ReplicaStreams:
     def fail(self, node: Hashable, vbuckets: Collection[int], error: Exception) -> None:
         """Record that vbuckets have no stream, and schedule the next attempt. Vbuckets without one stay as they are.
 
+        A vbucket that another program replicates may wait for as long as that program runs.
+
         Raises:
             Unreachable: the attempts have failed for too long.
             Error, OSError: the failure itself, if it is permanent.
@@ -77,7 +80,7 @@ class ReplicaStreams:
         failed = [vb for vb in vbuckets if self.phases[vb] in (ReplicaPhase.REQUESTED, ReplicaPhase.RUNNING)]
         self._change(failed, ReplicaPhase.WAITING)
         if failed:
-            self._outages.record_failure(node, failed, error)
+            self._outages.record_failure(node, failed, error, had_worked=isinstance(error, ReplicaBusy))
 
     def finish(self, vbuckets: Collection[int]) -> None:
         """Record that vbuckets need no stream any more."""

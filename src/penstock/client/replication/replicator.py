@@ -11,13 +11,20 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Sequence, Set
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from types import TracebackType
 from typing import Self, TypeVar
 
 from penstock.client.connect.address import Address
 from penstock.client.connect.handshake import COMMANDS, DOCUMENTS
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
-from penstock.client.relays.node_relay import DcpNodeRelay, NodeRelay, TapNodeRelay, make_relay_name
+from penstock.client.relays.node_relay import (
+    DcpNodeRelay,
+    NodeRelay,
+    ReplicaBusy,
+    TapNodeRelay,
+    make_relay_name,
+)
 from penstock.client.relays.upr_relay import UprRelay
 from penstock.client.replication.map_layout import read_own_address
 from penstock.client.replication.node_control import NodeControl
@@ -26,7 +33,14 @@ from penstock.client.replication.replication_progress import CatchUpGoals, Repli
 from penstock.client.replication.target_states import find_new_replicas
 from penstock.client.topology.nodes import Nodes
 from penstock.client.topology.vbucket_reports import VbucketReports
-from penstock.errors import ConnectionClosed, Error, Unreachable, UnsupportedServer, UsageError
+from penstock.errors import (
+    ConnectionClosed,
+    Error,
+    TemporaryFailure,
+    Unreachable,
+    UnsupportedServer,
+    UsageError,
+)
 from penstock.wire.codec.constants import Dialect, VbucketState
 
 __all__ = ["ReplicationOptions", "Replicator"]
@@ -102,6 +116,8 @@ class Replicator:
         self._owned: dict[Endpoint, set[int]] = {}
         self._goals = CatchUpGoals()
         self._complete: set[int] = set()
+        self._prepared: set[int] = set()  # vbuckets that this replication has made replicas, or found as replicas
+        self._busy: dict[int, Endpoint] = {}  # vbuckets that another program replicates, and their sources
         self._changed = asyncio.Event()
         self._failure: Exception | None = None
         self._closed_bytes = 0
@@ -204,27 +220,44 @@ class Replicator:
     async def _start_at(self, endpoint: Endpoint, vbuckets: set[int]) -> None:
         self._owned[endpoint] = {*self._owned.get(endpoint, ()), *vbuckets}
         try:
-            await self._prepare(vbuckets)
+            if taken := await self._prepare(vbuckets):
+                vbuckets = vbuckets - taken
+                self._fail(endpoint, taken, TemporaryFailure("another program has made these replicas active"))
             relay = self._relays.get(endpoint) or await self._open_relay(endpoint)
             results = await relay.start(vbuckets)
         except (OSError, Error) as error:
             self._fail(endpoint, vbuckets, error)
             return
         for vbucket, error_found in results.items():
+            if isinstance(error_found, ReplicaBusy):
+                self._busy[vbucket] = endpoint
             if error_found is None:
+                self._busy.pop(vbucket, None)
                 self._streams.accept(vbucket)
             else:
                 self._fail(endpoint, {vbucket}, error_found)
 
-    async def _prepare(self, vbuckets: Collection[int]) -> None:
-        """Make the target's vbuckets replicas."""
+    async def _prepare(self, vbuckets: Set[int]) -> set[int]:
+        """Make the target's vbuckets replicas.
+
+        Only once: a replica that becomes pending or active later was taken over or promoted. To make it a replica again
+        would lose the writes of its clients.
+
+        Returns:
+            The vbuckets that were replicas and are active.
+        """
         states = await self._control.read_states()
+        taken = {vb for vb in vbuckets & self._prepared if states.get(vb) is VbucketState.ACTIVE}
+        waiting = {vb for vb in vbuckets & self._prepared if states.get(vb) is VbucketState.PENDING}
+        vbuckets = vbuckets - taken - waiting
         seqnos = {} if self.options.overwrite else await self._control.read_seqnos()
         new = find_new_replicas(
             vbuckets, states, seqnos, overwrite=self.options.overwrite, keeps_active=self.options.keeps_active
         )
         if new:
             await self._control.set_states(new, VbucketState.REPLICA)
+        self._prepared |= vbuckets
+        return taken
 
     async def _open_relay(self, endpoint: Endpoint) -> NodeRelay:
         """Connect a source node with the target, in the best dialect that both have."""
@@ -304,17 +337,32 @@ class Replicator:
 
     async def _read_lag(self) -> tuple[dict[str, int], int]:
         """Return the changes that the target lacks, and those that it has."""
-        running = self._streams.find(ReplicaPhase.RUNNING)  # before the seqnos: then they are of the same branch
+        shared = await self._find_shared() if self.options.until_caught_up else set()
+        running = (
+            self._streams.find(ReplicaPhase.RUNNING) | shared
+        )  # before the seqnos: then they are of the same branch
         source: dict[int, int] = {}
         for endpoint in tuple(self._relays):
             seqnos = await self._ask_source(endpoint, NodeControl.read_seqnos) or {}
-            source |= {vb: seqnos[vb] for vb in self._owned[endpoint] if vb in seqnos}
+            mine = self._owned[endpoint] | {vb for vb in shared if self._busy[vb] == endpoint}
+            source |= {vb: seqnos[vb] for vb in mine if vb in seqnos}
         target = await self._control.read_seqnos()
         reached = self._goals.find_reached(running, source, target)
         self._complete |= reached
         if self.options.until_caught_up:
-            self._streams.finish(reached & self._streams.find(ReplicaPhase.RUNNING))
+            self._streams.finish(reached & (self._streams.find(ReplicaPhase.RUNNING) | shared))
         return find_lag(self._owned, source, target), sum(target.get(vb, 0) for vb in self._streams.phases)
+
+    async def _find_shared(self) -> set[int]:
+        """Return the vbuckets that another program replicates, and that have the branch of their source."""
+        found: set[int] = set()
+        for endpoint in tuple(self._relays):
+            waiting = self._streams.find(ReplicaPhase.WAITING)
+            busy = {vb for vb, source in self._busy.items() if source == endpoint and vb in waiting}
+            logs = await self._ask_source(endpoint, methodcaller("read_failover_logs", busy)) or {}
+            copies = await self._control.read_failover_logs(logs)
+            found |= {vb for vb, log in logs.items() if log[0] == copies[vb][0]}
+        return found
 
     async def _read_tap_lag(self) -> dict[str, int]:
         """Return the changes that the sources still have to send. A copy over TAP has other seqnos than its source."""

@@ -15,10 +15,11 @@ from penstock.client.connect.address import Address
 from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.connect.retry import run_with_retry
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
-from penstock.client.relays.node_relay import TAKEOVER, DcpNodeRelay, make_relay_prefix
+from penstock.client.relays.node_relay import TAKEOVER, DcpNodeRelay, ReplicaBusy, make_relay_prefix
 from penstock.client.replication.map_layout import MapLayout
 from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.node_control import NodeControl
+from penstock.client.replication.replica_consumers import close_consumer, find_consumers
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
 from penstock.client.replication.target_states import find_new_replicas
 from penstock.errors import ConnectionClosed, OperationTimeout, UsageError
@@ -31,6 +32,8 @@ _TAKEOVER_SECONDS = 300.0
 """Time for one takeover after the replica has caught up."""
 
 _POLL_SECONDS = 0.05
+_BUSY_SECONDS = 0.005
+"""Time between two requests of a takeover: less than another program needs to connect again."""
 
 
 class MovedVbucket(NamedTuple):
@@ -238,9 +241,7 @@ class VbucketMover:
         )
         closing = asyncio.ensure_future(relay.wait_closed())
         try:
-            refusal = (await relay.add_streams([vbucket], StreamFlag.TAKEOVER))[vbucket]
-            if refusal is not None:
-                raise refusal
+            await request_takeover(relay, vbucket, new)
             await asyncio.wait({ended, closing}, timeout=_TAKEOVER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
             closing.cancel()
@@ -286,6 +287,38 @@ async def release_strays(publisher: MapPublisher, node: NodeControl) -> None:
     if strays:
         find_new_replicas(strays, states, await node.read_seqnos(), overwrite=False)
         await node.delete_vbuckets(strays)
+
+
+async def request_takeover(relay: DcpNodeRelay, vbucket: int, node: NodeControl) -> None:
+    """Request the stream that takes a vbucket over.
+
+    Another program may fill the replica. Its connection to the node is closed, since a node accepts one stream of each
+    vbucket. The takeover gets the stream at once, while the other program still connects again.
+
+    Args:
+        relay: the relay of the takeover.
+        vbucket: the vbucket.
+        node: the node that takes it over.
+
+    Raises:
+        UsageError: the node cannot close the other connection.
+        OperationTimeout: the other connection does not end.
+        Error: the node refuses the stream.
+    """
+    closed: set[str] = set()
+    for _ in range(round(node.address.options.operation_timeout / _BUSY_SECONDS) + 1):
+        refusal = (await relay.add_streams([vbucket], StreamFlag.TAKEOVER))[vbucket]
+        if refusal is None:
+            return
+        if not isinstance(refusal, ReplicaBusy):
+            raise refusal
+        names = await find_consumers(node, [vbucket]) - closed
+        for name in names:
+            await close_consumer(node, name)
+        closed |= names
+        if not names:
+            await asyncio.sleep(_BUSY_SECONDS)
+    raise OperationTimeout(f"{node.address} does not end the connections {', '.join(sorted(closed))}")
 
 
 async def wait_until_closed(node: NodeControl, name: str) -> None:

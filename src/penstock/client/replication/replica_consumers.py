@@ -1,0 +1,40 @@
+"""The connections of a node that fill its replicas, as another program sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from penstock.client.replication.node_control import NodeControl
+from penstock.errors import KeyNotFound, StatusError, UsageError
+from penstock.wire.messages.kv import CloseProducer
+
+__all__ = ["close_consumer", "find_consumers"]
+
+_PREFIX = "eq_dcpq:"
+
+
+async def find_consumers(node: NodeControl, vbuckets: Collection[int]) -> set[str]:
+    """Return the names of the DCP connections that fill vbuckets of a node."""
+    stats = await node.read_stats("dcp")
+    names = {name.removesuffix(":type") for name, value in stats.items() if value == "consumer"}
+    ends = tuple(f":stream_{vbucket}_state" for vbucket in vbuckets)
+    found = {name.rpartition(":")[0] for name in stats if name.endswith(ends)}
+    return {name.removeprefix(_PREFIX) for name in found & names}
+
+
+async def close_consumer(node: NodeControl, name: str) -> None:
+    """Close the change-stream connections of a name at a node, if there are any left.
+
+    Raises:
+        UsageError: the server cannot close the connections of other clients.
+    """
+    link = (await node.connect()).link
+    try:
+        await link.request(CloseProducer(key=name.encode()), node.address.options.operation_timeout)
+    except KeyNotFound:
+        return  # it has ended meanwhile
+    except StatusError as error:
+        raise UsageError(
+            f"the connection {name} fills the replica at {node.address} ({error}), expected none: end the program that "
+            "replicates"
+        ) from error
