@@ -487,6 +487,15 @@ def test_marker_of_received_changes_is_refused_and_the_next_snapshot_is_stored(n
     assert read_history(node) == (4, 4)
 
 
+def test_first_repeated_change_of_a_stream_is_logged(streaming, caplog):
+    caplog.set_level("INFO", "penstock.node")
+    streaming.marker(0, 5)
+    streaming.mutate(1, 2, 1, 2)
+    assert [streaming.receive().specific for _ in range(2)] == [S.ERANGE, S.ERANGE]
+    (logged,) = [message for message in caplog.messages if "seqno" in message]
+    assert logged.startswith("vbucket 0: seqno 1, expected one above 2")
+
+
 @pytest.mark.parametrize(
     ("send", "reason"),
     [

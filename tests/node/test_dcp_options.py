@@ -10,7 +10,7 @@ from penstock.wire.codec.flags import OpenFlag, StreamFlag
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status, StreamEndReason
-from penstock.wire.messages.dcp import Deletion, DeletionV2, Expiration, Mutation
+from penstock.wire.messages.dcp import DcpReply, Deletion, DeletionV2, Expiration, Mutation
 from penstock.wire.messages.kv import Flush, Noop, SetVbucket
 from tests.node.wire_client import connected
 
@@ -130,6 +130,39 @@ def test_extended_metadata_counts_for_flow_control(client, consumer):
         assert unacked < 500 + received[-1].size
         consumer.acknowledge(received[-1].size)
     assert consumer.message().reason == StreamEndReason.OK
+
+
+def test_consumer_that_acknowledges_nothing_stops_at_its_window(client, consumer):
+    for number in range(50):
+        client.set(b"%d" % number, bytes(1000))
+    consumer.open()
+    for key, value in (("set_noop_interval", "0.1"), ("enable_noop", "true"), ("connection_buffer_size", "5000")):
+        assert consumer.control(key, value) == S.SUCCESS
+    consumer.stream(end=50)
+    sent = 0
+    noops: list[Frame] = []
+    while len(noops) < 3:  # they come while the window is full
+        frame = consumer.receive()
+        if frame.opcode == Opcode.DCP_NOOP:
+            noops.append(frame)
+            consumer.send(DcpReply(opaque=frame.opaque).encode(Opcode.DCP_NOOP))
+        else:
+            assert not noops
+            sent += frame.size
+    stats = client.stats("dcp")
+    assert 5000 <= sent < 5000 + 1100
+    assert (stats["eq_dcpq:test:unacked_bytes"], stats["eq_dcpq:test:max_buffer_bytes"]) == (str(sent), "5000")
+
+
+def test_first_acknowledgement_of_too_many_bytes_is_logged(consumer, caplog):
+    caplog.set_level("INFO", "penstock.node")
+    consumer.open().control("connection_buffer_size", "5000")
+    for nbytes in (70, 80):
+        consumer.acknowledge(nbytes)
+    assert consumer.status(Noop()) == S.SUCCESS
+    assert [message for message in caplog.messages if "acknowledges" in message] == [
+        "test acknowledges 70 bytes, while 0 are unacknowledged"
+    ]
 
 
 def test_v7_statuses_are_sent_if_enabled(consumer):

@@ -71,6 +71,7 @@ class PassiveStream:
         self._needs_ack = False
         self._hides = False  # the open snapshot left seqnos out
         self._versions = _ReceivedVersions(vbucket.changes)
+        self._has_refused = False
         self._acknowledges = False
         self._acknowledged = 0  # prepares up to this seqno were acknowledged
 
@@ -341,7 +342,11 @@ class PassiveStream:
         """Return the end of the snapshot of a change. Raises OutOfRange if the seqno does not increase."""
         high_seqno = self.vbucket.changes.high_seqno
         if seqno <= high_seqno:
-            raise OutOfRange(f"vbucket {self.vbucket.id}: seqno {seqno} after {high_seqno}")
+            text = f"vbucket {self.vbucket.id}: seqno {seqno}, expected one above {high_seqno}"
+            if not self._has_refused:
+                self._has_refused = True  # a faulty producer may repeat all of its changes
+                logger.info("%s; later refusals of the stream are not logged", text)
+            raise OutOfRange(text)
         end = self._check_seqno(seqno)
         self._hides = self._hides or seqno != high_seqno + 1
         return end

@@ -194,7 +194,7 @@ class StreamProducer(ChangeProducer):
 
     def acknowledge(self, nbytes: int) -> None:
         """Free some bytes of the window."""
-        self.flow.acknowledge(nbytes)
+        self.flow.acknowledge(nbytes, self.name.decode("utf-8", "replace"))
         self.resume()
 
     def handle_response(self, frame: Frame) -> bytes:

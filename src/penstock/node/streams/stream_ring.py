@@ -7,6 +7,7 @@ connections.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -19,6 +20,8 @@ from penstock.wire.codec.frame import Buffer
 from penstock.wire.protocol.stream_state import StreamState
 
 __all__ = ["FlowControl", "StreamRing"]
+
+logger = logging.getLogger("penstock.node")
 
 # Costs in bytes sent: of visiting a stream, and of reading changes of which none is sent.
 _STREAM_COST_BYTES = 8 * 1024
@@ -36,12 +39,13 @@ class FlowControl:
         acked: bytes that the peer has acknowledged, by its own count.
     """
 
-    __slots__ = ("acked", "unacked", "window")
+    __slots__ = ("_has_logged", "acked", "unacked", "window")
 
     def __init__(self) -> None:
         self.window = 0
         self.unacked = 0
         self.acked = 0
+        self._has_logged = False
 
     @property
     def room(self) -> int:
@@ -54,11 +58,18 @@ class FlowControl:
         if not nbytes:
             self.unacked = 0
 
-    def acknowledge(self, nbytes: int) -> None:
+    def acknowledge(self, nbytes: int, name: str) -> None:
         """Free some bytes of the window. More bytes than are unacknowledged free all of them.
 
         `acked` counts all bytes of the message. Source: kv_engine producer.cc, BufferLog::acknowledge.
+
+        Args:
+            nbytes: the bytes that the peer acknowledges.
+            name: the name of the connection, for the log.
         """
+        if self.window and nbytes > self.unacked and not self._has_logged:
+            self._has_logged = True  # a faulty client does it with each message
+            logger.info("%s acknowledges %d bytes, while %d are unacknowledged", name, nbytes, self.unacked)
         if self.window:
             self.acked += nbytes
         self.unacked -= min(nbytes, self.unacked)
