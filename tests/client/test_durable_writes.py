@@ -2,6 +2,7 @@
 
 import json
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -113,7 +114,11 @@ async def test_old_server_has_no_durable_writes():
 async def test_wait_needs_the_copies_of_the_map():
     with Node.running(["beer"], VBUCKETS) as node:
         async with penstock.connect(node.url("beer")) as bucket:
-            await bucket.upsert("a", b"1")
+            cas = await bucket.upsert("a", b"1")
+            cases: tuple[Any, ...] = (cas, [cas])
+            for wrong in cases:
+                with pytest.raises(UsageError, match=rf"token {cas}, expected .* bucket.tokens\(\)"):
+                    await bucket.wait_for(wrong, persisted=1)
             await bucket.wait_for(bucket.tokens(), persisted=1)
             with pytest.raises(UsageError, match="has 1 copies in the cluster map, expected 2"):
                 await bucket.wait_for(bucket.tokens(), replicas=1)

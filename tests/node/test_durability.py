@@ -129,8 +129,9 @@ def test_new_state_ends_the_wait(replicated, client):
 
 def test_topology_without_a_majority_is_refused(replicated, client):
     set_topology(client, "a", None)
-    status = client.status(Set(key=b"k", framing=make_framing(L.MAJORITY)))
-    assert status == S.DURABILITY_IMPOSSIBLE
+    reply = client.ask(Set(key=b"k", framing=make_framing(L.MAJORITY)))
+    assert reply.specific == S.DURABILITY_IMPOSSIBLE
+    assert b"no majority of the nodes in the replication chain [a, no replica]" in reply.value
 
 
 def test_undecided_write_waits_for_its_chain_after_a_restart(tmp_path):

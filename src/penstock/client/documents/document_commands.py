@@ -10,7 +10,7 @@ from penstock.client.documents.document import Document, compute_vbucket, decode
 from penstock.client.documents.document_attributes import OWN_ATTRIBUTE, DocumentAttributes
 from penstock.client.documents.document_requests import DocumentRequests
 from penstock.client.documents.durability_levels import DurabilityName
-from penstock.client.documents.mutation_tokens import MutationToken
+from penstock.client.documents.mutation_tokens import MutationToken, check_tokens
 from penstock.errors import KeyNotFound, UsageError
 from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE
 from penstock.wire.codec.layout import Request
@@ -194,11 +194,11 @@ class DocumentCommands:
             timeout: seconds; None: the operation timeout of the bucket.
 
         Raises:
-            UsageError: the cluster map has fewer copies of a vbucket.
+            UsageError: the cluster map has fewer copies of a vbucket, or `tokens` are none.
             WriteLost: a failover has rolled a write back.
             OperationTimeout: the writes are not there in time.
         """
-        writes = [tokens] if isinstance(tokens, MutationToken) else tokens
+        writes = check_tokens([tokens] if isinstance(tokens, MutationToken) else tokens)
         seconds = self._requests.operation_timeout if timeout is None else timeout
         await self._requests.observer.wait(writes, replicas=replicas, persisted=persisted, timeout=seconds)
 

@@ -6,15 +6,16 @@ that does not grant MUTATION_SEQNO sends no tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import NamedTuple
 
+from penstock.errors import UsageError
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import Request
 from penstock.wire.messages.kv import Delete, Set
 
-__all__ = ["MutationToken", "NewestTokens"]
+__all__ = ["MutationToken", "NewestTokens", "check_tokens"]
 
 _TOKEN = Struct(">QQ")  # the layout of StoreReply; decoding the whole reply would cost a tenth of the rate
 _BRANCH = slice(8)
@@ -31,6 +32,16 @@ class MutationToken(NamedTuple):
     vbucket: int
     vbuuid: int
     seqno: int
+
+
+def check_tokens(tokens: object) -> list[MutationToken]:
+    """Return tokens as a list. Raises UsageError for other values: for example, `upsert` returns a cas."""
+    found = [*tokens] if isinstance(tokens, Iterable) else [tokens]
+    writes = [token for token in found if isinstance(token, MutationToken)]
+    if len(writes) < len(found):
+        (wrong, *_) = (token for token in found if not isinstance(token, MutationToken))
+        raise UsageError(f"token {wrong!r}, expected mutation tokens, as bucket.tokens() returns them")
+    return writes
 
 
 class NewestTokens:

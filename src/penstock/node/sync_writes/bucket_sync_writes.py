@@ -13,7 +13,7 @@ from typing import Final
 from penstock.errors import StatusError, make_status_error
 from penstock.node.answers import CancelWait, Parked, Resume
 from penstock.store.bucket_store import BucketStore
-from penstock.store.documents.durability_monitor import Decision, DurabilityMonitor
+from penstock.store.documents.durability_monitor import Decision, DurabilityMonitor, format_chains
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.vbucket_changes import REFUSED
 from penstock.store.history.vbucket_prepares import Chains
@@ -104,7 +104,7 @@ class BucketSyncWrites:
         """Raise StatusError if the vbucket has too few replicas for a majority."""
         monitor = DurabilityMonitor(self.get_chains(vbucket))
         if not monitor.is_possible:
-            text = f"vbucket {vbucket.id}: no majority of the replication chains {monitor.chains}"
+            text = f"vbucket {vbucket.id}: no majority of the nodes in {format_chains(monitor.chains)}"
             raise make_status_error(Status.DURABILITY_IMPOSSIBLE, text, vbucket=vbucket.id)
 
     def renew(self, vbucket: Vbucket) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "Decision",
     "DurabilityMonitor",
     "find_high_prepared_seqno",
+    "format_chains",
     "get_high_prepared_seqno",
     "parse_chains",
 ]
@@ -47,6 +48,12 @@ class Decision(NamedTuple):
 class _TrackedPrepare:
     level: DurabilityLevel
     is_expired: bool = False
+
+
+def format_chains(chains: Chains) -> str:
+    """Return replication chains as text for a message."""
+    nodes = [", ".join(name or "no replica" for name in chain) for chain in chains]
+    return f"the replication chain [{'] and the chain ['.join(nodes)}]"
 
 
 class DurabilityMonitor:
