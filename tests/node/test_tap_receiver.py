@@ -159,6 +159,13 @@ def test_start_of_a_backfill_empties_the_vbucket(node, client):
     assert get_vbucket(node, 1).changes.items == 0
 
 
+def test_start_of_a_backfill_empties_no_active_vbucket_with_changes(node, client):
+    assert client.status(make_opaque(1)) == Status.SUCCESS
+    client.set(b"k")
+    assert client.status(make_opaque(1)) == Status.NOT_MY_VBUCKET
+    assert get_vbucket(node).changes.items == 1
+
+
 def test_vbucket_state_is_set(client):
     assert client.status(make_state(3, vbucket=1)) == Status.SUCCESS
     assert client.ask(GetVbucket(vbucket=1)).value == b"\0\0\0\3"

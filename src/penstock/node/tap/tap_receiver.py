@@ -193,12 +193,21 @@ def _reset_vbucket(bucket: ServedBucket, vbucket: Vbucket) -> None:
 @MESSAGES.serve(needs=REPLICATE)
 @_make_receiver
 def handle_opaque(bucket: ServedBucket, message: TapOpaqueMessage) -> None:
-    """Handle an opaque message: INITIAL_VBUCKET_STREAM empties the vbucket. All other commands are ignored."""
+    """Handle an opaque message: INITIAL_VBUCKET_STREAM empties the vbucket. All other commands are ignored.
+
+    Raises:
+        NotMyVbucket: the vbucket does not accept changes, or is active and would lose its own changes.
+    """
     command = int.from_bytes(message.engine_private, "big")
     if len(message.engine_private) != _NUMBER_BYTES:
         logger.info("TAP_OPAQUE of %d bytes, expected %d", len(message.engine_private), _NUMBER_BYTES)
     elif command == TapOpaque.INITIAL_VBUCKET_STREAM:
-        _reset_vbucket(bucket, _find_vbucket(bucket, message.vbucket))
+        vbucket = _find_vbucket(bucket, message.vbucket)
+        high_seqno = vbucket.changes.high_seqno
+        if vbucket.history.state is VbucketState.ACTIVE and high_seqno:
+            text = f"vbucket {vbucket.id} is active and has {high_seqno} changes, expected a replica"
+            raise NotMyVbucket(text, vbucket=vbucket.id)
+        _reset_vbucket(bucket, vbucket)
 
 
 @MESSAGES.serve(needs=REPLICATE)
