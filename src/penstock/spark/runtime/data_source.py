@@ -8,6 +8,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from penstock.spark.source.catalog_tables import (
+    find_options,
+    keep_options,
+    list_names,
+    read_table_options,
+    remove_options,
+)
 from penstock.spark.source.readers import DcpReader, DcpStreamReader, FilteringReader
 from penstock.spark.source.source_options import SourceOptions
 from penstock.spark.source.source_schema import make_read_schema
@@ -25,17 +32,24 @@ class DcpDataSource(DataSource):
         return "dcp"
 
     def schema(self) -> StructType:
-        """Return the schema of a read."""
-        return make_read_schema(SourceOptions.parse(self.options))
+        """Return the schema of a read, or that of a table in Spark's catalog."""
+        table = read_table_options(self.options)
+        if table is None:
+            return make_read_schema(SourceOptions.parse(self.options))
+        from penstock.spark.sink.sink_options import SinkOptions  # late: most queries create no table
+
+        only_for_writes = list_names(SinkOptions) - list_names(SourceOptions)
+        for_reads = {name: text for name, text in table.items() if name not in only_for_writes}
+        return keep_options(make_read_schema(SourceOptions.parse(for_reads)), table)
 
     def reader(self, schema: StructType) -> DcpReader:
         """Return the reader of a batch read."""
-        options = SourceOptions.parse(self.options)
-        return (FilteringReader if options.filter_pushdown else DcpReader)(options, schema)
+        options = SourceOptions.parse(find_options(self.options, schema, SourceOptions))
+        return (FilteringReader if options.filter_pushdown else DcpReader)(options, remove_options(schema))
 
     def streamReader(self, schema: StructType) -> DcpStreamReader:
         """Return the reader of a streaming query."""
-        return DcpStreamReader(self.options, schema)
+        return DcpStreamReader(find_options(self.options, schema, SourceOptions), remove_options(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DcpWriter:
         """Return the writer of a batch job."""
@@ -43,7 +57,7 @@ class DcpDataSource(DataSource):
             make_batch_writer,
         )  # late: it loads pandas, and most queries only read
 
-        return make_batch_writer(self.options, schema, overwrite=overwrite)
+        return make_batch_writer(self._find_write_options(schema), remove_options(schema), overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DcpStreamWriter:
         """Return the writer of a streaming query."""
@@ -51,7 +65,12 @@ class DcpDataSource(DataSource):
             make_stream_writer,
         )  # late: it loads pandas, and most queries only read
 
-        return make_stream_writer(self.options, schema, overwrite=overwrite)
+        return make_stream_writer(self._find_write_options(schema), remove_options(schema), overwrite=overwrite)
+
+    def _find_write_options(self, schema: StructType) -> dict[str, str]:
+        from penstock.spark.sink.sink_options import SinkOptions  # late, as its writers
+
+        return find_options(self.options, schema, SinkOptions)
 
 
 def register(spark: SparkSession) -> None:
