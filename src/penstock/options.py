@@ -413,4 +413,5 @@ def format_option(value: object) -> str:
     """Return a value as the text of an option."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return ",".join(value) if isinstance(value, tuple) else str(value)
+    # A command line gives a repeated option as a list.
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

@@ -137,6 +137,22 @@ def test_tail_prints_collections_and_extended_attributes(run, node):
     assert row["xattrs"] == {"_a": "1", "b_base64": "/w=="}
 
 
+@pytest.mark.parametrize(("names", "expected"), [(["s.d"], {"d"}), (["s.d", "_default"], {"d", "k"})])
+def test_tail_takes_collections(run, node, names, expected):
+    served = node.buckets["beer"]
+
+    def make():
+        manifest = served.store.manifests.current.with_scope("s").with_collection("s", "c").with_collection("s", "d")
+        served.change_manifest(manifest)
+        for key in (b"\0k", b"\x09c", b"\x0ad"):
+            served.store.vbuckets[3].set(key, b"{}")
+
+    on_loop(node, make)
+    chosen = [text for name in names for text in ("--collections", name)]
+    done = run("tail", "--from", "beginning", "--until", "now", "--json", "--url", node.url("beer"), *chosen)
+    assert (done.code, {row["key"] for row in done.json_lines if "key" in row}) == (0, expected)
+
+
 def test_bytes_that_are_not_utf8_are_in_base64(on_beer, node):
     async def change():
         async with connect(node.url("beer")) as bucket:
