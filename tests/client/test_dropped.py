@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from penstock import connect
 from penstock.client.connect.dropped_frames import DropReason, describe_drops
+from penstock.client.feeds.collection_selection import CollectionSelection
 from penstock.client.feeds.feed import EndRule, StreamTarget
 from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.errors import OrderViolation
@@ -17,6 +18,7 @@ from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.messages.dcp import DcpReply, SeqnoAdvanced, StreamReq
 from tests.client import dialects
+from tests.client import test_feed_collections as collections
 from tests.client import test_tap_feed as tap
 from tests.client.peer import Script, in_loop
 from tests.client.producer import (
@@ -65,6 +67,14 @@ def received_before(many):
     request = consumer.ask_one()
     consumer.give(accept(request), marker(request, 1, 999), mutations(request, *range(21 - min(many, 20), 21 + many)))
     return consumer.feed, min(many, 20)
+
+
+def other_collection(many):
+    selection = CollectionSelection("inventory", ("nope",))
+    consumer, request = collections.open_stream(selection=selection, follows_names=True)
+    changes = [collections.mutation(request, seqno, collections.HOTEL) for seqno in range(1, many + 1)]
+    consumer.give(marker(request, 1, 999), *changes)
+    return consumer.feed, many
 
 
 def behind_violation(many):
@@ -118,6 +128,7 @@ FEEDS = {
     DropReason.EARLIER_STREAM: earlier_stream,
     DropReason.AFTER_END: behind_end,
     DropReason.RECEIVED_BEFORE: received_before,
+    DropReason.OTHER_COLLECTION: other_collection,
     DropReason.AFTER_VIOLATION: behind_violation,
     DropReason.REPEATED_ADVANCE: repeated_advance,
     DropReason.VBUCKET_STATE: state,
@@ -148,7 +159,7 @@ def test_feed_counts_the_frames_that_it_drops(reason, many):
 
 
 @pytest.mark.parametrize("many", [1, MANY])
-@pytest.mark.parametrize("make", [closed_stream, earlier_stream, behind_end])
+@pytest.mark.parametrize("make", [closed_stream, earlier_stream, behind_end, other_collection])
 def test_dropped_frames_are_acknowledged(make, many):
     """Otherwise the producer would count them against its window for ever."""
     feed, _ = make(many)

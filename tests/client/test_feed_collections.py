@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from penstock.client.connect.dropped_frames import DropReason
 from penstock.client.feeds.collection_selection import (
     CollectionSelection,
     KnownCollections,
@@ -12,14 +13,14 @@ from penstock.client.feeds.collection_selection import (
     qualify_name,
 )
 from penstock.client.feeds.feed import StreamTarget
-from penstock.errors import RemoteProtocolError, UnknownCollection, UsageError
+from penstock.errors import AccessDenied, RemoteProtocolError, UnknownCollection, UsageError
 from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.statuses import Status, StreamEndReason
 from penstock.wire.columns.run_decoder import SMALL_RUN
 from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages import system_event
-from penstock.wire.messages.dcp import Mutation, SeqnoAdvanced, SnapshotMarkerV2, SystemEvent
+from penstock.wire.messages.dcp import CloseStream, Mutation, SeqnoAdvanced, SnapshotMarkerV2, SystemEvent
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.values.collection_key import pack_collection_id
 from tests.client.producer import AT_20, accept, end, make_consumer, marker, refuse
@@ -34,9 +35,9 @@ KNOWN = KnownCollections(
 EVERYTHING = CollectionSelection()
 
 
-def open_stream(targets=None, known=KNOWN, selection=EVERYTHING, xattrs=False):
+def open_stream(targets=None, known=KNOWN, selection=EVERYTHING, **content):
     """Return a consumer and its stream request, which the producer has accepted."""
-    consumer = make_consumer(targets, content=StreamContent(selection=selection, xattrs=xattrs))
+    consumer = make_consumer(targets, content=StreamContent(selection=selection, **content))
     consumer.feed.use_collections(known)
     request = consumer.ask_one()
     consumer.give(accept(request))
@@ -213,6 +214,109 @@ def test_stream_ends_when_all_its_collections_were_dropped():
     rows = consumer.get(marker(request, 1, 5), ended, end(request, StreamEndReason.FILTER_EMPTY))
     assert [row.event for row in rows] == [Event.END_COLLECTION]
     assert consumer.feed.is_done
+
+
+# Streams that follow names. The producer sends the messages of kv_engine, source collections/vbucket_filter.cc.
+
+BOTH = CollectionSelection("inventory", ("airline", "hotel"))
+WITHOUT_AIRLINE = KnownCollections({"inventory": 9}, {("inventory", "hotel"): HOTEL, ("inventory", "bar"): 0x81})
+WITH_NEW_AIRLINE = KnownCollections({"inventory": 9}, {("inventory", "hotel"): HOTEL, ("inventory", "airline"): HIGH})
+
+
+def ended(request, seqno, collection_id, scope_id=9):
+    dropped = system_event.DroppedCollection(6, scope_id, collection_id)
+    return event(request, seqno, SystemEventKind.COLLECTION_END, dropped)
+
+
+def begun(request, seqno, collection_id, name):
+    created = system_event.CreatedCollection(7, 9, collection_id, name)
+    return event(request, seqno, SystemEventKind.COLLECTION_BEGIN, created)
+
+
+@pytest.mark.parametrize("many", [1, SMALL_RUN + 5])
+def test_request_is_wide_until_a_dropped_collection_exists_again(many):
+    consumer, narrow = open_stream(selection=BOTH, follows_names=True)
+    last = mutation(narrow, 6, HOTEL)
+    rows = consumer.get(marker(narrow, 1, 9), mutation(narrow, 4, HOTEL), ended(narrow, 5, AIRLINE), last)
+    assert [row.seqno for row in rows] == [4, 5]
+    assert [type(message) for message in consumer.sent] == [CloseStream]
+    assert consumer.feed.outdated_collections == {0}
+    assert consumer.ask() == []
+    assert consumer.feed.use_collections(WITHOUT_AIRLINE) == ("collection 'inventory.airline'",)
+    wide = consumer.ask_one()
+    assert (wide.start_seqno, wide.snap_end, wide.value) == (5, 9, b'{"scope": "9"}')
+    first = 7 + many
+    found = consumer.get(
+        accept(wide),
+        end(narrow, StreamEndReason.FILTER_EMPTY),
+        marker(wide, 5, first + 9),
+        mutation(wide, 6, HOTEL),
+        *[mutation(wide, seqno, 0x81) for seqno in range(7, first)],
+        begun(wide, first, 0x82, "pub"),
+        begun(wide, first + 1, HIGH, "airline"),
+        mutation(wide, first + 2, HIGH),
+    )
+    assert [(row.seqno, row.collection) for row in found] == [(6, "hotel"), (first + 1, "airline")]
+    assert consumer.feed.dropped.frames[DropReason.OTHER_COLLECTION] == many + 1
+    assert consumer.feed.use_collections(WITH_NEW_AIRLINE) == ()
+    again = consumer.ask_one()
+    assert (again.start_seqno, again.value) == (first + 1, b'{"collections": ["80", "cafef00d"]}')
+    (row,) = consumer.get(accept(again), marker(again, first + 1, first + 9), mutation(again, first + 2, HIGH))
+    assert row.collection == "airline"
+
+
+def test_old_manifest_does_not_bring_a_dropped_collection_back():
+    """After a failover, the manifest of a node may be older than its vbuckets."""
+    consumer, request = open_stream(selection=BOTH, follows_names=True)
+    consumer.give(marker(request, 1, 5), ended(request, 5, AIRLINE))
+    consumer.feed.use_collections(KNOWN)
+    assert consumer.ask_one().value == b'{"scope": "9"}'
+
+
+def test_whole_bucket_is_requested_while_a_selected_scope_is_missing():
+    consumer, request = open_stream(selection=CollectionSelection("inventory"), follows_names=True)
+    assert request.value == b'{"scope": "9"}'
+    dropped = event(request, 6, SystemEventKind.SCOPE_DROP, system_event.DroppedScope(6, 9))
+    assert len(consumer.get(marker(request, 1, 6), ended(request, 5, HOTEL), dropped)) == 2
+    consumer.feed.use_collections(KnownCollections({"_default": 0}, {("_default", "_default"): 0}))
+    wide = consumer.ask_one()
+    assert (wide.start_seqno, wide.value) == (6, b"")
+    created = event(wide, 8, SystemEventKind.SCOPE_CREATE, system_event.CreatedScope(7, 10, "inventory"))
+    (row,) = consumer.get(accept(wide), marker(wide, 7, 8), mutation(wide, 7), created)
+    assert row.event == Event.CREATE_SCOPE
+    consumer.feed.use_collections(KnownCollections({"_default": 0, "inventory": 10}, {}))
+    assert consumer.ask_one().value == b'{"scope": "a"}'
+
+
+@pytest.mark.parametrize(
+    ("known", "status"),
+    [(KNOWN, Status.UNKNOWN_COLLECTION), (WITHOUT_AIRLINE, Status.UNKNOWN_SCOPE), (WITHOUT_AIRLINE, Status.EACCESS)],
+)
+def test_refused_request_is_made_again_with_a_newer_manifest(known, status):
+    """The manifest may change before the request arrives. A user may lack access to the scope of a wide request."""
+    consumer = make_consumer(content=StreamContent(selection=BOTH, follows_names=True))
+    consumer.feed.use_collections(known)
+    consumer.give(refuse(consumer.ask_one(), status))
+    (failure,) = consumer.feed.failures.pop_all()
+    assert f"stream from 0 refused, {status.name}" in str(failure.error)
+    consumer.feed.use_collections(WITH_NEW_AIRLINE)
+    consumer.feed.request_again({3})
+    assert consumer.ask_one().value == b'{"collections": ["80", "cafef00d"]}'
+
+
+def test_refusal_of_selected_collections_to_the_user_is_an_error():
+    consumer = make_consumer(content=StreamContent(selection=BOTH, follows_names=True))
+    consumer.feed.use_collections(KNOWN)
+    with pytest.raises(AccessDenied):
+        consumer.give(refuse(consumer.ask_one(), Status.EACCESS))
+
+
+def test_empty_filter_without_an_event_is_a_failed_stream():
+    consumer, request = open_stream(selection=BOTH, follows_names=True)
+    consumer.give(end(request, StreamEndReason.FILTER_EMPTY))
+    assert consumer.feed.failures
+    assert not consumer.feed.is_done
+    assert consumer.feed.outdated_collections == {0}
 
 
 MISSING = [

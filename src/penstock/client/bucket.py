@@ -34,6 +34,7 @@ from penstock.client.streams.stream_choice import (
     choose_rollback,
     choose_targets,
     make_tap_feed,
+    resumes,
 )
 from penstock.client.streams.time_search import find_positions_at
 from penstock.client.topology.nodes import Nodes
@@ -208,7 +209,7 @@ class Bucket(DocumentCommands):
 
         Raises:
             UsageError: an argument is invalid, or names a vbucket that the bucket does not have.
-            NoSuchCollection: the bucket does not have a selected scope or collection.
+            NoSuchCollection: the bucket does not have a selected scope or collection, and no position is above 0.
         """
         if stop is not None and stop != "now" and not isinstance(stop, Mapping):
             raise UsageError(f"stop is {stop!r}, expected None, 'now' or seqnos by vbucket")
@@ -217,7 +218,7 @@ class Bucket(DocumentCommands):
         content = choose_content(options, defaults, dialect)
         is_mitigated = choose_mitigation(options, defaults, dialect)
         chosen = await self.reports.choose_vbuckets(vbuckets)
-        if content.selection is not None and not content.selection.is_everything:
+        if content.selection is not None and not content.selection.is_everything and not resumes(start):
             await check_selection(self._nodes, self.address, content.selection)
         if isinstance(start, datetime) and dialect is not Dialect.TAP:
             open_keys = partial(self.stream, "beginning", protocol="dcp", values=False)

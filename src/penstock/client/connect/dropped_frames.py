@@ -31,6 +31,9 @@ class DropReason(StrEnum):
     RECEIVED_BEFORE = "received before"
     """The stream restarted from 0 because the producer has purged tombstones; these changes were delivered before."""
 
+    OTHER_COLLECTION = "of a collection that is not selected"
+    """A selected collection does not exist. The stream reads its scope or the bucket, to see its creation."""
+
     AFTER_VIOLATION = "after a frame that violated the order"
     """The connection is closed, and the stream receives them again on the next connection."""
 
@@ -51,7 +54,7 @@ class DropReason(StrEnum):
 EXPECTED_REASONS = frozenset(
     (
         *(DropReason.AFTER_END, DropReason.REPEATED_ADVANCE, DropReason.VBUCKET_STATE, DropReason.STREAM_START),
-        *(DropReason.TAP_OPAQUE, DropReason.UNEXPECTED_REPLY, DropReason.OUTDATED_LOG),
+        *(DropReason.TAP_OPAQUE, DropReason.UNEXPECTED_REPLY, DropReason.OUTDATED_LOG, DropReason.OTHER_COLLECTION),
     )
 )
 """Reasons that also occur in a stream without errors: `penstock tail` does not report them."""

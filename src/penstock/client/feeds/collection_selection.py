@@ -1,27 +1,39 @@
 """The collections that a consumer selects: names in options, ids in the manifest, the filter of a stream request.
 
+A stream request names collections by id, and a collection that is created again has another id. After the end of a
+selected collection, a filter that follows names requests the stream again at exactly that seqno. It requests the ids
+that the names have now. While a name has no id, the stream is wide: it covers the scope, or the bucket. So it has the
+event of the creation and all changes after it. Rows of other collections are dropped here. Thus a position never passes
+a change of a selected collection that was not requested, and saved positions need no ids.
+
 Source: kv_engine docs/Collections.md, "Manifest"; docs/dcp, commands/stream-request.md, "Value".
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec import Meta, Struct
 
 from penstock.client.filters.change_filter import ALL_CHANGES, ChangeFilter
 from penstock.errors import NoSuchCollection, UsageError
+from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.collection_names import DEFAULT_NAME, CollectionNames
+from penstock.wire.columns.schema import Change, Event
 from penstock.wire.values.peer_json import read_peer_json
 
 __all__ = [
+    "EVERYTHING",
     "PLAIN_CONTENT",
     "CollectionFilter",
     "CollectionSelection",
     "KnownCollections",
+    "RequestedCollections",
     "StreamContent",
     "parse_manifest",
     "qualify_name",
@@ -45,6 +57,13 @@ class KnownCollections(NamedTuple):
             names.add_scope(scope_id, scope)
         for (scope, name), collection_id in self.collections.items():
             names.add_collection(collection_id, self.scopes[scope], name)
+
+    def without_ids(self, scopes: Collection[int], collections: Collection[int]) -> KnownCollections:
+        """Return the scopes and collections without those that have one of these ids."""
+        return KnownCollections(
+            {name: each for name, each in self.scopes.items() if each not in scopes},
+            {name: each for name, each in self.collections.items() if each not in collections},
+        )
 
 
 _Id = Annotated[str, Meta(pattern="^[0-9a-fA-F]{1,8}$")]
@@ -127,30 +146,55 @@ class CollectionSelection:
         """Whether only the default collection is selected, which a node without collections has too."""
         return [qualify_name(name, self.scope) for name in self.collections] == [(DEFAULT_NAME, DEFAULT_NAME)]
 
-    def encode_filter(self, known: KnownCollections) -> bytes:
-        """Return the value of a stream request for this selection.
+    def list_names(self) -> list[tuple[str, str]]:
+        """Return the scope and the name of each collection. Raises UsageError for an invalid name."""
+        return [qualify_name(name, self.scope) for name in self.collections]
+
+    def choose_request(self, known: KnownCollections) -> RequestedCollections:
+        """Return the collections to request. They are more than the selected ones while a selected name has no id.
 
         Args:
-            known: the scopes and collections of the bucket.
-
-        Returns:
-            JSON with ids in hexadecimal; empty if everything is selected.
-
-        Raises:
-            NoSuchCollection: the bucket does not have the scope or a collection.
-            UsageError: a name is invalid.
+            known: the scopes and collections of the node.
         """
         if self.is_everything:
-            return b""
+            return EVERYTHING
         if self.scope and self.scope not in known.scopes:
-            raise NoSuchCollection(f"the bucket has no scope {self.scope!r}")
+            return RequestedCollections(missing=(f"scope {self.scope!r}",))
         if not self.collections:
-            return json.dumps({"scope": f"{known.scopes[self.scope]:x}"}).encode()
-        names = [qualify_name(name, self.scope) for name in self.collections]
-        if missing := [".".join(name) for name in names if name not in known.collections]:
-            raise NoSuchCollection(f"the bucket has no collection {missing[0]!r}")
-        ids = sorted({known.collections[name] for name in names})
-        return json.dumps({"collections": [f"{each:x}" for each in ids]}).encode()
+            return RequestedCollections(scope_id=known.scopes[self.scope])
+        names = self.list_names()
+        if missing := tuple(f"collection {'.'.join(name)!r}" for name in names if name not in known.collections):
+            scopes = {scope for scope, _ in names}
+            only_scope = known.scopes.get(scopes.pop()) if len(scopes) == 1 else None
+            return RequestedCollections(scope_id=only_scope, missing=missing)
+        return RequestedCollections(ids=frozenset(known.collections[name] for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedCollections:
+    """The collections of a stream request: some collections, a scope, or by default the whole bucket.
+
+    Attributes:
+        ids: the ids of the collections.
+        scope_id: the id of the scope.
+        missing: the selected scope or collections that the node does not have. If there are any, the stream is wide:
+            it has the events of their creation, and changes of other collections.
+    """
+
+    ids: frozenset[int] = frozenset()
+    scope_id: int | None = None
+    missing: tuple[str, ...] = ()
+
+    @property
+    def value(self) -> bytes:
+        """The value of the request: JSON with ids in hexadecimal; empty for the whole bucket."""
+        if self.scope_id is not None:
+            return json.dumps({"scope": f"{self.scope_id:x}"}).encode()
+        return json.dumps({"collections": [f"{each:x}" for each in sorted(self.ids)]}).encode() if self.ids else b""
+
+
+EVERYTHING = RequestedCollections()
+"""The request for the whole bucket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +208,8 @@ class StreamContent:
         change_history: whether older versions of documents are included, in DCP and if the node keeps them.
         values: whether changes have values. If not, DCP and TAP do not send them.
         change_filter: chooses changes by key and value.
+        follows_names: whether the streams go on after the end of a selected collection, and read a later one with its
+            name. If not, they read the collections that have the names at first, and end with them.
     """
 
     selection: CollectionSelection | None = None
@@ -171,6 +217,7 @@ class StreamContent:
     change_history: bool = False
     values: bool = True
     change_filter: ChangeFilter = ALL_CHANGES
+    follows_names: bool = False
 
 
 PLAIN_CONTENT = StreamContent()
@@ -181,34 +228,119 @@ class CollectionFilter:
     """The collections that a consumer requests, over one connection after another.
 
     Attributes:
-        request_value: the value of the stream requests; empty for everything, and before `resolve_names`.
+        outdated: numbers of the connections whose node must be asked for its collections before the next request.
+        wide_vbuckets: the vbuckets whose last request was wide, see RequestedCollections.
     """
 
-    def __init__(self, selection: CollectionSelection) -> None:
-        self.request_value = b""
+    def __init__(self, selection: CollectionSelection, *, follows_names: bool = False) -> None:
+        self.outdated: set[int] = set()
+        self.wide_vbuckets: set[int] = set()
         self._selection = selection
+        self._follows_names = follows_names
+        self._selected = frozenset(selection.list_names())
         self._names: CollectionNames | None = None
+        self._first = EVERYTHING
+        self._requests: dict[int, RequestedCollections] = {}
+        self._dropped_collections: set[int] = set()
+        """Ids whose end has arrived. The manifest of a node may be older than its vbuckets after a failover."""
+        self._dropped_scopes: set[int] = set()
 
-    def resolve_names(self, known: KnownCollections | None) -> CollectionNames | None:
-        """Return the names for the rows of a connection, by id.
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The selected scope or collections that a connected node does not have."""
+        return tuple(sorted({name for each in self._requests.values() for name in each.missing}))
+
+    def resolve_names(self, known: KnownCollections | None, connection_id: int = 0) -> CollectionNames | None:
+        """Choose the request of a connection, and return the names for its rows, by id.
 
         Args:
             known: the scopes and collections of the node; None if it has no collections.
+            connection_id: the number of the connection.
 
         Returns:
             The names; None if `known` is None.
 
         Raises:
-            NoSuchCollection: the bucket does not have the selected collections.
+            NoSuchCollection: the bucket does not have the selected collections, and the filter does not follow names.
             UsageError: the node has no collections.
         """
+        self.outdated.discard(connection_id)
         if known is None:
             if self._names is not None or not (self._selection.is_everything or self._selection.is_default):
                 raise UsageError("collections are selected, but the node or the dialect does not support collections")
             return None
-        if self._names is None:
+        if self._follows_names:
+            left = known.without_ids(self._dropped_scopes, self._dropped_collections)
+            self._requests[connection_id] = self._selection.choose_request(left)
+        elif self._names is None:
             # Only once: a later collection with the same name has another id, and its changes continue no stream.
-            self.request_value = self._selection.encode_filter(known)
-            self._names = CollectionNames()
+            self._first = self._selection.choose_request(known)
+            if self._first.missing:
+                raise NoSuchCollection(f"the bucket has no {self._first.missing[0]}")
+        self._names = self._names or CollectionNames()
         known.register_names(self._names)
         return self._names
+
+    def forget_connection(self, connection_id: int | None) -> None:
+        """Forget the request of a connection; of all connections if `connection_id` is None."""
+        for each in [*self._requests] if connection_id is None else [connection_id]:
+            self._requests.pop(each, None)
+            self.outdated.discard(each)
+
+    def take_request(self, vbucket: int, connection_id: int) -> RequestedCollections:
+        """Return the collections for the request of a vbucket's stream, which is sent now."""
+        requested = self._requests.get(connection_id, self._first)
+        (self.wide_vbuckets.add if requested.missing else self.wide_vbuckets.discard)(vbucket)
+        return requested
+
+    # streams of a filter that follows its names
+
+    def is_selected(self, scope: str | None, collection: str | None) -> bool:
+        """Return whether a row with these names is selected. An event of a scope has no collection."""
+        return (scope, collection) in self._selected if self._selected else scope == self._selection.scope
+
+    def select_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the selected rows of a batch of documents."""
+        assert self._names is not None
+        owners = batch.column("collection_id")
+        chosen = [each for each in owners.unique().to_pylist() if self.is_selected(*self._names.find_collection(each))]
+        return batch.filter(pc.is_in(owners, pa.array(chosen, owners.type)))
+
+    def record_event(self, requested: RequestedCollections, event: Change, connection_id: int) -> bool:
+        """Record an event of a stream, and return whether the stream must be requested again after it.
+
+        Args:
+            requested: the requested collections of the stream.
+            event: the row of the event.
+            connection_id: the number of the connection.
+        """
+        if not self._follows_names:
+            return False
+        is_over = False
+        if event.event == Event.END_COLLECTION and event.collection_id in requested.ids:
+            self._dropped_collections.add(event.collection_id)
+            is_over = True
+        elif event.event == Event.DROP_SCOPE and requested.scope_id is not None:
+            self._dropped_scopes.add(requested.scope_id)  # such a stream has no events of other scopes
+            is_over = True
+        elif event.event in (Event.BEGIN_COLLECTION, Event.CREATE_SCOPE) and requested.missing:
+            is_over = self.is_selected(event.scope, event.collection)
+        if is_over:
+            self.outdated.add(connection_id)
+        return is_over
+
+    def record_end(self, requested: RequestedCollections, connection_id: int, status: int) -> bool:
+        """Record why a stream was refused or ended, and return whether it may go on with the ids of a newer manifest.
+
+        Args:
+            requested: the requested collections of the stream.
+            connection_id: the number of the connection.
+            status: the status of the refusal; UNKNOWN_COLLECTION after an end because all collections were dropped.
+        """
+        reasons = {Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE}
+        if requested.missing:
+            reasons.add(Status.EACCESS)  # the user may have access to the collection, once it exists
+        if not self._follows_names or not (requested.value or requested.missing) or status not in reasons:
+            return False
+        self.outdated.add(connection_id)
+        return True

@@ -179,6 +179,8 @@ class ConsumerFeed(ABC):
             supports them.
         deliveries: deliveries that were not handed out yet; the oldest is on the left.
         dump: decides whether all existing changes have arrived.
+        outdated_collections: numbers of the connections whose stream requests wait until `use_collections` gets the
+            collections of their node again.
         dialect, vbuckets, window, connection_ids, failures, recovering: as in FeedState.
         given_up, pending_ends, dropped: as in FeedState.
     """
@@ -206,6 +208,7 @@ class ConsumerFeed(ABC):
         self.content = content
         state.context.xattrs, state.context.values = content.xattrs, content.values
         self.dump = dump
+        self.outdated_collections: Collection[int] = ()
         self.dialect, self.vbuckets, self.window = state.dialect, state.vbuckets, state.window
         self.deliveries = state.output.deliveries
         self.connection_ids, self.failures, self.recovering = state.connection_ids, state.failures, state.recovering
@@ -225,17 +228,22 @@ class ConsumerFeed(ABC):
     def find_unfinished(self) -> Collection[int]:
         """Return the vbuckets that will send more changes."""
 
-    def use_collections(self, known: KnownCollections | None) -> None:
-        """Use the collections of a new connection.
+    def use_collections(self, known: KnownCollections | None, connection_id: int = 0) -> tuple[str, ...]:
+        """Use the collections of a connection's node.
 
         Args:
-            known: the scopes and collections of its node; None if the connection has no collections.
+            known: the scopes and collections of the node; None if the connection has no collections.
+            connection_id: the number of the connection.
+
+        Returns:
+            The selected scopes and collections that the connected nodes do not have.
 
         Raises:
             UsageError: the dialect does not support collections.
         """
         if known is not None:
             raise UsageError(f"{self.dialect} knows no collections")
+        return ()
 
     @property
     @abstractmethod

@@ -64,19 +64,35 @@ class Feed(ConsumerFeed):
         rules = DIALECT_RULES[dialect]
         output = StreamOutput(window, flow_control=rules.flow_control, deliver_positions=deliver_positions)
         state = FeedState(dialect, vbuckets, window, output)
-        self._filter = None if content.selection is None else CollectionFilter(content.selection)
+        selection, follows_names = content.selection, content.follows_names
+        self._filter = None if selection is None else CollectionFilter(selection, follows_names=follows_names)
         self._streams = StreamSet(state, output, targets, end_rule)
         self._requests = StreamRequests(state, self._streams, self._filter)
         self._acknowledged = output
         arrivals = StreamMessages(state, output, self._streams, self._requests, self._filter, end_rule=end_rule)
         super().__init__(state, {vb: each.position for vb, each in targets.items()}, content, arrivals, DumpProgress())
         self.noop = rules.noop
+        if self._filter is not None:
+            self.outdated_collections = self._filter.outdated
         self.forget_connection()
 
-    def use_collections(self, known: KnownCollections | None) -> None:
-        """Use the collections of a new connection. Raises UsageError if it does not have the selected collections."""
-        if self._filter is not None:
-            self._state.context.collections = self._filter.resolve_names(known)
+    def use_collections(self, known: KnownCollections | None, connection_id: int = 0) -> tuple[str, ...]:
+        """Use the collections of a connection's node.
+
+        Args:
+            known: the scopes and collections of the node; None if the connection has no collections.
+            connection_id: the number of the connection.
+
+        Returns:
+            The selected scopes and collections that the connected nodes do not have.
+
+        Raises:
+            UsageError: the node has no collections, or lacks selected ones and the streams do not follow names.
+        """
+        if self._filter is None:
+            return ()
+        self._state.context.collections = self._filter.resolve_names(known, connection_id)
+        return self._filter.missing
 
     def find_unfinished(self) -> Collection[int]:
         """Return the vbuckets that will send more changes."""
@@ -116,6 +132,8 @@ class Feed(ConsumerFeed):
         """
         lost = super().forget_connection(connection_id)
         self._acknowledged.forget_unacked(connection_id)
+        if self._filter is not None:
+            self._filter.forget_connection(connection_id)
         self._requests.forget_connection(connection_id, lost)
         return lost
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.client.connect.dropped_frames import DropReason
+from penstock.client.feeds.collection_selection import CollectionFilter
 from penstock.client.feeds.consumer_feed import FeedState
 from penstock.client.feeds.dialect_rules import (
     AcceptedAnswer,
@@ -36,10 +37,17 @@ _EVENTS: dict[type[Answer], StreamEvent] = {
 class StreamAnswers:
     """Processes answers, in any dialect with one stream for each vbucket."""
 
-    def __init__(self, state: FeedState, streams: StreamSet, requests: StreamRequests) -> None:
+    def __init__(
+        self,
+        state: FeedState,
+        streams: StreamSet,
+        requests: StreamRequests,
+        collection_filter: CollectionFilter | None,
+    ) -> None:
         self._state = state
         self._streams = streams
         self._requests = requests
+        self._filter = collection_filter
 
     def handle_answer(self, frame: Frame) -> None:
         """Process the answer to a request for a stream or for a failover log.
@@ -90,9 +98,14 @@ class StreamAnswers:
     def _on_refused(self, stream: VbucketStream, status: int) -> None:
         about = f"vbucket {stream.vbucket}: stream from {stream.position.seqno} refused, {name_status(status)}"
         error = make_status_error(status, about, opaque=stream.opaque, vbucket=stream.vbucket)
-        if not error.retriable:
+        if self._filter and self._filter.record_end(stream.requested, stream.connection_id, status):
+            missing = " and ".join(stream.requested.missing)
+            hint = f"; it reads more than the selection because the bucket has no {missing}" if missing else ""
+            self._streams.record_failure(stream, ConnectionClosed(f"{about}{hint}"))
+        elif error.retriable:
+            self._streams.record_failure(stream, error)
+        else:
             raise error
-        self._streams.record_failure(stream, error)
 
     def _on_rollback(self, stream: VbucketStream, answer: RollbackAnswer | UnknownBranchAnswer) -> None:
         position, policy = stream.position, stream.policy

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from penstock.client.connect.dropped_frames import DropReason
+from penstock.client.feeds.collection_selection import CollectionFilter
 from penstock.client.feeds.consumer_feed import FeedState
 from penstock.client.feeds.stream_order import (
     NONE_WANTED,
@@ -23,6 +24,7 @@ from penstock.wire.columns.heads import Run
 from penstock.wire.columns.inflation import gather_plain_heads, inflate_run
 from penstock.wire.columns.message_decoder import decode_messages
 from penstock.wire.columns.run_decoder import SMALL_RUN, decode_columns
+from penstock.wire.columns.schema import Change
 from penstock.wire.protocol.stream_state import StreamEvent, advance_state
 
 __all__ = ["StreamChanges"]
@@ -31,10 +33,19 @@ __all__ = ["StreamChanges"]
 class StreamChanges:
     """Processes runs of changes, as columns or one by one."""
 
-    def __init__(self, state: FeedState, streams: StreamSet, requests: StreamRequests, *, end_rule: EndRule) -> None:
+    def __init__(
+        self,
+        state: FeedState,
+        streams: StreamSet,
+        requests: StreamRequests,
+        collection_filter: CollectionFilter | None,
+        *,
+        end_rule: EndRule,
+    ) -> None:
         self._state = state
         self._streams = streams
         self._requests = requests
+        self._filter = collection_filter
         self._exact_end = end_rule is EndRule.EXACT
 
     def receive_run(self, run: Run) -> None:
@@ -57,8 +68,8 @@ class StreamChanges:
             except OrderViolation:
                 dropped.add(DropReason.AFTER_VIOLATION, len(changes) - place)
                 raise
-            if is_wanted:
-                output.rows.append(change)
+            if stream is not None and is_wanted:
+                self.deliver_change(stream, change)
 
     def _receive_columns(self, run: Run) -> None:
         output, context = self._state.output, self._state.context
@@ -69,6 +80,9 @@ class StreamChanges:
         keep, violation = check_run_order(heads, self._accept_part, self._state.dropped)
         if keep is not None:
             batch = batch.filter(pa.array(keep))
+        if self._filter and self._filter.wide_vbuckets and batch.num_rows:
+            rows, batch = batch.num_rows, self._filter.select_rows(batch)
+            self._state.dropped.add(DropReason.OTHER_COLLECTION, rows - batch.num_rows)
         if batch.num_rows:
             output.deliver(batch)
         if violation is not None:
@@ -82,6 +96,14 @@ class StreamChanges:
         """
         stream = self._find_open_stream(part.vbucket, part.opaque, part.end_row - part.start_row)
         return NONE_WANTED if stream is None else self.accept_seqnos(stream, part.first_seqno, part.last_seqno)
+
+    def deliver_change(self, stream: VbucketStream, change: Change) -> None:
+        """Deliver an accepted change of a document or a collection, if a wide stream's change is selected."""
+        is_wide = bool(stream.requested.missing)
+        if is_wide and self._filter and not self._filter.is_selected(change.scope, change.collection):
+            self._state.dropped.add(DropReason.OTHER_COLLECTION)
+        else:
+            self._state.output.rows.append(change)
 
     def accept_change(self, stream: VbucketStream, seqno: int) -> bool:
         """Move the position of an open stream over a change. Raises the errors of `accept_seqnos`.

@@ -23,7 +23,7 @@ from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.codec.frame import Frame, join_frame
 from penstock.wire.codec.layout import Message, decode_frame
 from penstock.wire.codec.opcodes import Magic
-from penstock.wire.codec.statuses import StreamEndReason
+from penstock.wire.codec.statuses import Status, StreamEndReason
 from penstock.wire.columns.heads import Run
 from penstock.wire.columns.schema import signed64
 from penstock.wire.messages.dcp import DcpNoop, SeqnoAdvanced, SnapshotMarker, SnapshotMarkerV2, StreamEnd, SystemEvent
@@ -50,8 +50,8 @@ class StreamMessages:
         self._streams = streams
         self._requests = requests
         self._filter = collection_filter
-        self._answers = StreamAnswers(state, streams, requests)
-        self._changes = StreamChanges(state, streams, requests, end_rule=end_rule)
+        self._answers = StreamAnswers(state, streams, requests, collection_filter)
+        self._changes = StreamChanges(state, streams, requests, collection_filter, end_rule=end_rule)
 
     def on_run(self, run: Run) -> None:
         """Handle consecutive data messages."""
@@ -160,7 +160,9 @@ class StreamMessages:
         change, manifest_uid = make_event_change(message, names, self._state.context)
         if self._changes.accept_change(stream, message.by_seqno):
             stream.position = replace(stream.position, manifest_uid=manifest_uid)
-            self._output.rows.append(change)
+            self._changes.deliver_change(stream, change)
+            if self._filter and self._filter.record_event(stream.requested, change, stream.connection_id):
+                self._requests.reopen(stream)
 
     def _on_advanced(self, stream: VbucketStream, message: SeqnoAdvanced) -> None:
         """Move the position over seqnos without changes for this stream. A repeated message is dropped."""
@@ -172,8 +174,8 @@ class StreamMessages:
     def _on_end(self, stream: VbucketStream, message: Message) -> None:
         self._requests.forget(stream.opaque)
         is_empty = isinstance(message, StreamEnd) and message.reason == StreamEndReason.FILTER_EMPTY
-        if is_empty and self._filter and self._filter.request_value:
-            # The selected collections were dropped, and no later collection has their ids.
+        if is_empty and self._filter and stream.requested.value and not self._goes_on(stream):
+            # The requested collections were dropped, and no later collection has their ids.
             self._streams.finish_when_confirmed(stream)
             return
         position, reason = stream.position, self._requests.rules.describe_end(message)
@@ -188,6 +190,11 @@ class StreamMessages:
             self._streams.record_failure(stream, ConnectionClosed(about), was_open=True)
         else:
             self._streams.finish_when_confirmed(stream)
+
+    def _goes_on(self, stream: VbucketStream) -> bool:
+        """Return whether a stream goes on after its collections were dropped."""
+        status = Status.UNKNOWN_COLLECTION
+        return self._filter is not None and self._filter.record_end(stream.requested, stream.connection_id, status)
 
 
 _Handler = Callable[[StreamMessages, VbucketStream, Any], None]

@@ -142,6 +142,9 @@ class StreamRequests:
             return []
         unfinished, waiting = self._streams.unfinished, self._state.pending_ends.union(held)
         self._due &= unfinished
+        if self._filter is not None and self._filter.outdated:
+            find_connection_id = self._state.find_connection_id
+            waiting |= {vb for vb in self._due if find_connection_id(vb) in self._filter.outdated}
         due, self._due = sorted(self._due - waiting), self._due & waiting
         requests = [
             self._request_stream(self._streams.by_vbucket[vbucket], self._allocate_opaque(allocate_opaque))
@@ -171,11 +174,10 @@ class StreamRequests:
         self._state.opaques[stream.connection_id].add(opaque)
         self._requested.add(opaque)
         request = self.rules.make_stream_request(stream.vbucket, stream.position, stream.end_seqno, opaque, stream.log)
-        return (
-            replace(request, value=self._filter.request_value)
-            if self._filter and self._filter.request_value
-            else request
-        )
+        if self._filter is None:
+            return request
+        stream.requested = self._filter.take_request(stream.vbucket, stream.connection_id)
+        return replace(request, value=stream.requested.value) if stream.requested.value else request
 
     def _request_log(self, vbucket: int, use: LogPurpose, opaque: int) -> Request:
         assert self.log_first is not None
@@ -214,6 +216,11 @@ class StreamRequests:
         if stream.connection_id == self._state.output.connection_id:
             self._state.output.outgoing.append(closing)
         self.has_abandoned_stream = self.has_abandoned_stream or not closing
+
+    def reopen(self, stream: VbucketStream) -> None:
+        """Close a stream, and make it due from its position."""
+        self.close(stream)
+        self.schedule(stream.vbucket)
 
     def resume(self, stream: VbucketStream, decision: Resumption | None) -> bool:
         """Continue a stream as its policy has decided.

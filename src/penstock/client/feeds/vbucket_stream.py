@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from penstock.client.feeds.collection_selection import EVERYTHING, RequestedCollections
 from penstock.client.feeds.resume_policy import FOLLOW, ResumePolicy
 from penstock.client.feeds.stream_position import BEGINNING, Position
 from penstock.store.history.failover_log import FailoverEntry, FailoverLog
@@ -64,6 +65,7 @@ class VbucketStream:
             snapshot.
         recovering_until: changes up to this seqno are no progress: the producer went back below it, and sends the same
             seqnos again.
+        requested: the collections of the last request.
     """
 
     vbucket: int
@@ -84,6 +86,7 @@ class VbucketStream:
     received: int = 0
     least_start: int = 0
     recovering_until: int = 0
+    requested: RequestedCollections = EVERYTHING
 
 
 def make_rollback_row(vbucket: int, vbuuid: int | None, position: Position, requested_seqno: int) -> Change:

@@ -258,8 +258,13 @@ class ChangeStream:
 
         Without this, a busy node would always have a delivery, and the vbuckets of a failed node would never resume.
         """
-        is_due = self._connections.has_ended or self._recovery.held or self._feed.failures
-        if not (is_due and self._feed.deliveries and self._connections and self._failure is None):
+        has_failed = self._connections.has_ended or self._recovery.held or self._feed.failures
+        if not (
+            (has_failed or self._feed.outdated_collections)
+            and self._feed.deliveries
+            and self._connections
+            and self._failure is None
+        ):
             return
         if self._feed.dialect is Dialect.TAP:
             return  # TAP has one connection, so no other stream could go on

@@ -28,6 +28,7 @@ __all__ = [
     "choose_rollback",
     "choose_targets",
     "make_tap_feed",
+    "resumes",
 ]
 
 FirstStart = Literal["beginning", "now"] | datetime
@@ -42,7 +43,8 @@ class ChangeOptions(TypedDict, total=False):
     Attributes:
         protocol: the dialect: "tap", "upr-draft", "upr" or "dcp". TAP has no seqnos: start is "beginning" or "now",
             stop is "now" or None, and a stream cannot start at a position.
-        scope: only collections of this scope. DCP only, from nodes with collections.
+        scope: only collections of this scope. DCP only, from nodes with collections. A selected scope or collection
+            that is dropped and created again is followed: the selection is by name.
         collections: only these collections, as `name` in the scope (without scope: in `_default`) or `scope.name`. DCP
             only, from nodes with collections.
         xattrs: with extended attributes. DCP only.
@@ -123,7 +125,13 @@ def choose_content(chosen: ChangeOptions, options: ConnectionOptions, dialect: D
         change_history=options.change_history if history is None else history,
         values=values,
         change_filter=change_filter,
+        follows_names=True,
     )
+
+
+def resumes(start: Start) -> bool:
+    """Return whether a stream continues an earlier one. Its selected collections existed then."""
+    return isinstance(start, Mapping) and any(position.seqno for position in start.values())
 
 
 async def choose_targets(

@@ -10,17 +10,18 @@ from itertools import count
 from typing import Any
 
 from penstock.client.connect.address import Address
-from penstock.client.connect.client_session import ClientSession, open_session
+from penstock.client.connect.client_session import open_session
 from penstock.client.connect.dropped_frames import DropCounter, DropLog, DropReason
 from penstock.client.connect.handshake import Purpose
 from penstock.client.connect.node_link import NodeLink
+from penstock.client.connect.retry import is_retriable
 from penstock.client.discovery.endpoint import Endpoint
-from penstock.client.feeds.collection_selection import KnownCollections, parse_manifest
+from penstock.client.feeds.collection_selection import parse_manifest
 from penstock.client.feeds.consumer_feed import ConsumerFeed
 from penstock.client.streams.session_pool import SessionPool
 from penstock.client.streams.stream_connection import StreamConnection
 from penstock.client.streams.stream_journal import StreamJournal
-from penstock.errors import ConnectionClosed, RemoteProtocolError
+from penstock.errors import ConnectionClosed, Error, RemoteProtocolError
 from penstock.wire.messages.collections import GetManifest
 from penstock.wire.protocol.frame_receiver import ReceiveEvent
 
@@ -98,8 +99,25 @@ class StreamConnections:
         if {each.session.has_collections for each in self.by_id.values()} == {True, False}:
             raise RemoteProtocolError(f"only some nodes of {self._address} have collections")
         if self._feed.content.selection is not None:
-            self._feed.use_collections(await self._request_collections(session))
+            await self._use_collections(connection)
         return connection
+
+    async def refresh_collections(self) -> None:
+        """Request the collections of nodes whose streams wait for them. A connection that fails ends.
+
+        Raises:
+            UsageError: as ConsumerFeed.use_collections raises it.
+            Error: the failure is permanent.
+        """
+        for connection in self.open_connections:
+            if connection.connection_id not in self._feed.outdated_collections:
+                continue
+            try:
+                await self._use_collections(connection)
+            except Error as error:
+                if not is_retriable(error, has_served=True):
+                    raise
+                connection.link.fail(error)
 
     def drop(self, connection: StreamConnection) -> Collection[int]:
         """Return the unfinished vbuckets of a connection, after ending it. They have no connection now."""
@@ -187,11 +205,13 @@ class StreamConnections:
             values=content.values,
         )
 
-    async def _request_collections(self, session: ClientSession) -> KnownCollections | None:
-        if not session.has_collections:
-            return None
-        reply = await session.link.request(GetManifest(), self._address.options.connect_timeout)
-        return parse_manifest(reply.value)
+    async def _use_collections(self, connection: StreamConnection) -> None:
+        known = None
+        if connection.session.has_collections:
+            reply = await connection.link.request(GetManifest(), self._address.options.connect_timeout)
+            known = parse_manifest(reply.value)
+        missing = self._feed.use_collections(known, connection.connection_id)
+        self.journal.record_missing_collections(missing)
 
     def _on_stream(self, link: NodeLink, events: list[ReceiveEvent], *, connection_id: int) -> None:
         connection = self.by_id.get(connection_id)

@@ -33,6 +33,7 @@ class StreamJournal:
         self.counts = StreamCounts(connection_name=generate_stream_name())
         self._address = address
         self._endpoints: set[Endpoint] = set()
+        self._missing_collections: tuple[str, ...] = ()
 
     @property
     def connection_name(self) -> str:
@@ -46,6 +47,16 @@ class StreamJournal:
         counts.received_bytes += delivery.nbytes
         if isinstance(content, list):  # record batches have documents only
             counts.rollbacks += sum(change.event == Event.ROLLBACK for change in content)
+
+    def record_missing_collections(self, missing: tuple[str, ...]) -> None:
+        """Record the selected scopes and collections that the bucket does not have, and log a change of them."""
+        if missing != self._missing_collections:
+            self._missing_collections = missing
+            if missing:
+                text = "%s: the bucket has no %s; the stream goes on, and reads it as soon as it exists"
+                logger.warning(text, self._address, " and no ".join(missing))
+            else:
+                logger.info("%s: the bucket has all selected collections again", self._address)
 
     def record_connection(self, endpoint: Endpoint) -> None:
         """Record an open connection."""

@@ -176,12 +176,12 @@ class StreamRecovery:
     # attempts
 
     def start_attempt(self) -> None:
-        """Start to connect to the nodes of the due vbuckets, in a task, while the other vbuckets go on."""
+        """Start the requests that are due before stream requests, in a task, while the other vbuckets go on."""
         if self._attempt is not None or self.is_closed:
             return
         waiting = self.held.intersection(self._feed.find_unfinished())
         due = self._outages.find_due(waiting)
-        if due or self._feed.pending_ends - waiting:
+        if due or self._feed.pending_ends - waiting or self._feed.outdated_collections:
             self._attempt = self._loop.create_task(self._connect(due))
             self._attempt.add_done_callback(self._connections.record_end)
 
@@ -193,7 +193,7 @@ class StreamRecovery:
             await asyncio.wait([attempt])
 
     async def _connect(self, due: Collection[int]) -> None:
-        """Connect to the nodes of some vbuckets, and request missing end seqnos."""
+        """Connect to the nodes of some vbuckets; request missing end seqnos, and collections that have changed."""
         if due:
             try:
                 self._adopt_map(await self._request_map())
@@ -203,6 +203,7 @@ class StreamRecovery:
                 self._outages.record_failure(EVERY_NODE, due, error)
                 return
             await self._connect_owners(due)
+        await self._connections.refresh_collections()
         if self._feed.pending_ends:
             await self._set_end_seqnos()
 
