@@ -56,6 +56,15 @@ def test_public_names_are_exported(package: str, names: str) -> None:
     assert set(names.split()) <= set(PACKAGES[package].__all__)
 
 
+def test_pages_name_only_public_exceptions() -> None:
+    """docs/statuses.md has the class of each status, which penstock.errors has."""
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if page.name not in ("api.md", "statuses.md")]
+    found = {name for page in pages for name in re.findall(r"`([A-Z]\w+)`", page.read_text())}
+    exceptions = {name for name in found if isinstance(getattr(penstock.errors, name, None), type)} - {"Any"}
+    assert len(exceptions) > 10
+    assert exceptions <= set(penstock.__all__)
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_public_name_can_be_imported(package: str) -> None:
     for name in PACKAGES[package].__all__:

@@ -26,11 +26,14 @@ Error
   OperationTimeout          the reply did not come in time
   Unreachable               every attempt within the stated limit failed
   BucketRecreated           the bucket was deleted, and a new one has its name (recreatedBucket=fail)
+  RolledBack                a failover made changes void that a stream had delivered (rollback="fail")
   PositionsChanged          another program has replaced the saved positions that this one was about to replace
   WriteLost                 a write was rolled back, or may have been, while its durability was awaited
 ```
 
-A rollback is part of the protocol. It is therefore an event, never an exception.
+A rollback is part of the protocol. It is therefore an event, unless a stream has the option rollback="fail".
+
+`penstock` itself has all of them, except most classes of a status: `penstock.KeyNotFound`, `penstock.errors.Busy`.
 """
 
 from __future__ import annotations
