@@ -3,8 +3,11 @@
 import pytest
 
 from penstock import connect
+from penstock.client.connect.address import Compression
 from penstock.errors import UnsupportedServer, UsageError
+from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.messages.kv import unpack_features
 from tests.client.peer import in_loop
 from tests.client.scripted_release import RELEASES, ReleaseServer
 
@@ -82,6 +85,20 @@ async def test_client_reads_on_without_an_option_that_a_release_refuses(name, op
     async with ReleaseServer(RELEASES[name]) as server, connect_to(server, **options) as bucket:
         changes = [each async for each in bucket.changes("beginning", "now")]
         assert sorted(list_changes(changes)) == sorted(server.release.changes)
+
+
+@pytest.mark.parametrize("compression", Compression)
+@pytest.mark.parametrize("release", DCP, ids=[release.name for release in DCP])
+@in_loop
+async def test_compression_is_requested_where_a_release_has_it(release, compression):
+    """Releases before 5.0 have no compression that HELLO agrees on; 5.0 refuses to compress plain values."""
+    async with ReleaseServer(release) as server, connect_to(server, compression=str(compression)) as bucket:
+        changes = [each async for each in bucket.changes("beginning", "now")]
+        assert sorted(list_changes(changes)) == sorted(release.changes)
+        is_requested = [Feature.SNAPPY in unpack_features(each.value) for each in server.find_requests(Opcode.HELLO)]
+        assert any(is_requested) == (compression is not Compression.OFF)
+        forced = [each for each in server.find_requests(Opcode.DCP_CONTROL) if each.key == b"force_value_compression"]
+        assert bool(forced) == (compression is Compression.FORCE and "SNAPPY" in release.features)
 
 
 @in_loop

@@ -1,10 +1,12 @@
 """Changes without their values, and values that are sent compressed."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
 from penstock import Node, connect
+from penstock.client.connect.address import Compression
 from penstock.client.feeds.collection_selection import StreamContent
 from penstock.client.tap.tap_feed import TapFeed
 from penstock.client.topology.item_counts import ItemCount
@@ -14,7 +16,7 @@ from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Opcode
-from penstock.wire.columns.run_decoder import SMALL_RUN
+from penstock.wire.columns.run_decoder import SMALL_RUN, list_changes
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import Mutation
 from penstock.wire.messages.dcp_values import pack_xattrs
@@ -67,6 +69,35 @@ async def test_extended_attributes_are_delivered_without_values():
         async with connect(node.url("default")) as bucket:
             rows = [row async for row in bucket.changes(stop="now", values=False, xattrs=True)]
             assert [(row.value, row.datatype, row.xattrs) for row in rows] == [(None, None, {"_sync": b"{}"})] * MANY
+
+
+# Compression on request
+
+
+@pytest.mark.parametrize("many", [1, 4 * MANY])
+@in_loop
+async def test_compression_changes_bytes_on_the_wire_and_no_change(many):
+    """Four documents compress well: plain and compressed, each with and without attributes. Random bytes do not."""
+    attributes, body, seeded = pack_xattrs({"_sync": b"1"}), b'{"name":"%s"}' % (b"stout" * 90), Random(7)
+    stored = [(body, 0), (attributes + body, Datatype.XATTR), (seeded.randbytes(500), 0)]
+    stored += [(deflate(value), datatype | Datatype.SNAPPY) for value, datatype in stored[:2]]
+    expected = [(body, None), (body, {"_sync": b"1"}), (stored[2][0], None), (body, None), (body, {"_sync": b"1"})]
+    with Node.running(vbuckets=1) as node:
+        vbucket = node.buckets["default"].store.vbuckets[0]
+        for number, (value, datatype) in enumerate(stored * many):
+            run(node, lambda key=b"\0%d" % number, value=value, of=datatype: vbucket.set(key, value, datatype=int(of)))
+        received = {}
+        for compression in Compression:
+            url = f"{node.url('default')}?compression={compression}&flowControlBytes=65536&xattrs=true"
+            async with connect(url) as bucket:
+                rows = [row async for row in bucket.changes(stop="now")]
+                assert [(row.value, row.xattrs) for row in rows] == expected * many
+                assert {row.datatype for row in rows} == {0}
+                async with await bucket.stream(stop="now") as stream:
+                    batches = [batch async for batch in stream]
+                    assert [change for batch in batches for change in list_changes(batch)] == rows
+                received[compression] = stream.counts.received_bytes
+        assert received[Compression.OFF] > 1.4 * received[Compression.AUTO] > 2 * received[Compression.FORCE]
 
 
 # Compression without a request: Couchbase 3.1.6 compresses in every stream

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.client.connect.address import MissingVbuckets
+from penstock.client.connect.address import Compression, MissingVbuckets
 from penstock.client.feeds.collection_selection import CollectionSelection
 from penstock.client.login.credentials import Credentials
 from penstock.errors import Unreachable, UsageError
@@ -159,6 +159,7 @@ PARSED = {
     "vbucketCount": ("64", 64),
     "missingVbuckets": ("skip", MissingVbuckets.SKIP),
     "mitigateRollback": ("true", True),
+    "compression": ("force", Compression.FORCE),
 }
 LOGIN = {"username", "password", "passwordFile", "credentialsFile"}
 OPTIONS = list_options(SourceOptions)

@@ -25,7 +25,7 @@ from penstock.cli.base.app import (
 )
 from penstock.cli.base.option_parameters import add_options
 from penstock.cli.base.show import format_json_line, format_one_line
-from penstock.client.connect.address import DEFAULT_URL, Address, ConnectionOptions, MissingVbuckets
+from penstock.client.connect.address import DEFAULT_URL, Address, Compression, ConnectionOptions, MissingVbuckets
 from penstock.client.connect.dropped_frames import EXPECTED_REASONS, describe_drops
 from penstock.client.dumps.json_objects import make_json_object
 from penstock.client.filters.filter_options import FilterOptions
@@ -77,6 +77,7 @@ class TailOptions:
     protocol: Dialect | None = shared_option(ConnectionOptions)
     missing_vbuckets: MissingVbuckets | None = shared_option(ConnectionOptions)
     mitigate_rollback: bool | None = shared_option(ConnectionOptions)
+    compression: Compression | None = shared_option(ConnectionOptions)
     keys_only: bool = option(BOOLEAN, "do not request or print values", default=False)
     since: str | None = option(
         nonempty("a time", metavar="TIME"),

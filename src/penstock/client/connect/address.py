@@ -84,6 +84,20 @@ class RecreatedBucket(StrEnum):
     FAIL = "fail"
 
 
+class Compression(StrEnum):
+    """The compression of values in DCP streams. Programs always receive plain values.
+
+    Attributes:
+        AUTO: values arrive as the node stores them.
+        OFF: the node inflates compressed values before it sends them.
+        FORCE: the node compresses values, if that makes them shorter.
+    """
+
+    AUTO = "auto"
+    OFF = "off"
+    FORCE = "force"
+
+
 def parse_dialect(name: str) -> Dialect:
     """Return the dialect with a name. Raises UsageError if there is none."""
     dialect: Dialect = _DIALECTS.read("protocol", name)
@@ -163,6 +177,12 @@ class ConnectionOptions:
         shown="all",
     )
     xattrs: bool = option(BOOLEAN, "include the extended attributes of changes", default=False)
+    compression: Compression = option(
+        member_of(Compression),
+        "values of DCP streams on the wire: as the node stores them (auto), plain (off), or compressed by the node "
+        "(force), for a slow network; programs always receive plain values",
+        default=Compression.AUTO,
+    )
     mitigate_rollback: bool = option(
         BOOLEAN,
         "read only changes that the active node and all replicas have on disk, so that no failover makes them void",

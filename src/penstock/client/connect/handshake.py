@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from penstock.client.connect.address import Address
+from penstock.client.connect.address import Address, Compression
 from penstock.client.connect.cluster_map import ClusterMap
 from penstock.client.connect.map_request import request_cluster_map
 from penstock.client.connect.node_link import UNKNOWN_COMMAND_STATUSES, UNSUPPORTED_STATUSES, FrameEvents, NodeLink
@@ -82,13 +82,19 @@ class Purpose:
     durable_writes: bool = False
     must_have_data: bool = False
 
-    def list_features(self) -> list[Feature]:
-        """Return the features to request by HELLO."""
-        # Not SNAPPY: without it a node inflates compressed values, so that a value has the form of its datatype.
+    @property
+    def has_dcp_streams(self) -> bool:
+        """Whether the connection is for DCP streams."""
+        return self.dialect is Dialect.DCP and bool(self.stream_name)
+
+    def list_features(self, compression: Compression = Compression.OFF) -> list[Feature]:
+        """Return the features to request by HELLO, given the compression of values in DCP streams."""
         wanted = [Feature.SELECT_BUCKET, Feature.XERROR, Feature.JSON]
         wanted += [Feature.XATTR] * self.xattrs + [Feature.COLLECTIONS] * self.collections
         wanted += [Feature.MUTATION_SEQNO] * self.mutation_tokens
         wanted += [Feature.ALT_REQUEST, Feature.SYNC_REPLICATION] * self.durable_writes
+        # Not for other requests: their values are small, and a node without SNAPPY inflates them.
+        wanted += [Feature.SNAPPY] * (compression is not Compression.OFF and self.has_dcp_streams)
         # Couchbase 3.1.6 inflates values for TAP clients without DATATYPE. About twenty in a row crash the server:
         # ship_tap_log in memcached.c writes past the end of temp_alloc_list.
         wanted += [Feature.DATATYPE] * (self.dialect is Dialect.TAP and bool(self.stream_name))
@@ -140,7 +146,7 @@ async def perform_handshake(link: NodeLink, endpoint: Endpoint, address: Address
     found = await request_cluster_map(link, endpoint, address, is_selected=is_selected)
     if purpose.must_have_data and endpoint not in found.endpoints:
         raise NodeWithoutData(endpoint, found.endpoints)
-    if purpose.stream_name and purpose.dialect is Dialect.DCP:
+    if purpose.has_dcp_streams:
         await _open_dcp(link, address, purpose, features)
     elif purpose.stream_name:
         link.transport.enable_keepalive()
@@ -149,7 +155,7 @@ async def perform_handshake(link: NodeLink, endpoint: Endpoint, address: Address
 
 async def _negotiate_features(link: NodeLink, address: Address, purpose: Purpose) -> frozenset[int]:
     """Return the requested features that the server grants; none if it does not know HELLO."""
-    wanted = purpose.list_features()
+    wanted = purpose.list_features(address.options.compression)
     hello = Hello(key=f"penstock/{__version__}".encode(), value=pack_features(wanted))
     reply = await link.request(hello, address.options.connect_timeout, accept=UNSUPPORTED_STATUSES)
     return frozenset() if reply.specific else frozenset(wanted).intersection(unpack_features(reply.value))
@@ -277,6 +283,8 @@ async def _open_dcp(link: NodeLink, address: Address, purpose: Purpose, agreed: 
     optional = {"enable_expiry_opcode": "true", "set_noop_interval": str(options.noop_interval)}
     if Feature.COLLECTIONS in agreed:
         optional["flatbuffers_system_events"] = "true"  # without it, events omit the new settings of a collection
+    if Feature.SNAPPY in agreed and options.compression is Compression.FORCE:
+        optional["force_value_compression"] = "true"
     if purpose.change_history:
         optional["change_streams"] = "true"
     for setting, text in optional.items():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from penstock.client.connect.address import Address, ConnectionOptions, MissingVbuckets
+from penstock.client.connect.address import Address, Compression, ConnectionOptions, MissingVbuckets
 from penstock.client.feeds.collection_selection import CollectionSelection
 from penstock.errors import UsageError
 from penstock.options import BOOLEAN, TEXT, one_of, option, parsed, shared_option, to_external_name
@@ -149,6 +149,7 @@ class SourceOptions(MicroBatchOptions, BucketOptions):
     )
     missing_vbuckets: MissingVbuckets | None = shared_option(ConnectionOptions, example="skip")
     mitigate_rollback: bool | None = shared_option(ConnectionOptions, example="true")
+    compression: Compression | None = shared_option(ConnectionOptions, example="force")
 
     @classmethod
     def _complete(cls, values: dict[str, Any]) -> dict[str, Any]:

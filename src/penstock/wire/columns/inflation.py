@@ -1,7 +1,7 @@
 """Inflates compressed values of a run, so that all its values are plain.
 
-No consumer here asks for compressed values. Couchbase 3.1.6 sends them all the same: its DCP producer passes values on
-as they are stored, even if HELLO did not agree on SNAPPY. The column of datatypes shows whether a run has any.
+The column of datatypes shows whether a run has any. A producer may send them even if HELLO did not agree on SNAPPY:
+Couchbase 3.1.6 passes values on as they are stored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from penstock.errors import RemoteProtocolError
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.flags import Datatype
-from penstock.wire.codec.frame import DATATYPE_AT, Buffer, cut_frame
+from penstock.wire.codec.frame import BODY_AT, DATATYPE_AT, HEADER_BYTES, Buffer, cut_frame
 from penstock.wire.codec.layout import decode_frame
 from penstock.wire.columns.data_forms import NMETA, SLACK
 from penstock.wire.columns.heads import Heads, Run, gather_heads
@@ -25,6 +25,7 @@ from penstock.wire.values.snappy import get_inflated_limit, inflate
 __all__ = ["gather_plain_heads", "inflate_run", "inflate_value"]
 
 _SNAPPY = int(Datatype.SNAPPY)
+_LIMITS = get_inflated_limit(0), get_inflated_limit(Datatype.XATTR)
 _FEW = 16
 """Frames: with fewer of them, a loop over datatypes is as fast as the column."""
 
@@ -35,8 +36,41 @@ def gather_plain_heads(run: Run, *, prefixed: bool = False) -> tuple[Run, Heads]
     datatypes = heads.numbers.get("datatype")
     if datatypes is None or not np.bitwise_or.reduce(datatypes) & _SNAPPY:
         return run, heads
-    run = inflate_run(run)
+    try:
+        run = _inflate_columns(run, heads, np.flatnonzero(datatypes & _SNAPPY))
+    except RemoteProtocolError:
+        run = inflate_run(run)  # it raises the error with the name of the document
     return run, gather_heads(run, prefixed=prefixed)
+
+
+def _inflate_columns(run: Run, heads: Heads, rows: npt.NDArray[np.intp]) -> Run:
+    """Return the run in a buffer of its own, with the values of some rows inflated.
+
+    The lengths in the headers and the datatypes are changed as columns; only the values are inflated one by one.
+    Raises RemoteProtocolError as `inflate` does.
+    """
+    offsets: npt.NDArray[np.int64] = np.asarray(run.offsets, np.int64)
+    limits = np.where(heads.numbers["datatype"][rows] & Datatype.XATTR, _LIMITS[1], _LIMITS[0])
+    view, position = memoryview(run.buffer), int(offsets[0])
+    pieces: list[Buffer] = []
+    growth = np.zeros(len(offsets), np.int64)
+    for row, start, end, limit in zip(
+        rows.tolist(), heads.values_at[rows].tolist(), heads.ends[rows].tolist(), limits.tolist(), strict=True
+    ):
+        if start == end:
+            continue
+        value = inflate(view[start:end], limit)
+        pieces += (view[position:start], value)
+        growth[row], position = len(value) - (end - start), end
+    pieces += (view[position : run.end], bytes(SLACK))
+    lengths = np.diff(offsets, append=run.end) + growth
+    new_offsets: npt.NDArray[np.int64] = np.cumsum(lengths) - lengths
+    changed = bytearray().join(pieces)
+    octets, begins = np.frombuffer(changed, np.uint8), new_offsets[rows]
+    octets[begins + DATATYPE_AT] &= np.uint8(~_SNAPPY & 0xFF)
+    bodies = (lengths[rows] - HEADER_BYTES).astype(">u4").view(np.uint8).reshape(-1, 4)
+    octets[(begins + BODY_AT)[:, None] + np.arange(4)] = bodies
+    return Run(changed, new_offsets, int(lengths.sum()), run.dialect)
 
 
 def inflate_run(run: Run) -> Run:
