@@ -1,6 +1,7 @@
 """The feed with collections: keys have collection IDs, and the stream has events of collections."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -23,7 +24,7 @@ from penstock.wire.messages import system_event
 from penstock.wire.messages.dcp import CloseStream, Mutation, SeqnoAdvanced, SnapshotMarkerV2, SystemEvent
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.values.collection_key import pack_collection_id
-from tests.client.producer import AT_20, accept, end, make_consumer, marker, refuse
+from tests.client.producer import AT_20, accept, end, make_consumer, marker, refuse, rollback
 
 AIRLINE, HOTEL, HIGH = 8, 0x80, 0xCAFEF00D
 KNOWN = KnownCollections(
@@ -76,6 +77,38 @@ def test_keys_stay_as_received_on_a_node_without_collections():
     consumer, request = open_stream(known=None)
     (row,) = consumer.get(marker(request, 1, 1), mutation(request, 1))
     assert (row.key, row.collection_id, row.scope) == (b"\0k1", None, None)
+
+
+@pytest.mark.parametrize("selection", [EVERYTHING, CollectionSelection("inventory")])
+def test_stream_resumes_below_the_purge_seqno_of_its_snapshot(selection):
+    """Without it, the producer would roll back to 0: the position is below deletions that were purged."""
+    consumer, request = open_stream(selection=selection)
+    snapshot = SnapshotMarkerV2(
+        vbucket=3,
+        opaque=request.opaque,
+        version=2,
+        end_seqno=9,
+        start_seqno=0,
+        flags=2,
+        purge_seqno=5,
+        high_prepared_seqno=0,
+    )
+    assert len(consumer.get(snapshot.encode(), mutation(request, 2, AIRLINE))) == 1
+    filtered = json.loads(request.value or b"{}")
+
+    def ask_again():
+        consumer.reconnect()
+        consumer.feed.use_collections(KNOWN)
+        return consumer.ask_one()
+
+    resumed = ask_again()
+    assert (resumed.start_seqno, resumed.snap_end) == (2, 9)
+    assert json.loads(resumed.value) == {**filtered, "purge_seqno": "5"}
+    consumer.get(rollback(resumed, 0))
+    request = consumer.ask_one()
+    assert (request.start_seqno, json.loads(request.value or b"{}")) == (0, filtered)
+    consumer.get(accept(request), replace(snapshot, opaque=request.opaque).encode(), mutation(request, 6, AIRLINE))
+    assert json.loads(ask_again().value or b"{}") == filtered  # the position is above the purged deletions
 
 
 @pytest.mark.parametrize("as_table", [False, True])

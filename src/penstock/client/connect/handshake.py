@@ -283,6 +283,7 @@ async def _open_dcp(link: NodeLink, address: Address, purpose: Purpose, agreed: 
     optional = {"enable_expiry_opcode": "true", "set_noop_interval": str(options.noop_interval)}
     if Feature.COLLECTIONS in agreed:
         optional["flatbuffers_system_events"] = "true"  # without it, events omit the new settings of a collection
+        optional["max_marker_version"] = "2.2"  # it has the purge seqno, for StreamRequests
     if Feature.SNAPPY in agreed and options.compression is Compression.FORCE:
         optional["force_value_compression"] = "true"
     if purpose.change_history:

@@ -98,6 +98,8 @@ class StreamMessages:
                 self._begin_again()
             bounds = marker.start_seqno, marker.end_seqno
             raise make_snapshot_error(vbucket, *bounds, last, is_flushed=is_flushed)
+        if isinstance(marker, SnapshotMarkerV2) and marker.purge_seqno is not None:
+            stream.purge_seqno = marker.purge_seqno
         stream.least_start = marker.end_seqno + 1
         stream.snap_end = max(marker.end_seqno, position.snap_end)
         context.snapshot_start[vbucket] = signed64(marker.start_seqno)

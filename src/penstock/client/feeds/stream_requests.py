@@ -7,6 +7,7 @@ consumer decided on. Until then no snapshot counts as complete.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from enum import Enum
@@ -174,10 +175,14 @@ class StreamRequests:
         self._state.opaques[stream.connection_id].add(opaque)
         self._requested.add(opaque)
         request = self.rules.make_stream_request(stream.vbucket, stream.position, stream.end_seqno, opaque, stream.log)
-        if self._filter is None:
-            return request
-        stream.requested = self._filter.take_request(stream.vbucket, stream.connection_id)
-        return replace(request, value=stream.requested.value) if stream.requested.value else request
+        value = b""
+        if self._filter is not None:
+            stream.requested = self._filter.take_request(stream.vbucket, stream.connection_id)
+            value = stream.requested.value
+        if 0 < stream.position.seqno < stream.purge_seqno:
+            # Else a producer rolls back to 0. The snapshot was made after this purge, so the purge hides nothing of it.
+            value = json.dumps({**json.loads(value or b"{}"), "purge_seqno": str(stream.purge_seqno)}).encode()
+        return replace(request, value=value) if value else request
 
     def _request_log(self, vbucket: int, use: LogPurpose, opaque: int) -> Request:
         assert self.log_first is not None
@@ -239,6 +244,7 @@ class StreamRequests:
         stream.position = position
         stream.received = max(stream.received, received)
         if requested_seqno is not None:
+            stream.purge_seqno = 0
             earlier = stream.requested_seqno
             stream.requested_seqno = requested_seqno if earlier is None else min(requested_seqno, earlier)
             if self._streams.ends_now:

@@ -63,6 +63,7 @@ class VbucketStream:
         received: changes up to this seqno were delivered before the stream restarted from 0.
         least_start: the lowest valid start of the next snapshot. For the first snapshot: the start of the requested
             snapshot.
+        purge_seqno: the purge seqno in the markers of the stream; 0 if none had it.
         recovering_until: changes up to this seqno are no progress: the producer went back below it, and sends the same
             seqnos again.
         requested: the collections of the last request.
@@ -85,6 +86,7 @@ class VbucketStream:
     requested_seqno: int | None = None
     received: int = 0
     least_start: int = 0
+    purge_seqno: int = 0
     recovering_until: int = 0
     requested: RequestedCollections = EVERYTHING
 
