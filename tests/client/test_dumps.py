@@ -23,6 +23,8 @@ from penstock.client.dumps.bucket_restore import BucketRestore
 from penstock.client.dumps.dump_formats import FORMATS, choose_format
 from penstock.client.dumps.json_changes import read_json_lines, write_json_rows
 from penstock.client.dumps.partial_dump import PartialDump
+from penstock.client.feeds.stream_position import Position
+from penstock.client.positions.saved_positions import SavedPositions
 from penstock.client.streams.stream_choice import ChangeOptions
 from penstock.errors import PositionsUnreadable, UnknownScope, UsageError
 from penstock.node import Node
@@ -236,6 +238,25 @@ def test_rows_that_a_rollback_made_void_are_left_out(tmp_path):
     partial.append(make_batch([back, row(2, history=1)]))
     kept = [change for batch in partial.read_batches() for change in list_changes(batch)]
     assert kept == [row(1), row(3, vbucket=2), row(2, history=1)]
+    partial.close()
+
+
+def test_rows_of_an_unfinished_snapshot_out_of_order_are_left_out(tmp_path):
+    """The process was killed: vbucket 1 has rows and no position, so all its changes come again."""
+    first = PartialDump(tmp_path / "dump.arrow", {})
+    asyncio.run(first.read())
+    done, unfinished = (Change(vb, 9, 5, key=b"k", value=b"", history=0) for vb in (0, 1))
+    first.append(make_batch([done, unfinished]))
+    progress = {0: Position(seqno=5, vbuuid=9, snap_start=5, snap_end=5), 1: Position()}
+    asyncio.run(first.write(SavedPositions(bucket="beer", uuid="", vbuckets=3, by_vbucket=progress)))
+    first.close()
+    partial = PartialDump(tmp_path / "dump.arrow", {})
+    saved = asyncio.run(partial.read())
+    assert saved is not None
+    assert saved.by_vbucket == {**progress, 1: Position(history=1)}
+    again = unfinished._replace(history=1)
+    partial.append(make_batch([again]))
+    assert [row for batch in partial.read_batches() for row in list_changes(batch)] == [done, again]
     partial.close()
 
 

@@ -72,6 +72,12 @@ async def test_changes_wait_for_the_replica():
 
 
 @in_loop
+async def test_changes_out_of_order_have_no_position_to_compare():
+    with running_pair() as (active, _), pytest.raises(UsageError, match="mitigateRollback and outOfOrder"):
+        await read(active.url("beer") + "?mitigateRollback=true&outOfOrder=true")
+
+
+@in_loop
 async def test_changes_wait_for_the_disk(tmp_path):
     with Node.running(["beer"], VBUCKETS, data_dir=tmp_path) as node, connected(node, "beer") as client:
         for vbucket in ALL:

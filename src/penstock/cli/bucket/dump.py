@@ -64,6 +64,7 @@ class DumpOptions:
     )
     scope: str | None = shared_option(ConnectionOptions)
     collections: tuple[str, ...] | None = shared_option(ConnectionOptions)
+    out_of_order: bool | None = shared_option(ConnectionOptions)
     filter_key: str | None = shared_option(FilterOptions)
     filter_value: str | None = shared_option(FilterOptions)
     keys_only: bool = option(BOOLEAN, "without values; such a file cannot be restored", default=False)
@@ -139,6 +140,8 @@ async def _dump(address: Address, path: Path, options: DumpOptions, *, as_json: 
         selected["scope"] = options.scope
     if options.collections is not None:
         selected["collections"] = options.collections
+    if options.out_of_order is not None:
+        selected["out_of_order"] = options.out_of_order
     choice = DumpChoice(
         start="beginning" if options.since is None else parse_time(options.since),
         vbuckets=tuple(sorted(set(options.vbuckets))) if options.vbuckets else None,

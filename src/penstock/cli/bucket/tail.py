@@ -84,6 +84,7 @@ class TailOptions:
         "start at the first changes of this time, such as 2026-11-23T08:00:00Z, instead of --from",
         default=None,
     )
+    out_of_order: bool | None = shared_option(ConnectionOptions)
     scope: str | None = shared_option(ConnectionOptions)
     collections: tuple[str, ...] | None = shared_option(ConnectionOptions)
     filter_key: str | None = shared_option(FilterOptions)

@@ -191,6 +191,11 @@ class ConnectionOptions:
     change_history: bool = option(
         BOOLEAN, "include the older versions of documents that the bucket keeps; not in Spark", default=False
     )
+    out_of_order: bool = option(
+        BOOLEAN,
+        "let the node begin a stream of one collection with its documents in any order, which is faster; not in Spark",
+        default=False,
+    )
     allow_plain: bool = option(
         BOOLEAN,
         "log in by PLAIN without TLS too, if the server offers nothing better: the password is sent unencrypted",

@@ -63,6 +63,7 @@ class Purpose:
         collections: keys have collection ids, if the node has collections.
         xattrs: streams include extended attributes.
         change_history: streams include older versions of documents, if the node keeps them.
+        out_of_order: the first snapshot of a collection may be out of order, if the node can do that.
         values: streams include values; without them, DCP sends keys only.
         delete_times: deletions in DCP streams include their times.
         mutation_tokens: replies to writes contain vbuuid and seqno.
@@ -76,6 +77,7 @@ class Purpose:
     collections: bool = False
     xattrs: bool = False
     change_history: bool = False
+    out_of_order: bool = False
     values: bool = True
     delete_times: bool = True
     mutation_tokens: bool = False
@@ -288,6 +290,8 @@ async def _open_dcp(link: NodeLink, address: Address, purpose: Purpose, agreed: 
         optional["force_value_compression"] = "true"
     if purpose.change_history:
         optional["change_streams"] = "true"
+    if purpose.out_of_order:
+        optional["enable_out_of_order_snapshots"] = "true"
     for setting, text in optional.items():
         await link.request(Control(key=setting.encode(), value=text.encode()), timeout, accept=UNSUPPORTED_STATUSES)
     for setting, text in {"enable_noop": "true", "connection_buffer_size": str(options.flow_control_bytes)}.items():

@@ -53,4 +53,6 @@ def _move_position(position: Position, change: Change, log: FailoverLog) -> Posi
         back = Position(seqno=seqno, snap_start=seqno, snap_end=seqno, history=change.history or 0, ends=ends)
         return adopt_log(back, log) if seqno else replace(back, ends=())
     marked = UNKNOWN_END if change.snapshot_end is None else unsigned64(change.snapshot_end)
+    if marked < seqno:
+        return position  # in a snapshot out of order, which only its end completes
     return advance_position(position, seqno, max(marked, position.snap_end), log)

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from msgspec import Struct, convert
 
 from penstock.client.documents.meta_requests import select_documents
+from penstock.client.feeds.stream_position import BEGINNING, Position
 from penstock.client.positions.file_positions import FilePositions
 from penstock.client.positions.position_store import PositionStore
 from penstock.client.positions.saved_positions import SavedPositions
@@ -118,7 +119,7 @@ class PartialDump(PositionStore):
             raise PositionsUnreadable(f"{self.path} is shorter than {note.nbytes} bytes; remove {self._positions.path}")
         self._file.truncate(note.nbytes)
         self.rows, self._rollbacks, self.is_continued = note.rows, note.rollbacks, True
-        return saved
+        return replace(saved, by_vbucket={**saved.by_vbucket, **self._restart_unordered(saved.by_vbucket)})
 
     async def write(self, saved: SavedPositions) -> None:
         """Write the positions after all rows, once the rows are on disk."""
@@ -151,6 +152,20 @@ class PartialDump(PositionStore):
         if batch.num_rows:
             self._file.write(batch.serialize())
             self.rows += batch.num_rows
+
+    def _restart_unordered(self, positions: Mapping[int, Position]) -> dict[int, Position]:
+        """Make rows of vbuckets without progress void: they come from snapshots out of order, which begin again.
+
+        Returns:
+            vbucket -> position from which it begins again, in a history above that of its rows.
+        """
+        self._file.flush()
+        with pa.memory_map(str(self.path)) as source:
+            written = {vb for batch in pa.ipc.open_stream(source) for vb in pc.unique(batch["vbucket"]).to_pylist()}
+        found = {vb: positions.get(vb, BEGINNING) for vb in sorted(written)}
+        restarted = {vb: Position(history=each.history + 1) for vb, each in found.items() if not each.seqno}
+        self._rollbacks += [(vb, position.history, 0) for vb, position in restarted.items()]
+        return restarted
 
     def read_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows that no rollback has made void."""

@@ -206,6 +206,7 @@ class StreamContent:
             bucket had no others.
         xattrs: whether changes have extended attributes, in DCP.
         change_history: whether older versions of documents are included, in DCP and if the node keeps them.
+        out_of_order: whether the first snapshot of a collection may be out of order, in DCP and if the node does that.
         values: whether changes have values. If not, DCP and TAP do not send them.
         change_filter: chooses changes by key and value.
         follows_names: whether the streams go on after the end of a selected collection, and read a later one with its
@@ -215,6 +216,7 @@ class StreamContent:
     selection: CollectionSelection | None = None
     xattrs: bool = False
     change_history: bool = False
+    out_of_order: bool = False
     values: bool = True
     change_filter: ChangeFilter = ALL_CHANGES
     follows_names: bool = False

@@ -69,7 +69,8 @@ class Feed(ConsumerFeed):
         self._streams = StreamSet(state, output, targets, end_rule)
         self._requests = StreamRequests(state, self._streams, self._filter)
         self._acknowledged = output
-        arrivals = StreamMessages(state, output, self._streams, self._requests, self._filter, end_rule=end_rule)
+        parts = state, output, self._streams, self._requests, self._filter
+        arrivals = StreamMessages(*parts, end_rule=end_rule, out_of_order=content.out_of_order)
         super().__init__(state, {vb: each.position for vb, each in targets.items()}, content, arrivals, DumpProgress())
         self.noop = rules.noop
         if self._filter is not None:

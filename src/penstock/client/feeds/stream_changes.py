@@ -139,7 +139,7 @@ class StreamChanges:
         return stream
 
     def accept_seqnos(self, stream: VbucketStream, least: int, most: int) -> tuple[int, int]:
-        """Move the position of an open stream over the seqnos of changes.
+        """Move the position of an open stream over the seqnos of changes. In a snapshot out of order it does not move.
 
         Raises OrderViolation if a seqno is not above the position, or is above the end of the snapshot.
 
@@ -152,6 +152,10 @@ class StreamChanges:
             The first and the last seqno to deliver.
         """
         vbucket = stream.vbucket
+        if stream.unordered_seqno is not None:
+            stream.unordered_seqno = max(stream.unordered_seqno, most)
+            self._state.recovering.discard(vbucket)
+            return (least, most)
         if least <= stream.position.seqno:
             raise make_seqno_order_error(vbucket, least, stream.position.seqno)
         if most > stream.snap_end:

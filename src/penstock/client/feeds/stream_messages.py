@@ -18,7 +18,7 @@ from penstock.client.feeds.stream_position import UNKNOWN_END
 from penstock.client.feeds.stream_requests import LogPurpose, StreamRequests
 from penstock.client.feeds.stream_set import StreamOutput, StreamSet
 from penstock.client.feeds.vbucket_stream import UNKNOWN_LOG, EndRule, VbucketStream, make_rollback_row
-from penstock.errors import AccessDenied, ConnectionClosed, RemoteProtocolError
+from penstock.errors import AccessDenied, ConnectionClosed, OrderViolation, RemoteProtocolError
 from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.codec.frame import Frame, join_frame
 from penstock.wire.codec.layout import Message, decode_frame
@@ -26,8 +26,16 @@ from penstock.wire.codec.opcodes import Magic
 from penstock.wire.codec.statuses import Status, StreamEndReason
 from penstock.wire.columns.heads import Run
 from penstock.wire.columns.schema import signed64
-from penstock.wire.messages.dcp import DcpNoop, SeqnoAdvanced, SnapshotMarker, SnapshotMarkerV2, StreamEnd, SystemEvent
-from penstock.wire.protocol.stream_state import EVENTS, StreamEvent, StreamState, advance_state
+from penstock.wire.messages.dcp import (
+    DcpNoop,
+    OsoSnapshot,
+    SeqnoAdvanced,
+    SnapshotMarker,
+    SnapshotMarkerV2,
+    StreamEnd,
+    SystemEvent,
+)
+from penstock.wire.protocol.stream_state import EVENTS, OUT_OF_ORDER_EVENTS, StreamEvent, StreamState, advance_state
 
 __all__ = ["StreamMessages"]
 
@@ -44,12 +52,14 @@ class StreamMessages:
         collection_filter: CollectionFilter | None,
         *,
         end_rule: EndRule,
+        out_of_order: bool,
     ) -> None:
         self._state = state
         self._output = output
         self._streams = streams
         self._requests = requests
         self._filter = collection_filter
+        self._out_of_order = out_of_order
         self._answers = StreamAnswers(state, streams, requests, collection_filter)
         self._changes = StreamChanges(state, streams, requests, collection_filter, end_rule=end_rule)
 
@@ -74,6 +84,8 @@ class StreamMessages:
             output.acknowledge(0, at_once=True)
             return
         event = EVENTS[dialect].get(type(message))
+        if isinstance(message, OsoSnapshot) and self._out_of_order:
+            event = OUT_OF_ORDER_EVENTS.get(message.flags)
         handle = None if event is None else _HANDLERS.get(event) or _DATA_HANDLERS.get(type(message))
         if event is None or handle is None:
             raise RemoteProtocolError(f"{message.opcode.name} from a producer")
@@ -115,6 +127,22 @@ class StreamMessages:
         if stream.is_confirmed:
             self._streams.complete_snapshot(stream)
 
+    def _on_unordered_start(self, stream: VbucketStream, message: OsoSnapshot) -> None:
+        """Begin a snapshot out of order. Its changes have no marker, so their snapshot is 0 to 0."""
+        vbucket, last, context = stream.vbucket, stream.position.seqno, self._state.context
+        if last:
+            raise OrderViolation(f"vbucket {vbucket}: snapshot out of order after seqno {last}", vbucket=vbucket)
+        stream.unordered_seqno = 0
+        for column in (context.snapshot_start, context.snapshot_end, context.snapshot_flags):
+            column[vbucket] = 0
+
+    def _on_unordered_end(self, stream: VbucketStream, message: OsoSnapshot) -> None:
+        """Move the position to the highest seqno of the snapshot: all changes up to there have arrived."""
+        seqno, stream.unordered_seqno = stream.unordered_seqno, None
+        if seqno:
+            stream.snap_end = seqno
+            self._streams.advance(stream, seqno)
+
     # flushes
 
     def _begin_again(self) -> None:
@@ -124,7 +152,7 @@ class StreamMessages:
         """
         self._output.flush()  # first: else rows of the old history would be delivered with new positions
         for stream in [self._streams.by_vbucket[vbucket] for vbucket in sorted(self._streams.unfinished)]:
-            if not stream.position.seqno:
+            if not stream.position.seqno and stream.unordered_seqno is None:
                 continue
             # Other connections may still bring messages of the old history, or of the new one in the wrong order.
             self._requests.forget(stream.opaque)
@@ -186,7 +214,8 @@ class StreamMessages:
                 f"vbucket {stream.vbucket}: the user lost the privilege to stream it, and the stream ended at seqno "
                 f"{position.seqno}: give the user a role for it, such as data_dcp_reader, and start again from there"
             )
-        at_end = is_complete_end(position, stream.end_seqno, is_whole=stream.is_whole)
+        is_unordered = stream.unordered_seqno is not None
+        at_end = not is_unordered and is_complete_end(position, stream.end_seqno, is_whole=stream.is_whole)
         if reason or stream.end_seqno == MAX_SEQNO or not at_end:
             about = f"vbucket {stream.vbucket}: the producer ended the stream at {position.seqno}, {reason or 'OK'}"
             self._streams.record_failure(stream, ConnectionClosed(about), was_open=True)
@@ -207,6 +236,8 @@ _HANDLERS: dict[StreamEvent, _Handler] = {
     StreamEvent.MARKER: StreamMessages._on_marker,
     StreamEvent.SNAPSHOT_START: StreamMessages._on_snapshot_start,
     StreamEvent.SNAPSHOT_END: StreamMessages._on_snapshot_end,
+    StreamEvent.OUT_OF_ORDER_START: StreamMessages._on_unordered_start,
+    StreamEvent.OUT_OF_ORDER_END: StreamMessages._on_unordered_end,
     StreamEvent.FLUSH: StreamMessages._on_flush,
     StreamEvent.STATE: StreamMessages._skip_message,
     StreamEvent.END: StreamMessages._on_end,

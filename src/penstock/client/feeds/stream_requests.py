@@ -163,6 +163,7 @@ class StreamRequests:
         return opaque
 
     def _request_stream(self, stream: VbucketStream, opaque: int) -> Request:
+        self._restart_unordered(stream)
         stream.opaque = opaque
         stream.connection_id = self._state.find_connection_id(stream.vbucket)
         stream.state = StreamState.REQUESTED
@@ -183,6 +184,18 @@ class StreamRequests:
             # Else a producer rolls back to 0. The snapshot was made after this purge, so the purge hides nothing of it.
             value = json.dumps({**json.loads(value or b"{}"), "purge_seqno": str(stream.purge_seqno)}).encode()
         return replace(request, value=value) if value else request
+
+    @staticmethod
+    def _restart_unordered(stream: VbucketStream) -> None:
+        """Make the changes of an incomplete snapshot out of order void, since it begins again.
+
+        The documents may have changed since, and no position describes which of them were sent.
+        """
+        delivered, stream.unordered_seqno = stream.unordered_seqno, None
+        if delivered:
+            decision = stream.policy.decide_on_flush(replace(stream.position, seqno=delivered))
+            if decision is not None:
+                stream.position, stream.requested_seqno = decision.position, decision.requested_seqno
 
     def _request_log(self, vbucket: int, use: LogPurpose, opaque: int) -> Request:
         assert self.log_first is not None

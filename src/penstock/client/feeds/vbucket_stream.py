@@ -64,6 +64,7 @@ class VbucketStream:
         least_start: the lowest valid start of the next snapshot. For the first snapshot: the start of the requested
             snapshot.
         purge_seqno: the purge seqno in the markers of the stream; 0 if none had it.
+        unordered_seqno: the highest seqno in an incomplete snapshot out of order; None outside such a snapshot.
         recovering_until: changes up to this seqno are no progress: the producer went back below it, and sends the same
             seqnos again.
         requested: the collections of the last request.
@@ -87,6 +88,7 @@ class VbucketStream:
     received: int = 0
     least_start: int = 0
     purge_seqno: int = 0
+    unordered_seqno: int | None = None
     recovering_until: int = 0
     requested: RequestedCollections = EVERYTHING
 

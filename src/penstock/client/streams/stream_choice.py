@@ -50,6 +50,9 @@ class ChangeOptions(TypedDict, total=False):
         xattrs: with extended attributes. DCP only.
         change_history: with the older versions of documents in collections that have history, each as a change of its
             own. The bucket must keep them; otherwise changes are deduplicated. DCP only.
+        out_of_order: a stream of one collection from the beginning may have its first changes in any order, which is
+            faster for the node. If the connection ends meanwhile, a rollback to 0 makes them void, and they come again.
+            DCP only, from nodes with collections.
         values: False leaves out values and their datatypes. DCP and TAP nodes do not send them then.
         filter_key: only changes in whose key this regular expression (RE2) is found.
         filter_value: only documents that match this expression, such as `type = "beer" AND abv > 5`. Deletions
@@ -64,6 +67,7 @@ class ChangeOptions(TypedDict, total=False):
     collections: Sequence[str]
     xattrs: bool | None
     change_history: bool | None
+    out_of_order: bool | None
     values: bool
     filter_key: str | None
     filter_value: str | None
@@ -94,7 +98,17 @@ def choose_mitigation(chosen: ChangeOptions, options: ConnectionOptions, dialect
         mitigate = options.mitigate_rollback
     if mitigate and dialect is not Dialect.DCP:
         raise UsageError(f"option mitigateRollback with protocol {dialect}, expected dcp: only DCP names branches")
+    if mitigate and choose_order(chosen, options):
+        raise UsageError(
+            "options mitigateRollback and outOfOrder, expected one: it compares positions of ordered changes"
+        )
     return mitigate
+
+
+def choose_order(chosen: ChangeOptions, options: ConnectionOptions) -> bool:
+    """Return whether the first snapshot of a collection may be out of order."""
+    given = chosen.get("out_of_order")
+    return options.out_of_order if given is None else given
 
 
 def choose_content(chosen: ChangeOptions, options: ConnectionOptions, dialect: Dialect) -> StreamContent:
@@ -123,6 +137,7 @@ def choose_content(chosen: ChangeOptions, options: ConnectionOptions, dialect: D
         selection=selection,
         xattrs=options.xattrs if xattrs is None else xattrs,
         change_history=options.change_history if history is None else history,
+        out_of_order=choose_order(chosen, options),
         values=values,
         change_filter=change_filter,
         follows_names=True,

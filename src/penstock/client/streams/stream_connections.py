@@ -202,6 +202,7 @@ class StreamConnections:
             collections=content.selection is not None,
             xattrs=content.xattrs,
             change_history=content.change_history,
+            out_of_order=content.out_of_order,
             values=content.values,
         )
 

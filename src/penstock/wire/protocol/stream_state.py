@@ -14,6 +14,7 @@ from enum import Enum
 
 from penstock.errors import OrderViolation
 from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.flags import OsoFlag
 from penstock.wire.codec.layout import Message
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages import dcp, tap, upr, upr_draft
@@ -169,6 +170,13 @@ EVENTS: dict[Dialect, dict[type[Message], StreamEvent]] = {
     },
 }
 """Dialect -> message -> event. Other messages belong to no stream, or are sent only on request."""
+
+
+OUT_OF_ORDER_EVENTS: dict[int, StreamEvent] = {
+    int(OsoFlag.START): E.OUT_OF_ORDER_START,
+    int(OsoFlag.END): E.OUT_OF_ORDER_END,
+}
+"""Flags of OSO_SNAPSHOT -> event. Only consumers that accept such snapshots get this message."""
 
 
 def advance_state(state: StreamState, event: StreamEvent, vbucket: int, dialect: Dialect = Dialect.DCP) -> StreamState:
