@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from penstock.spark.source.catalog_tables import (
+from penstock.spark.runtime.catalog_tables import (
     find_options,
     keep_options,
     list_names,
