@@ -11,10 +11,10 @@ from typing import Final
 
 import numpy as np
 
-from penstock.node.streams.stream_encoder import read_chunk_collections, select_changes
+from penstock.node.streams.stream_encoder import read_chunk_collections
 from penstock.node.streams.stream_filter import CacheBudget, StreamFilter
 from penstock.store.documents.vbucket import Vbucket
-from penstock.store.history.frame_chunks import Chunk
+from penstock.store.history.frame_chunks import Chunk, select_frames
 from penstock.store.history.history_snapshot import Snapshot
 from penstock.store.log.frame_fields import mask_mutations, read_by_seqnos
 from penstock.wire.messages.dcp import MUTATION_HEAD, Mutation, make_head_struct
@@ -97,7 +97,7 @@ class CachedDocumentReader:
             self.cancel()
         owners = read_chunk_collections(chunk)
         wanted = np.isin(owners, list(self._vbucket.collections.ids)) & self._filter.select(owners)
-        return select_changes(chunk, wanted & mask_mutations(view, offsets) & (seqnos <= self._last_seqno))
+        return select_frames(chunk, wanted & mask_mutations(view, offsets) & (seqnos <= self._last_seqno))
 
     def _choose(self, chunk: Chunk) -> Iterator[CachedDocument]:
         """Yield documents, without their values where the consumer has no room. Without room, the transfer may end."""

@@ -19,10 +19,9 @@ from penstock.errors import RemoteProtocolError
 from penstock.node.streams.ext_metadata import append_ext_metadata
 from penstock.node.streams.stream_filter import StreamFilter
 from penstock.store.history.event_frames import read_event
-from penstock.store.history.frame_chunks import NO_FRAMES, Chunk
+from penstock.store.history.frame_chunks import Chunk, select_frames
 from penstock.store.history.prepare_frames import PREPARED_PREFIX, parse_prepare_value, read_abort_value
 from penstock.store.log.frame_fields import mask_mutations, read_by_seqnos, read_collection_ids
-from penstock.store.log.segment import gather_ascending
 from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.codec.frame import EXTRAS_LENGTH_AT, HEADER_BYTES, Buffer, cut_frame
 from penstock.wire.codec.layout import decode_frame
@@ -41,10 +40,8 @@ __all__ = [
     "join_pieces",
     "read_chunk_collections",
     "read_last_seqno",
-    "select_changes",
 ]
 
-_MEAN_RUN = 8  # a slice costs about as much as gathering 8 frames
 _SEQNO_BYTES = 8
 _FEW = 8  # changes up to which plain Python is faster than numpy
 _SPECIAL_COLLECTIONS = (SYSTEM_COLLECTION, PREPARED_COLLECTION)
@@ -201,12 +198,12 @@ class StreamEncoder:
             wanted[start:event] = self.filter.select(owners[start:event])
             if passed is not None:
                 wanted &= ~passed
-            if (part := select_changes(chunk, wanted)).frame_count:
+            if (part := select_frames(chunk, wanted)).frame_count:
                 yield part, False
             if event < chunk.frame_count:
                 wanted[:] = False
                 wanted[event] = True
-                yield select_changes(chunk, wanted), True
+                yield select_frames(chunk, wanted), True
             start = event + 1
 
     def _encode_special(self, part: Chunk, options: WireOptions, find_prepare: FindPrepare | None) -> Buffer:
@@ -307,27 +304,3 @@ def read_last_seqno(chunk: Chunk) -> int:
     """Return the seqno of the last change."""
     at = int(chunk.offsets[-1]) + HEADER_BYTES
     return int.from_bytes(chunk.data[at : at + _SEQNO_BYTES], "big")
-
-
-def select_changes(chunk: Chunk, wanted: npt.NDArray[np.bool_]) -> Chunk:
-    """Return some of the changes.
-
-    Args:
-        chunk: the changes.
-        wanted: for each change, whether to select it.
-    """
-    if wanted.all():
-        return chunk
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], wanted, [False]))))
-    if not len(edges):
-        return NO_FRAMES
-    begins = np.asarray(chunk.offsets, np.int64)
-    bounds = np.append(begins, len(chunk.data))
-    lengths = np.diff(bounds)[wanted]
-    view = memoryview(chunk.data)
-    if len(edges) // 2 * _MEAN_RUN <= len(lengths):
-        runs = zip(bounds[edges[::2]].tolist(), bounds[edges[1::2]].tolist(), strict=True)
-        data = bytearray().join([view[begin:end] for begin, end in runs])
-    else:
-        data = bytearray(gather_ascending(view, begins[wanted], lengths.astype(np.uint32)))
-    return Chunk(data, np.cumsum(lengths) - lengths)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.node.streams.stream_encoder import read_chunk_collections, select_changes
+from penstock.node.streams.stream_encoder import read_chunk_collections
 from penstock.node.tap_state.tap_ttls import TapTtls
 from penstock.store.documents.vbucket import Vbucket
-from penstock.store.history.frame_chunks import Chunk
+from penstock.store.history.frame_chunks import Chunk, select_frames
 from penstock.wire.codec.flags import TapFlag
 from penstock.wire.codec.frame import HEADER_BYTES, Buffer
 from penstock.wire.codec.opcodes import Opcode
@@ -40,14 +40,14 @@ def find_mutations(chunk: Chunk) -> Column:
 def to_tap_changes(chunk: Chunk, vbucket: Vbucket) -> Chunk:
     """Return the changes that TAP can send: of the default collection, without extended attributes, inflated."""
     if not vbucket.collections.is_plain:
-        chunk = select_changes(chunk, read_chunk_collections(chunk) == DEFAULT_COLLECTION)
+        chunk = select_frames(chunk, read_chunk_collections(chunk) == DEFAULT_COLLECTION)
     data, begins, _ = revalue(chunk.data, chunk.offsets, _CONTENT)
     return Chunk(data, begins)
 
 
 def drop_expired(chunk: Chunk, ttls: TapTtls) -> Chunk:
     """Return the changes that may travel further."""
-    return select_changes(chunk, ttls.get_ttls(read_seqnos(chunk)) > 0)
+    return select_frames(chunk, ttls.get_ttls(read_seqnos(chunk)) > 0)
 
 
 def encode_changes(chunk: Chunk, form: FrameForm, sequences: Column, flags: Column, ttls: TapTtls | None) -> Buffer:

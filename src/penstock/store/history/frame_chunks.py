@@ -15,7 +15,7 @@ import numpy.typing as npt
 from penstock.store.log.segment import Column, Lengths, gather_ascending
 from penstock.wire.codec.frame import OPAQUE_AT, U32
 
-__all__ = ["NO_FRAMES", "OFFSET_BITS", "AdjacentFrames", "Chunk", "FewFrames", "ManyFrames"]
+__all__ = ["NO_FRAMES", "OFFSET_BITS", "AdjacentFrames", "Chunk", "FewFrames", "ManyFrames", "select_frames"]
 
 OFFSET_BITS = 32
 _OFFSET = (1 << OFFSET_BITS) - 1
@@ -42,6 +42,30 @@ class Chunk(NamedTuple):
 
 
 NO_FRAMES = Chunk(b"", ())
+
+
+def select_frames(chunk: Chunk, wanted: npt.NDArray[np.bool_]) -> Chunk:
+    """Return some of the frames.
+
+    Args:
+        chunk: the frames.
+        wanted: for each frame, whether to select it.
+    """
+    if wanted.all():
+        return chunk
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], wanted, [False]))))
+    if not len(edges):
+        return NO_FRAMES
+    begins = np.asarray(chunk.offsets, np.int64)
+    bounds = np.append(begins, len(chunk.data))
+    lengths = np.diff(bounds)[wanted]
+    view = memoryview(chunk.data)
+    if len(edges) // 2 * _MEAN_RUN <= len(lengths):
+        runs = zip(bounds[edges[::2]].tolist(), bounds[edges[1::2]].tolist(), strict=True)
+        data = bytearray().join([view[begin:end] for begin, end in runs])
+    else:
+        data = bytearray(gather_ascending(view, begins[wanted], lengths.astype(np.uint32)))
+    return Chunk(data, np.cumsum(lengths) - lengths)
 
 
 class FewFrames:
