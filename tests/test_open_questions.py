@@ -69,13 +69,6 @@ def test_every_question_has_an_answer_and_a_test_that_exists(question, decision,
         assert name in names_in(file), f"{file} has no {name}"
 
 
-def no_filters_on_keys_and_values(_: Path) -> None:
-    with running() as node, connected(node) as client:
-        client.open()
-        for name in ("key", "value", "where"):
-            assert client.stream(value=json.dumps({name: "k"}).encode()).specific == S.EINVAL
-
-
 @contextmanager
 def running(**options):
     with Node.running(["default"], vbuckets=1, **options) as node:
@@ -211,7 +204,9 @@ TAP = [Opcode(code) for code in TAP_OPCODES]
 EARLY_UPR = (UprOpcode, DraftCode)
 
 CLAIMS: dict[str, Callable[[Path], None]] = {
-    "Filters on keys and values are not supported: no dialect has a message for them.": no_filters_on_keys_and_values,
+    "TAP, UPR and the draft have no message for it, so their consumers filter by themselves.": (
+        without_a_message("CONTROL", TAP, *EARLY_UPR)
+    ),
     "A DCP stream request can name a scope or some collections, and its snapshots are complete for them.": (
         filters_by_collection
     ),

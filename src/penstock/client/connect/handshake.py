@@ -24,6 +24,7 @@ from penstock.client.connect.map_request import request_cluster_map
 from penstock.client.connect.node_link import UNKNOWN_COMMAND_STATUSES, UNSUPPORTED_STATUSES, FrameEvents, NodeLink
 from penstock.client.connect.server_info import make_unsupported_error
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
+from penstock.client.filters.filter_control import FILTER_SETTING
 from penstock.client.login.credentials import Credentials
 from penstock.client.login.sasl_login import SaslLogin, choose_login, choose_token_login, parse_mechanisms
 from penstock.errors import AccessDenied, AuthenticationFailed, BucketNotServed, KeyNotFound, UsageError
@@ -68,6 +69,8 @@ class Purpose:
         delete_times: deletions in DCP streams include their times.
         mutation_tokens: replies to writes contain vbuuid and seqno.
         durable_writes: requests may carry a durability level.
+        pushed_filter: the filter of its change streams, as the value of a DCP setting; empty: none. Only nodes of this
+            project know the setting.
         must_have_data: the node must be one of the map, which has vbuckets of the bucket.
     """
 
@@ -82,6 +85,7 @@ class Purpose:
     delete_times: bool = True
     mutation_tokens: bool = False
     durable_writes: bool = False
+    pushed_filter: bytes = b""
     must_have_data: bool = False
 
     @property
@@ -292,6 +296,8 @@ async def _open_dcp(link: NodeLink, address: Address, purpose: Purpose, agreed: 
         optional["change_streams"] = "true"
     if purpose.out_of_order:
         optional["enable_out_of_order_snapshots"] = "true"
+    if purpose.pushed_filter:
+        optional[FILTER_SETTING] = purpose.pushed_filter.decode()
     for setting, text in optional.items():
         await link.request(Control(key=setting.encode(), value=text.encode()), timeout, accept=UNSUPPORTED_STATUSES)
     for setting, text in {"enable_noop": "true", "connection_buffer_size": str(options.flow_control_bytes)}.items():

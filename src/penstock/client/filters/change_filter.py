@@ -62,15 +62,19 @@ class ChangeFilter:
 
     def match_rows(self, rows: pa.RecordBatch | pa.Table) -> Bools:
         """Return which rows of CHANGE_SCHEMA match. A row without a key is no change of a document, and matches."""
-        chosen = np.ones(len(rows), bool)
-        if self.key is not None:
-            chosen &= np.asarray(pc.match_substring_regex(rows.column("key"), self.key).fill_null(True))
+        chosen = self.match_keys(rows.column("key"))
         if self._value_filter is not None:
             places = np.flatnonzero(chosen & np.asarray(_find_decided(rows, self._value_filter)))
             chosen[places] = self._value_filter.match_documents(_list_documents(rows, places, self._value_filter))
         if self._hides_rollbacks:
             chosen &= np.asarray(pc.not_equal(rows.column("event"), str(Event.ROLLBACK)))
         return chosen
+
+    def match_keys(self, keys: pa.Array | pa.ChunkedArray) -> Bools:
+        """Return which keys match, as far as keys decide. A null matches."""
+        if self.key is None:
+            return np.ones(len(keys), bool)
+        return np.array(pc.match_substring_regex(keys, self.key).fill_null(True))
 
     def select_changes(self, content: pa.RecordBatch | list[Change]) -> pa.RecordBatch | list[Change]:
         """Return the changes that match, in the form of `content`; the same object if all do."""

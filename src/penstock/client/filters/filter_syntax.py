@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, NoReturn
@@ -25,6 +26,8 @@ __all__ = [
     "Node",
     "PathSteps",
     "RegexTest",
+    "Test",
+    "list_tests",
     "parse_filter",
 ]
 
@@ -115,7 +118,8 @@ class Junction:
     parts: tuple[Node, ...]
 
 
-Node = Comparison | FieldTest | RegexTest | Negation | Junction
+Test = Comparison | FieldTest | RegexTest
+Node = Test | Negation | Junction
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<string>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')
@@ -157,6 +161,18 @@ def parse_filter(text: str) -> Node:
     node = reader.read_or(0)
     reader.expect("end", "")
     return node
+
+
+def list_tests(node: Node) -> Iterator[Test]:
+    """Yield the tests in a tree."""
+    match node:
+        case Negation():
+            yield from list_tests(node.part)
+        case Junction():
+            for part in node.parts:
+                yield from list_tests(part)
+        case _:
+            yield node
 
 
 class _FilterReader:

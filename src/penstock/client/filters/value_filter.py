@@ -6,7 +6,7 @@ Regular expressions run in RE2, whose time is linear in the length of the text.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -24,6 +24,7 @@ from penstock.client.filters.filter_syntax import (
     Node,
     PathSteps,
     RegexTest,
+    list_tests,
     parse_filter,
 )
 from penstock.errors import UsageError
@@ -87,7 +88,11 @@ class ValueFilter:
 
     def __init__(self, text: str) -> None:
         self._node = parse_filter(text)
-        paths = [*_list_paths(self._node)]
+        tests = [*list_tests(self._node)]
+        for test in tests:
+            if isinstance(test, RegexTest):
+                check_regex(test.pattern)
+        paths = [test.path for test in tests]
         self.fields = frozenset(path[0] for path in paths if isinstance(path[0], MetaField))
         self.reads_values = not all(isinstance(path[0], MetaField) for path in paths)
         self._names = {path[1] for path in paths if path[0] is MetaField.XATTRS and len(path) > 1}
@@ -121,21 +126,6 @@ class _Root(NamedTuple):
 
     value: Any
     metadata: dict[MetaField, Any]
-
-
-def _list_paths(node: Node) -> Iterator[PathSteps]:
-    """Yield the paths of an expression. Raises UsageError if RE2 does not accept one of its patterns."""
-    match node:
-        case Negation():
-            yield from _list_paths(node.part)
-        case Junction():
-            for part in node.parts:
-                yield from _list_paths(part)
-        case RegexTest():
-            check_regex(node.pattern)
-            yield node.path
-        case _:
-            yield node.path
 
 
 _DECODER = msgspec.json.Decoder()

@@ -18,6 +18,7 @@ from penstock.client.connect.retry import is_retriable
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.feeds.collection_selection import parse_manifest
 from penstock.client.feeds.consumer_feed import ConsumerFeed
+from penstock.client.filters.filter_control import encode_filter
 from penstock.client.streams.session_pool import SessionPool
 from penstock.client.streams.stream_connection import StreamConnection
 from penstock.client.streams.stream_journal import StreamJournal
@@ -204,6 +205,7 @@ class StreamConnections:
             change_history=content.change_history,
             out_of_order=content.out_of_order,
             values=content.values,
+            pushed_filter=encode_filter(content.change_filter),
         )
 
     async def _use_collections(self, connection: StreamConnection) -> None:

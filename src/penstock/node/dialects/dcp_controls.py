@@ -12,8 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from penstock.errors import InvalidArguments, NotSupported
+from penstock.client.filters.filter_control import FILTER_SETTING, parse_filter_setting
+from penstock.errors import InvalidArguments, NotSupported, UsageError
 from penstock.node.dialects.dcp_producer import DcpProducer
+from penstock.node.streams.pushed_filter import PushedFilter
 from penstock.wire.codec.flags import Datatype, OpenFlag
 
 __all__ = ["apply_control"]
@@ -84,6 +86,7 @@ def _enable_sync_writes(producer: DcpProducer, value: str) -> None:
         raise NotSupported("synchronous writes on a connection with stream ids")
     if not producer.collections:
         raise NotSupported("synchronous writes without collections")
+    _refuse_filter(producer)
     producer.sends_prepares = True
     producer.choose_options()
 
@@ -91,6 +94,7 @@ def _enable_sync_writes(producer: DcpProducer, value: str) -> None:
 def _set_consumer_name(producer: DcpProducer, value: str) -> None:
     if not value:
         raise _make_value_error(value, "a name")
+    _refuse_filter(producer)
     producer.consumer_name = value
 
 
@@ -169,6 +173,29 @@ def _enable_v7_statuses(producer: DcpProducer, value: str) -> None:
     producer.uses_v7_statuses = True
 
 
+def _set_filter(producer: DcpProducer, value: str) -> None:
+    if not producer.collections:
+        raise NotSupported("a filter without collections")  # its consumer might not know SEQNO_ADVANCED
+    if producer.sends_prepares or producer.consumer_name:
+        raise NotSupported("a filter for a replica, which needs all changes")
+    try:
+        setting = parse_filter_setting(value.encode("latin-1"))
+    except UsageError as error:
+        raise InvalidArguments(str(error)) from None
+    if setting.change_filter.reads_values and not producer.options.content.body:
+        raise InvalidArguments("a filter of values on a connection without values")
+    if setting.change_filter.reads_xattrs and not producer.options.content.xattrs:
+        raise InvalidArguments("a filter of xattrs without the flag INCLUDE_XATTRS of OPEN")
+    producer.pushed_filter = PushedFilter(setting, len(producer.bucket.store.vbuckets))
+    producer.choose_options()
+
+
+def _refuse_filter(producer: DcpProducer) -> None:
+    """Refuse a setting of replicas on a connection with a filter: a replica needs all changes."""
+    if producer.pushed_filter is not None:
+        raise NotSupported("a setting of replicas on a connection with a filter")
+
+
 CONTROLS: dict[str, Setter] = {
     "connection_buffer_size": _set_window,
     "stream_buffer_size": _refuse_stream_buffer,
@@ -197,4 +224,6 @@ CONTROLS: dict[str, Setter] = {
     "max_marker_version": _set_marker_version,
     # It only asks whether the node has cache transfers.
     "cache_transfer": _accept_values(),
+    # Of this project: other producers refuse it, and the consumer filters by itself.
+    FILTER_SETTING: _set_filter,
 }

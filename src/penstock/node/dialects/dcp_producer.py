@@ -14,6 +14,7 @@ from penstock.node.session.session import Session
 from penstock.node.streams.cached_documents import CachedDocumentReader
 from penstock.node.streams.change_producer import AnswerDeadline
 from penstock.node.streams.producer_stream import ProducerStream
+from penstock.node.streams.pushed_filter import PushedFilter
 from penstock.node.streams.stream_encoder import StreamEncoder, WireOptions
 from penstock.node.streams.stream_filter import FilterRequest, can_stream, make_filter, read_filter_request
 from penstock.node.streams.stream_producer import StreamProducer
@@ -147,6 +148,7 @@ class DcpProducer(StreamProducer):
         uses_stream_ids: whether each stream has an id, so that a vbucket may have several streams.
         uses_v7_statuses: whether a missing stream has a status of its own.
         end_on_close: whether a stream that the consumer closes ends with a message.
+        pushed_filter: chooses changes by key and value for streams that open from now on; None: all changes.
     """
 
     def __init__(self, session: Session, bucket: ServedBucket, name: bytes, flags: OpenFlag) -> None:
@@ -161,6 +163,7 @@ class DcpProducer(StreamProducer):
         self.sends_prepares = False
         self.consumer_name = ""
         self.uses_stream_ids = self.uses_v7_statuses = self.end_on_close = False
+        self.pushed_filter: PushedFilter | None = None
         self._takeovers: dict[int, StreamTakeover] = {}  # by the opaque of the stream
         self.choose_options()
 
@@ -196,7 +199,7 @@ class DcpProducer(StreamProducer):
             purge_seqno=self.sends_purge_seqno,
             history=self.accepts_history,
             out_of_order=self.out_of_order is not None,
-            out_of_order_seqno=bool(self.out_of_order),
+            out_of_order_seqno=bool(self.out_of_order) or self.pushed_filter is not None,
             skip_first_deletions=skips,
         )
 
@@ -236,8 +239,7 @@ class DcpProducer(StreamProducer):
         if error := find_range_error(position):
             raise OutOfRange(error)
         wanted = read_filter_request(request.value)
-        if self.sends_prepares and (wanted.collections is not None or wanted.scope is not None):
-            raise NotSupported("a stream of some collections with synchronous writes")
+        self._check_filters(wanted, flags)
         self._check_stream_id(wanted.stream_id)
         encoder = self._make_encoder(wanted)
         if takes_over:
@@ -271,6 +273,12 @@ class DcpProducer(StreamProducer):
         stream.takeover = StreamTakeover(self.session, stream.vbucket, handover, resume)
         self._takeovers[stream.opaque] = stream.takeover
 
+    def _check_filters(self, wanted: FilterRequest, flags: StreamFlag) -> None:
+        if self.sends_prepares and (wanted.collections is not None or wanted.scope is not None):
+            raise NotSupported("a stream of some collections with synchronous writes")
+        if self.pushed_filter is not None and flags & (StreamFlag.TAKEOVER | StreamFlag.CACHE_TRANSFER):
+            raise NotSupported("a takeover or a cache transfer on a connection with a filter")
+
     def _check_stream_id(self, stream_id: int | None) -> None:
         if (stream_id is None) == self.uses_stream_ids:
             text = "no stream id, on a connection that has them" if self.uses_stream_ids else f"stream id {stream_id}"
@@ -280,7 +288,8 @@ class DcpProducer(StreamProducer):
         """Return the encoder of a stream, None for a consumer without collections."""
         if not self.collections:
             return None
-        return StreamEncoder(make_filter(self.session, self.bucket, wanted), wanted.stream_id)
+        stream_filter = make_filter(self.session, self.bucket, wanted)
+        return StreamEncoder(stream_filter, wanted.stream_id, self.pushed_filter)
 
     def close_stream(self, vbucket: int, stream_id: int | None = None) -> None:
         """Close a stream at the consumer's request. Raises StatusError if the stream does not exist or is ending."""

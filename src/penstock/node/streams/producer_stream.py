@@ -11,7 +11,7 @@ from penstock.node.buckets.served_bucket import SentCounts
 from penstock.node.streams.cached_documents import CachedDocumentReader
 from penstock.node.streams.dialect_messages import DialectMessages, StreamNotices
 from penstock.node.streams.snapshot_cursor import SnapshotCursor
-from penstock.node.streams.stream_encoder import StreamEncoder, WireOptions
+from penstock.node.streams.stream_encoder import StreamEncoder, WireOptions, join_pieces, read_last_seqno
 from penstock.node.streams.stream_takeover import StreamTakeover
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.frame_chunks import Chunk
@@ -173,6 +173,8 @@ class ProducerStream:
             return self._read_cache(self.cache, max_bytes)
         cursor = self.cursor
         if cursor.snapshot is not None:
+            if self.encoder.pushed_filter is not None:
+                max_bytes = min(max_bytes, self.encoder.pushed_filter.piece_bytes)
             chunk = cursor.snapshot.read(self.opaque, max_bytes, window)
             if chunk.frame_count:
                 return self._encode_changes(chunk)
@@ -297,6 +299,10 @@ class ProducerStream:
             producer.sent.items += sent.items
         if encoder.filter.is_empty:
             self.reason = StreamEndReason.FILTER_EMPTY if encoder.filter.sends_events else StreamEndReason.OK
+        elif encoder.pushed_filter is not None and self.state is not StreamState.OUT_OF_ORDER:
+            # The consumer's position moves over changes that are left out. Else it would read them again after a cut.
+            advanced = self._encode_seqno_advanced(read_last_seqno(chunk))
+            return join_pieces((sent.data, advanced)) if advanced else sent.data
         return sent.data
 
     def _open_snapshot(self) -> bytes:
@@ -338,23 +344,23 @@ class ProducerStream:
     def _encode_snapshot_end(self) -> bytes:
         """Return the last messages of a snapshot, empty if it needs none."""
         if self.state is not StreamState.OUT_OF_ORDER:
-            return self._encode_seqno_advanced() or self._encode_notice(StreamEvent.SNAPSHOT_END)
+            advanced = self._encode_seqno_advanced(self.cursor.announced_end)
+            return advanced or self._encode_notice(StreamEvent.SNAPSHOT_END)
         self._last_sent = 0 if self.producer.options.out_of_order_seqno else self.cursor.announced_end
-        advanced = self._encode_seqno_advanced()
+        advanced = self._encode_seqno_advanced(self.cursor.announced_end)
         self._advance_state(StreamEvent.OUT_OF_ORDER_END)
         return advanced + self._notices.encode(partial(OsoSnapshot, flags=OsoFlag.END))
 
-    def _encode_seqno_advanced(self) -> bytes:
-        """Return SEQNO_ADVANCED for the end of the snapshot, empty if the last change of the snapshot was sent.
+    def _encode_seqno_advanced(self, seqno: int) -> bytes:
+        """Return SEQNO_ADVANCED, empty if a change with this seqno was sent.
 
         Consumers regard a snapshot as complete at the seqno of its end.
         """
-        end = self.cursor.announced_end
-        if not self.producer.options.seqno_advanced or self._last_sent >= end:
+        if not self.producer.options.seqno_advanced or self._last_sent >= seqno:
             return b""
         self._advance_state(StreamEvent.DATA)
-        self._last_sent = end
-        return self._notices.encode_seqno_advanced(end)
+        self._last_sent = seqno
+        return self._notices.encode_seqno_advanced(seqno)
 
     def _encode_notice(self, event: StreamEvent) -> bytes:
         """Return the message of an event, empty if the dialect has none."""
@@ -378,3 +384,5 @@ def _list_filters(stream: ProducerStream) -> Iterator[str]:
         yield "values"
     if stream.encoder.filter.is_limited:
         yield "collections"
+    if stream.encoder.pushed_filter is not None:
+        yield "changes"

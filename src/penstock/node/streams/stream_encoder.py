@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from penstock.errors import RemoteProtocolError
 from penstock.node.streams.ext_metadata import append_ext_metadata
+from penstock.node.streams.pushed_filter import PushedFilter
 from penstock.node.streams.stream_filter import StreamFilter
 from penstock.store.history.event_frames import read_event
 from penstock.store.history.frame_chunks import Chunk, select_frames
@@ -112,10 +113,14 @@ class StreamEncoder:
         filter: chooses the changes of the stream.
         stream_id: the id of the stream among those of its vbucket, or None.
         framing: the stream id as framing extras of each message.
+        pushed_filter: chooses among these changes by key and value; None: all of them.
     """
 
-    def __init__(self, stream_filter: StreamFilter, stream_id: int | None = None) -> None:
+    def __init__(
+        self, stream_filter: StreamFilter, stream_id: int | None = None, pushed_filter: PushedFilter | None = None
+    ) -> None:
         self.filter = stream_filter
+        self.pushed_filter = pushed_filter
         self.stream_id = stream_id
         self.framing = b"" if stream_id is None else pack_stream_id(stream_id)
         self._options: WireOptions | None = None  # the connection's options, from which _stream_options was made
@@ -140,7 +145,7 @@ class StreamEncoder:
             find_prepare: finds the commits that are sent as such; None: there are none.
         """
         options = self._with_stream_id(options)
-        is_mixed = skip_deletions or find_prepare is not None
+        is_mixed = skip_deletions or find_prepare is not None or self.pushed_filter is not None
         wanted = None if is_mixed else self._includes_all(chunk, is_plain=is_plain)
         if wanted:
             return EncodedChanges(_encode_form(chunk, options), chunk.frame_count, read_last_seqno(chunk))
@@ -191,13 +196,13 @@ class StreamEncoder:
         special = np.isin(owners, _SPECIAL_COLLECTIONS)
         if find_prepare is not None:
             special |= np.array([find_prepare(seqno) > 0 for seqno in _read_seqnos(chunk)])
-        passed = ~mask_mutations(memoryview(chunk.data), np.asarray(chunk.offsets)) if skip_deletions else None
+        chosen = self._choose_changes(chunk, owners, special, skip_deletions=skip_deletions)
         start = 0
         for event in [*np.flatnonzero(special).tolist(), chunk.frame_count]:
             wanted = np.zeros(chunk.frame_count, np.bool_)
             wanted[start:event] = self.filter.select(owners[start:event])
-            if passed is not None:
-                wanted &= ~passed
+            if chosen is not None:
+                wanted &= chosen
             if (part := select_frames(chunk, wanted)).frame_count:
                 yield part, False
             if event < chunk.frame_count:
@@ -205,6 +210,20 @@ class StreamEncoder:
                 wanted[event] = True
                 yield select_frames(chunk, wanted), True
             start = event + 1
+
+    def _choose_changes(
+        self, chunk: Chunk, owners: npt.NDArray[np.int64], special: npt.NDArray[np.bool_], *, skip_deletions: bool
+    ) -> npt.NDArray[np.bool_] | None:
+        """Return which changes are sent, if the stream has their collections; None for all."""
+        chosen = mask_mutations(memoryview(chunk.data), np.asarray(chunk.offsets)) if skip_deletions else None
+        if self.pushed_filter is None:
+            return chosen
+        wanted = ~special & (owners >= 0)
+        if chosen is not None:
+            wanted &= chosen
+        if self.filter.scope is None:  # a system event may add a collection to a scope
+            wanted &= self.filter.select(owners)
+        return self.pushed_filter.select(chunk, owners, wanted)
 
     def _encode_special(self, part: Chunk, options: WireOptions, find_prepare: FindPrepare | None) -> Buffer:
         """Return the message of a system event, prepare, commit or abort; empty if this consumer gets none."""

@@ -127,6 +127,8 @@ class StreamRing:
         flow = self._flow
         pieces: list[Buffer] = []
         nbytes = cost = 0
+        # A piece that a filter has reduced costs more than its bytes: other connections have their turn after it.
+        least_cost = 0 if stream.encoder.pushed_filter is None else WRITE_BYTES
         while cost < WRITE_BYTES and (room := flow.room) > 0:
             piece = stream.read_frames(CHUNK_BYTES, room)
             if piece is None:
@@ -134,7 +136,7 @@ class StreamRing:
                 break
             pieces.append(piece)
             nbytes += len(piece)
-            cost += len(piece) or _EMPTY_PIECE_COST_BYTES
+            cost += max(len(piece) or _EMPTY_PIECE_COST_BYTES, least_cost)
             if flow.window:
                 flow.unacked += len(piece)
             if stream.state is StreamState.ENDED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from penstock.store.log.segment import Column, Lengths, make_arrow_values
 from penstock.wire.codec.frame import HEADER_BYTES
@@ -18,6 +19,7 @@ __all__ = [
     "read_cas_values",
     "read_collection_ids",
     "read_delete_times",
+    "read_document_keys",
     "read_expiries",
     "read_field",
     "read_keys",
@@ -32,6 +34,8 @@ _WORD_BYTES = 8
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # odd, with bits everywhere
 _LEB_BITS, _LEB_BYTES = 0x7F, 5  # of an id in front of a key
 _LARGEST_COLLECTION = 2**32 - 1
+_ID_LIMITS = np.array([1 << 7 * nbytes for nbytes in range(1, _LEB_BYTES)])
+"""The first collection ids with 2, 3, 4 and 5 bytes."""
 
 
 def _locate_field(name: str, cls: type[Mutation] | type[DeletionV2]) -> tuple[int, str]:
@@ -114,6 +118,22 @@ def read_keys(buffer: memoryview, offsets: Column | Lengths) -> list[bytes]:
     lengths = read_field(buffer, offsets, _KEY_LENGTH).astype(np.uint32)
     found: list[bytes] = make_arrow_values(buffer, begins, lengths).take(np.arange(0, 2 * len(begins), 2)).to_pylist()
     return found
+
+
+def read_document_keys(buffer: memoryview, offsets: Column, collections: Column) -> pa.Array:
+    """Return the keys of frames whose offsets ascend, as Arrow's binary values without the collection ids.
+
+    Args:
+        buffer: the log's memory.
+        offsets: where the frames begin.
+        collections: the collection id of each frame.
+    """
+    if not len(offsets):
+        return pa.array([], pa.binary())
+    prefixes = np.searchsorted(_ID_LIMITS, collections, side="right") + 1
+    begins = _find_key_offsets(buffer, offsets) + prefixes
+    lengths = (read_field(buffer, offsets, _KEY_LENGTH).astype(np.int64) - prefixes).astype(np.uint32)
+    return make_arrow_values(buffer, begins, lengths).take(np.arange(0, 2 * len(begins), 2))
 
 
 def fingerprint_keys(buffer: memoryview, offsets: Column | Lengths) -> npt.NDArray[np.uint64]:
