@@ -246,12 +246,20 @@ def test_the_benchmark_of_durable_writes_over_replicas_runs():
 
 
 @pytest.mark.process
-def test_the_benchmark_of_consumers_runs():
-    options = ["--changes", "5000", "--vbuckets", "8", "--value-bytes", "100", "--rounds", "1"]
+@pytest.mark.parametrize(
+    ("filtered", "rows"),
+    [
+        ([], ["native", "read_changes", "Python"]),
+        (["--filtered"], ["filtered by the node", "filtered by the consumer"]),
+    ],
+    ids=["whole", "filtered"],
+)
+def test_the_benchmark_of_consumers_runs(filtered, rows):
+    options = ["--changes", "5000", "--vbuckets", "8", "--value-bytes", "100", "--rounds", "1", *filtered]
     run = [sys.executable, "-m", "benchmarks.stream", *options]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert re.findall(r", 8 vbuckets, (.*?)  ", done.stdout) == ["native", "read_changes", "Python"]
+    assert re.findall(r", 8 vbuckets, (.*?) +[0-9.]+ M changes", done.stdout) == rows
 
 
 @pytest.mark.process
