@@ -125,3 +125,12 @@ def test_without_a_limit_one_node_is_waited_for_but_not_an_outage_of_all(clock):
     fail(outages, clock, repeat("a"), {1, 2})
     assert clock.now > 1000
     assert fail_until_given_up(outages, clock, EVERY_NODE, {1, 2}) == pytest.approx(30)
+
+
+def test_vbuckets_are_due_at_once_after_a_new_map(clock):
+    outages = make_outages(clock)
+    outages.record_failure("a", [0, 1], OSError("refused"))
+    outages.record_failure("b", [2], OSError("refused"))
+    assert outages.find_due([0, 1, 2]) == set()
+    outages.make_due([1, 7])
+    assert outages.find_due([0, 1, 2]) == {0, 1}

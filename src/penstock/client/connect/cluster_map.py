@@ -58,6 +58,15 @@ class ClusterMap(NamedTuple):
         is_older = found.version[1] > 0 and found.version < self.version
         return self if is_older and not self.is_of_other_bucket(found) else found
 
+    def is_outdated_by(self, found: ClusterMap) -> bool:
+        """Return whether a map that was not requested is newer than this one, or of another bucket of its name.
+
+        A map of the same version is not newer, although another node may describe it with other endpoints.
+        """
+        if self.is_of_other_bucket(found):
+            return True
+        return found.version > self.version if found.version[1] > 0 else found != self
+
 
 _Row = Annotated[list[Annotated[int, Meta(ge=-(2**31), lt=2**31)]], Meta(min_length=1)]
 

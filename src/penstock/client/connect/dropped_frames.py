@@ -46,7 +46,8 @@ class DropReason(StrEnum):
 
     OUTDATED_LOG = "with a failover log of a stream that has ended"
     PUSHED = "pushed by the server without a request"
-    """For example a changed cluster map: the client requests the map itself."""
+    """Requests of the server that the client cannot use, for example a cluster map that is malformed or not the
+    bucket's."""
 
     NO_STREAM = "on a connection without streams"
 

@@ -22,6 +22,7 @@ from penstock.client.connect.address import Address, Compression
 from penstock.client.connect.cluster_map import ClusterMap
 from penstock.client.connect.map_request import request_cluster_map
 from penstock.client.connect.node_link import UNKNOWN_COMMAND_STATUSES, UNSUPPORTED_STATUSES, FrameEvents, NodeLink
+from penstock.client.connect.received_maps import MapFrameReader, MapListener
 from penstock.client.connect.server_info import make_unsupported_error
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.filters.filter_control import FILTER_SETTING
@@ -60,6 +61,7 @@ class Purpose:
         stream_name: the name of a connection for change streams; a node closes any other connection with this name.
             Empty: no change streams.
         on_stream: receives the frames that are no replies, see NodeLink.
+        on_map: receives the cluster maps that the node pushes; None: the node pushes none.
         dialect: the dialect of its change streams.
         collections: keys have collection ids, if the node has collections.
         xattrs: streams include extended attributes.
@@ -76,6 +78,7 @@ class Purpose:
 
     stream_name: str = ""
     on_stream: FrameEvents | None = None
+    on_map: MapListener | None = None
     dialect: Dialect = Dialect.DCP
     collections: bool = False
     xattrs: bool = False
@@ -93,6 +96,11 @@ class Purpose:
         """Whether the connection is for DCP streams."""
         return self.dialect is Dialect.DCP and bool(self.stream_name)
 
+    def listen_to(self, link: NodeLink, endpoint: Endpoint, address: Address) -> None:
+        """Receive the frames of a connection that are no replies, and the cluster maps that its node pushes."""
+        read_push = None if self.on_map is None else MapFrameReader(endpoint, address, self.on_map).read_push
+        link.set_listener(self.on_stream, read_push)
+
     def list_features(self, compression: Compression = Compression.OFF) -> list[Feature]:
         """Return the features to request by HELLO, given the compression of values in DCP streams."""
         wanted = [Feature.SELECT_BUCKET, Feature.XERROR, Feature.JSON]
@@ -101,6 +109,10 @@ class Purpose:
         wanted += [Feature.ALT_REQUEST, Feature.SYNC_REPLICATION] * self.durable_writes
         # Not for other requests: their values are small, and a node without SNAPPY inflates them.
         wanted += [Feature.SNAPPY] * (compression is not Compression.OFF and self.has_dcp_streams)
+        # With the brief form, a node pushes only the version of its map: all nodes push each change.
+        wanted += [
+            *(Feature.DUPLEX, Feature.CLUSTERMAP_CHANGE_NOTIFICATION, Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF)
+        ] * (self.on_map is not None)
         # Couchbase 3.1.6 inflates values for TAP clients without DATATYPE. About twenty in a row crash the server:
         # ship_tap_log in memcached.c writes past the end of temp_alloc_list.
         wanted += [Feature.DATATYPE] * (self.dialect is Dialect.TAP and bool(self.stream_name))
@@ -146,6 +158,7 @@ async def perform_handshake(link: NodeLink, endpoint: Endpoint, address: Address
         RemoteProtocolError: the peer speaks another protocol.
         StatusError, OperationTimeout, ConnectionClosed: as NodeLink.request raises them.
     """
+    purpose.listen_to(link, endpoint, address)
     features = await _negotiate_features(link, address, purpose)
     await _log_in(link, endpoint, address)
     is_selected = await _select_bucket(link, address, features)

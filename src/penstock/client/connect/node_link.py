@@ -51,6 +51,8 @@ UNSUPPORTED_STATUSES = (Status.EINVAL, *UNKNOWN_COMMAND_STATUSES)
 _NO_GROUP_STATUSES = (Status.KEY_ENOENT, Status.EACCESS, *UNSUPPORTED_STATUSES)
 
 FrameEvents = Callable[["NodeLink", list[ReceiveEvent]], None]
+PushReader = Callable[[Frame], bool]
+"""Reads a request of the server; returns False if it was of no use."""
 
 
 class NodeLink:
@@ -81,6 +83,7 @@ class NodeLink:
         self.dropped = DropCounter()
         self.unknown_opcodes: set[int] = set()
         self._on_stream = on_stream
+        self._read_push: PushReader | None = None
         self._calls = PendingCalls()
 
     @classmethod
@@ -189,7 +192,8 @@ class NodeLink:
     def _drop_frame(self, frame: Frame) -> bool:
         """Drop a frame that belongs to no request and no stream; return whether it was dropped."""
         if frame.magic in (Magic.SERVER_REQUEST, Magic.SERVER_RESPONSE):
-            self.dropped.add(DropReason.PUSHED)
+            if self._read_push is None or not self._read_push(frame):
+                self.dropped.add(DropReason.PUSHED)
             return True
         if self._on_stream is None:
             is_reply = frame.magic == Magic.RESPONSE
@@ -222,9 +226,9 @@ class NodeLink:
             return reason  # the peer violated the protocol or refused: a retry may not help
         return ConnectionClosed(f"the connection ended{when}: {reason}")
 
-    def set_listener(self, on_stream: FrameEvents | None) -> None:
-        """Pass events that are no replies to `on_stream` from now on."""
-        self._on_stream = on_stream
+    def set_listener(self, on_stream: FrameEvents | None, read_push: PushReader | None = None) -> None:
+        """Pass events that are no replies to `on_stream` from now on, and requests of the server to `read_push`."""
+        self._on_stream, self._read_push = on_stream, read_push
 
     def send(self, data: bytes | bytearray) -> None:
         """Send bytes. Bytes of one iteration of the event loop are sent together; an ended connection drops them."""

@@ -134,7 +134,7 @@ class ChangeStream:
     @property
     def bucket_uuid(self) -> str:
         """The uuid of the bucket that the stream reads; empty before a connection, or if the server reports none."""
-        return self._recovery.bucket_uuid
+        return self._recovery.map.newest.uuid
 
     @property
     def dropped(self) -> dict[DropReason, int]:

@@ -82,6 +82,11 @@ class Outages:
                 retry.restart_timer()
             self._due[group] = self._clock() + retry.next_delay(error, self._address)
 
+    def make_due(self, vbuckets: Collection[int]) -> None:
+        """Let an attempt be due now for vbuckets: their node may have changed. Their time limits stay."""
+        for group in {self._group_of[vb] for vb in vbuckets if vb in self._group_of}:
+            self._due[group] = min(self._due[group], self._clock())
+
     def find_due(self, vbuckets: Collection[int]) -> set[int]:
         """Return those of the vbuckets for which an attempt is due. A vbucket without a failure is always due."""
         now = self._clock()

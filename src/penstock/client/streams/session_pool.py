@@ -54,7 +54,7 @@ class SessionPool:
                 if waiting.pool_key == pool_key and waiting.session.endpoint == place:
                     self._waiting.remove(waiting)
                     waiting.stop_waiting()
-                    waiting.session.link.set_listener(purpose.on_stream)
+                    purpose.listen_to(waiting.session.link, place, address)
                     return waiting.session
         return None
 
@@ -85,7 +85,7 @@ class SessionPool:
 
 def _make_pool_key(address: Address, purpose: Purpose) -> tuple[Address, Purpose]:
     """Return the values that must be equal for two streams to share a connection; the order of hosts may differ."""
-    return replace(address, hosts=()), replace(purpose, stream_name="", on_stream=None)
+    return replace(address, hosts=()), replace(purpose, stream_name="", on_stream=None, on_map=None)
 
 
 class _IdleSession:

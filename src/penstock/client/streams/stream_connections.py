@@ -11,9 +11,11 @@ from typing import Any
 
 from penstock.client.connect.address import Address
 from penstock.client.connect.client_session import open_session
+from penstock.client.connect.cluster_map import ClusterMap
 from penstock.client.connect.dropped_frames import DropCounter, DropLog, DropReason
 from penstock.client.connect.handshake import Purpose
 from penstock.client.connect.node_link import NodeLink
+from penstock.client.connect.received_maps import ReceivedMap
 from penstock.client.connect.retry import is_retriable
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.feeds.collection_selection import parse_manifest
@@ -23,6 +25,7 @@ from penstock.client.streams.session_pool import SessionPool
 from penstock.client.streams.stream_connection import StreamConnection
 from penstock.client.streams.stream_journal import StreamJournal
 from penstock.errors import ConnectionClosed, Error, RemoteProtocolError
+from penstock.wire.codec.constants import Dialect
 from penstock.wire.messages.collections import GetManifest
 from penstock.wire.protocol.frame_receiver import ReceiveEvent
 
@@ -39,13 +42,16 @@ class StreamConnections:
         by_id: connection id -> connection. No id is used twice.
         wake: set when bytes arrive, or a connection or a connection attempt ends.
         journal: counts and logs the events of the stream.
-        has_ended: a connection or a connection attempt has ended, and StreamRecovery has not handled it yet.
+        has_ended: a connection or a connection attempt has ended, or a node has pushed a cluster map, and
+            StreamRecovery has not handled it yet.
+        received_map: the newest cluster map that a node has pushed.
     """
 
     def __init__(self, address: Address, feed: ConsumerFeed, pool: SessionPool | None, journal: StreamJournal) -> None:
         self.by_id: dict[int, StreamConnection] = {}
         self.wake = asyncio.Event()
         self.has_ended = False
+        self.received_map = ReceivedMap()
         self._address = address
         self._feed = feed
         self._pool = pool
@@ -199,6 +205,8 @@ class StreamConnections:
         return Purpose(
             stream_name=self.journal.connection_name,
             on_stream=partial(self._on_stream, connection_id=connection_id),
+            # TAP has one connection to one node, with any map.
+            on_map=None if self._feed.dialect is Dialect.TAP else self._receive_map,
             dialect=self._feed.dialect,
             collections=content.selection is not None,
             xattrs=content.xattrs,
@@ -207,6 +215,11 @@ class StreamConnections:
             values=content.values,
             pushed_filter=encode_filter(content.change_filter),
         )
+
+    def _receive_map(self, found: ClusterMap) -> None:
+        self.received_map.put(found)
+        self.has_ended = True
+        self.wake.set()
 
     async def _use_collections(self, connection: StreamConnection) -> None:
         known = None

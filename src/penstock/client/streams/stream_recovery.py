@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 
-from penstock.client.connect.address import Address, MissingVbuckets, RecreatedBucket
+from penstock.client.connect.address import Address, MissingVbuckets
 from penstock.client.connect.cluster_map import NO_NODE, ClusterMap
 from penstock.client.connect.map_request import request_cluster_map
 from penstock.client.connect.retry import LONGEST_DELAY, is_retriable
@@ -16,25 +15,21 @@ from penstock.client.streams.dialect_check import explain_refused_dialect
 from penstock.client.streams.outages import EVERY_NODE, Outages
 from penstock.client.streams.stream_connection import StreamConnection
 from penstock.client.streams.stream_connections import NO_CONNECTION, StreamConnections
+from penstock.client.streams.stream_map import StreamMap
 from penstock.client.topology.missing_vbuckets import make_not_served_error
 from penstock.errors import (
     AuthenticationStale,
-    BucketRecreated,
     ConnectionClosed,
     Error,
     NotMyVbucket,
     NotSupported,
     OrderViolation,
-    RemoteProtocolError,
     StatusError,
     UnknownCommand,
-    UsageError,
 )
 from penstock.wire.codec.constants import Dialect
 
 __all__ = ["EndSeqnos", "StreamRecovery"]
-
-logger = logging.getLogger("penstock.client")
 
 EndSeqnos = Callable[[Sequence[int]], Awaitable[dict[int, int]]]
 """Returns the current end seqnos of some vbuckets; without the vbuckets to skip."""
@@ -46,6 +41,7 @@ class StreamRecovery:
     Attributes:
         held: vbuckets without a connection to their node.
         is_closed: whether `close` was called; no connection is opened after that.
+        map: the newest cluster map.
     """
 
     def __init__(
@@ -58,8 +54,7 @@ class StreamRecovery:
         self._connections = connections
         self._end_seqnos = end_seqnos
         self._loop = asyncio.get_running_loop()
-        self._endpoints = address.hosts
-        self._map = ClusterMap((), ())
+        self.map = StreamMap(address, feed.vbuckets, feed.dialect)
         self._attempt: asyncio.Task[None] | None = None
         """Connects to the nodes of held vbuckets, and requests end seqnos."""
         self._attempts = 0
@@ -86,12 +81,14 @@ class StreamRecovery:
     # failures
 
     async def handle_ended(self) -> None:
-        """Handle the ends of connection attempts, streams and connections since the last call.
+        """Handle pushed maps, and the ends of connection attempts, streams and connections since the last call.
 
         Raises:
             Error, OSError: a failure is permanent, or has lasted for the limit.
         """
         self._connections.has_ended = False
+        if self.map.adopt_received(self._connections.received_map):
+            self._outages.make_due(self.held)  # vbuckets that wait may have another node now
         if self._attempt is not None and self._attempt.done():
             attempt, self._attempt = self._attempt, None
             attempt.result()
@@ -146,7 +143,7 @@ class StreamRecovery:
         self, endpoint: Endpoint, vbuckets: Collection[int], error: Exception, *, had_worked: bool = False
     ) -> None:
         """Record that a node is down. Raises the errors of Outages.record_failure."""
-        if len(self._map.endpoints) <= 1:
+        if len(self.map.newest.endpoints) <= 1:
             self._outages.record_failure(EVERY_NODE, vbuckets, error, had_worked=had_worked)
             return
         if self._connections and not isinstance(error, OrderViolation):
@@ -196,7 +193,9 @@ class StreamRecovery:
         """Connect to the nodes of some vbuckets; request missing end seqnos, and collections that have changed."""
         if due:
             try:
-                self._adopt_map(await self._request_map())
+                if not self.map.has_arrived:
+                    self.map.adopt(await self._request_map())
+                self.map.has_arrived = False  # if the map does not help, the next attempt requests it
             except (OSError, Error) as error:
                 if self._connections and is_retriable(error, has_served=True):
                     error = make_not_served_error(due, self._feed.vbuckets, self._address, str(error))
@@ -207,11 +206,6 @@ class StreamRecovery:
         if self._feed.pending_ends:
             await self._set_end_seqnos()
 
-    @property
-    def bucket_uuid(self) -> str:
-        """The uuid of the bucket in the newest map; empty before the first map, or if the server reports none."""
-        return self._map.uuid
-
     async def _request_map(self) -> ClusterMap:
         """Request the cluster map, on an open connection or on a new one."""
         connections = self._connections.open_connections
@@ -219,46 +213,22 @@ class StreamRecovery:
         if connections:
             asked = connections[self._attempts % len(connections)]  # in turn, because one node may have an old map
             return await request_cluster_map(asked.link, asked.endpoint, self._address)
-        return (await self._connections.connect(self._endpoints, must_have_data=True)).session.map
-
-    def _adopt_map(self, found: ClusterMap) -> None:
-        """Use a map that a node has sent, unless it is older than the present one.
-
-        Raises:
-            BucketRecreated: it is the map of a new bucket, and the option recreatedBucket is `fail`.
-            RemoteProtocolError: the bucket has a different number of vbuckets than before.
-            UsageError: TAP, of a bucket on several nodes.
-        """
-        if self._map.is_of_other_bucket(found):
-            self._report_recreated(self._map.uuid, found.uuid)
-        found = self._map.choose_newer(found)
-        if found.vbuckets != self._feed.vbuckets:
-            raise RemoteProtocolError(
-                f"{self._address} has {found.vbuckets} vbuckets now, it had {self._feed.vbuckets}"
-            )
-        if len(found.endpoints) > 1 and self._feed.dialect is Dialect.TAP:
-            raise UsageError(f"{self._address} is on {len(found.endpoints)} nodes, expected one node for TAP")
-        self._endpoints = (*dict.fromkeys((*self._address.hosts, *found.endpoints)),)
-        self._map = found
-
-    def _report_recreated(self, old_uuid: str, new_uuid: str) -> None:
-        text = f"{self._address} was deleted and created again: its uuid is {new_uuid[:64]} now, it was {old_uuid[:64]}"
-        if self._address.options.recreated_bucket is RecreatedBucket.FAIL:
-            raise BucketRecreated(text, old_uuid=old_uuid, new_uuid=new_uuid)
-        logger.warning("%s; the stream rolls back to zero (recreatedBucket=rollback)", text)
+        return (await self._connections.connect(self.map.endpoints, must_have_data=True)).session.map
 
     async def _connect_owners(self, due: Collection[int]) -> None:
         """Connect to the nodes of these vbuckets, to all nodes concurrently."""
         by_owner: dict[int, set[int]] = {}
         for vbucket in due:
-            by_owner.setdefault(self._map.owners[vbucket], set()).add(vbucket)
+            by_owner.setdefault(self.map.newest.owners[vbucket], set()).add(vbucket)
         # Vbuckets without an end seqno are excluded: the request of end seqnos waits for them, or skips them.
         nowhere = by_owner.pop(NO_NODE, set()) - self._feed.pending_ends
         if nowhere:
             self._outages.record_failure(
                 NO_NODE, nowhere, make_not_served_error(nowhere, self._feed.vbuckets, self._address)
             )
-        await _wait_for_all(self._connect_owner(self._map.endpoints[owner], each) for owner, each in by_owner.items())
+        await _wait_for_all(
+            self._connect_owner(self.map.newest.endpoints[owner], each) for owner, each in by_owner.items()
+        )
 
     async def _connect_owner(self, endpoint: Endpoint, vbuckets: set[int]) -> None:
         existing = [each for each in self._connections.open_connections if each.endpoint == endpoint]
@@ -267,8 +237,8 @@ class StreamRecovery:
         except (OSError, Error) as error:
             self._record_outage(endpoint, vbuckets, error)
             return
-        if connection.session.map.version > self._map.version and not existing:
-            self._adopt_map(connection.session.map)
+        if connection.session.map.version > self.map.newest.version and not existing:
+            self.map.adopt(connection.session.map)
         self._feed.connection_ids.update(dict.fromkeys(vbuckets, connection.connection_id))
         self.held -= vbuckets
         self._unconfirmed |= vbuckets if self._outages else set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from penstock.client.connect.address import Address
@@ -14,6 +15,7 @@ from penstock.client.connect.dropped_frames import DropReason
 from penstock.client.connect.handshake import DOCUMENTS, Purpose
 from penstock.client.connect.map_request import request_cluster_map
 from penstock.client.connect.node_link import ANY_STATUS, NodeLink
+from penstock.client.connect.received_maps import ReceivedMap
 from penstock.client.connect.retry import run_with_retry
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.topology.missing_vbuckets import make_not_served_error
@@ -54,7 +56,8 @@ class Nodes:
         self.map = ClusterMap((), ())
         self.has_collections = self.has_durable_writes = False
         self._address = address
-        self._purpose = purpose
+        self._received = ReceivedMap()
+        self._purpose = replace(purpose, on_map=self._received.put)
         self._first: ClientSession | None = None
         self._sessions: dict[Endpoint, ClientSession] = {}
         self._is_map_outdated = False
@@ -182,11 +185,20 @@ class Nodes:
             first = await self._keep_session(await open_session(self._address, self._purpose, places))
             self._first = first
             self._set_map(first.map)
-        elif self._is_map_outdated:
+        self._use_received_map()
+        if self._is_map_outdated:
             self._set_map(await request_cluster_map(first.link, first.endpoint, self._address))
         if first.endpoint not in self.map.endpoints:
             first = self._first = await self._join_member()
         return first
+
+    def _use_received_map(self) -> None:
+        """Use the map that a node pushed. If its version alone is known, the map is requested."""
+        found = self._received.take(self.map)
+        if found is not None and found.vbuckets:
+            self._set_map(found)
+        elif found is not None:
+            self._is_map_outdated = True
 
     async def _join_member(self) -> ClientSession:
         """Return a connection to a node of the map: the first node has left it, and does not learn later maps."""

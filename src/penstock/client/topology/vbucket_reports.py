@@ -115,15 +115,11 @@ class VbucketReports:
     async def _request_high_seqnos(self) -> dict[int, int]:
         timeout = self._address.options.operation_timeout
         links = await self._nodes.connect_all()
-        count = self._nodes.map.vbuckets  # not known before the first connection
-        return self._select_owned([(owner, await request_high_seqnos(link, count, timeout)) for owner, link in links])
-
-    def _select_owned(self, reported: Sequence[tuple[int, Mapping[int, T]]]) -> dict[int, T]:
-        """Return the values of vbuckets; of several nodes, only the values of each node's own vbuckets."""
-        if len(reported) == 1:
-            return dict(reported[0][1])
-        owners = self._nodes.map.owners
-        return {vb: each for owner, by_vbucket in reported for vb, each in by_vbucket.items() if owners[vb] == owner}
+        owners = self._nodes.map.owners  # read after connecting, which may replace the map
+        found = [(owner, await request_high_seqnos(link, len(owners), timeout)) for owner, link in links]
+        if len(found) == 1:
+            return dict(found[0][1])
+        return {vb: seqno for owner, by_vbucket in found for vb, seqno in by_vbucket.items() if owners[vb] == owner}
 
     async def item_counts(self) -> dict[int, ItemCount] | None:
         """Return the number of documents that TAP sends of each active vbucket; None if the node has no counts."""
