@@ -1,4 +1,4 @@
-"""Cluster maps that nodes send without a request: pushes, in full and as a version alone."""
+"""Cluster maps that nodes send without a request for them: pushes, and the bodies of NOT_MY_VBUCKET."""
 
 import asyncio
 import json
@@ -9,10 +9,12 @@ from penstock import connect
 from penstock.client.connect.cluster_map import ClusterMap
 from penstock.client.connect.dropped_frames import DropReason
 from penstock.client.connect.received_maps import ReceivedMap
+from penstock.client.documents.document import compute_vbucket
 from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.frame import Frame, join_frame
 from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Magic, Opcode, ServerOpcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.cluster import ClustermapChanged, OldClustermapChanged
 from penstock.wire.messages.dcp import StreamReq
 from penstock.wire.messages.kv import pack_features
@@ -164,6 +166,85 @@ async def test_stream_goes_to_the_node_of_a_pushed_map_without_a_request():
             assert count_requests(Opcode.DCP_STREAM_REQ, two) == 1
             hello = next(frame for frame in one.peers[-1].requests if frame.opcode == Opcode.HELLO)
             assert pack_features([Feature.DUPLEX, Feature.CLUSTERMAP_CHANGE_NOTIFICATION]) in hello.value
+
+
+# Refusals
+
+
+KEYS = {compute_vbucket(b"k%d" % number, 2): b"k%d" % number for number in range(20)}
+
+
+def refuse_vbucket(vbucket, body):
+    """Return the answers of a node that does not have a vbucket any more."""
+
+    def answer(peer, frame):
+        if frame.opcode in (Opcode.SET, Opcode.GET) and frame.specific == vbucket:
+            return reply(frame, Status.NOT_MY_VBUCKET, value=body())
+        return None
+
+    return answer
+
+
+@in_loop
+async def test_map_in_a_refusal_is_used_without_a_request():
+    async with Script() as one, Script() as two:
+        serve_map(one, two, owners=[0, 0])
+        one.answer = refuse_vbucket(1, lambda: make_map(one, two, owners=[0, 1], rev=8))
+        async with connect(one.url()) as bucket:
+            await bucket.upsert(KEYS[1], b"")
+            await bucket.get_many(KEYS.values())
+            assert (await bucket.cluster()).owners == (0, 1)
+        assert count_requests(Opcode.SET, two) == count_requests(Opcode.GET, two) == 1
+        assert count_requests(Opcode.GET_CLUSTER_CONFIG, one) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda one, two: b"",
+        lambda one, two: b"not my vbucket",
+        lambda one, two: make_map(one, two, owners=[0, 1, 1], rev=6),
+        lambda one, two: make_map(one, two, owners=[1, 0], rev=6),
+        lambda one, two: make_map(one, two, owners=[0, 5], rev=9),
+        lambda one, two: make_map(one, two, owners=[1, 0], rev=9, name="wine"),
+    ],
+    ids=["empty", "text", "old, other number", "old", "invalid", "of another bucket"],
+)
+@in_loop
+async def test_map_is_requested_after_a_refusal_without_a_newer_one(body):
+    def refuse():
+        serve_map(one, two, owners=[0, 1], rev=8)
+        return body(one, two)
+
+    async with Script() as one, Script() as two:
+        serve_map(one, two, owners=[0, 0])
+        one.answer = refuse_vbucket(1, refuse)
+        async with connect(one.url()) as bucket:
+            await bucket.upsert(KEYS[1], b"")
+            assert (await bucket.cluster()).version == (0, 8)
+        assert count_requests(Opcode.SET, two) == 1
+        assert count_requests(Opcode.GET_CLUSTER_CONFIG, one) == 2
+
+
+@in_loop
+async def test_stream_uses_the_map_in_a_refusal():
+    def refuse(peer, frame):
+        if frame.opcode == Opcode.DCP_STREAM_REQ:
+            return reply(frame, Status.NOT_MY_VBUCKET, value=make_map(one, two, owners=[1], rev=8))
+        return None
+
+    def produce(peer, frame):
+        if frame.opcode != Opcode.DCP_STREAM_REQ:
+            return None
+        request = decode_frame(frame)
+        return accept(request) + marker(request, 0, 1) + mutations(request, 1)
+
+    async with Script(refuse, vbuckets=1) as one, Script(produce, vbuckets=1) as two:
+        serve_map(one, two, owners=[0])
+        async with connect(one.url()) as bucket, await bucket.stream() as stream:
+            before = count_requests(Opcode.GET_CLUSTER_CONFIG, one)
+            assert (await anext(stream.changes())).seqno == 1
+            assert count_requests(Opcode.GET_CLUSTER_CONFIG, one) == before + 1
 
 
 # The kept map

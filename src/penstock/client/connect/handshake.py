@@ -61,7 +61,7 @@ class Purpose:
         stream_name: the name of a connection for change streams; a node closes any other connection with this name.
             Empty: no change streams.
         on_stream: receives the frames that are no replies, see NodeLink.
-        on_map: receives the cluster maps that the node pushes; None: the node pushes none.
+        on_map: receives the cluster maps that the node sends without a request; None: the node pushes none.
         dialect: the dialect of its change streams.
         collections: keys have collection ids, if the node has collections.
         xattrs: streams include extended attributes.
@@ -97,9 +97,9 @@ class Purpose:
         return self.dialect is Dialect.DCP and bool(self.stream_name)
 
     def listen_to(self, link: NodeLink, endpoint: Endpoint, address: Address) -> None:
-        """Receive the frames of a connection that are no replies, and the cluster maps that its node pushes."""
-        read_push = None if self.on_map is None else MapFrameReader(endpoint, address, self.on_map).read_push
-        link.set_listener(self.on_stream, read_push)
+        """Receive the frames of a connection that are no replies, and the cluster maps that its node sends."""
+        maps = None if self.on_map is None else MapFrameReader(endpoint, address, self.on_map)
+        link.set_listener(self.on_stream, maps)
 
     def list_features(self, compression: Compression = Compression.OFF) -> list[Feature]:
         """Return the features to request by HELLO, given the compression of values in DCP streams."""
@@ -109,15 +109,18 @@ class Purpose:
         wanted += [Feature.ALT_REQUEST, Feature.SYNC_REPLICATION] * self.durable_writes
         # Not for other requests: their values are small, and a node without SNAPPY inflates them.
         wanted += [Feature.SNAPPY] * (compression is not Compression.OFF and self.has_dcp_streams)
-        # With the brief form, a node pushes only the version of its map: all nodes push each change.
-        wanted += [
-            *(Feature.DUPLEX, Feature.CLUSTERMAP_CHANGE_NOTIFICATION, Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF)
-        ] * (self.on_map is not None)
+        wanted += _MAP_FEATURES * (self.on_map is not None)
         # Couchbase 3.1.6 inflates values for TAP clients without DATATYPE. About twenty in a row crash the server:
         # ship_tap_log in memcached.c writes past the end of temp_alloc_list.
         wanted += [Feature.DATATYPE] * (self.dialect is Dialect.TAP and bool(self.stream_name))
         return wanted
 
+
+_MAP_FEATURES = [
+    *(Feature.DUPLEX, Feature.CLUSTERMAP_CHANGE_NOTIFICATION, Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF),
+    Feature.DEDUPE_NOT_MY_VBUCKET_CLUSTERMAP,
+]
+"""Pushes of the map. All nodes push each change and repeat it in each refusal, so the brief forms save much traffic."""
 
 COMMANDS, DOCUMENTS = Purpose(), Purpose(collections=True)
 

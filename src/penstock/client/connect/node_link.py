@@ -16,6 +16,7 @@ import msgspec
 from penstock.client.connect.dropped_frames import DropCounter, DropReason
 from penstock.client.connect.link_transport import LinkTransport
 from penstock.client.connect.pending_calls import PendingCall, PendingCalls
+from penstock.client.connect.received_maps import MapFrameReader
 from penstock.client.discovery.endpoint import format_endpoint
 from penstock.client.discovery.first_bytes import EXPECTED_PORTS, describe_first_bytes
 from penstock.errors import (
@@ -51,8 +52,6 @@ UNSUPPORTED_STATUSES = (Status.EINVAL, *UNKNOWN_COMMAND_STATUSES)
 _NO_GROUP_STATUSES = (Status.KEY_ENOENT, Status.EACCESS, *UNSUPPORTED_STATUSES)
 
 FrameEvents = Callable[["NodeLink", list[ReceiveEvent]], None]
-PushReader = Callable[[Frame], bool]
-"""Reads a request of the server; returns False if it was of no use."""
 
 
 class NodeLink:
@@ -83,7 +82,7 @@ class NodeLink:
         self.dropped = DropCounter()
         self.unknown_opcodes: set[int] = set()
         self._on_stream = on_stream
-        self._read_push: PushReader | None = None
+        self._maps: MapFrameReader | None = None
         self._calls = PendingCalls()
 
     @classmethod
@@ -172,7 +171,12 @@ class NodeLink:
                     failure = self._make_input_error(event)
                     break
                 self.has_received = True
-                if not (isinstance(event, Frame) and (answer(event) or self._drop_frame(event))):
+                if not isinstance(event, Frame):
+                    rest.append(event)
+                    continue
+                if event.specific == Status.NOT_MY_VBUCKET and event.magic == Magic.RESPONSE and self._maps is not None:
+                    self._maps.read_refusal(event)  # before the request's caller asks for the map
+                if not (answer(event) or self._drop_frame(event)):
                     rest.append(event)
         except RemoteProtocolError as error:
             failure = error
@@ -192,7 +196,7 @@ class NodeLink:
     def _drop_frame(self, frame: Frame) -> bool:
         """Drop a frame that belongs to no request and no stream; return whether it was dropped."""
         if frame.magic in (Magic.SERVER_REQUEST, Magic.SERVER_RESPONSE):
-            if self._read_push is None or not self._read_push(frame):
+            if self._maps is None or not self._maps.read_push(frame):
                 self.dropped.add(DropReason.PUSHED)
             return True
         if self._on_stream is None:
@@ -226,9 +230,9 @@ class NodeLink:
             return reason  # the peer violated the protocol or refused: a retry may not help
         return ConnectionClosed(f"the connection ended{when}: {reason}")
 
-    def set_listener(self, on_stream: FrameEvents | None, read_push: PushReader | None = None) -> None:
-        """Pass events that are no replies to `on_stream` from now on, and requests of the server to `read_push`."""
-        self._on_stream, self._read_push = on_stream, read_push
+    def set_listener(self, on_stream: FrameEvents | None, maps: MapFrameReader | None = None) -> None:
+        """Pass events that are no replies to `on_stream` from now on, and frames with cluster maps to `maps`."""
+        self._on_stream, self._maps = on_stream, maps
 
     def send(self, data: bytes | bytearray) -> None:
         """Send bytes. Bytes of one iteration of the event loop are sent together; an ended connection drops them."""

@@ -1,6 +1,6 @@
-"""Cluster maps that nodes send without a request: pushes after a change.
+"""Cluster maps that nodes send without a request for them: pushes after a change, and the bodies of NOT_MY_VBUCKET.
 
-Source: kv_engine docs/BinaryProtocol.md, "0x01 Clustermap Change Notification".
+Source: kv_engine docs/BinaryProtocol.md, "0x01 Clustermap Change Notification" and "Response Status".
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class MapFrameReader:
         self._address = address
         self._listener = listener
         self._has_warned = False
+        self._last_refusal = b""
 
     def read_push(self, frame: Frame) -> bool:
         """Pass on the map of a server's request; return False if the request is not about the map of the bucket."""
@@ -60,6 +61,18 @@ class MapFrameReader:
             return False
         self._listener(ClusterMap((), (), version=(_to_signed(pushed.epoch), _to_signed(pushed.revision))))
         return True
+
+    def read_refusal(self, frame: Frame) -> None:
+        """Pass on the map in the body of NOT_MY_VBUCKET. If there is none, the caller requests the map."""
+        if (
+            not frame.value or frame.value == self._last_refusal
+        ):  # each of many pipelined requests may get the same body
+            return
+        self._last_refusal = frame.value
+        try:
+            self._pass_on(frame.value)
+        except (RemoteProtocolError, ServiceMissing) as error:
+            self._log_unreadable(error)
 
     def _pass_on(self, text: bytes) -> bool:
         options = self._address.options
