@@ -211,7 +211,11 @@ async def test_opaques_start_again_before_they_overflow():
 
 
 GARBAGE = [
-    ("another protocol", b"HTTP/1.1 400 Bad Request\r\n\r\n", r"127\.0\.0\.1:\d+ speaks HTTP; expected a data port"),
+    (
+        "another protocol",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        r"127\.0\.0\.1:\d+ speaks HTTP: use bootstrap=http for a management port; expected a data port",
+    ),
     ("too long", HEADER.pack(0x81, 0, 0, 0, 0, 0, 1 << 30, 1, 0), "limit 31457280"),
     ("parts that do not fit", HEADER.pack(0x81, 0, 9, 0, 0, 0, 4, 1, 0) + b"four", "key of 9 bytes in a body of 4"),
 ]

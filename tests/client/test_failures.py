@@ -166,10 +166,14 @@ SHORT = "retrySeconds=0.1&connectTimeout=0.3"
 
 FROM_BEGINNING = ("--from", "beginning")
 
+HTTP_SENTENCE = f"HTTP: use bootstrap=http for a management port; {PORTS}"
+
 FAILURES = {
-    "HTTP": Failure(lambda s: s.peer(answer=b"HTTP/1.1 400 Bad\r\n\r\n"), errors.NotCouchbase, f"HTTP; {PORTS}"),
+    "HTTP": Failure(lambda s: s.peer(answer=b"HTTP/1.1 400 Bad\r\n\r\n"), errors.NotCouchbase, HTTP_SENTENCE),
     "a node's HTTP": Failure(
-        lambda s: f"couchbase://127.0.0.1:{s.open.http_port}/beer", errors.NotCouchbase, f"speaks HTTP; {PORTS}"
+        lambda s: f"couchbase://127.0.0.1:{s.open.http_port}/beer",
+        errors.NotCouchbase,
+        f"speaks {HTTP_SENTENCE}",
     ),
     "SSH": Failure(lambda s: s.peer(b"SSH-2.0-x\r\n"), errors.NotCouchbase, f"speaks SSH; {PORTS}"),
     "text": Failure(lambda s: s.peer(answer=b"ERROR\r\n"), errors.NotCouchbase, "the text protocol of memcached"),

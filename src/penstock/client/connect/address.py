@@ -10,6 +10,7 @@ from typing import ClassVar, Self
 from urllib.parse import parse_qsl, quote, unquote
 
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
+from penstock.client.discovery.http_map import HTTP_PORT, HTTP_TLS_PORT
 from penstock.client.login.credentials import Login
 from penstock.errors import UsageError
 from penstock.options import (
@@ -30,6 +31,11 @@ from penstock.wire.codec.constants import Dialect
 MAX_VBUCKETS = 65536
 MAX_PORT = 65535
 DEFAULT_PORT, DEFAULT_TLS_PORT = 11210, 11207
+_DEFAULT_PORTS = {
+    **{(False, False): DEFAULT_PORT, (False, True): DEFAULT_TLS_PORT},
+    **{(True, False): HTTP_PORT, (True, True): HTTP_TLS_PORT},
+}
+"""The port of a host without one, by whether the map comes over HTTP, and whether connections have TLS."""
 DEFAULT_URL = f"couchbase://127.0.0.1:{DEFAULT_PORT}/default"
 _EXPECTED = "couchbase://host:port/bucket"
 
@@ -58,6 +64,20 @@ class Network(StrEnum):
     AUTO = "auto"
     DEFAULT = "default"
     EXTERNAL = "external"
+
+
+class Bootstrap(StrEnum):
+    """The source of the cluster map.
+
+    Attributes:
+        AUTO: the data port; over HTTP if the server has no GET_CLUSTER_CONFIG and more nodes.
+        CCCP: the data port only.
+        HTTP: the management port, which the connection string names then.
+    """
+
+    AUTO = "auto"
+    CCCP = "cccp"
+    HTTP = "http"
 
 
 class MissingVbuckets(StrEnum):
@@ -142,6 +162,12 @@ class ConnectionOptions:
         "addresses of the nodes: their own (default), their alternate addresses (external), or those with the host of "
         "the connection string (auto)",
         default=Network.AUTO,
+    )
+    bootstrap: Bootstrap = option(
+        member_of(Bootstrap),
+        "source of the cluster map: data ports (cccp); HTTP, where the connection string has management ports (http); "
+        "data ports, and HTTP at a server without GET_CLUSTER_CONFIG (auto)",
+        default=Bootstrap.AUTO,
     )
     dns_srv: bool = option(
         BOOLEAN,
@@ -229,7 +255,8 @@ _TLS_OPTIONS = ("ca", "certificate", "certificate_key", "tls_verify")
 class Address:
     """The address of a bucket, with the options and credentials of its connections.
 
-    Raises UsageError for several hosts with the option vbucketCount: no map assigns the vbuckets to hosts then.
+    Raises UsageError for several hosts with the option vbucketCount: no map assigns the vbuckets to hosts then. The
+    option bootstrap=http contradicts it too.
 
     Attributes:
         hosts: names or IP addresses, each with a port.
@@ -237,6 +264,8 @@ class Address:
         options: the options of the connection string.
         tls: whether connections are encrypted.
         credentials: None: no login.
+        http_hosts: the hosts of the connection string if their ports are management ports; no data connection goes to
+            them.
         srv_host: the host that may have SRV records, because the connection string has no port; None: none.
     """
 
@@ -246,12 +275,15 @@ class Address:
     tls: bool = False
     credentials: Login | None = None
     srv_host: Endpoint | None = None
+    http_hosts: tuple[Endpoint, ...] = ()
 
     def __post_init__(self) -> None:
         if self.options.vbucket_count and len(self.hosts) > 1:
             raise UsageError(
                 f"option vbucketCount with {len(self.hosts)} hosts, expected one host, which serves the whole bucket"
             )
+        if self.options.vbucket_count and self.http_hosts:
+            raise UsageError("option vbucketCount with bootstrap=http, expected one of both")
 
     def __str__(self) -> str:
         hosts = ",".join(each[0] if each == self.srv_host else format_endpoint(*each) for each in self.hosts)
@@ -288,8 +320,10 @@ def parse_address(url: str, credentials: Login | None = None) -> Address:
         raise UsageError(f"option {named[0]} needs TLS, expected couchbases://")
     if options.certificate_key and not options.certificate:
         raise UsageError("option certificateKey without certificate")
-    places = tuple(_parse_host(text, DEFAULT_TLS_PORT if tls else DEFAULT_PORT) for text in hosts.split(","))
-    may_have_records = options.dns_srv and not options.vbucket_count and _is_srv_name(hosts)
+    is_http = options.bootstrap is Bootstrap.HTTP
+    default_port = _DEFAULT_PORTS[is_http, tls]
+    places = tuple(_parse_host(text, default_port) for text in hosts.split(","))
+    may_have_records = options.dns_srv and not (options.vbucket_count or is_http) and _is_srv_name(hosts)
     return Address(
         hosts=places,
         bucket=_check_bucket_name(unquote(path)) if path else "default",
@@ -297,6 +331,7 @@ def parse_address(url: str, credentials: Login | None = None) -> Address:
         tls=tls,
         credentials=credentials,
         srv_host=places[0] if may_have_records else None,
+        http_hosts=places if is_http else (),
     )
 
 

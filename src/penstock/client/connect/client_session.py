@@ -12,6 +12,7 @@ from typing import NamedTuple
 from penstock.client.connect.address import Address
 from penstock.client.connect.cluster_map import ClusterMap
 from penstock.client.connect.handshake import COMMANDS, NodeWithoutData, Purpose, RefusedDeleteTimes, perform_handshake
+from penstock.client.connect.map_request import request_http_map
 from penstock.client.connect.node_link import NodeLink
 from penstock.client.connect.retry import is_retriable
 from penstock.client.connect.tls_context import make_tls_context
@@ -113,13 +114,19 @@ async def open_session(
 
 
 async def _list_places(address: Address, endpoints: Iterable[Endpoint]) -> list[Endpoint]:
-    """Return the endpoints to try, with those of SRV records in the place of the name that has them."""
+    """Return the endpoints to try.
+
+    Endpoints of SRV records take the place of the name that has them, and data ports that of management ports.
+    """
     places = list(endpoints)
     host = address.srv_host
     if host is not None and host in places:
         at = places.index(host)
         places[at : at + 1] = await find_srv_endpoints(host[0], tls=address.tls) or (host,)
-    return list(dict.fromkeys(places))
+    if not address.http_hosts or not any(place in address.http_hosts for place in places):
+        return list(dict.fromkeys(places))
+    found = await request_http_map(address)
+    return list(dict.fromkeys((*(place for place in places if place not in address.http_hosts), *found.endpoints)))
 
 
 async def _open_session_at(endpoint: Endpoint, address: Address, purpose: Purpose) -> ClientSession:

@@ -155,7 +155,12 @@ class _Config(Struct):
 
 
 def parse_cluster_map(
-    config: bytes, dialled: Endpoint, *, tls: bool = False, network: Network = Network.AUTO
+    config: bytes,
+    dialled: Endpoint,
+    *,
+    tls: bool = False,
+    network: Network = Network.AUTO,
+    is_data_port: bool = True,
 ) -> ClusterMap | None:
     """Return the cluster map in a node's answer.
 
@@ -164,6 +169,7 @@ def parse_cluster_map(
         dialled: the endpoint to which the client has connected. It replaces the node's own name in the map.
         tls: return the TLS ports of the other nodes.
         network: the addresses of the other nodes to return.
+        is_data_port: whether the client has dialled the data port. A map from another port has all endpoints as named.
 
     Returns:
         None if there is no map of vbuckets: the answer is empty, or the map has no vbuckets (yet).
@@ -184,13 +190,18 @@ def parse_cluster_map(
     if wrong := [owner for owner in owners if not NO_NODE <= owner < count]:
         raise RemoteProtocolError(f"cluster map with a vbucket on node {wrong[0]} of {count}")
     places: tuple[Endpoint, ...] = (dialled,)
-    if count > 1 or _is_other_node(_parse_server(servers[0], dialled[0]), read.nodesExt, dialled[0]):
+    if (
+        count > 1
+        or not is_data_port
+        or _is_other_node(_parse_server(servers[0], dialled[0]), read.nodesExt, dialled[0])
+    ):
         found_in = choose_network(read.nodesExt, dialled) if network is Network.AUTO else network
         places = tuple(
             _find_endpoint(read.nodesExt, _parse_server(server, dialled[0]), dialled[0], tls=tls, network=found_in)
             for server in servers
         )
-        places = _replace_own_endpoint(places, read.nodesExt, dialled)
+        if is_data_port:
+            places = _replace_own_endpoint(places, read.nodesExt, dialled)
     found = ClusterMap(
         places, owners, read.name or "", uuid=read.uuid or "", version=(read.revEpoch or 0, read.rev or 0)
     )

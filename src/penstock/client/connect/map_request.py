@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from penstock.client.connect.address import MAX_VBUCKETS, Address
+from penstock.client.connect.address import MAX_VBUCKETS, Address, Bootstrap
 from penstock.client.connect.cluster_map import ClusterMap, parse_cluster_map
-from penstock.client.connect.node_link import UNSUPPORTED_STATUSES, NodeLink
-from penstock.client.discovery.endpoint import Endpoint
-from penstock.errors import BucketNotServed, UnsupportedServer, UsageError
+from penstock.client.connect.node_link import UNKNOWN_COMMAND_STATUSES, UNSUPPORTED_STATUSES, NodeLink
+from penstock.client.connect.tls_context import make_tls_context
+from penstock.client.discovery.endpoint import Endpoint, format_endpoint
+from penstock.client.discovery.http_map import HTTP_PORT, HTTP_TLS_PORT, fetch_bucket_map
+from penstock.client.login.credentials import Credentials
+from penstock.errors import (
+    BucketNotServed,
+    ConnectionClosed,
+    Error,
+    OperationTimeout,
+    UnsupportedServer,
+    UsageError,
+)
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.kv import GetClusterConfig
 
-__all__ = ["request_cluster_map"]
+__all__ = ["NoClusterMap", "request_cluster_map", "request_http_map"]
+
+
+class NoClusterMap(BucketNotServed):
+    """The data port has no cluster map, or not yet, and its node does not have all vbuckets."""
 
 
 async def request_cluster_map(
@@ -37,21 +52,86 @@ async def request_cluster_map(
         StatusError, OperationTimeout, ConnectionClosed: as NodeLink.request raises them.
     """
     found = None
-    if not address.options.vbucket_count:
+    if address.http_hosts:
+        found = await request_http_map(address)
+    elif not address.options.vbucket_count:
         config = await link.request(GetClusterConfig(), address.options.operation_timeout, accept=UNSUPPORTED_STATUSES)
+        if config.specific in UNKNOWN_COMMAND_STATUSES:
+            link.unknown_opcodes.add(Opcode.GET_CLUSTER_CONFIG)
         found = (
             None
             if config.specific
             else parse_cluster_map(config.value, endpoint, tls=address.tls, network=address.options.network)
         )
     if found is None:
-        found = await _make_single_node_map(link, endpoint, address)
+        try:
+            found = await _make_single_node_map(link, endpoint, address)
+        except NoClusterMap as error:
+            found = await _request_fallback_map(link, endpoint, address, error)
     if not is_selected and found.bucket not in ("", address.bucket):
         raise UsageError(
             f"{link.peer} chose bucket {found.bucket!r} for this connection, expected {address.bucket!r}: "
             "this server chooses the bucket by the user name, or by the port"
         )
     return found
+
+
+async def request_http_map(address: Address, hosts: Sequence[Endpoint] = ()) -> ClusterMap:
+    """Return the cluster map from the first management port that sends it.
+
+    Args:
+        address: the bucket.
+        hosts: the management ports; none: those of the connection string.
+
+    Raises:
+        UsageError: the password would be sent unencrypted.
+        BucketNotServed: there is no such bucket, or it has no vbuckets yet.
+        Error, OSError: as `fetch_bucket_map` and `parse_cluster_map` raise them.
+    """
+    options = address.options
+    tls = make_tls_context(options) if address.tls else None
+    failure: Exception | None = None
+    for host, port in hosts or address.http_hosts:
+        _check_secrecy(address, host)
+        try:
+            text = await fetch_bucket_map(
+                (host, port), address.bucket, address.credentials, tls, options.connect_timeout
+            )
+        except (OSError, ConnectionClosed, OperationTimeout, BucketNotServed) as error:
+            failure = failure or error
+            continue
+        found = parse_cluster_map(text, (host, port), tls=address.tls, network=options.network, is_data_port=False)
+        if found is not None:
+            return found
+        failure = failure or BucketNotServed(f"{format_endpoint(host, port)} has no vbuckets of {address} yet")
+    assert failure is not None  # there is at least one host
+    raise failure
+
+
+def _check_secrecy(address: Address, host: str) -> None:
+    """Raise UsageError if others could read the login that is sent over HTTP."""
+    credentials, is_local = address.credentials, host in ("127.0.0.1", "::1", "localhost")
+    if credentials is None or address.tls:
+        return
+    if not isinstance(credentials, Credentials):
+        raise UsageError("a token is sent over TLS only, expected couchbases://")
+    if credentials.password and not (is_local or address.options.allow_plain):
+        raise UsageError(
+            f"the cluster map over HTTP needs the password unencrypted at {host}; expected couchbases://, or the "
+            "option allowPlain"
+        )
+
+
+async def _request_fallback_map(
+    link: NodeLink, endpoint: Endpoint, address: Address, error: NoClusterMap
+) -> ClusterMap:
+    """Return the map over HTTP of a server that does not know GET_CLUSTER_CONFIG. Raises `error` if there is none."""
+    if Opcode.GET_CLUSTER_CONFIG not in link.unknown_opcodes or address.options.bootstrap is not Bootstrap.AUTO:
+        raise error
+    try:
+        return await request_http_map(address, [(endpoint[0], HTTP_TLS_PORT if address.tls else HTTP_PORT)])
+    except (OSError, Error) as failure:
+        raise NoClusterMap(f"{error}; over HTTP: {failure}") from None
 
 
 async def _make_single_node_map(link: NodeLink, endpoint: Endpoint, address: Address) -> ClusterMap:
@@ -74,7 +154,7 @@ async def _make_single_node_map(link: NodeLink, endpoint: Endpoint, address: Add
                 "streams; expected a bucket of type couchbase or ephemeral"
             )
         if not count:
-            raise BucketNotServed(
+            raise NoClusterMap(
                 f"{link.peer} has no cluster map, and its statistics show {_describe_states(states, most)}; "
                 "if it has the whole bucket, give the option vbucketCount=N"
             )

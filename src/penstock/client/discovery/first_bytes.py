@@ -8,7 +8,7 @@ EXPECTED_PORTS = "expected a data port of Couchbase (11210, with TLS 11207)"
 """The end of each message about a port of another program."""
 
 _PROTOCOLS = (
-    (b"HTTP/", "HTTP"),
+    (b"HTTP/", "HTTP: use bootstrap=http for a management port"),
     (b"SSH-", "SSH"),
     (b"\x15\x03", "TLS: use couchbases://"),
     (b"\x16\x03", "TLS: use couchbases://"),
