@@ -263,7 +263,7 @@ class Bucket(DocumentCommands):
 
         def make_feed(positions: Mapping[int, Position]) -> Feed:
             left = {vb: replace(each, position=positions.get(vb, each.position)) for vb, each in targets.items()}
-            window = options.flow_control_bytes
+            window = options.stream_window
             return Feed(self.vbuckets, left, window=window, dialect=dialect, end_rule=end_rule, content=content)
 
         mitigation = None if gate is None else RollbackMitigation(gate, make_feed)

@@ -151,6 +151,17 @@ class ConnectionOptions:
         "flow-control window: stream bytes that a producer may send before they are consumed",
         default=20 * 1024 * 1024,
     )
+    stream_connections: int = option(
+        whole_number(1, 16),
+        "connections of a change stream to each node: they divide the vbuckets and the flow-control window; TAP has 1",
+        default=1,
+    )
+    document_connections: int = option(
+        whole_number(1, 16),
+        "connections to each node for requests of documents; a new one is opened while all others are busy. Concurrent "
+        "requests may then be executed in any order",
+        default=1,
+    )
     noop_interval: int = option(
         whole_number(1, 10800),
         "seconds between the producer's liveness checks; a connection that is silent for twice as long is closed, and "
@@ -235,6 +246,11 @@ class ConnectionOptions:
     tls_verify: TlsVerify = option(
         member_of(TlsVerify), "verification of the node's certificate: full or none", default=TlsVerify.FULL
     )
+
+    @property
+    def stream_window(self) -> int:
+        """The flow-control window of one stream connection, in bytes."""
+        return self.flow_control_bytes // self.stream_connections
 
     @classmethod
     def from_text(cls, given: dict[str, str]) -> Self:

@@ -316,5 +316,5 @@ async def _open_dcp(link: NodeLink, address: Address, purpose: Purpose, agreed: 
         optional[FILTER_SETTING] = purpose.pushed_filter.decode()
     for setting, text in optional.items():
         await link.request(Control(key=setting.encode(), value=text.encode()), timeout, accept=UNSUPPORTED_STATUSES)
-    for setting, text in {"enable_noop": "true", "connection_buffer_size": str(options.flow_control_bytes)}.items():
+    for setting, text in {"enable_noop": "true", "connection_buffer_size": str(options.stream_window)}.items():
         await link.request(Control(key=setting.encode(), value=text.encode()), timeout)

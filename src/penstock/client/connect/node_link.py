@@ -152,6 +152,11 @@ class NodeLink:
         host, port = self.transport.peer[:2] or ("the node", "")
         return format_endpoint(host, port).removesuffix(":")
 
+    @property
+    def pending_requests(self) -> int:
+        """The number of requests that wait for replies."""
+        return self._calls.count
+
     async def close(self) -> None:
         """Close the connection. Pending requests fail with ConnectionClosed."""
         self.fail(ConnectionClosed("it was closed on this side"))

@@ -92,6 +92,11 @@ class PendingCalls:
         self._by_opaque: dict[int, PendingCall] = {}
         self._next_opaque = 1
 
+    @property
+    def count(self) -> int:
+        """The number of requests without a complete reply."""
+        return len(self._by_opaque)
+
     def allocate_opaque(self, count: int = 1, least: int = 0) -> int:
         """Return the first of `count` consecutive unused opaques, at least `least`."""
         self._next_opaque = max(self._next_opaque, least)

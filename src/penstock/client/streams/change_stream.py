@@ -1,6 +1,6 @@
 """The change stream of a bucket: waits for its connections, and survives their failures. The feed makes the decisions.
 
-There is one connection to each node that has any of the vbuckets (StreamConnections). If a connection ends, or the
+There is a connection to each node that has any of the vbuckets (StreamConnections). If a connection ends, or the
 producer ends or refuses a stream, its vbuckets are held: they wait, and the other vbuckets go on. A connection attempt
 requests the newest cluster map, opens missing connections, and resumes the streams at their positions (StreamRecovery).
 """
@@ -228,7 +228,7 @@ class ChangeStream:
         connection = self._connections.by_id.get(delivery.connection_id)
         if outgoing and connection is not None:
             connection.link.send(outgoing)
-        if self._feed.queued_bytes <= self._feed.window:
+        if not self._connections.is_full:
             self._connections.resume_reading()
 
     async def _receive_delivery(self) -> Delivery | None:

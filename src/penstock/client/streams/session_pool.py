@@ -94,7 +94,7 @@ class _IdleSession:
     def __init__(self, address: Address, purpose: Purpose, session: ClientSession, seconds: float) -> None:
         self.pool_key = _make_pool_key(address, purpose)
         self.session = session
-        self._feed = Feed(session.vbuckets, {}, window=address.options.flow_control_bytes, dialect=purpose.dialect)
+        self._feed = Feed(session.vbuckets, {}, window=address.options.stream_window, dialect=purpose.dialect)
         self._feed.tolerate_opaques(_ANY_OPAQUE)
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(seconds, self.close)

@@ -42,6 +42,7 @@ class StreamConnection:
 
     Attributes:
         connection_id: a number that is unique among all connections of the stream, including earlier ones.
+        slot: its number among the stream's connections to this node.
         session: the connection after its handshake.
         connected_at: when the connection was opened, on the loop's clock.
         alive_at: when the last bytes arrived, on the loop's clock.
@@ -50,6 +51,7 @@ class StreamConnection:
     """
 
     connection_id: int
+    slot: int
     session: ClientSession
     connected_at: float
     alive_at: float

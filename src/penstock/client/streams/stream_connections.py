@@ -36,7 +36,9 @@ NO_CONNECTION = -1
 
 
 class StreamConnections:
-    """The connections of a change stream, one to each node. It is true while there are connections.
+    """The connections of a change stream to the nodes. It is true while there are connections.
+
+    The option streamConnections is their number for each node. Each has a slot, and vbuckets belong to slots.
 
     Attributes:
         by_id: connection id -> connection. No id is used twice.
@@ -61,6 +63,7 @@ class StreamConnections:
         self._opaque = 0
         self._dropped_before = DropCounter()
         self._drops = DropLog(address, self._loop.time)
+        self._slots = 1 if feed.dialect is Dialect.TAP else address.options.stream_connections
         self._distrusts_pool = False  # pooled connections may be as outdated as a connection that failed
 
     def __bool__(self) -> bool:
@@ -81,11 +84,18 @@ class StreamConnections:
         """Log frames and changes that were not delivered: at most once a minute, or now if `at_once` is set."""
         self._drops.log_changes(lambda: self.dropped, at_once=at_once)
 
-    async def connect(self, endpoints: Sequence[Endpoint], *, must_have_data: bool = False) -> StreamConnection:
+    def find_slot(self, vbucket: int) -> int:
+        """Return the slot of a vbucket."""
+        return vbucket % self._slots
+
+    async def connect(
+        self, endpoints: Sequence[Endpoint], slot: int = 0, *, must_have_data: bool = False
+    ) -> StreamConnection:
         """Return a new connection to one of the endpoints, from the pool if possible.
 
         Args:
             endpoints: the nodes to try.
+            slot: the slot of the connection.
             must_have_data: take a node of the cluster map instead of a node without vbuckets.
 
         Raises:
@@ -93,14 +103,14 @@ class StreamConnections:
             Error, OSError: as `open_session` raises them.
         """
         connection_id = next(self._connection_ids)
-        purpose, session = self._purpose(connection_id), None
+        purpose, session = self._purpose(connection_id, slot), None
         if self._pool is not None and not self._distrusts_pool:
             session = self._pool.acquire(self._address, purpose, endpoints)
         if session is None:
             session = await open_session(self._address, replace(purpose, must_have_data=must_have_data), endpoints)
         now = self._loop.time()
-        connection = self.by_id[connection_id] = StreamConnection(connection_id, session, now, now, now)
-        self.journal.record_connection(session.endpoint)
+        connection = self.by_id[connection_id] = StreamConnection(connection_id, slot, session, now, now, now)
+        self.journal.record_connection(session.endpoint, purpose.stream_name)
         self._feed.tolerate_opaques(session.link.stale_opaque_limit, connection_id)
         session.link.closed.add_done_callback(self.record_end)
         if {each.session.has_collections for each in self.by_id.values()} == {True, False}:
@@ -159,7 +169,7 @@ class StreamConnections:
             link.closed.remove_done_callback(self.record_end)
             link.send(self._feed.take_last_acknowledgement(connection_id))
             self._dropped_before.frames.update(link.dropped.frames)
-            self._pool.release(self._address, self._purpose(connection_id), each.session)
+            self._pool.release(self._address, self._purpose(connection_id, each.slot), each.session)
 
     def record_end(self, closed: asyncio.Future[Any]) -> None:
         """Record the end of a connection or of a connection attempt. A callback of `closed`."""
@@ -187,6 +197,11 @@ class StreamConnections:
             connection.link.send(b"".join(parts))
             connection.asked_at = self._loop.time()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the caller must consume changes before more are read."""
+        return self._feed.queued_bytes > self._feed.window * self._slots
+
     def resume_reading(self) -> None:
         """Read from all connections again, after the caller has consumed enough."""
         for each in self.by_id.values():
@@ -200,10 +215,10 @@ class StreamConnections:
             link.allocate_opaque(count=0, least=self._opaque + 1)
         return self._opaque
 
-    def _purpose(self, connection_id: int) -> Purpose:
-        content = self._feed.content
+    def _purpose(self, connection_id: int, slot: int) -> Purpose:
+        content, name = self._feed.content, self.journal.connection_name
         return Purpose(
-            stream_name=self.journal.connection_name,
+            stream_name=f"{name}:{slot}" if self._slots > 1 else name,
             on_stream=partial(self._on_stream, connection_id=connection_id),
             # TAP has one connection to one node, with any map.
             on_map=None if self._feed.dialect is Dialect.TAP else self._receive_map,
@@ -237,5 +252,5 @@ class StreamConnections:
         outgoing = self._feed.receive(events, connection_id)
         if outgoing:
             link.send(outgoing)
-        if self._feed.queued_bytes > self._feed.window:
+        if self.is_full:
             link.transport.pause_reading()

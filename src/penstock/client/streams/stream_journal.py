@@ -32,12 +32,12 @@ class StreamJournal:
     def __init__(self, address: Address) -> None:
         self.counts = StreamCounts(connection_name=generate_stream_name())
         self._address = address
-        self._endpoints: set[Endpoint] = set()
+        self._opened: set[tuple[Endpoint, str]] = set()
         self._missing_collections: tuple[str, ...] = ()
 
     @property
     def connection_name(self) -> str:
-        """The name of the stream's connections."""
+        """The name of the stream's connections, without the suffix of each."""
         return self.counts.connection_name
 
     def record_delivery(self, delivery: Delivery) -> None:
@@ -58,15 +58,20 @@ class StreamJournal:
             else:
                 logger.info("%s: the bucket has all selected collections again", self._address)
 
-    def record_connection(self, endpoint: Endpoint) -> None:
-        """Record an open connection."""
-        is_again = endpoint in self._endpoints
-        self._endpoints.add(endpoint)
+    def record_connection(self, endpoint: Endpoint, name: str) -> None:
+        """Record an open connection.
+
+        Args:
+            endpoint: host and port of its node.
+            name: the name that the node knows; different connections to a node have different names.
+        """
+        is_again = (endpoint, name) in self._opened
+        self._opened.add((endpoint, name))
         self.counts.reconnects += is_again
         logger.info(
             "%s: connection %s to %s:%d is open%s",
-            *(self._address, self.connection_name, *endpoint, " again" if is_again else ""),
-            extra={"connection": self.connection_name, "node": f"{endpoint[0]}:{endpoint[1]}"},
+            *(self._address, name, *endpoint, " again" if is_again else ""),
+            extra={"connection": name, "node": f"{endpoint[0]}:{endpoint[1]}"},
         )
 
     def record_error(self, error: Exception) -> None:

@@ -194,7 +194,7 @@ class StreamRecovery:
         if due:
             try:
                 if not self.map.has_arrived:
-                    self.map.adopt(await self._request_map())
+                    self.map.adopt(await self._request_map(self._connections.find_slot(min(due))))
                 self.map.has_arrived = False  # if the map does not help, the next attempt requests it
             except (OSError, Error) as error:
                 if self._connections and is_retriable(error, has_served=True):
@@ -206,34 +206,41 @@ class StreamRecovery:
         if self._feed.pending_ends:
             await self._set_end_seqnos()
 
-    async def _request_map(self) -> ClusterMap:
-        """Request the cluster map, on an open connection or on a new one."""
+    async def _request_map(self, slot: int) -> ClusterMap:
+        """Request the cluster map, on an open connection or on a new one with this slot."""
         connections = self._connections.open_connections
         self._attempts += 1
         if connections:
             asked = connections[self._attempts % len(connections)]  # in turn, because one node may have an old map
             return await request_cluster_map(asked.link, asked.endpoint, self._address)
-        return (await self._connections.connect(self.map.endpoints, must_have_data=True)).session.map
+        return (await self._connections.connect(self.map.endpoints, slot, must_have_data=True)).session.map
 
     async def _connect_owners(self, due: Collection[int]) -> None:
         """Connect to the nodes of these vbuckets, to all nodes concurrently."""
-        by_owner: dict[int, set[int]] = {}
+        places: dict[tuple[Endpoint, int], set[int]] = {}
+        nowhere: set[int] = set()
         for vbucket in due:
-            by_owner.setdefault(self.map.newest.owners[vbucket], set()).add(vbucket)
+            owner = self.map.newest.owners[vbucket]
+            if owner == NO_NODE:
+                nowhere.add(vbucket)
+                continue
+            place = self.map.newest.endpoints[owner], self._connections.find_slot(vbucket)
+            places.setdefault(place, set()).add(vbucket)
         # Vbuckets without an end seqno are excluded: the request of end seqnos waits for them, or skips them.
-        nowhere = by_owner.pop(NO_NODE, set()) - self._feed.pending_ends
+        nowhere -= self._feed.pending_ends
         if nowhere:
             self._outages.record_failure(
                 NO_NODE, nowhere, make_not_served_error(nowhere, self._feed.vbuckets, self._address)
             )
         await _wait_for_all(
-            self._connect_owner(self.map.newest.endpoints[owner], each) for owner, each in by_owner.items()
+            self._connect_owner(endpoint, slot, vbuckets) for (endpoint, slot), vbuckets in places.items()
         )
 
-    async def _connect_owner(self, endpoint: Endpoint, vbuckets: set[int]) -> None:
-        existing = [each for each in self._connections.open_connections if each.endpoint == endpoint]
+    async def _connect_owner(self, endpoint: Endpoint, slot: int, vbuckets: set[int]) -> None:
+        opened = self._connections.open_connections
+        existing = [each for each in opened if (each.endpoint, each.slot) == (endpoint, slot)]
         try:
-            connection = existing[0] if existing else await self._connections.connect([endpoint])
+            connection = existing[0] if existing else await self._connections.connect([endpoint], slot)
         except (OSError, Error) as error:
             self._record_outage(endpoint, vbuckets, error)
             return

@@ -18,6 +18,7 @@ from penstock.client.connect.node_link import ANY_STATUS, NodeLink
 from penstock.client.connect.received_maps import ReceivedMap
 from penstock.client.connect.retry import run_with_retry
 from penstock.client.discovery.endpoint import Endpoint
+from penstock.client.topology.further_sessions import FurtherSessions
 from penstock.client.topology.missing_vbuckets import make_not_served_error
 from penstock.errors import AuthenticationStale, Error, NoBucket, RemoteProtocolError
 from penstock.wire.codec.frame import Frame
@@ -41,7 +42,7 @@ class RequestPart(NamedTuple):
 
 
 class Nodes:
-    """The connections to the nodes of a bucket.
+    """The connections to the nodes of a bucket: one to each, or for documents as many as documentConnections allows.
 
     Methods that connect raise the errors of `open_session`. They raise RemoteProtocolError if the bucket has another
     number of vbuckets than before, or gained or lost collections.
@@ -60,17 +61,22 @@ class Nodes:
         self._purpose = replace(purpose, on_map=self._received.put)
         self._first: ClientSession | None = None
         self._sessions: dict[Endpoint, ClientSession] = {}
+        self._further = FurtherSessions(address.options.document_connections, self._open_session)
         self._is_map_outdated = False
         self._connecting = asyncio.Lock()
 
     @property
     def dropped(self) -> Counter[DropReason]:
         """The number of dropped frames of the current connections, by reason."""
-        return sum((each.link.dropped.frames for each in self._sessions.values()), Counter())
+        return sum(
+            (each.link.dropped.frames for each in [*self._sessions.values(), *self._further.list_all()]), Counter()
+        )
 
     async def close(self) -> None:
         """Close all connections."""
-        sessions, self._sessions, self._first = [*self._sessions.values()], {}, None
+        sessions = [*self._sessions.values(), *self._further.list_all()]
+        self._sessions, self._first = {}, None
+        self._further.forget_all()
         for session in sessions:
             await session.link.close()
 
@@ -113,7 +119,7 @@ class Nodes:
         async with self._connecting:
             first = await self._ensure_first()
             if self.map.endpoints == (first.endpoint,):
-                return [RequestPart(first.link, range(len(requests)))]
+                return [RequestPart(await self._further.choose_link(first.endpoint, first.link), range(len(requests)))]
             by_owner: dict[int, list[int]] = {}
             for place, request in enumerate(requests):
                 by_owner.setdefault(self.map.owners[request.vbucket], []).append(place)
@@ -121,7 +127,11 @@ class Nodes:
                 self._is_map_outdated = True
                 nowhere = {requests[place].vbucket for place in by_owner[NO_NODE]}
                 raise make_not_served_error(nowhere, self.map.vbuckets, self._address)
-            return [RequestPart(await self._connect_owner(owner, first), places) for owner, places in by_owner.items()]
+            parts: list[RequestPart] = []
+            for owner, places in by_owner.items():
+                endpoint, link = self.map.endpoints[owner], await self._connect_owner(owner, first)
+                parts.append(RequestPart(await self._further.choose_link(endpoint, link), places))
+            return parts
 
     async def connect_owners(self, vbuckets: Iterable[int]) -> dict[int, NodeLink]:
         """Return the connection to the node of each vbucket. Raises the errors of `group_by_node`."""
@@ -182,7 +192,7 @@ class Nodes:
         if first is None or first.link.closed.done():
             # The hosts of the address may have left the cluster since, so the nodes of the map are tried too.
             places = dict.fromkeys((*self._address.hosts, *self.map.endpoints))
-            first = await self._keep_session(await open_session(self._address, self._purpose, places))
+            first = await self._keep_session(await self._open_session(places))
             self._first = first
             self._set_map(first.map)
         self._use_received_map()
@@ -202,7 +212,7 @@ class Nodes:
 
     async def _join_member(self) -> ClientSession:
         """Return a connection to a node of the map: the first node has left it, and does not learn later maps."""
-        session = await self._keep_session(await open_session(self._address, self._purpose, self.map.endpoints))
+        session = await self._keep_session(await self._open_session(self.map.endpoints))
         self._set_map(session.map)
         return session
 
@@ -213,12 +223,24 @@ class Nodes:
         session = self._sessions.get(place)
         if session is None or session.link.closed.done():
             self._is_map_outdated = True  # unless this succeeds
-            session = await self._keep_session(await open_session(self._address, self._purpose, [place]))
+            session = await self._keep_session(await self._open_session([place]))
             self._is_map_outdated = False
         return session.link
 
     async def _keep_session(self, session: ClientSession) -> ClientSession:
-        """Keep a new connection, if its bucket has the same vbuckets and collections as before."""
+        """Keep a new connection as the first one to its node, unless there is another."""
+        self.has_collections = session.has_collections
+        self.has_durable_writes = session.has_durable_writes
+        present = self._sessions.get(session.endpoint)
+        if present is not None and not present.link.closed.done():
+            await session.link.close()  # requests may wait for replies on the other one
+            session = present._replace(map=session.map)
+        self._sessions[session.endpoint] = session
+        return session
+
+    async def _open_session(self, places: Iterable[Endpoint]) -> ClientSession:
+        """Return a new connection to one of the nodes. Its bucket has the same vbuckets and collections as before."""
+        session = await open_session(self._address, self._purpose, places)
         known, found = self.map.vbuckets, session.map.vbuckets
         if known not in (0, found):
             await session.link.close()
@@ -230,13 +252,6 @@ class Nodes:
                 "has collections now, it had none" if session.has_collections else "has no collections now, it had some"
             )
             raise RemoteProtocolError(f"{self._address} {text}, or does so on another node")
-        self.has_collections = session.has_collections
-        self.has_durable_writes = session.has_durable_writes
-        present = self._sessions.get(session.endpoint)
-        if present is not None and not present.link.closed.done():
-            await session.link.close()  # requests may wait for replies on the other one
-            session = present._replace(map=session.map)
-        self._sessions[session.endpoint] = session
         return session
 
     def _set_map(self, found: ClusterMap) -> None:

@@ -209,7 +209,7 @@ class Bridge:
 
         Roll the copies back to it first.
         """
-        count, window = len(self._served.store.vbuckets), self.address.options.flow_control_bytes
+        count, window = len(self._served.store.vbuckets), self.address.options.stream_window
         if self.dialect is Dialect.TAP:
             await self._check_upstream()
             for vbucket in self.copies.select_vbuckets():

@@ -138,7 +138,7 @@ async def _stream_changes(
     feed = Feed(
         await sessions.count_vbuckets(address, purpose),
         wanted,
-        window=address.options.flow_control_bytes,
+        window=address.options.stream_window,
         dialect=dialect,
         end_rule=EndRule.EXACT,
         content=content,
