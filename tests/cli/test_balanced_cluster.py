@@ -1,8 +1,17 @@
 """A node that joins a cluster gets its part of the vbuckets by `penstock move --balance`, and gives it back."""
 
+import asyncio
+import sys
 from contextlib import ExitStack
 
+import pytest
+
+import penstock
+from tests.compat.running import Program
 from tests.node.membership.clusters import BUCKETS, VBUCKETS, open_member, run_cluster
+from tests.node.membership.failovers import wait_failed_over
+from tests.node.membership.member_process import run_members
+from tests.patience import PATIENCE
 
 KEYS = [f"key{number}" for number in range(64)]
 
@@ -15,6 +24,13 @@ def owned(web, nodes=2):
 
 def memberships(web):
     return [node["clusterMembership"] for node in web.get_json("/pools/default")["nodes"]]
+
+
+async def write_durably(url):
+    """Write each key once. A vbucket without a majority of its copies refuses the write."""
+    async with penstock.connect(url) as bucket:
+        for key in KEYS:
+            await bucket.upsert(key, b"durable", durability="majority")
 
 
 def test_joined_node_is_balanced_and_the_first_node_leaves(run):
@@ -75,3 +91,26 @@ def test_wrong_options_of_replicas_are_explained(run):
     ):
         done = run(*options, "--from", url)
         assert (done.code, text in done.err) == (2, True), done.err
+
+
+@pytest.mark.process
+@pytest.mark.long
+def test_cluster_is_balanced_again_after_a_failover(run, tmp_path):
+    with run_members(tmp_path, 3, "--lease-seconds", 2, "--auto-failover-seconds", 3) as members:
+        first, second, third = members
+        url = f"couchbase://127.0.0.1:{first.ports[0]}/default"
+        balance = ("move", "--balance", "--replicas", "1", "--until", "now", "--from", url)
+        assert run(*balance).code == 0
+        with Program.running([sys.executable, "-m", "penstock", "replicate", "--from", url]):
+            asyncio.run(asyncio.wait_for(write_durably(url), PATIENCE))
+            second.kill()
+            wait_failed_over(1, first)
+            assert run(*balance).code == 0
+            for member in (first, third):
+                found = member.web.get_json("/pools/default/b/default")["vBucketServerMap"]
+                assert [address.rpartition(":")[2] for address in found["serverList"]] == [
+                    str(each.ports[0]) for each in (first, third)
+                ]
+                assert sorted(map(sorted, found["vBucketMap"])) == [[0, 1]] * 4
+            asyncio.run(asyncio.wait_for(write_durably(url), PATIENCE))
+            assert memberships(first.web) == ["active", "inactiveFailed", "active"]

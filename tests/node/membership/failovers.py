@@ -99,8 +99,10 @@ async def publish_replicas(first, others):
 
 
 def find_owner(member, vbucket):
-    """Return the number of the node that owns a vbucket."""
-    return member.web.get_json("/pools/default/b/default")["vBucketServerMap"]["vBucketMap"][vbucket][0]
+    """Return the number of the node that owns a vbucket. Maps do not list nodes that were failed over."""
+    found = member.web.get_json("/pools/default/b/default")["vBucketServerMap"]
+    port = int(found["serverList"][found["vBucketMap"][vbucket][0]].rpartition(":")[2])
+    return [node["ports"]["direct"] for node in list_nodes(member)].index(port)
 
 
 def read_all(members):

@@ -113,6 +113,7 @@ def test_restored_member_has_no_vbuckets():
     with pytest.raises(UsageError, match="expected members"):
         document.with_map("beer", [("a",)] * 4)
     after = restore_member(document, "a")
+    assert after.newest_map > document.newest_map  # the maps list the node again
     assert after.members == ("a", "b", "c", "d")
     assert not after.has_vbuckets("a")
     with pytest.raises(UsageError, match="was not failed over"):

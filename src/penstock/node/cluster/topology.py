@@ -168,6 +168,7 @@ class Topology:
         chains: by vbucket, the numbers of its owner and of its replicas, as members of a cluster have agreed; None: the
             vbuckets are split evenly.
         version: epoch and revision of the map that the members have agreed on; None: the node counts its maps.
+        failed: numbers of the nodes that were failed over. They own no vbuckets, and cluster maps do not list them.
 
     Raises:
         UsageError: `own_number` is out of range, or two nodes have the same address.
@@ -177,6 +178,7 @@ class Topology:
     own_number: int = 0
     chains: tuple[tuple[int, ...], ...] | None = None
     version: tuple[int, int] | None = None
+    failed: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if not 0 <= self.own_number < len(self.places):
@@ -196,6 +198,10 @@ class Topology:
     def with_chains(self, chains: tuple[tuple[int, ...], ...] | None, version: tuple[int, int]) -> Topology:
         """Return the same nodes with a map that they have agreed on."""
         return replace(self, chains=chains, version=version)
+
+    def list_mapped(self) -> list[int]:
+        """Return the numbers of the nodes that cluster maps list, in the order of the maps."""
+        return [number for number in range(len(self.places)) if number not in self.failed]
 
     def find_owner(self, vbucket: int, vbuckets: int) -> int:
         """Return the number of the node that owns a vbucket; NO_NODE for none."""
@@ -329,7 +335,8 @@ def build_bucket_map(
         "bucketCapabilitiesVer": "",
         "bucketCapabilities": PLAIN_CACHE_CAPABILITIES if is_plain_cache else capabilities,
         "nodes": [
-            {"hostname": place.address, "ports": {"direct": place.kv} if place.kv else {}} for place in topology.places
+            {"hostname": place.address, "ports": {"direct": place.kv} if place.kv else {}}
+            for place in (topology.places[number] for number in topology.list_mapped())
         ],
     }
     if not is_plain_cache:
@@ -349,11 +356,15 @@ def _build_server_map(topology: Topology, vbuckets: Sequence[Vbucket], replicas:
         }
         chains = tuple(own.get(number, chain) for number, chain in enumerate(chains))
     replicas = max(replicas, len(chains[0]) - 1)
+    addresses, mapped = topology.addresses, topology.list_mapped()
+    indexes = {NO_NODE: NO_NODE, **{number: index for index, number in enumerate(mapped)}}
     return {
         "hashAlgorithm": "CRC",
         "numReplicas": replicas,
-        "serverList": topology.addresses,
-        "vBucketMap": [[*chain, *[NO_NODE] * (replicas + 1 - len(chain))] for chain in chains],
+        "serverList": [addresses[number] for number in mapped],
+        "vBucketMap": [
+            [*(indexes[number] for number in chain), *[NO_NODE] * (replicas + 1 - len(chain))] for chain in chains
+        ],
     }
 
 
@@ -369,7 +380,7 @@ def _build_nodes_ext(topology: Topology) -> list[dict[str, Any]]:
             **({"hostname": place.host} if place.host != ANY_HOST else {}),
             **({"alternateAddresses": place.external.to_dict()} if place.external is not None else {}),
         }
-        for number, place in enumerate(topology.places)
+        for number, place in ((number, topology.places[number]) for number in topology.list_mapped())
     ]
 
 

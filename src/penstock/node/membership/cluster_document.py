@@ -209,7 +209,13 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
         if node in self.nodes:
             return self
         others = tuple(node if known.id == node.id else known for known in self.nodes)
-        return _revise_maps(self, (*others, node) if self.find_node(node.id) is None else others)
+        return self.with_nodes((*others, node) if self.find_node(node.id) is None else others)
+
+    def with_nodes(self, nodes: tuple[ClusterNode, ...]) -> ClusterDocument:
+        """Return the document with other nodes. Maps list the members, so all maps have a newer revision."""
+        revision = self.newest_map.successor
+        buckets = tuple(replace(bucket, map=replace(bucket.map, revision=revision)) for bucket in self.buckets)
+        return replace(self, nodes=nodes, buckets=buckets, newest_map=revision)
 
     def without_node(self, node: str) -> ClusterDocument:
         """Return the document without a node.
@@ -222,7 +228,7 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
         if self.find_node(node) is None:
             return self
         left = tuple(known for known in self.nodes if known.id != node)
-        return replace(_revise_maps(self, left), removed=(*self.removed, node)[-_MAX_REMOVED:])
+        return replace(self.with_nodes(left), removed=(*self.removed, node)[-_MAX_REMOVED:])
 
     def has_vbuckets(self, node: str) -> bool:
         """Return whether a bucket has a vbucket or a replica on a node, or is a plain cache there."""
@@ -230,7 +236,11 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
 
     def make_topology(self, own: str) -> Topology:
         """Return the topology of a member."""
-        return Topology(tuple(node.place for node in self.nodes), [node.id for node in self.nodes].index(own))
+        return Topology(
+            tuple(node.place for node in self.nodes),
+            [node.id for node in self.nodes].index(own),
+            failed=frozenset(number for number, node in enumerate(self.nodes) if node.failed),
+        )
 
     def make_bucket_topology(self, own: str, name: str) -> Topology:
         """Return the topology of a bucket, as a member sees it; all nodes for an unknown bucket."""
@@ -382,13 +392,6 @@ def _check_document(document: ClusterDocument) -> None:
             raise UsageError(f"bucket {bucket.name!r} is on {bucket.map.nodes}, expected members")
     if document.users is not None:
         document.users.read_accounts()
-
-
-def _revise_maps(document: ClusterDocument, nodes: tuple[ClusterNode, ...]) -> ClusterDocument:
-    """Return the document with other nodes, which all maps list."""
-    revision = document.newest_map.successor
-    buckets = tuple(replace(bucket, map=replace(bucket.map, revision=revision)) for bucket in document.buckets)
-    return replace(document, nodes=nodes, buckets=buckets, newest_map=revision)
 
 
 def _replace_bucket(document: ClusterDocument, changed: ClusterBucket) -> ClusterDocument:

@@ -96,7 +96,7 @@ def fail_over_member(document: ClusterDocument, lost: str, reports: Mapping[str,
         UsageError: a vbucket has too few replicas, or the member is the last one.
     """
     nodes = tuple(replace(node, failed=node.failed or node.id == lost) for node in document.nodes)
-    after = replace(document, nodes=nodes, failover=document.failover.count_failover())
+    after = replace(document.with_nodes(nodes), failover=document.failover.count_failover())
     if not after.members:
         raise UsageError("the last member of a cluster cannot be failed over")
     for bucket in document.buckets:
@@ -149,4 +149,4 @@ def restore_member(document: ClusterDocument, node: str) -> ClusterDocument:
     if found is None or not found.failed:
         raise UsageError("the node was not failed over, expected one with clusterMembership inactiveFailed")
     nodes = tuple(replace(known, failed=known.failed and known.id != node) for known in document.nodes)
-    return replace(document, nodes=nodes)
+    return document.with_nodes(nodes)

@@ -174,7 +174,7 @@ def make_bucket(node: ManagedNode, served: ServedBucket, manifest: Manifest, ite
         "rev": revision,
         "revEpoch": epoch,
         **served.cluster_map.content,
-        "nodes": make_nodes(node, items),
+        "nodes": [found for number, found in enumerate(make_nodes(node, items)) if number not in node.topology.failed],
         "bucketType": _TYPES.get(spec.kind, spec.kind),
         "authType": "sasl",
         "saslPassword": "",  # buckets have no passwords, but cbtransfer of 2.5.1 and cbrestore need the field
@@ -235,7 +235,8 @@ def _make_basic_stats(node: NodeServices, served: ServedBucket, manifest: Manife
 def make_bucket_nodes(node: NodeServices, served: ServedBucket) -> dict[str, Any]:
     """Return the nodes of a bucket, with the path of its statistics on each."""
     base = f"/pools/default/buckets/{quote(served.store.name)}/nodes"
-    paths = {place.address: f"{base}/{place.address}" for place in node.topology.places}
+    mapped = [node.topology.places[number].address for number in node.topology.list_mapped()]
+    paths = {address: f"{base}/{address}" for address in mapped}
     servers = [{"hostname": name, "uri": path, "stats": {"uri": f"{path}/stats"}} for name, path in paths.items()]
     return {"servers": servers}
 
