@@ -68,6 +68,11 @@ class ServingLease:
         """Seconds until the lease ends; infinite without a cluster."""
         return inf if self._lease is None else max(0.0, self._lease.expires_at - self.clock())
 
+    @property
+    def seconds_lapsed(self) -> float:
+        """Seconds since the lease ended; infinite if there was none since the start, 0 without a cluster."""
+        return 0.0 if self._lease is None else max(0.0, self.clock() - self._lease.expires_at)
+
     def receive_grant(self, member: str, sent_at: float) -> None:
         """Use the grant of a member for a request.
 

@@ -16,6 +16,7 @@ from penstock.node.agreement.attempt import Outbox, Stage
 from penstock.node.agreement.change_run import Author, MakeNext, begin_change, receive_change_reply, retry_change
 from penstock.node.agreement.lease import LeaseStage
 from penstock.node.agreement.revisions import Revision, count_majority
+from penstock.node.agreement.serving_lease import ServingLease
 from penstock.node.membership.cluster_document import ClusterDocument, ClusterNode, count_flush
 from penstock.node.membership.failover_decision import MemberReport, ReplicaState
 from penstock.node.membership.member_links import Courier, MemberLinks
@@ -40,12 +41,20 @@ logger = logging.getLogger("penstock.node")
 _ASKS_PER_LEASE = 8  # a few of them may be lost
 _LONGEST_PAUSE = 0.2  # between two attempts of a change
 
+_FAILOVER_SECONDS = 5.0
+"""A failover is completed so soon after the end of the lease. Else its author has crashed."""
+
 ChangeDocument = Callable[[ClusterDocument], ClusterDocument]
 """Returns the changed document. It may be called several times, and may raise to refuse the change."""
 
 
 def _add_node(node: ClusterNode, document: ClusterDocument) -> ClusterDocument:
     return document if document.find_node(node.id) else document.with_node(node)
+
+
+def _is_forgotten(lease: ServingLease) -> bool:
+    """Return whether the lease ended so long ago that a failover would have been completed."""
+    return lease.stage is LeaseStage.LAPSED and lease.seconds_lapsed > _FAILOVER_SECONDS
 
 
 class _UnchangedDocument(Exception):
@@ -189,7 +198,7 @@ class ClusterMember:
                 await self.state.answer(Learn(reply.revision))
             elif isinstance(reply, Known) and reply.grants:
                 lease.receive_grant(node, sent_at)
-            elif isinstance(reply, Known) and reply.number == number and lease.stage is LeaseStage.LAPSED:
+            elif isinstance(reply, Known) and reply.number == number and _is_forgotten(lease):
                 self._end_suspicion()
         except Error as error:
             logger.warning("node %s: %s", node, error)

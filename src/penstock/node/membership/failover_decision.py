@@ -18,6 +18,7 @@ from penstock.store.history.failover_log import sanitise_log
 __all__ = [
     "MemberReport",
     "ReplicaState",
+    "check_permission",
     "check_silence",
     "fail_over_member",
     "find_lost_member",
@@ -65,27 +66,32 @@ def find_lost_member(document: ClusterDocument, silent: Mapping[str, float]) -> 
     return max(lost, key=silent.__getitem__, default=None)
 
 
-def check_silence(document: ClusterDocument, silent: float, age: float) -> None:
+def check_permission(document: ClusterDocument) -> None:
+    """Raise UsageError if the settings do not permit an automatic failover."""
+    settings = document.failover
+    if not settings.enabled or settings.count >= settings.max_count:
+        raise UsageError(f"{settings.count} failovers of at most {settings.max_count}, enabled: {settings.enabled}")
+
+
+def check_silence(document: ClusterDocument, silent: float, age: float, timeout: float = 0.0) -> None:
     """Check that a member had no lease when the reports were made, and has none now.
 
     Args:
         document: the newest document.
         silent: seconds for which no member of a majority has renewed the lease of the lost member.
         age: seconds since the first report.
+        timeout: seconds of silence that the caller needs besides.
 
     Raises:
-        UsageError: the member may have a lease, or failovers are not permitted.
+        UsageError: the member may have a lease.
     """
-    settings = document.failover
-    if not settings.enabled or settings.count >= settings.max_count:
-        raise UsageError(f"{settings.count} failovers of at most {settings.max_count}, enabled: {settings.enabled}")
-    needed = max(settings.timeout, document.lease_seconds * CLOCK_MARGIN + age)
+    needed = max(timeout, document.lease_seconds * CLOCK_MARGIN + age)
     if silent < needed:
         raise UsageError(f"a member has renewed its lease {silent:.1f} s ago, expected at least {needed:.1f}")
 
 
 def fail_over_member(document: ClusterDocument, lost: str, reports: Mapping[str, MemberReport]) -> ClusterDocument:
-    """Return the document in which the best replicas own the vbuckets of a lost member.
+    """Return the document in which the best replicas own the vbuckets of a lost member. It is not counted.
 
     Args:
         document: the newest document.
@@ -96,7 +102,7 @@ def fail_over_member(document: ClusterDocument, lost: str, reports: Mapping[str,
         UsageError: a vbucket has too few replicas, or the member is the last one.
     """
     nodes = tuple(replace(node, failed=node.failed or node.id == lost) for node in document.nodes)
-    after = replace(document.with_nodes(nodes), failover=document.failover.count_failover())
+    after = document.with_nodes(nodes)
     if not after.members:
         raise UsageError("the last member of a cluster cannot be failed over")
     for bucket in document.buckets:

@@ -1,11 +1,11 @@
-"""Pages of the automatic failover of a cluster.
+"""Pages of failovers: the settings of the automatic one, a failover on request, and the way back.
 
-Source of the forms and responses: Couchbase's REST API for nodes, `/settings/autoFailover`.
+Source of the forms and responses: Couchbase's REST API for nodes, `/settings/autoFailover` and `/controller/failOver`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 from starlette.responses import Response
@@ -15,9 +15,10 @@ from penstock.node.agreement.failover_settings import FailoverSettings
 from penstock.node.auth.roles import Privilege
 from penstock.node.http.pages.forms import FormErrors, make_number_parser, parse_flag, read_form
 from penstock.node.http.pages.http_authentication import Page, PageRequest
-from penstock.node.membership.cluster_document import ClusterDocument
+from penstock.node.membership.cluster_document import ClusterDocument, ClusterNode
 from penstock.node.membership.cluster_member import ChangeDocument, ClusterMember
 from penstock.node.membership.failover_decision import restore_member
+from penstock.node.membership.failover_watch import fail_over_on_request
 
 __all__ = ["PAGES"]
 
@@ -65,13 +66,27 @@ async def _reset_count(request: PageRequest) -> Response:
     )
 
 
+async def _fail_over_node(request: PageRequest) -> Response:
+    form = await read_form(request.http_request)
+    if form.get("allowUnsafe", "false") != "false":
+        raise FormErrors({"allowUnsafe": "a failover without a majority is not supported, expected false"})
+    await fail_over_on_request(_get_member(request), _find_node(request, form).id)
+    return Response(status_code=200)
+
+
 async def _restore_node(request: PageRequest) -> Response:
     # Let a node that was failed over be a member again.
-    name = (await read_form(request.http_request)).get("otpNode")
+    found = _find_node(request, await read_form(request.http_request))
+    return await _change_document(request, lambda document: restore_member(document, found.id))
+
+
+def _find_node(request: PageRequest, form: Mapping[str, str]) -> ClusterNode:
+    """Return the node of the field otpNode."""
+    name = form.get("otpNode")
     found = next((node for node in _get_member(request).state.document.nodes if node.otp_name == name), None)
     if found is None:
         raise UsageError("Server does not exist.")
-    return await _change_document(request, lambda document: restore_member(document, found.id))
+    return found
 
 
 async def _change_document(request: PageRequest, change: ChangeDocument) -> Response:
@@ -90,5 +105,6 @@ PAGES = (
     Page("GET", "/settings/autoFailover", _show_settings, Privilege.SETTINGS),
     Page("POST", "/settings/autoFailover", _change_settings, Privilege.SETTINGS),
     Page("POST", "/settings/autoFailover/resetCount", _reset_count, Privilege.SETTINGS),
+    Page("POST", "/controller/failOver", _fail_over_node, Privilege.SETTINGS),
     Page("POST", "/controller/reAddNode", _restore_node, Privilege.SETTINGS),
 )
