@@ -98,19 +98,21 @@ def test_next_version_is_above_all_and_never_of_a_node():
     assert find_next_version([{"rev": 9, "revEpoch": 3}, {"rev": 99, "revEpoch": 2}]) == (3, 10)
 
 
-@given(st.lists(st.integers(-1, 4), max_size=64))
-def test_balance_evens_the_nodes_out_with_the_fewest_moves(owners):
-    moves = plan_balance(owners, 5)
+@given(st.lists(st.integers(-1, 4), max_size=64), st.sets(st.integers(0, 4), max_size=4))
+def test_balance_evens_the_nodes_out_with_the_fewest_moves(owners, leaving):
+    moves = plan_balance(owners, 5, leaving)
     after = list(owners)
     for vbucket, source, target in moves:
         assert after[vbucket] == source != target
         after[vbucket] = target
-    counts = [after.count(node) for node in range(5)]
+    counts = [after.count(node) for node in range(5) if node not in leaving]
     assert max(counts) - min(counts) <= 1
+    assert not leaving.intersection(after)
     assert len({move.vbucket for move in moves}) == len(moves)
-    before = sorted((owners.count(node) for node in range(5)), reverse=True)
+    before = sorted((owners.count(node) for node in range(5) if node not in leaving), reverse=True)
     goals = sorted(counts, reverse=True)
-    assert len(moves) == sum(max(had - goal, 0) for had, goal in zip(before, goals, strict=True))
+    given_away = sum(max(had - goal, 0) for had, goal in zip(before, goals, strict=True))
+    assert len(moves) == given_away + sum(map(owners.count, leaving))
 
 
 @st.composite

@@ -50,8 +50,10 @@ def test_replicas_are_on_other_nodes(found, count):
 def test_replicas_of_balanced_owners_are_even(nodes, count, each):
     chains = [(vbucket % nodes,) for vbucket in range(nodes * each)]
     if count < nodes:
-        planned = plan_replicas(chains, nodes, count)
-        loads = [sum(places.count(node) for places in planned.values()) for node in range(nodes)]
+        # A further node has had all replicas, and leaves.
+        planned = plan_replicas([(*chain, nodes) for chain in chains], nodes + 1, count, [nodes])
+        loads = [sum(places.count(node) for places in planned.values()) for node in range(nodes + 1)]
+        assert loads.pop() == 0
         assert max(loads) - min(loads) <= 1
 
 

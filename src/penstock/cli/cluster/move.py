@@ -21,7 +21,7 @@ from penstock.options import BOOLEAN, list_of, one_of, option, whole_number
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.client.discovery.endpoint import Endpoint
+    from penstock.client.replication.balance_moves import BalanceMoves
     from penstock.client.replication.map_publisher import MapPublisher
     from penstock.client.replication.vbucket_mover import MovedVbucket
 
@@ -175,19 +175,14 @@ async def _place_replicas(
 
 def _plan(
     publisher: MapPublisher, origin: Address, destination: Address | None, options: MoveOptions
-) -> list[tuple[list[int], Endpoint, Endpoint]]:
+) -> list[BalanceMoves]:
     """Return the vbuckets to move together, with their nodes before and after."""
-    from penstock.client.topology.balance_plan import plan_balance
+    from penstock.client.replication.balance_moves import BalanceMoves, plan_moves
 
     if options.vbuckets is not None:
         assert destination is not None
-        return [(sorted(set(options.vbuckets)), origin.hosts[0], destination.hosts[0])]
-    layout = publisher.layout
-    pairs: dict[tuple[int, int], list[int]] = {}
-    for vbucket, source, target in plan_balance([chain[0] for chain in layout.chains], len(layout.nodes)):
-        pairs.setdefault((source, target), []).append(vbucket)
-    nodes = publisher.list_endpoints(layout)
-    return [(vbuckets, nodes[source], nodes[target]) for (source, target), vbuckets in pairs.items()]
+        return [BalanceMoves(sorted(set(options.vbuckets)), origin.hosts[0], destination.hosts[0])]
+    return plan_moves(publisher)
 
 
 def _format_moved(done: MovedVbucket, *, as_json: bool) -> str:

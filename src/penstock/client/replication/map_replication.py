@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -218,7 +218,9 @@ class MapReplication:
                 self._failure = error
 
 
-async def place_replicas(publisher: MapPublisher, replication: MapReplication, count: int) -> None:
+async def place_replicas(
+    publisher: MapPublisher, replication: MapReplication, count: int, leaving: Collection[Endpoint] = ()
+) -> None:
     """Give each vbucket replicas on other nodes than its owner, evenly, and publish the map once they are complete.
 
     Durable writes need the new replicas from then on, so their replication runs before and after.
@@ -227,13 +229,15 @@ async def place_replicas(publisher: MapPublisher, replication: MapReplication, c
         publisher: the newest map of the bucket.
         replication: copies the replicas that are missing, and keeps those of the map then.
         count: replicas of each vbucket.
+        leaving: nodes that have no replicas afterwards.
 
     Raises:
         UsageError: there are too few nodes, or a node has changes of its own.
         Unreachable: a node did not serve for as long as the option retrySeconds.
     """
     before = publisher.layout
-    after = before.set_replicas(plan_replicas(before.chains, len(before.nodes), count))
+    gone = [before.require_node(endpoint) for endpoint in leaving]
+    after = before.set_replicas(plan_replicas(before.chains, len(before.nodes), count, gone))
     old, new = (list_replicas(layout, tls=publisher.tls) for layout in (before, after))
     for endpoint in new:
         await release_strays(publisher, publisher.get_control(endpoint))
