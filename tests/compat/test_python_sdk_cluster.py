@@ -21,6 +21,7 @@ from couchbase.options import UpsertOptions
 
 from tests.compat.running import Program
 from tests.node.membership.clusters import open_member, run_cluster
+from tests.node.membership.member_process import wait_for
 from tests.patience import PATIENCE
 
 KEYS = [f"key{number}" for number in range(64)]
@@ -143,4 +144,36 @@ def test_majority_writes_go_on_during_balances_with_replicas(nodes, connect_clus
         rows = nodes[0].get_json("/pools/default/b/beer")["vBucketServerMap"]["vBucketMap"]
         assert all(len({*row} - {-1}) == 2 for row in rows)
         assert {place for row in rows for place in row} == {0, 1, 2}
+        assert {key: documents.get(key).value for key in KEYS} == writes.written
+
+
+def rebalance(web, *ejected):
+    """Let a node rebalance its cluster, as an administrator does, and wait for the end."""
+    known = [node["otpNode"] for node in web.get_json("/pools/default")["nodes"]]
+    form = {"knownNodes": ",".join(known), "ejectedNodes": ",".join(ejected)}
+    assert web.post("/controller/rebalance", **form).status == 200
+    wait_for(lambda: web.get_json("/pools/default")["rebalanceStatus"] == "none", "the end of the rebalance")
+    assert web.get_json("/pools/default/rebalanceProgress") == {"status": "none"}
+    assert web.get_json("/pools/default")["balanced"] is True
+
+
+@pytest.mark.long
+def test_majority_writes_go_on_during_rebalances_over_http(nodes, connect_cluster):
+    cluster = connect_cluster(f"couchbase://127.0.0.1:{nodes[0].node.kv_port}")
+    documents, url = cluster.bucket("beer").default_collection(), nodes[0].node.url("beer")
+    assert nodes[0].post("/pools/default/buckets/beer", replicaNumber=1).status == 200
+    rebalance(nodes[0])
+    with ExitStack() as stack:
+        stack.enter_context(Program.running([sys.executable, "-m", "penstock", "replicate", "--from", url]))
+        writes = DurableWrites(documents)
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(writes.run)
+            try:
+                third = stack.enter_context(open_member(nodes[0]))
+                rebalance(third)
+                rebalance(nodes[0], nodes.names[1])
+            finally:
+                writes.finish()
+            assert writing.result(PATIENCE) > 0
+        assert len(third.get_json("/pools/default")["nodes"]) == 2
         assert {key: documents.get(key).value for key in KEYS} == writes.written

@@ -18,6 +18,7 @@ ORDER = (
     "sync_writes",
     "buckets",
     "membership",
+    "rebalance",
     "session",
     "streams",
     "dialects",

@@ -29,6 +29,7 @@ from penstock.wire.messages.kv import Set
 from tests.node.http.web_client import WebClient
 from tests.node.manifests import ALE, DEFAULT, make_beers, set_scopes
 from tests.node.membership.clusters import BUCKETS, VBUCKETS, list_names, open_member, run_cluster
+from tests.node.membership.member_process import wait_for
 from tests.node.wire_client import connected
 from tests.ports import free_ports
 
@@ -361,7 +362,7 @@ def test_node_without_users_cannot_join_a_cluster_with_users(stack, make_users):
         pass
 
 
-def test_members_exchange_messages_over_tls(stack, make_users, tmp_path):
+def test_members_exchange_messages_and_vbuckets_over_tls(stack, make_users, tmp_path):
     for name, one in make_certificates([], "reader", 2, datetime.now(UTC)).items():
         (tmp_path / f"{name}.pem").write_bytes(one.certificate)
         (tmp_path / f"{name}.key").write_bytes(one.key)
@@ -375,8 +376,13 @@ def test_members_exchange_messages_over_tls(stack, make_users, tmp_path):
     first = talk(stack.enter_context(Node.running(["beer"], vbuckets=VBUCKETS, users=make_users(0), **tls)))
     join = f"https://127.0.0.1:{first.node.https_port}"
     second = talk(stack.enter_context(Node.running(join=join, join_login=ROOT, users=make_users(1), **tls)))
-    assert second.post(BUCKETS, name="wine", ramQuota=100).status == 202
+    assert second.post(BUCKETS, name="wine", ramQuota=100, numVBuckets=16).status == 202
     assert list_names(first) == list_names(second) == {"beer", "wine"}
+    known = ",".join(node["otpNode"] for node in first.get_json("/pools/default")["nodes"])
+    assert first.get_json("/pools/default")["balanced"] is False
+    assert first.post("/controller/rebalance", knownNodes=known, ejectedNodes="").status == 200
+    wait_for(lambda: first.get_json("/pools/default")["rebalanceStatus"] == "none", "the rebalance")
+    assert first.get_json("/pools/default")["balanced"] is True, first.get_json("/pools/default/tasks")
     with pytest.raises(Exception, match="certificate verify failed"):
         stack.enter_context(
             Node.running(join=join, join_login=ROOT, users=make_users(2), **{**tls, "cluster_ca": None})

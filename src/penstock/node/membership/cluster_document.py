@@ -150,6 +150,7 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
         failover: the settings of the automatic failover.
         removed: ids of the nodes that were removed last. A recorded message cannot add them again.
         newest_map: the newest revision of all maps, also of deleted buckets. Each change of a map has a newer one.
+        rebalancing: id of the member that runs a rebalance; empty: none does.
     """
 
     uuid: str
@@ -160,6 +161,7 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
     buckets: tuple[ClusterBucket, ...] = ()
     users: ClusterUsers | None = None
     newest_map: MapRevision = MapRevision()
+    rebalancing: str = ""
 
     @classmethod
     def from_revision(cls, revision: Revision) -> ClusterDocument:
@@ -215,7 +217,9 @@ class ClusterDocument(Struct, frozen=True, kw_only=True):
         """Return the document with other nodes. Maps list the members, so all maps have a newer revision."""
         revision = self.newest_map.successor
         buckets = tuple(replace(bucket, map=replace(bucket.map, revision=revision)) for bucket in self.buckets)
-        return replace(self, nodes=nodes, buckets=buckets, newest_map=revision)
+        is_running = any(node.id == self.rebalancing and not node.failed for node in nodes)
+        rebalancing = self.rebalancing if is_running else ""
+        return replace(self, nodes=nodes, buckets=buckets, newest_map=revision, rebalancing=rebalancing)
 
     def without_node(self, node: str) -> ClusterDocument:
         """Return the document without a node.

@@ -28,6 +28,7 @@ from penstock.node.membership.cluster_service import JOIN_SECONDS, ClusterServic
 from penstock.node.membership.member_file import MemberFile
 from penstock.node.membership.node_requests import NodeRequests
 from penstock.node.mirror.bridge import Bridge, find_upstream
+from penstock.node.rebalance.rebalancer import Rebalancer
 from penstock.node.server.kv_server import KvServer
 from penstock.node.session.connection_registry import ConnectionRegistry
 from penstock.node.session.listener import Listener
@@ -70,6 +71,7 @@ class Node:
         buckets: the open buckets by name, with the coroutines `create`, `delete` and `flush`, and with `change_spec`.
         storage: how buckets are kept.
         cluster: the membership in a cluster.
+        rebalancer: rebalances the cluster when an administrator requests it.
         administration: changes buckets, collections and users, in a cluster on all nodes.
         default_vbuckets: number of vbuckets of a bucket whose definition gives none.
         bridge: mirrors a bucket of another node; None without `follow`.
@@ -115,6 +117,7 @@ class Node:
         self.connections = ConnectionRegistry(loop, options, self.users, limit_connections(options.most_connections))
         self.kv = KvServer(self)
         self.cluster = _make_cluster(self)
+        self.rebalancer = Rebalancer(self.cluster, _get_authority(options))
         self.administration = Administration(self.buckets, self.users, self.cluster)
         self.started_at = loop.time()
         self._tls = _load_tls(options)
@@ -202,6 +205,7 @@ class Node:
     async def _join_cluster(self) -> None:
         """Take part in the cluster of the last run, or join a cluster."""
         await self.cluster.start()
+        self.rebalancer.start()
         if self.options.join is not None and self.cluster.member is None:
             await self.cluster.join(self.options.join, *self.options.join_login)
 
@@ -348,6 +352,7 @@ class Node:
             self._stopped.set()
 
     async def _stop_listening(self) -> None:
+        await self.rebalancer.close()
         await self.cluster.stop()
         await self.kv.stop_accepting()
         self.handshakes.close()
@@ -370,13 +375,16 @@ class Node:
         self.http.state.wake_streams()
 
 
+def _get_authority(options: NodeOptions) -> Path | None:
+    return None if options.cluster_ca is None else Path(options.cluster_ca)
+
+
 def _make_cluster(node: Node) -> ClusterService:
     options, data_dir = node.options, node.storage.data_dir
-    authority = None if options.cluster_ca is None else Path(options.cluster_ca)
     return ClusterService(
         node,
         MemberFile(None if data_dir is None else node.machine.directory(data_dir)),
-        NodeRequests(authority, allow_plain=options.allow_plain),
+        NodeRequests(_get_authority(options), allow_plain=options.allow_plain),
         options.host,
         has_fixed_nodes=bool(options.nodes),
         change_seconds=options.change_timeout,

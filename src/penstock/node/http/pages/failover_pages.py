@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from penstock.errors import UsageError
@@ -70,7 +71,10 @@ async def _fail_over_node(request: PageRequest) -> Response:
     form = await read_form(request.http_request)
     if form.get("allowUnsafe", "false") != "false":
         raise FormErrors({"allowUnsafe": "a failover without a majority is not supported, expected false"})
-    await fail_over_on_request(_get_member(request), _find_node(request, form).id)
+    member, lost = _get_member(request), _find_node(request, form).id
+    if member.state.document.rebalancing not in ("", lost):
+        raise HTTPException(503, "Rebalance running.")
+    await fail_over_on_request(member, lost)
     return Response(status_code=200)
 
 

@@ -27,6 +27,7 @@ from penstock.node.http.pages import (
     collection_pages,
     failover_pages,
     membership_pages,
+    rebalance_pages,
     user_pages,
 )
 from penstock.node.http.pages.forms import FormErrors
@@ -39,6 +40,7 @@ PAGES = (
     *cluster_pages.PAGES,
     *membership_pages.PAGES,
     *failover_pages.PAGES,
+    *rebalance_pages.PAGES,
     *bucket_pages.PAGES,
     *collection_pages.PAGES,
     *user_pages.PAGES,

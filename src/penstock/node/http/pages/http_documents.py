@@ -17,6 +17,7 @@ from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.release import RELEASE
 from penstock.node.http.pages.http_state import ManagedNode
 from penstock.node.membership.cluster_service import ClusterService
+from penstock.node.rebalance.rebalance_request import is_balanced
 from penstock.node.session.node_services import NodeServices
 from penstock.node.stats.bucket_stats import read_bucket_stats
 from penstock.store.definition.bucket_settings import BucketSettings
@@ -25,6 +26,7 @@ from penstock.wire.codec.constants import VbucketState
 
 __all__ = [
     "count_visible_items",
+    "is_rebalancing",
     "make_bucket",
     "make_bucket_nodes",
     "make_bucket_stat",
@@ -80,6 +82,7 @@ def make_pools(node: NodeServices, *, is_admin: bool) -> dict[str, Any]:
 
 def make_pool(node: ManagedNode, items: int) -> dict[str, Any]:
     """Return the document about the nodes and buckets of the cluster; items as in `make_nodes`."""
+    member = node.cluster.member
     return {
         "name": "default",
         "clusterName": "",
@@ -91,14 +94,20 @@ def make_pool(node: ManagedNode, items: int) -> dict[str, Any]:
         },
         "bucketNames": [{"bucketName": name, "uuid": served.uuid} for name, served in node.buckets.items()],
         "nodeServicesUri": "/pools/default/nodeServices",
-        "balanced": True,
-        "rebalanceStatus": "none",
+        "balanced": member is None or is_balanced(member.state.document),
+        "rebalanceStatus": "running" if is_rebalancing(node) else "none",
         "rebalanceProgressUri": "/pools/default/rebalanceProgress",
         "memoryQuota": _get_memory_bytes() // _MEGABYTE,
         "counters": {},
         "alerts": [],
         "storageTotals": {"ram": {"total": _get_memory_bytes(), "quotaTotal": _get_memory_bytes()}},
     }
+
+
+def is_rebalancing(node: ManagedNode) -> bool:
+    """Return whether a node of the cluster runs a rebalance."""
+    member = node.cluster.member
+    return member is not None and bool(member.state.document.rebalancing)
 
 
 def make_nodes(node: ManagedNode, items: int) -> list[dict[str, Any]]:

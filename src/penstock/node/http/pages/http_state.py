@@ -7,6 +7,7 @@ from typing import Protocol
 
 from penstock.node.auth.listener_access import ListenerAccess
 from penstock.node.membership.cluster_service import ClusterService
+from penstock.node.rebalance.rebalancer import Rebalancer
 from penstock.node.session.node_services import NodeServices
 
 __all__ = ["HttpState", "ManagedNode"]
@@ -26,6 +27,10 @@ class ManagedNode(NodeServices, Protocol):
     @property
     def cluster(self) -> ClusterService:
         """The membership in a cluster."""
+
+    @property
+    def rebalancer(self) -> Rebalancer:
+        """Rebalances the cluster."""
 
 
 class HttpState:
