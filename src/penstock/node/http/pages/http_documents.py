@@ -128,7 +128,7 @@ def make_nodes(node: ManagedNode, items: int) -> list[dict[str, Any]]:
             "nodeUUID": f"{number + 1:032x}",
             "clusterMembership": "active",
             "status": "healthy",
-            **_make_member_state(node.cluster, number),
+            **_make_member_state(node.cluster, number, is_failed=number in topology.failed),
             "clusterCompatibility": _COMPATIBILITY,
             "recoveryType": "none",
             "services": ["kv"],
@@ -149,19 +149,25 @@ def make_nodes(node: ManagedNode, items: int) -> list[dict[str, Any]]:
     return found
 
 
-def _make_member_state(cluster: ClusterService, number: int) -> dict[str, str]:
-    """Return the name and the state of a member; empty if the node stands alone."""
+def _make_member_state(cluster: ClusterService, number: int, *, is_failed: bool) -> dict[str, str]:
+    """Return the name and the state of a member; empty if the node stands alone.
+
+    Args:
+        cluster: the cluster of this node.
+        number: number of the member in the document.
+        is_failed: the maps that this node serves leave the member out. The document may be a moment ahead of them.
+    """
     member = cluster.member
     if member is None or number >= len(member.state.document.nodes):
         return {}
     document = member.state.document
     found = document.nodes[number]
-    is_active = not document.buckets or document.has_vbuckets(found.id)
+    is_active = found.failed or not document.buckets or document.has_vbuckets(found.id)
     membership = "active" if is_active else "inactiveAdded"
     return {
         "otpNode": found.otp_name,
         "nodeUUID": found.id.zfill(32),
-        "clusterMembership": "inactiveFailed" if found.failed else membership,
+        "clusterMembership": "inactiveFailed" if is_failed else membership,
         "status": "healthy" if member.links.is_healthy(found.id) else "unhealthy",
     }
 
