@@ -2,11 +2,12 @@
 
 import asyncio
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
 import penstock
+from penstock.errors import SyncWriteAmbiguous
 from tests.compat.running import Program
 from tests.node.membership.clusters import BUCKETS, VBUCKETS, open_member, run_cluster
 from tests.node.membership.failovers import wait_failed_over
@@ -27,10 +28,17 @@ def memberships(web):
 
 
 async def write_durably(url):
-    """Write each key once. A vbucket without a majority of its copies refuses the write."""
+    """Write each key, again while the result is unknown because replicas are late.
+
+    A vbucket without a majority of its copies refuses the write, which is an error.
+    """
     async with penstock.connect(url) as bucket:
         for key in KEYS:
-            await bucket.upsert(key, b"durable", durability="majority")
+            written = False
+            while not written:
+                with suppress(SyncWriteAmbiguous):
+                    await bucket.upsert(key, b"durable", durability="majority")
+                    written = True
 
 
 def test_joined_node_is_balanced_and_the_first_node_leaves(run):
