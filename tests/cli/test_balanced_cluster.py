@@ -8,10 +8,15 @@ import pytest
 
 import penstock
 from penstock.errors import SyncWriteAmbiguous
+from penstock.wire.codec.constants import DurabilityLevel
+from penstock.wire.codec.statuses import Status
+from penstock.wire.messages.frame_info import Durability, RequestInfos, pack_request_infos
+from penstock.wire.messages.kv import Set
 from tests.compat.running import Program
 from tests.node.membership.clusters import BUCKETS, VBUCKETS, open_member, run_cluster
 from tests.node.membership.failovers import wait_failed_over
 from tests.node.membership.member_process import run_members
+from tests.node.wire_client import connected
 from tests.patience import PATIENCE
 
 KEYS = [f"key{number}" for number in range(64)]
@@ -89,6 +94,19 @@ def test_replicas_are_placed_with_a_balance(run):
         assert (refused.code, "2 replicas on 2 nodes" in refused.err) == (2, True)
         assert run("failover", "--node", nodes[1].node.url("beer"), "--to", url).code == 0
         assert nodes[0].get_json(f"{BUCKETS}/beer")["basicStats"]["itemCount"] == len(KEYS)
+
+
+def test_vbucket_that_moves_to_its_replica_needs_one_copy_less(run):
+    with ExitStack() as stack:
+        nodes = stack.enter_context(run_cluster(stack, 2))
+        urls = [web.node.url("beer") for web in nodes]
+        assert run("move", "--balance", "--replicas", "1", "--until", "now", "--from", urls[0]).code == 0
+        (vbucket, *_), _ = owned(nodes[0])
+        assert run("move", "--vbucket", vbucket, "--from", urls[0], "--to", urls[1]).code == 0
+        assert nodes[0].get_json("/pools/default/b/beer")["vBucketServerMap"]["vBucketMap"][vbucket] == [1, -1]
+        framing = pack_request_infos(RequestInfos(durability=Durability(DurabilityLevel.MAJORITY, None)))
+        with connected(nodes[1].node, "beer") as client:
+            assert client.status(Set(key=b"k", value=b"v", vbucket=vbucket, framing=framing)) == Status.SUCCESS
 
 
 def test_wrong_options_of_replicas_are_explained(run):

@@ -336,7 +336,9 @@ class ServedBucket:
     def set_topology(self, topology: Topology) -> None:
         """Publish the bucket as part of these nodes from now on.
 
-        A vbucket whose nodes are others now has them as its replication chain, until a client sets a chain for it.
+        A vbucket whose nodes are others now has them as its replication chain, until a client sets a chain for it. An
+        orchestrator sets the chain just before it publishes the map. A chain with exactly the nodes of the map stays.
+        It has no places without a node, if the orchestrator has taken a replica away on purpose.
 
         Raises:
             REFUSED: TemporaryFailure or OutOfMemory; the log accepts no notes. The nodes are still those before.
@@ -344,7 +346,9 @@ class ServedBucket:
         before, vbuckets = self.topology, self.store.vbuckets
         changed = [each for each in vbuckets if before.name_chain(each.id) != topology.name_chain(each.id)]
         for vbucket in changed:
-            vbucket.history.prepares.set_chains(())
+            placed = tuple(name for name in topology.name_chain(vbucket.id) if name is not None)
+            if vbucket.history.prepares.chains != (placed,):
+                vbucket.history.prepares.set_chains(())
         self.topology = topology
         self.cluster_map.invalidate()
         for vbucket in changed:
