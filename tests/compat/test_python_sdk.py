@@ -7,6 +7,7 @@ import pytest
 from tests.compat.installed import require_package
 from tests.compat.serving import Serving
 from tests.node.wire_client import connected as memcached_client
+from tests.patience import PATIENCE
 from tests.ports import free_ports
 
 require_package("couchbase")
@@ -63,7 +64,18 @@ def another_cluster(node):
     cluster.close()
 
 
-def test_large_document_is_stored_changed_and_deleted(collection):
+@pytest.fixture
+def patient_collection(collection, node):
+    """The default collection, empty. The SDK's default of 2.5 s is short for 18 MiB on a busy machine."""
+    timeouts = ClusterTimeoutOptions(kv_timeout=timedelta(seconds=PATIENCE))
+    authenticator = PasswordAuthenticator(node.user, node.password)
+    cluster = Cluster(node.url, ClusterOptions(authenticator, timeout_options=timeouts))
+    yield cluster.bucket("default").default_collection()
+    cluster.close()
+
+
+def test_large_document_is_stored_changed_and_deleted(patient_collection):
+    collection = patient_collection
     text = "y" * (18 << 20)
     inserted = collection.insert("large", {"n": 1, "text": text})
     found = collection.get("large")
