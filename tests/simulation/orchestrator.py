@@ -103,10 +103,13 @@ class Orchestrator:
         return True
 
     def can_own(self, vbucket: int, target: int) -> bool:
-        """Return whether a node that runs has a replica of the vbucket since the last change of its place."""
+        """Return whether a node that runs has a replica of the vbucket since the last change of its place.
+
+        During a move no vbucket gets another owner: the mover would not know that map, since it publishes its own.
+        """
         place = self.map[vbucket]
         has_replica = target != place.owner and self.applied[target] >= place.revision
-        return has_replica and vbucket not in self.moving and self.cluster.nodes[target].node is not None
+        return has_replica and not self.moving and self.cluster.nodes[target].node is not None
 
     def change_owner(self, vbucket: int, target: int) -> None:
         """Publish a new map."""

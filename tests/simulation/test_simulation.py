@@ -52,6 +52,17 @@ def test_same_seed_gives_the_same_trace(seed):
     assert run_seed(seed).trace == run_seed(seed).trace
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        200105,  # A node that publishes its place learns of its removal.
+        200107,  # A late request stored the membership of a removed node again. The node then left its next cluster.
+    ],
+)
+def test_seeds_that_have_found_a_defect_hold(seed):
+    run_seed(seed)
+
+
 @pytest.mark.process
 def test_another_process_gives_the_same_trace():
     """Sets and dicts of another process have another order of hashes."""

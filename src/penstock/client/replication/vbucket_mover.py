@@ -286,6 +286,10 @@ async def release_strays(publisher: MapPublisher, node: NodeControl) -> None:
     strays = {vb for vb, state in states.items() if state is VbucketState.ACTIVE}.difference(owned)
     if strays:
         find_new_replicas(strays, states, await node.read_seqnos(), overwrite=False)
+        await node.set_states(strays, VbucketState.REPLICA)  # no client writes to them from here on
+        seqnos = await node.read_seqnos()
+        await node.set_states({vb for vb in strays if seqnos.get(vb)}, VbucketState.ACTIVE)
+        find_new_replicas(strays, states, seqnos, overwrite=False)
         await node.delete_vbuckets(strays)
 
 

@@ -187,7 +187,8 @@ class ClusterService:
         return document.make_topology(own) if bucket is None else document.make_bucket_topology(own, bucket)
 
     def _become(self, member: StoredMember) -> ClusterMember:
-        self._applier = DocumentApplier(self._node, member.node, self._leave, self._note_applied)
+        leave, note_applied = partial(self._leave, member.node), partial(self._note_applied, member.node)
+        self._applier = DocumentApplier(self._node, member.node, leave, note_applied)
         state = MemberState(member, self._file, self._applier, self._lease)
         links = MemberLinks(state, self._requests, self._lease.clock)
         buckets = self._node.buckets
@@ -196,8 +197,8 @@ class ClusterService:
         self._watch = FailoverWatch(self.member)
         return self.member
 
-    async def _note_applied(self, number: int) -> None:
-        if self.member is not None:
+    async def _note_applied(self, node: str, number: int) -> None:
+        if self.member is not None and self.member.state.node == node:
             await self.member.state.note_applied(number)
 
     # A cluster of one node
@@ -353,7 +354,8 @@ class ClusterService:
                 logger.warning("the address of this node is not known to the cluster: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
             except Error as error:
-                logger.error("the address of this node is not known to the cluster: %s", error)
+                if member.state.node in member.state.revision.members:  # else the node was removed meanwhile
+                    logger.error("the address of this node is not known to the cluster: %s", error)
                 return
 
     async def add_node(self, address: str, user: str, password: str, own_host: str) -> ClusterNode:
@@ -409,30 +411,33 @@ class ClusterService:
 
         await member.change(remove)
 
-    async def _leave(self) -> bool:
+    async def _leave(self, node: str) -> bool:
         """Forget the cluster if this node was removed. Its buckets are deleted: it owned no vbuckets.
+
+        Args:
+            node: the id of the removed member. The node may have joined again since, with another id.
 
         Returns:
             False: the node is still joining, or must wait until the others know of the removal.
         """
         member = self.member
-        if member is None or member.state.is_joining:
-            return member is None
-        if not await member.confirm_decision():
+        if member is None or member.state.node != node:
+            return True
+        if member.state.is_joining or not await member.confirm_decision():
             return False
         logger.warning("this node was removed from its cluster: it has no buckets now")
+        if self._watch is not None:
+            await self._watch.stop()
+        await member.stop()
         for name in tuple(self._node.buckets):
             await self._node.buckets.delete(name)
         if (users := self._node.users) is not None:
             await asyncio.to_thread(lambda: replace_users(users.path, *read_users(users.path)))
-        await asyncio.to_thread(self._file.remove)
+        await member.state.forget()
         self.member = None
         self._lease.end()
         place = with_fields(ClusterNode.from_place("", self._node.topology.own_place), host=ANY_HOST).place
         self._node.set_topology(Topology((place,)))
-        if self._watch is not None:
-            await self._watch.stop()
-        await member.stop()
         return True
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from penstock.errors import TemporaryFailure
 from penstock.node.agreement.acceptor_state import answer_request
 from penstock.node.agreement.agreement_messages import Ask, Known, Promise, Reply, Request, RequestPromise
 from penstock.node.agreement.revisions import Revision
@@ -61,6 +62,7 @@ class MemberState:
         lease.begin(member.node, self.document.lease_seconds, member.state.revision, has_voted=has_voted)
         self._silence = Silence(lease.clock(), member.state.revision.members)
         self._lock = asyncio.Lock()
+        self._is_forgotten = False
         self._places = {node.id: node.place for node in self.document.nodes}
 
     @property
@@ -126,7 +128,19 @@ class MemberState:
                 await self._store(replace(self._member, lost={}))
         self.lease.apply(number)
 
+    async def forget(self) -> None:
+        """Remove the stored state, for ever: a request that is under way must not store it again.
+
+        Raises:
+            TemporaryFailure: the file cannot be removed.
+        """
+        async with self._lock:
+            self._is_forgotten = True
+            await asyncio.to_thread(self._file.remove)
+
     async def _store(self, member: StoredMember) -> None:
+        if self._is_forgotten:
+            raise TemporaryFailure("this node was removed from the cluster")
         await asyncio.to_thread(self._file.write, member)
         self._member = member
 
