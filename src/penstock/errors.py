@@ -7,7 +7,7 @@ Error
     UnsupportedServer         the server lacks a dialect, failover logs, or vbuckets
     ServiceMissing            the cluster map has no data port that the client may use
     NoSuchCollection          the bucket does not have a scope or a collection that a stream selects
-    LakeRefused               the lake belongs to another query
+    LakeRefused               the lake belongs to another query, or another program changed rows of its changelog
     StoreRefused              the data directory is another bucket's, in use, too new, or not writable
     PositionsUnreadable       saved positions of an unknown version, or damaged ones
     PositionOfOtherBucket     saved positions of a bucket with another uuid, or another number of vbuckets
@@ -70,7 +70,7 @@ class NoSuchCollection(UsageError):
 
 
 class LakeRefused(UsageError):
-    """The tables of this lake were written by another query, or its checkpoint no longer exists."""
+    """Another query wrote this lake, another program changed its changelog, or its checkpoint no longer exists."""
 
 
 class StoreRefused(UsageError):

@@ -88,7 +88,7 @@ def test_idle_table_advances_its_version(lake):
         add_pending(meter, task)
         assert task.is_due(0.0) == (batch == 64)
     task.run()
-    known = read_merged_version(lake, lake.current_table.open())
+    known = read_merged_version(lake, lake.current_table, lake.current_table.open())
     assert known is not None
     assert known[1] == 64
 

@@ -14,7 +14,8 @@ from deltalake import DeltaTable
 from penstock.spark import Lake
 from penstock.spark.lake.changelog.merge_rules import merge_changes
 from penstock.spark.lake.current.current_table import merge_current
-from penstock.spark.lake.tables.delta_table import RANGE_COLUMN, LakeTable
+from penstock.spark.lake.tables.data_files import RANGE_COLUMN
+from penstock.spark.lake.tables.delta_table import LakeTable
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.spark import lakes
 from tests.spark.lakes import append, as_documents, model, rollback, row, table

@@ -28,7 +28,7 @@ from penstock.spark.lake.maintenance.lake_compaction import (
 )
 from penstock.spark.lake.maintenance.lake_vacuum import vacuum
 from penstock.spark.lake.maintenance.maintenance_report import TableReport
-from penstock.spark.lake.tables.delta_table import DataFile
+from penstock.spark.lake.tables.data_files import DataFile
 from penstock.spark.lake.tables.lake_lock import hold_lock
 from tests.examples import scaled
 from tests.patience import PATIENCE
@@ -164,7 +164,7 @@ def test_only_files_of_one_range_are_joined():
 @pytest.mark.long
 def test_compaction_adds_nothing_to_deltas(lake):
     written = filled(lake)
-    known = current.read_merged_version(lake, lake.current_table.open())
+    known = current.read_merged_version(lake, lake.current_table, lake.current_table.open())
     report = compact(lake)
     assert (report.changelog.files_before, report.changelog.files_after) == (96, 16)
     assert len(files(lake.changelog_table)) == 16

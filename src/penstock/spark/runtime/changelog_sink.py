@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from penstock.errors import UsageError
 from penstock.spark.lake.changelog import plain_changelog as plain
 from penstock.spark.lake.changelog.changelog_writer import abort_batch, commit_batch, write_files
-from penstock.spark.lake.tables.delta_table import DataFile
+from penstock.spark.lake.tables.data_files import DataFile
 from penstock.spark.lake.tables.directory import LakeDirectory, read_query_id
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 

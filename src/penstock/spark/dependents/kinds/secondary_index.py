@@ -224,7 +224,8 @@ class SecondaryIndex:
             UsageError: the lake has no changelog.
         """
         table = self._index.open()
-        known = read_merged_version(self.lake, table)  # read before the changelog: the table is never ahead of it
+        # Read before the changelog, so that the table is never ahead of it.
+        known = read_merged_version(self.lake, self._index.table, table)
         base = -1 if table is None else table.version()
         pending = PendingEntries.empty(self.kind)
         if known is not None and self._read is not None and self._read[0][:2] == (known[0], base):

@@ -30,7 +30,7 @@ from penstock.spark.dependents.position_file import PositionFile, list_position_
 from penstock.spark.dependents.registry import DependentKind, register_kind
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, RangeDelta
 from penstock.spark.lake.changelog.merge_rules import DOCUMENT_EVENTS, MARKER_EVENTS, RowMarkers, fill_collection_ids
-from penstock.spark.lake.tables.delta_table import open_dataset
+from penstock.spark.lake.tables.data_files import open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
 from penstock.spark.sink import dead_letters

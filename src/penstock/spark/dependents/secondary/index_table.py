@@ -82,7 +82,7 @@ class IndexTable:
 
     def position(self) -> tuple[str, int] | None:
         """Return id and version of the changelog that the table has applied, None if nothing was applied."""
-        return read_merged_version(self.lake, self.open())
+        return read_merged_version(self.lake, self.table, self.open())
 
     def count_rows(self) -> int:
         """Return the number of entries in the table's files."""

@@ -31,7 +31,7 @@ from penstock.spark.lake.changelog.merge_rules import (
     read_keys,
     select_newest,
 )
-from penstock.spark.lake.tables.delta_table import DataFile, open_dataset
+from penstock.spark.lake.tables.data_files import DataFile, match_types, open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
 
@@ -195,6 +195,8 @@ class ChangelogDelta:
 def find_delta(lake: LakeDirectory, applied: tuple[str, int] | None) -> ChangelogDelta | None:
     """Return the changes that the changelog has gained since a version, None if there is no changelog.
 
+    Raises LakeRefused if another program changed rows of the changelog.
+
     Args:
         lake: the lake of the changelog.
         applied: id and version of the changelog that were applied, None if nothing was applied.
@@ -205,6 +207,7 @@ def find_delta(lake: LakeDirectory, applied: tuple[str, int] | None) -> Changelo
     changelog = lake.changelog_table.open()
     if changelog is None:
         return None
+    lake.changelog_table.refuse_foreign_changes(changelog)
     changelog_id, version = str(changelog.metadata().id), changelog.version()
     files = None
     if applied is not None and applied[0] == changelog_id and applied[1] <= version:
@@ -243,7 +246,7 @@ def _read_rows(paths: list[str], which: pc.Expression | None, schema: pa.Schema 
         options: dict[str, Any] = {"batch_size": BATCH_ROWS, "batch_readahead": 2, "fragment_readahead": 1}
         batches = open_dataset(paths, schema).to_batches(filter=which, **options)
     for batch in batches:
-        yield fill_collection_ids(pa.Table.from_batches([batch]))
+        yield fill_collection_ids(match_types(pa.Table.from_batches([batch]), schema))
 
 
 def _merge_alive(rows: pa.Table) -> pa.Table:

@@ -18,7 +18,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from penstock.errors import LakeRefused
-from penstock.spark.lake.tables.delta_table import RANGE_COUNT, DataFile, RangeWriter
+from penstock.spark.lake.tables.data_files import DataFile
+from penstock.spark.lake.tables.delta_table import RANGE_COUNT, RangeWriter
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
@@ -100,7 +101,7 @@ def commit_batch(lake: LakeDirectory, query: str, batch_id: int, files: Sequence
     """Add a batch's files to the changelog.
 
     If the changelog has the batch already, the files are removed. Raises LakeRefused if another query wrote the
-    changelog, or if the bucket has another number of vbuckets.
+    changelog, if another program changed its rows, or if the bucket has another number of vbuckets.
 
     Args:
         lake: the lake of the changelog.
@@ -118,13 +119,17 @@ def commit_batch(lake: LakeDirectory, query: str, batch_id: int, files: Sequence
     table = lake.changelog_table.open()
     if table is not None:
         _check_writer(lake, table, query, vbuckets)
+        lake.changelog_table.refuse_foreign_changes(table)
     if not _has_batch(table, query, batch_id):
         try:
             lake.changelog_table.commit(table, (query, batch_id), files, metadata={VBUCKETS: str(vbuckets)})
             return True
         except DeltaError:
             # Another driver, which was believed dead, may have committed the same batch first.
-            if not _has_batch(lake.changelog_table.open(), query, batch_id):
+            newest = lake.changelog_table.open()
+            if not _has_batch(newest, query, batch_id):
+                if newest is not None:
+                    lake.changelog_table.refuse_foreign_changes(newest)
                 raise
     abort_batch(lake, files)
     return False

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import LakeRefused
-from penstock.spark.lake.tables.delta_table import DataFile, remove_files
+from penstock.spark.lake.tables.data_files import DataFile, remove_files
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.plain_manifests import (
     create_file,

@@ -22,7 +22,8 @@ from penstock.errors import Error
 from penstock.spark.lake.changelog.changelog_delta import LOOKUP_COLUMNS, ChangelogDelta, find_delta
 from penstock.spark.lake.changelog.merge_rules import to_documents
 from penstock.spark.lake.current.merge_policy import MergePolicy
-from penstock.spark.lake.tables.delta_table import DataFile, RangeWriter, remove_files
+from penstock.spark.lake.tables.data_files import DataFile, match_types, remove_files
+from penstock.spark.lake.tables.delta_table import LakeTable, RangeWriter
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 
@@ -72,6 +73,14 @@ class PreparedMerge:
         transaction = (self.changelog_id, self.progress.version)
         table.commit(self.table, transaction, self.added, self.removed)
 
+    def was_overtaken(self) -> bool:
+        """Return whether another process committed a merge since this merge began."""
+        newest = self.lake.current_table.open()
+        before, now = (
+            None if table is None else table.transaction_version(self.changelog_id) for table in (self.table, newest)
+        )
+        return before != now
+
     def vacuum(self) -> None:
         """Remove unused files at every VACUUM_EVERYth commit. The next call retries a failed removal."""
         opened = self.lake.current_table.open()
@@ -102,8 +111,8 @@ def merge_current(lake: LakeDirectory, policy: MergePolicy | None = None) -> Mer
             step.commit()
         except DeltaError:
             lake.current_table.discard_uncommitted(step.added)
-            # A compaction keeps the merged version; another merge changes it.
-            if read_merged_version(lake, lake.current_table.open()) != read_merged_version(lake, step.table):
+            # A compaction, and a commit of another program, keeps the merged version; another merge changes it.
+            if step.was_overtaken():
                 raise
             continue
         step.vacuum()
@@ -122,7 +131,7 @@ def prepare_merge(lake: LakeDirectory, policy: MergePolicy | None = None) -> Pre
         The merge to commit, or the progress of `current` if no merge is due.
     """
     table = lake.current_table.open()
-    known = read_merged_version(lake, table)
+    known = read_merged_version(lake, lake.current_table, table)
     delta = find_delta(lake, known)
     if delta is None:
         return MergeProgress(-1)
@@ -143,16 +152,25 @@ def prepare_merge(lake: LakeDirectory, policy: MergePolicy | None = None) -> Pre
     return PreparedMerge(lake, table, delta.changelog_id, added, removed, progress)
 
 
-def read_merged_version(lake: LakeDirectory, table: DeltaTable | None) -> tuple[str, int] | None:
-    """Return id and version of the changelog that `current` has merged.
+def read_merged_version(lake: LakeDirectory, table: LakeTable, opened: DeltaTable | None) -> tuple[str, int] | None:
+    """Return id and version of the changelog that `current` or an index has merged.
 
-    None if there is no current table, or if it was merged from another changelog.
+    None if the table must be computed again: there is none, it was merged from another changelog, or another program
+    changed its rows.
+
+    Args:
+        lake: the lake of the changelog.
+        table: the current table, or the table of an index.
+        opened: the version of the table, None before its first commit.
+
+    Returns:
+        The changelog's id, and its version.
     """
     changelog = lake.changelog_table.open()
-    if table is None or changelog is None:
+    if opened is None or changelog is None or not table.is_intact(opened):
         return None
     changelog_id = str(changelog.metadata().id)
-    version = table.transaction_version(changelog_id)
+    version = opened.transaction_version(changelog_id)
     return None if version is None else (changelog_id, version)
 
 
@@ -207,7 +225,8 @@ class _MergeRewrite:
                     if file.vbucket_range != vbucket_range:
                         continue
                     with pq.ParquetFile(root / file.path) as old:
-                        kept = pc.invert(delta.mark_outdated(old.read(columns=LOOKUP_COLUMNS)))
+                        documents = match_types(old.read(columns=LOOKUP_COLUMNS), CURRENT_COLUMNS)
+                        kept = pc.invert(delta.mark_outdated(documents))
                         # A small file is rewritten even without outdated documents, so that few files remain.
                         if pc.all(kept).as_py() and (file.size > SMALL_BYTES or file.rows > SMALL_ROWS):
                             continue
@@ -221,6 +240,6 @@ def _copy_rows(file: pq.ParquetFile, kept: pa.Array, writer: RangeWriter) -> Non
     """Write the rows of a file that `kept` selects, one row group at a time."""
     start = 0
     for group in range(file.num_row_groups):
-        rows = file.read_row_group(group, columns=CURRENT_COLUMNS.names)
+        rows = match_types(file.read_row_group(group, columns=CURRENT_COLUMNS.names), CURRENT_COLUMNS)
         writer.write(rows.filter(kept.slice(start, rows.num_rows)))
         start += rows.num_rows

@@ -8,13 +8,12 @@ from typing import NoReturn, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from penstock.errors import UsageError
 from penstock.spark.lake.changelog.changelog_delta import LOOKUP_COLUMNS, ChangelogDelta, RangeDelta, find_delta
 from penstock.spark.lake.changelog.merge_rules import to_documents
 from penstock.spark.lake.current.current_table import read_merged_version
-from penstock.spark.lake.tables.delta_table import DataFile
+from penstock.spark.lake.tables.data_files import DataFile, open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 
@@ -43,7 +42,7 @@ class MergedState:
         """Return the newest state. Raises UsageError if the lake has no changelog."""
         # Opened before the changelog, so that `current` is never ahead of it.
         table = lake.current_table.open()
-        delta = find_delta(lake, read_merged_version(lake, table))
+        delta = find_delta(lake, read_merged_version(lake, lake.current_table, table))
         if delta is None:
             refuse_missing_table(lake.changelog_table.path)
         files = lake.current_table.list_files(table) if table is not None and not delta.is_full else []
@@ -91,7 +90,7 @@ class MergedState:
         """Return the documents of a file that the delta does not replace."""
         wanted = [*names, *(name for name in LOOKUP_COLUMNS if name not in names)] if delta is not None else names
         path = self.lake.current_table.path / file.path
-        rows = pq.read_table(path, columns=wanted, filters=where, partitioning=None)
+        rows = open_dataset([str(path)], CURRENT_COLUMNS).to_table(columns=wanted, filter=where)
         if delta is not None:
             rows = rows.filter(pc.invert(delta.mark_outdated(rows)))
         return rows.select(names)

@@ -22,7 +22,8 @@ from penstock.errors import Error, UsageError
 from penstock.spark.lake.current.current_table import read_merged_version
 from penstock.spark.lake.maintenance.lake_vacuum import KEEP_HOURS
 from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport, TableReport
-from penstock.spark.lake.tables.delta_table import RANGE_COLUMN, DataFile, LakeTable, RangeWriter
+from penstock.spark.lake.tables.data_files import RANGE_COLUMN, DataFile, match_types
+from penstock.spark.lake.tables.delta_table import LakeTable, RangeWriter
 from penstock.spark.lake.tables.directory import LakeDirectory
 
 __all__ = ["CompactionConflict", "compact", "group_small_files", "maintain_changelog"]
@@ -56,13 +57,15 @@ def compact(lake: LakeDirectory, applied: Iterable[tuple[str, int] | None] = ())
     Raises:
         UsageError: the lake has no changelog.
     """
-    if lake.changelog_table.open() is None:
+    opened = lake.changelog_table.open()
+    if opened is None:
         raise UsageError(f"there is no table at {lake.changelog_table.path}; expected the lake of a pipeline that ran")
+    lake.changelog_table.refuse_foreign_changes(opened)
 
     def group_current_files(table: DeltaTable) -> list[list[DataFile]]:
         return (
             group_small_files(lake.current_table.list_files(table))
-            if read_merged_version(lake, table) is not None
+            if read_merged_version(lake, lake.current_table, table) is not None
             else []
         )
 
@@ -76,7 +79,7 @@ def compact(lake: LakeDirectory, applied: Iterable[tuple[str, int] | None] = ())
         _compact_table(
             lake.current_table,
             group_current_files,
-            lambda table: read_merged_version(lake, table) or _make_transaction(table),
+            lambda table: read_merged_version(lake, lake.current_table, table) or _make_transaction(table),
         ),
     )
 
@@ -152,8 +155,9 @@ def _list_applied_files(
     A dependent may have applied nothing, or a version that is too old to continue. Such a dependent reads all files, so
     it excludes none.
     """
+    lake.changelog_table.refuse_foreign_changes(table)
     changelog_id = str(table.metadata().id)
-    known = [read_merged_version(lake, lake.current_table.open()), *applied]
+    known = [read_merged_version(lake, lake.current_table, lake.current_table.open()), *applied]
     versions = sorted(one[1] for one in known if one is not None and one[0] == changelog_id)
     deltas = (lake.changelog_table.list_added_since(table, version) for version in versions)
     # The oldest version with a complete log decides: it lacks every file that a newer version lacks.
@@ -235,7 +239,7 @@ def _rewrite_files(table: LakeTable, group: Sequence[DataFile]) -> list[DataFile
         for path in table.list_paths(group):
             with pq.ParquetFile(path) as file:
                 for number in range(file.num_row_groups):
-                    writer.write(file.read_row_group(number, columns=schema.names))
+                    writer.write(match_types(file.read_row_group(number, columns=schema.names), schema))
         # The time of the rows' commit, which readers sort by and past states depend on, not the time of this copy.
         newest = max(file.modified for file in group)
         return [replace(file, modified=newest) for file in writer.close()]

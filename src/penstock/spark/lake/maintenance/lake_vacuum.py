@@ -9,7 +9,8 @@ from contextlib import nullcontext
 
 from penstock.errors import UsageError
 from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport, TableReport
-from penstock.spark.lake.tables.delta_table import RANGE_COLUMN, LakeTable
+from penstock.spark.lake.tables.data_files import RANGE_COLUMN
+from penstock.spark.lake.tables.delta_table import LakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import hold_lock
 

@@ -17,7 +17,8 @@ from penstock.spark.lake.current.merged_state import (
     refuse_missing_table,
     retry_missing_files,
 )
-from penstock.spark.lake.tables.delta_table import DataFile, LakeTable, open_dataset
+from penstock.spark.lake.tables.data_files import DataFile, open_dataset
+from penstock.spark.lake.tables.delta_table import LakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 from penstock.wire.columns.schema import CHANGE_SCHEMA

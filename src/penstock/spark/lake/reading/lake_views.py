@@ -16,7 +16,7 @@ from penstock.spark.lake.current.merged_state import refuse_missing_table, retry
 from penstock.spark.lake.reading.lake_positions import LakePosition, find_position_at, read_position
 from penstock.spark.lake.reading.lake_readers import scan_current
 from penstock.spark.lake.reading.spark_frames import make_current_frame
-from penstock.spark.lake.tables.delta_table import DataFile, open_dataset
+from penstock.spark.lake.tables.data_files import DataFile, open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, MERGE_SCHEMA
 from penstock.spark.source.offsets import Offset
@@ -91,6 +91,7 @@ def _find_range_boundaries(
     opened = lake.changelog_table.open()
     if opened is None:
         refuse_missing_table(lake.changelog_table.path)
+    lake.changelog_table.refuse_foreign_changes(opened)
     files, offset = lake.changelog_table.list_files(opened), None
     if isinstance(at, datetime):
         if at.tzinfo is None:
@@ -138,7 +139,8 @@ def _list_files_at(lake: LakeDirectory, files: Sequence[DataFile], when: datetim
     later = [file for file in files if file.modified > moment]
     for file, path in zip(later, lake.changelog_table.list_paths(later), strict=True):
         # A file is written before its rows are committed. Only a joined file is newer than the time of its rows.
-        if os.stat(path).st_mtime_ns // 1_000_000 > file.modified:
+        # Other programs that join files give them the time of this commit.
+        if file.is_foreign or os.stat(path).st_mtime_ns // 1_000_000 > file.modified:
             known = datetime.fromtimestamp(file.modified / 1000, UTC)
             raise UsageError(
                 f"the state of {lake.path} at {when.isoformat()} is unknown: its files were joined with later files;"

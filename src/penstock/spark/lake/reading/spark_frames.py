@@ -12,7 +12,8 @@ import pyarrow as pa
 from penstock.spark.lake.changelog.changelog_delta import IDENTITY_SCHEMA, RangeDelta
 from penstock.spark.lake.changelog.merge_rules import to_documents
 from penstock.spark.lake.current.merged_state import MergedState, read_newest_state, refuse_missing_table
-from penstock.spark.lake.tables.delta_table import DataFile, LakeTable
+from penstock.spark.lake.tables.data_files import DataFile
+from penstock.spark.lake.tables.delta_table import LakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 from penstock.wire.columns.schema import CHANGE_SCHEMA

@@ -14,10 +14,8 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import unquote
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,13 +24,10 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
-from penstock.errors import UsageError
+from penstock.errors import LakeRefused, UsageError
+from penstock.spark.lake.tables.data_files import RANGE_COLUMN, DataFile, remove_files
+from penstock.spark.lake.tables.delta_log import BASE_VERSION, LogCommit, list_unchecked_commits, parse_commit
 
-if TYPE_CHECKING:
-    import pyarrow.dataset as ds
-
-RANGE_COLUMN = "vbucket_range"
-"""The partition column."""
 RANGE_COUNT = 16
 """Vbucket ranges of a bucket."""
 UNPARTITIONED = "part-"
@@ -45,8 +40,10 @@ ROW_GROUP_BYTES = 16 << 20
 FILE_BYTES = 128 << 20
 """Arrow bytes after which a new file begins: a process that rewrites a file holds that much in memory."""
 
+TRIES = 20
+"""Number of times that a commit which removes files is repeated on newer versions that have these files."""
 MAX_LOGS = 4096
-"""Commits whose added files a table object remembers."""
+"""Commits that a table object remembers."""
 
 STATISTICS = ("vbucket", "seqno", "history")
 """Columns with least and greatest value in each file's log entry."""
@@ -64,29 +61,6 @@ ENCODINGS = {
     **dict.fromkeys(("key", "key_bytes", "value"), "DELTA_LENGTH_BYTE_ARRAY"),
 }
 """Rising numbers are stored as differences, bytes with separate lengths: faster to write than plain, and smaller."""
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """One Parquet file.
-
-    Attributes:
-        path: relative to the table's directory.
-        size: bytes on disk.
-        rows: number of rows.
-        vbucket_range: -1 in a table without partitions.
-        stats: Delta's statistics as JSON.
-        modified: milliseconds since the epoch at which its newest row was committed, 0 before the commit.
-        keyless_rows: rows without a key (rollbacks, flushes), -1 if unknown.
-    """
-
-    path: str
-    size: int
-    rows: int
-    vbucket_range: int
-    stats: str = ""
-    modified: int = 0
-    keyless_rows: int = -1
 
 
 class RangeWriter:
@@ -210,19 +184,6 @@ def _make_range_stats(footer: pq.FileMetaData) -> str:
     return json.dumps({"numRecords": footer.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls})
 
 
-def remove_files(root: Path, files: Iterable[DataFile]) -> None:
-    """Remove files of the table at `root` that no commit names."""
-    for file in files:
-        (root / file.path).unlink(missing_ok=True)
-
-
-def open_dataset(paths: list[str], schema: pa.Schema) -> ds.Dataset:
-    """Return the rows of Parquet files, in their order, as one dataset; an empty dataset for no files."""
-    import pyarrow.dataset as ds  # imported late: it imports pandas, which would slow down each commit's process
-
-    return ds.dataset(paths, schema=schema, format="parquet") if paths else ds.dataset(schema.empty_table())
-
-
 class LakeTable:
     """One Delta table of a lake. The directory need not exist before the first commit.
 
@@ -238,7 +199,7 @@ class LakeTable:
         self.path = path
         self.schema = schema
         self.configuration = configuration
-        self._logs: dict[int, tuple[tuple[int, int], list[DataFile] | None]] = {}
+        self._logs: dict[int, tuple[tuple[int, int], LogCommit]] = {}
         self.partition_by = [RANGE_COLUMN] if RANGE_COLUMN in schema.names else []
 
     def open(self) -> DeltaTable | None:
@@ -288,8 +249,7 @@ class LakeTable:
     ) -> None:
         """Commit added and removed files on top of a version of the table.
 
-        Raises DeltaError if another commit with the same application id came first. Delta does not prevent that two
-        commits with different ids remove the same file.
+        Raises DeltaError if another commit with the same application id came first, or removed the same files.
 
         Args:
             table: the version to commit on; None to create the table.
@@ -306,19 +266,35 @@ class LakeTable:
             )
             for file in added
         ]
-        # Without this, deltalake would retry a creation that lost a race as the table's second commit.
-        retries = 0 if table is None else None
-        mark = Transaction(*transaction, last_updated=now)
-        properties = CommitProperties(app_transactions=[mark], max_commit_retries=retries)
-        if table is None:
-            self._create_table(actions, properties, metadata)
-            return
         actions += [
             RemoveAction(file.path, rows_change, now, file.size, self._make_partition_values(file)) for file in removed
         ]
-        table.create_write_transaction(
-            actions, "append", table.schema(), self.partition_by, commit_properties=properties
+        properties = CommitProperties(
+            custom_metadata={BASE_VERSION: str(-1 if table is None else table.version())},
+            app_transactions=[Transaction(*transaction, last_updated=now)],
+            # deltalake retries a creation that lost a race as the table's second commit. It also retries a commit whose
+            # files another program has joined: rows would then be in two files.
+            max_commit_retries=0 if table is None or removed else None,
         )
+        if table is None:
+            self._create_table(actions, properties, metadata)
+            return
+        replaced = {file.path for file in removed}
+        for _ in range(TRIES if removed else 1):
+            try:
+                table.create_write_transaction(
+                    actions, "append", table.schema(), self.partition_by, commit_properties=properties
+                )
+                return
+            except DeltaError as error:
+                failure = error
+            newer = self.open()
+            if newer is None or newer.transaction_version(transaction[0]) != table.transaction_version(transaction[0]):
+                break
+            if newer.version() == table.version() or not replaced <= {file.path for file in self.list_files(newer)}:
+                break
+            table = newer
+        raise failure
 
     def _create_table(
         self, actions: list[Any], properties: CommitProperties, metadata: Mapping[str, str] | None
@@ -362,18 +338,43 @@ class LakeTable:
     def list_added_since(self, table: DeltaTable, version: int) -> list[DataFile] | None:
         """Return the files that the commits after `version` added, in the order of the commits.
 
-        None if the log of a commit was removed, or if a commit or vacuum removed rows or files since.
+        None if the log of a commit was removed, if a commit or vacuum removed rows or files since, or if another
+        program added rows.
         """
         files: list[DataFile] = []
         for number in range(version + 1, table.version() + 1):
-            added = self._list_added_by(number)
-            if added is None:
+            commit = self._read_commit(number)
+            if commit is None or commit.removes_rows or commit.is_foreign_change:
                 return None
-            files += added
+            files += commit.added
         return files if all((self.path / file.path).exists() for file in files) else None
 
-    def _list_added_by(self, version: int) -> list[DataFile] | None:
-        """Return the files that a commit added; None if its log does not exist, or if it removed rows or files.
+    def is_intact(self, table: DeltaTable) -> bool:
+        """Return whether only Penstock changed the rows of a table; False if removed logs leave that unknown."""
+        commits = list_unchecked_commits(table.version(), self._read_commit)
+        return not any(commit is None or commit.is_foreign_change for commit in commits)
+
+    def refuse_foreign_changes(self, table: DeltaTable) -> None:
+        """Check that only Penstock changed the rows of a table, as far as the log reaches.
+
+        Raises:
+            LakeRefused: another program added or removed rows.
+        """
+        commits = list_unchecked_commits(table.version(), self._read_commit)
+        foreign = [commit for commit in commits if commit is not None and commit.is_foreign_change]
+        if not foreign:
+            return
+        oldest = foreign[-1].version
+        remedy = f"remove {self.path.parent} to start again, or choose another directory"
+        if not any(commit is not None and commit.is_own and commit.version > oldest for commit in commits):
+            remedy = f"undo it with deltalake.DeltaTable({str(self.path)!r}).restore({oldest - 1}), or {remedy}"
+        raise LakeRefused(
+            f"another program changed rows of {self.path} in version {oldest} ({foreign[-1].operation}), but only"
+            f" Penstock may change them: {remedy}"
+        )
+
+    def _read_commit(self, version: int) -> LogCommit | None:
+        """Return the commit of a version, None if its log does not exist.
 
         The result is remembered, because a reader that waits for enough pending rows reads the same logs repeatedly.
         """
@@ -384,7 +385,8 @@ class LakeTable:
             if known is None or known[0] != (found.st_ino, found.st_mtime_ns):
                 if len(self._logs) >= MAX_LOGS:
                     self._logs.clear()
-                known = self._logs[version] = (found.st_ino, found.st_mtime_ns), _parse_commit(log.read_text())
+                known = (found.st_ino, found.st_mtime_ns), parse_commit(version, log.read_text())
+                self._logs[version] = known
         except FileNotFoundError:
             return None
         return known[1]
@@ -395,28 +397,3 @@ class LakeTable:
     def list_paths(self, files: Iterable[DataFile]) -> list[str]:
         """Return the files' absolute paths."""
         return [str(self.path / file.path) for file in files]
-
-
-def _parse_commit(log: str) -> list[DataFile] | None:
-    """Return the files that a commit's log adds, None if it removes rows."""
-    files: list[DataFile] = []
-    for line in log.splitlines():
-        action = json.loads(line)
-        # The removals of a compaction have dataChange false: its rows only move to other files.
-        if "remove" in action and action["remove"].get("dataChange", True):
-            return None
-        if "add" in action and action["add"]["dataChange"]:
-            files.append(_parse_add_action(action["add"]))
-    return files
-
-
-def _parse_add_action(add: dict[str, Any]) -> DataFile:
-    stats = json.loads(add["stats"])
-    return DataFile(
-        unquote(add["path"]),
-        add["size"],
-        stats["numRecords"],
-        int(add["partitionValues"][RANGE_COLUMN]),
-        modified=add["modificationTime"],
-        keyless_rows=stats["nullCount"].get("key", -1),
-    )

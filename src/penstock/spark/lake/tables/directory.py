@@ -109,6 +109,7 @@ class LakeDirectory:
         self.current_table.open()
         if changelog is None:
             return False, None
+        self.changelog_table.refuse_foreign_changes(changelog)
         return True, changelog.transaction_version(query) if query is not None else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from penstock.spark.lake.tables.delta_table import RANGE_COLUMN
+from penstock.spark.lake.tables.data_files import RANGE_COLUMN
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 CHANGELOG_SCHEMA = CHANGE_SCHEMA.append(pa.field(RANGE_COLUMN, pa.int32()))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from penstock.errors import Error
 from penstock.spark.dependents.dependent import IDLE_VERSIONS
 from penstock.spark.lake.current.merge_policy import MergePolicy
-from penstock.spark.lake.tables.delta_table import DataFile
+from penstock.spark.lake.tables.data_files import DataFile
 from penstock.spark.pipeline.state.run_progress import DependentProgress
 
 __all__ = ["DependentRunner", "DependentTask"]

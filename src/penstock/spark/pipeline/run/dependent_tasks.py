@@ -55,7 +55,8 @@ def create_current_task(lake: LakeDirectory, policy: MergePolicy) -> DependentTa
         return version
 
     task = DependentTask("current", "current", merge, policy, table_rows=table_rows, is_vital=True)
-    return initialize_task(task, lake, current_table.read_merged_version(lake, lake.current_table.open()))
+    known = current_table.read_merged_version(lake, lake.current_table, lake.current_table.open())
+    return initialize_task(task, lake, known)
 
 
 def create_dependent_task(

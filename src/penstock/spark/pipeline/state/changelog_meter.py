@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 
 from penstock.spark.lake.changelog.merge_rules import ROLLBACK_EVENTS
 from penstock.spark.lake.tables import plain_manifests
-from penstock.spark.lake.tables.delta_table import DataFile
+from penstock.spark.lake.tables.data_files import DataFile, open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.state.run_progress import RollbackEvent
+from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 __all__ = ["METERS", "ChangelogMeter", "PlainChangelogMeter", "find_last_rollback"]
 
@@ -133,7 +134,7 @@ def _read_rollbacks(lake: LakeDirectory, files: Iterable[DataFile]) -> dict[int,
     for file in files:
         path = str(lake.changelog_table.path / file.path)
         which = pc.field("event").isin(ROLLBACK_EVENTS)
-        rows = pq.read_table(path, columns=["vbucket"], filters=which, partitioning=None)
+        rows = open_dataset([path], CHANGE_SCHEMA).to_table(columns=["vbucket"], filter=which)
         if rows.num_rows:
             found.setdefault(file.modified, set()).update(rows["vbucket"].to_pylist())
     return {when: sorted(vbuckets) for when, vbuckets in found.items()}

@@ -176,7 +176,7 @@ def _is_alive(pid: int) -> bool:
 
 def _list_dependents(lake: LakeDirectory, dependents: Iterable[dict[str, Any]]) -> Iterable[DependentStatus]:
     if (size := _measure_table(lake.current_table)) is not None:
-        known = read_merged_version(lake, lake.current_table.open())
+        known = read_merged_version(lake, lake.current_table, lake.current_table.open())
         delta = find_delta(lake, known)
         yield DependentStatus("current", "current", known[1] if known else -1, delta.rows if delta else 0, size=size)
     for each in dependents:
