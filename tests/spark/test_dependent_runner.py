@@ -294,8 +294,9 @@ def test_stop_waits_until_the_end_or_the_timeout(lake):
 
 
 def test_changed_content_options_are_refused(lake):
-    control.check_content(lake, {"where": "abw > 5"})  # the changelog is still empty, so that the condition may change
-    control.check_content(lake, {"where": "abv > 5"})
+    control.store_content(lake, {"where": "abw > 5"})
+    control.check_content(lake, {"where": "abv > 5"})  # the changelog is still empty, so that the condition may change
+    control.store_content(lake, {"where": "abv > 5"})
     append(lake, 0, changes(1, 2))
     control.check_content(lake, {"where": "abv > 5"})
     with pytest.raises(LakeRefused, match="was written with where 'abv > 5', and where is unset now"):

@@ -41,6 +41,7 @@ def test_relative_path_is_resolved_at_creation(tmp_path, monkeypatch):
 
 def test_an_empty_or_missing_directory_is_a_new_lake(lake):
     lake.check_owner()
+    assert not lake.path.exists()
     lake.changelog_table.path.mkdir(parents=True)
     lake.check_owner()
     assert lake.read_query_id() is None

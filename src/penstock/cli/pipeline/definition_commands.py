@@ -11,6 +11,7 @@ from penstock.cli.base.app import AsJson, format_examples
 from penstock.cli.base.show import format_json_line
 from penstock.cli.pipeline.arguments import PipelineFile
 from penstock.cli.pipeline.group import commands
+from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.spark.pipeline.run.run_plan import PlannedSource
@@ -57,19 +58,27 @@ def validate(
 def plan(file: PipelineFile, *, as_json: AsJson = False) -> None:
     """Show the sources, filters and tables of a run without starting it.
 
-    Also shows which tables exist and how far they are behind. With --json, each
-    line is one source.
+    Also shows which tables exist, how far they are behind, and why a run would
+    be refused, for example for a changed filter. With --json, each line is one
+    source. The exit code is 2 if a run would be refused, and 1 if a file of an
+    index or a sink is damaged.
     """
     from penstock.spark.pipeline.definition.definition import read_definition
     from penstock.spark.pipeline.run.run_plan import plan_run as planned
 
-    for source in planned(read_definition(file)):
+    sources = planned(read_definition(file))
+    for source in sources:
         print(format_json_line(_make_object(source)) if as_json else _format_plan(source), flush=True)
+    refusals = [source.refusal for source in sources if source.refusal is not None]
+    if refusals:
+        # A run ends with the first of them.
+        raise typer.Exit(2 if isinstance(refusals[0], UsageError) else 1)
 
 
 def _make_object(source: PlannedSource) -> dict[str, Any]:
     shown = asdict(source)
     shown["lake"] = source.status.to_dict()
+    shown["refusal"] = None if source.refusal is None else str(source.refusal)
     del shown["status"]
     return shown
 
@@ -82,6 +91,8 @@ def _format_plan(source: PlannedSource) -> str:
     else:
         rows.append(("behind", f"{source.lag:,} seqnos"))
     rows.append(("state", _describe_state(source)))
+    if source.refusal is not None:
+        rows.append(("a run is refused", str(source.refusal)))
     lines += [f"  {name:<24} {text}" for name, text in rows]
     for part in source.parts:
         begins = "new" if part.is_new else "goes on"
@@ -92,5 +103,5 @@ def _format_plan(source: PlannedSource) -> str:
 def _describe_state(source: PlannedSource) -> str:
     status = source.status
     if status.state == "running":
-        return f"running, process {status.pid}: a run would be refused"
+        return f"running, process {status.pid}"
     return "new" if status.changelog is None else f"{status.changelog.rows or 0:,} rows in the changelog"

@@ -60,26 +60,46 @@ class LakeDirectory:
         """Return the id of the query whose checkpoint lies in the lake, None without a checkpoint."""
         return read_query_id(self.checkpoint)
 
+    def create(self) -> None:
+        """Create the directory. Raises UsageError if that is impossible."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._make_place_error(error.strerror) from error
+
+    def check_place(self) -> None:
+        """Check that the directory can be created and written, without creating it.
+
+        Raises:
+            UsageError: a file is in its place, or this user may not write there.
+        """
+        found = next(each for each in (self.path, *self.path.parents) if os.path.exists(each))
+        if not found.is_dir():
+            raise self._make_place_error("File exists" if found == self.path else "Not a directory")
+        if not os.access(found, os.W_OK | os.X_OK):
+            if found == self.path:
+                raise UsageError(f"{self.path} cannot be written; expected a directory that this user may write")
+            raise self._make_place_error("Permission denied")
+
+    def _make_place_error(self, reason: str | None) -> UsageError:
+        return UsageError(f"cannot create the lake's directory {self.path}: {reason}")
+
     def check_owner(self, table_format: str = "delta") -> None:
-        """Create the directory, and check that checkpoint and changelog belong together.
+        """Check that checkpoint and changelog belong together, without writing anything.
 
         They belong together if one query wrote both and neither is an older copy. Then the changelog has every batch
         that the checkpoint lists as ended, and the checkpoint lists every batch of the changelog as planned. Otherwise
         Spark would plan a batch again that the changelog counts as written, and its rows would be lost.
 
+        Raises UsageError for a directory that cannot be used, or if a table's place holds something else.
+
         Args:
             table_format: delta, or parquet for a changelog of plain files.
 
         Raises:
-            UsageError: the directory cannot be created or written, or a table's place holds something else.
             LakeRefused: checkpoint and changelog do not belong together.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"cannot create the lake's directory {self.path}: {error.strerror}") from error
-        if not os.access(self.path, os.W_OK | os.X_OK):
-            raise UsageError(f"{self.path} cannot be written; expected a directory that this user may write")
+        self.check_place()
         query = self.read_query_id()
         exists, written = self._find_newest_written(query, table_format)
         table, remedy = self.changelog_table.path, f"remove {self.path} to start again, or choose another directory"

@@ -65,6 +65,10 @@ def _acquire_lock(file: int, directory: Path, timeout: float) -> None:
             return
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                text = f"another run writes {directory}; stop it first, or choose another directory"
-                raise LakeRefused(text) from None
+                raise LakeRefused(describe_held_lake(directory)) from None
             time.sleep(_POLL_SECONDS)
+
+
+def describe_held_lake(directory: Path) -> str:
+    """Return the sentence about a lake whose lock another run holds."""
+    return f"another run writes {directory}; stop it first, or choose another directory"

@@ -19,12 +19,13 @@ from pyspark.sql import SparkSession
 from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
 from penstock.client.streams.dialect_check import check_dialect
-from penstock.errors import Error, UsageError
+from penstock.errors import Error
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import hold_lock
 from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
 from penstock.spark.pipeline.run.dependent_runner import DependentRunner
 from penstock.spark.pipeline.run.dependent_tasks import create_tasks
+from penstock.spark.pipeline.run.lake_checks import check_lake
 from penstock.spark.pipeline.run.source_run import SourceRun
 from penstock.spark.pipeline.run.spark_failure import translate_errors
 from penstock.spark.pipeline.run.value_fields import load_fields
@@ -74,20 +75,22 @@ def run_pipeline(
         The last progress of each source.
     """
     places = [_OpenSource(source, LakeDirectory(definition.locate_lake(source))) for source in definition.sources]
-    _check_lakes(definition, places)
+    for place in places:
+        check_lake(definition, place.source, place.lake)
     with LoopThread("penstock-pipeline") as loop, ExitStack() as stack:
         for place in places:
             stack.callback(place.close, loop)
-            place.lake.check_owner(definition.tables.changelog_format)
             source = place.source.parse_options()
             # Before Spark starts, so that an unusable bucket is reported at once.
             loop.run(check_dialect(source.address, source.dialect))
             loop.run(place.bucket.high_seqnos())
+        for place in places:
+            place.lake.create()
         locks = [stack.enter_context(hold_lock(place.lake.path, LOCK_SECONDS)) for place in places]
         for place in places:
             # Again: the run that held the lock may have written since the first check.
-            place.lake.check_owner(definition.tables.changelog_format)
-            control.check_content(place.lake, place.source.list_content_options())
+            check_lake(definition, place.source, place.lake)
+            control.store_content(place.lake, place.source.list_content_options())
         # Inside and outside of the session, because a stopped session no longer returns the causes of an error.
         with translate_errors(), _open_session(spark, master, locks) as session, translate_errors():
             sources = [_create_source_run(definition, place, loop, session) for place in places]
@@ -123,19 +126,6 @@ class _OpenSource:
     def close(self, loop: LoopThread) -> None:
         """Close the connection to the bucket."""
         loop.run(self.bucket.close())
-
-
-def _check_lakes(definition: PipelineDefinition, sources: Sequence[_OpenSource]) -> None:
-    """Check that several sources do not write into the lake of one source.
-
-    Raises:
-        UsageError: the directory has tables.
-    """
-    if len(sources) > 1 and LakeDirectory(definition.lake).changelog_table.path.exists():
-        raise UsageError(
-            f"the lake {definition.lake} holds the tables of one source;"
-            f" expected a directory without tables for {len(sources)} sources"
-        )
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from penstock.errors import Error, UsageError
 from penstock.spark.lake.reading.lake_positions import read_position
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
+from penstock.spark.pipeline.run.lake_checks import find_refusal
 from penstock.spark.pipeline.state.lag import compute_lag
 from penstock.spark.pipeline.state.lake_status import LakeStatus, read_status
 
@@ -60,6 +61,7 @@ class PlannedSource:
         status: the status of the lake.
         lag: seqnos of the bucket that the tables lack, None if the bucket does not answer.
         unreachable: the reason why the bucket does not answer, otherwise None.
+        refusal: the error with which a run would end before it reads the bucket, otherwise None.
     """
 
     name: str | None
@@ -70,6 +72,7 @@ class PlannedSource:
     status: LakeStatus
     lag: int | None = None
     unreachable: str | None = None
+    refusal: Error | None = None
 
 
 def plan_run(definition: PipelineDefinition) -> list[PlannedSource]:
@@ -96,6 +99,7 @@ def _plan_source(
         status,
         _compute_lag(source, lake, answer) if isinstance(answer, dict) else None,
         answer if isinstance(answer, str) else None,
+        find_refusal(definition, source, lake, is_running=status.state == "running"),
     )
 
 

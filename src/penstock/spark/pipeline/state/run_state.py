@@ -34,6 +34,7 @@ __all__ = [
     "is_stop_requested",
     "read_run_state",
     "request_stop",
+    "store_content",
 ]
 
 RUN_STATE, STOP, CONTENT = "_run.json", "_stop", "_content.json"
@@ -136,7 +137,7 @@ def forget_dependents(lake: LakeDirectory, names: Collection[str]) -> None:
 
 
 def check_content(lake: LakeDirectory, content: dict[str, str]) -> None:
-    """Store the options that decide about the rows of a new lake, or compare them with those of an old lake.
+    """Compare the options that decide about the rows of a lake with those of its tables, without writing anything.
 
     Args:
         lake: the lake.
@@ -154,7 +155,7 @@ def check_content(lake: LakeDirectory, content: dict[str, str]) -> None:
     except ValueError:
         raise UsageError(f"{path} is damaged; expected the options of the tables as JSON") from None
     if not (root / "_delta_log").is_dir() and plain_manifests.find_newest_batch(root) is None:
-        before = content  # the earlier run wrote no batch, for example because Spark refused its filter
+        return  # the earlier run wrote no batch, for example because Spark refused its filter
     for name in sorted(before.keys() | content.keys()):
         if before.get(name) != content.get(name):
             was, now = (repr(each[name]) if name in each else "unset" for each in (before, content))
@@ -162,6 +163,11 @@ def check_content(lake: LakeDirectory, content: dict[str, str]) -> None:
                 f"{lake.path} was written with {name} {was}, and {name} is {now} now, which selects other rows:"
                 " choose another directory, or start again with penstock pipeline reset"
             )
+
+
+def store_content(lake: LakeDirectory, content: dict[str, str]) -> None:
+    """Store the options that decide about the rows of a lake."""
+    path = lake.path / CONTENT
     draft = lake.path / f"{CONTENT}.{os.getpid()}"
     draft.write_text(json.dumps(content))
     draft.replace(path)
