@@ -9,7 +9,9 @@ from penstock.spark import Lake
 from penstock.spark.dependents.dependent import catch_up
 from penstock.spark.pipeline.definition.definition import read_definition
 from penstock.spark.pipeline.run.pipeline_run import run_pipeline
+from penstock.spark.pipeline.run.sql_checks import find_sql_errors
 from penstock.spark.pipeline.state.run_state import store_content
+from penstock.spark.runtime.sql_analyzer import open_analyzer
 from penstock.spark.source.offsets import make_first_offset
 from tests.spark.lakes import append, checkpoint, row
 
@@ -79,3 +81,58 @@ def test_plan_and_run_refuse_a_changed_declaration_with_one_sentence(run, file, 
     with pytest.raises(UsageError) as raised:
         run_pipeline(read_definition(str(file)))
     assert str(raised.value) == refusal
+
+
+@pytest.mark.process
+@pytest.mark.long
+def test_sql_that_spark_cannot_run_is_found_without_a_session(run, tmp_path):
+    def errors(where: str, sql: str) -> list[str]:
+        text = f'lake = "lake"\n[source.s]\nurl = "couchbase://h/b"\nwhere = "{where}"\nvalue_schema = "{SCHEMA}"\n'
+        sink = f'[[sink]]\nkind = "bucket"\nname = "copy"\nurl = "couchbase://h/c"\nsql = "{sql}"\n'
+        path.write_text(text + sink)
+        return list(find_sql_errors(read_definition(str(path)), analyzer))
+
+    path = tmp_path / "pipeline.toml"
+    with open_analyzer() as analyzer:
+        for where, sql in VALID_SQL:
+            assert errors(where, sql) == []
+        for where, sentence in INVALID_CONDITIONS:
+            (found,) = errors(where, "SELECT * FROM changes")
+            assert found.startswith(f"[source.s] where is {where!r}, expected a condition on {SCHEMA}: {sentence}"), (
+                found
+            )
+        for sql, sentence in INVALID_QUERIES:
+            (found,) = errors("abv > 5", sql)
+            assert found.startswith(f"[[sink]] copy sql is {sql!r}, expected a query on the view changes: {sentence}")
+    path.write_text('lake = "lake"\n[source.s]\nurl = "couchbase://h/b"\nwhere = "abv >"\n')
+    code, _, err = run("pipeline", "validate", path)
+    assert (code, err) == (
+        2,
+        f"penstock: {path}: [source.s] where is 'abv >', expected a condition in SQL:"
+        " [PARSE_SYNTAX_ERROR] Syntax error at or near end of input\n",
+    )
+
+
+SCHEMA = "abv DOUBLE, address STRUCT<city: STRING>, tags ARRAY<STRING>"
+VALID_SQL = [
+    ("abv > 5 and _change.key <> 'a' -- and so on", "SELECT * FROM changes -- all"),
+    (
+        "address.city = 'x' or exists(tags, tag -> tag = upper('a'))",
+        "WITH x AS (SELECT * FROM changes) SELECT * EXCEPT (value), upper(decode(value, 'utf-8')) AS value FROM x",
+    ),
+    ("abv is null", "SELECT changes.* FROM changes JOIN parquet.`/known/later` AS known ON true"),
+]
+INVALID_CONDITIONS = [
+    ("abv >", "[PARSE_SYNTAX_ERROR] "),
+    ("abv > 5) or (abv < 3", "[PARSE_SYNTAX_ERROR] "),
+    ("strength > 5", "[UNRESOLVED_COLUMN.WITH_SUGGESTION] "),
+    ("address.town = 'x'", "[FIELD_NOT_FOUND] "),
+    ("_change.age > 5", "[FIELD_NOT_FOUND] "),
+    ("abv", "[DATATYPE_MISMATCH.DATA_DIFF_TYPES] "),
+    ("strong(abv)", "it calls a function that Spark does not have"),
+]
+INVALID_QUERIES = [
+    ("SELEC * FROM changes", "[PARSE_SYNTAX_ERROR] "),
+    ("SELECT * FROM change", "[TABLE_OR_VIEW_NOT_FOUND] "),
+    ("SELECT abv FROM changes", "[UNRESOLVED_COLUMN.WITH_SUGGESTION] "),
+]

@@ -30,14 +30,17 @@ def validate(
 ) -> None:
     """Check a pipeline's file: its tables and keys, and the files to which it refers.
 
-    SQL is checked only when a run starts. Nothing is written, and Spark is not
-    needed. The exit code is 2 for an error in the file or a missing collection, and
+    SQL is checked by Spark's own analyzer, which takes some seconds. Fields are
+    checked if the file has a value_schema. Nothing is written, and no Spark session
+    starts. The exit code is 2 for an error in the file or a missing collection, and
     1 if a bucket cannot be reached.
     """
     from penstock.spark.pipeline.definition.definition import read_definition
     from penstock.spark.pipeline.run.run_plan import check_buckets
+    from penstock.spark.pipeline.run.sql_checks import check_sql
 
     definition = read_definition(file)
+    check_sql(definition, file)
     lines = check_buckets(definition) if connect else []
     if as_json:
         names = [source.name for source in definition.sources]

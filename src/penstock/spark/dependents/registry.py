@@ -133,6 +133,11 @@ class DependentKind(ABC):
         """Return the policy by which pending changes are applied, given the policy of the current table."""
         return AT_ONCE
 
+    @property
+    def sql_query(self) -> str | None:
+        """The query over the view `changes` in Spark's SQL that the dependent runs, None without one."""
+        return None
+
     def find_bucket_address(self) -> Address | None:
         """Return the bucket that the dependent writes to, None if it writes to no bucket."""
         return None

@@ -428,6 +428,11 @@ class XdcrTargetKind(DependentKind):
         """Return the query, for plans."""
         return self.sql or "all documents"
 
+    @property
+    def sql_query(self) -> str | None:
+        """The query that changes pass through."""
+        return self.sql
+
     def find_bucket_address(self) -> Address:
         """Return the bucket that changes are written to. Raises UsageError for invalid options."""
         return SinkOptions.parse(self.format_options()).address

@@ -15,7 +15,7 @@ from penstock.errors import UsageError
 from penstock.spark.pipeline.definition.definition import SourceDefinition
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 
-__all__ = ["CHANGE", "prepare_rows"]
+__all__ = ["CHANGE", "describe_filter_error", "prepare_rows"]
 
 CHANGE = "_change"
 """The struct in which a filter finds the change's own columns: `_change.key`."""
@@ -45,7 +45,19 @@ def prepare_rows(frame: DataFrame, source: SourceDefinition, value_schema: str |
         return _apply_filter(frame, source.where, value_schema)
     except (AnalysisException, ParseException) as error:
         text = str(error).strip().partition("\n")[0].rstrip(";")
-        raise UsageError(f"where is {source.where!r}, expected a condition on {value_schema}: {text}") from None
+        raise UsageError(describe_filter_error(source.where, value_schema, text)) from None
+
+
+def describe_filter_error(where: str, value_schema: str | None, reason: str) -> str:
+    """Return the sentence about a filter that Spark cannot evaluate.
+
+    Args:
+        where: the filter.
+        value_schema: the fields of values as DDL; None if they are not known yet.
+        reason: Spark's error.
+    """
+    expected = "a condition in SQL" if value_schema is None else f"a condition on {value_schema}"
+    return f"where is {where!r}, expected {expected}: {reason}"
 
 
 def _apply_filter(frame: DataFrame, where: str, value_schema: str) -> DataFrame:
