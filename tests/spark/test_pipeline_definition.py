@@ -84,6 +84,7 @@ lost = "keep"
 port = 9100
 """
 
+BACK = '\n[[sink]]\nkind = "bucket"\nname = "s"\nurl = "couchbase://127.0.0.1:11210/beer"\n'
 SMALL = 'lake = "lake"\n[source.beer]\nurl = "couchbase://127.0.0.1/beer"\n'
 
 
@@ -199,6 +200,18 @@ def test_only_source_uses_the_lake_directory(parse, tmp_path):
         (SMALL + '[[sink]]\nname = "s"', "[[sink]] 1 has no kind, expected 'invalidate' or 'bucket'"),
         (SMALL + '[[sink]]\nkind = "mail"', "[[sink]] 1 kind is 'mail', expected 'invalidate' or 'bucket'"),
         (SMALL + '[[sink]]\nkind = "invalidate"\nname = "s"\nurl = "ftp://x"', "ftp://x"),
+        (
+            SMALL.replace('"lake"', '"s3://bucket/lake"'),
+            "lake is 's3://bucket/lake', but object stores are not supported",
+        ),
+        (
+            SMALL + BACK,
+            "[[sink]] 1 url is couchbase://127.0.0.1:11210/beer, the bucket of its source; expected another",
+        ),
+        (
+            SMALL + 'collections = ["ales"]' + BACK + 'collection = "ales"',
+            "[[sink]] 1 url is couchbase://127.0.0.1:11210/beer, the bucket of its source; expected another bucket",
+        ),
         (SMALL + "[metrics]\nport = 70000", "[metrics] port is 70000, expected 0 to 65535"),
     ],
 )
@@ -207,6 +220,12 @@ def test_errors_name_their_place(parse, tmp_path, text, sentence):
         parse(text)
     assert str(raised.value).startswith(f"{tmp_path / 'pipeline.toml'}: ")
     assert sentence in str(raised.value)
+
+
+def test_a_sink_may_write_a_collection_that_its_source_does_not_read(parse):
+    assert parse(SMALL + 'collections = ["ales"]' + BACK + 'collection = "stouts"').dependents
+    assert parse(SMALL + 'scope = "a"' + BACK + 'scope = "b"').dependents
+    assert parse(SMALL + BACK.replace("/beer", "/copy")).dependents
 
 
 @pytest.mark.parametrize("line", ['password = "hunter2"', 'pasword = "hunter2"', 'my_password = "hunter2"'])

@@ -142,6 +142,10 @@ class DependentKind(ABC):
         """Return the bucket that the dependent writes to, None if it writes to no bucket."""
         return None
 
+    def check_source(self, source: Address) -> None:
+        """Raise UsageError if the dependent cannot follow the changes of this bucket."""
+        return
+
     @classmethod
     def list_files(cls, lake: LakeDirectory, name: str) -> list[Path]:
         """Return the existing files and directories of the dependent of this kind with this name."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.client.connect.address import Address
+from penstock.client.connect.address import Address, ConnectionOptions
 from penstock.client.documents.meta_requests import REPLACED_CAS
 from penstock.client.documents.window_writer import RefusedRows, WriteCounts, divide_into_windows
 from penstock.errors import Error, UsageError
@@ -437,6 +437,21 @@ class XdcrTargetKind(DependentKind):
         """Return the bucket that changes are written to. Raises UsageError for invalid options."""
         return SinkOptions.parse(self.format_options()).address
 
+    def check_source(self, source: Address) -> None:
+        """Check that the source does not read the documents that the target writes.
+
+        Raises:
+            UsageError: the source reads them.
+        """
+        options = SinkOptions.parse(self.format_options())
+        target = options.address
+        is_same_bucket = target.bucket == source.bucket and not set(target.hosts).isdisjoint(source.hosts)
+        if is_same_bucket and _reads_collection(source.options, options.scope, options.collection):
+            raise UsageError(
+                f"url is {target}, the bucket of its source; expected another bucket,"
+                " or a collection that the source does not read"
+            )
+
     def locate(self, lake: LakeDirectory) -> str:
         """Return the bucket's address."""
         return str(self.find_bucket_address())
@@ -445,3 +460,11 @@ class XdcrTargetKind(DependentKind):
     def list_files(cls, lake: LakeDirectory, name: str) -> list[Path]:
         """Return the position file, if it exists."""
         return list_position_files(lake.path / cls.directory, name)
+
+
+def _reads_collection(source: ConnectionOptions, scope: str | None, collection: str | None) -> bool:
+    """Return whether a source may read a collection; None stands for the name that the source reads."""
+    if scope is not None and source.scope and scope != source.scope:
+        return False
+    names = {name.rpartition(".")[2] for name in source.collections}
+    return collection is None or not names or collection in names

@@ -47,7 +47,7 @@ class LakeDirectory:
 
     def __init__(self, path: str | Path) -> None:
         text = str(path)
-        if not text or re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text):
+        if not text or is_remote_path(text):
             raise UsageError(f"the lake is {text!r}; expected a directory on this machine, such as ./lake")
         self.path = Path(text).expanduser().absolute()
         if re.search(r"\\|%[0-9A-Fa-f]{2}", str(self.path)):
@@ -131,6 +131,11 @@ class LakeDirectory:
             return False, None
         self.changelog_table.refuse_foreign_changes(changelog)
         return True, changelog.transaction_version(query) if query is not None else None
+
+
+def is_remote_path(text: str) -> bool:
+    """Return whether a path is a URI, as those of object stores are."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text) is not None
 
 
 def read_query_id(checkpoint: Path) -> str | None:

@@ -31,6 +31,7 @@ from penstock.options import (
 from penstock.spark.dependents.checks import check_declared_name
 from penstock.spark.dependents.registry import DependentKind, list_kinds, list_titles
 from penstock.spark.lake.current.merge_policy import MergePolicy
+from penstock.spark.lake.tables.directory import is_remote_path
 from penstock.spark.pipeline.definition.run_options import Metrics, Trigger
 from penstock.spark.pipeline.definition.toml_tables import (
     TomlPlace,
@@ -230,6 +231,8 @@ def parse_definition(given: Mapping[str, Any], path: str) -> PipelineDefinition:
     lake = given.get("lake")
     if not isinstance(lake, str) or not lake:
         raise place.make_error(f"lake is {lake!r}, expected a directory such as ./lake" if lake else "has no lake")
+    if is_remote_path(lake):
+        raise place.make_error(f"lake is {lake!r}, but object stores are not supported; expected a directory: ./lake")
     declared = list(_parse_dependents(path, given))
     found = PipelineDefinition(
         lake=place.resolve_path(lake),
@@ -294,6 +297,11 @@ def _check_dependents(found: PipelineDefinition, declared: Iterable[tuple[TomlPl
             raise place.make_error(f"has no source, expected one of {', '.join(map(str, names))}")
         if each.source is not None and each.source not in names:
             raise place.make_error(f"source is {each.source!r}, expected one of {', '.join(map(str, names))}")
+        followed = next(source for source in found.sources if each.source in (None, source.name))
+        try:
+            each.check_source(followed.parse_options().address)
+        except UsageError as error:
+            raise place.make_error(str(error)) from None
         if found.tables.changelog_format == "parquet":
             raise place.make_error("depends on a changelog of plain parquet, which has no versions; expected 'delta'")
         if each.name in _TABLES:
