@@ -294,7 +294,11 @@ def test_missing_index_is_wrong_usage(run, lake, file):
     assert "there is no index 'i' in" in (err := run("pipeline", "find", lake.path, "i", "1").err)
     assert "expected an index that a pipeline has written" in err
     (file.parent / "two" / "a").mkdir(parents=True)
-    assert "--source is not given, expected a, b" in run("pipeline", "search", file, "t", "x").err
+    assert "--source is not given, expected a, b" in run("pipeline", "search", file, "other", "x").err
+    assert (
+        f"there is no full-text index 't' in {file.parent / 'two' / 'a'}"
+        in run("pipeline", "search", file, "t", "x").err
+    )
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,29 @@ def test_plan_and_run_refuse_a_changed_declaration_with_one_sentence(run, file, 
     assert str(raised.value) == refusal
 
 
+def test_an_index_of_one_source_is_found_without_the_source(run, tmp_path):
+    path = tmp_path / "pipeline.toml"
+    path.write_text(
+        'lake = "two"\n[source.a]\nurl = "couchbase://h/a"\n[source.b]\nurl = "couchbase://h/b"\n'
+        '[[index]]\nname = "by_abv"\nsource = "b"\npath = "abv"\ntype = "double"\n'
+    )
+    definition = read_definition(str(path))
+    for source in definition.sources:
+        lake = Lake(definition.locate_lake(source))
+        checkpoint(lake.checkpoint, batches=1)
+        append(lake, 0, [row(1, 1, b"pale", b'{"abv": 5.1}')])
+        for each in definition.list_dependents(source):
+            catch_up(each.open(lake), lake)
+    for where in (path, tmp_path / "two"):
+        assert run("pipeline", "find", where, "by_abv", 5.1, "--json").json["key"] == "pale"
+        assert "there is no index 'by_abv'" in run("pipeline", "find", where, "by_abv", 5.1, "--source", "a").err
+    path.write_text(path.read_text().replace('"abv"', '"ibu"'))
+    code, _, err = run("pipeline", "find", path, "by_abv", 5.1)
+    assert (code, 'is an index of {"path": "abv", "type": "double"}, expected {"path": "ibu"' in err) == (2, True)
+    path.write_text(path.read_text() + '[[index]]\nname = "by_abv"\nsource = "a"\npath = "abv"\n')
+    assert "--source is not given, expected a, b" in run("pipeline", "find", path, "by_abv", 5.1).err
+
+
 @pytest.mark.process
 @pytest.mark.long
 def test_sql_that_spark_cannot_run_is_found_without_a_session(run, tmp_path):

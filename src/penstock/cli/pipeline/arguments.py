@@ -9,9 +9,19 @@ import typer
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
+    from penstock.spark.dependents.registry import DependentKind
     from penstock.spark.lake.tables.directory import LakeDirectory
 
-__all__ = ["FileOrLake", "OneSource", "PipelineFile", "find_pipeline_lakes", "find_written_lakes", "select_lake"]
+__all__ = [
+    "FileOrLake",
+    "IndexSource",
+    "OneSource",
+    "PipelineFile",
+    "find_pipeline_lakes",
+    "find_written_lakes",
+    "select_index_lake",
+    "select_lake",
+]
 
 PipelineFile = Annotated[str, typer.Argument(metavar="FILE", help="The pipeline's TOML file.")]
 FileOrLake = Annotated[
@@ -21,6 +31,13 @@ OneSource = Annotated[
     str | None,
     typer.Option(
         "--source", metavar="NAME", help="Source of the tables; required if the pipeline has several sources."
+    ),
+]
+
+IndexSource = Annotated[
+    str | None,
+    typer.Option(
+        "--source", metavar="NAME", help="Source of the index; required if several sources have one of this name."
     ),
 ]
 
@@ -54,10 +71,52 @@ def select_lake(where: str, source: str | None) -> LakeDirectory:
         UsageError: there are several sources and `source` is None, or no source has that name.
     """
     lakes = find_pipeline_lakes(where)
+    return lakes[_choose_source(lakes, source)]
+
+
+def _choose_source(lakes: dict[str | None, LakeDirectory], source: str | None) -> str | None:
+    """Return the given source, or the only one.
+
+    Raises:
+        UsageError: there are several sources and `source` is None, or no source has that name.
+    """
     chosen = next(iter(lakes)) if source is None and len(lakes) == 1 else source
     if chosen not in lakes:
         names = ", ".join(str(name) for name in lakes if name is not None) or "no name, there is one source"
         raise UsageError(f"--source is {'not given' if source is None else repr(source)}, expected {names}")
+    return chosen
+
+
+def select_index_lake(where: str, source: str | None, kind: type[DependentKind], name: str) -> LakeDirectory:
+    """Return the lake of an index. The source need not be given if only one source has an index of that name.
+
+    Raises UsageError as `select_lake`, and if the index on disk is not the index that the file declares.
+
+    Args:
+        where: a pipeline's TOML file, which declares the index, or the directory of its tables.
+        source: the name of the source, None if it is not given.
+        kind: the kind of the index.
+        name: the name of the index.
+
+    Returns:
+        The lake.
+    """
+    from penstock.spark.pipeline.definition.definition import is_definition, read_definition
+
+    lakes = find_pipeline_lakes(where)
+    declared: dict[str | None, DependentKind] = {}
+    if is_definition(where):
+        definition = read_definition(where)
+        for each in definition.sources:
+            for dependent in definition.list_dependents(each):
+                if isinstance(dependent, kind) and dependent.name == name:
+                    declared[each.name] = dependent
+        having = [*declared]
+    else:
+        having = [each for each, lake in lakes.items() if kind.list_files(lake, name)]
+    chosen = _choose_source(lakes, having[0] if source is None and len(having) == 1 else source)
+    if chosen in declared:
+        declared[chosen].open(lakes[chosen]).position()  # raises the error of an index with another declaration
     return lakes[chosen]
 
 

@@ -18,13 +18,13 @@ from penstock.cli.base.app import AsJson, format_examples
 from penstock.cli.base.option_parameters import set_parameters
 from penstock.cli.base.show import format_json_line
 from penstock.cli.base.text_tables import make_table, print_table
-from penstock.cli.pipeline.arguments import FileOrLake, OneSource, select_lake
+from penstock.cli.pipeline.arguments import FileOrLake, IndexSource, select_index_lake
 from penstock.client.dumps.json_objects import make_json_object
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.spark.dependents.registry import Operand, Question
+    from penstock.spark.dependents.registry import DependentKind, Operand, Question
 
 __all__ = ["QuestionGroup"]
 
@@ -39,7 +39,7 @@ class QuestionGroup(TyperGroup):
         """Return the names of all commands, those of queries last."""
         own = super().list_commands(ctx)
         try:
-            return [*own, *(question.command for question in _list_questions())]
+            return [*own, *(question.command for _, question in _list_questions())]
         except ModuleNotFoundError:  # without the extra "spark" no kind can be loaded: help lists the other commands
             return own
 
@@ -48,20 +48,20 @@ class QuestionGroup(TyperGroup):
         found = super().get_command(ctx, cmd_name)
         if found is not None:
             return found
-        return next((_make_command(each) for each in _list_questions() if each.command == cmd_name), None)
+        return next((_make_command(*each) for each in _list_questions() if each[1].command == cmd_name), None)
 
 
-def _list_questions() -> list[Question]:
+def _list_questions() -> list[tuple[type[DependentKind], Question]]:
     from penstock.spark.dependents.registry import list_kinds
 
-    return [kind.question for kind in list_kinds() if kind.question is not None]
+    return [(kind, kind.question) for kind in list_kinds() if kind.question is not None]
 
 
-def _make_command(question: Question) -> Any:
+def _make_command(kind: type[DependentKind], question: Question) -> Any:
     """Return the command that runs a query."""
 
     def ask(*, where: str, index: str, limit: int, source: str | None, as_json: bool, **operands: str | None) -> None:
-        found = question.answer(select_lake(where, source), index, operands, limit)
+        found = question.answer(select_index_lake(where, source, kind, index), index, operands, limit)
         _print_rows(index, question.columns, found, limit, as_json=as_json)
 
     parameters = [
@@ -69,7 +69,7 @@ def _make_command(question: Question) -> Any:
         Parameter("index", Parameter.KEYWORD_ONLY, annotation=IndexName),
         *map(_make_parameter, question.operands),
         Parameter("limit", Parameter.KEYWORD_ONLY, annotation=Limit, default=10),
-        Parameter("source", Parameter.KEYWORD_ONLY, annotation=OneSource, default=None),
+        Parameter("source", Parameter.KEYWORD_ONLY, annotation=IndexSource, default=None),
         Parameter("as_json", Parameter.KEYWORD_ONLY, annotation=AsJson, default=False),
     ]
     set_parameters(ask, parameters)
