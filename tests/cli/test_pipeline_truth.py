@@ -106,6 +106,21 @@ def test_an_index_of_one_source_is_found_without_the_source(run, tmp_path):
     assert "--source is not given, expected a, b" in run("pipeline", "find", path, "by_abv", 5.1).err
 
 
+def test_removed_indexes_are_named_by_plan_and_status(run, file):
+    text = file.read_text()
+    assert run("pipeline", "status", file, "--json").json["removed"] == []
+    assert run("pipeline", "status", file.parent / "lake", "--json").json["removed"] == []
+    file.write_text(text[: text.index("[[index]]")])
+    expected = [{"name": "by_abv", "kind": "index"}, {"name": "words", "kind": "fulltext"}]
+    assert run("pipeline", "status", file, "--json").json["removed"] == expected
+    planned = run("pipeline", "plan", file, "--json")
+    assert (planned.code, planned.json["lake"]["removed"]) == (0, expected)
+    assert "  by_abv         index   no longer declared\n" in run("pipeline", "status", file).out
+    assert " removed  no longer declared; its files stay" in run("pipeline", "plan", file).out
+    assert run("pipeline", "reset", file, "--table", "by_abv", "--table", "words", "--yes").code == 0
+    assert run("pipeline", "status", file, "--json").json["removed"] == []
+
+
 @pytest.mark.process
 @pytest.mark.long
 def test_sql_that_spark_cannot_run_is_found_without_a_session(run, tmp_path):

@@ -17,6 +17,7 @@ __all__ = [
     "IndexSource",
     "OneSource",
     "PipelineFile",
+    "find_declared_names",
     "find_pipeline_lakes",
     "find_written_lakes",
     "select_index_lake",
@@ -64,6 +65,16 @@ def find_pipeline_lakes(where: str) -> dict[str | None, LakeDirectory]:
     return found
 
 
+def find_declared_names(where: str) -> dict[str | None, list[str]]:
+    """Return the names of the dependents that a file declares, by source name; empty for a directory of tables."""
+    from penstock.spark.pipeline.definition.definition import is_definition, read_definition
+
+    if not is_definition(where):
+        return {}
+    definition = read_definition(where)
+    return {each.name: [found.name for found in definition.list_dependents(each)] for each in definition.sources}
+
+
 def select_lake(where: str, source: str | None) -> LakeDirectory:
     """Return the lake of one source.
 
@@ -101,6 +112,7 @@ def select_index_lake(where: str, source: str | None, kind: type[DependentKind],
     Returns:
         The lake.
     """
+    from penstock.spark.dependents.registry import list_stored_dependents
     from penstock.spark.pipeline.definition.definition import is_definition, read_definition
 
     lakes = find_pipeline_lakes(where)
@@ -113,7 +125,7 @@ def select_index_lake(where: str, source: str | None, kind: type[DependentKind],
                     declared[each.name] = dependent
         having = [*declared]
     else:
-        having = [each for each, lake in lakes.items() if kind.list_files(lake, name)]
+        having = [each for each, lake in lakes.items() if (kind, name) in list_stored_dependents(lake)]
     chosen = _choose_source(lakes, having[0] if source is None and len(having) == 1 else source)
     if chosen in declared:
         declared[chosen].open(lakes[chosen]).position()  # raises the error of an index with another declaration

@@ -61,10 +61,10 @@ def validate(
 def plan(file: PipelineFile, *, as_json: AsJson = False) -> None:
     """Show the sources, filters and tables of a run without starting it.
 
-    Also shows which tables exist, how far they are behind, and why a run would
-    be refused, for example for a changed filter. With --json, each line is one
-    source. The exit code is 2 if a run would be refused, and 1 if a file of an
-    index or a sink is damaged.
+    Also shows which tables exist, how far they are behind, and which are no longer
+    declared. If a run would be refused, for example for a changed filter, the
+    reason is shown. With --json, each line is one source. The exit code is 2 if a
+    run would be refused, and 1 if a file of an index or a sink is damaged.
     """
     from penstock.spark.pipeline.definition.definition import read_definition
     from penstock.spark.pipeline.run.run_plan import plan_run as planned
@@ -100,6 +100,8 @@ def _format_plan(source: PlannedSource) -> str:
     for part in source.parts:
         begins = "new" if part.is_new else "goes on"
         lines.append(f"  {part.name:<24} {part.kind:<10} {begins:<8} {part.place}   {part.description}".rstrip())
+    for gone in source.status.removed:
+        lines.append(f"  {gone.name:<24} {gone.kind:<10} removed  no longer declared; its files stay until a reset")
     return "\n".join(lines)
 
 

@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli.base.app import AsJson, format_examples
 from penstock.cli.base.show import format_json_line
-from penstock.cli.pipeline.arguments import FileOrLake, find_pipeline_lakes
+from penstock.cli.pipeline.arguments import FileOrLake, find_declared_names, find_pipeline_lakes
 from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress_display import format_size
 from penstock.client.topology.missing_vbuckets import format_ranges
@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 def status(where: FileOrLake, *, as_json: AsJson = False) -> None:
     """Show the process that writes the tables, their lag and their size.
 
+    Also names indexes and sinks that have files and are no longer declared.
+
     Lag and rates of a run are at most some seconds old; after a run they are its
     last values. With --json, each line is one source.
     """
     from penstock.spark.pipeline.state.lake_status import read_status
 
+    declared = find_declared_names(where)
     for source, lake in find_pipeline_lakes(where).items():
-        found = read_status(lake, source)
+        found = read_status(lake, source, declared.get(source))
         print(format_json_line(found.to_dict()) if as_json else _format_status(found), flush=True)
 
 
@@ -49,7 +52,8 @@ def _format_status(found: LakeStatus) -> str:
         lines.append(f"  {'error':<14} {found.error}")
     lines += [f"  {'values have':<14} {change}" for change in found.schema_changes]
     lines.append(f"  {'changelog':<14} {_format_table_size(found.changelog)}   version {found.version}")
-    for each in found.dependents:
+    removed = {each.name for each in found.removed}
+    for each in (each for each in found.dependents if each.name not in removed):
         is_there = each.version >= 0
         behind = f"{each.pending:,} rows pending" if each.pending else "up to date" if is_there else "not there yet"
         reached = f"{behind}, version {each.version}" if is_there else behind
@@ -57,6 +61,7 @@ def _format_status(found: LakeStatus) -> str:
         error = f"   {each.error}" if each.error is not None else ""
         kind = "" if each.kind == each.name else f"{each.kind}   "
         lines.append(f"  {each.name:<14} {kind}{place}{reached}{error}")
+    lines += [f"  {each.name:<14} {each.kind}   no longer declared" for each in found.removed]
     return "\n".join(lines)
 
 

@@ -34,7 +34,17 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["AT_ONCE", "DependentKind", "Operand", "Question", "find_kind", "list_kinds", "list_titles", "register_kind"]
+__all__ = [
+    "AT_ONCE",
+    "DependentKind",
+    "Operand",
+    "Question",
+    "find_kind",
+    "list_kinds",
+    "list_stored_dependents",
+    "list_titles",
+    "register_kind",
+]
 
 AT_ONCE = MergePolicy(rows=1, share=0.0, age_seconds=0.0)
 """The policy of a dependent that applies every delta immediately."""
@@ -188,6 +198,17 @@ def list_kinds() -> tuple[type[DependentKind], ...]:
 def find_kind(name: str) -> type[DependentKind] | None:
     """Return the kind with this name, None if there is none."""
     return next((kind for kind in list_kinds() if kind.kind == name), None)
+
+
+def list_stored_dependents(lake: LakeDirectory) -> list[tuple[type[DependentKind], str]]:
+    """Return kind and name of each dependent that has files in a lake, declared or not."""
+    return [
+        (kind, name)
+        for kind in list_kinds()
+        if (lake.path / kind.directory).is_dir()
+        for name in sorted({path.name.partition(".")[0] for path in (lake.path / kind.directory).iterdir()})
+        if kind.list_files(lake, name)
+    ]
 
 
 def list_titles() -> tuple[str, ...]:

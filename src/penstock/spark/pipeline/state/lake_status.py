@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow.parquet as pq
 
-from penstock.spark.dependents.registry import find_kind
+from penstock.spark.dependents.registry import find_kind, list_stored_dependents
 from penstock.spark.lake.changelog.changelog_delta import find_delta
 from penstock.spark.lake.current.current_table import read_merged_version
 from penstock.spark.lake.tables import plain_manifests
@@ -20,7 +20,15 @@ from penstock.spark.pipeline.state.changelog_meter import find_last_rollback
 from penstock.spark.pipeline.state.run_progress import RollbackEvent
 from penstock.spark.pipeline.state.run_state import RunState, is_locked, read_run_state
 
-__all__ = ["DependentStatus", "LakeStatus", "TableSize", "format_time", "list_applied_versions", "read_status"]
+__all__ = [
+    "DependentStatus",
+    "LakeStatus",
+    "RemovedDependent",
+    "TableSize",
+    "format_time",
+    "list_applied_versions",
+    "read_status",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,14 @@ class DependentStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class RemovedDependent:
+    """A dependent that has files in a lake, and is no longer declared."""
+
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
 class LakeStatus:
     """A lake and its newest run.
 
@@ -79,6 +95,7 @@ class LakeStatus:
         dependents: the current table and the dependents.
         last_rollback: the newest rollback in the changelog.
         schema_changes: fields of values that the declared or inferred schema lacks.
+        removed: dependents that have files in the lake, and are no longer declared.
     """
 
     lake: str
@@ -96,6 +113,7 @@ class LakeStatus:
     dependents: tuple[DependentStatus, ...] = ()
     last_rollback: RollbackEvent | None = None
     schema_changes: tuple[str, ...] = ()
+    removed: tuple[RemovedDependent, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as a dict for JSON, with times as text in ISO 8601."""
@@ -112,12 +130,13 @@ def format_time(at: float | None) -> str | None:
     return None if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def read_status(lake: LakeDirectory, source: str | None = None) -> LakeStatus:
+def read_status(lake: LakeDirectory, source: str | None = None, declared: Collection[str] | None = None) -> LakeStatus:
     """Return the status of a lake. Raises UsageError for tables that are not a pipeline's.
 
     Args:
         lake: the lake.
         source: the name of its source; None for the name that the run reported.
+        declared: names of the dependents that the pipeline declares; None for those of the newest run.
 
     Returns:
         The status.
@@ -143,6 +162,7 @@ def read_status(lake: LakeDirectory, source: str | None = None) -> LakeStatus:
         dependents=tuple(_list_dependents(lake, progress.get("dependents", ()))),
         last_rollback=rollback,
         schema_changes=tuple(progress.get("schema_changes", ())),
+        removed=tuple(_list_removed(lake, progress, declared)),
     )
 
 
@@ -184,6 +204,17 @@ def _list_dependents(lake: LakeDirectory, dependents: Iterable[dict[str, Any]]) 
             continue
         size = _measure_dependent(lake, each["kind"], each["name"])
         yield DependentStatus(each["name"], each["kind"], each["version"], each["pending"], each["error"], size)
+
+
+def _list_removed(
+    lake: LakeDirectory, progress: dict[str, Any], declared: Collection[str] | None
+) -> Iterable[RemovedDependent]:
+    if declared is None and "dependents" not in progress:
+        return  # neither a declaration nor a run shows which dependents are wanted
+    names = [each["name"] for each in progress["dependents"]] if declared is None else declared
+    for kind, name in list_stored_dependents(lake):
+        if name not in names:
+            yield RemovedDependent(name, kind.kind)
 
 
 def _measure_changelog(lake: LakeDirectory) -> tuple[int, TableSize | None]:
