@@ -90,7 +90,7 @@ def _find_error(check: Any) -> str | None:
     try:
         check()
     except Py4JJavaError as error:
-        text = str(error.java_exception.getMessage()).strip().partition("\n")[0]
+        text = str(error.java_exception.getMessage()).strip().partition("\n")[0].rstrip(";")
         # The position is that in the composed query.
         text = re.sub(r"\.? *(SQLSTATE: \w+)?;? *(line \d+ pos \d+|\(line \d+, pos \d+\))?$", "", text)
         return _UNKNOWN_FUNCTION if _MISSING_CATALOG in text else text
