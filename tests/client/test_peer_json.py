@@ -262,6 +262,7 @@ async def test_invalid_reports_of_streams_are_an_error(text):
 
 LOCAL = {
     "client/login/credentials.py": "a file",
+    "client/feeds/stream_requests.py": "the own request",
     "client/filters/filter_syntax.py": "an option",
     "spark/source/read_positions.py": "an option",
 }

@@ -64,9 +64,8 @@ class MapFrameReader:
 
     def read_refusal(self, frame: Frame) -> None:
         """Pass on the map in the body of NOT_MY_VBUCKET. If there is none, the caller requests the map."""
-        if (
-            not frame.value or frame.value == self._last_refusal
-        ):  # each of many pipelined requests may get the same body
+        # Couchbase 3.0 sends a short text instead. Each of many pipelined requests may get the same body.
+        if not frame.value.startswith(b"{") or frame.value == self._last_refusal:
             return
         self._last_refusal = frame.value
         try:
