@@ -86,6 +86,7 @@ class Writer:
         self._written += 1
         level = random.choice(_LEVELS) if random.random() < self._durable else None
         framing = b"" if level is None else _make_framing(level, random.choice(_LIMITS))
+        since = len(self.promises.ended)
         if random.random() < 0.2:
             request = Delete(key=key, vbucket=vbucket, framing=framing)
             reply = await session.link.request(request, _TIMEOUT, accept=(Status.KEY_ENOENT,))
@@ -99,7 +100,7 @@ class Writer:
         self.acknowledged += 1
         if not process.is_alive or node.process is not process:
             return
-        self.promises.add(write)
+        self.promises.add(write, since)
         nodes = range(len(self._orchestrator.cluster.nodes))
         for number in [number for number in nodes if random.random() < 0.3]:
             await self._wait_for(write, number, on_disk=random.random() < 0.5)

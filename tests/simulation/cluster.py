@@ -49,6 +49,7 @@ class SimulatedNode:
         self._skew = self._random.randrange(_SKEW)
         self._lives = 0
         self._power = True
+        self._starting = asyncio.Lock()
         self.process = self._make_process()
 
     def _make_process(self) -> Process:
@@ -66,7 +67,15 @@ class SimulatedNode:
         )
 
     async def start(self) -> None:
-        """Start the node, after a crash with the files that survived. Return when it serves, or has died again."""
+        """Start the node, after a crash with the files that survived. Return when it serves, or has died again.
+
+        A node has one process. A second call waits until the first one has started it.
+        """
+        async with self._starting:
+            if self.node is None:
+                await self._start()
+
+    async def _start(self) -> None:
         if not self.process.is_alive:
             self.disks.end_process(self._random, power=not self._power)
             self._cluster.network.restore_host(self.process)

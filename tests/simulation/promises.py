@@ -68,19 +68,29 @@ class Promises:
         broken: descriptions of the writes that were lost.
         writes: the writes that must survive.
         released: number of writes that were allowed to be lost.
+        ended: the nodes whose processes have ended, in order.
     """
 
     def __init__(self, cluster: Cluster, orchestrator: Orchestrator) -> None:
         self.broken: list[str] = []
         self.writes: dict[Write, None] = {}
         self.released = 0
+        self.ended: list[int] = []
         self._cluster = cluster
         self._orchestrator = orchestrator
         orchestrator.promoted = self.check_owner
 
-    def add(self, write: Write) -> None:
-        """Add a write that its owner has acknowledged."""
+    def add(self, write: Write, since: int) -> None:
+        """Add a write that its owner has acknowledged.
+
+        Args:
+            write: the write.
+            since: the length of `ended` before the request. The answer may arrive late: nodes that had the write may
+                have lost it meanwhile.
+        """
         if self.is_current(write):
+            if write.level is not DurabilityLevel.PERSIST_TO_MAJORITY:
+                write.spoiled.update(self.ended[since:])
             is_stored = write.level is not None and write.level > DurabilityLevel.MAJORITY
             write.holders[write.place.owner] = is_stored
             write.has_majority = write.level is not None
@@ -111,6 +121,7 @@ class Promises:
     def end_process(self, node: SimulatedNode) -> None:
         """Forget all writes that were only in the memory of a node."""
         number = self._cluster.nodes.index(node)
+        self.ended.append(number)
         for write in self.writes:
             if write.level is not DurabilityLevel.PERSIST_TO_MAJORITY:
                 write.spoiled.add(number)

@@ -89,8 +89,8 @@ def test_seeds_cover_all_faults():
 class EagerPromises(Promises):
     """Promises that each acknowledged write is on the disk of its owner."""
 
-    def add(self, write):
-        super().add(write)
+    def add(self, write, since):
+        super().add(write, since)
         self.add_holder(write, write.place.owner, on_disk=True)
 
 
