@@ -5,6 +5,7 @@ from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Hello, pack_features
 from tests.node.brewery import MANIFEST, set_manifest
+from tests.node.manifests import ALE, DEFAULT, LAGER, make_beers, set_scopes
 from tests.node.wire_client import connected
 
 
@@ -41,4 +42,22 @@ def modern(node):
     with connected(node) as client:
         client.ask(Hello(value=pack_features([Feature.COLLECTIONS, Feature.XERROR, Feature.JSON])))
         assert set_manifest(client, MANIFEST) == Status.SUCCESS
+        yield client
+
+
+@pytest.fixture
+def beer_writer(node):
+    """Connect a client with collections, and create a scope with two collections: seqnos 1 to 3 of each vbucket."""
+    with connected(node) as client:
+        client.hello(Feature.COLLECTIONS)
+        set_scopes(client, 1, DEFAULT, make_beers(ALE, LAGER))
+        yield client
+
+
+@pytest.fixture
+def beer_consumer(node, beer_writer):
+    """Connect a consumer with collections."""
+    with connected(node) as client:
+        client.hello(Feature.COLLECTIONS).open("modern")
+        client.control("enable_noop", "true")
         yield client

@@ -17,7 +17,7 @@ from penstock.wire.messages.dcp import (
     SnapshotMarker,
     SystemEvent,
 )
-from tests.node.manifests import ALE, ALES, DEFAULT, LAGER, make_beers, make_collection_filter, make_key, set_scopes
+from tests.node.manifests import ALES, make_collection_filter, make_key
 from tests.node.watch import run
 from tests.node.wire_client import connected
 
@@ -26,49 +26,33 @@ SETTING = "penstock_filter"
 ALE_KEYS = json.dumps({"key": "^ale"})
 
 
-@pytest.fixture
-def writer(node):
-    with connected(node) as client:
-        client.hello(Feature.COLLECTIONS)
-        set_scopes(client, 1, DEFAULT, make_beers(ALE, LAGER))
-        yield client
-
-
-@pytest.fixture
-def modern(node, writer):
-    with connected(node) as client:
-        client.hello(Feature.COLLECTIONS).open("modern")
-        client.control("enable_noop", "true")
-        yield client
-
-
 def summarize(consumer, **fields):
     """Stream up to the current end, and return the messages as tuples (class, seqno)."""
     assert consumer.stream(flags=StreamFlag.TO_LATEST, **fields).specific == S.SUCCESS
     return [(type(each), getattr(each, "by_seqno", None) or each.end_seqno) for each in consumer.changes()]
 
 
-def test_changes_are_left_out_and_the_end_of_the_snapshot_is_sent(writer, modern):
-    assert modern.control(SETTING, ALE_KEYS) == S.SUCCESS
+def test_changes_are_left_out_and_the_end_of_the_snapshot_is_sent(beer_writer, beer_consumer):
+    assert beer_consumer.control(SETTING, ALE_KEYS) == S.SUCCESS
     for name in (b"ale", b"gin", b"ale2"):
-        writer.set(make_key(ALES, name), b"v")
-    writer.delete(make_key(ALES, b"ale"))
-    writer.delete(make_key(ALES, b"gin"))
+        beer_writer.set(make_key(ALES, name), b"v")
+    beer_writer.delete(make_key(ALES, b"ale"))
+    beer_writer.delete(make_key(ALES, b"gin"))
     events = [(SystemEvent, seqno) for seqno in (1, 2, 3)]
     changes = [(Mutation, 6), (Deletion, 7), (SeqnoAdvanced, 8)]
-    assert summarize(modern) == [(SnapshotMarker, 8), *events, *changes]
-    only_ales = summarize(modern, value=make_collection_filter(ALES))
+    assert summarize(beer_consumer) == [(SnapshotMarker, 8), *events, *changes]
+    only_ales = summarize(beer_consumer, value=make_collection_filter(ALES))
     assert only_ales == [(SnapshotMarker, 8), (SystemEvent, 2), *changes]
-    assert modern.control(SETTING, '{"key": "^rum"}') == S.SUCCESS  # it holds for later streams
-    assert summarize(modern, value=make_collection_filter(ALES))[2:] == [(SeqnoAdvanced, 8)]
-    assert modern.control("enable_out_of_order_snapshots", "true") == S.SUCCESS
-    assert modern.stream(flags=StreamFlag.TO_LATEST, value=make_collection_filter(ALES)).specific == S.SUCCESS
-    messages = [*modern.changes()]
+    assert beer_consumer.control(SETTING, '{"key": "^rum"}') == S.SUCCESS  # it holds for later streams
+    assert summarize(beer_consumer, value=make_collection_filter(ALES))[2:] == [(SeqnoAdvanced, 8)]
+    assert beer_consumer.control("enable_out_of_order_snapshots", "true") == S.SUCCESS
+    assert beer_consumer.stream(flags=StreamFlag.TO_LATEST, value=make_collection_filter(ALES)).specific == S.SUCCESS
+    messages = [*beer_consumer.changes()]
     assert [type(each) for each in messages] == [OsoSnapshot, SystemEvent, SeqnoAdvanced, OsoSnapshot]
     assert messages[2].by_seqno == 8
 
 
-def test_position_moves_within_a_snapshot(node, writer, modern):
+def test_position_moves_within_a_snapshot(node, beer_writer, beer_consumer):
     """Else a consumer of few changes would begin a large bucket again after each cut."""
 
     def fill():
@@ -78,8 +62,8 @@ def test_position_moves_within_a_snapshot(node, writer, modern):
         served.notify()
 
     run(node, fill)
-    assert modern.control(SETTING, ALE_KEYS) == S.SUCCESS
-    advances = [seqno for kind, seqno in summarize(modern) if kind is SeqnoAdvanced]
+    assert beer_consumer.control(SETTING, ALE_KEYS) == S.SUCCESS
+    advances = [seqno for kind, seqno in summarize(beer_consumer) if kind is SeqnoAdvanced]
     assert advances == sorted({*advances})
     assert len(advances) > 2
     assert advances[-1] == 3003
@@ -113,9 +97,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("value", REFUSED, ids=[repr(value[:40]) for value in REFUSED])
-def test_filter_is_refused(modern, value):
-    assert modern.status(Control(key=SETTING.encode(), value=value)) == S.EINVAL
-    assert modern.control("enable_noop", "true") == S.SUCCESS
+def test_filter_is_refused(beer_consumer, value):
+    assert beer_consumer.status(Control(key=SETTING.encode(), value=value)) == S.EINVAL
+    assert beer_consumer.control("enable_noop", "true") == S.SUCCESS
 
 
 @pytest.mark.parametrize(
@@ -133,23 +117,23 @@ def test_size_of_a_regular_expression(pattern, size):
     assert measure_regex(pattern) == size
 
 
-def test_filter_and_settings_of_replicas_exclude_each_other(node, writer, modern):
+def test_filter_and_settings_of_replicas_exclude_each_other(node, beer_writer, beer_consumer):
     with connected(node) as replica:
         replica.hello(Feature.COLLECTIONS).open("replica")
         replica.control("enable_noop", "true")
         assert replica.control("consumer_name", "replica") == S.SUCCESS
         assert replica.control(SETTING, ALE_KEYS) == S.NOT_SUPPORTED
-    assert modern.control(SETTING, ALE_KEYS) == S.SUCCESS
+    assert beer_consumer.control(SETTING, ALE_KEYS) == S.SUCCESS
     for name, value in (("enable_sync_writes", "true"), ("consumer_name", "replica")):
-        assert modern.control(name, value) == S.NOT_SUPPORTED
+        assert beer_consumer.control(name, value) == S.NOT_SUPPORTED
     for flag in (StreamFlag.TAKEOVER, StreamFlag.CACHE_TRANSFER):
-        assert modern.stream(flags=flag).specific == S.NOT_SUPPORTED
+        assert beer_consumer.stream(flags=flag).specific == S.NOT_SUPPORTED
     with connected(node) as legacy:
         legacy.open("legacy")
         assert legacy.control(SETTING, ALE_KEYS) == S.NOT_SUPPORTED
 
 
-def test_filter_reads_only_parts_that_the_connection_receives(node, writer):
+def test_filter_reads_only_parts_that_the_connection_receives(node, beer_writer):
     with connected(node) as consumer:
         consumer.hello(Feature.COLLECTIONS).open("keys", F.PRODUCER | F.NO_VALUE)
         assert consumer.control(SETTING, json.dumps({"value": "abv > 1"})) == S.EINVAL

@@ -52,25 +52,7 @@ S, F, K, R = Status, OpenFlag, SystemEventKind, StreamEndReason
 
 
 @pytest.fixture
-def writer(node):
-    """Connect a client with collections, and create a scope with two collections: seqnos 1 to 3 of each vbucket."""
-    with connected(node) as client:
-        client.hello(Feature.COLLECTIONS)
-        set_scopes(client, 1, DEFAULT, make_beers(ALE, LAGER))
-        yield client
-
-
-@pytest.fixture
-def modern(node, writer):
-    """Connect a consumer with collections."""
-    with connected(node) as client:
-        client.hello(Feature.COLLECTIONS).open("modern")
-        client.control("enable_noop", "true")
-        yield client
-
-
-@pytest.fixture
-def legacy(node, writer):
+def legacy(node, beer_writer):
     with connected(node) as client:
         yield client.open("legacy")
 
@@ -86,21 +68,21 @@ def summarize(messages):
     return [(type(each).__name__, getattr(each, "by_seqno", None) or each.end_seqno, each.key) for each in messages]
 
 
-def test_stream_to_latest_ends_at_the_newest_change_of_its_collections(node, writer, modern):
+def test_stream_to_latest_ends_at_the_newest_change_of_its_collections(node, beer_writer, beer_consumer):
     """As in kv_engine's adjustSeqnosForStreamRequest, no stream starts after the end."""
-    writer.set(make_key(LAGERS), b"l")
-    writer.set(make_key(0), b"d")
+    beer_writer.set(make_key(LAGERS), b"l")
+    beer_writer.set(make_key(0), b"d")
     vbuuid = node.buckets["default"].store.vbuckets[0].history.vbuuid
     fields = {"vbuuid": vbuuid, "flags": StreamFlag.TO_LATEST, "value": make_collection_filter(LAGERS)}
-    assert modern.stream(start=4, **fields).specific == S.SUCCESS
-    assert modern.message().reason == 0
-    assert modern.stream(start=5, **fields).specific == S.ERANGE
+    assert beer_consumer.stream(start=4, **fields).specific == S.SUCCESS
+    assert beer_consumer.message().reason == 0
+    assert beer_consumer.stream(start=5, **fields).specific == S.ERANGE
 
 
-def test_unfiltered_stream_has_system_events(writer, modern):
-    writer.set(make_key(0))
-    writer.set(make_key(LAGERS), b"v")
-    marker, scope, ale, lager, first, second = stream_to_now(modern)
+def test_unfiltered_stream_has_system_events(beer_writer, beer_consumer):
+    beer_writer.set(make_key(0))
+    beer_writer.set(make_key(LAGERS), b"v")
+    marker, scope, ale, lager, first, second = stream_to_now(beer_consumer)
     assert (marker.start_seqno, marker.end_seqno) == (0, 5)
     assert [(each.by_seqno, each.event, each.version, each.key) for each in (scope, ale, lager)] == [
         (1, K.SCOPE_CREATE, 0, b"beers"),
@@ -114,44 +96,44 @@ def test_unfiltered_stream_has_system_events(writer, modern):
     assert [(each.key, each.value) for each in (first, second)] == [(make_key(0), b""), (make_key(LAGERS), b"v")]
 
 
-def test_system_events_can_be_flatbuffers(modern):
-    assert modern.control("flatbuffers_system_events", "true") == S.SUCCESS
-    _, scope, _, lager = stream_to_now(modern)
+def test_system_events_can_be_flatbuffers(beer_consumer):
+    assert beer_consumer.control("flatbuffers_system_events", "true") == S.SUCCESS
+    _, scope, _, lager = stream_to_now(beer_consumer)
     assert (scope.version, lager.version) == (2, 2)
     decoded = unpack_system_event(lager.event, lager.version, lager.key, lager.value)
     assert decoded == CreatedCollection(1, BEERS, LAGERS, "lagers", max_ttl=100)
 
 
-def test_consumer_without_collections_gets_snapshots_of_the_default_one(writer, legacy):
+def test_consumer_without_collections_gets_snapshots_of_the_default_one(beer_writer, legacy):
     for collection in (0, ALES, 0, LAGERS):
-        writer.set(make_key(collection, b"%d" % collection))
-    writer.set(make_key(0, b"last"))
-    writer.set(make_key(ALES))
+        beer_writer.set(make_key(collection, b"%d" % collection))
+    beer_writer.set(make_key(0, b"last"))
+    beer_writer.set(make_key(ALES))
     legacy.stream()
     assert summarize([legacy.message() for _ in range(3)]) == [
         ("SnapshotMarker", 8, b""),
         ("Mutation", 6, b"0"),
         ("Mutation", 8, b"last"),
     ]
-    writer.set(make_key(LAGERS))
-    writer.delete(make_key(0, b"last"))
+    beer_writer.set(make_key(LAGERS))
+    beer_writer.delete(make_key(0, b"last"))
     marker, deletion = legacy.message(), legacy.message()
     assert marker.start_seqno in {10, 11}  # depends on timing: the stream may have passed seqno 10 before
     assert marker.end_seqno == 11
     assert (type(deletion), deletion.key, deletion.by_seqno) == (Deletion, b"last", 11)
 
 
-def test_consumer_without_collections_gets_no_empty_snapshot(writer, legacy):
+def test_consumer_without_collections_gets_no_empty_snapshot(beer_writer, legacy):
     assert stream_to_now(legacy) == []
-    writer.set(make_key(ALES))
+    beer_writer.set(make_key(ALES))
     assert stream_to_now(legacy) == []
 
 
 @pytest.mark.parametrize("end", [4, 5, 6, 7])
-def test_stream_ends_at_a_change_of_another_collection(writer, legacy, end):
+def test_stream_ends_at_a_change_of_another_collection(beer_writer, legacy, end):
     for collection in (0, ALES, ALES, 0):
-        writer.set(make_key(collection, b"%d" % collection), b"v")
-    writer.set(make_key(0, b"another"))
+        beer_writer.set(make_key(collection, b"%d" % collection), b"v")
+    beer_writer.set(make_key(0, b"another"))
     legacy.stream(end=end)
     marker, *changes = legacy.changes()
     # The change at 4 is superseded by the change at 7 in every snapshot that reaches 7.
@@ -160,13 +142,13 @@ def test_stream_ends_at_a_change_of_another_collection(writer, legacy, end):
 
 
 @pytest.mark.long
-def test_stream_ends_far_behind_the_last_visible_change(writer, legacy):
-    writer.set(make_key(0, b"first"))
+def test_stream_ends_far_behind_the_last_visible_change(beer_writer, legacy):
+    beer_writer.set(make_key(0, b"first"))
     for number in range(70_000):
-        writer.send(Set(key=make_key(ALES, b"%d" % (number % 7)), opaque=number))
+        beer_writer.send(Set(key=make_key(ALES, b"%d" % (number % 7)), opaque=number))
     for _ in range(70_000):
-        writer.receive()
-    writer.set(make_key(0, b"second"))
+        beer_writer.receive()
+    beer_writer.set(make_key(0, b"second"))
     legacy.stream(end=70_003)
     marker, *changes = legacy.changes()
     assert marker.end_seqno == changes[-1].by_seqno
@@ -186,10 +168,10 @@ FILTERS = [
 
 
 @pytest.mark.parametrize(("value", "documents", "events", "end"), FILTERS)
-def test_filter_selects_changes(writer, modern, value, documents, events, end):
+def test_filter_selects_changes(beer_writer, beer_consumer, value, documents, events, end):
     for collection, name in ((0, b"d"), (ALES, b"old"), (LAGERS, b"l"), (ALES, b"a")):
-        writer.set(make_key(collection, name))
-    marker, *messages = stream_to_now(modern, value=value)
+        beer_writer.set(make_key(collection, name))
+    marker, *messages = stream_to_now(beer_consumer, value=value)
     assert marker.end_seqno >= end
     keys = [split_collection_key(each.key) for each in messages if isinstance(each, Mutation)]
     assert [each for each in keys if each[1] != b"old"] == documents
@@ -197,73 +179,76 @@ def test_filter_selects_changes(writer, modern, value, documents, events, end):
     assert messages[-1].by_seqno == marker.end_seqno
 
 
-def test_snapshot_without_visible_changes_has_an_end(writer, modern):
-    writer.set(make_key(ALES))
-    modern.stream(value=make_collection_filter(0))
-    assert summarize([modern.message() for _ in range(2)]) == [("SnapshotMarker", 4, b""), ("SeqnoAdvanced", 4, b"")]
-    writer.set(make_key(LAGERS))
-    writer.set(make_key(0))
+def test_snapshot_without_visible_changes_has_an_end(beer_writer, beer_consumer):
+    beer_writer.set(make_key(ALES))
+    beer_consumer.stream(value=make_collection_filter(0))
+    assert summarize([beer_consumer.message() for _ in range(2)]) == [
+        ("SnapshotMarker", 4, b""),
+        ("SeqnoAdvanced", 4, b""),
+    ]
+    beer_writer.set(make_key(LAGERS))
+    beer_writer.set(make_key(0))
     messages: list[Any] = []
     while not (messages and isinstance(messages[-1], Mutation)):
-        messages.append(modern.message())
+        messages.append(beer_consumer.message())
     assert messages[-1].by_seqno == 6
     assert {type(each) for each in messages[:-1]} <= {SnapshotMarker, SeqnoAdvanced}
 
 
-def test_scope_stream_follows_its_collections_and_ends_with_the_scope(writer, modern):
-    modern.stream(value=make_filter_value(scope=f"{BEERS:x}"))
-    assert [each.key for each in (modern.message() for _ in range(4))] == [b"", b"beers", b"ales", b"lagers"]
+def test_scope_stream_follows_its_collections_and_ends_with_the_scope(beer_writer, beer_consumer):
+    beer_consumer.stream(value=make_filter_value(scope=f"{BEERS:x}"))
+    assert [each.key for each in (beer_consumer.message() for _ in range(4))] == [b"", b"beers", b"ales", b"lagers"]
     stout = {"name": "stouts", "uid": "200"}
     elsewhere = {"name": "wines", "uid": "201", "collections": [{"name": "reds", "uid": "202"}]}
-    set_scopes(writer, 2, DEFAULT, make_beers(ALE, LAGER, stout), elsewhere)
+    set_scopes(beer_writer, 2, DEFAULT, make_beers(ALE, LAGER, stout), elsewhere)
     for collection in (0x202, 0x200, 0):
-        writer.set(make_key(collection, b"new"))
+        beer_writer.set(make_key(collection, b"new"))
     messages: list[Any] = []
     while not (messages and isinstance(messages[-1], Mutation)):
-        messages.append(modern.message())
+        messages.append(beer_consumer.message())
     sent_keys = [each.key for each in messages if isinstance(each, SystemEvent | Mutation)]
     assert sent_keys == [b"stouts", make_key(0x200, b"new")]
-    set_scopes(writer, 3, DEFAULT, elsewhere)
+    set_scopes(beer_writer, 3, DEFAULT, elsewhere)
     while not isinstance(messages[-1], StreamEnd):
-        messages.append(modern.message())
+        messages.append(beer_consumer.message())
     ends = [each.event for each in messages if isinstance(each, SystemEvent)][-4:]
     assert ends == [K.COLLECTION_END, K.COLLECTION_END, K.COLLECTION_END, K.SCOPE_DROP]
     assert messages[-1].reason == R.FILTER_EMPTY
 
 
-def test_stream_ends_when_its_last_collection_is_dropped(writer, modern):
-    modern.stream(value=make_collection_filter(ALES, LAGERS))
-    assert [each.key for each in (modern.message() for _ in range(3))] == [b"", b"ales", b"lagers"]
-    set_scopes(writer, 2, DEFAULT, make_beers(LAGER))
-    _, ended = modern.message(), modern.message()
+def test_stream_ends_when_its_last_collection_is_dropped(beer_writer, beer_consumer):
+    beer_consumer.stream(value=make_collection_filter(ALES, LAGERS))
+    assert [each.key for each in (beer_consumer.message() for _ in range(3))] == [b"", b"ales", b"lagers"]
+    set_scopes(beer_writer, 2, DEFAULT, make_beers(LAGER))
+    _, ended = beer_consumer.message(), beer_consumer.message()
     decoded = unpack_system_event(ended.event, ended.version, ended.key, ended.value)
     assert (ended.key, decoded) == (b"", DroppedCollection(2, BEERS, ALES))
-    set_scopes(writer, 3, DEFAULT)
-    messages = list(modern.changes())
+    set_scopes(beer_writer, 3, DEFAULT)
+    messages = list(beer_consumer.changes())
     assert [each.event for each in messages if isinstance(each, SystemEvent)] == [K.COLLECTION_END]
-    assert modern.stream(value=make_collection_filter(ALES)).specific == S.UNKNOWN_COLLECTION
+    assert beer_consumer.stream(value=make_collection_filter(ALES)).specific == S.UNKNOWN_COLLECTION
 
 
-def test_streams_follow_the_drop_of_the_default_collection(node, writer, legacy):
+def test_streams_follow_the_drop_of_the_default_collection(node, beer_writer, legacy):
     legacy.stream()
     with connected(node) as other:
         other.open("other")
-        set_scopes(writer, 2, {**DEFAULT, "collections": []}, make_beers(ALE))
+        set_scopes(beer_writer, 2, {**DEFAULT, "collections": []}, make_beers(ALE))
         assert legacy.message().reason == R.OK  # consumers without collections know no other reason
         assert other.stream().specific == S.UNKNOWN_COLLECTION
 
 
-def test_modify_event_needs_flatbuffers(node, writer, modern):
+def test_modify_event_needs_flatbuffers(node, beer_writer, beer_consumer):
     with connected(node) as client:
         client.hello(Feature.COLLECTIONS).open("with tables")
         for name in ("enable_noop", "flatbuffers_system_events"):
             client.control(name, "true")
-        for consumer in (modern, client):
+        for consumer in (beer_consumer, client):
             consumer.stream()
             for _ in range(4):
                 consumer.message()
-        set_scopes(writer, 2, DEFAULT, make_beers({**ALE, "maxTTL": 7}, LAGER))
-        without_event = [modern.message() for _ in range(2)]
+        set_scopes(beer_writer, 2, DEFAULT, make_beers({**ALE, "maxTTL": 7}, LAGER))
+        without_event = [beer_consumer.message() for _ in range(2)]
         assert summarize(without_event) == [("SnapshotMarker", 4, b""), ("SeqnoAdvanced", 4, b"")]
         marker, event = client.message(), client.message()
         assert (marker.end_seqno, event.by_seqno, event.event, event.version) == (4, 4, K.COLLECTION_MODIFY, 2)
@@ -282,13 +267,13 @@ def read_events(node, *controls):
         return [(each.by_seqno, each.event, each.key) for each in messages if isinstance(each, SystemEvent)]
 
 
-def test_modified_collection_is_created_for_a_new_consumer(node, writer):
-    set_scopes(writer, 2, DEFAULT, make_beers({**ALE, "maxTTL": 6}, LAGER))
-    set_scopes(writer, 3, DEFAULT, make_beers({**ALE, "maxTTL": 7}, LAGER))
+def test_modified_collection_is_created_for_a_new_consumer(node, beer_writer):
+    set_scopes(beer_writer, 2, DEFAULT, make_beers({**ALE, "maxTTL": 6}, LAGER))
+    set_scopes(beer_writer, 3, DEFAULT, make_beers({**ALE, "maxTTL": 7}, LAGER))
     created = [(1, K.SCOPE_CREATE, b"beers"), (2, K.COLLECTION_BEGIN, b"ales"), (3, K.COLLECTION_BEGIN, b"lagers")]
     assert read_events(node) == created
     assert read_events(node, "flatbuffers_system_events") == [*created, (5, K.COLLECTION_MODIFY, b"ales")]
-    set_scopes(writer, 4, DEFAULT, make_beers(LAGER))
+    set_scopes(beer_writer, 4, DEFAULT, make_beers(LAGER))
     ended = [created[0], created[2], (6, K.COLLECTION_END, b"")]
     assert read_events(node) == read_events(node, "flatbuffers_system_events") == ended
 
@@ -325,19 +310,22 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("value", "status"), REFUSED)
-def test_invalid_filters_are_refused(modern, value, status):
-    reply = modern.stream(value=value)
+def test_invalid_filters_are_refused(beer_consumer, value, status):
+    reply = beer_consumer.stream(value=value)
     assert Status(reply.specific) == status
     if status in (S.UNKNOWN_COLLECTION, S.UNKNOWN_SCOPE):
         assert json.loads(reply.value) == {"manifest_uid": "1"}
-    assert modern.stream(value=make_filter_value(uid="1", unknown=[], cts={}, purge_seqno="5")).specific == S.SUCCESS
+    assert (
+        beer_consumer.stream(value=make_filter_value(uid="1", unknown=[], cts={}, purge_seqno="5")).specific
+        == S.SUCCESS
+    )
 
 
 def test_filter_without_collections_is_refused(legacy):
     assert legacy.stream(value=b"{}").specific == S.EINVAL
 
 
-def test_collections_need_noops(node, writer):
+def test_collections_need_noops(node, beer_writer):
     with connected(node) as client:
         client.hello(Feature.COLLECTIONS).open("quiet")
         assert client.stream().specific == S.NOT_SUPPORTED
@@ -345,24 +333,24 @@ def test_collections_need_noops(node, writer):
         assert client.stream().specific == S.SUCCESS
 
 
-def test_hello_after_open_changes_no_stream(writer, legacy):
+def test_hello_after_open_changes_no_stream(beer_writer, legacy):
     legacy.hello(Feature.COLLECTIONS)
-    writer.set(make_key(ALES))
-    writer.set(make_key(0))
+    beer_writer.set(make_key(ALES))
+    beer_writer.set(make_key(0))
     assert legacy.stream(value=b"{}").specific == S.EINVAL
     assert [each.key for each in stream_to_now(legacy)] == [b"", b"k"]
 
 
-def test_vbucket_can_have_several_streams(node, writer, modern):
-    assert modern.control("enable_stream_id", "true") == S.SUCCESS
-    writer.set(make_key(ALES))
-    writer.set(make_key(LAGERS))
+def test_vbucket_can_have_several_streams(node, beer_writer, beer_consumer):
+    assert beer_consumer.control("enable_stream_id", "true") == S.SUCCESS
+    beer_writer.set(make_key(ALES))
+    beer_writer.set(make_key(LAGERS))
     for stream_id, collection in ((1, ALES), (0xFFFF, LAGERS)):
         value = make_filter_value(collections=[f"{collection:x}"], sid=stream_id)
-        assert modern.stream(value=value, opaque=stream_id).specific == S.SUCCESS
-        assert modern.stream(value=value).specific == S.KEY_EEXISTS
-        assert modern.stream(value=make_collection_filter(collection)).specific == S.DCP_STREAMID_INVALID
-        messages = [modern.message() for _ in range(4 if collection == ALES else 3)]
+        assert beer_consumer.stream(value=value, opaque=stream_id).specific == S.SUCCESS
+        assert beer_consumer.stream(value=value).specific == S.KEY_EEXISTS
+        assert beer_consumer.stream(value=make_collection_filter(collection)).specific == S.DCP_STREAMID_INVALID
+        messages = [beer_consumer.message() for _ in range(4 if collection == ALES else 3)]
         assert {(each.opaque, each.framing) for each in messages} == {(stream_id, pack_stream_id(stream_id))}
         assert isinstance(messages[0], SnapshotMarker)
         assert messages[2].key == make_key(collection)
@@ -372,50 +360,50 @@ def test_vbucket_can_have_several_streams(node, writer, modern):
         for stream in producer.report().streams
     ]
     assert reports == [(("collections",), 1), (("collections",), 0xFFFF)]
-    assert modern.status(CloseStream()) == S.DCP_STREAMID_INVALID
-    assert modern.status(CloseStream(framing=pack_stream_id(2))) == S.DCP_STREAMID_INVALID
-    assert modern.status(CloseStream(vbucket=1, framing=pack_stream_id(1))) == S.KEY_ENOENT
-    assert modern.status(CloseStream(framing=pack_stream_id(1))) == S.SUCCESS
-    assert modern.control("send_stream_end_on_client_close_stream", "true") == S.SUCCESS
-    assert modern.status(CloseStream(framing=pack_stream_id(0xFFFF))) == S.SUCCESS
-    assert modern.message() == StreamEnd(opaque=0xFFFF, framing=pack_stream_id(0xFFFF), reason=R.CLOSED)
+    assert beer_consumer.status(CloseStream()) == S.DCP_STREAMID_INVALID
+    assert beer_consumer.status(CloseStream(framing=pack_stream_id(2))) == S.DCP_STREAMID_INVALID
+    assert beer_consumer.status(CloseStream(vbucket=1, framing=pack_stream_id(1))) == S.KEY_ENOENT
+    assert beer_consumer.status(CloseStream(framing=pack_stream_id(1))) == S.SUCCESS
+    assert beer_consumer.control("send_stream_end_on_client_close_stream", "true") == S.SUCCESS
+    assert beer_consumer.status(CloseStream(framing=pack_stream_id(0xFFFF))) == S.SUCCESS
+    assert beer_consumer.message() == StreamEnd(opaque=0xFFFF, framing=pack_stream_id(0xFFFF), reason=R.CLOSED)
 
 
-def test_stream_id_needs_its_setting(modern):
-    assert modern.status(CloseStream(framing=pack_stream_id(1))) == S.DCP_STREAMID_INVALID
+def test_stream_id_needs_its_setting(beer_consumer):
+    assert beer_consumer.status(CloseStream(framing=pack_stream_id(1))) == S.DCP_STREAMID_INVALID
 
 
-def test_framing_extras_count_for_flow_control(node, writer, modern):
-    modern.control("enable_stream_id", "true")
-    modern.control("connection_buffer_size", "1")
-    modern.stream(value=make_filter_value(sid=3))
+def test_framing_extras_count_for_flow_control(node, beer_writer, beer_consumer):
+    beer_consumer.control("enable_stream_id", "true")
+    beer_consumer.control("connection_buffer_size", "1")
+    beer_consumer.stream(value=make_filter_value(sid=3))
     for size in (44 + 3, 37 + 3 + 5 + 12, 37 + 3 + 4 + 16, 37 + 3 + 6 + 20):
-        frame = modern.receive()
+        frame = beer_consumer.receive()
         assert frame.size == size
-        assert int(writer.stats()["ep_dcp_unacked_bytes"]) == size
-        modern.acknowledge(size)
+        assert int(beer_writer.stats()["ep_dcp_unacked_bytes"]) == size
+        beer_consumer.acknowledge(size)
 
 
-def test_markers_have_the_purge_seqno(writer, legacy, modern):
+def test_markers_have_the_purge_seqno(beer_writer, legacy, beer_consumer):
     assert legacy.control("max_marker_version", "2.2") == S.NOT_SUPPORTED
-    assert modern.control("max_marker_version", "2.2") == S.SUCCESS
-    modern.stream()
-    marker = modern.message()
+    assert beer_consumer.control("max_marker_version", "2.2") == S.SUCCESS
+    beer_consumer.stream()
+    marker = beer_consumer.message()
     assert isinstance(marker, SnapshotMarkerV2)
     assert (marker.start_seqno, marker.end_seqno, marker.max_visible_seqno, marker.purge_seqno) == (0, 3, 3, 0)
-    writer.set(make_key(0))
-    while not isinstance(modern.message(), SystemEvent | Mutation):
+    beer_writer.set(make_key(0))
+    while not isinstance(beer_consumer.message(), SystemEvent | Mutation):
         pass
-    writer.set(make_key(0))
-    messages = [modern.message() for _ in range(3)]
+    beer_writer.set(make_key(0))
+    messages = [beer_consumer.message() for _ in range(3)]
     assert any(type(each) is SnapshotMarker for each in messages)
 
 
 @pytest.mark.parametrize("collections", [True, False])
-def test_first_snapshot_can_skip_deletions(node, writer, collections):
-    writer.set(make_key(0, b"kept"))
-    writer.set(make_key(0, b"gone"))
-    writer.delete(make_key(0, b"gone"))
+def test_first_snapshot_can_skip_deletions(node, beer_writer, collections):
+    beer_writer.set(make_key(0, b"kept"))
+    beer_writer.set(make_key(0, b"gone"))
+    beer_writer.delete(make_key(0, b"gone"))
     with connected(node) as client:
         if collections:
             client.hello(Feature.COLLECTIONS)
@@ -427,17 +415,17 @@ def test_first_snapshot_can_skip_deletions(node, writer, collections):
             messages.append(client.message())
         assert messages[-1].by_seqno == messages[0].end_seqno == 6
         assert [each.by_seqno for each in messages if isinstance(each, Mutation)] == [4]
-        writer.delete(make_key(0, b"kept"))
+        beer_writer.delete(make_key(0, b"kept"))
         while not isinstance(messages[-1], Deletion):
             messages.append(client.message())
 
 
 @pytest.mark.parametrize("count", [1, 40])
-def test_upr_and_tap_send_the_default_collection(node, writer, count):
+def test_upr_and_tap_send_the_default_collection(node, beer_writer, count):
     names = [b"%d" % number for number in range(count)]
     for name in names:
         for collection in (ALES, 0, LAGERS):
-            writer.set(make_key(collection, name), b"v")
+            beer_writer.set(make_key(collection, name), b"v")
     with closing(UprClient(node, Dialect.UPR)) as upr:
         upr.send(UprStreamReq(start_seqno=0, end_seqno=3 + 3 * count, opaque=1))
         _, *messages = upr.read_messages(4 + count)
@@ -453,7 +441,7 @@ def test_upr_and_tap_send_the_default_collection(node, writer, count):
                     tap.send(Frame(Magic.RESPONSE, message.opcode, opaque=message.opaque))
                 found += [message.key] if isinstance(message, TapMutation) else []
             for collection in (ALES, 0, LAGERS):
-                writer.set(make_key(collection, b"new"))
+                beer_writer.set(make_key(collection, b"new"))
         assert found == [*names, b"new"]
 
 
