@@ -9,6 +9,7 @@ from generated import DOCS, publish, table
 
 from penstock.client.connect.address import ConnectionOptions
 from penstock.options import Option, list_options
+from penstock.spark.runtime.lake_source import LakeReadOptions
 from penstock.spark.sink.sink_options import SinkOptions
 from penstock.spark.source.bucket_options import BucketOptions
 from penstock.spark.source.source_options import SourceOptions
@@ -31,6 +32,7 @@ def list_own_options(owner: type, *, without: type) -> list[Option]:
 
 TABLES = {
     "SourceOptions": make_table(list_options(SourceOptions).values()),
+    "LakeReadOptions": make_table(list_options(LakeReadOptions).values()),
     "SinkOptions": make_table(list_own_options(SinkOptions, without=BucketOptions)),
     "ConnectionOptions": make_table(list_own_options(ConnectionOptions, without=SourceOptions)),
 }
@@ -42,4 +44,4 @@ def fill_page(page: str) -> str:
 
 
 if __name__ == "__main__":
-    publish({page: fill_page(page) for page in ("spark.md", "sink.md")})
+    publish({page: fill_page(page) for page in ("spark.md", "sink.md", "views.md")})

@@ -24,10 +24,12 @@ def test_archive_is_enough_to_import_the_package(tmp_path):
     archive = write_archive(tmp_path / "penstock.zip")
     script = (
         f"import sys; sys.path[:0] = [{str(archive)!r}]\n"
-        "import penstock.spark.source.partition_reader, pyspark_penstock, pyspark_penstock_changelog\n"
+        "import penstock.spark.source.partition_reader\n"
+        "import pyspark_penstock, pyspark_penstock_changelog, pyspark_penstock_lake\n"
         "assert penstock.__file__.startswith(sys.path[0]), penstock.__file__\n"
         "assert pyspark_penstock.DefaultSource.name() == 'dcp'\n"
         "assert pyspark_penstock_changelog.DefaultSource.name() == 'penstock-changelog'\n"
+        "assert pyspark_penstock_lake.DefaultSource.name() == 'penstock-lake'\n"
         "from penstock.spark.shipping import write_archive\n"
         "write_archive('other.zip')\n"
     )

@@ -19,7 +19,7 @@ from penstock.errors import UsageError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PACKAGES = ("penstock", "pyspark_penstock", "pyspark_penstock_changelog")
+PACKAGES = ("penstock", "pyspark_penstock", "pyspark_penstock_changelog", "pyspark_penstock_lake")
 """The second and the third package are where Spark looks for the formats without being configured."""
 
 LEFT_OUT = {".c", ".pyc", ".so"}

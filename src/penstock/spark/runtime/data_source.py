@@ -74,5 +74,9 @@ class DcpDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Register `format("dcp")` with a session. Repeated calls are harmless."""
-    spark.dataSource.register(DcpDataSource)
+    """Register all formats of Penstock with a session. Repeated calls are harmless."""
+    from penstock.spark.runtime.changelog_sink import ChangelogSink  # late: workers load this module, and only read
+    from penstock.spark.runtime.lake_source import LakeSource
+
+    for source in (DcpDataSource, LakeSource, ChangelogSink):
+        spark.dataSource.register(source)

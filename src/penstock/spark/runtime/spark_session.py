@@ -18,7 +18,6 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from penstock.spark.runtime.changelog_sink import ChangelogSink
 from penstock.spark.runtime.data_source import register
 from penstock.spark.runtime.java import java_environment
 from penstock.spark.shipping import ship
@@ -67,7 +66,7 @@ def local_session(processors: int | None = None, *, inherit: Sequence[int] = ())
     """
     with as_file(files("penstock.spark.runtime") / "worker-python") as worker:
         spark = _start_session(f"local[{processors or '*'}]", SETTINGS, _make_worker_environment(worker), inherit)
-    register_formats(spark)
+    register(spark)
     return spark
 
 
@@ -91,7 +90,7 @@ def cluster_session(master: str, *, inherit: Sequence[int] = ()) -> SparkSession
     chosen = {name: os.environ[name] for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON") if name in os.environ}
     spark = _start_session(master, settings, chosen, inherit)
     ship(spark)
-    register_formats(spark)
+    register(spark)
     return spark
 
 
@@ -146,9 +145,3 @@ def _make_worker_environment(launcher: Path) -> dict[str, str]:
         return {}
     python = str(launcher)
     return {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, "PENSTOCK_PYTHON": sys.executable}
-
-
-def register_formats(spark: SparkSession) -> None:
-    """Register all of Penstock's formats with a session."""
-    register(spark)
-    spark.dataSource.register(ChangelogSink)

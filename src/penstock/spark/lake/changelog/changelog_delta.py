@@ -119,6 +119,11 @@ class ChangelogDelta:
         """The vbucket ranges that have rows in the delta, ascending."""
         return sorted({file.vbucket_range for file in self.files})
 
+    def select_range(self, vbucket_range: int) -> ChangelogDelta:
+        """Return the delta with the files of one vbucket range alone."""
+        kept = (tuple(f for f in files if f.vbucket_range == vbucket_range) for files in (self.files, self.all_files))
+        return ChangelogDelta(self.lake, self.changelog_id, self.version, self.is_full, *kept)
+
     def read_range(self, vbucket_range: int, schema: pa.Schema = MERGE_SCHEMA) -> RangeDelta:
         """Return the delta of one vbucket range. Raises FileNotFoundError if a file was removed meanwhile.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
@@ -73,6 +73,13 @@ class MergedState:
                 documents = to_documents(delta.changes)
                 yield (documents if where is None else documents.filter(where)).select(names)
 
+    def split(self) -> list[MergedState]:
+        """Return a state for each vbucket range, with its documents alone."""
+        return [
+            MergedState(self.lake, _select_range(self.files, part), self.delta.select_range(part))
+            for part in sorted({file.vbucket_range for file in self.files}.union(self.delta.ranges))
+        ]
+
     def count_documents(self) -> int:
         """Return the number of documents; files of ranges without changes are not read."""
         pending = set(self.delta.ranges)
@@ -94,6 +101,10 @@ class MergedState:
         if delta is not None:
             rows = rows.filter(pc.invert(delta.mark_outdated(rows)))
         return rows.select(names)
+
+
+def _select_range(files: Iterable[DataFile], vbucket_range: int) -> tuple[DataFile, ...]:
+    return tuple(file for file in files if file.vbucket_range == vbucket_range)
 
 
 def read_newest_state(lake: LakeDirectory, read: Callable[[MergedState], T]) -> T:

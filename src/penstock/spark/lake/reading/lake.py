@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.client.documents.mutation_tokens import MutationToken
-from penstock.spark.lake.reading import lake_positions, lake_readers, lake_views, spark_frames
+from penstock.spark.lake.reading import lake_positions, lake_readers, lake_views, spark_frames, spark_tables
 from penstock.spark.lake.reading.lake_positions import LakePosition
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.source.offsets import Offset
@@ -137,3 +137,19 @@ class Lake(LakeDirectory):
     def json_frame(self, spark: SparkSession, schema: pa.Schema | str | None = None) -> DataFrame:
         """Return the documents of `json_view` as a Spark frame, whose values are parsed in Spark's tasks."""
         return lake_views.make_json_frame(self, spark, schema)
+
+    def create_tables(self, spark: SparkSession, name: str, schema: str | None = None) -> list[str]:
+        """Create tables of this lake in the catalog of a session, for SQL: `name`, `name_changelog` and `name_json`.
+
+        Each query reads the newest version. Tables that exist already stay as they are. DROP TABLE removes a table from
+        the catalog and keeps the files.
+
+        Args:
+            spark: a session with Penstock's formats, see `register`.
+            name: the name of the first table, also with catalog and database: `sales.beers`.
+            schema: the fields of the JSON in `name_json` as DDL; None to infer them from the present documents.
+
+        Returns:
+            The names of the tables.
+        """
+        return spark_tables.create_tables(self, spark, name, schema)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["boundaries_of", "make_as_of_frame", "make_json_frame", "read_as_of", "read_json_view"]
+__all__ = ["JsonView", "boundaries_of", "make_as_of_frame", "make_json_frame", "read_as_of", "read_json_view"]
 
 KEY_COLUMNS = ("key", "key_bytes", "scope", "collection")
 """Columns of the current table that stand before the typed columns of a JSON view."""
@@ -152,11 +152,31 @@ def _list_files_at(lake: LakeDirectory, files: Sequence[DataFile], when: datetim
 # JSON values as columns
 
 
-def read_json_view(lake: LakeDirectory, schema: pa.Schema | str | None = None) -> pa.Table:
-    """Return the documents with a column for each field of `schema`, after KEY_COLUMNS and before `_rest`.
+class JsonView:
+    """The documents with the fields of their JSON as columns.
 
-    A field whose name equals that of an earlier column, in upper or lower case, gets underscores at its end. The module
-    json_columns defines which values fit a type.
+    A field whose name equals that of an earlier column, in upper or lower case, gets underscores at its end.
+
+    Attributes:
+        fields: the fields of the values.
+        schema: the columns: KEY_COLUMNS, the fields, and `_rest`.
+        source_columns: the columns of a document that it needs.
+    """
+
+    def __init__(self, fields: pa.Schema) -> None:
+        self.fields = fields
+        self.schema = _name_columns(fields)
+        self.source_columns = [*KEY_COLUMNS, "value"]
+
+    def parse_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows of documents, which have at least the columns `source_columns`."""
+        columns, rest = parse(batch["value"], self.fields)
+        arrays = [*(batch[name] for name in KEY_COLUMNS), *columns.flatten(), rest]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def read_json_view(lake: LakeDirectory, schema: pa.Schema | str | None = None) -> pa.Table:
+    """Return the documents as a JsonView. The module json_columns defines which values fit a type.
 
     Args:
         lake: the lake of the tables.
@@ -167,9 +187,8 @@ def read_json_view(lake: LakeDirectory, schema: pa.Schema | str | None = None) -
     """
     documents = scan_current(lake, [*KEY_COLUMNS, "value"])
     batches = documents.to_batches()
-    fields = _resolve_fields(schema, (batch["value"] for batch in batches))
-    named = _name_columns(fields)
-    return pa.Table.from_batches([_parse_batch(batch, fields, named) for batch in batches], named)
+    view = JsonView(_resolve_fields(schema, (batch["value"] for batch in batches)))
+    return pa.Table.from_batches([view.parse_batch(batch) for batch in batches], view.schema)
 
 
 def make_json_frame(lake: LakeDirectory, spark: SparkSession, schema: pa.Schema | str | None = None) -> DataFrame:
@@ -220,8 +239,3 @@ def _name_columns(fields: pa.Schema) -> pa.Schema:
         taken.add(name.lower())
         columns.append(pa.field(name, field.type))
     return pa.schema([*columns, pa.field(REST, pa.string())])
-
-
-def _parse_batch(batch: pa.RecordBatch, fields: pa.Schema, named: pa.Schema) -> pa.RecordBatch:
-    columns, rest = parse(batch["value"], fields)
-    return pa.RecordBatch.from_arrays([*(batch[name] for name in KEY_COLUMNS), *columns.flatten(), rest], schema=named)

@@ -31,7 +31,8 @@ from penstock.spark.pipeline.run.spark_failure import translate_errors
 from penstock.spark.pipeline.run.value_fields import load_fields
 from penstock.spark.pipeline.state import run_state as control
 from penstock.spark.pipeline.state.run_progress import ReportProgress, SourceProgress
-from penstock.spark.runtime.spark_session import cluster_session, local_session, register_formats
+from penstock.spark.runtime.data_source import register
+from penstock.spark.runtime.spark_session import cluster_session, local_session
 
 __all__ = ["run_pipeline"]
 
@@ -141,7 +142,7 @@ def _open_session(given: SparkSession | None, master: str | None, locks: Sequenc
         A session with the formats.
     """
     if given is not None:
-        register_formats(given)
+        register(given)
         # Spark looks up a format in the session of the calling thread. This call makes it the given session.
         given.createDataFrame([], "nothing int")
         yield given
