@@ -19,6 +19,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from penstock.spark.runtime.data_source import register
+from penstock.spark.runtime.fork_server import start_fork_server
 from penstock.spark.runtime.java import java_environment
 from penstock.spark.shipping import ship
 
@@ -65,7 +66,9 @@ def local_session(processors: int | None = None, *, inherit: Sequence[int] = ())
         UsageError: there is no fitting Java.
     """
     with as_file(files("penstock.spark.runtime") / "worker-python") as worker:
-        spark = _start_session(f"local[{processors or '*'}]", SETTINGS, _make_worker_environment(worker), inherit)
+        has_java = SparkContext._gateway is not None  # Spark keeps its Java process for the next session
+        environment = {} if has_java else _make_worker_environment(worker)
+        spark = _start_session(f"local[{processors or '*'}]", SETTINGS, environment, inherit)
     register(spark)
     return spark
 
@@ -110,7 +113,7 @@ def _start_session(
         warnings.simplefilter("ignore", FutureWarning)
         conf = SparkConf().setMaster(master).setAppName("penstock")
         conf.set("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={log4j}").setAll([*settings.items()])
-        if SparkContext._gateway is None:  # Spark keeps its Java process for the next session
+        if SparkContext._gateway is None:
             os.environ.update({**java_environment(), **environment})
             if inherit:
                 gateway = launch_gateway(conf, {"pass_fds": tuple(inherit)})  # type: ignore[no-untyped-call]
@@ -144,4 +147,5 @@ def _make_worker_environment(launcher: Path) -> dict[str, str]:
     if not os.access(launcher, os.X_OK) or not Path(pyspark.__file__).is_file():
         return {}
     python = str(launcher)
-    return {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, "PENSTOCK_PYTHON": sys.executable}
+    names = {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, "PENSTOCK_PYTHON": sys.executable}
+    return {**names, **start_fork_server()}
