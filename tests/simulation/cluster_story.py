@@ -82,13 +82,13 @@ class ClusterStory(World):
         self.promises.end_process(node)
 
     def count(self) -> dict[str, int]:
-        """Return the numbers of writes, of those that faults were allowed to take, of rollbacks and failovers."""
+        """Return the numbers of writes, of those that faults were allowed to take, of rollbacks and maps."""
         return {
             "acknowledged": sum(writer.acknowledged for writer in self.writers),
             "promised": len(self.promises.writes),
             "released": self.promises.released,
             "rollbacks": sum(consumer.rollbacks for consumer in self.consumers),
-            "failovers": self.orchestrator.revision - 1,
+            "maps": self.orchestrator.revision - 1,
         }
 
     # Faults

@@ -42,7 +42,7 @@ class Orchestrator:
     """Decides on which node each vbucket is active, and keeps states and replication accordingly.
 
     Attributes:
-        revision: the revision of the map, which each failover increases.
+        revision: the revision of the map, which each failover and each move increases.
         map: the place of each vbucket.
         candidates: vbucket -> the nodes of which its owner had the best replica, as it became the owner.
         applied: the revision of the map that each node has; 0 after a restart.
@@ -124,8 +124,9 @@ class Orchestrator:
         self._notify()
 
     def end_move(self, vbucket: int) -> None:
-        """Send states of the vbucket again, and maps to all nodes."""
+        """Send states of the vbucket again, and a map that is newer than those of the mover to all nodes."""
         self.moving.discard(vbucket)
+        self.revision += 1
         for node in self.cluster.nodes:
             self.forget(node)
 

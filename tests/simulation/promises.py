@@ -114,6 +114,13 @@ class Promises:
                 write.holders.pop(number, None)
                 write.spoiled.add(number)
 
+    def forget_lost(self, vbucket: int, source: int, target: int) -> None:
+        """Expect no write on the target of a move that the restarted source has lost: the target follows it."""
+        for write in self.writes:
+            if write.vbucket == vbucket and source not in write.holders:
+                write.holders.pop(target, None)
+                write.spoiled.add(target)
+
     def is_current(self, write: Write) -> bool:
         """Return whether the vbucket is still where the write was made."""
         return self._orchestrator.map[write.vbucket] == write.place

@@ -12,6 +12,7 @@ from penstock.client.replication.node_control import NodeControl
 from penstock.client.replication.vbucket_mover import VbucketMover
 from penstock.errors import Error
 from penstock.wire.codec.constants import VbucketState
+from tests.simulation.cluster import SimulatedNode
 from tests.simulation.orchestrator import Orchestrator
 from tests.simulation.promises import Promises
 from tests.simulation.virtual_loop import Process
@@ -40,7 +41,8 @@ async def move_vbucket(
     is_known = orchestrator.applied[place.owner] >= place.revision
     if orchestrator.moving or not is_known or not orchestrator.can_own(vbucket, target):
         return
-    source, process = place.owner, orchestrator.cluster.nodes[target].process
+    source, nodes = place.owner, orchestrator.cluster.nodes
+    former, process, branch = nodes[source].process, nodes[target].process, _read_branch(nodes[source], vbucket)
     orchestrator.begin_move(vbucket)
     try:
         has_moved = await _run_commands(orchestrator, vbucket, source, target, kills)
@@ -50,10 +52,18 @@ async def move_vbucket(
     if has_moved:
         if process.is_alive:
             promises.move(vbucket, source, target)
+        if not former.is_alive and _read_branch(nodes[target], vbucket) != branch:
+            promises.forget_lost(vbucket, source, target)
         promises.forget_copies(vbucket, source)
         orchestrator.change_owner(vbucket, target)
     else:
         promises.forget_copies(vbucket, target)
+
+
+def _read_branch(node: SimulatedNode, vbucket: int) -> int | None:
+    """Return the newest vbuuid of a vbucket; None: it has none. A crash of its owner gives it another one."""
+    log = () if node.node is None else node.vbuckets[vbucket].history.failover_log
+    return log[0].vbuuid if log else None
 
 
 async def _run_commands(
