@@ -12,7 +12,7 @@ from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
 from penstock.client.replication.vbucket_mover import MovedVbucket, VbucketMover
 from penstock.client.topology.balance_plan import plan_balance
-from penstock.errors import UsageError
+from penstock.errors import KeyExists, UsageError
 from penstock.node import Node
 from penstock.wire.codec.constants import VbucketState
 from tests.client.peer import in_loop
@@ -171,6 +171,25 @@ def test_vbucket_that_is_not_active_is_not_moved(nodes):
     run(second, stop)
     with pytest.raises(UsageError, match="vbucket 1 is dead at "):
         move_missing(first, second)
+
+
+@in_loop
+async def move_with_an_older_map(first, second):
+    """Move vbucket 3 with a map from before the failover of vbucket 2, which has no changes, to the target."""
+    async with moving(first, second) as (mover, _):
+        await mover.move([1], make_endpoint(first), make_endpoint(second))
+    async with moving(first, second) as (mover, _), moving(first, second) as (_, publisher):
+        target = publisher.layout.require_node(make_endpoint(second))
+        await publisher.get_control(make_endpoint(second)).set_states([2], ACTIVE)
+        await publisher.publish(publisher.layout.set_owners({2: target}))
+        await mover.move([3], make_endpoint(first), make_endpoint(second))
+
+
+def test_vbucket_of_a_failover_that_the_mover_does_not_know_is_kept(nodes):
+    first, second = nodes
+    with pytest.raises(KeyExists, match="another program has placed vbuckets"):
+        move_with_an_older_map(first, second)
+    assert run(second, lambda: list_active(second)) == [1, 2]
 
 
 @in_loop

@@ -61,7 +61,7 @@ async def move_vbucket(
 
 
 def _read_branch(node: SimulatedNode, vbucket: int) -> int | None:
-    """Return the newest vbuuid of a vbucket; None: it has none. A crash of its owner gives it another one."""
+    """Return the newest vbuuid of a vbucket; None: it has none. A crash of the owner changes it."""
     log = () if node.node is None else node.vbuckets[vbucket].history.failover_log
     return log[0].vbuuid if log else None
 

@@ -83,6 +83,22 @@ def test_stopped_rebalance_is_completed_by_the_next_one(nodes):
     assert read_pool(first)[0] is True
 
 
+def test_collections_can_be_created_during_a_rebalance(nodes):
+    """Each one changes the revision of the map, but not the places of vbuckets."""
+    first = nodes[0]
+    created: set[str] = set()
+    assert rebalance(first, nodes.names).status == 200
+    while len(created) < 5 and first.get_json(PROGRESS)["status"] != "none":
+        name = f"c{len(created)}"
+        assert first.post(f"{BUCKETS}/beer/scopes/_default/collections", name=name).status == 200
+        created.add(name)
+    wait_until_ended(first)
+    assert read_pool(first)[0] is True
+    (scope,) = (each for each in nodes[2].get_json(f"{BUCKETS}/beer/scopes")["scopes"] if each["name"] == "_default")
+    assert created
+    assert created <= {each["name"] for each in scope["collections"]}
+
+
 def test_failed_rebalance_states_the_reason():
     with ExitStack() as stack:
         nodes = stack.enter_context(run_cluster(stack, 2))

@@ -141,6 +141,10 @@ class MapLayout:
         """Return the replication chain of a vbucket: the names of its nodes, None for a place without a node."""
         return [None if place == NO_NODE else self.nodes[place].address for place in self.chains[vbucket]]
 
+    def list_places(self) -> list[tuple[str | None, list[str | None]]]:
+        """Return the name of the owner of each vbucket, and the names of all its nodes."""
+        return [(self.list_names(vbucket)[0], self.list_copies(vbucket)) for vbucket in range(len(self.chains))]
+
     def list_copies(self, vbucket: int) -> list[str | None]:
         """Return the replication chain of a vbucket without the places that have no node.
 

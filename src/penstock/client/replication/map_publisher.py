@@ -17,7 +17,7 @@ from penstock.client.replication.map_layout import (
     read_map_layout,
 )
 from penstock.client.replication.node_control import NodeControl
-from penstock.errors import RemoteProtocolError
+from penstock.errors import KeyExists, RemoteProtocolError
 
 __all__ = ["MapPublisher"]
 
@@ -101,7 +101,7 @@ class MapPublisher:
         self._documents.append(document)
 
     async def publish(self, layout: MapLayout, first: Endpoint | None = None, removed: Iterable[Endpoint] = ()) -> None:
-        """Send a new map to all of its nodes.
+        """Send a new map to all of its nodes. A bucket that has changed otherwise keeps these changes.
 
         Args:
             layout: the new layout.
@@ -109,16 +109,53 @@ class MapPublisher:
             removed: nodes that get the map although they are not in it, so that their clients learn the new nodes.
 
         Raises:
-            KeyExists: a node has a newer map, from another orchestrator.
+            KeyExists: a node has a newer map with other places, from another orchestrator.
         """
+        endpoints = sorted([*self.list_endpoints(layout), *removed], key=lambda each: each != first)
+        while not await self._send(layout, endpoints):
+            pass
+
+    async def _send(self, layout: MapLayout, endpoints: Iterable[Endpoint]) -> bool:
+        """Send a layout with the next version. Return whether no node has a newer map."""
         version = find_next_version(self._documents)
-        endpoints = [*self.list_endpoints(layout), *removed]
         shown = layout.replace_endpoints(self._shown)
-        for endpoint in sorted(endpoints, key=lambda each: each != first):
+        for endpoint in endpoints:
             document = make_map_document(self._base, shown, version, self._shown.get(endpoint, endpoint))
-            await self.get_control(endpoint).push_map(document)
+            try:
+                await self.get_control(endpoint).push_map(document)
+            except KeyExists:
+                if await self.adopt_version(endpoint, layout):
+                    return False
+                raise
         self.layout, self._version = layout, find_next_version([{"revEpoch": version[0], "rev": version[1]}])
         self._documents.append({"revEpoch": version[0], "rev": version[1]})
+        return True
+
+    async def adopt_version(self, endpoint: Endpoint, sent: MapLayout | None = None) -> bool:
+        """Continue from the map of a node if it is newer: the bucket has changed, for example its collections.
+
+        Args:
+            endpoint: the node.
+            sent: a layout that some nodes may have already.
+
+        Returns:
+            Whether the node has a newer map of several nodes.
+
+        Raises:
+            KeyExists: the newer map has other places, from another orchestrator.
+        """
+        document = await self.get_control(endpoint).read_map()
+        version = find_next_version([document])
+        if document.get("revEpoch", 1) < PUSHED_EPOCH or version <= find_next_version(self._documents):
+            return False
+        places = read_map_layout(document, endpoint).replace_endpoints(self._hidden).list_places()
+        if places not in (self.layout.list_places(), (sent or self.layout).list_places()):
+            raise KeyExists(
+                f"{format_endpoint(*endpoint)} has a newer cluster map, in which another program has placed vbuckets"
+            )
+        self._base, self._version = document, version
+        self._documents.append(document)
+        return True
 
 
 def _is_shared(document: Mapping[str, Any]) -> bool:

@@ -130,6 +130,7 @@ class VbucketMover:
         Raises:
             UsageError: a node is not in the map, the source does not have a vbucket active, or the target has changes
                 of its own.
+            KeyExists: a node has a newer map with other places of vbuckets, from another orchestrator.
             ConnectionClosed: a connection was lost during a takeover. The source owns the vbucket again.
         """
         for endpoint in (source, target):
@@ -279,12 +280,14 @@ async def release_strays(publisher: MapPublisher, node: NodeControl) -> None:
 
     Raises:
         UsageError: such a vbucket has changes, which would be lost.
+        KeyExists: the node has a newer map with other places: it may own the vbucket since a failover.
     """
     layout = publisher.layout
     owned = layout.list_owned(layout.require_node(node.endpoint))
     states = await node.read_states()
     strays = {vb for vb, state in states.items() if state is VbucketState.ACTIVE}.difference(owned)
     if strays:
+        await publisher.adopt_version(node.endpoint)
         find_new_replicas(strays, states, await node.read_seqnos(), overwrite=False)
         await node.set_states(strays, VbucketState.REPLICA)  # no client writes to them from here on
         seqnos = await node.read_seqnos()
