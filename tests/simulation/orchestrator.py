@@ -176,11 +176,12 @@ class Orchestrator:
         while True:
             if self.applied[number] < self.revision:
                 with suppress(OSError, Error, TimeoutError):
-                    await self._send_states(number)
-                    continue
+                    if await self._send_states(number):
+                        continue
             await self.wait_for_change(_RETRY_SECONDS if self.applied[number] < self.revision else 1e6)
 
-    async def _send_states(self, number: int) -> None:
+    async def _send_states(self, number: int) -> bool:
+        """Send the newest states to a node. Return whether they are all: not those of a move, if it has restarted."""
         node, forgotten = self.cluster.nodes[number], self._forgotten[number]
         process, revision, before = node.process, self.revision, self.applied[number]
         layout = self.make_layout()
@@ -195,8 +196,11 @@ class Orchestrator:
                     self.promoted(number, vbucket)
             if not self.moving:
                 await self._push_map(control, layout, revision)
-        if forgotten == self._forgotten[number] and process.is_alive and not (self.moving and not before):
+        if self.moving and not before:
+            return False
+        if forgotten == self._forgotten[number] and process.is_alive:
             self.applied[number] = revision
+        return True
 
     async def _push_map(self, control: NodeControl, layout: MapLayout, revision: int) -> None:
         if not self._base:
