@@ -1,8 +1,8 @@
 """Moves of vbuckets under writers: the clients learn the map and lose no write."""
 
 import asyncio
-from contextlib import asynccontextmanager
-from itertools import chain
+from contextlib import asynccontextmanager, suppress
+from itertools import chain, cycle
 
 import pytest
 
@@ -190,6 +190,35 @@ def test_vbucket_of_a_failover_that_the_mover_does_not_know_is_kept(nodes):
     with pytest.raises(KeyExists, match="another program has placed vbuckets"):
         move_with_an_older_map(first, second)
     assert run(second, lambda: list_active(second)) == [1, 2]
+
+
+@in_loop
+async def move_between_other_maps(first, second):
+    """Move vbuckets while another program publishes maps, in which vbucket 7 goes to and fro."""
+    moved = asyncio.Event()
+
+    async def publish_often():
+        async with moving(first, second) as (_, publisher):
+            for owner in cycle((1, 0)):
+                with suppress(KeyExists):
+                    await publisher.publish(publisher.layout.set_owners({7: owner}))
+                if moved.is_set():
+                    return
+
+    async with moving(first, second) as (mover, _):
+        await mover.move([0], make_endpoint(first), make_endpoint(second))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(publish_often())
+            await mover.move([0, 1, 2, 3, 4, 5], make_endpoint(first), make_endpoint(second))
+            moved.set()
+    async with moving(first, second) as (_, publisher):
+        assert [chain[0] for chain in publisher.layout.chains[:7]] == [1, 1, 1, 1, 1, 1, 0]
+
+
+def test_map_of_another_program_does_not_undo_a_takeover(nodes):
+    first, second = nodes
+    move_between_other_maps(first, second)
+    assert run(second, lambda: list_active(second)) == [*range(6)]
 
 
 @in_loop

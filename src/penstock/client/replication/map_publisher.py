@@ -109,7 +109,7 @@ class MapPublisher:
             removed: nodes that get the map although they are not in it, so that their clients learn the new nodes.
 
         Raises:
-            KeyExists: a node has a newer map with other places, from another orchestrator.
+            KeyExists: as in `adopt_map`.
         """
         endpoints = sorted([*self.list_endpoints(layout), *removed], key=lambda each: each != first)
         while not await self._send(layout, endpoints):
@@ -124,14 +124,14 @@ class MapPublisher:
             try:
                 await self.get_control(endpoint).push_map(document)
             except KeyExists:
-                if await self.adopt_version(endpoint, layout):
+                if await self.adopt_map(endpoint, layout):
                     return False
                 raise
         self.layout, self._version = layout, find_next_version([{"revEpoch": version[0], "rev": version[1]}])
         self._documents.append({"revEpoch": version[0], "rev": version[1]})
         return True
 
-    async def adopt_version(self, endpoint: Endpoint, sent: MapLayout | None = None) -> bool:
+    async def adopt_map(self, endpoint: Endpoint, sent: MapLayout | None = None) -> bool:
         """Continue from the map of a node if it is newer: the bucket has changed, for example its collections.
 
         Args:
@@ -142,19 +142,20 @@ class MapPublisher:
             Whether the node has a newer map of several nodes.
 
         Raises:
-            KeyExists: the newer map has other places, from another orchestrator.
+            KeyExists: the newer map has other places, from another orchestrator. Its layout is the newest from then on.
         """
         document = await self.get_control(endpoint).read_map()
         version = find_next_version([document])
         if document.get("revEpoch", 1) < PUSHED_EPOCH or version <= find_next_version(self._documents):
             return False
-        places = read_map_layout(document, endpoint).replace_endpoints(self._hidden).list_places()
-        if places not in (self.layout.list_places(), (sent or self.layout).list_places()):
+        expected = self.layout.list_places(), (sent or self.layout).list_places()
+        layout = read_map_layout(document, endpoint).replace_endpoints(self._hidden)
+        self._base, self._version, self.layout = document, version, layout.add_nodes(self._alone)
+        self._documents.append(document)
+        if layout.list_places() not in expected:
             raise KeyExists(
                 f"{format_endpoint(*endpoint)} has a newer cluster map, in which another program has placed vbuckets"
             )
-        self._base, self._version = document, version
-        self._documents.append(document)
         return True
 
 

@@ -22,7 +22,7 @@ from penstock.client.replication.node_control import NodeControl
 from penstock.client.replication.replica_consumers import close_consumer, find_consumers
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
 from penstock.client.replication.target_states import find_new_replicas
-from penstock.errors import ConnectionClosed, OperationTimeout, UsageError
+from penstock.errors import ConnectionClosed, KeyExists, OperationTimeout, UsageError
 from penstock.wire.codec.constants import Dialect, VbucketState
 from penstock.wire.codec.flags import StreamFlag
 
@@ -221,12 +221,23 @@ class VbucketMover:
         """Publish the map with the new owner, and delete the vbucket at its former owner."""
         clock = asyncio.get_running_loop().time
         started = clock() if started is None else started
-        layout = self._place(vbucket, new)
-        # Once more after the takeover, for servers that refuse the chain of a replica.
-        await new.set_chains({vbucket: layout.list_copies(vbucket)}, VbucketState.ACTIVE)
-        await self._publisher.publish(layout, new.endpoint)
+        while not await self._publish_owner(vbucket, old, new):
+            pass
         self._report(MovedVbucket(vbucket, old.endpoint, new.endpoint, clock() - started))
         await old.delete_vbuckets([vbucket])
+
+    async def _publish_owner(self, vbucket: int, old: NodeControl, new: NodeControl) -> bool:
+        """Publish the newest map with the new owner. Return whether no other program has placed vbuckets meanwhile."""
+        known, layout = self._publisher.layout, self._place(vbucket, new)
+        # Once more after the takeover, for servers that refuse the chain of a replica.
+        await new.set_chains({vbucket: layout.list_copies(vbucket)}, VbucketState.ACTIVE)
+        try:
+            await self._publisher.publish(layout, new.endpoint)
+        except KeyExists:
+            if self._publisher.layout is known or self._find_place(vbucket, old, new) is Place.OTHER:
+                raise
+            return False
+        return True
 
     async def _run_takeover(self, vbucket: int, old: NodeControl, new: NodeControl) -> None:
         ended: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -287,7 +298,7 @@ async def release_strays(publisher: MapPublisher, node: NodeControl) -> None:
     states = await node.read_states()
     strays = {vb for vb, state in states.items() if state is VbucketState.ACTIVE}.difference(owned)
     if strays:
-        await publisher.adopt_version(node.endpoint)
+        await publisher.adopt_map(node.endpoint)
         find_new_replicas(strays, states, await node.read_seqnos(), overwrite=False)
         await node.set_states(strays, VbucketState.REPLICA)  # no client writes to them from here on
         seqnos = await node.read_seqnos()
