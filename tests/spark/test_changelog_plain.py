@@ -16,10 +16,10 @@ from pyspark.sql.types import BinaryType, StructType
 
 from penstock.errors import LakeRefused, UsageError
 from penstock.spark import Lake
-from penstock.spark.lake.changelog import plain_changelog as plain
-from penstock.spark.lake.changelog.changelog_writer import write_files
-from penstock.spark.lake.changelog.plain_changelog import abort_batch, commit_batch
+from penstock.spark.lake.changelog.changelog_writer import abort_batch, commit_batch, write_files
 from penstock.spark.lake.tables import plain_manifests
+from penstock.spark.lake.tables import plain_table as plain
+from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.runtime.changelog_sink import ChangelogSink
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.patience import PATIENCE
@@ -27,6 +27,11 @@ from tests.spark import lakes
 from tests.spark.lakes import QUERY, VBUCKETS, checkpoint, row, table
 
 IDENTITY = ["vbucket", "history", "seqno"]
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return LakeDirectory(tmp_path / "lake", "parquet")
 
 
 @pytest.fixture
@@ -39,7 +44,7 @@ def rows(batch, count=40):
 
 
 def write_batch(lake, batch):
-    return write_files(table(rows(batch)).to_batches(), plain.locate_pending(lake), VBUCKETS)
+    return write_files(table(rows(batch)).to_batches(), lake.changelog_table.write_root, VBUCKETS)
 
 
 def append(lake, batch):
@@ -61,7 +66,7 @@ def list_identities(*batches):
 
 
 def list_pending_files(lake):
-    return list(plain.locate_pending(lake).rglob("*.parquet"))
+    return list(lake.changelog_table.write_root.rglob("*.parquet"))
 
 
 def test_readers_of_the_directory_find_committed_rows_only(lake, root):
@@ -119,9 +124,10 @@ def test_manifests_stay_few(lake, root, monkeypatch):
 
 DRIVER = """
 import pathlib, signal, sys
-from penstock.spark import Lake
+from penstock.spark.lake.tables.directory import LakeDirectory
 from tests.spark.test_changelog_plain import append
-lake, ended, batches, seconds = Lake(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+lake = LakeDirectory(sys.argv[1], "parquet")
+ended, batches, seconds = pathlib.Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 signal.setitimer(signal.ITIMER_REAL, seconds)
 for batch in range(int(ended.read_text() or 0), batches):
     append(lake, batch)
@@ -146,24 +152,24 @@ def test_a_driver_killed_at_any_moment_loses_and_repeats_nothing(lake, root, tmp
 
 
 def test_a_lake_of_plain_files_has_one_owner(lake):
-    lake.check_owner("parquet")
+    lake.check_owner()
     checkpoint(lake.checkpoint, batches=2)
     append(lake, 1)
-    lake.check_owner("parquet")
+    lake.check_owner()
     with pytest.raises(LakeRefused, match="another query"):
         commit_batch(lake, "0b3f", 2, [], vbuckets=VBUCKETS)
     with pytest.raises(LakeRefused, match="64 vbuckets, and this one has 1024"):
         commit_batch(lake, QUERY, 2, [], vbuckets=1024)
     with pytest.raises(UsageError, match="'_batches', which is not"):
-        lake.check_owner()
+        LakeDirectory(lake.path, "delta").check_owner()
     (lake.checkpoint / "metadata").write_text('{"id":"another"}')
     with pytest.raises(LakeRefused, match="not written by the query"):
-        lake.check_owner("parquet")
+        lake.check_owner()
 
 
 def test_plain_files_are_refused_in_a_delta_table(lake):
-    lakes.append(lake, 0, rows(0))
-    for refused in (lambda: lake.check_owner("parquet"), lambda: commit_batch(lake, QUERY, 1, [], vbuckets=VBUCKETS)):
+    lakes.append(Lake(lake.path), 0, rows(0))
+    for refused in (lake.check_owner, lambda: commit_batch(lake, QUERY, 1, [], vbuckets=VBUCKETS)):
         with pytest.raises(UsageError, match="expected a changelog of plain Parquet files"):
             refused()
 
@@ -187,8 +193,7 @@ def test_sink_with_format_parquet_writes_plain_files(lake, root):
 
 
 @pytest.mark.spark
-def test_spark_reads_the_directory(spark, tmp_path):
-    lake = Lake(tmp_path / "lake")
+def test_spark_reads_the_directory(spark, lake):
     append(lake, 0)
     append(lake, 1)
     write_batch(lake, 2)

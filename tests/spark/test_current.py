@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from deltalake.exceptions import DeltaError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from penstock.spark.lake.current.current_table import MergeProgress, PreparedMer
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.maintenance.lake_vacuum import vacuum
 from penstock.spark.lake.reading.lake_readers import count_documents, count_rows, read_current, read_documents
+from penstock.spark.lake.tables.lake_table import CommitFailed
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, CURRENT_SCHEMA
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.examples import scaled
@@ -301,7 +301,7 @@ def test_one_of_two_concurrent_merges_fails(tables):
     assert isinstance(first, PreparedMerge)
     assert isinstance(second, PreparedMerge)
     first.commit()
-    with pytest.raises(DeltaError):
+    with pytest.raises(CommitFailed):
         second.commit()
     assert as_documents(lakes.read_table_documents(tables)) == model([row(1, 2, b"a", b"2")])
     assert merge_current(tables) == MergeProgress(1)

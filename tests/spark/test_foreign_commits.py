@@ -7,13 +7,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import DeltaError
 
 from penstock.errors import LakeRefused, UsageError
 from penstock.spark import Lake, compact, vacuum
 from penstock.spark.lake.current import current_table as current
 from penstock.spark.lake.current.current_table import merge_current, prepare_merge
-from penstock.spark.lake.tables.delta_table import LakeTable
+from penstock.spark.lake.tables.lake_table import AnyTable, CommitFailed
 from tests.spark.lakes import (
     QUERY,
     append,
@@ -61,7 +60,7 @@ def expected(first, end):
     return [change for change in rows if change["vbucket"] < 8]
 
 
-def foreign(table: LakeTable, operation):
+def foreign(table: AnyTable, operation):
     """Run another program's operation, and fail if it commits nothing."""
     opened = DeltaTable(table.path.as_uri())
     before = opened.version()
@@ -188,7 +187,7 @@ def test_compaction_of_files_that_another_program_joined_fails(lake):
     old, new = table.list_files(opened), write(lake, expected(0, 3))
     run(lake, [3])  # a batch meanwhile is no conflict
     foreign(table, JOINS["Z-ORDER"])
-    with pytest.raises(DeltaError):
+    with pytest.raises(CommitFailed):
         table.commit(opened, ("penstock.maintenance", 2), new, old, rows_change=False)
     check(lake, expected(0, 4))
 

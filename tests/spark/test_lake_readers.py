@@ -15,7 +15,7 @@ from penstock.spark import Lake
 from penstock.spark.lake.changelog.merge_rules import merge_changes
 from penstock.spark.lake.current.current_table import merge_current
 from penstock.spark.lake.tables.data_files import RANGE_COLUMN
-from penstock.spark.lake.tables.delta_table import LakeTable
+from penstock.spark.lake.tables.lake_table import AnyTable
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.spark import lakes
 from tests.spark.lakes import append, as_documents, model, rollback, row, table
@@ -34,11 +34,11 @@ ROWS = [
 ]
 
 
-def as_delta(part: LakeTable) -> str:
+def as_delta(part: AnyTable) -> str:
     return str(part.path)
 
 
-def files_of(part: LakeTable) -> list[str]:
+def files_of(part: AnyTable) -> list[str]:
     opened = part.open()
     assert opened is not None
     return part.list_paths(part.list_files(opened))
@@ -50,7 +50,7 @@ def from_pandas(frame: Any) -> list[dict[str, Any]]:
     return lines
 
 
-READERS: dict[str, Callable[[LakeTable], Any]] = {
+READERS: dict[str, Callable[[AnyTable], Any]] = {
     "deltalake": lambda part: DeltaTable(part.path).to_pyarrow_table().to_pylist(),
     "pyarrow, files": lambda part: pa.concat_tables(pq.ParquetFile(path).read() for path in files_of(part)).to_pylist(),
     "pandas, Delta": lambda part: from_pandas(DeltaTable(part.path).to_pandas(types_mapper=pd.ArrowDtype)),

@@ -9,7 +9,6 @@ from itertools import pairwise
 from tempfile import TemporaryDirectory
 
 import pytest
-from deltalake.exceptions import DeltaError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +29,7 @@ from penstock.spark.lake.maintenance.lake_vacuum import vacuum
 from penstock.spark.lake.maintenance.maintenance_report import TableReport
 from penstock.spark.lake.tables.data_files import DataFile
 from penstock.spark.lake.tables.lake_lock import hold_lock
+from penstock.spark.lake.tables.lake_table import CommitFailed
 from tests.examples import scaled
 from tests.patience import PATIENCE
 from tests.spark import lakes
@@ -229,7 +229,7 @@ def test_merge_prepared_before_compaction_of_current_is_not_applied_twice(lake, 
     assert isinstance(merge, PreparedMerge)
     assert compact(lake).current.files_before > 16
     assert len(files(lake.current_table)) == 16
-    with pytest.raises(DeltaError):
+    with pytest.raises(CommitFailed):
         merge.commit()
     merge_current(lake)
     assert as_documents(lakes.read_table_documents(lake)) == model(written)

@@ -11,7 +11,6 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from pyspark.sql.types import StructType
 
 from penstock.errors import UsageError
-from penstock.spark.lake.changelog import plain_changelog as plain
 from penstock.spark.lake.changelog.changelog_writer import abort_batch, commit_batch, write_files
 from penstock.spark.lake.tables.data_files import DataFile
 from penstock.spark.lake.tables.directory import LakeDirectory, read_query_id
@@ -49,7 +48,7 @@ class ChangelogWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesWritten:
         """Return the message with the files of a task, after writing them; called in a worker."""
-        return FilesWritten(write_files(iterator, self.lake.changelog_table.path, self.vbuckets))
+        return FilesWritten(write_files(iterator, self.lake.changelog_table.write_root, self.vbuckets))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Commit the files of a micro-batch to the changelog."""
@@ -66,23 +65,8 @@ class ChangelogWriter(DataSourceStreamArrowWriter):
         return query
 
 
-class PlainChangelogWriter(ChangelogWriter):
-    """Writes micro-batches to a changelog of plain Parquet files."""
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesWritten:
-        """Return the message with the files of a task, after writing them; called in a worker."""
-        return FilesWritten(write_files(iterator, plain.locate_pending(self.lake), self.vbuckets))
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Commit the files of a micro-batch to the changelog."""
-        plain.commit_batch(self.lake, self._find_query_id(), batchId, _list_files(messages), vbuckets=self.vbuckets)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Remove the files of a failed micro-batch."""
-        plain.abort_batch(self.lake, _list_files(messages))
-
-
-WRITERS = {"delta": ChangelogWriter, "parquet": PlainChangelogWriter}
+FORMATS = ("delta", "parquet")
+"""The formats of a changelog."""
 
 
 def _list_files(messages: Iterable[WriterCommitMessage | None]) -> list[DataFile]:
@@ -123,9 +107,9 @@ class ChangelogSink(DataSource):
         if not vbuckets.isdigit() or not int(vbuckets):
             raise UsageError(f"penstock-changelog has vbuckets {vbuckets!r}; expected a number above 0")
         table_format = self.options.get("tableFormat", "delta")
-        if table_format not in WRITERS:
+        if table_format not in FORMATS:
             raise UsageError(
-                f"penstock-changelog has tableFormat {table_format!r}; expected one of {', '.join(WRITERS)}"
+                f"penstock-changelog has tableFormat {table_format!r}; expected one of {', '.join(FORMATS)}"
             )
-        writer = WRITERS[table_format]
-        return writer(LakeDirectory(self.options["path"]), checkpoint, self.options.get("queryId"), int(vbuckets))
+        lake = LakeDirectory(self.options["path"], table_format)
+        return ChangelogWriter(lake, checkpoint, self.options.get("queryId"), int(vbuckets))

@@ -154,7 +154,7 @@ class Invalidation:
             Error: the changelog does not have the number.
         """
         changelog = self.lake.changelog_table.open()
-        count = changelog.schema().fields[-1].metadata.get(VBUCKETS) if changelog is not None else None
+        count = self.lake.changelog_table.read_note(changelog, VBUCKETS) if changelog is not None else None
         if count is None:
             raise Error(f"the metadata of {self.lake.changelog_table.path} lacks {VBUCKETS}, the number of vbuckets")
         return int(count)

@@ -14,7 +14,7 @@ from penstock.spark.dependents.secondary.entry_files import EntryWriter, merge_e
 from penstock.spark.dependents.value_types import find_value_type
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta
 from penstock.spark.lake.current.current_table import read_merged_version
-from penstock.spark.lake.tables.delta_table import LakeTable
+from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 
 __all__ = ["DIRECTORY", "IndexTable", "read_stored_definition"]
@@ -54,7 +54,7 @@ class IndexTable:
         self.path = path
         self.kind = find_value_type(type)
         self.names = parse_path(path)
-        self.table = LakeTable(lake.path / DIRECTORY / name, make_entry_schema(self.kind), PROPERTIES)
+        self.table = DeltaLakeTable(lake.path / DIRECTORY / name, make_entry_schema(self.kind), PROPERTIES)
 
     @property
     def definition(self) -> str:
@@ -110,7 +110,7 @@ class IndexTable:
             raise
         opened = self.table.open()
         if opened is not None and opened.version() % VACUUM_EVERY == VACUUM_EVERY - 1:
-            opened.vacuum(dry_run=False, full=True)
+            self.table.remove_unused_files()
 
 
 def read_stored_definition(lake: LakeDirectory, name: str) -> dict[str, str]:

@@ -91,7 +91,7 @@ class ChangelogDelta:
 
     Attributes:
         lake: the lake of the changelog.
-        changelog_id: the id of the Delta table.
+        changelog_id: the id of the changelog.
         version: the changelog version that the delta reaches.
         is_full: True if the delta holds the whole changelog and replaces all known documents, in every range.
         files: the files with the rows of the delta.
@@ -200,7 +200,7 @@ class ChangelogDelta:
 def find_delta(lake: LakeDirectory, applied: tuple[str, int] | None) -> ChangelogDelta | None:
     """Return the changes that the changelog has gained since a version, None if there is no changelog.
 
-    Raises LakeRefused if another program changed rows of the changelog.
+    Raises LakeRefused if another program changed rows of the changelog, UsageError if it has no versions.
 
     Args:
         lake: the lake of the changelog.
@@ -213,7 +213,8 @@ def find_delta(lake: LakeDirectory, applied: tuple[str, int] | None) -> Changelo
     if changelog is None:
         return None
     lake.changelog_table.refuse_foreign_changes(changelog)
-    changelog_id, version = str(changelog.metadata().id), changelog.version()
+    lake.changelog_table.check_versions()
+    changelog_id, version = lake.changelog_table.read_id(changelog), changelog.version()
     files = None
     if applied is not None and applied[0] == changelog_id and applied[1] <= version:
         files = lake.changelog_table.list_added_since(changelog, applied[1])

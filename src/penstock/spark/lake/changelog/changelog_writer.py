@@ -1,7 +1,7 @@
 """The changelog writer: writes each micro-batch of a query to the changelog exactly once.
 
-Tasks write the rows of a batch into new files. Then one Delta commit on the driver adds the files to the table, and
-records the query id and the batch id. A batch that runs again after a crash is recognised by these ids. Its commit
+Tasks write the rows of a batch into new files. Then one commit on the driver adds the files to the table, and records
+the query id and the batch id. A batch that runs again after a crash is recognised by these ids. Its commit
 changes nothing and removes the files of the second attempt. Files that no commit names are not part of the table.
 """
 
@@ -14,13 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
 from penstock.errors import LakeRefused
 from penstock.spark.lake.tables.data_files import DataFile
 from penstock.spark.lake.tables.delta_table import RANGE_COUNT, RangeWriter
 from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.lake.tables.lake_table import CommitFailed, TableVersion
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 POOL_BYTES = 64 << 20
@@ -31,7 +30,7 @@ GATHERED_ROWS, GATHERED_BYTES = 16_384, 16 << 20
 """Rows, and about how many bytes, that are divided into ranges at once. Per call, dividing costs more than per row."""
 
 VBUCKETS = "penstock.vbuckets"
-"""The metadata key of the column `vbucket_range` for the number of vbuckets of the bucket."""
+"""The changelog's note for the number of vbuckets of the bucket."""
 
 
 def compute_ranges(vbuckets: pa.Array, count: int) -> np.ndarray:
@@ -59,7 +58,7 @@ def write_files(batches: Iterable[pa.RecordBatch], root: Path, vbuckets: int) ->
 
     Args:
         batches: the rows.
-        root: the directory of the table.
+        root: the directory in which the table's files are written.
         vbuckets: number of vbuckets in the bucket.
 
     Returns:
@@ -101,7 +100,8 @@ def commit_batch(lake: LakeDirectory, query: str, batch_id: int, files: Sequence
     """Add a batch's files to the changelog.
 
     If the changelog has the batch already, the files are removed. Raises LakeRefused if another query wrote the
-    changelog, if another program changed its rows, or if the bucket has another number of vbuckets.
+    changelog, if another program changed its rows, or if the bucket has another number of vbuckets. Raises UsageError
+    if the directory holds something else.
 
     Args:
         lake: the lake of the changelog.
@@ -114,7 +114,7 @@ def commit_batch(lake: LakeDirectory, query: str, batch_id: int, files: Sequence
         False if the changelog has the batch already.
 
     Raises:
-        DeltaError: the commit failed, and no other process has committed the batch.
+        CommitFailed: the commit failed, and no other process has committed the batch.
     """
     table = lake.changelog_table.open()
     if table is not None:
@@ -122,9 +122,9 @@ def commit_batch(lake: LakeDirectory, query: str, batch_id: int, files: Sequence
         lake.changelog_table.refuse_foreign_changes(table)
     if not _has_batch(table, query, batch_id):
         try:
-            lake.changelog_table.commit(table, (query, batch_id), files, metadata={VBUCKETS: str(vbuckets)})
+            lake.changelog_table.commit(table, (query, batch_id), files, notes={VBUCKETS: str(vbuckets)})
             return True
-        except DeltaError:
+        except CommitFailed:
             # Another driver, which was believed dead, may have committed the same batch first.
             newest = lake.changelog_table.open()
             if not _has_batch(newest, query, batch_id):
@@ -153,7 +153,7 @@ def append_changes(
         False if the changelog has the batch already.
     """
     return commit_batch(
-        lake, query, batch_id, write_files(batches, lake.changelog_table.path, vbuckets), vbuckets=vbuckets
+        lake, query, batch_id, write_files(batches, lake.changelog_table.write_root, vbuckets), vbuckets=vbuckets
     )
 
 
@@ -166,7 +166,7 @@ def abort_batch(lake: LakeDirectory, files: Sequence[DataFile]) -> None:
     lake.changelog_table.discard_uncommitted(files)
 
 
-def _check_writer(lake: LakeDirectory, table: DeltaTable, query: str, vbuckets: int) -> None:
+def _check_writer(lake: LakeDirectory, table: TableVersion, query: str, vbuckets: int) -> None:
     """Check that this query wrote the table, for a bucket of the same size.
 
     Raises:
@@ -174,7 +174,7 @@ def _check_writer(lake: LakeDirectory, table: DeltaTable, query: str, vbuckets: 
     """
     if table.transaction_version(query) is None:
         raise LakeRefused(f"{lake.changelog_table.path} was written by another query; choose another directory")
-    before = table.schema().fields[-1].metadata.get(VBUCKETS)
+    before = lake.changelog_table.read_note(table, VBUCKETS)
     if before != str(vbuckets):
         # A vbucket would belong to two ranges, and the current table would have its documents twice.
         raise LakeRefused(
@@ -183,7 +183,7 @@ def _check_writer(lake: LakeDirectory, table: DeltaTable, query: str, vbuckets: 
         )
 
 
-def _has_batch(table: DeltaTable | None, query: str, batch_id: int) -> bool:
+def _has_batch(table: TableVersion | None, query: str, batch_id: int) -> bool:
     """Return whether the table has a batch of the query."""
     newest = table.transaction_version(query) if table is not None else None
     return newest is not None and newest >= batch_id

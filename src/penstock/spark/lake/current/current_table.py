@@ -15,16 +15,15 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
 from penstock.errors import Error
 from penstock.spark.lake.changelog.changelog_delta import LOOKUP_COLUMNS, ChangelogDelta, find_delta
 from penstock.spark.lake.changelog.merge_rules import to_documents
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.tables.data_files import DataFile, match_types, remove_files
-from penstock.spark.lake.tables.delta_table import LakeTable, RangeWriter
+from penstock.spark.lake.tables.delta_table import RangeWriter
 from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.lake.tables.lake_table import AnyTable, CommitFailed, TableVersion
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 
 SMALL_BYTES, SMALL_ROWS = 8 << 20, 32_768
@@ -61,14 +60,14 @@ class PreparedMerge:
     """A merge whose files are written; `commit` adds them to the table."""
 
     lake: LakeDirectory
-    table: DeltaTable | None
+    table: TableVersion | None
     changelog_id: str
     added: list[DataFile]
     removed: list[DataFile]
     progress: MergeProgress
 
     def commit(self) -> None:
-        """Commit the merge. Raises DeltaError if another process committed a merge since this merge began."""
+        """Commit the merge. Raises CommitFailed if another process committed a merge since this merge began."""
         table = self.lake.current_table
         transaction = (self.changelog_id, self.progress.version)
         table.commit(self.table, transaction, self.added, self.removed)
@@ -85,8 +84,8 @@ class PreparedMerge:
         """Remove unused files at every VACUUM_EVERYth commit. The next call retries a failed removal."""
         opened = self.lake.current_table.open()
         if opened is not None and opened.version() % VACUUM_EVERY == VACUUM_EVERY - 1:
-            with suppress(DeltaError):
-                opened.vacuum(dry_run=False, full=True)
+            with suppress(CommitFailed):
+                self.lake.current_table.remove_unused_files()
 
 
 def merge_current(lake: LakeDirectory, policy: MergePolicy | None = None) -> MergeProgress:
@@ -100,7 +99,7 @@ def merge_current(lake: LakeDirectory, policy: MergePolicy | None = None) -> Mer
         The progress, also if no merge was due.
 
     Raises:
-        DeltaError: another process merges at the same time.
+        CommitFailed: another process merges at the same time.
         Error: other processes changed the table at each attempt.
     """
     for _ in range(TRIES):
@@ -109,7 +108,7 @@ def merge_current(lake: LakeDirectory, policy: MergePolicy | None = None) -> Mer
             return step
         try:
             step.commit()
-        except DeltaError:
+        except CommitFailed:
             lake.current_table.discard_uncommitted(step.added)
             # A compaction, and a commit of another program, keeps the merged version; another merge changes it.
             if step.was_overtaken():
@@ -152,7 +151,7 @@ def prepare_merge(lake: LakeDirectory, policy: MergePolicy | None = None) -> Pre
     return PreparedMerge(lake, table, delta.changelog_id, added, removed, progress)
 
 
-def read_merged_version(lake: LakeDirectory, table: LakeTable, opened: DeltaTable | None) -> tuple[str, int] | None:
+def read_merged_version(lake: LakeDirectory, table: AnyTable, opened: TableVersion | None) -> tuple[str, int] | None:
     """Return id and version of the changelog that `current` or an index has merged.
 
     None if the table must be computed again: there is none, it was merged from another changelog, or another program
@@ -169,7 +168,7 @@ def read_merged_version(lake: LakeDirectory, table: LakeTable, opened: DeltaTabl
     changelog = lake.changelog_table.open()
     if opened is None or changelog is None or not table.is_intact(opened):
         return None
-    changelog_id = str(changelog.metadata().id)
+    changelog_id = lake.changelog_table.read_id(changelog)
     version = opened.transaction_version(changelog_id)
     return None if version is None else (changelog_id, version)
 
@@ -207,7 +206,7 @@ class _MergeRewrite:
         if failed:
             for task in tasks:
                 if task not in failed:
-                    remove_files(self.lake.current_table.path, task.result().added)
+                    remove_files(self.lake.current_table.write_root, task.result().added)
         return [task.result() for task in tasks]
 
     def merge_range(self, vbucket_range: int) -> _RewrittenRange:
@@ -219,7 +218,7 @@ class _MergeRewrite:
         delta = self.delta.read_range(vbucket_range)
         root = self.lake.current_table.path
         removed: list[DataFile] = []
-        with RangeWriter(root, vbucket_range, CURRENT_COLUMNS) as writer:
+        with RangeWriter(self.lake.current_table.write_root, vbucket_range, CURRENT_COLUMNS) as writer:
             if delta.changes.num_rows or delta.rolled_back or len(delta.collection_ends.collections):
                 for file in self.old_files if not self.delta.is_full else ():
                     if file.vbucket_range != vbucket_range:

@@ -8,23 +8,21 @@ range at most, and leaves files that `vacuum` removes.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
 from penstock.errors import Error, UsageError
 from penstock.spark.lake.current.current_table import read_merged_version
 from penstock.spark.lake.maintenance.lake_vacuum import KEEP_HOURS
 from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport, TableReport
 from penstock.spark.lake.tables.data_files import RANGE_COLUMN, DataFile, match_types
-from penstock.spark.lake.tables.delta_table import LakeTable, RangeWriter
+from penstock.spark.lake.tables.delta_table import RangeWriter
 from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.lake.tables.lake_table import AnyTable, CommitFailed, TableVersion
 
 __all__ = ["CompactionConflict", "compact", "group_small_files", "maintain_changelog"]
 
@@ -37,7 +35,7 @@ TRIES = 5
 MAINTENANCE = "penstock.maintenance"
 """The application id of commits that remove files of the changelog: if two run at the same time, one fails."""
 MAX_SMALL_FILES = 4096
-"""Small changelog files that a run tolerates. Delta's checkpoints list all files, so each file costs commits time."""
+"""Small changelog files that a run tolerates. A table lists all files at times, so each file costs commits time."""
 
 
 class CompactionConflict(Error):
@@ -60,9 +58,10 @@ def compact(lake: LakeDirectory, applied: Iterable[tuple[str, int] | None] = ())
     opened = lake.changelog_table.open()
     if opened is None:
         raise UsageError(f"there is no table at {lake.changelog_table.path}; expected the lake of a pipeline that ran")
+    lake.changelog_table.check_versions()
     lake.changelog_table.refuse_foreign_changes(opened)
 
-    def group_current_files(table: DeltaTable) -> list[list[DataFile]]:
+    def group_current_files(table: TableVersion) -> list[list[DataFile]]:
         return (
             group_small_files(lake.current_table.list_files(table))
             if read_merged_version(lake, lake.current_table, table) is not None
@@ -109,12 +108,7 @@ def maintain_changelog(lake: LakeDirectory) -> bool:
                 lambda opened: group_small_files(_list_applied_files(lake, opened, ()), is_tiered=True),
                 _make_transaction,
             )
-        # The removal below must see the compaction's commits.
-        opened.update_incremental()
-    # Not by Delta's vacuum: it would commit a note at each call about removed files that the table still remembers.
-    for path in opened.vacuum(retention_hours=KEEP_HOURS, enforce_retention_duration=False, dry_run=True, full=False):
-        with suppress(FileNotFoundError):
-            os.unlink(f"{table.path}/{path}")
+    table.remove_unused_files(KEEP_HOURS, only_replaced=True)
     return are_many
 
 
@@ -148,7 +142,7 @@ def group_small_files(files: Iterable[DataFile], *, is_tiered: bool = False) -> 
 
 
 def _list_applied_files(
-    lake: LakeDirectory, table: DeltaTable, applied: Iterable[tuple[str, int] | None]
+    lake: LakeDirectory, table: TableVersion, applied: Iterable[tuple[str, int] | None]
 ) -> list[DataFile]:
     """Return the changelog's files that current and all dependents have applied.
 
@@ -156,7 +150,7 @@ def _list_applied_files(
     it excludes none.
     """
     lake.changelog_table.refuse_foreign_changes(table)
-    changelog_id = str(table.metadata().id)
+    changelog_id = lake.changelog_table.read_id(table)
     known = [read_merged_version(lake, lake.current_table, lake.current_table.open()), *applied]
     versions = sorted(one[1] for one in known if one is not None and one[0] == changelog_id)
     deltas = (lake.changelog_table.list_added_since(table, version) for version in versions)
@@ -165,15 +159,15 @@ def _list_applied_files(
     return [file for file in lake.changelog_table.list_files(table) if file.path not in new]
 
 
-def _make_transaction(table: DeltaTable) -> tuple[str, int]:
+def _make_transaction(table: TableVersion) -> tuple[str, int]:
     """Return the transaction of a maintenance commit on this version of the table."""
     return MAINTENANCE, table.version()
 
 
 def _compact_table(
-    table: LakeTable,
-    choose_groups: Callable[[DeltaTable], list[list[DataFile]]],
-    transaction: Callable[[DeltaTable], tuple[str, int]],
+    table: AnyTable,
+    choose_groups: Callable[[TableVersion], list[list[DataFile]]],
+    transaction: Callable[[TableVersion], tuple[str, int]],
 ) -> TableReport:
     """Join files of all ranges, one commit for each range.
 
@@ -197,10 +191,10 @@ def _compact_table(
 
 
 def _compact_range(
-    table: LakeTable,
+    table: AnyTable,
     vbucket_range: int,
-    choose_groups: Callable[[DeltaTable], list[list[DataFile]]],
-    transaction: Callable[[DeltaTable], tuple[str, int]],
+    choose_groups: Callable[[TableVersion], list[list[DataFile]]],
+    transaction: Callable[[TableVersion], tuple[str, int]],
 ) -> None:
     """Join files of one range.
 
@@ -222,7 +216,7 @@ def _compact_range(
                 added += _rewrite_files(table, group)
             table.commit(opened, transaction(opened), added, [f for group in groups for f in group], rows_change=False)
             return
-        except DeltaError:
+        except CommitFailed:
             table.discard_uncommitted(added)  # a merge or another compaction committed first
         except Exception:
             table.discard_uncommitted(added)
@@ -232,10 +226,10 @@ def _compact_range(
     )
 
 
-def _rewrite_files(table: LakeTable, group: Sequence[DataFile]) -> list[DataFile]:
+def _rewrite_files(table: AnyTable, group: Sequence[DataFile]) -> list[DataFile]:
     """Return new files with the rows of the given files, in their order."""
     schema = table.schema.remove(table.schema.get_field_index(RANGE_COLUMN))
-    with RangeWriter(table.path, group[0].vbucket_range, schema) as writer:
+    with RangeWriter(table.write_root, group[0].vbucket_range, schema) as writer:
         for path in table.list_paths(group):
             with pq.ParquetFile(path) as file:
                 for number in range(file.num_row_groups):

@@ -10,9 +10,9 @@ from contextlib import nullcontext
 from penstock.errors import UsageError
 from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport, TableReport
 from penstock.spark.lake.tables.data_files import RANGE_COLUMN
-from penstock.spark.lake.tables.delta_table import LakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import hold_lock
+from penstock.spark.lake.tables.lake_table import AnyTable
 
 __all__ = ["KEEP_HOURS", "vacuum"]
 
@@ -44,23 +44,21 @@ def vacuum(lake: LakeDirectory, keep_hours: int = KEEP_HOURS) -> MaintenanceRepo
         )
 
 
-def _vacuum_table(table: LakeTable, keep_hours: int) -> TableReport:
+def _vacuum_table(table: AnyTable, keep_hours: int) -> TableReport:
     """Remove unused files of one table.
 
     Returns:
         Files and bytes on disk, before and after.
     """
-    opened = table.open()
-    if opened is None:
+    if table.open() is None:
         return TableReport()
     before = _list_file_sizes(table)
-    # If enforced, deltalake refuses a time below the table's `deletedFileRetentionDuration`.
-    # `full` also removes files that no commit names, which a killed task, merge or compaction leaves.
-    opened.vacuum(retention_hours=keep_hours, enforce_retention_duration=False, dry_run=False, full=True)
+    # Also files that no commit names, which a killed task, merge or compaction leaves.
+    table.remove_unused_files(keep_hours)
     after = _list_file_sizes(table)
     return TableReport(len(before), len(after), sum(before), sum(after))
 
 
-def _list_file_sizes(table: LakeTable) -> list[int]:
+def _list_file_sizes(table: AnyTable) -> list[int]:
     """Return the sizes of the data files in the table's directory."""
     return [path.stat().st_size for path in table.path.glob("*/*.parquet") if path.parent.name.startswith(RANGE_COLUMN)]

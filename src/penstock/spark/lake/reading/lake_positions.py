@@ -20,7 +20,6 @@ from penstock.client.documents.mutation_tokens import MutationToken
 from penstock.errors import OperationTimeout, UsageError, WriteLost
 from penstock.spark.lake.changelog.merge_rules import ROLLBACK_EVENTS
 from penstock.spark.lake.reading.lake_readers import scan_changelog
-from penstock.spark.lake.tables import plain_manifests
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.source.offsets import Offset
 from penstock.wire.columns.schema import unsigned64
@@ -87,11 +86,8 @@ def find_position_at(lake: LakeDirectory, when: datetime) -> LakePosition | None
 
 def _find_newest_batch(lake: LakeDirectory) -> int | None:
     """Return the number of the changelog's newest batch, None before the first."""
-    if (batch := plain_manifests.find_newest_batch(lake.changelog_table.path)) is not None:
-        return batch
     changelog, query = lake.changelog_table.open(), lake.read_query_id()
-    found = changelog.transaction_version(query) if changelog is not None and query is not None else None
-    return None if found is None else int(found)
+    return changelog.transaction_version(query) if changelog is not None and query is not None else None
 
 
 def _list_batches(log: Path) -> list[int]:

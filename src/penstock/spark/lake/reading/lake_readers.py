@@ -18,8 +18,8 @@ from penstock.spark.lake.current.merged_state import (
     retry_missing_files,
 )
 from penstock.spark.lake.tables.data_files import DataFile, open_dataset
-from penstock.spark.lake.tables.delta_table import LakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.lake.tables.lake_table import AnyTable
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
@@ -144,17 +144,17 @@ def count_documents(lake: LakeDirectory) -> int:
     return read_newest_state(lake, MergedState.count_documents) if lake.changelog_table.open() is not None else 0
 
 
-def count_rows(table: LakeTable) -> int:
+def count_rows(table: AnyTable) -> int:
     """Return the number of rows of a table from its log, 0 if the table does not exist yet."""
     opened = table.open()
     return sum(file.rows for file in table.list_files(opened)) if opened is not None else 0
 
 
-def _open_files(table: LakeTable, files: Iterable[DataFile], schema: pa.Schema) -> ds.Dataset:
+def _open_files(table: AnyTable, files: Iterable[DataFile], schema: pa.Schema) -> ds.Dataset:
     return open_dataset(table.list_paths(files), schema)
 
 
-def _read_table(table: LakeTable, read: Callable[[list[DataFile]], T]) -> T:
+def _read_table(table: AnyTable, read: Callable[[list[DataFile]], T]) -> T:
     """Return the result of `read` for the table's files; it is called again if files were removed meanwhile."""
 
     def read_once() -> T:

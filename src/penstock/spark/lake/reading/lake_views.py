@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -92,13 +91,14 @@ def _find_range_boundaries(
     if opened is None:
         refuse_missing_table(lake.changelog_table.path)
     lake.changelog_table.refuse_foreign_changes(opened)
+    lake.changelog_table.check_versions()
     files, offset = lake.changelog_table.list_files(opened), None
     if isinstance(at, datetime):
         if at.tzinfo is None:
             raise UsageError(f"the time {at} has no time zone; expected one, such as datetime.now(timezone.utc)")
         found = find_position_at(lake, at)
         if found is None:
-            files = _list_files_at(lake, files, at)
+            files = lake.changelog_table.list_files_at(opened, at)
         offset = found.offset if found is not None else None
     else:
         offset = at.offset if isinstance(at, LakePosition) else at
@@ -127,26 +127,6 @@ def _check_reached(lake: LakeDirectory, offset: Offset) -> None:
                 f"a position at seqno {wanted.seqno} of vbucket {vbucket} (history {wanted.history}), and {lake.path}"
                 f" ends at {reached.seqno} (history {reached.history})"
             )
-
-
-def _list_files_at(lake: LakeDirectory, files: Sequence[DataFile], when: datetime) -> list[DataFile]:
-    """Return the files that the changelog had at a time.
-
-    Raises:
-        UsageError: compaction has joined files of that time with later files.
-    """
-    moment = when.timestamp() * 1000
-    later = [file for file in files if file.modified > moment]
-    for file, path in zip(later, lake.changelog_table.list_paths(later), strict=True):
-        # A file is written before its rows are committed. Only a joined file is newer than the time of its rows.
-        # Other programs that join files give them the time of this commit.
-        if file.is_foreign or os.stat(path).st_mtime_ns // 1_000_000 > file.modified:
-            known = datetime.fromtimestamp(file.modified / 1000, UTC)
-            raise UsageError(
-                f"the state of {lake.path} at {when.isoformat()} is unknown: its files were joined with later files;"
-                f" expected a time from {known.isoformat()} on, or a position"
-            )
-    return [file for file in files if file.modified <= moment]
 
 
 # JSON values as columns

@@ -13,8 +13,8 @@ from penstock.spark.lake.changelog.changelog_delta import IDENTITY_SCHEMA, Range
 from penstock.spark.lake.changelog.merge_rules import to_documents
 from penstock.spark.lake.current.merged_state import MergedState, read_newest_state, refuse_missing_table
 from penstock.spark.lake.tables.data_files import DataFile
-from penstock.spark.lake.tables.delta_table import LakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.lake.tables.lake_table import AnyTable
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
@@ -71,7 +71,7 @@ def _list_ended_collections(pending: Iterable[RangeDelta]) -> pa.Table:
     )
 
 
-def _read_files(spark: SparkSession, table: LakeTable, files: Iterable[DataFile], schema: pa.Schema) -> DataFrame:
+def _read_files(spark: SparkSession, table: AnyTable, files: Iterable[DataFile], schema: pa.Schema) -> DataFrame:
     # Spark reads a path as a glob pattern, so its special characters are escaped.
     paths = [re.sub(r"([\\*?\[\]{}])", r"\\\1", path) for path in table.list_paths(files)]
     if not paths:

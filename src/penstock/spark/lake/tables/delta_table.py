@@ -10,10 +10,12 @@ The files also hold the partition column `vbucket_range` physically, so that rea
 from __future__ import annotations
 
 import json
+import os
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,6 +29,7 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 from penstock.errors import LakeRefused, UsageError
 from penstock.spark.lake.tables.data_files import RANGE_COLUMN, DataFile, remove_files
 from penstock.spark.lake.tables.delta_log import BASE_VERSION, LogCommit, list_unchecked_commits, parse_commit
+from penstock.spark.lake.tables.lake_table import CommitFailed, LakeTable
 
 RANGE_COUNT = 16
 """Vbucket ranges of a bucket."""
@@ -184,7 +187,7 @@ def _make_range_stats(footer: pq.FileMetaData) -> str:
     return json.dumps({"numRecords": footer.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls})
 
 
-class LakeTable:
+class DeltaLakeTable(LakeTable[DeltaTable]):
     """One Delta table of a lake. The directory need not exist before the first commit.
 
     A schema without `vbucket_range` means a table without partitions, whose files lie in the table's directory.
@@ -195,9 +198,10 @@ class LakeTable:
         configuration: Delta's table properties for a new table.
     """
 
+    format = "delta"
+
     def __init__(self, path: Path, schema: pa.Schema, configuration: Mapping[str, str]) -> None:
-        self.path = path
-        self.schema = schema
+        super().__init__(path, schema)
         self.configuration = configuration
         self._logs: dict[int, tuple[tuple[int, int], LogCommit]] = {}
         self.partition_by = [RANGE_COLUMN] if RANGE_COLUMN in schema.names else []
@@ -237,28 +241,55 @@ class LakeTable:
             )
         return table
 
+    def read_id(self, opened: DeltaTable) -> str:
+        """Return the id that the table got when it was created."""
+        return str(opened.metadata().id)
+
+    def read_note(self, opened: DeltaTable, name: str) -> str | None:
+        """Return a note from the metadata of the last column."""
+        found = opened.schema().fields[-1].metadata.get(name)
+        return None if found is None else str(found)
+
     def commit(
         self,
-        table: DeltaTable | None,
+        opened: DeltaTable | None,
         transaction: tuple[str, int],
         added: Sequence[DataFile],
         removed: Sequence[DataFile] = (),
-        metadata: Mapping[str, str] | None = None,
+        notes: Mapping[str, str] | None = None,
         *,
         rows_change: bool = True,
     ) -> None:
         """Commit added and removed files on top of a version of the table.
 
-        Raises DeltaError if another commit with the same application id came first, or removed the same files.
+        Notes become metadata of the last column.
 
         Args:
-            table: the version to commit on; None to create the table.
+            opened: the version to commit on; None to create the table.
             transaction: application id and version.
             added: files to add.
             removed: files to remove.
-            metadata: metadata of the last column of a new table.
+            notes: notes for a new table.
             rows_change: False if the same rows only move to other files.
+
+        Raises:
+            CommitFailed: another commit with the same application id came first, or removed the same files.
         """
+        try:
+            self._commit(opened, transaction, added, removed, notes, rows_change=rows_change)
+        except DeltaError as error:
+            raise CommitFailed(f"{self.path} did not take a commit: {' '.join(str(error).split())}") from error
+
+    def _commit(
+        self,
+        table: DeltaTable | None,
+        transaction: tuple[str, int],
+        added: Sequence[DataFile],
+        removed: Sequence[DataFile],
+        notes: Mapping[str, str] | None,
+        *,
+        rows_change: bool,
+    ) -> None:
         now = time.time_ns() // 1_000_000
         actions: list[Any] = [
             AddAction(
@@ -277,7 +308,7 @@ class LakeTable:
             max_commit_retries=0 if table is None or removed else None,
         )
         if table is None:
-            self._create_table(actions, properties, metadata)
+            self._create_table(actions, properties, notes)
             return
         replaced = {file.path for file in removed}
         for _ in range(TRIES if removed else 1):
@@ -296,11 +327,9 @@ class LakeTable:
             table = newer
         raise failure
 
-    def _create_table(
-        self, actions: list[Any], properties: CommitProperties, metadata: Mapping[str, str] | None
-    ) -> None:
+    def _create_table(self, actions: list[Any], properties: CommitProperties, notes: Mapping[str, str] | None) -> None:
         """Create the table with its first commit."""
-        schema = self.schema.set(len(self.schema) - 1, self.schema.field(-1).with_metadata(metadata))
+        schema = self.schema.set(len(self.schema) - 1, self.schema.field(-1).with_metadata(notes))
         self.path.mkdir(parents=True, exist_ok=True)
         create_table_with_add_actions(
             self.path.as_uri(),
@@ -321,46 +350,103 @@ class LakeTable:
         live = {file.path for file in self.list_files(opened)} if opened is not None else set()
         remove_files(self.path, (file for file in files if file.path not in live))
 
-    def list_files(self, table: DeltaTable) -> list[DataFile]:
+    def list_files(self, opened: DeltaTable) -> list[DataFile]:
         """Return every file of the table, oldest commit first."""
-        actions = pa.table(table.get_add_actions(flatten=True))
+        actions = pa.table(opened.get_add_actions(flatten=True))
         columns = [
             actions["path"],
             actions["size_bytes"],
             actions["num_records"],
             actions[f"partition.{RANGE_COLUMN}"] if self.partition_by else pa.repeat(-1, actions.num_rows),
             pc.cast(actions["modification_time"], pa.int64()),
+            # Other programs, and an index, have no count for a key.
+            actions["null_count.key"] if "null_count.key" in actions.column_names else pa.nulls(actions.num_rows),
         ]
         rows = zip(*(column.to_pylist() for column in columns), strict=True)
-        files = [DataFile(path, size, count, part, modified=when) for path, size, count, part, when in rows]
+        files = [
+            DataFile(path, size, count, part, modified=when, keyless_rows=-1 if keyless is None else keyless)
+            for path, size, count, part, when, keyless in rows
+        ]
         return sorted(files, key=lambda file: (file.modified, file.path))
 
-    def list_added_since(self, table: DeltaTable, version: int) -> list[DataFile] | None:
+    def list_added_since(self, opened: DeltaTable, version: int) -> list[DataFile] | None:
         """Return the files that the commits after `version` added, in the order of the commits.
 
         None if the log of a commit was removed, if a commit or vacuum removed rows or files since, or if another
         program added rows.
         """
         files: list[DataFile] = []
-        for number in range(version + 1, table.version() + 1):
+        for number in range(version + 1, opened.version() + 1):
             commit = self._read_commit(number)
             if commit is None or commit.removes_rows or commit.is_foreign_change:
                 return None
             files += commit.added
         return files if all((self.path / file.path).exists() for file in files) else None
 
-    def is_intact(self, table: DeltaTable) -> bool:
+    def list_files_at(self, opened: DeltaTable, when: datetime) -> list[DataFile]:
+        """Return the files that the table had at a time.
+
+        Raises:
+            UsageError: compaction has joined files of that time with later files.
+        """
+        files, moment = self.list_files(opened), when.timestamp() * 1000
+        later = [file for file in files if file.modified > moment]
+        for file, path in zip(later, self.list_paths(later), strict=True):
+            # A file is written before its rows are committed. Only a joined file is newer than the time of its rows.
+            # Other programs that join files give them the time of this commit.
+            if file.is_foreign or os.stat(path).st_mtime_ns // 1_000_000 > file.modified:
+                known = datetime.fromtimestamp(file.modified / 1000, UTC)
+                raise UsageError(
+                    f"the state of {self.path.parent} at {when.isoformat()} is unknown: its files were joined with"
+                    f" later files; expected a time from {known.isoformat()} on, or a position"
+                )
+        return [file for file in files if file.modified <= moment]
+
+    def has_grown(self, version: int) -> bool:
+        """Return whether a version after `version` exists, by looking up one file."""
+        return (self.path / "_delta_log" / f"{version + 1:020d}.json").exists()
+
+    def remove_unused_files(self, keep_hours: float | None = None, *, only_replaced: bool = False) -> None:
+        """Remove files from the disk that the table has not needed for some time.
+
+        Args:
+            keep_hours: hours that files stay; None for the `deletedFileRetentionDuration` of the table.
+            only_replaced: True to keep files that no commit names: a batch may be about to commit them.
+
+        Raises:
+            CommitFailed: another commit came first.
+        """
+        opened = self.open()
+        if opened is None:
+            return
+        hours = None if keep_hours is None else int(keep_hours)
+        try:
+            # If enforced, deltalake refuses a time below the table's `deletedFileRetentionDuration`.
+            unused = opened.vacuum(
+                retention_hours=hours,
+                enforce_retention_duration=hours is None,
+                dry_run=only_replaced,
+                full=not only_replaced,
+            )
+        except DeltaError as error:
+            raise CommitFailed(f"{self.path} was not vacuumed: {' '.join(str(error).split())}") from error
+        # Not by Delta's vacuum: it would commit a note at each call about removed files that the table still remembers.
+        for path in unused if only_replaced else ():
+            with suppress(FileNotFoundError):
+                os.unlink(f"{self.path}/{path}")
+
+    def is_intact(self, opened: DeltaTable) -> bool:
         """Return whether only Penstock changed the rows of a table; False if removed logs leave that unknown."""
-        commits = list_unchecked_commits(table.version(), self._read_commit)
+        commits = list_unchecked_commits(opened.version(), self._read_commit)
         return not any(commit is None or commit.is_foreign_change for commit in commits)
 
-    def refuse_foreign_changes(self, table: DeltaTable) -> None:
+    def refuse_foreign_changes(self, opened: DeltaTable) -> None:
         """Check that only Penstock changed the rows of a table, as far as the log reaches.
 
         Raises:
             LakeRefused: another program added or removed rows.
         """
-        commits = list_unchecked_commits(table.version(), self._read_commit)
+        commits = list_unchecked_commits(opened.version(), self._read_commit)
         foreign = [commit for commit in commits if commit is not None and commit.is_foreign_change]
         if not foreign:
             return
@@ -393,7 +479,3 @@ class LakeTable:
 
     def _make_partition_values(self, file: DataFile) -> dict[str, str | None]:
         return {RANGE_COLUMN: str(file.vbucket_range)} if self.partition_by else {}
-
-    def list_paths(self, files: Iterable[DataFile]) -> list[str]:
-        """Return the files' absolute paths."""
-        return [str(self.path / file.path) for file in files]

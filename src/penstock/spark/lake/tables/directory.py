@@ -12,8 +12,10 @@ import re
 from pathlib import Path
 
 from penstock.errors import LakeRefused, UsageError
-from penstock.spark.lake.tables import plain_manifests
-from penstock.spark.lake.tables.delta_table import LakeTable
+from penstock.spark.lake.tables.delta_table import DeltaLakeTable
+from penstock.spark.lake.tables.lake_table import AnyTable
+from penstock.spark.lake.tables.plain_manifests import find_newest_batch
+from penstock.spark.lake.tables.plain_table import PlainTable
 from penstock.spark.lake.tables.schemas import CHANGELOG_SCHEMA, CURRENT_SCHEMA
 
 # Opening a table reads its newest checkpoint and all later commits, and lists the log's directory. These values keep
@@ -37,15 +39,14 @@ class LakeDirectory:
 
     Args:
         path: the lake's directory.
+        table_format: the format of its tables; None for the format that the lake has, and Delta in a new lake.
 
     Attributes:
         path: the lake's directory, absolute.
         checkpoint: the directory of the query's checkpoint.
-        changelog_table: the changelog as a Delta table.
-        current_table: the current table.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, table_format: str | None = None) -> None:
         text = str(path)
         if not text or is_remote_path(text):
             raise UsageError(f"the lake is {text!r}; expected a directory on this machine, such as ./lake")
@@ -53,8 +54,31 @@ class LakeDirectory:
         if re.search(r"\\|%[0-9A-Fa-f]{2}", str(self.path)):
             raise UsageError(f"the lake is {self.path}; expected a path without backslashes and percent escapes")
         self.checkpoint = self.path / "_checkpoint"
-        self.changelog_table = LakeTable(self.path / "changelog", CHANGELOG_SCHEMA, CHANGELOG_PROPERTIES)
-        self.current_table = LakeTable(self.path / "current", CURRENT_SCHEMA, CURRENT_PROPERTIES)
+        self._given_format = table_format
+        self._tables: tuple[AnyTable, AnyTable] | None = None
+
+    @property
+    def changelog_table(self) -> AnyTable:
+        """The changelog."""
+        return self._find_tables()[0]
+
+    @property
+    def current_table(self) -> AnyTable:
+        """The current table."""
+        return self._find_tables()[1]
+
+    def _find_tables(self) -> tuple[AnyTable, AnyTable]:
+        """Return the tables. Another process may create them, in any format, while this object lives."""
+        found = self._given_format or _detect_format(self.path)
+        if self._tables is None or self._tables[0].format != found:
+            changelog, current = self.path / "changelog", self.path / "current"
+            self._tables = (
+                PlainTable(changelog, CHANGELOG_SCHEMA)
+                if found == "parquet"
+                else DeltaLakeTable(changelog, CHANGELOG_SCHEMA, CHANGELOG_PROPERTIES),
+                DeltaLakeTable(current, CURRENT_SCHEMA, CURRENT_PROPERTIES),
+            )
+        return self._tables
 
     def read_query_id(self) -> str | None:
         """Return the id of the query whose checkpoint lies in the lake, None without a checkpoint."""
@@ -84,7 +108,7 @@ class LakeDirectory:
     def _make_place_error(self, reason: str | None) -> UsageError:
         return UsageError(f"cannot create the lake's directory {self.path}: {reason}")
 
-    def check_owner(self, table_format: str = "delta") -> None:
+    def check_owner(self) -> None:
         """Check that checkpoint and changelog belong together, without writing anything.
 
         They belong together if one query wrote both and neither is an older copy. Then the changelog has every batch
@@ -93,15 +117,12 @@ class LakeDirectory:
 
         Raises UsageError for a directory that cannot be used, or if a table's place holds something else.
 
-        Args:
-            table_format: delta, or parquet for a changelog of plain files.
-
         Raises:
             LakeRefused: checkpoint and changelog do not belong together.
         """
         self.check_place()
         query = self.read_query_id()
-        exists, written = self._find_newest_written(query, table_format)
+        exists, written = self._find_newest_written(query)
         table, remedy = self.changelog_table.path, f"remove {self.path} to start again, or choose another directory"
         if exists and query is None:
             raise LakeRefused(
@@ -120,17 +141,19 @@ class LakeDirectory:
                 f" newest planned batch is {planned}, so one of them is an old copy: {remedy}"
             )
 
-    def _find_newest_written(self, query: str | None, table_format: str) -> tuple[bool, int | None]:
+    def _find_newest_written(self, query: str | None) -> tuple[bool, int | None]:
         """Return whether there is a changelog, and its newest batch; the batch is None if another query wrote it."""
-        if table_format == "parquet":
-            found = plain_manifests.find_writer(self.changelog_table.path)
-            return found is not None, found[1] if found is not None and found[0] == query else None
         changelog = self.changelog_table.open()
         self.current_table.open()
         if changelog is None:
             return False, None
         self.changelog_table.refuse_foreign_changes(changelog)
         return True, changelog.transaction_version(query) if query is not None else None
+
+
+def _detect_format(path: Path) -> str:
+    """Return the format of the tables in a lake's directory, Delta if there are none."""
+    return "parquet" if find_newest_batch(path / "changelog") is not None else "delta"
 
 
 def is_remote_path(text: str) -> bool:

@@ -31,7 +31,7 @@ from penstock.options import (
 from penstock.spark.dependents.checks import check_declared_name
 from penstock.spark.dependents.registry import DependentKind, list_kinds, list_titles
 from penstock.spark.lake.current.merge_policy import MergePolicy
-from penstock.spark.lake.tables.directory import is_remote_path
+from penstock.spark.lake.tables.directory import LakeDirectory, is_remote_path
 from penstock.spark.pipeline.definition.run_options import Metrics, Trigger
 from penstock.spark.pipeline.definition.toml_tables import (
     TomlPlace,
@@ -184,6 +184,10 @@ class PipelineDefinition:
     def locate_lake(self, source: SourceDefinition) -> str:
         """Return the directory of a source's tables."""
         return self.lake if len(self.sources) == 1 else str(Path(self.lake) / str(source.name))
+
+    def open_lake(self, source: SourceDefinition) -> LakeDirectory:
+        """Return the lake of a source, in the declared format."""
+        return LakeDirectory(self.locate_lake(source), self.tables.changelog_format)
 
     def list_dependents(self, source: SourceDefinition) -> list[DependentKind]:
         """Return the dependents of a source's changelog."""

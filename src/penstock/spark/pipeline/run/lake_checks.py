@@ -33,7 +33,7 @@ def _check_source_count(definition: PipelineDefinition, source: SourceDefinition
 
 
 def _check_owner(definition: PipelineDefinition, source: SourceDefinition, lake: LakeDirectory) -> None:
-    lake.check_owner(definition.tables.changelog_format)
+    lake.check_owner()
 
 
 def _check_content(definition: PipelineDefinition, source: SourceDefinition, lake: LakeDirectory) -> None:

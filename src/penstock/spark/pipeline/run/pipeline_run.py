@@ -75,7 +75,7 @@ def run_pipeline(
     Returns:
         The last progress of each source.
     """
-    places = [_OpenSource(source, LakeDirectory(definition.locate_lake(source))) for source in definition.sources]
+    places = [_OpenSource(source, definition.open_lake(source)) for source in definition.sources]
     for place in places:
         check_lake(definition, place.source, place.lake)
     with LoopThread("penstock-pipeline") as loop, ExitStack() as stack:
@@ -107,7 +107,6 @@ def _create_source_run(
         place.bucket.vbuckets,
         partial(place.request_high_seqnos, loop),
         tasks=create_tasks(definition, place.source, place.lake, session),
-        table_format=definition.tables.changelog_format,
         fields=load_fields(place.source, place.lake),
     )
 

@@ -86,7 +86,7 @@ def plan_run(definition: PipelineDefinition) -> list[PlannedSource]:
 def _plan_source(
     definition: PipelineDefinition, source: SourceDefinition, answer: dict[int, int] | str
 ) -> PlannedSource:
-    lake = LakeDirectory(definition.locate_lake(source))
+    lake = definition.open_lake(source)
     status = read_status(lake, source.name, [each.name for each in definition.list_dependents(source)])
     filters = source.list_content_options()
     settings = {name: source.reader_options[name] for name in _SETTINGS if name in source.reader_options}

@@ -17,7 +17,7 @@ from penstock.spark.pipeline.definition.definition import SourceDefinition
 from penstock.spark.pipeline.run.changelog_rows import prepare_rows
 from penstock.spark.pipeline.run.dependent_runner import DependentTask
 from penstock.spark.pipeline.run.value_fields import ValueFields
-from penstock.spark.pipeline.state.changelog_meter import METERS, find_last_rollback
+from penstock.spark.pipeline.state.changelog_meter import ChangelogMeter, find_last_rollback
 from penstock.spark.pipeline.state.lag import compute_lag
 from penstock.spark.pipeline.state.run_progress import SourceProgress
 from penstock.spark.source.offsets import Offset
@@ -37,7 +37,6 @@ class SourceRun:
         vbuckets: number of vbuckets in the bucket.
         request_high_seqnos: requests the high seqno of each vbucket from the node.
         tasks: the current table and the dependents.
-        table_format: delta or parquet.
         fields: the fields of values, if the source declares them.
 
     Attributes:
@@ -53,7 +52,6 @@ class SourceRun:
         request_high_seqnos: Callable[[], Future[dict[int, int]]],
         *,
         tasks: Iterable[DependentTask],
-        table_format: str = "delta",
         fields: ValueFields | None = None,
     ) -> None:
         self.source = source
@@ -65,8 +63,7 @@ class SourceRun:
         self._chosen = source.parse_options().vbuckets
         self._request_high_seqnos = request_high_seqnos
         self._high_seqnos: Future[dict[int, int]] | None = None
-        self._table_format = table_format
-        self._meter = METERS[table_format](lake)
+        self._meter = ChangelogMeter(lake)
         self._meter.last_rollback = find_last_rollback(lake)
         self._last_at = time.monotonic()
         self.progress = SourceProgress(source.name)
@@ -87,7 +84,7 @@ class SourceRun:
             "penstock-changelog"
         )
         sink = sink.option("path", str(self.lake.path)).option("vbuckets", self._vbuckets)
-        sink = sink.option("tableFormat", self._table_format)
+        sink = sink.option("tableFormat", self.lake.changelog_table.format)
         sink = sink.option("checkpointLocation", self.lake.checkpoint.as_uri())
         if available_now:
             self.query = sink.trigger(availableNow=True).start()

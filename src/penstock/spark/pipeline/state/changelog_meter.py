@@ -5,21 +5,17 @@ Data files are opened only if their statistics show that they may hold a rollbac
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from penstock.spark.lake.changelog.merge_rules import ROLLBACK_EVENTS
-from penstock.spark.lake.tables import plain_manifests
 from penstock.spark.lake.tables.data_files import DataFile, open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.state.run_progress import RollbackEvent
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
-__all__ = ["METERS", "ChangelogMeter", "PlainChangelogMeter", "find_last_rollback"]
+__all__ = ["ChangelogMeter", "find_last_rollback"]
 
 
 class ChangelogMeter:
@@ -63,7 +59,7 @@ class ChangelogMeter:
 
     def _list_new_files(self) -> list[DataFile]:
         """Return the files that were added since `version`, and set `version`."""
-        if not (self._table.path / "_delta_log" / f"{self.version + 1:020d}.json").exists():
+        if not self._table.has_grown(self.version):
             return []
         opened = self._table.open()
         if opened is None or opened.version() <= self.version:
@@ -81,47 +77,16 @@ class ChangelogMeter:
             self.last_rollback = RollbackEvent(when / 1000, tuple(vbuckets))
 
 
-class PlainChangelogMeter(ChangelogMeter):
-    """Counts the same for a changelog of plain Parquet files, whose batches are its versions."""
-
-    def _read_totals(self) -> tuple[int, int]:
-        newest = plain_manifests.find_newest_batch(self._table.path)
-        paths = self._table.path.glob("vbucket_range=*/*.parquet")
-        return -1 if newest is None else newest, sum(pq.read_metadata(path).num_rows for path in paths)
-
-    def _list_new_files(self) -> list[DataFile]:
-        root, newest = self._table.path, plain_manifests.find_newest_batch(self._table.path)
-        batches = range(self.version + 1, -1 if newest is None else newest + 1)
-        now = time.time_ns() // 1_000_000  # plain files do not have the time of their commit
-        files = [
-            DataFile(path, (root / path).stat().st_size, rows, -1, modified=now)
-            for batch in batches
-            for path, rows in plain_manifests.list_files(root, batch)
-        ]
-        self.version = max(self.version, -1 if newest is None else newest)
-        return files
-
-
-METERS = {"delta": ChangelogMeter, "parquet": PlainChangelogMeter}
-
-
 def find_last_rollback(lake: LakeDirectory) -> RollbackEvent | None:
     """Return the newest rollback in a changelog, None if there is none.
 
-    Reads only files whose statistics allow a rollback, newest first. Also None for plain Parquet files: they do not
-    have the time of their commit.
+    Reads only files whose statistics allow a rollback, newest first. Also None for a table without versions: its files
+    do not have the time of their commit.
     """
-    opened = (
-        None
-        if plain_manifests.find_newest_batch(lake.changelog_table.path) is not None
-        else lake.changelog_table.open()
-    )
+    opened = lake.changelog_table.open() if lake.changelog_table.has_versions else None
     if opened is None:
         return None
-    actions = pa.table(opened.get_add_actions(flatten=True))
-    counts = zip(actions["path"].to_pylist(), actions["null_count.key"].to_pylist(), strict=True)
-    keyless = {path for path, count in counts if count != 0}
-    files = [file for file in lake.changelog_table.list_files(opened) if file.path in keyless]
+    files = [file for file in lake.changelog_table.list_files(opened) if file.keyless_rows]
     for file in reversed(files):
         if found := _read_rollbacks(lake, (other for other in files if other.modified == file.modified)):
             return RollbackEvent(file.modified / 1000, tuple(found[file.modified]))

@@ -8,14 +8,11 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from penstock.spark.dependents.registry import find_kind, list_stored_dependents
 from penstock.spark.lake.changelog.changelog_delta import find_delta
 from penstock.spark.lake.current.current_table import read_merged_version
-from penstock.spark.lake.tables import plain_manifests
-from penstock.spark.lake.tables.delta_table import LakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.lake.tables.lake_table import AnyTable
 from penstock.spark.pipeline.state.changelog_meter import find_last_rollback
 from penstock.spark.pipeline.state.run_progress import RollbackEvent
 from penstock.spark.pipeline.state.run_state import RunState, is_locked, read_run_state
@@ -172,7 +169,8 @@ def list_applied_versions(lake: LakeDirectory) -> list[tuple[str, int]]:
     if state is None or changelog is None:
         return []
     dependents = state.progress.get("dependents", ())
-    return [(str(changelog.metadata().id), each["version"]) for each in dependents if each["kind"] != "current"]
+    changelog_id = lake.changelog_table.read_id(changelog)
+    return [(changelog_id, each["version"]) for each in dependents if each["kind"] != "current"]
 
 
 def _find_run_state(lake: LakeDirectory, state: RunState | None) -> str:
@@ -219,16 +217,11 @@ def _list_removed(
 
 def _measure_changelog(lake: LakeDirectory) -> tuple[int, TableSize | None]:
     """Return the changelog's version and size; for plain files the version is the newest batch."""
-    root = lake.changelog_table.path
-    if (batch := plain_manifests.find_newest_batch(root)) is not None:
-        paths = [*root.glob("vbucket_range=*/*.parquet")]
-        rows = sum(pq.read_metadata(path).num_rows for path in paths)
-        return batch, TableSize(rows, sum(path.stat().st_size for path in paths), len(paths))
     opened = lake.changelog_table.open()
     return -1 if opened is None else opened.version(), _measure_table(lake.changelog_table)
 
 
-def _measure_table(table: LakeTable) -> TableSize | None:
+def _measure_table(table: AnyTable) -> TableSize | None:
     opened = table.open()
     if opened is None:
         return None

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import LakeRefused, UsageError
-from penstock.spark.lake.tables import plain_manifests
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import LOCK_NAME as LOCK
 
@@ -147,14 +146,14 @@ def check_content(lake: LakeDirectory, content: dict[str, str]) -> None:
         LakeRefused: the lake was written with other options.
         UsageError: the stored options are damaged.
     """
-    path, root = lake.path / CONTENT, lake.changelog_table.path
+    path = lake.path / CONTENT
     try:
         before = json.loads(path.read_text())
     except FileNotFoundError:
         before = {}
     except ValueError:
         raise UsageError(f"{path} is damaged; expected the options of the tables as JSON") from None
-    if not (root / "_delta_log").is_dir() and plain_manifests.find_newest_batch(root) is None:
+    if lake.changelog_table.open() is None:
         return  # the earlier run wrote no batch, for example because Spark refused its filter
     for name in sorted(before.keys() | content.keys()):
         if before.get(name) != content.get(name):

@@ -1,0 +1,161 @@
+"""The interface of a lake's table. Each format implements it: Delta, and plain Parquet files.
+
+A commit names the files that it adds and removes, and a transaction (application id, version). The files are Parquet,
+written before the commit, each for one vbucket range. A file that no commit names is not in the table.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
+
+import pyarrow as pa
+
+from penstock.errors import Error, UsageError
+from penstock.spark.lake.tables.data_files import DataFile
+
+__all__ = ["AnyTable", "CommitFailed", "LakeTable", "TableVersion"]
+
+
+class CommitFailed(Error):
+    """A commit was not made, most often because another commit came first."""
+
+
+class TableVersion(Protocol):
+    """One version of a table."""
+
+    def version(self) -> int:
+        """Return the number of this version; later versions have higher numbers."""
+
+    def transaction_version(self, app_id: str, /) -> int | None:
+        """Return the newest version that an application has committed, None if it has not committed."""
+
+
+V = TypeVar("V", bound=TableVersion)
+
+
+class LakeTable(ABC, Generic[V]):
+    """One table of a lake. The directory need not exist before the first commit.
+
+    Args:
+        path: the directory of the table.
+        schema: the columns, `vbucket_range` last.
+
+    Attributes:
+        format: the name of the format.
+        has_versions: whether the table knows the rows of each commit, and can replace files.
+    """
+
+    format: ClassVar[str]
+    has_versions: ClassVar[bool] = True
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.path = path
+        self.schema = schema
+
+    @property
+    def write_root(self) -> Path:
+        """The directory in which the files of a commit are written."""
+        return self.path
+
+    @abstractmethod
+    def open(self) -> V | None:
+        """Return the newest version, None before the first commit.
+
+        Raises UsageError if the path holds something else.
+        """
+
+    @abstractmethod
+    def read_id(self, opened: V) -> str:
+        """Return the id that the table got when it was created."""
+
+    @abstractmethod
+    def read_note(self, opened: V, name: str) -> str | None:
+        """Return a note that the table got when it was created."""
+
+    @abstractmethod
+    def commit(
+        self,
+        opened: V | None,
+        transaction: tuple[str, int],
+        added: Sequence[DataFile],
+        removed: Sequence[DataFile] = (),
+        notes: Mapping[str, str] | None = None,
+        *,
+        rows_change: bool = True,
+    ) -> None:
+        """Commit added and removed files on top of a version of the table.
+
+        Raises CommitFailed if another commit with the same application id came first, or removed the same files.
+
+        Args:
+            opened: the version to commit on; None to create the table.
+            transaction: application id and version.
+            added: files to add.
+            removed: files to remove.
+            notes: notes for a new table.
+            rows_change: False if the same rows only move to other files.
+        """
+
+    @abstractmethod
+    def discard_uncommitted(self, files: Iterable[DataFile]) -> None:
+        """Remove the given files unless the table has them.
+
+        A commit may raise an error after it has landed. So the table decides which files are removed, not the caller.
+        """
+
+    @abstractmethod
+    def list_files(self, opened: V) -> list[DataFile]:
+        """Return every file of the table, oldest commit first."""
+
+    @abstractmethod
+    def list_added_since(self, opened: V, version: int) -> list[DataFile] | None:
+        """Return the files that the commits after `version` added, in the order of the commits.
+
+        None if that is unknown, or if rows were removed or another program added rows.
+        """
+
+    @abstractmethod
+    def list_files_at(self, opened: V, when: datetime) -> list[DataFile]:
+        """Return the files that the table had at a time. Raises UsageError if that is unknown."""
+
+    @abstractmethod
+    def has_grown(self, version: int) -> bool:
+        """Return whether a version after `version` may exist. It costs less than opening the table."""
+
+    @abstractmethod
+    def is_intact(self, opened: V) -> bool:
+        """Return whether only Penstock changed the rows; False if that is unknown."""
+
+    @abstractmethod
+    def refuse_foreign_changes(self, opened: V) -> None:
+        """Raise LakeRefused if another program changed the rows, as far as that is known."""
+
+    @abstractmethod
+    def remove_unused_files(self, keep_hours: float | None = None, *, only_replaced: bool = False) -> None:
+        """Remove files from the disk that the table has not needed for some time. Raises CommitFailed.
+
+        Args:
+            keep_hours: hours that files stay; None for the table's own time.
+            only_replaced: True to keep files that no commit names: a batch may be about to commit them.
+        """
+
+    def check_versions(self) -> None:
+        """Check that the table has versions, which all results that derive from a changelog need.
+
+        Raises:
+            UsageError: it has none.
+        """
+        if not self.has_versions:
+            raise UsageError(f"{self.path} holds plain Parquet files, which have no versions; expected a Delta table")
+
+    def list_paths(self, files: Iterable[DataFile]) -> list[str]:
+        """Return the files' absolute paths."""
+        return [str(self.path / file.path) for file in files]
+
+
+AnyTable: TypeAlias = LakeTable[Any]
+"""A table of any format."""
