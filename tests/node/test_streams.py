@@ -14,7 +14,7 @@ from penstock.wire.codec.statuses import Status, StreamEndReason
 from penstock.wire.messages.dcp import DcpNoop, DcpReply, Deletion, Mutation, SnapshotMarker, StreamEnd
 from penstock.wire.messages.kv import Noop, Set, unpack_failover_log
 from penstock.wire.messages.observe import CompactDb
-from tests.node.wire_client import connected
+from tests.node.wire_client import connected, find_session
 from tests.patience import PATIENCE
 
 S = Status
@@ -47,6 +47,25 @@ def test_reply_precedes_the_stream(client, consumer):
     consumer.stream(opaque=5)
     assert consumer.frames == [] or consumer.frames[0].opcode == Opcode.DCP_SNAPSHOT_MARKER
     assert consumer.message().opcode == Opcode.DCP_SNAPSHOT_MARKER
+
+
+def test_changes_of_several_vbuckets_are_sent_together(node, client, consumer, monkeypatch):
+    """A consumer is not woken for each vbucket: what one turn of the node sends is one write."""
+    for vbucket in range(8):
+        consumer.stream(vbucket)
+    writes: list[int] = []
+    output = find_session(node, consumer).output
+    send = output.write
+
+    def write(data):
+        writes.append(len(data))
+        send(data)
+
+    monkeypatch.setattr(output, "write", write)
+    client.send(*[Set(key=b"k", vbucket=vbucket) for vbucket in range(8)])  # one segment, so the node serves it at once
+    received = [consumer.message() for _ in range(16)]
+    assert sorted(type(message).__name__ for message in received) == ["Mutation"] * 8 + ["SnapshotMarker"] * 8
+    assert len([nbytes for nbytes in writes if nbytes]) == 1
 
 
 def test_stream_ends_exactly_at_its_end_seqno(client, consumer):

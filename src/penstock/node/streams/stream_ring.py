@@ -108,25 +108,33 @@ class StreamRing:
         self._flow = flow
         self._sent = sent
         self._remove_stream = remove_stream
+        self._unwritten: list[Buffer] = []
+        self._unwritten_bytes = 0
 
     def run_turn(self) -> None:
-        """Send some of each stream, up to the share of one turn."""
+        """Send some of each stream, up to the share of one turn.
+
+        Frames of several streams are written together. A write of its own for the single change of each vbucket would
+        cost the node a system call, and wake the consumer, for every change.
+        """
         share, deadline = TURN_BYTES, self._time() + _TURN_SECONDS
         while self.ready and share > 0 and self._flow.room > 0 and not self._output.paused:
             stream, _ = self.ready.popitem(last=False)
-            share -= self._send_stream(stream) + _STREAM_COST_BYTES
+            share -= self._read_stream(stream) + _STREAM_COST_BYTES
+            if self._unwritten_bytes >= WRITE_BYTES:
+                self._write_pieces()
             if self._time() >= deadline:  # changes that are filtered one by one are slow
                 break
+        self._write_pieces()
 
-    def _send_stream(self, stream: ProducerStream) -> int:
-        """Send some of a stream, and put it back into the ring if it has more.
+    def _read_stream(self, stream: ProducerStream) -> int:
+        """Read some of a stream for the next write, and put it back into the ring if it has more.
 
         Returns:
             The cost, in bytes sent.
         """
         flow = self._flow
-        pieces: list[Buffer] = []
-        nbytes = cost = 0
+        cost = 0
         # A piece that a filter has reduced costs more than its bytes: other connections have their turn after it.
         least_cost = 0 if stream.encoder.pushed_filter is None else WRITE_BYTES
         while cost < WRITE_BYTES and (room := flow.room) > 0:
@@ -134,8 +142,8 @@ class StreamRing:
             if piece is None:
                 self._bucket.add_waiting_stream(stream)
                 break
-            pieces.append(piece)
-            nbytes += len(piece)
+            self._unwritten.append(piece)
+            self._unwritten_bytes += len(piece)
             cost += max(len(piece) or _EMPTY_PIECE_COST_BYTES, least_cost)
             if flow.window:
                 flow.unacked += len(piece)
@@ -145,6 +153,11 @@ class StreamRing:
         else:
             self.ready[stream] = None
             self.ready.move_to_end(stream, last=not self.is_sequential)
-        self._sent.nbytes += nbytes
-        self._output.write(join_pieces(pieces))
         return cost
+
+    def _write_pieces(self) -> None:
+        """Write the pieces that were read."""
+        pieces, self._unwritten = self._unwritten, []
+        self._sent.nbytes += self._unwritten_bytes
+        self._unwritten_bytes = 0
+        self._output.write(join_pieces(pieces))
