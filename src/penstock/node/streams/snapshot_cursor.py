@@ -117,6 +117,8 @@ class SnapshotCursor:
         """
         vbucket = self._vbucket
         self._purge_seqno = vbucket.index.purge_seqno
+        if vbucket.changes.high_seqno <= self.seqno:
+            return None
         start, end = self.seqno + 1, self.end_seqno
         if self._resumed_bounds is not None:
             start, end = min(start, self._resumed_bounds[0]), max(end, self._resumed_bounds[1])

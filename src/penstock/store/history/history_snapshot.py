@@ -34,6 +34,10 @@ _NOTHING = FewFrames(())
 
 _ANY_NUMBER = 2**62
 
+# Computed once: `|` of flags takes longer than the rest of a small snapshot.
+_FROM_DISK = SnapshotFlag.DISK | SnapshotFlag.CHECKPOINT
+_FROM_MEMORY = SnapshotFlag.MEMORY | SnapshotFlag.CHECKPOINT
+
 Mask = npt.NDArray[np.bool_]
 _Select = Callable[[memoryview, Column, Column, Column], Mask]
 
@@ -124,11 +128,10 @@ class Snapshot:
         self.end_seqno = end_seqno
         self._versions = versions
         last = end_seqno if up_to is None else up_to
-        origin = SnapshotFlag.DISK if start_seqno < index.backfill_end else SnapshotFlag.MEMORY
-        self.flags = origin | SnapshotFlag.CHECKPOINT
+        self.flags = _FROM_DISK if start_seqno < index.backfill_end else _FROM_MEMORY
         if versions is not None:
             self.flags |= SnapshotFlag.HISTORY
-            if origin is SnapshotFlag.DISK:
+            if start_seqno < index.backfill_end:
                 self.flags |= SnapshotFlag.MAY_CONTAIN_DUPLICATES
         self._frames: FewFrames | ManyFrames | AdjacentFrames
         self._tail: ManyFrames | None = None
@@ -288,7 +291,7 @@ def open_parts(index: RowIndex, start_seqno: int, end_seqno: int, versions: Kept
     older = Snapshot(index, start_seqno, end_seqno, up_to=floor)
     newer = Snapshot(index, floor, end_seqno, versions=versions)
     newer.start_seqno = start_seqno
-    older.flags = SnapshotFlag.DISK | SnapshotFlag.CHECKPOINT
+    older.flags = _FROM_DISK
     newer.flags = older.flags | SnapshotFlag.HISTORY | SnapshotFlag.MAY_CONTAIN_DUPLICATES
     return [part for part in (older, newer) if part.find_frames()]
 
