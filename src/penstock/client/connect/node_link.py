@@ -30,7 +30,7 @@ from penstock.errors import (
     make_status_error,
 )
 from penstock.wire.codec.constants import Dialect
-from penstock.wire.codec.frame import Frame, name_opcode, name_status
+from penstock.wire.codec.frame import SERVER_MAGICS, Frame, name_opcode, name_status
 from penstock.wire.codec.layout import Request
 from penstock.wire.codec.opcodes import Magic
 from penstock.wire.codec.statuses import Status
@@ -50,6 +50,8 @@ UNKNOWN_COMMAND_STATUSES = (Status.NOT_SUPPORTED, Status.UNKNOWN_COMMAND)
 UNSUPPORTED_STATUSES = (Status.EINVAL, *UNKNOWN_COMMAND_STATUSES)
 """Statuses of a server that is too old for a request."""
 _NO_GROUP_STATUSES = (Status.KEY_ENOENT, Status.EACCESS, *UNSUPPORTED_STATUSES)
+
+_FAULTS = (BrokenInput, MalformedFrame)
 
 FrameEvents = Callable[["NodeLink", list[ReceiveEvent]], None]
 
@@ -169,19 +171,13 @@ class NodeLink:
     def _receive(self, events: Iterable[ReceiveEvent]) -> None:
         rest: list[ReceiveEvent] = []
         failure: Error | None = None
-        answer = self._calls.dispatch_reply
         try:
             for event in events:
-                if isinstance(event, BrokenInput | MalformedFrame):
+                if isinstance(event, _FAULTS):
                     failure = self._make_input_error(event)
                     break
                 self.has_received = True
-                if not isinstance(event, Frame):
-                    rest.append(event)
-                    continue
-                if event.specific == Status.NOT_MY_VBUCKET and event.magic == Magic.RESPONSE and self._maps is not None:
-                    self._maps.read_refusal(event)  # before the request's caller asks for the map
-                if not (answer(event) or self._drop_frame(event)):
+                if not isinstance(event, Frame) or self._is_for_stream(event):
                     rest.append(event)
         except RemoteProtocolError as error:
             failure = error
@@ -198,9 +194,15 @@ class NodeLink:
             return NotCouchbase(describe_first_bytes(self.peer, event.head))
         return event.error
 
+    def _is_for_stream(self, frame: Frame) -> bool:
+        """Return whether a frame belongs to a stream. A reply goes to its caller, and other frames are dropped."""
+        if frame.specific == Status.NOT_MY_VBUCKET and frame.magic == Magic.RESPONSE and self._maps is not None:
+            self._maps.read_refusal(frame)  # before the request's caller asks for the map
+        return not (self._calls.dispatch_reply(frame) or self._drop_frame(frame))
+
     def _drop_frame(self, frame: Frame) -> bool:
         """Drop a frame that belongs to no request and no stream; return whether it was dropped."""
-        if frame.magic in (Magic.SERVER_REQUEST, Magic.SERVER_RESPONSE):
+        if frame.magic in SERVER_MAGICS:
             if self._maps is None or not self._maps.read_push(frame):
                 self.dropped.add(DropReason.PUSHED)
             return True

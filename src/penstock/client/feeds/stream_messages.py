@@ -60,6 +60,7 @@ class StreamMessages:
         self._requests = requests
         self._filter = collection_filter
         self._out_of_order = out_of_order
+        self._events = EVENTS[state.dialect]
         self._answers = StreamAnswers(state, streams, requests, collection_filter)
         self._changes = StreamChanges(state, streams, requests, collection_filter, end_rule=end_rule)
 
@@ -83,8 +84,8 @@ class StreamMessages:
             output.outgoing.append(join_frame(Frame(Magic.RESPONSE, frame.opcode, opaque=frame.opaque)))
             output.acknowledge(0, at_once=True)
             return
-        event = EVENTS[dialect].get(type(message))
-        if isinstance(message, OsoSnapshot) and self._out_of_order:
+        event = self._events.get(type(message))
+        if self._out_of_order and isinstance(message, OsoSnapshot):
             event = OUT_OF_ORDER_EVENTS.get(message.flags)
         handle = None if event is None else _HANDLERS.get(event) or _DATA_HANDLERS.get(type(message))
         if event is None or handle is None:
@@ -180,7 +181,7 @@ class StreamMessages:
 
     def _skip_message(self, stream: VbucketStream, message: Message) -> None:
         """Drop the start of a stream, or a vbucket state, which only replicas use."""
-        is_state = EVENTS[self._state.dialect][type(message)] is StreamEvent.STATE
+        is_state = self._events[type(message)] is StreamEvent.STATE
         self._state.dropped.add(DropReason.VBUCKET_STATE if is_state else DropReason.STREAM_START)
 
     def _on_system_event(self, stream: VbucketStream, message: SystemEvent) -> None:

@@ -18,8 +18,8 @@ from penstock.wire.columns.native_tables import TABLES
 
 Offsets = list[int] | npt.NDArray[np.int64]
 
-FEW_BYTES = 8192
-"""Fewer bytes than this: a list of offsets is made faster than an array."""
+FEW_BYTES = 8192 if native.extension is None else 0
+"""Fewer bytes than this: a list of offsets is made faster than an array. The extension module is never slower."""
 
 
 def find_offsets(buffer: Buffer, start: int, end: int) -> tuple[list[int], int]:

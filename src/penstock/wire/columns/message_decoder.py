@@ -103,14 +103,15 @@ class _MessageDecoder:
     def _read_stream(self, vbucket: int) -> tuple[int | None, Sequence[int | None]]:
         """Return the facts of a vbucket's stream: the vbuuid, and the others of StreamContext.NAMES."""
         try:
-            facts = self._context.read_vbucket(vbucket)
+            facts: list[int | None] = [*self._context.read_vbucket(vbucket)]
         except RemoteProtocolError as error:
             self.fault = self.fault or error
             facts = [0] * len(StreamContext.NAMES)
         columns = self._shapes.stream_columns
-        pairs = zip(StreamContext.NAMES, facts, strict=True)
-        vbuuid, *snapshot = (number if name in columns else None for name, number in pairs)
-        return vbuuid, snapshot
+        if columns != StreamContext.NAMES:
+            pairs = zip(StreamContext.NAMES, facts, strict=True)
+            facts = [number if name in columns else None for name, number in pairs]
+        return facts[0], facts[1:]
 
     def _read_xattrs(self, at: int, end: int) -> tuple[dict[str, bytes] | None, int]:
         try:

@@ -25,6 +25,7 @@ from penstock.wire.codec.frame import HEADER, HEADER_BYTES, MAGICS, Frame, cut_f
 from penstock.wire.columns.data_forms import SLACK
 from penstock.wire.columns.frame_offsets import Offsets, find_offsets, find_run_offsets
 from penstock.wire.columns.heads import Run
+from penstock.wire.columns.run_decoder import SMALL_RUN
 
 SLAB_BYTES = 2 * 1024 * 1024
 """Room for received bytes. Columns from slabs of 1 to 4 MiB were measured fastest."""
@@ -250,6 +251,10 @@ class FrameReceiver:
         """Return the frames at `offsets` as runs; those at the indices `alone` one by one."""
         events: list[ReceiveEvent] = []
         behind = 0
+        if not isinstance(offsets, list) and len(offsets) < SMALL_RUN * (len(alone) + 1):
+            offsets = (
+                offsets.tolist()
+            )  # the messages of small runs are decoded one by one: numbers of a list are faster
         for index in alone:
             offset = int(offsets[index])
             if behind < index:

@@ -23,6 +23,8 @@ from penstock.wire.messages import dcp, tap, upr, upr_draft
 class StreamState(Enum):
     """The states of a stream. Not every dialect has all of them."""
 
+    __hash__ = object.__hash__  # Enum's hash is a Python function, and each message of a stream is looked up twice
+
     REQUESTED = "requested"
     ACCEPTED = "accepted"
     OPEN = "open"
@@ -35,6 +37,8 @@ class StreamState(Enum):
 
 class StreamEvent(Enum):
     """The events of a stream, from either side. A checkpoint of TAP is a snapshot too."""
+
+    __hash__ = object.__hash__
 
     ACCEPTED = "accepted"
     ROLLBACK = "rollback"
