@@ -13,6 +13,7 @@ from penstock.client.signals.consumer_report import ConsumerReport
 from penstock.client.signals.report_metrics import ReportCollector
 from penstock.client.signals.stream_counts import StreamCounts
 from penstock.errors import STATUS_ERRORS
+from penstock.node.stats.node_metrics import BUCKET_METRICS, HISTOGRAMS, MIRROR_METRICS, NODE_METRICS, StatMetric
 from penstock.spark.pipeline.run.run_metrics import PipelineMetrics
 from penstock.spark.pipeline.state.run_progress import DependentProgress, RollbackEvent, SourceProgress
 from penstock.wire.codec.statuses import Status, StreamEndReason, UprEndReason
@@ -78,7 +79,7 @@ the same request can succeed later.
 
 
 def metrics() -> str:
-    """Return the page of the metrics that pipelines and consumers serve."""
+    """Return the page of the metrics that nodes, pipelines and consumers serve."""
     figures = PipelineMetrics()
     dependents = (DependentProgress("current", "current"),)
     figures.update(SourceProgress(lag=0, last_rollback=RollbackEvent(0.0, ()), dependents=dependents))  # of all samples
@@ -88,9 +89,24 @@ def metrics() -> str:
 # Metrics
 
 {MADE}
+Nodes, pipelines and consumers serve metrics for Prometheus. No metric has a label for a vbucket, a key or a client, so
+the number of series does not grow with them.
+
+## Nodes
+
+A node serves these metrics at `/metrics` of its HTTP ports, see [Watch a node](howto/monitor.md). Most values are
+[statistics](administration.md#statistics) of STAT. STAT `reset` sets counters to 0, as a restart does.
+
+{list_node_metrics()}
+Metrics with the label `bucket` are there once for each bucket whose statistics the user may read; those of mirrors only
+for a bucket that follows another one (`penstock serve --follow`). The label `dialect` is `dcp`, `upr` (with its draft)
+or `tap`. `status` is a [status](statuses.md) in lower case; statuses without a request are left out.
+Histograms have 14 buckets, from 16 microseconds to 268 s. A bucket has about 160 series.
+
+## Pipelines
+
 `penstock pipeline run --metrics PORT` serves these metrics for Prometheus at `http://127.0.0.1:PORT/metrics`. So does
-a pipeline whose file has the table `[metrics]`: see [pipelines](pipelines.md). A node serves no metrics; its figures
-are [STAT groups](administration.md#statistics).
+a pipeline whose file has the table `[metrics]`: see [pipelines](pipelines.md).
 
 {list_metrics(figures)}
 The label `source` names the source of the pipeline. It is empty if the source has no name. The labels `name` and `kind`
@@ -103,6 +119,21 @@ A consumer with `metrics_port` and `penstock tail --metrics PORT` serve these me
 
 {list_metrics(collector)}
 """
+
+
+def list_node_metrics() -> str:
+    """Return the table of a node's metrics."""
+    rows = [make_node_row(metric, ()) for metric in NODE_METRICS]
+    rows += [make_node_row(metric, ("bucket",)) for metric in (*BUCKET_METRICS, *MIRROR_METRICS)]
+    rows += [(f"`penstock_node_{name}`", "histogram", "`bucket`", text) for name, (text, _) in HISTOGRAMS.items()]
+    return table(("metric", "type", "labels", "meaning"), rows)
+
+
+def make_node_row(metric: StatMetric, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the row of a metric of a node with these labels and its own."""
+    family = metric.make_family(names)
+    shown = ", ".join(f"`{name}`" for name in (*names, metric.label) if name)
+    return f"`{family.name}{'_total' if metric.is_counter else ''}`", family.type, shown, metric.text
 
 
 def list_metrics(collector: Collector) -> str:

@@ -6,39 +6,14 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock.node import Node
-from penstock.node.auth import User
 from penstock.node.auth.certificates import make_certificates
-from penstock.node.auth.users import make_account
-from penstock.node.auth.users_file import change_users
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import SelectBucket
-from tests.node.http.web_client import WebClient
+from tests.node.http.web_client import WebClient, as_user
 from tests.node.test_login import log_in
 from tests.node.wire_client import connected
 
 BUCKETS = "/pools/default/buckets"
-ROLES = {"root": ["admin"], "reader": ["data_reader[beer]"], "follower": ["data_dcp_reader[beer]"]}
-ITERATIONS = 4096
-
-
-@pytest.fixture(scope="module")
-def users(tmp_path_factory):
-    path = tmp_path_factory.mktemp("users") / "users.json"
-    with change_users(path) as accounts:
-        for name, roles in ROLES.items():
-            accounts[name] = make_account(User.from_texts(name, roles), f"{name}'s", ITERATIONS)
-    return path
-
-
-@pytest.fixture
-def guarded(users):
-    with Node.running(["beer", "wine"], vbuckets=4, users=users) as node:
-        yield node
-
-
-def as_user(node, name, **options):
-    return WebClient(node, (name, f"{name}'s"), **options)
-
 
 PATHS = [
     "/pools/default",

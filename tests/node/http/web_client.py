@@ -100,6 +100,11 @@ class WebClient:
             answer.close()  # it holds the socket: by the response headers, the connection ends with the stream
 
 
+def as_user(node, name, **options):
+    """Return the client of a user of the fixture `guarded`."""
+    return WebClient(node, (name, f"{name}'s"), **options)
+
+
 class DocumentStream:
     """Reads the documents of a streaming response, one by one."""
 

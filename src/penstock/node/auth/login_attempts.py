@@ -59,9 +59,14 @@ class LoginAttempts:
 
     Args:
         clock: returns seconds, and never goes back.
+
+    Attributes:
+        checked: number of checks since the start of the node.
+        refused: number of those with a wrong password or account.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        self.checked = self.refused = 0
         self._clock = clock
         self._failures: OrderedDict[_CountKey, _Failures] = OrderedDict()
         self._names: Counter[str] = Counter()  # in _guesses, by address
@@ -94,6 +99,8 @@ class LoginAttempts:
         Returns:
             The delay in seconds.
         """
+        self.checked += 1
+        self.refused += not is_right
         key, pair, now = self._find_key(address, account), _make_pair(address, account), self._clock()
         times, _, answered = self._failures.get(key) or _Failures(0, now, now)
         answered = max(now, answered) + _compute_delay(times)

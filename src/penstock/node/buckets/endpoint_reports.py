@@ -125,6 +125,7 @@ class EndpointLoad:
         remaining: upper bound of the changes left to send.
         unacked: bytes that the consumer has not acknowledged.
         turns: turns of the event loop that the producer has used.
+        is_blocked: the producer has something to send, and the consumer's window is full.
     """
 
     streams: int = 0
@@ -132,3 +133,4 @@ class EndpointLoad:
     remaining: int = 0
     unacked: int = 0
     turns: int = 0
+    is_blocked: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["Histogram"]
 
@@ -47,6 +47,11 @@ class Histogram:
             for power, count in other._counts.items():
                 merged._counts[power] = merged._counts.get(power, 0) + count
         return merged
+
+    def count_below(self, powers: Sequence[int]) -> list[int]:
+        """Return the number of durations below each of some powers of two of microseconds, given by exponents."""
+        counts = tuple(self._counts.items())
+        return [sum(count for power, count in counts if power <= limit) for limit in powers]
 
     def list_stats(self, name: str) -> Iterator[tuple[str, object]]:
         """Yield the counts in the form that ep-engine's cbstats reads: `NAME_LOW,HIGH`, bounds in microseconds.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -55,15 +55,23 @@ class CommandCounters:
 
 @dataclass(slots=True)
 class SentCounts:
-    """Totals of the producers of one dialect, since the start of the node."""
+    """Totals of the producers of one dialect, since the start of the node.
+
+    Attributes:
+        streams_opened: opened streams.
+        rollbacks: stream requests that were answered with ROLLBACK.
+        items: changes that were sent.
+        nbytes: bytes of all messages.
+    """
 
     streams_opened: int = 0
+    rollbacks: int = 0
     items: int = 0
     nbytes: int = 0
 
     def reset(self) -> None:
         """Set all counters to 0."""
-        self.streams_opened = self.items = self.nbytes = 0
+        self.streams_opened = self.rollbacks = self.items = self.nbytes = 0
 
 
 class BucketEndpoint(VbucketListener, Protocol):
@@ -129,6 +137,7 @@ class ServedBucket:
         stat_times: durations of STAT by group.
         endpoints: the change-stream connections, by dialect and name.
         sent_counts: totals of the producers, by dialect.
+        event_counts: events of whole vbuckets since the start of the node.
         tap: TAP clients and checkpoints.
         sync_writes: durable writes that are not decided yet.
         listeners: notified of events of whole vbuckets, in this order; all change-stream connections are listeners.
@@ -172,6 +181,7 @@ class ServedBucket:
         self.changed = self.store.changed
         self.endpoints: dict[tuple[Dialect, bytes], BucketEndpoint] = {}
         self.sent_counts = {dialect: SentCounts() for dialect in Dialect}
+        self.event_counts: Counter[VbucketEvent] = Counter()
         self.tap = TapBucket()
         self.sync_writes = BucketSyncWrites(store, find_default_chains=self._find_default_chains, notify=self.notify)
         self.listeners: dict[VbucketListener, None] = {}
@@ -261,6 +271,7 @@ class ServedBucket:
 
     def report_event(self, vbucket: Vbucket, event: VbucketEvent, cause: VbucketListener | None = None) -> None:
         """Notify the listeners of an event of a vbucket, except the one that has caused it."""
+        self.event_counts[event] += 1
         if self.flusher is not None:
             self.flusher.commit_soon()
         if event in (VbucketEvent.DELETED, VbucketEvent.FLUSHED):

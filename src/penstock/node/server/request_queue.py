@@ -272,6 +272,7 @@ def _serve_other(session: Session, event: ReceiveEvent | _ResumedRequest) -> Ans
 
 def _encode_refusal(session: Session, request: Frame, error: StatusError | RemoteProtocolError) -> bytes:
     logger.debug("%s", error)
+    session.node.connections.refusals[error.status] += 1
     status = (
         error.status
         if session.xerror

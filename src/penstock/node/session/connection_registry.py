@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sized
 from typing import Final, Protocol
 
@@ -79,6 +80,7 @@ class ConnectionRegistry:
     Attributes:
         open_connections: the open connections.
         total: number of connections since the start of the node.
+        refusals: status -> number of requests that were answered with it since the start of the node.
         refused_login_log: logs failed logins.
     """
 
@@ -95,6 +97,7 @@ class ConnectionRegistry:
         """
         self.open_connections: dict[RegisteredConnection, None] = {}
         self.total = 0
+        self.refusals: Counter[int] = Counter()
         self._loop = loop
         self._options = options
         self._users = users

@@ -8,27 +8,41 @@ import struct
 
 from penstock.node.buckets.bucket_storage import count_file_bytes
 from penstock.node.buckets.served_bucket import CommandCounters, ServedBucket
+from penstock.node.buckets.vbucket_events import VbucketEvent
 from penstock.node.cluster.release import VERSION
 from penstock.node.session.node_services import NodeServices
 from penstock.node.stats import producer_stats
 from penstock.node.stats.stat_group import StatGroup, Stats, format_value, make_bucket_group
+from penstock.store.bucket_store import BucketStats, BucketStore
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["GROUPS", "get_warmup_state", "read_bucket_stats", "read_memory_stats"]
+__all__ = ["GROUPS", "get_warmup_state", "read_bucket_stats", "read_memory_stats", "read_node_stats", "read_own_stats"]
+
+_EVENT_NAMES = {
+    VbucketEvent.STATE_CHANGED: "ep_vb_state_changes",
+    VbucketEvent.DELETED: "ep_vb_deletions",
+    VbucketEvent.FLUSHED: "ep_vb_flushes",
+    VbucketEvent.HANDED_OVER: "ep_vb_handovers",
+}
 
 
 def read_bucket_stats(node: NodeServices, bucket: ServedBucket) -> Stats:
     """Yield the statistics of a bucket and its node: those of STAT without a group."""
+    yield from read_node_stats(node)
+    yield from read_own_stats(node, bucket)
+
+
+def read_own_stats(node: NodeServices, bucket: ServedBucket) -> Stats:
+    """Yield the statistics of a bucket without those of its node."""
     memory, vbuckets = bucket.store.collect_stats(), bucket.store.vbuckets
-    yield from _read_process(node)
     yield (
         "curr_items",
         sum(vbucket.changes.items for vbucket in vbuckets if vbucket.history.state is VbucketState.ACTIVE),
     )
     yield "curr_items_tot", memory.items
     yield from _read_commands(bucket.counters)
-    yield from read_memory_stats(bucket)
+    yield from _read_memory(bucket.store, memory)
     yield "ep_bucket_type", "persistent" if bucket.spec.is_persistent else "ephemeral"
     yield "ep_uuid", bucket.uuid
     yield from _read_warmup(bucket)
@@ -48,12 +62,14 @@ def read_bucket_stats(node: NodeServices, bucket: ServedBucket) -> Stats:
         )
     if not bucket.spec.is_persistent:
         yield "vb_active_auto_delete_count", bucket.store.memory.auto_deleted
+    yield "ep_expired", sum(vbucket.expiry.expired_count for vbucket in vbuckets)
+    yield "ep_pending_durable_writes", sum(len(vbucket.history.prepares.pending) for vbucket in vbuckets)
+    for event, name in _EVENT_NAMES.items():
+        yield name, bucket.event_counts[event]
     yield from producer_stats.read_totals(bucket)
-    yield "ep_requests_waiting", sum(len(c.requests) for c in node.connections.open_connections)
-    yield "ep_bytes_unsent", sum(c.bytes_unsent for c in node.connections.open_connections)
 
 
-def _read_process(node: NodeServices) -> Stats:
+def read_node_stats(node: NodeServices) -> Stats:
     """Yield the statistics of the node's process and its connections."""
     yield "pid", os.getpid()
     yield "uptime", int(node.loop.time() - node.started_at)
@@ -67,6 +83,10 @@ def _read_process(node: NodeServices) -> Stats:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     yield "rusage_user", f"{usage.ru_utime:.6f}"
     yield "rusage_system", f"{usage.ru_stime:.6f}"
+    yield "auth_cmds", node.attempts.checked
+    yield "auth_errors", node.attempts.refused
+    yield "ep_requests_waiting", sum(len(c.requests) for c in node.connections.open_connections)
+    yield "ep_bytes_unsent", sum(c.bytes_unsent for c in node.connections.open_connections)
 
 
 def _read_commands(counters: CommandCounters) -> Stats:
@@ -143,12 +163,15 @@ def _read_memory_storage(bucket: ServedBucket) -> Stats:
 
 
 def read_memory_stats(bucket: ServedBucket) -> Stats:
-    """Yield the memory that the bucket's data occupies.
+    """Return the memory that the bucket's data occupies.
 
     The log of a bucket on disk is mapped, except its newest files.
     """
-    store = bucket.store
-    memory, quota = store.collect_stats(), store.log.quota
+    return _read_memory(bucket.store, bucket.store.collect_stats())
+
+
+def _read_memory(store: BucketStore, memory: BucketStats) -> Stats:
+    quota = store.log.quota
     yield "bytes", memory.memory_bytes
     yield "mem_used", memory.memory_bytes
     yield "mem_used_estimate", memory.memory_bytes

@@ -42,12 +42,15 @@ def read_totals(bucket: ServedBucket) -> Stats:
         yield f"ep_{family}_dead_conn_count", 0
         yield f"ep_{family}_num_running_streams", sum(load.streams for load in loads)
         yield f"ep_{family}_streams_opened", sum(each.streams_opened for each in sent)
+        yield f"ep_{family}_rollbacks", sum(each.rollbacks for each in sent)
+        yield f"ep_{family}_blocked_count", sum(load.is_blocked for load in loads)
         yield f"ep_{family}_items_sent", sum(each.items for each in sent)
         yield f"ep_{family}_total_bytes", sum(each.nbytes for each in sent)
         yield f"ep_{family}_turns", sum(load.turns for load in loads)
         yield f"ep_{family}_streams_ready", sum(load.ready for load in loads)
         yield f"ep_{family}_items_remaining", sum(load.remaining for load in loads)
         yield f"ep_{family}_total_backlog_size", sum(load.remaining for load in loads)
+        yield f"ep_{family}_max_items_remaining", max((load.remaining for load in loads), default=0)
         yield f"ep_{family}_unacked_bytes", sum(load.unacked for load in loads)
 
 

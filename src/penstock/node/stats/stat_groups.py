@@ -247,6 +247,7 @@ def _reset_counters(request: StatRequest) -> Stats:
     bucket.counters.reset()
     for sent in bucket.sent_counts.values():
         sent.reset()
+    bucket.event_counts.clear()
     for histogram in chain(bucket.stat_times.values(), storage_stats.list_histograms(bucket)):
         histogram.reset()
     return iter(())
@@ -305,7 +306,7 @@ MISSING: dict[str, StatGroup] = {
     "klog": make_missing_group("there is no mutation log beside the log of changes"),
     "prev-vbucket": make_missing_group("earlier states of vbuckets are not kept"),
     "range-scans": make_missing_group("ranges are not scanned"),
-    "responses": make_missing_group("replies are not counted by their status"),
+    "responses": make_missing_group("replies are not counted by their status; the metrics count refused requests"),
     "scheduler": make_missing_group("delays of tasks are not measured; ask for `runtimes`"),
     "slabs": make_missing_group("there are no slabs"),
     "topkeys": make_missing_group("documents are not counted by use"),

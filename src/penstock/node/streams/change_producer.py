@@ -165,6 +165,11 @@ class ChangeProducer(StreamEndpoint):
     def unacked(self) -> int:
         """Bytes that the peer has not acknowledged; with TAP, messages."""
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether something is to be sent, and the peer's window is full. The default is for dialects without one."""
+        return False
+
     def add_totals(self, stream: ProducedStream) -> None:
         """Add the totals of a stream that ends."""
         self.ended_totals = StreamTotals(
@@ -181,7 +186,9 @@ class ChangeProducer(StreamEndpoint):
     def load(self) -> EndpointLoad:
         """Return the amount of pending work, for STAT."""
         remaining = sum(stream.remaining for stream in self.streams.values())
-        return EndpointLoad(len(self.streams), self.ready_count, remaining, self.unacked, self.turns.count)
+        return EndpointLoad(
+            len(self.streams), self.ready_count, remaining, self.unacked, self.turns.count, self.is_blocked
+        )
 
     def list_streams(self) -> tuple[StreamReport, ...]:
         """Return the reports of the open streams."""

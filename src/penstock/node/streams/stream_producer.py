@@ -104,6 +104,7 @@ class StreamProducer(ChangeProducer):
         if (
             point := find_rollback_point(vbucket.history.failover_log, high, vbucket.index.purge_seqno, request)
         ) is not None:
+            self.sent.rollbacks += 1
             return point
         end = request.end_seqno if last_seqno is None else last_seqno
         if request.start_seqno > min(end, high):
@@ -172,6 +173,11 @@ class StreamProducer(ChangeProducer):
     def unacked(self) -> int:
         """Bytes that the peer has not acknowledged."""
         return self.flow.unacked
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a stream is ready, and the peer's window is full."""
+        return bool(self.ring.ready) and self.flow.room <= 0
 
     def is_ready(self, stream: ProducerStream) -> bool:
         """Return whether a stream waits for its turn."""

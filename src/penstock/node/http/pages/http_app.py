@@ -27,6 +27,7 @@ from penstock.node.http.pages import (
     collection_pages,
     failover_pages,
     membership_pages,
+    monitoring_pages,
     rebalance_pages,
     user_pages,
 )
@@ -44,6 +45,7 @@ PAGES = (
     *bucket_pages.PAGES,
     *collection_pages.PAGES,
     *user_pages.PAGES,
+    *monitoring_pages.PAGES,
 )
 
 

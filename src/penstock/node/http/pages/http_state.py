@@ -6,14 +6,12 @@ import asyncio
 from typing import Protocol
 
 from penstock.node.auth.listener_access import ListenerAccess
-from penstock.node.membership.cluster_service import ClusterService
-from penstock.node.rebalance.rebalancer import Rebalancer
-from penstock.node.session.node_services import NodeServices
+from penstock.node.stats.node_metrics import MeasuredNode
 
 __all__ = ["HttpState", "ManagedNode"]
 
 
-class ManagedNode(NodeServices, Protocol):
+class ManagedNode(MeasuredNode, Protocol):
     """A running node, as its pages see it."""
 
     @property
@@ -23,14 +21,6 @@ class ManagedNode(NodeServices, Protocol):
     @property
     def default_vbuckets(self) -> int:
         """Number of vbuckets of a bucket whose definition gives none."""
-
-    @property
-    def cluster(self) -> ClusterService:
-        """The membership in a cluster."""
-
-    @property
-    def rebalancer(self) -> Rebalancer:
-        """Rebalances the cluster."""
 
 
 class HttpState:
