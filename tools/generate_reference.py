@@ -105,8 +105,8 @@ Histograms have 14 buckets, from 16 microseconds to 268 s. A bucket has about 16
 
 ## Pipelines
 
-`penstock pipeline run --metrics PORT` serves these metrics for Prometheus at `http://127.0.0.1:PORT/metrics`. So does
-a pipeline whose file has the table `[metrics]`: see [pipelines](pipelines.md).
+`penstock pipeline run --metrics [HOST:]PORT` serves these metrics at `/metrics`. So does a pipeline whose file has the
+table `[metrics]`: see [pipelines](pipelines.md).
 
 {list_metrics(figures)}
 The label `source` names the source of the pipeline. It is empty if the source has no name. The labels `name` and `kind`
@@ -114,7 +114,7 @@ name an index, a sink or another table that the pipeline keeps up to date.
 
 ## Consumers
 
-A consumer with `metrics_port` and `penstock tail --metrics PORT` serve these metrics, see
+A consumer with `metrics_port` and `penstock tail --metrics [HOST:]PORT` serve these metrics, see
 [Watch a consumer](howto/watch.md):
 
 {list_metrics(collector)}

@@ -1,8 +1,14 @@
 """Signals of consumers: reports, metrics and logs."""
 
 import asyncio
+import base64
+import json
 import logging
-from urllib.request import urlopen
+import re
+import time
+from dataclasses import replace
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from hypothesis import given
@@ -15,6 +21,8 @@ import penstock
 from penstock import Consumer, FilePositions
 from penstock.client.signals.consumer_report import ConsumerReport, VbucketLag
 from penstock.client.signals.lag_samples import LagSamples
+from penstock.client.signals.metrics_listener import MetricsFlags, read_listener
+from penstock.client.signals.metrics_server import serve_collector
 from penstock.client.signals.report_metrics import METRICS, ReportCollector
 from penstock.client.signals.stream_counts import StreamCounts
 from penstock.errors import UsageError
@@ -136,12 +144,82 @@ def test_consumer_serves_its_metrics_while_it_is_open(cluster, store):
             await wait_until(lambda: bool(scrape(port)["penstock_stream_lag_seqnos"].samples))
             (sample,) = scrape(port)["penstock_stream_lag_seqnos"].samples
             assert (sample.value, sample.labels) == (40, {"bucket": "beer"})
+            assert get(port, "/healthz") == (200, b"alive\n")
             with pytest.raises(UsageError, match=f"cannot serve metrics on port {port}"):
                 await Consumer(bucket, store, metrics_port=port).open()
         with pytest.raises(OSError, match="refused"):
             scrape(port)
 
     run(cluster.bucket.url, main)
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ({"metrics": "x"}, "--metrics is 'x', expected a port from 0 to 65535, or HOST:PORT"),
+        ({"metrics": "65536"}, "--metrics is '65536'"),
+        ({"metrics": "10.0.0.1:"}, "--metrics is '10.0.0.1:'"),
+        ({"metrics": "0.0.0.0:0"}, "other machines reach metrics on 0.0.0.0: expected a file with a login"),
+        ({"metrics": "[::]:0"}, "other machines reach metrics on ::: "),
+        ({"metrics": "a.example:0"}, "other machines reach metrics on a.example"),
+        ({"metrics_login": "/none"}, "--metrics-login without --metrics"),
+        ({"metrics": "0", "metrics_login": "/none"}, "/none: No such file or directory"),
+    ],
+)
+def test_invalid_place_of_metrics_is_refused(flags, problem):
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        read_listener(MetricsFlags(**flags))
+
+
+def get(port, path, login=None, method="GET"):
+    """Return status and body of a response of a server of metrics."""
+    headers = {} if login is None else {"Authorization": "Basic " + base64.b64encode(login.encode()).decode()}
+    try:
+        with urlopen(
+            Request(f"http://127.0.0.1:{port}{path}", None, headers, method=method), timeout=PATIENCE
+        ) as answer:
+            return answer.status, answer.read()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def test_metrics_with_a_login_are_for_this_login(tmp_path):
+    file = tmp_path / "login.json"
+    file.write_text('{"username": "prometheus", "password": "käse"}')
+    listener = read_listener(MetricsFlags(metrics="localhost:0", metrics_login=str(file)))
+    assert listener is not None
+    assert "käse" not in repr(listener)
+    with serve_collector(ReportCollector(), listener) as port:
+        for login in (None, "prometheus:", "prometheus:kase", "prometheus"):
+            assert get(port, "/metrics", login)[0] == 401
+        status, body = get(port, "/metrics", "prometheus:käse")
+        assert (status, b"penstock_stream_lag_seqnos" in body) == (200, True)
+        assert get(port, "/healthz") == (200, b"alive\n")
+        assert get(port, "/healthz", method="POST")[0] == 405
+        assert get(port, "/other", "prometheus:käse")[0] == 404
+        status, body = get(port, "/readyz")
+        assert (status, json.loads(body)["problems"]) == (503, ["no report yet"])
+
+
+REPORT = ConsumerReport(bucket="b", at=time.time(), counts=StreamCounts(), seqnos_at=time.time() + 1e6)
+
+
+@pytest.mark.parametrize(
+    ("report", "problem"),
+    [
+        (REPORT, None),
+        (replace(REPORT, missing=(1, 2)), "2 vbuckets wait for their nodes"),
+        (replace(REPORT, seqnos_at=0.0), "the bucket has not reported its seqnos yet"),
+        (replace(REPORT, seqnos_at=1.0), r"the bucket reported its seqnos \d+ s ago, expected at most 60 s"),
+    ],
+)
+def test_stream_is_ready_while_it_is_connected_and_knows_its_lag(report, problem):
+    collector = ReportCollector()
+    collector.newest = report
+    problems = [*collector.find_problems()]
+    assert len(problems) == (problem is not None)
+    assert all(re.fullmatch(problem or "", found) for found in problems)
 
 
 def test_consumer_reports_to_a_meter_while_it_is_open(cluster, store):

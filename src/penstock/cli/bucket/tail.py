@@ -29,10 +29,10 @@ from penstock.client.connect.address import DEFAULT_URL, Address, Compression, C
 from penstock.client.connect.dropped_frames import EXPECTED_REASONS, describe_drops
 from penstock.client.dumps.json_objects import make_json_object
 from penstock.client.filters.filter_options import FilterOptions
+from penstock.client.signals.metrics_listener import MetricsFlags, MetricsListener, read_listener
 from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.options import (
     BOOLEAN,
-    PORT,
     POSITIVE,
     SECONDS,
     list_of,
@@ -92,11 +92,8 @@ class TailOptions:
     report: float | None = option(
         SECONDS, "print lag, rates and counts on standard error each time after so many seconds", default=None
     )
-    metrics: int | None = option(
-        PORT,
-        "serve metrics for Prometheus on this port of 127.0.0.1; 0: any free port",
-        default=None,
-    )
+    metrics: str | None = shared_option(MetricsFlags)
+    metrics_login: str | None = shared_option(MetricsFlags)
 
 
 @app.command(
@@ -148,11 +145,17 @@ def tail(
     if sys.stdout.isatty() and not as_json:
         print(_HEADER.removesuffix(" value") if options.keys_only else _HEADER)
     address = override_options(resolve_address(url, username, password), read_shared_values(options, ConnectionOptions))
-    asyncio.run(_print_changes(address, options, line, as_json=as_json))
+    listener = read_listener(MetricsFlags(**read_shared_values(options, MetricsFlags)))
+    asyncio.run(_print_changes(address, options, listener, line, as_json=as_json))
 
 
 async def _print_changes(
-    address: Address, options: TailOptions, line: Callable[[Change], str], *, as_json: bool
+    address: Address,
+    options: TailOptions,
+    listener: MetricsListener | None,
+    line: Callable[[Change], str],
+    *,
+    as_json: bool,
 ) -> None:
     from penstock.client.bucket import Bucket
     from penstock.client.streams.time_search import parse_time
@@ -164,7 +167,7 @@ async def _print_changes(
     filters, limit = read_shared_values(options, FilterOptions), options.limit
     async with Bucket(address) as bucket, await bucket.stream(start, stop, vbuckets, **filters) as stream:
         try:
-            async with _reporting(bucket, stream, options, as_json=as_json):
+            async with _reporting(bucket, stream, options, listener, as_json=as_json):
                 async for batch in stream:
                     changes = list_changes(batch)[:limit]
                     # One write for each batch; flushed, because a reader of the pipe waits for it.
@@ -179,7 +182,7 @@ async def _print_changes(
 
 @asynccontextmanager
 async def _reporting(
-    bucket: Bucket, stream: ChangeStream, options: TailOptions, *, as_json: bool
+    bucket: Bucket, stream: ChangeStream, options: TailOptions, listener: MetricsListener | None, *, as_json: bool
 ) -> AsyncIterator[None]:
     """Print reports and serve metrics while the block runs, if the options ask for them."""
     from penstock.client.signals.consumer_reporter import ConsumerReporter, ReportedState
@@ -193,9 +196,10 @@ async def _reporting(
         print(text, file=sys.stderr, flush=True)
 
     async with AsyncExitStack() as stack:
-        if options.metrics is not None:
-            port = await stack.enter_async_context(serve_reports(ConsumerReporter(bucket, read_state), options.metrics))
-            print(f"Metrics: http://127.0.0.1:{port}/metrics", file=sys.stderr, flush=True)
+        if listener is not None:
+            port = await stack.enter_async_context(serve_reports(ConsumerReporter(bucket, read_state), listener))
+            assert port is not None
+            print(f"Metrics: {listener.make_url(port)}", file=sys.stderr, flush=True)
         if options.report is not None:
             reporter = ConsumerReporter(bucket, read_state)
             await stack.enter_async_context(repeat_reports(reporter, show, options.report))

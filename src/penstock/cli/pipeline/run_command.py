@@ -15,9 +15,10 @@ from penstock.cli.base.option_parameters import add_options
 from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress_display import ProgressDisplay, print_result
 from penstock.client.connect.address import DEFAULT_URL, ConnectionOptions, MissingVbuckets
+from penstock.client.signals.metrics_listener import MetricsFlags, make_listener, read_listener
 from penstock.errors import UsageError
 from penstock.options import list_options, nonempty, option, shared_option
-from penstock.spark.pipeline.definition.run_options import Metrics, Trigger
+from penstock.spark.pipeline.definition.run_options import Trigger
 from penstock.spark.source.micro_batch_options import MicroBatchOptions
 from penstock.wire.codec.constants import Dialect
 
@@ -61,11 +62,12 @@ Master = Annotated[
         "penstock pipeline run pipeline.toml",
         "penstock pipeline run --to ./lake --available-now",
         "penstock pipeline run --to ./lake --trigger 5 --max-changes 100000 --metrics 9100",
+        "penstock pipeline run pipeline.toml --metrics 10.0.0.1:9464 --metrics-login metrics.json",
         "penstock pipeline run pipeline.toml --master spark://10.0.0.1:7077",
     )
 )
 @add_options("source", SourceFlags)
-@add_options("metrics", Metrics)
+@add_options("metrics", MetricsFlags)
 def run(
     context: typer.Context,
     file: File = None,
@@ -98,7 +100,7 @@ def run(
     else:
         definition = define_bucket_pipeline(lake, url=url, username=username, password_file=password, **source)
     print_result(
-        _run_pipeline(definition, metrics.get("port"), master, as_json=as_json, available_now=available_now),
+        _run_pipeline(definition, MetricsFlags(**metrics), master, as_json=as_json, available_now=available_now),
         as_json=as_json,
     )
 
@@ -115,14 +117,19 @@ _SOURCE_FLAGS = {*(each.flag for each in list_options(SourceFlags).values()), "-
 
 
 def _run_pipeline(
-    definition: PipelineDefinition, port: int | None, master: str | None, *, as_json: bool, available_now: bool
+    definition: PipelineDefinition, flags: MetricsFlags, master: str | None, *, as_json: bool, available_now: bool
 ) -> tuple[SourceProgress, ...]:
     from penstock.spark.pipeline.run.pipeline_run import run_pipeline
     from penstock.spark.pipeline.run.run_metrics import serve_metrics
 
-    if port is None and definition.metrics is not None:
-        port = definition.metrics.port
-    with ProgressDisplay(as_json=as_json, on_terminal=sys.stdout.isatty()) as display, serve_metrics(port) as figures:
+    listener, metrics = read_listener(flags), definition.metrics
+    if listener is None and metrics is not None:
+        listener = make_listener(metrics.port, metrics.host, metrics.login)
+    sources = [source.name for source in definition.sources]
+    with (
+        ProgressDisplay(as_json=as_json, on_terminal=sys.stdout.isatty()) as display,
+        serve_metrics(listener, sources) as figures,
+    ):
 
         def follow(check: Callable[[], None]) -> tuple[SourceProgress, ...]:
             def report(progress: SourceProgress) -> None:
@@ -132,7 +139,7 @@ def _run_pipeline(
 
             return run_pipeline(definition, available_now=available_now, master=master, report=report)
 
-        if figures.port is not None:
-            display.print_line(f"Prometheus metrics: http://127.0.0.1:{figures.port}/metrics")
+        if figures.url is not None:
+            display.print_line(f"Prometheus metrics: {figures.url}")
         display.print_line("Starting Spark.")
         return run_interruptibly(follow)

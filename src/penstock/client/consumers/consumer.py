@@ -25,6 +25,7 @@ from penstock.client.positions.saved_positions import SavedPositions
 from penstock.client.positions.server_checks import check_positions
 from penstock.client.signals.consumer_report import ConsumerReport
 from penstock.client.signals.consumer_reporter import ConsumerReporter, ReportedState
+from penstock.client.signals.metrics_listener import MetricsListener
 from penstock.client.signals.served_reports import serve_reports
 from penstock.client.signals.stream_counts import StreamCounts
 from penstock.client.streams.change_stream import ChangeStream
@@ -82,7 +83,8 @@ class Consumer:
         stop: as in Bucket.stream.
         vbuckets: as in Bucket.stream. Saved positions of other vbuckets are kept.
         commit: when to commit; BY_HAND: only by `commit()`.
-        metrics_port: serves metrics for Prometheus on this port of 127.0.0.1, at /metrics; 0: any free port.
+        metrics_port: serves metrics for Prometheus on this port of 127.0.0.1, at /metrics, and whether the consumer is
+            ready, at /readyz; 0: any free port.
         meter: reports metrics to this meter of OpenTelemetry; needs the extra `opentelemetry`.
         options: as in Bucket.stream; TAP has no positions.
 
@@ -171,7 +173,8 @@ class Consumer:
     async def open(self) -> None:
         """Read the positions, check them, and prepare the stream."""
         reporter = ConsumerReporter(self._bucket, self._read_state)
-        serving = serve_reports(reporter, self.metrics_port, meter=self._meter)
+        listener = None if self.metrics_port is None else MetricsListener(self.metrics_port)
+        serving = serve_reports(reporter, listener, meter=self._meter)
         self.metrics_port = await self._served.enter_async_context(serving)
         try:
             await self._open_stream()

@@ -5,15 +5,20 @@ No metric has a label for the vbucket: 1024 series of each consumer would cost m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from penstock.client.signals.consumer_report import ConsumerReport
+from penstock.client.signals.metrics_server import MeasuredWork
 
 __all__ = ["METRICS", "ReportCollector", "ReportMetric"]
+
+
+OLDEST_SECONDS = 60.0
+"""Age from which on the lag of a stream counts as unknown. A stream reports every few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ METRICS = (
 """All metrics of a report."""
 
 
-class ReportCollector(Collector):
+class ReportCollector(MeasuredWork):
     """The newest report of a stream, as metrics named penstock_stream_*.
 
     Attributes:
@@ -90,3 +95,17 @@ class ReportCollector(Collector):
             if newest is not None and (value := metric.read(newest)) is not None:
                 family.add_metric([newest.bucket], value)
             yield family
+
+    def find_problems(self) -> Sequence[str]:
+        """Return why the stream is not ready: it has no connection to a node, or its lag is not known."""
+        newest = self.newest
+        if newest is None:
+            return ["no report yet"]
+        problems = []
+        if newest.missing:
+            problems.append(f"{len(newest.missing)} vbuckets wait for their nodes")
+        if not newest.seqnos_at:
+            problems.append("the bucket has not reported its seqnos yet")
+        elif (age := time.time() - newest.seqnos_at) > OLDEST_SECONDS:
+            problems.append(f"the bucket reported its seqnos {age:.0f} s ago, expected at most {OLDEST_SECONDS:.0f} s")
+        return problems

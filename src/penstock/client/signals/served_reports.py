@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.client.signals.consumer_report import ConsumerReport
 from penstock.client.signals.consumer_reporter import ConsumerReporter
+from penstock.client.signals.metrics_listener import MetricsListener
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
@@ -47,13 +48,17 @@ async def repeat_reports(
 
 @asynccontextmanager
 async def serve_reports(
-    reporter: ConsumerReporter, port: int | None, *, meter: Meter | None = None, seconds: float = REPORT_SECONDS
+    reporter: ConsumerReporter,
+    listener: MetricsListener | None,
+    *,
+    meter: Meter | None = None,
+    seconds: float = REPORT_SECONDS,
 ) -> AsyncIterator[int | None]:
     """Serve the reports of a stream as metrics while the block runs.
 
     Args:
         reporter: makes the reports.
-        port: for Prometheus, at /metrics on this port of 127.0.0.1; 0: any free port; None: not for Prometheus.
+        listener: where to serve Prometheus; None: nowhere.
         meter: for OpenTelemetry; None: not for OpenTelemetry.
         seconds: the time between two reports.
 
@@ -63,9 +68,10 @@ async def serve_reports(
     Raises:
         UsageError: the port cannot be used.
     """
-    if port is None and meter is None:
+    if listener is None and meter is None:
         yield None
         return
+    port: int | None = None
     from penstock.client.signals.report_metrics import ReportCollector
 
     collector = ReportCollector()
@@ -74,10 +80,10 @@ async def serve_reports(
         collector.newest = report
 
     with ExitStack() as stack:
-        if port is not None:
+        if listener is not None:
             from penstock.client.signals.metrics_server import serve_collector
 
-            port = stack.enter_context(serve_collector(collector, port))
+            port = stack.enter_context(serve_collector(collector, listener))
         if meter is not None:
             from penstock.client.signals.otel_metrics import observe_reports
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.options import PORT, check_limits, number, option
+from penstock.client.signals.metrics_listener import LOOPBACK
+from penstock.options import FILE, PORT, check_limits, nonempty, number, option
 
 __all__ = ["Metrics", "Trigger"]
 
@@ -22,7 +23,13 @@ class Trigger:
 class Metrics:
     """The metrics for Prometheus."""
 
-    port: int = option(PORT, "serve metrics for Prometheus on this port of 127.0.0.1, at /metrics", flag="--metrics")
+    port: int = option(PORT, "serve metrics for Prometheus on this port, at /metrics; 0: any free port")
+    host: str = option(
+        nonempty("an address"), "the address of the port; needs a login if other machines reach it", default=LOOPBACK
+    )
+    login: str | None = option(
+        FILE, 'file with the login of the metrics, {"username": ..., "password": ...}', default=None
+    )
 
     def __post_init__(self) -> None:
         check_limits(self)

@@ -1,14 +1,16 @@
-"""Metrics of a run for Prometheus, served by this process on loopback."""
+"""Metrics of a run for Prometheus, and its readiness, served by this process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from penstock.client.signals.metrics_server import serve_collector
+from penstock.client.signals.metrics_listener import MetricsListener
+from penstock.client.signals.metrics_server import MeasuredWork, serve_collector
+from penstock.client.signals.report_metrics import OLDEST_SECONDS
 from penstock.spark.pipeline.state.run_progress import DependentProgress, SourceProgress
 
 __all__ = ["PipelineMetrics", "serve_metrics"]
@@ -36,20 +38,33 @@ _DEPENDENT_GAUGES = {
 }
 
 
-class PipelineMetrics(Collector):
+class PipelineMetrics(MeasuredWork):
     """The newest progress of each source, as metrics named penstock_pipeline_*.
 
+    Args:
+        sources: names of all sources of the run; None for a source without a name.
+
     Attributes:
-        port: the port that serves the metrics, None if they are not served.
+        url: the address of the metrics, None if they are not served.
     """
 
-    def __init__(self) -> None:
-        self.port: int | None = None
+    def __init__(self, sources: Sequence[str | None] = ()) -> None:
+        self.url: str | None = None
+        self._sources = sources
+        self._updated_at = time.monotonic()
         self._newest: dict[str, SourceProgress] = {}
 
     def update(self, progress: SourceProgress) -> None:
         """Store the newest progress of a source."""
         self._newest[progress.source or ""] = progress  # a label of Prometheus is text, never None
+        self._updated_at = time.monotonic()
+
+    def find_problems(self) -> Sequence[str]:
+        """Return why the run is not ready: a source without its bucket, or a table whose last merge failed."""
+        problems = [each for source in self._sources for each in _find_source_problems(self._newest.get(source or ""))]
+        if (age := time.monotonic() - self._updated_at) > OLDEST_SECONDS:
+            problems.append(f"the run reported its progress {age:.0f} s ago, expected at most {OLDEST_SECONDS:.0f} s")
+        return problems
 
     def collect(self) -> Iterable[Metric]:
         """Yield all metrics; Prometheus' library calls this for each request."""
@@ -79,19 +94,35 @@ class PipelineMetrics(Collector):
             yield family
 
 
+def _find_source_problems(progress: SourceProgress | None) -> Iterator[str]:
+    if progress is None:
+        yield "no progress yet"
+        return
+    source = "" if progress.source is None else f"source {progress.source}: "
+    if progress.lag is None:
+        yield f"{source}the lag is not known"
+    if progress.missing_vbuckets:
+        yield f"{source}{len(progress.missing_vbuckets)} vbuckets wait for their nodes"
+    for each in progress.dependents:
+        if each.failures:
+            yield f"{source}{each.kind} {each.name} has failed {each.failures} times in a row"
+
+
 @contextmanager
-def serve_metrics(port: int | None) -> Iterator[PipelineMetrics]:
-    """Serve metrics at /metrics on a port of 127.0.0.1 while the block runs.
+def serve_metrics(listener: MetricsListener | None, sources: Sequence[str | None] = ()) -> Iterator[PipelineMetrics]:
+    """Serve metrics, health and readiness while the block runs.
 
     Args:
-        port: the port; 0 for any free port, None to serve nothing.
+        listener: where to serve them, None to serve nothing.
+        sources: names of all sources of the run.
 
     Yields:
         The metrics to update.
     """
-    figures = PipelineMetrics()
-    if port is None:
+    figures = PipelineMetrics(sources)
+    if listener is None:
         yield figures
         return
-    with serve_collector(figures, port) as figures.port:
+    with serve_collector(figures, listener) as port:
+        figures.url = listener.make_url(port)
         yield figures
