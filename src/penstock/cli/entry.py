@@ -36,6 +36,7 @@ COMMANDS = (
         "bucket.workload",
         "pipeline",
         "bucket.demo",
+        "doctor",
     ),
 )
 """Modules of the commands, in the order of `penstock --help`."""

@@ -21,6 +21,7 @@ from penstock.version import __version__
 
 __all__ = [
     "AsJson",
+    "OptionalUrl",
     "Panel",
     "PasswordFile",
     "Url",
@@ -52,6 +53,7 @@ def format_examples(*lines: str) -> str:
 
 _ACCESS_OPTIONS = list_options(BucketOptions)
 Url = make_annotation(_ACCESS_OPTIONS["url"], required=True, shown=True)
+OptionalUrl = make_annotation(_ACCESS_OPTIONS["url"])
 Username = make_annotation(_ACCESS_OPTIONS["username"])
 PasswordFile = make_annotation(_ACCESS_OPTIONS["password_file"])
 UsersPath = make_annotation(list_options(NodeOptions)["users"], required=True)
