@@ -50,7 +50,7 @@ def test_reply_precedes_the_stream(client, consumer):
 
 
 def test_changes_of_several_vbuckets_are_sent_together(node, client, consumer, monkeypatch):
-    """A consumer is not woken for each vbucket: what one turn of the node sends is one write."""
+    """A consumer is not woken for each vbucket: one turn of the node is one write."""
     for vbucket in range(8):
         consumer.stream(vbucket)
     writes: list[int] = []
