@@ -11,18 +11,20 @@ from typing import Any
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def publish(pages: Mapping[str, str]) -> None:
-    """Write files of docs/; with --check only compare them, and end with status 1 if one would become different."""
+def publish(pages: Mapping[str, str], folder: Path = DOCS) -> None:
+    """Write files of a folder; with --check only compare them, and end with status 1 if one would become different."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true", help="change nothing, fail if a page would become different")
     check = parser.parse_args().check
-    stale = [name for name, text in pages.items() if not ((DOCS / name).exists() and (DOCS / name).read_text() == text)]
+    stale = [
+        name for name, text in pages.items() if not ((folder / name).exists() and (folder / name).read_text() == text)
+    ]
     for name in stale:
         if check:
-            print(f"docs/{name} is not what the code says: run python {sys.argv[0]}", file=sys.stderr)
+            print(f"{folder.name}/{name} is not what the code says: run python {sys.argv[0]}", file=sys.stderr)
         else:
-            (DOCS / name).parent.mkdir(exist_ok=True)
-            (DOCS / name).write_text(pages[name])
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(pages[name])
     sys.exit(1 if check and stale else 0)
 
 
