@@ -37,6 +37,7 @@ COMMANDS = (
         "pipeline",
         "bucket.demo",
         "doctor",
+        "top",
     ),
 )
 """Modules of the commands, in the order of `penstock --help`."""

@@ -69,13 +69,17 @@ class VbucketReports:
 
     async def total_stats(self, group: str = "") -> dict[str, int]:
         """Return the numbers in a group of statistics, summed over all nodes. Raises the errors of `stats`."""
+        totals: Counter[str] = Counter()
+        for reported in await self.node_stats(group):
+            totals.update({name: read_number(name, text) for name, text in reported.items() if text.isdecimal()})
+        return dict(totals)
 
-        async def ask() -> dict[str, int]:
-            totals: Counter[str] = Counter()
-            for _, link in await self._nodes.connect_all():
-                reported = await link.request_stats(group, self._address.options.operation_timeout)
-                totals.update({name: read_number(name, text) for name, text in reported.items() if text.isdecimal()})
-            return dict(totals)
+    async def node_stats(self, group: str = "") -> list[dict[str, str]]:
+        """Return a group of statistics of each node: name -> text. Raises the errors of `stats`."""
+
+        async def ask() -> list[dict[str, str]]:
+            timeout = self._address.options.operation_timeout
+            return [await link.request_stats(group, timeout) for _, link in await self._nodes.connect_all()]
 
         return await self._nodes.run_with_retry(ask)
 
