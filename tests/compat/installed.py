@@ -14,7 +14,9 @@ from typing import NoReturn
 import pytest
 
 __all__ = [
+    "AXE",
     "GO_DIRECTORY",
+    "find_browser",
     "find_go_program",
     "find_program",
     "make_java_command",
@@ -27,6 +29,10 @@ _PLACE = Path(__file__).parent.parent.parent / "build" / "compat"
 _DEBIAN = _PLACE / "debian" / "usr"
 _NPM = _PLACE / "npm" / "node_modules"
 _JAVA = _PLACE / "java"
+_BROWSER = _PLACE / "browser"
+
+AXE = _NPM / "axe-core" / "axe.min.js"
+"""The script of axe-core, which finds violations of the accessibility guidelines in a page."""
 
 GO_DIRECTORY = _PLACE / "go"
 """The Go programs, and the data files of gocbcore's test suites."""
@@ -44,6 +50,18 @@ def find_program(name: str) -> str:
     if found is None:
         _report_missing(name)
     return found
+
+
+def find_browser() -> tuple[str, str]:
+    """Return the path of the browser, and the directories of its libraries as LD_LIBRARY_PATH."""
+    require_package("playwright")
+    program = _BROWSER / "usr" / "lib" / "chromium" / "chromium-headless-shell"
+    if not program.exists():
+        _report_missing("chromium-headless-shell")
+    if not AXE.exists():
+        _report_missing("the npm package axe-core")
+    places = [place for pattern in ("", "/pulseaudio") for place in _BROWSER.glob(f"usr/lib/*-linux-*{pattern}")]
+    return str(program), os.pathsep.join(map(str, places))
 
 
 def make_npm_environment(name: str) -> dict[str, str]:

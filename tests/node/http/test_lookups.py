@@ -7,7 +7,7 @@ import pytest
 
 from penstock.node import Node
 from penstock.node.cluster.topology import NodePlace
-from penstock.node.http.pages.http_app import PAGES
+from penstock.node.http.http_app import PAGES
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.messages.kv import GetClusterConfig, SetVbucket
 from tests.node.http.web_client import WebClient

@@ -12,7 +12,7 @@ from penstock.node.auth.users import normalize_name
 from penstock.node.transport.address_shares import get_network
 from penstock.wire.codec.statuses import Status
 
-__all__ = ["LoginAttempts"]
+__all__ = ["LastLogin", "LoginAttempts"]
 
 FIRST_SECONDS, MAX_SECONDS = 0.05, 5.0
 FORGET_SECONDS = 600.0  # after the last failure
@@ -49,6 +49,18 @@ class _Failures(NamedTuple):
 _CountKey = tuple[str, str | None]  # address and account; None: all accounts that have no count of their own
 
 
+class LastLogin(NamedTuple):
+    """The last login of a user.
+
+    Attributes:
+        at: seconds of the clock.
+        address: the IP address of the client.
+    """
+
+    at: float
+    address: str
+
+
 class LoginAttempts:
     """Counts wrong passwords by address and account together.
 
@@ -63,11 +75,13 @@ class LoginAttempts:
     Attributes:
         checked: number of checks since the start of the node.
         refused: number of those with a wrong password or account.
+        last_logins: the last login with a password by user name, for the users that logged in last.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.checked = self.refused = 0
         self._clock = clock
+        self.last_logins: OrderedDict[str, LastLogin] = OrderedDict()
         self._failures: OrderedDict[_CountKey, _Failures] = OrderedDict()
         self._names: Counter[str] = Counter()  # in _guesses, by address
         self._logged_in: OrderedDict[_CountKey, None] = OrderedDict()  # have logged in
@@ -105,6 +119,7 @@ class LoginAttempts:
         times, _, answered = self._failures.get(key) or _Failures(0, now, now)
         answered = max(now, answered) + _compute_delay(times)
         if is_right:
+            self._note_login(pair[1], address, now)
             self._logged_in[pair] = None
             self._logged_in.move_to_end(pair)
             if len(self._logged_in) > MAX_ACCOUNTS:
@@ -118,6 +133,12 @@ class LoginAttempts:
         if len(self._failures) > MAX_ACCOUNTS:
             self._forget(next(iter(self._failures)))
         return answered - now
+
+    def _note_login(self, name: str, address: str, now: float) -> None:
+        self.last_logins[name] = LastLogin(now, address)
+        self.last_logins.move_to_end(name)
+        if len(self.last_logins) > MAX_ACCOUNTS:
+            self.last_logins.popitem(last=False)
 
     def record_step(self, step: LoginStep, address: str) -> float:
         """Count a step of a login, and return the seconds until it may be answered.

@@ -53,6 +53,19 @@ class Histogram:
         counts = tuple(self._counts.items())
         return [sum(count for power, count in counts if power <= limit) for limit in powers]
 
+    def estimate_quantile(self, part: float) -> float:
+        """Return an upper bound of the duration that a part of all durations does not exceed, in seconds; 0 for none.
+
+        Args:
+            part: the part, 0 to 1.
+        """
+        wanted = part * self.count
+        for power, count in sorted(self._counts.items()):
+            wanted -= count
+            if wanted <= 0:
+                return (1 << power) / _MICROSECONDS
+        return 0.0
+
     def list_stats(self, name: str) -> Iterator[tuple[str, object]]:
         """Yield the counts in the form that ep-engine's cbstats reads: `NAME_LOW,HIGH`, bounds in microseconds.
 

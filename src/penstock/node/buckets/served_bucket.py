@@ -17,6 +17,7 @@ from penstock.node.buckets.definition_files import BucketDefinition
 from penstock.node.buckets.endpoint_reports import EndpointLoad, EndpointReport, StreamRole
 from penstock.node.buckets.flusher import Flusher
 from penstock.node.buckets.histogram import Histogram
+from penstock.node.buckets.rollback_log import RollbackLog
 from penstock.node.buckets.vbucket_events import VbucketEvent, VbucketListener, WaitingStream
 from penstock.node.cluster.live_map import LiveMap
 from penstock.node.cluster.pushed_map import PushedMap
@@ -138,6 +139,7 @@ class ServedBucket:
         endpoints: the change-stream connections, by dialect and name.
         sent_counts: totals of the producers, by dialect.
         event_counts: events of whole vbuckets since the start of the node.
+        rollbacks: the rollbacks that producers have demanded.
         tap: TAP clients and checkpoints.
         sync_writes: durable writes that are not decided yet.
         listeners: notified of events of whole vbuckets, in this order; all change-stream connections are listeners.
@@ -182,6 +184,7 @@ class ServedBucket:
         self.endpoints: dict[tuple[Dialect, bytes], BucketEndpoint] = {}
         self.sent_counts = {dialect: SentCounts() for dialect in Dialect}
         self.event_counts: Counter[VbucketEvent] = Counter()
+        self.rollbacks = RollbackLog()
         self.tap = TapBucket()
         self.sync_writes = BucketSyncWrites(store, find_default_chains=self._find_default_chains, notify=self.notify)
         self.listeners: dict[VbucketListener, None] = {}

@@ -74,11 +74,13 @@ class DcpNoops:
     Attributes:
         enabled: whether the consumer has enabled them.
         interval: seconds between two NOOPs.
+        answered_at: seconds since the epoch of the last answer; 0 before the first one.
     """
 
     def __init__(self, session: Session) -> None:
         self.enabled = False
         self.interval = 20.0
+        self.answered_at = 0.0
         self._session = session
         self._opaque = _NOOP_OPAQUES
         self._timer: asyncio.TimerHandle | None = None
@@ -104,6 +106,7 @@ class DcpNoops:
         if not self._answer.is_running or opaque != self._opaque:
             raise CloseConnection(f"answer to a NOOP {opaque} that is not open")
         self._answer.stop()
+        self.answered_at = self._session.node.machine.time()
 
     def stop(self) -> None:
         """Send no more NOOPs."""
@@ -382,6 +385,7 @@ class DcpProducer(StreamProducer):
             "noop_enabled": self.noops.enabled,
             "noop_wait": self.noops.is_unanswered,
             "noop_tx_interval": self.noops.interval,
+            "noop_answered": int(self.noops.answered_at),
             "flow_control": "enabled" if self.flow.window else "none",
             "max_buffer_bytes": self.flow.window,
             "unacked_bytes": self.flow.unacked,

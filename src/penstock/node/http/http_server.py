@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import Final, Protocol
 
-from penstock.node.http.pages.http_app import make_app
+from penstock.node.http.http_app import make_app
 from penstock.node.http.pages.http_state import HttpState, ManagedNode
 from penstock.node.http.protocol.exchange import Exchange
 from penstock.node.http.protocol.http_connection import HttpConnection

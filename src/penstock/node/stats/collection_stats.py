@@ -24,12 +24,12 @@ from penstock.store.definition.manifest import Collection, Manifest, Scope
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["GROUPS"]
+__all__ = ["GROUPS", "count_items"]
 
 _HIDDEN = (VbucketState.DEAD, None)
 
 
-def _count_items(bucket: ServedBucket, collection: Collection) -> int:
+def count_items(bucket: ServedBucket, collection: Collection) -> int:
     """Return the number of documents in a collection, over the active vbuckets of this node."""
     vbuckets = bucket.store.vbuckets
     return sum(
@@ -58,7 +58,7 @@ def _list_collection_stats(bucket: ServedBucket, pairs: Iterable[tuple[Scope, Co
         name = f"0x{scope.id:x}:0x{collection.id:x}"
         yield f"{name}:name", collection.name
         yield f"{name}:scope_name", scope.name
-        yield f"{name}:items", _count_items(bucket, collection)
+        yield f"{name}:items", count_items(bucket, collection)
         yield f"{name}:maxTTL", collection.max_ttl or 0
         yield f"{name}:history", format_value(collection.history)
     yield "manifest_uid", f"{uid:x}"
@@ -80,7 +80,7 @@ def _list_scope_stats(bucket: ServedBucket, scopes: Iterable[Scope], uid: int) -
     for scope in scopes:
         yield f"0x{scope.id:x}:name", scope.name
         yield f"0x{scope.id:x}:collections", len(scope.collections)
-        yield f"0x{scope.id:x}:items", sum(_count_items(bucket, collection) for collection in scope.collections)
+        yield f"0x{scope.id:x}:items", sum(count_items(bucket, collection) for collection in scope.collections)
         for collection in scope.collections:
             yield f"0x{scope.id:x}:0x{collection.id:x}:name", collection.name
     yield "manifest_uid", f"{uid:x}"

@@ -28,7 +28,7 @@ from penstock.wire.codec.constants import MAX_VALUE, VbucketState
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.messages.kv import Stat
 
-__all__ = ["GROUPS", "MISSING", "read_stats"]
+__all__ = ["GROUPS", "MISSING", "read_durability", "read_seqnos", "read_stats", "read_vbucket_details"]
 
 _LONGEST_ECHO = 50
 _MOST_OPTIONS = 4096  # bytes
@@ -82,7 +82,8 @@ def _read_options(stat: Stat) -> Mapping[str, Any]:
     return options if isinstance(options, dict) else {}
 
 
-def _read_seqnos(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
+def read_seqnos(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
+    """Yield the sequence numbers of a vbucket."""
     high, persisted = vbucket.changes.high_seqno, bucket.get_reported_persisted_seqno(vbucket)
     snap_start, snap_end = _find_persisted_snapshot(vbucket, persisted)
     yield from (
@@ -102,7 +103,8 @@ def _read_seqnos(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
     )
 
 
-def _read_durability(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
+def read_durability(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
+    """Yield the undecided durable writes of a vbucket."""
     prepares = vbucket.history.prepares
     yield f"vb_{vbucket.id}:num_tracked", len(prepares.pending)
     yield f"vb_{vbucket.id}:high_prepared_seqno", get_high_prepared_seqno(vbucket)
@@ -137,7 +139,7 @@ def _read_state(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
     yield f"vb_{vbucket.id}", vbucket.history.state.name.lower()
 
 
-def _read_vbucket_details(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
+def read_vbucket_details(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
     """Yield the state of a vbucket, and those statistics of kv_engine's group that a node has."""
     yield from _read_state(bucket, vbucket)
     yield from (
@@ -282,11 +284,11 @@ GROUPS: dict[str, StatGroup] = {
     "tap": StatGroup(_read_tap, "the TAP producers with their vbuckets, absent registered clients, and totals"),
     "uuid": make_bucket_group(_read_uuid, "the uuid of the bucket"),
     "vbucket": make_vbucket_group(_read_state, "the state of each vbucket, or of one"),
-    "vbucket-details": make_vbucket_group(_read_vbucket_details, "all about each vbucket, or one"),
+    "vbucket-details": make_vbucket_group(read_vbucket_details, "all about each vbucket, or one"),
     "durability-monitor": make_vbucket_group(
-        _read_durability, "the undecided durable writes of each vbucket, or of one"
+        read_durability, "the undecided durable writes of each vbucket, or of one"
     ),
-    "vbucket-seqno": make_vbucket_group(_read_seqnos, "the sequence numbers of each vbucket, or of one"),
+    "vbucket-seqno": make_vbucket_group(read_seqnos, "the sequence numbers of each vbucket, or of one"),
 }
 """The groups by name; "" is STAT without a group."""
 

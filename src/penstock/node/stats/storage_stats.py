@@ -18,14 +18,14 @@ from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.stats.bucket_stats import get_warmup_state
 from penstock.node.stats.stat_group import Argument, StatGroup, StatRequest, Stats, make_bucket_group
 
-__all__ = ["GROUPS", "list_histograms"]
+__all__ = ["GROUPS", "BackgroundTask", "list_histograms", "list_tasks"]
 
 _NEVER = 2**63 - 1  # nanoseconds; cbstats shows it as "inf"
 _NANOSECONDS = 1_000_000_000
 _MICROSECONDS = 1_000_000
 
 
-class _BackgroundTask(NamedTuple):
+class BackgroundTask(NamedTuple):
     """A background task of a bucket.
 
     Attributes:
@@ -45,34 +45,35 @@ class _BackgroundTask(NamedTuple):
     description: str
 
 
-def _list_tasks(bucket: ServedBucket) -> Iterator[_BackgroundTask]:
+def list_tasks(bucket: ServedBucket) -> Iterator[BackgroundTask]:
+    """Yield the background tasks of a bucket."""
     flusher, compactor, maintenance = bucket.flusher, bucket.compactor, bucket.maintenance
     if flusher is not None:
-        yield _BackgroundTask("flusher", "Writer", flusher.times, flusher.is_committing, None, "Writes changes to disk")
+        yield BackgroundTask("flusher", "Writer", flusher.times, flusher.is_committing, None, "Writes changes to disk")
     if compactor is not None:
-        yield _BackgroundTask(
+        yield BackgroundTask(
             "compactor", "AuxIO", compactor.times, compactor.is_running, None, "Rewrites segments of the log"
         )
-    yield _BackgroundTask(
+    yield BackgroundTask(
         "expiry_pager", "NonIO", maintenance.pager_times, False, maintenance.next_pager_run, "Deletes expired documents"
     )
     if not maintenance.keys_loaded:
-        yield _BackgroundTask("key_loader", "NonIO", maintenance.load_times, False, 0.0, "Loads the keys of documents")
+        yield BackgroundTask("key_loader", "NonIO", maintenance.load_times, False, 0.0, "Loads the keys of documents")
 
 
 def list_histograms(bucket: ServedBucket) -> Iterator[Histogram]:
     """Return the durations of all background tasks."""
-    return (task.times for task in _list_tasks(bucket))
+    return (task.times for task in list_tasks(bucket))
 
 
 def _read_tasks(request: StatRequest, bucket: ServedBucket) -> Stats:
     now, name = request.node.loop.time(), bucket.store.name
-    rows = [_build_task_row(number, task, name, now) for number, task in enumerate(_list_tasks(bucket), 1)]
+    rows = [_build_task_row(number, task, name, now) for number, task in enumerate(list_tasks(bucket), 1)]
     yield f"ep_tasks:tasks:{name}", json.dumps(rows, separators=(",", ":"))
     yield f"ep_tasks:cur_time:{name}", int(now * _NANOSECONDS)
 
 
-def _build_task_row(number: int, task: _BackgroundTask, bucket: str, now: float) -> dict[str, object]:
+def _build_task_row(number: int, task: BackgroundTask, bucket: str, now: float) -> dict[str, object]:
     wakes = _NEVER if task.next_run is None else int(max(task.next_run, now) * _NANOSECONDS)
     return {
         "tid": number,
@@ -99,7 +100,7 @@ def _read_all_tasks(request: StatRequest) -> Stats:
 
 
 def _read_runtimes(bucket: ServedBucket) -> Stats:
-    return (line for task in _list_tasks(bucket) for line in task.times.list_stats(task.name))
+    return (line for task in list_tasks(bucket) for line in task.times.list_stats(task.name))
 
 
 def _read_timings(bucket: ServedBucket) -> Stats:
@@ -178,7 +179,7 @@ def _read_disk_failures(bucket: ServedBucket) -> Stats:
 
 def _read_workload(bucket: ServedBucket) -> Stats:
     """Yield the threads: the event loop for all buckets, one that commits, one that compacts."""
-    tasks = list(_list_tasks(bucket))
+    tasks = list(list_tasks(bucket))
     yield "ep_workload:num_readers", 0
     yield "ep_workload:num_writers", sum(task.kind == "Writer" for task in tasks)
     yield "ep_workload:num_auxio", sum(task.kind == "AuxIO" for task in tasks)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from penstock.errors import KeyExists, OutOfRange, make_status_error
 from penstock.node.answers import CloseConnection
+from penstock.node.buckets.rollback_log import DemandedRollback
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.buckets.vbucket_events import VbucketEvent
 from penstock.node.session.session import Session
@@ -105,6 +106,7 @@ class StreamProducer(ChangeProducer):
             point := find_rollback_point(vbucket.history.failover_log, high, vbucket.index.purge_seqno, request)
         ) is not None:
             self.sent.rollbacks += 1
+            self._record_rollback(vbucket, request, point)
             return point
         end = request.end_seqno if last_seqno is None else last_seqno
         if request.start_seqno > min(end, high):
@@ -118,6 +120,25 @@ class StreamProducer(ChangeProducer):
         self.sent.streams_opened += 1
         self.schedule_stream(stream)
         return None
+
+    def _record_rollback(self, vbucket: Vbucket, request: StreamRequest, seqno: int) -> None:
+        self.bucket.rollbacks.add(
+            DemandedRollback(
+                at=self.session.node.machine.time(),
+                consumer=self.name.decode("utf-8", "backslashreplace"),
+                dialect=self.dialect.value,
+                user=self.user,
+                vbucket=vbucket.id,
+                vbuuid=request.vbuuid,
+                start_seqno=request.start_seqno,
+                snap_start=request.snap_start,
+                snap_end=request.snap_end,
+                seqno=seqno,
+                high_seqno=vbucket.changes.high_seqno,
+                purge_seqno=vbucket.index.purge_seqno,
+                failover_log=vbucket.history.failover_log,
+            )
+        )
 
     def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
         """End the vbucket's streams, since their consumers have to request a new position.

@@ -21,6 +21,7 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.node.cluster.topology import dump_json
+from penstock.node.http.dashboard.dashboard_pages import make_dashboard_pages
 from penstock.node.http.pages import (
     bucket_pages,
     cluster_pages,
@@ -47,6 +48,7 @@ PAGES = (
     *user_pages.PAGES,
     *monitoring_pages.PAGES,
 )
+"""The pages of management. The dashboard has pages of its own."""
 
 
 _REFUSALS = (UsageError, InvalidArguments, NotSupported, AccessDenied, Unreachable, RemoteProtocolError)
@@ -56,7 +58,7 @@ _REFUSALS = (UsageError, InvalidArguments, NotSupported, AccessDenied, Unreachab
 def make_app(http: HttpState) -> Starlette:
     """Return the application of a node."""
     app = Starlette(
-        routes=[make_route(http, page) for page in PAGES],
+        routes=[make_route(http, page) for page in (*PAGES, *make_dashboard_pages(http))],
         middleware=[Middleware(TrailingSlashes)],
         exception_handlers={
             HTTPException: _answer_refusal,

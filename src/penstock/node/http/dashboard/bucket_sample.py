@@ -1,0 +1,125 @@
+"""A sample of a bucket: what the dashboard shows of it at one moment."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final, NamedTuple
+
+from penstock.node.buckets.histogram import Histogram
+from penstock.node.buckets.served_bucket import BucketEndpoint, ServedBucket
+from penstock.node.http.dashboard.endpoint_rows import make_endpoint_row
+from penstock.node.session.node_services import NodeServices
+from penstock.node.stats.bucket_stats import read_bucket_stats
+from penstock.node.stats.storage_stats import list_tasks
+
+__all__ = ["MAX_ENDPOINTS", "BucketSample", "gather_sample"]
+
+MAX_ENDPOINTS: Final = 500
+"""Connections that a sample shows; the totals include all."""
+
+_QUANTILES = (0.5, 0.95, 0.99)
+
+VbucketRow = tuple[int, int, int, int, int, int]
+"""State, 0 for none; high seqno, persisted seqno, documents, changes left to send to the slowest stream, streams."""
+
+
+class BucketSample(NamedTuple):
+    """A bucket at one moment.
+
+    Attributes:
+        at: seconds since the epoch.
+        stats: STAT without a group, as a client receives it.
+        vbuckets: a row for each vbucket.
+        endpoints: a row for each change-stream connection.
+        timings: the durations of background work.
+        cost: seconds of the processor that the sample took.
+    """
+
+    at: float
+    stats: dict[str, str]
+    vbuckets: list[VbucketRow]
+    endpoints: list[dict[str, Any]]
+    timings: list[dict[str, Any]]
+    cost: float
+
+
+class LagClock:
+    """Measures how long consumers have lacked changes, to the accuracy of the samples."""
+
+    def __init__(self) -> None:
+        self._behind_since: dict[BucketEndpoint, float] = {}
+
+    def measure(self, endpoint: BucketEndpoint, remaining: int, now: float) -> float:
+        """Return the seconds since a consumer had all changes.
+
+        Args:
+            endpoint: the connection.
+            remaining: number of changes that are left to send.
+            now: the time, in seconds.
+        """
+        if not remaining:
+            self._behind_since.pop(endpoint, None)
+            return 0.0
+        return now - self._behind_since.setdefault(endpoint, now)
+
+    def forget_others(self, endpoints: set[BucketEndpoint]) -> None:
+        """Forget all connections but these."""
+        for endpoint in self._behind_since.keys() - endpoints:
+            del self._behind_since[endpoint]
+
+
+async def gather_sample(node: NodeServices, bucket: ServedBucket, lags: LagClock) -> BucketSample:
+    """Return a sample. Between two connections, the event loop serves other requests.
+
+    Statistics and vbuckets belong to one moment, and come from the functions that STAT uses.
+
+    Args:
+        node: the node.
+        bucket: the bucket.
+        lags: measures the lags of consumers.
+    """
+    began, cost = time.thread_time(), 0.0
+    count = len(bucket.store.vbuckets)
+    remaining, streams = [0] * count, [0] * count
+    endpoints, now = tuple(bucket.endpoints.values())[:MAX_ENDPOINTS], node.machine.time()
+    lags.forget_others(set(endpoints))
+    rows = []
+    for endpoint in endpoints:
+        report = endpoint.report()
+        rows.append(make_endpoint_row(report, lags.measure(endpoint, report.items_remaining, now)))
+        for stream in report.streams:
+            streams[stream.vbucket] += 1
+            remaining[stream.vbucket] = max(remaining[stream.vbucket], stream.items_remaining)
+        cost += time.thread_time() - began
+        await asyncio.sleep(0)
+        began = time.thread_time()
+    vbuckets = [
+        (
+            0 if (history := vbucket.history).state is None else int(history.state),
+            vbucket.changes.high_seqno,
+            history.persisted_seqno,
+            vbucket.changes.items,
+            lag,
+            number,
+        )
+        for vbucket, lag, number in zip(bucket.store.vbuckets, remaining, streams, strict=True)
+    ]
+    stats = {name: str(value) for name, value in read_bucket_stats(node, bucket)}
+    timings = _list_timings(bucket)
+    cost += time.thread_time() - began
+    return BucketSample(node.machine.time(), stats, vbuckets, rows, timings, cost)
+
+
+def _list_timings(bucket: ServedBucket) -> list[dict[str, Any]]:
+    timed = [(task.name, task.times) for task in list_tasks(bucket)]
+    timed.append(("stat", Histogram.merge(bucket.stat_times.values())))
+    return [
+        {
+            "name": name,
+            "count": times.count,
+            "last": times.last,
+            "quantiles": [times.estimate_quantile(part) for part in _QUANTILES],
+        }
+        for name, times in timed
+    ]

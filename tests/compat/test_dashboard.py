@@ -1,0 +1,188 @@
+"""The dashboard in a real browser: its numbers, updates, drawings, rights to act, keyboard and accessibility."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import pytest
+
+from penstock.node import Node
+from penstock.wire.codec.statuses import Status
+from tests.compat.browser import open_browser, open_page
+from tests.compat.dashboard_scene import dashboard_url, lose_changes, open_consumer, read_history, resume
+from tests.compat.installed import AXE, find_browser, require_package
+from tests.compat.serving import Serving
+from tests.node.wire_client import connected
+from tests.patience import PATIENCE
+
+require_package("playwright")
+find_browser()
+
+pytestmark = pytest.mark.process
+
+VOLATILE = {"pid", "time", "uptime", "rusage_user", "rusage_system", "curr_connections", "total_connections"}
+"""Statistics that change while nothing happens, or with the connection that asks for them."""
+
+STATS = "() => Object.fromEntries([...document.querySelectorAll('[data-stat]')].map(e => [e.dataset.stat, e.textContent]))"
+TEXT = "selector => document.querySelector(selector)?.textContent ?? ''"
+SHOWS = "([selector, text]) => document.querySelector(selector)?.textContent.includes(text)"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with open_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def node():
+    with Node.running(["beer"], vbuckets=64) as node:
+        yield node
+
+
+def read_stats(node):
+    command = [sys.executable, "-m", "penstock", "stats", "--json", "--url", node.url("beer")]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=PATIENCE).stdout)
+
+
+def test_numbers_are_those_of_stats(browser, node):
+    with connected(node, "beer") as client, open_page(browser, dashboard_url(node)) as shown:
+        for number in range(90):
+            assert client.set(b"%d" % number, b"{}", vbucket=number % 7).specific == Status.SUCCESS
+        shown.page.click("#stats-box summary")
+        shown.wait_for(SHOWS, ["[data-stat=cmd_set]", "90"])
+        found, known = shown.page.evaluate(STATS), read_stats(node)
+        assert found.keys() == known.keys()
+        assert {name for name in known if found[name] != known[name]} <= VOLATILE
+        assert shown.page.evaluate(TEXT, "[data-total=curr_items]") == "90"
+        shown.page.focus('[data-vbucket="3"]')
+        shown.wait_for("() => document.getElementById('detail').dataset.vbucket === '3'")
+        facts = dict(zip(shown.page.locator(".detail dt").all_text_contents(), shown.page.locator(".detail dd").all_text_contents()))
+        seqnos = client.stats("vbucket-seqno 3")
+        assert facts["High seqno"] == seqnos["vb_3:high_seqno"] == "13"
+        assert int(facts["Vbuuid"], 16) == int(seqnos["vb_3:uuid"])
+        # Under load: a number of the page lies between those before and after it.
+        for number in range(200):
+            client.set(b"%d" % number, b"{}")
+            if number % 50 == 49:
+                before = int(client.stats()["cmd_set"])
+                shown.wait_for("least => Number(document.querySelector('[data-stat=cmd_set]').textContent) >= least", before)
+                assert int(shown.page.evaluate(STATS)["cmd_set"]) <= int(client.stats()["cmd_set"])
+        assert shown.complaints == []
+        assert {url.split("/")[2] for url in shown.requests} == {f"127.0.0.1:{node.http_port}"}
+
+
+def test_rollback_is_drawn(browser, node):
+    with ExitStack() as stack:
+        client, consumer = (stack.enter_context(connected(node, "beer")) for _ in range(2))
+        shown = stack.enter_context(open_page(browser, dashboard_url(node)))
+        for number in range(20):
+            client.set(b"%d" % number, b"{}", vbucket=5)
+        high, vbuuid = read_history(node, "beer", 5)
+        lose_changes(node, "beer", 5, 12)
+        assert resume(consumer, "warehouse", 5, high, vbuuid) == Status.ROLLBACK
+        shown.wait_for(SHOWS, [".story", "8 changes are void"])
+        picture = shown.page.locator("#rollbacks svg")
+        assert "warehouse had vbucket 5 up to seqno 20. Both histories agree up to 12" in picture.get_attribute("aria-label")
+        texts = picture.locator("text").all_text_contents()
+        assert {f"0x{vbuuid:012x}", f"0x{read_history(node, 'beer', 5)[1]:012x}", "warehouse at 20", "common 12"} <= {*texts}
+        # The stream then stands on the new branch, in the details of its vbucket.
+        open_vbucket = '[data-vbucket="5"]'
+        consumer.stream(5, start=12, vbuuid=vbuuid)
+        shown.page.click(open_vbucket)
+        shown.wait_for(SHOWS, ["#detail svg", "warehouse"])
+        shown.wait_for(SHOWS, ["#detail .changes", "mutation"])
+
+
+def test_administrator_ends_a_stream_after_a_question(browser, node):
+    with connected(node, "beer") as consumer, open_page(browser, dashboard_url(node)) as shown:
+        open_consumer(consumer, "indexer", range(64), window=1000)
+        shown.wait_for(SHOWS, ["#streams", "indexer"])
+        row = shown.page.locator("#streams tbody tr")
+        assert {"in step", "64"} <= {*row.locator("td").all_text_contents()}
+        row.get_by_role("button").click()
+        shown.page.click("#confirm-no")
+        assert len(node.streams("beer")) == 1
+        row.get_by_role("button").click()
+        shown.page.click("#confirm-yes")
+        shown.wait_for(SHOWS, ["#streams", "No consumer is connected"])
+        assert node.streams("beer") == []
+
+
+def test_tail_shows_decoded_changes_that_match(browser, node):
+    with connected(node, "beer") as client, open_page(browser, dashboard_url(node)) as shown:
+        shown.page.fill("[name=filter_value]", "abv >")
+        shown.page.click(".tail-form [type=submit]")
+        shown.wait_for(SHOWS, ["#tail-state", "The filter is not accepted"])
+        shown.page.fill("[name=filter_value]", "abv > 5")
+        shown.page.fill("[name=filter_key]", "a")
+        with shown.page.expect_response("**/changes"):
+            shown.page.click(".tail-form [type=submit]")
+        for key, value in ((b"lager", b'{"abv":4}'), (b"pale ale", b'{"abv":6}'), (b"stout", b'{"abv":7}')):
+            client.set(key, value, vbucket=9)
+        client.set(b"bytes", b"\xff\x00", vbucket=8)
+        shown.wait_for(SHOWS, ["#tail .changes", "pale ale"])
+        assert shown.page.locator("#tail .changes li").count() == 1
+        shown.page.click("#tail .changes summary")
+        assert shown.page.locator("#tail .changes pre").text_content() == '{\n  "abv": 6\n}'
+        shown.page.click('[data-vbucket="8"]')
+        shown.wait_for(SHOWS, ["#detail .changes", "bytes"])
+        shown.page.click("#detail .changes summary")
+        assert "ff 00" in shown.page.locator("#detail .changes pre").text_content()
+
+
+def test_grid_is_walked_with_the_keyboard(browser, node):
+    with open_page(browser, dashboard_url(node)) as shown:
+        shown.page.focus('[data-vbucket="0"]')
+        walk = {"ArrowRight": 1, "ArrowDown": 17, "End": 31, "ArrowRight ": 32, "ArrowLeft": 31, "ArrowUp": 15, "Home": 0}
+        walk |= {"Control+End": 63, "ArrowDown ": 63, "Control+Home": 0, "PageDown": 63}
+        for key, place in walk.items():
+            shown.page.keyboard.press(key.strip())
+            assert shown.page.evaluate("() => document.activeElement.dataset.vbucket") == str(place), key
+        assert shown.page.locator('[data-vbucket][tabindex="0"]').count() == 1
+        shown.page.keyboard.press("Enter")
+        assert shown.page.locator('[aria-selected="true"]').get_attribute("data-vbucket") == "63"
+        shown.wait_for(SHOWS, ["#detail", "The vbucket has no changes."])
+        shown.page.keyboard.press("Escape")
+        assert shown.page.locator('[aria-selected="true"]').count() == 0
+        shown.page.keyboard.press("Tab")
+        assert shown.page.evaluate("() => document.activeElement.dataset.vbucket") is None
+
+
+@pytest.mark.parametrize("look", [{}, {"dark": True}, {"phone": True}, {"phone": True, "dark": True}], ids=str)
+def test_no_violation_of_accessibility(browser, node, look):
+    with ExitStack() as stack:
+        client, consumer, other = (stack.enter_context(connected(node, "beer")) for _ in range(3))
+        client.set(b"k", b"{}", vbucket=5)
+        high, vbuuid = read_history(node, "beer", 5)
+        lose_changes(node, "beer", 5, 0)
+        resume(consumer, "warehouse", 5, high, vbuuid)
+        open_consumer(other, "indexer", range(64), window=1000)
+        client.set(b"k", b"{}", vbucket=5)
+        shown = stack.enter_context(open_page(browser, dashboard_url(node), **look))
+        shown.page.click('[data-vbucket="5"]')
+        shown.page.click("#stats-box summary")
+        shown.wait_for(SHOWS, ["#rollbacks", "warehouse"])
+        shown.wait_for(SHOWS, ["#detail .changes", "mutation"])
+        # The page forbids scripts of others; Playwright's own world of scripts is not the page's.
+        shown.page.evaluate(AXE.read_text())
+        found = shown.page.evaluate("() => axe.run(document, {rules: {'target-size': {enabled: true}}})")
+        assert [(each["id"], each["nodes"][0]["html"][:200]) for each in found["violations"]] == []
+        assert shown.page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+        assert shown.complaints == []
+
+
+def test_lost_node_is_shown_as_lost_and_comes_back(browser):
+    with Serving.running("--bucket", "beer", "--vbuckets", 16) as serving:
+        port = serving.ready["http_port"]
+        with open_page(browser, f"http://127.0.0.1:{port}/_penstock") as shown:
+            assert shown.page.evaluate(TEXT, "#link") == "Live"
+            serving.kill()
+            shown.wait_for(SHOWS, ["#link", "Lost"])
+            assert "does not answer" in shown.page.evaluate(TEXT, "#problem")
+            serving.start()
+            shown.wait_for(SHOWS, ["#link", "Live"])
+            assert shown.page.is_hidden("#problem")
