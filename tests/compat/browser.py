@@ -70,7 +70,9 @@ class WatchedPage:
 
 
 @contextmanager
-def open_page(browser: Any, url: str, *, dark: bool = False, phone: bool = False, **options: Any) -> Iterator[WatchedPage]:
+def open_page(
+    browser: Any, url: str, *, dark: bool = False, phone: bool = False, **options: Any
+) -> Iterator[WatchedPage]:
     """Open the dashboard of a node and wait for its first document.
 
     Args:

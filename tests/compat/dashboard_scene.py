@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,7 +32,9 @@ def store_documents(url: str, count: int, *, first: int = 0) -> None:
 
     async def store() -> None:
         async with penstock.connect(url) as bucket:
-            await bucket.upsert_many((f"beer-{number:05}", _make_beer(number)) for number in range(first, first + count))
+            await bucket.upsert_many(
+                (f"beer-{number:05}", _make_beer(number)) for number in range(first, first + count)
+            )
 
     asyncio.run(store())
 
@@ -43,17 +46,20 @@ def _make_beer(number: int) -> bytes:
 
 @contextmanager
 def stored_without_end(url: str, pause: float = 0.02) -> Iterator[None]:
-    """Store documents again and again while the block runs."""
-    over = threading.Event()
+    """Store documents again and again while the block runs, a few of them very often."""
+    over, chance = threading.Event(), random.Random(1)
+
+    def choose_key() -> str:
+        return f"beer-{int(5000 * chance.random() ** 6):05}"
 
     async def store() -> None:
         async with penstock.connect(url) as bucket:
             number = 0
             while not over.is_set():
                 batch = range(number, number + 40)
-                await bucket.upsert_many((f"beer-{one * one % 4999:05}", _make_beer(one)) for one in batch)
-                for one in batch[::8]:
-                    await bucket.get(f"beer-{one * one % 4999:05}")
+                await bucket.upsert_many((choose_key(), _make_beer(one)) for one in batch)
+                for _ in batch[::8]:
+                    await bucket.get(choose_key())
                 number += 40
                 await asyncio.sleep(pause)
 

@@ -21,12 +21,14 @@ from tests.patience import PATIENCE
 require_package("playwright")
 find_browser()
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 VOLATILE = {"pid", "time", "uptime", "rusage_user", "rusage_system", "curr_connections", "total_connections"}
 """Statistics that change while nothing happens, or with the connection that asks for them."""
 
-STATS = "() => Object.fromEntries([...document.querySelectorAll('[data-stat]')].map(e => [e.dataset.stat, e.textContent]))"
+STATS = (
+    "() => Object.fromEntries([...document.querySelectorAll('[data-stat]')].map(e => [e.dataset.stat, e.textContent]))"
+)
 TEXT = "selector => document.querySelector(selector)?.textContent ?? ''"
 SHOWS = "([selector, text]) => document.querySelector(selector)?.textContent.includes(text)"
 
@@ -60,7 +62,8 @@ def test_numbers_are_those_of_stats(browser, node):
         assert shown.page.evaluate(TEXT, "[data-total=curr_items]") == "90"
         shown.page.focus('[data-vbucket="3"]')
         shown.wait_for("() => document.getElementById('detail').dataset.vbucket === '3'")
-        facts = dict(zip(shown.page.locator(".detail dt").all_text_contents(), shown.page.locator(".detail dd").all_text_contents()))
+        names, values = (shown.page.locator(f".detail {one}").all_text_contents() for one in ("dt", "dd"))
+        facts = dict(zip(names, values, strict=True))
         seqnos = client.stats("vbucket-seqno 3")
         assert facts["High seqno"] == seqnos["vb_3:high_seqno"] == "13"
         assert int(facts["Vbuuid"], 16) == int(seqnos["vb_3:uuid"])
@@ -69,7 +72,9 @@ def test_numbers_are_those_of_stats(browser, node):
             client.set(b"%d" % number, b"{}")
             if number % 50 == 49:
                 before = int(client.stats()["cmd_set"])
-                shown.wait_for("least => Number(document.querySelector('[data-stat=cmd_set]').textContent) >= least", before)
+                shown.wait_for(
+                    "least => Number(document.querySelector('[data-stat=cmd_set]').textContent) >= least", before
+                )
                 assert int(shown.page.evaluate(STATS)["cmd_set"]) <= int(client.stats()["cmd_set"])
         assert shown.complaints == []
         assert {url.split("/")[2] for url in shown.requests} == {f"127.0.0.1:{node.http_port}"}
@@ -86,9 +91,13 @@ def test_rollback_is_drawn(browser, node):
         assert resume(consumer, "warehouse", 5, high, vbuuid) == Status.ROLLBACK
         shown.wait_for(SHOWS, [".story", "8 changes are void"])
         picture = shown.page.locator("#rollbacks svg")
-        assert "warehouse had vbucket 5 up to seqno 20. Both histories agree up to 12" in picture.get_attribute("aria-label")
+        assert "warehouse had vbucket 5 up to seqno 20. Both histories agree up to 12" in picture.get_attribute(
+            "aria-label"
+        )
         texts = picture.locator("text").all_text_contents()
-        assert {f"0x{vbuuid:012x}", f"0x{read_history(node, 'beer', 5)[1]:012x}", "warehouse at 20", "common 12"} <= {*texts}
+        assert {f"0x{vbuuid:012x}", f"0x{read_history(node, 'beer', 5)[1]:012x}", "warehouse at 20", "common 12"} <= {
+            *texts
+        }
         # The stream then stands on the new branch, in the details of its vbucket.
         open_vbucket = '[data-vbucket="5"]'
         consumer.stream(5, start=12, vbuuid=vbuuid)
@@ -137,7 +146,15 @@ def test_tail_shows_decoded_changes_that_match(browser, node):
 def test_grid_is_walked_with_the_keyboard(browser, node):
     with open_page(browser, dashboard_url(node)) as shown:
         shown.page.focus('[data-vbucket="0"]')
-        walk = {"ArrowRight": 1, "ArrowDown": 17, "End": 31, "ArrowRight ": 32, "ArrowLeft": 31, "ArrowUp": 15, "Home": 0}
+        walk = {
+            "ArrowRight": 1,
+            "ArrowDown": 17,
+            "End": 31,
+            "ArrowRight ": 32,
+            "ArrowLeft": 31,
+            "ArrowUp": 15,
+            "Home": 0,
+        }
         walk |= {"Control+End": 63, "ArrowDown ": 63, "Control+Home": 0, "PageDown": 63}
         for key, place in walk.items():
             shown.page.keyboard.press(key.strip())

@@ -65,8 +65,8 @@ def serve(
 
     SIGINT (Ctrl-C) and SIGTERM stop the node; SIGHUP reloads users and
     certificate. With --json, the first line is printed when the node accepts
-    connections: {"url": …, "kv_port": …, "http_port": …, "pid": …}, plus "follow",
-    "data_dir", "tls_port" and "https_port" if they are used.
+    connections: {"url": …, "kv_port": …, "http_port": …, "dashboard": …, "pid": …},
+    plus "follow", "data_dir", "tls_port" and "https_port" if they are used.
     """
     if "data_dir" not in options and settings.keys() - _MEMORY_SETTINGS:
         raise UsageError("--commit-… needs --data-dir")
@@ -137,15 +137,25 @@ def _print_addresses(node: Node, *, as_json: bool) -> None:
     if as_json:
         ports = {"kv_port": node.kv_port, "http_port": node.http_port}
         ports |= {"tls_port": node.tls_port, "https_port": node.https_port} if node.tls_port else {}
-        where = {"url": urls[0], **ports, "pid": os.getpid(), **source}
+        where = {"url": urls[0], **ports, "dashboard": _make_dashboard_url(node), "pid": os.getpid(), **source}
         print(format_json_line(where | ({"data_dir": str(data_dir)} if data_dir else {})), flush=True)
         return
     following = f", following {source['follow']} over {source['dialect']}" if source else ""
     kept = f", kept in {data_dir}" if data_dir else ""
     print(
-        f"Serving {', '.join(urls)}{following}{kept}; management on port {node.http_port}; press Ctrl-C to stop.",
+        f"Serving {', '.join(urls)}{following}{kept}; management on port {node.http_port}; press Ctrl-C to stop.\n"
+        f"Dashboard: {_make_dashboard_url(node)}",
         flush=True,
     )
+
+
+def _make_dashboard_url(node: Node) -> str:
+    """Return the address of the dashboard: over HTTPS if there is a port for it: other machines need it."""
+    from penstock.node.http.dashboard.static_files import PREFIX
+
+    scheme, port = ("https", node.https_port) if node.https_port else ("http", node.http_port)
+    host = f"[{node.host}]" if ":" in node.host else node.host
+    return f"{scheme}://{host}:{port}{PREFIX}"
 
 
 def _reload(node: Node) -> None:

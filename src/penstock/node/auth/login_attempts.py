@@ -119,7 +119,7 @@ class LoginAttempts:
         times, _, answered = self._failures.get(key) or _Failures(0, now, now)
         answered = max(now, answered) + _compute_delay(times)
         if is_right:
-            self._note_login(pair[1], address, now)
+            self._note_login(str(pair[1]), address, now)
             self._logged_in[pair] = None
             self._logged_in.move_to_end(pair)
             if len(self._logged_in) > MAX_ACCOUNTS:

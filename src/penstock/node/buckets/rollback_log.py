@@ -14,7 +14,7 @@ MAX_ROLLBACKS: Final = 50
 
 
 class DemandedRollback(NamedTuple):
-    """A rollback that a consumer was told, and the state of the vbucket on which the decision rests.
+    """A rollback that a producer demanded, and the state of the vbucket on which the decision rests.
 
     Attributes:
         at: seconds since the epoch.

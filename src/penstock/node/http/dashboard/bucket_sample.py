@@ -1,4 +1,4 @@
-"""A sample of a bucket: what the dashboard shows of it at one moment."""
+"""A sample of a bucket: the values that the dashboard shows, at one moment."""
 
 from __future__ import annotations
 

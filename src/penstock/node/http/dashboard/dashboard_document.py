@@ -146,7 +146,7 @@ def _describe_rebalance(request: PageRequest) -> dict[str, Any]:
 
 
 def _list_users(request: PageRequest) -> list[dict[str, Any]] | None:
-    """Return the users with their last logins; None for a viewer who is no administrator, or without users."""
+    """Return the users with their last logins; None if the viewer is no administrator, or there are no users."""
     node = request.node
     if node.users is None or not request.user.has_privilege(Privilege.SETTINGS):
         return None

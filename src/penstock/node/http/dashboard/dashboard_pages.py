@@ -1,7 +1,7 @@
 """Pages of the dashboard: its files, the state of a bucket, the details of a vbucket, changes, and the end of a stream.
 
-All need a login, as management does. The state needs the privilege to read statistics of the bucket, changes need the
-privilege to stream them, and the end of a stream that to change settings.
+All need a login, as management does. The state needs the privilege to read statistics of the bucket. Changes need the
+privilege to stream them, and to end a stream needs the privilege to change settings.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.errors import KeyNotFound
 from penstock.node.auth.roles import Privilege
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.http.dashboard.bucket_sampler import SamplerList
-from penstock.node.http.dashboard.change_reader import ChangeReader, make_change_filter
+from penstock.node.http.dashboard.change_page import ChangePageReader, make_change_filter
 from penstock.node.http.dashboard.dashboard_document import DashboardDocument
 from penstock.node.http.dashboard.endpoint_rows import make_stream_row
 from penstock.node.http.dashboard.event_stream import EventStream
@@ -111,7 +111,7 @@ class _DashboardPages:
     async def list_newest(self, request: PageRequest) -> Response:
         """Return the newest changes of a vbucket."""
         bucket, vbucket = _find_vbucket(request)
-        page = await ChangeReader(bucket).read_newest(vbucket, _NEWEST)
+        page = await ChangePageReader(bucket).read_newest(vbucket, _NEWEST)
         return _make_response({"vbucket": vbucket.id, **page._asdict()})
 
     async def read_changes(self, request: PageRequest) -> Response:
@@ -125,12 +125,16 @@ class _DashboardPages:
         if any(not 0 <= number < len(vbuckets) for number in wanted.vbuckets):
             raise FormErrors({"vbuckets": f"expected numbers below {len(vbuckets)}"})
         pushed = make_change_filter(bucket, wanted.filter_key, wanted.filter_value)
-        reader = ChangeReader(bucket, _find_collections(bucket, wanted.collections), pushed)
+        reader = ChangePageReader(bucket, _find_collections(bucket, wanted.collections), pushed)
         page = await reader.read_after(wanted.positions, wanted.vbuckets or None)
         return _make_response({"positions": highs, **page._asdict()})
 
     async def end_streams(self, request: PageRequest) -> Response:
-        """End the change-stream connections of a name, and return their number."""
+        """End the change-stream connections of a name.
+
+        Returns:
+            The response, with the number of connections.
+        """
         _check_request_header(request)
         bucket, wanted = request.find_bucket(), await _read_json(request, _EndRequest)
         try:

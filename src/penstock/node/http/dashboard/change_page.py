@@ -29,7 +29,7 @@ from penstock.wire.columns.revalue import ValueOptions
 from penstock.wire.columns.schema import Change
 from penstock.wire.messages.dcp import DeletionV2, Expiration, Mutation
 
-__all__ = ["ChangePage", "ChangeReader", "make_change_filter"]
+__all__ = ["ChangePage", "ChangePageReader", "make_change_filter"]
 
 MAX_CHANGES: Final = 500
 """Changes in one answer."""
@@ -77,7 +77,7 @@ def make_change_filter(bucket: ServedBucket, key: str | None, value: str | None)
     return PushedFilter(parse_filter_setting(json.dumps(texts).encode()), len(bucket.store.vbuckets))
 
 
-class ChangeReader:
+class ChangePageReader:
     """Reads and decodes changes of a bucket. Older versions that compaction has not dropped are changes too.
 
     Args:
@@ -140,7 +140,8 @@ class ChangeReader:
                 if len(found) >= count or frames >= _MAX_FRAMES or nbytes >= _MAX_BYTES:
                     break
         found.sort(key=lambda change: (int(change.get("cas", 0)), change["vbucket"], change["seqno"]))
-        return ChangePage(found[-count:], max(unread - frames, 0) if sources else 0)
+        unseen = max(unread - frames, 0) if sources else 0
+        return ChangePage(found[-count:], unseen + max(len(found) - count, 0))
 
     def _decode(self, frames: Sequence[_Frame], vbucket: Vbucket) -> list[dict[str, Any]]:
         sizes = np.array([len(frame.data) for frame in frames], np.int64)
