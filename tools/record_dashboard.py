@@ -22,6 +22,7 @@ def main() -> int:
 
     with opened_scene() as node, open_browser() as browser, open_page(browser, dashboard_url(node)) as shown:
         shown.page.set_viewport_size(SIZE)
+        shown.page.check("[name=mode][value=lag]")
         shown.page.focus('[data-vbucket="42"]')
         shown.page.wait_for_timeout(SECONDS * 1000)
         shown.page.screenshot(path=PICTURE)
