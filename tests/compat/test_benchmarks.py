@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compat.installed import find_go_program, find_program, make_java_command, require_package
+from tests.compat.installed import find_browser, find_go_program, find_program, make_java_command, require_package
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parent.parent.parent
@@ -36,6 +36,17 @@ def test_benchmark_runs(benchmark, options, rows):
     assert (done.returncode, done.stderr) == (0, "")
     for row in rows:
         assert row in done.stdout
+
+
+def test_benchmark_of_the_dashboard_runs():
+    find_browser()
+    options = ["--vbuckets", "16", "--streams", "3", "--seconds", "0.5"]
+    run = [sys.executable, "-m", "benchmarks.dashboard", *options]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [
+        row for row in ("1 viewers ", "10 viewers ", "page while documents are stored ") if row not in done.stdout
+    ] == []
 
 
 def test_benchmark_of_consumers_counts_with_each_program():
