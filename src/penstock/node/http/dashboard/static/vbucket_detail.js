@@ -49,7 +49,7 @@ export class VbucketDetail {
     setText(this.title, `Vbucket ${id}`);
     this.state.replaceChildren(makeSample(row[1]), STATES[row[1]]);
     setText(this.facts.get("High seqno"), formatNumber(row[2]));
-    setText(this.facts.get("On disk up to"), formatNumber(row[3]));
+    setText(this.facts.get("Persisted up to"), formatNumber(row[3]));
     setText(this.facts.get("Documents"), formatNumber(row[4]));
     setText(this.facts.get("Changes to send"), formatNumber(row[5]));
     setText(this.facts.get("Growth"), `${formatRate(this.grid.growth[id] ?? 0)} changes/s`);
@@ -65,7 +65,7 @@ export class VbucketDetail {
     this.title = make("strong");
     this.state = make("span", { class: "state" });
     this.facts = new Map();
-    const names = ["High seqno", "On disk up to", "Documents", "Changes to send", "Growth", "Vbuuid", "Snapshot", "Purged up to"];
+    const names = ["High seqno", "Persisted up to", "Documents", "Changes to send", "Growth", "Vbuuid", "Snapshot", "Purged up to"];
     const list = make("dl", { class: "facts" }, names.map((name) => {
       const value = make("dd", {}, "–");
       this.facts.set(name, value);
