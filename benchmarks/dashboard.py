@@ -2,8 +2,8 @@
 
 The node has a separate process, 1024 vbuckets and 200 consumers, each with one stream. A viewer is a connection that
 reads the stream of documents. The node has nothing else to do meanwhile, so the growth of its CPU time is the viewer's.
-The page then shows the same node in a browser while documents are stored. `requestAnimationFrame` gives the time between
-two of its frames. `make others` installs the browser.
+The page then shows the same node in a browser while documents are stored. `requestAnimationFrame` gives the time
+between two of its frames. `make others` installs the browser.
 """
 
 from __future__ import annotations

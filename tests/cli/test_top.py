@@ -16,8 +16,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from penstock.cli.top.bucket_sample import BucketSample, ConnectionSample, compute_rates
 from penstock.cli.top.bucket_view import format_bytes, format_count, make_object, make_screen
+from penstock.cli.top.traffic_sample import ConnectionSample, TrafficSample, compute_rates
 from tests.client.old_server import COUCHBASE_3_1, OldServer
 from tests.patience import PATIENCE
 from tests.waiting import wait_readable
@@ -40,7 +40,7 @@ def make_connection(number, sent=0):
     )
 
 
-BEFORE = BucketSample(
+BEFORE = TrafficSample(
     at=10.0,
     version="7.6.0-penstock-" + 50 * "1",
     nodes=3,

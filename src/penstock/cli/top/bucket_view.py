@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.base.show import format_one_line
-from penstock.cli.top.bucket_sample import BucketRates, BucketSample, ConnectionSample
+from penstock.cli.top.traffic_sample import BucketRates, ConnectionSample, TrafficSample
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -42,7 +42,7 @@ def format_bytes(number: float) -> str:
     return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
 
 
-def make_object(sample: BucketSample, rates: BucketRates) -> dict[str, Any]:
+def make_object(sample: TrafficSample, rates: BucketRates) -> dict[str, Any]:
     """Return the JSON object of a sample. Vbuckets without a change in this time are left out."""
     return {
         "version": sample.version,
@@ -79,7 +79,7 @@ def _sort_streams(streams: Any) -> list[ConnectionSample]:
 
 
 def make_screen(
-    address: str, sample: BucketSample, rates: BucketRates, *, height: int, notice: str = "", is_live: bool = True
+    address: str, sample: TrafficSample, rates: BucketRates, *, height: int, notice: str = "", is_live: bool = True
 ) -> RenderableType:
     """Return the screen.
 
@@ -105,7 +105,7 @@ def make_screen(
     return Group(head, Text(""), *lines, Text(""), _make_streams(sample, rates, room), *foot)
 
 
-def _list_lines(sample: BucketSample, rates: BucketRates) -> Iterator[str]:
+def _list_lines(sample: TrafficSample, rates: BucketRates) -> Iterator[str]:
     values, counts = sample.values, rates.counts
     states = ", ".join(f"{count:,} {state}" for state, count in sample.states.items() if count) or "none"
     yield f"documents  {values.get('documents', 0):,}   vbuckets  {states}"
@@ -142,7 +142,7 @@ def _draw_strip(rates: Mapping[int, float]) -> str:
     return f"[{''.join(_BARS[int(level)] for level in levels)}]"
 
 
-def _make_streams(sample: BucketSample, rates: BucketRates, room: int) -> RenderableType:
+def _make_streams(sample: TrafficSample, rates: BucketRates, room: int) -> RenderableType:
     """Return the table of connections, at most `room` of them."""
     from rich.text import Text
 

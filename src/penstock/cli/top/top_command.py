@@ -17,7 +17,7 @@ from penstock.client.connect.address import DEFAULT_URL, Address
 from penstock.errors import Error
 
 if TYPE_CHECKING:
-    from penstock.cli.top.bucket_sample import BucketRates, BucketSample
+    from penstock.cli.top.traffic_sample import BucketRates, TrafficSample
     from penstock.client.bucket import Bucket
 
 _MOST_SECONDS = 3600.0
@@ -58,9 +58,9 @@ def top(
         asyncio.run(run_until_signal(lambda _: _show_live(address, interval)))
 
 
-async def _read_pair(bucket: Bucket, interval: float) -> tuple[BucketSample, BucketRates]:
+async def _read_pair(bucket: Bucket, interval: float) -> tuple[TrafficSample, BucketRates]:
     """Return a sample and the rates of one interval before it."""
-    from penstock.cli.top.bucket_sample import compute_rates, read_sample
+    from penstock.cli.top.traffic_sample import compute_rates, read_sample
 
     before = await read_sample(bucket)
     await asyncio.sleep(interval)
@@ -94,9 +94,9 @@ async def _show_live(address: Address, interval: float) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from penstock.cli.top.bucket_sample import BucketRates, compute_rates, read_sample
     from penstock.cli.top.bucket_view import make_screen
     from penstock.cli.top.keyboard import reading_keys
+    from penstock.cli.top.traffic_sample import BucketRates, compute_rates, read_sample
     from penstock.client.bucket import Bucket
 
     console = Console(highlight=False)

@@ -198,18 +198,16 @@ class NodeLink:
         """Return whether a frame belongs to a stream. A reply goes to its caller, and other frames are dropped."""
         if frame.specific == Status.NOT_MY_VBUCKET and frame.magic == Magic.RESPONSE and self._maps is not None:
             self._maps.read_refusal(frame)  # before the request's caller asks for the map
-        return not (self._calls.dispatch_reply(frame) or self._drop_frame(frame))
-
-    def _drop_frame(self, frame: Frame) -> bool:
-        """Drop a frame that belongs to no request and no stream; return whether it was dropped."""
+        if self._calls.dispatch_reply(frame):
+            return False
         if frame.magic in SERVER_MAGICS:
             if self._maps is None or not self._maps.read_push(frame):
                 self.dropped.add(DropReason.PUSHED)
-            return True
+            return False
         if self._on_stream is None:
             is_reply = frame.magic == Magic.RESPONSE
             self.dropped.add(DropReason.UNEXPECTED_REPLY if is_reply else DropReason.NO_STREAM)
-        return self._on_stream is None
+        return self._on_stream is not None
 
     def _handle_loss(self, exc: Exception | None) -> None:
         half = self.transport.incomplete_frame

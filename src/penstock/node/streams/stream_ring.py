@@ -114,8 +114,8 @@ class StreamRing:
     def run_turn(self) -> None:
         """Send some of each stream, up to the share of one turn.
 
-        Frames of several streams are written together. Otherwise each change would cost the node a system call, and would
-        wake the consumer.
+        Frames of several streams are written together. Otherwise each change would cost the node a system call, and
+        would wake the consumer.
         """
         share, deadline = TURN_BYTES, self._time() + _TURN_SECONDS
         while self.ready and share > 0 and self._flow.room > 0 and not self._output.paused:

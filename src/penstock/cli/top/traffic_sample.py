@@ -15,7 +15,7 @@ from penstock.errors import KeyNotFound, RemoteProtocolError, UnsupportedServer
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.values.peer_json import read_peer_json
 
-__all__ = ["BucketRates", "BucketSample", "ConnectionSample", "compute_rates", "read_sample"]
+__all__ = ["BucketRates", "ConnectionSample", "TrafficSample", "compute_rates", "read_sample"]
 
 _COUNTERS = {
     "gets": ("cmd_get",),
@@ -77,7 +77,7 @@ class _ConnectionFields(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class BucketSample:
+class TrafficSample:
     """The statistics of a bucket at one moment, of all its nodes together.
 
     Attributes:
@@ -116,7 +116,7 @@ class BucketRates:
     streams: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
-async def read_sample(bucket: Bucket) -> BucketSample:
+async def read_sample(bucket: Bucket) -> TrafficSample:
     """Return the statistics of a bucket now. Raises the errors of `Bucket.stats`."""
     reported = await bucket.reports.node_stats()
     totals = {name: sum(_read_numbers(name, reported)) for stats in reported for name in stats}
@@ -124,7 +124,7 @@ async def read_sample(bucket: Bucket) -> BucketSample:
         seqnos = await bucket.high_seqnos()
     except UnsupportedServer:
         seqnos = {}
-    return BucketSample(
+    return TrafficSample(
         at=time.monotonic(),
         version=reported[0].get("ep_version") or reported[0].get("version", ""),
         nodes=len(reported),
@@ -167,7 +167,7 @@ def _parse_report(text: str) -> dict[str, Any]:
     return read_peer_json(text.encode(), dict[str, Any], "statistic streams")
 
 
-def compute_rates(before: BucketSample, after: BucketSample) -> BucketRates:
+def compute_rates(before: TrafficSample, after: TrafficSample) -> BucketRates:
     """Return the rates between two samples. A count that has decreased, as after a restart, has the rate 0."""
     seconds = max(after.at - before.at, 1e-9)
     earlier = {each.name: each for each in before.streams or ()}
