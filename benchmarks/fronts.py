@@ -60,7 +60,7 @@ def compare_fronts(url: str, changes: int, rounds: int) -> list[dict[str, Consum
 def main() -> None:
     parser = make_parser(__doc__ or "")
     parser.add_argument("--changes", type=int, default=5_000_000, help="changes of 100 B in 64 vbuckets")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=15, help="the size of reads differs from one round to the next")
     chosen = parser.parse_args()
     report = Report("The blocking front, the first batch of a process, and the start of the command", chosen)
     with run_node(vbuckets=64, changes=chosen.changes, value_bytes=100) as node:
