@@ -8,6 +8,7 @@ import pytest
 
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import parse_address
+from penstock.client.documents.document import compute_vbucket
 from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
 from penstock.client.replication.vbucket_mover import MovedVbucket, VbucketMover
@@ -171,6 +172,29 @@ def test_vbucket_that_is_not_active_is_not_moved(nodes):
     run(second, stop)
     with pytest.raises(UsageError, match="vbucket 1 is dead at "):
         move_missing(first, second)
+
+
+@in_loop
+async def finish_move_with_lost_changes(first, second):
+    """Repeat a move whose source has a change that its target has lost: two documents, and the first one is there."""
+    options = ReplicationOptions(vbuckets=[1], overwrite=True, until_caught_up=True)
+    async with Bucket(parse_address(first.url("beer"))) as bucket, moving(first, second) as (mover, publisher):
+        keys = [key for key in map(str, range(100)) if compute_vbucket(key.encode(), VBUCKETS) == 1]
+        await bucket.upsert(keys[0], b"v")
+        source, target = (parse_address(node.url("beer")) for node in (first, second))
+        async with Replicator(source, target, options) as replicator:
+            await replicator.run()
+        await bucket.upsert(keys[1], b"v")
+        await publisher.get_control(make_endpoint(second)).set_states([1], ACTIVE)
+        await publisher.get_control(make_endpoint(first)).set_states([1], VbucketState.DEAD)
+        await mover.move([1], make_endpoint(first), make_endpoint(second))
+
+
+def test_changes_that_the_target_has_lost_are_kept_at_the_source(nodes):
+    first, second = nodes
+    with pytest.raises(UsageError, match="has lost changes of vbucket 1, expected all up to seqno 2"):
+        finish_move_with_lost_changes(first, second)
+    assert run(first, lambda: first.buckets["beer"].store.vbuckets[1].history.state) is VbucketState.DEAD
 
 
 @in_loop

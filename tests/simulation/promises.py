@@ -101,11 +101,12 @@ class Promises:
         if write in self.writes and self.is_current(write):
             write.holders[node] = write.holders.get(node, False) or on_disk
 
-    def move(self, vbucket: int, source: int, target: int) -> None:
-        """Expect the writes of an owner on the node that has taken its vbucket over."""
+    def move(self, vbucket: int, source: int, target: int, *, is_complete: bool) -> None:
+        """Expect the writes of an owner on the node that has taken its vbucket over; after a complete move, on disk."""
         for write in self.writes:
             if write.vbucket == vbucket and source in write.holders:
-                write.holders.setdefault(target, False)
+                is_stored = is_complete and write.holders[source]
+                write.holders[target] = write.holders.get(target, False) or is_stored
 
     def forget_copies(self, vbucket: int, number: int) -> None:
         """Expect no write in a vbucket of a node, since its copy was deleted."""

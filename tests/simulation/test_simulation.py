@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from penstock.client.replication.vbucket_mover import VbucketMover
 from penstock.node.agreement.serving_lease import ServingLease
 from penstock.store.documents import durability_monitor, incoming_changes
 from penstock.wire.codec.constants import VbucketState
@@ -141,6 +142,15 @@ POWER_LOSSES = make_schedule(*[LOSE_POWER] * 5, durable=1.0)
 ISOLATION = replace(
     make_schedule(("isolate", {"node": 0, "seconds": 4.0})), story="agreement", nodes=3, vbuckets=(4,), writes=3
 )
+MOVE = replace(
+    make_schedule(durable=1.0),
+    seed=5,
+    seconds=2.0,
+    actions=(
+        Action(1.0, "move", {"vbucket": 0, "hops": 1, "kills": ()}),
+        Action(1.15, "crash", {"node": 1, "power": True, "silent": False, "seconds": 0.5}),
+    ),
+)
 XDCR = replace(make_schedule(), story="xdcr", vbuckets=(4, 2))
 
 
@@ -180,6 +190,18 @@ def test_commits_without_a_majority_are_found(monkeypatch):
     text = find_failure(FAILOVERS, leave_as_it_is)
     assert "lost Write" in text
     assert "level=<DurabilityLevel" in text
+
+
+def test_moves_that_delete_changes_before_they_are_stored_elsewhere_are_found(monkeypatch):
+    """Without this wait, a crash of the new owner loses writes that were on the disk of the former one."""
+
+    async def delete_at_once(mover, vbucket, old, new):
+        pass
+
+    run_schedule(MOVE, slow_disk_of_replica)
+    monkeypatch.setattr(VbucketMover, "_wait_until_stored", delete_at_once)
+    with pytest.raises(SimulationFailed, match="lost Write"):
+        run_schedule(MOVE, slow_disk_of_replica)
 
 
 def test_acknowledgements_before_the_disk_are_found(monkeypatch):

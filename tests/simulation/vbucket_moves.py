@@ -45,13 +45,13 @@ async def move_vbucket(
     former, process, branch = nodes[source].process, nodes[target].process, _read_branch(nodes[source], vbucket)
     orchestrator.begin_move(vbucket)
     try:
-        has_moved = await _run_commands(orchestrator, vbucket, source, target, kills)
-        has_moved = has_moved or await _settle(orchestrator, vbucket, target, process)
+        is_complete = await _run_commands(orchestrator, vbucket, source, target, kills)
+        has_moved = is_complete or await _settle(orchestrator, vbucket, target, process)
     finally:
         orchestrator.end_move(vbucket)
     if has_moved:
         if process.is_alive:
-            promises.move(vbucket, source, target)
+            promises.move(vbucket, source, target, is_complete=is_complete)
         if not former.is_alive and _read_branch(nodes[target], vbucket) != branch:
             promises.forget_lost(vbucket, source, target)
         promises.forget_copies(vbucket, source)
