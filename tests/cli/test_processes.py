@@ -62,7 +62,8 @@ def test_serve_prints_its_address_and_ends_cleanly(number, run):
         "serve", "--port", 0, "--bucket", "beer", "--bucket", "wine", "--vbuckets", 8, "--json"
     ) as process:
         where = json.loads(read_first_line(process.stdout))
-        assert where.keys() == {"url", "kv_port", "http_port", "pid"}
+        assert where.keys() == {"url", "kv_port", "http_port", "dashboard", "pid"}
+        assert where["dashboard"] == f"http://127.0.0.1:{where['http_port']}/_penstock"
         assert where["url"] == f"couchbase://127.0.0.1:{where['kv_port']}/beer"
         assert where["pid"] == process.pid
         assert run("stats", "--url", where["url"].replace("beer", "wine"), "--json").json["ep_max_vbuckets"] == "8"
@@ -74,6 +75,7 @@ def test_serve_prints_its_address_as_text():
     with run_process("serve", "--port", 0) as process:
         line = read_first_line(process.stdout)
         assert line.startswith("Serving couchbase://127.0.0.1:")
+        assert process.stdout.readline().startswith("Dashboard: http://127.0.0.1:")
         assert "/default" in line
         assert stop_process(process, signal.SIGTERM) == (0, "", "")
 
