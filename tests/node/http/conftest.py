@@ -10,6 +10,7 @@ ROLES = {
     "root": ["admin"],
     "reader": ["data_reader[beer]"],
     "follower": ["data_dcp_reader[beer]"],
+    "prometheus": ["external_stats_reader"],
 }
 ITERATIONS = 4096
 

@@ -6,10 +6,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.node import Node
 from penstock.node.stats.node_metrics import BUCKET_METRICS, NODE_METRICS
 from penstock.wire.codec.constants import MAX_SEQNO
+from penstock.wire.codec.flags import OpenFlag
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
-from penstock.wire.messages.kv import SeqnoPersistence
+from penstock.wire.messages.dcp import Open
+from penstock.wire.messages.kv import SelectBucket, SeqnoPersistence
 from tests.node.http.web_client import WebClient, as_user
+from tests.node.test_login import log_in
 from tests.node.watch import run
 from tests.node.wire_client import connected
 
@@ -101,9 +104,9 @@ def test_metrics_need_the_rights_of_statistics(guarded):
     vbuckets = "penstock_node_vbuckets"
     seen = {
         name: {key[1] for key in read_samples(as_user(guarded, name)) if key[0] == vbuckets}
-        for name in ("root", "follower")
+        for name in ("root", "follower", "prometheus")
     }
-    assert seen == {"root": {"beer", "wine"}, "follower": {"beer"}}
+    assert seen == {"root": {"beer", "wine"}, "follower": {"beer"}, "prometheus": {"beer", "wine"}}
     assert read_samples(as_user(guarded, "follower"))["penstock_node_refused_logins_total",] == 1
 
 
@@ -117,3 +120,13 @@ def test_health_and_readiness_need_no_login(guarded):
     assert (refused.status, refused.json["problems"]) == (503, ["1 of 2 buckets refuse changes because of the disk"])
     assert web.get("/healthz").status == 200
     assert read_samples(as_user(guarded, "root"))["penstock_node_serves_documents",] == 1
+
+
+def test_reader_of_statistics_reads_no_documents(guarded):
+    with connected(guarded) as client:
+        log_in(client, "prometheus", "prometheus's")
+        assert client.status(SelectBucket(key=b"beer")) == Status.SUCCESS
+        assert client.stats()["curr_items"] == "0"
+        assert [client.get(b"k").specific, client.set(b"k").specific] == [Status.EACCESS] * 2
+        assert client.status(Open(key=b"x", flags=OpenFlag.PRODUCER)) == Status.EACCESS
+    assert as_user(guarded, "prometheus").post("/pools/default/buckets", name="other").status == 403

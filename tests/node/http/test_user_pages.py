@@ -126,7 +126,14 @@ def test_only_administrators_can_change_users(node, path, method):
 
 def test_all_roles_are_listed(web):
     roles = {role["role"]: role for role in web.get_json("/settings/rbac/roles")}
-    assert list(roles) == ["data_reader", "data_writer", "data_dcp_reader", "replication_target", "admin"]
+    assert list(roles) == [
+        "data_reader",
+        "data_writer",
+        "data_dcp_reader",
+        "replication_target",
+        "external_stats_reader",
+        "admin",
+    ]
     assert ("bucket_name" in roles["admin"], roles["data_reader"]["bucket_name"]) == (False, "*")
 
 

@@ -18,6 +18,7 @@ TEXTS = [
     ("data_dcp_reader[beer:s]", RoleName.DATA_DCP_READER, RoleTarget("beer", "s")),
     ("data_reader[beer:_default:_default]", RoleName.DATA_READER, RoleTarget("beer", "_default", "_default")),
     ("replication_target[a.b-c%d]", RoleName.REPLICATION_TARGET, RoleTarget("a.b-c%d")),
+    ("external_stats_reader", RoleName.EXTERNAL_STATS_READER, RoleTarget()),
     ("admin", RoleName.ADMIN, RoleTarget()),
 ]
 
@@ -47,6 +48,7 @@ WRONG = [
     ("data_reader[beer:*]", "[BUCKET:SCOPE:COLLECTION]"),
     ("replication_target[beer:s]", "expected replication_target[beer]"),
     ("admin[beer]", "expected admin without a target"),
+    ("external_stats_reader[beer]", "expected external_stats_reader without a target"),
 ]
 
 

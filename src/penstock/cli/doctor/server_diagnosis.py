@@ -147,7 +147,7 @@ async def _check_rights(finding: Callable[..., Finding], quick: Address) -> Asyn
         trials: Sequence[tuple[str, Callable[[], Awaitable[object]], str, str]] = (
             ("read documents", lambda: bucket.get(key), "reads of documents, checkpoints in documents", "data_reader"),
             ("write documents", lambda: bucket.remove(key), "load, workload, restore, sinks", "data_writer"),
-            ("read statistics", bucket.stats, "stats, streams, top, /metrics", "data_dcp_reader"),
+            ("read statistics", bucket.stats, "stats, streams, top, /metrics", "external_stats_reader"),
             ("read seqnos", bucket.high_seqnos, "tail --until now, positions, pipelines", "data_dcp_reader"),
         )
         for right, attempt, uses, role in trials:

@@ -34,6 +34,7 @@ def user(context: typer.Context) -> None:  # noqa: D103 - a docstring would repl
         "penstock user add alice --role 'data_reader[beer]' --role 'data_writer[beer:tasting]' --users users.json",
         "penstock user add spark --role 'data_dcp_reader[*]' --password-file secret.txt --users users.json",
         "penstock user add beer --role 'data_dcp_reader[beer]' --no-password --users users.json",
+        "penstock user add prometheus --role external_stats_reader --password-file prometheus.txt --users users.json",
         "pass show penstock | penstock user add root --role admin --password-file - --users users.json",
     )
 )
@@ -45,7 +46,8 @@ def add(
         typer.Option(
             metavar="ROLE",
             help="data_reader, data_writer or data_dcp_reader, followed by [*], [BUCKET], [BUCKET:SCOPE] or "
-            "[BUCKET:SCOPE:COLLECTION]; replication_target, followed by [*] or [BUCKET]; or admin. Can be repeated.",
+            "[BUCKET:SCOPE:COLLECTION]; replication_target, followed by [*] or [BUCKET]; external_stats_reader or "
+            "admin. Can be repeated.",
         ),
     ],
     users: UsersPath,

@@ -71,6 +71,7 @@ class RoleName(StrEnum):
     DATA_WRITER = "data_writer"
     DATA_DCP_READER = "data_dcp_reader"
     REPLICATION_TARGET = "replication_target"
+    EXTERNAL_STATS_READER = "external_stats_reader"
     ADMIN = "admin"
 
 
@@ -101,12 +102,16 @@ ROLE_GRANTS: dict[RoleName, RoleGrant] = {
         DOCUMENT_PRIVILEGES,
         _MONITORING | {Privilege.REPLICATE},
     ),
+    RoleName.EXTERNAL_STATS_READER: RoleGrant(frozenset(), frozenset((Privilege.SIMPLE_STATS,))),
     RoleName.ADMIN: RoleGrant(ALL_PRIVILEGES, ALL_PRIVILEGES),
 }
 
 ROLE_NAMES = ", ".join(RoleName)
 _BUCKET_ROLES = frozenset((RoleName.REPLICATION_TARGET,))
 """Roles that cover whole buckets only."""
+
+_NODE_ROLES = frozenset((RoleName.EXTERNAL_STATS_READER, RoleName.ADMIN))
+"""Roles that cover all buckets only."""
 
 _ROLE_TEXT = re.compile(r"(?P<name>[a-z_]+)(\[(?P<target>[^\[\]]*)\])?")
 _BUCKET_NAME = re.compile(r"[A-Za-z0-9_.%-]{1,100}")
@@ -148,9 +153,14 @@ class Role(NamedTuple):
     name: RoleName
     target: RoleTarget
 
+    @property
+    def covers_node(self) -> bool:
+        """Whether the role has no target, because it always covers all buckets."""
+        return self.name in _NODE_ROLES
+
     def __str__(self) -> str:
         """Return the text that `parse_role` reads."""
-        return self.name.value if self.name is RoleName.ADMIN else f"{self.name.value}[{self.target}]"
+        return self.name.value if self.covers_node else f"{self.name.value}[{self.target}]"
 
 
 def parse_role(text: str) -> Role:
@@ -161,11 +171,11 @@ def parse_role(text: str) -> Role:
     """
     parts = _ROLE_TEXT.fullmatch(text)
     if parts is None or parts["name"] not in RoleName._value2member_map_:
-        raise UsageError(f"role {text!r}: expected {ROLE_NAMES}; all but admin are followed by [BUCKET] or [*]")
+        raise UsageError(f"role {text!r}: expected {ROLE_NAMES}; all but the last two are followed by [BUCKET] or [*]")
     name, inside = RoleName(parts["name"]), parts["target"]
-    if name is RoleName.ADMIN:
+    if name in _NODE_ROLES:
         if inside not in (None, "*"):
-            raise UsageError(f"role {text!r}: admin covers all buckets, expected admin without a target")
+            raise UsageError(f"role {text!r}: {name} covers all buckets, expected {name} without a target")
         return Role(name, RoleTarget())
     if not inside:
         raise UsageError(f"role {text!r}: expected a target, such as {name}[beer], or {name}[*] for all buckets")

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from penstock.errors import UsageError
-from penstock.node.auth.roles import Privilege, Role, RoleName, User
+from penstock.node.auth.roles import Privilege, Role, RoleName, RoleTarget, User
 from penstock.node.auth.users import Account, Users, make_account, normalize_name
 from penstock.node.auth.users_file import UsersFile
 from penstock.node.http.pages.forms import FormErrors, read_form
@@ -28,6 +28,7 @@ _DESCRIPTIONS = {
     RoleName.DATA_WRITER: ("Data Writer", "Changes documents, without reading them."),
     RoleName.DATA_DCP_READER: ("Data DCP Reader", "Reads documents and streams of changes."),
     RoleName.REPLICATION_TARGET: ("XDCR Inbound", "Reads, streams and changes documents with their meta data."),
+    RoleName.EXTERNAL_STATS_READER: ("External Stats Reader", "Reads statistics and metrics."),
     RoleName.ADMIN: ("Full Admin", "Does everything."),
 }
 
@@ -79,7 +80,7 @@ async def _delete_user(request: PageRequest) -> Response:
 async def _list_roles(request: PageRequest) -> Response:
     roles = []
     for name, (title, text) in _DESCRIPTIONS.items():
-        target = {} if name is RoleName.ADMIN else {"bucket_name": "*"}
+        target = {} if Role(name, RoleTarget()).covers_node else {"bucket_name": "*"}
         roles.append({"role": name.value, **target, "name": title, "desc": text})
     return request.make_json_response(roles)
 
@@ -129,7 +130,7 @@ def _make_user_document(user: User) -> dict[str, Any]:
 
 def _make_role_document(role: Role) -> dict[str, Any]:
     document: dict[str, Any] = {"role": role.name.value, "origins": [{"type": "user"}]}
-    if role.name is not RoleName.ADMIN:
+    if not role.covers_node:
         document["bucket_name"] = role.target.bucket or "*"
         if role.name is not RoleName.REPLICATION_TARGET:
             document["scope_name"] = role.target.scope or "*"
