@@ -4,7 +4,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.node import Node
-from penstock.node.stats.node_metrics import BUCKET_METRICS, NODE_METRICS
+from penstock.node.stats.node_metrics import BUCKET_METRICS, MIRROR_METRICS, NODE_METRICS
 from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.codec.flags import OpenFlag
 from penstock.wire.codec.opcodes import Opcode
@@ -12,9 +12,10 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Open
 from penstock.wire.messages.kv import SelectBucket, SeqnoPersistence
 from tests.node.http.web_client import WebClient, as_user
+from tests.node.membership.clusters import open_member
 from tests.node.test_login import log_in
 from tests.node.watch import run
-from tests.node.wire_client import connected
+from tests.node.wire_client import connected, until_stat
 
 
 def read_samples(web, **headers):
@@ -130,3 +131,29 @@ def test_reader_of_statistics_reads_no_documents(guarded):
         assert [client.get(b"k").specific, client.set(b"k").specific] == [Status.EACCESS] * 2
         assert client.status(Open(key=b"x", flags=OpenFlag.PRODUCER)) == Status.EACCESS
     assert as_user(guarded, "prometheus").post("/pools/default/buckets", name="other").status == 403
+
+
+def test_mirror_has_the_metrics_of_its_progress(node):
+    with connected(node, "beer") as client:
+        client.set(b"k")
+    with Node.running(follow=node.url("beer")) as mirror, connected(mirror, "beer") as client:
+        until_stat(client, "changes", "1", "follow")
+        stats, found = client.stats("follow"), read_samples(WebClient(mirror))
+    values = {}
+    for metric in MIRROR_METRICS:
+        (stat,) = metric.stats.values()
+        values[stat] = found[f"penstock_node_{metric.name}{'_total' * metric.is_counter}", "beer"]
+        assert values[stat] == metric.read(stats[stat])
+    assert (values["connected"], values["changes"], values["vbuckets"]) == (1, 1, 16)
+    assert found["penstock_node_documents", "beer", "replica"] == 1
+
+
+def test_members_of_a_cluster_are_counted(node, web):
+    with open_member(web) as other:
+        counts = [read_samples(each) for each in (web, other)]
+    for found in counts:
+        healthy, unhealthy, failed = (
+            found["penstock_node_cluster_members", state] for state in ("healthy", "unhealthy", "failed")
+        )
+        assert (healthy + unhealthy, failed, found["penstock_node_rebalance_running",]) == (2, 0, 0)
+        assert healthy >= 1
