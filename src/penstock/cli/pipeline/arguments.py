@@ -52,13 +52,14 @@ def find_pipeline_lakes(where: str) -> dict[str | None, LakeDirectory]:
     Raises:
         UsageError: the file is invalid, or there is no lake.
     """
+    from penstock.spark.lake.tables.directory import LakeDirectory
     from penstock.spark.pipeline.definition.definition import is_definition, read_definition
     from penstock.spark.pipeline.state.run_state import find_lakes
 
     if not is_definition(where):
         return find_lakes(where)
     definition = read_definition(where)
-    found = {source.name: definition.open_lake(source) for source in definition.sources}
+    found = {source.name: LakeDirectory(definition.locate_lake(source)) for source in definition.sources}
     if not any(lake.path.is_dir() for lake in found.values()):
         raise UsageError(f"{where} keeps its tables in {definition.lake}, which does not exist yet")
     return found

@@ -86,7 +86,7 @@ def plan_run(definition: PipelineDefinition) -> list[PlannedSource]:
 def _plan_source(
     definition: PipelineDefinition, source: SourceDefinition, answer: dict[int, int] | str
 ) -> PlannedSource:
-    lake = definition.open_lake(source)
+    lake = LakeDirectory(definition.locate_lake(source))  # the tables that are there, in any format
     status = read_status(lake, source.name, [each.name for each in definition.list_dependents(source)])
     filters = source.list_content_options()
     settings = {name: source.reader_options[name] for name in _SETTINGS if name in source.reader_options}
@@ -99,7 +99,7 @@ def _plan_source(
         status,
         _compute_lag(source, lake, answer) if isinstance(answer, dict) else None,
         answer if isinstance(answer, str) else None,
-        find_refusal(definition, source, lake, is_running=status.state == "running"),
+        find_refusal(definition, source, definition.open_lake(source), is_running=status.state == "running"),
     )
 
 
