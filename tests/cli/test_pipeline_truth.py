@@ -66,7 +66,7 @@ def file(tmp_path, node):
         (DECLARED[DECLARED.index("[[index]]") :], TWO, "holds the tables of one source; expected a direc"),
         (
             DECLARED[DECLARED.index("[[index]]") :],
-            '[tables]\nchangelog_format = "parquet"\ncurrent = false',
+            '[tables]\nformat = "parquet"\ncurrent = false',
             "changelog is a file or a Delta table; expected a changelog of plain Parquet files, or nothing",
         ),
     ],

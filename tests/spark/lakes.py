@@ -1,7 +1,7 @@
 """Changelog rows for tests, a model of the documents that the rows leave, and a driver that can be killed.
 
-As a program, `python -m tests.spark.lakes LAKE BATCHES POINT BATCH` works like a Spark driver: it logs a batch, runs
-the batch, logs its end, and merges. After a restart it repeats the batch whose end is not logged. The driver kills
+As a program, `python -m tests.spark.lakes LAKE FORMAT BATCHES POINT BATCH` works like a Spark driver: it logs a batch,
+runs the batch, logs its end, and merges. After a restart it repeats the batch whose end is not logged. The driver kills
 itself at POINT of BATCH. With `timer:SECONDS` as POINT, a timer kills it at any point.
 """
 
@@ -62,7 +62,7 @@ def table(rows: Iterable[Row]) -> pa.Table:
 
 def write(lake: Lake, rows: Iterable[Row], *, step: int = 1000) -> list[DataFile]:
     batches = table(rows).to_batches(max_chunksize=step)
-    return changelog.write_files(batches, lake.changelog_table.path, VBUCKETS)
+    return changelog.write_files(batches, lake.changelog_table.write_root, VBUCKETS)
 
 
 def append(lake: Lake, batch_id: int, rows: Iterable[Row]) -> bool:
@@ -167,8 +167,7 @@ def steps(lake: Lake, batch: int) -> Iterator[str]:
     yield "merged"
 
 
-def drive(path: str, batches: int, point: str, where: int) -> None:
-    lake = Lake(path)
+def drive(lake: Lake, batches: int, point: str, where: int) -> None:
     checkpoint(lake.checkpoint)
     (lake.checkpoint / "commits").mkdir(exist_ok=True)
     lake.check_owner()
@@ -184,7 +183,8 @@ def drive(path: str, batches: int, point: str, where: int) -> None:
 
 def run_driver(lake: Lake, batches: int, point: str = "never", where: int = 0) -> int:
     """Run the killable driver as a process of its own and return its exit status (minus the signal, if killed)."""
-    command = [sys.executable, "-m", "tests.spark.lakes", str(lake.path), str(batches), point, str(where)]
+    place = [str(lake.path), lake.changelog_table.format]
+    command = [sys.executable, "-m", "tests.spark.lakes", *place, str(batches), point, str(where)]
     done = subprocess.run(command, cwd=ROOT, timeout=PATIENCE, check=False, capture_output=True, text=True)
     assert done.returncode <= 0, done.stderr
     return done.returncode
@@ -203,4 +203,4 @@ def delays(seed: int, count: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    drive(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    drive(Lake(sys.argv[1], sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))

@@ -211,18 +211,27 @@ def test_many_commits_keep_the_log_short_and_the_transaction_known(lake, monkeyp
 KILLS = [("written", 0), ("committed", 0), ("merge written", 0), ("written", 3), ("committed", 4), ("merge written", 4)]
 
 
+ICEBERG_KILLS = [("committed", 0), ("committed", 4), ("merge written", 3)]
+
+
 @pytest.mark.process
-@pytest.mark.parametrize(("point", "batch"), KILLS)
-def test_a_driver_killed_between_two_steps_loses_and_repeats_nothing(lake, point, batch):
+@pytest.mark.parametrize(
+    ("table_format", "point", "batch"),
+    [*(("delta", *kill) for kill in KILLS), *(("iceberg", *kill) for kill in ICEBERG_KILLS)],
+)
+def test_a_driver_killed_between_two_steps_loses_and_repeats_nothing(tmp_path, table_format, point, batch):
+    lake = Lake(tmp_path / "lake", table_format)
     assert run_driver(lake, 6, point, batch) == -signal.SIGKILL
     assert run_driver(lake, 6) == 0
     lakes.check_driven(lake, 6)
 
 
 @pytest.mark.process
-def test_a_driver_killed_at_any_moment_loses_and_repeats_nothing(lake):
+@pytest.mark.parametrize(("table_format", "kills"), [("delta", 6), ("iceberg", 3)])
+def test_a_driver_killed_at_any_moment_loses_and_repeats_nothing(tmp_path, table_format, kills):
+    lake = Lake(tmp_path / "lake", table_format)
     batches = 10
-    deaths = [run_driver(lake, batches, f"timer:{seconds}") for seconds in lakes.delays(seed=1, count=6)]
+    deaths = [run_driver(lake, batches, f"timer:{seconds}") for seconds in lakes.delays(seed=1, count=kills)]
     assert -signal.SIGALRM in deaths
     assert run_driver(lake, batches) == 0
     lakes.check_driven(lake, batches)

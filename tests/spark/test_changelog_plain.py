@@ -188,7 +188,7 @@ def test_sink_with_format_parquet_writes_plain_files(lake, root):
     writer.abort([writer.write(iter(table(rows(2)).to_batches()))], 2)
     assert identities(read_directory(root).to_pydict()) == list_identities(0, 1)
     assert list_pending_files(lake) == []
-    with pytest.raises(UsageError, match="tableFormat 'csv'; expected one of delta, parquet"):
+    with pytest.raises(UsageError, match="tableFormat 'csv'; expected one of delta, iceberg, parquet"):
         ChangelogSink({**options, "tableFormat": "csv"}).streamWriter(struct, False)
 
 

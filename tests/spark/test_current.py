@@ -68,12 +68,16 @@ def test_merged_rows_equal_the_model(rows, random):
     assert as_documents(merge_changes(table(rows))) == wanted
 
 
+FORMATS = st.sampled_from([*["delta"] * 6, "iceberg"])
+"""Formats of tables with versions. A commit of Iceberg takes longer."""
+
+
 @settings(max_examples=scaled(40))
-@given(histories(), st.data())
-def test_merging_in_batches_equals_merging_at_once(rows, data):
+@given(histories(), FORMATS, st.data())
+def test_merging_in_batches_equals_merging_at_once(rows, table_format, data):
     ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})
     with TemporaryDirectory() as directory:
-        tables = Lake(directory)
+        tables = Lake(directory, table_format)
         for batch, (start, end) in enumerate(pairwise(ends)):
             append(tables, batch, rows[start:end])
             assert as_documents(tables.current()) == model(rows[:end])
@@ -87,15 +91,28 @@ def test_merging_in_batches_equals_merging_at_once(rows, data):
             assert tables.current().sort_by("cas").equals(merge_changes(table(rows)).sort_by("cas"))
 
 
+@settings(max_examples=scaled(10))
+@given(histories(), st.integers(0, 40))
+def test_rows_of_plain_files_merge_to_the_model(rows, middle):
+    with TemporaryDirectory() as directory:
+        tables = Lake(directory, "parquet")
+        for batch, part in enumerate([rows[:middle], rows[middle:]]):
+            assert append(tables, batch, part)
+            assert not append(tables, batch, part)
+        found = Lake(directory).changelog()
+        assert found.num_rows == len(rows)
+        assert as_documents(merge_changes(found)) == model(rows)
+
+
 @settings(max_examples=scaled(40))
-@given(histories(), st.data())
-def test_copy_with_deltas_and_lost_documents_equals_the_bucket(rows, data):
+@given(histories(), FORMATS, st.data())
+def test_copy_with_deltas_and_lost_documents_equals_the_bucket(rows, table_format, data):
     """A copy applies changes of single documents; it cannot replace all documents of a vbucket at once."""
     ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})
     copy: dict[tuple[int, int, bytes], tuple[int, bytes]] = {}
     known: tuple[str, int] | None = None
     with TemporaryDirectory() as directory:
-        tables = Lake(directory)
+        tables = Lake(directory, table_format)
         for batch, (start, end) in enumerate(pairwise(ends)):
             append(tables, batch, rows[start:end])
             if data.draw(st.booleans()) and end < len(rows):

@@ -34,7 +34,7 @@ from tests.examples import scaled
 from tests.patience import PATIENCE
 from tests.spark import lakes
 from tests.spark.lakes import append, as_documents, identities, model, row, write
-from tests.spark.test_current import histories
+from tests.spark.test_current import FORMATS, histories
 
 MIB = 1 << 20
 
@@ -258,11 +258,11 @@ def test_merge_restarts_after_a_concurrent_compaction(lake, monkeypatch):
 
 @pytest.mark.long
 @settings(max_examples=scaled(10))
-@given(histories(), st.data())
-def test_maintenance_at_any_time_changes_no_rows(rows, data):
+@given(histories(), FORMATS, st.data())
+def test_maintenance_at_any_time_changes_no_rows(rows, table_format, data):
     ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})
     with TemporaryDirectory() as directory:
-        lake = Lake(directory)
+        lake = Lake(directory, table_format)
         for batch, (start, end) in enumerate(pairwise(ends)):
             append(lake, batch, rows[start:end])
             for step in data.draw(st.lists(st.sampled_from([merge_current, compact, lambda lake: vacuum(lake, 0)]))):

@@ -164,7 +164,7 @@ def test_a_filter_without_a_schema_infers_one_and_keeps_it(spark, documents, lak
 
 def test_plain_parquet_has_only_a_changelog(spark, documents, lake, tmp_path):
     path = tmp_path / "pipeline.toml"
-    tables = 'changelog_format = "parquet"\ncurrent = false'
+    tables = 'format = "parquet"\ncurrent = false'
     path.write_text(f'lake = "lake"\n[source.s]\nurl = "{documents.url}"\n[tables]\n{tables}\n')
     definition = read_definition(str(path))
     documents.store(beers(0, 20))
@@ -179,6 +179,29 @@ def test_plain_parquet_has_only_a_changelog(spark, documents, lake, tmp_path):
     remove_tables(plan_removal(lake, []))
     (progress,) = run_pipeline(definition, available_now=True, spark=spark)
     assert progress.rows == 20
+
+
+def test_iceberg_tables_have_dependents_and_all_readers(spark, documents, lake, tmp_path):
+    path = tmp_path / "pipeline.toml"
+    tables = 'format = "iceberg"\ncatalog = "sqlite:///catalog.sqlite"\n[[index]]\nname = "by_abv"\npath = "abv"'
+    path.write_text(f'lake = "lake"\n[source.s]\nurl = "{documents.url}"\n[tables]\n{tables}\ntype = "double"\n')
+    definition = read_definition(str(path))
+    (planned,) = plan_run(definition)
+    assert [(part.name, part.kind) for part in planned.parts[:2]] == [("changelog", "iceberg"), ("current", "iceberg")]
+    documents.store(beers(0, 20))
+    for rows in (20, 0, 1):
+        (progress,) = run_pipeline(definition, available_now=True, spark=spark)
+        assert (progress.rows, progress.lag) == (rows, 0)
+        assert [each.error for each in progress.dependents] == [None, None]
+        if not rows:
+            documents.store({"beer-3": b'{"abv": 99}'})
+    assert current_of(lake) == documents.contents()
+    assert SecondaryIndex(lake, "by_abv", "abv", "double").lookup(99.0)["key"].to_pylist() == ["beer-3"]
+    assert spark.read.format("penstock-lake").load(str(lake.path)).count() == 20
+    assert lake.changelog_frame(spark).count() == 21
+    found = read_status(lake)
+    assert (found.format, found.state, found.changelog and found.changelog.rows) == ("iceberg", "ended", 21)
+    assert (tmp_path / "catalog.sqlite").exists()
 
 
 def test_keys_only_source_has_all_other_columns(spark, documents, lake, tmp_path):

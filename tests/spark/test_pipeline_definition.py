@@ -1,6 +1,7 @@
 """The tables and keys of a pipeline's file, and the errors for invalid files."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,14 @@ def test_only_source_uses_the_lake_directory(parse, tmp_path):
     assert found.list_dependents(beer) == list(found.dependents)
 
 
+def test_iceberg_without_its_package_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyiceberg", None)
+    path = tmp_path / "p.toml"
+    path.write_text(SMALL + '[tables]\nformat = "iceberg"')
+    with pytest.raises(UsageError, match=r"needs pyiceberg: pip install 'penstock\[iceberg\]'"):
+        read_definition(str(path))
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -168,13 +177,22 @@ def test_only_source_uses_the_lake_directory(parse, tmp_path):
         (SMALL + 'where = "a"\nkeys_only = true', "[source.beer] has where and keys_only, but SQL on the value needs"),
         (SMALL + '["source"."a b"]', "[source.a b] the name of the source is 'a b', expected 1 to 64 letters"),
         (SMALL + 'password_file = "none"', "none: No such file or directory"),
-        (SMALL + '[tables]\nchangelog_format = "csv"', "[tables] changelog_format is 'csv', expected 'delta' or 'parq"),
+        (SMALL + '[tables]\nformat = "csv"', "[tables] format is 'csv', expected 'delta' or 'iceberg'"),
+        (SMALL + '[tables]\ncatalog = "sqlite:///c"', "[tables] catalog is for Iceberg tables, and format is 'delta'"),
         (
-            SMALL + '[tables]\nchangelog_format = "parquet"',
-            "[tables] changelog_format is 'parquet', whose files have no versions",
+            SMALL + '[tables]\nformat = "iceberg"\ncatalog = "hive://h"',
+            "[tables] catalog is 'hive://h', expected sqlite",
         ),
         (
-            SMALL + '[tables]\nchangelog_format = "parquet"\ncurrent = false\n[[fulltext]]\nname = "t"',
+            SMALL + '[tables]\nformat = "iceberg"\ncatalog = "https://me:secret@host/"',
+            "[tables] catalog must not hold credentials or a query; PyIceberg reads them from",
+        ),
+        (
+            SMALL + '[tables]\nformat = "parquet"',
+            "[tables] format is 'parquet', whose files have no versions",
+        ),
+        (
+            SMALL + '[tables]\nformat = "parquet"\ncurrent = false\n[[fulltext]]\nname = "t"',
             "[[fulltext]] 1 depends on a changelog of plain parquet, which has no versions; expected 'delta'",
         ),
         (SMALL + "[current]\nmerge_share = 2", "[current] merge_share is 2.0, expected 0 to 1"),

@@ -45,14 +45,23 @@ def validate(
     if as_json:
         names = [source.name for source in definition.sources]
         print(
-            format_json_line({"file": file, "valid": True, "lake": definition.lake, "sources": names, "buckets": lines})
+            format_json_line(
+                {
+                    "file": file,
+                    "valid": True,
+                    "lake": definition.lake,
+                    "format": definition.tables.format,
+                    "sources": names,
+                    "buckets": lines,
+                }
+            )
         )
         return
     for line in lines:
         print(line)
     sources = ", ".join(str(source.name) for source in definition.sources)
-    kept = len(definition.dependents)
-    print(f"{file} is valid: sources {sources}; {kept} dependents; lake {definition.lake}")
+    kept, tables = len(definition.dependents), definition.tables
+    print(f"{file} is valid: sources {sources}; {kept} dependents; lake {definition.lake}; format {tables.format}")
 
 
 @commands.command(

@@ -51,7 +51,9 @@ def _format_status(found: LakeStatus) -> str:
     if found.error is not None:
         lines.append(f"  {'error':<14} {found.error}")
     lines += [f"  {'values have':<14} {change}" for change in found.schema_changes]
-    lines.append(f"  {'changelog':<14} {_format_table_size(found.changelog)}   version {found.version}")
+    lines.append(
+        f"  {'changelog':<14} {_format_table_size(found.changelog)}   version {found.version}   {found.format}"
+    )
     removed = {each.name for each in found.removed}
     for each in (each for each in found.dependents if each.name not in removed):
         is_there = each.version >= 0

@@ -14,6 +14,7 @@ from penstock.errors import UsageError
 from penstock.spark.lake.changelog.changelog_writer import abort_batch, commit_batch, write_files
 from penstock.spark.lake.tables.data_files import DataFile
 from penstock.spark.lake.tables.directory import LakeDirectory, read_query_id
+from penstock.spark.lake.tables.iceberg_catalog import check_catalog, resolve_catalog
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 
@@ -65,7 +66,7 @@ class ChangelogWriter(DataSourceStreamArrowWriter):
         return query
 
 
-FORMATS = ("delta", "parquet")
+FORMATS = ("delta", "iceberg", "parquet")
 """The formats of a changelog."""
 
 
@@ -78,7 +79,7 @@ class ChangelogSink(DataSource):
 
     Spark passes these options: `path`, the lake; `checkpointLocation`, the checkpoint of the query. `vbuckets` is the
     number of vbuckets of the bucket, 1024 by default. `queryId` replaces the id in the checkpoint. `tableFormat` is
-    delta or parquet, for plain files.
+    delta, iceberg, or parquet for plain files. `catalog` is the URI of the catalog of Iceberg tables.
     """
 
     @classmethod
@@ -111,5 +112,9 @@ class ChangelogSink(DataSource):
             raise UsageError(
                 f"penstock-changelog has tableFormat {table_format!r}; expected one of {', '.join(FORMATS)}"
             )
-        lake = LakeDirectory(self.options["path"], table_format)
+        catalog = self.options.get("catalog")
+        if catalog:
+            check_catalog(catalog)
+            catalog = resolve_catalog(catalog, Path.cwd())
+        lake = LakeDirectory(self.options["path"], table_format, catalog or None)
         return ChangelogWriter(lake, checkpoint, self.options.get("queryId"), int(vbuckets))

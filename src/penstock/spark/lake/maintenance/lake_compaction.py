@@ -229,7 +229,7 @@ def _compact_range(
 def _rewrite_files(table: AnyTable, group: Sequence[DataFile]) -> list[DataFile]:
     """Return new files with the rows of the given files, in their order."""
     schema = table.schema.remove(table.schema.get_field_index(RANGE_COLUMN))
-    with RangeWriter(table.write_root, group[0].vbucket_range, schema) as writer:
+    with RangeWriter(table.write_root, group[0].vbucket_range, schema, table.name_joined(group)) as writer:
         for path in table.list_paths(group):
             with pq.ParquetFile(path) as file:
                 for number in range(file.num_row_groups):

@@ -7,8 +7,11 @@ views: `deltalake` writes string_view and binary_view, for which Arrow lacks man
 from __future__ import annotations
 
 import re
+import time
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +23,8 @@ if TYPE_CHECKING:
 
 RANGE_COLUMN = "vbucket_range"
 """The partition column."""
-_OWN_NAME = re.compile(r"/[0-9a-f]{32}\.parquet$")
-"""The end of the path of a file that a RangeWriter has written."""
+_OWN_NAME = re.compile(r"/([0-9a-f]{12})[0-9a-f]{20}(?:-(\d+)-(\d+))?\.parquet$")
+"""The end of the path of a file that a RangeWriter has written: time, random digits, version and time if joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class DataFile:
         stats: Delta's statistics as JSON.
         modified: milliseconds since the epoch at which its newest row was committed, 0 before the commit.
         keyless_rows: rows without a key (rollbacks, flushes), -1 if unknown.
+        version: the version that added its newest row, -1 if the format does not record it.
     """
 
     path: str
@@ -45,11 +49,52 @@ class DataFile:
     stats: str = ""
     modified: int = 0
     keyless_rows: int = -1
+    version: int = -1
 
     @property
     def is_foreign(self) -> bool:
         """Whether another program wrote the file of a partitioned table."""
         return _OWN_NAME.search(self.path) is None
+
+
+def make_name(joined: str = "") -> str:
+    """Return a new name of a file, which begins with the time in milliseconds since the epoch.
+
+    Args:
+        joined: the end of the name of a file with the rows of other files, as `LakeTable.name_joined` returns it.
+
+    Returns:
+        The name.
+    """
+    return f"{time.time_ns() // 1_000_000:012x}{uuid.uuid4().hex[12:]}{joined}.parquet"
+
+
+def parse_write_time(path: str) -> int:
+    """Return when the writing of an own file began, 0 for a file of another program."""
+    found = _OWN_NAME.search(path)
+    return 0 if found is None else int(found[1], 16)
+
+
+def parse_joined_name(path: str) -> tuple[int, int] | None:
+    """Return version and time of the newest row of a joined file, None for all other files."""
+    found = _OWN_NAME.search(path)
+    return None if found is None or found[2] is None else (int(found[2]), int(found[3]))
+
+
+def number_fields(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with the field ids of Parquet, in the order in which Iceberg numbers the columns of a new table.
+
+    The columns are numbered first, then the keys and values of maps.
+    """
+    numbers = count(len(schema) + 1)
+
+    def number(field: pa.Field, at: int) -> pa.Field:
+        kind = field.type
+        if pa.types.is_map(kind):
+            kind = pa.map_(number(kind.key_field, next(numbers)), number(kind.item_field, next(numbers)))
+        return field.with_type(kind).with_metadata({"PARQUET:field_id": str(at)})
+
+    return pa.schema([number(field, at) for at, field in enumerate(schema, 1)])
 
 
 def remove_files(root: Path, files: Iterable[DataFile]) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import time
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -27,7 +26,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from penstock.errors import LakeRefused, UsageError
-from penstock.spark.lake.tables.data_files import RANGE_COLUMN, DataFile, remove_files
+from penstock.spark.lake.tables.data_files import RANGE_COLUMN, DataFile, make_name, number_fields, remove_files
 from penstock.spark.lake.tables.delta_log import BASE_VERSION, LogCommit, list_unchecked_commits, parse_commit
 from penstock.spark.lake.tables.lake_table import CommitFailed, LakeTable
 
@@ -75,16 +74,18 @@ class RangeWriter:
         root: the directory of the table.
         vbucket_range: the range of all rows.
         schema: the schema of the rows, without `vbucket_range`.
+        joined: the end of the files' names, for rows of other files.
 
     Attributes:
         pending_bytes: Arrow bytes of the rows that are not written yet.
     """
 
-    def __init__(self, root: Path, vbucket_range: int, schema: pa.Schema) -> None:
+    def __init__(self, root: Path, vbucket_range: int, schema: pa.Schema, joined: str = "") -> None:
         self.pending_bytes = 0
         self._root = root
         self._range = vbucket_range
-        self._schema = schema.append(pa.field(RANGE_COLUMN, pa.int32()))
+        self._joined = joined
+        self._schema = number_fields(schema.append(pa.field(RANGE_COLUMN, pa.int32())))
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
         self._files: list[DataFile] = []
@@ -147,7 +148,7 @@ class RangeWriter:
     def _open(self) -> pq.ParquetWriter:
         directory = f"{RANGE_COLUMN}={self._range}"
         (self._root / directory).mkdir(parents=True, exist_ok=True)
-        self._path, self._written, self._footers = f"{directory}/{uuid.uuid4().hex}.parquet", 0, []
+        self._path, self._written, self._footers = f"{directory}/{make_name(self._joined)}", 0, []
         self._writer = pq.ParquetWriter(
             self._root / self._path,
             self._schema,

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from penstock.errors import LakeRefused, UsageError
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable
+from penstock.spark.lake.tables.iceberg_catalog import MARKER, IcebergCatalog
+from penstock.spark.lake.tables.iceberg_table import IcebergTable
 from penstock.spark.lake.tables.lake_table import AnyTable
 from penstock.spark.lake.tables.plain_manifests import find_newest_batch
 from penstock.spark.lake.tables.plain_table import PlainTable
@@ -40,13 +42,15 @@ class LakeDirectory:
     Args:
         path: the lake's directory.
         table_format: the format of its tables; None for the format that the lake has, and Delta in a new lake.
+        catalog: the catalog of Iceberg tables; None for the one that the lake has, and its own in a new lake.
 
     Attributes:
         path: the lake's directory, absolute.
         checkpoint: the directory of the query's checkpoint.
+        catalog: the given catalog.
     """
 
-    def __init__(self, path: str | Path, table_format: str | None = None) -> None:
+    def __init__(self, path: str | Path, table_format: str | None = None, catalog: str | None = None) -> None:
         text = str(path)
         if not text or is_remote_path(text):
             raise UsageError(f"the lake is {text!r}; expected a directory on this machine, such as ./lake")
@@ -55,6 +59,7 @@ class LakeDirectory:
             raise UsageError(f"the lake is {self.path}; expected a path without backslashes and percent escapes")
         self.checkpoint = self.path / "_checkpoint"
         self._given_format = table_format
+        self.catalog = catalog
         self._tables: tuple[AnyTable, AnyTable] | None = None
 
     @property
@@ -72,6 +77,13 @@ class LakeDirectory:
         found = self._given_format or _detect_format(self.path)
         if self._tables is None or self._tables[0].format != found:
             changelog, current = self.path / "changelog", self.path / "current"
+            if found == "iceberg":
+                catalog = IcebergCatalog(self.path, self.catalog)
+                self._tables = (
+                    IcebergTable(changelog, CHANGELOG_SCHEMA, catalog),
+                    IcebergTable(current, CURRENT_SCHEMA, catalog),
+                )
+                return self._tables
             self._tables = (
                 PlainTable(changelog, CHANGELOG_SCHEMA)
                 if found == "parquet"
@@ -153,6 +165,8 @@ class LakeDirectory:
 
 def _detect_format(path: Path) -> str:
     """Return the format of the tables in a lake's directory, Delta if there are none."""
+    if (path / MARKER).exists():
+        return "iceberg"
     return "parquet" if find_newest_batch(path / "changelog") is not None else "delta"
 
 

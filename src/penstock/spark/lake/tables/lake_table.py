@@ -1,4 +1,4 @@
-"""The interface of a lake's table. Each format implements it: Delta, and plain Parquet files.
+"""The interface of a lake's table. Each format implements it: Delta, Iceberg, and plain Parquet files.
 
 A commit names the files that it adds and removes, and a transaction (application id, version). The files are Parquet,
 written before the commit, each for one vbucket range. A file that no commit names is not in the table.
@@ -122,6 +122,10 @@ class LakeTable(ABC, Generic[V]):
     def list_files_at(self, opened: V, when: datetime) -> list[DataFile]:
         """Return the files that the table had at a time. Raises UsageError if that is unknown."""
 
+    def name_joined(self, files: Sequence[DataFile]) -> str:
+        """Return the end of the name of a file into which the rows of some files are joined."""
+        return ""
+
     @abstractmethod
     def has_grown(self, version: int) -> bool:
         """Return whether a version after `version` may exist. It costs less than opening the table."""
@@ -142,6 +146,9 @@ class LakeTable(ABC, Generic[V]):
             keep_hours: hours that files stay; None for the table's own time.
             only_replaced: True to keep files that no commit names: a batch may be about to commit them.
         """
+
+    def forget(self) -> None:
+        """Remove the table from its catalog, if it has one, before its files are removed."""
 
     def check_versions(self) -> None:
         """Check that the table has versions, which all results that derive from a changelog need.

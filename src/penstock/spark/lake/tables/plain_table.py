@@ -21,6 +21,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from penstock.errors import UsageError
 from penstock.spark.lake.tables.data_files import RANGE_COLUMN, DataFile, remove_files
 from penstock.spark.lake.tables.lake_table import CommitFailed, LakeTable
 from penstock.spark.lake.tables.plain_manifests import (
@@ -66,8 +67,19 @@ class PlainTable(LakeTable[PlainVersion]):
         return self.path.parent / "_pending"
 
     def open(self) -> PlainVersion | None:
-        """Return the newest batch, None before the first. Raises UsageError if the path holds something else."""
+        """Return the newest batch, None before the first.
+
+        Returns:
+            The batch.
+
+        Raises:
+            UsageError: the path holds something else.
+        """
         found = find_writer(self.path)
+        if found is None and (self.path / "metadata").exists():
+            raise UsageError(
+                f"{self.path} is an Iceberg table; expected a changelog of plain Parquet files, or nothing"
+            )
         return None if found is None else PlainVersion(found[1], read_manifest(self.path, found[1]))
 
     def read_id(self, opened: PlainVersion) -> str:

@@ -2,7 +2,7 @@
 
     lake = "./lake"
     [source.NAME]            a bucket or a part of it, by the options of format("dcp") in snake_case
-    [tables] [current]       the format of the changelog, and when pending changes are merged
+    [tables] [current]       the format of the tables, and when pending changes are merged
     [[index]] [[fulltext]]   dependents of the changelog: one array of tables for each kind in the registry
     [[sink]]                 other systems that get the changes
     [metrics]                metrics for Prometheus
@@ -13,11 +13,13 @@ Paths are relative to the file's directory. docs/pipelines.md shows every key.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from penstock.errors import UsageError
+from penstock.extras import describe_missing_extra
 from penstock.options import (
     TEXT,
     check_limits,
@@ -32,6 +34,7 @@ from penstock.spark.dependents.checks import check_declared_name
 from penstock.spark.dependents.registry import DependentKind, list_kinds, list_titles
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.tables.directory import LakeDirectory, is_remote_path
+from penstock.spark.lake.tables.iceberg_catalog import check_catalog, resolve_catalog
 from penstock.spark.pipeline.definition.run_options import Metrics, Trigger
 from penstock.spark.pipeline.definition.toml_tables import (
     TomlPlace,
@@ -122,18 +125,27 @@ class TableSettings:
     """The tables of a lake.
 
     Attributes:
-        changelog_format: "delta", or "parquet" for plain files.
+        format: "delta", "iceberg", or "parquet" for plain files.
+        catalog: the URI of the catalog of Iceberg tables, None for a catalog in the lake.
         current: whether the current table is written.
     """
 
-    changelog_format: Literal["delta", "parquet"] = "delta"
+    format: Literal["delta", "iceberg", "parquet"] = "delta"
+    catalog: str | None = None
     current: bool = True
 
     def __post_init__(self) -> None:
-        if self.changelog_format == "parquet" and self.current:
+        if self.format == "parquet" and self.current:
             raise UsageError(
-                "changelog_format is 'parquet', whose files have no versions to merge from; expected current = false"
+                "format is 'parquet', whose files have no versions to merge from; expected current = false"
             )
+        if self.catalog is not None and self.format != "iceberg":
+            raise UsageError(f"catalog is for Iceberg tables, and format is {self.format!r}; expected 'iceberg'")
+        if self.catalog is not None:
+            check_catalog(self.catalog)
+        if self.format == "iceberg" and find_spec("pyiceberg") is None:
+            missing = describe_missing_extra(ModuleNotFoundError(name="pyiceberg"))
+            raise UsageError(f"format is 'iceberg', which needs {missing}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +199,7 @@ class PipelineDefinition:
 
     def open_lake(self, source: SourceDefinition) -> LakeDirectory:
         """Return the lake of a source, in the declared format."""
-        return LakeDirectory(self.locate_lake(source), self.tables.changelog_format)
+        return LakeDirectory(self.locate_lake(source), self.tables.format, self.tables.catalog)
 
     def list_dependents(self, source: SourceDefinition) -> list[DependentKind]:
         """Return the dependents of a source's changelog."""
@@ -238,10 +250,13 @@ def parse_definition(given: Mapping[str, Any], path: str) -> PipelineDefinition:
     if is_remote_path(lake):
         raise place.make_error(f"lake is {lake!r}, but object stores are not supported; expected a directory: ./lake")
     declared = list(_parse_dependents(path, given))
+    tables = _parse_table(TableSettings, path, "tables", given)
+    if tables.catalog is not None:
+        tables = replace(tables, catalog=resolve_catalog(tables.catalog, Path(path).absolute().parent))
     found = PipelineDefinition(
         lake=place.resolve_path(lake),
         sources=_parse_sources(place, given.get("source")),
-        tables=_parse_table(TableSettings, path, "tables", given),
+        tables=tables,
         current=_parse_table(CurrentSettings, path, "current", given),
         dependents=tuple(each for _, each in declared),
         metrics=parse_table(Metrics, TomlPlace(path, "[metrics]"), given["metrics"]) if "metrics" in given else None,
@@ -306,8 +321,10 @@ def _check_dependents(found: PipelineDefinition, declared: Iterable[tuple[TomlPl
             each.check_source(followed.parse_options().address)
         except UsageError as error:
             raise place.make_error(str(error)) from None
-        if found.tables.changelog_format == "parquet":
-            raise place.make_error("depends on a changelog of plain parquet, which has no versions; expected 'delta'")
+        if found.tables.format == "parquet":
+            raise place.make_error(
+                "depends on a changelog of plain parquet, which has no versions; expected 'delta' or 'iceberg'"
+            )
         if each.name in _TABLES:
             raise place.make_error(f"name is {each.name!r}, which is a table of the lake")
         identity = (each.source or names[0], each.name)

@@ -50,7 +50,11 @@ class Pipeline:
     @property
     def lakes(self) -> dict[str | None, Lake]:
         """The lakes by the names of their sources."""
-        return {source.name: Lake(self.definition.locate_lake(source)) for source in self.definition.sources}
+        declared, tables = self.definition, self.definition.tables
+        return {
+            source.name: Lake(declared.locate_lake(source), tables.format, tables.catalog)
+            for source in declared.sources
+        }
 
     def plan(self) -> list[PlannedSource]:
         """Return the plan of a run for each source. Writes nothing and needs no Spark."""

@@ -113,13 +113,9 @@ def _plan_parts(
 ) -> list[PlannedPart]:
     known = {each.name for each in status.dependents if each.version >= 0}
     tables = definition.tables
-    parts = [
-        PlannedPart(
-            "changelog", tables.changelog_format, str(lake.changelog_table.path), is_new=status.changelog is None
-        )
-    ]
+    parts = [PlannedPart("changelog", tables.format, str(lake.changelog_table.path), is_new=status.changelog is None)]
     if tables.current:
-        parts.append(PlannedPart("current", "delta", str(lake.current_table.path), is_new="current" not in known))
+        parts.append(PlannedPart("current", tables.format, str(lake.current_table.path), is_new="current" not in known))
     for each in definition.list_dependents(source):
         parts.append(PlannedPart(each.name, each.kind, each.locate(lake), each.describe(), each.name not in known))
     return parts

@@ -85,6 +85,8 @@ class SourceRun:
         )
         sink = sink.option("path", str(self.lake.path)).option("vbuckets", self._vbuckets)
         sink = sink.option("tableFormat", self.lake.changelog_table.format)
+        if self.lake.catalog is not None:
+            sink = sink.option("catalog", self.lake.catalog)
         sink = sink.option("checkpointLocation", self.lake.checkpoint.as_uri())
         if available_now:
             self.query = sink.trigger(availableNow=True).start()

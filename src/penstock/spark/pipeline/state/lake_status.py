@@ -88,6 +88,7 @@ class LakeStatus:
         error: the error that ended the run.
         lag, rows_per_second, bytes_per_second: as the run reported them last.
         version: the changelog's version.
+        format: the format of the tables.
         changelog: the changelog's size, None before the first batch.
         dependents: the current table and the dependents.
         last_rollback: the newest rollback in the changelog.
@@ -106,6 +107,7 @@ class LakeStatus:
     rows_per_second: float = 0.0
     bytes_per_second: float = 0.0
     version: int = -1
+    format: str = "delta"
     changelog: TableSize | None = None
     dependents: tuple[DependentStatus, ...] = ()
     last_rollback: RollbackEvent | None = None
@@ -155,6 +157,7 @@ def read_status(lake: LakeDirectory, source: str | None = None, declared: Collec
         rows_per_second=progress.get("rows_per_second", 0.0),
         bytes_per_second=progress.get("bytes_per_second", 0.0),
         version=version,
+        format=lake.changelog_table.format,
         changelog=size,
         dependents=tuple(_list_dependents(lake, progress.get("dependents", ()))),
         last_rollback=rollback,

@@ -13,6 +13,7 @@ from pathlib import Path
 from penstock.errors import UsageError
 from penstock.spark.dependents.registry import list_kinds
 from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.lake.tables.iceberg_catalog import MARKER, OWN_CATALOG
 from penstock.spark.lake.tables.lake_lock import hold_lock
 from penstock.spark.pipeline.state import run_state as control
 
@@ -25,7 +26,7 @@ _REMOVED_PREFIX = "_reset-"
 
 CHANGELOG_NAME = "changelog"
 """The table that all others are made from: removing it removes all."""
-_RUN_FILES = ("_checkpoint", "_pending", "_schema.json", "_content.json", "_run.json", "_stop")
+_RUN_FILES = ("_checkpoint", "_pending", "_schema.json", "_content.json", "_run.json", "_stop", MARKER, OWN_CATALOG)
 """Files of a run in the lake, beside tables and dependents."""
 
 
@@ -131,6 +132,9 @@ def remove_tables(removal: Removal, patience: float = 0.0) -> None:
         patience: seconds to wait for the lake's lock.
     """
     with hold_lock(removal.lake.path, patience):
+        for table in (removal.lake.changelog_table, removal.lake.current_table):
+            if table.path in removal.paths:
+                table.forget()
         # All paths are renamed before any is deleted, so that no run finds a table with missing files.
         moved = []
         for number, path in enumerate(removal.paths):

@@ -1,0 +1,121 @@
+"""The files of an Iceberg table: their entries in manifests, and which of them the snapshots of a table need."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.spark.lake.tables.data_files import (
+    RANGE_COLUMN,
+    DataFile,
+    number_fields,
+    parse_joined_name,
+    parse_write_time,
+)
+from penstock.spark.lake.tables.iceberg_catalog import locate
+
+if TYPE_CHECKING:
+    from pyiceberg import manifest
+    from pyiceberg.table import Table
+
+PROPERTIES = {
+    "format-version": "2",
+    # PyIceberg would repeat a commit without the checks of Penstock.
+    "commit.retry.num-retries": "0",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
+
+
+def describe_table(schema: pa.Schema, notes: Mapping[str, str]) -> dict[str, Any]:
+    """Return schema, partitions and properties of a new table."""
+    from pyiceberg.io.pyarrow import pyarrow_to_schema
+    from pyiceberg.partitioning import PartitionField, PartitionSpec
+    from pyiceberg.transforms import IdentityTransform
+
+    columns = pyarrow_to_schema(number_fields(schema))
+    source = columns.find_field(RANGE_COLUMN).field_id
+    part = PartitionField(source_id=source, field_id=1000, transform=IdentityTransform(), name=RANGE_COLUMN)
+    return {"schema": columns, "partition_spec": PartitionSpec(part), "properties": PROPERTIES | dict(notes)}
+
+
+def describe_file(root: Path, schema: pa.Schema, file: DataFile) -> manifest.DataFile:
+    """Return the entry of an own file of the table at `root`, with its statistics."""
+    from pyiceberg.conversions import to_bytes
+    from pyiceberg.manifest import DataFile as Entry
+    from pyiceberg.manifest import DataFileContent, FileFormat
+    from pyiceberg.typedef import Record
+    from pyiceberg.types import IntegerType, LongType
+
+    stats = json.loads(file.stats)
+    numbers = {name: number for number, name in enumerate(schema.names, 1)}
+
+    def convert(values: Mapping[str, int]) -> dict[int, bytes]:
+        kinds = {name: LongType() if schema.field(name).type == pa.int64() else IntegerType() for name in values}
+        return {numbers[name]: to_bytes(kinds[name], value) for name, value in values.items()}
+
+    return Entry.from_args(
+        content=DataFileContent.DATA,
+        file_path=f"{locate(root)}/{file.path}",
+        file_format=FileFormat.PARQUET,
+        partition=Record(file.vbucket_range),
+        record_count=file.rows,
+        file_size_in_bytes=file.size,
+        spec_id=0,
+        value_counts={numbers[name]: file.rows for name in stats["nullCount"]},
+        null_value_counts={numbers[name]: count for name, count in stats["nullCount"].items()},
+        lower_bounds=convert(stats["minValues"]),
+        upper_bounds=convert(stats["maxValues"]),
+    )
+
+
+def parse_entry(root: Path, schema: pa.Schema, entry: manifest.ManifestEntry) -> DataFile:
+    """Return a file of the table at `root` from its entry; its time is that of its name."""
+    found = entry.data_file
+    path = found.file_path.removeprefix(f"{locate(root)}/")
+    nulls = found.null_value_counts or {}
+    version, modified = parse_joined_name(path) or ((entry.sequence_number or 0) - 1, parse_write_time(path))
+    return DataFile(
+        path,
+        found.file_size_in_bytes,
+        found.record_count,
+        int(found.partition[0]),
+        modified=modified,
+        keyless_rows=nulls.get(schema.get_field_index("key") + 1, -1),
+        version=version,
+    )
+
+
+def list_used_files(table: Table) -> Iterator[str]:
+    """Yield the URI of each file that some snapshot of a table needs, and those of its metadata."""
+    yield table.metadata_location
+    yield from (each.metadata_file for each in table.metadata.metadata_log)
+    seen: set[str] = set()
+    for snapshot in table.metadata.snapshots:
+        yield snapshot.manifest_list
+        for each in snapshot.manifests(table.io):
+            if each.manifest_path not in seen:
+                seen.add(each.manifest_path)
+                yield each.manifest_path
+                entries = each.fetch_manifest_entry(table.io, discard_deleted=True)
+                yield from (one.data_file.file_path for one in entries)
+
+
+def expire_snapshots(table: Table, keep: timedelta, least: int) -> None:
+    """Expire the snapshots that are older than `keep`, if there are at least so many of them.
+
+    If another commit comes first, they expire later.
+    """
+    from pyiceberg.exceptions import CommitFailedException
+
+    limit = datetime.now(UTC) - keep
+    old = [each for each in table.metadata.snapshots if each.timestamp_ms < limit.timestamp() * 1000]
+    if len(old) >= least:
+        with suppress(CommitFailedException):
+            table.maintenance.expire_snapshots().older_than(limit).commit()
