@@ -135,9 +135,9 @@ class ChangelogDelta:
         Returns:
             The newest changes of the range.
         """
-        delta = self._list_paths(self.files, vbucket_range)
-        history = self._list_paths(self.all_files, vbucket_range)
-        marker_files = self._list_paths((file for file in self.files if file.keyless_rows), vbucket_range)
+        delta = self.list_range_paths(self.files, vbucket_range)
+        history = self.list_range_paths(self.all_files, vbucket_range)
+        marker_files = self.list_range_paths((file for file in self.files if file.keyless_rows), vbucket_range)
         rolled_back = _read_markers(marker_files).rollbacks.find_lowest_histories() if not self.is_full else {}
         sources: list[tuple[list[str], pc.Expression | None, RowMarkers]]
         if rolled_back:
@@ -150,9 +150,9 @@ class ChangelogDelta:
         else:
             sources = [(delta, None, _read_markers(marker_files))]
         read = (
-            marks.select_survivors(rows) for paths, which, marks in sources for rows in _read_rows(paths, which, schema)
+            marks.select_survivors(rows) for paths, which, marks in sources for rows in read_rows(paths, which, schema)
         )
-        changes = _reduce_rows(read, schema)
+        changes = reduce_rows(read, schema)
         return RangeDelta(changes, frozenset(rolled_back), sources[-1][2].collection_ends)
 
     def find_lost_documents(self, vbucket_range: int) -> pa.Table:
@@ -168,7 +168,9 @@ class ChangelogDelta:
         Returns:
             The identities of the documents, in IDENTITY_SCHEMA.
         """
-        markers = _read_markers(self._list_paths((file for file in self.files if file.keyless_rows), vbucket_range))
+        markers = _read_markers(
+            self.list_range_paths((file for file in self.files if file.keyless_rows), vbucket_range)
+        )
         rolled = set(markers.rollbacks.find_lowest_histories())
         ended = markers.collection_ends.collections
         which: pc.Expression | None = None
@@ -177,11 +179,11 @@ class ChangelogDelta:
             if not vbuckets:
                 return IDENTITY_SCHEMA.empty_table()
             which = pc.field("vbucket").isin(list(vbuckets))
-        history = self._list_paths(self.all_files, vbucket_range)
+        history = self.list_range_paths(self.all_files, vbucket_range)
         marks = _read_markers(history, which)
 
         def read_identities() -> Iterator[pa.Table]:
-            for rows in _read_rows(history, which, SLIM_SCHEMA):
+            for rows in read_rows(history, which, SLIM_SCHEMA):
                 rows = rows.filter(pc.is_in(rows["event"], value_set=DOCUMENT_EVENTS))
                 if not self.is_full:
                     concerned = np.isin(rows["vbucket"].to_numpy(), list(rolled)) | np.isin(
@@ -190,10 +192,11 @@ class ChangelogDelta:
                     rows = rows.filter(pa.array(concerned))
                 yield rows.select(IDENTITY).append_column("alive", pa.array(marks.mark_survivors(rows)))
 
-        found = _reduce_rows(read_identities(), ALIVE_SCHEMA, _merge_alive)
+        found = reduce_rows(read_identities(), ALIVE_SCHEMA, _merge_alive)
         return found.filter(pc.invert(found["alive"])).select(IDENTITY)
 
-    def _list_paths(self, files: Iterable[DataFile], vbucket_range: int) -> list[str]:
+    def list_range_paths(self, files: Iterable[DataFile], vbucket_range: int) -> list[str]:
+        """Return the paths of the files of one vbucket range, in the same order."""
         return self.lake.changelog_table.list_paths(file for file in files if file.vbucket_range == vbucket_range)
 
 
@@ -236,7 +239,7 @@ def _read_markers(paths: list[str], which: pc.Expression | None = None) -> RowMa
     )
 
 
-def _read_rows(paths: list[str], which: pc.Expression | None, schema: pa.Schema = MERGE_SCHEMA) -> Iterator[pa.Table]:
+def read_rows(paths: list[str], which: pc.Expression | None, schema: pa.Schema = MERGE_SCHEMA) -> Iterator[pa.Table]:
     """Yield the rows of files in batches, each document with a collection id."""
     batches: Iterator[pa.RecordBatch]
     if which is None:
@@ -261,7 +264,7 @@ def _merge_alive(rows: pa.Table) -> pa.Table:
     return documents.rename_columns([*IDENTITY, "alive"]).cast(ALIVE_SCHEMA)
 
 
-def _reduce_rows(
+def reduce_rows(
     rows: Iterable[pa.Table], schema: pa.Schema = MERGE_SCHEMA, shrink: Callable[[pa.Table], pa.Table] = select_newest
 ) -> pa.Table:
     """Return `shrink` of all rows together, while memory holds little more than the result."""
