@@ -51,7 +51,7 @@ class KeyList:
             found += [key.decode() for key in keys if key[:1] == self._letter]
         self.path.parent.mkdir(exist_ok=True)
         self.path.write_text(json.dumps(found))
-        self._position_file.write(delta)
+        self._position_file.write(delta.changelog_id, delta.version)
 
     def count_rows(self):
         return 0

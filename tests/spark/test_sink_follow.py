@@ -242,7 +242,7 @@ def replicate_half(source, target):
     """Apply the delta, and crash before the position is stored."""
 
     class CrashingPositionFile(PositionFile):
-        def write(self, delta):
+        def write(self, changelog_id, version):
             raise ReplicationCrash
 
     replica = XdcrTarget(source.lake, "replica", target)

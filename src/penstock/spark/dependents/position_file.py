@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 from penstock.errors import Error
-from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta
 
 __all__ = ["PositionFile", "list_position_files"]
 
@@ -41,12 +40,12 @@ class PositionFile:
         except (ValueError, KeyError, TypeError):
             raise Error(f"{self.path} is not a position file; remove it, then {self._consequence}") from None
 
-    def write(self, delta: ChangelogDelta) -> None:
-        """Store the position that a delta reaches. After a crash the file has the old or the new position."""
+    def write(self, changelog_id: str, version: int) -> None:
+        """Store a position. After a crash the file has the old or the new position."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = self.path.with_suffix(".new")
         with new.open("w") as file:
-            json.dump({"changelog": delta.changelog_id, "version": delta.version}, file)
+            json.dump({"changelog": changelog_id, "version": version}, file)
             file.flush()
             os.fsync(file.fileno())  # before the rename, or a power failure could leave an empty file
         new.replace(self.path)

@@ -101,7 +101,7 @@ class Invalidation:
         for message in self.build_messages(delta):
             place = {"name": self.name, "changelog": delta.changelog_id, "version": delta.version}
             self._poster.post(place | message)
-        self._position_file.write(delta)
+        self._position_file.write(delta.changelog_id, delta.version)
 
     def build_messages(self, delta: ChangelogDelta) -> Iterator[InvalidationMessage]:
         """Yield the messages of a delta, without its position."""

@@ -174,7 +174,7 @@ class XdcrTarget:
         else:
             counts = self._write_with_dead_letters(delta, pieces, self.options.dead_letter_path)
         self.counts += counts
-        self._position_file.write(delta)
+        self._position_file.write(delta.changelog_id, delta.version)
 
     def count_rows(self) -> int:
         """Return 0: a target merges nothing."""
