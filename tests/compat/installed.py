@@ -13,6 +13,8 @@ from typing import NoReturn
 
 import pytest
 
+from tests.quick_java import QUICK_JAVA
+
 __all__ = [
     "AXE",
     "GO_DIRECTORY",
@@ -20,6 +22,7 @@ __all__ = [
     "find_go_program",
     "find_program",
     "make_java_command",
+    "make_kafka_command",
     "make_library_environment",
     "make_npm_environment",
     "require_package",
@@ -33,6 +36,7 @@ _BROWSER = _PLACE / "browser"
 
 AXE = _NPM / "axe-core" / "axe.min.js"
 """The script of axe-core, which finds violations of the accessibility guidelines in a page."""
+_KAFKA = _PLACE / "kafka"
 
 GO_DIRECTORY = _PLACE / "go"
 """The Go programs, and the data files of gocbcore's test suites."""
@@ -84,6 +88,13 @@ def make_java_command(name: str) -> list[str]:
         _report_missing(f"the Java program {name}")
     path = os.pathsep.join([str(_JAVA / "classes"), str(_JAVA / "jars" / "*")])
     return [find_program("java"), "-cp", path, name]
+
+
+def make_kafka_command(name: str) -> list[str]:
+    """Return the command that runs a class of Kafka's broker."""
+    if not (_KAFKA / "installed").exists():
+        _report_missing("the Kafka broker")
+    return [find_program("java"), *QUICK_JAVA.split(), "-Xmx256m", "-cp", str(_KAFKA / "jars" / "*"), name]
 
 
 def make_library_environment() -> dict[str, str]:

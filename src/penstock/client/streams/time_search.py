@@ -15,9 +15,9 @@ from penstock.client.topology.vbucket_reports import VbucketReports
 from penstock.errors import UsageError
 from penstock.store.history.failover_log import find_branch
 
-__all__ = ["find_position_before", "find_positions_at", "parse_time"]
+__all__ = ["FIRST_TIME", "find_position_before", "find_positions_at", "parse_time"]
 
-_FIRST_TIME = int(datetime(2010, 1, 1, tzinfo=UTC).timestamp()) * 10**9
+FIRST_TIME = int(datetime(2010, 1, 1, tzinfo=UTC).timestamp()) * 10**9
 """A cas below this time in nanoseconds is no time. Couchbase before 4.0 counts instead."""
 
 
@@ -75,7 +75,7 @@ async def find_positions_at(
 def _check_times(documents: pa.RecordBatch) -> None:
     """Raise UsageError if a change has no time."""
     least = pc.min(documents.column("cas")).as_py()
-    if least is not None and least < _FIRST_TIME:
+    if least is not None and least < FIRST_TIME:
         raise UsageError(f"the changes have no times: found the cas {least}, expected nanoseconds since 1970")
 
 

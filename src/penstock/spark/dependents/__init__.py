@@ -5,4 +5,4 @@ versions to apply, and a failing dependent delays neither the tables nor the oth
 Belongs here: the kinds, one module each in `kinds`, and their shared code. Does not belong here: when they run.
 """
 
-ORDER = ("secondary", "kinds")
+ORDER = ("secondary", "kafka", "kinds")

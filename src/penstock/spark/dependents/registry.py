@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 import pyarrow as pa
 
@@ -155,6 +155,10 @@ class DependentKind(ABC):
     def check_source(self, source: Address) -> None:
         """Raise UsageError if the dependent cannot follow the changes of this bucket."""
         return
+
+    def bind_source(self, source: Address) -> Self:
+        """Return the declaration with the properties of its source that it needs; by default, itself."""
+        return self
 
     @classmethod
     def list_files(cls, lake: LakeDirectory, name: str) -> list[Path]:

@@ -203,7 +203,8 @@ class PipelineDefinition:
 
     def list_dependents(self, source: SourceDefinition) -> list[DependentKind]:
         """Return the dependents of a source's changelog."""
-        return [each for each in self.dependents if each.source in (None, source.name)]
+        address = source.parse_options().address
+        return [each.bind_source(address) for each in self.dependents if each.source in (None, source.name)]
 
 
 def define_bucket_pipeline(lake: str, **source: Any) -> PipelineDefinition:

@@ -207,4 +207,6 @@ def _list_alternatives(hint: Any) -> tuple[Any, ...]:
 def _describe_kind(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return " or ".join(map(repr, typing.get_args(kind)))
-    return "a list of texts" if typing.get_origin(kind) is tuple else _KINDS[kind]
+    if typing.get_origin(kind) is tuple:
+        return "a list of texts"
+    return _KINDS.get(kind, "a table of texts, numbers and booleans")

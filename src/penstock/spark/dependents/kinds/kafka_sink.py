@@ -1,0 +1,282 @@
+"""A Kafka sink: every change of a lake's changelog as a record, in Debezium's envelope.
+
+Exactly once: the records of a delta and the position that they lead to are one transaction of Kafka. A run that starts
+asks Kafka for the position. The position file in the lake is only a copy, for the status and for the next delta.
+At least once: the position file is written after the brokers have all records.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self, get_args
+
+from penstock.client.connect.address import Address
+from penstock.errors import UsageError
+from penstock.options import FILE, check_limits, number, option
+from penstock.spark.dependents.checks import check_declared_name, validate_name
+from penstock.spark.dependents.kafka.document_events import EventOperation, list_events
+from penstock.spark.dependents.kafka.envelope import EventEncoder, name_collection
+from penstock.spark.dependents.kafka.kafka_connection import KafkaConnection, PropertyValue
+from penstock.spark.dependents.kafka.record_producer import FlushedProducer, RecordProducer, TransactionalProducer
+from penstock.spark.dependents.kafka.sink_position import SinkPosition
+from penstock.spark.dependents.kafka.topic_names import TopicNames
+from penstock.spark.dependents.position_file import PositionFile, list_position_files
+from penstock.spark.dependents.registry import DependentKind, register_kind
+from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, find_delta
+from penstock.spark.lake.changelog.ordered_changes import read_ordered_changes
+from penstock.spark.lake.tables.delta_table import RANGE_COUNT
+from penstock.spark.lake.tables.directory import LakeDirectory
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Delivery", "KafkaSink"]
+
+DIRECTORY = "kafka"
+"""The directory of a lake that holds the positions and ids of its Kafka sinks."""
+TRANSACTION_BYTES = 32 << 20
+"""Size of the records after which a transaction ends, at the end of a vbucket range."""
+
+Delivery = Literal["exactly-once", "at-least-once"]
+"""The guarantee for consumers that read only committed records."""
+
+
+class KafkaSink:
+    """Sends the changes of a lake's changelog to topics of Kafka.
+
+    Args:
+        lake: the lake of the changelog.
+        name: the dependent's name, unique in the lake.
+        connection: the brokers.
+        topics: the topics.
+        bucket: the bucket's name, for the events.
+        delivery: the guarantee.
+        before: whether events have the version before them.
+        tombstones: whether a deletion is followed by a record without a value, so that a compacted topic forgets the
+            document.
+        timeout: seconds to wait for brokers.
+
+    Raises:
+        UsageError: an argument is invalid.
+    """
+
+    def __init__(
+        self,
+        lake: LakeDirectory,
+        name: str,
+        connection: KafkaConnection,
+        topics: TopicNames,
+        *,
+        bucket: str = "",
+        delivery: Delivery = "exactly-once",
+        before: bool = False,
+        tombstones: bool = True,
+        timeout: float = 30.0,
+    ) -> None:
+        if delivery not in get_args(Delivery):
+            raise UsageError(f"delivery is {delivery!r}, expected {' or '.join(map(repr, get_args(Delivery)))}")
+        self.lake = lake
+        self.name = validate_name(name)
+        self.path = lake.path / DIRECTORY / f"{name}.json"
+        self._position_file = PositionFile(self.path, "the position in Kafka counts, or all documents are sent again")
+        self._connection = connection
+        self._topics = topics
+        self._delivery = delivery
+        self._before = before
+        self._tombstones = tombstones
+        self._timeout = timeout
+        self._encoder = EventEncoder(self.name, bucket)
+        self._producer: RecordProducer | None = None
+        self._position: SinkPosition | None = None
+
+    def position(self) -> tuple[str, int] | None:
+        """Return id and version of the changelog that was sent, None if nothing was sent. It does not ask Kafka."""
+        return self._position_file.read()
+
+    def apply_delta(self, delta: ChangelogDelta) -> None:
+        """Send the records of a delta, or of a newer one if Kafka has a newer position.
+
+        Raises Unreachable if the brokers do not answer, Error if they refuse a record.
+        """
+        try:
+            self._send_delta(self._producer or self._open(), delta)
+        except BaseException:
+            self.close()  # an open transaction is aborted, and the next attempt asks Kafka for the position
+            raise
+
+    def count_rows(self) -> int:
+        """Return 0: a sink merges nothing."""
+        return 0
+
+    def close(self) -> None:
+        """Close the connections. Records that were not committed are dropped."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close()
+
+    def _open(self) -> RecordProducer:
+        """Return a new producer, after it has found the position."""
+        stored = self.position()
+        known = None if stored is None else SinkPosition(stored[0], (stored[1],) * RANGE_COUNT)
+        if self._delivery == "exactly-once":
+            sink_id = f"penstock.{self.name}.{_read_sink_id(self.path.with_suffix('.id'))}"
+            self._producer = TransactionalProducer(self._connection, self._timeout, sink_id, self._topics.positions)
+        else:
+            self._producer = FlushedProducer(self._connection, self._timeout)
+        self._position = self._producer.open(known)
+        return self._producer
+
+    def _send_delta(self, producer: RecordProducer, delta: ChangelogDelta) -> None:
+        """Send each range's changes after its own position: the last transaction may have ended between two ranges."""
+        position = self._position
+        if position is None or position.changelog_id != delta.changelog_id:
+            position = SinkPosition(delta.changelog_id)
+        deltas: dict[tuple[str, int] | None, ChangelogDelta | None] = {self.position(): delta}
+        sent_bytes = 0
+        for part in range(RANGE_COUNT):
+            start = position.find_start(part)
+            if start not in deltas:
+                deltas[start] = find_delta(self.lake, start)
+            found = deltas[start]
+            assert found is not None, "a lake that had a changelog has one"
+            if part in found.ranges:
+                sent_bytes += self._send_range(producer, found, part)
+            position = position.advance(part, found.version)
+            if sent_bytes > TRANSACTION_BYTES:
+                self._position, sent_bytes = producer.commit(position), 0
+        self._position = producer.commit(position)
+        self._position_file.write(position.changelog_id, min(position.versions))
+
+    def _send_range(self, producer: RecordProducer, delta: ChangelogDelta, part: int) -> int:
+        """Send the records of a vbucket range.
+
+        Returns:
+            The size of the records.
+        """
+        changes = read_ordered_changes(delta, part, with_known=self._before)
+        now, sent_bytes = time.time_ns() // 10**6, 0
+        for row in changes.rollbacks.to_pylist():
+            producer.send(self._topics.rollbacks, b"%d" % row["vbucket"], self._encoder.encode_rollback(row, now))
+        for event in list_events(changes, with_before=self._before):
+            version = event.version
+            topic = self._topics.find_topic(*name_collection(version), version.collection_id)
+            text = self._encoder.encode(event, now)
+            producer.send(topic, version.key, text)
+            sent_bytes += len(text) + len(version.key)
+            if self._tombstones and event.operation is EventOperation.DELETE:
+                producer.send(topic, version.key, None)
+        return sent_bytes
+
+
+def _read_sink_id(path: Path) -> str:
+    """Return the id of a sink in a lake, which a new sink gets before its first transaction.
+
+    A sink whose files were removed, by a reset or with its lake, gets another id and sends all documents again.
+    """
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new-id")
+    with new.open("w") as file:
+        file.write(uuid.uuid4().hex)
+        file.flush()
+        os.fsync(file.fileno())  # before the rename, or a power failure could leave an empty file
+    new.replace(path)
+    return path.read_text()
+
+
+@register_kind
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaKind(DependentKind):
+    """Changes in Debezium's envelope, sent to topics of Kafka. Most fields are those of KafkaConnection and KafkaSink.
+
+    Attributes:
+        topic: the topic of documents; {scope} and {collection} are replaced by the names of the document's collection.
+        rollback_topic: the topic of rollback events; default: as `topic` before a placeholder, with `.rollbacks`.
+        position_topic: the compacted topic of positions; default: likewise, with `.positions`.
+        bucket: the bucket's name in the events; default: the source's bucket.
+        unique_keys: whether keys are unique in the bucket, so that a topic may have several collections.
+    """
+
+    title = "sink"
+    kind = "kafka"
+    directory = DIRECTORY
+    order = 50
+    is_local = False
+
+    brokers: tuple[str, ...]
+    topic: str
+    rollback_topic: str | None = None
+    position_topic: str | None = None
+    delivery: Delivery = "exactly-once"
+    before: bool = False
+    tombstones: bool = True
+    tls: bool = False
+    ca_file: str | None = option(FILE, "certificates of authorities, PEM", default=None)
+    certificate_file: str | None = option(FILE, "certificate of the client, PEM", default=None)
+    key_file: str | None = option(FILE, "key of the client, PEM", default=None)
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    username: str | None = None
+    password_file: str | None = option(FILE, "password of the user, one line", default=None)
+    password_env: str | None = None
+    properties: Mapping[str, PropertyValue] = field(default_factory=dict, hash=False)
+    timeout: float = option(number(0.1, 3600), "seconds to wait for brokers", default=30.0)
+    bucket: str | None = None
+    unique_keys: bool = False
+
+    def __post_init__(self) -> None:
+        check_declared_name("sink", self.name)
+        check_limits(self)
+        self._make_topics()
+        self._make_connection()
+
+    def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> KafkaSink:
+        """Return the sink of this declaration for a lake."""
+        return KafkaSink(
+            lake,
+            self.name,
+            self._make_connection(),
+            self._make_topics(),
+            bucket=self.bucket or "",
+            delivery=self.delivery,
+            before=self.before,
+            tombstones=self.tombstones,
+            timeout=self.timeout,
+        )
+
+    def describe(self) -> str:
+        """Return topic and guarantee, for plans."""
+        return f"topic {self.topic}, {self.delivery}"
+
+    def locate(self, lake: LakeDirectory) -> str:
+        """Return the brokers."""
+        return self._make_connection().address
+
+    def check_source(self, source: Address) -> None:
+        """Check that no two documents of the source can have the same topic and key. Raises UsageError if they can."""
+        self._make_topics().check_source(source.options)
+
+    def bind_source(self, source: Address) -> Self:
+        """Return the declaration with the source's bucket."""
+        is_unique = self.unique_keys or len(source.options.collections) == 1
+        return replace(self, bucket=self.bucket or source.bucket, unique_keys=is_unique)
+
+    def _make_topics(self) -> TopicNames:
+        return TopicNames.make(
+            self.name, self.topic, self.rollback_topic, self.position_topic, unique_keys=self.unique_keys
+        )
+
+    def _make_connection(self) -> KafkaConnection:
+        return KafkaConnection(**{each.name: getattr(self, each.name) for each in fields(KafkaConnection)})
+
+    @classmethod
+    def list_files(cls, lake: LakeDirectory, name: str) -> list[Path]:
+        """Return the position file and the file with the sink's id, if they exist."""
+        identity = lake.path / cls.directory / f"{name}.id"
+        return list_position_files(lake.path / cls.directory, name) + ([identity] if identity.exists() else [])

@@ -1,0 +1,204 @@
+"""A Kafka sink and a real broker: consumers have the bucket's documents, and get each change once."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from penstock.errors import Error
+from penstock.node import Node
+from penstock.spark import Lake, append_changes, catch_up
+from penstock.spark.dependents.kafka import sink_position
+from penstock.spark.dependents.kinds.kafka_sink import KafkaKind
+from tests.compat.kafka_broker import KafkaBroker, MergedEvents, read_values
+from tests.compat.kafka_driver import make_sink
+from tests.patience import PATIENCE
+from tests.spark.buckets import Documents, MicroBatches
+from tests.spark.lakes import ROOT, append, rollback, row
+from tests.spark.test_protocols import change_at_random
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    with KafkaBroker.running(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(tmp_path / "lake")
+
+
+@pytest.fixture
+def declare(broker):
+    """Return a function that declares a sink of this broker."""
+
+    def declare(**keys):
+        return KafkaKind(**{"name": "out", "brokers": (broker.address,), **keys})
+
+    return declare
+
+
+class ChangingBucket:
+    """A bucket of a node, and a lake that is written without Spark."""
+
+    def __init__(self, node: Node, documents: Documents, lake: Lake, seed: int) -> None:
+        self.documents = documents
+        self.lake = lake
+        self._node = node
+        self._chance = random.Random(seed)
+        self._query = MicroBatches(documents.url)
+        self._batch = 0
+
+    def change(self, times: int = 4) -> None:
+        """Change the bucket, with deletions, failovers and flushes, and write one batch of the changelog."""
+        for _ in range(times):
+            change_at_random(self._node, self.documents, self._chance)
+        self.write_batch()
+
+    def write_batch(self) -> None:
+        batches = [batch for rows in self._query.all() for batch in rows.to_batches()]
+        append_changes(self.lake, "test", self._batch, batches, vbuckets=16)
+        self._batch += 1
+
+    def settle(self) -> dict[bytes, tuple[int, bytes]]:
+        """Return the documents, and write all changes to the lake; documents that a failover restored expire again."""
+        self.documents.store({"json": b'{"a": [1.10, null]}', "binary": b"\xff", "text": b"no JSON"})
+        found = self.documents.contents()
+        self.write_batch()
+        return found
+
+
+def run_until_killed(bucket, broker, delivery, point, chance):
+    """Run the sink in a process while the bucket changes, until the process is killed."""
+    command = [sys.executable, "-m", "tests.compat.kafka_driver", bucket.lake.path, broker.address, delivery, point]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        while process.stdout.readline():  # the process is ready, or has sent all changes
+            bucket.change(chance.randrange(1, 4))
+            with suppress(BrokenPipeError):
+                process.stdin.write(b"\n")
+        assert process.wait(PATIENCE) == -signal.SIGKILL
+
+
+def check_killed(broker, tmp_path, delivery, rounds):
+    chance = random.Random(rounds)
+    lake = Lake(tmp_path / "lake")
+    with Node.running(["default"], vbuckets=16) as node, Documents.of(node.url("default")) as documents:
+        bucket = ChangingBucket(node, documents, lake, rounds)
+        bucket.change(10)
+        points = [lambda: f"record:{chance.randrange(1, 400)}", lambda: f"timer:{chance.random() / 5}"]
+        for number in range(rounds):
+            point = "position" if number % 5 == 2 else points[number % 2]()
+            run_until_killed(bucket, broker, delivery, point, chance)
+        wanted = bucket.settle()
+        sink = make_sink(lake, broker.address, delivery)
+        catch_up(sink, lake)
+        sink.close()
+    merged = MergedEvents.merge(broker.consume(f"beer-{delivery}"))
+    assert {key: found for (_, key), found in merged.documents.items()} == read_values(wanted)
+    return merged
+
+
+def test_exactly_once_despite_kills(broker, tmp_path):
+    merged = check_killed(broker, tmp_path, "exactly-once", 5)
+    assert len(merged.changes) == len(set(merged.changes))
+    assert {"r", "u", "d"} <= {event["op"] for event in merged.events}
+
+
+def test_at_least_once_despite_kills(broker, tmp_path):
+    check_killed(broker, tmp_path, "at-least-once", 2)
+
+
+@pytest.mark.soak
+def test_exactly_once_despite_many_kills(broker, tmp_path):
+    merged = check_killed(broker, tmp_path, "exactly-once", 100)
+    assert len(merged.changes) == len(set(merged.changes))
+
+
+def test_position_is_found_among_those_of_other_sinks(broker, declare, tmp_path, monkeypatch):
+    """The position file is lost, and the broker has newer positions of another sink."""
+    monkeypatch.setattr(sink_position, "FIRST_RECORDS", 2)
+    monkeypatch.setattr(sink_position, "GROWTH", 3)
+    lakes = [Lake(tmp_path / name) for name in ("first", "other")]
+    for lake in lakes:
+        append(lake, 0, [row(1, 1, b"a", b"1")])
+    first, other = (declare(topic="shared").open(lake) for lake in lakes)
+    catch_up(first, lakes[0])
+    for batch in range(1, 12):
+        append(lakes[1], batch, [row(1, 1 + batch, b"a", b"1")])
+        catch_up(other, lakes[1])
+    first.close()
+    first.path.unlink()
+    append(lakes[0], 1, [row(1, 2, b"b", b"2")])
+    catch_up(first, lakes[0])
+    for sink in (first, other):
+        sink.close()
+    merged = MergedEvents.merge(broker.consume("shared"))
+    assert [event["op"] for event in merged.events if event["after"]["key"] == "b"] == ["c"]
+    assert len(merged.changes) == 2 + 11
+
+
+def test_newer_producer_excludes_the_older_one(lake, declare):
+    append(lake, 0, [row(1, 1, b"a", b"1")])
+    older, newer = (declare(topic="fenced").open(lake) for _ in range(2))
+    catch_up(older, lake)
+    append(lake, 1, [row(1, 2, b"a", b"2")])
+    catch_up(newer, lake)
+    newer.path.unlink()
+    append(lake, 2, [row(1, 3, b"a", b"3")])
+    with pytest.raises(Error, match="another process has taken this sink over"):
+        catch_up(older, lake)
+    for sink in (older, newer):
+        sink.close()
+
+
+def test_topic_of_positions_must_be_compacted(broker, lake, declare):
+    append(lake, 0, [row(1, 1, b"a", b"1")])
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    admin.create_topics([NewTopic("loose.positions", 1, 1)])["loose.positions"].result()
+    with pytest.raises(Error, match=r"has cleanup\.policy 'delete', expected 'compact'"):
+        catch_up(declare(topic="loose").open(lake), lake)
+    sink = declare(topic="loose", position_topic="tight.positions", tombstones=False, before=True).open(lake)
+    catch_up(sink, lake)
+    append(lake, 1, [row(1, 2, b"a", b"2"), row(1, 3, b"a", event="deletion")])
+    catch_up(sink, lake)
+    sink.close()
+    merged = MergedEvents.merge(broker.consume("loose"))
+    states = [(event["op"], event["before"], event["after"]) for event in merged.events]
+    assert [(op, before and before["value"], after and after["value"]) for op, before, after in states] == [
+        ("r", None, 1),
+        ("u", 1, 2),
+        ("d", 2, None),
+    ]
+    assert merged.tombstones == 0
+
+
+def test_rollback_is_followed_by_corrections(broker, lake, declare):
+    append(lake, 0, [row(1, 1, b"a", b"1"), row(1, 2, b"a", b"2"), row(1, 3, b"b", b"3")])
+    sink = declare(topic="back").open(lake)
+    catch_up(sink, lake)
+    append(lake, 1, [rollback(1, 1, 1), row(1, 2, b"c", b"4", history=1)])
+    catch_up(sink, lake)
+    sink.close()
+    merged = MergedEvents.merge(broker.consume("back"))
+    assert {key: value for (_, key), (_, value) in merged.documents.items()} == {b"a": 1, b"c": 4}
+    corrected = [(event["op"], event["source"]["correction"]) for event in merged.events if event["op"] in "ud"]
+    assert sorted(corrected) == [("d", "lost"), ("u", "restored")]
+    (event,) = [json.loads(record.value()) for record in broker.consume("back.rollbacks")]
+    assert (event["vbucket"], event["seqno"], event["vbuuid"], event["history"]) == (1, 1, "1001", 1)
+
+
+def test_record_that_is_too_large_is_named(lake, declare):
+    append(lake, 0, [row(1, 1, b"large", bytes(2_000_000))])
+    sink = declare(topic="small", properties={"message.max.bytes": 100_000}).open(lake)
+    with pytest.raises(Error, match=r"Kafka .*refused.*too large"):
+        catch_up(sink, lake)
