@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from penstock.spark.lake.current.current_table import merge_current
     from penstock.spark.lake.current.merge_policy import MergePolicy
     from penstock.spark.lake.maintenance.lake_compaction import compact
-    from penstock.spark.lake.maintenance.lake_vacuum import vacuum
     from penstock.spark.lake.reading.lake import Lake
     from penstock.spark.lake.reading.lake_positions import LakePosition
     from penstock.spark.lake.reading.lake_readers import read_changelog, read_current
     from penstock.spark.lake.reading.lake_views import boundaries_of
     from penstock.spark.pipeline.definition.definition import PipelineDefinition
+    from penstock.spark.pipeline.maintenance.vacuuming import vacuum
     from penstock.spark.pipeline.run.pipeline import Pipeline
     from penstock.spark.pipeline.state.lake_status import LakeStatus
     from penstock.spark.pipeline.state.run_progress import SourceProgress
@@ -113,7 +113,7 @@ _HOMES = {
     "register_kind": "penstock.spark.dependents.registry",
     "replicate": "penstock.spark.dependents.kinds.xdcr_target",
     "ship": "penstock.spark.shipping",
-    "vacuum": "penstock.spark.lake.maintenance.lake_vacuum",
+    "vacuum": "penstock.spark.pipeline.maintenance.vacuuming",
 }
 """The module of each name. A name is loaded on first use, since a task of a micro-batch needs few modules.
 """

@@ -74,25 +74,35 @@ def vacuum(
     keep_hours: Annotated[
         int, typer.Option(min=0, metavar="HOURS", help="Keep files that tables dropped less than this time ago.")
     ] = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show the files and bytes that a vacuum would free.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete files that the tables no longer use.
+    """Delete files that tables and indexes no longer use.
 
     A query that started before a file was replaced must end within --keep-hours.
     Use 0 only if no query reads and no run writes the tables. With --json, each
     line is one source.
     """
-    from penstock.spark.lake.maintenance.lake_vacuum import vacuum as remove
+    from penstock.spark.pipeline.maintenance.vacuuming import vacuum as remove
 
     for source, lake in find_written_lakes(where).items():
-        _print_report(source, remove(lake, keep_hours), "files on disk", as_json=as_json)
+        report = remove(lake, keep_hours, dry_run=dry_run)
+        _print_report(source, report, "files on disk", as_json=as_json, freed="would be freed" if dry_run else "freed")
 
 
-def _print_report(source: str | None, report: MaintenanceReport, noun: str, *, as_json: bool) -> None:
+def _print_report(
+    source: str | None, report: MaintenanceReport, noun: str, *, as_json: bool, freed: str | None = None
+) -> None:
     if as_json:
         print(format_json_line({"source": source, **asdict(report)}), flush=True)
         return
-    for name, each in (("changelog", report.changelog), ("current", report.current)):
+    for name, each in {"changelog": report.changelog, "current": report.current, **report.indexes}.items():
         head = name if source is None else f"{source} {name}"
         before, after = f"{each.files_before:,} ({format_size(each.bytes_before)})", f"{each.files_after:,}"
-        print(f"{head:<12} {before} to {after} ({format_size(each.bytes_after)}) {noun}", flush=True)
+        line = f"{head:<12} {before} to {after} ({format_size(each.bytes_after)}) {noun}"
+        if freed is not None:
+            files, size = each.files_before - each.files_after, format_size(each.bytes_before - each.bytes_after)
+            line += f"; {files:,} file{'s' * (files != 1)} ({size}) {freed}"
+        print(line, flush=True)

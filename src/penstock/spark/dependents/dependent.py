@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, find_delta
+from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, RangeDelta, find_delta
+from penstock.spark.lake.maintenance.maintenance_report import TableReport
 from penstock.spark.lake.tables.directory import LakeDirectory
 
-__all__ = ["IDLE_VERSIONS", "Dependent", "catch_up"]
+__all__ = ["IDLE_VERSIONS", "Dependent", "DocumentIndex", "catch_up"]
 
 IDLE_VERSIONS = 64
 """Changelog versions without rows after which a dependent stores its position nevertheless."""
@@ -34,6 +35,33 @@ class Dependent(Protocol):
 
     def count_rows(self) -> int:
         """Return the number of rows that a merge of a delta reads, for the merge policy; 0 without merges."""
+
+
+class DocumentIndex(Dependent, Protocol):
+    """A dependent whose files in the lake hold parts of documents."""
+
+    def erase_documents(self, erased: RangeDelta) -> tuple[int, int]:
+        """Remove documents from the files, and their values from logs and free pages.
+
+        The caller holds the lake's lock, and the dependent has applied the whole changelog. It may be repeated.
+
+        Args:
+            erased: a delta that voids the documents and adds nothing.
+
+        Returns:
+            The number of removed rows and of rewritten files.
+        """
+
+    def vacuum(self, keep_hours: int, *, dry_run: bool = False) -> TableReport:
+        """Remove files from the disk that the index has not needed for so many hours.
+
+        Args:
+            keep_hours: hours that a file stays after the last use of it.
+            dry_run: only report, and remove no file.
+
+        Returns:
+            Files and bytes on disk, before and after.
+        """
 
 
 def catch_up(dependent: Dependent, lake: LakeDirectory) -> int:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 import pyarrow as pa
 
 from penstock.client.connect.address import Address
-from penstock.spark.dependents.dependent import Dependent
+from penstock.spark.dependents.dependent import Dependent, DocumentIndex
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.tables.directory import LakeDirectory
 
@@ -159,6 +159,15 @@ class DependentKind(ABC):
     def bind_source(self, source: Address) -> Self:
         """Return the declaration with the properties of its source that it needs; by default, itself."""
         return self
+
+    def find_letter_directory(self) -> Path | None:
+        """Return the directory of rows that the dependent could not deliver, None without one."""
+        return None
+
+    @classmethod
+    def open_stored(cls, lake: LakeDirectory, name: str) -> DocumentIndex | None:
+        """Return the index that a lake has under a name, None if the dependent's files hold nothing of documents."""
+        return None
 
     @classmethod
     def list_files(cls, lake: LakeDirectory, name: str) -> list[Path]:

@@ -24,6 +24,7 @@ from penstock.spark.dependents.json_paths import find_values, parse_json, parse_
 from penstock.spark.dependents.registry import DependentKind, Operand, Question, register_kind
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, RangeDelta
 from penstock.spark.lake.changelog.merge_rules import read_keys, to_documents
+from penstock.spark.lake.maintenance.maintenance_report import TableReport
 from penstock.spark.lake.tables.directory import LakeDirectory
 
 if TYPE_CHECKING:
@@ -129,6 +130,37 @@ class FullText:
                 rows += self._apply_range(connection, delta.read_range(part), is_full=delta.is_full)
             _write_settings(connection, changelog=delta.changelog_id, version=delta.version, rows=rows)
             connection.execute("COMMIT")
+
+    def erase_documents(self, erased: RangeDelta) -> tuple[int, int]:
+        """Remove documents, and rewrite the file: SQLite leaves deleted text in free pages and in its log.
+
+        Args:
+            erased: a delta that voids the documents and adds nothing.
+
+        Returns:
+            The number of removed documents, and of rewritten files.
+
+        Raises:
+            Error: another process reads the file, so its log cannot be emptied.
+        """
+        if not self._read_state():
+            return 0, 0
+        with self._connect("rw") as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            removed = _remove_outdated(connection, erased)
+            _write_settings(connection, rows=int(_read_settings(connection).get("rows", 0)) - removed)
+            # The deletions so far are only notes of the index: this merges its parts, and drops words and notes.
+            connection.execute("INSERT INTO search (search) VALUES ('optimize')")
+            connection.execute("COMMIT")
+            connection.execute("VACUUM")
+            if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                raise Error(f"{self.path} is being read, so its old pages could not be removed; erase again")
+        return removed, 1
+
+    def vacuum(self, keep_hours: int, *, dry_run: bool = False) -> TableReport:
+        """Return the size of the file. There is nothing to remove: SQLite uses free pages again."""
+        size = self.path.stat().st_size
+        return TableReport(1, 1, size, size)
 
     def count_rows(self) -> int:
         """Return the number of documents that have text, as of the applied version."""
@@ -373,6 +405,11 @@ class FullTextKind(DependentKind):
         check_declared_name("fulltext", self.name)
         for path in self.paths:
             parse_path(path)
+
+    @classmethod
+    def open_stored(cls, lake: LakeDirectory, name: str) -> FullText:
+        """Return the index that a lake has under a name."""
+        return FullText.stored(lake, name)
 
     def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> FullText:
         """Return the index of this declaration in a lake."""

@@ -344,6 +344,11 @@ class SecondaryIndexKind(DependentKind):
         check_declared_name("index", self.name)
         parse_path(self.path)
 
+    @classmethod
+    def open_stored(cls, lake: LakeDirectory, name: str) -> IndexTable:
+        """Return the index that a lake has under a name."""
+        return IndexTable(lake, name, **read_stored_definition(lake, name))
+
     def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> SecondaryIndex:
         """Return the index of this declaration in a lake."""
         return SecondaryIndex(lake, self.name, self.path, self.type)

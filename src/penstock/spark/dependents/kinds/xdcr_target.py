@@ -437,6 +437,10 @@ class XdcrTargetKind(DependentKind):
         """Return the bucket that changes are written to. Raises UsageError for invalid options."""
         return SinkOptions.parse(self.format_options()).address
 
+    def find_letter_directory(self) -> Path | None:
+        """Return the directory of dead letters, None without one."""
+        return SinkOptions.parse(self.format_options()).dead_letter_path
+
     def check_source(self, source: Address) -> None:
         """Check that the source does not read the documents that the target writes.
 

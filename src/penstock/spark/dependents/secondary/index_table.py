@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from penstock.errors import UsageError
@@ -12,8 +14,11 @@ from penstock.spark.dependents.json_paths import parse_path
 from penstock.spark.dependents.secondary.entries import PendingEntries, make_entry_schema
 from penstock.spark.dependents.secondary.entry_files import EntryWriter, merge_entries, select_parts
 from penstock.spark.dependents.value_types import find_value_type
-from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta
+from penstock.spark.lake.changelog.changelog_delta import LOOKUP_COLUMNS, ChangelogDelta, RangeDelta
 from penstock.spark.lake.current.current_table import read_merged_version
+from penstock.spark.lake.maintenance.lake_erasure import remove_old_logs
+from penstock.spark.lake.maintenance.lake_vacuum import vacuum_table
+from penstock.spark.lake.maintenance.maintenance_report import TableReport
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 
@@ -93,24 +98,63 @@ class IndexTable:
         """Merge a delta into the table, in one commit with the version that it reaches."""
         table = self.open()
         pending = PendingEntries.collect(delta, self.names, self.kind)
+        self._merge(table, pending, (delta.changelog_id, delta.version), is_full=delta.is_full)
+        opened = self.table.open()
+        if opened is not None and opened.version() % VACUUM_EVERY == VACUUM_EVERY - 1:
+            self.table.remove_unused_files()
+
+    def erase_documents(self, erased: RangeDelta) -> tuple[int, int]:
+        """Remove the entries of documents, and the log of older versions, whose statistics hold values.
+
+        The table must have applied the changelog.
+
+        Args:
+            erased: a delta that voids the documents and adds nothing.
+
+        Returns:
+            The number of removed entries, and of rewritten files.
+        """
+        table, position = self.open(), self.position()
+        if table is None or position is None:
+            return 0, 0
+        rows, files = self.count_rows(), 0
+        if self._holds_documents(table, erased):
+            pending = replace(PendingEntries.empty(self.kind), outdated=erased)
+            files = self._merge(table, pending, position, is_full=False)
+        remove_old_logs(self.table)
+        return rows - self.count_rows(), files
+
+    def vacuum(self, keep_hours: int, *, dry_run: bool = False) -> TableReport:
+        """Return files and bytes on disk before and after removing files that the table no longer needs."""
+        return vacuum_table(self.table, keep_hours, dry_run=dry_run)
+
+    def _holds_documents(self, table: DeltaTable, erased: RangeDelta) -> bool:
+        paths = self.table.list_paths(self.table.list_files(table))
+        return any(erased.mark_outdated(pq.read_table(path, columns=list(LOOKUP_COLUMNS))).true_count for path in paths)
+
+    def _merge(
+        self, table: DeltaTable | None, pending: PendingEntries, transaction: tuple[str, int], *, is_full: bool
+    ) -> int:
+        """Merge pending entries into the table, in one commit.
+
+        Returns:
+            The number of files that were replaced.
+        """
         before = self.table.list_files(table) if table is not None else []
         replaced = [file.path for file in before]
         with EntryWriter(self.table.path) as writer:
-            if delta.is_full:
+            if is_full:
                 writer.write(pending.entries)
             else:
                 replaced = merge_entries(select_parts(self.table.path, replaced, None, None), pending, writer)
             added = writer.close()
         removed = [file for file in before if file.path in set(replaced)]
         try:
-            note = {DEFINITION: self.definition}
-            self.table.commit(table, (delta.changelog_id, delta.version), added, removed, note)
+            self.table.commit(table, transaction, added, removed, {DEFINITION: self.definition})
         except BaseException:
             self.table.discard_uncommitted(added)
             raise
-        opened = self.table.open()
-        if opened is not None and opened.version() % VACUUM_EVERY == VACUUM_EVERY - 1:
-            self.table.remove_unused_files()
+        return len(removed)
 
 
 def read_stored_definition(lake: LakeDirectory, name: str) -> dict[str, str]:

@@ -24,7 +24,14 @@ from penstock.spark.lake.tables.delta_table import RangeWriter
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable, CommitFailed, TableVersion
 
-__all__ = ["CompactionConflict", "compact", "group_small_files", "maintain_changelog"]
+__all__ = [
+    "CompactionConflict",
+    "compact",
+    "group_small_files",
+    "maintain_changelog",
+    "make_maintenance_transaction",
+    "rewrite_range",
+]
 
 COMPACTED_BYTES = 64 << 20
 """Least size of a joined file on disk, if there are enough rows."""
@@ -39,7 +46,7 @@ MAX_SMALL_FILES = 4096
 
 
 class CompactionConflict(Error):
-    """Other processes kept changing a table while its files were joined."""
+    """Other processes kept changing a table while its files were rewritten."""
 
 
 def compact(lake: LakeDirectory, applied: Iterable[tuple[str, int] | None] = ()) -> MaintenanceReport:
@@ -72,13 +79,13 @@ def compact(lake: LakeDirectory, applied: Iterable[tuple[str, int] | None] = ())
         _compact_table(
             lake.changelog_table,
             lambda table: group_small_files(_list_applied_files(lake, table, applied)),
-            _make_transaction,
+            make_maintenance_transaction,
         ),
         # A merge commits with the same transaction. So if a merge and a compaction run at once, one fails.
         _compact_table(
             lake.current_table,
             group_current_files,
-            lambda table: read_merged_version(lake, lake.current_table, table) or _make_transaction(table),
+            lambda table: read_merged_version(lake, lake.current_table, table) or make_maintenance_transaction(table),
         ),
     )
 
@@ -106,7 +113,7 @@ def maintain_changelog(lake: LakeDirectory) -> bool:
             _compact_table(
                 table,
                 lambda opened: group_small_files(_list_applied_files(lake, opened, ()), is_tiered=True),
-                _make_transaction,
+                make_maintenance_transaction,
             )
     table.remove_unused_files(KEEP_HOURS, only_replaced=True)
     return are_many
@@ -159,7 +166,7 @@ def _list_applied_files(
     return [file for file in lake.changelog_table.list_files(table) if file.path not in new]
 
 
-def _make_transaction(table: TableVersion) -> tuple[str, int]:
+def make_maintenance_transaction(table: TableVersion) -> tuple[str, int]:
     """Return the transaction of a maintenance commit on this version of the table."""
     return MAINTENANCE, table.version()
 
@@ -184,19 +191,30 @@ def _compact_table(
         return TableReport()
     before = table.list_files(opened)
     for part in sorted({file.vbucket_range for file in before}):
-        _compact_range(table, part, choose_groups, transaction)
+        rewrite_range(table, part, choose_groups, _rewrite_files, transaction)
     opened = table.open() or opened
     after = table.list_files(opened)
     return TableReport(len(before), len(after), sum(f.size for f in before), sum(f.size for f in after))
 
 
-def _compact_range(
+def rewrite_range(
     table: AnyTable,
     vbucket_range: int,
     choose_groups: Callable[[TableVersion], list[list[DataFile]]],
+    rewrite: Callable[[AnyTable, Sequence[DataFile]], list[DataFile]],
     transaction: Callable[[TableVersion], tuple[str, int]],
+    *,
+    rows_change: bool = False,
 ) -> None:
-    """Join files of one range.
+    """Replace files of one range by new files, in one commit.
+
+    Args:
+        table: the table.
+        vbucket_range: the range.
+        choose_groups: returns the groups of files to replace in a version of the table.
+        rewrite: writes and returns the new files of one group.
+        transaction: returns application id and version for a commit on a version of the table.
+        rows_change: whether readers of the table's changes must see the commit.
 
     Raises:
         CompactionConflict: other commits came first at each attempt.
@@ -213,8 +231,9 @@ def _compact_range(
         added: list[DataFile] = []
         try:
             for group in groups:
-                added += _rewrite_files(table, group)
-            table.commit(opened, transaction(opened), added, [f for group in groups for f in group], rows_change=False)
+                added += rewrite(table, group)
+            removed = [file for group in groups for file in group]
+            table.commit(opened, transaction(opened), added, removed, rows_change=rows_change)
             return
         except CommitFailed:
             table.discard_uncommitted(added)  # a merge or another compaction committed first
@@ -222,7 +241,7 @@ def _compact_range(
             table.discard_uncommitted(added)
             raise
     raise CompactionConflict(
-        f"{table.path} was changed by others {TRIES} times while its files were joined; try again later"
+        f"{table.path} was changed by others {TRIES} times while its files were rewritten; try again later"
     )
 
 

@@ -5,47 +5,74 @@ Vacuum may run beside a pipeline if it keeps files for longer than a reader, a b
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from urllib.parse import unquote
 
 from penstock.errors import UsageError
 from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport, TableReport
 from penstock.spark.lake.tables.data_files import RANGE_COLUMN
+from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import hold_lock
 from penstock.spark.lake.tables.lake_table import AnyTable
 
-__all__ = ["KEEP_HOURS", "vacuum"]
+__all__ = ["KEEP_HOURS", "hold_vacuum_lock", "vacuum", "vacuum_table"]
 
 KEEP_HOURS = 1
 """Default hours that a replaced file stays on disk for readers."""
 
 
-def vacuum(lake: LakeDirectory, keep_hours: int = KEEP_HOURS) -> MaintenanceReport:
-    """Remove files that the tables have not needed for `keep_hours`.
+def vacuum(lake: LakeDirectory, keep_hours: int = KEEP_HOURS, *, dry_run: bool = False) -> MaintenanceReport:
+    """Remove files that changelog and current have not needed for `keep_hours`.
 
     A reader that began before its files were replaced must end within that time. A batch or a merge that is being
-    written must end within that time too. Raises LakeRefused if `keep_hours` is 0 and a pipeline runs.
+    written must end within that time too. Raises LakeRefused if `keep_hours` is 0 and a pipeline runs, and UsageError
+    if it is negative.
 
     Args:
         lake: the lake of the tables.
         keep_hours: 0 to remove the files at once.
+        dry_run: only report, and remove no file.
 
     Returns:
         Files and bytes on disk, before and after.
+    """
+    with hold_vacuum_lock(lake, keep_hours, dry_run=dry_run):
+        changelog, current = (
+            vacuum_table(table, keep_hours, dry_run=dry_run) for table in (lake.changelog_table, lake.current_table)
+        )
+        return MaintenanceReport(changelog, current)
+
+
+@contextmanager
+def hold_vacuum_lock(lake: LakeDirectory, keep_hours: int, *, dry_run: bool = False) -> Iterator[None]:
+    """Hold the lake's lock during the block if files of a running pipeline could be removed.
+
+    Args:
+        lake: the lake.
+        keep_hours: hours that files are kept.
+        dry_run: whether no file is removed.
+
+    Yields:
+        Once, for the block.
 
     Raises:
         UsageError: `keep_hours` is negative.
     """
     if keep_hours < 0:
         raise UsageError(f"files are to be kept for {keep_hours} hours; expected 0 or more")
-    with hold_lock(lake.path, 0) if keep_hours == 0 and lake.path.is_dir() else nullcontext():
-        return MaintenanceReport(
-            *(_vacuum_table(table, keep_hours) for table in (lake.changelog_table, lake.current_table))
-        )
+    with hold_lock(lake.path, 0) if keep_hours == 0 and not dry_run and lake.path.is_dir() else nullcontext():
+        yield
 
 
-def _vacuum_table(table: AnyTable, keep_hours: int) -> TableReport:
+def vacuum_table(table: AnyTable, keep_hours: int, *, dry_run: bool = False) -> TableReport:
     """Remove unused files of one table.
+
+    Args:
+        table: the table.
+        keep_hours: hours that a file stays after the table's last use of it.
+        dry_run: only report, and remove no file.
 
     Returns:
         Files and bytes on disk, before and after.
@@ -53,12 +80,32 @@ def _vacuum_table(table: AnyTable, keep_hours: int) -> TableReport:
     if table.open() is None:
         return TableReport()
     before = _list_file_sizes(table)
-    # Also files that no commit names, which a killed task, merge or compaction leaves.
-    table.remove_unused_files(keep_hours)
-    after = _list_file_sizes(table)
-    return TableReport(len(before), len(after), sum(before), sum(after))
+    if dry_run:
+        gone = _list_unused_files(table, keep_hours)
+        after = {path: size for path, size in before.items() if path not in gone}
+    else:
+        # Also files that no commit names, which a killed task, merge or compaction leaves.
+        table.remove_unused_files(keep_hours)
+        after = _list_file_sizes(table)
+    return TableReport(len(before), len(after), sum(before.values()), sum(after.values()))
 
 
-def _list_file_sizes(table: AnyTable) -> list[int]:
-    """Return the sizes of the data files in the table's directory."""
-    return [path.stat().st_size for path in table.path.glob("*/*.parquet") if path.parent.name.startswith(RANGE_COLUMN)]
+def _list_unused_files(table: AnyTable, keep_hours: int) -> set[str]:
+    """Return the paths of the files that vacuum would remove.
+
+    Raises:
+        UsageError: the table is no Delta table.
+    """
+    if not isinstance(table, DeltaLakeTable):
+        raise UsageError(f"{table.path} is no Delta table, so its unused files are unknown without removing them")
+    opened = table.open()
+    if opened is None:
+        return set()
+    found = opened.vacuum(retention_hours=keep_hours, enforce_retention_duration=False, dry_run=True, full=True)
+    return {unquote(path) for path in found}
+
+
+def _list_file_sizes(table: AnyTable) -> dict[str, int]:
+    """Return the sizes of the data files in the table's directory, by path in it."""
+    files = (path for part in ("", f"{RANGE_COLUMN}=*/") for path in table.path.glob(f"{part}*.parquet"))
+    return {str(path.relative_to(table.path)): path.stat().st_size for path in files}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 __all__ = ["MaintenanceReport", "TableReport"]
 
@@ -19,7 +20,13 @@ class TableReport:
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceReport:
-    """Files and bytes of each table that maintenance found and left."""
+    """Files and bytes of each table that maintenance found and left.
+
+    Attributes:
+        changelog, current: the tables.
+        indexes: the indexes by name, where they were maintained too.
+    """
 
     changelog: TableReport
     current: TableReport
+    indexes: Mapping[str, TableReport] = field(default_factory=dict)

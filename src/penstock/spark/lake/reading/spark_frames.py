@@ -72,11 +72,16 @@ def _list_ended_collections(pending: Iterable[RangeDelta]) -> pa.Table:
 
 
 def _read_files(spark: SparkSession, table: AnyTable, files: Iterable[DataFile], schema: pa.Schema) -> DataFrame:
+    return read_paths(spark, table.list_paths(files), schema)
+
+
+def read_paths(spark: SparkSession, paths: Iterable[str], schema: pa.Schema) -> DataFrame:
+    """Return the rows of Parquet files as a Spark frame; an empty frame for no files."""
     # Spark reads a path as a glob pattern, so its special characters are escaped.
-    paths = [re.sub(r"([\\*?\[\]{}])", r"\\\1", path) for path in table.list_paths(files)]
-    if not paths:
+    escaped = [re.sub(r"([\\*?\[\]{}])", r"\\\1", path) for path in paths]
+    if not escaped:
         return spark.createDataFrame([], _convert_schema(schema))
-    return spark.read.schema(_convert_schema(schema)).parquet(*paths)
+    return spark.read.schema(_convert_schema(schema)).parquet(*escaped)
 
 
 def _convert_schema(schema: pa.Schema) -> StructType:

@@ -15,7 +15,7 @@ from penstock.errors import UsageError
 from penstock.spark.pipeline.definition.definition import SourceDefinition
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 
-__all__ = ["CHANGE", "describe_filter_error", "prepare_rows"]
+__all__ = ["CHANGE", "describe_filter_error", "prepare_rows", "select_matches"]
 
 CHANGE = "_change"
 """The struct in which a filter finds the change's own columns: `_change.key`."""
@@ -60,10 +60,37 @@ def describe_filter_error(where: str, value_schema: str | None, reason: str) -> 
     return f"where is {where!r}, expected {expected}: {reason}"
 
 
-def _apply_filter(frame: DataFrame, where: str, value_schema: str) -> DataFrame:
+def select_matches(frame: DataFrame, where: str, value_schema: str) -> DataFrame:
+    """Return the mutations whose value meets a condition.
+
+    Args:
+        frame: rows with all columns of CHANGE_SCHEMA.
+        where: the condition in SQL.
+        value_schema: the fields of values as DDL.
+
+    Returns:
+        A frame with the columns of CHANGE_SCHEMA.
+
+    Raises:
+        UsageError: the text is not a condition on these fields.
+    """
+    try:
+        flat = _flatten_values(frame.where(F.col("event") == str(Event.MUTATION)), value_schema)
+        return flat.where(F.coalesce(F.expr(where), F.expr("false"))).select(f"{CHANGE}.*")
+    except (AnalysisException, ParseException) as error:
+        text = str(error).strip().partition("\n")[0].rstrip(";")
+        raise UsageError(describe_filter_error(where, value_schema, text)) from None
+
+
+def _flatten_values(frame: DataFrame, value_schema: str) -> DataFrame:
+    """Return the change as one struct, and the fields of its value as columns, so that SQL finds them."""
     fields = F.from_json(F.col("value").cast("string"), value_schema)
-    # Fields become columns, so that SQL finds them. The struct keeps fields apart from a change's columns of that name.
-    flat = frame.select(F.struct(*CHANGE_SCHEMA.names).alias(CHANGE), fields.alias("_value")).select(CHANGE, "_value.*")
+    # The struct keeps fields apart from a change's columns of that name.
+    return frame.select(F.struct(*CHANGE_SCHEMA.names).alias(CHANGE), fields.alias("_value")).select(CHANGE, "_value.*")
+
+
+def _apply_filter(frame: DataFrame, where: str, value_schema: str) -> DataFrame:
+    flat = _flatten_values(frame, value_schema)
     # The condition is parsed separately, so that a comment at its end cannot hide the rest of the expression.
     wanted = F.expr(f"{CHANGE}.event <> '{Event.MUTATION}'") | F.coalesce(F.expr(where), F.expr("false"))
     marked_rows = flat.select(CHANGE, wanted.alias("_wanted"))

@@ -17,16 +17,19 @@ from penstock.spark.lake.tables.iceberg_catalog import MARKER, OWN_CATALOG
 from penstock.spark.lake.tables.lake_lock import hold_lock
 from penstock.spark.pipeline.state import run_state as control
 
-__all__ = ["Removal", "plan_removal", "remove_tables", "stop_runs"]
+__all__ = ["REMOVED_PREFIX", "Removal", "plan_removal", "remove_tables", "stop_runs"]
 
 _POLL_SECONDS = 0.1
 """Seconds between two checks whether the runs have ended."""
-_REMOVED_PREFIX = "_reset-"
+REMOVED_PREFIX = "_reset-"
 """The prefix of files that are being removed. If a crash leaves some of them, the next reset removes them."""
 
 CHANGELOG_NAME = "changelog"
 """The table that all others are made from: removing it removes all."""
-_RUN_FILES = ("_checkpoint", "_pending", "_schema.json", "_content.json", "_run.json", "_stop", MARKER, OWN_CATALOG)
+_RUN_FILES = (
+    "_checkpoint", "_pending", "_schema.json", "_content.json", "_run.json", "_stop", "_erasure.parquet",
+    "_resnapshot.json", MARKER, OWN_CATALOG,
+)  # fmt: skip
 """Files of a run in the lake, beside tables and dependents."""
 
 
@@ -93,7 +96,7 @@ def plan_removal(lake: LakeDirectory, tables: Sequence[str]) -> Removal:
     """
     if not tables or CHANGELOG_NAME in tables:
         names = ("changelog", "current", *_list_directories(), *_RUN_FILES)
-        found = [lake.path / name for name in names] + [*lake.path.glob(f"{_REMOVED_PREFIX}*")]
+        found = [lake.path / name for name in names] + [*lake.path.glob(f"{REMOVED_PREFIX}*")]
         return Removal(lake, (), tuple(path for path in found if path.exists()))
     paths: list[Path] = []
     for name in tables:
@@ -138,7 +141,7 @@ def remove_tables(removal: Removal, patience: float = 0.0) -> None:
         # All paths are renamed before any is deleted, so that no run finds a table with missing files.
         moved = []
         for number, path in enumerate(removal.paths):
-            target = removal.lake.path / f"{_REMOVED_PREFIX}{number}-{time.time_ns()}"
+            target = removal.lake.path / f"{REMOVED_PREFIX}{number}-{time.time_ns()}"
             with suppress(FileNotFoundError):  # SQLite removes its extra files when the last reader closes
                 path.replace(target)
                 moved.append(target)

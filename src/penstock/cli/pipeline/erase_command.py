@@ -1,0 +1,107 @@
+"""`penstock pipeline erase`: remove documents from all files of tables, indexes and dead letters."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.base.app import AsJson, format_examples
+from penstock.cli.base.show import format_json_line
+from penstock.cli.pipeline.arguments import FileOrLake, find_written_lakes
+from penstock.cli.pipeline.group import commands
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.spark.pipeline.maintenance.erasure import ErasureReport
+
+
+@commands.command(
+    epilog=format_examples(
+        "penstock pipeline erase ./lake --key user-4711 --key session-4711",
+        'penstock pipeline erase pipeline.toml --where "user.id = 4711" --dry-run',
+        "penstock pipeline erase pipeline.toml --keys keys.txt --collection app.users --json",
+    )
+)
+def erase(
+    where_lake: FileOrLake,
+    *,
+    key: Annotated[list[str] | None, typer.Option("--key", metavar="KEY", help="Key; can be repeated.")] = None,
+    keys: Annotated[str | None, typer.Option("--keys", metavar="FILE", help="File with one key a line.")] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where", metavar="SQL", help="Condition on the JSON value; one version of a document must meet it."
+        ),
+    ] = None,
+    collection: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this collection, for example app.users.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(metavar="NAME", help="Only the tables of this source.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count documents and rows.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Erase documents, with all their versions, from the files of tables.
+
+    The changelog keeps an empty row in the place of each version. Current and
+    indexes lose the documents, and with FILE also the dead letters of its sinks.
+    Replaced files stay until penstock pipeline vacuum --keep-hours 0. Delete the
+    documents in the bucket first: its later changes are written again.
+
+    Not possible while a run writes the tables; stop it first. If the command was
+    killed, run it again, with or without keys. --where starts Spark. With --json,
+    each line is one source.
+    """
+    from penstock.spark.pipeline.maintenance.document_selection import DocumentSelection, read_keys_file
+    from penstock.spark.pipeline.maintenance.erasure import erase_documents
+
+    lakes = find_written_lakes(where_lake)
+    if source is not None and source not in lakes:
+        names = ", ".join(str(name) for name in lakes if name is not None) or "no name, there is one source"
+        raise UsageError(f"--source is {source!r}, expected {names}")
+    given = tuple(map(os.fsencode, key or ())) + (read_keys_file(keys) if keys is not None else ())
+    if where is not None and not where.strip():
+        raise UsageError(f"--where is {where!r}, expected a condition in SQL such as user.id = 4711")
+    for name, lake in lakes.items():
+        if source not in (None, name):
+            continue
+        schema, letters = _find_declared(where_lake, name)
+        report = erase_documents(lake, DocumentSelection(given, where, schema, collection), letters, dry_run=dry_run)
+        if as_json:
+            print(format_json_line({"source": name, **asdict(report)}), flush=True)
+        else:
+            print(_format_report(name, report), flush=True)
+
+
+def _find_declared(where: str, source: str | None) -> tuple[str | None, list[Path]]:
+    """Return the fields of a source's values, and the directories of dead letters; nothing for a directory."""
+    from penstock.spark.pipeline.definition.definition import is_definition, read_definition
+    from penstock.spark.source.source_options import INFERRED
+
+    if not is_definition(where):
+        return None, []
+    definition = read_definition(where)
+    declared = next(each for each in definition.sources if each.name == source)
+    found = (each.find_letter_directory() for each in definition.list_dependents(declared))
+    schema = None if declared.value_schema == INFERRED else declared.value_schema
+    return schema, [path for path in found if path is not None]
+
+
+def _format_report(source: str | None, report: ErasureReport) -> str:
+    verb = "erased" if report.is_done else "would be erased"
+    head = "" if source is None else f"{source}: "
+    lines = [f"{head}{report.documents:,} document{'s' * (report.documents != 1)} {verb}"]
+    for part in report.parts:
+        files = f" in {part.files:,} file{'s' * (part.files != 1)}" if report.is_done else ""
+        lines.append(f"  {part.table:<14} {part.rows:,} row{'s' * (part.rows != 1)}{files}")
+    if report.existing:
+        lines.append(
+            f"{report.existing:,} of them still existed in current. Delete them in the bucket:"
+            " a later change or a rollback writes them again."
+        )
+    if report.is_done and any(part.files for part in report.parts):
+        lines.append("Replaced files stay on disk until penstock pipeline vacuum --keep-hours 0.")
+    return "\n".join(lines)

@@ -1,0 +1,316 @@
+"""Erasure: removes documents from the files of a lake's tables.
+
+The caller holds the lake's lock, so no run writes meanwhile. Every step may be repeated, and a step that finds nothing
+to erase changes nothing. So an erasure that was killed is completed by the same erasure. Replaced files stay on disk
+until vacuum removes them, since readers may have them open.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.spark.lake.changelog.changelog_delta import LOOKUP_COLUMNS
+from penstock.spark.lake.current.current_table import read_merged_version
+from penstock.spark.lake.maintenance.erased_documents import ErasedDocuments
+from penstock.spark.lake.maintenance.lake_compaction import make_maintenance_transaction, rewrite_range
+from penstock.spark.lake.tables.data_files import DataFile, match_types
+from penstock.spark.lake.tables.delta_table import DeltaLakeTable, RangeWriter
+from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.lake.tables.lake_table import AnyTable, TableVersion
+from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
+from penstock.wire.columns.schema import CHANGE_SCHEMA
+
+__all__ = [
+    "ErasedPart",
+    "erase_changelog",
+    "erase_current",
+    "erase_letters",
+    "list_changelog_paths",
+    "remove_old_logs",
+    "trim_foreign_log",
+]
+
+_MARK_COLUMNS = ["vbucket", "collection_id", "key", "event"]
+_LOG_NAME = re.compile(r"(\d{20})\.")
+"""The start of the name of a commit or a checkpoint in a Delta log."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErasedPart:
+    """The part of an erasure in one table or index.
+
+    Attributes:
+        table: "changelog", "current", the name of the index, or the directory of dead letters.
+        kind: its kind.
+        rows: erased rows.
+        files: files that were rewritten.
+    """
+
+    table: str
+    kind: str
+    rows: int = 0
+    files: int = 0
+
+
+def list_changelog_paths(lake: LakeDirectory) -> list[str]:
+    """Return the paths of the changelog's files, of Delta or plain Parquet; empty without a changelog."""
+    if _is_plain(lake):
+        return sorted(map(str, lake.changelog_table.path.glob("vbucket_range=*/*.parquet")))
+    opened = lake.changelog_table.open()
+    return [] if opened is None else lake.changelog_table.list_paths(lake.changelog_table.list_files(opened))
+
+
+def _is_plain(lake: LakeDirectory) -> bool:
+    return not lake.changelog_table.has_versions
+
+
+# The changelog
+
+
+def erase_changelog(lake: LakeDirectory, erased: ErasedDocuments) -> ErasedPart:
+    """Put erased rows in the place of the documents' changes. Numbers and places of rows stay the same.
+
+    The commits declare that no row changed, as those of a compaction do, so dependents get no changes of documents.
+
+    Args:
+        lake: the lake of the changelog.
+        erased: the documents.
+
+    Returns:
+        Rows and files.
+    """
+    if _is_plain(lake):
+        return _erase_plain_changelog(lake, erased)
+    table = lake.changelog_table
+
+    def count_rows(file: DataFile) -> int:
+        return _count_changes(table.path / file.path, erased)
+
+    times: dict[Path, int] = {}
+
+    def rewrite(table: AnyTable, group: Sequence[DataFile]) -> list[DataFile]:
+        (file,) = group
+        made = _blank_file(table, file, erased)
+        times.update(dict.fromkeys(map(table.path.joinpath, (new.path for new in made)), _read_time(table, file)))
+        return made
+
+    part = _erase_ranges(table, "changelog", count_rows, rewrite, make_maintenance_transaction)
+    # States of the past by time depend on it: a file that is newer than its commit counts as joined. After the commits,
+    # because vacuum removes old files that no commit names.
+    for path, nanoseconds in times.items():
+        with suppress(FileNotFoundError):  # an attempt that lost a race
+            os.utime(path, ns=(nanoseconds, nanoseconds))
+    return part
+
+
+def _read_time(table: AnyTable, file: DataFile) -> int:
+    return (table.path / file.path).stat().st_mtime_ns
+
+
+def _erase_ranges(
+    table: AnyTable,
+    name: str,
+    count_rows: Callable[[DataFile], int],
+    rewrite: Callable[[AnyTable, Sequence[DataFile]], list[DataFile]],
+    transaction: Callable[[TableVersion], tuple[str, int]],
+    *,
+    rows_change: bool = False,
+) -> ErasedPart:
+    """Rewrite the files of a table that hold erased rows, one commit for each range.
+
+    Args:
+        table: the table.
+        name: its name in the result.
+        count_rows: returns the number of a file's rows to erase.
+        rewrite: returns new files.
+        transaction: returns application id and version for a commit.
+        rows_change: whether readers of the table's changes must see the commits.
+
+    Returns:
+        Rows and files.
+    """
+    counts: dict[str, int] = {}
+    rewritten: set[str] = set()
+
+    def choose_groups(opened: TableVersion) -> list[list[DataFile]]:
+        groups = []
+        for file in table.list_files(opened):
+            if file.path not in counts:
+                counts[file.path] = count_rows(file)
+            if counts[file.path]:
+                rewritten.add(file.path)
+                groups.append([file])
+        return groups
+
+    opened = table.open()
+    found = choose_groups(opened) if opened is not None else []
+    for part in sorted({file.vbucket_range for (file,) in found}):
+        rewrite_range(table, part, choose_groups, rewrite, transaction, rows_change=rows_change)
+    return ErasedPart(name, name, sum(counts[path] for path in rewritten), len(rewritten))
+
+
+def _count_changes(path: Path, erased: ErasedDocuments) -> int:
+    rows = match_types(pq.read_table(path, columns=_MARK_COLUMNS, partitioning=None), CHANGE_SCHEMA)
+    return int(erased.mark_changes(rows).sum())
+
+
+def _blank_file(table: AnyTable, file: DataFile, erased: ErasedDocuments) -> list[DataFile]:
+    """Write a file of the changelog with erased rows into new files.
+
+    Returns:
+        The new files, with the commit time of the old file.
+    """
+    with RangeWriter(table.path, file.vbucket_range, CHANGE_SCHEMA) as writer:
+        with pq.ParquetFile(table.path / file.path) as old:
+            for group in range(old.num_row_groups):
+                rows = match_types(old.read_row_group(group, columns=CHANGE_SCHEMA.names), CHANGE_SCHEMA)
+                writer.write(erased.blank_changes(rows))
+        return [replace(new, modified=file.modified) for new in writer.close()]
+
+
+def _erase_plain_changelog(lake: LakeDirectory, erased: ErasedDocuments) -> ErasedPart:
+    """Replace plain files in place: erased rows keep their number, so that the manifests stay true.
+
+    Returns:
+        Rows and files.
+    """
+    root, pending = lake.changelog_table.path, lake.changelog_table.write_root
+    # This moves the files of a batch whose process was killed between its manifest and the move.
+    lake.changelog_table.discard_uncommitted([])
+    pending.mkdir(exist_ok=True)
+    draft = pending / "erased.parquet"
+    rows = files = 0
+    for path in sorted(root.glob("vbucket_range=*/*.parquet")):
+        if found := _count_changes(path, erased):
+            with pq.ParquetFile(path) as old, pq.ParquetWriter(draft, old.schema_arrow, compression="zstd") as new:
+                for group in range(old.num_row_groups):
+                    new.write_table(erased.blank_changes(old.read_row_group(group)).cast(old.schema_arrow))
+            os.replace(draft, path)
+            rows, files = rows + found, files + 1
+    # Batches that were never committed: no run is active.
+    for leftover in pending.rglob("*.parquet"):
+        leftover.unlink()
+    return ErasedPart("changelog", "changelog", rows, files)
+
+
+# The current table
+
+
+def erase_current(lake: LakeDirectory, erased: ErasedDocuments) -> ErasedPart:
+    """Remove the documents from the current table, which must have merged the whole changelog.
+
+    Args:
+        lake: the lake of the table.
+        erased: the documents.
+
+    Returns:
+        Rows and files.
+    """
+    table, delta = lake.current_table, erased.to_delta()
+
+    def count_rows(file: DataFile) -> int:
+        keys = match_types(
+            pq.read_table(table.path / file.path, columns=list(LOOKUP_COLUMNS), partitioning=None), CURRENT_COLUMNS
+        )
+        return int(pc.sum(delta.mark_outdated(keys)).as_py() or 0)
+
+    def rewrite(table: AnyTable, group: Sequence[DataFile]) -> list[DataFile]:
+        with RangeWriter(table.path, group[0].vbucket_range, CURRENT_COLUMNS) as writer:
+            for file in group:
+                with pq.ParquetFile(table.path / file.path) as old:
+                    for number in range(old.num_row_groups):
+                        rows = match_types(old.read_row_group(number, columns=CURRENT_COLUMNS.names), CURRENT_COLUMNS)
+                        writer.write(rows.filter(pc.invert(delta.mark_outdated(rows))))
+            return writer.close()
+
+    # A merge commits with the same transaction. So if a merge and an erasure run at once, one fails.
+    def transaction(opened: TableVersion) -> tuple[str, int]:
+        return read_merged_version(lake, table, opened) or make_maintenance_transaction(opened)
+
+    return _erase_ranges(table, "current", count_rows, rewrite, transaction, rows_change=True)
+
+
+# Logs and dead letters
+
+
+def remove_old_logs(table: DeltaLakeTable) -> None:
+    """Remove the log of all versions but the newest: statistics of removed files hold values of documents.
+
+    A reader of a changelog's deltas that has not applied the newest version reads the whole changelog afterwards.
+
+    Args:
+        table: the table.
+    """
+    opened = table.open()
+    if opened is None:
+        return
+    opened.create_checkpoint()
+    for path in (table.path / "_delta_log").iterdir():
+        named = _LOG_NAME.match(path.name)
+        if named is not None and int(named[1]) < opened.version():
+            path.unlink(missing_ok=True)
+
+
+def trim_foreign_log(table: AnyTable) -> None:
+    """Remove old logs if another program has joined files: it writes statistics of keys and values.
+
+    Penstock's own commits of the changelog and of current have statistics of numbers alone.
+
+    Args:
+        table: the changelog or the current table.
+    """
+    if not isinstance(table, DeltaLakeTable):
+        return
+    log = table.path / "_delta_log"
+    if any(_has_value_statistics(path) for path in (*log.glob("*.json"), *log.glob("*.parquet"))):
+        remove_old_logs(table)
+
+
+def _has_value_statistics(path: Path) -> bool:
+    if path.suffix == ".json":
+        text = path.read_text()
+    else:
+        added = pq.read_table(path, columns=["add.stats"])["add"].combine_chunks()
+        text = "".join(each for each in added.field("stats").to_pylist() if each)
+    return re.search(r'(min|max)Values\\?":\s*\{[^}]*\\?"(key|key_bytes|value)\\?"', text) is not None
+
+
+def erase_letters(directory: Path, erased: ErasedDocuments) -> ErasedPart:
+    """Remove rows with the documents' keys from dead letters, in all vbuckets and collections.
+
+    A sink's SQL may leave out the columns of a document's identity except the key.
+
+    Args:
+        directory: the directory of the dead letters.
+        erased: the documents.
+
+    Returns:
+        Rows and files.
+    """
+    keys = erased.identities["key"]
+    rows = files = 0
+    for path in sorted(directory.rglob("*.parquet")):
+        letters = pq.read_table(path, partitioning=None)
+        if "key" not in letters.column_names:
+            continue
+        is_erased = pc.is_in(letters["key"].cast(pa.binary()), value_set=keys)
+        found = int(pc.sum(is_erased).as_py() or 0)
+        if not found:
+            continue
+        if found == letters.num_rows:
+            path.unlink()
+        else:
+            draft = path.with_suffix(".draft")
+            pq.write_table(letters.filter(pc.invert(is_erased)), draft, compression="zstd")
+            os.replace(draft, path)
+        rows, files = rows + found, files + 1
+    return ErasedPart(str(directory), "dead letters", rows, files)

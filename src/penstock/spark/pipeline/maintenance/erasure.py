@@ -1,0 +1,178 @@
+"""Erasure of documents from all files of a lake: tables, indexes and dead letters.
+
+An erasure holds the lake's lock, so no run writes meanwhile. First it stores the identities of the documents in
+`_erasure.parquet`. So if it is killed, the next erasure completes it: a condition would no longer find a document whose
+matching versions are erased already. The last step removes that file.
+
+Pending changes are merged before anything is erased. So current and the indexes never read a replaced file of the
+changelog. Sinks may be away. A sink that has not read a replaced file before vacuum gets all documents again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.errors import UsageError
+from penstock.spark.dependents.dependent import DocumentIndex, catch_up
+from penstock.spark.dependents.registry import list_stored_dependents
+from penstock.spark.lake.changelog.changelog_delta import IDENTITY_SCHEMA, LOOKUP_COLUMNS
+from penstock.spark.lake.current.current_table import merge_current
+from penstock.spark.lake.maintenance.erased_documents import ErasedDocuments
+from penstock.spark.lake.maintenance.lake_erasure import (
+    ErasedPart,
+    erase_changelog,
+    erase_current,
+    erase_letters,
+    list_changelog_paths,
+    trim_foreign_log,
+)
+from penstock.spark.lake.reading.lake_readers import scan_current
+from penstock.spark.lake.tables.data_files import open_dataset
+from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.lake.tables.lake_lock import hold_lock
+from penstock.spark.pipeline.maintenance.document_selection import DocumentSelection, select_documents
+from penstock.spark.pipeline.state.stopping import REMOVED_PREFIX
+from penstock.wire.columns.schema import CHANGE_SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["ErasureReport", "erase_documents", "find_index_parts"]
+
+ERASURE = "_erasure.parquet"
+"""The file in the lake with the documents of an erasure that has not ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureReport:
+    """The result of an erasure.
+
+    Attributes:
+        documents: number of documents.
+        existing: number of these documents that the current table still had. The bucket may have them.
+        parts: the erased parts of tables, indexes and dead letters.
+        is_done: False if the erasure only counted.
+    """
+
+    documents: int
+    existing: int
+    parts: tuple[ErasedPart, ...]
+    is_done: bool
+
+
+def erase_documents(
+    lake: LakeDirectory,
+    selection: DocumentSelection,
+    letters: Iterable[Path] = (),
+    *,
+    dry_run: bool = False,
+    spark: SparkSession | None = None,
+    after_step: Callable[[str], None] = lambda name: None,
+) -> ErasureReport:
+    """Erase documents from the files of a lake, and complete an earlier erasure that was killed.
+
+    Raises LakeRefused while a run writes the lake, and if another program changed its changelog.
+
+    Args:
+        lake: the lake.
+        selection: the documents; an empty selection completes an earlier erasure.
+        letters: directories of dead letters of the lake's sinks.
+        dry_run: only count the documents and their rows.
+        spark: the session for a condition in SQL; None to start one.
+        after_step: called after each step with its name.
+
+    Returns:
+        The erased parts.
+
+    Raises:
+        UsageError: the selection is empty, and no earlier erasure is left.
+    """
+    if not lake.changelog_table.path.is_dir():
+        raise UsageError(f"there is no table at {lake.changelog_table.path}; expected the lake of a pipeline that ran")
+    with hold_lock(lake.path, 0):
+        if selection.is_empty and not (lake.path / ERASURE).exists():
+            raise UsageError("no documents are named; expected keys or a condition")
+        erased = _add_unfinished(lake, select_documents(lake, selection, spark))
+        if dry_run:
+            return _count_documents(lake, erased)
+        _store_unfinished(lake, erased)
+        after_step("stored")
+        parts = _erase_parts(lake, erased, letters, after_step)
+        (lake.path / ERASURE).unlink()
+    existing = sum(part.rows for part in parts if part.table == "current")
+    return ErasureReport(erased.identities.num_rows, existing, parts, is_done=True)
+
+
+def _erase_parts(
+    lake: LakeDirectory, erased: ErasedDocuments, letters: Iterable[Path], after_step: Callable[[str], None]
+) -> tuple[ErasedPart, ...]:
+    """Erase documents from all parts of a lake; after each step, a repetition completes the erasure.
+
+    Returns:
+        The erased parts.
+    """
+    indexes = find_index_parts(lake)
+    if lake.current_table.open() is not None:
+        merge_current(lake)
+    for _, _, index in indexes:
+        catch_up(index, lake)
+    after_step("merged")
+    parts = [erase_changelog(lake, erased)]
+    after_step("changelog")
+    parts.append(erase_current(lake, erased))
+    after_step("current")
+    for kind, name, index in indexes:
+        parts.append(ErasedPart(name, kind, *index.erase_documents(erased.to_delta())))
+        after_step(name)
+    for table in (lake.changelog_table, lake.current_table):
+        trim_foreign_log(table)
+    parts += [erase_letters(directory, erased) for directory in letters if directory.is_dir()]
+    for leftover in lake.path.glob(f"{REMOVED_PREFIX}*"):  # of a reset that was killed
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    return tuple(parts)
+
+
+def find_index_parts(lake: LakeDirectory) -> list[tuple[str, str, DocumentIndex]]:
+    """Return kind, name and object of each index that has files in a lake, declared or not."""
+    found = []
+    for kind, name in list_stored_dependents(lake):
+        index = kind.open_stored(lake, name)
+        if index is not None:
+            found.append((kind.kind, name, index))
+    return found
+
+
+def _add_unfinished(lake: LakeDirectory, erased: ErasedDocuments) -> ErasedDocuments:
+    """Return the documents, with those of an earlier erasure that has not ended."""
+    path = lake.path / ERASURE
+    if not path.exists():
+        return erased
+    earlier = pq.read_table(path).cast(IDENTITY_SCHEMA)
+    return ErasedDocuments.collect(pa.concat_tables([erased.identities, earlier]))
+
+
+def _store_unfinished(lake: LakeDirectory, erased: ErasedDocuments) -> None:
+    draft = lake.path / f"{ERASURE}.draft"
+    pq.write_table(erased.identities, draft)
+    draft.replace(lake.path / ERASURE)
+
+
+def _count_documents(lake: LakeDirectory, erased: ErasedDocuments) -> ErasureReport:
+    """Return the numbers of rows that an erasure would remove from the changelog and from current."""
+    delta, keys = erased.to_delta(), erased.identities["key"].unique()
+    changes = open_dataset(list_changelog_paths(lake), CHANGE_SCHEMA).to_table(
+        columns=[*IDENTITY_SCHEMA.names, "event"], filter=pc.field("key").isin(keys)
+    )
+    parts = [ErasedPart("changelog", "changelog", int(erased.mark_changes(changes).sum()))]
+    if lake.current_table.open() is not None:
+        documents = scan_current(lake, LOOKUP_COLUMNS)
+        parts.append(ErasedPart("current", "current", delta.mark_outdated(documents).true_count))
+    return ErasureReport(erased.identities.num_rows, sum(part.rows for part in parts[1:]), tuple(parts), is_done=False)

@@ -1,0 +1,33 @@
+"""Vacuum of all tables of a lake: changelog, current and indexes."""
+
+from __future__ import annotations
+
+from penstock.spark.lake.maintenance.lake_vacuum import KEEP_HOURS, hold_vacuum_lock, vacuum_table
+from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport
+from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.pipeline.maintenance.erasure import find_index_parts
+
+__all__ = ["vacuum"]
+
+
+def vacuum(lake: LakeDirectory, keep_hours: int = KEEP_HOURS, *, dry_run: bool = False) -> MaintenanceReport:
+    """Remove files that the tables and indexes of a lake have not needed for `keep_hours`.
+
+    A reader that began before its files were replaced must end within that time. A batch or a merge that is being
+    written must end within that time too. Raises LakeRefused if `keep_hours` is 0 and a pipeline runs, and UsageError
+    if it is negative.
+
+    Args:
+        lake: the lake of the tables.
+        keep_hours: 0 to remove the files at once.
+        dry_run: only report, and remove no file.
+
+    Returns:
+        Files and bytes on disk, before and after.
+    """
+    with hold_vacuum_lock(lake, keep_hours, dry_run=dry_run):
+        changelog, current = (
+            vacuum_table(table, keep_hours, dry_run=dry_run) for table in (lake.changelog_table, lake.current_table)
+        )
+        indexes = {name: index.vacuum(keep_hours, dry_run=dry_run) for _, name, index in find_index_parts(lake)}
+        return MaintenanceReport(changelog, current, indexes)

@@ -1,0 +1,102 @@
+"""`penstock pipeline erase` and `vacuum`: the removed rows and files, and the reports."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.spark import Lake
+from penstock.spark.dependents.dependent import catch_up
+from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
+from penstock.spark.lake.current.current_table import merge_current
+from penstock.spark.lake.tables.lake_lock import hold_lock
+from tests.spark.lakes import append, row
+
+
+@pytest.fixture
+def lake(tmp_path):
+    """A lake with an index, in the directory that `definition` names."""
+    lake = Lake(tmp_path / "lake")
+    append(lake, 0, [row(1, 1, b"user-1", b'{"abv": 5}'), row(1, 2, b"user-2", b'{"abv": 6}')])
+    append(lake, 1, [row(1, 3, b"user-1", b'{"abv": 7}'), row(2, 1, b"user-3", None, "deletion")])
+    merge_current(lake)
+    catch_up(SecondaryIndex(lake, "by_abv", "abv", "double"), lake)
+    return lake
+
+
+@pytest.fixture
+def definition(lake, tmp_path):
+    file = tmp_path / "pipeline.toml"
+    file.write_text(
+        'lake = "lake"\n[source.beer]\nurl = "couchbase://127.0.0.1:1/beer"\n'
+        '[[sink]]\nkind = "bucket"\nname = "copy"\nurl = "couchbase://127.0.0.1:1/copy"\ndead_letter_path = "refused"\n'
+    )
+    (tmp_path / "refused").mkdir()
+    pq.write_table(pa.table({"key": [b"user-1"], "value": [b"7"]}), tmp_path / "refused" / "batch-0.parquet")
+    return file
+
+
+def test_erasure_reports_removed_rows(run, lake, definition, tmp_path):
+    (tmp_path / "keys.txt").write_text("user-1\nuser-3\n\n")
+    code, out, err = run("pipeline", "erase", definition, "--keys", tmp_path / "keys.txt")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "beer: 2 documents erased",
+        "  changelog      3 rows in 2 files",
+        "  current        1 row in 1 file",
+        "  by_abv         1 row in 1 file",
+        f"  {tmp_path / 'refused'} 1 row in 1 file",
+        "1 of them still existed in current. Delete them in the bucket:"
+        " a later change or a rollback writes them again.",
+        "Replaced files stay on disk until penstock pipeline vacuum --keep-hours 0.",
+    ]
+    assert not list((tmp_path / "refused").iterdir())
+    code, out, _ = run("pipeline", "find", lake.path, "by_abv", "7", "--json")
+    assert (code, out) == (0, "")
+    rows = run("pipeline", "show", lake.path, "changelog", "--json").json_lines
+    assert sorted(row["event"] for row in rows) == ["erased", "erased", "erased", "mutation"]
+
+
+def test_erasure_as_json(run, lake):
+    found = run("pipeline", "erase", lake.path, "--key", "user-2", "--dry-run", "--json").json
+    assert (found["documents"], found["existing"], found["is_done"]) == (1, 1, False)
+    found = run("pipeline", "erase", lake.path, "--key", "user-2", "--json").json
+    assert [(part["table"], part["kind"], part["rows"], part["files"]) for part in found["parts"]] == [
+        ("changelog", "changelog", 1, 1), ("current", "current", 1, 1), ("by_abv", "index", 1, 1)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ([], "no documents are named; expected keys or a condition"),
+        (["--where", " "], "--where is ' ', expected a condition in SQL"),
+        (["--keys", "/none"], "/none cannot be read: No such file or directory; expected a file with one key a line"),
+        (["--key", "user-1", "--source", "other"], "--source is 'other', expected no name, there is one source"),
+    ],
+)
+def test_wrong_erasure_is_one_sentence(run, lake, options, sentence):
+    code, out, err = run("pipeline", "erase", lake.path, *options)
+    assert (code, out) == (2, "")
+    assert sentence in err
+
+
+def test_erasure_is_refused_during_a_run(run, lake):
+    with hold_lock(lake.path, 0):
+        code, _, err = run("pipeline", "erase", lake.path, "--key", "user-1")
+    assert (code, f"another run writes {lake.path}; stop it first" in err) == (2, True)
+    assert lake.current().num_rows == 2
+
+
+def test_vacuum_reports_freed_files(run, lake):
+    run("pipeline", "erase", lake.path, "--key", "user-1")
+    shown = run("pipeline", "vacuum", lake.path, "--keep-hours", 0, "--dry-run")
+    (planned,) = run("pipeline", "vacuum", lake.path, "--keep-hours", 0, "--dry-run", "--json").json_lines
+    (done,) = run("pipeline", "vacuum", lake.path, "--keep-hours", 0, "--json").json_lines
+    assert json.dumps(planned) == json.dumps(done)
+    assert [line.rpartition("; ")[2].partition(" (")[0] for line in shown.lines] == ["2 files", "1 file", "1 file"]
+    assert all(line.endswith(") would be freed") for line in shown.lines)
+    sizes = [done["changelog"], done["current"], done["indexes"]["by_abv"]]
+    assert [(each["files_before"], each["files_after"]) for each in sizes] == [(4, 2), (2, 1), (2, 1)]
+    assert all(each["bytes_after"] < each["bytes_before"] for each in sizes)
