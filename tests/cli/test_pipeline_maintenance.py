@@ -12,6 +12,7 @@ from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.lake.current.current_table import merge_current
 from penstock.spark.lake.tables.lake_lock import hold_lock
 from tests.spark.lakes import append, row
+from tests.spark.test_retention import fill
 
 
 @pytest.fixture
@@ -87,6 +88,24 @@ def test_erasure_is_refused_during_a_run(run, lake):
         code, _, err = run("pipeline", "erase", lake.path, "--key", "user-1")
     assert (code, f"another run writes {lake.path}; stop it first" in err) == (2, True)
     assert lake.current().num_rows == 2
+
+
+def test_retention_drops_old_versions(run, tmp_path):
+    lake = Lake(tmp_path / "lake")
+    fill(lake)
+    merge_current(lake)
+    file = tmp_path / "pipeline.toml"
+    file.write_text('lake = "lake"\n[source.beer]\nurl = "couchbase://h/beer"\n[tables]\nretention = "0 days"\n')
+    assert run("pipeline", "retain", lake.path, "--retention", "1 hour").out.startswith("0 of 8 rows dropped; ")
+    out = run("pipeline", "retain", file, "--dry-run").out
+    assert out.startswith("beer: 2 of 8 rows would be dropped; the oldest state left is that of 20")
+    found = run("pipeline", "retain", file, "--json").json
+    assert (found["source"], found["rows_before"], found["rows_after"], found["is_done"]) == ("beer", 8, 6, True)
+    code, _, err = run("pipeline", "retain", lake.path)
+    assert (code, "expected --retention, or retention in [tables] of FILE" in err) == (2, True)
+    file.write_text(file.read_text().replace("0 days", "soon"))
+    code, _, err = run("pipeline", "validate", file)
+    assert (code, "[tables] retention is 'soon', expected an age such as 30 days" in err) == (2, True)
 
 
 def test_vacuum_reports_freed_files(run, lake):

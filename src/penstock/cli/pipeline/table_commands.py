@@ -14,6 +14,7 @@ from penstock.cli.pipeline.arguments import FileOrLake, OneSource, find_written_
 from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress_display import format_size
 from penstock.client.dumps.json_objects import make_json_object
+from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport
@@ -90,6 +91,56 @@ def vacuum(
     for source, lake in find_written_lakes(where).items():
         report = remove(lake, keep_hours, dry_run=dry_run)
         _print_report(source, report, "files on disk", as_json=as_json, freed="would be freed" if dry_run else "freed")
+
+
+@commands.command(
+    epilog=format_examples(
+        'penstock pipeline retain ./lake --retention "30 days" --dry-run',
+        'penstock pipeline retain ./lake --retention "100 GB"',
+        "penstock pipeline retain pipeline.toml --json",
+    )
+)
+def retain(
+    where: FileOrLake,
+    *,
+    retention: Annotated[
+        str | None,
+        typer.Option(metavar="LIMIT", help="Age such as 30 days, or size such as 100 GB. Default: the limit in FILE."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the rows.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Drop old versions from the changelog.
+
+    Only versions that a newer version has replaced are dropped: the newest version
+    of each document stays. Versions also stay if a dependent has not read them, or
+    if a rollback may bring them back. Past states that need dropped versions are
+    refused. A run may continue meanwhile, and drops versions by itself if FILE has
+    a limit. With --json, each line is one source.
+    """
+    from penstock.spark.lake.maintenance.lake_retention import parse_retention, retain_changelog
+    from penstock.spark.pipeline.definition.definition import is_definition, read_definition
+    from penstock.spark.pipeline.state.lake_status import list_applied_versions
+
+    text = retention
+    if text is None and is_definition(where):
+        text = read_definition(where).tables.retention
+    if text is None:
+        raise UsageError("expected --retention, or retention in [tables] of FILE, such as 30 days or 100 GB")
+    limit = parse_retention(text)
+    for source, lake in find_written_lakes(where).items():
+        report = retain_changelog(lake, limit, list_applied_versions(lake), dry_run=dry_run)
+        if as_json:
+            oldest = None if report.oldest is None else report.oldest.isoformat()
+            print(format_json_line({"source": source, **asdict(report), "oldest": oldest}), flush=True)
+            continue
+        dropped = report.rows_before - report.rows_after
+        verb = "would be dropped" if dry_run else "dropped"
+        sizes = f"{format_size(report.bytes_before)} to {format_size(report.bytes_after)}"
+        line = f"{dropped:,} of {report.rows_before:,} rows {verb}" + ("" if dry_run else f"; {sizes}")
+        if report.oldest is not None:
+            line += f"; the oldest state left is that of {report.oldest:%Y-%m-%dT%H:%M:%SZ}"
+        print(line if source is None else f"{source}: {line}", flush=True)
 
 
 def _print_report(

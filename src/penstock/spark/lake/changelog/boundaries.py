@@ -11,6 +11,9 @@ version that was left out for a version above that seqno. A boundary is a seqno 
   `high` is the end itself, the end is a boundary. Otherwise the first complete snapshot from the end that reaches
   `high` ends at a boundary.
 
+A row `retained` stands for all rows up to its seqno, of which retention has dropped versions that no later state needs.
+It counts as one complete snapshot from the start of the vbucket, and the rows below it are no evidence any more.
+
 A rollback removes the rows of older histories above its seqno. Rollbacks of histories above the requested history are
 not applied.
 """
@@ -31,11 +34,13 @@ from penstock.wire.columns.schema import unsigned64
 
 __all__ = [
     "EVIDENCE",
+    "RETAINED_EVENT",
     "Boundary",
     "RollbackPoint",
     "SnapshotRows",
     "collect_evidence",
     "find_boundaries",
+    "find_floors",
     "find_newest_boundary",
     "merge_at_boundaries",
     "select_rows_below",
@@ -43,6 +48,9 @@ __all__ = [
 
 EVIDENCE = ("vbucket", "history", "seqno", "event", "snapshot_start", "snapshot_end")
 """The columns of a change that show where boundaries are."""
+
+RETAINED_EVENT = "retained"
+"""The event of a row below which retention has dropped versions; its seqno is a boundary."""
 
 _NO_END = 1 << 64
 """Stands for an unknown end of a snapshot: above every seqno, which has 64 bits."""
@@ -125,6 +133,7 @@ def _apply_rollbacks(snapshots: Iterable[SnapshotRows], rollbacks: Iterable[Roll
 def collect_evidence(rows: pa.Table) -> tuple[dict[int, list[SnapshotRows]], dict[int, list[RollbackPoint]]]:
     """Return the snapshots and the rollbacks of each vbucket, from rows with the columns EVIDENCE."""
     cutting = pc.is_in(rows["event"], value_set=ROLLBACK_EVENTS)
+    floors = find_floors(rows)
     groups = ["vbucket", "history", "snapshot_start", "snapshot_end"]
     changes = rows.filter(pc.invert(cutting)).group_by(groups).aggregate([("seqno", "min"), ("seqno", "max")])
     snapshots: dict[int, list[SnapshotRows]] = {}
@@ -132,12 +141,27 @@ def collect_evidence(rows: pa.Table) -> tuple[dict[int, list[SnapshotRows]], dic
     for vbucket, history, start, end, first, last in zip(*columns, strict=True):
         bounds = (_NO_END, _NO_END) if start is None or end is None else (unsigned64(start), unsigned64(end))
         found = SnapshotRows(history, unsigned64(first), unsigned64(last), *bounds)
-        snapshots.setdefault(vbucket, []).append(found)
+        floor = floors.get(vbucket)
+        if floor is None or history > floor.history or found.first > floor.seqno:
+            snapshots.setdefault(vbucket, []).append(found)
+    for vbucket, (history, seqno) in floors.items():
+        snapshots.setdefault(vbucket, []).append(SnapshotRows(history, 1, seqno, 0, seqno))
     rollbacks: dict[int, list[RollbackPoint]] = {}
     rollback_rows = rows.filter(cutting)
     for vbucket, history, seqno in zip(*(rollback_rows[name].to_pylist() for name in EVIDENCE[:3]), strict=True):
         rollbacks.setdefault(vbucket, []).append(RollbackPoint(history, unsigned64(seqno or 0)))
     return snapshots, rollbacks
+
+
+def find_floors(rows: pa.Table) -> dict[int, Boundary]:
+    """Return the oldest state of each vbucket of which retention has dropped versions, from rows with EVIDENCE."""
+    kept = rows.filter(pc.equal(rows["event"], RETAINED_EVENT))
+    columns = (kept[name].to_pylist() for name in ("vbucket", "history", "seqno"))
+    floors: dict[int, Boundary] = {}
+    for vbucket, history, seqno in zip(*columns, strict=True):
+        found = Boundary(history, unsigned64(seqno))
+        floors[vbucket] = max(found, floors.get(vbucket, found))
+    return floors
 
 
 def find_boundaries(rows: pa.Table, offset: Offset | None = None) -> dict[int, Boundary]:

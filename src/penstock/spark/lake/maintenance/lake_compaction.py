@@ -28,6 +28,7 @@ __all__ = [
     "CompactionConflict",
     "compact",
     "group_small_files",
+    "list_applied_files",
     "maintain_changelog",
     "make_maintenance_transaction",
     "rewrite_range",
@@ -78,7 +79,7 @@ def compact(lake: LakeDirectory, applied: Iterable[tuple[str, int] | None] = ())
     return MaintenanceReport(
         _compact_table(
             lake.changelog_table,
-            lambda table: group_small_files(_list_applied_files(lake, table, applied)),
+            lambda table: group_small_files(list_applied_files(lake, table, applied)),
             make_maintenance_transaction,
         ),
         # A merge commits with the same transaction. So if a merge and a compaction run at once, one fails.
@@ -112,7 +113,7 @@ def maintain_changelog(lake: LakeDirectory) -> bool:
         with suppress(CompactionConflict):  # another process joins these files
             _compact_table(
                 table,
-                lambda opened: group_small_files(_list_applied_files(lake, opened, ()), is_tiered=True),
+                lambda opened: group_small_files(list_applied_files(lake, opened, ()), is_tiered=True),
                 make_maintenance_transaction,
             )
     table.remove_unused_files(KEEP_HOURS, only_replaced=True)
@@ -148,7 +149,7 @@ def group_small_files(files: Iterable[DataFile], *, is_tiered: bool = False) -> 
     return [group for group in groups if len(group) > 1]
 
 
-def _list_applied_files(
+def list_applied_files(
     lake: LakeDirectory, table: TableVersion, applied: Iterable[tuple[str, int] | None]
 ) -> list[DataFile]:
     """Return the changelog's files that current and all dependents have applied.

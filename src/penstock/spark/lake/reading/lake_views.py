@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import UsageError
-from penstock.spark.lake.changelog.boundaries import EVIDENCE, Boundary, find_boundaries, select_rows_below
+from penstock.spark.lake.changelog.boundaries import (
+    EVIDENCE,
+    RETAINED_EVENT,
+    Boundary,
+    find_boundaries,
+    find_floors,
+    select_rows_below,
+)
 from penstock.spark.lake.changelog.merge_rules import merge_changes
 from penstock.spark.lake.current.merged_state import refuse_missing_table, retry_missing_files
 from penstock.spark.lake.reading.lake_positions import LakePosition, find_position_at, read_position
@@ -105,7 +113,26 @@ def _find_range_boundaries(
         _check_reached(lake, offset)
     for part in sorted({file.vbucket_range for file in files}):
         own = [file for file in files if file.vbucket_range == part]
-        yield own, find_boundaries(_open_changelog(lake, own).to_table(columns=list(EVIDENCE)), offset)
+        rows = _open_changelog(lake, own).to_table(columns=[*EVIDENCE, "cas"])
+        if offset is not None:
+            _check_retained(lake, rows, offset)
+        yield own, find_boundaries(rows, offset)
+
+
+def _check_retained(lake: LakeDirectory, rows: pa.Table, offset: Offset) -> None:
+    """Check that no version of the state at an offset was dropped.
+
+    Raises:
+        UsageError: retention has dropped versions of this state.
+    """
+    for vbucket, floor in find_floors(rows).items():
+        at = offset.vbuckets[vbucket]
+        if (at.history, at.seqno) < floor:
+            oldest = pc.max(rows.filter(pc.equal(rows["event"], RETAINED_EVENT))["cas"]).as_py() / 10**9
+            raise UsageError(
+                f"retention has dropped the state of {lake.path} at seqno {at.seqno} of vbucket {vbucket};"
+                f" the oldest state that is left is that of {datetime.fromtimestamp(oldest, UTC).isoformat()}"
+            )
 
 
 def _open_changelog(lake: LakeDirectory, files: Iterable[DataFile]) -> ds.Dataset:

@@ -33,6 +33,7 @@ from penstock.options import (
 from penstock.spark.dependents.checks import check_declared_name
 from penstock.spark.dependents.registry import DependentKind, list_kinds, list_titles
 from penstock.spark.lake.current.merge_policy import MergePolicy
+from penstock.spark.lake.maintenance.lake_retention import parse_retention
 from penstock.spark.lake.tables.directory import LakeDirectory, is_remote_path
 from penstock.spark.lake.tables.iceberg_catalog import check_catalog, resolve_catalog
 from penstock.spark.pipeline.definition.run_options import Metrics, Trigger
@@ -128,13 +129,19 @@ class TableSettings:
         format: "delta", "iceberg", or "parquet" for plain files.
         catalog: the URI of the catalog of Iceberg tables, None for a catalog in the lake.
         current: whether the current table is written.
+        retention: an age or a size; a run drops older versions of the changelog. None to keep all.
     """
 
     format: Literal["delta", "iceberg", "parquet"] = "delta"
     catalog: str | None = None
     current: bool = True
+    retention: str | None = None
 
     def __post_init__(self) -> None:
+        if self.retention is not None:
+            parse_retention(self.retention)
+            if not self.current:
+                raise UsageError(f"retention is {self.retention!r}, which needs current = true")
         if self.format == "parquet" and self.current:
             raise UsageError(
                 "format is 'parquet', whose files have no versions to merge from; expected current = false"

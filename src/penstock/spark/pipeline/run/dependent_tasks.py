@@ -15,6 +15,7 @@ from penstock.spark.lake.reading.lake_readers import count_rows
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
 from penstock.spark.pipeline.run.dependent_runner import DependentTask
+from penstock.spark.pipeline.run.retention_timer import RetentionTimer
 from penstock.spark.pipeline.run.spark_failure import translate_errors
 
 if TYPE_CHECKING:
@@ -38,12 +39,24 @@ def create_tasks(
         Tasks with their pending changes set.
     """
     policy = definition.current.policy
-    tasks = [create_current_task(lake, policy)] if definition.tables.current else []
+    retention = RetentionTimer(lake, definition.tables.retention)
+    tasks = [create_current_task(lake, policy, retention)] if definition.tables.current else []
     return tasks + [create_dependent_task(each, lake, policy, spark) for each in definition.list_dependents(source)]
 
 
-def create_current_task(lake: LakeDirectory, policy: MergePolicy) -> DependentTask:
-    """Return the task that merges the current table."""
+def create_current_task(
+    lake: LakeDirectory, policy: MergePolicy, retention: RetentionTimer | None = None
+) -> DependentTask:
+    """Return the task that merges the current table, and maintains the changelog.
+
+    Args:
+        lake: the lake of the tables.
+        policy: decides when a merge is due.
+        retention: drops old versions of the changelog; None for no limit.
+
+    Returns:
+        The task with its pending changes set.
+    """
 
     def table_rows() -> int:
         return count_rows(lake.current_table)
@@ -52,6 +65,8 @@ def create_current_task(lake: LakeDirectory, policy: MergePolicy) -> DependentTa
         version = current_table.merge_current(lake).version
         # After the merge, because only applied files may be joined.
         maintain_changelog(lake)
+        if retention is not None:
+            retention.apply()
         return version
 
     task = DependentTask("current", "current", merge, policy, table_rows=table_rows, is_vital=True)
