@@ -108,6 +108,22 @@ def test_retention_drops_old_versions(run, tmp_path):
     assert (code, "[tables] retention is 'soon', expected an age such as 30 days" in err) == (2, True)
 
 
+def test_resnapshot_is_left_to_the_next_run(run, tmp_path):
+    lake = Lake(tmp_path / "lake")
+    fill(lake)
+    out = run("pipeline", "resnapshot", lake.path, "--collection", "app.users").out
+    assert out == f"No run writes {lake.path}; the next run reads 1 vbucket again.\n"
+    assert json.loads((lake.path / "_resnapshot.json").read_text()) == {"1": 0}
+    assert run("pipeline", "resnapshot", lake.path, "--vbuckets", "0-1", "--json").json == {
+        "vbuckets": [1],
+        "done": False,
+    }
+    assert run("pipeline", "resnapshot", lake.path, "--key", "k", "--json").json["vbuckets"] == []
+    for options in ([], ["--key", "k", "--vbuckets", "1"]):
+        code, _, err = run("pipeline", "resnapshot", lake.path, *options)
+        assert (code, "expected one of --vbuckets, --key or --keys, and --collection" in err) == (2, True)
+
+
 def test_vacuum_reports_freed_files(run, lake):
     run("pipeline", "erase", lake.path, "--key", "user-1")
     shown = run("pipeline", "vacuum", lake.path, "--keep-hours", 0, "--dry-run")

@@ -158,6 +158,12 @@ def check(pipeline: Pipeline) -> None:
     assert len(rows) == len({row[:2] for row in rows})  # (vbucket, seqno) is unique because no rollback occurred
     assert set(changes["history"].to_pylist()) == {0}
     assert documents.newest() <= set(rows)
+    check_dependents(pipeline)
+
+
+def check_dependents(pipeline: Pipeline) -> None:
+    """Assert that the current table, both indexes and the other bucket equal the bucket."""
+    documents, lake = pipeline.documents, pipeline.lake
     held = documents.contents()
     assert current_of(lake) == held
     pipeline.copy.keys = documents.keys

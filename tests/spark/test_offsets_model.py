@@ -257,6 +257,7 @@ class Consumer:
         seen: the vbucket infos that the planner received last.
         rows: changes in the changelog.
         rollbacks: rollback rows in the changelog.
+        requested: vbuckets to read again, with their history at the request.
     """
 
     def __init__(self, world: World, chosen: list[int]) -> None:
@@ -267,6 +268,7 @@ class Consumer:
         self.seen: dict[int, VbucketInfo] = {}
         self.rows: list[Row] = []
         self.rollbacks: list[RollbackRow] = []
+        self.requested: dict[int, int] = {}
 
     @property
     def infos(self) -> dict[int, VbucketInfo]:
@@ -275,11 +277,17 @@ class Consumer:
     def request_infos(self, previous: Offset) -> dict[int, VbucketInfo]:
         """Return the vbucket infos that the planner receives; it requests no purge seqno that cannot matter."""
         settled, infos = batch_planning.find_settled_vbuckets(previous, self.seen, self.memory), self.infos
+        settled -= batch_planning.find_requested(previous, self.requested)
         if all(self.seen[vb].failover_log == info.failover_log for vb, info in infos.items() if vb in self.seen):
             same = [vb for vb in settled if self.seen[vb].high_seqno == infos[vb].high_seqno]
             infos.update((vb, self.seen[vb]) for vb in same)
         self.seen = infos
         return infos
+
+    def request_again(self) -> None:
+        """Request a new snapshot of a vbucket; requests stay, fulfilled or not."""
+        vbucket = self.world.random.choice(self.chosen)
+        self.requested[vbucket] = Offset.from_json(json.loads(self.text)).vbuckets[vbucket].history
 
     def latest(self) -> Offset:
         return plan_batch(make_first_offset(len(self.world.producers)), self.infos)[0]
@@ -311,7 +319,7 @@ class Consumer:
         """Plan and run one batch; return whether there was a batch."""
         previous = Offset.from_json(json.loads(self.text))
         infos = self.request_infos(previous)
-        end, self.memory = plan_batch(previous, infos, limit, self.memory)
+        end, self.memory = plan_batch(previous, infos, limit, self.memory, self.requested)
         self.check_plan(previous, end, infos, limit)
         end_text = json.dumps(end.to_json())
         if end_text == self.text:
@@ -370,12 +378,16 @@ class Consumer:
             if a.history == b.history and a.seqno == info.high_seqno:
                 assert self.documents(vbucket) == self.world.producers[vbucket].documents(), f"vbucket {vbucket}"
             assert b.history > a.history or b.seqno >= a.seqno
+            if a.history < b.history and self.requested.get(vbucket) == a.history and b.requested == a.seqno:
+                assert b.start == 0
             if self.memory.target and b.seqno > b.start:
                 assert b.seqno <= max(self.memory.target[vbucket][1], info.purge_seqno)
         planned = [
             b.seqno - b.start for a, b in zip(previous.vbuckets, end.vbuckets, strict=True) if a.seqno != b.seqno
         ]
-        assert limit is None or sum(planned) <= max(limit, *(info.purge_seqno for info in infos.values()))
+        again = batch_planning.find_requested(previous, self.requested)
+        exempt = (info.high_seqno if vb in again else info.purge_seqno for vb, info in infos.items())
+        assert limit is None or sum(planned) <= max(limit, *exempt)
 
     def catch_up(self) -> None:
         """Assert that, without further events, the query reaches the producers' state and then plans no batches."""
@@ -387,6 +399,7 @@ class Consumer:
             else:
                 raise AssertionError("the query never runs out of batches")
         assert not self.trigger(None)
+        assert not batch_planning.find_requested(Offset.from_json(json.loads(self.text)), self.requested)
         for vbucket in self.chosen:
             assert self.documents(vbucket) == self.world.producers[vbucket].documents(), f"vbucket {vbucket}"
         assert {row.vbucket for row in self.rows} <= {*self.chosen}
@@ -433,6 +446,8 @@ def simulate(random: Random, steps: int) -> None:
             consumer.catch_up()
         elif choice < 0.3:
             consumer.memory, consumer.seen = PlanMemory(), {}  # a restart
+        elif choice < 0.37:
+            consumer.request_again()
         else:
             consumer.trigger(limit)
     consumer.catch_up()

@@ -138,6 +138,7 @@ PARSED = {
     "collections": ("a,t.b", ("a", "t.b")),
     "vbuckets": ("4, 0-2,1-3", (0, 1, 2, 3, 4)),
     "startingOffsets": ("latest", "latest"),
+    "resnapshotFile": ("requests.json", "requests.json"),
     "endingOffsets": ('{"1": {"vbuuid": "5", "seqno": 7}}', VbucketPositions({1: (5, 7)})),
     "maxChangesPerTrigger": ("12", 12),
     "maxBytesPerTrigger": ("64m", 64 << 20),

@@ -8,5 +8,12 @@ from __future__ import annotations
 from importlib import import_module
 
 # Importing a module registers its commands; help lists them in this order.
-for part in ("run_command", "definition_commands", "state_commands", "table_commands", "erase_command"):
+for part in (
+    "run_command",
+    "definition_commands",
+    "state_commands",
+    "table_commands",
+    "erase_command",
+    "resnapshot_command",
+):
     import_module(f"{__name__}.{part}")

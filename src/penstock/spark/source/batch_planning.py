@@ -31,6 +31,7 @@ __all__ = [
     "PlanMemory",
     "PlannedRollback",
     "can_start_at",
+    "find_requested",
     "find_rollbacks",
     "find_settled_vbuckets",
     "plan_batch",
@@ -82,7 +83,11 @@ def prepare_available_now(infos: Mapping[int, VbucketInfo]) -> PlanMemory:
 
 
 def plan_batch(
-    previous: Offset, infos: Mapping[int, VbucketInfo], limit: int | None = None, memory: PlanMemory | None = None
+    previous: Offset,
+    infos: Mapping[int, VbucketInfo],
+    limit: int | None = None,
+    memory: PlanMemory | None = None,
+    requested: Mapping[int, int] | None = None,
 ) -> tuple[Offset, PlanMemory]:
     """Return the end of the next batch, and the memory for the next plan.
 
@@ -94,6 +99,8 @@ def plan_batch(
         limit: the most seqnos to plan, at least 1; None for no limit. A vbucket that starts from 0 must be read up to
             its purge seqno at once, and may exceed the limit.
         memory: the memory of the last plan; None for the first plan of a query.
+        requested: vbuckets to read again from 0, with the history at which each was requested. A vbucket is read again
+            in one batch, and waits for a later plan if it does not fit into the limit.
 
     Returns:
         The end, which is `previous` itself if there is nothing to do, and the memory.
@@ -108,9 +115,19 @@ def plan_batch(
     if not previous.pinned:
         return replace(previous, pinned=True), PlanMemory(target=target)
     known = memory.proven_offset if memory.proven_offset and memory.offset == previous else previous
-    bases = [_settle_vbucket(known.vbuckets[vb], infos[vb]) for vb in chosen]
+    settled = [_settle_vbucket(known.vbuckets[vb], infos[vb]) for vb in chosen]
+    again = find_requested(previous, requested or {})
+    bases = [
+        _restart_vbucket(known.vbuckets[vb], infos[vb]) if vb in again else base
+        for vb, base in zip(chosen, settled, strict=True)
+    ]
     ends = [infos[vb].end_seqno if target is None else target[vb][1] for vb in chosen]
-    granted = _allocate_seqnos(bases, states, ends, limit)
+    granted = _allocate_seqnos(bases, states, ends, limit, [vb in again for vb in chosen])
+    # Not in parts: until it is complete, the tables would lack the rest of its documents.
+    bases = [
+        base if more or not end else before
+        for base, more, end, before in zip(bases, granted, ends, settled, strict=True)
+    ]
     planned = _replace_vbuckets(known, zip(chosen, map(_advance_vbucket, bases, states, granted), strict=True))
     if all(
         a.seqno == b.seqno and a.history == b.history for a, b in zip(planned.vbuckets, previous.vbuckets, strict=True)
@@ -197,6 +214,17 @@ def _settle_vbucket(v: VbucketOffset, info: VbucketInfo) -> VbucketOffset:
     return VbucketOffset(v.history + 1, info.vbuuid, at, proven, requested=v.seqno if demanded is None else demanded)
 
 
+def find_requested(previous: Offset, requested: Mapping[int, int]) -> set[int]:
+    """Return the vbuckets whose request is not fulfilled yet: they are still at the history of the request."""
+    count = len(previous.vbuckets)
+    return {vb for vb, history in requested.items() if vb < count and previous.vbuckets[vb].history == history}
+
+
+def _restart_vbucket(v: VbucketOffset, info: VbucketInfo) -> VbucketOffset:
+    """Return the start of a new history of `v` at seqno 0, for a read that was requested."""
+    return VbucketOffset(v.history + 1, info.vbuuid, 0, (), requested=v.seqno)
+
+
 def _is_complete(v: VbucketOffset, info: VbucketInfo) -> bool:
     """Return whether the last batch of `v` was read completely, and missed no deletion.
 
@@ -255,15 +283,27 @@ def _update_target(
 
 
 def _allocate_seqnos(
-    bases: Sequence[VbucketOffset], states: Sequence[VbucketInfo], ends: Sequence[int], limit: int | None
+    bases: Sequence[VbucketOffset],
+    states: Sequence[VbucketInfo],
+    ends: Sequence[int],
+    limit: int | None,
+    are_whole: Sequence[bool],
 ) -> list[int]:
-    """Return the number of seqnos by which each vbucket advances."""
+    """Return the number of seqnos by which each vbucket advances.
+
+    Args:
+        bases: the start of each vbucket.
+        states: the state of each vbucket.
+        ends: the last seqno of each vbucket.
+        limit: the most seqnos; None for no limit.
+        are_whole: whether a vbucket is read completely or not at all.
+    """
     wanted = [max(0, end - base.seqno) for base, end in zip(bases, ends, strict=True)]
     # A producer refuses streams that start between 0 and the purge seqno. A reader from 0 that stops there would
     # restart from 0 without end.
     least = [
-        info.purge_seqno if want and base.seqno == 0 else 0
-        for want, base, info in zip(wanted, bases, states, strict=True)
+        want if is_whole else info.purge_seqno if want and base.seqno == 0 else 0
+        for want, base, info, is_whole in zip(wanted, bases, states, are_whole, strict=True)
     ]
     wanted = list(map(max, wanted, least))
     if limit is None or sum(wanted) <= limit:

@@ -1,9 +1,15 @@
-"""Positions of a read as text: the start and the end in options, and offsets in files."""
+"""Positions of a read as text: the start and the end in options, offsets in files, and requests to read again.
+
+A file with requests is JSON: vbuckets with the history at which each was requested, such as {"12": 0}. A plan that
+finds a vbucket at this history starts the next one, at seqno 0. So a request takes effect once, also if its plan is
+replayed after a crash. A file that stays there has no further effect.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,7 +24,19 @@ from penstock.errors import PositionsUnreadable, UsageError
 from penstock.spark.source.offsets import Offset, ProvenEnd, VbucketOffset, make_proven_offset
 from penstock.spark.source.run_lengths import parse_number, shorten_text
 
-__all__ = ["EARLIEST", "LATEST", "ReadPosition", "SparkPositions", "VbucketPositions", "parse_end", "parse_start"]
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "ReadPosition",
+    "ResnapshotRequests",
+    "SparkPositions",
+    "VbucketPositions",
+    "add_requests",
+    "parse_end",
+    "parse_start",
+    "read_requests",
+    "remove_requests",
+]
 
 EARLIEST, LATEST = "earliest", "latest"
 
@@ -178,3 +196,70 @@ def _to_offset(position: Position) -> VbucketOffset:
         return VbucketOffset(history=position.history)
     seqno, vbuuid = ends[-1]
     return VbucketOffset(position.history, vbuuid, seqno, (ProvenEnd(seqno, seqno),))
+
+
+# Requests to read vbuckets again
+
+
+def read_requests(path: Path) -> dict[int, int]:
+    """Return the history at which each vbucket was requested; empty without a file.
+
+    Args:
+        path: the file.
+
+    Raises:
+        UsageError: the file has other content.
+    """
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return {}
+    try:
+        return {int(vbucket): int(history) for vbucket, history in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError):
+        raise UsageError(f'{path} holds {text[:80]!r}; expected vbuckets with histories, such as {{"12": 0}}') from None
+
+
+def add_requests(path: Path, histories: Mapping[int, int]) -> None:
+    """Request vbuckets; requests of other vbuckets stay."""
+    _write_requests(path, {**read_requests(path), **histories})
+
+
+def remove_requests(path: Path, vbuckets: Collection[int]) -> None:
+    """Remove the requests of some vbuckets, and the file with the last one."""
+    left = {vbucket: history for vbucket, history in read_requests(path).items() if vbucket not in vbuckets}
+    if left:
+        _write_requests(path, left)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _write_requests(path: Path, histories: Mapping[int, int]) -> None:
+    draft = path.with_suffix(f".{os.getpid()}")  # a rename is atomic: the planner reads the old or the new file
+    draft.write_text(json.dumps({str(vbucket): history for vbucket, history in sorted(histories.items())}))
+    draft.replace(path)
+
+
+class ResnapshotRequests:
+    """The requests in a file, which is read again only if it changed.
+
+    Args:
+        path: the file; None for no requests.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._path = None if path is None else Path(path)
+        self._known: tuple[tuple[int, int], dict[int, int]] | None = None
+
+    def read(self) -> Mapping[int, int]:
+        """Return the history at which each vbucket was requested."""
+        if self._path is None:
+            return {}
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return {}
+        state = (found.st_ino, found.st_mtime_ns)
+        if self._known is None or self._known[0] != state:
+            self._known = state, read_requests(self._path)
+        return self._known[1]

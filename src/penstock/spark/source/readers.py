@@ -40,7 +40,7 @@ from penstock.spark.source.partition_reader import ChangePartition, DumpPartitio
 from penstock.spark.source.planner import Planner
 from penstock.spark.source.pushdown import PushedFilters, narrow_reads, push_filters
 from penstock.spark.source.ranges import divide_reads
-from penstock.spark.source.read_positions import LATEST, ReadPosition, VbucketPositions
+from penstock.spark.source.read_positions import LATEST, ReadPosition, ResnapshotRequests, VbucketPositions
 from penstock.spark.source.run_lengths import encode_runs
 from penstock.spark.source.shape import Shape
 from penstock.spark.source.source_options import SourceOptions
@@ -133,6 +133,7 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._planner: Planner | None = None
         self._memory = PlanMemory()
+        self._requests: ResnapshotRequests | None = None
         self._initial: dict[str, Any] | None = None
         self._idle_at: dict[str, Any] | None = None
         self._planned = self._previous = _NO_OFFSET
@@ -183,19 +184,28 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next batch; `start` itself if there are no new changes."""
         planner = self._connect()
-        if start == self._idle_at and planner.is_unchanged():
-            return start  # a purge cannot matter to a reader that has all changes
         previous = self._decode_offset(start)
-        infos = planner.read_infos(
-            settled_vbuckets=batch_planning.find_settled_vbuckets(previous, planner.last_infos, self._memory)
-        )
+        again = self._find_requested(previous)
+        if start == self._idle_at and not again and planner.is_unchanged():
+            return start  # a purge cannot matter to a reader that has all changes
+        settled = batch_planning.find_settled_vbuckets(previous, planner.last_infos, self._memory)
+        infos = planner.read_infos(settled_vbuckets=settled - again.keys())
         offsets.check_vbucket_count(previous, planner.cluster.vbuckets)
-        planned, memory = batch_planning.plan_batch(previous, infos, self._limit_seqnos(limit), self._memory)
-        _check_rollbacks(self.options, batch_planning.find_rollbacks(previous, planned, infos))
+        planned, memory = batch_planning.plan_batch(previous, infos, self._limit_seqnos(limit), self._memory, again)
+        setbacks = batch_planning.find_rollbacks(previous, planned, infos)
+        _check_rollbacks(self.options, [each for each in setbacks if each.vbucket not in again])
         end = planned.to_json()
         self._planned, self._previous, self._memory = (end, planned), (start, previous), memory
         self._idle_at = start if end == start else None
         return end
+
+    def _find_requested(self, previous: Offset) -> dict[int, int]:
+        """Return the vbuckets of the read to read again, with their history."""
+        if self._requests is None:
+            self._requests = ResnapshotRequests(self.options.resnapshot_file)
+        found = self._requests.read()
+        chosen = batch_planning.find_requested(previous, found) & {*self._connect().vbuckets} if found else set()
+        return {vbucket: found[vbucket] for vbucket in chosen}
 
     def _decode_offset(self, value: dict[str, Any]) -> Offset:
         """Return the offset of its JSON.
@@ -235,8 +245,11 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the partitions of a batch."""
-        reads = offsets.derive_reads(self._decode_offset(start), self._decode_offset(end))
-        _check_rollbacks(self.options, [_describe_rollback(read) for read in reads if read.rollback is not None])
+        previous = self._decode_offset(start)
+        reads = offsets.derive_reads(previous, self._decode_offset(end))
+        again = self._find_requested(previous)
+        setbacks = [read for read in reads if read.rollback is not None and read.vbucket not in again]
+        _check_rollbacks(self.options, [_describe_rollback(read) for read in setbacks])
         options = self.options
         return _make_partitions(options, options.address, self._shape, reads, self._connect().cluster, is_final=False)
 

@@ -124,6 +124,13 @@ class SourceOptions(MicroBatchOptions, BucketOptions):
         shown="none",
         example="name STRING, abv DOUBLE",
     )
+    resnapshot_file: str | None = option(
+        TEXT,
+        'file with vbuckets that a stream reads again from their first change, as {"VBUCKET": HISTORY}',
+        default=None,
+        shown="none",
+        example="requests.json",
+    )
     key_pattern: str = option(
         TEXT,
         "only changes whose key has a match of this regular expression (RE2); rollback rows stay",

@@ -24,7 +24,15 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.source.offsets import Offset
 from penstock.wire.columns.schema import unsigned64
 
-__all__ = ["BranchHistory", "LakePosition", "contains_write", "find_position_at", "read_position", "wait_for_writes"]
+__all__ = [
+    "BranchHistory",
+    "LakePosition",
+    "contains_write",
+    "find_position_at",
+    "read_planned_end",
+    "read_position",
+    "wait_for_writes",
+]
 
 _POLL_SECONDS = 0.1
 """Seconds between two checks for a new batch."""
@@ -65,6 +73,12 @@ def read_position(lake: LakeDirectory, batch: int | None = None) -> LakePosition
         raise UsageError(f"{lake.path} has no batch {batch}; expected one from 0 to {newest}")
     number = newest if batch is None else batch
     return LakePosition(number, _read_end(lake, number), _read_commit_time(lake, number))
+
+
+def read_planned_end(lake: LakeDirectory) -> Offset | None:
+    """Return the end of the newest planned batch, which the changelog may lack yet; None before the first plan."""
+    planned = _list_batches(lake.checkpoint / "offsets")
+    return _read_end(lake, max(planned)) if planned else None
 
 
 def find_position_at(lake: LakeDirectory, when: datetime) -> LakePosition | None:

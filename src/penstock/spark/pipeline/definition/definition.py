@@ -77,7 +77,7 @@ class SourceDefinition(Trigger):
     name: str | None = None
     reader_options: Mapping[str, str] = given_options(
         SourceOptions,
-        without=("password", "ending_offsets", "columns", "value_format", "filter_pushdown"),
+        without=("password", "ending_offsets", "columns", "value_format", "filter_pushdown", "resnapshot_file"),
     )
     where: str | None = option(
         TEXT,

@@ -19,6 +19,7 @@ from penstock.spark.pipeline.run.dependent_runner import DependentTask
 from penstock.spark.pipeline.run.value_fields import ValueFields
 from penstock.spark.pipeline.state.changelog_meter import ChangelogMeter, find_last_rollback
 from penstock.spark.pipeline.state.lag import compute_lag
+from penstock.spark.pipeline.state.resnapshot import locate_requests
 from penstock.spark.pipeline.state.run_progress import SourceProgress
 from penstock.spark.source.offsets import Offset
 
@@ -79,7 +80,8 @@ class SourceRun:
         Returns:
             The query.
         """
-        frame = spark.readStream.format("dcp").options(**self.source.format_options()).load()
+        options = self.source.format_options() | {"resnapshotFile": str(locate_requests(self.lake))}
+        frame = spark.readStream.format("dcp").options(**options).load()
         sink = prepare_rows(frame, self.source, None if self._fields is None else self._fields.ddl).writeStream.format(
             "penstock-changelog"
         )
