@@ -145,12 +145,14 @@ class FilePart:
         groups: numbers of the row groups.
         total_groups: number of row groups in the file.
         highest: the greatest value in the file, None if it has only misfits.
+        has_misfits: whether the file has misfits. All later files then have only misfits.
     """
 
     path: Path
     groups: tuple[int, ...]
     total_groups: int
     highest: Any
+    has_misfits: bool
 
     def read(self, descending: bool = False) -> Iterator[pa.Table]:
         """Yield the entries, one row group at a time. Raises FileNotFoundError if the file was removed."""
@@ -189,26 +191,30 @@ def select_parts(root: Path, files: list[str], low: pa.Scalar | None, high: pa.S
     for name in files:
         with pq.ParquetFile(root / name) as file:
             bounds = [_read_bounds(file, group) for group in range(file.num_row_groups)]
+            has_misfits = any(_read_statistics(file, group).null_count for group in range(file.num_row_groups))
         groups = tuple(group for group, each in enumerate(bounds) if _overlaps(each, low, high))
         if groups:
             known = [each for each in bounds if each is not None]
             highest = known[-1][1] if known else None
             place = (not known, *(known[0][:1] if known else ()), highest)
-            found.append((place, FilePart(root / name, groups, len(bounds), highest)))
+            found.append((place, FilePart(root / name, groups, len(bounds), highest, has_misfits)))
     return [part for _, part in sorted(found, key=lambda each: each[0])]
 
 
 def _read_bounds(file: pq.ParquetFile, group: int) -> tuple[Any, Any] | None:
     """Return the least and greatest value of a row group, None if it has only misfits."""
-    footer = file.metadata.row_group(group)
-    statistics = footer.column(0).statistics
+    statistics = _read_statistics(file, group)
     if statistics.has_min_max:
         return statistics.min, statistics.max
-    if statistics.null_count == footer.num_rows:
+    if statistics.null_count == file.metadata.row_group(group).num_rows:
         return None
     # Arrow writes no statistics for long values.
     values = file.read_row_group(group, columns=["value"])["value"]
     return values[0].as_py(), values[len(values) - values.null_count - 1].as_py()
+
+
+def _read_statistics(file: pq.ParquetFile, group: int) -> pq.Statistics:
+    return file.metadata.row_group(group).column(0).statistics
 
 
 def _overlaps(bounds: tuple[Any, Any] | None, low: pa.Scalar | None, high: pa.Scalar | None) -> bool:
@@ -233,12 +239,9 @@ def merge_entries(parts: list[FilePart], pending: PendingEntries, writer: EntryW
     for part in parts:
         with pq.ParquetFile(part.path) as file:
             kept = pc.invert(pending.outdated.mark_outdated(file.read(columns=LOOKUP_COLUMNS)))
-            # Entries between two files go into the later file, misfits into the last file.
-            here = (
-                new_entries.num_rows
-                if part is parts[-1]
-                else count_up_to(new_entries, _make_scalar(part.highest, new_entries))
-            )
+            # Entries between two files go into the later file, but none behind misfits. Misfits go into the last file.
+            highest = None if part.has_misfits else _make_scalar(part.highest, new_entries)
+            here = new_entries.num_rows if part is parts[-1] else count_up_to(new_entries, highest)
             small = min(writer.pending_rows, len(kept)) < SMALL_ROWS
             if kept.true_count == len(kept) and not here and not (writer.pending_rows and small):
                 # This file stays, so entries above it must begin a file of their own.
