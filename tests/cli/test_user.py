@@ -137,7 +137,8 @@ WRONG = [
     (
         (*ADD, "king"),
         b"x",
-        "role 'king': expected data_reader, data_writer, data_dcp_reader, replication_target, external_stats_reader, admin",
+        "role 'king': expected data_reader, data_writer, data_dcp_reader, replication_target, external_stats_reader, "
+        "admin",
     ),
     ((*ADD, "data_reader"), b"x", "or data_reader[*] for all buckets"),
     ((*ADD, "admin"), b"", "standard input: 0 lines, expected one: the password"),

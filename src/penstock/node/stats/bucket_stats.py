@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import resource
 import struct
+from collections.abc import Mapping
 
 from penstock.node.buckets.bucket_storage import count_file_bytes
-from penstock.node.buckets.served_bucket import CommandCounters, ServedBucket
+from penstock.node.buckets.endpoint_reports import EndpointLoad
+from penstock.node.buckets.served_bucket import BucketEndpoint, CommandCounters, ServedBucket
 from penstock.node.buckets.vbucket_events import VbucketEvent
 from penstock.node.cluster.release import VERSION
 from penstock.node.session.node_services import NodeServices
@@ -33,8 +35,10 @@ def read_bucket_stats(node: NodeServices, bucket: ServedBucket) -> Stats:
     yield from read_own_stats(node, bucket)
 
 
-def read_own_stats(node: NodeServices, bucket: ServedBucket) -> Stats:
-    """Yield the statistics of a bucket without those of its node."""
+def read_own_stats(
+    node: NodeServices, bucket: ServedBucket, measured: Mapping[BucketEndpoint, EndpointLoad] | None = None
+) -> Stats:
+    """Yield the statistics of a bucket without those of its node; measured: as for `read_totals`."""
     memory, vbuckets = bucket.store.collect_stats(), bucket.store.vbuckets
     yield (
         "curr_items",
@@ -66,7 +70,7 @@ def read_own_stats(node: NodeServices, bucket: ServedBucket) -> Stats:
     yield "ep_pending_durable_writes", sum(len(vbucket.history.prepares.pending) for vbucket in vbuckets)
     for event, name in _EVENT_NAMES.items():
         yield name, bucket.event_counts[event]
-    yield from producer_stats.read_totals(bucket)
+    yield from producer_stats.read_totals(bucket, measured)
 
 
 def read_node_stats(node: NodeServices) -> Stats:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.errors import InvalidArguments
-from penstock.node.buckets.endpoint_reports import EndpointReport, StreamReport, StreamRole
+from penstock.node.buckets.endpoint_reports import EndpointLoad, EndpointReport, StreamReport, StreamRole
 from penstock.node.buckets.served_bucket import BucketEndpoint, ServedBucket
 from penstock.node.stats.stat_group import Argument, StatGroup, StatRequest, Stats, format_value, parse_vbucket
 from penstock.store.documents.vbucket import Vbucket
@@ -29,11 +29,17 @@ FAMILIES: dict[str, tuple[Dialect, ...]] = {
 _LONGEST_SEPARATOR = 16
 
 
-def read_totals(bucket: ServedBucket) -> Stats:
-    """Yield the totals of the bucket's producers, sent and still to send. The latter are 0 on an idle node."""
+def read_totals(bucket: ServedBucket, measured: Mapping[BucketEndpoint, EndpointLoad] | None = None) -> Stats:
+    """Yield the totals of the bucket's producers, sent and still to send. The latter are 0 on an idle node.
+
+    Args:
+        bucket: the bucket.
+        measured: the loads of connections that were measured just now; a measurement visits all streams.
+    """
+    known = measured or {}
     for family, dialects in FAMILIES.items():
         endpoints = [endpoint for endpoint in bucket.endpoints.values() if endpoint.dialect in dialects]
-        loads = [endpoint.load() for endpoint in endpoints]
+        loads = [known.get(endpoint) or endpoint.load() for endpoint in endpoints]
         sent = [bucket.sent_counts[dialect] for dialect in dialects]
         consumers = sum(endpoint.role is StreamRole.CONSUMER for endpoint in endpoints)
         yield f"ep_{family}_count", len(endpoints)

@@ -9,6 +9,8 @@ from prometheus_client.exposition import choose_encoder
 from starlette.responses import PlainTextResponse, Response
 
 from penstock.node.auth.roles import Privilege
+from penstock.node.buckets.endpoint_reports import EndpointLoad
+from penstock.node.buckets.served_bucket import BucketEndpoint, ServedBucket
 from penstock.node.cluster.topology import dump_json
 from penstock.node.http.pages.http_authentication import Page, PageRequest, make_json_response
 from penstock.node.http.pages.http_state import ManagedNode
@@ -30,13 +32,24 @@ async def _show_metrics(request: PageRequest) -> Response:
     metrics = NodeMetrics()
     metrics.add_node(node)
     for name in names:
-        await asyncio.sleep(0)  # other requests are served between two buckets
         if (bucket := node.buckets.get(name)) is not None:
-            metrics.add_bucket(node, bucket)
+            measured = await _measure_loads(bucket)
+            if not bucket.is_deleted:
+                metrics.add_bucket(node, bucket, measured)
     encode, content_type = choose_encoder(request.http_request.headers.get("accept", ""))
     # On a thread: with a hundred buckets it takes longer than a turn of the event loop may.
     text = await asyncio.to_thread(encode, metrics)
     return Response(text, headers={"content-type": content_type, "cache-control": "no-store"})
+
+
+async def _measure_loads(bucket: ServedBucket) -> dict[BucketEndpoint, EndpointLoad]:
+    """Return the loads of a bucket's change-stream connections. Other requests are served between two of them."""
+    found = {}
+    await asyncio.sleep(0)
+    for endpoint in tuple(bucket.endpoints.values()):
+        found[endpoint] = endpoint.load()
+        await asyncio.sleep(0)
+    return found
 
 
 async def _show_health(request: PageRequest) -> Response:
