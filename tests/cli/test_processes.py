@@ -116,6 +116,7 @@ def test_options_of_a_directory_need_a_directory(run):
 def test_serve_prints_its_directory_as_text(tmp_path):
     with run_process("serve", "--port", 0, "--data-dir", tmp_path / "data") as process:
         assert f", kept in {tmp_path / 'data'}; management on port" in read_first_line(process.stdout)
+        assert process.stdout.readline().startswith("Dashboard: ")
         assert stop_process(process, signal.SIGTERM) == (0, "", "")
 
 
