@@ -84,7 +84,7 @@ def main(file: str, point: str) -> None:
     known = [int(entry.name) for entry in offsets.iterdir() if entry.name.isdigit()] if offsets.exists() else []
     os.environ |= {POINT: point, DRIVER: str(os.getpid()), BATCH: str(max(known, default=-1) + 3)}
     patch = pytest.MonkeyPatch()
-    patch.setattr("penstock.spark.runtime.spark_session.ChangelogSink", KillingSink)
+    patch.setattr("penstock.spark.runtime.changelog_sink.ChangelogSink", KillingSink)
     patch.setattr("penstock.spark.lake.current.current_table.merge_current", KillingMerge(point))
     run_pipeline(definition, report=print_progress)
 
