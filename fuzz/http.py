@@ -18,8 +18,8 @@ from fuzz.corpus import AT_ONCE
 from fuzz.frames import CUTS, split_reads
 from fuzz.node import WITNESS, ServedNode
 from penstock.node.auth import LoginAttempts
+from penstock.node.http.http_app import PAGES
 from penstock.node.http.pages import collection_pages
-from penstock.node.http.pages.http_app import PAGES
 from penstock.node.http.protocol.request_reader import MAX_HEAD_BYTES
 from penstock.wire.codec.constants import Dialect
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.client.replication.vbucket_mover import VbucketMover
+from penstock.client.replication import vbucket_mover
 from penstock.node.agreement.serving_lease import ServingLease
 from penstock.store.documents import durability_monitor, incoming_changes
 from penstock.wire.codec.constants import VbucketState
@@ -195,11 +195,11 @@ def test_commits_without_a_majority_are_found(monkeypatch):
 def test_moves_that_delete_changes_before_they_are_stored_elsewhere_are_found(monkeypatch):
     """Without this wait, a crash of the new owner loses writes that were on the disk of the former one."""
 
-    async def delete_at_once(mover, vbucket, old, new):
+    async def delete_at_once(vbucket, old, new):
         pass
 
     run_schedule(MOVE, slow_disk_of_replica)
-    monkeypatch.setattr(VbucketMover, "_wait_until_stored", delete_at_once)
+    monkeypatch.setattr(vbucket_mover, "wait_until_stored", delete_at_once)
     with pytest.raises(SimulationFailed, match="lost Write"):
         run_schedule(MOVE, slow_disk_of_replica)
 

@@ -14,7 +14,6 @@ from penstock.client.connect.client_session import ClientSession, open_session
 from penstock.client.connect.handshake import DOCUMENTS, Purpose
 from penstock.client.connect.node_link import ANY_STATUS, NodeLink, make_refusal_error
 from penstock.client.connect.retry import run_with_retry
-from penstock.client.connect.stat_numbers import read_number
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.topology.vbucket_requests import request_failover_logs, request_high_seqnos
 from penstock.errors import UsageError
@@ -28,7 +27,6 @@ from penstock.wire.messages.kv import (
     DelVbucket,
     GetClusterConfig,
     Noop,
-    SeqnoPersistence,
     SetVbucket,
 )
 from penstock.wire.values.peer_json import read_peer_json
@@ -123,18 +121,6 @@ class NodeControl:
         """Return the high seqno of each active vbucket and each replica."""
         count = (await self.connect()).vbuckets
         return await self._ask(lambda link, timeout: request_high_seqnos(link, count, timeout))
-
-    async def read_high_seqno(self, vbucket: int) -> int:
-        """Return the high seqno of a vbucket, also of a dead one."""
-        name = f"vb_{vbucket}:high_seqno"
-        stats = await self.read_stats(f"vbucket-seqno {vbucket}")
-        return read_number(name, stats.get(name, ""))
-
-    async def wait_until_stored(self, vbucket: int, seqno: int) -> None:
-        """Wait until an active vbucket is on disk up to a seqno, if the bucket of the node has a disk."""
-        request = SeqnoPersistence(vbucket=vbucket, seqno=seqno)
-        accepted = (Status.NOT_SUPPORTED, Status.UNKNOWN_COMMAND)
-        await self._ask(lambda link, timeout: link.request(request, timeout, accept=accepted))
 
     async def read_failover_logs(self, vbuckets: Iterable[int]) -> dict[int, FailoverLog]:
         """Return failover logs, newest entry first. Raises NotMyVbucket for a vbucket that the node does not have."""

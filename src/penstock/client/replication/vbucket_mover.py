@@ -21,9 +21,9 @@ from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.node_control import NodeControl
 from penstock.client.replication.replica_consumers import close_consumer, find_consumers
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
+from penstock.client.replication.stored_copies import wait_until_stored
 from penstock.client.replication.target_states import find_new_replicas
 from penstock.errors import ConnectionClosed, KeyExists, OperationTimeout, UsageError
-from penstock.store.history.failover_log import find_branch
 from penstock.wire.codec.constants import Dialect, VbucketState
 from penstock.wire.codec.flags import StreamFlag
 
@@ -225,24 +225,8 @@ class VbucketMover:
         while not await self._publish_owner(vbucket, old, new):
             pass
         self._report(MovedVbucket(vbucket, old.endpoint, new.endpoint, clock() - started))
-        await self._wait_until_stored(vbucket, old, new)
+        await wait_until_stored(vbucket, old, new)
         await old.delete_vbuckets([vbucket])
-
-    async def _wait_until_stored(self, vbucket: int, old: NodeControl, new: NodeControl) -> None:
-        """Wait until the new owner has all changes of the former one on disk. Raises as `_check_history`."""
-        seqno = await old.read_high_seqno(vbucket)
-        await self._check_history(vbucket, seqno, old, new)
-        await new.wait_until_stored(vbucket, seqno)
-        await self._check_history(vbucket, seqno, old, new)  # seqnos may be others after a crash
-
-    async def _check_history(self, vbucket: int, seqno: int, old: NodeControl, new: NodeControl) -> None:
-        """Raise UsageError if the new owner has not the history of the former one up to a seqno."""
-        expected, found = [(await each.read_failover_logs([vbucket]))[vbucket] for each in (old, new)]
-        if find_branch(found, seqno).vbuuid != find_branch(expected, seqno).vbuuid:
-            raise UsageError(
-                f"{format_endpoint(*new.endpoint)} has lost changes of vbucket {vbucket}, expected all up to seqno "
-                f"{seqno}; {format_endpoint(*old.endpoint)} has them, in state dead"
-            )
 
     async def _publish_owner(self, vbucket: int, old: NodeControl, new: NodeControl) -> bool:
         """Publish the newest map with the new owner. Return whether no other program has placed vbuckets meanwhile."""
