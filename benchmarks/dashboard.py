@@ -95,7 +95,7 @@ def main() -> None:
                     watching.enter_context(viewing(port))
                 share = measure_share(process, chosen.seconds)
             report.add_row(f"{viewers} viewers", f"{100 * share:.2f} % of a processor")
-        with stored_without_end(url):
+        with stored_without_end(url, among=20 * chosen.vbuckets):
             frames = measure_frames(f"http://127.0.0.1:{port}/_penstock", chosen.seconds)
         figures = (
             f"{1000 / statistics.mean(frames):.0f} frames/s; between two frames {statistics.median(frames):.1f} ms"

@@ -22,6 +22,9 @@ settings.register_profile("quick", deadline=None, max_examples=10)
 settings.register_profile("default", deadline=None, max_examples=25)
 settings.register_profile("full", deadline=None, max_examples=100)
 settings.register_profile("soak", deadline=None, max_examples=5_000)
+# The same examples in each run, so that a change of the code is the only cause of another result. `make test` and
+# `make soak` look for new ones.
+settings.register_profile("steady", deadline=None, max_examples=25, derandomize=True, database=None)
 # The same examples in each run, so that a mutant that survives does so again; the smallest one is of no interest.
 settings.register_profile(
     "mutation",

@@ -45,12 +45,12 @@ def _make_beer(number: int) -> bytes:
 
 
 @contextmanager
-def stored_without_end(url: str, pause: float = 0.0) -> Iterator[None]:
-    """Store documents again and again while the block runs, a few of them very often."""
+def stored_without_end(url: str, pause: float = 0.0, *, among: int = 5000) -> Iterator[None]:
+    """Store the first documents again and again while the block runs, a few of them very often."""
     over, chance = threading.Event(), random.Random(1)
 
     def choose_key() -> str:
-        return f"beer-{int(5000 * chance.random() ** 6):05}"
+        return f"beer-{int(among * chance.random() ** 6):05}"
 
     async def store() -> None:
         async with penstock.connect(url) as bucket:

@@ -235,6 +235,15 @@ def test_every_value_is_within_the_log_statistics(data):
             assert keys <= set(index.range(value)["key"].to_pylist())
 
 
+def test_separators_in_values_end_no_line_of_the_log(lake):
+    """The log keeps the least and greatest value of a file; JSON escapes only some of the characters that end lines."""
+    index = SecondaryIndex(lake, "v", "v", "string")
+    for batch, text in enumerate(("\x85", "\u2028", "\u2029")):
+        append(lake, batch, [row(1, batch + 1, b"%d" % batch, json.dumps({"v": text}).encode())])
+        catch_up(index, lake)
+        assert index.lookup(text)["key"].to_pylist() == [str(batch)]
+
+
 LENGTHS = [0, 1, 31, 32, 33, 40, 4095, 4096, 5000, 70_000]
 
 

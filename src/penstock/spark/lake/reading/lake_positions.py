@@ -117,7 +117,7 @@ def _read_end(lake: LakeDirectory, batch: int) -> Offset:
     """
     path = lake.checkpoint / "offsets" / str(batch)
     try:
-        *_, last = path.read_text().splitlines()
+        *_, last = path.read_text().split("\n")
         return Offset.from_json(json.loads(last))
     except FileNotFoundError:
         oldest = min(_list_batches(path.parent), default=None)

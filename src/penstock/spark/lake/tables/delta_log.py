@@ -54,7 +54,7 @@ def parse_commit(version: int, log: str) -> LogCommit:
     info: dict[str, Any] = {}
     is_own = removes_rows = False
     added: list[dict[str, Any]] = []
-    for line in log.splitlines():
+    for line in log.strip().split("\n"):
         action = json.loads(line)
         info = action.get("commitInfo", info)
         is_own |= "txn" in action
