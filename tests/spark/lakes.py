@@ -20,6 +20,7 @@ from penstock.spark import Lake
 from penstock.spark.lake.changelog import changelog_writer as changelog
 from penstock.spark.lake.current import current_table as current
 from penstock.spark.lake.reading.lake_readers import read_changelog, read_documents
+from penstock.spark.lake.storage.object_path import LakePath
 from penstock.spark.lake.tables.data_files import DataFile, open_dataset
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 from penstock.wire.columns.schema import CHANGE_SCHEMA
@@ -69,12 +70,12 @@ def append(lake: Lake, batch_id: int, rows: Iterable[Row]) -> bool:
     return changelog.commit_batch(lake, QUERY, batch_id, write(lake, rows), vbuckets=VBUCKETS)
 
 
-def checkpoint(path: Path, query: str = QUERY, batches: int = 0) -> None:
+def checkpoint(path: LakePath, query: str = QUERY, batches: int = 0) -> None:
     """Write the checkpoint files that Spark leaves after it has planned `batches` batches of a query."""
     (path / "offsets").mkdir(parents=True, exist_ok=True)
     (path / "metadata").write_text(f'{{"id":"{query}"}}')
     for batch in range(batches):
-        (path / "offsets" / str(batch)).touch()
+        (path / "offsets" / str(batch)).write_text("")
 
 
 def model(rows: Iterable[Row]) -> Documents:
@@ -130,7 +131,7 @@ def orphans(lake: Lake) -> list[str]:
     for part in (lake.changelog_table, lake.current_table):
         opened = part.open()
         live = set(part.list_paths(part.list_files(opened))) if opened is not None else set()
-        found += [str(path) for path in part.path.rglob("*.parquet") if "_delta_log" not in path.parts]
+        found += [str(path) for path in part.path.rglob("*.parquet") if "_delta_log" not in str(path)]
         found = [path for path in found if path not in live]
     return found
 
@@ -152,13 +153,13 @@ def batch_rows(batch: int) -> list[Row]:
 
 def steps(lake: Lake, batch: int) -> Iterator[str]:
     """Run one batch as a driver does, and yield the name of each step after it is done."""
-    (lake.checkpoint / "offsets" / str(batch)).touch()
+    (lake.checkpoint / "offsets" / str(batch)).write_text("")
     yield "planned"
     files = write(lake, batch_rows(batch))
     yield "written"
     changelog.commit_batch(lake, QUERY, batch, files, vbuckets=VBUCKETS)
     yield "committed"
-    (lake.checkpoint / "commits" / str(batch)).touch()
+    (lake.checkpoint / "commits" / str(batch)).write_text("")
     yield "logged"
     merge = current.prepare_merge(lake)
     yield "merge written"

@@ -272,7 +272,7 @@ def test_the_sink_takes_its_query_from_the_checkpoint(lake):
         ({"vbuckets": "many"}, (), "vbuckets 'many'"),
         ({"vbuckets": "0"}, (), "vbuckets '0'"),
         ({}, ("cas", "key"), "cas, key"),
-        ({"path": "s3://bucket/lake"}, (), "expected a directory"),
+        ({"path": "hdfs://bucket/lake"}, (), "expected a directory"),
     ],
 )
 def test_invalid_sink_raises_one_sentence(lake, options, without, message):

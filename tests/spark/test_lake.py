@@ -16,10 +16,22 @@ from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.spark.lakes import QUERY, append, checkpoint, rollback, row, write
 
 
-@pytest.mark.parametrize("path", ["", "s3://bucket/lake", "file:///tmp/lake", "hdfs://a/b", "/tmp/50%20", "/tmp/a\\b"])
+@pytest.mark.parametrize(
+    "path", ["", "s3://bucket", "s3:///lake", "s3://b/a?x=1", "hdfs://a/b", "/tmp/50%20", "/tmp/a\\b"]
+)
 def test_invalid_path_is_refused(path):
-    with pytest.raises(UsageError, match="the lake is"):
+    with pytest.raises(UsageError, match=r"the lake is|the lake cannot be used"):
         Lake(path)
+
+
+def test_file_url_is_a_directory(tmp_path):
+    assert Lake((tmp_path / "a b").as_uri()).path == tmp_path / "a b"
+
+
+def test_error_about_a_url_does_not_show_its_login():
+    with pytest.raises(UsageError, match="login") as refused:
+        Lake("s3://user:secret@bucket/lake")
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["a b", "ü", "#x", "q?", "50%", "[x]", "*", "a'b", 'a"b', "a:b", "日本"])

@@ -51,9 +51,9 @@ def from_pandas(frame: Any) -> list[dict[str, Any]]:
 
 
 READERS: dict[str, Callable[[AnyTable], Any]] = {
-    "deltalake": lambda part: DeltaTable(part.path).to_pyarrow_table().to_pylist(),
+    "deltalake": lambda part: DeltaTable(str(part.path)).to_pyarrow_table().to_pylist(),
     "pyarrow, files": lambda part: pa.concat_tables(pq.ParquetFile(path).read() for path in files_of(part)).to_pylist(),
-    "pandas, Delta": lambda part: from_pandas(DeltaTable(part.path).to_pandas(types_mapper=pd.ArrowDtype)),
+    "pandas, Delta": lambda part: from_pandas(DeltaTable(str(part.path)).to_pandas(types_mapper=pd.ArrowDtype)),
     "pandas, files": lambda part: from_pandas(
         pd.concat(pd.read_parquet(p, partitioning=None, dtype_backend="pyarrow") for p in files_of(part))
     ),

@@ -219,8 +219,8 @@ def test_iceberg_without_its_package_names_the_extra(tmp_path, monkeypatch):
         (SMALL + '[[sink]]\nkind = "mail"', "[[sink]] 1 kind is 'mail', expected 'invalidate' or 'bucket'"),
         (SMALL + '[[sink]]\nkind = "invalidate"\nname = "s"\nurl = "ftp://x"', "ftp://x"),
         (
-            SMALL.replace('"lake"', '"s3://bucket/lake"'),
-            "lake is 's3://bucket/lake', but object stores are not supported",
+            SMALL.replace('"lake"', '"hdfs://bucket/lake"'),
+            "lake: the scheme is 'hdfs'; expected a directory such as ./lake, or a URL with file, s3, abfss or gs",
         ),
         (
             SMALL + BACK,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 from penstock.errors import Error
+from penstock.spark.lake.storage.object_path import LakePath
+from penstock.spark.lake.storage.stored_documents import StoredDocument
 
 __all__ = ["PositionFile", "list_position_files"]
 
@@ -19,8 +19,9 @@ class PositionFile:
         consequence: the effect of removing the file, for the error about a damaged file.
     """
 
-    def __init__(self, path: Path, consequence: str) -> None:
+    def __init__(self, path: LakePath, consequence: str) -> None:
         self.path = path
+        self._document = StoredDocument(path)
         self._consequence = consequence
 
     def read(self) -> tuple[str, int] | None:
@@ -33,7 +34,7 @@ class PositionFile:
             Error: the file is damaged.
         """
         try:
-            content = json.loads(self.path.read_bytes())
+            content = json.loads(self._document.read())
             return str(content["changelog"]), int(content["version"])
         except FileNotFoundError:
             return None
@@ -42,16 +43,10 @@ class PositionFile:
 
     def write(self, changelog_id: str, version: int) -> None:
         """Store a position. After a crash the file has the old or the new position."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        new = self.path.with_suffix(".new")
-        with new.open("w") as file:
-            json.dump({"changelog": changelog_id, "version": version}, file)
-            file.flush()
-            os.fsync(file.fileno())  # before the rename, or a power failure could leave an empty file
-        new.replace(self.path)
+        self._document.replace(json.dumps({"changelog": changelog_id, "version": version}), is_synced=True)
 
 
-def list_position_files(directory: Path, name: str) -> list[Path]:
+def list_position_files(directory: LakePath, name: str) -> list[LakePath]:
     """Return the position file of a dependent in a directory, if it exists."""
     path = directory / f"{name}.json"
     return [path] if path.exists() else []

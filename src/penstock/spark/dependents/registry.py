@@ -21,7 +21,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 import pyarrow as pa
@@ -29,6 +28,7 @@ import pyarrow as pa
 from penstock.client.connect.address import Address
 from penstock.spark.dependents.dependent import Dependent, DocumentIndex
 from penstock.spark.lake.current.merge_policy import MergePolicy
+from penstock.spark.lake.storage.object_path import LakePath
 from penstock.spark.lake.tables.directory import LakeDirectory
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class DependentKind(ABC):
         """Return the declaration with the properties of its source that it needs; by default, itself."""
         return self
 
-    def find_letter_directory(self) -> Path | None:
+    def find_letter_directory(self) -> LakePath | None:
         """Return the directory of rows that the dependent could not deliver, None without one."""
         return None
 
@@ -170,7 +170,7 @@ class DependentKind(ABC):
         return None
 
     @classmethod
-    def list_files(cls, lake: LakeDirectory, name: str) -> list[Path]:
+    def list_files(cls, lake: LakeDirectory, name: str) -> list[LakePath]:
         """Return the existing files and directories of the dependent of this kind with this name."""
         path = lake.path / cls.directory / name
         return [path] if path.exists() else []

@@ -12,9 +12,12 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import UsageError
 from penstock.spark.lake.changelog.changelog_writer import abort_batch, commit_batch, write_files
+from penstock.spark.lake.storage.object_path import ObjectPath
 from penstock.spark.lake.tables.data_files import DataFile
 from penstock.spark.lake.tables.directory import LakeDirectory, read_query_id
 from penstock.spark.lake.tables.iceberg_catalog import check_catalog, resolve_catalog
+from penstock.spark.lake.tables.lake_checkpoint import publish_commit, publish_end
+from penstock.spark.lake.tables.lake_lock import check_lock
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 
@@ -39,13 +42,15 @@ class ChangelogWriter(DataSourceStreamArrowWriter):
         checkpoint: the checkpoint of the query.
         query_id: the query's id; None to read it from the checkpoint.
         vbuckets: the number of vbuckets of the bucket.
+        lock: the token of the lake's lock, if the lake has a lease.
     """
 
-    def __init__(self, lake: LakeDirectory, checkpoint: Path, query: str | None, vbuckets: int) -> None:
+    def __init__(self, lake: LakeDirectory, checkpoint: Path, query: str | None, vbuckets: int, lock: str) -> None:
         self.lake = lake
         self.checkpoint = checkpoint
         self.query_id = query
         self.vbuckets = vbuckets
+        self.lock = lock
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesWritten:
         """Return the message with the files of a task, after writing them; called in a worker."""
@@ -53,11 +58,31 @@ class ChangelogWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Commit the files of a micro-batch to the changelog."""
-        commit_batch(self.lake, self._find_query_id(), batchId, _list_files(messages), vbuckets=self.vbuckets)
+        self._prepare(batchId)
+        self._commit_files(_list_files(messages), batchId)
+        if self._has_scratch:
+            publish_commit(self.lake, batchId)
+
+    def _commit_files(self, files: list[DataFile], batch: int) -> None:
+        commit_batch(self.lake, self._find_query_id(), batch, files, vbuckets=self.vbuckets)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Remove the files of a failed micro-batch."""
         abort_batch(self.lake, _list_files(messages))
+
+    @property
+    def _has_scratch(self) -> bool:
+        """Whether the checkpoint is a local copy that the lake does not have."""
+        return isinstance(self.lake.path, ObjectPath)
+
+    def _prepare(self, batch: int) -> None:
+        """Store the end of a batch in an object store, unless another run has taken over the lake.
+
+        Raises LakeRefused if another run has taken over.
+        """
+        check_lock(self.lake.path, self.lock)
+        if self._has_scratch:
+            publish_end(self.lake, self.checkpoint, batch)
 
     def _find_query_id(self) -> str:
         query = self.query_id or read_query_id(self.checkpoint)
@@ -79,7 +104,8 @@ class ChangelogSink(DataSource):
 
     Spark passes these options: `path`, the lake; `checkpointLocation`, the checkpoint of the query. `vbuckets` is the
     number of vbuckets of the bucket, 1024 by default. `queryId` replaces the id in the checkpoint. `tableFormat` is
-    delta, iceberg, or parquet for plain files. `catalog` is the URI of the catalog of Iceberg tables.
+    delta, iceberg, or parquet for plain files. `catalog` is the URI of the catalog of Iceberg tables. `lock` is the
+    token of the lake's lease, if it has one.
     """
 
     @classmethod
@@ -117,4 +143,5 @@ class ChangelogSink(DataSource):
             check_catalog(catalog)
             catalog = resolve_catalog(catalog, Path.cwd())
         lake = LakeDirectory(self.options["path"], table_format, catalog or None)
-        return ChangelogWriter(lake, checkpoint, self.options.get("queryId"), int(vbuckets))
+        query, lock = self.options.get("queryId"), self.options.get("lock", "")
+        return ChangelogWriter(lake, checkpoint, query, int(vbuckets), lock)

@@ -1,4 +1,4 @@
-"""Rows that a bucket refused, kept as Parquet files in a directory that the driver and all workers share.
+"""Rows that a bucket refused, kept as Parquet files in a place that the driver and all workers share.
 
 A task writes its rows into its own file under `_staging`, which readers ignore. The commit of the batch moves these
 files to `batch-<number>-part-<number>.parquet`. It also removes files of an earlier attempt of the same batch. So a
@@ -7,17 +7,19 @@ repeated batch has its rows here once.
 
 from __future__ import annotations
 
-import os
 import shutil
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.client.documents.window_writer import RefusedRows
+from penstock.spark.lake.storage.object_files import close_sink, open_parquet, open_sink
+from penstock.spark.lake.storage.object_path import LakePath, ObjectPath
+from penstock.spark.lake.storage.stored_documents import replace_file
 from penstock.wire.codec.frame import name_status
 
 __all__ = ["LETTER_COLUMNS", "DeadLetterFile", "commit_letters", "discard_letters"]
@@ -45,10 +47,11 @@ class DeadLetterFile:
     It is a context manager: if its block raises an exception, the file is removed.
     """
 
-    def __init__(self, directory: Path, run: str) -> None:
+    def __init__(self, directory: LakePath, run: str) -> None:
         self._directory = directory / _STAGING / run
         self._path = self._directory / f"{uuid.uuid4().hex}.parquet"
         self._writer: pq.ParquetWriter | None = None
+        self._sink: Any = None
 
     def __enter__(self) -> DeadLetterFile:
         return self
@@ -63,14 +66,16 @@ class DeadLetterFile:
         rows = _make_letters(refused, datetime.now(UTC))
         if self._writer is None:
             self._directory.mkdir(parents=True, exist_ok=True)
-            self._writer = pq.ParquetWriter(self._path, rows.schema, compression="zstd")
+            self._sink = open_sink(self._path)
+            self._writer = pq.ParquetWriter(self._sink, rows.schema, compression="zstd")
         self._writer.write_table(rows)
 
-    def close(self) -> Path | None:
+    def close(self) -> LakePath | None:
         """Return the path of the file after closing it; None without a file."""
         if self._writer is None:
             return None
         self._writer.close()
+        close_sink(self._sink)
         return self._path
 
 
@@ -89,7 +94,7 @@ def _make_letters(refused: RefusedRows, now: datetime) -> pa.Table:
     return rows
 
 
-def commit_letters(directory: Path, run: str, batch: str, files: Sequence[Path]) -> None:
+def commit_letters(directory: LakePath, run: str, batch: str, files: Sequence[LakePath]) -> None:
     """Move the files of tasks to the names of a batch.
 
     A repeated batch calls this again with files of another run.
@@ -102,14 +107,17 @@ def commit_letters(directory: Path, run: str, batch: str, files: Sequence[Path])
     """
     named = []
     for number, path in enumerate(files):
-        rows = pq.read_table(path)
+        with open_parquet(path) as file:
+            rows = file.read()
         at = rows.schema.get_field_index("error_batch")
         rows = rows.set_column(at, LETTER_COLUMNS.field("error_batch"), pa.repeat(pa.scalar(batch), rows.num_rows))
-        whole = path.with_suffix(".whole")
-        pq.write_table(rows, whole, compression="zstd")
+        whole = path.parent / f"{path.stem}.whole"
+        sink = open_sink(whole)
+        pq.write_table(rows, sink, compression="zstd")
+        close_sink(sink)
         named.append((whole, directory / f"batch-{batch}-part-{number:05}.parquet"))
     for whole, final in named:
-        os.replace(whole, final)
+        replace_file(whole, final)
     kept = {final for _, final in named}
     if directory.is_dir():
         for old in directory.glob(f"batch-{batch}-part-*.parquet"):
@@ -118,13 +126,16 @@ def commit_letters(directory: Path, run: str, batch: str, files: Sequence[Path])
     _remove_staging(directory, run)
 
 
-def discard_letters(directory: Path, run: str) -> None:
+def discard_letters(directory: LakePath, run: str) -> None:
     """Remove the staged files of a failed batch. Files that an earlier attempt has committed stay."""
     _remove_staging(directory, run)
 
 
-def _remove_staging(directory: Path, run: str) -> None:
-    shutil.rmtree(directory / _STAGING / run, ignore_errors=True)
+def _remove_staging(directory: LakePath, run: str) -> None:
     staging = directory / _STAGING
+    if isinstance(staging, ObjectPath):
+        (staging / run).remove_tree()
+        return
+    shutil.rmtree(staging / run, ignore_errors=True)
     if staging.is_dir() and not any(staging.iterdir()):
         staging.rmdir()

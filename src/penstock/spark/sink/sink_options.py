@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import ClassVar, NamedTuple, Self
-from urllib.parse import urlsplit
 
 from penstock.client.documents.bulk import MAX_BYTES_IN_FLIGHT
 from penstock.errors import UsageError
 from penstock.options import BOOLEAN, SIZE, TEXT, one_of, option, parsed
+from penstock.spark.lake.storage.object_path import LakePath, parse_place
 from penstock.spark.source.bucket_options import BucketOptions
 from penstock.spark.source.source_options import make_selection
 from penstock.wire.messages.subdoc import MAX_PATHS
@@ -75,8 +74,8 @@ def parse_subdocument(name: str, text: str) -> tuple[SubdocumentPath, ...]:
     return tuple(sorted(found, key=lambda each: not each.is_xattr))
 
 
-def parse_directory(name: str, text: str) -> Path:
-    """Return a directory as an absolute path. Accepts paths and `file:` URLs.
+def parse_directory(name: str, text: str) -> LakePath:
+    """Return a place that the driver and all workers see. Accepts paths, `file:` URLs and URLs of object stores.
 
     Args:
         name: the option, for errors.
@@ -85,10 +84,10 @@ def parse_directory(name: str, text: str) -> Path:
     Raises:
         UsageError: it is a URL of another kind.
     """
-    parts = urlsplit(TEXT.read(name, text))
-    if len(parts.scheme) > 1 and (parts.scheme != "file" or parts.netloc):
-        raise UsageError(f"option {name} is {text!r}, expected a directory that the driver and all workers see")
-    return Path(parts.path if parts.scheme == "file" else text).expanduser().absolute()
+    try:
+        return parse_place(TEXT.read(name, text))
+    except UsageError as error:
+        raise UsageError(f"option {name}: {error}; the driver and all workers must see the place") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +117,9 @@ class SinkOptions(BucketOptions):
         "effect of a refused row: end the job, or write the row to deadLetterPath",
         default="fail",
     )
-    dead_letter_path: Path | None = option(
+    dead_letter_path: LakePath | None = option(
         parsed(parse_directory, is_path=True),
-        "directory for Parquet files of refused rows",
+        "directory for Parquet files of refused rows, or a URL of an object store",
         default=None,
     )
     max_bytes_in_flight: int = option(

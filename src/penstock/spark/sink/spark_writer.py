@@ -10,7 +10,6 @@ import logging
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -19,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from penstock.client.documents.window_writer import WriteCounts, divide_into_windows
 from penstock.errors import Error, UsageError
+from penstock.spark.lake.storage.object_path import LakePath
 from penstock.spark.sink import dead_letters
 from penstock.spark.sink.bucket_writes import FirstRefusal, make_refusal_error, write_tables
 from penstock.spark.sink.sink_columns import check_columns
@@ -39,7 +39,7 @@ class WriteMessage(WriterCommitMessage):
     """
 
     counts: WriteCounts = field(default_factory=WriteCounts)
-    letter_file: Path | None = None
+    letter_file: LakePath | None = None
 
 
 @dataclass(frozen=True)

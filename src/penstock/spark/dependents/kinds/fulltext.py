@@ -13,7 +13,6 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -25,6 +24,8 @@ from penstock.spark.dependents.registry import DependentKind, Operand, Question,
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, RangeDelta
 from penstock.spark.lake.changelog.merge_rules import read_keys, to_documents
 from penstock.spark.lake.maintenance.maintenance_report import TableReport
+from penstock.spark.lake.storage.local_copy import LocalCopy
+from penstock.spark.lake.storage.object_path import LakePath, ObjectPath
 from penstock.spark.lake.tables.directory import LakeDirectory
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class FullText:
             document that is not JSON has no text.
 
     Attributes:
-        path: the SQLite file.
+        path: the SQLite file. In an object store it is copied to this machine, and replaced after each delta.
     """
 
     def __init__(self, lake: LakeDirectory, name: str, paths: Sequence[str] = ()) -> None:
@@ -93,6 +94,7 @@ class FullText:
         self.name = validate_name(name)
         self.paths = tuple(paths)
         self.path = lake.path / "indexes" / f"{name}.sqlite"
+        self._copy = LocalCopy(self.path) if isinstance(self.path, ObjectPath) else None
         self._names = tuple(parse_path(path) for path in self.paths) or ((),)
 
     @classmethod
@@ -113,15 +115,28 @@ class FullText:
     def apply_delta(self, delta: ChangelogDelta) -> None:
         """Apply a delta in one transaction, which also stores the version that it reaches."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self._copy is None:
+            self._apply_delta(delta, "WAL")
+            return
+        try:
+            # Without a WAL the file alone has all of the transaction.
+            if self._apply_delta(delta, "DELETE"):
+                self._copy.publish()
+        except BaseException:
+            self._copy.discard()
+            raise
+
+    def _apply_delta(self, delta: ChangelogDelta, journal: str) -> bool:
+        """Return whether the file has changed: not if another process was faster."""
         with self._connect("rwc") as connection:
-            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA journal_mode = {journal}")
             # A power failure may lose the newest transactions; then their deltas are applied again.
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("BEGIN IMMEDIATE")  # closing the connection rolls back an open transaction
             self._create_tables(connection)
             settings = _read_settings(connection)
             if settings.get("changelog") == delta.changelog_id and settings["version"] >= delta.version:
-                return  # another process was faster
+                return False
             if delta.is_full:
                 connection.execute("INSERT INTO search (search) VALUES ('delete-all')")
                 connection.execute("DELETE FROM documents")
@@ -130,6 +145,7 @@ class FullText:
                 rows += self._apply_range(connection, delta.read_range(part), is_full=delta.is_full)
             _write_settings(connection, changelog=delta.changelog_id, version=delta.version, rows=rows)
             connection.execute("COMMIT")
+        return True
 
     def erase_documents(self, erased: RangeDelta) -> tuple[int, int]:
         """Remove documents, and rewrite the file: SQLite leaves deleted text in free pages and in its log.
@@ -240,7 +256,7 @@ class FullText:
         Raises:
             UsageError: the file is an index of other paths.
         """
-        if not self.path.exists():
+        if not (self.path.exists() if self._copy is None else self._copy.update()):
             return {}
         with self._connect("ro") as connection:
             settings = _read_settings(connection)
@@ -298,7 +314,10 @@ class FullText:
         Raises:
             Error: SQLite failed; the error has its message.
         """
-        uri = f"{self.path.as_uri()}?mode={mode}"
+        if self._copy is not None:
+            self._copy.update()
+        file = self.path if self._copy is None else self._copy.path
+        uri = f"{file.as_uri()}?mode={mode}"
         try:
             with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
                 yield connection
@@ -424,6 +443,6 @@ class FullTextKind(DependentKind):
         return str(lake.path / self.directory / f"{self.name}.sqlite")
 
     @classmethod
-    def list_files(cls, lake: LakeDirectory, name: str) -> list[Path]:
+    def list_files(cls, lake: LakeDirectory, name: str) -> list[LakePath]:
         """Return the SQLite file and the files that SQLite keeps beside it."""
-        return sorted((lake.path / cls.directory).glob(f"{name}.sqlite*"))
+        return [*(lake.path / cls.directory).glob(f"{name}.sqlite*")]

@@ -24,6 +24,7 @@ from penstock.spark.dependents.posting import HttpPoster, RetryPolicy, read_head
 from penstock.spark.dependents.registry import DependentKind, register_kind
 from penstock.spark.lake.changelog.changelog_delta import SLIM_SCHEMA, ChangelogDelta
 from penstock.spark.lake.changelog.changelog_writer import VBUCKETS
+from penstock.spark.lake.storage.object_path import LakePath
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
 
@@ -274,6 +275,6 @@ class InvalidationKind(DependentKind):
         return self.find_address()
 
     @classmethod
-    def list_files(cls, lake: LakeDirectory, name: str) -> list[Path]:
+    def list_files(cls, lake: LakeDirectory, name: str) -> list[LakePath]:
         """Return the position file, if it exists."""
         return list_position_files(lake.path / cls.directory, name)

@@ -7,12 +7,10 @@ At least once: the position file is written after the brokers have all records.
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, get_args
 
 from penstock.client.connect.address import Address
@@ -29,6 +27,8 @@ from penstock.spark.dependents.position_file import PositionFile, list_position_
 from penstock.spark.dependents.registry import DependentKind, register_kind
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, find_delta
 from penstock.spark.lake.changelog.ordered_changes import read_ordered_changes
+from penstock.spark.lake.storage.object_path import LakePath
+from penstock.spark.lake.storage.stored_documents import create_document
 from penstock.spark.lake.tables.delta_table import RANGE_COUNT
 from penstock.spark.lake.tables.directory import LakeDirectory
 
@@ -124,7 +124,7 @@ class KafkaSink:
         stored = self.position()
         known = None if stored is None else SinkPosition(stored[0], (stored[1],) * RANGE_COUNT)
         if self._delivery == "exactly-once":
-            sink_id = f"penstock.{self.name}.{_read_sink_id(self.path.with_suffix('.id'))}"
+            sink_id = f"penstock.{self.name}.{_read_sink_id(_locate_id(self.lake, self.name))}"
             self._producer = TransactionalProducer(self._connection, self._timeout, sink_id, self._topics.positions)
         else:
             self._producer = FlushedProducer(self._connection, self._timeout)
@@ -173,7 +173,11 @@ class KafkaSink:
         return sent_bytes
 
 
-def _read_sink_id(path: Path) -> str:
+def _locate_id(lake: LakeDirectory, name: str) -> LakePath:
+    return lake.path / DIRECTORY / f"{name}.id"
+
+
+def _read_sink_id(path: LakePath) -> str:
     """Return the id of a sink in a lake, which a new sink gets before its first transaction.
 
     A sink whose files were removed, by a reset or with its lake, gets another id and sends all documents again.
@@ -181,13 +185,7 @@ def _read_sink_id(path: Path) -> str:
     try:
         return path.read_text()
     except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new-id")
-    with new.open("w") as file:
-        file.write(uuid.uuid4().hex)
-        file.flush()
-        os.fsync(file.fileno())  # before the rename, or a power failure could leave an empty file
-    new.replace(path)
+        create_document(path, uuid.uuid4().hex)
     return path.read_text()
 
 
@@ -276,7 +274,7 @@ class KafkaKind(DependentKind):
         return KafkaConnection(**{each.name: getattr(self, each.name) for each in fields(KafkaConnection)})
 
     @classmethod
-    def list_files(cls, lake: LakeDirectory, name: str) -> list[Path]:
+    def list_files(cls, lake: LakeDirectory, name: str) -> list[LakePath]:
         """Return the position file and the file with the sink's id, if they exist."""
-        identity = lake.path / cls.directory / f"{name}.id"
+        identity = _locate_id(lake, name)
         return list_position_files(lake.path / cls.directory, name) + ([identity] if identity.exists() else [])

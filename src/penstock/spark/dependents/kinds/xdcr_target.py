@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import pyarrow as pa
@@ -30,6 +29,7 @@ from penstock.spark.dependents.position_file import PositionFile, list_position_
 from penstock.spark.dependents.registry import DependentKind, register_kind
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, RangeDelta
 from penstock.spark.lake.changelog.merge_rules import DOCUMENT_EVENTS, MARKER_EVENTS, RowMarkers, fill_collection_ids
+from penstock.spark.lake.storage.object_path import LakePath
 from penstock.spark.lake.tables.data_files import open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
@@ -83,7 +83,7 @@ def replicate(
     transform: Transform | None = None,
     lost: LostVersions = "remove",
     name: str = "replica",
-    state: Path | None = None,
+    state: LakePath | None = None,
     spark: SparkSession | None = None,
 ) -> ReplicationResult:
     """Write the changes that a lake's changelog has gained since the last call to a bucket.
@@ -135,7 +135,7 @@ class XdcrTarget:
         *,
         transform: Transform | None = None,
         lost: LostVersions = "remove",
-        state: Path | None = None,
+        state: LakePath | None = None,
         spark: SparkSession | None = None,
     ) -> None:
         given = {key: text for key, text in target.items() if key.lower() != "operation"}
@@ -181,7 +181,7 @@ class XdcrTarget:
         return 0
 
     def _write_with_dead_letters(
-        self, delta: ChangelogDelta, pieces: Iterable[pa.Table], directory: Path
+        self, delta: ChangelogDelta, pieces: Iterable[pa.Table], directory: LakePath
     ) -> WriteCounts:
         """Write rows, and write refused rows to files of dead letters.
 
@@ -199,7 +199,7 @@ class XdcrTarget:
         known = self.position()
         begins = 0 if delta.is_full or known is None else known[1] + 1
         run = f"{self.name}-{delta.changelog_id}"
-        files: list[Path | None] = []
+        files: list[LakePath | None] = []
 
         def take(refused: RefusedRows) -> None:
             # A file for each window: repairs have other columns than changes.
@@ -437,7 +437,7 @@ class XdcrTargetKind(DependentKind):
         """Return the bucket that changes are written to. Raises UsageError for invalid options."""
         return SinkOptions.parse(self.format_options()).address
 
-    def find_letter_directory(self) -> Path | None:
+    def find_letter_directory(self) -> LakePath | None:
         """Return the directory of dead letters, None without one."""
         return SinkOptions.parse(self.format_options()).dead_letter_path
 
@@ -461,7 +461,7 @@ class XdcrTargetKind(DependentKind):
         return str(self.find_bucket_address())
 
     @classmethod
-    def list_files(cls, lake: LakeDirectory, name: str) -> list[Path]:
+    def list_files(cls, lake: LakeDirectory, name: str) -> list[LakePath]:
         """Return the position file, if it exists."""
         return list_position_files(lake.path / cls.directory, name)
 

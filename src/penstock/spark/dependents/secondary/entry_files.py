@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
@@ -17,6 +16,8 @@ from deltalake import DeltaTable
 
 from penstock.spark.dependents.secondary.entries import PendingEntries, count_up_to, sort_entries
 from penstock.spark.lake.changelog.changelog_delta import LOOKUP_COLUMNS
+from penstock.spark.lake.storage.object_files import close_sink, open_parquet, open_sink
+from penstock.spark.lake.storage.object_path import LakePath
 from penstock.spark.lake.tables.data_files import DataFile, remove_files
 from penstock.spark.lake.tables.delta_table import UNPARTITIONED
 
@@ -38,7 +39,7 @@ class EntryWriter:
     A context manager: if the block raises an error, all files of the writer are removed.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: LakePath) -> None:
         self._root = root
         self._pending: list[pa.Table] = []
         self._files: list[DataFile] = []
@@ -89,15 +90,17 @@ class EntryWriter:
         name = f"{UNPARTITIONED}{uuid.uuid4().hex}.parquet"
         path = self._root / name
         self._files.append(DataFile(name, 0, entries.num_rows, -1))
+        sink = open_sink(path)
         pq.write_table(
             entries,
-            path,
+            sink,
             row_group_size=GROUP_ROWS,
             compression="zstd",
             compression_level=1,
             use_dictionary=["vbucket", "collection_id", "scope", "collection", "history", "misfit"],
             write_statistics=["value", "vbucket", "collection_id"],
         )
+        close_sink(sink)
         self._files[-1] = DataFile(name, path.stat().st_size, entries.num_rows, -1, _make_entry_stats(entries))
 
 
@@ -148,7 +151,7 @@ class FilePart:
         has_misfits: whether the file has misfits. All later files then have only misfits.
     """
 
-    path: Path
+    path: LakePath
     groups: tuple[int, ...]
     total_groups: int
     highest: Any
@@ -156,7 +159,7 @@ class FilePart:
 
     def read(self, descending: bool = False) -> Iterator[pa.Table]:
         """Yield the entries, one row group at a time. Raises FileNotFoundError if the file was removed."""
-        with pq.ParquetFile(self.path) as file:
+        with open_parquet(self.path) as file:
             for group in reversed(self.groups) if descending else self.groups:
                 yield file.read_row_group(group)
 
@@ -173,7 +176,7 @@ def select_files(table: DeltaTable, low: pa.Scalar | None, high: pa.Scalar | Non
     return paths
 
 
-def select_parts(root: Path, files: list[str], low: pa.Scalar | None, high: pa.Scalar | None) -> list[FilePart]:
+def select_parts(root: LakePath, files: list[str], low: pa.Scalar | None, high: pa.Scalar | None) -> list[FilePart]:
     """Return the parts of files with values from `low` to `high`, by the files' footers, lowest values first.
 
     Without bounds, misfits are included. Raises FileNotFoundError if a file was removed.
@@ -189,7 +192,7 @@ def select_parts(root: Path, files: list[str], low: pa.Scalar | None, high: pa.S
     """
     found = []
     for name in files:
-        with pq.ParquetFile(root / name) as file:
+        with open_parquet(root / name) as file:
             bounds = [_read_bounds(file, group) for group in range(file.num_row_groups)]
             has_misfits = any(_read_statistics(file, group).null_count for group in range(file.num_row_groups))
         groups = tuple(group for group, each in enumerate(bounds) if _overlaps(each, low, high))
@@ -237,7 +240,7 @@ def merge_entries(parts: list[FilePart], pending: PendingEntries, writer: EntryW
     replaced = []
     new_entries = pending.entries
     for part in parts:
-        with pq.ParquetFile(part.path) as file:
+        with open_parquet(part.path) as file:
             kept = pc.invert(pending.outdated.mark_outdated(file.read(columns=LOOKUP_COLUMNS)))
             # Entries between two files go into the later file, but none behind misfits. Misfits go into the last file.
             highest = None if part.has_misfits else _make_scalar(part.highest, new_entries)

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from penstock.spark.lake.changelog.merge_rules import (
     DOCUMENT_EVENTS,
@@ -31,6 +30,7 @@ from penstock.spark.lake.changelog.merge_rules import (
     read_keys,
     select_newest,
 )
+from penstock.spark.lake.storage.object_files import open_parquet
 from penstock.spark.lake.tables.data_files import DataFile, match_types, open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
@@ -244,7 +244,7 @@ def read_rows(paths: list[str], which: pc.Expression | None, schema: pa.Schema =
     batches: Iterator[pa.RecordBatch]
     if which is None:
         # A changelog has many small files; reading them as an Arrow dataset takes twice as long.
-        files = (pq.ParquetFile(path, pre_buffer=False) for path in paths)
+        files = (open_parquet(path, is_sequential=True) for path in paths)
         batches = (
             batch.select(schema.names)
             for file in files

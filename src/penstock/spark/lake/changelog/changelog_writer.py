@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.errors import LakeRefused
+from penstock.spark.lake.storage.object_path import LakePath
 from penstock.spark.lake.tables.data_files import DataFile
 from penstock.spark.lake.tables.delta_table import RANGE_COUNT, RangeWriter
 from penstock.spark.lake.tables.directory import LakeDirectory
@@ -51,7 +51,7 @@ def split_by_range(batch: pa.RecordBatch, vbuckets: int) -> Iterator[tuple[int, 
         yield int(ranges[start]), batch.slice(start, end - start)
 
 
-def write_files(batches: Iterable[pa.RecordBatch], root: Path, vbuckets: int) -> list[DataFile]:
+def write_files(batches: Iterable[pa.RecordBatch], root: LakePath, vbuckets: int) -> list[DataFile]:
     """Write rows of CHANGE_SCHEMA into new files of the changelog at `root`. The files are not in the table yet.
 
     If this raises an error, the files were removed.

@@ -20,6 +20,7 @@ from penstock.errors import Error
 from penstock.spark.lake.changelog.changelog_delta import LOOKUP_COLUMNS, ChangelogDelta, find_delta
 from penstock.spark.lake.changelog.merge_rules import to_documents
 from penstock.spark.lake.current.merge_policy import MergePolicy
+from penstock.spark.lake.storage.object_files import open_parquet
 from penstock.spark.lake.tables.data_files import DataFile, match_types, remove_files
 from penstock.spark.lake.tables.delta_table import RangeWriter
 from penstock.spark.lake.tables.directory import LakeDirectory
@@ -223,7 +224,7 @@ class _MergeRewrite:
                 for file in self.old_files if not self.delta.is_full else ():
                     if file.vbucket_range != vbucket_range:
                         continue
-                    with pq.ParquetFile(root / file.path) as old:
+                    with open_parquet(root / file.path, is_sequential=True) as old:
                         documents = match_types(old.read(columns=LOOKUP_COLUMNS), CURRENT_COLUMNS)
                         kept = pc.invert(delta.mark_outdated(documents))
                         # A small file is rewritten even without outdated documents, so that few files remain.

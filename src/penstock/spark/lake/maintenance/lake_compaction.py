@@ -13,12 +13,11 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 
-import pyarrow.parquet as pq
-
 from penstock.errors import Error, UsageError
 from penstock.spark.lake.current.current_table import read_merged_version
 from penstock.spark.lake.maintenance.lake_vacuum import KEEP_HOURS
 from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport, TableReport
+from penstock.spark.lake.storage.object_files import open_parquet
 from penstock.spark.lake.tables.data_files import RANGE_COLUMN, DataFile, match_types
 from penstock.spark.lake.tables.delta_table import RangeWriter
 from penstock.spark.lake.tables.directory import LakeDirectory
@@ -251,7 +250,7 @@ def _rewrite_files(table: AnyTable, group: Sequence[DataFile]) -> list[DataFile]
     schema = table.schema.remove(table.schema.get_field_index(RANGE_COLUMN))
     with RangeWriter(table.write_root, group[0].vbucket_range, schema, table.name_joined(group)) as writer:
         for path in table.list_paths(group):
-            with pq.ParquetFile(path) as file:
+            with open_parquet(path, is_sequential=True) as file:
                 for number in range(file.num_row_groups):
                     writer.write(match_types(file.read_row_group(number, columns=schema.names), schema))
         # The time of the rows' commit, which readers sort by and past states depend on, not the time of this copy.

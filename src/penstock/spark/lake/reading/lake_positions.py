@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +19,7 @@ from penstock.client.documents.mutation_tokens import MutationToken
 from penstock.errors import OperationTimeout, UsageError, WriteLost
 from penstock.spark.lake.changelog.merge_rules import ROLLBACK_EVENTS
 from penstock.spark.lake.reading.lake_readers import scan_changelog
+from penstock.spark.lake.storage.object_path import LakePath
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.source.offsets import Offset
 from penstock.wire.columns.schema import unsigned64
@@ -104,7 +104,7 @@ def _find_newest_batch(lake: LakeDirectory) -> int | None:
     return changelog.transaction_version(query) if changelog is not None and query is not None else None
 
 
-def _list_batches(log: Path) -> list[int]:
+def _list_batches(log: LakePath) -> list[int]:
     """Return the batches in one of the logs of a checkpoint."""
     return [int(entry.name) for entry in log.iterdir() if entry.name.isdigit()] if log.is_dir() else []
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from functools import reduce
+from collections.abc import Iterable, Iterator
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -12,7 +12,9 @@ import pyarrow as pa
 from penstock.spark.lake.changelog.changelog_delta import IDENTITY_SCHEMA, RangeDelta
 from penstock.spark.lake.changelog.merge_rules import to_documents
 from penstock.spark.lake.current.merged_state import MergedState, read_newest_state, refuse_missing_table
-from penstock.spark.lake.tables.data_files import DataFile
+from penstock.spark.lake.storage.object_files import open_parquet
+from penstock.spark.lake.storage.object_path import is_remote_path
+from penstock.spark.lake.tables.data_files import DataFile, match_types
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
@@ -76,12 +78,26 @@ def _read_files(spark: SparkSession, table: AnyTable, files: Iterable[DataFile],
 
 
 def read_paths(spark: SparkSession, paths: Iterable[str], schema: pa.Schema) -> DataFrame:
-    """Return the rows of Parquet files as a Spark frame; an empty frame for no files."""
-    # Spark reads a path as a glob pattern, so its special characters are escaped.
-    escaped = [re.sub(r"([\\*?\[\]{}])", r"\\\1", path) for path in paths]
-    if not escaped:
+    """Return the rows of a lake's Parquet files as a Spark frame; an empty frame for no files."""
+    found = list(paths)
+    if not found:
         return spark.createDataFrame([], _convert_schema(schema))
+    if is_remote_path(found[0]):
+        # Spark itself would need Hadoop's connectors, and credentials in its configuration. Its tasks need neither.
+        places = spark.createDataFrame([(path,) for path in found], "path string").repartition(len(found), "path")
+        return places.mapInArrow(partial(_read_objects, schema), _convert_schema(schema))
+    # Spark reads a path as a glob pattern, so its special characters are escaped.
+    escaped = [re.sub(r"([\\*?\[\]{}])", r"\\\1", path) for path in found]
     return spark.read.schema(_convert_schema(schema)).parquet(*escaped)
+
+
+def _read_objects(schema: pa.Schema, places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of files in an object store; called in Spark's tasks."""
+    for batch in places:
+        for path in batch["path"].to_pylist():
+            with open_parquet(path, is_sequential=True) as file:
+                for rows in file.iter_batches(columns=schema.names):
+                    yield from match_types(pa.Table.from_batches([rows]), schema).to_batches()
 
 
 def _convert_schema(schema: pa.Schema) -> StructType:

@@ -12,11 +12,12 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+
+from penstock.spark.lake.storage.object_files import open_parquet, select_filesystem
+from penstock.spark.lake.storage.object_path import LakePath
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -97,7 +98,7 @@ def number_fields(schema: pa.Schema) -> pa.Schema:
     return pa.schema([number(field, at) for at, field in enumerate(schema, 1)])
 
 
-def remove_files(root: Path, files: Iterable[DataFile]) -> None:
+def remove_files(root: LakePath, files: Iterable[DataFile]) -> None:
     """Remove files of the table at `root` that no commit names."""
     for file in files:
         (root / file.path).unlink(missing_ok=True)
@@ -121,10 +122,12 @@ def open_dataset(paths: list[str], schema: pa.Schema) -> ds.Dataset:
     # Arrow cannot compare a condition with the statistics of a view, so such a file is read whole.
     views = {path for path in paths if not _OWN_NAME.search(path) and _has_views(path)}
     plain = [path for path in paths if path not in views]
-    parts: list[ds.Dataset] = [ds.dataset(plain, schema=schema, format="parquet")] if plain else []
+    keys, filesystem = select_filesystem(plain)
+    parts: list[ds.Dataset] = [ds.dataset(keys, schema, "parquet", filesystem=filesystem)] if plain else []
     for path in paths:
         if path in views:
-            rows = pq.read_table(path, columns=schema.names, partitioning=None)
+            with open_parquet(path) as file:
+                rows = file.read(columns=schema.names)
             parts.append(ds.dataset(match_types(rows, schema)))
     if len(parts) == 1:
         return parts[0]
@@ -132,4 +135,5 @@ def open_dataset(paths: list[str], schema: pa.Schema) -> ds.Dataset:
 
 
 def _has_views(path: str) -> bool:
-    return any(pa.types.is_string_view(t) or pa.types.is_binary_view(t) for t in pq.read_schema(path).types)
+    with open_parquet(path) as file:
+        return any(pa.types.is_string_view(t) or pa.types.is_binary_view(t) for t in file.schema_arrow.types)

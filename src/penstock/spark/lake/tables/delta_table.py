@@ -1,4 +1,4 @@
-"""A Delta table in a directory of this machine, written as whole files and partitioned by `vbucket_range`.
+"""A Delta table of a lake, written as whole files and partitioned by `vbucket_range`.
 
 A commit names the files that it adds and removes, and a transaction (application id, version). A file that no commit
 names is not in the table. The first commit creates the table, so every table has a transaction. If two writers start
@@ -10,7 +10,6 @@ The files also hold the partition column `vbucket_range` physically, so that rea
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -26,8 +25,17 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from penstock.errors import LakeRefused, UsageError
+from penstock.spark.lake.storage.object_client import describe_store_error
+from penstock.spark.lake.storage.object_files import close_sink, discard_sink, open_sink
+from penstock.spark.lake.storage.object_path import LakePath, ObjectPath, ObjectStat
 from penstock.spark.lake.tables.data_files import RANGE_COLUMN, DataFile, make_name, number_fields, remove_files
 from penstock.spark.lake.tables.delta_log import BASE_VERSION, LogCommit, list_unchecked_commits, parse_commit
+from penstock.spark.lake.tables.delta_store import (
+    find_delta_options,
+    have_all_files,
+    list_commit_errors,
+    open_delta_log,
+)
 from penstock.spark.lake.tables.lake_table import CommitFailed, LakeTable
 
 RANGE_COUNT = 16
@@ -80,7 +88,7 @@ class RangeWriter:
         pending_bytes: Arrow bytes of the rows that are not written yet.
     """
 
-    def __init__(self, root: Path, vbucket_range: int, schema: pa.Schema, joined: str = "") -> None:
+    def __init__(self, root: LakePath, vbucket_range: int, schema: pa.Schema, joined: str = "") -> None:
         self.pending_bytes = 0
         self._root = root
         self._range = vbucket_range
@@ -91,6 +99,7 @@ class RangeWriter:
         self._files: list[DataFile] = []
         self._path = ""
         self._writer: pq.ParquetWriter | None = None
+        self._sink: Any = None
         self._written = 0
         self._footers: list[pq.FileMetaData] = []
 
@@ -141,6 +150,7 @@ class RangeWriter:
             # On a full disk, close fails too. The error of the block is the one to report.
             with suppress(Exception):
                 self._writer.close()
+            discard_sink(self._sink)
             self._writer = None
             (self._root / self._path).unlink(missing_ok=True)
         remove_files(self._root, self._files)
@@ -149,8 +159,9 @@ class RangeWriter:
         directory = f"{RANGE_COLUMN}={self._range}"
         (self._root / directory).mkdir(parents=True, exist_ok=True)
         self._path, self._written, self._footers = f"{directory}/{make_name(self._joined)}", 0, []
+        self._sink = open_sink(self._root / self._path)
         self._writer = pq.ParquetWriter(
-            self._root / self._path,
+            self._sink,
             self._schema,
             compression="zstd",
             compression_level=1,
@@ -165,6 +176,7 @@ class RangeWriter:
         if self._writer is None:
             return
         self._writer.close()
+        close_sink(self._sink)
         self._writer = None
         size, footer = (self._root / self._path).stat().st_size, self._footers[0]
         self._files.append(DataFile(self._path, size, footer.num_rows, self._range, _make_range_stats(footer)))
@@ -201,10 +213,10 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
 
     format = "delta"
 
-    def __init__(self, path: Path, schema: pa.Schema, configuration: Mapping[str, str]) -> None:
+    def __init__(self, path: LakePath, schema: pa.Schema, configuration: Mapping[str, str]) -> None:
         super().__init__(path, schema)
         self.configuration = configuration
-        self._logs: dict[int, tuple[tuple[int, int], LogCommit]] = {}
+        self._logs: dict[int, tuple[tuple[int | str, int], LogCommit]] = {}
         self.partition_by = [RANGE_COLUMN] if RANGE_COLUMN in schema.names else []
 
     def open(self) -> DeltaTable | None:
@@ -216,11 +228,12 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
         Raises:
             UsageError: the path holds something else.
         """
-        if not self.path.exists():
+        if isinstance(self.path, Path) and not self.path.exists():
             return None
-        if not self.path.is_dir():
+        if isinstance(self.path, Path) and not self.path.is_dir():
             raise UsageError(f"{self.path} is a file; expected a directory with the {self.path.name} table, or nothing")
-        if not DeltaTable.is_deltatable(self.path.as_uri()):
+        table = open_delta_log(self.path)
+        if table is None:
             # A process that was killed before the first commit leaves data files, and perhaps an empty log.
             own = ("_delta_log", f"{RANGE_COLUMN}=" if self.partition_by else UNPARTITIONED)
             foreign = [e.name for e in self.path.iterdir() if not e.name.startswith(own)]
@@ -230,11 +243,6 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
                     " or an empty directory"
                 )
             return None
-        try:
-            table = DeltaTable(self.path.as_uri())
-        except DeltaError as error:
-            reason = str(error).partition("\n")[0]  # a backtrace follows
-            raise UsageError(f"{self.path} has a Delta log that cannot be read: {reason}") from error
         found = [field.name for field in table.schema().fields]
         if found != self.schema.names:
             raise UsageError(
@@ -274,12 +282,22 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
             rows_change: False if the same rows only move to other files.
 
         Raises:
-            CommitFailed: another commit with the same application id came first, or removed the same files.
+            CommitFailed: another commit with the same application id came first, or removed the same files. Or an
+                object store does not answer.
         """
         try:
             self._commit(opened, transaction, added, removed, notes, rows_change=rows_change)
-        except DeltaError as error:
-            raise CommitFailed(f"{self.path} did not take a commit: {' '.join(str(error).split())}") from error
+        except list_commit_errors(self.path) as error:
+            if self._has_landed(transaction, added):
+                return
+            raise CommitFailed(f"{self.path} did not take a commit: {describe_store_error(error)}") from error
+
+    def _has_landed(self, transaction: tuple[str, int], added: Sequence[DataFile]) -> bool:
+        """Return whether a commit that raised an error has landed: the answer of an object store may be lost."""
+        opened = self.open() if added and isinstance(self.path, ObjectPath) else None
+        if opened is None or opened.transaction_version(transaction[0]) != transaction[1]:
+            return False
+        return {file.path for file in added} <= {file.path for file in self.list_files(opened)}
 
     def _commit(
         self,
@@ -339,6 +357,7 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
             mode="error",
             partition_by=self.partition_by,
             configuration=self.configuration,
+            storage_options=find_delta_options(self.path),
             commit_properties=properties,
         )
 
@@ -382,7 +401,7 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
             if commit is None or commit.removes_rows or commit.is_foreign_change:
                 return None
             files += commit.added
-        return files if all((self.path / file.path).exists() for file in files) else None
+        return files if have_all_files(self.path, [file.path for file in files]) else None
 
     def list_files_at(self, opened: DeltaTable, when: datetime) -> list[DataFile]:
         """Return the files that the table had at a time.
@@ -392,10 +411,10 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
         """
         files, moment = self.list_files(opened), when.timestamp() * 1000
         later = [file for file in files if file.modified > moment]
-        for file, path in zip(later, self.list_paths(later), strict=True):
+        for file in later:
             # A file is written before its rows are committed. Only a joined file is newer than the time of its rows.
             # Other programs that join files give them the time of this commit.
-            if file.is_foreign or os.stat(path).st_mtime_ns // 1_000_000 > file.modified:
+            if file.is_foreign or (self.path / file.path).stat().st_mtime_ns // 1_000_000 > file.modified:
                 known = datetime.fromtimestamp(file.modified / 1000, UTC)
                 raise UsageError(
                     f"the state of {self.path.parent} at {when.isoformat()} is unknown: its files were joined with"
@@ -429,12 +448,11 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
                 dry_run=only_replaced,
                 full=not only_replaced,
             )
-        except DeltaError as error:
+        except (DeltaError, OSError) as error:
             raise CommitFailed(f"{self.path} was not vacuumed: {' '.join(str(error).split())}") from error
         # Not by Delta's vacuum: it would commit a note at each call about removed files that the table still remembers.
         for path in unused if only_replaced else ():
-            with suppress(FileNotFoundError):
-                os.unlink(f"{self.path}/{path}")
+            (self.path / path).unlink(missing_ok=True)
 
     def is_intact(self, opened: DeltaTable) -> bool:
         """Return whether only Penstock changed the rows of a table; False if removed logs leave that unknown."""
@@ -469,10 +487,11 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
         try:
             found = log.stat()
             known = self._logs.get(version)
-            if known is None or known[0] != (found.st_ino, found.st_mtime_ns):
+            identity = (found.version if isinstance(found, ObjectStat) else found.st_ino, found.st_mtime_ns)
+            if known is None or known[0] != identity:
                 if len(self._logs) >= MAX_LOGS:
                     self._logs.clear()
-                known = (found.st_ino, found.st_mtime_ns), parse_commit(version, log.read_text())
+                known = identity, parse_commit(version, log.read_text())
                 self._logs[version] = known
         except FileNotFoundError:
             return None

@@ -1,4 +1,4 @@
-"""The directory of a lake: the tables `changelog` and `current`, and the checkpoint of the query that writes them.
+"""The place of a lake: the tables `changelog` and `current`, and the checkpoint of the query that writes them.
 
 Spark identifies a query by the id in its checkpoint's metadata, and the changelog's commits carry that id. So a lake
 belongs to its query even if both directories are renamed or moved.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from pathlib import Path
 
 from penstock.errors import LakeRefused, UsageError
+from penstock.spark.lake.storage.object_path import LakePath, ObjectPath, parse_place
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.iceberg_catalog import MARKER, IcebergCatalog
 from penstock.spark.lake.tables.iceberg_table import IcebergTable
@@ -35,31 +37,40 @@ CURRENT_PROPERTIES = {
     "delta.deletedFileRetentionDuration": "interval 5 minutes",
 }
 
+NO_ICEBERG = "Iceberg tables cannot lie in an object store; expected format 'delta' or 'parquet', or a directory"
+"""The end of the error about Iceberg tables in an object store."""
+
 
 class LakeDirectory:
-    """The files of a lake: tables and checkpoint. Raises UsageError if `path` cannot be a local directory.
+    """The files of a lake: tables and checkpoint. Raises UsageError if `path` cannot be the place of a lake.
 
     Args:
-        path: the lake's directory.
+        path: a directory, or a URL with file, s3, abfss or gs.
         table_format: the format of its tables; None for the format that the lake has, and Delta in a new lake.
         catalog: the catalog of Iceberg tables; None for the one that the lake has, and its own in a new lake.
 
     Attributes:
-        path: the lake's directory, absolute.
+        path: the lake's place: an absolute directory, or a prefix in an object store.
         checkpoint: the directory of the query's checkpoint.
         catalog: the given catalog.
     """
 
-    def __init__(self, path: str | Path, table_format: str | None = None, catalog: str | None = None) -> None:
+    def __init__(self, path: str | LakePath, table_format: str | None = None, catalog: str | None = None) -> None:
         text = str(path)
-        if not text or is_remote_path(text):
-            raise UsageError(f"the lake is {text!r}; expected a directory on this machine, such as ./lake")
-        self.path = Path(text).expanduser().absolute()
-        if re.search(r"\\|%[0-9A-Fa-f]{2}", str(self.path)):
+        if not text:
+            raise UsageError("the lake is ''; expected a directory such as ./lake, or a URL such as s3://bucket/lake")
+        try:
+            self.path: LakePath = parse_place(text)
+        except UsageError as error:
+            raise UsageError(f"the lake cannot be used: {error}") from None
+        if isinstance(self.path, Path) and re.search(r"\\|%[0-9A-Fa-f]{2}", str(self.path)):
             raise UsageError(f"the lake is {self.path}; expected a path without backslashes and percent escapes")
+        if table_format == "iceberg" and isinstance(self.path, ObjectPath):
+            raise UsageError(f"the lake is {self.path}, and {NO_ICEBERG}")
         self.checkpoint = self.path / "_checkpoint"
         self._given_format = table_format
         self.catalog = catalog
+        self._detected_at = 0.0
         self._tables: tuple[AnyTable, AnyTable] | None = None
 
     @property
@@ -74,11 +85,11 @@ class LakeDirectory:
 
     def _find_tables(self) -> tuple[AnyTable, AnyTable]:
         """Return the tables. Another process may create them, in any format, while this object lives."""
-        found = self._given_format or _detect_format(self.path)
+        found = self._given_format or self._detect_format()
         if self._tables is None or self._tables[0].format != found:
             changelog, current = self.path / "changelog", self.path / "current"
-            if found == "iceberg":
-                catalog = IcebergCatalog(self.path, self.catalog)
+            if found == "iceberg" and isinstance(changelog, Path) and isinstance(current, Path):
+                catalog = IcebergCatalog(current.parent, self.catalog)
                 self._tables = (
                     IcebergTable(changelog, CHANGELOG_SCHEMA, catalog),
                     IcebergTable(current, CURRENT_SCHEMA, catalog),
@@ -92,12 +103,22 @@ class LakeDirectory:
             )
         return self._tables
 
+    def _detect_format(self) -> str:
+        """Return the format of the tables in the lake, Delta if there are none."""
+        # Looking costs an object store a request, so it is done at most once a second.
+        if self._tables is None or isinstance(self.path, Path) or time.monotonic() - self._detected_at > 1:
+            self._detected_at = time.monotonic()
+            if isinstance(self.path, Path) and (self.path / MARKER).exists():
+                return "iceberg"
+            return "parquet" if find_newest_batch(self.path / "changelog") is not None else "delta"
+        return self._tables[0].format
+
     def read_query_id(self) -> str | None:
         """Return the id of the query whose checkpoint lies in the lake, None without a checkpoint."""
         return read_query_id(self.checkpoint)
 
     def create(self) -> None:
-        """Create the directory. Raises UsageError if that is impossible."""
+        """Create the directory. Raises UsageError if that is impossible. An object store needs none."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -109,6 +130,9 @@ class LakeDirectory:
         Raises:
             UsageError: a file is in its place, or this user may not write there.
         """
+        if isinstance(self.path, ObjectPath):
+            self.path.is_dir()  # raises an error if the store does not answer, or refuses the credentials
+            return
         found = next(each for each in (self.path, *self.path.parents) if os.path.exists(each))
         if not found.is_dir():
             raise self._make_place_error("File exists" if found == self.path else "Not a directory")
@@ -119,6 +143,10 @@ class LakeDirectory:
 
     def _make_place_error(self, reason: str | None) -> UsageError:
         return UsageError(f"cannot create the lake's directory {self.path}: {reason}")
+
+    def find_newest_batch(self) -> int | None:
+        """Return the newest batch of the changelog that this lake's query wrote, None before the first."""
+        return self._find_newest_written(self.read_query_id())[1]
 
     def check_owner(self) -> None:
         """Check that checkpoint and changelog belong together, without writing anything.
@@ -163,19 +191,7 @@ class LakeDirectory:
         return True, changelog.transaction_version(query) if query is not None else None
 
 
-def _detect_format(path: Path) -> str:
-    """Return the format of the tables in a lake's directory, Delta if there are none."""
-    if (path / MARKER).exists():
-        return "iceberg"
-    return "parquet" if find_newest_batch(path / "changelog") is not None else "delta"
-
-
-def is_remote_path(text: str) -> bool:
-    """Return whether a path is a URI, as those of object stores are."""
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text) is not None
-
-
-def read_query_id(checkpoint: Path) -> str | None:
+def read_query_id(checkpoint: LakePath) -> str | None:
     """Return the id in the metadata of a Spark checkpoint, None if there is no metadata.
 
     Returns:
@@ -197,7 +213,7 @@ def read_query_id(checkpoint: Path) -> str | None:
         raise UsageError(f"{path} holds {text[:80]!r}; expected a Spark query's metadata with its id") from error
 
 
-def _find_newest_batch(log: Path) -> int:
+def _find_newest_batch(log: LakePath) -> int:
     """Return the newest batch in one of a checkpoint's logs, or -1.
 
     Spark writes `offsets` before a batch runs, and `commits` after it.

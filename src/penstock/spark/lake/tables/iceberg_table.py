@@ -88,6 +88,7 @@ class IcebergTable(LakeTable[IcebergVersion]):
     """
 
     format = "iceberg"
+    path: Path
 
     def __init__(self, path: Path, schema: pa.Schema, catalog: IcebergCatalog) -> None:
         super().__init__(path, schema)

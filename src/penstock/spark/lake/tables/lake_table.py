@@ -9,12 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from penstock.errors import Error, UsageError
+from penstock.spark.lake.storage.object_path import LakePath
 from penstock.spark.lake.tables.data_files import DataFile
 
 __all__ = ["AnyTable", "CommitFailed", "LakeTable", "TableVersion"]
@@ -52,12 +52,14 @@ class LakeTable(ABC, Generic[V]):
     format: ClassVar[str]
     has_versions: ClassVar[bool] = True
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    path: LakePath
+
+    def __init__(self, path: LakePath, schema: pa.Schema) -> None:
         self.path = path
         self.schema = schema
 
     @property
-    def write_root(self) -> Path:
+    def write_root(self) -> LakePath:
         """The directory in which the files of a commit are written."""
         return self.path
 

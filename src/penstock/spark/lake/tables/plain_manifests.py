@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
-import uuid
-from pathlib import Path
 from typing import Any
 
 from penstock.errors import UsageError
+from penstock.spark.lake.storage.object_path import LakePath
 
-__all__ = ["create_file", "find_newest_batch", "find_writer", "list_files", "locate_manifest", "read_manifest"]
+__all__ = ["find_newest_batch", "find_writer", "list_files", "locate_manifest", "read_manifest"]
 
 BATCHES = "_batches"
 """The directory of the manifests."""
 
 
-def find_newest_batch(root: Path) -> int | None:
+def find_newest_batch(root: LakePath) -> int | None:
     """Return the newest batch in the changelog at `root`, None if there is none."""
     directory = root / BATCHES
     names = [entry.stem for entry in directory.glob("*.json")] if directory.is_dir() else []
     return max((int(name) for name in names if name.isdigit()), default=None)
 
 
-def list_files(root: Path, batch_id: int) -> list[tuple[str, int]]:
+def list_files(root: LakePath, batch_id: int) -> list[tuple[str, int]]:
     """Return path and number of rows of each file of a batch; paths are relative to the changelog at `root`."""
     return [(path, rows) for path, rows in read_manifest(root, batch_id)["files"]]
 
 
-def find_writer(root: Path) -> tuple[str, int] | None:
+def find_writer(root: LakePath) -> tuple[str, int] | None:
     """Return the query that wrote the changelog at `root`, and its newest batch; None if there is no changelog.
 
     Returns:
@@ -45,34 +43,12 @@ def find_writer(root: Path) -> tuple[str, int] | None:
     return None
 
 
-def locate_manifest(root: Path, batch_id: int) -> Path:
+def locate_manifest(root: LakePath, batch_id: int) -> LakePath:
     """Return the path of a batch's manifest. The number has leading zeros, so that names sort by batch."""
     return root / BATCHES / f"{batch_id:020d}.json"
 
 
-def read_manifest(root: Path, batch_id: int) -> dict[str, Any]:
+def read_manifest(root: LakePath, batch_id: int) -> dict[str, Any]:
     """Return the content of a batch's manifest."""
     found: dict[str, Any] = json.loads(locate_manifest(root, batch_id).read_text())
     return found
-
-
-def create_file(path: Path, text: str) -> bool:
-    """Create a complete file that survives a crash.
-
-    Returns:
-        False if the file exists already.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A hard link to a synced draft creates the name exactly once. A rename would replace an existing manifest.
-    draft = path.with_name(f"{uuid.uuid4().hex}.draft")
-    with draft.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        return False
-    finally:
-        draft.unlink()
-    return True

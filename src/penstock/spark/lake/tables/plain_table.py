@@ -16,16 +16,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from penstock.errors import UsageError
+from penstock.spark.lake.storage.object_files import count_parquet_rows
+from penstock.spark.lake.storage.object_path import LakePath
+from penstock.spark.lake.storage.stored_documents import create_document, replace_file
 from penstock.spark.lake.tables.data_files import RANGE_COLUMN, DataFile, remove_files
 from penstock.spark.lake.tables.lake_table import CommitFailed, LakeTable
 from penstock.spark.lake.tables.plain_manifests import (
-    create_file,
     find_newest_batch,
     find_writer,
     list_files,
@@ -62,7 +61,7 @@ class PlainTable(LakeTable[PlainVersion]):
     has_versions = False
 
     @property
-    def write_root(self) -> Path:
+    def write_root(self) -> LakePath:
         """The directory for files of batches that are not committed, which readers do not list."""
         return self.path.parent / "_pending"
 
@@ -120,7 +119,7 @@ class PlainTable(LakeTable[PlainVersion]):
         kept = {} if opened is None else {name: opened.manifest[name] for name in opened.manifest.keys() - _BATCH_KEYS}
         given = {name.removeprefix("penstock."): _parse_note(text) for name, text in (notes or {}).items()}
         content = {"query": query} | given | kept | {"files": [[file.path, file.rows] for file in added]}
-        if not create_file(locate_manifest(self.path, batch), json.dumps(content)):
+        if not create_document(locate_manifest(self.path, batch), json.dumps(content)):
             raise CommitFailed(f"{self.path} has batch {batch} already")
         self._publish_batch(batch)
         locate_manifest(self.path, batch - KEPT_BATCHES).unlink(missing_ok=True)
@@ -141,19 +140,19 @@ class PlainTable(LakeTable[PlainVersion]):
         for path, _ in list_files(self.path, batch):
             (self.path / path).parent.mkdir(exist_ok=True)
             with suppress(FileNotFoundError):  # an earlier attempt has moved this file
-                (self.write_root / path).rename(self.path / path)
+                replace_file(self.write_root / path, self.path / path)
 
     def list_files(self, opened: PlainVersion) -> list[DataFile]:
         """Return every file of the table. Plain files do not have the time of their commit."""
-        paths = sorted(self.path.glob(f"{RANGE_COLUMN}=*/*.parquet"))
+        paths: list[LakePath] = [*self.path.glob(f"{RANGE_COLUMN}=*/*.parquet")]
         return [
             DataFile(
-                str(path.relative_to(self.path)),
+                f"{path.parent.name}/{path.name}",
                 path.stat().st_size,
-                pq.read_metadata(path).num_rows,
+                count_parquet_rows(path),
                 int(path.parent.name.partition("=")[2]),
             )
-            for path in paths
+            for path in sorted(paths, key=str)
         ]
 
     def list_added_since(self, opened: PlainVersion, version: int) -> list[DataFile] | None:

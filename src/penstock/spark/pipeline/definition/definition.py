@@ -34,7 +34,8 @@ from penstock.spark.dependents.checks import check_declared_name
 from penstock.spark.dependents.registry import DependentKind, list_kinds, list_titles
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.maintenance.lake_retention import parse_retention
-from penstock.spark.lake.tables.directory import LakeDirectory, is_remote_path
+from penstock.spark.lake.storage.object_path import is_url, parse_place
+from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.iceberg_catalog import check_catalog, resolve_catalog
 from penstock.spark.pipeline.definition.run_options import Metrics, Trigger
 from penstock.spark.pipeline.definition.toml_tables import (
@@ -185,7 +186,7 @@ class PipelineDefinition:
     """A pipeline.
 
     Attributes:
-        lake: the directory of the tables for one source; for several sources, the directory of their lakes.
+        lake: the place of the tables for one source; for several sources, the place of their lakes.
         sources: the buckets.
         tables: the tables of each lake.
         current: when pending changes are merged.
@@ -202,7 +203,7 @@ class PipelineDefinition:
 
     def locate_lake(self, source: SourceDefinition) -> str:
         """Return the directory of a source's tables."""
-        return self.lake if len(self.sources) == 1 else str(Path(self.lake) / str(source.name))
+        return self.lake if len(self.sources) == 1 else str(parse_place(self.lake) / str(source.name))
 
     def open_lake(self, source: SourceDefinition) -> LakeDirectory:
         """Return the lake of a source, in the declared format."""
@@ -255,14 +256,12 @@ def parse_definition(given: Mapping[str, Any], path: str) -> PipelineDefinition:
     lake = given.get("lake")
     if not isinstance(lake, str) or not lake:
         raise place.make_error(f"lake is {lake!r}, expected a directory such as ./lake" if lake else "has no lake")
-    if is_remote_path(lake):
-        raise place.make_error(f"lake is {lake!r}, but object stores are not supported; expected a directory: ./lake")
     declared = list(_parse_dependents(path, given))
     tables = _parse_table(TableSettings, path, "tables", given)
     if tables.catalog is not None:
         tables = replace(tables, catalog=resolve_catalog(tables.catalog, Path(path).absolute().parent))
     found = PipelineDefinition(
-        lake=place.resolve_path(lake),
+        lake=_parse_lake(place, lake),
         sources=_parse_sources(place, given.get("source")),
         tables=tables,
         current=_parse_table(CurrentSettings, path, "current", given),
@@ -271,6 +270,14 @@ def parse_definition(given: Mapping[str, Any], path: str) -> PipelineDefinition:
     )
     _check_dependents(found, declared)
     return found
+
+
+def _parse_lake(place: TomlPlace, lake: str) -> str:
+    """Return the place of the tables: a path relative to the file, or a URL."""
+    try:
+        return str(parse_place(lake)) if is_url(lake) else place.resolve_path(lake)
+    except UsageError as error:
+        raise place.make_error(f"lake: {error}") from None
 
 
 def _parse_sources(place: TomlPlace, given: Any) -> tuple[SourceDefinition, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from penstock.spark.lake.current import current_table
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.maintenance.lake_compaction import maintain_changelog
 from penstock.spark.lake.reading.lake_readers import count_rows
+from penstock.spark.lake.storage.object_path import ObjectPath
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
 from penstock.spark.pipeline.run.dependent_runner import DependentTask
@@ -25,7 +27,11 @@ __all__ = ["create_current_task", "create_tasks", "initialize_task"]
 
 
 def create_tasks(
-    definition: PipelineDefinition, source: SourceDefinition, lake: LakeDirectory, spark: SparkSession | None = None
+    definition: PipelineDefinition,
+    source: SourceDefinition,
+    lake: LakeDirectory,
+    spark: SparkSession | None = None,
+    guard: Callable[[], None] = lambda: None,
 ) -> list[DependentTask]:
     """Return the tasks of a source's changelog: the current table, then the dependents.
 
@@ -34,18 +40,23 @@ def create_tasks(
         source: the source.
         lake: the source's lake.
         spark: the session for dependents with SQL.
+        guard: called before pending changes are applied; raises LakeRefused once another run has taken over.
 
     Returns:
         Tasks with their pending changes set.
     """
     policy = definition.current.policy
     retention = RetentionTimer(lake, definition.tables.retention)
-    tasks = [create_current_task(lake, policy, retention)] if definition.tables.current else []
-    return tasks + [create_dependent_task(each, lake, policy, spark) for each in definition.list_dependents(source)]
+    tasks = [create_current_task(lake, policy, retention, guard)] if definition.tables.current else []
+    dependents = definition.list_dependents(source)
+    return tasks + [create_dependent_task(each, lake, policy, spark, guard) for each in dependents]
 
 
 def create_current_task(
-    lake: LakeDirectory, policy: MergePolicy, retention: RetentionTimer | None = None
+    lake: LakeDirectory,
+    policy: MergePolicy,
+    retention: RetentionTimer | None = None,
+    guard: Callable[[], None] = lambda: None,
 ) -> DependentTask:
     """Return the task that merges the current table, and maintains the changelog.
 
@@ -53,6 +64,7 @@ def create_current_task(
         lake: the lake of the tables.
         policy: decides when a merge is due.
         retention: drops old versions of the changelog; None for no limit.
+        guard: called before each merge; raises LakeRefused once another run has taken over.
 
     Returns:
         The task with its pending changes set.
@@ -62,6 +74,7 @@ def create_current_task(
         return count_rows(lake.current_table)
 
     def merge() -> int:
+        guard()
         version = current_table.merge_current(lake).version
         # After the merge, because only applied files may be joined.
         maintain_changelog(lake)
@@ -75,11 +88,18 @@ def create_current_task(
 
 
 def create_dependent_task(
-    declared: DependentKind, lake: LakeDirectory, policy: MergePolicy, spark: SparkSession | None
+    declared: DependentKind,
+    lake: LakeDirectory,
+    policy: MergePolicy,
+    spark: SparkSession | None,
+    guard: Callable[[], None] = lambda: None,
 ) -> DependentTask:
     dependent = declared.open(lake, spark)
+    # In an object store every local dependent rewrites whole objects, so all wait until enough changes are pending.
+    is_rewritten = declared.is_local and isinstance(lake.path, ObjectPath)
 
     def apply() -> int:
+        guard()
         # The query of a remote dependent fails with exceptions of Spark.
         with nullcontext() if declared.is_local else translate_errors():
             return catch_up(dependent, lake)
@@ -88,7 +108,7 @@ def create_dependent_task(
         dependent.name,
         declared.kind,
         apply,
-        declared.choose_policy(policy),
+        policy if is_rewritten else declared.choose_policy(policy),
         table_rows=dependent.count_rows,
         is_local=declared.is_local,
     )

@@ -13,15 +13,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pyspark.sql import SparkSession
 
 from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
 from penstock.client.streams.dialect_check import check_dialect
-from penstock.errors import Error
+from penstock.errors import Error, LakeRefused
+from penstock.spark.lake.storage.object_path import ObjectPath
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.lake.tables.lake_lock import hold_lock
+from penstock.spark.lake.tables.lake_checkpoint import restore_checkpoint
+from penstock.spark.lake.tables.lake_lock import HeldLock, hold_lock
 from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
 from penstock.spark.pipeline.run.dependent_runner import DependentRunner
 from penstock.spark.pipeline.run.dependent_tasks import create_tasks
@@ -87,11 +91,16 @@ def run_pipeline(
             loop.run(place.bucket.high_seqnos())
         for place in places:
             place.lake.create()
-        locks = [stack.enter_context(hold_lock(place.lake.path, LOCK_SECONDS)) for place in places]
+        for place in places:
+            place.lock = stack.enter_context(hold_lock(place.lake.path, LOCK_SECONDS))
         for place in places:
             # Again: the run that held the lock may have written since the first check.
             check_lake(definition, place.source, place.lake)
             control.store_content(place.lake, place.source.list_content_options())
+            if isinstance(place.lake.path, ObjectPath):
+                place.checkpoint = Path(stack.enter_context(TemporaryDirectory(prefix="penstock-checkpoint-")))
+                restore_checkpoint(place.lake, place.checkpoint, place.lake.find_newest_batch())
+        locks = [descriptor for place in places for descriptor in place.lock.descriptors]
         # Inside and outside of the session, because a stopped session no longer returns the causes of an error.
         with translate_errors(), _open_session(spark, master, locks) as session, translate_errors():
             sources = [_create_source_run(definition, place, loop, session) for place in places]
@@ -106,18 +115,27 @@ def _create_source_run(
         place.lake,
         place.bucket.vbuckets,
         partial(place.request_high_seqnos, loop),
-        tasks=create_tasks(definition, place.source, place.lake, session),
+        tasks=create_tasks(definition, place.source, place.lake, session, place.lock.raise_if_lost),
         fields=load_fields(place.source, place.lake),
+        checkpoint=place.checkpoint,
+        lock=place.lock,
     )
 
 
 class _OpenSource:
-    """A source with its lake and a connection to its bucket."""
+    """A source with its lake and a connection to its bucket.
+
+    Attributes:
+        lock: the lock of the lake, once it is held.
+        checkpoint: the query's checkpoint on this machine, if the lake lies in an object store.
+    """
 
     def __init__(self, source: SourceDefinition, lake: LakeDirectory) -> None:
         self.source = source
         self.lake = lake
         self.bucket = Bucket(source.parse_options().address)
+        self.lock = HeldLock()
+        self.checkpoint: Path | None = None
 
     def request_high_seqnos(self, loop: LoopThread) -> Future[dict[int, int]]:
         """Return a future of the high seqno of each vbucket."""
@@ -171,6 +189,7 @@ class _PipelineRun:
         self._local_runner = DependentRunner([task for task in tasks if task.is_local])
         self._remote_runners = [DependentRunner([task]) for task in tasks if not task.is_local]
         self._state = control.create_run_state()
+        self._state_files = [control.RunStateFile(source.lake, source.lock) for source in sources]
         self._written_at = 0.0
 
     def follow(self, spark: SparkSession) -> tuple[SourceProgress, ...]:
@@ -204,9 +223,10 @@ class _PipelineRun:
             error = None
             raise
         finally:
-            self._write_state(ended=True, error=error)
-            for source in self._sources:
-                control.clear_stop_request(source.lake)
+            with suppress(LakeRefused):  # another run has taken over, and both files are its own
+                self._write_state(ended=True, error=error)
+                for source in self._sources:
+                    control.clear_stop_request(source.lake)
         return tuple(source.progress for source in self._sources)
 
     def _run_queries(self, spark: SparkSession) -> None:
@@ -253,6 +273,8 @@ class _PipelineRun:
 
     def _report_progress(self) -> None:
         """Report the progress of all sources; the caller's report may raise an exception to end the run."""
+        for source in self._sources:
+            source.lock.raise_if_lost()
         before = tuple(source.progress for source in self._sources)
         now = tuple(source.update_progress() for source in self._sources)
         if now != before or time.monotonic() - self._written_at > _STATE_SECONDS:
@@ -269,11 +291,11 @@ class _PipelineRun:
     def _write_state(self, *, ended: bool, error: str | None) -> None:
         """Write the run's state into each lake."""
         self._written_at = time.monotonic()
-        for source in self._sources:
+        for source, file in zip(self._sources, self._state_files, strict=True):
             state = replace(
                 self._state, updated=time.time(), ended=ended, error=error, progress=asdict(source.progress)
             )
-            state.write(source.lake)
+            file.write(state)
 
     def _is_stop_requested(self) -> bool:
         return any(control.is_stop_requested(source.lake, self._state.run) for source in self._sources)

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from dataclasses import replace
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.errors import Error
 from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.lake.tables.lake_lock import HeldLock
 from penstock.spark.pipeline.definition.definition import SourceDefinition
 from penstock.spark.pipeline.run.changelog_rows import prepare_rows
 from penstock.spark.pipeline.run.dependent_runner import DependentTask
@@ -39,6 +41,8 @@ class SourceRun:
         request_high_seqnos: requests the high seqno of each vbucket from the node.
         tasks: the current table and the dependents.
         fields: the fields of values, if the source declares them.
+        checkpoint: the query's checkpoint; None for the lake's own.
+        lock: the lock of the lake.
 
     Attributes:
         query: the running query, None before `start`.
@@ -54,6 +58,8 @@ class SourceRun:
         *,
         tasks: Iterable[DependentTask],
         fields: ValueFields | None = None,
+        checkpoint: Path | None = None,
+        lock: HeldLock | None = None,
     ) -> None:
         self.source = source
         self.lake = lake
@@ -61,6 +67,8 @@ class SourceRun:
         self.query: StreamingQuery | None = None
         self._vbuckets = vbuckets
         self._fields = fields
+        self._checkpoint = lake.checkpoint if checkpoint is None else checkpoint
+        self.lock = HeldLock() if lock is None else lock
         self._chosen = source.parse_options().vbuckets
         self._request_high_seqnos = request_high_seqnos
         self._high_seqnos: Future[dict[int, int]] | None = None
@@ -86,10 +94,10 @@ class SourceRun:
             "penstock-changelog"
         )
         sink = sink.option("path", str(self.lake.path)).option("vbuckets", self._vbuckets)
-        sink = sink.option("tableFormat", self.lake.changelog_table.format)
+        sink = sink.option("tableFormat", self.lake.changelog_table.format).option("lock", self.lock.token)
         if self.lake.catalog is not None:
             sink = sink.option("catalog", self.lake.catalog)
-        sink = sink.option("checkpointLocation", self.lake.checkpoint.as_uri())
+        sink = sink.option("checkpointLocation", self._checkpoint.as_uri())
         if available_now:
             self.query = sink.trigger(availableNow=True).start()
         else:

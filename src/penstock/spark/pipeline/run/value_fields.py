@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from penstock.errors import UsageError
+from penstock.spark.lake.storage.object_files import open_parquet
+from penstock.spark.lake.storage.stored_documents import replace_document
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.definition.definition import SourceDefinition
 from penstock.spark.source.source_options import INFERRED
@@ -44,7 +44,7 @@ class ValueFields:
         """Compare values in files of the changelog with the fields."""
         values, remaining = [], SAMPLE_VALUES
         for path in paths:
-            with pq.ParquetFile(path) as file:
+            with open_parquet(path) as file:
                 first = next(file.iter_batches(remaining, columns=["value"]), None)
             if first is not None:
                 values.append(first["value"].drop_null())
@@ -84,7 +84,5 @@ def load_fields(source: SourceDefinition, lake: LakeDirectory) -> ValueFields | 
         ddl = infer_fields(source.parse_options())
     except (ValueError, KeyError, TypeError):
         raise UsageError(f"{path} is damaged; expected the inferred fields as JSON") from None
-    draft = path.with_suffix(f".{os.getpid()}")  # a rename is atomic: no run reads half a file
-    draft.write_text(json.dumps({"ddl": ddl}))
-    draft.replace(path)
+    replace_document(path, json.dumps({"ddl": ddl}))
     return ValueFields(ddl)

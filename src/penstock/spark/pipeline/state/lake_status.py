@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from penstock.spark.dependents.registry import find_kind, list_stored_dependents
@@ -180,7 +181,9 @@ def _find_run_state(lake: LakeDirectory, state: RunState | None) -> str:
     if state is None:
         return "running" if is_locked(lake) else "new"
     if is_locked(lake):
-        return "running" if not state.ended and _is_alive(state.pid) else "stopping"
+        # The run of a lake in an object store may have its process on another machine.
+        is_alive = not isinstance(lake.path, Path) or _is_alive(state.pid)
+        return "running" if not state.ended and is_alive else "stopping"
     return "ended" if state.ended else "killed"
 
 

@@ -7,23 +7,23 @@ Neither file shows whether a run is alive. The lake's lock shows that: it is rel
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
 import uuid
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from penstock.errors import LakeRefused, UsageError
+from penstock.spark.lake.storage.object_path import LakePath
+from penstock.spark.lake.storage.stored_documents import StoredDocument, replace_document
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.lake.tables.lake_lock import LOCK_NAME as LOCK
+from penstock.spark.lake.tables.lake_lock import HeldLock, check_lock, is_held
 
 __all__ = [
     "RunState",
+    "RunStateFile",
     "check_content",
     "clear_stop_request",
     "create_run_state",
@@ -64,11 +64,36 @@ class RunState:
     progress: dict[str, Any]
 
     def write(self, lake: LakeDirectory) -> None:
-        """Replace the state in the lake's directory."""
-        text = json.dumps({name: getattr(self, name) for name in self.__slots__})
-        draft = lake.path / f"{RUN_STATE}.{self.run}"  # a rename is atomic: readers see the old or the new state
-        draft.write_text(text)
-        draft.replace(lake.path / RUN_STATE)
+        """Replace the state in a lake, whichever run has written it."""
+        replace_document(lake.path / RUN_STATE, self.to_json())
+
+    def to_json(self) -> str:
+        """Return the state as JSON."""
+        return json.dumps({name: getattr(self, name) for name in self.__slots__})
+
+
+class RunStateFile:
+    """The file with the state of a run. In an object store only the run that has the lease can replace it.
+
+    Args:
+        lake: the lake.
+        lock: the lock of the lake, which this process holds.
+    """
+
+    def __init__(self, lake: LakeDirectory, lock: HeldLock) -> None:
+        self._lake = lake
+        self._lock = lock
+        self._document = StoredDocument(lake.path / RUN_STATE)
+
+    def write(self, state: RunState) -> None:
+        """Replace the state. Raises LakeRefused if another run has taken over."""
+        try:
+            self._document.replace(state.to_json())
+        except LakeRefused:
+            check_lock(self._lake.path, self._lock.token)
+            # The run before wrote once more while this one took over.
+            self._document.read()
+            self._document.replace(state.to_json())
 
 
 def create_run_state() -> RunState:
@@ -104,10 +129,7 @@ def request_stop(lake: LakeDirectory, run: str) -> None:
         lake: the lake of the run.
         run: the id of the run.
     """
-    # Several processes may write requests at once: each has its own draft.
-    draft = lake.path / f"{STOP}.{os.getpid()}"
-    draft.write_text(run)
-    draft.replace(lake.path / STOP)
+    replace_document(lake.path / STOP, run)
 
 
 def is_stop_requested(lake: LakeDirectory, run: str) -> bool:
@@ -166,26 +188,12 @@ def check_content(lake: LakeDirectory, content: dict[str, str]) -> None:
 
 def store_content(lake: LakeDirectory, content: dict[str, str]) -> None:
     """Store the options that decide about the rows of a lake."""
-    path = lake.path / CONTENT
-    draft = lake.path / f"{CONTENT}.{os.getpid()}"
-    draft.write_text(json.dumps(content))
-    draft.replace(path)
+    replace_document(lake.path / CONTENT, json.dumps(content))
 
 
 def is_locked(lake: LakeDirectory) -> bool:
     """Return whether a run holds the lake, or the Java process of a run that was killed."""
-    try:
-        file = os.open(lake.path / LOCK, os.O_RDONLY)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    try:
-        # A shared lock, so that two processes that only check do not exclude each other.
-        with suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-        return True
-    finally:
-        os.close(file)
+    return is_held(lake.path)
 
 
 def find_lakes(path: str) -> dict[str | None, LakeDirectory]:
@@ -209,5 +217,5 @@ def find_lakes(path: str) -> dict[str | None, LakeDirectory]:
     return {each.name: LakeDirectory(each) for each in inside}
 
 
-def _is_lake(path: Path) -> bool:
+def _is_lake(path: LakePath) -> bool:
     return any((path / mark).exists() for mark in _LAKE_FILES)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from penstock.errors import UsageError
 from penstock.spark.dependents.registry import list_kinds
+from penstock.spark.lake.storage.object_path import LakePath, ObjectPath
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.iceberg_catalog import MARKER, OWN_CATALOG
 from penstock.spark.lake.tables.lake_lock import hold_lock
@@ -49,7 +50,7 @@ def stop_runs(
         True if all runs have ended.
     """
     deadline = time.monotonic() + seconds
-    requested: dict[Path, str] = {}
+    requested: dict[LakePath, str] = {}
     waiting = threading.Event()
     while running := [lake for lake in lakes if control.is_locked(lake)]:
         for lake in running:
@@ -78,7 +79,7 @@ class Removal:
 
     lake: LakeDirectory
     tables: tuple[str, ...]
-    paths: tuple[Path, ...]
+    paths: tuple[LakePath, ...]
 
 
 def plan_removal(lake: LakeDirectory, tables: Sequence[str]) -> Removal:
@@ -98,7 +99,7 @@ def plan_removal(lake: LakeDirectory, tables: Sequence[str]) -> Removal:
         names = ("changelog", "current", *_list_directories(), *_RUN_FILES)
         found = [lake.path / name for name in names] + [*lake.path.glob(f"{REMOVED_PREFIX}*")]
         return Removal(lake, (), tuple(path for path in found if path.exists()))
-    paths: list[Path] = []
+    paths: list[LakePath] = []
     for name in tables:
         places = [path for path in _list_paths(lake, name) if path.exists()]
         if not places:
@@ -113,7 +114,7 @@ def _list_directories() -> tuple[str, ...]:
     return tuple(dict.fromkeys(kind.directory for kind in list_kinds()))
 
 
-def _list_paths(lake: LakeDirectory, name: str) -> Iterable[Path]:
+def _list_paths(lake: LakeDirectory, name: str) -> Iterable[LakePath]:
     if name == "current":
         return [lake.current_table.path]
     return dict.fromkeys(path for kind in list_kinds() for path in kind.list_files(lake, name))
@@ -135,6 +136,9 @@ def remove_tables(removal: Removal, patience: float = 0.0) -> None:
         patience: seconds to wait for the lake's lock.
     """
     with hold_lock(removal.lake.path, patience):
+        if isinstance(removal.lake.path, ObjectPath):
+            _remove_objects(removal)
+            return
         for table in (removal.lake.changelog_table, removal.lake.current_table):
             if table.path in removal.paths:
                 table.forget()
@@ -143,7 +147,7 @@ def remove_tables(removal: Removal, patience: float = 0.0) -> None:
         for number, path in enumerate(removal.paths):
             target = removal.lake.path / f"{REMOVED_PREFIX}{number}-{time.time_ns()}"
             with suppress(FileNotFoundError):  # SQLite removes its extra files when the last reader closes
-                path.replace(target)
+                Path(str(path)).replace(target)
                 moved.append(target)
         control.forget_dependents(removal.lake, removal.tables)
         for path in moved:
@@ -151,3 +155,11 @@ def remove_tables(removal: Removal, patience: float = 0.0) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink()
+
+
+def _remove_objects(removal: Removal) -> None:
+    """Remove a lake's objects. If this is interrupted, no run continues the rest of the lake: it has no checkpoint."""
+    control.forget_dependents(removal.lake, removal.tables)
+    for path in sorted(removal.paths, key=lambda path: path != removal.lake.checkpoint):
+        if isinstance(path, ObjectPath):
+            path.remove_tree()

@@ -1,0 +1,133 @@
+"""Small files that are replaced as a whole or created once: positions, the state of a run, manifests."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+import obstore
+
+from penstock.errors import LakeRefused
+from penstock.spark.lake.storage.object_client import (
+    ObjectChanged,
+    open_store,
+    put_if,
+    read_object,
+    translate_errors,
+)
+from penstock.spark.lake.storage.object_path import LakePath, ObjectPath
+
+__all__ = ["StoredDocument", "create_document", "replace_document", "replace_file"]
+
+
+def replace_document(path: LakePath, text: str, *, is_synced: bool = False) -> None:
+    """Replace a file: readers see the old content or the new one.
+
+    Args:
+        path: the file.
+        text: the new content.
+        is_synced: True to survive a power failure.
+    """
+    if isinstance(path, ObjectPath):
+        path.write_text(text)
+        return
+    # Several processes may replace the file at once, so each has its own draft.
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    with draft.open("w") as file:
+        file.write(text)
+        if is_synced:
+            file.flush()
+            os.fsync(file.fileno())  # before the rename, or a power failure could leave an empty file
+    draft.replace(path)
+
+
+def replace_file(source: LakePath, target: LakePath) -> None:
+    """Move a file to another name of the same lake. Raises FileNotFoundError if there is none.
+
+    An object is copied and deleted, so a crash may leave both names.
+
+    Args:
+        source: the file.
+        target: the new name, in place of a file there.
+    """
+    if isinstance(source, ObjectPath) and isinstance(target, ObjectPath):
+        translate_errors(source, lambda: obstore.copy(open_store(source.root), source.key, target.key))
+        source.unlink()
+    else:
+        Path(str(source)).replace(str(target))
+
+
+def create_document(path: LakePath, text: str) -> bool:
+    """Create a complete file that survives a crash.
+
+    Args:
+        path: the file.
+        text: the content. In an object store a file with the same content counts as created by this call.
+
+    Returns:
+        False if the file exists already.
+    """
+    if isinstance(path, ObjectPath):
+        try:
+            put_if(path.root, path.key, text.encode(), None)
+        except ObjectChanged:
+            return False
+        return True
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A hard link to a synced draft creates the name exactly once. A rename would replace an existing file.
+    draft = path.with_name(f"{uuid.uuid4().hex}.draft")
+    with draft.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    finally:
+        draft.unlink()
+    return True
+
+
+class StoredDocument:
+    """A file with a single writer at a time.
+
+    In an object store each replacement names the version that this object read or wrote last. So a process that
+    another process has replaced cannot overwrite a newer content. A local file has the lake's lock instead.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: LakePath) -> None:
+        self.path = path
+        self._version: str | None = None
+
+    def read(self) -> str:
+        """Return the content, and remember its version. Raises FileNotFoundError if there is none."""
+        path = self.path
+        if not isinstance(path, ObjectPath):
+            return path.read_text()
+        self._version = None
+        content, self._version = translate_errors(path, lambda: read_object(open_store(path.root), path.key))
+        return content.decode()
+
+    def replace(self, text: str, *, is_synced: bool = False) -> None:
+        """Replace the content.
+
+        Args:
+            text: the new content.
+            is_synced: True to survive a power failure.
+
+        Raises:
+            LakeRefused: another process replaced the file since this object read or wrote it.
+        """
+        if not isinstance(self.path, ObjectPath):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            replace_document(self.path, text, is_synced=is_synced)
+            return
+        try:
+            self._version = put_if(self.path.root, self.path.key, text.encode(), self._version)
+        except ObjectChanged:
+            raise LakeRefused(f"another run has replaced {self.path}; only one run may write a lake") from None

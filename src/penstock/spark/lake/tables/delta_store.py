@@ -1,0 +1,68 @@
+"""A Delta table's log and files in a directory or an object store, whose errors deltalake reports differently."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from penstock.errors import Unreachable, UsageError
+from penstock.spark.lake.storage.object_client import describe_store_error, find_store_options
+from penstock.spark.lake.storage.object_path import LakePath, ObjectPath
+
+__all__ = ["find_delta_options", "have_all_files", "list_commit_errors", "open_delta_log"]
+
+FEW_FILES = 8
+"""Number of objects up to which each is looked up, instead of a listing of all."""
+
+
+def find_delta_options(path: LakePath) -> dict[str, str] | None:
+    """Return deltalake's options for a place. They may have credentials, so no object keeps them."""
+    return find_store_options(str(path)) if isinstance(path, ObjectPath) else None
+
+
+def list_commit_errors(path: LakePath) -> tuple[type[Exception], ...]:
+    """Return the errors of a commit that was not made, or whose answer was lost. A failing disk is another error."""
+    return (DeltaError, OSError) if isinstance(path, ObjectPath) else (DeltaError,)
+
+
+def open_delta_log(path: LakePath) -> DeltaTable | None:
+    """Return the newest version of a table as deltalake opens it, None without a commit.
+
+    Args:
+        path: the place of the table.
+
+    Returns:
+        The table.
+
+    Raises:
+        Unreachable: the object store does not answer.
+        UsageError: the log is damaged.
+    """
+    if isinstance(path, Path) and not DeltaTable.is_deltatable(path.as_uri()):
+        return None
+    try:
+        return DeltaTable(path.as_uri(), storage_options=find_delta_options(path))
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError) as error:
+        if isinstance(path, ObjectPath):
+            raise Unreachable(f"{path}: {describe_store_error(error)}") from error
+        reason = str(error).partition("\n")[0]  # a backtrace follows
+        raise UsageError(f"{path} has a Delta log that cannot be read: {reason}") from error
+
+
+def have_all_files(root: LakePath, names: Sequence[str]) -> bool:
+    """Return whether all files of a table exist.
+
+    Args:
+        root: the place of the table.
+        names: the files, relative to the table.
+    """
+    if isinstance(root, Path) or len(names) <= FEW_FILES:
+        return all((root / name).exists() for name in names)
+    # One request lists as many objects as a thousand requests would find.
+    found = {str(place) for place in root.rglob("*.parquet")}
+    return all(str(root / name) in found for name in names)

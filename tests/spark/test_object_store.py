@@ -1,0 +1,338 @@
+"""Lakes in an object store, without Spark: a real S3 endpoint on loopback, and a proxy that spoils requests."""
+
+import json
+import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from penstock.client.documents.window_writer import RefusedRows
+from penstock.client.documents.write_requests import Fault as Refusal
+from penstock.errors import LakeRefused, Unreachable, UsageError
+from penstock.spark import Lake
+from penstock.spark.dependents.dependent import catch_up
+from penstock.spark.dependents.kinds.fulltext import FullText
+from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
+from penstock.spark.dependents.position_file import PositionFile
+from penstock.spark.lake.changelog.changelog_delta import find_delta
+from penstock.spark.lake.current.current_table import merge_current
+from penstock.spark.lake.maintenance.lake_compaction import compact
+from penstock.spark.lake.maintenance.lake_vacuum import vacuum
+from penstock.spark.lake.reading.lake_readers import read_changelog
+from penstock.spark.lake.storage.lake_lease import LEASE_VARIABLE
+from penstock.spark.lake.storage.object_client import find_store_options
+from penstock.spark.lake.storage.object_files import open_parquet
+from penstock.spark.lake.storage.object_path import LakePath, ObjectPath, parse_place
+from penstock.spark.lake.storage.stored_documents import StoredDocument, create_document
+from penstock.spark.lake.tables.lake_checkpoint import publish_commit, publish_end, restore_checkpoint
+from penstock.spark.lake.tables.lake_lock import LOCK_NAME, check_lock, hold_lock, is_held
+from penstock.spark.pipeline.state import run_state
+from penstock.spark.pipeline.state.lake_status import read_status
+from penstock.spark.pipeline.state.stopping import plan_removal, remove_tables
+from penstock.spark.runtime.changelog_sink import ChangelogWriter, FilesWritten
+from penstock.spark.sink import dead_letters
+from tests.patience import PATIENCE
+from tests.spark.lakes import (
+    QUERY,
+    VBUCKETS,
+    append,
+    as_documents,
+    batch_rows,
+    identities,
+    model,
+    orphans,
+    read_table_documents,
+    row,
+    table,
+    write,
+)
+from tests.spark.object_store import BUCKET, SECRET, Fault, FaultyProxy, make_environment, serve_objects
+
+pytestmark = [pytest.mark.process, pytest.mark.long]
+
+FAULTS: list[Fault] = ["refuse", "tear", "forget", "delay"]
+OFFSET = json.dumps([[7, number, number, number] for number in range(3)])
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    with serve_objects() as port:
+        yield port
+
+
+@pytest.fixture
+def network(endpoint, monkeypatch):
+    """Return the proxy between this process and the store."""
+    with FaultyProxy.before(endpoint) as proxy:
+        for name, value in make_environment(proxy.port).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv(LEASE_VARIABLE, "1")
+        yield proxy
+
+
+@pytest.fixture
+def place(network, request):
+    place = parse_place(f"s3://{BUCKET}/{request.node.name.replace('[', '-').replace(']', '')}")
+    assert isinstance(place, ObjectPath)
+    return place
+
+
+@pytest.fixture
+def lake(place):
+    return Lake(place)
+
+
+def spoil_next(network: FaultyProxy, fault: Fault, count: int, method: str = "PUT") -> None:
+    """Spoil the next requests of a method."""
+    remaining = iter(range(count))
+    network.choose = lambda found, path, body: fault if found == method and next(remaining, None) is not None else None
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_conditional_puts_have_one_effect(network, place, fault):
+    spoil_next(network, fault, 2)
+    assert create_document(place / "once", "mine")
+    assert create_document(place / "once", "mine")
+    assert not create_document(place / "once", "yours")
+    document, other = StoredDocument(place / "document"), StoredDocument(place / "document")
+    for text in ("1", "2", "3"):
+        spoil_next(network, fault, 1)
+        document.replace(text)
+    assert other.read() == "3"
+    spoil_next(network, fault, 1)
+    other.replace("4")
+    with pytest.raises(LakeRefused, match="another run has replaced"):
+        document.replace("5")
+    assert document.read() == "4"
+    assert network.faults
+
+
+def test_one_of_many_creators_wins(place):
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda number: create_document(place / "name", str(number)), range(8)))
+    assert won.count(True) == 1
+    assert (place / "name").read_text() == str(won.index(True))
+
+
+def test_lake_equals_a_local_lake_in_spite_of_faults(network, lake, tmp_path):
+    chance = random.Random(7)
+    network.choose = lambda method, path, body: chance.choice(FAULTS) if chance.random() < 0.05 else None
+    local = Lake(tmp_path / "lake")
+    batches = [[change for change in batch_rows(batch) if change["vbucket"] < 8] for batch in range(5)]
+    rows = [change for batch in batches for change in batch]
+    for one in (lake, local):
+        index, words = SecondaryIndex(one, "numbers", "n", "long"), FullText(one, "words")
+        for number, batch in enumerate(batches):
+            assert append(one, number, batch)
+            if number % 2:
+                merge_current(one)
+                catch_up(index, one)
+                catch_up(words, one)
+    assert identities(lake) == identities(local)
+    assert as_documents(lake.current()) == model(rows)
+    merge_current(lake)
+    assert as_documents(read_table_documents(lake)) == model(rows)
+    compact(lake)
+    found = vacuum(lake, 0)
+    assert found.changelog.files_after <= 16
+    assert not orphans(lake)
+    assert identities(lake) == identities(local)
+    assert as_documents(lake.current()) == model(rows)
+    assert read_changelog(lake, 5).num_rows == 5
+    assert {fault for fault, _, _ in network.faults} == set(FAULTS)
+
+
+def test_indexes_and_reset(lake):
+    changes = [
+        row(1, number, b"k%d" % number, b'{"n": %d, "t": "word%d"}' % (number, number)) for number in range(1, 9)
+    ]
+    append(lake, 0, changes[:4])
+    index, words = SecondaryIndex(lake, "by_n", "n", "long"), FullText(lake, "words")
+    catch_up(index, lake)
+    catch_up(words, lake)
+    append(lake, 1, changes[4:])
+    assert index.range(3, 6)["value"].to_pylist() == [3, 4, 5, 6]  # pending changes count
+    catch_up(words, lake)
+    stored = FullText.stored(lake, "words")  # another process, which has no copy yet
+    assert stored.search("word7")["key"].to_pylist() == ["k7"]
+    assert SecondaryIndex.stored(lake, "by_n").lookup(5)["key"].to_pylist() == ["k5"]
+    late = FullText(lake, "words")
+    assert late.search("word1")["key"].to_pylist() == ["k1"]
+    append(lake, 2, [row(1, 9, b"k9", b'{"t": "word9"}')])
+    catch_up(words, lake)
+    assert late.search("word9")["key"].to_pylist() == ["k9"]  # the copy follows
+    assert {path.name for path in plan_removal(lake, ["words"]).paths} == {"words.sqlite"}
+    remove_tables(plan_removal(lake, ["by_n", "words"]))
+    assert not list((lake.path / "indexes").iterdir())
+    remove_tables(plan_removal(lake, []))
+    assert [path.name for path in lake.path.iterdir()] == [LOCK_NAME]
+
+
+def test_vacuum_and_reset_wait_for_no_run(lake):
+    append(lake, 0, [row(1, 1, b"a")])
+    with hold_lock(lake.path, 0):
+        assert read_status(lake).state == "running"
+        with pytest.raises(LakeRefused, match="another run writes"):
+            vacuum(lake, 0)
+        with pytest.raises(LakeRefused, match="another run writes"):
+            remove_tables(plan_removal(lake, []))
+    assert read_status(lake).state == "new"
+    remove_tables(plan_removal(lake, []))
+
+
+def make_scratch(directory: Any, lake: Lake, **ends: str) -> Any:
+    """Return a checkpoint of Spark for a lake, with the ends of some planned batches."""
+    directory.mkdir()
+    restore_checkpoint(lake, directory, lake.find_newest_batch())
+    for batch, end in ends.items():
+        (directory / "offsets" / batch[1:]).write_text(f'v1\n{{"batchTimestampMs":{len(end)}}}\n{end}')
+    return directory
+
+
+def test_second_run_takes_over_and_the_first_is_fenced(network, lake, tmp_path):
+    (lake.checkpoint / "metadata").write_text(json.dumps({"id": QUERY}))
+    with hold_lock(lake.path, 0) as first:
+        state = run_state.RunStateFile(lake, first)
+        state.write(run_state.create_run_state())
+        writer = ChangelogWriter(
+            lake, make_scratch(tmp_path / "one", lake, b0="one", b1="one"), None, VBUCKETS, first.token
+        )
+        writer.commit([FilesWritten(write(lake, [row(1, 1, b"a")]))], 0)
+        with pytest.raises(LakeRefused, match="another run writes"):
+            hold_lock(lake.path, 0).__enter__()
+        first.raise_if_lost()
+        token = first.token.encode()
+        network.choose = lambda method, path, body: "refuse" if method == "PUT" and token in body else None
+        with network.arrived:  # from then on no renewal is on its way
+            assert network.arrived.wait_for(lambda: bool(network.faults), PATIENCE)
+        with ThreadPoolExecutor(1) as pool:
+            taken = pool.submit(lambda: hold_lock(lake.path, 0).__enter__())  # watches, until the lease has ended
+            second = taken.result(PATIENCE)
+        network.choose = lambda method, path, body: None
+        assert first.lease is not None
+        assert first.lease.is_lost.wait(PATIENCE)  # its next renewal names a version that is no longer there
+        with pytest.raises(LakeRefused, match="has taken over"):
+            first.raise_if_lost()
+        with pytest.raises(LakeRefused, match="has taken over"):
+            writer.commit([FilesWritten(write(lake, [row(1, 2, b"b")]))], 1)
+        newer = run_state.create_run_state()
+        run_state.RunStateFile(lake, second).write(newer)
+        with pytest.raises(LakeRefused, match="has taken over"):
+            state.write(run_state.create_run_state())
+        found = run_state.read_run_state(lake)
+        assert found is not None
+        assert found.run == newer.run
+        check_lock(lake.path, second.token)
+    check_lock(lake.path, second.token)  # the end of the first run does not release the lease of the second
+    assert second.lease is not None
+    second.lease.release()
+    assert not is_held(lake.path)
+    assert identities(lake) == [(1, 0, 1)]
+
+
+def test_batch_has_one_end_even_without_a_lease(lake, tmp_path):
+    (lake.checkpoint / "metadata").write_text(json.dumps({"id": QUERY}))
+    one, two = (make_scratch(tmp_path / name, lake, b0=name) for name in ("one", "two"))
+    publish_end(lake, one, 0)
+    with pytest.raises(LakeRefused, match="has planned another batch 0"):
+        publish_end(lake, two, 0)
+    publish_end(lake, one, 0)  # the same run repeats the batch
+    again = make_scratch(tmp_path / "three", lake)
+    assert (again / "offsets" / "0").read_text().endswith("one")  # and so does the next run
+    assert not [*(again / "commits").iterdir()]
+
+
+def test_run_continues_after_a_crash_between_changelog_and_commit_log(lake, tmp_path):
+    (lake.checkpoint / "metadata").write_text(json.dumps({"id": QUERY}))
+    scratch = make_scratch(tmp_path / "one", lake, b0="zero", b1="one", b2="two")
+    for batch in (0, 1):
+        publish_end(lake, scratch, batch)
+        append(lake, batch, [row(1, batch + 1, b"a")])
+        if not batch:
+            publish_commit(lake, batch)
+    lake.check_owner()
+    again = make_scratch(tmp_path / "two", lake)
+    assert sorted(entry.name for entry in (again / "offsets").iterdir()) == ["0", "1"]
+    assert [entry.name for entry in (again / "commits").iterdir()] == ["1"]
+    assert (lake.checkpoint / "commits" / "1").is_file()
+    assert json.loads((again / "metadata").read_text()) == {"id": QUERY}
+    lake.check_owner()
+
+
+def test_stale_dependent_does_not_move_a_position_back(lake):
+    append(lake, 0, [row(1, 1, b"a")])
+    older = find_delta(lake, None)
+    assert older is not None
+    stale, owner = (PositionFile(lake.path / "invalidations" / "x.json", "all is sent") for _ in range(2))
+    assert stale.read() is None
+    stale.write(older.changelog_id, 0)
+    assert owner.read() == (older.changelog_id, 0)
+    append(lake, 1, [row(1, 2, b"b")])
+    newer = find_delta(lake, owner.read())
+    assert newer is not None
+    owner.write(newer.changelog_id, 1)
+    with pytest.raises(LakeRefused, match="another run has replaced"):
+        stale.write(older.changelog_id, 0)
+    assert owner.read() == (older.changelog_id, 1)
+
+
+def test_plain_changelog(network, place):
+    lake = Lake(place, "parquet")
+    spoil_next(network, "forget", 2)
+    assert append(lake, 0, [row(1, 1, b"a")])
+    assert not append(lake, 0, [row(1, 1, b"a")])
+    assert append(lake, 1, [row(1, 2, b"b")])
+    paths = list(place.glob("changelog/vbucket_range=*/*.parquet"))
+    assert len(paths) == 2
+    assert {key for path in paths for key in read_column(path, "key")} == {b"a", b"b"}
+    assert not [*(lake.path / "_pending").rglob("*.parquet")]
+    assert read_status(Lake(place)).changelog is not None
+
+
+def read_column(path: LakePath, name: str) -> list[object]:
+    with open_parquet(path) as file:
+        found: list[object] = file.read([name])[name].to_pylist()
+        return found
+
+
+def test_dead_letters(place):
+    refused = RefusedRows(table([row(1, 1, b"a")]), [Refusal(1, "no such key")])
+    for _ in range(2):  # the second attempt of the batch replaces the files of the first
+        with dead_letters.DeadLetterFile(place, "run") as letters:
+            letters.write(refused)
+            written = letters.close()
+        assert written is not None
+        dead_letters.commit_letters(place, "run", "7", [written])
+    (path,) = place.rglob("*")
+    assert path.name == "batch-7-part-00000.parquet"
+    assert read_column(path, "error_batch") == ["7"]
+
+
+def test_store_that_stays_away_is_one_sentence_without_secrets(network, lake, monkeypatch):
+    with pytest.raises(Unreachable, match=r"^s3://no-such-bucket/lake/[a-z_/]*: NoSuchBucket"):
+        Lake("s3://no-such-bucket/lake").current()
+    with pytest.raises(UsageError, match="credentials in the environment") as refused:
+        Lake(f"s3://user:{SECRET}@{BUCKET}/x")
+    assert SECRET not in str(refused.value)
+
+
+def test_credentials_of_files(tmp_path):
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text(
+        f"[default]\naws_access_key_id = a\naws_secret_access_key = {SECRET}\n[other]\naws_access_key_id = b\n"
+    )
+    (tmp_path / ".aws" / "config").write_text("[default]\nregion = eu-west-1\n[profile other]\nregion = eu-west-2\n")
+    home = {"HOME": str(tmp_path)}
+    assert find_store_options("s3://b", home) == {
+        "aws_access_key_id": "a", "aws_secret_access_key": SECRET, "aws_region": "eu-west-1"
+    }  # fmt: skip
+    assert find_store_options("s3://b", home | {"AWS_PROFILE": "other", "AWS_REGION": "x"}) == {
+        "aws_access_key_id": "b"
+    }
+    assert find_store_options("s3://b", home | {"AWS_ACCESS_KEY_ID": "c"}) == {}
+    assert find_store_options("gs://b", home) == {}
+    (tmp_path / ".aws" / "credentials").write_text(f"aws_secret_access_key = {SECRET}\n")
+    with pytest.raises(UsageError, match="cannot be read; expected sections") as refused:
+        find_store_options("s3://b", home)
+    assert SECRET not in str(refused.value)
