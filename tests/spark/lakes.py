@@ -20,9 +20,9 @@ from penstock.spark import Lake
 from penstock.spark.lake.changelog import changelog_writer as changelog
 from penstock.spark.lake.current import current_table as current
 from penstock.spark.lake.reading.lake_readers import read_changelog, read_documents
-from penstock.spark.lake.storage.object_path import LakePath
 from penstock.spark.lake.tables.data_files import DataFile, open_dataset
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
+from penstock.spark.storage.object_path import LakePath
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.patience import PATIENCE
 

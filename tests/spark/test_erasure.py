@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,6 +31,7 @@ from penstock.spark.lake.tables.lake_lock import hold_lock
 from penstock.spark.pipeline.maintenance import erasure
 from penstock.spark.pipeline.maintenance.document_selection import DocumentSelection
 from penstock.spark.pipeline.maintenance.erasure import erase_documents
+from penstock.spark.storage.object_path import LakePath
 from tests.examples import scaled
 from tests.patience import PATIENCE
 from tests.spark.lakes import (
@@ -57,10 +59,10 @@ def document(name: str) -> bytes:
     return json.dumps({"name": name, "text": f"about {name}"}).encode()
 
 
-def find_secrets(root: Path) -> list[tuple[str, bytes]]:
+def find_secrets(root: LakePath) -> list[tuple[str, bytes]]:
     """Return the files below a directory that hold a secret: in their bytes, or in the decompressed columns."""
     return [
-        (str(path.relative_to(root)), secret)
+        (str(path).removeprefix(f"{root}/"), secret)
         for path in root.rglob("*")
         if path.is_file()
         for secret in SECRETS
@@ -68,20 +70,23 @@ def find_secrets(root: Path) -> list[tuple[str, bytes]]:
     ]
 
 
-def read_contents(path: Path):
-    yield path.read_bytes()
-    if path.suffix == ".parquet":
+def read_contents(path: LakePath):
+    content = path.read_bytes()
+    yield content
+    if path.name.endswith(".parquet"):
         sink = pa.BufferOutputStream()
-        found = pq.read_table(path, partitioning=None)
+        found = pq.read_table(pa.BufferReader(content))
         with pa.ipc.new_stream(sink, found.schema) as stream:
             stream.write_table(found)
         yield sink.getvalue().to_pybytes()
-    elif path.suffix == ".sqlite":
-        with sqlite3.connect(path) as connection:
+    elif path.name.endswith(".sqlite"):
+        with sqlite3.connect(path if isinstance(path, Path) else ":memory:") as connection:
+            if not isinstance(path, Path):
+                connection.deserialize(content)
             yield "\n".join(connection.iterdump()).encode()
 
 
-def fill(lake: Lake) -> list[Row]:
+def fill(lake: Lake, vbuckets: Iterable[int] = range(0, 64, 5)) -> list[Row]:
     """Write a lake with all kinds of files that hold the secrets: replaced ones, pending ones and those of a kill."""
     written = []
 
@@ -89,7 +94,7 @@ def fill(lake: Lake) -> list[Row]:
         written.extend(rows)
         append(lake, batch, rows)
 
-    others = [row(vb, 1, b"other %d" % vb, document(f"other {vb}")) for vb in range(0, 64, 5)]
+    others = [row(vb, 1, b"other %d" % vb, document(f"other {vb}")) for vb in vbuckets]
     add(0, [*others, row(10, 2, b"zqkey", document("zqolder"))])
     merge_current(lake)
     for each in open_indexes(lake):
@@ -283,7 +288,7 @@ def test_killed_erasure_is_completed_by_the_next(tmp_path):
     written = fill(prepared)
     places = identities(prepared)
     for point in ("changelog", "by_name", "timer:0.1"):
-        lake = Lake(shutil.copytree(prepared.path, tmp_path / point.replace(":", "-")))
+        lake = Lake(shutil.copytree(str(prepared.path), tmp_path / point.replace(":", "-")))
         assert kill_erasure(lake, point) == (-signal.SIGALRM if point.startswith("timer") else -signal.SIGKILL)
         assert identities(lake) == places
         if (lake.path / erasure.ERASURE).exists():

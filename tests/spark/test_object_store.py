@@ -5,6 +5,8 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.client.documents.window_writer import RefusedRows
@@ -13,6 +15,7 @@ from penstock.errors import LakeRefused, Unreachable, UsageError
 from penstock.spark import Lake
 from penstock.spark.dependents.dependent import catch_up
 from penstock.spark.dependents.kinds.fulltext import FullText
+from penstock.spark.dependents.kinds.kafka_sink import KafkaKind
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.dependents.position_file import PositionFile
 from penstock.spark.lake.changelog.changelog_delta import find_delta
@@ -20,18 +23,24 @@ from penstock.spark.lake.current.current_table import merge_current
 from penstock.spark.lake.maintenance.lake_compaction import compact
 from penstock.spark.lake.maintenance.lake_vacuum import vacuum
 from penstock.spark.lake.reading.lake_readers import read_changelog
-from penstock.spark.lake.storage.lake_lease import LEASE_VARIABLE
-from penstock.spark.lake.storage.object_client import find_store_options
-from penstock.spark.lake.storage.object_files import open_parquet
-from penstock.spark.lake.storage.object_path import LakePath, ObjectPath, parse_place
-from penstock.spark.lake.storage.stored_documents import StoredDocument, create_document
 from penstock.spark.lake.tables.lake_checkpoint import publish_commit, publish_end, restore_checkpoint
 from penstock.spark.lake.tables.lake_lock import LOCK_NAME, check_lock, hold_lock, is_held
+from penstock.spark.pipeline.maintenance.document_selection import DocumentSelection
+from penstock.spark.pipeline.maintenance.erasure import erase_documents
+from penstock.spark.pipeline.maintenance.vacuuming import vacuum as vacuum_all
 from penstock.spark.pipeline.state import run_state
 from penstock.spark.pipeline.state.lake_status import read_status
+from penstock.spark.pipeline.state.resnapshot import locate_requests, request_resnapshot
 from penstock.spark.pipeline.state.stopping import plan_removal, remove_tables
 from penstock.spark.runtime.changelog_sink import ChangelogWriter, FilesWritten
 from penstock.spark.sink import dead_letters
+from penstock.spark.source.offsets import VbucketOffset
+from penstock.spark.source.read_positions import ResnapshotRequests, add_requests, remove_requests
+from penstock.spark.storage.lake_lease import LEASE_VARIABLE
+from penstock.spark.storage.object_client import find_store_options
+from penstock.spark.storage.object_files import close_sink, open_parquet, open_sink
+from penstock.spark.storage.object_path import LakePath, ObjectPath, parse_place
+from penstock.spark.storage.stored_documents import StoredDocument, create_document
 from tests.patience import PATIENCE
 from tests.spark.lakes import (
     QUERY,
@@ -48,6 +57,25 @@ from tests.spark.lakes import (
     write,
 )
 from tests.spark.object_store import BUCKET, SECRET, Fault, FaultyProxy, make_environment, serve_objects
+from tests.spark.test_erasure import (
+    fill,
+    find_secrets,
+    open_indexes,
+    test_past_states_keep_their_boundaries,
+    without,
+)
+from tests.spark.test_kafka_sink import declare
+from tests.spark.test_retention import (
+    commit,
+    make_offset,
+    test_old_versions_are_dropped_and_their_states_refused,
+)
+
+__all__ = [
+    "test_old_versions_are_dropped_and_their_states_refused",
+    "test_past_states_keep_their_boundaries",
+]
+"""Tests of directories that hold for the lakes of this module too."""
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
@@ -288,6 +316,54 @@ def test_plain_changelog(network, place):
     assert {key for path in paths for key in read_column(path, "key")} == {b"a", b"b"}
     assert not [*(lake.path / "_pending").rglob("*.parquet")]
     assert read_status(Lake(place)).changelog is not None
+    report = erase_documents(lake, DocumentSelection((b"a",)))
+    assert [(part.rows, part.files) for part in report.parts if part.table == "changelog"] == [(1, 1)]
+    assert {key for path in paths for key in read_column(path, "key")} == {None, b"b"}
+
+
+def test_erasure_and_vacuum_reach_all_objects(lake):
+    written = fill(lake, [10, 11])
+    letters = lake.path.parent / f"{lake.path.name}-letters"
+    sink = open_sink(letters / "batch-1.parquet")
+    pq.write_table(pa.table({"key": [b"zqkey", b"other 0"], "value": [b"zqvalue", b"v"]}), sink)
+    close_sink(sink)
+    with hold_lock(lake.path, 0), pytest.raises(LakeRefused, match="another run writes"):
+        erase_documents(lake, DocumentSelection((b"zqkey",)))
+    report = erase_documents(lake, DocumentSelection((b"zqkey",)), [letters])
+    planned = vacuum_all(lake, 0, dry_run=True)
+    assert planned.changelog.files_after < planned.changelog.files_before
+    assert planned == vacuum_all(lake, 0)
+    assert find_secrets(lake.path) == find_secrets(letters) == []
+    assert {part.table: part.rows for part in report.parts} == {
+        "changelog": 3, "current": 1, "by_name": 1, "words": 1, str(letters): 1
+    }  # fmt: skip
+    assert as_documents(read_table_documents(lake)) == model(without(written, b"zqkey"))
+    by_name, words = open_indexes(lake)
+    assert by_name.lookup("later")["key"].to_pylist() == ["later"]
+    assert words.search("later").num_rows == 1
+
+
+def test_kafka_sink_keeps_its_id(lake):
+    append(lake, 0, [row(1, 1, b"a", b"1")])
+    ids = set()
+    for _ in range(2):
+        with pytest.raises(Unreachable, match="Kafka at"):
+            catch_up(declare(timeout=0.2).open(lake), lake)
+        (identity,) = KafkaKind.list_files(lake, "events")
+        ids.add(identity.read_text())
+    assert len(ids) == 1
+
+
+def test_requests_to_read_again_are_seen_by_the_planner(lake):
+    commit(lake, 0, [row(1, 1, b"a")], make_offset({1: VbucketOffset(0, 1, 1)}))
+    requests = ResnapshotRequests(str(locate_requests(lake)))
+    assert requests.read() == {}
+    assert request_resnapshot(lake, lambda count: [0, 1]) == {1: 0}
+    assert requests.read() == {1: 0}
+    add_requests(locate_requests(lake), {3: 2})
+    assert requests.read() == {1: 0, 3: 2}
+    remove_requests(locate_requests(lake), [1, 3])
+    assert requests.read() == {}
 
 
 def read_column(path: LakePath, name: str) -> list[object]:

@@ -9,13 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 
 from penstock.spark import Lake
 from penstock.spark.dependents.kinds.fulltext import FullText
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
-from penstock.spark.lake.storage.lake_lease import LEASE_VARIABLE
 from penstock.spark.pipeline.state.lake_status import read_status
+from penstock.spark.storage.lake_lease import LEASE_VARIABLE
 from tests.patience import PATIENCE
 from tests.spark.buckets import check_changelog, current_of
 from tests.spark.object_store import BUCKET, SECRET, Fault, FaultyProxy, list_objects, make_environment, serve_objects
@@ -38,13 +39,17 @@ type = "long"
 name = "words"
 """
 CONTINUE = """
-import sys
+import os, sys
 from penstock.spark import Pipeline
 from penstock.spark.runtime.spark_session import local_session
+os.chdir(os.environ["TMPDIR"])  # Spark makes a directory for tables
 pipeline, session = Pipeline.from_file(sys.argv[1]), local_session(2)
 pipeline.run(available_now=True, spark=session)
 lake = pipeline.lakes["default"]
 print("frames", lake.current_frame(session).count(), lake.changelog_frame(session).where("key is not null").count())
+lake.create_tables(session, "beers", "n BIGINT")
+changes = session.read.format("penstock-lake").option("table", "changelog").load(str(lake.path))
+print("tables", session.table("beers").count(), session.table("beers_json").where("n < 0").count(), changes.count())
 session.stop()
 """
 FAULTS: list[Fault] = ["refuse", "tear", "forget", "delay"]
@@ -99,6 +104,7 @@ def test_another_machine_continues_a_killed_run(network, node, documents, tmp_pa
     second = Machine(tmp_path / "second", network.port)
     assert second.run("-c", CONTINUE, str(file)) == 0, second.output
     assert "frames 1499 1502\n" in second.output
+    assert f"tables 1499 1 {check_changelog(lake).num_rows}\n" in second.output
     assert not [path for path in second.directory.iterdir() if path.name.startswith("penstock-c")]  # no copy is left
 
     rows = check_changelog(lake)
@@ -124,5 +130,11 @@ def test_another_machine_continues_a_killed_run(network, node, documents, tmp_pa
         second.run("-m", "penstock", "pipeline", command, str(file))
     assert second.run("-m", "penstock", "pipeline", "status", str(file), "--json") == 0
     assert json.loads(second.output.splitlines()[-1])["lake"] == f"s3://{BUCKET}/lake"
+
+    assert second.run("-m", "penstock", "pipeline", "resnapshot", str(file), "--vbuckets", "0-3") == 0, second.output
+    assert second.run("-c", CONTINUE, str(file)) == 0, second.output
+    cuts = lake.changelog(["vbucket", "seqno"], pc.field("event") == "rollback").to_pylist()
+    assert sorted((each["vbucket"], each["seqno"]) for each in cuts) == [(vbucket, 0) for vbucket in range(4)]
+    assert current_of(lake) == documents.contents()
     assert SECRET not in first.output + second.output
     assert not [key for key, content in list_objects("").items() if SECRET.encode() in content]

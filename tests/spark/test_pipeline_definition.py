@@ -188,6 +188,10 @@ def test_iceberg_without_its_package_names_the_extra(tmp_path, monkeypatch):
             "[tables] catalog must not hold credentials or a query; PyIceberg reads them from",
         ),
         (
+            SMALL.replace('lake = "lake"', 'lake = "s3://b/l"') + '[tables]\nformat = "iceberg"',
+            "[tables] format is 'iceberg', and lake is 's3://b/l': Iceberg tables cannot lie in an object store;",
+        ),
+        (
             SMALL + '[tables]\nformat = "parquet"',
             "[tables] format is 'parquet', whose files have no versions",
         ),

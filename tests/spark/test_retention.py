@@ -110,7 +110,7 @@ def test_remaining_states_equal_the_model(made, data):
         assert check_states(lake, made, len(made)) > 0
         assert retain_changelog(lake, ALL, dry_run=True).rows_after == lake.changelog(["vbucket"]).num_rows
         merge_current(lake)
-        shutil.rmtree(lake.current_table.path)
+        shutil.rmtree(str(lake.current_table.path))
         merge_current(lake)
         assert as_documents(read_table_documents(lake)) == model([each for rows, _ in made for each in rows])
 

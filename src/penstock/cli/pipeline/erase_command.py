@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +16,7 @@ from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.spark.pipeline.maintenance.erasure import ErasureReport
+    from penstock.spark.storage.object_path import LakePath
 
 
 @commands.command(
@@ -76,7 +76,7 @@ def erase(
             print(_format_report(name, report), flush=True)
 
 
-def _find_declared(where: str, source: str | None) -> tuple[str | None, list[Path]]:
+def _find_declared(where: str, source: str | None) -> tuple[str | None, list[LakePath]]:
     """Return the fields of a source's values, and the directories of dead letters; nothing for a directory."""
     from penstock.spark.pipeline.definition.definition import is_definition, read_definition
     from penstock.spark.source.source_options import INFERRED

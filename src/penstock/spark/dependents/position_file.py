@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from penstock.errors import Error
-from penstock.spark.lake.storage.object_path import LakePath
-from penstock.spark.lake.storage.stored_documents import StoredDocument
+from penstock.spark.storage.object_path import LakePath
+from penstock.spark.storage.stored_documents import StoredDocument
 
 __all__ = ["PositionFile", "list_position_files"]
 

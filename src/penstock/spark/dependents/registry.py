@@ -28,8 +28,8 @@ import pyarrow as pa
 from penstock.client.connect.address import Address
 from penstock.spark.dependents.dependent import Dependent, DocumentIndex
 from penstock.spark.lake.current.merge_policy import MergePolicy
-from penstock.spark.lake.storage.object_path import LakePath
 from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.storage.object_path import LakePath
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,4 +5,4 @@ except that readers return Spark frames to callers that have a session.
 Does not belong here: indexes and sinks (dependents), queries and their checkpoints (pipeline).
 """
 
-ORDER = ("storage", "tables", "changelog", "current", "reading", "maintenance")
+ORDER = ("tables", "changelog", "current", "reading", "maintenance")

@@ -43,7 +43,7 @@ TableName = Literal["current", "changelog", "json"]
 class LakeReadOptions:
     """The options of a read of a lake."""
 
-    path: str = option(TEXT, "the directory of the lake", default="", shown="", example="/data/lake")
+    path: str = option(TEXT, "the directory or URL of the lake", default="", shown="", example="/data/lake")
     table: TableName = option(
         one_of("current", "changelog", "json"),
         "the rows: the documents, all changes, or the documents with the fields of their JSON as columns",
@@ -97,7 +97,7 @@ class LakeReadOptions:
     @property
     def lake(self) -> LakeDirectory:
         """The lake."""
-        return LakeDirectory(self.path.removeprefix("file://").removeprefix("file:"))
+        return LakeDirectory(self.path)
 
     def resolve_schema(self) -> str:
         """Return the fields of the table json as DDL; they are inferred from the documents if no option has them."""

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.client.documents.window_writer import RefusedRows
-from penstock.spark.lake.storage.object_files import close_sink, open_parquet, open_sink
-from penstock.spark.lake.storage.object_path import LakePath, ObjectPath
-from penstock.spark.lake.storage.stored_documents import replace_file
+from penstock.spark.storage.object_files import close_sink, open_parquet, open_sink
+from penstock.spark.storage.object_path import LakePath, ObjectPath
+from penstock.spark.storage.stored_documents import replace_file
 from penstock.wire.codec.frame import name_status
 
 __all__ = ["LETTER_COLUMNS", "DeadLetterFile", "commit_letters", "discard_letters"]

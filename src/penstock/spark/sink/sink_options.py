@@ -10,9 +10,9 @@ from typing import ClassVar, NamedTuple, Self
 from penstock.client.documents.bulk import MAX_BYTES_IN_FLIGHT
 from penstock.errors import UsageError
 from penstock.options import BOOLEAN, SIZE, TEXT, one_of, option, parsed
-from penstock.spark.lake.storage.object_path import LakePath, parse_place
 from penstock.spark.source.bucket_options import BucketOptions
 from penstock.spark.source.source_options import make_selection
+from penstock.spark.storage.object_path import LakePath, parse_place
 from penstock.wire.messages.subdoc import MAX_PATHS
 
 __all__ = ["Operation", "SinkOptions", "SubdocumentPath"]

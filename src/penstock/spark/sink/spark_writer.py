@@ -18,11 +18,11 @@ from pyspark.sql.types import StructType
 
 from penstock.client.documents.window_writer import WriteCounts, divide_into_windows
 from penstock.errors import Error, UsageError
-from penstock.spark.lake.storage.object_path import LakePath
 from penstock.spark.sink import dead_letters
 from penstock.spark.sink.bucket_writes import FirstRefusal, make_refusal_error, write_tables
 from penstock.spark.sink.sink_columns import check_columns
 from penstock.spark.sink.sink_options import SinkOptions
+from penstock.spark.storage.object_path import LakePath
 
 __all__ = ["DcpStreamWriter", "DcpWriter", "WriteMessage", "make_batch_writer", "make_stream_writer"]
 

@@ -8,7 +8,6 @@ replayed after a crash. A file that stays there has no further effect.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,8 @@ from penstock.client.positions.synced_file import read_file, remove_file, replac
 from penstock.errors import PositionsUnreadable, UsageError
 from penstock.spark.source.offsets import Offset, ProvenEnd, VbucketOffset, make_proven_offset
 from penstock.spark.source.run_lengths import parse_number, shorten_text
+from penstock.spark.storage.object_path import LakePath, identify_content, parse_place
+from penstock.spark.storage.stored_documents import replace_document
 
 __all__ = [
     "EARLIEST",
@@ -201,7 +202,7 @@ def _to_offset(position: Position) -> VbucketOffset:
 # Requests to read vbuckets again
 
 
-def read_requests(path: Path) -> dict[int, int]:
+def read_requests(path: LakePath) -> dict[int, int]:
     """Return the history at which each vbucket was requested; empty without a file.
 
     Args:
@@ -220,12 +221,12 @@ def read_requests(path: Path) -> dict[int, int]:
         raise UsageError(f'{path} holds {text[:80]!r}; expected vbuckets with histories, such as {{"12": 0}}') from None
 
 
-def add_requests(path: Path, histories: Mapping[int, int]) -> None:
+def add_requests(path: LakePath, histories: Mapping[int, int]) -> None:
     """Request vbuckets; requests of other vbuckets stay."""
     _write_requests(path, {**read_requests(path), **histories})
 
 
-def remove_requests(path: Path, vbuckets: Collection[int]) -> None:
+def remove_requests(path: LakePath, vbuckets: Collection[int]) -> None:
     """Remove the requests of some vbuckets, and the file with the last one."""
     left = {vbucket: history for vbucket, history in read_requests(path).items() if vbucket not in vbuckets}
     if left:
@@ -234,22 +235,20 @@ def remove_requests(path: Path, vbuckets: Collection[int]) -> None:
         path.unlink(missing_ok=True)
 
 
-def _write_requests(path: Path, histories: Mapping[int, int]) -> None:
-    draft = path.with_suffix(f".{os.getpid()}")  # a rename is atomic: the planner reads the old or the new file
-    draft.write_text(json.dumps({str(vbucket): history for vbucket, history in sorted(histories.items())}))
-    draft.replace(path)
+def _write_requests(path: LakePath, histories: Mapping[int, int]) -> None:
+    replace_document(path, json.dumps({str(vbucket): history for vbucket, history in sorted(histories.items())}))
 
 
 class ResnapshotRequests:
     """The requests in a file, which is read again only if it changed.
 
     Args:
-        path: the file; None for no requests.
+        path: the file, which may lie in an object store; None for no requests.
     """
 
     def __init__(self, path: str | None) -> None:
-        self._path = None if path is None else Path(path)
-        self._known: tuple[tuple[int, int], dict[int, int]] | None = None
+        self._path = None if path is None else parse_place(path)
+        self._known: tuple[tuple[int | str, int], dict[int, int]] | None = None
 
     def read(self) -> Mapping[int, int]:
         """Return the history at which each vbucket was requested."""
@@ -259,7 +258,7 @@ class ResnapshotRequests:
             found = self._path.stat()
         except FileNotFoundError:
             return {}
-        state = (found.st_ino, found.st_mtime_ns)
+        state = identify_content(found)
         if self._known is None or self._known[0] != state:
             self._known = state, read_requests(self._path)
         return self._known[1]

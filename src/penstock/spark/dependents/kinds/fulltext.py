@@ -24,9 +24,9 @@ from penstock.spark.dependents.registry import DependentKind, Operand, Question,
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, RangeDelta
 from penstock.spark.lake.changelog.merge_rules import read_keys, to_documents
 from penstock.spark.lake.maintenance.maintenance_report import TableReport
-from penstock.spark.lake.storage.local_copy import LocalCopy
-from penstock.spark.lake.storage.object_path import LakePath, ObjectPath
 from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.storage.local_copy import LocalCopy
+from penstock.spark.storage.object_path import LakePath, ObjectPath
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -150,17 +150,27 @@ class FullText:
     def erase_documents(self, erased: RangeDelta) -> tuple[int, int]:
         """Remove documents, and rewrite the file: SQLite leaves deleted text in free pages and in its log.
 
+        Raises Error if another process reads the file, so that its log cannot be emptied.
+
         Args:
             erased: a delta that voids the documents and adds nothing.
 
         Returns:
             The number of removed documents, and of rewritten files.
-
-        Raises:
-            Error: another process reads the file, so its log cannot be emptied.
         """
         if not self._read_state():
             return 0, 0
+        if self._copy is None:
+            return self._erase_documents(erased), 1
+        try:
+            removed = self._erase_documents(erased)
+            self._copy.publish()
+        except BaseException:
+            self._copy.discard()
+            raise
+        return removed, 1
+
+    def _erase_documents(self, erased: RangeDelta) -> int:
         with self._connect("rw") as connection:
             connection.execute("BEGIN IMMEDIATE")
             removed = _remove_outdated(connection, erased)
@@ -171,7 +181,7 @@ class FullText:
             connection.execute("VACUUM")
             if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
                 raise Error(f"{self.path} is being read, so its old pages could not be removed; erase again")
-        return removed, 1
+        return removed
 
     def vacuum(self, keep_hours: int, *, dry_run: bool = False) -> TableReport:
         """Return the size of the file. There is nothing to remove: SQLite uses free pages again."""

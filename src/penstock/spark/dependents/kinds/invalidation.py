@@ -24,9 +24,9 @@ from penstock.spark.dependents.posting import HttpPoster, RetryPolicy, read_head
 from penstock.spark.dependents.registry import DependentKind, register_kind
 from penstock.spark.lake.changelog.changelog_delta import SLIM_SCHEMA, ChangelogDelta
 from penstock.spark.lake.changelog.changelog_writer import VBUCKETS
-from penstock.spark.lake.storage.object_path import LakePath
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
+from penstock.spark.storage.object_path import LakePath
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

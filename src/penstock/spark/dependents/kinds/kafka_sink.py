@@ -27,10 +27,10 @@ from penstock.spark.dependents.position_file import PositionFile, list_position_
 from penstock.spark.dependents.registry import DependentKind, register_kind
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, find_delta
 from penstock.spark.lake.changelog.ordered_changes import read_ordered_changes
-from penstock.spark.lake.storage.object_path import LakePath
-from penstock.spark.lake.storage.stored_documents import create_document
 from penstock.spark.lake.tables.delta_table import RANGE_COUNT
 from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.storage.object_path import LakePath
+from penstock.spark.storage.stored_documents import create_document
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -29,7 +29,6 @@ from penstock.spark.dependents.position_file import PositionFile, list_position_
 from penstock.spark.dependents.registry import DependentKind, register_kind
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, RangeDelta
 from penstock.spark.lake.changelog.merge_rules import DOCUMENT_EVENTS, MARKER_EVENTS, RowMarkers, fill_collection_ids
-from penstock.spark.lake.storage.object_path import LakePath
 from penstock.spark.lake.tables.data_files import open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
@@ -37,6 +36,7 @@ from penstock.spark.sink import dead_letters
 from penstock.spark.sink.bucket_writes import FirstRefusal, make_refusal_error, read_cas, write_tables
 from penstock.spark.sink.sink_columns import check_columns
 from penstock.spark.sink.sink_options import Operation, SinkOptions
+from penstock.spark.storage.object_path import LakePath
 from penstock.wire.columns.collection_names import DEFAULT_NAME
 from penstock.wire.columns.schema import Event
 

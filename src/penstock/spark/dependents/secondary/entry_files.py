@@ -16,10 +16,10 @@ from deltalake import DeltaTable
 
 from penstock.spark.dependents.secondary.entries import PendingEntries, count_up_to, sort_entries
 from penstock.spark.lake.changelog.changelog_delta import LOOKUP_COLUMNS
-from penstock.spark.lake.storage.object_files import close_sink, open_parquet, open_sink
-from penstock.spark.lake.storage.object_path import LakePath
 from penstock.spark.lake.tables.data_files import DataFile, remove_files
 from penstock.spark.lake.tables.delta_table import UNPARTITIONED
+from penstock.spark.storage.object_files import close_sink, open_parquet, open_sink
+from penstock.spark.storage.object_path import LakePath
 
 FILE_ROWS = 1 << 19
 """Approximate rows of a file. Memory holds at most twice as many."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from penstock.errors import UsageError
@@ -19,9 +18,10 @@ from penstock.spark.lake.current.current_table import read_merged_version
 from penstock.spark.lake.maintenance.lake_erasure import remove_old_logs
 from penstock.spark.lake.maintenance.lake_vacuum import vacuum_table
 from penstock.spark.lake.maintenance.maintenance_report import TableReport
-from penstock.spark.lake.storage.object_client import find_store_options
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.storage.object_client import find_store_options
+from penstock.spark.storage.object_files import read_parquet
 
 __all__ = ["DIRECTORY", "IndexTable", "read_stored_definition"]
 
@@ -131,7 +131,7 @@ class IndexTable:
 
     def _holds_documents(self, table: DeltaTable, erased: RangeDelta) -> bool:
         paths = self.table.list_paths(self.table.list_files(table))
-        return any(erased.mark_outdated(pq.read_table(path, columns=list(LOOKUP_COLUMNS))).true_count for path in paths)
+        return any(erased.mark_outdated(read_parquet(path, list(LOOKUP_COLUMNS))).true_count for path in paths)
 
     def _merge(
         self, table: DeltaTable | None, pending: PendingEntries, transaction: tuple[str, int], *, is_full: bool

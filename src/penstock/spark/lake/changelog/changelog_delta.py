@@ -30,10 +30,10 @@ from penstock.spark.lake.changelog.merge_rules import (
     read_keys,
     select_newest,
 )
-from penstock.spark.lake.storage.object_files import open_parquet
 from penstock.spark.lake.tables.data_files import DataFile, match_types, open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
+from penstock.spark.storage.object_files import open_parquet
 
 LOOKUP_COLUMNS = ("vbucket", "collection_id", "key", "key_bytes")
 """The columns by which a document of the current table is found among the changes of a delta."""

@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import LakeRefused
-from penstock.spark.lake.storage.object_path import LakePath
 from penstock.spark.lake.tables.data_files import DataFile
 from penstock.spark.lake.tables.delta_table import RANGE_COUNT, RangeWriter
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import CommitFailed, TableVersion
+from penstock.spark.storage.object_path import LakePath
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 POOL_BYTES = 64 << 20

@@ -20,12 +20,12 @@ from penstock.errors import Error
 from penstock.spark.lake.changelog.changelog_delta import LOOKUP_COLUMNS, ChangelogDelta, find_delta
 from penstock.spark.lake.changelog.merge_rules import to_documents
 from penstock.spark.lake.current.merge_policy import MergePolicy
-from penstock.spark.lake.storage.object_files import open_parquet
 from penstock.spark.lake.tables.data_files import DataFile, match_types, remove_files
 from penstock.spark.lake.tables.delta_table import RangeWriter
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable, CommitFailed, TableVersion
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
+from penstock.spark.storage.object_files import open_parquet
 
 SMALL_BYTES, SMALL_ROWS = 8 << 20, 32_768
 """A file below both limits is rewritten whenever its range changes."""

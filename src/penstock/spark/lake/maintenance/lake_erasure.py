@@ -16,17 +16,18 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from penstock.spark.lake.changelog.changelog_delta import LOOKUP_COLUMNS
 from penstock.spark.lake.current.current_table import read_merged_version
 from penstock.spark.lake.maintenance.erased_documents import ErasedDocuments
 from penstock.spark.lake.maintenance.lake_compaction import make_maintenance_transaction, rewrite_range
-from penstock.spark.lake.tables.data_files import DataFile, match_types
+from penstock.spark.lake.tables.data_files import DataFile, match_types, parse_write_time
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable, RangeWriter
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable, TableVersion
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
+from penstock.spark.storage.object_files import open_parquet, read_parquet, replace_parquet
+from penstock.spark.storage.object_path import LakePath, ObjectPath
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 __all__ = [
@@ -100,20 +101,18 @@ def erase_changelog(lake: LakeDirectory, erased: ErasedDocuments) -> ErasedPart:
     def rewrite(table: AnyTable, group: Sequence[DataFile]) -> list[DataFile]:
         (file,) = group
         made = _blank_file(table, file, erased)
-        times.update(dict.fromkeys(map(table.path.joinpath, (new.path for new in made)), _read_time(table, file)))
+        if isinstance(table.path, Path):
+            written = (table.path / file.path).stat().st_mtime_ns
+            times.update((table.path / new.path, written) for new in made)
         return made
 
     part = _erase_ranges(table, "changelog", count_rows, rewrite, make_maintenance_transaction)
-    # States of the past by time depend on it: a file that is newer than its commit counts as joined. After the commits,
-    # because vacuum removes old files that no commit names.
+    # States of the past by time depend on it: a file that is newer than its commit counts as joined. An object has its
+    # time in its name. After the commits, because vacuum removes old files that no commit names.
     for path, nanoseconds in times.items():
         with suppress(FileNotFoundError):  # an attempt that lost a race
             os.utime(path, ns=(nanoseconds, nanoseconds))
     return part
-
-
-def _read_time(table: AnyTable, file: DataFile) -> int:
-    return (table.path / file.path).stat().st_mtime_ns
 
 
 def _erase_ranges(
@@ -158,8 +157,8 @@ def _erase_ranges(
     return ErasedPart(name, name, sum(counts[path] for path in rewritten), len(rewritten))
 
 
-def _count_changes(path: Path, erased: ErasedDocuments) -> int:
-    rows = match_types(pq.read_table(path, columns=_MARK_COLUMNS, partitioning=None), CHANGE_SCHEMA)
+def _count_changes(path: LakePath, erased: ErasedDocuments) -> int:
+    rows = match_types(read_parquet(path, _MARK_COLUMNS), CHANGE_SCHEMA)
     return int(erased.mark_changes(rows).sum())
 
 
@@ -169,8 +168,10 @@ def _blank_file(table: AnyTable, file: DataFile, erased: ErasedDocuments) -> lis
     Returns:
         The new files, with the commit time of the old file.
     """
-    with RangeWriter(table.path, file.vbucket_range, CHANGE_SCHEMA) as writer:
-        with pq.ParquetFile(table.path / file.path) as old:
+    # Objects have the time of writing in their names alone.
+    written = parse_write_time(file.path) if isinstance(table.path, ObjectPath) else 0
+    with RangeWriter(table.path, file.vbucket_range, CHANGE_SCHEMA, written=written or None) as writer:
+        with open_parquet(table.path / file.path) as old:
             for group in range(old.num_row_groups):
                 rows = match_types(old.read_row_group(group, columns=CHANGE_SCHEMA.names), CHANGE_SCHEMA)
                 writer.write(erased.blank_changes(rows))
@@ -187,14 +188,15 @@ def _erase_plain_changelog(lake: LakeDirectory, erased: ErasedDocuments) -> Eras
     # This moves the files of a batch whose process was killed between its manifest and the move.
     lake.changelog_table.discard_uncommitted([])
     pending.mkdir(exist_ok=True)
-    draft = pending / "erased.parquet"
     rows = files = 0
-    for path in sorted(root.glob("vbucket_range=*/*.parquet")):
+    paths: list[LakePath] = [*root.glob("vbucket_range=*/*.parquet")]
+    for path in sorted(paths, key=str):
         if found := _count_changes(path, erased):
-            with pq.ParquetFile(path) as old, pq.ParquetWriter(draft, old.schema_arrow, compression="zstd") as new:
-                for group in range(old.num_row_groups):
-                    new.write_table(erased.blank_changes(old.read_row_group(group)).cast(old.schema_arrow))
-            os.replace(draft, path)
+            with open_parquet(path) as old:
+                schema = old.schema_arrow
+                groups = (old.read_row_group(number) for number in range(old.num_row_groups))
+                blanked = (erased.blank_changes(group).cast(schema) for group in groups)
+                replace_parquet(path, blanked, schema, pending / "erased.parquet")
             rows, files = rows + found, files + 1
     # Batches that were never committed: no run is active.
     for leftover in pending.rglob("*.parquet"):
@@ -218,15 +220,13 @@ def erase_current(lake: LakeDirectory, erased: ErasedDocuments) -> ErasedPart:
     table, delta = lake.current_table, erased.to_delta()
 
     def count_rows(file: DataFile) -> int:
-        keys = match_types(
-            pq.read_table(table.path / file.path, columns=list(LOOKUP_COLUMNS), partitioning=None), CURRENT_COLUMNS
-        )
+        keys = match_types(read_parquet(table.path / file.path, list(LOOKUP_COLUMNS)), CURRENT_COLUMNS)
         return int(pc.sum(delta.mark_outdated(keys)).as_py() or 0)
 
     def rewrite(table: AnyTable, group: Sequence[DataFile]) -> list[DataFile]:
         with RangeWriter(table.path, group[0].vbucket_range, CURRENT_COLUMNS) as writer:
             for file in group:
-                with pq.ParquetFile(table.path / file.path) as old:
+                with open_parquet(table.path / file.path) as old:
                     for number in range(old.num_row_groups):
                         rows = match_types(old.read_row_group(number, columns=CURRENT_COLUMNS.names), CURRENT_COLUMNS)
                         writer.write(rows.filter(pc.invert(delta.mark_outdated(rows))))
@@ -275,16 +275,16 @@ def trim_foreign_log(table: AnyTable) -> None:
         remove_old_logs(table)
 
 
-def _has_value_statistics(path: Path) -> bool:
-    if path.suffix == ".json":
+def _has_value_statistics(path: LakePath) -> bool:
+    if path.name.endswith(".json"):
         text = path.read_text()
     else:
-        added = pq.read_table(path, columns=["add.stats"])["add"].combine_chunks()
+        added = read_parquet(path, ["add.stats"])["add"].combine_chunks()
         text = "".join(each for each in added.field("stats").to_pylist() if each)
     return re.search(r'(min|max)Values\\?":\s*\{[^}]*\\?"(key|key_bytes|value)\\?"', text) is not None
 
 
-def erase_letters(directory: Path, erased: ErasedDocuments) -> ErasedPart:
+def erase_letters(directory: LakePath, erased: ErasedDocuments) -> ErasedPart:
     """Remove rows with the documents' keys from dead letters, in all vbuckets and collections.
 
     A sink's SQL may leave out the columns of a document's identity except the key.
@@ -298,8 +298,9 @@ def erase_letters(directory: Path, erased: ErasedDocuments) -> ErasedPart:
     """
     keys = erased.identities["key"]
     rows = files = 0
-    for path in sorted(directory.rglob("*.parquet")):
-        letters = pq.read_table(path, partitioning=None)
+    paths: list[LakePath] = [*directory.rglob("*.parquet")]
+    for path in sorted(paths, key=str):
+        letters = read_parquet(path)
         if "key" not in letters.column_names:
             continue
         is_erased = pc.is_in(letters["key"].cast(pa.binary()), value_set=keys)
@@ -309,8 +310,7 @@ def erase_letters(directory: Path, erased: ErasedDocuments) -> ErasedPart:
         if found == letters.num_rows:
             path.unlink()
         else:
-            draft = path.with_suffix(".draft")
-            pq.write_table(letters.filter(pc.invert(is_erased)), draft, compression="zstd")
-            os.replace(draft, path)
+            kept = letters.filter(pc.invert(is_erased))
+            replace_parquet(path, [kept], kept.schema, path.parent / f"{path.stem}.draft")
         rows, files = rows + found, files + 1
     return ErasedPart(str(directory), "dead letters", rows, files)

@@ -21,7 +21,6 @@ from datetime import UTC, datetime
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from penstock.errors import UsageError
 from penstock.spark.lake.changelog.boundaries import (
@@ -50,6 +49,7 @@ from penstock.spark.lake.tables.delta_table import RangeWriter
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable, TableVersion
 from penstock.spark.source.offsets import VbucketOffset
+from penstock.spark.storage.object_files import open_parquet, read_parquet
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 
 __all__ = ["Retention", "RetentionReport", "parse_retention", "retain_changelog"]
@@ -222,7 +222,7 @@ class _RetainedRange:
         if not old:
             return None
         columns = ["collection_id", "key", *EVIDENCE]
-        parts = [pq.read_table(path, columns=columns, partitioning=None) for path in table.list_paths(old)]
+        parts = [read_parquet(path, columns) for path in table.list_paths(old)]
         rows = fill_collection_ids(pa.concat_tables(match_types(part, CHANGE_SCHEMA) for part in parts))
         chosen = {file.path for file in old}
         paths = table.list_paths(file for file in everything if file.path not in chosen)
@@ -248,7 +248,7 @@ class _RetainedRange:
         with RangeWriter(table.path, group[0].vbucket_range, CHANGE_SCHEMA) as writer:
             start = 0
             for path in table.list_paths(group):
-                with pq.ParquetFile(path) as file:
+                with open_parquet(path, is_sequential=True) as file:
                     for number in range(file.num_row_groups):
                         rows = match_types(file.read_row_group(number, columns=CHANGE_SCHEMA.names), CHANGE_SCHEMA)
                         writer.write(rows.filter(pa.array(self.kept[start : start + rows.num_rows])))

@@ -108,4 +108,4 @@ def _list_unused_files(table: AnyTable, keep_hours: int) -> set[str]:
 def _list_file_sizes(table: AnyTable) -> dict[str, int]:
     """Return the sizes of the data files in the table's directory, by path in it."""
     files = (path for part in ("", f"{RANGE_COLUMN}=*/") for path in table.path.glob(f"{part}*.parquet"))
-    return {str(path.relative_to(table.path)): path.stat().st_size for path in files}
+    return {str(path).removeprefix(f"{table.path}/"): path.stat().st_size for path in files}

@@ -19,9 +19,9 @@ from penstock.client.documents.mutation_tokens import MutationToken
 from penstock.errors import OperationTimeout, UsageError, WriteLost
 from penstock.spark.lake.changelog.merge_rules import ROLLBACK_EVENTS
 from penstock.spark.lake.reading.lake_readers import scan_changelog
-from penstock.spark.lake.storage.object_path import LakePath
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.source.offsets import Offset
+from penstock.spark.storage.object_path import LakePath
 from penstock.wire.columns.schema import unsigned64
 
 __all__ = [

@@ -12,12 +12,12 @@ import pyarrow as pa
 from penstock.spark.lake.changelog.changelog_delta import IDENTITY_SCHEMA, RangeDelta
 from penstock.spark.lake.changelog.merge_rules import to_documents
 from penstock.spark.lake.current.merged_state import MergedState, read_newest_state, refuse_missing_table
-from penstock.spark.lake.storage.object_files import open_parquet
-from penstock.spark.lake.storage.object_path import is_remote_path
 from penstock.spark.lake.tables.data_files import DataFile, match_types
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
+from penstock.spark.storage.object_files import open_parquet
+from penstock.spark.storage.object_path import is_remote_path
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ views: `deltalake` writes string_view and binary_view, for which Arrow lacks man
 
 from __future__ import annotations
 
+import json
 import re
 import time
 import uuid
@@ -16,16 +17,22 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from penstock.spark.lake.storage.object_files import open_parquet, select_filesystem
-from penstock.spark.lake.storage.object_path import LakePath
+from penstock.spark.storage.object_files import open_parquet, select_filesystem
+from penstock.spark.storage.object_path import LakePath
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
+    import pyarrow.parquet as pq
 
 RANGE_COLUMN = "vbucket_range"
 """The partition column."""
 _OWN_NAME = re.compile(r"/([0-9a-f]{12})[0-9a-f]{20}(?:-(\d+)-(\d+))?\.parquet$")
 """The end of the path of a file that a RangeWriter has written: time, random digits, version and time if joined."""
+
+STATISTICS = ("vbucket", "seqno", "history")
+"""Columns with least and greatest value in each file's log entry."""
+COUNTED = (*STATISTICS, "key")
+"""Columns with the number of nulls in each file's log entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +65,18 @@ class DataFile:
         return _OWN_NAME.search(self.path) is None
 
 
-def make_name(joined: str = "") -> str:
+def make_name(joined: str = "", written: int | None = None) -> str:
     """Return a new name of a file, which begins with the time in milliseconds since the epoch.
 
     Args:
         joined: the end of the name of a file with the rows of other files, as `LakeTable.name_joined` returns it.
+        written: the time; None for now.
 
     Returns:
         The name.
     """
-    return f"{time.time_ns() // 1_000_000:012x}{uuid.uuid4().hex[12:]}{joined}.parquet"
+    milliseconds = time.time_ns() // 1_000_000 if written is None else written
+    return f"{milliseconds:012x}{uuid.uuid4().hex[12:]}{joined}.parquet"
 
 
 def parse_write_time(path: str) -> int:
@@ -96,6 +105,24 @@ def number_fields(schema: pa.Schema) -> pa.Schema:
         return field.with_type(kind).with_metadata({"PARQUET:field_id": str(at)})
 
     return pa.schema([number(field, at) for at, field in enumerate(schema, 1)])
+
+
+def make_range_stats(footer: pq.FileMetaData) -> str:
+    """Return Delta's statistics of a file as JSON, from the footer of the Parquet file."""
+    groups = range(footer.num_row_groups)
+    least: dict[str, int] = {}
+    greatest: dict[str, int] = {}
+    nulls: dict[str, int] = {}
+    for column in range(footer.num_columns):
+        name = footer.schema.column(column).path
+        if name not in COUNTED:
+            continue
+        parts = [footer.row_group(group).column(column).statistics for group in groups]
+        nulls[name] = sum(part.null_count for part in parts)
+        if name in STATISTICS and all(part.has_min_max for part in parts):
+            least[name] = min(part.min for part in parts)
+            greatest[name] = max(part.max for part in parts)
+    return json.dumps({"numRecords": footer.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls})
 
 
 def remove_files(root: LakePath, files: Iterable[DataFile]) -> None:

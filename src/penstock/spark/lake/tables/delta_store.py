@@ -9,8 +9,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from penstock.errors import Unreachable, UsageError
-from penstock.spark.lake.storage.object_client import describe_store_error, find_store_options
-from penstock.spark.lake.storage.object_path import LakePath, ObjectPath
+from penstock.spark.storage.object_client import describe_store_error, find_store_options
+from penstock.spark.storage.object_path import LakePath, ObjectPath
 
 __all__ = ["find_delta_options", "have_all_files", "list_commit_errors", "open_delta_log"]
 

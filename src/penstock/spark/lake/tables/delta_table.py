@@ -9,7 +9,6 @@ The files also hold the partition column `vbucket_range` physically, so that rea
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -25,10 +24,15 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from penstock.errors import LakeRefused, UsageError
-from penstock.spark.lake.storage.object_client import describe_store_error
-from penstock.spark.lake.storage.object_files import close_sink, discard_sink, open_sink
-from penstock.spark.lake.storage.object_path import LakePath, ObjectPath, ObjectStat
-from penstock.spark.lake.tables.data_files import RANGE_COLUMN, DataFile, make_name, number_fields, remove_files
+from penstock.spark.lake.tables.data_files import (
+    RANGE_COLUMN,
+    DataFile,
+    make_name,
+    make_range_stats,
+    number_fields,
+    parse_write_time,
+    remove_files,
+)
 from penstock.spark.lake.tables.delta_log import BASE_VERSION, LogCommit, list_unchecked_commits, parse_commit
 from penstock.spark.lake.tables.delta_store import (
     find_delta_options,
@@ -37,6 +41,9 @@ from penstock.spark.lake.tables.delta_store import (
     open_delta_log,
 )
 from penstock.spark.lake.tables.lake_table import CommitFailed, LakeTable
+from penstock.spark.storage.object_client import describe_store_error
+from penstock.spark.storage.object_files import close_sink, discard_sink, open_sink
+from penstock.spark.storage.object_path import LakePath, ObjectPath, identify_content
 
 RANGE_COUNT = 16
 """Vbucket ranges of a bucket."""
@@ -54,11 +61,6 @@ TRIES = 20
 """Number of times that a commit which removes files is repeated on newer versions that have these files."""
 MAX_LOGS = 4096
 """Commits that a table object remembers."""
-
-STATISTICS = ("vbucket", "seqno", "history")
-"""Columns with least and greatest value in each file's log entry."""
-COUNTED = (*STATISTICS, "key")
-"""Columns with the number of nulls in each file's log entry."""
 
 REPEATING = (
     "vbucket", "vbuuid", "event", "collection_id", "scope", "collection", "datatype", "flags", "expiry", "lock_time",
@@ -83,16 +85,20 @@ class RangeWriter:
         vbucket_range: the range of all rows.
         schema: the schema of the rows, without `vbucket_range`.
         joined: the end of the files' names, for rows of other files.
+        written: the time in the files' names, in milliseconds since the epoch; None for that of each file.
 
     Attributes:
         pending_bytes: Arrow bytes of the rows that are not written yet.
     """
 
-    def __init__(self, root: LakePath, vbucket_range: int, schema: pa.Schema, joined: str = "") -> None:
+    def __init__(
+        self, root: LakePath, vbucket_range: int, schema: pa.Schema, joined: str = "", *, written: int | None = None
+    ) -> None:
         self.pending_bytes = 0
         self._root = root
         self._range = vbucket_range
         self._joined = joined
+        self._written_at = written
         self._schema = number_fields(schema.append(pa.field(RANGE_COLUMN, pa.int32())))
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
@@ -158,7 +164,7 @@ class RangeWriter:
     def _open(self) -> pq.ParquetWriter:
         directory = f"{RANGE_COLUMN}={self._range}"
         (self._root / directory).mkdir(parents=True, exist_ok=True)
-        self._path, self._written, self._footers = f"{directory}/{make_name(self._joined)}", 0, []
+        self._path, self._written, self._footers = f"{directory}/{make_name(self._joined, self._written_at)}", 0, []
         self._sink = open_sink(self._root / self._path)
         self._writer = pq.ParquetWriter(
             self._sink,
@@ -179,25 +185,7 @@ class RangeWriter:
         close_sink(self._sink)
         self._writer = None
         size, footer = (self._root / self._path).stat().st_size, self._footers[0]
-        self._files.append(DataFile(self._path, size, footer.num_rows, self._range, _make_range_stats(footer)))
-
-
-def _make_range_stats(footer: pq.FileMetaData) -> str:
-    """Return Delta's statistics of a file as JSON, from the footer of the Parquet file."""
-    groups = range(footer.num_row_groups)
-    least: dict[str, int] = {}
-    greatest: dict[str, int] = {}
-    nulls: dict[str, int] = {}
-    for column in range(footer.num_columns):
-        name = footer.schema.column(column).path
-        if name not in COUNTED:
-            continue
-        parts = [footer.row_group(group).column(column).statistics for group in groups]
-        nulls[name] = sum(part.null_count for part in parts)
-        if name in STATISTICS and all(part.has_min_max for part in parts):
-            least[name] = min(part.min for part in parts)
-            greatest[name] = max(part.max for part in parts)
-    return json.dumps({"numRecords": footer.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls})
+        self._files.append(DataFile(self._path, size, footer.num_rows, self._range, make_range_stats(footer)))
 
 
 class DeltaLakeTable(LakeTable[DeltaTable]):
@@ -414,13 +402,22 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
         for file in later:
             # A file is written before its rows are committed. Only a joined file is newer than the time of its rows.
             # Other programs that join files give them the time of this commit.
-            if file.is_foreign or (self.path / file.path).stat().st_mtime_ns // 1_000_000 > file.modified:
+            if file.is_foreign or self._find_write_time(file) > file.modified:
                 known = datetime.fromtimestamp(file.modified / 1000, UTC)
                 raise UsageError(
                     f"the state of {self.path.parent} at {when.isoformat()} is unknown: its files were joined with"
                     f" later files; expected a time from {known.isoformat()} on, or a position"
                 )
         return [file for file in files if file.modified <= moment]
+
+    def _find_write_time(self, file: DataFile) -> int:
+        """Return when an own file was written, in milliseconds since the epoch.
+
+        The name of an object has it: the clock of the store may differ, and an object's time cannot be set.
+        """
+        if isinstance(self.path, ObjectPath):
+            return parse_write_time(file.path)
+        return (self.path / file.path).stat().st_mtime_ns // 1_000_000
 
     def has_grown(self, version: int) -> bool:
         """Return whether a version after `version` exists, by looking up one file."""
@@ -485,9 +482,8 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
         """
         log = self.path / "_delta_log" / f"{version:020d}.json"
         try:
-            found = log.stat()
+            identity = identify_content(log.stat())
             known = self._logs.get(version)
-            identity = (found.version if isinstance(found, ObjectStat) else found.st_ino, found.st_mtime_ns)
             if known is None or known[0] != identity:
                 if len(self._logs) >= MAX_LOGS:
                     self._logs.clear()

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 from penstock.errors import LakeRefused, UsageError
-from penstock.spark.lake.storage.object_path import LakePath, ObjectPath, parse_place
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.iceberg_catalog import MARKER, IcebergCatalog
 from penstock.spark.lake.tables.iceberg_table import IcebergTable
@@ -21,6 +20,7 @@ from penstock.spark.lake.tables.lake_table import AnyTable
 from penstock.spark.lake.tables.plain_manifests import find_newest_batch
 from penstock.spark.lake.tables.plain_table import PlainTable
 from penstock.spark.lake.tables.schemas import CHANGELOG_SCHEMA, CURRENT_SCHEMA
+from penstock.spark.storage.object_path import LakePath, ObjectPath, parse_place
 
 # Opening a table reads its newest checkpoint and all later commits, and lists the log's directory. These values keep
 # both short. If a version is not merged into `current` before its log entry expires, the whole changelog is merged.
@@ -87,14 +87,14 @@ class LakeDirectory:
         """Return the tables. Another process may create them, in any format, while this object lives."""
         found = self._given_format or self._detect_format()
         if self._tables is None or self._tables[0].format != found:
-            changelog, current = self.path / "changelog", self.path / "current"
-            if found == "iceberg" and isinstance(changelog, Path) and isinstance(current, Path):
-                catalog = IcebergCatalog(current.parent, self.catalog)
+            if found == "iceberg" and isinstance(self.path, Path):
+                catalog = IcebergCatalog(self.path, self.catalog)
                 self._tables = (
-                    IcebergTable(changelog, CHANGELOG_SCHEMA, catalog),
-                    IcebergTable(current, CURRENT_SCHEMA, catalog),
+                    IcebergTable(self.path / "changelog", CHANGELOG_SCHEMA, catalog),
+                    IcebergTable(self.path / "current", CURRENT_SCHEMA, catalog),
                 )
                 return self._tables
+            changelog, current = self.path / "changelog", self.path / "current"
             self._tables = (
                 PlainTable(changelog, CHANGELOG_SCHEMA)
                 if found == "parquet"

@@ -20,8 +20,8 @@ import uuid
 from pathlib import Path
 
 from penstock.errors import LakeRefused
-from penstock.spark.lake.storage.stored_documents import create_document
 from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.storage.stored_documents import create_document
 
 __all__ = ["publish_commit", "publish_end", "restore_checkpoint"]
 

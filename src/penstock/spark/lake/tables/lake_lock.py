@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import LakeRefused, UsageError
-from penstock.spark.lake.storage.lake_lease import HeldLease, check_lease, hold_lease, is_leased
-from penstock.spark.lake.storage.object_path import LakePath, ObjectPath
+from penstock.spark.storage.lake_lease import HeldLease, check_lease, hold_lease, is_leased
+from penstock.spark.storage.object_path import LakePath, ObjectPath
 
 LOCK_NAME = "_lock"
 """The lock's file in the lake's directory."""

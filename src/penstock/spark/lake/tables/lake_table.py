@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 import pyarrow as pa
 
 from penstock.errors import Error, UsageError
-from penstock.spark.lake.storage.object_path import LakePath
 from penstock.spark.lake.tables.data_files import DataFile
+from penstock.spark.storage.object_path import LakePath
 
 __all__ = ["AnyTable", "CommitFailed", "LakeTable", "TableVersion"]
 

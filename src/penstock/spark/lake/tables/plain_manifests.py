@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from penstock.errors import UsageError
-from penstock.spark.lake.storage.object_path import LakePath
+from penstock.spark.storage.object_path import LakePath
 
 __all__ = ["find_newest_batch", "find_writer", "list_files", "locate_manifest", "read_manifest"]
 

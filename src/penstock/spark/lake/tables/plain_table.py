@@ -19,9 +19,6 @@ from datetime import datetime
 from typing import Any
 
 from penstock.errors import UsageError
-from penstock.spark.lake.storage.object_files import count_parquet_rows
-from penstock.spark.lake.storage.object_path import LakePath
-from penstock.spark.lake.storage.stored_documents import create_document, replace_file
 from penstock.spark.lake.tables.data_files import RANGE_COLUMN, DataFile, remove_files
 from penstock.spark.lake.tables.lake_table import CommitFailed, LakeTable
 from penstock.spark.lake.tables.plain_manifests import (
@@ -31,6 +28,9 @@ from penstock.spark.lake.tables.plain_manifests import (
     locate_manifest,
     read_manifest,
 )
+from penstock.spark.storage.object_files import count_parquet_rows
+from penstock.spark.storage.object_path import LakePath
+from penstock.spark.storage.stored_documents import create_document, replace_file
 
 KEPT_BATCHES = 100
 """Manifests that stay on disk. All files of a batch are in place before Spark starts the next batch."""

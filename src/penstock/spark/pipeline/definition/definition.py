@@ -34,8 +34,7 @@ from penstock.spark.dependents.checks import check_declared_name
 from penstock.spark.dependents.registry import DependentKind, list_kinds, list_titles
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.maintenance.lake_retention import parse_retention
-from penstock.spark.lake.storage.object_path import is_url, parse_place
-from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.lake.tables.directory import NO_ICEBERG, LakeDirectory
 from penstock.spark.lake.tables.iceberg_catalog import check_catalog, resolve_catalog
 from penstock.spark.pipeline.definition.run_options import Metrics, Trigger
 from penstock.spark.pipeline.definition.toml_tables import (
@@ -46,6 +45,7 @@ from penstock.spark.pipeline.definition.toml_tables import (
     parse_table,
 )
 from penstock.spark.source.source_options import INFERRED, SourceOptions
+from penstock.spark.storage.object_path import is_remote_path, is_url, parse_place
 from penstock.spark.values.json_types import from_ddl
 
 __all__ = [
@@ -268,6 +268,8 @@ def parse_definition(given: Mapping[str, Any], path: str) -> PipelineDefinition:
         dependents=tuple(each for _, each in declared),
         metrics=parse_table(Metrics, TomlPlace(path, "[metrics]"), given["metrics"]) if "metrics" in given else None,
     )
+    if tables.format == "iceberg" and is_remote_path(found.lake):
+        raise TomlPlace(path, "[tables]").make_error(f"format is 'iceberg', and lake is {lake!r}: {NO_ICEBERG}")
     _check_dependents(found, declared)
     return found
 

@@ -10,15 +10,12 @@ changelog. Sinks may be away. A sink that has not read a replaced file before va
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from penstock.errors import UsageError
 from penstock.spark.dependents.dependent import DocumentIndex, catch_up
@@ -40,6 +37,9 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import hold_lock
 from penstock.spark.pipeline.maintenance.document_selection import DocumentSelection, select_documents
 from penstock.spark.pipeline.state.stopping import REMOVED_PREFIX
+from penstock.spark.storage.object_files import read_parquet, replace_parquet
+from penstock.spark.storage.object_path import LakePath
+from penstock.spark.storage.stored_documents import remove_tree
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class ErasureReport:
 def erase_documents(
     lake: LakeDirectory,
     selection: DocumentSelection,
-    letters: Iterable[Path] = (),
+    letters: Iterable[LakePath] = (),
     *,
     dry_run: bool = False,
     spark: SparkSession | None = None,
@@ -97,22 +97,27 @@ def erase_documents(
     """
     if not lake.changelog_table.path.is_dir():
         raise UsageError(f"there is no table at {lake.changelog_table.path}; expected the lake of a pipeline that ran")
-    with hold_lock(lake.path, 0):
+    with hold_lock(lake.path, 0) as lock:
+
+        def end_step(name: str) -> None:
+            lock.raise_if_lost()
+            after_step(name)
+
         if selection.is_empty and not (lake.path / ERASURE).exists():
             raise UsageError("no documents are named; expected keys or a condition")
         erased = _add_unfinished(lake, select_documents(lake, selection, spark))
         if dry_run:
             return _count_documents(lake, erased)
         _store_unfinished(lake, erased)
-        after_step("stored")
-        parts = _erase_parts(lake, erased, letters, after_step)
+        end_step("stored")
+        parts = _erase_parts(lake, erased, letters, end_step)
         (lake.path / ERASURE).unlink()
     existing = sum(part.rows for part in parts if part.table == "current")
     return ErasureReport(erased.identities.num_rows, existing, parts, is_done=True)
 
 
 def _erase_parts(
-    lake: LakeDirectory, erased: ErasedDocuments, letters: Iterable[Path], after_step: Callable[[str], None]
+    lake: LakeDirectory, erased: ErasedDocuments, letters: Iterable[LakePath], after_step: Callable[[str], None]
 ) -> tuple[ErasedPart, ...]:
     """Erase documents from all parts of a lake; after each step, a repetition completes the erasure.
 
@@ -136,7 +141,7 @@ def _erase_parts(
         trim_foreign_log(table)
     parts += [erase_letters(directory, erased) for directory in letters if directory.is_dir()]
     for leftover in lake.path.glob(f"{REMOVED_PREFIX}*"):  # of a reset that was killed
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        remove_tree(leftover)
     return tuple(parts)
 
 
@@ -155,14 +160,13 @@ def _add_unfinished(lake: LakeDirectory, erased: ErasedDocuments) -> ErasedDocum
     path = lake.path / ERASURE
     if not path.exists():
         return erased
-    earlier = pq.read_table(path).cast(IDENTITY_SCHEMA)
+    earlier = read_parquet(path).cast(IDENTITY_SCHEMA)
     return ErasedDocuments.collect(pa.concat_tables([erased.identities, earlier]))
 
 
 def _store_unfinished(lake: LakeDirectory, erased: ErasedDocuments) -> None:
     draft = lake.path / f"{ERASURE}.draft"
-    pq.write_table(erased.identities, draft)
-    draft.replace(lake.path / ERASURE)
+    replace_parquet(lake.path / ERASURE, [erased.identities], IDENTITY_SCHEMA, draft)
 
 
 def _count_documents(lake: LakeDirectory, erased: ErasedDocuments) -> ErasureReport:

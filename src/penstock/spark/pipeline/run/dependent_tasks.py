@@ -13,12 +13,12 @@ from penstock.spark.lake.current import current_table
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.maintenance.lake_compaction import maintain_changelog
 from penstock.spark.lake.reading.lake_readers import count_rows
-from penstock.spark.lake.storage.object_path import ObjectPath
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
 from penstock.spark.pipeline.run.dependent_runner import DependentTask
 from penstock.spark.pipeline.run.retention_timer import RetentionTimer
 from penstock.spark.pipeline.run.spark_failure import translate_errors
+from penstock.spark.storage.object_path import ObjectPath
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,7 +22,6 @@ from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
 from penstock.client.streams.dialect_check import check_dialect
 from penstock.errors import Error, LakeRefused
-from penstock.spark.lake.storage.object_path import ObjectPath
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_checkpoint import restore_checkpoint
 from penstock.spark.lake.tables.lake_lock import HeldLock, hold_lock
@@ -37,6 +36,7 @@ from penstock.spark.pipeline.state import run_state as control
 from penstock.spark.pipeline.state.run_progress import ReportProgress, SourceProgress
 from penstock.spark.runtime.data_source import register
 from penstock.spark.runtime.spark_session import cluster_session, local_session
+from penstock.spark.storage.object_path import ObjectPath
 
 __all__ = ["run_pipeline"]
 

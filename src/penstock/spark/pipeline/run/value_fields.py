@@ -8,12 +8,12 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from penstock.errors import UsageError
-from penstock.spark.lake.storage.object_files import open_parquet
-from penstock.spark.lake.storage.stored_documents import replace_document
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.definition.definition import SourceDefinition
 from penstock.spark.source.source_options import INFERRED
 from penstock.spark.source.source_schema import infer_fields
+from penstock.spark.storage.object_files import open_parquet
+from penstock.spark.storage.stored_documents import replace_document
 from penstock.spark.values.json_columns import evolution
 from penstock.spark.values.json_types import from_ddl
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +19,7 @@ from penstock.spark.lake.reading.lake_readers import scan_changelog
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.state.run_state import is_locked
 from penstock.spark.source.read_positions import add_requests, remove_requests
+from penstock.spark.storage.object_path import LakePath
 
 __all__ = ["locate_requests", "request_resnapshot", "wait_for_resnapshot"]
 
@@ -27,7 +27,7 @@ _POLL_SECONDS = 0.1
 """Seconds between two checks of the lake's position."""
 
 
-def locate_requests(lake: LakeDirectory) -> Path:
+def locate_requests(lake: LakeDirectory) -> LakePath:
     """Return the file with the requests to the runs of a lake."""
     return lake.path / "_resnapshot.json"
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import LakeRefused, UsageError
-from penstock.spark.lake.storage.object_path import LakePath
-from penstock.spark.lake.storage.stored_documents import StoredDocument, replace_document
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import HeldLock, check_lock, is_held
+from penstock.spark.storage.object_path import LakePath
+from penstock.spark.storage.stored_documents import StoredDocument, replace_document
 
 __all__ = [
     "RunState",

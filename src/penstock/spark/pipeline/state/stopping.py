@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -12,11 +11,12 @@ from pathlib import Path
 
 from penstock.errors import UsageError
 from penstock.spark.dependents.registry import list_kinds
-from penstock.spark.lake.storage.object_path import LakePath, ObjectPath
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.iceberg_catalog import MARKER, OWN_CATALOG
 from penstock.spark.lake.tables.lake_lock import hold_lock
 from penstock.spark.pipeline.state import run_state as control
+from penstock.spark.storage.object_path import LakePath, ObjectPath
+from penstock.spark.storage.stored_documents import remove_tree
 
 __all__ = ["REMOVED_PREFIX", "Removal", "plan_removal", "remove_tables", "stop_runs"]
 
@@ -151,15 +151,11 @@ def remove_tables(removal: Removal, patience: float = 0.0) -> None:
                 moved.append(target)
         control.forget_dependents(removal.lake, removal.tables)
         for path in moved:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            remove_tree(path)
 
 
 def _remove_objects(removal: Removal) -> None:
     """Remove a lake's objects. If this is interrupted, no run continues the rest of the lake: it has no checkpoint."""
     control.forget_dependents(removal.lake, removal.tables)
     for path in sorted(removal.paths, key=lambda path: path != removal.lake.checkpoint):
-        if isinstance(path, ObjectPath):
-            path.remove_tree()
+        remove_tree(path)

@@ -11,8 +11,8 @@ from typing import Any
 import obstore
 
 from penstock.errors import LakeRefused
-from penstock.spark.lake.storage.object_client import ObjectChanged, open_store, put_if, translate_errors
-from penstock.spark.lake.storage.object_path import ObjectPath
+from penstock.spark.storage.object_client import ObjectChanged, open_store, put_if, translate_errors
+from penstock.spark.storage.object_path import ObjectPath
 
 __all__ = ["LocalCopy"]
 

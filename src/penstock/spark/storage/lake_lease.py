@@ -21,14 +21,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock.errors import Error, LakeRefused, UsageError
-from penstock.spark.lake.storage.object_client import (
+from penstock.spark.storage.object_client import (
     ObjectChanged,
     open_store,
     put_if,
     read_object,
     translate_errors,
 )
-from penstock.spark.lake.storage.object_path import ObjectPath
+from penstock.spark.storage.object_path import ObjectPath
 
 __all__ = ["LEASE_VARIABLE", "HeldLease", "check_lease", "hold_lease", "is_leased"]
 

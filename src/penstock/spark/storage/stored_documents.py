@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from pathlib import Path
 
 import obstore
 
 from penstock.errors import LakeRefused
-from penstock.spark.lake.storage.object_client import (
+from penstock.spark.storage.object_client import (
     ObjectChanged,
     open_store,
     put_if,
     read_object,
     translate_errors,
 )
-from penstock.spark.lake.storage.object_path import LakePath, ObjectPath
+from penstock.spark.storage.object_path import LakePath, ObjectPath
 
-__all__ = ["StoredDocument", "create_document", "replace_document", "replace_file"]
+__all__ = ["StoredDocument", "create_document", "remove_tree", "replace_document", "replace_file"]
 
 
 def replace_document(path: LakePath, text: str, *, is_synced: bool = False) -> None:
@@ -56,6 +57,16 @@ def replace_file(source: LakePath, target: LakePath) -> None:
         source.unlink()
     else:
         Path(str(source)).replace(str(target))
+
+
+def remove_tree(path: LakePath) -> None:
+    """Remove a file, or a directory with everything in it."""
+    if isinstance(path, ObjectPath):
+        path.remove_tree()
+    elif path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def create_document(path: LakePath, text: str) -> bool:

@@ -12,10 +12,20 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from penstock.spark.lake.storage.object_client import open_store, translate_errors
-from penstock.spark.lake.storage.object_path import LakePath, ObjectPath, is_remote_path, parse_place
+from penstock.spark.storage.object_client import open_store, translate_errors
+from penstock.spark.storage.object_path import LakePath, ObjectPath, is_remote_path, parse_place
+from penstock.spark.storage.stored_documents import replace_file
 
-__all__ = ["close_sink", "count_parquet_rows", "discard_sink", "open_parquet", "open_sink", "select_filesystem"]
+__all__ = [
+    "close_sink",
+    "count_parquet_rows",
+    "discard_sink",
+    "open_parquet",
+    "open_sink",
+    "read_parquet",
+    "replace_parquet",
+    "select_filesystem",
+]
 
 PART_BYTES = 8 << 20
 """Bytes of one part of an upload. A smaller object is one request."""
@@ -126,6 +136,31 @@ def open_parquet(path: LakePath | str, *, is_sequential: bool = False) -> pq.Par
         return pq.ParquetFile(place, pre_buffer=not is_sequential)
     # Columns of a row group lie side by side: with pre_buffer they are one request instead of one each.
     return pq.ParquetFile(pa.PythonFile(_ObjectReader(place), mode="r"), pre_buffer=True)
+
+
+def read_parquet(path: LakePath | str, columns: list[str] | None = None) -> pa.Table:
+    """Return the rows of a Parquet file, in some of its columns. Raises FileNotFoundError if there is none."""
+    with open_parquet(path) as file:
+        return file.read(columns)
+
+
+def replace_parquet(path: LakePath, batches: Iterable[pa.Table], schema: pa.Schema, draft: LakePath) -> None:
+    """Replace a Parquet file: readers see the old file or the new one.
+
+    Args:
+        path: the file.
+        batches: the new rows.
+        schema: the schema of the rows.
+        draft: a file of the same lake for the rows until the file is whole.
+    """
+    sink = open_sink(draft)
+    try:
+        with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
+            for rows in batches:
+                writer.write_table(rows)
+    finally:
+        close_sink(sink)
+    replace_file(draft, path)
 
 
 def count_parquet_rows(path: LakePath) -> int:

@@ -7,6 +7,7 @@ before an object is written, nothing is renamed, and an object appears whole or 
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,9 +20,9 @@ from urllib.parse import unquote, urlsplit
 import obstore
 
 from penstock.errors import UsageError
-from penstock.spark.lake.storage.object_client import open_store, translate_errors
+from penstock.spark.storage.object_client import open_store, translate_errors
 
-__all__ = ["LakePath", "ObjectPath", "ObjectStat", "is_remote_path", "is_url", "parse_place"]
+__all__ = ["LakePath", "ObjectPath", "identify_content", "is_remote_path", "is_url", "parse_place"]
 
 SCHEMES = ("s3", "abfss", "gs")
 """The schemes of object stores. s3a is read as s3."""
@@ -45,6 +46,11 @@ class ObjectStat:
     def st_mtime(self) -> float:
         """The time in seconds since the epoch."""
         return self.st_mtime_ns / 1e9
+
+
+def identify_content(found: os.stat_result | ObjectStat) -> tuple[int | str, int]:
+    """Return a value that changes whenever a file is replaced."""
+    return found.version if isinstance(found, ObjectStat) else found.st_ino, found.st_mtime_ns
 
 
 @dataclass(frozen=True, slots=True, order=True)
