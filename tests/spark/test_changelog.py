@@ -23,6 +23,7 @@ from penstock.spark import Lake
 from penstock.spark.lake.changelog import changelog_writer as changelog
 from penstock.spark.lake.changelog.changelog_writer import abort_batch, commit_batch, split_by_range, write_files
 from penstock.spark.lake.reading.lake_readers import count_rows, read_changelog
+from penstock.spark.lake.tables import data_files
 from penstock.spark.lake.tables import delta_table as delta
 from penstock.spark.runtime.changelog_sink import ChangelogSink
 from penstock.wire.columns.schema import CHANGE_SCHEMA
@@ -59,7 +60,7 @@ def test_files_hold_their_range_and_the_log_has_their_statistics(lake):
     stats = pa.table(opened.get_add_actions(flatten=True)).to_pylist()
     for line in stats:
         found = pq.ParquetFile(lake.changelog_table.path / line["path"]).read()
-        for name in delta.STATISTICS:
+        for name in data_files.STATISTICS:
             values = found[name].to_pylist()
             assert (line[f"min.{name}"], line[f"max.{name}"]) == (min(values), max(values))
     assert opened.metadata().partition_columns == ["vbucket_range"]
