@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -227,14 +228,14 @@ class Groups(RuleBasedStateMachine):
         if not process.is_changing():
             process.read()
 
-    @precondition(lambda self: len(self.living) > 1)
+    @precondition(lambda self: self.living)
     @rule(number=picks)
     def leave(self, number):
         process = self.pick(number)
         if not process.work and not process.is_beating:
             process.begin("leave", self.now)
 
-    @precondition(lambda self: len(self.living) > 1 and not self.is_calm)
+    @precondition(lambda self: self.living and not self.is_calm)
     @rule(number=picks)
     def die(self, number):
         process = self.pick(number)
@@ -286,8 +287,10 @@ class Groups(RuleBasedStateMachine):
                 process.read()
 
     def teardown(self):
-        if not getattr(self, "living", None):
+        if not hasattr(self, "living"):
             return
+        if all("leave" in each.work for each in self.living):
+            self.join(rate=1.0)  # no other member stays to take over
         for _ in range(60):
             self.run_round()
         for _ in range(max(self.documents.highs)):
@@ -308,3 +311,17 @@ class Groups(RuleBasedStateMachine):
 
 TestGroups = Groups.TestCase
 TestGroups.settings = settings(max_examples=scaled(300), stateful_step_count=40)
+
+
+@pytest.mark.parametrize("go", [Groups.die, Groups.leave])
+def test_a_new_member_takes_over_from_a_group_that_all_members_left(go):
+    groups = Groups()
+    groups.start(is_calm=False)
+    groups.join(rate=0.7)
+    groups.join(rate=0.7)
+    groups.write(vbucket=0, count=3)
+    groups.run_rounds(kinds=KINDS, number=0, rounds=1)
+    groups.leave(number=0)
+    go(groups, number=1)
+    groups.teardown()
+    assert [each.name for each in groups.living] == ["m3"]
