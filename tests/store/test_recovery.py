@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.store.log import records as record
@@ -176,7 +176,8 @@ def find_expendable(
             expendable = fate <= limits.floors[vbucket]
         else:
             is_old = not isinstance(row.change, Mutation) and row.change.delete_time < limits.purge_before
-            expendable = not fate and is_old and seqno != limits.last_seqnos[vbucket]
+            is_recent = seqno > limits.floors[vbucket] or seqno == limits.last_seqnos[vbucket]
+            expendable = not fate and is_old and not is_recent
         if expendable:
             going.add(row.place)
     while True:
@@ -198,7 +199,19 @@ def logs_and_limits(draw: st.DrawFn) -> tuple[list[list[LoggedRow]], RewriteLimi
     )
 
 
+def make_log_with_a_recent_deletion() -> tuple[list[list[LoggedRow]], RewriteLimits]:
+    """Return a log whose tombstone is old enough for the purge, but above the floor of its vbucket."""
+    changes: list[Mutation | Tombstone] = [
+        Mutation(vbucket=1, key=b"a", value=b".", cas=1, by_seqno=1, rev_seqno=1),
+        make_tombstone(Event.DELETION, vbucket=1, key=b"bb", delete_time=50, cas=2, by_seqno=2, rev_seqno=1),
+        Mutation(vbucket=1, key=b"a", value=b"...", cas=3, by_seqno=3, rev_seqno=2),
+    ]
+    log = [[LoggedRow(change, supersedes)] for change, supersedes in zip(changes, [0, 0, 1], strict=True)]
+    return log, RewriteLimits(np.array([0, 1, 0, 0]), np.array([0, 3, 0, 0]), purge_before=51)
+
+
 @given(logs_and_limits(), st.integers(0, 3), st.booleans())
+@example(make_log_with_a_recent_deletion(), 0, False)
 def test_rewrite_keeps_the_needed_rows(
     log_and_limits: tuple[list[list[LoggedRow]], RewriteLimits], older: int, clustered: bool
 ) -> None:
