@@ -99,7 +99,7 @@ WRONG = [
     ("pipeline show missing current", "there is no lake at"),
     ("pipeline show missing changelog --json", "there is no lake at"),
     ("pipeline show missing nonsense", "'nonsense' is not one of 'changelog', 'current'"),
-    ("pipeline show s3://bucket/lake current", "expected a directory on this machine"),
+    ("pipeline show ftp://bucket/lake current", "the scheme is 'ftp'; expected a directory"),
 ]
 
 

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.spark.runtime import fork_launcher
-from penstock.spark.runtime.fork_server import SOCKET_NAME, ForkRequest
+from penstock.spark.runtime.fork_server import SOCKET_NAME, ForkRequest, start_fork_server
 from tests.patience import PATIENCE
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
@@ -84,6 +85,11 @@ def test_process_is_the_same_as_without_the_server(server, tmp_path):
 def test_process_runs_without_a_server_that_has_ended(tmp_path):
     source = [str(Path(entry)) for entry in sys.path if (Path(entry) / "penstock").is_dir()]
     assert run(tmp_path, 3, {SOCKET_NAME: str(tmp_path / "gone")}, source)[0] == ["3", "ü"]
+
+
+def test_long_directory_has_no_server(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 70)))
+    assert start_fork_server() == {}
 
 
 def test_server_ends_with_its_program(tmp_path):

@@ -317,7 +317,7 @@ def test_expiration_stays_an_expiration(documents, node, url):
         ({"operation": "subdoc", "subdocument": ",".join(f"a{n}=b" for n in range(17))}, "17 paths, expected 16"),
         ({"errors": "deadletter"}, "errors deadletter and the option deadLetterPath, expected both or neither"),
         ({"deadLetterPath": "/tmp/x"}, "expected both or neither"),
-        ({"errors": "deadletter", "deadLetterPath": "s3://b/x"}, "is 's3://b/x', expected a directory"),
+        ({"errors": "deadletter", "deadLetterPath": "ftp://b/x"}, "the scheme is 'ftp'; expected a directory"),
         ({"maxBytesInFlight": "0"}, "option maxBytesInFlight is '0', expected bytes"),
         ({"conflictResolution": "lww"}, "option conflictResolution with operation upsert"),
         ({"createDocuments": "maybe"}, "option createDocuments is 'maybe', expected true or false"),

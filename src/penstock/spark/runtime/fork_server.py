@@ -45,6 +45,8 @@ PRELOADED = (
 """The modules that Spark's processes need. Their programs are left out, because Python runs a program only once."""
 
 _BACKLOG = 128
+_LONGEST_DIRECTORY = 70
+"""Octets of a directory in which the socket has a path that the kernel accepts: 107 at most."""
 _TIMEOUT = 10.0
 """Seconds for a request to arrive. A launcher sends it at once."""
 
@@ -53,8 +55,11 @@ def start_fork_server() -> dict[str, str]:
     """Start the server. Its imports go on beside the program; processes that start before wait for them.
 
     Returns:
-        The variables with which `worker-python` finds the server.
+        The variables with which `worker-python` finds the server; none if the directory of temporary files has too long
+        a path for a socket. Spark's processes then start without the server.
     """
+    if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_DIRECTORY:
+        return {}
     place = Path(tempfile.mkdtemp(prefix="penstock-"))
     path = str(place / "fork-server")
     with socket.socket(socket.AF_UNIX) as listener:
