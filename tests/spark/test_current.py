@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.spark import Lake
+from penstock.spark import Lake, vacuum
 from penstock.spark.lake.changelog import changelog_delta as delta
 from penstock.spark.lake.changelog.changelog_delta import find_delta
 from penstock.spark.lake.changelog.changelog_writer import commit_batch, write_files
@@ -19,7 +19,6 @@ from penstock.spark.lake.changelog.merge_rules import merge_changes
 from penstock.spark.lake.current import current_table as current
 from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, merge_current, prepare_merge
 from penstock.spark.lake.current.merge_policy import MergePolicy
-from penstock.spark.lake.maintenance.lake_vacuum import vacuum
 from penstock.spark.lake.reading.lake_readers import count_documents, count_rows, read_current, read_documents
 from penstock.spark.lake.tables.lake_table import CommitFailed
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, CURRENT_SCHEMA

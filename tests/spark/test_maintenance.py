@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import LakeRefused, UsageError
-from penstock.spark import Lake
+from penstock.spark import Lake, vacuum
 from penstock.spark.lake.changelog.changelog_delta import find_delta
 from penstock.spark.lake.current import current_table as current
 from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, merge_current, prepare_merge
@@ -25,7 +25,6 @@ from penstock.spark.lake.maintenance.lake_compaction import (
     group_small_files,
     maintain_changelog,
 )
-from penstock.spark.lake.maintenance.lake_vacuum import vacuum
 from penstock.spark.lake.maintenance.maintenance_report import TableReport
 from penstock.spark.lake.tables.data_files import DataFile
 from penstock.spark.lake.tables.lake_lock import hold_lock

@@ -21,13 +21,12 @@ from penstock.spark.dependents.position_file import PositionFile
 from penstock.spark.lake.changelog.changelog_delta import find_delta
 from penstock.spark.lake.current.current_table import merge_current
 from penstock.spark.lake.maintenance.lake_compaction import compact
-from penstock.spark.lake.maintenance.lake_vacuum import vacuum
 from penstock.spark.lake.reading.lake_readers import read_changelog
 from penstock.spark.lake.tables.lake_checkpoint import publish_commit, publish_end, restore_checkpoint
 from penstock.spark.lake.tables.lake_lock import LOCK_NAME, check_lock, hold_lock, is_held
 from penstock.spark.pipeline.maintenance.document_selection import DocumentSelection
 from penstock.spark.pipeline.maintenance.erasure import erase_documents
-from penstock.spark.pipeline.maintenance.vacuuming import vacuum as vacuum_all
+from penstock.spark.pipeline.maintenance.vacuuming import vacuum
 from penstock.spark.pipeline.state import run_state
 from penstock.spark.pipeline.state.lake_status import read_status
 from penstock.spark.pipeline.state.resnapshot import locate_requests, request_resnapshot
@@ -330,9 +329,9 @@ def test_erasure_and_vacuum_reach_all_objects(lake):
     with hold_lock(lake.path, 0), pytest.raises(LakeRefused, match="another run writes"):
         erase_documents(lake, DocumentSelection((b"zqkey",)))
     report = erase_documents(lake, DocumentSelection((b"zqkey",)), [letters])
-    planned = vacuum_all(lake, 0, dry_run=True)
+    planned = vacuum(lake, 0, dry_run=True)
     assert planned.changelog.files_after < planned.changelog.files_before
-    assert planned == vacuum_all(lake, 0)
+    assert planned == vacuum(lake, 0)
     assert find_secrets(lake.path) == find_secrets(letters) == []
     assert {part.table: part.rows for part in report.parts} == {
         "changelog": 3, "current": 1, "by_name": 1, "words": 1, str(letters): 1

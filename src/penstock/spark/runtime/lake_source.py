@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -129,7 +130,7 @@ class LakeReadOptions:
 
 
 @dataclass(frozen=True)
-class LakePartition(InputPartition):
+class LakePartition(InputPartition, ABC):
     """A part of a read, as Spark sends it to a worker.
 
     Attributes:
@@ -140,9 +141,9 @@ class LakePartition(InputPartition):
     schema: pa.Schema
     filters: tuple[ColumnFilter, ...]
 
+    @abstractmethod
     def read_tables(self) -> Iterator[pa.Table]:
         """Yield the rows of the partition, in all columns that the result needs."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

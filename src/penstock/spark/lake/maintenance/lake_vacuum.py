@@ -10,39 +10,17 @@ from contextlib import contextmanager, nullcontext
 from urllib.parse import unquote
 
 from penstock.errors import UsageError
-from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport, TableReport
+from penstock.spark.lake.maintenance.maintenance_report import TableReport
 from penstock.spark.lake.tables.data_files import RANGE_COLUMN
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import hold_lock
 from penstock.spark.lake.tables.lake_table import AnyTable
 
-__all__ = ["KEEP_HOURS", "hold_vacuum_lock", "vacuum", "vacuum_table"]
+__all__ = ["KEEP_HOURS", "hold_vacuum_lock", "vacuum_table"]
 
 KEEP_HOURS = 1
 """Default hours that a replaced file stays on disk for readers."""
-
-
-def vacuum(lake: LakeDirectory, keep_hours: int = KEEP_HOURS, *, dry_run: bool = False) -> MaintenanceReport:
-    """Remove files that changelog and current have not needed for `keep_hours`.
-
-    A reader that began before its files were replaced must end within that time. A batch or a merge that is being
-    written must end within that time too. Raises LakeRefused if `keep_hours` is 0 and a pipeline runs, and UsageError
-    if it is negative.
-
-    Args:
-        lake: the lake of the tables.
-        keep_hours: 0 to remove the files at once.
-        dry_run: only report, and remove no file.
-
-    Returns:
-        Files and bytes on disk, before and after.
-    """
-    with hold_vacuum_lock(lake, keep_hours, dry_run=dry_run):
-        changelog, current = (
-            vacuum_table(table, keep_hours, dry_run=dry_run) for table in (lake.changelog_table, lake.current_table)
-        )
-        return MaintenanceReport(changelog, current)
 
 
 @contextmanager
