@@ -281,9 +281,9 @@ class FaultRun:
     def fail_over(self, node: int, is_stopped: bool, seed: int) -> None:
         """Fail over a node, whose last changes are on no replica."""
         lost, others = self._cluster.nodes[node], self._list_others(node)
-        if not lost.is_running or not others:
-            return
-        if len(self._list_owned(node)) == VBUCKETS:
+        if not lost.is_running or not others or not (owned := self._list_owned(node)):
+            return  # a node without vbuckets may have left the cluster map
+        if len(owned) == VBUCKETS:
             self._bucket.move(0, others[0])  # the node may be the only one of the cluster map
         self._bucket.replicate()
         self.write(3, seed)

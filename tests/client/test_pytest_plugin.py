@@ -200,6 +200,18 @@ def test_failover_loses_the_changes_after_the_last_copy(penstock_cluster):
         cluster.nodes[1].start()
 
 
+def test_replicas_go_to_nodes_of_the_map(penstock_cluster):
+    cluster = penstock_cluster(3)
+    bucket = cluster.bucket
+    write(bucket.url, 0, 40)
+    bucket.replicate()
+    bucket.fail_over(1)  # it runs on, and is on the map no longer
+    bucket.replicate()
+    cluster.nodes[0].stop()
+    assert bucket.fail_over(0).lost == ()
+    check_documents(bucket.url, 40)
+
+
 async def read_documents(url):
     async with penstock.connect(url) as bucket:
         return {change.key for change in await read_all(bucket)}

@@ -167,20 +167,26 @@ class PenstockBucket:
         self._orchestrate(remove)
 
     def replicate(self) -> None:
-        """Copy each vbucket to the next running node, with all changes that it has now.
+        """Copy each vbucket to the next running node of the cluster map, with all changes that it has now.
 
         Later changes are on no replica: a failover loses them.
 
         Raises:
-            UsageError: only one node runs.
+            UsageError: only one node of the map runs.
         """
-        running = self._list_running()
-        if len(running) == 1:
-            raise UsageError(f"only node {running[0].index} runs, expected a second node for the replicas")
-        for place, source in enumerate(running):
-            if active := self._list_active(source):
-                target = running[(place + 1) % len(running)]
-                self._loop.start(self._replicate(active, source.endpoint, target.endpoint)).result(_CALL_SECONDS)
+
+        async def replicate(publisher: MapPublisher) -> None:
+            mapped = {node.endpoint for node in publisher.layout.nodes}
+            running = [node for node in self._list_running() if node.endpoint in mapped]
+            if len(running) == 1:
+                raise UsageError(
+                    f"only node {running[0].index} of the map runs, expected a second node for the replicas"
+                )
+            for place, source in enumerate(running):
+                if active := self._list_active(source):
+                    await self._replicate(active, source.endpoint, running[(place + 1) % len(running)].endpoint)
+
+        self._orchestrate(replicate)
 
     async def _replicate(self, vbuckets: Sequence[int], source: Endpoint, target: Endpoint) -> None:
         old, new = (parse_address(self._make_direct_url(each)) for each in (source, target))
