@@ -25,7 +25,7 @@ from penstock.spark.lake.current.current_table import MergeProgress, PreparedMer
 from penstock.spark.pipeline.definition.definition import read_definition
 from penstock.spark.pipeline.run.pipeline_run import run_pipeline
 from penstock.spark.pipeline.state.run_progress import SourceProgress
-from penstock.spark.runtime.changelog_sink import ChangelogSink, ChangelogWriter
+from penstock.spark.runtime.changelog_sink import ChangelogSink, ChangelogWriter, FileListWriter
 
 POINT, DRIVER, BATCH = "PENSTOCK_TEST_POINT", "PENSTOCK_TEST_DRIVER", "PENSTOCK_TEST_BATCH"
 
@@ -36,7 +36,7 @@ def kill_all() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class KillingWriter(ChangelogWriter):
+class KillingCommit(ChangelogWriter):
     """Kills processes around its commit; it runs in a process of Spark that has the driver's environment."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
@@ -50,10 +50,15 @@ class KillingWriter(ChangelogWriter):
             kill_all()
 
 
+class KillingListWriter(KillingCommit, FileListWriter):
+    """A writer of a pipeline without a filter."""
+
+
 class KillingSink(ChangelogSink):
     def streamWriter(self, schema: StructType, overwrite: bool) -> ChangelogWriter:
         writer = super().streamWriter(schema, overwrite)
-        return KillingWriter(writer.lake, writer.checkpoint, writer.query_id, writer.vbuckets, writer.lock)
+        chosen = KillingListWriter if isinstance(writer, FileListWriter) else KillingCommit
+        return chosen(writer.lake, writer.checkpoint, writer.query_id, writer.vbuckets, writer.lock)
 
 
 class KillingMerge:

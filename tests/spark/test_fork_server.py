@@ -51,7 +51,8 @@ def server():
 
 def run(tmp_path: Path, status: int, variables: dict[str, str], more: Iterable[str] = ()) -> list[Any]:
     (tmp_path / "asked_program.py").write_text(PROGRAM)
-    environment = {**os.environ, "PENSTOCK_PYTHON": sys.executable, "ASKED": "yes=1", "PYTHONPATH": "/one:/two"}
+    inherited = {name: value for name, value in os.environ.items() if name != SOCKET_NAME}
+    environment = {**inherited, "PENSTOCK_PYTHON": sys.executable, "ASKED": "yes=1", "PYTHONPATH": "/one:/two"}
     if more:
         environment["PYTHONPATH"] += ":" + ":".join(more)
     done = subprocess.run(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.errors import UsageError
 from penstock.spark.lake.changelog.changelog_writer import abort_batch, commit_batch, write_files
@@ -19,6 +20,9 @@ from penstock.spark.lake.tables.lake_checkpoint import publish_commit, publish_e
 from penstock.spark.lake.tables.lake_lock import check_lock
 from penstock.spark.storage.object_path import ObjectPath
 from penstock.wire.columns.schema import CHANGE_SCHEMA
+
+WRITTEN_FILES = StructType([StructField("file", StringType())])
+"""The schema of rows that name finished files: a DataFile as JSON in each."""
 
 
 @dataclass
@@ -95,8 +99,42 @@ FORMATS = ("delta", "iceberg", "parquet")
 """The formats of a changelog."""
 
 
+def open_lake(options: Mapping[str, str], format_name: str) -> tuple[LakeDirectory, int]:
+    """Return the lake that options name, and the number of vbuckets of its bucket.
+
+    Args:
+        options: `path`, and optionally `tableFormat`, `catalog` and `vbuckets`, as `ChangelogSink` explains them.
+        format_name: the format that has these options, for errors.
+
+    Raises:
+        UsageError: an option is missing or invalid.
+    """
+    given = {name.lower(): text for name, text in options.items()}
+    if not given.get("path"):
+        raise UsageError(f"{format_name} has no option path; expected the lake's directory in it")
+    vbuckets = given.get("vbuckets", "1024")
+    if not vbuckets.isdigit() or not int(vbuckets):
+        raise UsageError(f"{format_name} has vbuckets {vbuckets!r}; expected a number above 0")
+    table_format = given.get("tableformat", "delta")
+    if table_format not in FORMATS:
+        raise UsageError(f"{format_name} has tableFormat {table_format!r}; expected one of {', '.join(FORMATS)}")
+    catalog = given.get("catalog")
+    if catalog:
+        check_catalog(catalog)
+        catalog = resolve_catalog(catalog, Path.cwd())
+    return LakeDirectory(given["path"], table_format, catalog or None), int(vbuckets)
+
+
 def _list_files(messages: Iterable[WriterCommitMessage | None]) -> list[DataFile]:
     return [file for message in messages if isinstance(message, FilesWritten) for file in message.files]
+
+
+class FileListWriter(ChangelogWriter):
+    """Commits files that the tasks of `format("penstock-changelog-files")` have written."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesWritten:
+        """Return the message with the files that the rows name; called in a worker."""
+        return FilesWritten([DataFile(**json.loads(text)) for batch in iterator for text in batch["file"].to_pylist()])
 
 
 class ChangelogSink(DataSource):
@@ -123,25 +161,16 @@ class ChangelogSink(DataSource):
         Raises:
             UsageError: an option is missing or invalid, or the columns are not those of a change.
         """
-        for option in ("path", "checkpointLocation"):
-            if not self.options.get(option):
-                raise UsageError(f"penstock-changelog has no option {option}; expected the lake's directory in it")
+        lake, vbuckets = open_lake(self.options, self.name())
+        if not self.options.get("checkpointLocation"):
+            raise UsageError(
+                f"{self.name()} has no option checkpointLocation; expected the checkpoint of the query in it"
+            )
+        query, lock = self.options.get("queryId"), self.options.get("lock", "")
+        checkpoint = Path(self.options["checkpointLocation"].removeprefix("file://").removeprefix("file:"))
+        if schema == WRITTEN_FILES:
+            return FileListWriter(lake, checkpoint, query, vbuckets, lock)
         differing = sorted(set(CHANGE_SCHEMA.names) ^ set(schema.fieldNames()))
         if differing:
-            raise UsageError(f"penstock-changelog takes the columns of a change; these differ: {', '.join(differing)}")
-        checkpoint = Path(self.options["checkpointLocation"].removeprefix("file://").removeprefix("file:"))
-        vbuckets = self.options.get("vbuckets", "1024")
-        if not vbuckets.isdigit() or not int(vbuckets):
-            raise UsageError(f"penstock-changelog has vbuckets {vbuckets!r}; expected a number above 0")
-        table_format = self.options.get("tableFormat", "delta")
-        if table_format not in FORMATS:
-            raise UsageError(
-                f"penstock-changelog has tableFormat {table_format!r}; expected one of {', '.join(FORMATS)}"
-            )
-        catalog = self.options.get("catalog")
-        if catalog:
-            check_catalog(catalog)
-            catalog = resolve_catalog(catalog, Path.cwd())
-        lake = LakeDirectory(self.options["path"], table_format, catalog or None)
-        query, lock = self.options.get("queryId"), self.options.get("lock", "")
-        return ChangelogWriter(lake, checkpoint, query, int(vbuckets), lock)
+            raise UsageError(f"{self.name()} takes the columns of a change; these differ: {', '.join(differing)}")
+        return ChangelogWriter(lake, checkpoint, query, vbuckets, lock)

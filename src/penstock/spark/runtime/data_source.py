@@ -76,7 +76,8 @@ class DcpDataSource(DataSource):
 def register(spark: SparkSession) -> None:
     """Register all formats of Penstock with a session. Repeated calls are harmless."""
     from penstock.spark.runtime.changelog_sink import ChangelogSink  # late: workers load this module, and only read
+    from penstock.spark.runtime.changelog_source import ChangelogFileSource
     from penstock.spark.runtime.lake_source import LakeSource
 
-    for source in (DcpDataSource, LakeSource, ChangelogSink):
+    for source in (DcpDataSource, LakeSource, ChangelogSink, ChangelogFileSource):
         spark.dataSource.register(source)

@@ -37,6 +37,7 @@ PRELOADED = (
     "pyspark.sql.pandas.serializers",
     "pyspark.sql.worker.utils",
     "penstock.spark.runtime.changelog_sink",
+    "penstock.spark.runtime.changelog_source",
     "penstock.spark.runtime.data_source",
     "penstock.spark.runtime.lake_source",
     "penstock.spark.runtime.worker",

@@ -31,10 +31,22 @@ from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns.run_decoder import make_batch
 from penstock.wire.columns.schema import Change, Event
 
-_BATCH_ROWS, _BATCH_BYTES = 2_048, 1 << 20
-"""Record batches below both sizes wait for further rows: a thousand vbuckets with few changes produce tiny batches.
 
-Larger limits do not pay: to join batches is to copy them, which costs more than Spark saves."""
+@dataclass(frozen=True, slots=True)
+class BatchSize:
+    """The size at which a record batch is passed on. A thousand vbuckets with few changes produce tiny batches.
+
+    Attributes:
+        rows: the rows that are enough.
+        nbytes: the bytes that are enough.
+    """
+
+    rows: int
+    nbytes: int
+
+
+_SPARK_SIZE = BatchSize(2_048, 1 << 20)
+"""More does not pay: to join batches is to copy them, which costs more than Spark saves."""
 
 
 @dataclass
@@ -78,11 +90,12 @@ class DumpPartition(InputPartition):
         super().__init__(None)
 
 
-def read_partition(partition: InputPartition) -> Generator[pa.RecordBatch, None, None]:
+def read_partition(partition: InputPartition, size: BatchSize = _SPARK_SIZE) -> Generator[pa.RecordBatch, None, None]:
     """Read the rows of a task: first the rollback rows, then the changes, batch by batch.
 
     Args:
         partition: the partition that Spark passes.
+        size: the size of the batches.
 
     Yields:
         Record batches in the shape of the partition.
@@ -93,7 +106,7 @@ def read_partition(partition: InputPartition) -> Generator[pa.RecordBatch, None,
     if isinstance(partition, DumpPartition):
         values = partition.shape.needs_values
         dumped = read_changes_at(partition.address, stop="now", protocol=Dialect.TAP, values=values)
-        joining = _BatchJoiner(partition.shape)
+        joining = _BatchJoiner(partition.shape, size)
         for batch in dumped:
             yield from joining.add(batch, batch.nbytes)
         yield from joining.flush()
@@ -110,7 +123,7 @@ def read_partition(partition: InputPartition) -> Generator[pa.RecordBatch, None,
     if not wanted:
         return
     loop, sessions = get_connections()
-    yield from loop.iterate(_stream_changes(partition, wanted, sessions))
+    yield from loop.iterate(_stream_changes(partition, wanted, sessions, size))
 
 
 def _keep_nothing() -> None:
@@ -118,7 +131,7 @@ def _keep_nothing() -> None:
 
 
 async def _stream_changes(
-    partition: ChangePartition, wanted: Mapping[int, StreamTarget], sessions: SessionPool
+    partition: ChangePartition, wanted: Mapping[int, StreamTarget], sessions: SessionPool, size: BatchSize
 ) -> AsyncGenerator[LentItem[pa.RecordBatch], None]:
     address, shape, dialect = partition.address, partition.shape, partition.dialect
     if partition.node is not None:
@@ -143,7 +156,7 @@ async def _stream_changes(
         end_rule=EndRule.EXACT,
         content=content,
     )
-    joining = _BatchJoiner(shape)  # here already: each step to the other thread costs both of them
+    joining = _BatchJoiner(shape, size)  # here already: each step to the other thread costs both of them
     async with ChangeStream(address, feed, pool=sessions) as stream:
         while (delivery := await stream.next_delivery()) is not None:
             for joined in joining.add(delivery.batch, delivery.nbytes):
@@ -157,8 +170,9 @@ async def _stream_changes(
 class _BatchJoiner:
     """Joins the batches of a shape until they are large enough to send to Spark."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, size: BatchSize) -> None:
         self._shape = shape
+        self._size = size
         self._held: list[pa.RecordBatch] = []
         self._rows = self._nbytes = 0
 
@@ -173,7 +187,7 @@ class _BatchJoiner:
         self._held.append(shaped)
         self._rows += shaped.num_rows
         self._nbytes += nbytes
-        return self.flush() if self._rows >= _BATCH_ROWS or self._nbytes >= _BATCH_BYTES else []
+        return self.flush() if self._rows >= self._size.rows or self._nbytes >= self._size.nbytes else []
 
     def flush(self) -> list[pa.RecordBatch]:
         """Return the rows that are left as one batch; an empty list if there are none."""

@@ -85,15 +85,27 @@ def _gather_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatc
         rows += batch.num_rows
         nbytes += batch.get_total_buffer_size()
         if rows >= GATHERED_ROWS or nbytes >= GATHERED_BYTES:
-            yield pa.concat_batches(held)
+            yield _join_batches(held)
             held, rows, nbytes = [], 0, 0
     if held:
-        yield pa.concat_batches(held)
+        yield _join_batches(held)
+
+
+def _join_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return the batches as one, a single one without a copy."""
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def _match_schema(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the rows with the columns and types of CHANGE_SCHEMA."""
-    return rows if rows.schema.equals(CHANGE_SCHEMA) else rows.select(CHANGE_SCHEMA.names).cast(CHANGE_SCHEMA)
+    """Return the rows with the columns and types of CHANGE_SCHEMA. Columns that were not read are null."""
+    if rows.schema.equals(CHANGE_SCHEMA):
+        return rows
+    known = {*rows.schema.names}
+    arrays = [
+        rows[each.name].cast(each.type) if each.name in known else pa.nulls(rows.num_rows, each.type)
+        for each in CHANGE_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=CHANGE_SCHEMA)
 
 
 def commit_batch(lake: LakeDirectory, query: str, batch_id: int, files: Sequence[DataFile], *, vbuckets: int) -> bool:

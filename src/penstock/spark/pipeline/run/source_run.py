@@ -88,15 +88,17 @@ class SourceRun:
         Returns:
             The query.
         """
-        options = self.source.format_options() | {"resnapshotFile": str(locate_requests(self.lake))}
-        frame = spark.readStream.format("dcp").options(**options).load()
-        sink = prepare_rows(frame, self.source, None if self._fields is None else self._fields.ddl).writeStream.format(
-            "penstock-changelog"
+        reader = spark.readStream.options(
+            **self.source.format_options(), resnapshotFile=str(locate_requests(self.lake))
         )
-        sink = sink.option("path", str(self.lake.path)).option("vbuckets", self._vbuckets)
-        sink = sink.option("tableFormat", self.lake.changelog_table.format).option("lock", self.lock.token)
-        if self.lake.catalog is not None:
-            sink = sink.option("catalog", self.lake.catalog)
+        place = self._list_lake_options()
+        if self.source.where is None:
+            given = {f"lake.{name}": text for name, text in place.items()}
+            frame = reader.format("penstock-changelog-files").options(**given).load()
+        else:
+            fields = None if self._fields is None else self._fields.ddl
+            frame = prepare_rows(reader.format("dcp").load(), self.source, fields)
+        sink = frame.writeStream.format("penstock-changelog").options(**place, lock=self.lock.token)
         sink = sink.option("checkpointLocation", self._checkpoint.as_uri())
         if available_now:
             self.query = sink.trigger(availableNow=True).start()
@@ -104,6 +106,15 @@ class SourceRun:
             milliseconds = round(self.source.trigger_seconds * 1000)
             self.query = sink.trigger(processingTime=f"{milliseconds} milliseconds").start()
         return self.query
+
+    def _list_lake_options(self) -> dict[str, str]:
+        """Return the options of the sink that say where the lake is."""
+        options = {
+            "path": str(self.lake.path),
+            "vbuckets": str(self._vbuckets),
+            "tableFormat": self.lake.changelog_table.format,
+        }
+        return options if self.lake.catalog is None else options | {"catalog": self.lake.catalog}
 
     def update_progress(self) -> SourceProgress:
         """Pass files that were committed since the last call to the tasks.
