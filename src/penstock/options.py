@@ -12,6 +12,7 @@ declaration. Fields without `option` cannot be set by users.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from enum import StrEnum
@@ -23,6 +24,7 @@ from penstock.errors import UsageError
 __all__ = [
     "ANY_TEXT",
     "BOOLEAN",
+    "COMMAND",
     "FILE",
     "INTEGER",
     "PORT",
@@ -48,6 +50,7 @@ __all__ = [
     "read_options",
     "read_shared_values",
     "shared_option",
+    "split_command",
     "text_list",
     "to_external_name",
     "whole_number",
@@ -71,6 +74,7 @@ class OptionType:
         metavar: placeholder of a value in help texts.
         is_path: a relative path in a TOML file starts at the file's directory.
         scale: the factor from the command line's number to the value, where the command line has another unit.
+        format: makes the text of a value; None: `format_option`.
     """
 
     read: Reader
@@ -80,6 +84,7 @@ class OptionType:
     metavar: str | None = None
     is_path: bool = False
     scale: float | None = None
+    format: Callable[[Any], str] | None = None
 
 
 def parsed(read: Reader, value: Any = str, *, metavar: str | None = None, is_path: bool = False) -> OptionType:
@@ -172,6 +177,25 @@ def _read_boolean(name: str, given: str) -> bool:
     return given == "true"
 
 
+def split_command(name: str, given: str) -> tuple[str, ...]:
+    """Return the words of a command that is written as in a shell.
+
+    Args:
+        name: the option, for errors.
+        given: the command; it is not shown, because it may have secrets.
+
+    Raises:
+        UsageError: there is no word, or a quotation mark is not closed.
+    """
+    try:
+        words = tuple(shlex.split(given))
+    except ValueError:
+        words = ()
+    if not words or not words[0]:
+        raise UsageError(f"option {name} has no command, or an open quotation mark; expected a program and arguments")
+    return words
+
+
 def one_of(*words: str) -> OptionType:
     """Return the type of one of the given words, which may be members of an enumeration."""
 
@@ -197,6 +221,8 @@ def member_of(words: type[StrEnum]) -> OptionType:
 ANY_TEXT = parsed(lambda _, given: given)
 TEXT = nonempty()
 FILE = nonempty("a file", metavar="FILE", is_path=True)
+COMMAND = OptionType(split_command, tuple[str, ...], metavar="COMMAND", format=shlex.join)
+"""A command: a list of words in a TOML file, and words as in a shell elsewhere. No shell runs it."""
 SECONDS = number(0.001, 86400.0)
 POSITIVE = whole_number(1)
 INTEGER = _make_number_type(int, None, None, "N", None)
@@ -297,7 +323,13 @@ def option(
 
 
 def shared_option(
-    owner: type, *, example: str = "", doc: str | None = None, shown: str | None = None, is_filter: bool = False
+    owner: type,
+    *,
+    example: str = "",
+    doc: str | None = None,
+    shown: str | None = None,
+    is_filter: bool = False,
+    secret: bool = False,
 ) -> Any:
     """Declare a field as the option of the same name of another class, whose value is used if this one is not given.
 
@@ -313,10 +345,18 @@ def shared_option(
         words, place = shown or theirs.default_text, getattr(owner, "given_in", None)
         words = words if place is None else f"of {place}, else {words}"
         return Option(
-            own.name, theirs.option_type, doc or theirs.doc, None, words, example, theirs.flag, None, is_filter
+            own.name,
+            theirs.option_type,
+            doc or theirs.doc,
+            None,
+            words,
+            example or theirs.example,
+            theirs.flag,
+            None,
+            is_filter,
         )
 
-    return field(default=None, metadata={_KEY: make, _OWNER: owner})
+    return field(default=None, repr=not secret, metadata={_KEY: make, _OWNER: owner})
 
 
 def read_shared_values(declared: Any, owner: type) -> dict[str, Any]:

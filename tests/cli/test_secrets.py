@@ -15,7 +15,9 @@ from penstock.client.login.credentials import Credentials
 from penstock.node.auth import User
 from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
+from penstock.spark.pipeline.definition.definition import read_definition
 from tests.client.old_server import COUCHBASE_3_1, OldServer
+from tests.client.secret_provider import install_provider
 from tests.node.http.web_client import WebClient
 
 PASSWORD = "Hopfen-und-Malz"
@@ -89,6 +91,85 @@ def test_no_output_has_the_password(run, guarded, pipeline, monkeypatch, caplog,
     assert "penstock_node_logins_total" in texts["web"]
     assert "stout" in texts["tail --from beginning --until now --json --report 0.001"]
     assert re.search(r"login from \S+ refused", caplog.text)
+
+
+PROVIDER = f"""
+def read_secret(reference):
+    if reference == "boom":
+        raise RuntimeError("{PASSWORD}")
+    return "{PASSWORD}"
+"""
+SINKS = """
+[[sink]]
+kind = "bucket"
+name = "copy"
+url = "couchbase://127.0.0.1:1/copy"
+username = "ada"
+{source}
+[[sink]]
+kind = "kafka"
+name = "events"
+brokers = ["127.0.0.1:9092"]
+topic = "beer"
+sasl_mechanism = "SCRAM-SHA-512"
+username = "ada"
+{source}
+[[sink]]
+kind = "invalidate"
+name = "cache"
+url = "http://127.0.0.1:1/"
+{headers}
+[metrics]
+port = 0
+host = "0.0.0.0"
+username = "ada"
+{source}
+"""
+SOURCES = {
+    "command": 'password_command = ["head", "-n", "1", "{password}"]',
+    "provider": 'password_from = "vault:secret/beer"',
+    "failing command": """password_command = ["sh", "-c", 'tee /dev/stderr < {password}; exit 3']""",
+    "failing provider": 'password_from = "vault:boom"',
+}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", SOURCES)
+def test_sources_of_secrets_stay_secret(run, guarded, monkeypatch, caplog, tmp_path, kind):
+    """Every table with a login takes a command and a provider. Neither plans nor errors show their results."""
+    caplog.set_level(logging.DEBUG)
+    (tmp_path / "password").write_text(f"{PASSWORD}\n")
+    (tmp_path / "header").write_text(f"Authorization: {PASSWORD}\n")
+    install_provider(monkeypatch, tmp_path, PROVIDER)
+    source = SOURCES[kind].format(password=tmp_path / "password")
+    path = tmp_path / "pipeline.toml"
+    headers = f'headers_command = ["cat", "{tmp_path / "header"}"]'
+    path.write_text(
+        f'lake = "lake"\n[source.beer]\nurl = "{guarded.url("beer")}"\nusername = "ada"\n{source}\n'
+        + SINKS.format(source=source, headers=headers)
+    )
+    outcomes = [
+        run("pipeline", "plan", path),
+        run("pipeline", "validate", path),
+        run("--debug", "pipeline", "plan", path),
+    ]
+    if "failing" in kind:
+        reason = (
+            "'sh' failed with exit code 3" if "command" in kind else "the provider 'vault' failed with RuntimeError"
+        )
+        assert {each.code for each in outcomes} == {2}
+        assert reason in outcomes[0].err
+        assert outcomes[0].err.startswith(f"penstock: {path}: [[sink]] 1 password")
+    else:
+        assert {each.code for each in outcomes} == {0}
+        definition = read_definition(str(path))
+        assert definition.metrics is not None
+        login = definition.metrics.read_login()
+        assert login is not None
+        assert login.password == PASSWORD
+        shown = [definition, login, definition.sources[0].parse_options()]
+        assert not [secret for secret in SECRETS if secret in repr(shown)]
+    assert not [secret for secret in SECRETS if secret in repr(outcomes) + caplog.text]
 
 
 async def diagnose(url, password):

@@ -10,9 +10,9 @@ from penstock import Node, connect, read_changes
 from penstock.client.login.credentials import (
     Credentials,
     read_credentials_file,
-    read_password_file,
     resolve_credentials,
 )
+from penstock.client.login.secret_sources import read_password_file
 from penstock.errors import (
     AccessDenied,
     AuthenticationFailed,

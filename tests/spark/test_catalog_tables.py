@@ -61,7 +61,8 @@ def test_read_without_a_table_ignores_properties_of_none():
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"password": "secret"}, "option password of a table, expected passwordFile, credentialsFile"),
+        ({"password": "secret"}, "option password of a table, expected passwordFile, passwordFrom, credentialsFile"),
+        ({"passwordCommand": "rm -r /"}, "option passwordcommand of a table, .*: any reader of the table would run it"),
         ({"clour": "red"}, "unknown option 'clour' of format dcp"),
         ({"columns": "kex"}, "option columns has 'kex'"),
     ],

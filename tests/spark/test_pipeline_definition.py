@@ -176,7 +176,7 @@ def test_iceberg_without_its_package_names_the_extra(tmp_path, monkeypatch):
         (SMALL + 'protocol = "tap"', "[source.beer] option protocol is 'tap', but TAP cannot resume"),
         (SMALL + 'where = "a"\nkeys_only = true', "[source.beer] has where and keys_only, but SQL on the value needs"),
         (SMALL + '["source"."a b"]', "[source.a b] the name of the source is 'a b', expected 1 to 64 letters"),
-        (SMALL + 'password_file = "none"', "none: No such file or directory"),
+        (SMALL + 'username = "ada"\npassword_file = "none"', "none: No such file or directory"),
         (SMALL + '[tables]\nformat = "csv"', "[tables] format is 'csv', expected 'delta' or 'iceberg'"),
         (SMALL + '[tables]\ncatalog = "sqlite:///c"', "[tables] catalog is for Iceberg tables, and format is 'delta'"),
         (
@@ -256,7 +256,7 @@ def test_a_password_in_the_file_is_refused_and_not_shown(parse, line):
         parse(SMALL + line)
     assert "hunter2" not in str(raised.value)
     if "pasword" not in line:
-        assert "use password_file, credentials_file or the environment variable PENSTOCK_PASSWORD" in str(raised.value)
+        assert "use password_file, password_command, password_from, credentials_file or" in str(raised.value)
 
 
 def test_a_login_in_the_url_is_refused_and_not_shown(parse):

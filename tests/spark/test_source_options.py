@@ -46,7 +46,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
             {"credentialsFile": "f", "username": "ada"},
             "option credentialsFile has the whole login, expected it without username",
         ),
-        ({"passwordFile": "missing"}, "missing: No such file or directory"),
+        ({"username": "ada", "passwordFile": "missing"}, "missing: No such file or directory"),
         ({"collections": "a,,b"}, "option collections is 'a,,b', expected names with commas between them"),
         ({"scope": "s", "collections": "t.c"}, "collection 't.c' is not in scope 's'"),
         ({"scope": "s", "protocol": "upr"}, "option protocol is 'upr', which does not support collections; dcp does"),
@@ -162,7 +162,7 @@ PARSED = {
     "mitigateRollback": ("true", True),
     "compression": ("force", Compression.FORCE),
 }
-LOGIN = {"username", "password", "passwordFile", "credentialsFile"}
+LOGIN = {"username", "password", "passwordFile", "passwordCommand", "passwordFrom", "credentialsFile"}
 OPTIONS = list_options(SourceOptions)
 
 

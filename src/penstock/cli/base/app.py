@@ -13,7 +13,8 @@ import typer
 
 from penstock.cli.base.option_parameters import make_annotation
 from penstock.client.connect.address import DEFAULT_URL, Address, ConnectionOptions, parse_address
-from penstock.client.login.credentials import read_password_file, resolve_credentials
+from penstock.client.login.credentials import Credentials, resolve_credentials
+from penstock.client.login.secret_sources import choose_secret
 from penstock.node.session.node_options import NodeOptions
 from penstock.options import format_option, list_options
 from penstock.spark.source.bucket_options import BucketOptions
@@ -31,6 +32,7 @@ __all__ = [
     "format_examples",
     "override_options",
     "resolve_address",
+    "resolve_command_login",
 ]
 
 
@@ -66,13 +68,26 @@ def resolve_address(url: str, username: str | None, file: str | None) -> Address
     Args:
         url: the connection string.
         username: the user name; None: PENSTOCK_USERNAME, if it is set.
-        file: the file with the password; None: PENSTOCK_PASSWORD, if it is set.
+        file: the file with the password; None: the password of the environment, see `resolve_credentials`.
 
     Raises:
-        UsageError: the connection string is invalid, the file cannot be read, or half of the credentials is missing.
+        UsageError: the connection string is invalid, the password cannot be read, or half of the credentials is
+            missing.
     """
-    password = None if file is None else read_password_file(file)
-    return parse_address(url, resolve_credentials(username, password, os.environ))
+    return parse_address(url, resolve_command_login(username, file))
+
+
+def resolve_command_login(username: str | None, file: str | None) -> Credentials | None:
+    """Return the credentials of a command's options and of the environment, None without any.
+
+    Args:
+        username: as for `resolve_address`.
+        file: as for `resolve_address`.
+
+    Raises:
+        UsageError: the password cannot be read, or half of the credentials is missing.
+    """
+    return resolve_credentials(username, choose_secret({"--password-file": file}), os.environ)
 
 
 def override_options(address: Address, given: Mapping[str, object]) -> Address:

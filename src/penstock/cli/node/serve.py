@@ -7,10 +7,18 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.base.app import AsJson, Panel, PasswordFile, Username, app, format_examples, resolve_address
+from penstock.cli.base.app import (
+    AsJson,
+    Panel,
+    PasswordFile,
+    Username,
+    app,
+    format_examples,
+    resolve_address,
+    resolve_command_login,
+)
 from penstock.cli.base.option_parameters import add_options
 from penstock.cli.base.show import format_json_line, warn
-from penstock.client.login.credentials import read_password_file, resolve_credentials
 from penstock.errors import UsageError
 from penstock.node.session.node_options import HTTP_PORT, NodeOptions
 from penstock.store.definition.bucket_settings import BucketSettings
@@ -73,8 +81,7 @@ def serve(
     if "follow" in options:
         options["follow"] = resolve_address(options["follow"], username, password_file)
     if "join" in options:
-        password = None if password_file is None else read_password_file(password_file)
-        login = resolve_credentials(username, password, os.environ)
+        login = resolve_command_login(username, password_file)
         options["join_login"] = ("", "") if login is None else (login.username, login.password)
     options.setdefault("http_port", HTTP_PORT if options["port"] else 0)
     asyncio.run(_serve(as_json, settings, options.pop("nodes", []), **options))

@@ -15,7 +15,7 @@ from penstock.cli.base.option_parameters import add_options
 from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress_display import ProgressDisplay, print_result
 from penstock.client.connect.address import DEFAULT_URL, ConnectionOptions, MissingVbuckets
-from penstock.client.signals.metrics_listener import MetricsFlags, make_listener, read_listener
+from penstock.client.signals.metrics_listener import MetricsFlags, MetricsListener, read_listener
 from penstock.errors import UsageError
 from penstock.options import list_options, nonempty, option, shared_option
 from penstock.spark.pipeline.definition.run_options import Trigger
@@ -124,7 +124,7 @@ def _run_pipeline(
 
     listener, metrics = read_listener(flags), definition.metrics
     if listener is None and metrics is not None:
-        listener = make_listener(metrics.port, metrics.host, metrics.login)
+        listener = MetricsListener(metrics.port, metrics.host, metrics.read_login())
     sources = [source.name for source in definition.sources]
     with (
         ProgressDisplay(as_json=as_json, on_terminal=sys.stdout.isatty()) as display,

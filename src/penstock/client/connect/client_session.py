@@ -19,6 +19,7 @@ from penstock.client.connect.tls_context import make_tls_context
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.discovery.first_bytes import EXPECTED_PORTS
 from penstock.client.discovery.srv_lookup import find_srv_endpoints
+from penstock.client.login.credentials import Credentials
 from penstock.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -81,6 +82,8 @@ async def open_session(
 ) -> ClientSession:
     """Connect to the first host that serves the bucket.
 
+    If the login is refused, and its source has a new password, the client tries once more.
+
     Raises the errors of `perform_handshake` and NodeLink.open. Some of OSError, OperationTimeout, ConnectionClosed and
     StatusError are temporary, see `is_retriable`.
 
@@ -92,6 +95,25 @@ async def open_session(
     Returns:
         The connection after its handshake.
     """
+    if isinstance(address.credentials, Credentials):
+        address = replace(address, credentials=address.credentials.find_newest())
+    places = None if endpoints is None else [*endpoints]
+    try:
+        return await _open_first_session(address, purpose, places)
+    except AuthenticationFailed:
+        if not isinstance(address.credentials, Credentials) or address.credentials.source is None:
+            raise
+        # On a thread: a command may run for seconds.
+        replaced = await asyncio.to_thread(address.credentials.read_again)
+        if replaced is None:
+            raise
+    return await _open_first_session(replace(address, credentials=replaced), purpose, places)
+
+
+async def _open_first_session(
+    address: Address, purpose: Purpose, endpoints: Iterable[Endpoint] | None
+) -> ClientSession:
+    """Connect to the first host that serves the bucket, with one login."""
     failure: Exception | None = None
     places = await _list_places(address, address.hosts if endpoints is None else endpoints)
     for place in places:  # the list grows while it is read

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from penstock.client.login.secret_sources import SecretSource, choose_secret, read_secret_text
 from penstock.errors import UsageError
+from penstock.options import split_command
 
 __all__ = [
     "PASSWORD_VARIABLE",
@@ -17,15 +18,14 @@ __all__ = [
     "TokenCredentials",
     "TokenSource",
     "read_credentials_file",
-    "read_password_file",
     "resolve_credentials",
     "resolve_login",
 ]
 
 USERNAME_VARIABLE, PASSWORD_VARIABLE = "PENSTOCK_USERNAME", "PENSTOCK_PASSWORD"
-
-_MAX_FILE_BYTES = 4096
-"""Largest size of a password file: a longer file is probably another file."""
+FILE_VARIABLE = f"{PASSWORD_VARIABLE}_FILE"
+COMMAND_VARIABLE = f"{PASSWORD_VARIABLE}_COMMAND"
+PROVIDER_VARIABLE = f"{PASSWORD_VARIABLE}_FROM"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,12 @@ class Credentials:
     Attributes:
         username: the user name, not empty.
         password: may be empty: buckets of Couchbase 2.x often have no password.
+        source: the source of the password, which is read again if a login is refused; None: the password is fixed.
     """
 
     username: str
     password: str = field(repr=False)
+    source: SecretSource | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not self.username:
@@ -48,6 +50,21 @@ class Credentials:
         for field_name, text in (("username", self.username), ("password", self.password)):
             if "\0" in text or not _is_utf8(text):
                 raise UsageError(f"the {field_name} has a NUL or a character that UTF-8 cannot encode")
+
+    def find_newest(self) -> Credentials:
+        """Return the credentials with the password that this process read last from the source."""
+        newest = None if self.source is None else self.source.find_newest()
+        return self if newest is None else Credentials(self.username, newest, self.source)
+
+    def read_again(self) -> Credentials | None:
+        """Return credentials with a replaced password; None if it is the same, or its source cannot be read."""
+        if self.source is None:
+            return None
+        try:
+            password = self.source.read_again(self.password)
+        except UsageError:  # on another machine than the one of the settings; the refused login is the error
+            return None
+        return None if password == self.password else Credentials(self.username, password, self.source)
 
 
 TokenSource = str | Callable[[], str]
@@ -96,42 +113,41 @@ def resolve_login(username: str | None, password: str | None, token: TokenSource
 
 
 def resolve_credentials(
-    username: str | None, password: str | None, environment: Mapping[str, str] | None = None
+    username: str | None, password: str | SecretSource | None, environment: Mapping[str, str] | None = None
 ) -> Credentials | None:
     """Return the credentials of arguments and environment.
 
     Args:
         username: the user name; None: PENSTOCK_USERNAME, if it is not empty.
-        password: the password; None: PENSTOCK_PASSWORD, if it is set; it may be empty.
+        password: the password, or its source; None: PENSTOCK_PASSWORD, which may be empty, or the source in
+            PENSTOCK_PASSWORD_FILE, PENSTOCK_PASSWORD_COMMAND or PENSTOCK_PASSWORD_FROM.
         environment: environment variables.
 
     Returns:
         None if there is neither a user name nor a password argument.
 
     Raises:
-        UsageError: a user name without a password, or a password without a user name.
+        UsageError: a user name without a password, or a password without a user name; or the source cannot be read.
     """
     known = environment or {}
     username = known.get(USERNAME_VARIABLE) or None if username is None else username
     if username is None and password is None:
         return None  # PENSTOCK_PASSWORD alone is no login
-    password = known.get(PASSWORD_VARIABLE) if password is None else password
+    password = _choose_known_password(known) if password is None else password
     if username is None or password is None:
         found, missing = ("username", "password") if password is None else ("password", "username")
         raise UsageError(f"a {found} without a {missing}")
-    return Credentials(username, password)
+    if isinstance(password, str):
+        return Credentials(username, password)
+    return Credentials(username, password.read(), password)
 
 
-def read_password_file(path: str) -> str:
-    """Return the password in a file of one line. An empty line is an empty password.
-
-    Raises:
-        UsageError: the file cannot be read, or has not exactly one line.
-    """
-    lines = _read_text(path).splitlines()
-    if len(lines) != 1:
-        raise UsageError(f"{path}: found {len(lines)} lines, expected one, with a password")
-    return lines[0]
+def _choose_known_password(environment: Mapping[str, str]) -> str | SecretSource | None:
+    given: dict[str, object] = {PASSWORD_VARIABLE: environment.get(PASSWORD_VARIABLE)}
+    given |= {name: environment.get(name) or None for name in (FILE_VARIABLE, COMMAND_VARIABLE, PROVIDER_VARIABLE)}
+    if text := environment.get(COMMAND_VARIABLE):
+        given[COMMAND_VARIABLE] = split_command(COMMAND_VARIABLE, text)
+    return choose_secret(given)
 
 
 def read_credentials_file(path: str) -> Credentials:
@@ -141,7 +157,7 @@ def read_credentials_file(path: str) -> Credentials:
         UsageError: the file cannot be read, or has other contents.
     """
     try:
-        parsed = json.loads(_read_text(path))
+        parsed = json.loads(read_secret_text(path))
     except (ValueError, RecursionError):
         parsed = None  # the text of the error is not used, because it quotes the file
     if not (isinstance(parsed, dict) and parsed.keys() == {"username", "password"}):
@@ -149,20 +165,6 @@ def read_credentials_file(path: str) -> Credentials:
     if not all(isinstance(text, str) for text in parsed.values()):
         raise UsageError(f"{path}: expected username and password as text")
     return Credentials(parsed["username"], parsed["password"])
-
-
-def _read_text(path: str) -> str:
-    try:
-        with Path(path).open("rb") as file:
-            found = file.read(_MAX_FILE_BYTES + 1)
-        text = found.decode()
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: not UTF-8") from None
-    if len(found) > _MAX_FILE_BYTES:
-        raise UsageError(f"{path}: more than {_MAX_FILE_BYTES} bytes, expected a file with a password")
-    return text
 
 
 def _is_utf8(text: str) -> bool:

@@ -10,7 +10,7 @@ from penstock.client.login.credentials import Credentials, read_credentials_file
 from penstock.errors import UsageError
 from penstock.options import FILE, nonempty, option
 
-__all__ = ["LOOPBACK", "MetricsFlags", "MetricsListener", "make_listener", "read_listener"]
+__all__ = ["LOOPBACK", "MetricsFlags", "MetricsListener", "read_listener"]
 
 LOOPBACK = "127.0.0.1"
 _MAX_PORT = 65535
@@ -63,15 +63,6 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def make_listener(port: int, host: str, login_file: str | None) -> MetricsListener:
-    """Return the place of these settings.
-
-    Raises:
-        UsageError: a login is missing, or its file cannot be read.
-    """
-    return MetricsListener(port, host, None if login_file is None else read_credentials_file(login_file))
-
-
 def read_listener(flags: MetricsFlags) -> MetricsListener | None:
     """Return the place that a command's options name; None without one.
 
@@ -88,4 +79,5 @@ def read_listener(flags: MetricsFlags) -> MetricsListener | None:
             f"--metrics is {flags.metrics!r}, expected a port from 0 to {_MAX_PORT}, or HOST:PORT such as 10.0.0.1:9464"
         )
     bare = host.removeprefix("[").removesuffix("]")
-    return make_listener(int(port), bare or LOOPBACK, flags.metrics_login)
+    login = None if flags.metrics_login is None else read_credentials_file(flags.metrics_login)
+    return MetricsListener(int(port), bare or LOOPBACK, login)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import urllib3
 from urllib3.exceptions import HTTPError, LocationParseError
 
+from penstock.client.login.secret_sources import SecretKind, SecretSource, choose_secret
 from penstock.errors import Error, Unreachable, UsageError
 from penstock.version import __version__
 
@@ -160,28 +160,30 @@ def _describe_error(error: HTTPError) -> str:
     return str(error).rpartition("): ")[2] or type(error).__name__
 
 
-def read_headers(file: str | Path | None, variable: str | None) -> dict[str, str]:
-    """Return the headers in a file or an environment variable, lines of `Name: value`.
+def read_headers(
+    file: str | Path | None, command: Sequence[str] | None, provider: str | None, variable: str | None
+) -> dict[str, str]:
+    """Return the headers of a source, lines of `Name: value`.
+
+    Raises UsageError, which shows no value, if several sources are given, or the headers cannot be read.
 
     Args:
-        file: the file, or None.
-        variable: the name of the variable, or None.
+        file: a file, or None.
+        command: a program and arguments, whose output begins with one header, or None.
+        provider: a provider of secrets with its reference, or None.
+        variable: the name of an environment variable, or None.
 
     Returns:
         Values by name.
-
-    Raises:
-        UsageError: both are given, or the headers cannot be read. The error shows no value.
     """
-    if file is not None and variable is not None:
-        raise UsageError("both headers_file and headers_env are set, expected one of them")
-    if file is not None:
-        return _parse_headers(_read_text(Path(file)), str(file))
-    if variable is not None:
-        if variable not in os.environ:
-            raise UsageError(f"the environment has no {variable}; expected headers in it, lines of Name: value")
-        return _parse_headers(os.environ[variable], f"the variable {variable}")
-    return {}
+    given = {"headers_file": file, "headers_command": command, "headers_from": provider, "headers_env": variable}
+    source = choose_secret(given)
+    if not isinstance(source, SecretSource):
+        return {}
+    if source.kind is SecretKind.FILE:
+        return _parse_headers(_read_text(Path(str(file))), str(file))
+    shown = f"the variable {variable}" if source.kind is SecretKind.VARIABLE else source.option
+    return _parse_headers(source.read(), shown)
 
 
 def _read_text(path: Path) -> str:

@@ -19,7 +19,11 @@ _PREFIX = "option."
 """Beginning of each table option among the properties of a table. Spark also passes properties of its own."""
 _PROVIDER = "provider"
 _METADATA = "penstock.options"
-_SECRETS = ("password",)
+_REFUSED = {
+    "password": "the catalog shows the options of a table",
+    "passwordcommand": "any reader of the table would run it",
+}
+"""Options that no table may have, and the reason."""
 
 
 def read_table_options(given: Mapping[str, str]) -> dict[str, str] | None:
@@ -29,16 +33,16 @@ def read_table_options(given: Mapping[str, str]) -> dict[str, str] | None:
         given: the options as Spark passes them, with names in any case.
 
     Raises:
-        UsageError: an option is a secret, which the catalog would show to every reader.
+        UsageError: an option is a secret, which the catalog would show to every reader, or a command.
     """
     texts = {name.lower(): text for name, text in given.items()}
     if _PROVIDER not in texts:
         return None
     options = {name.removeprefix(_PREFIX): text for name, text in texts.items() if name.startswith(_PREFIX)}
-    if found := [name for name in _SECRETS if name in options]:
+    if found := [name for name in _REFUSED if name in options]:
         raise UsageError(
-            f"option {found[0]} of a table, expected passwordFile, credentialsFile or PENSTOCK_PASSWORD: the catalog "
-            "shows the options of a table"
+            f"option {found[0]} of a table, expected passwordFile, passwordFrom, credentialsFile or PENSTOCK_PASSWORD: "
+            f"{_REFUSED[found[0]]}"
         )
     return options
 

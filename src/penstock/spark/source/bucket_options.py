@@ -15,9 +15,9 @@ from penstock.client.login.credentials import (
     USERNAME_VARIABLE,
     Credentials,
     read_credentials_file,
-    read_password_file,
     resolve_credentials,
 )
+from penstock.client.login.password_options import PasswordOptions, choose_password
 from penstock.errors import UsageError
 from penstock.options import (
     ANY_TEXT,
@@ -63,7 +63,8 @@ class BucketOptions:
     )
     username: str | None = option(
         TEXT,
-        f"user name; its password is in a file, or in {PASSWORD_VARIABLE}",
+        f"user name; its password is in a file or in {PASSWORD_VARIABLE}, or its source in {PASSWORD_VARIABLE}_FILE, "
+        "_COMMAND or _FROM",
         default=None,
         environment=USERNAME_VARIABLE,
         example="ada",
@@ -76,9 +77,9 @@ class BucketOptions:
         example="secret",
         secret=True,
     )
-    password_file: str | None = option(
-        FILE, "file whose only line is the password", default=None, example="/run/secrets/dcp"
-    )
+    password_file: str | None = shared_option(PasswordOptions)
+    password_command: tuple[str, ...] | None = shared_option(PasswordOptions, secret=True)
+    password_from: str | None = shared_option(PasswordOptions)
     credentials_file: str | None = option(
         FILE, "file with username and password as JSON", default=None, example="login.json"
     )
@@ -125,17 +126,13 @@ class BucketOptions:
         Raises:
             UsageError: a file cannot be used, options exclude each other, or user name or password is missing.
         """
-        given = [name for name in ("username", "password", "password_file") if getattr(self, name) is not None]
-        if self.credentials_file is not None:
-            if given:
-                raise UsageError(
-                    f"option credentialsFile has the whole login, expected it without {to_external_name(given[0])}"
-                )
-            return read_credentials_file(self.credentials_file)
-        if self.password is not None and self.password_file is not None:
-            raise UsageError("options password and passwordFile, expected one of them")
-        password = self.password if self.password_file is None else read_password_file(self.password_file)
-        return resolve_credentials(self.username, password, os.environ)
+        password = choose_password(self, spell=to_external_name, password=self.password)
+        if self.credentials_file is None:
+            return resolve_credentials(self.username, password, os.environ)
+        if self.username is not None or password is not None:
+            more = "password" if self.username is None else "username"
+            raise UsageError(f"option credentialsFile has the whole login, expected it without {more}")
+        return read_credentials_file(self.credentials_file)
 
     @cached_property
     def address(self) -> Address:

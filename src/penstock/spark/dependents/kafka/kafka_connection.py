@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,9 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from penstock.client.login.credentials import read_password_file
+from penstock.client.login.password_options import PasswordOptions, choose_password
+from penstock.client.login.secret_sources import SecretSource
 from penstock.errors import UsageError
 from penstock.extras import describe_missing_extra
+from penstock.options import shared_option
 
 __all__ = ["KafkaConnection", "QuietLogger"]
 
@@ -73,6 +74,8 @@ class KafkaConnection:
         sasl_mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; None without a login.
         username: the user of the login.
         password_file: a file whose only line is the password.
+        password_command: a program and arguments; the first line of its output is the password.
+        password_from: a provider of secrets, and its reference.
         password_env: the environment variable with the password.
         properties: further properties of librdkafka.
 
@@ -87,7 +90,9 @@ class KafkaConnection:
     key_file: str | Path | None = None
     sasl_mechanism: str | None = None
     username: str | None = None
-    password_file: str | Path | None = None
+    password_file: str | Path | None = shared_option(PasswordOptions)
+    password_command: tuple[str, ...] | None = shared_option(PasswordOptions, secret=True)
+    password_from: str | None = shared_option(PasswordOptions)
     password_env: str | None = None
     properties: Mapping[str, PropertyValue] = field(default_factory=dict, hash=False)
 
@@ -114,16 +119,13 @@ class KafkaConnection:
         config |= {f"ssl.{name}.location": str(path) for name, path in files.items() if path is not None}
         if self.sasl_mechanism:
             config |= {"sasl.mechanism": self.sasl_mechanism, "sasl.username": self.username}
-            config["sasl.password"] = self._read_password()
+            password = self._choose_password()
+            config["sasl.password"] = None if password is None else password.read()
         return config
 
-    def _read_password(self) -> str:
-        if self.password_file is not None:
-            return read_password_file(str(self.password_file))
-        try:
-            return os.environ[str(self.password_env)]
-        except KeyError:
-            raise UsageError(f"the environment has no {self.password_env}, expected the password in it") from None
+    def _choose_password(self) -> SecretSource | None:
+        found = choose_password(self, password_env=self.password_env)
+        return found if isinstance(found, SecretSource) else None
 
     def _check_tls(self) -> None:
         files = {"ca_file": self.ca_file, "certificate_file": self.certificate_file, "key_file": self.key_file}
@@ -136,21 +138,21 @@ class KafkaConnection:
             raise UsageError("certificate_file and key_file, expected both or neither")
 
     def _check_login(self) -> None:
-        passwords = [each for each in (self.password_file, self.password_env) if each is not None]
+        password = self._choose_password()
         if self.sasl_mechanism is None:
-            if self.username is not None or passwords:
+            if self.username is not None or password is not None:
                 raise UsageError(
                     "a login without sasl_mechanism, expected one such as sasl_mechanism = 'SCRAM-SHA-512'"
                 )
             return
-        if self.username is None or len(passwords) != 1:
+        if self.username is None or password is None:
             raise UsageError(
-                f"sasl_mechanism is {self.sasl_mechanism!r}, expected username too, and one of password_file and"
-                " password_env"
+                f"sasl_mechanism is {self.sasl_mechanism!r}, expected username too, and one of password_file,"
+                " password_command, password_from and password_env"
             )
         if self.sasl_mechanism == "PLAIN" and not self.tls:
             raise UsageError("sasl_mechanism is 'PLAIN', which sends the password unencrypted; expected tls = true")
-        self._read_password()
+        password.read()
 
     def _check_properties(self) -> None:
         for name in self.properties:

@@ -8,7 +8,7 @@ message voids all keys of an ended collection, of rolled back vbuckets, or of th
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.client.login.password_options import REFERENCE
 from penstock.errors import Error, UsageError
-from penstock.options import FILE, check_limits, option, whole_number
+from penstock.options import COMMAND, FILE, check_limits, option, whole_number
 from penstock.spark.dependents.checks import check_declared_name, validate_name
 from penstock.spark.dependents.position_file import PositionFile, list_position_files
 from penstock.spark.dependents.posting import HttpPoster, RetryPolicy, read_headers
@@ -53,7 +54,9 @@ class Invalidation:
         most_keys: a delta with more changes is sent as one message "everything".
         knows_vbuckets: True if the server can drop all keys of some vbuckets. Otherwise a rollback is sent as keys.
         headers_file: a file with lines of `Name: value`, headers of each request.
-        headers_env: an environment variable with such lines.
+        headers_command: a program and arguments; the first line of its output is a header.
+        headers_from: a provider of secrets, and its reference.
+        headers_env: an environment variable with lines of headers.
         timeout: as in RetryPolicy.
         retries: as in RetryPolicy.
         backoff: as in RetryPolicy.
@@ -72,6 +75,8 @@ class Invalidation:
         most_keys: int = 1_000_000,
         knows_vbuckets: bool = False,
         headers_file: str | Path | None = None,
+        headers_command: Sequence[str] | None = None,
+        headers_from: str | None = None,
         headers_env: str | None = None,
         timeout: float = 10.0,
         retries: int = 3,
@@ -88,7 +93,8 @@ class Invalidation:
         self._most_keys = most_keys
         self._knows_vbuckets = knows_vbuckets
         patience = RetryPolicy(timeout, retries, backoff)
-        self._poster = HttpPoster(url, patience, read_headers(headers_file, headers_env))
+        given = (headers_file, headers_command, headers_from, headers_env)
+        self._poster = HttpPoster(url, patience, read_headers(*given))
 
     def position(self) -> tuple[str, int] | None:
         """Return id and version of the changelog that the server has accepted, None if it accepted nothing."""
@@ -227,7 +233,7 @@ class InvalidationKind(DependentKind):
     """Keys of changed documents, posted to an HTTP address. The fields are the arguments of Invalidation.
 
     Attributes:
-        headers_file, headers_env: the source of the requests' headers, such as an Authorization header.
+        headers_env: the environment variable with the requests' headers, such as an Authorization header.
     """
 
     title = "sink"
@@ -243,6 +249,12 @@ class InvalidationKind(DependentKind):
     )
     knows_vbuckets: bool = False
     headers_file: str | None = option(FILE, "headers of the requests, such as one that logs in", default=None)
+    headers_command: tuple[str, ...] | None = option(
+        COMMAND, "program and arguments; the first line of its output is a header", default=None, secret=True
+    )
+    headers_from: str | None = option(
+        REFERENCE, "an installed provider of secrets, and its reference for the secret", default=None
+    )
     headers_env: str | None = None
     timeout: float = 10.0
     retries: int = 3
@@ -266,7 +278,8 @@ class InvalidationKind(DependentKind):
     def find_address(self) -> str:
         """Return the address without secrets. Raises UsageError for an invalid address or invalid headers."""
         patience = RetryPolicy(self.timeout, self.retries, self.backoff)
-        poster = HttpPoster(self.url, patience, read_headers(self.headers_file, self.headers_env))
+        given = (self.headers_file, self.headers_command, self.headers_from, self.headers_env)
+        poster = HttpPoster(self.url, patience, read_headers(*given))
         poster.close()
         return poster.shown_url
 

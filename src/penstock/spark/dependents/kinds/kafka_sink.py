@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Literal, Self, get_args
 
 from penstock.client.connect.address import Address
+from penstock.client.login.password_options import PasswordOptions
 from penstock.errors import UsageError
-from penstock.options import FILE, check_limits, number, option
+from penstock.options import FILE, check_limits, number, option, shared_option
 from penstock.spark.dependents.checks import check_declared_name, validate_name
 from penstock.spark.dependents.kafka.document_events import EventOperation, list_events
 from penstock.spark.dependents.kafka.envelope import EventEncoder, name_collection
@@ -221,7 +222,9 @@ class KafkaKind(DependentKind):
     key_file: str | None = option(FILE, "key of the client, PEM", default=None)
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
     username: str | None = None
-    password_file: str | None = option(FILE, "password of the user, one line", default=None)
+    password_file: str | None = shared_option(PasswordOptions)
+    password_command: tuple[str, ...] | None = shared_option(PasswordOptions, secret=True)
+    password_from: str | None = shared_option(PasswordOptions)
     password_env: str | None = None
     properties: Mapping[str, PropertyValue] = field(default_factory=dict, hash=False)
     timeout: float = option(number(0.1, 3600), "seconds to wait for brokers", default=30.0)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.client.login.credentials import Credentials, read_credentials_file, resolve_credentials
+from penstock.client.login.password_options import PasswordOptions, choose_password
 from penstock.client.signals.metrics_listener import LOOPBACK
-from penstock.options import FILE, PORT, check_limits, nonempty, number, option
+from penstock.errors import UsageError
+from penstock.options import FILE, PORT, TEXT, check_limits, nonempty, number, option, shared_option
 
 __all__ = ["Metrics", "Trigger"]
 
@@ -30,6 +33,21 @@ class Metrics:
     login: str | None = option(
         FILE, 'file with the login of the metrics, {"username": ..., "password": ...}', default=None
     )
+    username: str | None = option(TEXT, "user name of the login, instead of the file `login`", default=None)
+    password_file: str | None = shared_option(PasswordOptions)
+    password_command: tuple[str, ...] | None = shared_option(PasswordOptions, secret=True)
+    password_from: str | None = shared_option(PasswordOptions)
 
     def __post_init__(self) -> None:
         check_limits(self)
+        password = choose_password(self)
+        if self.login is not None and not (self.username is None and password is None):
+            raise UsageError("login has the whole login, expected it without username and password")
+        if (self.username is None) != (password is None):
+            raise UsageError("username and a source of its password, expected both or neither")
+
+    def read_login(self) -> Credentials | None:
+        """Return the login that the metrics require; None without one. Raises UsageError if it cannot be read."""
+        if self.login is not None:
+            return read_credentials_file(self.login)
+        return resolve_credentials(self.username, choose_password(self))

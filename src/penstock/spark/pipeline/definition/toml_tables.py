@@ -12,7 +12,7 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -61,12 +61,14 @@ class TomlKey(NamedTuple):
         required: True if the table must have it.
         is_path: True if the value is a path relative to the file's directory.
         group: the field that holds the value among the options of another class; None if the key is a field itself.
+        format: makes the text of a value in a group.
     """
 
     type: Any
     required: bool = False
     is_path: bool = False
     group: str | None = None
+    format: Callable[[Any], str] = format_option
 
 
 def list_keys(cls: type) -> dict[str, TomlKey]:
@@ -87,7 +89,10 @@ def list_keys(cls: type) -> dict[str, TomlKey]:
         if (group := find_option_group(field)) is not None:
             for name, each in group.options().items():
                 if name not in own:
-                    found[name] = TomlKey(each.option_type.value, is_path=each.option_type.is_path, group=field.name)
+                    takes = each.option_type
+                    found[name] = TomlKey(
+                        takes.value, is_path=takes.is_path, group=field.name, format=takes.format or format_option
+                    )
         else:
             required = field.default is MISSING and field.default_factory is MISSING
             is_path = field.name in declared and declared[field.name].option_type.is_path
@@ -110,7 +115,7 @@ def build_dataclass(cls: type[T], values: Mapping[str, Any]) -> T:
     for name, value in values.items():
         group = keys[name].group if name in keys else None
         if value is not None and group is not None:
-            arguments.setdefault(group, {})[name] = format_option(value)
+            arguments.setdefault(group, {})[name] = keys[name].format(value)
         elif value is not None:
             arguments[name] = value
     return cls(**arguments)
@@ -177,8 +182,8 @@ def check_keys(place: TomlPlace, given: Mapping[str, Any], known: list[str]) -> 
     for name in given:
         if "password" in name and name not in known:
             raise place.make_error(
-                f"{name}: a pipeline's file must not hold a password; use password_file, credentials_file or the"
-                " environment variable PENSTOCK_PASSWORD"
+                f"{name}: a pipeline's file must not hold a password; use password_file, password_command,"
+                " password_from, credentials_file or the environment variable PENSTOCK_PASSWORD"
             )
         if name not in known:
             near = difflib.get_close_matches(name, known, 1, 0.5)
