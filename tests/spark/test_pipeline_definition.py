@@ -25,6 +25,7 @@ from penstock.spark.pipeline.definition.definition import (
     parse_definition,
     read_definition,
 )
+from penstock.spark.pipeline.definition.lineage_settings import LineageSettings
 from penstock.spark.pipeline.definition.toml_tables import list_keys
 from penstock.wire.codec.constants import Dialect
 
@@ -316,7 +317,7 @@ def test_documented_file_is_valid(parse, tmp_path):
     assert [source.name for source in found.sources] == ["beer", "orders"]
     # The page shows the defaults of these two tables.
     assert (found.tables, found.current) == (TableSettings(), CurrentSettings())
-    tables: list[Any] = [SourceDefinition, *list_kinds(), TableSettings, CurrentSettings, Metrics]
+    tables: list[Any] = [SourceDefinition, *list_kinds(), TableSettings, CurrentSettings, Metrics, LineageSettings]
     for declared in tables:
         for name in list_keys(declared):
             assert re.search(rf"\b{name}\b", whole), name

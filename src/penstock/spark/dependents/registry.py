@@ -139,6 +139,10 @@ class DependentKind(ABC):
         """Return the place of the result, without secrets: a path or an address."""
         return str(lake.path / self.directory / self.name)
 
+    def find_dataset(self) -> tuple[str, str] | None:
+        """Return namespace and name of the result as a dataset of OpenLineage; None: they follow from `locate`."""
+        return None
+
     def choose_policy(self, merge: MergePolicy) -> MergePolicy:
         """Return the policy by which pending changes are applied, given the policy of the current table."""
         return AT_ONCE

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,9 +82,9 @@ class Invalidation:
         retries: int = 3,
         backoff: float = 0.5,
     ) -> None:
-        for field, number in (("batch_size", batch_size), ("most_keys", most_keys)):
+        for argument, number in (("batch_size", batch_size), ("most_keys", most_keys)):
             if number < 1:
-                raise UsageError(f"{field} is {number}, expected a number above 0")
+                raise UsageError(f"{argument} is {number}, expected a number above 0")
         self.lake = lake
         self.name = validate_name(name)
         self.path = lake.path / DIRECTORY / f"{name}.json"
@@ -242,7 +242,7 @@ class InvalidationKind(DependentKind):
     order = 30
     is_local = False
 
-    url: str
+    url: str = field(repr=False)  # its query may have secrets
     batch_size: int = option(whole_number(1, 10**6), "keys of one request at most", default=1000)
     most_keys: int = option(
         whole_number(1, 10**12), "keys that are sent one by one; beyond that all are invalid", default=1_000_000

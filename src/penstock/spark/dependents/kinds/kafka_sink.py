@@ -259,6 +259,10 @@ class KafkaKind(DependentKind):
         """Return the brokers."""
         return self._make_connection().address
 
+    def find_dataset(self) -> tuple[str, str]:
+        """Return the first broker and the topic, as OpenLineage names topics."""
+        return f"kafka://{self.brokers[0]}", self.topic
+
     def check_source(self, source: Address) -> None:
         """Check that no two documents of the source can have the same topic and key. Raises UsageError if they can."""
         self._make_topics().check_source(source.options)

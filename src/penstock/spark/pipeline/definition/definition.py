@@ -5,7 +5,7 @@
     [tables] [current]       the format of the tables, and when pending changes are merged
     [[index]] [[fulltext]]   dependents of the changelog: one array of tables for each kind in the registry
     [[sink]]                 other systems that get the changes
-    [metrics]                metrics for Prometheus
+    [metrics] [lineage]      metrics for Prometheus, and events of OpenLineage
 
 Paths are relative to the file's directory. docs/pipelines.md shows every key.
 """
@@ -36,6 +36,7 @@ from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.maintenance.lake_retention import parse_retention
 from penstock.spark.lake.tables.directory import NO_ICEBERG, LakeDirectory
 from penstock.spark.lake.tables.iceberg_catalog import check_catalog, resolve_catalog
+from penstock.spark.pipeline.definition.lineage_settings import LineageSettings
 from penstock.spark.pipeline.definition.run_options import Metrics, Trigger
 from penstock.spark.pipeline.definition.toml_tables import (
     TomlPlace,
@@ -192,6 +193,7 @@ class PipelineDefinition:
         current: when pending changes are merged.
         dependents: indexes and sinks.
         metrics: where metrics are served, None for nowhere.
+        lineage: the receiver of events about runs, None without events.
     """
 
     lake: str
@@ -200,6 +202,7 @@ class PipelineDefinition:
     current: CurrentSettings = field(default_factory=CurrentSettings)
     dependents: tuple[DependentKind, ...] = ()
     metrics: Metrics | None = None
+    lineage: LineageSettings | None = None
 
     def locate_lake(self, source: SourceDefinition) -> str:
         """Return the directory of a source's tables."""
@@ -252,7 +255,7 @@ def parse_definition(given: Mapping[str, Any], path: str) -> PipelineDefinition:
         The definition.
     """
     place = TomlPlace(path)
-    check_keys(place, given, [*_TOP, *list_titles(), "metrics"])
+    check_keys(place, given, [*_TOP, *list_titles(), "metrics", "lineage"])
     lake = given.get("lake")
     if not isinstance(lake, str) or not lake:
         raise place.make_error(f"lake is {lake!r}, expected a directory such as ./lake" if lake else "has no lake")
@@ -266,7 +269,8 @@ def parse_definition(given: Mapping[str, Any], path: str) -> PipelineDefinition:
         tables=tables,
         current=_parse_table(CurrentSettings, path, "current", given),
         dependents=tuple(each for _, each in declared),
-        metrics=parse_table(Metrics, TomlPlace(path, "[metrics]"), given["metrics"]) if "metrics" in given else None,
+        metrics=_parse_table(Metrics, path, "metrics", given) if "metrics" in given else None,
+        lineage=_parse_table(LineageSettings, path, "lineage", given) if "lineage" in given else None,
     )
     if tables.format == "iceberg" and is_remote_path(found.lake):
         raise TomlPlace(path, "[tables]").make_error(f"format is 'iceberg', and lake is {lake!r}: {NO_ICEBERG}")

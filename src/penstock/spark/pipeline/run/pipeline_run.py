@@ -26,6 +26,7 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_checkpoint import restore_checkpoint
 from penstock.spark.lake.tables.lake_lock import HeldLock, hold_lock
 from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
+from penstock.spark.pipeline.lineage.run_lineage import record_lineage
 from penstock.spark.pipeline.run.dependent_runner import DependentRunner
 from penstock.spark.pipeline.run.dependent_tasks import create_tasks
 from penstock.spark.pipeline.run.lake_checks import check_lake
@@ -102,9 +103,14 @@ def run_pipeline(
                 restore_checkpoint(place.lake, place.checkpoint, place.lake.find_newest_batch())
         locks = [descriptor for place in places for descriptor in place.lock.descriptors]
         # Inside and outside of the session, because a stopped session no longer returns the causes of an error.
-        with translate_errors(), _open_session(spark, master, locks) as session, translate_errors():
+        with (
+            record_lineage(definition, report, is_batch=available_now) as report_all,
+            translate_errors(),
+            _open_session(spark, master, locks) as session,
+            translate_errors(),
+        ):
             sources = [_create_source_run(definition, place, loop, session) for place in places]
-            return _PipelineRun(sources, report, available_now, finish or threading.Event()).follow(session)
+            return _PipelineRun(sources, report_all, available_now, finish or threading.Event()).follow(session)
 
 
 def _create_source_run(
