@@ -370,6 +370,28 @@ def test_headers_from_file_or_environment_stay_secret(lake, server, tmp_path, mo
             assert "tenpence" not in text
 
 
+def test_headers_are_read_again_when_a_token_has_expired(lake, server, tmp_path):
+    append(lake, 0, [row(1, 1, b"a", b"{}")])
+    file = tmp_path / "headers"
+    file.write_text("Authorization: Bearer old")
+
+    def expire():
+        file.write_text("Authorization: Bearer new")
+        return 401
+
+    server.script.extend([expire, 204, 401])
+    invalidation = Invalidation(lake, "cache", server.url, headers_file=file, backoff=0)
+    assert catch_up(invalidation, lake) == 0
+    append(lake, 1, [row(1, 2, b"b", b"{}")])
+    with pytest.raises(Error, match="refused a batch with status 401"):  # the headers are still the same
+        catch_up(invalidation, lake)
+    invalidation.close()
+    logins = [
+        {name.lower(): text for name, text in headers.items()}["authorization"] for headers, *_ in server.requests
+    ]
+    assert logins == ["Bearer old", "Bearer new", "Bearer new"]
+
+
 BAD = [
     ({"url": "ftp://cache/"}, "expected one such as https"),
     ({"url": "cache.example/drop?key=tenpence"}, "the url is 'cache.example/drop'; expected one such as https"),

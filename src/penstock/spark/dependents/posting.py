@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +72,8 @@ class HttpPoster:
     Args:
         url: the URL.
         patience: timeouts and retries.
-        headers: headers of each request. They may be secret, so no message and no representation shows them.
+        read_own_headers: returns headers of each request, and is called again when the server answers 401. They may be
+            secret, so no message and no representation shows them.
 
     Attributes:
         shown_url: the URL without its query, which may have secrets.
@@ -79,7 +82,7 @@ class HttpPoster:
         UsageError: the URL is invalid, or has a login, which belongs in a header.
     """
 
-    def __init__(self, url: str, patience: RetryPolicy, headers: Mapping[str, str]) -> None:
+    def __init__(self, url: str, patience: RetryPolicy, read_own_headers: Callable[[], Mapping[str, str]]) -> None:
         try:
             parsed = urllib3.util.parse_url(url)
         except LocationParseError:  # its text has the URL, which may hold a login
@@ -91,14 +94,15 @@ class HttpPoster:
             raise UsageError(f"the url is {self.shown_url!r}; expected one such as https://cache.example/invalidate")
         self._url = url
         self._patience = patience
-        self._headers = {"Content-Type": "application/json", "User-Agent": f"penstock/{__version__}", **headers}
+        self._read_own_headers = read_own_headers
+        self._headers = self._make_headers()
         # `post` retries within the user's limits, so urllib3 must not retry.
         self._pool = urllib3.PoolManager(num_pools=1, maxsize=1, retries=False)
 
     def post(self, message: Mapping[str, Any]) -> None:
         """Post a message, and return once the server has answered with a status 2xx.
 
-        Connection errors and the statuses 429 and 5xx are retried.
+        Connection errors and the statuses 429 and 5xx are retried, and 401 if the headers have changed.
 
         Args:
             message: the JSON object.
@@ -120,6 +124,8 @@ class HttpPoster:
             if 200 <= status < 300:
                 return
             failure = f"status {status}: {start!r}"
+            if status == HTTPStatus.UNAUTHORIZED and self._has_new_headers():
+                continue
             if status != 429 and status < 500:
                 raise Error(f"{self.shown_url} refused a batch with {failure}")
         attempts = self._patience.retries + 1
@@ -128,6 +134,17 @@ class HttpPoster:
     def close(self) -> None:
         """Close the connection."""
         self._pool.clear()
+
+    def _make_headers(self) -> dict[str, str]:
+        own = self._read_own_headers()
+        return {"Content-Type": "application/json", "User-Agent": f"penstock/{__version__}", **own}
+
+    def _has_new_headers(self) -> bool:
+        """Return whether the headers have changed, after reading them again: tokens expire."""
+        before = self._headers
+        with suppress(UsageError):  # the server's refusal is the error
+            self._headers = self._make_headers()
+        return self._headers != before
 
     def _send_request(self, body: bytes) -> tuple[int, str | None, str]:
         """Return the status, the Retry-After, and the start of a refusal's body.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,7 @@ class Invalidation:
         self._knows_vbuckets = knows_vbuckets
         patience = RetryPolicy(timeout, retries, backoff)
         given = (headers_file, headers_command, headers_from, headers_env)
-        self._poster = HttpPoster(url, patience, read_headers(*given))
+        self._poster = HttpPoster(url, patience, partial(read_headers, *given))
 
     def position(self) -> tuple[str, int] | None:
         """Return id and version of the changelog that the server has accepted, None if it accepted nothing."""
@@ -279,7 +280,7 @@ class InvalidationKind(DependentKind):
         """Return the address without secrets. Raises UsageError for an invalid address or invalid headers."""
         patience = RetryPolicy(self.timeout, self.retries, self.backoff)
         given = (self.headers_file, self.headers_command, self.headers_from, self.headers_env)
-        poster = HttpPoster(self.url, patience, read_headers(*given))
+        poster = HttpPoster(self.url, patience, partial(read_headers, *given))
         poster.close()
         return poster.shown_url
 

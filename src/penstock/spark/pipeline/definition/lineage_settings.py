@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.client.login.password_options import REFERENCE
 from penstock.errors import UsageError
@@ -47,7 +48,7 @@ class LineageSettings:
 
     def make_poster(self) -> HttpPoster:
         """Return a sender to the server. Raises UsageError for an invalid address or headers that cannot be read."""
-        return HttpPoster(str(self.url), _PATIENCE, read_headers(*self._list_headers()))
+        return HttpPoster(str(self.url), _PATIENCE, partial(read_headers, *self._list_headers()))
 
     def _list_headers(self) -> tuple[str | None, tuple[str, ...] | None, str | None, str | None]:
         return self.headers_file, self.headers_command, self.headers_from, self.headers_env
