@@ -417,7 +417,7 @@ class BucketRecreated(Error):
         new_uuid: the uuid of the new bucket.
     """
 
-    def __init__(self, message: str, *, old_uuid: str, new_uuid: str) -> None:
+    def __init__(self, message: str, *, old_uuid: str = "", new_uuid: str = "") -> None:
         super().__init__(message)
         self.old_uuid = old_uuid
         self.new_uuid = new_uuid

@@ -53,9 +53,9 @@ class TestOffsetJson:
             "requested": "- 0 -*2",
         }
 
-    @given(st.lists(vbucket_offsets(), min_size=1, max_size=5), st.booleans())
-    def test_round_trip(self, vbuckets, pinned):
-        offset = Offset(tuple(vbuckets), pinned)
+    @given(st.lists(vbucket_offsets(), min_size=1, max_size=5), st.booleans(), st.sampled_from(["", "2d2c7ef0"]))
+    def test_round_trip(self, vbuckets, pinned, uuid):
+        offset = Offset(tuple(vbuckets), pinned, uuid)
         text = json.dumps(offset.to_json())
         again = Offset.from_json(json.loads(text))
         assert again == offset

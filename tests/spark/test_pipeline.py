@@ -77,7 +77,7 @@ def test_a_node_that_lost_its_data_while_a_query_runs(spark, lake):
         with Documents.of(node.url("default")) as documents:
             url = documents.url
             documents.store(numbered(0, 1_000))
-            following = running(spark, url, lake)
+            following = running(spark, url, lake, recreated_bucket="rollback")
             run_ = following.__enter__()
             run_.reached(1_000)
     for round_, (count, rows) in enumerate([(300, 1_000 + 16 + 300), (2_000, 1_316 + 16 + 2_000)], 1):
@@ -218,7 +218,7 @@ def test_a_bucket_of_another_size_is_refused_by_the_lake(spark, documents, lake)
     with Node.running(["default"], vbuckets=32) as other, Documents.of(other.url("default")) as others:
         others.store(numbered(0, 10))
         with pytest.raises(UsageError, match=r"the bucket has 32 vbuckets, expected 16"):
-            catch_up(spark, others.url, lake)
+            catch_up(spark, others.url, lake, recreated_bucket="rollback")
 
 
 def test_cut_connections_lose_and_repeat_nothing(spark, node, lake):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from penstock.client.connect.address import RecreatedBucket
 from penstock.errors import UsageError
 from penstock.spark.dependents.kinds.fulltext import FullTextKind
 from penstock.spark.dependents.kinds.invalidation import InvalidationKind
@@ -117,6 +118,7 @@ def test_all_keys_are_parsed(parse, tmp_path):
         "collections": "ales,stouts",
         "maxChangesPerTrigger": "1000",
         "protocol": "dcp",
+        "recreatedBucket": "fail",
     }
     assert beer.parse_options().address.options.collections == ("ales", "stouts")
     assert orders.parse_options().dialect is Dialect.UPR
@@ -302,9 +304,13 @@ def test_anything_is_a_definition_or_one_sentence(top, source):
 
 
 def test_source_and_its_options_agree():
-    assert SourceDefinition().format_options() == {}
-    (source,) = define_bucket_pipeline("lake", xattrs=True, collections=("a", "b"), url=None).sources
-    assert source.format_options() == {"xattrs": "true", "collections": "a,b"}
+    assert SourceDefinition().format_options() == {"recreatedBucket": "fail"}
+    (source,) = define_bucket_pipeline(
+        "lake", xattrs=True, collections=("a", "b"), url=None, recreated_bucket="rollback"
+    ).sources
+    assert source.format_options() == {"xattrs": "true", "collections": "a,b", "recreatedBucket": "rollback"}
+    (source,) = define_bucket_pipeline("lake", url="couchbase://h/b?recreatedBucket=rollback").sources
+    assert source.parse_options().address.options.recreated_bucket is RecreatedBucket.ROLLBACK
     with pytest.raises(TypeError, match="columns"):
         define_bucket_pipeline("lake", columns="key")
 

@@ -307,7 +307,7 @@ def test_tables_equal_the_bucket_after_a_flush_and_with_another_node(spark, lake
         with Documents.of(node.url("default")) as documents:
             url = documents.url
             rows = change_documents(documents, 0)
-            following = running(spark, f"{url}?protocol={protocol}", lake)
+            following = running(spark, f"{url}?protocol={protocol}&recreatedBucket=rollback", lake)
             run_ = following.__enter__()
             run_.reached(rows)
             assert current_of(lake) == documents.contents()

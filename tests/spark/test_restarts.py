@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock import Node
+from penstock import BucketRecreated, Node
 from tests.client.restarting import STAGES, RestartingServer
 from tests.spark.buckets import Documents, MicroBatches
 
@@ -43,6 +43,31 @@ def test_task_waits_at_every_stage_of_a_restart(node, follow, stage, monkeypatch
         assert table is not None
         assert keys_of([table]) == [b"k"]
         assert server.met[stage]
+
+
+def test_query_finds_a_bucket_that_was_created_again(follow):
+    """The node loses its bucket, also while the query is not running; without a uuid a position is of any bucket."""
+    with Node.running(["beer"], vbuckets=4) as node, Documents.of(node.url("beer")) as documents:
+        documents.store({"before": b"v"})
+        port = node.kv_port
+        queries: dict[str, MicroBatches] = {
+            action: follow(documents.url, recreatedBucket=action) for action in ("fail", "rollback")
+        }
+        for query in queries.values():
+            assert keys_of(query.all()) == [b"before"]
+        (first,) = {query.start["bucket_uuid"] for query in queries.values()}
+    with Node.running(["beer"], vbuckets=4, port=port) as node, Documents.of(node.url("beer")) as documents:
+        documents.store({"after": b"v"})
+        for _ in range(2):
+            with pytest.raises(BucketRecreated, match=f"expected {first}, and option recreatedBucket is 'fail'"):
+                queries["fail"].step()
+            queries["fail"].restart()
+        (rows,) = queries["rollback"].all()
+        assert {*rows["event"].to_pylist()} == {"rollback", "mutation"}
+        second = queries["rollback"].start["bucket_uuid"]
+        del queries["fail"].start["bucket_uuid"]
+        assert queries["fail"].all()
+        assert queries["fail"].start["bucket_uuid"] == second != first
 
 
 def keys_of(tables):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.client.connect.address import Compression, MissingVbuckets
+from penstock.client.connect.address import Compression, MissingVbuckets, RecreatedBucket
 from penstock.client.feeds.collection_selection import CollectionSelection
 from penstock.client.login.credentials import Credentials
 from penstock.errors import Unreachable, UsageError
@@ -159,6 +159,7 @@ PARSED = {
     "retrySeconds": ("2.5", 2.5),
     "vbucketCount": ("64", 64),
     "missingVbuckets": ("skip", MissingVbuckets.SKIP),
+    "recreatedBucket": ("fail", RecreatedBucket.FAIL),
     "mitigateRollback": ("true", True),
     "compression": ("force", Compression.FORCE),
 }

@@ -14,7 +14,7 @@ from penstock.cli.base.interrupt import run_interruptibly
 from penstock.cli.base.option_parameters import add_options
 from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress_display import ProgressDisplay, print_result
-from penstock.client.connect.address import DEFAULT_URL, ConnectionOptions, MissingVbuckets
+from penstock.client.connect.address import DEFAULT_URL, ConnectionOptions, MissingVbuckets, RecreatedBucket
 from penstock.client.signals.metrics_listener import MetricsFlags, MetricsListener, read_listener
 from penstock.errors import UsageError
 from penstock.options import list_options, nonempty, option, shared_option
@@ -41,6 +41,11 @@ class SourceFlags:
         ConnectionOptions, doc="the dialect: upr-draft, upr or dcp; tap cannot resume, so no pipeline reads it"
     )
     missing_vbuckets: MissingVbuckets | None = shared_option(ConnectionOptions)
+    recreated_bucket: RecreatedBucket | None = shared_option(
+        ConnectionOptions,
+        doc="action if the bucket has another uuid than that of the tables: fail, or roll the tables back to zero",
+        shown="fail",
+    )
 
 
 File = Annotated[str | None, typer.Argument(metavar="[FILE]", help="The pipeline's TOML file.")]

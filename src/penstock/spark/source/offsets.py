@@ -91,10 +91,12 @@ class Offset:
     Attributes:
         vbuckets: the position in each vbucket, indexed by vbucket.
         pinned: False only for an offset "from now" that no plan has seen. Such an offset differs at each call.
+        bucket_uuid: the uuid of the bucket when the end was planned; empty if it is unknown.
     """
 
     vbuckets: tuple[VbucketOffset, ...]
     pinned: bool = True
+    bucket_uuid: str = ""
 
     def to_json(self) -> JsonObject:
         """Return the offset as columns of text, the same for equal offsets."""
@@ -107,6 +109,7 @@ class Offset:
             "purge": encode_runs(str(v.purge_seqno) for v in self.vbuckets),
             "requested": encode_runs("-" if v.requested is None else str(v.requested) for v in self.vbuckets),
             **({} if self.pinned else {"pinned": False}),
+            **({"bucket_uuid": self.bucket_uuid} if self.bucket_uuid else {}),
         }
 
     @classmethod
@@ -133,7 +136,7 @@ class Offset:
             vbuckets = tuple(VbucketOffset(*row) for row in zip(*columns, strict=True))
         except (KeyError, ValueError) as error:
             raise UsageError(f"not an offset of this source ({error}): {shorten_text(value)}") from None
-        return cls(vbuckets, pinned=value.get("pinned", True) is True)
+        return cls(vbuckets, value.get("pinned", True) is True, str(value.get("bucket_uuid", "")))
 
 
 class RollbackRow(NamedTuple):

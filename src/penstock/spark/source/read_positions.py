@@ -120,7 +120,7 @@ def _parse_whole_number(value: object) -> int:
 class SparkPositions(PositionStore):
     """Keeps positions as a Spark offset in a file, or reads the newest offset of a query's checkpoint.
 
-    An offset has no bucket and no uuid. A position inside a snapshot becomes the newest complete snapshot below it,
+    An offset has no name of a bucket. A position inside a snapshot becomes the newest complete snapshot below it,
     since an offset cannot describe the rest. An offset whose end is not proven becomes its newest proven end. In both
     cases some changes come again.
 
@@ -152,7 +152,7 @@ class SparkPositions(PositionStore):
         positions = {vbucket: _to_position(each) for vbucket, each in enumerate(offset.vbuckets)}
         return SavedPositions(
             bucket="",
-            uuid="",
+            uuid=offset.bucket_uuid,
             vbuckets=len(positions),
             by_vbucket={vbucket: each for vbucket, each in positions.items() if each.seqno or each.history},
         )
@@ -161,7 +161,8 @@ class SparkPositions(PositionStore):
         """Replace the file. Raises UsageError for a checkpoint, which only its query may write."""
         self._refuse_checkpoint()
         empty = Position()
-        offset = Offset(tuple(_to_offset(saved.by_vbucket.get(vb, empty)) for vb in range(saved.vbuckets)))
+        vbuckets = tuple(_to_offset(saved.by_vbucket.get(vb, empty)) for vb in range(saved.vbuckets))
+        offset = Offset(vbuckets, bucket_uuid=saved.uuid)
         replace_file(self.path, json.dumps(offset.to_json()).encode() + b"\n")
 
     async def remove(self) -> None:

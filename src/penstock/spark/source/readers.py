@@ -24,11 +24,11 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.client.connect.address import Address
+from penstock.client.connect.address import Address, RecreatedBucket
 from penstock.client.connect.cluster_map import NO_NODE, ClusterMap
 from penstock.client.discovery.endpoint import Endpoint as NodePlace
 from penstock.client.topology.vbucket_info import VbucketInfo
-from penstock.errors import Error
+from penstock.errors import BucketRecreated, Error
 from penstock.spark.source import batch_planning, offsets
 from penstock.spark.source.batch_planning import PlanMemory, PlannedRollback
 from penstock.spark.source.offsets import (
@@ -190,8 +190,11 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start  # a purge cannot matter to a reader that has all changes
         settled = batch_planning.find_settled_vbuckets(previous, planner.last_infos, self._memory)
         infos = planner.read_infos(settled_vbuckets=settled - again.keys())
-        offsets.check_vbucket_count(previous, planner.cluster.vbuckets)
+        cluster = planner.cluster
+        _check_bucket(self.options, previous, cluster)
         planned, memory = batch_planning.plan_batch(previous, infos, self._limit_seqnos(limit), self._memory, again)
+        if planned is not previous and cluster.uuid:
+            planned = replace(planned, bucket_uuid=cluster.uuid)
         setbacks = batch_planning.find_rollbacks(previous, planned, infos)
         _check_rollbacks(self.options, [each for each in setbacks if each.vbucket not in again])
         end = planned.to_json()
@@ -297,6 +300,24 @@ def _resolve_position(place: ReadPosition, infos: Mapping[int, VbucketInfo], cou
     if isinstance(place, VbucketPositions):
         return place.to_offset(count)
     return offsets.make_current_offset(infos, count) if place == LATEST else offsets.make_first_offset(count)
+
+
+def _check_bucket(options: SourceOptions, previous: Offset, cluster: ClusterMap) -> None:
+    """Check that the bucket is the one of an offset.
+
+    Raises:
+        BucketRecreated: it has another uuid, and an option ends the query then.
+        UsageError: it has another number of vbuckets.
+    """
+    before, now = previous.bucket_uuid, cluster.uuid
+    if before and now and before != now and options.address.options.recreated_bucket is RecreatedBucket.FAIL:
+        raise BucketRecreated(
+            f"{options.address} is another bucket than before, or was deleted and created again: its uuid is {now},"
+            f" expected {before}, and option recreatedBucket is 'fail'",
+            old_uuid=before,
+            new_uuid=now,
+        )
+    offsets.check_vbucket_count(previous, cluster.vbuckets)
 
 
 def _check_rollbacks(options: SourceOptions, setbacks: Sequence[PlannedRollback]) -> None:

@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from penstock.client.connect.address import Address, Compression, ConnectionOptions, MissingVbuckets
+from penstock.client.connect.address import (
+    Address,
+    Compression,
+    ConnectionOptions,
+    MissingVbuckets,
+    RecreatedBucket,
+)
 from penstock.client.feeds.collection_selection import CollectionSelection
 from penstock.errors import UsageError
 from penstock.options import BOOLEAN, TEXT, one_of, option, parsed, shared_option, to_external_name
@@ -155,6 +161,11 @@ class SourceOptions(MicroBatchOptions, BucketOptions):
         example="true",
     )
     missing_vbuckets: MissingVbuckets | None = shared_option(ConnectionOptions, example="skip")
+    recreated_bucket: RecreatedBucket | None = shared_option(
+        ConnectionOptions,
+        doc="action if the bucket has another uuid than before: roll back to zero, or end the query",
+        example="fail",
+    )
     mitigate_rollback: bool | None = shared_option(ConnectionOptions, example="true")
     compression: Compression | None = shared_option(ConnectionOptions, example="force")
 

@@ -1,19 +1,21 @@
 """The checks of a lake against a pipeline's declaration: a run raises their errors, and a plan shows them.
 
-The checks need neither Spark nor the bucket, and write nothing.
+The checks need no Spark, and write nothing. `check_bucket` needs the bucket's answer, the others do not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from penstock.client.connect.address import RecreatedBucket
 from penstock.errors import Error, LakeRefused, UsageError
+from penstock.spark.lake.reading.lake_positions import read_planned_end
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import describe_held_lake
 from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
 from penstock.spark.pipeline.state.run_state import check_content
 
-__all__ = ["check_lake", "find_refusal"]
+__all__ = ["check_bucket", "check_lake", "find_refusal"]
 
 LakeCheck = Callable[[PipelineDefinition, SourceDefinition, LakeDirectory], None]
 
@@ -64,8 +66,29 @@ def check_lake(definition: PipelineDefinition, source: SourceDefinition, lake: L
         check(definition, source, lake)
 
 
+def check_bucket(source: SourceDefinition, lake: LakeDirectory, uuid: str) -> None:
+    """Check that a source's bucket is the one that the tables of its lake were made from.
+
+    Args:
+        source: the source.
+        lake: the lake. Tables of an older release have no uuid, and accept every bucket.
+        uuid: the uuid of the bucket; empty if the server does not report it.
+
+    Raises:
+        LakeRefused: it is another bucket, and the source does not accept that.
+    """
+    end, address = read_planned_end(lake), source.parse_options().address
+    before = "" if end is None else end.bucket_uuid
+    if before and uuid and before != uuid and address.options.recreated_bucket is RecreatedBucket.FAIL:
+        raise LakeRefused(
+            f"{lake.path} was written from the bucket with the uuid {before}, and {address} has the uuid {uuid}, so it"
+            " is another bucket, or was deleted and created again: choose another directory, start again with penstock"
+            ' pipeline reset, or replace the content of the tables with recreated_bucket = "rollback"'
+        )
+
+
 def find_refusal(
-    definition: PipelineDefinition, source: SourceDefinition, lake: LakeDirectory, *, is_running: bool
+    definition: PipelineDefinition, source: SourceDefinition, lake: LakeDirectory, *, uuid: str, is_running: bool
 ) -> Error | None:
     """Return the error with which a run would end before it reads the bucket.
 
@@ -73,6 +96,7 @@ def find_refusal(
         definition: the pipeline.
         source: the source of the lake.
         lake: the lake.
+        uuid: the uuid of the bucket; empty if it is unknown.
         is_running: whether a run holds the lake.
 
     Returns:
@@ -80,6 +104,7 @@ def find_refusal(
     """
     try:
         check_lake(definition, source, lake)
+        check_bucket(source, lake, uuid)
     except Error as refusal:
         return refusal
     return LakeRefused(describe_held_lake(lake.path)) if is_running else None

@@ -29,7 +29,7 @@ from penstock.spark.pipeline.definition.definition import PipelineDefinition, So
 from penstock.spark.pipeline.lineage.run_lineage import record_lineage
 from penstock.spark.pipeline.run.dependent_runner import DependentRunner
 from penstock.spark.pipeline.run.dependent_tasks import create_tasks
-from penstock.spark.pipeline.run.lake_checks import check_lake
+from penstock.spark.pipeline.run.lake_checks import check_bucket, check_lake
 from penstock.spark.pipeline.run.source_run import SourceRun
 from penstock.spark.pipeline.run.spark_failure import translate_errors
 from penstock.spark.pipeline.run.value_fields import load_fields
@@ -90,6 +90,7 @@ def run_pipeline(
             # Before Spark starts, so that an unusable bucket is reported at once.
             loop.run(check_dialect(source.address, source.dialect))
             loop.run(place.bucket.high_seqnos())
+            check_bucket(place.source, place.lake, loop.run(place.bucket.cluster()).uuid)
         for place in places:
             place.lake.create()
         for place in places:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import Address
@@ -14,7 +14,7 @@ from penstock.errors import Error, UsageError
 from penstock.spark.lake.reading.lake_positions import read_position
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
-from penstock.spark.pipeline.run.lake_checks import find_refusal
+from penstock.spark.pipeline.run.lake_checks import check_bucket, find_refusal
 from penstock.spark.pipeline.state.lag import compute_lag
 from penstock.spark.pipeline.state.lake_status import LakeStatus, read_status
 
@@ -27,6 +27,18 @@ ANSWER_SECONDS = 10.0
 
 _SETTINGS = ("starting_offsets", "max_changes_per_trigger", "max_bytes_per_trigger", "max_partitions", "protocol")
 """Options that a plan shows beside the filters."""
+
+
+class BucketState(NamedTuple):
+    """The answer of a bucket.
+
+    Attributes:
+        uuid: its uuid; empty if the server does not report it.
+        high_seqnos: the high seqno of each vbucket.
+    """
+
+    uuid: str
+    high_seqnos: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +74,7 @@ class PlannedSource:
         lag: seqnos of the bucket that the tables lack, None if the bucket does not answer.
         unreachable: the reason why the bucket does not answer, otherwise None.
         refusal: the error with which a run would end before it reads the bucket, otherwise None.
+        bucket_uuid: the uuid of the bucket; empty if it is unknown.
     """
 
     name: str | None
@@ -73,22 +86,22 @@ class PlannedSource:
     lag: int | None = None
     unreachable: str | None = None
     refusal: Error | None = None
+    bucket_uuid: str = ""
 
 
 def plan_run(definition: PipelineDefinition) -> list[PlannedSource]:
     """Return the plan for each source. Raises UsageError for a lake that cannot be used."""
-    answers = asyncio.run(_request_all_high_seqnos([source.parse_options().address for source in definition.sources]))
+    answers = asyncio.run(_request_all_states([source.parse_options().address for source in definition.sources]))
     return [
         _plan_source(definition, source, answer) for source, answer in zip(definition.sources, answers, strict=True)
     ]
 
 
-def _plan_source(
-    definition: PipelineDefinition, source: SourceDefinition, answer: dict[int, int] | str
-) -> PlannedSource:
+def _plan_source(definition: PipelineDefinition, source: SourceDefinition, answer: BucketState | str) -> PlannedSource:
     lake = LakeDirectory(definition.locate_lake(source))  # the tables that are there, in any format
     status = read_status(lake, source.name, [each.name for each in definition.list_dependents(source)])
     filters = source.list_content_options()
+    uuid = answer.uuid if isinstance(answer, BucketState) else ""
     settings = {name: source.reader_options[name] for name in _SETTINGS if name in source.reader_options}
     return PlannedSource(
         source.name,
@@ -97,9 +110,10 @@ def _plan_source(
         settings | {"trigger_seconds": f"{source.trigger_seconds:g}"},
         tuple(_plan_parts(definition, source, lake, status)),
         status,
-        _compute_lag(source, lake, answer) if isinstance(answer, dict) else None,
+        _compute_lag(source, lake, answer.high_seqnos) if isinstance(answer, BucketState) else None,
         answer if isinstance(answer, str) else None,
-        find_refusal(definition, source, definition.open_lake(source), is_running=status.state == "running"),
+        find_refusal(definition, source, definition.open_lake(source), uuid=uuid, is_running=status.state == "running"),
+        uuid,
     )
 
 
@@ -121,17 +135,18 @@ def _plan_parts(
     return parts
 
 
-async def _request_all_high_seqnos(addresses: Sequence[Address]) -> list[dict[int, int] | str]:
-    """Return each bucket's high seqnos, or a sentence with the reason that it did not answer."""
+async def _request_all_states(addresses: Sequence[Address]) -> list[BucketState | str]:
+    """Return the state of each bucket, or a sentence with the reason that it did not answer."""
     # All at once: buckets that do not answer delay the plan by one timeout, not by one each.
-    return [*await asyncio.gather(*map(_request_high_seqnos, addresses))]
+    return [*await asyncio.gather(*map(_request_state, addresses))]
 
 
-async def _request_high_seqnos(address: Address) -> dict[int, int] | str:
+async def _request_state(address: Address) -> BucketState | str:
     bucket = Bucket(address)
     try:
         await _await_answer(check_dialect(address, address.options.protocol), address)
-        return await _await_answer(bucket.high_seqnos(), address)
+        seqnos = await _await_answer(bucket.high_seqnos(), address)
+        return BucketState((await bucket.cluster()).uuid, seqnos)
     except Error as error:
         return str(error)
     finally:
@@ -141,7 +156,8 @@ async def _request_high_seqnos(address: Address) -> dict[int, int] | str:
 def check_buckets(definition: PipelineDefinition) -> list[str]:
     """Check that the buckets of sources and sinks exist and have the requested parts, and return a line about each.
 
-    Raises UsageError for parts that a bucket does not have, Error if a bucket does not answer.
+    Raises UsageError for parts that a bucket does not have, LakeRefused for tables of another bucket, and Error for a
+    bucket that does not answer.
 
     Args:
         definition: the pipeline.
@@ -151,14 +167,14 @@ def check_buckets(definition: PipelineDefinition) -> list[str]:
     """
 
     async def ask() -> list[str]:
-        lines = [await _check_source(source) for source in definition.sources]
+        lines = [await _check_source(source, definition.open_lake(source)) for source in definition.sources]
         targets = [address for each in definition.dependents if (address := each.find_bucket_address()) is not None]
         return lines + [await _check_target(address) for address in targets]
 
     return asyncio.run(ask())
 
 
-async def _check_source(source: SourceDefinition) -> str:
+async def _check_source(source: SourceDefinition, lake: LakeDirectory) -> str:
     """Return a line about a source's bucket.
 
     Raises:
@@ -172,6 +188,7 @@ async def _check_source(source: SourceDefinition) -> str:
         if beyond := [vbucket for vbucket in options.vbuckets or () if vbucket >= bucket.vbuckets]:
             raise UsageError(f"vbuckets has {beyond[0]}, but {options.address} has vbuckets 0 to {bucket.vbuckets - 1}")
         await _await_answer(_open_empty_stream(bucket), options.address)
+        check_bucket(source, lake, (await bucket.cluster()).uuid)
         return f"{options.address}: {bucket.vbuckets} vbuckets, {sum(seqnos.values()):,} seqnos"
     finally:
         await bucket.close()
