@@ -63,7 +63,11 @@ def file(tmp_path, node):
         ('type = "double"', 'type = "long"', 'by_abv is an index of {"path": "abv", "type": "double"}, expected '),
         ('path = "abv"', 'path = "ibu"', 'by_abv is an index of {"path": "abv", "type": "double"}, expected '),
         ('["name"]', '["name", "style"]', 'words.sqlite is an index of the paths ["name"], expected '),
-        (DECLARED[DECLARED.index("[[index]]") :], TWO, "holds the tables of one source; expected a direc"),
+        (
+            DECLARED[DECLARED.index("[[index]]") :],
+            TWO,
+            "lake has tables that a run without this file made; expected a first run of the file with",
+        ),
         (
             DECLARED[DECLARED.index("[[index]]") :],
             '[tables]\nformat = "parquet"\ncurrent = false',

@@ -27,6 +27,7 @@ from penstock.spark.pipeline.state import run_state as control
 from penstock.spark.pipeline.state.changelog_meter import ChangelogMeter, find_last_rollback
 from penstock.spark.pipeline.state.lag import compute_lag
 from penstock.spark.pipeline.state.lake_status import list_applied_versions, read_status
+from penstock.spark.pipeline.state.source_lakes import find_lakes
 from penstock.spark.pipeline.state.stopping import plan_removal, remove_tables, stop_runs
 from penstock.spark.source.offsets import make_first_offset, make_proven_offset
 from tests.patience import PATIENCE
@@ -342,7 +343,7 @@ def test_reset_removes_the_named_tables(lake):
 
 
 def test_lakes_are_found_by_their_directory(tmp_path, lake):
-    assert control.find_lakes(str(lake.path)).keys() == {None}
-    assert {name: found.path for name, found in control.find_lakes(str(tmp_path)).items()} == {"lake": lake.path}
+    assert find_lakes(str(lake.path)).keys() == {None}
+    assert {name: found.path for name, found in find_lakes(str(tmp_path)).items()} == {"lake": lake.path}
     with pytest.raises(UsageError, match="there is no lake at "):
-        control.find_lakes(str(tmp_path / "elsewhere"))
+        find_lakes(str(tmp_path / "elsewhere"))

@@ -202,6 +202,8 @@ def test_iceberg_without_its_package_names_the_extra(tmp_path, monkeypatch):
             SMALL + '[tables]\nformat = "parquet"\ncurrent = false\n[[fulltext]]\nname = "t"',
             "[[fulltext]] 1 depends on a changelog of plain parquet, which has no versions; expected 'delta'",
         ),
+        (SMALL + 'renamed_from = "beer"', "[source.beer] renamed_from is 'beer', expected a name that no other source"),
+        (SMALL + "[source.indexes]", "[source.indexes] the name of the source is 'indexes', which is a directory in a"),
         (SMALL + "[current]\nmerge_share = 2", "[current] merge_share is 2.0, expected 0 to 1"),
         (SMALL + '[index]\nname = "i"', "[index] is one table, expected [[index]]"),
         (SMALL + '[[index]]\nname = "i"', "[[index]] 1 has no path"),

@@ -1,17 +1,18 @@
 """The sources of a pipeline: the bucket of a source, and sources that are added, renamed, paused and removed."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from penstock.cli import main
-from penstock.errors import LakeRefused
+from penstock.errors import LakeRefused, UsageError
 from penstock.node import Node
 from penstock.spark import Lake, Pipeline
+from penstock.spark.pipeline.definition.definition import SourceDefinition, define_bucket_pipeline
+from penstock.spark.pipeline.state.source_lakes import StoredLake, assign_lakes
 from tests.spark.buckets import Documents, current_of, numbered
-
-pytestmark = pytest.mark.spark
 
 
 def write_pipeline(path: Path, *sources: str, rest: str = "") -> Pipeline:
@@ -20,6 +21,7 @@ def write_pipeline(path: Path, *sources: str, rest: str = "") -> Pipeline:
     return Pipeline.from_file(str(path))
 
 
+@pytest.mark.spark
 def test_another_bucket_is_refused_until_it_is_accepted(spark, documents, tmp_path, capsys):
     path, lake = tmp_path / "pipeline.toml", Lake(tmp_path / "lake")
     documents.store(numbered(0, 50))
@@ -43,3 +45,125 @@ def test_another_bucket_is_refused_until_it_is_accepted(spark, documents, tmp_pa
         accepting.run(available_now=True, spark=spark)
         assert current_of(lake) == others.contents()
         assert pipeline.plan()[0].refusal is None
+
+
+ROOT = Path("/lakes")
+
+
+def assign(sources: str, **stored: str) -> str:
+    """Return the places of sources, and the removed lakes, in words; `stored` has the source of each directory."""
+    declared = []
+    for word in sources.split():
+        name, _, former = word.partition("<")
+        declared.append(SourceDefinition(name=name.rstrip("!"), renamed_from=former or None, paused=name.endswith("!")))
+    lakes = [StoredLake(ROOT if place == "root" else ROOT / place, name or None) for place, name in stored.items()]
+    found = assign_lakes(ROOT, declared, lakes)
+    words = [f"{each.source.name}:{'refused' if each.refusal else each.path.name}" for each in found.declared]
+    return " ".join([*words, *(f"-{each.source}" for each in found.removed)])
+
+
+@pytest.mark.parametrize(
+    ("sources", "stored", "expected"),
+    [
+        ("a", {}, "a:lakes"),
+        ("a b", {}, "a:a b:b"),
+        ("a b", {"root": "a"}, "a:lakes b:b"),  # added
+        ("a", {"a": "a", "b": "b"}, "a:a -b"),  # removed
+        ("b", {"root": "a", "b": "b"}, "b:b -a"),
+        ("a b", {"a": "a"}, "a:a b:b"),
+        ("b", {"root": "a"}, "b:refused -a"),  # renamed, or removed?
+        ("a c", {"a": "a", "b": "b"}, "a:a c:refused -b"),
+        ("b<a", {"root": "a"}, "b:lakes"),
+        ("b<a", {"root": "b"}, "b:lakes"),
+        ("a c<b", {"a": "a", "b": "b"}, "a:a c:b"),
+        ("a c", {"a": "a", "b": "c"}, "a:a c:b"),
+        ("a c b", {"a": "a", "b": "c"}, "a:a c:b b:refused"),  # its directory is taken
+        ("a", {"root": ""}, "a:lakes"),
+        ("a", {"root": "", "a": "a"}, "a:a -None"),
+        ("a b", {"root": ""}, "a:refused b:refused -None"),
+        ("a! b", {"a": "a"}, "a:a b:b"),
+        ("a!", {"root": "a"}, "a:refused"),
+    ],
+)
+def test_the_tables_that_exist_decide_about_the_places(sources, stored, expected):
+    assert assign(sources, **stored) == expected
+
+
+def test_a_source_without_a_name_continues_the_only_lake():
+    (unnamed,) = define_bucket_pipeline("lake").sources
+    assert assign_lakes(ROOT, [unnamed], [StoredLake(ROOT, "a")]).declared[0].path == ROOT
+    (found,) = assign_lakes(ROOT, [unnamed], [StoredLake(ROOT / "a", "a")]).declared
+    assert "has the tables of the sources a; expected their pipeline's file" in str(found.refusal)
+
+
+@pytest.mark.spark
+def test_sources_are_added_renamed_paused_and_removed(spark, tmp_path, capsys):
+    def command(*words: str) -> tuple[int, str]:
+        capsys.readouterr()
+        code = main(["pipeline", words[0], str(path), *words[1:]])
+        return code, "".join(capsys.readouterr())
+
+    def run(*sources: str) -> dict[str | None, int]:
+        """Run a file, and return the rows that each source wrote; the plan must have predicted the places."""
+        pipeline = write_pipeline(path, *sources)
+        planned = {each.name: each for each in pipeline.plan()}
+        places = {name: lake.path for name, lake in pipeline.lakes.items()}
+        assert [each.refusal for each in planned.values()] == [None] * len(planned)
+        assert {name: Path(each.status.lake) for name, each in planned.items()} == places
+        rows = {each.source: each.rows for each in pipeline.run(available_now=True, spark=spark)}
+        assert {name: lake.path for name, lake in pipeline.lakes.items()} == places
+        return rows
+
+    path = tmp_path / "pipeline.toml"
+    with Node.running(["beer", "wine"], vbuckets=4) as node:
+        urls = {name: node.url(name) for name in ("beer", "wine")}
+        for url in urls.values():
+            with Documents.of(url) as documents:
+                documents.store(numbered(0, 10))
+        beer, wine = (f'[source.{name}]\nurl = "{url}"\n' for name, url in urls.items())
+        root = tmp_path / "lake"
+        assert run(beer) == {"beer": 10}
+        assert run(beer, wine) == {"beer": 0, "wine": 10}
+        assert current_of(Lake(root)).keys() == current_of(Lake(root / "wine")).keys()
+
+        # Paused: its tables stay and are read, and no run writes them.
+        assert run(beer, wine + "paused = true\n") == {"beer": 0}
+        code, out = command("status")
+        assert (code, "state          paused; not running" in out) == (0, True)
+        assert "paused" in command("plan")[1]
+        assert command("show", "current", "--source", "wine")[0] == 0
+
+        # Renamed: the tables go on where they are.
+        renamed = wine.replace("source.wine", "source.red") + 'renamed_from = "wine"\n'
+        write_pipeline(path, beer, renamed)
+        assert "renamed from             wine" in command("plan")[1]
+        assert run(beer, renamed) == {"beer": 0, "red": 0}
+        assert run(beer, renamed.replace('renamed_from = "wine"\n', "")) == {"beer": 0, "red": 0}
+
+        # Removed: the other source stays in its directory, although it is the only one.
+        red = renamed.replace('renamed_from = "wine"\n', "")
+        assert run(red) == {"red": 0}
+        code, out = command("plan", "--json")
+        (_, gone) = map(json.loads, out.splitlines())
+        assert (code, gone["name"], gone["lake"]["declared"], gone["lake"]["changelog"]["rows"]) == (
+            0,
+            "beer",
+            False,
+            10,
+        )
+        assert "beer  " in command("plan")[1]
+        assert "no longer declared; its files stay until a reset with --source beer" in command("status")[1]
+        other = write_pipeline(path, red, beer.replace("source.beer", "source.ale"))
+        (refusal,) = (each.refusal for each in other.plan() if each.refusal)
+        with pytest.raises(
+            UsageError, match="has tables of 'beer', which the file lacks: expected renamed_from in"
+        ) as raised:
+            other.run(available_now=True, spark=spark)
+        assert str(raised.value) == str(refusal)
+        write_pipeline(path, red)
+        code, out = command("reset", "--source", "beer", "--yes")
+        assert (code, "/lake/wine" in out) == (0, False)
+        assert not (root / "changelog").exists()
+        assert command("plan", "--json")[1].count("\n") == 1
+        assert run(red, beer) == {"red": 0, "beer": 10}
+        assert (root / "beer" / "changelog").exists()

@@ -11,15 +11,16 @@ from penstock.errors import UsageError
 if TYPE_CHECKING:
     from penstock.spark.dependents.registry import DependentKind
     from penstock.spark.lake.tables.directory import LakeDirectory
+    from penstock.spark.pipeline.state.lake_status import LakeStatus
 
 __all__ = [
     "FileOrLake",
     "IndexSource",
     "OneSource",
     "PipelineFile",
-    "find_declared_names",
     "find_pipeline_lakes",
     "find_written_lakes",
+    "read_lake_status",
     "select_index_lake",
     "select_lake",
 ]
@@ -44,7 +45,7 @@ IndexSource = Annotated[
 
 
 def find_pipeline_lakes(where: str) -> dict[str | None, LakeDirectory]:
-    """Return the lakes of a pipeline by source name.
+    """Return the lakes of a pipeline by source name, with those of sources that its file no longer declares.
 
     Args:
         where: a pipeline's TOML file, or the directory of its tables.
@@ -54,25 +55,29 @@ def find_pipeline_lakes(where: str) -> dict[str | None, LakeDirectory]:
     """
     from penstock.spark.lake.tables.directory import LakeDirectory
     from penstock.spark.pipeline.definition.definition import is_definition, read_definition
-    from penstock.spark.pipeline.state.run_state import find_lakes
+    from penstock.spark.pipeline.state.source_lakes import find_lakes, find_source_lakes
 
     if not is_definition(where):
         return find_lakes(where)
     definition = read_definition(where)
-    found = {source.name: LakeDirectory(definition.locate_lake(source)) for source in definition.sources}
+    lakes = find_source_lakes(definition)
+    found = {each.source: LakeDirectory(each.path) for each in lakes.removed}
+    found |= {each.source.name: LakeDirectory(each.path) for each in lakes.declared}
     if not any(lake.path.is_dir() for lake in found.values()):
         raise UsageError(f"{where} keeps its tables in {definition.lake}, which does not exist yet")
     return found
 
 
-def find_declared_names(where: str) -> dict[str | None, list[str]]:
-    """Return the names of the dependents that a file declares, by source name; empty for a directory of tables."""
+def read_lake_status(where: str) -> list[LakeStatus]:
+    """Return the status of the lakes of a pipeline. Raises the errors of `find_pipeline_lakes`."""
     from penstock.spark.pipeline.definition.definition import is_definition, read_definition
+    from penstock.spark.pipeline.state.lake_status import read_status
+    from penstock.spark.pipeline.state.source_status import read_pipeline_status
 
-    if not is_definition(where):
-        return {}
-    definition = read_definition(where)
-    return {each.name: [found.name for found in definition.list_dependents(each)] for each in definition.sources}
+    lakes = find_pipeline_lakes(where)
+    if is_definition(where):
+        return read_pipeline_status(read_definition(where))
+    return [read_status(lake, source) for source, lake in lakes.items()]
 
 
 def select_lake(where: str, source: str | None) -> LakeDirectory:
@@ -81,7 +86,11 @@ def select_lake(where: str, source: str | None) -> LakeDirectory:
     Raises:
         UsageError: there are several sources and `source` is None, or no source has that name.
     """
+    from penstock.spark.pipeline.definition.definition import is_definition, read_definition
+
     lakes = find_pipeline_lakes(where)
+    if source is None and is_definition(where) and len(declared := read_definition(where).sources) == 1:
+        return lakes[declared[0].name]
     return lakes[_choose_source(lakes, source)]
 
 

@@ -15,6 +15,7 @@ from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.spark.pipeline.run.run_plan import PlannedSource
+    from penstock.spark.pipeline.state.lake_status import LakeStatus
 
 
 @commands.command(
@@ -70,17 +71,23 @@ def validate(
 def plan(file: PipelineFile, *, as_json: AsJson = False) -> None:
     """Show the sources, filters and tables of a run without starting it.
 
-    Also shows which tables exist, how far they are behind, and which are no longer
-    declared. If a run would be refused, for example for a changed filter, the
+    Also shows which tables exist, how far they are behind, and which sources and
+    tables are no longer declared. If a run would be refused, for example for a changed filter, the
     reason is shown. With --json, each line is one source. The exit code is 2 if a
     run would be refused, and 1 if a file of an index or a sink is damaged.
     """
     from penstock.spark.pipeline.definition.definition import read_definition
     from penstock.spark.pipeline.run.run_plan import plan_run as planned
+    from penstock.spark.pipeline.state.source_lakes import find_source_lakes
+    from penstock.spark.pipeline.state.source_status import read_removed_status
 
-    sources = planned(read_definition(file))
+    definition = read_definition(file)
+    sources = planned(definition)
     for source in sources:
         print(format_json_line(_make_object(source)) if as_json else _format_plan(source), flush=True)
+    for gone in read_removed_status(find_source_lakes(definition)):
+        shown = {"name": gone.source, "lake": gone.to_dict()}
+        print(format_json_line(shown) if as_json else _format_removed(gone, file), flush=True)
     refusals = [source.refusal for source in sources if source.refusal is not None]
     if refusals:
         # A run ends with the first of them.
@@ -102,20 +109,33 @@ def _format_plan(source: PlannedSource) -> str:
         rows.append(("behind", f"unknown: {source.unreachable}"))
     else:
         rows.append(("behind", f"{source.lag:,} seqnos"))
-    rows.append(("state", _describe_state(source)))
+    if source.former_name is not None:
+        rows.append(("renamed from", source.former_name))
+    rows.append(("state", _describe_state(source.status)))
     if source.refusal is not None:
         rows.append(("a run is refused", str(source.refusal)))
     lines += [f"  {name:<24} {text}" for name, text in rows]
     for part in source.parts:
-        begins = "new" if part.is_new else "goes on"
+        begins = "paused" if source.status.paused else "new" if part.is_new else "goes on"
         lines.append(f"  {part.name:<24} {part.kind:<10} {begins:<8} {part.place}   {part.description}".rstrip())
     for gone in source.status.removed:
         lines.append(f"  {gone.name:<24} {gone.kind:<10} removed  no longer declared; its files stay until a reset")
     return "\n".join(lines)
 
 
-def _describe_state(source: PlannedSource) -> str:
-    status = source.status
+def _format_removed(gone: LakeStatus, file: str) -> str:
+    lines = [
+        f"{gone.source or 'lake'}  {gone.lake}",
+        f"  {'removed':<24} no longer declared; a run leaves it alone, and its files stay until"
+        f" penstock pipeline reset {file} --source {gone.source} --yes",
+        f"  {'state':<24} {_describe_state(gone)}",
+    ]
+    return "\n".join(lines + [f"  {each.name:<24} {each.kind:<10} removed" for each in gone.removed])
+
+
+def _describe_state(status: LakeStatus) -> str:
     if status.state == "running":
         return f"running, process {status.pid}"
+    if status.paused:
+        return "paused"
     return "new" if status.changelog is None else f"{status.changelog.rows or 0:,} rows in the changelog"

@@ -77,14 +77,16 @@ def erase(
 
 
 def _find_declared(where: str, source: str | None) -> tuple[str | None, list[LakePath]]:
-    """Return the fields of a source's values, and the directories of dead letters; nothing for a directory."""
+    """Return the fields of a source's values, and the directories of dead letters; nothing if no file declares it."""
     from penstock.spark.pipeline.definition.definition import is_definition, read_definition
     from penstock.spark.source.source_options import INFERRED
 
     if not is_definition(where):
         return None, []
     definition = read_definition(where)
-    declared = next(each for each in definition.sources if each.name == source)
+    declared = next((each for each in definition.sources if each.name == source), None)
+    if declared is None:
+        return None, []
     found = (each.find_letter_directory() for each in definition.list_dependents(declared))
     schema = None if declared.value_schema == INFERRED else declared.value_schema
     return schema, [path for path in found if path is not None]

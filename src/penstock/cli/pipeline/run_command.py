@@ -130,7 +130,7 @@ def _run_pipeline(
     listener, metrics = read_listener(flags), definition.metrics
     if listener is None and metrics is not None:
         listener = MetricsListener(metrics.port, metrics.host, metrics.read_login())
-    sources = [source.name for source in definition.sources]
+    sources = [source.name for source in definition.sources if not source.paused]
     with (
         ProgressDisplay(as_json=as_json, on_terminal=sys.stdout.isatty()) as display,
         serve_metrics(listener, sources) as figures,

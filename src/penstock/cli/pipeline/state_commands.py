@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli.base.app import AsJson, format_examples
 from penstock.cli.base.show import format_json_line
-from penstock.cli.pipeline.arguments import FileOrLake, find_declared_names, find_pipeline_lakes
+from penstock.cli.pipeline.arguments import FileOrLake, find_pipeline_lakes, read_lake_status
 from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress_display import format_size
 from penstock.client.topology.missing_vbuckets import format_ranges
@@ -24,23 +24,22 @@ if TYPE_CHECKING:
 def status(where: FileOrLake, *, as_json: AsJson = False) -> None:
     """Show the process that writes the tables, their lag and their size.
 
-    Also names indexes and sinks that have files and are no longer declared.
+    Also names sources, indexes and sinks that have files and are no longer declared.
 
     Lag and rates of a run are at most some seconds old; after a run they are its
     last values. With --json, each line is one source.
     """
-    from penstock.spark.pipeline.state.lake_status import read_status
-
-    declared = find_declared_names(where)
-    for source, lake in find_pipeline_lakes(where).items():
-        found = read_status(lake, source, declared.get(source))
+    for found in read_lake_status(where):
         print(format_json_line(found.to_dict()) if as_json else _format_status(found), flush=True)
 
 
 def _format_status(found: LakeStatus) -> str:
     from penstock.spark.pipeline.state.lake_status import format_time
 
-    lines = [f"{found.source or 'lake'}  {found.lake}", f"  {'state':<14} {_describe_state(found)}"]
+    lines = [f"{found.source or 'lake'}  {found.lake}"]
+    if not found.declared:
+        lines.append(f"  {'removed':<14} no longer declared; its files stay until a reset with --source {found.source}")
+    lines.append(f"  {'state':<14} {'paused; ' * found.paused}{_describe_state(found)}")
     if found.pid is not None:
         lag = "unknown" if found.lag is None else f"{found.lag:,} seqnos"
         rates = f"{found.rows_per_second:,.0f} rows/s, {format_size(found.bytes_per_second)}/s"
@@ -106,7 +105,6 @@ def stop(
     ended. It is no error if no process runs. The exit code is 1 if the process
     does not end in time.
     """
-    from penstock.spark.pipeline.state.lake_status import read_status
     from penstock.spark.pipeline.state.run_state import is_locked
     from penstock.spark.pipeline.state.stopping import stop_runs as ask
 
@@ -122,8 +120,7 @@ def stop(
 
     if not ask([*lakes.values()], timeout, report_stop):
         raise Error(f"the run of {where} did not end within {timeout:g} s; it may end later")
-    for source, lake in lakes.items():
-        found = read_status(lake, source)
+    for found in read_lake_status(where):
         print(
             format_json_line({"was_running": was_running, **found.to_dict()}) if as_json else _format_status(found),
             flush=True,
@@ -153,7 +150,8 @@ def reset(
 
     Without --table, all tables are removed, and the next run reads the bucket
     from its beginning. current and indexes are rebuilt from the changelog; a sink
-    receives all changes again. Not possible while a run writes the tables.
+    receives all changes again. --source also names a source that FILE no longer
+    declares. Not possible while a run writes the tables.
     Without --yes, nothing is removed and the exit code is 2.
     """
     from penstock.spark.pipeline.state.stopping import plan_removal

@@ -22,6 +22,7 @@ from penstock.client.connect.address import RecreatedBucket
 from penstock.errors import UsageError
 from penstock.extras import describe_missing_extra
 from penstock.options import (
+    BOOLEAN,
     TEXT,
     check_limits,
     given_options,
@@ -47,10 +48,11 @@ from penstock.spark.pipeline.definition.toml_tables import (
     parse_table,
 )
 from penstock.spark.source.source_options import INFERRED, SourceOptions
-from penstock.spark.storage.object_path import is_remote_path, is_url, parse_place
+from penstock.spark.storage.object_path import LakePath, is_remote_path, is_url, parse_place
 from penstock.spark.values.json_types import from_ddl
 
 __all__ = [
+    "RESERVED_NAMES",
     "CurrentSettings",
     "Metrics",
     "PipelineDefinition",
@@ -65,6 +67,8 @@ __all__ = [
 T = TypeVar("T")
 
 _TABLES = ("changelog", "current")
+RESERVED_NAMES = frozenset((*_TABLES, *(kind.directory for kind in list_kinds())))
+"""Directories of a lake, beside which the lakes of further sources lie."""
 _POLICY = MergePolicy()
 _BUCKET_DEFAULT = {to_external_name("recreated_bucket"): RecreatedBucket.FAIL.value}
 """Another default than that of `format("dcp")`: a rollback to zero would replace the content of all tables."""
@@ -77,6 +81,8 @@ class SourceDefinition(Trigger):
     Attributes:
         name: None where a command's options define the only source.
         reader_options: the options of `format("dcp")` that are given, by their names in the file.
+        renamed_from: the name of the source in earlier runs, whose tables it continues.
+        paused: whether a run leaves the source alone.
     """
 
     name: str | None = None
@@ -90,10 +96,14 @@ class SourceDefinition(Trigger):
         default=None,
     )
     value_schema: str | None = option(TEXT, 'the fields as DDL, or "infer" to read them from the bucket', default=None)
+    renamed_from: str | None = option(TEXT, "the name of the source in earlier runs", default=None)
+    paused: bool = option(BOOLEAN, "keep the tables as they are: a run opens no streams", default=False)
 
     def __post_init__(self) -> None:
         if self.name is not None:
             check_declared_name("source", self.name)
+            if self.name in RESERVED_NAMES:
+                raise UsageError(f"the name of the source is {self.name!r}, which is a directory in a lake")
         check_limits(self)
         if self.where is not None and not self.where.strip():
             raise UsageError(f"where is {self.where!r}, expected a condition in SQL such as abv > 5")
@@ -210,12 +220,12 @@ class PipelineDefinition:
     lineage: LineageSettings | None = None
 
     def locate_lake(self, source: SourceDefinition) -> str:
-        """Return the directory of a source's tables."""
+        """Return the place of a source's tables in a new pipeline; `find_source_lakes` finds tables that exist."""
         return self.lake if len(self.sources) == 1 else str(parse_place(self.lake) / str(source.name))
 
-    def open_lake(self, source: SourceDefinition) -> LakeDirectory:
-        """Return the lake of a source, in the declared format."""
-        return LakeDirectory(self.locate_lake(source), self.tables.format, self.tables.catalog)
+    def open_lake(self, path: str | LakePath) -> LakeDirectory:
+        """Return the lake at a place, in the declared format."""
+        return LakeDirectory(path, self.tables.format, self.tables.catalog)
 
     def list_dependents(self, source: SourceDefinition) -> list[DependentKind]:
         """Return the dependents of a source's changelog."""
@@ -296,10 +306,16 @@ def _parse_sources(place: TomlPlace, given: Any) -> tuple[SourceDefinition, ...]
         raise place.make_error("has no source, expected a table [source.NAME] with the url of a bucket")
     if flat := [name for name, table in given.items() if not isinstance(table, dict)]:
         raise place.make_error(f"[source] has the key {flat[0]!r}, expected a table [source.NAME]")
-    return tuple(
-        parse_table(SourceDefinition, TomlPlace(place.file, f"[source.{name}]"), table, name=name)
-        for name, table in given.items()
-    )
+    places = {name: TomlPlace(place.file, f"[source.{name}]") for name in given}
+    found = tuple(parse_table(SourceDefinition, places[name], table, name=name) for name, table in given.items())
+    taken = {*given}
+    for source in found:
+        if source.renamed_from in taken:
+            text = f"renamed_from is {source.renamed_from!r}, expected a name that no other source has or had"
+            raise places[str(source.name)].make_error(text)
+        if source.renamed_from is not None:
+            taken.add(source.renamed_from)
+    return found
 
 
 def _parse_table(cls: type[T], file: str, name: str, given: Mapping[str, Any]) -> T:

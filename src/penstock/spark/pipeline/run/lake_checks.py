@@ -8,30 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.client.connect.address import RecreatedBucket
-from penstock.errors import Error, LakeRefused, UsageError
+from penstock.errors import Error, LakeRefused
 from penstock.spark.lake.reading.lake_positions import read_planned_end
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import describe_held_lake
 from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
 from penstock.spark.pipeline.state.run_state import check_content
+from penstock.spark.pipeline.state.source_lakes import SourceLake
 
 __all__ = ["check_bucket", "check_lake", "find_refusal"]
 
 LakeCheck = Callable[[PipelineDefinition, SourceDefinition, LakeDirectory], None]
-
-
-def _check_source_count(definition: PipelineDefinition, source: SourceDefinition, lake: LakeDirectory) -> None:
-    """Check that several sources do not write into the lake of one source.
-
-    Raises:
-        UsageError: the directory has tables.
-    """
-    count = len(definition.sources)
-    if count > 1 and LakeDirectory(definition.lake).changelog_table.path.exists():
-        raise UsageError(
-            f"the lake {definition.lake} holds the tables of one source;"
-            f" expected a directory without tables for {count} sources"
-        )
 
 
 def _check_owner(definition: PipelineDefinition, source: SourceDefinition, lake: LakeDirectory) -> None:
@@ -48,7 +35,7 @@ def _check_dependents(definition: PipelineDefinition, source: SourceDefinition, 
         each.open(lake).position()
 
 
-_CHECKS: tuple[LakeCheck, ...] = (_check_source_count, _check_owner, _check_content, _check_dependents)
+_CHECKS: tuple[LakeCheck, ...] = (_check_owner, _check_content, _check_dependents)
 """In the order in which a run makes them."""
 
 
@@ -87,21 +74,21 @@ def check_bucket(source: SourceDefinition, lake: LakeDirectory, uuid: str) -> No
         )
 
 
-def find_refusal(
-    definition: PipelineDefinition, source: SourceDefinition, lake: LakeDirectory, *, uuid: str, is_running: bool
-) -> Error | None:
+def find_refusal(definition: PipelineDefinition, place: SourceLake, *, uuid: str, is_running: bool) -> Error | None:
     """Return the error with which a run would end before it reads the bucket.
 
     Args:
         definition: the pipeline.
-        source: the source of the lake.
-        lake: the lake.
+        place: the source and its lake.
         uuid: the uuid of the bucket; empty if it is unknown.
         is_running: whether a run holds the lake.
 
     Returns:
-        The error; None if the run would start.
+        The error; None if the run would start, or leave the source alone.
     """
+    source, lake = place.source, definition.open_lake(place.path)
+    if place.refusal is not None or source.paused:
+        return place.refusal
     try:
         check_lake(definition, source, lake)
         check_bucket(source, lake, uuid)

@@ -6,11 +6,14 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from penstock.spark.lake.reading.lake import Lake
+from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.definition.definition import PipelineDefinition, define_bucket_pipeline, read_definition
 from penstock.spark.pipeline.run.run_plan import PlannedSource, plan_run
 from penstock.spark.pipeline.state import stopping
-from penstock.spark.pipeline.state.lake_status import LakeStatus, read_status
+from penstock.spark.pipeline.state.lake_status import LakeStatus
 from penstock.spark.pipeline.state.run_progress import ReportProgress, SourceProgress
+from penstock.spark.pipeline.state.source_lakes import find_source_lakes
+from penstock.spark.pipeline.state.source_status import read_pipeline_status
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,10 +53,10 @@ class Pipeline:
     @property
     def lakes(self) -> dict[str | None, Lake]:
         """The lakes by the names of their sources."""
-        declared, tables = self.definition, self.definition.tables
+        tables = self.definition.tables
         return {
-            source.name: Lake(declared.locate_lake(source), tables.format, tables.catalog)
-            for source in declared.sources
+            each.source.name: Lake(each.path, tables.format, tables.catalog)
+            for each in find_source_lakes(self.definition).declared
         }
 
     def plan(self) -> list[PlannedSource]:
@@ -91,8 +94,11 @@ class Pipeline:
         )
 
     def status(self) -> list[LakeStatus]:
-        """Return the state of each lake and its newest run, from the files of the lakes alone."""
-        return [read_status(lake, source) for source, lake in self.lakes.items()]
+        """Return the state of each lake and its newest run, from the files of the lakes alone.
+
+        Lakes of sources that the file no longer declares come last.
+        """
+        return read_pipeline_status(self.definition)
 
     def stop(self, timeout: float = 120.0) -> bool:
         """Ask the run of this pipeline to end, and wait until it has ended.
@@ -103,4 +109,5 @@ class Pipeline:
         Returns:
             True if the run has ended.
         """
-        return stopping.stop_runs([*self.lakes.values()], timeout)
+        removed = [LakeDirectory(each.path) for each in find_source_lakes(self.definition).removed]
+        return stopping.stop_runs([*self.lakes.values(), *removed], timeout)

@@ -35,6 +35,7 @@ from penstock.spark.pipeline.run.spark_failure import translate_errors
 from penstock.spark.pipeline.run.value_fields import load_fields
 from penstock.spark.pipeline.state import run_state as control
 from penstock.spark.pipeline.state.run_progress import ReportProgress, SourceProgress
+from penstock.spark.pipeline.state.source_lakes import find_source_lakes
 from penstock.spark.runtime.data_source import register
 from penstock.spark.runtime.spark_session import cluster_session, local_session
 from penstock.spark.storage.object_path import ObjectPath
@@ -78,9 +79,13 @@ def run_pipeline(
         finish: once set, the run ends as soon as all tables have caught up.
 
     Returns:
-        The last progress of each source.
+        The last progress of each source that is not paused.
     """
-    places = [_OpenSource(source, definition.open_lake(source)) for source in definition.sources]
+    lakes = find_source_lakes(definition).declared
+    for each in lakes:
+        if each.refusal is not None:
+            raise each.refusal
+    places = [_OpenSource(each.source, definition.open_lake(each.path)) for each in lakes if not each.source.paused]
     for place in places:
         check_lake(definition, place.source, place.lake)
     with LoopThread("penstock-pipeline") as loop, ExitStack() as stack:

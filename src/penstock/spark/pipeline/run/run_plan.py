@@ -16,7 +16,9 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
 from penstock.spark.pipeline.run.lake_checks import check_bucket, find_refusal
 from penstock.spark.pipeline.state.lag import compute_lag
-from penstock.spark.pipeline.state.lake_status import LakeStatus, read_status
+from penstock.spark.pipeline.state.lake_status import LakeStatus
+from penstock.spark.pipeline.state.source_lakes import SourceLake, find_source_lakes
+from penstock.spark.pipeline.state.source_status import read_source_status
 
 __all__ = ["PlannedPart", "PlannedSource", "check_buckets", "plan_run"]
 
@@ -75,6 +77,7 @@ class PlannedSource:
         unreachable: the reason why the bucket does not answer, otherwise None.
         refusal: the error with which a run would end before it reads the bucket, otherwise None.
         bucket_uuid: the uuid of the bucket; empty if it is unknown.
+        former_name: the name that the tables still have, if the source was renamed since the last run.
     """
 
     name: str | None
@@ -87,19 +90,20 @@ class PlannedSource:
     unreachable: str | None = None
     refusal: Error | None = None
     bucket_uuid: str = ""
+    former_name: str | None = None
 
 
 def plan_run(definition: PipelineDefinition) -> list[PlannedSource]:
     """Return the plan for each source. Raises UsageError for a lake that cannot be used."""
     answers = asyncio.run(_request_all_states([source.parse_options().address for source in definition.sources]))
-    return [
-        _plan_source(definition, source, answer) for source, answer in zip(definition.sources, answers, strict=True)
-    ]
+    places = find_source_lakes(definition).declared
+    return [_plan_source(definition, place, answer) for place, answer in zip(places, answers, strict=True)]
 
 
-def _plan_source(definition: PipelineDefinition, source: SourceDefinition, answer: BucketState | str) -> PlannedSource:
-    lake = LakeDirectory(definition.locate_lake(source))  # the tables that are there, in any format
-    status = read_status(lake, source.name, [each.name for each in definition.list_dependents(source)])
+def _plan_source(definition: PipelineDefinition, place: SourceLake, answer: BucketState | str) -> PlannedSource:
+    source = place.source
+    lake = LakeDirectory(place.path)  # the tables that are there, in any format
+    status = read_source_status(definition, place)
     filters = source.list_content_options()
     uuid = answer.uuid if isinstance(answer, BucketState) else ""
     settings = {name: source.reader_options[name] for name in _SETTINGS if name in source.reader_options}
@@ -112,8 +116,9 @@ def _plan_source(definition: PipelineDefinition, source: SourceDefinition, answe
         status,
         _compute_lag(source, lake, answer.high_seqnos) if isinstance(answer, BucketState) else None,
         answer if isinstance(answer, str) else None,
-        find_refusal(definition, source, definition.open_lake(source), uuid=uuid, is_running=status.state == "running"),
+        find_refusal(definition, place, uuid=uuid, is_running=status.state == "running"),
         uuid,
+        place.former_name,
     )
 
 
@@ -167,7 +172,10 @@ def check_buckets(definition: PipelineDefinition) -> list[str]:
     """
 
     async def ask() -> list[str]:
-        lines = [await _check_source(source, definition.open_lake(source)) for source in definition.sources]
+        lines = [
+            await _check_source(each.source, definition.open_lake(each.path))
+            for each in find_source_lakes(definition).declared
+        ]
         targets = [address for each in definition.dependents if (address := each.find_bucket_address()) is not None]
         return lines + [await _check_target(address) for address in targets]
 

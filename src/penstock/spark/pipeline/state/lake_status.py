@@ -95,6 +95,8 @@ class LakeStatus:
         last_rollback: the newest rollback in the changelog.
         schema_changes: fields of values that the declared or inferred schema lacks.
         removed: dependents that have files in the lake, and are no longer declared.
+        paused: whether the file pauses the source.
+        declared: False for the lake of a source that the file no longer declares.
     """
 
     lake: str
@@ -114,6 +116,8 @@ class LakeStatus:
     last_rollback: RollbackEvent | None = None
     schema_changes: tuple[str, ...] = ()
     removed: tuple[RemovedDependent, ...] = ()
+    paused: bool = False
+    declared: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as a dict for JSON, with times as text in ISO 8601."""

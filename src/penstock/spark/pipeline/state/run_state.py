@@ -18,7 +18,6 @@ from typing import Any
 from penstock.errors import LakeRefused, UsageError
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import HeldLock, check_lock, is_held
-from penstock.spark.storage.object_path import LakePath
 from penstock.spark.storage.stored_documents import StoredDocument, replace_document
 
 __all__ = [
@@ -27,7 +26,6 @@ __all__ = [
     "check_content",
     "clear_stop_request",
     "create_run_state",
-    "find_lakes",
     "forget_dependents",
     "is_locked",
     "is_stop_requested",
@@ -38,8 +36,6 @@ __all__ = [
 
 RUN_STATE, STOP, CONTENT = "_run.json", "_stop", "_content.json"
 """Files in the lake: the run's state, the request to stop, and the options that decide about the rows."""
-_LAKE_FILES = ("_checkpoint", "changelog", RUN_STATE)
-"""Any of these names shows that a directory is a lake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,28 +190,3 @@ def store_content(lake: LakeDirectory, content: dict[str, str]) -> None:
 def is_locked(lake: LakeDirectory) -> bool:
     """Return whether a run holds the lake, or the Java process of a run that was killed."""
     return is_held(lake.path)
-
-
-def find_lakes(path: str) -> dict[str | None, LakeDirectory]:
-    """Return the lakes in a directory, by the name of their source: the directory itself, or those of several sources.
-
-    Args:
-        path: the directory.
-
-    Returns:
-        The lakes; None is the name of the only source.
-
-    Raises:
-        UsageError: there is no lake.
-    """
-    lake = LakeDirectory(path)
-    if _is_lake(lake.path):
-        return {None: lake}
-    inside = sorted(each for each in lake.path.iterdir() if _is_lake(each)) if lake.path.is_dir() else []
-    if not inside:
-        raise UsageError(f"there is no lake at {lake.path}; expected the directory of a pipeline that has run")
-    return {each.name: LakeDirectory(each) for each in inside}
-
-
-def _is_lake(path: LakePath) -> bool:
-    return any((path / mark).exists() for mark in _LAKE_FILES)
