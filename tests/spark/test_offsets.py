@@ -53,9 +53,14 @@ class TestOffsetJson:
             "requested": "- 0 -*2",
         }
 
-    @given(st.lists(vbucket_offsets(), min_size=1, max_size=5), st.booleans(), st.sampled_from(["", "2d2c7ef0"]))
-    def test_round_trip(self, vbuckets, pinned, uuid):
-        offset = Offset(tuple(vbuckets), pinned, uuid)
+    @given(
+        st.lists(vbucket_offsets(), min_size=1, max_size=5),
+        st.booleans(),
+        st.sampled_from(["", "2d2c7ef0"]),
+        st.sampled_from([None, (), (0,), (8, 12)]),
+    )
+    def test_round_trip(self, vbuckets, pinned, uuid, collection_ids):
+        offset = Offset(tuple(vbuckets), pinned, uuid, collection_ids)
         text = json.dumps(offset.to_json())
         again = Offset.from_json(json.loads(text))
         assert again == offset

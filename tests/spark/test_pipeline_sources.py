@@ -9,9 +9,10 @@ import pytest
 from penstock.cli import main
 from penstock.errors import LakeRefused, UsageError
 from penstock.node import Node
-from penstock.spark import Lake, Pipeline
+from penstock.spark import Lake, Pipeline, SecondaryIndex
 from penstock.spark.pipeline.definition.definition import SourceDefinition, define_bucket_pipeline
 from penstock.spark.pipeline.state.source_lakes import StoredLake, assign_lakes
+from tests.client.test_collections import change
 from tests.spark.buckets import Documents, current_of, numbered
 
 
@@ -167,3 +168,38 @@ def test_sources_are_added_renamed_paused_and_removed(spark, tmp_path, capsys):
         assert command("plan", "--json")[1].count("\n") == 1
         assert run(red, beer) == {"red": 0, "beer": 10}
         assert (root / "beer" / "changelog").exists()
+
+
+@pytest.mark.spark
+def test_collections_and_scopes_may_be_created_again(spark, tmp_path):
+    path = tmp_path / "pipeline.toml"
+    index = '[[index]]\nname = "by_n"\nsource = "ales"\npath = "n"\ntype = "long"\n'
+    with Node.running(["beer"], vbuckets=4) as node, Documents.of(node.url("beer")) as documents:
+
+        def run(**stored: str) -> list[set[str]]:
+            """Store documents in a collection `shop.NAME`, and return the keys in current of both sources."""
+            for name, keys in stored.items():
+                documents_of = ((key, b'{"n": %d}' % number) for number, key in enumerate(keys))
+                documents.loop.run(documents.bucket.upsert_many(documents_of, collection=f"shop.{name}"))
+            pipeline.run(available_now=True, spark=spark)
+            return [{*lake.current(["key"])["key"].to_pylist()} for lake in pipeline.lakes.values()]
+
+        def create() -> None:
+            change(node, lambda manifest: manifest.with_scope("shop"))
+            for name in ("ales", "hats"):
+                change(node, lambda manifest, name=name: manifest.with_collection("shop", name))
+
+        ales = f'[source.ales]\nurl = "{documents.url}"\ncollections = ["shop.ales"]\n'
+        pipeline = write_pipeline(path, ales, f'[source.shop]\nurl = "{documents.url}"\nscope = "shop"\n', rest=index)
+        create()
+        assert run(ales="abcdef", hats="xyz") == [{*"abcdef"}, {*"abcdefxyz"}]
+        change(node, lambda manifest: manifest.without_collection("shop", "ales"))
+        change(node, lambda manifest: manifest.with_collection("shop", "ales"))
+        assert run(ales="bq") == [{*"bq"}, {*"bqxyz"}]
+        by_n = SecondaryIndex(pipeline.lakes["ales"], "by_n", "n", "long")
+        assert by_n.range(0)["key"].to_pylist() == ["b", "q"]
+        change(node, lambda manifest: manifest.without_scope("shop"))
+        assert run() == [set(), set()]
+        create()
+        assert run(ales="c", hats="w") == [{"c"}, {*"cw"}]
+        assert by_n.range(0)["key"].to_pylist() == ["c"]

@@ -1,9 +1,14 @@
 """A node restarts during a query: the planner and the tasks wait until the node serves its bucket again."""
 
+import pyarrow as pa
 import pytest
 
 from penstock import BucketRecreated, Node
+from penstock.errors import NoSuchCollection
+from penstock.spark.lake.changelog.merge_rules import merge_changes
+from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
 from tests.client.restarting import STAGES, RestartingServer
+from tests.client.test_collections import change
 from tests.spark.buckets import Documents, MicroBatches
 
 
@@ -68,6 +73,47 @@ def test_query_finds_a_bucket_that_was_created_again(follow):
         del queries["fail"].start["bucket_uuid"]
         assert queries["fail"].all()
         assert queries["fail"].start["bucket_uuid"] == second != first
+
+
+def test_query_survives_the_end_of_a_selected_collection(follow):
+    """Between two batches the collection is dropped, and created again with other documents."""
+    with Node.running(["beer"], vbuckets=2) as node, Documents.of(node.url("beer")) as documents:
+
+        def store(collection: str, *keys: str) -> None:
+            documents.loop.run(documents.bucket.upsert_many([(key, b"v") for key in keys], collection=collection))
+
+        for name in ("ales", "stouts", "rest"):
+            change(node, lambda manifest, name=name: manifest.with_collection("_default", name))
+        store("ales", *(f"old-{n}" for n in range(9)))
+        store("stouts", "stout")
+        query: MicroBatches = follow(documents.url, collections="ales,stouts")
+        tables = query.all()
+        first = {*tables[0]["collection_id"].to_pylist()}
+        change(node, lambda manifest: manifest.without_collection("_default", "ales"))
+        store("stouts", "second")
+        tables += query.all()
+        assert current_keys(tables) == ["second", "stout"]
+        change(node, lambda manifest: manifest.with_collection("_default", "ales"))
+        change(node, lambda manifest: manifest.without_collection("_default", "ales"))
+        change(node, lambda manifest: manifest.with_collection("_default", "ales"))
+        store("ales", "new", "old-3")
+        store("rest", "other")
+        query.restart()
+        tables += query.all()
+        assert current_keys(tables) == ["new", "old-3", "second", "stout"]
+        assert {*tables[-1]["collection_id"].to_pylist()} - first
+        change(node, lambda manifest: manifest.without_collection("_default", "ales"))
+        change(node, lambda manifest: manifest.without_collection("_default", "stouts"))
+        tables += query.all()
+        assert current_keys(tables) == []
+        assert query.all() == []
+        with pytest.raises(NoSuchCollection, match=r"the bucket has no collection '_default\.ales'"):
+            follow(documents.url, collections="ales").step()
+
+
+def current_keys(tables):
+    rows = pa.concat_tables(tables).select(MERGE_SCHEMA.names).cast(MERGE_SCHEMA)
+    return sorted(merge_changes(rows)["key"].to_pylist())
 
 
 def keys_of(tables):

@@ -46,10 +46,12 @@ class KnownCollections(NamedTuple):
     Attributes:
         scopes: scope name -> scope id.
         collections: (scope name, collection name) -> collection id.
+        uid: the number of the manifest, which grows with each change; 0 if it is unknown.
     """
 
     scopes: Mapping[str, int]
     collections: Mapping[tuple[str, str], int]
+    uid: int = 0
 
     def register_names(self, names: CollectionNames) -> None:
         """Add the names of all scopes and collections to `names`."""
@@ -85,6 +87,7 @@ class _Manifest(Struct):
     """The part of a collections manifest that the client reads."""
 
     scopes: list[_Scope]
+    uid: Annotated[str, Meta(pattern="^[0-9a-fA-F]{1,16}$")] = "0"
 
 
 def parse_manifest(manifest: bytes) -> KnownCollections:
@@ -93,10 +96,10 @@ def parse_manifest(manifest: bytes) -> KnownCollections:
     Args:
         manifest: the JSON of the reply to GET_MANIFEST.
     """
-    read = read_peer_json(manifest, _Manifest, "collections manifest").scopes
-    scopes = {scope.name: int(scope.uid, 16) for scope in read}
-    collections = {(scope.name, each.name): int(each.uid, 16) for scope in read for each in scope.collections}
-    return KnownCollections(scopes, collections)
+    read = read_peer_json(manifest, _Manifest, "collections manifest")
+    scopes = {scope.name: int(scope.uid, 16) for scope in read.scopes}
+    collections = {(scope.name, each.name): int(each.uid, 16) for scope in read.scopes for each in scope.collections}
+    return KnownCollections(scopes, collections, int(read.uid, 16))
 
 
 def qualify_name(name: str, scope: str = "") -> tuple[str, str]:
@@ -149,6 +152,15 @@ class CollectionSelection:
     def list_names(self) -> list[tuple[str, str]]:
         """Return the scope and the name of each collection. Raises UsageError for an invalid name."""
         return [qualify_name(name, self.scope) for name in self.collections]
+
+    def find_ids(self, known: KnownCollections) -> frozenset[int]:
+        """Return the ids of the selected collections that a node has."""
+        names = {*self.list_names()} if self.collections else None
+        return frozenset(
+            collection_id
+            for (scope, name), collection_id in known.collections.items()
+            if ((scope, name) in names if names is not None else self.scope in ("", scope))
+        )
 
     def choose_request(self, known: KnownCollections) -> RequestedCollections:
         """Return the collections to request. They are more than the selected ones while a selected name has no id.
@@ -209,6 +221,7 @@ class StreamContent:
         out_of_order: whether the first snapshot of a collection may be out of order, in DCP and if the node does that.
         values: whether changes have values. If not, DCP and TAP do not send them.
         change_filter: chooses changes by key and value.
+        skips_missing: whether names without a collection are left out, if another has one. If not, they are an error.
         follows_names: whether the streams go on after the end of a selected collection, and read a later one with its
             name. If not, they read the collections that have the names at first, and end with them.
     """
@@ -219,6 +232,7 @@ class StreamContent:
     out_of_order: bool = False
     values: bool = True
     change_filter: ChangeFilter = ALL_CHANGES
+    skips_missing: bool = False
     follows_names: bool = False
 
 
@@ -234,11 +248,14 @@ class CollectionFilter:
         wide_vbuckets: the vbuckets whose last request was wide, see RequestedCollections.
     """
 
-    def __init__(self, selection: CollectionSelection, *, follows_names: bool = False) -> None:
+    def __init__(
+        self, selection: CollectionSelection, *, follows_names: bool = False, skips_missing: bool = False
+    ) -> None:
         self.outdated: set[int] = set()
         self.wide_vbuckets: set[int] = set()
         self._selection = selection
         self._follows_names = follows_names
+        self._skips_missing = skips_missing
         self._selected = frozenset(selection.list_names())
         self._names: CollectionNames | None = None
         self._first = EVERYTHING
@@ -277,6 +294,8 @@ class CollectionFilter:
         elif self._names is None:
             # Only once: a later collection with the same name has another id, and its changes continue no stream.
             self._first = self._selection.choose_request(known)
+            if self._skips_missing and self._selection.collections and (found := self._selection.find_ids(known)):
+                self._first = RequestedCollections(ids=found)
             if self._first.missing:
                 raise NoSuchCollection(f"the bucket has no {self._first.missing[0]}")
         self._names = self._names or CollectionNames()

@@ -23,6 +23,7 @@ from penstock.client.topology.vbucket_requests import (
 from penstock.client.topology.vbucket_views import FEW_VBUCKETS, view_vbuckets
 from penstock.errors import Error, NotMyVbucket, StatusError, UnknownCommand, UnsupportedServer
 from penstock.store.history.failover_log import FailoverLog
+from penstock.wire.messages.collections import GetManifest
 
 __all__ = ["VbucketReports"]
 
@@ -64,6 +65,19 @@ class VbucketReports:
             except NotMyVbucket:
                 check_vbucket_numbers(parse_group_vbuckets(group), self._nodes.map.vbuckets, self._address)
                 raise
+
+        return await self._nodes.run_with_retry(ask)
+
+    async def manifests(self) -> list[bytes]:
+        """Return the collections manifest of each node, as JSON; none if the nodes have no collections."""
+
+        async def ask() -> list[bytes]:
+            links = await self._nodes.connect_all()
+            if not self._nodes.has_collections:
+                return []
+            timeout = self._address.options.operation_timeout
+            replies = await asyncio.gather(*(link.request(GetManifest(), timeout) for _, link in links))
+            return [reply.value for reply in replies]
 
         return await self._nodes.run_with_retry(ask)
 

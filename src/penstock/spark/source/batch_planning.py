@@ -342,4 +342,4 @@ def _replace_vbuckets(offset: Offset, changed: Iterable[tuple[int, VbucketOffset
     vbuckets = list(offset.vbuckets)
     for vbucket, each in changed:
         vbuckets[vbucket] = each
-    return Offset(tuple(vbuckets), bucket_uuid=offset.bucket_uuid)
+    return replace(offset, vbuckets=tuple(vbuckets), pinned=True)

@@ -34,6 +34,7 @@ __all__ = [
     "VbucketRead",
     "check_vbucket_count",
     "derive_reads",
+    "find_ended_collections",
     "make_current_offset",
     "make_first_offset",
     "make_proven_offset",
@@ -92,11 +93,14 @@ class Offset:
         vbuckets: the position in each vbucket, indexed by vbucket.
         pinned: False only for an offset "from now" that no plan has seen. Such an offset differs at each call.
         bucket_uuid: the uuid of the bucket when the end was planned; empty if it is unknown.
+        collection_ids: the ids of the selected collections when the end was planned, ascending; None for a read that
+            selects none.
     """
 
     vbuckets: tuple[VbucketOffset, ...]
     pinned: bool = True
     bucket_uuid: str = ""
+    collection_ids: tuple[int, ...] | None = None
 
     def to_json(self) -> JsonObject:
         """Return the offset as columns of text, the same for equal offsets."""
@@ -110,6 +114,7 @@ class Offset:
             "requested": encode_runs("-" if v.requested is None else str(v.requested) for v in self.vbuckets),
             **({} if self.pinned else {"pinned": False}),
             **({"bucket_uuid": self.bucket_uuid} if self.bucket_uuid else {}),
+            **({} if self.collection_ids is None else {"collections": ",".join(map(str, self.collection_ids))}),
         }
 
     @classmethod
@@ -134,9 +139,11 @@ class Offset:
                 [None if text == "-" else parse_number(text) for text in decode_runs(value["requested"])],
             ]
             vbuckets = tuple(VbucketOffset(*row) for row in zip(*columns, strict=True))
+            ids = tuple(map(parse_number, filter(None, str(value.get("collections", "")).split(","))))
         except (KeyError, ValueError) as error:
             raise UsageError(f"not an offset of this source ({error}): {shorten_text(value)}") from None
-        return cls(vbuckets, value.get("pinned", True) is True, str(value.get("bucket_uuid", "")))
+        known_ids = ids if "collections" in value else None
+        return cls(vbuckets, value.get("pinned", True) is True, str(value.get("bucket_uuid", "")), known_ids)
 
 
 class RollbackRow(NamedTuple):
@@ -172,6 +179,7 @@ class VbucketRead:
         end_seqno: the last seqno.
         purge_seqno: the purge seqno of the plan for a read from 0, otherwise 0.
         rollback: the rollback row; None without a rollback.
+        ended: the ids of selected collections that no longer exist. Their rows no longer count, see `derive_reads`.
     """
 
     vbucket: int
@@ -181,6 +189,7 @@ class VbucketRead:
     end_seqno: int
     purge_seqno: int = 0
     rollback: RollbackRow | None = None
+    ended: tuple[int, ...] = ()
 
     @property
     def policy(self) -> PinnedBranch:
@@ -261,6 +270,9 @@ def check_vbucket_count(offset: Offset, count: int) -> None:
 def derive_reads(start: Offset, end: Offset) -> list[VbucketRead]:
     """Return the reads between two offsets, ordered by vbucket.
 
+    The streams of a selection by name have only the collections that have these names now. They have no events of those
+    that were dropped since the last plan. So each vbucket with rows gets the ids of these collections.
+
     Args:
         start: an offset.
         end: the offset that a plan returned for `start`.
@@ -271,13 +283,19 @@ def derive_reads(start: Offset, end: Offset) -> list[VbucketRead]:
     if len(start.vbuckets) != len(end.vbuckets):
         raise UsageError(f"offsets of {len(start.vbuckets)} and {len(end.vbuckets)} vbuckets make no batch")
     pairs = enumerate(zip(start.vbuckets, end.vbuckets, strict=True))
-    return [read for vbucket, (a, b) in pairs if (read := _derive_read(vbucket, a, b))]
+    ended = find_ended_collections(start, end.collection_ids)
+    return [read for vbucket, (a, b) in pairs if (read := _derive_read(vbucket, a, b, ended))]
+
+
+def find_ended_collections(before: Offset, now: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the ids of an offset that the selected collections no longer have. Ids are never used again."""
+    return tuple(each for each in before.collection_ids or () if now is not None and each not in now)
 
 
 # Reading between two offsets
 
 
-def _derive_read(vbucket: int, a: VbucketOffset, b: VbucketOffset) -> VbucketRead | None:
+def _derive_read(vbucket: int, a: VbucketOffset, b: VbucketOffset, ended: tuple[int, ...] = ()) -> VbucketRead | None:
     """Return the read between two positions of a vbucket; None if there are no changes and no rollback.
 
     Raises:
@@ -293,9 +311,10 @@ def _derive_read(vbucket: int, a: VbucketOffset, b: VbucketOffset) -> VbucketRea
             f"vbucket {vbucket}: history {b.history}, seqno {b.seqno} cannot follow history {a.history}, "
             f"seqno {a.seqno} in one batch"
         )
-    if start == b.seqno and rollback is None:
+    ended = ended if start else ()
+    if start == b.seqno and rollback is None and not ended:
         return None
-    return VbucketRead(vbucket, b.history, b.vbuuid, start, b.seqno, b.purge_seqno, rollback)
+    return VbucketRead(vbucket, b.history, b.vbuuid, start, b.seqno, b.purge_seqno, rollback, ended)
 
 
 def sort_vbuckets(by_vbucket: Iterable[int], count: int) -> list[int]:

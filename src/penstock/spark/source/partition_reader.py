@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Generator, Mapping
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from penstock.client.blocking import read_changes_at
@@ -18,12 +19,13 @@ from penstock.client.connect.client_session import generate_stream_name
 from penstock.client.connect.handshake import Purpose
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.feeds.collection_selection import StreamContent
+from penstock.client.feeds.deliveries import Delivery
 from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
 from penstock.client.read_ahead import LentItem
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.session_pool import SessionPool
-from penstock.errors import Error
-from penstock.spark.source.offsets import RollbackRow, VbucketRange
+from penstock.errors import Error, NoSuchCollection
+from penstock.spark.source.offsets import RollbackRow, VbucketRange, VbucketRead
 from penstock.spark.source.shape import Shape
 from penstock.spark.source.source_options import make_selection
 from penstock.spark.source.worker_connections import get_connections
@@ -115,6 +117,8 @@ def read_partition(partition: InputPartition, size: BatchSize = _SPARK_SIZE) -> 
     reads = partition.range.reads
     if rollbacks := [read.rollback for read in reads if read.rollback is not None]:
         yield partition.shape.apply(make_batch([_make_rollback_change(row) for row in rollbacks]))
+    if ends := [_make_end(read, each) for read in reads for each in read.ended]:
+        yield partition.shape.apply(make_batch(ends))
     wanted = {
         read.vbucket: StreamTarget(position=read.start, end_seqno=read.end_seqno, policy=read.policy)
         for read in reads
@@ -140,6 +144,7 @@ async def _stream_changes(
         selection=make_selection(address, dialect),
         xattrs=dialect is Dialect.DCP and address.options.xattrs and shape.needs_xattrs,
         values=shape.needs_values,
+        skips_missing=not partition.is_final,
     )
     purpose = Purpose(
         stream_name=generate_stream_name(),
@@ -157,14 +162,34 @@ async def _stream_changes(
         content=content,
     )
     joining = _BatchJoiner(shape, size)  # here already: each step to the other thread costs both of them
+
+    # A node whose manifest is older still sends changes of these collections.
+    ended = pa.array({each for read in partition.range.reads for each in read.ended}, pa.int64())
     async with ChangeStream(address, feed, pool=sessions) as stream:
-        while (delivery := await stream.next_delivery()) is not None:
-            for joined in joining.add(delivery.batch, delivery.nbytes):
+        while (delivery := await _next_delivery(stream, partition)) is not None:
+            rows = delivery.batch
+            if len(ended):
+                rows = rows.filter(pc.invert(pc.is_in(rows["collection_id"], value_set=ended)))
+            for joined in joining.add(rows, delivery.nbytes):
                 yield LentItem(joined, _keep_nothing)
         for joined in joining.flush():
             yield LentItem(joined, _keep_nothing)
         if partition.is_final and stream.given_up:
             raise Error(f"vbucket {stream.given_up[0]} got another history while it was read; run the job again")
+
+
+async def _next_delivery(stream: ChangeStream, partition: ChangePartition) -> Delivery | None:
+    """Return the next delivery; None at the end, and if the bucket has none of the selected collections now.
+
+    Raises:
+        NoSuchCollection: it has none of them, and no later plan waits for them.
+    """
+    try:
+        return await stream.next_delivery()
+    except NoSuchCollection:
+        if partition.is_final:
+            raise
+        return None
 
 
 class _BatchJoiner:
@@ -193,6 +218,24 @@ class _BatchJoiner:
         """Return the rows that are left as one batch; an empty list if there are none."""
         held, self._held, self._rows, self._nbytes = self._held, [], 0, 0
         return held if len(held) < 2 else [pa.concat_batches(held)]
+
+
+def _make_end(read: VbucketRead, collection_id: int) -> Change:
+    """Return the event of a collection's end, which the streams of a selection do not have between two batches.
+
+    The collection ended at the first seqno of the read or later, and no later rows of it are read. The snapshot has a
+    further seqno, so that the row alone does not count as a consistent state.
+    """
+    return Change(
+        vbucket=read.vbucket,
+        vbuuid=read.vbuuid,
+        seqno=read.start_seqno + 1,
+        event=Event.END_COLLECTION,
+        collection_id=collection_id,
+        history=read.history,
+        snapshot_start=0,
+        snapshot_end=read.start_seqno + 2,
+    )
 
 
 def _make_rollback_change(row: RollbackRow) -> Change:

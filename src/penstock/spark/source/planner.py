@@ -10,10 +10,7 @@ from dataclasses import replace
 from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import Address
-from penstock.client.connect.client_session import open_session
 from penstock.client.connect.cluster_map import ClusterMap
-from penstock.client.connect.handshake import DOCUMENTS
-from penstock.client.connect.retry import run_with_retry
 from penstock.client.feeds.collection_selection import KnownCollections, parse_manifest
 from penstock.client.streams.dialect_check import check_dialect
 from penstock.client.streams.stream_choice import choose_mitigation
@@ -21,7 +18,6 @@ from penstock.client.topology.persisted_seqnos import HeldSeqno
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import Dialect
-from penstock.wire.messages.collections import GetManifest
 
 __all__ = ["ASSUMED_BYTES", "Planner", "estimate_bytes_per_seqno"]
 
@@ -94,18 +90,9 @@ class Planner:
         return range(count) if self._vbuckets is None else self._vbuckets
 
     def read_collections(self) -> KnownCollections | None:
-        """Return the current collections of the bucket; None if the node does not support collections."""
-        return self._loop.run(run_with_retry(self._read_collections, self._bucket.address, self._bucket.has_served))
-
-    async def _read_collections(self) -> KnownCollections | None:
-        session = await open_session(self._bucket.address, DOCUMENTS)
-        try:
-            if not session.has_collections:
-                return None
-            timeout = self._bucket.address.options.operation_timeout
-            return parse_manifest((await session.link.request(GetManifest(), timeout)).value)
-        finally:
-            await session.link.close()
+        """Return the collections in the newest manifest of the nodes; None if they do not support collections."""
+        manifests = self._loop.run(self._bucket.reports.manifests())
+        return max(map(parse_manifest, manifests), key=lambda each: each.uid, default=None)
 
     def check_dialect(self, dialect: Dialect) -> None:
         """Raise UnsupportedServer if the server does not stream changes in this dialect, UsageError for its options."""

@@ -28,7 +28,7 @@ from penstock.client.connect.address import Address, RecreatedBucket
 from penstock.client.connect.cluster_map import NO_NODE, ClusterMap
 from penstock.client.discovery.endpoint import Endpoint as NodePlace
 from penstock.client.topology.vbucket_info import VbucketInfo
-from penstock.errors import BucketRecreated, Error
+from penstock.errors import BucketRecreated, Error, NoSuchCollection
 from penstock.spark.source import batch_planning, offsets
 from penstock.spark.source.batch_planning import PlanMemory, PlannedRollback
 from penstock.spark.source.offsets import (
@@ -193,14 +193,34 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         cluster = planner.cluster
         _check_bucket(self.options, previous, cluster)
         planned, memory = batch_planning.plan_batch(previous, infos, self._limit_seqnos(limit), self._memory, again)
-        if planned is not previous and cluster.uuid:
-            planned = replace(planned, bucket_uuid=cluster.uuid)
+        ids = self._find_collection_ids(previous)
+        if planned is not previous or offsets.find_ended_collections(previous, ids):
+            planned = replace(planned, bucket_uuid=cluster.uuid or previous.bucket_uuid, collection_ids=ids)
         setbacks = batch_planning.find_rollbacks(previous, planned, infos)
         _check_rollbacks(self.options, [each for each in setbacks if each.vbucket not in again])
         end = planned.to_json()
         self._planned, self._previous, self._memory = (end, planned), (start, previous), memory
         self._idle_at = start if end == start else None
         return end
+
+    def _find_collection_ids(self, previous: Offset) -> tuple[int, ...] | None:
+        """Return the present ids of the selected collections, ascending; None without a selection.
+
+        They must be read after the seqnos: then they include every collection with changes up to these seqnos.
+
+        Raises:
+            NoSuchCollection: the bucket has never had one of the collections during this query.
+        """
+        selection = self.options.selection
+        if selection is None or selection.is_everything:
+            return None
+        known = self._connect().read_collections()
+        if known is None:
+            return None
+        missing = selection.choose_request(known).missing
+        if missing and previous.collection_ids is None:
+            raise NoSuchCollection(f"the bucket has no {missing[0]}")
+        return tuple(sorted(selection.find_ids(known)))
 
     def _find_requested(self, previous: Offset) -> dict[int, int]:
         """Return the vbuckets of the read to read again, with their history."""
