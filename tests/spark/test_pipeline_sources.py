@@ -134,6 +134,11 @@ def test_sources_are_added_renamed_paused_and_removed(spark, tmp_path, capsys):
         assert "paused" in command("plan")[1]
         assert command("show", "current", "--source", "wine")[0] == 0
 
+        away = wine.replace(f":{node.kv_port}/", ":1/") + "paused = true\n"
+        write_pipeline(path, beer, away)
+        code, out = command("validate", "--connect")
+        assert (code, out.count(" seqnos")) == (0, 1)
+
         # Renamed: the tables go on where they are.
         renamed = wine.replace("source.wine", "source.red") + 'renamed_from = "wine"\n'
         write_pipeline(path, beer, renamed)

@@ -175,6 +175,7 @@ def check_buckets(definition: PipelineDefinition) -> list[str]:
         lines = [
             await _check_source(each.source, definition.open_lake(each.path))
             for each in find_source_lakes(definition).declared
+            if not each.source.paused  # its bucket may be away
         ]
         targets = [address for each in definition.dependents if (address := each.find_bucket_address()) is not None]
         return lines + [await _check_target(address) for address in targets]
