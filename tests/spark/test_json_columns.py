@@ -3,6 +3,9 @@
 import base64
 import json
 import math
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +18,43 @@ from penstock.spark.values.json_columns import MIN_BATCH_VALUES, differences, ev
 from tests.examples import scaled
 
 # The model reads whole values with json.loads, and returns the list_parts that do not fit as a value.
+
+TIMESTAMP, DATE = pa.timestamp("us", "UTC"), pa.date32()
+
+
+def at(*units: int) -> datetime:
+    return datetime(*units, tzinfo=UTC)  # type: ignore[arg-type, misc]
+
+
+TIMES = {
+    "2026-01-01": at(2026, 1, 1),
+    "0001-01-01T00:00Z": at(1, 1, 1),
+    "0001-01-01T00:00+00:01": None,
+    "0000-01-01T00:00:00": None,
+    "1582-10-10T00:00:00": at(1582, 10, 10),
+    "9999-12-31T23:59:59.999999Z": at(9999, 12, 31, 23, 59, 59, 999999),
+    "9999-12-31T23:59:59-00:01": None,
+    "2026-11-28T09:30:00.25+01:00": at(2026, 11, 28, 8, 30, 0, 250_000),
+    "2026-11-28 09:30:00": at(2026, 11, 28, 9, 30),
+    "2026-11-28T09:30:00.123456789Z": at(2026, 11, 28, 9, 30, 0, 123_456),
+    "2026-11-28T09:30:00-0330": at(2026, 11, 28, 13),
+    "2026-11-28T09:30+18": at(2026, 11, 27, 15, 30),
+    "2026-11-28T09:30:00+18:01": None,
+    "2026-11-28T09:30:00+01:60": None,
+    "2026-11-28T23:59:60Z": None,
+    "2026-11-28T24:00:00": None,
+    "2026-11-28T09": None,
+    "2026-11-28T09:30:00.": None,
+    "2026-11-28T09:30:00z": None,
+    "2026-11-28Z": None,
+    "2026-02-29": None,
+    "20261128": None,
+    " 2026-11-28": None,
+    "1.5": None,
+    "-3": None,
+}
+"""Texts with their times."""
+DATES = {"2026-01-01": date(2026, 1, 1)}
 
 LIMITS = {pa.int8(): 2**7, pa.int16(): 2**15, pa.int32(): 2**31, pa.int64(): 2**63}
 NOTHING = object()
@@ -39,7 +79,14 @@ def split_value(value: Any, of: pa.DataType) -> tuple[Any, Any]:
         elements = [split_value(element, of.value_type) for element in value]
         whole = all(remains is NOTHING for _, remains in elements)
         return [found for found, _ in elements], NOTHING if whole else value
-    if isinstance(value, bool) or of == pa.bool_():
+    if isinstance(of, pa.Decimal128Type):
+        number = None if isinstance(value, bool | str | list | dict) else Fraction(str(value)) * 10**of.scale
+        fits = number is not None and number.denominator == 1 and abs(number) < 10**of.precision
+        value = Decimal(str(value)) if fits else value
+    elif of in (TIMESTAMP, DATE):
+        known = (TIMES if of == TIMESTAMP else DATES).get(value) if isinstance(value, str) else None
+        fits, value = known is not None, value if known is None else known
+    elif isinstance(value, bool) or of == pa.bool_():
         fits = isinstance(value, bool) and of == pa.bool_()
     elif isinstance(value, int):
         exact = abs(value) < 2**1000 and of == pa.float64() and int(float(value)) == value
@@ -57,13 +104,17 @@ NUMBERS = st.one_of(
     st.integers(-3, 300),
     st.sampled_from([2**31, 2**53, 2**53 + 1, 2**63 - 1, 2**63, -(2**63), 2**70, 10**40, 10**400]),
     st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from([0.5, -0.25, 1e22, 1e37, 1e40, 99.5, 10**37, 10**38]),
 )
-SCALARS = st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=3), st.just("2026-01-01"))
+SCALARS = st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=3), st.sampled_from([*TIMES]))
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=6
 )
 DOCUMENTS = st.dictionaries(NAMES, VALUES, max_size=5)
-PLAIN_TYPES = st.sampled_from([pa.bool_(), pa.int8(), pa.int32(), pa.int64(), pa.float64(), pa.string()])
+PLAIN_TYPES = st.sampled_from(
+    [pa.bool_(), pa.int8(), pa.int32(), pa.int64(), pa.float64(), pa.string(), TIMESTAMP, DATE]
+    + [pa.decimal128(precision, scale) for precision, scale in ((3, 1), (38, 0), (38, 19), (2, 2))]
+)
 
 
 def structs(of: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -78,7 +129,9 @@ GARBAGE = st.sampled_from(
      b'{}}{"d":{}', b"{}}\0", b'{"a":NaN}', b'{"a":Infinity}', b'{"a":"\xff"}', b"\xff\xfe", b'{"a":01}', b'{"a":"\n"}',
      b"{'a':1}", b'{"a":1,}', b'{"a":1} x', b'\xef\xbb\xbf{"a":1}', b'{"a":"\\ud800"}', b'{"\\udfff":1}',
      b'{"a":1,"a":2}', b'{"z":[{"a":1,"a":2}]}', b'{"a":{"b":1,"b":true}}', b'{"a":1e999}', b'{"a":-0,"b":1e-999}',
-     b' {\n"a" :\t1 , "b":[ ] }\r\n']
+     b' {\n"a" :\t1 , "b":[ ] }\r\n', b'{"a":"\\u0031"}', b'{"a": "1.5","b":[".5"]}', b'{"a":1E+70,"b":-1e-2}',
+     b'{"a":123456789012345678901234567890123456789012345678901234567890}',
+     b'{"a":1.50000000000000000000000000000000000000}']
 )  # fmt: skip
 
 
@@ -98,12 +151,16 @@ def test_values_are_divided_into_columns_and_rest(of, documents, escaped):
     columns.validate(full=True)
 
 
+def write_scalar(value: date | Decimal) -> Any:
+    return float(value) if isinstance(value, Decimal) else str(value)
+
+
 @given(SCHEMAS, st.lists(DOCUMENTS, min_size=1, max_size=4), st.lists(GARBAGE | st.none(), max_size=3), st.randoms())
 @settings(max_examples=scaled(100))
 def test_a_value_does_not_change_its_neighbours(of, documents, odd, chance):
     """In a batch of values, of which pyarrow.json reads most, each value gives the same result as in a small batch."""
     written = [json.dumps(each).encode() for each in documents]
-    known = [json.dumps(split_value(each, of)[0]).encode() for each in documents]
+    known = [json.dumps(split_value(each, of)[0], default=write_scalar).encode() for each in documents]
     values: list[bytes | None] = [*written, *odd]
     values += [chance.choice(known if chance.random() < 0.9 else written) for _ in range(2 * MIN_BATCH_VALUES + 3)]
     chance.shuffle(values)
@@ -134,6 +191,7 @@ def test_any_bytes_are_parsed_or_kept_as_rest(value, of):
             assert base64.b64decode(json.loads(text)["_binary"]) == value
 
 
+T = at(2026, 11, 28, 8, 30)
 ODD = [
     (b'{"a":1,"a":2}', {"a": 2}, '{"a":1}'),
     (b'{"a":1,"a":null}', {"a": None}, '{"a":1}'),
@@ -155,9 +213,22 @@ ODD = [
     (b"3", None, "3"),
     (b"null", None, "null"),
     (b"\xff", None, '{"_binary": "/w=="}'),
+    (b'{"d":12345678901234567.89,"t":"2026-11-28T09:30+01:00"}', {"d": Decimal("12345678901234567.89"), "t": T}, None),
+    (
+        b'{"d":1.5e2,"y":["2026-11-28","soon"]}',
+        {"d": Decimal(150), "y": [T.date(), None]},
+        '{"y":["2026-11-28","soon"]}',
+    ),
+    (b'{"d":0.005,"t":1764322200}', {}, '{"d":0.005,"t":1764322200}'),
+    (b'{"d":"1.5","t":"2026-11-28T09:30Z soon"}', {}, '{"d":"1.5","t":"2026-11-28T09:30Z soon"}'),
+    (b'{"d":-0,"t":"2026-11-28"}', {"d": Decimal(0), "t": at(2026, 11, 28)}, None),
+    (b'{"d":1e999999999999999999999}', {}, '{"d":1e999999999999999999999}'),
     (None, None, None),
 ]
-ODD_SCHEMA = "a BIGINT, n BIGINT, f DOUBLE, s STRING, o STRUCT<x: BIGINT>, l ARRAY<BIGINT>"
+ODD_SCHEMA = (
+    "a BIGINT, n BIGINT, f DOUBLE, s STRING, o STRUCT<x: BIGINT>, l ARRAY<BIGINT>,"
+    " d DECIMAL(20, 2), t TIMESTAMP, y ARRAY<DATE>"
+)
 
 
 @pytest.mark.parametrize(("value", "document", "rest"), ODD)
@@ -246,12 +317,13 @@ def test_schemas_are_inferred(values, ddl, times):
 def test_evolution_lists_new_fields_and_conflicts():
     known = from_ddl(
         "name STRING, abv DOUBLE, n INT, o STRUCT<x: BIGINT>, l ARRAY<STRUCT<p: BIGINT>>,"
-        " t ARRAY<BIGINT>, m ARRAY<STRING>"
+        " t ARRAY<BIGINT>, m ARRAY<STRING>, at TIMESTAMP, on DATE, price DECIMAL(4, 2)"
     )
     values = pa.array(
         [
             b'{"name":"a","abv":5,"o":{"x":1,"y":"new"},"l":[{"p":1,"q":2.5}],"tags":["x"]}',
-            b'{"name":17,"abv":"strong","n":3000000000,"t":[1,"2"],"m":["a",1],"o":null,"void":null}',
+            b'{"name":17,"abv":"strong","n":3000000000,"t":[1,"2"],"m":["a",1],"o":null,"void":null,'
+            b'"at":"soon","on":7,"price":0.125}',
             b"no document",
             None,
         ],
@@ -265,6 +337,9 @@ def test_evolution_lists_new_fields_and_conflicts():
         "n is INT, found BIGINT",
         "t[] is BIGINT, found STRING",
         "m is ARRAY<STRING>, found values that it cannot hold",
+        "at is TIMESTAMP, found values that it cannot hold",
+        "on is DATE, found BIGINT",
+        "price is DECIMAL(4, 2), found values that it cannot hold",
     }
     assert set(differences(known, found.schema)) == {
         "o.y STRING is new",
@@ -317,6 +392,7 @@ def names_in(of: Any) -> list[str]:
 
 def test_ddl_is_read_as_people_write_it():
     text = "`odd ``name` long COMMENT 'it''s', b: Array<struct<`x y`:int,\n z STRING>>, c real,"
+    text += "d dec(5 ,2), e decimal, f timestamp,"
     with pytest.raises(UsageError, match="name"):
         from_ddl(text)
     expected = pa.schema(
@@ -324,6 +400,9 @@ def test_ddl_is_read_as_people_write_it():
             ("odd `name", pa.int64()),
             ("b", pa.list_(pa.struct([("x y", pa.int32()), ("z", pa.string())]))),
             ("c", pa.float32()),
+            ("d", pa.decimal128(5, 2)),
+            ("e", pa.decimal128(10, 0)),
+            ("f", TIMESTAMP),
         ]
     )
     assert from_ddl(text.removesuffix(",").replace("''", "")) == expected
@@ -333,8 +412,11 @@ BAD_DDL = [
     ("", "empty"),
     ("a", "the end"),
     ("a BIGINT NOT NULL", "'NOT'"),
-    ("a DECIMAL(10,2)", "'DECIMAL'"),
-    ("a TIMESTAMP", "TIMESTAMP"),
+    ("a DECIMAL(39)", "has '39' where 1 to 38 digits of a decimal was expected"),
+    ("a DECIMAL(5,6)", "has '6' where 0 to 5 digits behind the point was expected"),
+    ("a DECIMAL(5,-1)", "has '-' where 0 to 5 digits"),
+    ("a DECIMAL(5,2", "the end"),
+    ("a TIMESTAMP_NTZ", "has 'TIMESTAMP_NTZ' where BOOLEAN, .*, TIMESTAMP, DATE, DECIMAL"),
     ("a MAP<STRING,STRING>", "MAP"),
     ("a ARRAY<BIGINT", "the end"),
     ("a STRUCT<x BIGINT> >", "'>'"),

@@ -84,7 +84,7 @@ def test_schema_equals_the_schema_that_spark_derives(schema):
         ({"value_format": "json", "value_schema": "a int,"}, "'a int,' has the end where a field's name was expected"),
         ({"value_format": "json", "value_schema": "a blob"}, "'a blob' has 'blob' where BOOLEAN, TINYINT, "),
         ({"value_format": "json", "value_schema": "a int, a int"}, "fields a, a; expected each name once"),
-        ({"value_format": "json", "value_schema": "a timestamp"}, "'a timestamp' has 'timestamp' where BOOLEAN, "),
+        ({"value_format": "json", "value_schema": "a interval"}, "'a interval' has 'interval' where BOOLEAN, "),
         ({"value_format": "json", "value_schema": "a array<int"}, "has the end where '>' was expected"),
     ],
 )

@@ -6,21 +6,18 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import date
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.errors import UsageError
+from penstock.spark.values.json_times import DATE, TIMESTAMP, convert_dates, convert_timestamps, fit_date, fit_timestamp
 
 MISFIT_CHARACTERS = 100
 """Characters that are kept of the JSON of a value that does not fit."""
 LONG = 1 << 63
-
-# Arrow's cast and `datetime.fromisoformat` read this form alike. Columns with other forms are read value by value.
-_PLAIN_TIME = r"\A\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,6})?Z?\z"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,7 @@ class ValueType:
         Raises:
             UsageError: the value has another type.
         """
-        text = value.isoformat() if isinstance(value, datetime) else value
+        text = value.isoformat() if isinstance(value, date) else value
         fits = self.fit(text)
         if fits is None:
             raise UsageError(f"{subject} is {value!r}; expected a {self.name}")
@@ -75,7 +72,7 @@ def find_value_type(name: str) -> ValueType:
     """Return the type with this name.
 
     Args:
-        name: string, double, long, boolean or timestamp.
+        name: string, double, long, boolean, timestamp or date.
 
     Returns:
         The type.
@@ -117,29 +114,19 @@ def _fit_boolean(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _fit_timestamp(value: Any) -> datetime | None:
-    """Return the time of a text in ISO 8601; without a zone it is UTC."""
-    try:
-        when = datetime.fromisoformat(value)
-        return when.astimezone(UTC) if when.tzinfo is not None else when.replace(tzinfo=UTC)
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
 def _convert_finite(column: pa.Array) -> pa.Array | None:
     numbers = column.to_numpy(zero_copy_only=False)
     return pa.array(numbers + 0.0) if np.isfinite(numbers).all() else None
 
 
 def _convert_times(column: pa.Array) -> pa.Array | None:
-    plain = pc.match_substring_regex(column, _PLAIN_TIME)
-    if not pc.all(plain).as_py():
-        return None
-    try:
-        naive = pc.utf8_rtrim(column, characters="Z").cast(pa.timestamp("us"))
-    except pa.ArrowInvalid:
-        return None
-    return pc.assume_timezone(naive, "UTC")
+    times = convert_timestamps(column)
+    return None if times.null_count else times
+
+
+def _convert_days(column: pa.Array) -> pa.Array | None:
+    days = convert_dates(column)
+    return None if days.null_count else days
 
 
 def _keep_column(column: pa.Array) -> pa.Array | None:
@@ -153,6 +140,7 @@ VALUE_TYPES = {
         ValueType("double", pa.float64(), pa.float64(), _fit_double, _convert_finite),
         ValueType("long", pa.int64(), pa.int64(), _fit_long, _keep_column),
         ValueType("boolean", pa.bool_(), pa.bool_(), _fit_boolean, _keep_column),
-        ValueType("timestamp", pa.timestamp("us", "UTC"), pa.string(), _fit_timestamp, _convert_times),
+        ValueType("timestamp", TIMESTAMP, pa.string(), fit_timestamp, _convert_times),
+        ValueType("date", DATE, pa.string(), fit_date, _convert_days),
     )
 }

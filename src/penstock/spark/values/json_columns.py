@@ -9,6 +9,8 @@ cannot hold exactly, and the earlier values of a repeated field. A DOUBLE holds 
 they are not rounded.
 - Of a struct, `rest` has only the parts that do not fit. Of an array it has the whole array, while the column keeps the
 elements that fit.
+- A TIMESTAMP and a DATE are text in the forms of json_times. A DECIMAL is a number that it holds exactly: zeros at the
+end of a fraction do not count.
 - A value that is not a JSON object is in `rest` as it is. If it is not UTF-8, it is `{"_binary": "<base64>"}`.
 
 pyarrow.json parses whole batches. It fails at the first unexpected value, and accepts or drops some others silently. So
@@ -18,8 +20,9 @@ suspicious rows one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,7 +31,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from penstock.spark.values.json_decimals import UNSAFE_NUMBERS, narrow_decimals, widen_decimal
 from penstock.spark.values.json_rows import EXACT_INTEGERS, is_text, parse_rows, read_members
+from penstock.spark.values.json_times import DATE, TIMESTAMP, convert_dates, convert_timestamps
 from penstock.spark.values.json_types import as_struct, differences, format_type, from_ddl, map_fields, to_ddl
 from penstock.wire.values.json_value import is_utf8
 
@@ -139,11 +144,18 @@ def _evolve_type(
         if "[]" not in path and len(new_fields) + len(conflicts) == before:  # a part of it did not fit
             conflicts.append(f"{path} is {format_type(known)}, found values that it cannot hold")
         return pa.list_(element)
-    if known != found:
+    if known != found and not _may_hold(known, found):
         conflicts.append(f"{path} is {format_type(known)}, found {format_type(found)}")
     elif "[]" not in path:  # rest has whole arrays: elements of the known type are no conflict
         conflicts.append(f"{path} is {format_type(known)}, found values that it cannot hold")
     return known
+
+
+def _may_hold(known: pa.DataType, found: pa.DataType) -> bool:
+    """Return whether a type holds some values of an inferred type: DATE some text, DECIMAL some numbers."""
+    if pa.types.is_decimal(known):
+        return bool(pa.types.is_integer(found) or pa.types.is_floating(found))
+    return bool(pa.types.is_temporal(known) and pa.types.is_string(found))
 
 
 # Whole batches
@@ -167,6 +179,8 @@ def _slice_values(values: pa.BinaryArray) -> Iterator[pa.BinaryArray]:
 def _parse_slice(values: pa.BinaryArray, of: pa.StructType) -> tuple[pa.StructArray, pa.StringArray]:
     opened = pc.add(pc.count_substring(values, b"{"), pc.count_substring(values, b"["))
     likely = pc.and_(pc.starts_with(values, b"{"), pc.less_equal(opened, MAX_OPENED))
+    if _has_decimals(of):
+        likely = pc.and_(likely, pc.invert(pc.match_substring_regex(values, UNSAFE_NUMBERS)))
     if likely.true_count == len(values):
         return _parse_likely(values, of)
     apart = [_parse_likely(values.filter(likely), of), parse_rows(values.filter(pc.invert(likely)), of)]
@@ -185,8 +199,8 @@ def _parse_likely(values: pa.BinaryArray, of: pa.StructType) -> tuple[pa.StructA
         parts = [_parse_likely(values.slice(0, half), of), _parse_likely(values.slice(half), of)]
         columns, rest = (pa.concat_arrays(pair) for pair in zip(*parts, strict=True))
         return columns, rest
-    suspicious = np.asarray(read.is_null()) | _find_suspicious(read, of)
-    columns = _project(read, of)
+    columns, odd = _convert_column(read, of)
+    suspicious = np.asarray(read.is_null()) | odd
     if not suspicious.any():
         return columns, pa.nulls(len(values), pa.string())
     again, rest = parse_rows(values.filter(pa.array(suspicious)), of)
@@ -216,7 +230,9 @@ def _read_batch(values: pa.BinaryArray, of: pa.StructType | None = None) -> pa.A
         table = pj.read_json(
             pa.BufferReader(data),
             read_options=pj.ReadOptions(use_threads=False, block_size=max(1, data.size)),
-            parse_options=pj.ParseOptions(explicit_schema=None if of is None else pa.schema([("d", of)])),
+            parse_options=pj.ParseOptions(
+                explicit_schema=None if of is None else pa.schema([("d", _make_read_type(of))])
+            ),
         )
         table.validate()  # pyarrow.json reads arrays that start with nulls too short
     except pa.ArrowInvalid:
@@ -230,33 +246,75 @@ def _has_zero(data: pa.Buffer) -> bool:
     return bool((np.frombuffer(data, np.uint8) == 0).any())
 
 
-def _find_suspicious(read: pa.Array, of: pa.DataType | None) -> Bools:
-    """Return the rows with a value that has no column in `of`, or with a number that may be rounded."""
-    if of is None:
-        return np.asarray(read.is_valid())
-    found = np.zeros(len(read), bool)
+def _make_read_type(of: pa.DataType) -> pa.DataType:
+    """Return the type as which pyarrow.json reads a type: times as text, and decimals with more bits."""
     if pa.types.is_struct(of):
-        fields = map_fields(of)
-        for field, child in zip(read.type, read.flatten(), strict=True):
-            found |= _find_suspicious(child, fields.get(field.name))
-    elif pa.types.is_list(of):
-        inside = _find_suspicious(read.flatten(), of.value_type)
-        found[np.asarray(pc.list_parent_indices(read))[inside]] = True
-    elif of in EXACT_INTEGERS:
+        return pa.struct([(field.name, _make_read_type(field.type)) for field in of])
+    if pa.types.is_list(of):
+        return pa.list_(_make_read_type(of.value_type))
+    if pa.types.is_decimal(of):
+        return widen_decimal(of)
+    return pa.string() if pa.types.is_temporal(of) else of
+
+
+def _has_decimals(of: pa.DataType) -> bool:
+    if pa.types.is_struct(of):
+        return any(_has_decimals(field.type) for field in of)
+    return _has_decimals(of.value_type) if pa.types.is_list(of) else bool(pa.types.is_decimal(of))
+
+
+def _convert_column(read: pa.Array, of: pa.DataType) -> tuple[pa.Array, Bools]:
+    """Return a column of pyarrow.json with only the fields of `of`, in its order and types.
+
+    Args:
+        read: the column.
+        of: the type.
+
+    Returns:
+        The column, and the rows that need `parse_rows`. They have a value without a column, or one that does not fit.
+    """
+    if pa.types.is_struct(of):
+        return _convert_struct(read, of)
+    if pa.types.is_list(of):
+        values, inside = _convert_column(read.flatten(), of.value_type)
+        odd = np.zeros(len(read), bool)
+        odd[np.asarray(pc.list_parent_indices(read))[inside]] = True
+        if values.type == read.type.value_type:
+            return read, odd
+        ends = np.cumsum(pc.fill_null(pc.list_value_length(read), 0))
+        offsets = pa.array(np.concatenate([[0], ends]), pa.int32())
+        return pa.ListArray.from_arrays(offsets, values, type=of, mask=read.is_null()), odd
+    if of in EXACT_INTEGERS:
         numbers = pc.fill_null(read, 0).to_numpy()
-        found = ~(np.abs(numbers) < EXACT_INTEGERS[of])  # also finds NaN, which is not JSON
-    return found
+        return read, ~(np.abs(numbers) < EXACT_INTEGERS[of])  # also finds NaN, which is not JSON
+    convert = _find_conversion(of)
+    if convert is None:
+        return read, np.zeros(len(read), bool)
+    column = convert(read)
+    return column, np.asarray(pc.and_(read.is_valid(), column.is_null()))
 
 
-def _project(read: pa.Array, of: pa.DataType) -> pa.Array:
-    """Return an array with only the fields of `of`, in its order."""
+def _convert_struct(read: pa.StructArray, of: pa.StructType) -> tuple[pa.Array, Bools]:
+    fields = map_fields(of)
+    columns: dict[str, pa.Array] = {}
+    odd = np.zeros(len(read), bool)
+    for field, child in zip(read.type, read.flatten(), strict=True):
+        if field.name in fields:
+            columns[field.name], inside = _convert_column(child, fields[field.name])
+        else:
+            inside = np.asarray(child.is_valid())
+        odd |= inside
     if read.type == of:
-        return read
-    if pa.types.is_struct(of):
-        children = [_project(read.field(field.name), field.type) for field in of]
-        return pa.StructArray.from_arrays(children, fields=list(of), mask=read.is_null())
-    values = _project(read.values, of.value_type)
-    return pa.ListArray.from_arrays(read.offsets, values, type=of, mask=read.is_null())
+        return read, odd
+    children = [columns[name] for name in fields]
+    return pa.StructArray.from_arrays(children, fields=list(of), mask=read.is_null()), odd
+
+
+def _find_conversion(of: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
+    """Return the function from the column that pyarrow.json reads, which gives null for a misfit."""
+    if pa.types.is_decimal(of):
+        return partial(narrow_decimals, of=of)
+    return {TIMESTAMP: convert_timestamps, DATE: convert_dates}.get(of)
 
 
 # Types of documents

@@ -11,11 +11,15 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from datetime import date
+from decimal import Decimal
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from penstock.spark.values.json_decimals import fit_decimal
+from penstock.spark.values.json_times import DATE, TIMESTAMP, fit_date, fit_timestamp
 from penstock.spark.values.json_types import map_fields
 
 __all__ = ["EXACT_INTEGERS", "Member", "is_text", "parse_rows", "read_members"]
@@ -51,6 +55,18 @@ def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found if len(found) == len(pairs) else _RepeatedNames(found)
 
 
+class _WrittenFloat(float):
+    """A number with a point or an exponent, with its text: a decimal is made of the text, not of the float."""
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, text: str) -> _WrittenFloat:
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+
 def _parse_integer(text: str) -> int | float:
     return (
         int(text) if len(text) < 1000 else math.inf
@@ -61,7 +77,12 @@ def _refuse_constant(text: str) -> float:
     raise ValueError(f"{text} is not JSON")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_make_object, parse_int=_parse_integer, parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_make_object,
+    parse_int=_parse_integer,
+    parse_float=_WrittenFloat,
+    parse_constant=_refuse_constant,
+)
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
@@ -176,22 +197,38 @@ def _fit_value(value: Any, of: pa.DataType) -> tuple[Any, bool]:
     return held, held is not None
 
 
-def _fit_scalar(value: Any, of: pa.DataType) -> bool | int | float | str | None:
+def _fit_scalar(value: Any, of: pa.DataType) -> bool | int | float | str | date | Decimal | None:
     """Return the value that a column of the type holds; None if it cannot hold the value."""
     if isinstance(value, bool):
         return value if pa.types.is_boolean(of) else None
     if isinstance(value, str):
-        return value if pa.types.is_string(of) and is_text(value) else None
+        return _fit_text(value, of)
+    if isinstance(value, int | float):
+        return _fit_number(value, of)
+    return None
+
+
+def _fit_text(value: str, of: pa.DataType) -> str | date | None:
+    if of == TIMESTAMP:
+        return fit_timestamp(value)
+    if of == DATE:
+        return fit_date(value)
+    return value if pa.types.is_string(of) and is_text(value) else None
+
+
+def _fit_number(value: int | float, of: pa.DataType) -> int | float | Decimal | None:
     if isinstance(value, int) and pa.types.is_integer(of):
         return value if -(2 ** (of.bit_width - 1)) <= value < 2 ** (of.bit_width - 1) else None
-    if of in EXACT_INTEGERS and isinstance(value, int | float):
-        try:
-            with np.errstate(over="ignore"):
-                held = float(of.to_pandas_dtype()(float(value)))
-        except OverflowError:
-            return None
-        return held if math.isfinite(held) and (isinstance(value, float) or int(held) == value) else None
-    return None
+    if pa.types.is_decimal(of):
+        return fit_decimal(value.text if isinstance(value, _WrittenFloat) else str(value), of)
+    if of not in EXACT_INTEGERS:
+        return None
+    try:
+        with np.errstate(over="ignore"):
+            held = float(of.to_pandas_dtype()(float(value)))
+    except OverflowError:
+        return None
+    return held if math.isfinite(held) and (isinstance(value, float) or int(held) == value) else None
 
 
 def is_text(value: str) -> bool:

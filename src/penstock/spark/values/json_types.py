@@ -7,6 +7,7 @@ import re
 import pyarrow as pa
 
 from penstock.errors import UsageError
+from penstock.spark.values.json_times import DATE, TIMESTAMP
 
 TYPES = {
     "BOOLEAN": pa.bool_(),
@@ -17,10 +18,24 @@ TYPES = {
     "FLOAT": pa.float32(),
     "DOUBLE": pa.float64(),
     "STRING": pa.string(),
+    "TIMESTAMP": TIMESTAMP,
+    "DATE": DATE,
 }
-"""Types of fields except arrays and structs, under Spark's names."""
-ALIASES = {"BYTE": "TINYINT", "SHORT": "SMALLINT", "INTEGER": "INT", "LONG": "BIGINT", "REAL": "FLOAT"}
+"""Types of fields except decimals, arrays and structs, under Spark's names."""
+ALIASES = {
+    "BYTE": "TINYINT",
+    "SHORT": "SMALLINT",
+    "INTEGER": "INT",
+    "LONG": "BIGINT",
+    "REAL": "FLOAT",
+    "DEC": "DECIMAL",
+    "NUMERIC": "DECIMAL",
+    "TIMESTAMP_LTZ": "TIMESTAMP",
+}
 NAMES = {of: name for name, of in TYPES.items()}
+MAX_DIGITS = 38
+"""The most digits of a decimal, as in Spark."""
+EXPECTED = f"{', '.join(TYPES)}, DECIMAL(p, s), ARRAY<...> or STRUCT<...>"
 
 
 def as_struct(schema: pa.Schema | pa.StructType) -> pa.StructType:
@@ -40,9 +55,14 @@ def _check_type(of: pa.DataType, path: str) -> pa.DataType:
         return pa.struct([pa.field(field.name, _check_type(field.type, f"{path}.{field.name}")) for field in of])
     if pa.types.is_list(of):
         return pa.list_(_check_type(of.value_type, f"{path}[]"))
-    if of not in NAMES:
-        raise UsageError(f"field {path} is {of}; expected {', '.join(TYPES)}, ARRAY<...> or STRUCT<...>")
+    if of not in NAMES and not _is_decimal(of):
+        raise UsageError(f"field {path} is {of}; expected {EXPECTED}")
     return of
+
+
+def _is_decimal(of: pa.DataType) -> bool:
+    """Return whether a type is a decimal that Spark has."""
+    return bool(pa.types.is_decimal128(of) and 0 <= of.scale <= of.precision)
 
 
 def map_fields(of: pa.StructType | pa.Schema) -> dict[str, pa.DataType]:
@@ -66,7 +86,7 @@ def format_type(of: pa.DataType) -> str:
         return f"STRUCT<{', '.join(f'{_quote_name(field.name)}: {format_type(field.type)}' for field in of)}>"
     if pa.types.is_list(of):
         return f"ARRAY<{format_type(of.value_type)}>"
-    return NAMES[of]
+    return f"DECIMAL({of.precision}, {of.scale})" if pa.types.is_decimal(of) else NAMES[of]
 
 
 def _quote_name(name: str) -> str:
@@ -148,10 +168,33 @@ class _DdlReader:
             of = pa.list_(self._read_type()) if name == "ARRAY" else pa.struct(self.read_fields(until=">"))
             self._expect(">")
             return of
+        if name == "DECIMAL":
+            return self._read_decimal()
         if name not in TYPES:
-            raise self._make_error(f"{', '.join(TYPES)}, ARRAY<...> or STRUCT<...>")
+            raise self._make_error(EXPECTED)
         self._at += 1
         return TYPES[name]
+
+    def _read_decimal(self) -> pa.DataType:
+        """Return the decimal at this place: of 10 digits and scale 0 if it names none, as in Spark."""
+        self._at += 1
+        if self._peek() != "(":
+            return pa.decimal128(10, 0)
+        self._at += 1
+        precision = self._read_number(1, MAX_DIGITS, "digits of a decimal")
+        scale = 0
+        if self._peek() == ",":
+            self._at += 1
+            scale = self._read_number(0, precision, "digits behind the point")
+        self._expect(")")
+        return pa.decimal128(precision, scale)
+
+    def _read_number(self, least: int, most: int, subject: str) -> int:
+        token = self._peek()
+        if not (token.isascii() and token.isdigit() and len(token) <= 3 and least <= int(token) <= most):
+            raise self._make_error(f"{least} to {most} {subject}")
+        self._at += 1
+        return int(token)
 
     def _peek(self) -> str:
         return self._tokens[self._at] if self._at < len(self._tokens) else ""

@@ -79,7 +79,7 @@ class SecondaryIndex:
         name: the index's name, unique in the lake.
         path: names joined by dots, `address.city`. At an array, the path continues in each element, and a document has
             an entry for each of its different values.
-        type: string, double, long, boolean, or timestamp (text of ISO 8601; UTC if it has no zone).
+        type: string, double, long, boolean, timestamp or date (text of ISO 8601; UTC if it has no zone).
     """
 
     def __init__(self, lake: LakeDirectory, name: str, path: str, type: str = "string") -> None:  # noqa: A002
@@ -338,7 +338,7 @@ class SecondaryIndexKind(DependentKind):
     )
 
     path: str
-    type: Literal["string", "double", "long", "boolean", "timestamp"] = "string"
+    type: Literal["string", "double", "long", "boolean", "timestamp", "date"] = "string"
 
     def __post_init__(self) -> None:
         check_declared_name("index", self.name)

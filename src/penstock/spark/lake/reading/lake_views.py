@@ -28,6 +28,7 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, MERGE_SCHEMA
 from penstock.spark.source.offsets import Offset
 from penstock.spark.values.json_columns import from_ddl, infer_all, parse
+from penstock.spark.values.spark_fields import select_fields
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 if TYPE_CHECKING:
@@ -209,23 +210,10 @@ def make_json_frame(lake: LakeDirectory, spark: SparkSession, schema: pa.Schema 
     Returns:
         A frame with one row for each document.
     """
-    from pyspark.sql.functions import arrow_udf, col  # type: ignore[attr-defined]
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     values = () if schema is not None else (batch["value"] for batch in scan_current(lake, ["value"]).to_batches())
     fields = _resolve_fields(schema, values)
-    columns = _name_columns(fields).names[len(KEY_COLUMNS) :]
-    types = [*(field.type for field in fields), pa.string()]
-    numbered = pa.schema([(f"c{number}", of) for number, of in enumerate(types)])
-
-    def typed(values: pa.Array) -> pa.Array:
-        found, rest = parse(values, fields)
-        return pa.StructArray.from_arrays([*found.flatten(), rest], fields=list(numbered))
-
-    # Not mapInArrow, because PySpark requires pandas for it.
-    parsed = arrow_udf(typed, from_arrow_schema(numbered))(col("value"))
-    documents = make_current_frame(lake, spark).select(*KEY_COLUMNS, parsed.alias("typed"))
-    return documents.select(*KEY_COLUMNS, *(col(f"typed.c{number}").alias(name) for number, name in enumerate(columns)))
+    names = _name_columns(fields).names[len(KEY_COLUMNS) :]
+    return select_fields(make_current_frame(lake, spark), KEY_COLUMNS, "value", fields, names)
 
 
 def _resolve_fields(schema: pa.Schema | str | None, values: Iterable[pa.Array]) -> pa.Schema:

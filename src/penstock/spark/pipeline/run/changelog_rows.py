@@ -13,6 +13,8 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from penstock.errors import UsageError
 from penstock.spark.pipeline.definition.definition import SourceDefinition
+from penstock.spark.values.json_types import from_ddl
+from penstock.spark.values.spark_fields import select_fields
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 
 __all__ = ["CHANGE", "describe_filter_error", "prepare_rows", "select_matches"]
@@ -84,9 +86,10 @@ def select_matches(frame: DataFrame, where: str, value_schema: str) -> DataFrame
 
 def _flatten_values(frame: DataFrame, value_schema: str) -> DataFrame:
     """Return the change as one struct, and the fields of its value as columns, so that SQL finds them."""
-    fields = F.from_json(F.col("value").cast("string"), value_schema)
     # The struct keeps fields apart from a change's columns of that name.
-    return frame.select(F.struct(*CHANGE_SCHEMA.names).alias(CHANGE), fields.alias("_value")).select(CHANGE, "_value.*")
+    changes = frame.select(F.struct(*CHANGE_SCHEMA.names).alias(CHANGE))
+    fields = from_ddl(value_schema)
+    return select_fields(changes, [CHANGE], f"{CHANGE}.value", fields, fields.names)
 
 
 def _apply_filter(frame: DataFrame, where: str, value_schema: str) -> DataFrame:
