@@ -27,6 +27,7 @@ Error
   Unreachable               every attempt within the stated limit failed
   BucketRecreated           the bucket was deleted, and a new one has its name (recreatedBucket=fail)
   RolledBack                a failover made changes void that a stream had delivered (rollback="fail")
+  TransformFailed           a transform of a pipeline raised an exception, or changed more than values
   PositionsChanged          another program has replaced the saved positions that this one was about to replace
   WriteLost                 a write was rolled back, or may have been, while its durability was awaited
 ```
@@ -441,6 +442,10 @@ class RolledBack(Error):
 
 class WriteLost(Error):
     """A write was rolled back while its durability was awaited, or it is no longer known whether it was."""
+
+
+class TransformFailed(Error):
+    """A transform of a pipeline raised an exception, or changed more than values; the message names the row."""
 
 
 class PositionsChanged(Error):

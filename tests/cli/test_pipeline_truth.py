@@ -125,6 +125,18 @@ def test_removed_indexes_are_named_by_plan_and_status(run, file):
     assert run("pipeline", "status", file, "--json").json["removed"] == []
 
 
+def test_validate_names_the_place_of_an_unusable_transform(run, tmp_path):
+    (tmp_path / "beers.py").write_text("def clean(changes):\n    return 5\n")
+    path = tmp_path / "pipeline.toml"
+    path.write_text('lake = "lake"\n[source.s]\nurl = "couchbase://h/b"\ntransform = "beers:clean"\n')
+    code, _, err = run("pipeline", "validate", path)
+    assert (code, err) == (
+        2,
+        f"penstock: {path}: [source.s] the transform beers:clean returned int, expected a RecordBatch or Table of"
+        " pyarrow (checked with a batch without rows)\n",
+    )
+
+
 @pytest.mark.process
 @pytest.mark.long
 def test_sql_that_spark_cannot_run_is_found_without_a_session(run, tmp_path):

@@ -327,5 +327,5 @@ def test_documented_file_is_valid(parse, tmp_path):
     assert (found.tables, found.current) == (TableSettings(), CurrentSettings())
     tables: list[Any] = [SourceDefinition, *list_kinds(), TableSettings, CurrentSettings, Metrics, LineageSettings]
     for declared in tables:
-        for name in list_keys(declared):
+        for name in set(list_keys(declared)) - {"name", "transform_directory"}:  # the parser gives these two to sources
             assert re.search(rf"\b{name}\b", whole), name

@@ -32,15 +32,18 @@ def validate(
     """Check a pipeline's file: its tables and keys, and the files to which it refers.
 
     SQL is checked by Spark's own analyzer, which takes some seconds. Fields are
-    checked if the file has a value_schema. Nothing is written, and no Spark session
-    starts. The exit code is 2 for an error in the file or a missing collection, and
-    1 if a bucket cannot be reached.
+    checked if the file has a value_schema. A transform is imported, and called with
+    a batch without rows. Nothing is written, and no Spark session starts. The exit
+    code is 2 for an error in the file or a missing collection, and 1 if a bucket
+    cannot be reached.
     """
     from penstock.spark.pipeline.definition.definition import read_definition
+    from penstock.spark.pipeline.run.lake_checks import check_transforms
     from penstock.spark.pipeline.run.run_plan import check_buckets
     from penstock.spark.pipeline.run.sql_checks import check_sql
 
     definition = read_definition(file)
+    check_transforms(definition, file)
     check_sql(definition, file)
     lines = check_buckets(definition) if connect else []
     if as_json:

@@ -47,6 +47,7 @@ from penstock.spark.pipeline.definition.toml_tables import (
     load_toml,
     parse_table,
 )
+from penstock.spark.pipeline.transform.transform import Transform, check_transform_name
 from penstock.spark.source.source_options import INFERRED, SourceOptions
 from penstock.spark.storage.object_path import LakePath, is_remote_path, is_url, parse_place
 from penstock.spark.values.json_types import from_ddl
@@ -83,6 +84,7 @@ class SourceDefinition(Trigger):
         reader_options: the options of `format("dcp")` that are given, by their names in the file.
         renamed_from: the name of the source in earlier runs, whose tables it continues.
         paused: whether a run leaves the source alone.
+        transform_directory: the directory with the transform's module: that of the file.
     """
 
     name: str | None = None
@@ -95,6 +97,13 @@ class SourceDefinition(Trigger):
         "SQL condition on the value's JSON fields; other documents are written as deletions",
         default=None,
     )
+    transform: str | None = option(
+        TEXT, "MODULE:FUNCTION, which gets the changes before where, and may change their values", default=None
+    )
+    transform_version: int = option(
+        whole_number(1, 2**31 - 1), "number of the transform; a lake is refused with another number", default=1
+    )
+    transform_directory: str = "."
     value_schema: str | None = option(TEXT, 'the fields as DDL, or "infer" to read them from the bucket', default=None)
     renamed_from: str | None = option(TEXT, "the name of the source in earlier runs", default=None)
     paused: bool = option(BOOLEAN, "keep the tables as they are: a run opens no streams", default=False)
@@ -112,7 +121,28 @@ class SourceDefinition(Trigger):
             raise UsageError("has where and keys_only, but SQL on the value needs values")
         if self.value_schema is not None and self.value_schema != INFERRED:
             from_ddl(self.value_schema)
+        if self.transform is not None:
+            self._check_transform(self.transform)
         self.parse_options()
+
+    def _check_transform(self, transform: str) -> None:
+        """Check the keys beside a transform.
+
+        Raises:
+            UsageError: the transform would lack values, or the fields of its values are not known.
+        """
+        check_transform_name(transform)
+        if self.reader_options.get("keys_only") == "true":
+            raise UsageError("has transform and keys_only, but a transform needs values")
+        if self.where is not None and self.value_schema in (None, INFERRED):
+            raise UsageError(
+                "has transform and where, but no fields in value_schema, expected DDL: fields are inferred from the"
+                " bucket's values, not from those that the transform returns"
+            )
+
+    def find_transform(self) -> Transform | None:
+        """Return the transform, None if the source has none. Raises UsageError if it cannot be imported."""
+        return None if self.transform is None else Transform.find(self.transform, self.transform_directory)
 
     def format_options(self) -> dict[str, str]:
         """Return the options of `format("dcp")`, as text, with the defaults of pipelines."""
@@ -131,6 +161,8 @@ class SourceDefinition(Trigger):
         declared = list_options(SourceOptions)
         given = self.reader_options
         found = {name: given[name] for name in declared if declared[name].is_filter and name in given}
+        if self.transform is not None:
+            found |= {"transform": self.transform, "transform_version": str(self.transform_version)}
         if self.where is not None:
             found["where"] = self.where
             if self.value_schema is not None:
@@ -307,7 +339,11 @@ def _parse_sources(place: TomlPlace, given: Any) -> tuple[SourceDefinition, ...]
     if flat := [name for name, table in given.items() if not isinstance(table, dict)]:
         raise place.make_error(f"[source] has the key {flat[0]!r}, expected a table [source.NAME]")
     places = {name: TomlPlace(place.file, f"[source.{name}]") for name in given}
-    found = tuple(parse_table(SourceDefinition, places[name], table, name=name) for name, table in given.items())
+    directory = str(Path(place.file).absolute().parent)
+    found = tuple(
+        parse_table(SourceDefinition, places[name], table, name=name, transform_directory=directory)
+        for name, table in given.items()
+    )
     taken = {*given}
     for source in found:
         if source.renamed_from in taken:

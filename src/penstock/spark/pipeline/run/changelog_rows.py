@@ -1,4 +1,4 @@
-"""Changelog rows: the source's rows after a filter on values, with null in columns that were not read.
+"""Changelog rows: the source's rows after a transform and a filter on values, with null in columns that were not read.
 
 A document that the filter excludes is written as a deletion: it may have matched before, and then `current` must drop
 it. Rows that are not documents, such as rollbacks, pass unchanged.
@@ -13,6 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from penstock.errors import UsageError
 from penstock.spark.pipeline.definition.definition import SourceDefinition
+from penstock.spark.pipeline.transform.transform_frame import apply_transform
 from penstock.spark.values.json_types import from_ddl
 from penstock.spark.values.spark_fields import select_fields
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
@@ -28,19 +29,22 @@ def prepare_rows(frame: DataFrame, source: SourceDefinition, value_schema: str |
 
     Args:
         frame: rows of the source.
-        source: the definition with the filter.
+        source: the definition with the transform and the filter.
         value_schema: the fields of values as DDL; None without a filter.
 
     Returns:
         A frame with all columns of CHANGE_SCHEMA.
 
     Raises:
-        UsageError: the filter is not a condition on these fields.
+        UsageError: the filter is not a condition on these fields, or the transform cannot be imported.
     """
     for field in CHANGE_SCHEMA:
         if field.name not in frame.columns:
             nothing = F.expr("null").cast(from_arrow_type(field.type))
             frame = frame.withColumn(field.name, nothing)
+    transform = source.find_transform()
+    if transform is not None:
+        frame = apply_transform(frame, transform)
     if source.where is None or value_schema is None:
         return frame
     try:

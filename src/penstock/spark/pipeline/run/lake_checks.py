@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.client.connect.address import RecreatedBucket
-from penstock.errors import Error, LakeRefused
+from penstock.errors import Error, LakeRefused, UsageError
 from penstock.spark.lake.reading.lake_positions import read_planned_end
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import describe_held_lake
 from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
 from penstock.spark.pipeline.state.run_state import check_content
 from penstock.spark.pipeline.state.source_lakes import SourceLake
+from penstock.spark.pipeline.transform.transform_rows import check_transform
 
-__all__ = ["check_bucket", "check_lake", "find_refusal"]
+__all__ = ["check_bucket", "check_lake", "check_transforms", "find_refusal"]
 
 LakeCheck = Callable[[PipelineDefinition, SourceDefinition, LakeDirectory], None]
 
@@ -29,13 +30,40 @@ def _check_content(definition: PipelineDefinition, source: SourceDefinition, lak
     check_content(lake, source.list_content_options())
 
 
+def _check_transform(definition: PipelineDefinition, source: SourceDefinition, lake: LakeDirectory) -> None:
+    _check_source_transform(source)
+
+
+def check_transforms(definition: PipelineDefinition, file: str) -> None:
+    """Import the transforms of a pipeline, and call them without rows.
+
+    Args:
+        definition: the pipeline.
+        file: its file, for errors.
+
+    Raises:
+        UsageError: a transform cannot be used.
+    """
+    for source in definition.sources:
+        try:
+            _check_source_transform(source)
+        except UsageError as error:
+            raise UsageError(f"{file}: [source.{source.name}] {error}") from None
+
+
+def _check_source_transform(source: SourceDefinition) -> None:
+    transform = source.find_transform()
+    if transform is not None:
+        check_transform(transform)
+
+
 def _check_dependents(definition: PipelineDefinition, source: SourceDefinition, lake: LakeDirectory) -> None:
     """Raise the error of a dependent whose files belong to another declaration, or are damaged."""
     for each in definition.list_dependents(source):
         each.open(lake).position()
 
 
-_CHECKS: tuple[LakeCheck, ...] = (_check_owner, _check_content, _check_dependents)
+_CHECKS: tuple[LakeCheck, ...] = (_check_owner, _check_content, _check_transform, _check_dependents)
 """In the order in which a run makes them."""
 
 

@@ -92,7 +92,7 @@ class SourceRun:
             **self.source.format_options(), resnapshotFile=str(locate_requests(self.lake))
         )
         place = self._list_lake_options()
-        if self.source.where is None:
+        if self.source.where is None and self.source.transform is None:
             given = {f"lake.{name}": text for name, text in place.items()}
             frame = reader.format("penstock-changelog-files").options(**given).load()
         else:
