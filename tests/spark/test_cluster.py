@@ -16,6 +16,7 @@ from penstock.node import Node
 from penstock.node.auth import User
 from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
+from penstock.spark import Lake
 from penstock.spark.shipping import write_archive
 from tests.patience import PATIENCE
 from tests.spark.buckets import Documents, check_changelog, current_of, numbered
@@ -27,6 +28,15 @@ HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "cluster" / "follow.py"
 PASSWORD = "a word that nobody says"
 LOGIN = {"PENSTOCK_USERNAME": "ada", "PENSTOCK_PASSWORD": PASSWORD}
+SHOUT = """
+import pyarrow as pa
+from letters import raise_letters
+
+
+def shout(changes):
+    values = pa.array([raise_letters(value) for value in changes["value"].to_pylist()], pa.binary())
+    return changes.set_column(changes.column_names.index("value"), "value", values)
+"""
 
 
 @pytest.fixture
@@ -78,4 +88,19 @@ def test_lost_executors_lose_and_repeat_nothing(documents, lake, tmp_path):
             assert driver.process.wait(PATIENCE) == 0
         assert check_changelog(lake).num_rows == 60_000 + 51_000
         assert current_of(lake) == documents.contents()
+
+        # A transform: executors have other directories, and get its modules with their tasks.
+        (tmp_path / "shout.py").write_text(SHOUT)
+        (tmp_path / "letters.py").write_text("def raise_letters(value):\n    return value.strip().upper()\n")
+        file = tmp_path / "pipeline.toml"
+        file.write_text(
+            f'lake = "shouted"\n[source.s]\nurl = "{gate.url}"\nkey_pattern = "^key-123"\ntransform = "shout:shout"\n'
+        )
+        command = [sys.executable, "-m", "penstock", "pipeline", "run", str(file), "--available-now"]
+        with cluster.drive([*command, "--master", cluster.master], LOGIN) as driver:
+            assert driver.process.wait(PATIENCE) == 0
+        values = {value for _, value in current_of(Lake(tmp_path / "shouted")).values()}
+        assert values == {
+            value.strip().upper() for key, (_, value) in documents.contents().items() if key[:7] == b"key-123"
+        }
         assert PASSWORD not in cluster.collect_output()
