@@ -14,7 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.spark.values.json_columns import MIN_BATCH_VALUES, differences, evolution, from_ddl, infer, parse, to_ddl
+from penstock.spark.values.json_columns import (
+    MIN_BATCH_VALUES,
+    differences,
+    evolution,
+    from_ddl,
+    infer,
+    parse,
+    parse_fields,
+    to_ddl,
+)
 from tests.examples import scaled
 
 # The model reads whole values with json.loads, and returns the list_parts that do not fit as a value.
@@ -172,6 +181,7 @@ def test_a_value_does_not_change_its_neighbours(of, documents, odd, chance):
     assert rest.equals(pa.concat_arrays([each for _, each in alone]))
     columns.validate(full=True)
     rest.validate(full=True)
+    assert parse_fields(batch, of).equals(columns)
 
 
 @given(GARBAGE | st.binary(max_size=12), SCHEMAS)

@@ -37,7 +37,7 @@ from penstock.spark.values.json_times import DATE, TIMESTAMP, convert_dates, con
 from penstock.spark.values.json_types import as_struct, differences, format_type, from_ddl, map_fields, to_ddl
 from penstock.wire.values.json_value import is_utf8
 
-__all__ = ["Evolution", "differences", "evolution", "from_ddl", "infer", "infer_all", "parse", "to_ddl"]
+__all__ = ["Evolution", "differences", "evolution", "from_ddl", "infer", "infer_all", "parse", "parse_fields", "to_ddl"]
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
@@ -47,6 +47,9 @@ MIN_BATCH_VALUES = 64
 """Batches of so few values are not halved again, but parsed one by one."""
 MAX_OPENED = 1000
 """The most braces and brackets of a value for pyarrow.json, which crashes on deep nesting."""
+
+_UNSAFE_CONSTANTS = r"[:,\[][ \t\r\n]*-?(?:NaN|Inf)"
+"""Numbers that are not JSON, but that pyarrow.json takes for numbers. A match inside a string only costs time."""
 
 MAX_TYPE_DEPTH = 64
 """Levels of an inferred type; deeper levels are left out."""
@@ -65,9 +68,25 @@ def parse(values: pa.Array, schema: pa.Schema | pa.StructType) -> tuple[pa.Struc
     Raises:
         UsageError: JSON has no values of one of the types.
     """
-    of = as_struct(schema)
+    return _parse_values(values, _BatchReader(as_struct(schema)))
+
+
+def parse_fields(values: pa.Array, schema: pa.Schema | pa.StructType) -> pa.StructArray:
+    """Return the fields of documents alone, as `parse` does.
+
+    It is much faster for documents with other fields, which `parse` reads one by one to return them.
+
+    Args:
+        values: documents, binary or text.
+        schema: the fields and their types.
+    """
+    return _parse_values(values, _BatchReader(as_struct(schema), keeps_rest=False))[0]
+
+
+def _parse_values(values: pa.Array, reader: _BatchReader) -> tuple[pa.StructArray, pa.StringArray]:
+    of = reader.of
     given = values.cast(pa.binary())
-    parts = [_parse_slice(part, of) for part in _slice_values(given.drop_null())]
+    parts = [reader.parse_slice(part) for part in _slice_values(given.drop_null())]
     columns = pa.concat_arrays([pa.array([], of), *(columns for columns, _ in parts)])
     rest = pa.concat_arrays([pa.array([], pa.string()), *(rest for _, rest in parts)])
     if given.null_count:
@@ -176,44 +195,69 @@ def _slice_values(values: pa.BinaryArray) -> Iterator[pa.BinaryArray]:
         start = end
 
 
-def _parse_slice(values: pa.BinaryArray, of: pa.StructType) -> tuple[pa.StructArray, pa.StringArray]:
-    opened = pc.add(pc.count_substring(values, b"{"), pc.count_substring(values, b"["))
-    likely = pc.and_(pc.starts_with(values, b"{"), pc.less_equal(opened, MAX_OPENED))
-    if _has_decimals(of):
-        likely = pc.and_(likely, pc.invert(pc.match_substring_regex(values, UNSAFE_NUMBERS)))
-    if likely.true_count == len(values):
-        return _parse_likely(values, of)
-    apart = [_parse_likely(values.filter(likely), of), parse_rows(values.filter(pc.invert(likely)), of)]
-    places = np.argsort(np.argsort(~np.asarray(likely), kind="stable"), kind="stable")
-    columns, rest = (pa.concat_arrays(pair).take(pa.array(places)) for pair in zip(*apart, strict=True))
-    return columns, rest
+@dataclass(frozen=True, slots=True)
+class _BatchReader:
+    """Parses batches of documents.
 
+    Attributes:
+        of: the fields and their types.
+        keeps_rest: whether the parts that do not fit are needed; otherwise they may be missing.
+    """
 
-def _parse_likely(values: pa.BinaryArray, of: pa.StructType) -> tuple[pa.StructArray, pa.StringArray]:
-    """Return fields and rest of values that start like an object and are not too deep."""
-    if len(values) <= MIN_BATCH_VALUES:
-        return parse_rows(values, of)
-    read = _read_batch(values, of)
-    if read is None:
-        half = len(values) // 2
-        parts = [_parse_likely(values.slice(0, half), of), _parse_likely(values.slice(half), of)]
-        columns, rest = (pa.concat_arrays(pair) for pair in zip(*parts, strict=True))
+    of: pa.StructType
+    keeps_rest: bool = True
+
+    def parse_slice(self, values: pa.BinaryArray) -> tuple[pa.StructArray, pa.StringArray]:
+        """Return the fields and the rest of values."""
+        likely = self._find_likely(values)
+        if likely.true_count == len(values):
+            return self._parse_likely(values)
+        apart = [self._parse_likely(values.filter(likely)), parse_rows(values.filter(pc.invert(likely)), self.of)]
+        places = np.argsort(np.argsort(~np.asarray(likely), kind="stable"), kind="stable")
+        columns, rest = (pa.concat_arrays(pair).take(pa.array(places)) for pair in zip(*apart, strict=True))
         return columns, rest
-    columns, odd = _convert_column(read, of)
-    suspicious = np.asarray(read.is_null()) | odd
-    if not suspicious.any():
-        return columns, pa.nulls(len(values), pa.string())
-    again, rest = parse_rows(values.filter(pa.array(suspicious)), of)
-    places = np.arange(len(values))
-    places[suspicious] = len(values) + np.arange(len(again))
-    places = pa.array(places)
-    return (
-        pa.concat_arrays([columns, again]).take(places),
-        pa.concat_arrays([pa.nulls(len(values), pa.string()), rest]).take(places),
-    )
+
+    def _find_likely(self, values: pa.BinaryArray) -> pa.BooleanArray:
+        """Return the values that pyarrow.json may read, if it can."""
+        likely = _find_objects(values)
+        if _has_decimals(self.of):
+            likely = pc.and_(likely, pc.invert(pc.match_substring_regex(values, UNSAFE_NUMBERS)))
+        if not self.keeps_rest:
+            likely = pc.and_(likely, pc.invert(pc.match_substring_regex(values, _UNSAFE_CONSTANTS)))
+        return likely
+
+    def _parse_likely(self, values: pa.BinaryArray) -> tuple[pa.StructArray, pa.StringArray]:
+        if len(values) <= MIN_BATCH_VALUES:
+            return parse_rows(values, self.of)
+        read = _read_batch(values, self.of, ignores_others=not self.keeps_rest)
+        if read is None:
+            half = len(values) // 2
+            parts = [self._parse_likely(values.slice(0, half)), self._parse_likely(values.slice(half))]
+            columns, rest = (pa.concat_arrays(pair) for pair in zip(*parts, strict=True))
+            return columns, rest
+        columns, odd = _convert_column(read, self.of)
+        suspicious = np.asarray(read.is_null()) | odd
+        if not suspicious.any():
+            return columns, pa.nulls(len(values), pa.string())
+        again, rest = parse_rows(values.filter(pa.array(suspicious)), self.of)
+        places = np.arange(len(values))
+        places[suspicious] = len(values) + np.arange(len(again))
+        places = pa.array(places)
+        return (
+            pa.concat_arrays([columns, again]).take(places),
+            pa.concat_arrays([pa.nulls(len(values), pa.string()), rest]).take(places),
+        )
 
 
-def _read_batch(values: pa.BinaryArray, of: pa.StructType | None = None) -> pa.Array | None:
+def _find_objects(values: pa.BinaryArray) -> pa.BooleanArray:
+    """Return the values that start like an object and are not too deep."""
+    opened = pc.add(pc.count_substring(values, b"{"), pc.count_substring(values, b"["))
+    return pc.and_(pc.starts_with(values, b"{"), pc.less_equal(opened, MAX_OPENED))
+
+
+def _read_batch(
+    values: pa.BinaryArray, of: pa.StructType | None = None, *, ignores_others: bool = False
+) -> pa.Array | None:
     """Return a row for each value as pyarrow.json reads it, with additional fields; None if it cannot read the values.
 
     Each value becomes a line `{"d":value}`. A value that is not JSON can produce several rows, but never a part of
@@ -231,7 +275,8 @@ def _read_batch(values: pa.BinaryArray, of: pa.StructType | None = None) -> pa.A
             pa.BufferReader(data),
             read_options=pj.ReadOptions(use_threads=False, block_size=max(1, data.size)),
             parse_options=pj.ParseOptions(
-                explicit_schema=None if of is None else pa.schema([("d", _make_read_type(of))])
+                explicit_schema=None if of is None else pa.schema([("d", _make_read_type(of))]),
+                unexpected_field_behavior="ignore" if ignores_others else "infer",
             ),
         )
         table.validate()  # pyarrow.json reads arrays that start with nulls too short
@@ -321,8 +366,7 @@ def _find_conversion(of: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
 
 
 def _infer_type(values: pa.BinaryArray) -> pa.DataType:
-    opened = pc.add(pc.count_substring(values, b"{"), pc.count_substring(values, b"["))
-    likely = pc.and_(pc.starts_with(values, b"{"), pc.less_equal(opened, MAX_OPENED))
+    likely = _find_objects(values)
     if likely.true_count < len(values) or len(values) <= MIN_BATCH_VALUES:
         rows = values if len(values) <= MIN_BATCH_VALUES else values.filter(pc.invert(likely))
         found = _infer_one_by_one(rows)
