@@ -3,6 +3,7 @@
 import base64
 import json
 import math
+import sys
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from fractions import Fraction
@@ -269,6 +270,27 @@ def test_deep_and_large_values_are_read():
     assert len(json.loads(rest[4].as_py())["unknown"]) == 5000
     assert rest.null_count == 201
     assert to_ddl(infer(values)) == "`s` STRING, `n` BIGINT, `l` ARRAY<BIGINT>"
+
+
+@pytest.mark.parametrize(("levels", "is_read"), [(998, True), (999, False)])
+@pytest.mark.parametrize("crowd", [0, 3 * MIN_BATCH_VALUES])
+def test_the_number_of_levels_is_fixed(levels, is_read, crowd):
+    """The limit is 1000 in every batch and every stack; two of these levels are objects."""
+    value = b'{"o":{"x":1,"y":' + b"[" * levels + b'"[\\"{"' + b"]" * levels + b"}}"
+    values = pa.array([b'{"n":1}'] * crowd + [value], pa.binary())
+    limit = sys.getrecursionlimit()
+
+    def parse_below(frames: int) -> list[Any]:
+        if frames:
+            return parse_below(frames - 1)
+        columns, rest = parse(values, from_ddl(ODD_SCHEMA))
+        assert parse_fields(values, from_ddl(ODD_SCHEMA)).equals(columns)
+        return [columns.field("o")[-1].as_py(), rest[-1].as_py()]
+
+    rest = value.decode().replace('"x":1,', "") if is_read else value.decode()
+    for frames in (0, 700):
+        assert parse_below(frames) == [{"x": 1} if is_read else None, rest]
+    assert sys.getrecursionlimit() == limit
 
 
 @given(st.lists(DOCUMENTS, max_size=5), st.lists(GARBAGE | st.none(), max_size=3), st.booleans())

@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from penstock.spark.values.json_decimals import UNSAFE_NUMBERS, narrow_decimals, widen_decimal
-from penstock.spark.values.json_rows import EXACT_INTEGERS, is_text, parse_rows, read_members
+from penstock.spark.values.json_rows import EXACT_INTEGERS, MAX_LEVELS, is_text, parse_rows, read_members
 from penstock.spark.values.json_times import DATE, TIMESTAMP, convert_dates, convert_timestamps
 from penstock.spark.values.json_types import as_struct, differences, format_type, from_ddl, map_fields, to_ddl
 from penstock.wire.values.json_value import is_utf8
@@ -45,7 +45,7 @@ SLICE_BYTES = 16 << 20
 """The most bytes that are parsed at once, except for a single larger value."""
 MIN_BATCH_VALUES = 64
 """Batches of so few values are not halved again, but parsed one by one."""
-MAX_OPENED = 1000
+MAX_OPENED = MAX_LEVELS
 """The most braces and brackets of a value for pyarrow.json, which crashes on deep nesting."""
 
 _UNSAFE_CONSTANTS = r"[:,\[][ \t\r\n]*-?(?:NaN|Inf)"

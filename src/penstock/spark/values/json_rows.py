@@ -10,9 +10,12 @@ import base64
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date
 from decimal import Decimal
+from threading import RLock
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,7 +25,7 @@ from penstock.spark.values.json_decimals import fit_decimal
 from penstock.spark.values.json_times import DATE, TIMESTAMP, fit_date, fit_timestamp
 from penstock.spark.values.json_types import map_fields
 
-__all__ = ["EXACT_INTEGERS", "Member", "is_text", "parse_rows", "read_members"]
+__all__ = ["EXACT_INTEGERS", "MAX_LEVELS", "Member", "is_text", "parse_rows", "read_members"]
 
 Fields: TypeAlias = Mapping[str, pa.DataType]
 
@@ -83,6 +86,13 @@ _DECODER = json.JSONDecoder(
     parse_float=_WrittenFloat,
     parse_constant=_refuse_constant,
 )
+MAX_LEVELS = 1000
+"""The most levels of a document. It is fixed: Python's own limit depends on its version and on the stack."""
+_USUAL_LEVELS = 100
+"""Levels for which every stack has room."""
+_RAISING = RLock()
+"""Held while Python's limit is raised, so that no other thread lowers it meanwhile."""
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
@@ -103,12 +113,9 @@ def parse_rows(values: pa.BinaryArray, of: pa.StructType) -> tuple[pa.StructArra
             documents.append(None)
             rest.append(json.dumps({"_binary": base64.b64encode(value).decode()}))
             continue
-        members = read_members(text)
-        if members is None:
-            documents.append(None)
-            rest.append(text)
-            continue
-        document, left = _fit_members(members, fields)
+        with _allow_depth(text):
+            members = read_members(text)
+            document, left = (None, text) if members is None else _fit_members(members, fields)
         documents.append(document)
         rest.append(left)
     return pa.array(documents, of), pa.array(rest, pa.string())
@@ -117,13 +124,52 @@ def parse_rows(values: pa.BinaryArray, of: pa.StructType) -> tuple[pa.StructArra
 def read_members(text: str) -> list[Member] | None:
     """Return the fields of a JSON object, in order; None for other text, or for objects that are too deep to read."""
     start = _skip_space(text, 0)
-    if text[start : start + 1] != "{":
+    if text[start : start + 1] != "{" or _is_too_deep(text):
         return None
     try:
-        members, end = _read_object(text, start)
-    except (ValueError, RecursionError):
+        with _allow_depth(text):
+            members, end = _read_object(text, start)
+    except ValueError:
         return None
     return members if _skip_space(text, end) == len(text) else None
+
+
+def _count_opened(text: str) -> int:
+    return text.count("{") + text.count("[")
+
+
+def _is_too_deep(text: str) -> bool:
+    """Return whether JSON has more than MAX_LEVELS levels."""
+    if _count_opened(text) <= MAX_LEVELS:
+        return False
+    depth = 0
+    for match in _BRACKETS.finditer(text):
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
+        if depth > MAX_LEVELS:
+            return True
+    return False
+
+
+@contextmanager
+def _allow_depth(text: str) -> Iterator[None]:
+    """Let Python's parser read all levels of a text, however deep the stack of the caller is.
+
+    Args:
+        text: the text.
+
+    Yields:
+        Once, for the parser.
+    """
+    if _count_opened(text) <= _USUAL_LEVELS:
+        yield
+        return
+    with _RAISING:
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(limit + 2 * MAX_LEVELS)
+        try:
+            yield
+        finally:
+            sys.setrecursionlimit(limit)
 
 
 def _read_object(text: str, start: int) -> tuple[list[Member], int]:
